@@ -1,0 +1,28 @@
+"""WebDataset tar shards of images as lazy Dask dataframes, decoded by DALI."""
+
+import dask_image_ingest.images  # noqa: F401  registers the .images accessor
+from dask_image_ingest.cluster import start_cluster
+from dask_image_ingest.errors import (
+    ArgumentError,
+    DaskImageIngestError,
+    ImageDecodeError,
+    MissingDependencyError,
+    PartitionTooLargeError,
+    ShardError,
+    ShardNotFoundError,
+)
+from dask_image_ingest.read import read_webdataset_images
+
+__version__ = "0.1.0"
+
+__all__ = [
+    "ArgumentError",
+    "DaskImageIngestError",
+    "ImageDecodeError",
+    "MissingDependencyError",
+    "PartitionTooLargeError",
+    "ShardError",
+    "ShardNotFoundError",
+    "read_webdataset_images",
+    "start_cluster",
+]

@@ -1,0 +1,181 @@
+"""Encoded images to pixels: which decoder gets which image, and what becomes of the bad ones."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import numpy as np
+
+from dask_image_ingest.decode.dali import BATCH_SIZE, check_output, decoder
+from dask_image_ingest.decode.header import BadImage, Header
+from dask_image_ingest.decode.options import Decoding
+from dask_image_ingest.decode.pillow import decode_with_pillow
+
+__all__ = ["Decoding", "PixelBuffer", "Pixels", "decode"]
+
+# Decoded bytes that a batch may hold, since DALI keeps two of them.
+_BATCH_BYTES = 2**28
+
+
+class PixelBuffer(Protocol):
+    """One flat buffer that takes decoded images one behind the other."""
+
+    def append_batch(self, images: Any) -> None:
+        """Take a DALI tensor list whole."""
+
+    def append(self, image: Any) -> None:
+        """Take one image: an array or a DALI tensor, of shape (height, width, channels)."""
+
+    def finish(self) -> Any:
+        """The bytes taken, as one array."""
+
+
+@dataclass(frozen=True)
+class Pixels:
+    """The decoded images of a partition.
+
+    Attributes
+    ----------
+    flat : array of uint8, shape (sum of all images' bytes,)
+        CuPy or NumPy, image behind image.
+    shapes : numpy array of int32, shape (rows, 3)
+        Height, width, channels; all zero for a row without an image.
+    errors : list of str or None
+        For each row why it has no image.
+    """
+
+    flat: Any
+    shapes: np.ndarray
+    errors: list[str | None]
+
+    def take(self, rows: np.ndarray) -> Pixels:
+        """The pixels of the given rows, which must ascend; no copy where only empty rows go."""
+        sizes = self.shapes.astype(np.int64).prod(axis=1)
+        flat = self.flat
+        if sizes[rows].sum() < sizes.sum():
+            starts = np.cumsum(sizes) - sizes
+            kept = np.zeros(len(flat), bool)
+            for row in rows:
+                kept[starts[row] : starts[row] + sizes[row]] = True
+            flat = flat[kept]
+        return Pixels(flat, self.shapes[rows], [self.errors[row] for row in rows.tolist()])
+
+
+@dataclass(frozen=True, slots=True)
+class _Batch:
+    rows: range
+    trusted: list[int]
+
+
+def decode(
+    headers: Sequence[Header],
+    image_bytes: Callable[[int], Any],
+    decoding: Decoding,
+    buffer: PixelBuffer,
+    seed: int = 0,
+) -> Pixels:
+    """Decode the images of a partition, in the order of its rows.
+
+    Parameters
+    ----------
+    headers
+        What each image's first bytes told; images with an error are not decoded.
+    image_bytes
+        Gives the encoded bytes of a row.
+    decoding
+        What the images should look like.
+    buffer
+        Takes the pixels.
+    seed
+        For the random operators of a transform.
+
+    Notes
+    -----
+    DALI gets the images that are surely sound for it; while one batch is copied out, the next is
+    decoded. What DALI refuses, and what it should not see, goes to Pillow, one by one. What both
+    refuse becomes an error.
+    """
+    errors = [header.error for header in headers]
+    shapes = np.zeros((len(headers), 3), np.int32)
+    batches = list(_batches(headers, decoding))
+    dali = decoder(decoding, "encoded")
+    if decoding.transform is not None:
+        for source in ("encoded", "suspect", "pixels"):
+            decoder(decoding, source).reseed(seed)
+    encoded = ([_array(image_bytes(row)) for row in batch.trusted] for batch in batches)
+    for batch, images in zip(batches, dali.run(encoded), strict=True):
+        if images is None:
+            images = _isolate([_array(image_bytes(row)) for row in batch.trusted], decoding)
+        elif len(images):
+            check_output(images)
+        decoded = {
+            row: image
+            for row, image in zip(batch.trusted, images, strict=True)
+            if image is not None and _fits(image.shape(), headers[row], decoding)
+        }
+        if len(decoded) == len(batch.rows) and not isinstance(images, list):
+            shapes[batch.rows.start : batch.rows.stop] = images.shape()
+            buffer.append_batch(images)
+            continue
+        for row in batch.rows:
+            if errors[row] is not None:
+                continue
+            try:
+                image = decoded[row] if row in decoded else _careful(image_bytes(row), decoding)
+            except BadImage as bad:
+                errors[row] = str(bad)
+                continue
+            shapes[row] = image.shape() if callable(image.shape) else image.shape
+            buffer.append(image)
+    return Pixels(buffer.finish(), shapes, errors)
+
+
+def _batches(headers: Sequence[Header], decoding: Decoding) -> Iterator[_Batch]:
+    start, nbytes = 0, 0
+    trusted: list[int] = []
+    for row, header in enumerate(headers):
+        size = decoding.nbytes(header)
+        if row > start and (len(trusted) == BATCH_SIZE or nbytes + size > _BATCH_BYTES):
+            yield _Batch(range(start, row), trusted)
+            start, trusted, nbytes = row, [], 0
+        nbytes += size
+        if header.error is None and not header.careful:
+            trusted.append(row)
+    if start < len(headers):
+        yield _Batch(range(start, len(headers)), trusted)
+
+
+def _array(data: Any) -> np.ndarray:
+    return np.frombuffer(data, np.uint8)
+
+
+def _isolate(images: list[np.ndarray], decoding: Decoding) -> list:
+    """Decode a batch that failed in smaller and smaller parts; None for what DALI can't decode."""
+    part = max(1, len(images) // 8)
+    parts = [images[start : start + part] for start in range(0, len(images), part)]
+    # All of them before the next step down, which runs on the same pipeline.
+    outputs = list(decoder(decoding, "suspect").run(parts))
+    isolated: list = []
+    for encoded, decoded in zip(parts, outputs, strict=True):
+        if decoded is not None:
+            isolated.extend(decoded)
+        else:
+            isolated.extend([None] if len(encoded) == 1 else _isolate(encoded, decoding))
+    return isolated
+
+
+def _fits(shape: Sequence[int], header: Header, decoding: Decoding) -> bool:
+    # Where readers take a damaged header in two ways, Pillow's is the one that counts.
+    resized = decoding.size is not None or decoding.transform is not None
+    return resized or tuple(shape[:2]) == (header.height, header.width)
+
+
+def _careful(data: Any, decoding: Decoding) -> Any:
+    image = decode_with_pillow(data, decoding.mode, decoding.max_pixels)
+    if decoding.size is None and decoding.transform is None:
+        return image
+    (images,) = decoder(decoding, "pixels").run([[image]])
+    check_output(images)
+    return images[0]

@@ -1,0 +1,207 @@
+"""DALI pipelines: built once for each process and options, fed with bytes, read batch by batch."""
+
+from __future__ import annotations
+
+import functools
+import os
+import threading
+from collections.abc import Iterable, Iterator
+from typing import Any, Literal
+
+import dask
+import numpy as np
+
+from dask_image_ingest.decode.options import Decoding
+from dask_image_ingest.errors import ArgumentError, MissingDependencyError
+
+#: Images in a batch: enough that the end of one, where threads run out of work, does not show.
+BATCH_SIZE = 64
+
+Source = Literal["encoded", "suspect", "pixels"]
+
+_INPUT = "images"
+
+
+class Decoder:
+    """A DALI pipeline that is kept between partitions and rebuilt after a failure.
+
+    Parameters
+    ----------
+    decoding
+        What the images should look like.
+    source
+        ``"encoded"``: files in memory; ``"suspect"``: files among which one has failed a batch;
+        ``"pixels"``: (height, width, channels) arrays that another library has decoded, which get
+        the same resize and transform.
+    """
+
+    def __init__(self, decoding: Decoding, source: Source) -> None:
+        self._decoding = decoding
+        self._source = source
+        self._pipeline: Any = None
+        self._seed = 0
+        # A pipeline can't be fed from two threads; dask may run several tasks in one process.
+        self._lock = threading.Lock()
+
+    def reseed(self, seed: int) -> None:
+        """Start a transform's random operators anew, so that a task repeated gives the same."""
+        with self._lock:
+            self._seed = seed
+            self._pipeline = None
+
+    def run(self, batches: Iterable[list[np.ndarray]]) -> Iterator[Any]:
+        """Decode batches one after the other, each while the caller uses the one before.
+
+        Yields
+        ------
+        DALI tensor list, or None for a batch in which DALI could not decode an image. Empty batches
+        give an empty list.
+        """
+        with self._lock:
+            pending = False
+            try:
+                batches = iter(batches)
+                batch = next(batches, None)
+                while batch is not None:
+                    if batch and not pending:
+                        self._schedule(batch)
+                    pending = False
+                    images = self._collect() if batch else []
+                    following = next(batches, None)
+                    if following:
+                        self._schedule(following)
+                        pending = True
+                    yield images
+                    batch = following
+            finally:
+                if pending:
+                    self._pipeline = None
+
+    def _schedule(self, batch: list[np.ndarray]) -> None:
+        if self._pipeline is None:
+            self._pipeline = self._build()
+        self._pipeline.feed_input(_INPUT, batch)
+        self._pipeline.schedule_run()
+
+    def _collect(self) -> Any:
+        try:
+            (images,) = self._pipeline.share_outputs()
+        except RuntimeError:
+            # One image that DALI can't decode fails the batch, and the pipeline is dead after it.
+            self._pipeline = None
+            return None
+        # The outputs stay valid: in the default execution model they own their buffers.
+        self._pipeline.release_outputs()
+        return images
+
+    def _build(self) -> Any:
+        fn, types, pipeline_class = _dali()
+        options = self._decoding
+        gpu = options.device == "gpu"
+        pipeline = pipeline_class(
+            batch_size=BATCH_SIZE,
+            num_threads=decode_threads(),
+            device_id=0 if gpu else None,
+            prefetch_queue_depth=1,
+            seed=self._seed,
+        )
+        with pipeline:
+            if self._source != "pixels":
+                encoded = fn.external_source(
+                    name=_INPUT, no_copy=True, dtype=types.UINT8, ndim=1, device="cpu"
+                )
+                images = fn.decoders.image(
+                    encoded,
+                    device="mixed" if gpu else "cpu",
+                    output_type=types.RGB if options.mode == "RGB" else types.GRAY,
+                    # Without it the GPU's chroma upsampling is not the CPU's.
+                    **({"jpeg_fancy_upsampling": True} if gpu else {}),
+                )
+            else:
+                images = fn.external_source(
+                    name=_INPUT, dtype=types.UINT8, layout="HWC", device="cpu"
+                )
+                images = images.gpu() if gpu else images
+            images = _resized(images, options, fn, types)
+            if options.transform is not None:
+                images = options.transform(images)
+            pipeline.set_outputs(images)
+        pipeline.build()
+        return pipeline
+
+
+@functools.lru_cache(maxsize=24)
+def decoder(decoding: Decoding, source: Source) -> Decoder:
+    """The decoder of this process for these options."""
+    return Decoder(decoding, source)
+
+
+def decode_threads() -> int:
+    """Threads that a DALI pipeline of this process should have.
+
+    The configuration value ``image-ingest.decode-threads`` if it is set, as ``start_cluster`` does;
+    otherwise a worker's own number of threads, or all cores that this process may use.
+    """
+    configured = dask.config.get("image-ingest.decode-threads", None)
+    if configured:
+        return int(configured)
+    try:
+        from distributed import get_worker
+
+        return int(get_worker().state.nthreads)
+    except (ImportError, ValueError):
+        return len(os.sched_getaffinity(0))
+
+
+def require_dali(gpu: bool) -> None:
+    """Raise MissingDependencyError, which names the extra to install, where there is no DALI."""
+    _dali(gpu)
+
+
+def check_output(images: Any) -> None:
+    """Refuse what a transform must not give: anything but uint8 images, rows of pixels first.
+
+    Raises
+    ------
+    ArgumentError
+    """
+    _, types, _ = _dali()
+    if images.dtype != types.UINT8 or images.ndim() != 3 or images.layout() not in ("HWC", ""):
+        raise ArgumentError(
+            f"transform= gave {images.ndim()}-dimensional {images.dtype} images of layout "
+            f"{images.layout()!r}; the image column holds uint8 images of layout 'HWC': cast and "
+            "transpose them in map_batches() instead"
+        )
+
+
+def _resized(images, options: Decoding, fn, types):
+    # Linear with antialiasing is the triangular filter where an image shrinks, as in Pillow.
+    resize = functools.partial(fn.resize, images, interp_type=types.INTERP_LINEAR, antialias=True)
+    if options.size is None:
+        return images
+    if options.resize == "shorter":
+        return resize(resize_shorter=options.size[0])
+    if options.resize == "longer":
+        return resize(resize_longer=options.size[0])
+    if options.resize == "stretch":
+        return resize(size=options.size)
+    mode = "not_smaller" if options.resize == "crop" else "not_larger"
+    return fn.crop(
+        resize(size=options.size, mode=mode),
+        crop=options.size,
+        out_of_bounds_policy="pad",
+    )
+
+
+@functools.cache
+def _dali(gpu: bool = False):
+    try:
+        from nvidia.dali import fn, types
+        from nvidia.dali.pipeline import Pipeline
+    except ImportError as error:
+        extra = "cuda12" if gpu else "cpu"
+        raise MissingDependencyError(
+            "decoding images needs NVIDIA DALI, which is not installed: "
+            f"pip install 'dask-image-ingest[{extra}]' ('cpu' has no GPU, 'cuda12' and 'cuda13' do)"
+        ) from error
+    return fn, types, Pipeline

@@ -1,0 +1,137 @@
+"""Careful decoding: one image at a time, with Pillow.
+
+DALI decodes most images and Pillow the rest, and nobody should be able to tell which one did. These
+rules hold for both; where Pillow by itself would do otherwise, this module makes it.
+
+orientation
+    That of EXIF is applied (in TIFF, of tag 274). Orientation in XMP is not.
+alpha
+    Dropped, not blended: the colours beneath transparent pixels come to light. So for palettes.
+CMYK
+    JPEG of Adobe stores it inverted, other JPEG does not. Converted by (255 - C) (255 - K) / 255,
+    without colour profiles.
+16 bits
+    Scaled to 8 and rounded, value * 255 / 65535. Pillow reads 16-bit RGB by its upper byte alone,
+    which is lower by 1 in every second pixel at most. Pillow's 32-bit integers (PGM and TIFF) are
+    16-bit values in a wide container nearly always: they are clipped to 16 bits and scaled alike.
+floats
+    0 to 1 is scaled to 0 to 255, the convention of images in floats; what lies outside is clipped
+    and NaN is 0. Scaling by each image's own extremes would make images incomparable.
+1 bit, grey, palette
+    Repeated or looked up to RGB.
+grey, when asked for
+    0.299 R + 0.587 G + 0.114 B; in a JPEG its luma as it is stored.
+animations, pages
+    The first one.
+"""
+
+from __future__ import annotations
+
+import io
+from typing import Final, Literal
+
+import numpy as np
+from PIL import Image, ImageChops
+
+from dask_image_ingest.decode.bad import BadImage
+from dask_image_ingest.decode.exif import Encoded
+from dask_image_ingest.decode.header import measure, too_large
+from dask_image_ingest.decode.opening import open_image, pillow_errors
+
+__all__ = ["decode_with_pillow"]
+
+
+def decode_with_pillow(data: Encoded, mode: Literal["RGB", "L"], max_pixels: int) -> np.ndarray:
+    """Decode one image.
+
+    Parameters
+    ----------
+    data : bytes-like, or anything with a length and slices that are bytes-like
+        The whole encoded image.
+    mode : {"RGB", "L"}
+        Colour or grey.
+    max_pixels : int
+        An image of more pixels than this is refused before any memory is reserved for it.
+
+    Returns
+    -------
+    numpy.ndarray of uint8, shape (height, width, 3 or 1)
+        Contiguous and writable.
+
+    Raises
+    ------
+    BadImage
+        Whatever is wrong with it, for Pillow or for `read_header`.
+    """
+    format, stored = measure(data)
+    if stored.error is not None or format is None:
+        raise BadImage.of(stored.error or "not-an-image")
+    height, width = stored.height or 0, stored.width or 0
+    if height * width > max_pixels:
+        raise BadImage.of(too_large(height, width, max_pixels))
+    file = _WholeFile(bytes(data[:]))
+    with open_image(file, format) as image, pillow_errors():
+        if mode == "L" and format == "jpeg" and not stored.careful:
+            # The luma as it is stored; libjpeg has no such short cut for every rare kind of JPEG.
+            image.draft("L", image.size)
+        # The JPEG 2000 decoder looks past the end as a matter of course.
+        file.strict = format not in ("jp2", "j2k")
+        image.load()
+        pixels = _pixels(image, mode)
+    return np.ascontiguousarray(_TURNS[stored.orientation](pixels))
+
+
+class _WholeFile(io.BytesIO):
+    """A file that says when a decoder wants more than there is.
+
+    By itself Pillow raises then too, unless somebody in this process has set its
+    `LOAD_TRUNCATED_IMAGES`.
+    """
+
+    strict = False
+
+    def read(self, size: int | None = -1, /) -> bytes:
+        chunk = super().read(size)
+        if self.strict and not chunk and size:
+            raise BadImage("truncated", "the pixels end before the image does")
+        return chunk
+
+
+def _pixels(image: Image.Image, mode: Literal["RGB", "L"]) -> np.ndarray:
+    # Else Pillow would look for the transparent colour in the result, at a cost and with warnings.
+    image.info.pop("transparency", None)
+    if image.mode.startswith("I"):
+        values = np.clip(np.asarray(image), 0, 65535).astype(np.uint32)
+        return _grey(((values + 128) // 257).astype(np.uint8), mode)
+    if image.mode == "F":
+        unit = np.clip(np.nan_to_num(np.asarray(image)), 0, 1)
+        return _grey(np.rint(unit * 255).astype(np.uint8), mode)
+    if image.mode == "LAB":
+        raise BadImage("unsupported-format", "pixels in the Lab colour space")
+    if image.mode == "CMYK" and image.format == "JPEG" and "adobe" not in image.info:
+        # Pillow takes every CMYK JPEG for an inverted one.
+        image = ImageChops.invert(image)
+    if image.mode in _STRAIGHT:
+        image = image.convert(_STRAIGHT[image.mode])
+    pixels = np.array(image.convert(mode))
+    return pixels if mode == "RGB" else pixels[..., None]
+
+
+def _grey(values: np.ndarray, mode: Literal["RGB", "L"]) -> np.ndarray:
+    return np.repeat(values[..., None], 3 if mode == "RGB" else 1, axis=2)
+
+
+# Colours that were multiplied by alpha; Pillow drops alpha only after undoing that.
+_STRAIGHT: Final = {"RGBa": "RGBA", "La": "LA"}
+
+# By EXIF orientation: how the stored pixels become the picture.
+_TURNS: Final = {
+    1: lambda stored: stored,
+    2: lambda stored: stored[:, ::-1],
+    3: lambda stored: stored[::-1, ::-1],
+    4: lambda stored: stored[::-1],
+    5: lambda stored: stored.swapaxes(0, 1),
+    6: lambda stored: stored.swapaxes(0, 1)[:, ::-1],
+    7: lambda stored: stored[::-1, ::-1].swapaxes(0, 1),
+    8: lambda stored: stored.swapaxes(0, 1)[::-1],
+}

@@ -1,0 +1,245 @@
+"""The lazy read: which columns, rows and partitions a query needs goes down into the tasks."""
+
+from __future__ import annotations
+
+import functools
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+import numpy as np
+from dask._task_spec import Task
+from dask.dataframe.dask_expr import _expr as dx
+from dask.dataframe.dask_expr._reductions import Len
+from dask.dataframe.dask_expr.io.io import BlockwiseIO
+
+from dask_image_ingest import filters as dnf
+from dask_image_ingest.decode import Decoding
+from dask_image_ingest.filters import Filters
+from dask_image_ingest.frames import BackendName, get_backend
+from dask_image_ingest.partition import ErrorPolicy, Query, ShardPiece, read_partition
+from dask_image_ingest.schema import Schema
+
+_OPERATORS: dict[type, str] = {
+    dx.EQ: "==",
+    dx.NE: "!=",
+    dx.LT: "<",
+    dx.LE: "<=",
+    dx.GT: ">",
+    dx.GE: ">=",
+}
+_NEGATED = {
+    "==": "!=",
+    "!=": "==",
+    "<": ">=",
+    ">=": "<",
+    ">": "<=",
+    "<=": ">",
+    "in": "not in",
+    "not in": "in",
+    "is null": "not null",
+    "not null": "is null",
+}
+_MIRRORED = {"<": ">", ">": "<", "<=": ">=", ">=": "<="}
+
+
+@dataclass(frozen=True, eq=False)
+class Dataset:
+    """Everything that a collection's tasks have in common, and the shards behind them.
+
+    ``token`` stands for all of it, the sizes and modification times of the shards included.
+    """
+
+    pieces: tuple[ShardPiece, ...]
+    schema: Schema
+    decoding: Decoding
+    errors: ErrorPolicy
+    backend: BackendName
+    storage_options: dict[str, Any] | None
+    token: str
+
+    def __dask_tokenize__(self) -> str:
+        return self.token
+
+    def __str__(self) -> str:
+        return f"{len(self.pieces)} partitions from {self.pieces[0].url}"
+
+    __repr__ = __str__
+
+
+class ReadWebDataset(dx.PartitionsFiltered, BlockwiseIO):
+    """Reads shards; takes up projections, filters, lengths and limits from the query around it."""
+
+    _parameters: ClassVar = ["dataset", "columns", "filters", "limit", "_partitions"]
+    _defaults: ClassVar = {"columns": None, "filters": None, "limit": None, "_partitions": None}
+    _absorb_projections = True
+    _filter_passthrough = True
+
+    dataset: Dataset
+
+    @functools.cached_property
+    def _name(self) -> str:
+        return f"read-webdataset-images-{self.deterministic_token}"
+
+    @property
+    def columns(self) -> list[str]:
+        """The columns that are read."""
+        columns = self.operand("columns")
+        return list(self.dataset.schema.types) if columns is None else list(columns)
+
+    @functools.cached_property
+    def _meta(self):
+        types = self.dataset.schema.types
+        return get_backend(self.dataset.backend).meta({name: types[name] for name in self.columns})
+
+    def _divisions(self):
+        return (None,) * (len(self.dataset.pieces) + 1)
+
+    @functools.cached_property
+    def query(self) -> Query:
+        """What the tasks are asked for."""
+        dataset = self.dataset
+        filters = self.operand("filters")
+        used = {*self.columns, *dnf.columns_of(filters)}
+        return Query(
+            columns=tuple(self.columns),
+            filters=filters,
+            limit=self.operand("limit"),
+            decoding=dataset.decoding,
+            errors=dataset.errors,
+            backend=dataset.backend,
+            image_extensions=dataset.schema.image_extensions,
+            components=dataset.schema.select(used),
+            known_extensions=None if self.operand("columns") else dataset.schema.extensions,
+            storage_options=dataset.storage_options,
+        )
+
+    def _filtered_task(self, name, index: int) -> Task:
+        piece = self.dataset.pieces[index]
+        return Task(name, read_partition, piece, self.query, _data_producer=True)
+
+    @property
+    def _fusion_compression_factor(self) -> float:
+        # A partition without pixels weighs next to nothing, and so is read with others in one task.
+        return 1 if self.query.must_decode else 0.01
+
+    def _filter_passthrough_available(self, parent, dependents) -> bool:
+        return super()._filter_passthrough_available(parent, dependents) and (
+            self._filtered_by(parent.predicate) is not None
+        )
+
+    def _filtered_by(self, predicate) -> Filters | None:
+        """The filters of this read and a predicate together, None where that is not simple."""
+        if self.operand("limit") is not None:
+            return None
+        filters = as_filters(predicate, self)
+        if filters is None or dnf.mismatch(filters, self.dataset.schema.types):
+            return None
+        return dnf.both(self.operand("filters"), filters)
+
+    def _simplify_up(self, parent, dependents):
+        if isinstance(parent, dx.Filter):
+            if self._filter_passthrough_available(parent, dependents):
+                filters = self._filtered_by(parent.predicate)
+                return self.substitute_parameters({"filters": filters})
+            return None
+        if isinstance(parent, Len):
+            return self._with(parent, columns=[])
+        if isinstance(parent, dx.Lengths):
+            return self._with(parent, columns=[])
+        if isinstance(parent, dx.Index):
+            columns = dx.determine_column_projection(self, parent, dependents)
+            columns = [columns] if isinstance(columns, str) else columns
+            return self._with(parent, columns=[c for c in self.columns if c in columns])
+        if isinstance(parent, dx.Head) and not isinstance(parent, dx.BlockwiseHead):
+            limit = parent.n if self.operand("limit") is None else min(parent.n, self.limit)
+            return self._with(parent, limit=limit) if parent.n >= 0 else None
+        return super()._simplify_up(parent, dependents)
+
+    def _with(self, parent, **operands):
+        """``parent`` over a read with other operands; None where nothing would change."""
+        if all(self.operand(name) == value for name, value in operands.items()):
+            return None
+        return type(parent)(self.substitute_parameters(operands), *parent.operands[1:])
+
+    def __str__(self) -> str:
+        query = self.query
+        shown = {
+            "columns": query.columns,
+            "filters": query.filters,
+            "limit": query.limit,
+            "decodes": query.must_decode,
+        }
+        described = ", ".join(f"{k}={v!r}" for k, v in shown.items() if v is not None)
+        return f"ReadWebDataset({self.dataset}, {described})"
+
+    def _tree_repr_argument_construction(self, i, op, header):
+        name = self._parameters[i]
+        if name == "dataset":
+            return f"{header} {op} decodes={self.query.must_decode}"
+        return super()._tree_repr_argument_construction(i, op, header)
+
+
+def as_filters(predicate, read: ReadWebDataset, negated: bool = False) -> Filters | None:
+    """A predicate of a query over ``read`` in normal form, None where it is not simple enough.
+
+    Arrow and the frame's own dtypes agree on every operator that comes out here, nulls included: a
+    comparison with null is null, and a row whose predicate is null is not kept.
+    """
+    if isinstance(predicate, dx.Invert):
+        return as_filters(predicate.frame, read, not negated)
+    if isinstance(predicate, (dx.And, dx.Or)):
+        left = as_filters(predicate.left, read, negated)
+        right = as_filters(predicate.right, read, negated)
+        if left is None or right is None:
+            return None
+        conjunction = isinstance(predicate, dx.And) is not negated
+        return dnf.both(left, right) if conjunction else dnf.either(left, right)
+    simple = _simple_predicate(predicate, read)
+    if simple is None:
+        return None
+    column, op, value = simple
+    return (((column, _NEGATED[op] if negated else op, value),),)
+
+
+def _simple_predicate(predicate, read: ReadWebDataset) -> dnf.Predicate | None:
+    op = _OPERATORS.get(type(predicate))
+    if op is not None:
+        column, value = _column(predicate.left, read), predicate.right
+        if column is None:
+            column, value = _column(predicate.right, read), predicate.left
+            op = _MIRRORED.get(op, op)
+        return (column, op, value) if column and _is_scalar(value) else None
+    if isinstance(predicate, dx.Isin):
+        column, values = _column(predicate.frame, read), _constants(predicate.operand("values"))
+        return (column, "in", values) if column and values else None
+    if isinstance(predicate, dx.IsNa):
+        column = _column(predicate.frame, read)
+        return (column, "is null", None) if column else None
+    if isinstance(predicate, dx.NotNull):
+        column = _column(predicate.frame, read)
+        return (column, "not null", None) if column else None
+    return None
+
+
+def _column(expr, read: ReadWebDataset) -> str | None:
+    if not isinstance(expr, dx.Projection) or expr.frame._name != read._name or expr.ndim != 1:
+        return None
+    column = expr.operand("columns")
+    column = column[0] if isinstance(column, list) else column
+    return None if column == "image" else column
+
+
+def _constants(values) -> tuple | None:
+    # dask wraps the list in a graph of its own, of one node if it holds no other collection.
+    if not isinstance(values, dx._DelayedExpr) or len(values.obj.dask) != 1:
+        return None
+    constants = tuple(np.asarray(values.obj.compute(scheduler="synchronous")).tolist())
+    return constants if all(map(_is_scalar, constants)) else None
+
+
+def _is_scalar(value) -> bool:
+    # NaN and other nulls compare by rules of their own in every library.
+    return isinstance(value, (bool, int, float, str, np.generic)) and value == value
+
+
+__all__ = ["Dataset", "ReadWebDataset", "as_filters"]

@@ -1,0 +1,122 @@
+"""Which dataframe library a collection's partitions are made of."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Mapping, Sequence
+from typing import Any, Literal, Protocol
+
+import dask
+import numpy as np
+import pyarrow as pa
+
+from dask_image_ingest.decode import PixelBuffer, Pixels
+from dask_image_ingest.errors import ArgumentError, MissingDependencyError
+
+BackendName = Literal["cudf", "pandas"]
+
+
+class Backend(Protocol):
+    """What a dataframe library has to do for this package; ``pandas.py`` and ``cudf.py`` do it."""
+
+    @property
+    def name(self) -> BackendName:
+        """The name that ``backend=`` takes."""
+
+    @property
+    def device(self) -> Literal["cpu", "gpu"]:
+        """Where images are decoded."""
+
+    @property
+    def largest_partition(self) -> int:
+        """The most pixels, in bytes, that the image column of one partition can hold."""
+
+    def pixel_buffer(self, nbytes: int) -> PixelBuffer:
+        """A buffer for about ``nbytes`` of pixels."""
+
+    def frame(self, table: pa.Table, index: np.ndarray, pixels: Pixels | None) -> Any:
+        """A dataframe of ``table``'s columns, and ``image`` last where there are pixels."""
+
+    def meta(self, types: Mapping[str, pa.DataType]) -> Any:
+        """An empty dataframe with these columns."""
+
+    def is_images(self, dtype: Any) -> bool:
+        """Whether a column of this dtype holds decoded images."""
+
+    def arrays(self, images: Any) -> list:
+        """Views of each image of a column, (height, width, channels), None where there is none."""
+
+    def partition_memory(self) -> int:
+        """Bytes of pixels that a partition should hold at most, judged by the memory here."""
+
+
+def choose_backend(name: str | None = None) -> BackendName:
+    """The backend by argument, else dask's ``dataframe.backend`` if set, else what the machine has.
+
+    Raises
+    ------
+    ArgumentError
+        For a name that is neither ``"cudf"`` nor ``"pandas"``.
+    """
+    if name is None:
+        # dask's own default is "pandas", which can't be told from a user's choice of it.
+        name = dask.config.get("dataframe.backend", "pandas")
+        if name == "pandas" and not _chosen_pandas() and gpus():
+            name = "cudf"
+    if name not in ("cudf", "pandas"):
+        raise ArgumentError(f"backend={name!r}; choose 'cudf' or 'pandas'")
+    return name  # type: ignore[return-value]
+
+
+@functools.cache
+def get_backend(name: BackendName) -> Backend:
+    """The backend of this name, which imports its library.
+
+    Raises
+    ------
+    MissingDependencyError
+        Where the library is not installed.
+    """
+    if name == "pandas":
+        from dask_image_ingest.frames.pandas import PandasBackend
+
+        return PandasBackend()
+    try:
+        from dask_image_ingest.frames.cudf import CudfBackend
+    except ImportError as error:
+        raise MissingDependencyError(
+            "backend='cudf' needs cuDF and CuPy, which are not installed: pip install "
+            "'dask-image-ingest[cuda12]', or [cuda13]; on a machine with no GPU pass "
+            "backend='pandas'"
+        ) from error
+    return CudfBackend()
+
+
+def backend_of(frame: Any) -> Backend:
+    """The backend that a pandas or cuDF object belongs to."""
+    library = type(frame).__module__.partition(".")[0]
+    return get_backend("cudf" if library == "cudf" else "pandas")
+
+
+def gpus() -> int:
+    """How many GPUs this machine has for a cuDF backend; 0 where cuDF is not installed."""
+    import importlib.util
+
+    if importlib.util.find_spec("cudf") is None or importlib.util.find_spec("cupy") is None:
+        return 0
+    import cupy
+
+    try:
+        return int(cupy.cuda.runtime.getDeviceCount())
+    except cupy.cuda.runtime.CUDARuntimeError:
+        return 0
+
+
+def _chosen_pandas() -> bool:
+    return any(
+        layer.get("dataframe", {}).get("backend") == "pandas"
+        for layer in (*dask.config.collect_yaml(), dask.config.collect_env())
+    )
+
+
+__all__: Sequence[str] = ["Backend", "BackendName", "backend_of", "choose_backend", "get_backend"]

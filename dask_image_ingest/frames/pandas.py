@@ -1,0 +1,142 @@
+"""The CPU backend: pandas over Arrow memory."""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Mapping
+from typing import Any, Literal
+
+import numpy as np
+import pandas as pd
+import psutil
+import pyarrow as pa
+
+from dask_image_ingest.decode import Pixels
+from dask_image_ingest.frames.image_dtype import ImageArray, ImageDtype
+from dask_image_ingest.schema import IMAGE
+
+# Of a worker's memory: a partition may be copied twice by what follows, and a worker keeps several.
+_PARTITION_SHARE = 1 / 16
+
+
+class HostPixels:
+    """A flat buffer of pixels in host memory."""
+
+    def __init__(self, nbytes: int) -> None:
+        # Reserved, not yet taken: the kernel gives memory page by page as it is written to.
+        self._flat = np.empty(nbytes, np.uint8)
+        self._end = 0
+
+    def append_batch(self, images: Any) -> None:
+        """Take a DALI tensor list whole."""
+        nbytes = sum(int(np.prod(shape)) for shape in images.shape())
+        room = self._room(nbytes)
+        if nbytes:
+            images.copy_to_external(ctypes.c_void_p(room.ctypes.data))
+
+    def append(self, image: Any) -> None:
+        """Take one image: an array or a DALI tensor."""
+        array = np.asarray(image)
+        self._room(array.size)[:] = array.reshape(-1)
+
+    def finish(self) -> np.ndarray:
+        """The bytes taken."""
+        self._flat.resize(self._end, refcheck=False)
+        return self._flat
+
+    def _room(self, nbytes: int) -> np.ndarray:
+        start, self._end = self._end, self._end + nbytes
+        if self._end > len(self._flat):
+            self._flat.resize(max(self._end, len(self._flat) * 3 // 2), refcheck=False)
+        return self._flat[start : self._end]
+
+
+class PandasBackend:
+    """Partitions are pandas dataframes of Arrow types; pixels lie in host memory."""
+
+    name: Literal["pandas"] = "pandas"
+    device: Literal["cpu"] = "cpu"
+    largest_partition = 2**62
+
+    def pixel_buffer(self, nbytes: int) -> HostPixels:
+        """A buffer for about ``nbytes`` of pixels."""
+        return HostPixels(nbytes)
+
+    def frame(self, table: pa.Table, index: np.ndarray, pixels: Pixels | None) -> pd.DataFrame:
+        """A dataframe of ``table``'s columns, and ``image`` last where there are pixels."""
+        frame = table.to_pandas(types_mapper=pandas_type)
+        frame.index = _pandas_index(index)
+        if pixels is not None:
+            frame["image"] = pd.Series(_image_array(pixels), index=frame.index)
+        return frame
+
+    def meta(self, types: Mapping[str, pa.DataType]) -> pd.DataFrame:
+        """An empty dataframe with these columns."""
+        columns = {name: pd.array([], dtype=pandas_type(type_)) for name, type_ in types.items()}
+        return pd.DataFrame(columns, index=pd.Index([], dtype="int64"))
+
+    def is_images(self, dtype: Any) -> bool:
+        """Whether a column of this dtype holds decoded images."""
+        # A parquet file read with dtype_backend="pyarrow" has the plain Arrow struct.
+        return isinstance(dtype, pd.ArrowDtype) and dtype.pyarrow_dtype.equals(IMAGE)
+
+    def arrays(self, images: pd.Series) -> list[np.ndarray | None]:
+        """Views of each image of a column, without a copy."""
+        views: list[np.ndarray | None] = []
+        for chunk in pa.chunked_array(pa.array(images, from_pandas=True)).chunks:
+            views.extend(_views(chunk))
+        return views
+
+    def partition_memory(self) -> int:
+        """A sixteenth of a worker's memory."""
+        return int(_worker_memory() * _PARTITION_SHARE)
+
+
+def pandas_type(type_: pa.DataType) -> pd.api.extensions.ExtensionDtype:
+    """The pandas dtype of an Arrow type: strings as dask has them, all else as Arrow has it."""
+    if type_ is IMAGE:
+        return ImageDtype()
+    return pd.StringDtype("pyarrow") if pa.types.is_string(type_) else pd.ArrowDtype(type_)
+
+
+def _pandas_index(index: np.ndarray) -> pd.Index:
+    # A range weighs nothing, and most partitions have one.
+    if len(index) and index[-1] - index[0] == len(index) - 1:
+        return pd.RangeIndex(int(index[0]), int(index[-1]) + 1)
+    return pd.Index(index)
+
+
+def _image_array(pixels: Pixels) -> ImageArray:
+    shapes = pixels.shapes
+    ends = np.cumsum(shapes.astype(np.int64).prod(axis=1))
+    offsets = np.concatenate([np.zeros(1, np.int64), ends])
+    flat = pa.Array.from_buffers(pa.uint8(), len(pixels.flat), [None, pa.py_buffer(pixels.flat)])
+    data = pa.LargeListArray.from_arrays(offsets, flat, type=IMAGE.field("data").type)
+    children = [data, *(pa.array(shapes[:, axis]) for axis in range(3))]
+    absent = pa.array([error is not None for error in pixels.errors], pa.bool_())
+    images = pa.StructArray.from_arrays(children, fields=list(IMAGE), mask=absent)
+    return ImageArray(images)
+
+
+def _views(images: pa.StructArray) -> list[np.ndarray | None]:
+    data = images.field("data")
+    flat = data.values.to_numpy(zero_copy_only=True)
+    starts = data.offsets.to_numpy()
+    shapes = zip(
+        *(images.field(name).to_pylist() for name in ("height", "width", "channels")), strict=True
+    )
+    present = images.is_valid().to_pylist()
+    return [
+        flat[start:end].reshape(shape) if there else None
+        for start, end, shape, there in zip(starts[:-1], starts[1:], shapes, present, strict=True)
+    ]
+
+
+def _worker_memory() -> int:
+    from distributed.client import default_client
+
+    try:
+        workers = default_client().scheduler_info(n_workers=-1)["workers"].values()
+    except ValueError:
+        return psutil.virtual_memory().total
+    return min((w["memory_limit"] for w in workers), default=0) or psutil.virtual_memory().total

@@ -1,0 +1,223 @@
+"""One shard's samples as a table of metadata: everything about an image except its pixels."""
+
+from __future__ import annotations
+
+import json
+import warnings
+from collections.abc import Callable, Sequence
+from functools import cached_property
+
+import numpy as np
+import pyarrow as pa
+
+from dask_image_ingest.decode.header import Header, read_header
+from dask_image_ingest.filters import Filters, columns_of, to_expression
+from dask_image_ingest.schema import POINTER_COLUMNS, Component, image_member
+from dask_image_ingest.tar import Sample, Scan, Span, read_member
+
+_MISSING = Header(None, None, None, None, "missing: the sample has no image member", True)
+_HEADER_COLUMNS = frozenset(Header._fields) & frozenset(POINTER_COLUMNS)
+
+
+class Rows:
+    """Some samples of one shard, whose columns are made when they are asked for.
+
+    Filtering gives another ``Rows`` over the survivors, which remembers the headers already read,
+    so that no byte is looked at twice and nothing is looked at for rows that are gone.
+    """
+
+    def __init__(
+        self,
+        url: str,
+        buffer,
+        scanned: Scan,
+        numbers: np.ndarray | range,
+        *,
+        image_extensions: Sequence[str],
+        components: Sequence[Component],
+        max_pixels: int,
+    ) -> None:
+        self.url = url
+        self.numbers = np.asarray(numbers, dtype=np.int64)
+        self._buffer = buffer
+        self._scanned = scanned
+        self._image_extensions = image_extensions
+        self._components = {component.column: component for component in components}
+        self._max_pixels = max_pixels
+
+    def __len__(self) -> int:
+        return len(self.numbers)
+
+    @cached_property
+    def samples(self) -> list[Sample]:
+        """The samples of these rows."""
+        samples = self._scanned.samples
+        return [samples[number] for number in self.numbers.tolist()]
+
+    @cached_property
+    def spans(self) -> list[Span | None]:
+        """Where each sample's image lies; None where it has none."""
+        extensions = self._image_extensions
+        return [
+            sample.members[extension] if (extension := image_member(sample, extensions)) else None
+            for sample in self.samples
+        ]
+
+    @cached_property
+    def headers(self) -> list[Header]:
+        """What the first bytes of each image tell."""
+        return [
+            self._header(sample, span)
+            for sample, span in zip(self.samples, self.spans, strict=True)
+        ]
+
+    def image_bytes(self, row: int) -> Sequence[int] | None:
+        """The encoded image of one row, without a copy where its bytes lie side by side."""
+        span = self.spans[row]
+        return None if span is None else read_member(self._buffer, self._scanned, span)
+
+    def keep(self, filters: Filters | None) -> Rows:
+        """The rows for which ``filters`` hold, judged by their metadata."""
+        if not filters:
+            return self
+        table = self.table(sorted(columns_of(filters)))
+        numbered = table.append_column("", pa.array(np.arange(len(self))))
+        return self.take(numbered.filter(to_expression(filters)).column("").to_numpy())
+
+    def take(self, rows: np.ndarray | range) -> Rows:
+        """The given rows, by position."""
+        positions = np.asarray(rows, dtype=np.int64)
+        if len(positions) == len(self):
+            return self
+        taken = Rows(
+            self.url,
+            self._buffer,
+            self._scanned,
+            self.numbers[positions],
+            image_extensions=self._image_extensions,
+            components=tuple(self._components.values()),
+            max_pixels=self._max_pixels,
+        )
+        for name in ("samples", "spans", "headers"):
+            if name in self.__dict__:
+                values = self.__dict__[name]
+                taken.__dict__[name] = [values[position] for position in positions.tolist()]
+        return taken
+
+    def table(self, columns: Sequence[str]) -> pa.Table:
+        """The given metadata columns of every row."""
+        arrays = [self.column(name) for name in columns]
+        if not arrays:
+            return pa.table({"": pa.nulls(len(self))}).select([])
+        return pa.table(arrays, names=list(columns))
+
+    def column(self, name: str) -> pa.Array:
+        """One metadata column."""
+        if name == "__key__":
+            return pa.array([sample.key for sample in self.samples], pa.string())
+        if name == "__url__":
+            return pa.repeat(pa.scalar(self.url, pa.string()), len(self))
+        if name == "offset":
+            return pa.array([self._offset(span) for span in self.spans], pa.int64())
+        if name == "nbytes":
+            return pa.array([span and span[1] for span in self.spans], pa.int64())
+        if name in _HEADER_COLUMNS:
+            position = Header._fields.index(name)
+            return pa.array([header[position] for header in self.headers], POINTER_COLUMNS[name])
+        return self._component(self._components[name])
+
+    def _offset(self, span: Span | None) -> int | None:
+        # A sparse member has no range of bytes in the shard that is its content.
+        return None if span is None or span[0] in self._scanned.sparse else span[0]
+
+    def _header(self, sample: Sample, span: Span | None) -> Header:
+        if span is None:
+            return _MISSING
+        header = read_header(read_member(self._buffer, self._scanned, span), self._max_pixels)
+        if sample.duplicates and header.error is None:
+            what = ", ".join(sorted(sample.duplicates))
+            return header._replace(
+                error=f"duplicate-member: the sample has more than one {what}; which is meant?"
+            )
+        return header
+
+    def _component(self, component: Component) -> pa.Array:
+        extension = component.extension
+        contents = [
+            None
+            if (span := sample.members.get(extension)) is None
+            else bytes(read_member(self._buffer, self._scanned, span))
+            for sample in self.samples
+        ]
+        if component.path is not None:
+            return self._converted(contents, component, _json_field(component.path))
+        if pa.types.is_string(component.type):
+            return pa.array(
+                [None if c is None else c.decode("utf-8", "replace") for c in contents],
+                pa.string(),
+            )
+        if pa.types.is_binary(component.type):
+            return pa.array(contents, component.type)
+        return self._converted(contents, component, _parser(component.type))
+
+    def _converted(
+        self, contents: list[bytes | None], component: Component, convert: Callable
+    ) -> pa.Array:
+        values = []
+        failed: list[int] = []
+        for row, content in enumerate(contents):
+            value = None
+            if content is not None:
+                try:
+                    value = convert(content)
+                except (ValueError, RecursionError):
+                    failed.append(row)
+            values.append(value)
+        try:
+            array = pa.array(values, component.type)
+        except (pa.ArrowInvalid, pa.ArrowTypeError, OverflowError):
+            array, misfits = _one_by_one(values, component.type)
+            failed += misfits
+        if failed:
+            row = min(failed)
+            warnings.warn(
+                f"{self.url}: {len(failed)} of {len(contents)} values of {component.column!r} are "
+                f"not {component.type} and became null, first that of {self.samples[row].key!r}; "
+                "ask for another type with components= or json_fields=",
+                stacklevel=2,
+            )
+        return array
+
+
+def _parser(type_: pa.DataType) -> Callable[[bytes], object]:
+    if pa.types.is_integer(type_):
+        return int
+    if pa.types.is_floating(type_):
+        return float
+    return json.loads
+
+
+def _json_field(path: str) -> Callable[[bytes], object]:
+    steps = path.split(".")
+
+    def field(content: bytes):
+        value = json.loads(content)
+        if isinstance(value, dict) and path in value:
+            return value[path]
+        for step in steps:
+            value = value.get(step) if isinstance(value, dict) else None
+        return value
+
+    return field
+
+
+def _one_by_one(values: list, type_: pa.DataType) -> tuple[pa.Array, list[int]]:
+    converted: list = []
+    misfits: list[int] = []
+    for row, value in enumerate(values):
+        try:
+            converted.append(pa.scalar(value, type_).as_py())
+        except (pa.ArrowInvalid, pa.ArrowTypeError, OverflowError):
+            converted.append(None)
+            misfits.append(row)
+    return pa.array(converted, type_), misfits

@@ -1,0 +1,240 @@
+"""One task: a part of one shard becomes one dataframe. The story of the package, from here down."""
+
+from __future__ import annotations
+
+import logging
+import warnings
+import zlib
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import numpy as np
+import pyarrow as pa
+
+from dask_image_ingest import filters as dnf
+from dask_image_ingest.decode import Decoding, Pixels, decode
+from dask_image_ingest.errors import ImageDecodeError, PartitionTooLargeError
+from dask_image_ingest.filters import Filters
+from dask_image_ingest.frames import BackendName, get_backend
+from dask_image_ingest.metadata import Rows
+from dask_image_ingest.schema import Component
+from dask_image_ingest.shards import open_shard
+from dask_image_ingest.tar import Scan, scan
+
+ErrorPolicy = Literal["null", "raise", "drop"]
+
+logger = logging.getLogger("dask_image_ingest")
+
+# Members that came late and were warned about: news once for a process, not for each shard.
+_warned_extensions: set[str] = set()
+
+
+@dataclass(frozen=True, slots=True)
+class ShardPiece:
+    """The samples of one partition: the ``part``-th of ``parts`` equal parts of a shard."""
+
+    url: str
+    part: int = 0
+    parts: int = 1
+
+    @property
+    def seed(self) -> int:
+        """A number of this piece's own, for random transforms."""
+        return zlib.crc32(f"{self.url} {self.part}/{self.parts}".encode())
+
+    def rows(self, samples: int) -> range:
+        """Which of a shard's samples these are."""
+        return range(samples * self.part // self.parts, samples * (self.part + 1) // self.parts)
+
+
+@dataclass(frozen=True)
+class Query:
+    """What every task of a collection has to know; small, because each task carries it."""
+
+    columns: tuple[str, ...]
+    filters: Filters | None
+    limit: int | None
+    decoding: Decoding
+    errors: ErrorPolicy
+    backend: BackendName
+    image_extensions: tuple[str, ...]
+    components: tuple[Component, ...]
+    known_extensions: frozenset[str] | None
+    storage_options: dict[str, Any] | None = None
+
+    @property
+    def wants_pixels(self) -> bool:
+        """Whether the image column itself is asked for."""
+        return "image" in self.columns
+
+    @property
+    def must_decode(self) -> bool:
+        """Whether images are decoded: for their pixels, or because only that tells the errors."""
+        return (
+            self.wants_pixels
+            or "error" in self.columns
+            or "error" in dnf.columns_of(self.filters)
+            or self.errors != "null"
+        )
+
+    @property
+    def filters_before_decode(self) -> Filters | None:
+        """What of the filters can be judged without decoding."""
+        return dnf.without(self.filters, "error") if self.must_decode else self.filters
+
+    @property
+    def filters_after_decode(self) -> Filters | None:
+        """The filters, where some of them need to know which images could be decoded."""
+        return self.filters if "error" in dnf.columns_of(self.filters) else None
+
+
+def read_partition(piece: ShardPiece, query: Query) -> Any:
+    """Read one partition: the samples ``piece`` of one shard, as a dataframe.
+
+    Pixels are decoded last, and only for the rows that the filters keep.
+
+    Raises
+    ------
+    ShardError
+        Where the shard can't be read.
+    PartitionTooLargeError
+        Where the images would decode to more than one partition can hold; before they do.
+    ImageDecodeError
+        For the first image that can't be decoded, with ``errors="raise"``.
+    """
+    backend = get_backend(query.backend)
+    with open_shard(piece.url, query.storage_options) as buffer:
+        scanned = scan(buffer, piece.url)
+        _report(piece, scanned, query)
+        rows = Rows(
+            piece.url,
+            buffer,
+            scanned,
+            piece.rows(len(scanned.samples)),
+            image_extensions=query.image_extensions,
+            components=query.components,
+            max_pixels=query.decoding.max_pixels,
+        ).keep(query.filters_before_decode)
+        if not query.must_decode:
+            rows = rows.take(range(len(rows))[: query.limit])
+            return backend.frame(rows.table(query.columns), rows.numbers, None)
+        if query.errors != "drop" and not query.filters_after_decode:
+            rows = rows.take(range(len(rows))[: query.limit])
+        pixels = _decode(piece, rows, query)
+        return _frame(rows, pixels, query)
+
+
+def _decode(piece: ShardPiece, rows: Rows, query: Query) -> Pixels:
+    backend = get_backend(query.backend)
+    nbytes = sum(map(query.decoding.nbytes, rows.headers))
+    if query.wants_pixels:
+        check_size(nbytes, piece.url, rows.numbers, backend.largest_partition)
+        buffer = backend.pixel_buffer(nbytes)
+    else:
+        buffer = _NoPixels()
+    pixels = decode(rows.headers, rows.image_bytes, query.decoding, buffer, piece.seed)
+    failed = [row for row, error in enumerate(pixels.errors) if error is not None]
+    if failed and query.errors == "raise":
+        row = failed[0]
+        raise ImageDecodeError(
+            f"{piece.url}: the image of sample {rows.samples[row].key!r} can't be decoded: "
+            f"{pixels.errors[row]}. Pass errors='null' to get it as a row without an image"
+        )
+    if failed:
+        logger.warning(
+            "%s: %d of %d images could not be decoded, first that of %r: %s",
+            piece.url,
+            len(failed),
+            len(rows),
+            rows.samples[failed[0]].key,
+            pixels.errors[failed[0]],
+        )
+    return pixels
+
+
+def _frame(rows: Rows, pixels: Pixels, query: Query) -> Any:
+    filtered_by = dnf.columns_of(query.filters_after_decode)
+    names = [name for name in query.columns if name != "image"]
+    table = rows.table([*names, *sorted(filtered_by.difference(names))])
+    if "error" in table.column_names:
+        position = table.column_names.index("error")
+        table = table.set_column(position, "error", pa.array(pixels.errors, pa.string()))
+    kept = np.arange(len(rows))
+    if query.filters_after_decode:
+        numbered = table.append_column("", pa.array(kept))
+        kept = numbered.filter(dnf.to_expression(query.filters_after_decode)).column("").to_numpy()
+    if query.errors == "drop":
+        kept = kept[[pixels.errors[row] is None for row in kept]]
+    kept = kept[: query.limit]
+    if len(kept) < len(rows):
+        table, pixels = table.take(kept), pixels.take(kept)
+    frame = get_backend(query.backend).frame(
+        table.select(names), rows.numbers[kept], pixels if query.wants_pixels else None
+    )
+    columns = list(query.columns)
+    return frame if list(frame.columns) == columns else frame[columns]
+
+
+def check_size(nbytes: int, url: str, numbers: np.ndarray, largest: int) -> None:
+    """Refuse a partition that can't be held, before anything is decoded.
+
+    Raises
+    ------
+    PartitionTooLargeError
+    """
+    if nbytes <= largest:
+        return
+    raise PartitionTooLargeError(
+        f"samples {numbers[0]}-{numbers[-1]} of {url} decode to {nbytes / 1e9:.1f} GB, and the "
+        f"image column of one partition holds at most {largest / 1e9:.1f} GB of pixels here. Pass "
+        'partition_size="512 MiB" to split shards into smaller partitions, or size= to decode '
+        "smaller images"
+    )
+
+
+def _report(piece: ShardPiece, scanned: Scan, query: Query) -> None:
+    # Once for a shard, not once for each part of it.
+    if piece.part:
+        return
+    if scanned.damage is not None:
+        _warn(
+            f"{piece.url} is damaged at byte {scanned.damage.offset}: {scanned.damage.reason}. "
+            f"The {len(scanned.samples)} samples before it are read, what follows is lost"
+        )
+    if query.known_extensions is None:
+        return
+    late: set[str] = set()
+    for sample in scanned.samples:
+        late.update(sample.members.keys() - query.known_extensions)
+    for extension in sorted(late - _warned_extensions - {""}):
+        _warned_extensions.add(extension)
+        _warn(
+            f"{piece.url} has members of a kind that the first shard has not: {extension!r}. They "
+            f"are left out; to have them as a column, pass components={{..., {extension!r}: "
+            "'string'}} (or 'binary', 'int64' ...)"
+        )
+
+
+def _warn(message: str) -> None:
+    try:
+        from distributed.worker import get_worker, warn
+
+        get_worker()
+    except (ImportError, ValueError):
+        warnings.warn(message, stacklevel=4)
+    else:
+        warn(message)
+
+
+class _NoPixels:
+    """Takes decoded images where only their errors are asked for."""
+
+    def append_batch(self, images: Any) -> None:
+        """Forget a batch."""
+
+    def append(self, image: Any) -> None:
+        """Forget an image."""
+
+    def finish(self) -> np.ndarray:
+        """Nothing was kept."""
+        return np.empty(0, np.uint8)

@@ -1,0 +1,232 @@
+"""``read_webdataset_images``: arguments to a lazy collection."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Literal
+
+import dask
+from dask.base import tokenize
+from dask.dataframe.dask_expr import new_collection
+from dask.utils import parse_bytes
+
+from dask_image_ingest.decode.options import Decoding, make_decoding
+from dask_image_ingest.errors import ArgumentError
+from dask_image_ingest.expr import Dataset, ReadWebDataset
+from dask_image_ingest.filters import normalize_filters
+from dask_image_ingest.frames import Backend, choose_backend, get_backend
+from dask_image_ingest.metadata import Rows
+from dask_image_ingest.partition import ErrorPolicy, ShardPiece
+from dask_image_ingest.schema import IMAGE_EXTENSIONS, Schema, make_schema
+from dask_image_ingest.shards import Shard, find_shards, open_shard
+from dask_image_ingest.tar import scan
+
+# Pillow's limit, twice its warning level: what decodes to more is taken for a bomb.
+MAX_PIXELS = 178_956_970
+
+# Headers of the first shard that are read to know what an image decodes to.
+_HEADERS_LOOKED_AT = 256
+
+
+def read_webdataset_images(
+    paths: str | os.PathLike | Sequence[str | os.PathLike],
+    columns: Sequence[str] | None = None,
+    filters: Sequence | None = None,
+    *,
+    image: str | Sequence[str] = IMAGE_EXTENSIONS,
+    components: str | Mapping[str, Any] = "infer",
+    json_fields: Mapping[str, Any] | None = None,
+    size: int | tuple[int, int] | None = None,
+    resize: Literal["stretch", "crop", "pad", "shorter", "longer"] = "stretch",
+    transform: Callable | None = None,
+    mode: Literal["RGB", "L"] = "RGB",
+    backend: Literal["cudf", "pandas"] | None = None,
+    errors: ErrorPolicy = "null",
+    partition_size: int | str | None = "auto",
+    max_pixels: int | None = MAX_PIXELS,
+    storage_options: dict[str, Any] | None = None,
+):
+    """Read WebDataset tar shards of images as a lazy Dask dataframe.
+
+    One row per sample, one task per shard. Nothing is read but the first shard's tar headers, its
+    first few image headers and labels; each task then reads what the query needs, and decodes the
+    images of the rows that are left with DALI, on the worker's GPU where there is one.
+
+    Parameters
+    ----------
+    paths
+        Shards: a path or URL, with braces (``"{00000..00099}.tar"``) or globs, a folder, or a list
+        of these. Taken in natural order, each once. ``.tar``, ``.tar.gz``, ``.tgz``, ``.tar.zst``.
+    columns
+        The columns to have, in this order; all by default.
+    filters
+        Rows to have, as for ``dask.dataframe.read_parquet``: ``[("width", ">=", 512)]``, or a list
+        of such lists of which one must hold. Judged before any pixel is decoded, except those on
+        ``error``. Operators: ``== != < <= > >= in``, ``not in``.
+    image
+        Member extensions that are the image, in order of preference, ``;`` between them.
+    components
+        ``"infer"`` makes a column of each other kind of member that the first shard has: ``txt``
+        and ``json`` are strings, ``cls``, ``index``, ``id`` int64, all else binary. Or a mapping of
+        extension to type, for example ``{"txt": "string", "cls": "int64"}``.
+    json_fields
+        Fields of the ``json`` member that become columns ``json.<field>``, with their types:
+        ``{"similarity": "float32", "user.name": "string"}``.
+    size
+        Pixels to resize to: an int, or (height, width). By default images keep their size.
+    resize
+        ``"stretch"`` to ``size``, ``"crop"`` the middle of it, ``"pad"`` with black, or scale the
+        ``"shorter"`` or ``"longer"`` edge to it. Triangular filter, with antialiasing.
+    transform
+        A function of DALI operators, images to uint8 images of layout HWC, after the resize.
+    mode
+        ``"RGB"`` (3 channels) or ``"L"`` (1 channel, luma).
+    backend
+        ``"cudf"`` or ``"pandas"``. By default dask's ``dataframe.backend`` if that is set, else
+        cuDF where this machine has it and a GPU.
+    errors
+        What becomes of an image that can't be decoded: ``"null"`` keeps the row, with the reason in
+        ``error``; ``"drop"`` drops the row, so that even ``len`` has to decode; ``"raise"`` raises.
+    partition_size
+        Decoded bytes that a partition may hold, for example ``"512 MiB"``. A shard that would
+        decode to more becomes several partitions. ``"auto"``: a sixteenth of a worker's memory, on
+        cuDF a thirty-second of the GPU's and below 2^31 bytes. None: always one task per shard.
+    max_pixels
+        Images of more pixels are an error, before anything is allocated for them. None: no limit.
+    storage_options
+        For the fsspec filesystem behind remote paths.
+
+    Returns
+    -------
+    dask.dataframe.DataFrame
+        Columns ``__key__``, ``__url__``, ``offset``, ``nbytes``, ``format``, ``height``, ``width``,
+        ``channels``, ``error``, the components, and ``image``: struct<data: list<uint8>, height,
+        width, channels: int32>, null where there is an error. The index numbers the samples of each
+        shard. See ``.images`` for the pixels.
+
+    Raises
+    ------
+    ShardNotFoundError
+        If a path matches nothing.
+    ShardError
+        If the first shard can't be read.
+    ArgumentError
+        For arguments that are unknown or contradict each other, columns that don't exist, filters
+        that can't be evaluated.
+    MissingDependencyError
+        If the backend's library is not installed.
+
+    Notes
+    -----
+    Keys are webdataset's: the path up to the first dot of its last part. Members of a key that
+    comes back later in a shard are joined to its sample, where webdataset makes two of them.
+
+    Examples
+    --------
+    >>> import dask_image_ingest as dii
+    >>> ddf = dii.read_webdataset_images("train-{000..099}.tar", size=224)  # doctest: +SKIP
+    >>> ddf[ddf.width >= 512].images.stack()  # doctest: +SKIP
+    """
+    backend_ = get_backend(choose_backend(backend))
+    if errors not in ("null", "raise", "drop"):
+        raise ArgumentError(f"errors={errors!r}; choose 'null', 'raise' or 'drop'")
+    decoding = make_decoding(
+        device=backend_.device,
+        size=size,
+        resize=resize,
+        mode=mode,
+        transform=transform,
+        max_pixels=max_pixels,
+    )
+    largest = _partition_bytes(partition_size, backend_)
+    shards = find_shards(paths, storage_options)
+    first = shards[0]
+    with open_shard(first.url, storage_options) as buffer:
+        scanned = scan(buffer, first.url)
+        schema = make_schema(
+            scanned, buffer, image=image, components=components, json_fields=json_fields
+        )
+        decoded = 0 if largest is None else _decoded_bytes(first, buffer, scanned, schema, decoding)
+    selected = _columns(columns, schema)
+    filters_ = normalize_filters(filters, schema.types)
+    options = (schema.components, schema.image_extensions, decoding.token, errors, backend_.name)
+    dataset = Dataset(
+        pieces=_pieces(shards, decoded, largest),
+        schema=schema,
+        decoding=decoding,
+        errors=errors,
+        backend=backend_.name,
+        storage_options=storage_options,
+        token=tokenize(_fingerprint(shards), str(options), largest, storage_options),
+    )
+    with dask.config.set({"dataframe.backend": backend_.name}):
+        return new_collection(ReadWebDataset(dataset, selected, filters_))
+
+
+def _partition_bytes(partition_size: int | str | None, backend: Backend) -> int | None:
+    if partition_size is None:
+        return None
+    if partition_size == "auto":
+        return min(backend.partition_memory(), backend.largest_partition)
+    try:
+        nbytes = parse_bytes(partition_size)
+    except ValueError:
+        nbytes = 0
+    if nbytes < 1:
+        raise ArgumentError(
+            f"partition_size={partition_size!r}: pass bytes, such as '512 MiB', 'auto', or None "
+            "for one task per shard"
+        )
+    return min(nbytes, backend.largest_partition)
+
+
+def _decoded_bytes(shard: Shard, buffer, scanned, schema: Schema, decoding: Decoding) -> int:
+    """What a shard decodes to, by the headers of some of its images."""
+    samples = len(scanned.samples)
+    step = max(1, samples // _HEADERS_LOOKED_AT)
+    looked_at = Rows(
+        shard.url,
+        buffer,
+        scanned,
+        range(0, samples, step),
+        image_extensions=schema.image_extensions,
+        components=(),
+        max_pixels=decoding.max_pixels,
+    )
+    return sum(map(decoding.nbytes, looked_at.headers)) * step
+
+
+def _pieces(shards: Sequence[Shard], decoded: int, largest: int | None) -> tuple[ShardPiece, ...]:
+    """Each shard in parts that decode to ``largest`` at most, if all are as the first."""
+    if largest is None or not decoded or not shards[0].size:
+        return tuple(ShardPiece(shard.url) for shard in shards)
+    pieces: list[ShardPiece] = []
+    for shard in shards:
+        parts = -(-decoded * shard.size // (shards[0].size * largest)) or 1
+        pieces.extend(ShardPiece(shard.url, part, parts) for part in range(parts))
+    return tuple(pieces)
+
+
+def _columns(columns: Sequence[str] | None, schema: Schema) -> list[str] | None:
+    if columns is None:
+        return None
+    if isinstance(columns, str) or not isinstance(columns, Sequence):
+        raise ArgumentError(f"columns={columns!r}: pass a list of column names")
+    unknown = [column for column in columns if column not in schema.types]
+    if unknown:
+        raise ArgumentError(
+            f"columns= names {', '.join(map(repr, unknown))}; the columns of the first shard are "
+            f"{', '.join(schema.types)}"
+        )
+    if len(set(columns)) < len(columns):
+        raise ArgumentError(f"columns={list(columns)!r} names a column twice")
+    return list(columns)
+
+
+def _fingerprint(shards: Sequence[Shard]) -> str:
+    digest = hashlib.blake2b(digest_size=16)
+    for shard in shards:
+        digest.update(f"{shard.url}\0{shard.size}\0{shard.version}\n".encode())
+    return digest.hexdigest()

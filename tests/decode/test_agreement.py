@@ -1,0 +1,82 @@
+"""Both decoders side by side: nobody can tell from the pixels which one made them.
+
+If a new version of DALI makes a test here fail, `careful` in decode/header.py is to be changed, or
+a rule in decode/pillow.py.
+"""
+
+import corpus
+import numpy as np
+import pytest
+from dali_alone import RAISED, ask_dali
+
+from dask_image_ingest.decode.header import read_header
+from dask_image_ingest.decode.pillow import decode_with_pillow
+
+MAX_PIXELS = 10**7
+IMAGES = corpus.images()
+TRUSTED = [name for name, data in IMAGES.items() if not read_header(data, MAX_PIXELS).careful]
+
+# Careful images that DALI 2.4 decodes as Pillow does: only here, or not proven solid.
+SAME = {
+    "jpeg-exif-cut",
+    "jpeg-arithmetic",
+    "jpeg-arithmetic-progressive",
+    "jpeg-lossless",
+    "png-animated",
+    "png-animated-default-image",
+    "webp-animated",
+    "webp-animated-alpha",
+    *(name for name in IMAGES if name.startswith(("bmp-", "tiff-", "pnm-"))),
+} - {"bmp-16bit", "tiff-1", "tiff-la", "tiff-i", "pnm-pfm"}
+DIFFERENT = {"tiff-la", "webp-exif-6-prefixed"}
+# DALI must not even be asked: these end the process, or leave its heap broken.
+DEADLY = {"jpeg-exif-twice", "png-exif-twice", "jp2-rgb", "j2k-rgb"}
+
+
+@pytest.fixture(scope="module")
+def dali(tmp_path_factory):
+    asked = {name: data for name, data in IMAGES.items() if name not in DEADLY}
+    return {mode: ask_dali(asked, mode, tmp_path_factory.mktemp(mode)) for mode in ("RGB", "L")}
+
+
+def difference(pixels, others) -> float:
+    if isinstance(others, str) or pixels.shape != others.shape:
+        return float("inf")
+    return float(np.abs(pixels.astype(int) - others).mean())
+
+
+@pytest.mark.parametrize("mode", ["RGB", "L"])
+@pytest.mark.parametrize("name", TRUSTED)
+def test_dali_and_pillow_give_the_same_pixels(name, mode, dali):
+    pixels = decode_with_pillow(IMAGES[name], mode, MAX_PIXELS)
+    assert difference(pixels, dali[mode][name]) <= 1.0
+
+
+def test_photos_are_the_same_to_the_last_bit(photos, tmp_path):
+    images = {str(number): photo.encoded for number, photo in enumerate(photos)}
+    dali = ask_dali(images, "RGB", tmp_path)
+    for name, data in images.items():
+        np.testing.assert_array_equal(decode_with_pillow(data, "RGB", MAX_PIXELS), dali[name])
+
+
+def test_the_kinds_that_fill_datasets_go_to_dali():
+    ordinary = {"jpeg-420", "jpeg-progressive", "jpeg-cmyk", "jpeg-exif-6", "png-rgb-8"}
+    ordinary |= {"png-grey-16", "png-palette-8-trns", "webp-lossy", "webp-lossless-alpha"}
+    assert ordinary <= set(TRUSTED)
+
+
+def test_what_kills_dali_is_never_given_to_it():
+    assert not DEADLY & set(TRUSTED)
+
+
+def test_why_the_careful_images_are_careful(dali):
+    careful = set(IMAGES) - set(TRUSTED) - DEADLY
+    found = {
+        name: difference(decode_with_pillow(IMAGES[name], "RGB", MAX_PIXELS), dali["RGB"][name])
+        for name in careful
+    }
+    assert {name for name, by in found.items() if by <= 1.0} == SAME
+    assert {name for name, by in found.items() if by > 1.0} - DIFFERENT == {
+        name for name in careful if isinstance(dali["RGB"][name], str)
+    }
+    assert {dali["RGB"][name] for name in careful - SAME - DIFFERENT} == {RAISED}

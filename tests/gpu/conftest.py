@@ -1,0 +1,47 @@
+"""Decides once whether the GPU tests can run here, and says why not where they can't."""
+
+import functools
+import importlib.util
+from pathlib import Path
+
+import pytest
+
+pytest.register_assert_rewrite("contract")
+
+_HERE = Path(__file__).parent
+_NEEDED = ("cudf", "cupy", "dask_cuda", "dask_cudf", "nvidia.dali", "pylibcudf", "rmm")
+
+
+@functools.cache
+def why_not():
+    """Why the tests can't run; None where they can."""
+    missing = [name for name in _NEEDED if not _installed(name)]
+    if missing:
+        return f"needs {', '.join(missing)}: pip install 'dask-image-ingest[cuda12]' or [cuda13]"
+    import cupy
+
+    try:
+        count = cupy.cuda.runtime.getDeviceCount()
+    except cupy.cuda.runtime.CUDARuntimeError as error:
+        return f"needs a GPU, and CUDA finds none: {error}"
+    return None if count else "needs a GPU, and CUDA counts none"
+
+
+def _installed(name):
+    try:
+        return importlib.util.find_spec(name) is not None
+    except ModuleNotFoundError:
+        return False
+
+
+def pytest_report_header(config):
+    return f"GPU tests: {f'all skipped, {why_not()}' if why_not() else 'run'}"
+
+
+def pytest_collection_modifyitems(items):
+    for item in items:
+        if _HERE in item.path.parents:
+            # What RAPIDS' own packages warn of is not this package's to mend.
+            item.add_marker(pytest.mark.filterwarnings("default"))
+            if why_not():
+                item.add_marker(pytest.mark.skip(reason=why_not()))

@@ -1,0 +1,77 @@
+"""The cuDF backend keeps the contract that every backend keeps."""
+
+import numpy as np
+import pytest
+from contract import BackendContract, address, images, on_host
+
+from dask_image_ingest.errors import PartitionTooLargeError
+from dask_image_ingest.frames import get_backend
+
+
+class TestCudf(BackendContract):
+    @pytest.fixture
+    def backend(self):
+        return get_backend("cudf")
+
+    def read_parquet(self, path):
+        import cudf
+
+        return cudf.read_parquet(path)
+
+    def test_views_are_of_cupy(self, frame):
+        import cupy
+
+        present = [array for array in frame.images.arrays() if array is not None]
+        assert present
+        assert {type(array) for array in present} == {cupy.ndarray}
+
+    def test_the_index_of_a_partition_is_a_range(self, frame):
+        import cudf
+
+        assert isinstance(frame.index, cudf.RangeIndex)
+
+    def test_the_limit_is_that_of_a_list_column(self, backend):
+        assert backend.largest_partition == 2**31 - 1
+
+    def test_more_pixels_than_foretold_and_than_a_column_holds_are_an_error(self, backend):
+        buffer = backend.pixel_buffer(10)
+        buffer.append(np.zeros((2, 3, 3), np.uint8))
+        with pytest.raises(PartitionTooLargeError, match="partition_size"):
+            buffer._room(2**31)
+
+    def test_frames_can_be_spilled_and_their_views_stay(self, backend):
+        """Only where spilling was on when this process first made a cuDF object."""
+        from cudf.core.buffer.spill_manager import get_global_manager
+
+        manager = get_global_manager()
+        if manager is None:
+            pytest.skip("cuDF's spilling is off: run with CUDF_SPILL=1")
+        frame = self.make(backend)
+        before = frame.images.arrays()
+        where = address(before[0])
+        assert manager.spill_to_device_limit(0) >= sum(a.size for a in images() if a is not None)
+        np.testing.assert_array_equal(on_host(before[0]), images()[0])
+        assert address(frame.images.arrays()[0]) != where
+        self.assert_pixels(frame, self.by_key(images()), len(images()))
+        assert manager.spill_to_device_limit(0) > 0  # arrays() has not pinned it
+
+    def test_slices_of_frames_whose_views_were_asked_for_are_no_copies(self, backend):
+        frame = self.make(backend)
+        whole = frame.images.arrays()
+        part = frame.iloc[3:].images.arrays()
+        assert address(part[0]) == address(whole[3])
+
+
+def test_the_accessor_is_registered_without_a_warning_and_once():
+    import importlib
+    import warnings
+
+    import cudf
+
+    from dask_image_ingest.frames import cudf as module
+    from dask_image_ingest.images import FrameImages
+
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        importlib.reload(module)
+    assert cudf.DataFrame.images is FrameImages

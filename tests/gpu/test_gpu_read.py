@@ -1,0 +1,156 @@
+"""The promises of a read on a GPU, through a cluster of one GPU."""
+
+import functools
+
+import gpu_probes
+import numpy as np
+import pytest
+from distributed import wait
+from synthetic import bad_files, encode, photograph, write_shard, write_shards
+
+import dask_image_ingest as dii
+
+
+@pytest.fixture(scope="module")
+def client():
+    with dii.start_cluster(1, gpu=True, rmm_pool_size=0.2, dashboard_address=None) as client:
+        yield client
+
+
+@pytest.fixture(scope="module")
+def shards(tmp_path_factory):
+    """4 shards of 100 images in three formats."""
+    folder = tmp_path_factory.mktemp("shards")
+    return write_shards(folder, 4, 100, extensions=("jpg", "jpg", "png", "jpg", "webp"))
+
+
+@pytest.fixture(scope="module")
+def mixed_shard(tmp_path_factory):
+    """A shard of good and bad images, of colour and grey, some turned by EXIF."""
+    members = {}
+    for number in range(40):
+        image = photograph(100 + number, 90 + 2 * number, number)
+        image = image.convert("L") if number % 7 == 3 else image
+        members[f"{number:03d}.jpg"] = encode(image)
+    for name, content in bad_files().items():
+        members[f"bad-{name}.jpg"] = content
+    for number in range(40, 80):
+        members[f"{number:03d}.png"] = encode(photograph(50, 60, number), "png")
+    members["no-image.txt"] = b"a caption alone"
+    return write_shard(tmp_path_factory.mktemp("mixed") / "mixed.tar", members)
+
+
+def on_worker(client, function, *args, **kwargs):
+    return client.submit(function, *args, **kwargs, pure=False).result()
+
+
+def test_images_are_cupy_views_inside_the_buffer_of_the_column(client, shards):
+    found = on_worker(client, gpu_probes.where_the_pixels_are, shards[0])
+    assert found["library"] == "cupy"
+    start, size = found["buffer"]
+    assert sum(nbytes for _, nbytes in found["views"]) == size
+    for address, nbytes in found["views"]:
+        assert start <= address
+        assert address + nbytes <= start + size
+
+
+def test_pixels_never_visit_the_host(client, shards):
+    try:
+        copied = on_worker(client, gpu_probes.copies_of_a_read, shards[0])
+    except gpu_probes.NoCupti as error:
+        pytest.skip(str(error))
+    assert copied["control"] == {"device to host": 2**20}, "CUPTI does not count here"
+    print(copied)
+    assert copied["pixels"] > 10**7
+    assert copied["read"]["device to host"] <= 1000 * copied["rows"]
+    assert copied["read"]["device to host"] < copied["pixels"] / 100
+    # Once, from DALI's memory to the column's. A kernel that copies is not counted as a copy.
+    assert copied["read"]["device to device"] <= 1.01 * copied["pixels"]
+
+
+@pytest.mark.parametrize(
+    "options", [{}, {"size": 64}, {"size": (50, 70), "resize": "crop"}, {"mode": "L"}]
+)
+def test_gpu_equals_cpu(client, shards, options):
+    compare_backends(client, shards[:2], options)
+
+
+def test_bad_images_are_the_same_error_rows_as_on_the_cpu(client, mixed_shard):
+    table = compare_backends(client, mixed_shard, {})
+    errors = dict(zip(table["__key__"].to_pylist(), table["error"].to_pylist(), strict=True))
+    bad = {key for key, error in errors.items() if error is not None}
+    assert {f"bad-{name}" for name in bad_files()} - bad <= {"bad-zeros-inside"}
+    assert not {f"{number:03d}" for number in range(80)} & bad
+
+
+def compare_backends(client, paths, options):
+    gpu, gpu_arrays = on_worker(client, gpu_probes.read, paths, "cudf", **options)
+    cpu, cpu_arrays = on_worker(client, gpu_probes.read, paths, "pandas", **options)
+    assert gpu.schema == cpu.schema
+    assert gpu.to_pydict() == cpu.to_pydict()
+    for key, one, other in zip(gpu["__key__"].to_pylist(), gpu_arrays, cpu_arrays, strict=True):
+        assert (one is None) == (other is None), key
+        if one is not None:
+            assert one.shape == other.shape, key
+            difference = np.abs(one.astype(np.int16) - other).mean()
+            assert difference <= 1.0, f"{key}: {difference}"
+    return gpu
+
+
+def test_lazy_parts_of_a_query_make_the_same_rows(client, shards):
+    ddf = dii.read_webdataset_images(shards, backend="cudf")
+    assert len(ddf) == 400
+    wide = ddf[ddf.width >= 312]
+    sizes = wide.map_partitions(gpu_probes.count_pixels, meta=gpu_probes.COUNTED).compute()
+    assert len(sizes) == 150  # 3 of each 8, as write_shards makes them: 320, 316, 312
+    assert (sizes["size"] > 0).all()
+
+
+def test_a_worker_survives_500_tasks_with_flat_memory(client, shards):
+    ddf = dii.read_webdataset_images(shards, backend="cudf", partition_size="6 MB")
+    tasks = ddf.map_partitions(gpu_probes.count_pixels, meta=gpu_probes.count_pixels(ddf._meta))[
+        "size"
+    ]
+    (worker,) = client.scheduler_info(n_workers=-1)["workers"]
+    total = tasks.sum().compute()
+
+    # The pools of DALI, CuPy and the allocator of the host find their size in the first tasks.
+    done, after_a_while = 0, None
+    while done < 500:
+        assert tasks.sum().compute() == total
+        done += tasks.npartitions
+        if done >= 150 and after_a_while is None:
+            after_a_while = client.run(gpu_probes.memory)[worker]
+    at_the_end = client.run(gpu_probes.memory)[worker]
+    grown = {kind: at_the_end[kind] - after_a_while[kind] for kind in at_the_end}
+    print(f"{done} tasks; bytes grown since the first 150: {grown}")
+    assert grown["device"] <= 64 * 2**20
+    assert grown["host"] <= 256 * 2**20
+
+
+def test_a_transform_of_dali_operators_runs_on_the_gpu(client, shards):
+    read = functools.partial(on_worker, client, gpu_probes.read, shards[0], "cudf", size=32)
+    _, straight = read()
+    _, flipped = read(transform=gpu_probes.flip)
+    np.testing.assert_array_equal(np.stack(flipped), np.stack(straight)[:, :, ::-1])
+
+
+def test_more_than_the_device_limit_is_spilled_and_comes_back(tmp_path, shards):
+    large = write_shards(tmp_path, 8, 64, size=(1000, 1000), distinct=2)
+    with dii.start_cluster(
+        1,
+        gpu=True,
+        rmm_pool_size="1 GB",
+        device_memory_limit="500 MB",
+        memory_limit="16 GiB",
+        dashboard_address=None,
+    ) as client:
+        ddf = dii.read_webdataset_images(large, backend="cudf", partition_size=None).persist()
+        sizes = ddf.map_partitions(gpu_probes.count_pixels, meta=gpu_probes.COUNTED)["size"]
+        wait(ddf)
+        (state,) = client.run(gpu_probes.spilled_bytes).values()
+        assert sizes.sum().compute() > 1.4e9
+        assert (sizes.compute() > 0).all()
+        (after,) = client.run(gpu_probes.spilled_bytes).values()
+        print(state, after)
+        assert after["spilled"] > 5e8

@@ -1,0 +1,62 @@
+"""Shards of synthetic photographs: for machines that have Pillow and NumPy and little else."""
+
+import io
+import tarfile
+
+import numpy as np
+from PIL import Image
+
+
+def photograph(height, width, seed=0):
+    """A picture that compresses about as a photograph does: large shapes, fine grain."""
+    random = np.random.default_rng(seed)
+    small = random.integers(0, 256, (max(height // 24, 2), max(width // 24, 2), 3), np.uint8)
+    shapes = Image.fromarray(small).resize((width, height), Image.Resampling.BICUBIC)
+    grain = random.normal(0, 9, (height, width, 1))
+    return Image.fromarray((np.asarray(shapes) + grain).clip(0, 255).astype(np.uint8))
+
+
+def encode(image, extension="jpg"):
+    file = io.BytesIO()
+    image.save(file, {"jpg": "JPEG", "png": "PNG", "webp": "WEBP"}[extension], quality=90)
+    return file.getvalue()
+
+
+def bad_files():
+    """Files that are no images, each in another way."""
+    good = encode(photograph(60, 80))
+    return {
+        "cut": good[: len(good) // 2],
+        "no-pixels": good[:200],
+        "garbage": b"this is no image" * 50,
+        "empty": b"",
+        "zeros-inside": good[: len(good) // 2] + bytes(len(good) // 3) + good[-2:],
+    }
+
+
+def write_shards(folder, shards, per_shard, size=(240, 320), distinct=8, extensions=("jpg",)):
+    """Shards of ``distinct`` images over and over, with captions; gives their paths."""
+    height, width = size
+    images = [
+        encode(photograph(height + 4 * n, width - 4 * n, n), extensions[n % len(extensions)])
+        for n in range(distinct)
+    ]
+    paths = []
+    for shard in range(shards):
+        members = {}
+        for number in range(shard * per_shard, (shard + 1) * per_shard):
+            extension = extensions[number % distinct % len(extensions)]
+            members[f"{number:06d}.{extension}"] = images[number % distinct]
+            members[f"{number:06d}.txt"] = f"picture {number}".encode()
+            members[f"{number:06d}.cls"] = str(number % 10).encode()
+        paths.append(write_shard(folder / f"shard-{shard:04d}.tar", members))
+    return paths
+
+
+def write_shard(path, members):
+    with tarfile.open(path, "w") as tar:
+        for name, content in members.items():
+            member = tarfile.TarInfo(name)
+            member.size = len(content)
+            tar.addfile(member, io.BytesIO(content))
+    return str(path)

@@ -1,0 +1,45 @@
+"""A cluster whose workers decode side by side, and that goes when its client goes."""
+
+import os
+
+import psutil
+import pytest
+
+import dask_image_ingest as dii
+from dask_image_ingest.decode.dali import decode_threads
+
+
+def test_workers_and_their_decoding_threads_fit_the_cores_and_go_with_the_client():
+    cores = len(os.sched_getaffinity(0))
+    with dii.start_cluster(gpu=False, dashboard_address=None) as client:
+        workers = client.scheduler_info(n_workers=-1)["workers"]
+        threads = client.run(decode_threads)
+        processes = [psutil.Process(pid) for pid in client.run(os.getpid).values()]
+        assert 1 <= sum(threads.values()) <= max(cores, len(workers))
+        assert {worker["nthreads"] for worker in workers.values()} == {1}
+    assert client.status == "closed"
+    gone, alive = psutil.wait_procs(processes, timeout=10)
+    assert not alive
+    assert len(gone) == len(processes)
+
+
+def test_every_number_is_an_argument(shards):
+    with dii.start_cluster(
+        1, gpu=False, decode_threads=3, memory_limit="2 GiB", dashboard_address=None
+    ) as client:
+        assert list(client.run(decode_threads).values()) == [3]
+        (worker,) = client.scheduler_info(n_workers=-1)["workers"].values()
+        assert worker["memory_limit"] == 2 * 2**30
+        ddf = dii.read_webdataset_images(shards, backend="pandas").persist()
+        assert len(ddf) == 24
+
+
+def test_a_gpu_cluster_without_dask_cuda_names_the_extra():
+    pytest.importorskip("distributed")
+    try:
+        import dask_cuda  # noqa: F401
+    except ImportError:
+        with pytest.raises(dii.MissingDependencyError, match="cuda12"):
+            dii.start_cluster(gpu=True)
+    else:
+        pytest.skip("dask-cuda is installed here")

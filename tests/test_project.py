@@ -1,0 +1,117 @@
+"""The files around the package: what they promise each other."""
+
+from __future__ import annotations
+
+import json
+import pkgutil
+import re
+import subprocess
+import sys
+import tomllib
+from pathlib import Path
+
+import pytest
+import yaml
+
+ROOT = Path(__file__).parents[1]
+PACKAGE = ROOT / "dask_image_ingest"
+PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+MODULES = sorted(
+    ".".join(path.relative_to(ROOT).with_suffix("").parts).removesuffix(".__init__")
+    for path in PACKAGE.rglob("*.py")
+)
+
+IMPORT_WITHOUT_GPU_PACKAGES = """
+import importlib, json, sys
+
+BLOCKED = {"nvidia", "cudf", "cupy", "dask_cuda", "dask_cudf", "pylibcudf", "pynvml", "rmm"}
+
+class Blocker:
+    def find_spec(self, name, path=None, target=None):
+        if name.partition(".")[0] in BLOCKED:
+            raise ModuleNotFoundError(f"blocked: {name}", name=name)
+
+sys.meta_path.insert(0, Blocker())
+failed = {}
+for module in sys.argv[1:]:
+    try:
+        importlib.import_module(module)
+    except ImportError as error:
+        failed[module] = str(error)
+print(json.dumps(failed))
+"""
+
+
+def test_environment_yml_is_exactly_the_cuda12_extra():
+    environment = yaml.safe_load((ROOT / "environment.yml").read_text())
+    conda = [entry for entry in environment["dependencies"] if isinstance(entry, str)]
+    (pip,) = [entry["pip"] for entry in environment["dependencies"] if isinstance(entry, dict)]
+
+    assert pip == PROJECT["optional-dependencies"]["cuda12"]
+    assert [re.split(r"[<>=]", entry)[0] for entry in conda] == ["python", "pip"]
+
+
+def test_cuda13_extra_differs_from_cuda12_by_cuda_alone():
+    extras = PROJECT["optional-dependencies"]
+    as_cuda13 = [
+        requirement.replace("cu12", "cu13")
+        .replace("cuda12x", "cuda13x")
+        .replace("cuda120", "cuda130")
+        for requirement in extras["cuda12"]
+    ]
+    assert extras["cuda13"] == as_cuda13
+
+
+def test_every_module_imports_without_dali_and_gpu_packages():
+    run = subprocess.run(
+        [sys.executable, "-c", IMPORT_WITHOUT_GPU_PACKAGES, *MODULES],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        timeout=120,
+    )
+    assert run.returncode == 0, run.stderr
+    assert json.loads(run.stdout) == {}
+
+
+def test_version_is_the_same_everywhere():
+    import dask_image_ingest
+
+    assert dask_image_ingest.__version__ == PROJECT["version"]
+
+
+def test_changelog_tells_of_this_version():
+    headings = re.findall(r"^## \[(.+?)\]", (ROOT / "CHANGELOG.md").read_text(), re.MULTILINE)
+    releases = [heading for heading in headings if heading != "Unreleased"]
+    assert releases[0] == PROJECT["version"]
+
+
+@pytest.mark.parametrize(
+    "page", ["README.md", "CHANGELOG.md", *(f"docs/{p.name}" for p in (ROOT / "docs").glob("*.md"))]
+)
+def test_links_between_pages_lead_somewhere(page):
+    path = ROOT / page
+    links = re.findall(r"\]\(([^)\s#]+)", path.read_text())
+    local = [link for link in links if "://" not in link]
+    assert [link for link in local if not (path.parent / link).exists()] == []
+
+
+def test_console_script_is_the_command_line():
+    from dask_image_ingest.cli import main
+
+    assert pkgutil.resolve_name(PROJECT["scripts"]["dask-image-ingest"]) is main
+
+
+def test_package_says_that_it_is_typed():
+    assert (PACKAGE / "py.typed").is_file()
+
+
+def test_no_file_names_a_path_of_somebodys_machine():
+    private = re.compile(r"(?<![\w.{}~/$])/(?:work|home|root|Users)/")
+    named = {
+        path.relative_to(ROOT).as_posix(): private.findall(path.read_text())
+        for folder in (PACKAGE, ROOT / "examples", ROOT / "docs")
+        for pattern in ("*.py", "*.md")
+        for path in folder.rglob(pattern)
+    }
+    assert {path for path, found in named.items() if found} == set()

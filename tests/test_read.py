@@ -1,0 +1,387 @@
+"""From shards to a frame: rows, columns, types, pixels, and what is refused at once."""
+
+import io
+import warnings
+
+import dask
+import numpy as np
+import pyarrow as pa
+import pytest
+from photo_shards import encode, write_tar
+from PIL import Image
+from webdataset.tariterators import group_by_keys, tar_file_iterator
+
+import dask_image_ingest as dii
+from dask_image_ingest.frames.image_dtype import ImageDtype
+from dask_image_ingest.schema import IMAGE
+
+COLUMNS = {
+    "__key__": "string",
+    "__url__": "string",
+    "offset": "int64[pyarrow]",
+    "nbytes": "int64[pyarrow]",
+    "format": "string",
+    "height": "int32[pyarrow]",
+    "width": "int32[pyarrow]",
+    "channels": "int32[pyarrow]",
+    "error": "string",
+    "txt": "string",
+    "cls": "int64[pyarrow]",
+    "json": "string",
+}
+
+
+def read(paths, **options):
+    return dii.read_webdataset_images(paths, backend="pandas", **options)
+
+
+def assert_same_pixels(frame, photos):
+    """Each row's pixels are Pillow's for that key, within the rounding of two JPEG decoders."""
+    expected = {photo.key: photo.pixels for photo in photos}
+    arrays = frame.images.arrays()
+    assert len(arrays) == len(frame)
+    for key, got in zip(frame["__key__"], arrays, strict=True):
+        want = expected[key]
+        assert got.shape == want.shape
+        assert got.dtype == np.uint8
+        assert np.abs(got.astype(int) - want).mean() <= 1.0
+
+
+def webdataset_samples(shard):
+    """What the webdataset library makes of a shard; it would not close a file that it opened."""
+    with open(shard, "rb") as stream:
+        files = list(tar_file_iterator(stream))
+    yield from group_by_keys({**file, "__url__": str(shard)} for file in files)
+
+
+def test_every_column_has_its_documented_type(shards):
+    ddf = read(shards)
+    types = {name: str(dtype) for name, dtype in ddf.dtypes.items()}
+    assert {name: types[name] for name in COLUMNS} == COLUMNS
+    assert isinstance(ddf.dtypes["image"], ImageDtype)
+    assert ddf.dtypes["image"].pyarrow_dtype == IMAGE
+    assert list(ddf.columns) == [*COLUMNS, "image"]
+    assert ddf.compute().dtypes.to_dict() == ddf.dtypes.to_dict()
+
+
+def test_rows_keys_and_captions_are_those_of_webdataset(shards):
+    frame = read(shards).compute()
+    samples = [sample for shard in shards for sample in webdataset_samples(shard)]
+    assert frame["__key__"].tolist() == [sample["__key__"] for sample in samples]
+    assert frame["__url__"].tolist() == [sample["__url__"] for sample in samples]
+    assert frame["txt"].tolist() == [sample["txt"].decode() for sample in samples]
+    assert frame["cls"].tolist() == [int(sample["cls"]) for sample in samples]
+    assert frame["json"].tolist() == [sample["json"].decode() for sample in samples]
+
+
+def test_pixels_are_those_of_pillow(shards, photos):
+    assert_same_pixels(read(shards).compute(), photos)
+
+
+def test_a_row_points_to_its_own_bytes(shards, photos):
+    frame = read(shards)[["__url__", "offset", "nbytes"]].compute()
+    for row, photo in zip(frame.itertuples(), photos, strict=True):
+        with open(row[1], "rb") as file:
+            file.seek(row.offset)
+            assert file.read(row.nbytes) == photo.encoded
+
+
+def test_header_facts_are_those_of_pillow(shards, photos):
+    frame = read(shards)[["format", "height", "width", "channels"]].compute()
+    for row, photo in zip(frame.itertuples(index=False), photos, strict=True):
+        image = Image.open(io.BytesIO(photo.encoded))
+        want = (image.format.lower(), image.height, image.width, len(image.getbands()))
+        assert tuple(row) == want
+
+
+def test_one_partition_per_shard_and_the_index_numbers_its_samples(shards):
+    ddf = read(shards)
+    assert ddf.npartitions == len(shards)
+    assert ddf.get_partition(1).compute().index.tolist() == list(range(8))
+
+
+def test_json_fields_become_typed_columns(shards, photos):
+    ddf = read(shards, json_fields={"similarity": "float32", "source.name": "string", "no": "bool"})
+    frame = ddf[["json.similarity", "json.source.name", "json.no"]].compute()
+    want = np.array([photo.similarity for photo in photos], np.float32)
+    assert str(frame.dtypes["json.similarity"]) == "float[pyarrow]"
+    assert frame["json.similarity"].to_numpy(np.float32).tolist() == want.tolist()
+    assert frame["json.source.name"].tolist() == [photo.key for photo in photos]
+    assert frame["json.no"].isna().all()
+
+
+def test_components_can_be_named_with_their_types(shards):
+    ddf = read(shards, components={"txt": "binary", "cls": "string"})
+    assert [str(ddf.dtypes[name]) for name in ("txt", "cls")] == ["binary[pyarrow]", "string"]
+    assert "json" not in ddf.columns
+
+
+def test_a_missing_member_is_null_and_a_missing_image_an_error(tmp_path, photos):
+    photo = photos[0]
+    path = write_tar(
+        tmp_path / "a.tar",
+        {"a.jpg": photo.encoded, "a.txt": b"both", "b.jpg": photo.encoded, "c.txt": b"text"},
+    )
+    frame = read(path).compute()
+    assert frame["txt"].isna().tolist() == [False, True, False]
+    assert frame["image"].isna().tolist() == [False, False, True]
+    assert frame["error"].iloc[2].startswith("missing: ")
+    assert frame["nbytes"].isna().tolist() == [False, False, True]
+
+
+def test_a_kind_of_member_that_comes_late_is_left_out_with_one_warning(tmp_path, photos):
+    encoded = photos[0].encoded
+    write_tar(tmp_path / "0.tar", {"a.jpg": encoded})
+    for name in "12":
+        write_tar(tmp_path / f"{name}.tar", {"b.jpg": encoded, "b.late-kind": b"x"})
+    with pytest.warns(UserWarning, match=r"'late-kind'.*components=") as caught:
+        frame = read(tmp_path).compute()
+    assert len(caught) == 1
+    assert len(frame) == 3
+    assert "late-kind" not in frame.columns
+
+
+def test_labels_that_are_no_integers_are_strings(tmp_path, photos):
+    path = write_tar(tmp_path / "a.tar", {"a.jpg": photos[0].encoded, "a.cls": b"cat"})
+    assert read(path).cls.compute().tolist() == ["cat"]
+
+
+def test_a_value_of_the_wrong_type_is_null_with_a_warning(tmp_path, photos):
+    encoded = photos[0].encoded
+    write_tar(tmp_path / "0.tar", {"a.jpg": encoded, "a.cls": b"1"})
+    write_tar(tmp_path / "1.tar", {"b.jpg": encoded, "b.cls": b"cat", "c.jpg": encoded})
+    with pytest.warns(UserWarning, match=r"1 of 2 values of 'cls' are not int64.*'b'"):
+        assert read(tmp_path).cls.compute().isna().tolist() == [False, True, True]
+
+
+def test_an_image_kind_beside_the_image_is_a_component(tmp_path, photos):
+    mask = encode(Image.new("L", (8, 8)), "png")
+    path = write_tar(tmp_path / "a.tar", {"a.jpg": photos[0].encoded, "a.png": mask})
+    assert read(path).png.compute().tolist() == [mask]
+    only = read(path, image="png").compute()
+    assert only["format"].tolist() == ["png"]
+    assert only["jpg"].tolist() == [photos[0].encoded]
+
+
+def test_a_member_named_as_a_column_does_not_take_its_place(tmp_path, photos):
+    path = write_tar(tmp_path / "a.tar", {"a.jpg": photos[0].encoded, "a.width": b"7"})
+    frame = read(path).compute()
+    assert frame["width"].tolist() == [photos[0].pixels.shape[1]]
+    assert frame["member.width"].tolist() == [b"7"]
+
+
+@pytest.mark.parametrize(
+    ("options", "shape"),
+    [
+        ({"size": 64}, (64, 64, 3)),
+        ({"size": (32, 48), "resize": "crop"}, (32, 48, 3)),
+        ({"size": (32, 48), "resize": "pad"}, (32, 48, 3)),
+        ({"size": 64, "mode": "L"}, (64, 64, 1)),
+    ],
+)
+def test_size_gives_every_image_one_shape(shards, options, shape):
+    assert {a.shape for a in read(shards, **options).compute().images.arrays()} == {shape}
+
+
+@pytest.mark.parametrize(("resize", "edge"), [("shorter", min), ("longer", max)])
+def test_one_edge_is_scaled_and_the_aspect_kept(shards, photos, resize, edge):
+    arrays = read(shards, size=100, resize=resize).compute().images.arrays()
+    for array, photo in zip(arrays, photos, strict=True):
+        height, width = photo.pixels.shape[:2]
+        assert edge(array.shape[:2]) == 100
+        assert abs(array.shape[0] / array.shape[1] - height / width) < 0.02
+
+
+def test_resizing_is_pillows_triangular_filter(shards, photos):
+    arrays = read(shards, size=(60, 50)).compute().images.arrays()
+    for array, photo in zip(arrays, photos, strict=True):
+        want = Image.fromarray(photo.pixels).resize((50, 60), Image.Resampling.BILINEAR)
+        assert np.abs(array.astype(int) - np.asarray(want)).mean() < 1.5
+
+
+def flip(images):
+    from nvidia.dali import fn
+
+    return fn.flip(images, horizontal=1)
+
+
+def random_crop_and_flip(images):
+    from nvidia.dali import fn
+
+    window = fn.random_resized_crop(images, size=(40, 40))
+    return fn.flip(window, horizontal=fn.random.coin_flip())
+
+
+def to_float(images):
+    from nvidia.dali import fn, types
+
+    return fn.cast(images, dtype=types.FLOAT)
+
+
+def test_a_transform_is_applied_to_every_image(shards):
+    plain = read(shards, size=50).compute().images.arrays()
+    flipped = read(shards, size=50, transform=flip).compute().images.arrays()
+    for before, after in zip(plain, flipped, strict=True):
+        np.testing.assert_array_equal(before[:, ::-1], after)
+
+
+def test_a_random_transform_gives_the_same_when_a_task_is_repeated(shards):
+    ddf = read(shards, transform=random_crop_and_flip)
+    once, again = (ddf.compute().images.arrays() for _ in range(2))
+    np.testing.assert_array_equal(np.stack(once), np.stack(again))
+    assert once[0].shape == (40, 40, 3)
+
+
+def test_a_transform_to_floats_is_refused(shards):
+    with pytest.raises(dii.ArgumentError, match="FLOAT"):
+        read(shards, transform=to_float).compute()
+
+
+@pytest.fixture
+def partly_bad(tmp_path, photos):
+    members = {f"{n}.jpg": photo.encoded for n, photo in enumerate(photos[:5])}
+    members["2.jpg"] = b"<html>not found</html>"
+    members["4.jpg"] = photos[4].encoded[:-200]
+    return write_tar(tmp_path / "bad.tar", members)
+
+
+def test_a_bad_image_costs_its_own_pixels_only(partly_bad, photos):
+    frame = read(partly_bad).compute()
+    assert frame["image"].isna().tolist() == [False, False, True, False, True]
+    codes = frame["error"].str.partition(":")[0]
+    assert codes.dropna().tolist() == ["not-an-image", "truncated"]
+    for row in (0, 1, 3):
+        got = frame.images.arrays()[row]
+        assert np.abs(got.astype(int) - photos[row].pixels).mean() <= 1
+
+
+def test_errors_drop_drops_rows_even_where_only_counted(partly_bad):
+    ddf = read(partly_bad, errors="drop")
+    assert ddf["__key__"].compute().tolist() == ["0", "1", "3"]
+    assert len(ddf) == 3
+
+
+def test_errors_raise_names_the_shard_and_the_key(partly_bad):
+    with pytest.raises(dii.ImageDecodeError, match=r"bad\.tar.*'2'.*not-an-image"):
+        read(partly_bad, errors="raise").compute()
+
+
+def test_bad_images_are_one_line_in_the_log(partly_bad, caplog):
+    read(partly_bad).compute()
+    (record,) = caplog.records
+    assert "2 of 5 images" in record.getMessage()
+
+
+def test_a_bomb_is_an_error_row(shards, photos):
+    sizes = [photo.pixels.shape[0] * photo.pixels.shape[1] for photo in photos]
+    limit = sorted(sizes)[len(sizes) // 2]
+    frame = read(shards, max_pixels=limit).compute()
+    assert frame["image"].isna().tolist() == [size > limit for size in sizes]
+    assert frame["error"].dropna().str.startswith("too-large: ").all()
+
+
+@pytest.mark.parametrize("scheduler", ["synchronous", "threads", "processes"])
+def test_every_scheduler_gives_the_same_frame(shards, photos, scheduler):
+    with dask.config.set(scheduler=scheduler):
+        assert_same_pixels(read(shards).compute(), photos)
+
+
+def test_compressed_shards_and_folders_read_alike(shards, photos, tmp_path):
+    import gzip
+
+    (tmp_path / "a.tar.gz").write_bytes(gzip.compress(shards[0].read_bytes()))
+    (tmp_path / "b.tgz").write_bytes(gzip.compress(shards[1].read_bytes()))
+    (tmp_path / "c.tar.zst").write_bytes(pa.compress(shards[2].read_bytes(), "zstd", asbytes=True))
+    assert_same_pixels(read(tmp_path).compute(), photos)
+
+
+def test_an_empty_shard_is_an_empty_partition(shards, tmp_path):
+    empty = write_tar(tmp_path / "empty.tar", {})
+    frame = read([shards[0], empty]).compute()
+    assert len(frame) == 8
+    alone = read(empty)
+    assert len(alone) == 0
+    assert alone.compute().dtypes.to_dict() == alone.dtypes.to_dict()
+
+
+def test_an_unknown_column_is_refused_at_once(shards):
+    with pytest.raises(dii.ArgumentError, match="'caption'; the columns of the first shard are"):
+        read(shards, columns=["caption"])
+
+
+@pytest.mark.parametrize(
+    "filters",
+    [
+        [("image", "==", 1)],
+        [("caption", "==", "a")],
+        [("width", "~", 1)],
+        [("width", ">", "wide")],
+        [("width", "in", 3)],
+        [],
+        "width > 3",
+    ],
+)
+def test_a_filter_that_cannot_be_evaluated_is_refused_at_once(shards, filters):
+    with pytest.raises(dii.ArgumentError):
+        read(shards, filters=filters)
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"resize": "crop"},
+        {"size": (10, 20), "resize": "shorter"},
+        {"size": 0},
+        {"size": 1.5},
+        {"mode": "RGBA"},
+        {"errors": "ignore"},
+        {"image": ""},
+        {"components": "guess"},
+        {"components": {"txt": "strnig"}},
+        {"partition_size": "many"},
+        {"partition_size": 0},
+        {"max_pixels": 0},
+        {"transform": 3},
+        {"columns": "txt"},
+        {"columns": ["txt", "txt"]},
+        {"json_fields": {"a": "float"}, "components": {"json.a": "string"}},
+    ],
+)
+def test_contradictory_arguments_are_refused_at_once(shards, options):
+    with pytest.raises(dii.ArgumentError):
+        read(shards, **options)
+
+
+def test_an_unknown_backend_is_refused_at_once(shards):
+    with pytest.raises(dii.ArgumentError, match="polars"):
+        dii.read_webdataset_images(shards, backend="polars")
+
+
+def test_a_file_that_is_no_tar_is_refused_at_once(tmp_path, photos):
+    path = tmp_path / "a.tar"
+    path.write_bytes(photos[0].encoded)
+    with pytest.raises(dii.ShardError, match=r"a\.tar"):
+        read(path)
+
+
+def test_a_shard_that_vanishes_is_named(shards, tmp_path):
+    paths = [tmp_path / shard.name for shard in shards]
+    for path, shard in zip(paths, shards, strict=True):
+        path.write_bytes(shard.read_bytes())
+    ddf = read(paths)
+    paths[1].unlink()
+    with pytest.raises(dii.ShardNotFoundError, match=paths[1].name):
+        ddf.compute()
+
+
+def test_a_shard_that_breaks_off_keeps_its_whole_samples(shards, photos, tmp_path):
+    path = tmp_path / "cut.tar"
+    path.write_bytes(shards[0].read_bytes()[:-30_000])
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        ddf = read(path)
+    with pytest.warns(UserWarning, match=r"cut\.tar.*byte"):
+        frame = ddf.compute()
+    assert 0 < len(frame) < 8
+    whole = frame[frame["image"].notna()]
+    assert_same_pixels(whole, photos)
