@@ -20,7 +20,7 @@ demo: .venv/.stamp-demo ## pack real photographs into shards, read them, show wh
 	@$(bin)/python examples/demo.py
 
 test: lint ## lint, then run the tests on this machine's CPU
-	@$(bin)/python -m pytest -n $(strip $(JOBS)) $(PYTEST_ARGS)
+	@$(bin)/python -m pytest -n $(strip $(JOBS)) --timeout 300 $(PYTEST_ARGS)
 
 lint: .venv/.stamp-test ## ruff and mypy
 	@$(bin)/ruff check $(checked)

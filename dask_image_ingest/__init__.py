@@ -11,6 +11,7 @@ from dask_image_ingest.errors import (
     ShardError,
     ShardNotFoundError,
 )
+from dask_image_ingest.late_decode import decode_images
 from dask_image_ingest.read import read_webdataset_images
 
 __version__ = "0.1.0"
@@ -23,6 +24,7 @@ __all__ = [
     "PartitionTooLargeError",
     "ShardError",
     "ShardNotFoundError",
+    "decode_images",
     "read_webdataset_images",
     "start_cluster",
 ]

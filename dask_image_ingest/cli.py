@@ -28,10 +28,11 @@ from dask_image_ingest.errors import (
     ShardNotFoundError,
 )
 from dask_image_ingest.read import read_webdataset_images
+from dask_image_ingest.shards import find_shards
 
 __all__ = ["main"]
 
-FINE, BAD_DATA, WRONG_ARGUMENTS = 0, 1, 2
+FINE, BAD_DATA, WRONG_ARGUMENTS, INTERRUPTED = 0, 1, 2, 130
 HEADER = ["format", "height", "width"]
 ARGUMENT_ERRORS = (ArgumentError, MissingDependencyError, ShardNotFoundError)
 NEEDS_DECODING = ["image", "error"]
@@ -47,6 +48,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     except DaskImageIngestError as error:
         print(f"dask-image-ingest: {error}", file=sys.stderr)
         return WRONG_ARGUMENTS if isinstance(error, ARGUMENT_ERRORS) else BAD_DATA
+    except KeyboardInterrupt:
+        return INTERRUPTED
     except BrokenPipeError:  # whoever reads our output has seen enough: `... | head`
         sys.stdout = open(os.devnull, "w")  # noqa: SIM115 - what Python flushes at exit
         return FINE
@@ -55,7 +58,8 @@ def main(argv: Sequence[str] | None = None) -> int:
 def describe(frame: Any, args: argparse.Namespace) -> int:
     """Print totals, and a line per shard; decode nothing unless asked."""
     by = ["__url__", *HEADER, *(["error"] if args.decode else [])]
-    summary = _summary(_compute(frame[[*by, "nbytes"]].map_partitions(_count, by)))
+    counts = _compute(frame[[*by, "nbytes"]].map_partitions(_count, by))
+    summary = _summary(counts, [shard.url for shard in find_shards(args.paths)])
     print(json.dumps(summary, indent=2) if args.json else _describe_text(summary))
     return BAD_DATA if _is_bad(summary) else FINE
 
@@ -77,17 +81,18 @@ def _count(frame: pd.DataFrame, by: list[str]) -> pd.DataFrame:
     return groups.agg(samples="size", images="count", nbytes="sum").reset_index()
 
 
-def _summary(counts: pd.DataFrame) -> dict[str, Any]:
-    by_url = counts.groupby("__url__", sort=False)
-    return _totals(counts) | {
-        "per_shard": [{"url": str(url)} | _totals(part) for url, part in by_url],
+def _summary(counts: pd.DataFrame, urls: list[str]) -> dict[str, Any]:
+    parts = dict(iter(counts.groupby("__url__")))
+    return {
+        "shards": len(urls),
+        **_totals(counts),
+        "per_shard": [{"url": url, **_totals(parts.get(url, counts[:0]))} for url in urls],
     }
 
 
 def _totals(counts: pd.DataFrame) -> dict[str, Any]:
     readable = counts[counts["height"].notna()]
     totals = {
-        "shards": int(counts["__url__"].nunique()),
         "samples": int(counts["samples"].sum()),
         "images": int(counts["images"].sum()),
         "bytes": int(counts["nbytes"].sum()),

@@ -69,8 +69,14 @@ class Dataset:
 class ReadWebDataset(dx.PartitionsFiltered, BlockwiseIO):
     """Reads shards; takes up projections, filters, lengths and limits from the query around it."""
 
-    _parameters: ClassVar = ["dataset", "columns", "filters", "limit", "_partitions"]
-    _defaults: ClassVar = {"columns": None, "filters": None, "limit": None, "_partitions": None}
+    _parameters: ClassVar = ["dataset", "columns", "filters", "limit", "fuse", "_partitions"]
+    _defaults: ClassVar = {
+        "columns": None,
+        "filters": None,
+        "limit": None,
+        "fuse": True,
+        "_partitions": None,
+    }
     _absorb_projections = True
     _filter_passthrough = True
 
@@ -120,7 +126,11 @@ class ReadWebDataset(dx.PartitionsFiltered, BlockwiseIO):
     @property
     def _fusion_compression_factor(self) -> float:
         # A partition without pixels weighs next to nothing, and so is read with others in one task.
-        return 1 if self.query.must_decode else 0.01
+        return 0.01 if self.operand("fuse") and not self.query.must_decode else 1
+
+    def _tune_up(self, parent):
+        # dask counts the partitions of a read that is persisted as it stands, and joins them after.
+        return super()._tune_up(parent) if isinstance(parent, dx.Expr) else None
 
     def _filter_passthrough_available(self, parent, dependents) -> bool:
         return super()._filter_passthrough_available(parent, dependents) and (

@@ -128,7 +128,8 @@ def _decode(piece: ShardPiece, rows: Rows, query: Query) -> Pixels:
     backend = get_backend(query.backend)
     nbytes = sum(map(query.decoding.nbytes, rows.headers))
     if query.wants_pixels:
-        check_size(nbytes, piece.url, rows.numbers, backend.largest_partition)
+        what = f"samples {rows.numbers[0]}-{rows.numbers[-1]} of {piece.url}" if len(rows) else ""
+        check_size(what, nbytes, backend.largest_partition)
         buffer = backend.pixel_buffer(nbytes)
     else:
         buffer = _NoPixels()
@@ -175,21 +176,19 @@ def _frame(rows: Rows, pixels: Pixels, query: Query) -> Any:
     return frame if list(frame.columns) == columns else frame[columns]
 
 
-def check_size(nbytes: int, url: str, numbers: np.ndarray, largest: int) -> None:
+def check_size(what: str, nbytes: int, largest: int) -> None:
     """Refuse a partition that can't be held, before anything is decoded.
 
     Raises
     ------
     PartitionTooLargeError
     """
-    if nbytes <= largest:
-        return
-    raise PartitionTooLargeError(
-        f"samples {numbers[0]}-{numbers[-1]} of {url} decode to {nbytes / 1e9:.1f} GB, and the "
-        f"image column of one partition holds at most {largest / 1e9:.1f} GB of pixels here. Pass "
-        'partition_size="512 MiB" to split shards into smaller partitions, or size= to decode '
-        "smaller images"
-    )
+    if nbytes > largest:
+        raise PartitionTooLargeError(
+            f"{what} decode to {nbytes / 1e9:.1f} GB, and one partition holds at most "
+            f'{largest / 1e9:.1f} GB of pixels here. Pass partition_size="512 MiB" to split shards '
+            "(or repartition a frame that is there already), or size= to decode smaller images"
+        )
 
 
 def _report(piece: ShardPiece, scanned: Scan, query: Query) -> None:

@@ -12,7 +12,7 @@ from dask.base import tokenize
 from dask.dataframe.dask_expr import new_collection
 from dask.utils import parse_bytes
 
-from dask_image_ingest.decode.options import Decoding, make_decoding
+from dask_image_ingest.decode.options import MAX_PIXELS, Decoding, make_decoding
 from dask_image_ingest.errors import ArgumentError
 from dask_image_ingest.expr import Dataset, ReadWebDataset
 from dask_image_ingest.filters import normalize_filters
@@ -22,9 +22,6 @@ from dask_image_ingest.partition import ErrorPolicy, ShardPiece
 from dask_image_ingest.schema import IMAGE_EXTENSIONS, Schema, make_schema
 from dask_image_ingest.shards import Shard, find_shards, open_shard
 from dask_image_ingest.tar import scan
-
-# Pillow's limit, twice its warning level: what decodes to more is taken for a bomb.
-MAX_PIXELS = 178_956_970
 
 # Headers of the first shard that are read to know what an image decodes to.
 _HEADERS_LOOKED_AT = 256

@@ -157,6 +157,24 @@ def test_head_for_people_fits_the_terminal(good, capsys, monkeypatch):
     assert max(map(len, out.splitlines())) <= 80
 
 
+def test_shard_without_samples_has_its_line(good, tmp_path, capsys):
+    empty = write_tar(tmp_path / "empty.tar", {})
+    status, out, _ = run(capsys, "describe", good, empty, "--json")
+    summary = json.loads(out)
+    assert status == 0
+    assert summary["shards"] == 3
+    assert [(s["url"], s["samples"], s["sizes"]) for s in summary["per_shard"]][-1] == (
+        str(empty),
+        0,
+        {},
+    )
+
+
+@pytest.mark.parametrize("verb", ["describe", "head"])
+def test_empty_shard_alone_is_fine(verb, tmp_path, capsys):
+    assert run(capsys, verb, write_tar(tmp_path / "empty.tar", {}))[0] == 0
+
+
 @pytest.mark.parametrize("verb", ["describe", "head"])
 def test_path_that_matches_nothing_is_a_wrong_argument(verb, tmp_path, capsys):
     status, out, err = run(capsys, verb, tmp_path / "none-*.tar")

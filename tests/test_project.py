@@ -63,8 +63,9 @@ def test_cuda13_extra_differs_from_cuda12_by_cuda_alone():
 
 
 def test_every_module_imports_without_dali_and_gpu_packages():
+    modules = [module for module in MODULES if module != "dask_image_ingest.frames.cudf"]
     run = subprocess.run(
-        [sys.executable, "-c", IMPORT_WITHOUT_GPU_PACKAGES, *MODULES],
+        [sys.executable, "-c", IMPORT_WITHOUT_GPU_PACKAGES, *modules],
         cwd=ROOT,
         capture_output=True,
         text=True,

@@ -12,6 +12,9 @@ from dask.base import tokenize
 from dask_image_ingest.decode.header import Header
 from dask_image_ingest.errors import ArgumentError
 
+# Pillow's limit, twice its warning level: what decodes to more is taken for a bomb.
+MAX_PIXELS = 178_956_970
+
 RESIZES = ("stretch", "crop", "pad", "shorter", "longer")
 
 Device = Literal["cpu", "gpu"]
@@ -43,6 +46,9 @@ class Decoding:
 
     def __hash__(self) -> int:
         return hash(self.token)
+
+    def __dask_tokenize__(self) -> str:
+        return self.token
 
     @property
     def channels(self) -> int:

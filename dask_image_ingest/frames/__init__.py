@@ -37,6 +37,12 @@ class Backend(Protocol):
     def frame(self, table: pa.Table, index: np.ndarray, pixels: Pixels | None) -> Any:
         """A dataframe of ``table``'s columns, and ``image`` last where there are pixels."""
 
+    def to_arrow(self, frame: Any) -> pa.Table:
+        """Metadata columns of a dataframe, on the host."""
+
+    def with_images(self, frame: Any, pixels: Pixels) -> Any:
+        """``frame`` with the columns ``error`` and ``image`` of a late decode."""
+
     def meta(self, types: Mapping[str, pa.DataType]) -> Any:
         """An empty dataframe with these columns."""
 

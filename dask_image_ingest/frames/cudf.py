@@ -115,6 +115,17 @@ class CudfBackend:
             },
         )
 
+    def to_arrow(self, frame: cudf.DataFrame) -> pa.Table:
+        """Metadata columns of a dataframe, on the host."""
+        return frame.to_arrow(preserve_index=False)
+
+    def with_images(self, frame: cudf.DataFrame, pixels: Pixels) -> cudf.DataFrame:
+        """``frame`` with the columns ``error`` and ``image`` of a late decode."""
+        errors = pa.table({"error": pa.array(pixels.errors, pa.string())})
+        decoded = self.frame(errors, np.arange(len(frame)), pixels)
+        decoded.index = frame.index
+        return frame.assign(error=decoded["error"], image=decoded["image"])
+
     def meta(self, types: Mapping[str, pa.DataType]) -> cudf.DataFrame:
         """An empty dataframe with these columns."""
         table = pa.table({name: pa.array([], t) for name, t in types.items() if name != "image"})

@@ -10,6 +10,7 @@ import numpy as np
 import pandas as pd
 import psutil
 import pyarrow as pa
+from distributed import default_client, get_worker
 
 from dask_image_ingest.decode import Pixels
 from dask_image_ingest.frames.image_dtype import ImageArray, ImageDtype
@@ -17,6 +18,9 @@ from dask_image_ingest.schema import IMAGE
 
 # Of a worker's memory: a partition may be copied twice by what follows, and a worker keeps several.
 _PARTITION_SHARE = 1 / 16
+
+# Where a worker begins to spill (distributed.worker.memory.target).
+_SPILL_SHARE = 0.6
 
 
 class HostPixels:
@@ -56,7 +60,11 @@ class PandasBackend:
 
     name: Literal["pandas"] = "pandas"
     device: Literal["cpu"] = "cpu"
-    largest_partition = 2**62
+
+    @property
+    def largest_partition(self) -> int:
+        """What a worker can hold before it spills: more would never come out whole."""
+        return int(_worker_memory() * _SPILL_SHARE)
 
     def pixel_buffer(self, nbytes: int) -> HostPixels:
         """A buffer for about ``nbytes`` of pixels."""
@@ -69,6 +77,15 @@ class PandasBackend:
         if pixels is not None:
             frame["image"] = pd.Series(_image_array(pixels), index=frame.index)
         return frame
+
+    def to_arrow(self, frame: pd.DataFrame) -> pa.Table:
+        """Metadata columns of a dataframe."""
+        return pa.Table.from_pandas(frame, preserve_index=False)
+
+    def with_images(self, frame: pd.DataFrame, pixels: Pixels) -> pd.DataFrame:
+        """``frame`` with the columns ``error`` and ``image`` of a late decode."""
+        errors = pd.array(pixels.errors, dtype=pandas_type(pa.string()))
+        return frame.assign(error=errors, image=_image_array(pixels))
 
     def meta(self, types: Mapping[str, pa.DataType]) -> pd.DataFrame:
         """An empty dataframe with these columns."""
@@ -133,10 +150,13 @@ def _views(images: pa.StructArray) -> list[np.ndarray | None]:
 
 
 def _worker_memory() -> int:
-    from distributed.client import default_client
-
+    total = psutil.virtual_memory().total
+    try:
+        return get_worker().memory_manager.memory_limit or total
+    except ValueError:  # not in a worker: the client plans for the workers it has
+        pass
     try:
         workers = default_client().scheduler_info(n_workers=-1)["workers"].values()
     except ValueError:
-        return psutil.virtual_memory().total
-    return min((w["memory_limit"] for w in workers), default=0) or psutil.virtual_memory().total
+        return total
+    return min((w["memory_limit"] for w in workers if w["memory_limit"]), default=total)

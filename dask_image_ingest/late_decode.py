@@ -1,0 +1,182 @@
+"""``decode_images``: pixels for rows that were filtered, joined or shuffled without them."""
+
+from __future__ import annotations
+
+import zlib
+from collections.abc import Callable
+from typing import Any, ClassVar, Literal
+
+import pyarrow as pa
+from dask.dataframe.dask_expr import FrameBase, new_collection
+from dask.dataframe.dask_expr import _expr as dx
+
+from dask_image_ingest.decode import Decoding, decode
+from dask_image_ingest.decode.header import Header, read_header
+from dask_image_ingest.decode.options import MAX_PIXELS, make_decoding
+from dask_image_ingest.errors import ArgumentError, ImageDecodeError
+from dask_image_ingest.expr import ReadWebDataset
+from dask_image_ingest.frames import backend_of
+from dask_image_ingest.partition import ErrorPolicy, check_size
+from dask_image_ingest.shards import open_shard
+
+POINTER = ("__url__", "offset", "nbytes")
+_MADE = frozenset({"image", "error"})
+_NO_POINTER = Header(None, None, None, None, "missing: the row points to no image bytes", True)
+
+
+def decode_images(
+    frame: Any,
+    *,
+    size: int | tuple[int, int] | None = None,
+    resize: Literal["stretch", "crop", "pad", "shorter", "longer"] = "stretch",
+    transform: Callable | None = None,
+    mode: Literal["RGB", "L"] = "RGB",
+    errors: ErrorPolicy = "null",
+    max_pixels: int | None = MAX_PIXELS,
+    storage_options: dict[str, Any] | None = None,
+):
+    """Add pixels to a frame whose rows still point to their encoded images.
+
+    Ask the metadata first (filter, join, sort, sample, shuffle: no image is decoded for that), then
+    decode what is left. Only the bytes of these images are read, shard by shard, in the order in
+    which they lie there.
+
+    Parameters
+    ----------
+    frame
+        A dask, pandas or cuDF dataframe with the columns ``__url__``, ``offset`` and ``nbytes`` of
+        :func:`read_webdataset_images`.
+    size, resize, transform, mode, errors, max_pixels, storage_options
+        As for :func:`read_webdataset_images`.
+
+    Returns
+    -------
+    dataframe
+        ``frame`` with the columns ``image`` and ``error``, which replace those it had. Lazy if
+        ``frame`` is: columns and filters asked of it later are pushed below the decode.
+
+    Raises
+    ------
+    ArgumentError
+        If a column is missing, or arguments contradict each other.
+    ImageDecodeError
+        For the first image that can't be decoded, with ``errors="raise"``.
+    PartitionTooLargeError
+        Where the images of a partition would decode to more than it can hold, before they do.
+
+    Examples
+    --------
+    >>> table = read_webdataset_images(paths).drop(columns=["image", "error"])  # doctest: +SKIP
+    >>> cats = table[table.txt.str.contains("cat")]  # doctest: +SKIP
+    >>> decode_images(cats, size=224).images.stack()  # doctest: +SKIP
+    """
+    lazy = isinstance(frame, FrameBase)
+    missing = [name for name in POINTER if name not in frame.columns]
+    if missing:
+        raise ArgumentError(
+            f"the frame has no column {', '.join(map(repr, missing))}: decode_images needs "
+            f"{', '.join(POINTER)}, which say where each image is"
+        )
+    if errors not in ("null", "raise", "drop"):
+        raise ArgumentError(f"errors={errors!r}; choose 'null', 'raise' or 'drop'")
+    decoding = make_decoding(
+        device=backend_of(frame._meta if lazy else frame).device,
+        size=size,
+        resize=resize,
+        mode=mode,
+        transform=transform,
+        max_pixels=max_pixels,
+    )
+    operands = (decoding, errors == "raise", storage_options)
+    if lazy:
+        decoded = new_collection(DecodeImages(_one_task_per_partition(frame.expr), *operands))
+    else:
+        decoded = decode_frame(frame, *operands)
+    return decoded[decoded["error"].isna()] if errors == "drop" else decoded
+
+
+def decode_frame(
+    frame: Any, decoding: Decoding, raise_errors: bool, storage_options: dict[str, Any] | None
+) -> Any:
+    """Decode the images that one pandas or cuDF frame points to."""
+    backend = backend_of(frame)
+    pointers = backend.to_arrow(frame[list(POINTER)])
+    encoded = _read_encoded(pointers, storage_options)
+    headers = [
+        _NO_POINTER if data is None else read_header(data, decoding.max_pixels) for data in encoded
+    ]
+    nbytes = sum(map(decoding.nbytes, headers))
+    check_size(f"the {len(headers)} images of a partition", nbytes, backend.largest_partition)
+    seed = zlib.crc32(repr(pointers.column("offset").to_pylist()).encode())
+    buffer = backend.pixel_buffer(nbytes)
+    pixels = decode(headers, encoded.__getitem__, decoding, buffer, seed)
+    failed = [row for row, error in enumerate(pixels.errors) if error is not None]
+    if failed and raise_errors:
+        url, offset, _ = (pointers.column(name)[failed[0]].as_py() for name in POINTER)
+        raise ImageDecodeError(
+            f"{url}: the image at byte {offset} can't be decoded: {pixels.errors[failed[0]]}. Pass "
+            "errors='null' to get it as a row without an image"
+        )
+    return backend.with_images(frame, pixels)
+
+
+class DecodeImages(dx.Elemwise):
+    """Late decode of a lazy frame; what needs no pixels goes below it."""
+
+    _parameters: ClassVar = ["frame", "decoding", "raise_errors", "storage_options"]
+    operation = staticmethod(decode_frame)
+    _filter_passthrough = True
+
+    def _filter_passthrough_available(self, parent, dependents) -> bool:
+        return super()._filter_passthrough_available(parent, dependents) and not _looks_at(
+            parent.predicate, self, _MADE
+        )
+
+    def _simplify_up(self, parent, dependents):
+        if not isinstance(parent, dx.Projection):
+            return super()._simplify_up(parent, dependents)
+        wanted = dx.determine_column_projection(self, parent, dependents)
+        wanted = {wanted} if isinstance(wanted, str) else set(wanted)
+        if not wanted & _MADE:
+            return type(parent)(self.frame, *parent.operands[1:])
+        wanted |= {*POINTER}
+        needed = [name for name in self.frame.columns if name in wanted - _MADE]
+        if needed == self.frame.columns:
+            return None
+        narrower = type(self)(self.frame[needed], *self.operands[1:])
+        return type(parent)(narrower, *parent.operands[1:])
+
+
+def _one_task_per_partition(expr):
+    # Reads of metadata join many shards in one task: too many for their pixels.
+    for read in list(expr.find_operations(ReadWebDataset)):
+        expr = expr.substitute(read, read.substitute_parameters({"fuse": False}))
+    return expr
+
+
+def _looks_at(predicate, frame, columns: frozenset[str]) -> bool:
+    """Whether a predicate looks at some of these columns of ``frame``, or at all of it."""
+    if predicate._name == frame._name:
+        return True
+    if isinstance(predicate, dx.Projection) and predicate.frame._name == frame._name:
+        return bool(columns.intersection(predicate.columns))
+    return any(_looks_at(part, frame, columns) for part in predicate.dependencies())
+
+
+def _read_encoded(pointers: pa.Table, storage_options: dict[str, Any] | None) -> list[Any]:
+    """The encoded image of each row, None for a row that points nowhere."""
+    urls, offsets, sizes = (pointers.column(name).to_pylist() for name in POINTER)
+    encoded: list[Any] = [None] * len(urls)
+    there = [row for row, offset in enumerate(offsets) if offset is not None]
+    by_shard: dict[str, list[int]] = {}
+    for row in there:
+        by_shard.setdefault(urls[row], []).append(row)
+    for url, rows in by_shard.items():
+        with open_shard(url, storage_options) as buffer:
+            for row in sorted(rows, key=offsets.__getitem__):
+                # A copy, so that the shard is read now and in order.
+                encoded[row] = bytes(buffer[offsets[row] : offsets[row] + sizes[row]])
+    return encoded
+
+
+__all__ = ["DecodeImages", "decode_images"]

@@ -1,0 +1,26 @@
+"""The examples run, and show what they promise."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+from PIL import Image
+
+ROOT = Path(__file__).parents[1]
+
+
+def test_demo_shows_a_damaged_image_and_writes_its_contact_sheet(tmp_path):
+    finished = subprocess.run(
+        [sys.executable, ROOT / "examples" / "demo.py"],
+        cwd=tmp_path,
+        env=os.environ | {"PYTHONPATH": str(ROOT)},
+        capture_output=True,
+        text=True,
+        timeout=120,
+    )
+    assert finished.returncode == 0, finished.stderr
+    assert "51 images of 29 sizes" in finished.stdout
+    assert "truncated: " in finished.stdout
+    with Image.open(tmp_path / "demo-data" / "demo.png") as sheet:
+        assert sheet.size == (13 * 128, 4 * 128)

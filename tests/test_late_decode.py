@@ -1,0 +1,149 @@
+"""Rows that lost their pixels, or never had any, get them from the bytes they point to."""
+
+import pandas as pd
+import pytest
+
+import dask_image_ingest as dii
+from dask_image_ingest import late_decode
+
+POINTERS = ["__url__", "offset", "nbytes"]
+
+
+@pytest.fixture
+def full(shards):
+    """Each key's pixels as the read itself decodes them."""
+    frame = dii.read_webdataset_images(shards, backend="pandas").compute()
+    return pixels_of(frame)
+
+
+@pytest.fixture
+def table(shards):
+    """A collection without pixels."""
+    return dii.read_webdataset_images(shards, backend="pandas").drop(columns=["image", "error"])
+
+
+@pytest.fixture
+def decoded(monkeypatch):
+    """How many images of how many bytes were read to be decoded, and in which order."""
+    read = []
+
+    def reading(pointers, storage_options):
+        encoded = late_decode_read(pointers, storage_options)
+        read.extend(encoded)
+        return encoded
+
+    late_decode_read = late_decode._read_encoded
+    monkeypatch.setattr(late_decode, "_read_encoded", reading)
+    return read
+
+
+def pixels_of(frame):
+    arrays = frame.images.arrays()
+    return {k: a.tobytes() for k, a in zip(frame["__key__"], arrays, strict=True)}
+
+
+LABELS = pd.DataFrame({"cls": pd.array([0, 1], "int64[pyarrow]"), "name": ["a", "b"]})
+
+
+@pytest.mark.parametrize(
+    "operation",
+    [
+        lambda d: d[d.width > 150],
+        lambda d: d.merge(LABELS, on="cls"),
+        lambda d: d.sort_values("width"),
+        lambda d: d.sample(frac=0.5, random_state=3),
+        lambda d: d.shuffle("cls"),
+        lambda d: d.repartition(npartitions=2),
+        lambda d: d.persist(),
+        lambda d: d.set_index("cls"),
+    ],
+    ids=["filter", "merge", "sort", "sample", "shuffle", "repartition", "persist", "set_index"],
+)
+def test_pixels_come_to_their_keys_after(operation, table, full):
+    frame = dii.decode_images(operation(table)).compute()
+    assert len(frame)
+    assert pixels_of(frame).items() <= full.items()
+    assert frame["error"].isna().all()
+
+
+def test_only_the_bytes_of_the_rows_that_are_left_are_read(table, photos, decoded):
+    kept = table[table.width > 200]
+    dii.decode_images(kept).compute()
+    wide = [photo.encoded for photo in photos if photo.pixels.shape[1] > 200]
+    assert sorted(decoded) == sorted(wide)
+
+
+def test_a_pandas_frame_is_decoded_at_once_and_keeps_its_index(table, full):
+    frame = table.compute().sample(7, random_state=1)
+    got = dii.decode_images(frame)
+    assert got.index.tolist() == frame.index.tolist()
+    assert pixels_of(got).items() <= full.items()
+    assert "image" not in frame
+
+
+def test_options_are_those_of_the_read(table, shards):
+    got = dii.decode_images(table, size=(20, 30), resize="pad", mode="L").compute()
+    want = dii.read_webdataset_images(
+        shards, backend="pandas", size=(20, 30), resize="pad", mode="L"
+    ).compute()
+    assert pixels_of(got) == pixels_of(want)
+
+
+def test_columns_and_filters_asked_for_later_go_below_the_decode(table, decoded):
+    lazy = dii.decode_images(table)
+    assert len(lazy) == 24
+    assert lazy[["txt", "width"]].compute().shape == (24, 2)
+    assert lazy.groupby("cls").size().compute().sum() == 24
+    assert not decoded
+    small = lazy[lazy.width < 150]
+    frame = small[["__key__", "image"]].compute()
+    assert len(decoded) == len(frame) == len(small)
+
+
+def test_head_decodes_as_many_images_as_it_shows(table, decoded):
+    assert len(dii.decode_images(table).head(3).images.arrays()) == 3
+    assert len(decoded) == 3
+
+
+def test_a_filter_on_error_is_answered_by_the_decode(table, decoded):
+    lazy = dii.decode_images(table, max_pixels=30_000)
+    frame = lazy[lazy.error.notnull()].compute()
+    assert 0 < len(frame) < 24
+    assert frame["error"].str.startswith("too-large").all()
+    assert frame["image"].isna().all()
+
+
+def test_metadata_partitions_are_not_joined_before_their_pixels(table):
+    lazy = dii.decode_images(table)
+    assert (table.width + 1).optimize().npartitions < 3
+    assert lazy.optimize().npartitions == 3
+
+
+def test_a_row_that_points_nowhere_is_an_error_row(table):
+    frame = table.compute()
+    frame.loc[frame.index[0], "offset"] = pd.NA
+    got = dii.decode_images(frame.iloc[:3])
+    assert got["error"].str.startswith("missing").tolist()[0]
+    assert got["image"].isna().tolist() == [True, False, False]
+
+
+def test_errors_can_be_raised_or_dropped(table):
+    assert len(dii.decode_images(table, max_pixels=30_000, errors="drop")) < 24
+    with pytest.raises(dii.ImageDecodeError, match="byte .* too-large"):
+        dii.decode_images(table, max_pixels=30_000, errors="raise").compute()
+
+
+def test_a_frame_without_pointers_is_refused_at_once(table):
+    with pytest.raises(dii.ArgumentError, match="'offset'"):
+        dii.decode_images(table[["__key__", "__url__", "nbytes"]])
+
+
+def test_a_partition_that_would_burst_is_refused_before_it_is_decoded(table, monkeypatch, shards):
+    from dask_image_ingest.frames import pandas as backend
+
+    monkeypatch.setattr(backend, "_worker_memory", lambda: 1_000_000)
+    message = r"decode to .* GB, and one partition holds at most 0.0 GB"
+    with pytest.raises(dii.PartitionTooLargeError, match=message):
+        dii.decode_images(table).compute()
+    with pytest.raises(dii.PartitionTooLargeError, match=rf"samples 0-7 of .*{message}"):
+        dii.read_webdataset_images(shards, backend="pandas", partition_size=None).compute()
