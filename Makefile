@@ -5,7 +5,7 @@ JOBS ?= 2                # how many tests run at once
 PYTEST_ARGS ?=           # e.g. make test PYTEST_ARGS="-k tar -x"
 
 bin := .venv/bin
-checked := dask_image_ingest tests examples $(wildcard benchmarks)
+checked := dask_image_ingest tests examples benchmarks tools
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
@@ -26,6 +26,7 @@ lint: .venv/.stamp-test ## ruff and mypy
 	@$(bin)/ruff check $(checked)
 	@$(bin)/ruff format --check $(checked) || { echo "Some files are not formatted: run 'make format'."; exit 1; }
 	@$(bin)/mypy
+	@$(bin)/python tools/check_gpu_api.py
 
 format: .venv/.stamp-test ## let ruff format the code and mend what it can
 	@$(bin)/ruff check --quiet --fix $(checked) || true

@@ -15,8 +15,8 @@ from dask_image_ingest.decode.pillow import decode_with_pillow
 
 __all__ = ["Decoding", "PixelBuffer", "Pixels", "decode"]
 
-# Decoded bytes that a batch may hold, since DALI keeps two of them.
-_BATCH_BYTES = 2**28
+# Decoded bytes that a batch may hold, since DALI keeps two of them; a GPU wants more work at once.
+_BATCH_BYTES = {"cpu": 2**28, "gpu": 2**30}
 
 
 class PixelBuffer(Protocol):
@@ -56,10 +56,9 @@ class Pixels:
         flat = self.flat
         if sizes[rows].sum() < sizes.sum():
             starts = np.cumsum(sizes) - sizes
-            kept = np.zeros(len(flat), bool)
-            for row in rows:
-                kept[starts[row] : starts[row] + sizes[row]] = True
-            flat = flat[kept]
+            there = [row for row in rows.tolist() if sizes[row]]
+            images = [flat[starts[row] : starts[row] + sizes[row]] for row in there]
+            flat = np.concatenate(images) if images else flat[:0]
         return Pixels(flat, self.shapes[rows], [self.errors[row] for row in rows.tolist()])
 
 
@@ -133,11 +132,12 @@ def decode(
 
 
 def _batches(headers: Sequence[Header], decoding: Decoding) -> Iterator[_Batch]:
+    most = _BATCH_BYTES[decoding.device]
     start, nbytes = 0, 0
     trusted: list[int] = []
     for row, header in enumerate(headers):
         size = decoding.nbytes(header)
-        if row > start and (len(trusted) == BATCH_SIZE or nbytes + size > _BATCH_BYTES):
+        if row > start and (len(trusted) == BATCH_SIZE or nbytes + size > most):
             yield _Batch(range(start, row), trusted)
             start, trusted, nbytes = row, [], 0
         nbytes += size

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import os
+import re
 import threading
 from collections.abc import Iterable, Iterator
 from typing import Any, Literal
@@ -20,6 +21,9 @@ BATCH_SIZE = 64
 Source = Literal["encoded", "suspect", "pixels"]
 
 _INPUT = "images"
+
+# What a GPU's own trouble looks like, which no other decoder should try to make up for.
+_OUT_OF_MEMORY = re.compile(r"CUDA|alloc|out of memory", re.IGNORECASE)
 
 
 class Decoder:
@@ -86,9 +90,11 @@ class Decoder:
     def _collect(self) -> Any:
         try:
             (images,) = self._pipeline.share_outputs()
-        except RuntimeError:
+        except RuntimeError as error:
             # One image that DALI can't decode fails the batch, and the pipeline is dead after it.
             self._pipeline = None
+            if self._decoding.device == "gpu" and _OUT_OF_MEMORY.search(str(error)):
+                raise
             return None
         # The outputs stay valid: in the default execution model they own their buffers.
         self._pipeline.release_outputs()
@@ -130,7 +136,7 @@ class Decoder:
         return pipeline
 
 
-@functools.lru_cache(maxsize=24)
+@functools.lru_cache(maxsize=9)
 def decoder(decoding: Decoding, source: Source) -> Decoder:
     """The decoder of this process for these options."""
     return Decoder(decoding, source)
