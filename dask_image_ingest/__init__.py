@@ -1,5 +1,6 @@
 """WebDataset tar shards of images as lazy Dask dataframes, decoded by DALI."""
 
+import dask_image_ingest.frames.image_dtype  # registers the dtype "image"
 import dask_image_ingest.images  # noqa: F401  registers the .images accessor
 from dask_image_ingest.cluster import start_cluster
 from dask_image_ingest.errors import (

@@ -26,8 +26,8 @@ def start_cluster(
 ) -> Client:
     """Start a cluster on this machine and connect to it.
 
-    One worker process for each GPU where there are GPUs and dask-cuda; else as many single-threaded
-    processes as there are cores, half of them with two decoding threads each on larger machines.
+    One worker process with one thread for each GPU, where there are GPUs; else one for each core,
+    up to 8, which share the cores between their decoders.
 
     Parameters
     ----------
@@ -43,7 +43,7 @@ def start_cluster(
     device_memory_limit
         Device memory past which a worker moves data to host memory, in bytes or as a share.
     dashboard_address
-        Where the dashboard listens; None for none.
+        Where the dashboard listens; None for any port that is free.
     **kwargs
         For ``dask_cuda.LocalCUDACluster`` or ``distributed.LocalCluster``.
 
@@ -69,7 +69,7 @@ def start_cluster(
     settings = {
         "n_workers": n_workers,
         "threads_per_worker": 1,
-        "dashboard_address": dashboard_address,
+        "dashboard_address": dashboard_address or ":0",
         **kwargs,
     }
     settings["env"] = environment | settings.get("env", {})
@@ -78,7 +78,8 @@ def start_cluster(
             rmm_pool_size=rmm_pool_size, device_memory_limit=device_memory_limit, **settings
         )
     else:
-        cluster = LocalCluster(**settings)
+        # So that a worker knows the image dtype of a frame that it reads or is sent.
+        cluster = LocalCluster(**{"preload": ["dask_image_ingest"]} | settings)
     return ClusterClient(cluster)
 
 

@@ -16,11 +16,18 @@ def test_workers_and_their_decoding_threads_fit_the_cores_and_go_with_the_client
         threads = client.run(decode_threads)
         processes = [psutil.Process(pid) for pid in client.run(os.getpid).values()]
         assert 1 <= sum(threads.values()) <= max(cores, len(workers))
+        assert all(client.run(_knows_the_image_dtype).values())
         assert {worker["nthreads"] for worker in workers.values()} == {1}
     assert client.status == "closed"
     gone, alive = psutil.wait_procs(processes, timeout=10)
     assert not alive
     assert len(gone) == len(processes)
+
+
+def _knows_the_image_dtype():
+    import pandas as pd
+
+    return str(pd.api.types.pandas_dtype("image")) == "image"
 
 
 def test_every_number_is_an_argument(shards):

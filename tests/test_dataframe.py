@@ -91,7 +91,7 @@ def test_no_column_is_of_objects(ddf):
 
 @pytest.fixture(scope="module")
 def client():
-    settings = {"n_workers": 2, "threads_per_worker": 1, "dashboard_address": None}
+    settings = {"n_workers": 2, "threads_per_worker": 1, "dashboard_address": ":0"}
     with LocalCluster(**settings) as cluster, Client(cluster) as client:
         yield client
 

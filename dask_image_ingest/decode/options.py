@@ -34,7 +34,7 @@ class Decoding:
     mode: Literal["RGB", "L"] = "RGB"
     transform: Callable | None = None
     max_pixels: int = sys.maxsize
-    token: str = field(init=False)
+    token: str = field(init=False, repr=False)
 
     def __post_init__(self) -> None:
         options = (self.device, self.size, self.resize, self.mode, self.transform, self.max_pixels)

@@ -121,7 +121,7 @@ def gpus() -> int:
 def _chosen_pandas() -> bool:
     return any(
         layer.get("dataframe", {}).get("backend") == "pandas"
-        for layer in (*dask.config.collect_yaml(), dask.config.collect_env())
+        for layer in (*dask.config.collect_yaml(dask.config.paths), dask.config.collect_env())
     )
 
 
