@@ -7,7 +7,6 @@ import os
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Literal
 
-import dask
 from dask.base import tokenize
 from dask.dataframe.dask_expr import new_collection
 from dask.utils import parse_bytes
@@ -158,8 +157,7 @@ def read_webdataset_images(
         storage_options=storage_options,
         token=tokenize(_fingerprint(shards), str(options), largest, storage_options),
     )
-    with dask.config.set({"dataframe.backend": backend_.name}):
-        return new_collection(ReadWebDataset(dataset, selected, filters_))
+    return new_collection(ReadWebDataset(dataset, selected, filters_))
 
 
 def _partition_bytes(partition_size: int | str | None, backend: Backend) -> int | None:
@@ -197,11 +195,13 @@ def _decoded_bytes(shard: Shard, buffer, scanned, schema: Schema, decoding: Deco
 
 def _pieces(shards: Sequence[Shard], decoded: int, largest: int | None) -> tuple[ShardPiece, ...]:
     """Each shard in parts that decode to ``largest`` at most, if all are as the first."""
-    if largest is None or not decoded or not shards[0].size:
+    if largest is None or not decoded or shards[0].size <= 0:
         return tuple(ShardPiece(shard.url) for shard in shards)
     pieces: list[ShardPiece] = []
     for shard in shards:
-        parts = -(-decoded * shard.size // (shards[0].size * largest)) or 1
+        # A server that doesn't tell a shard's size: taken to be as large as the first.
+        size = shard.size if shard.size >= 0 else shards[0].size
+        parts = -(-decoded * size // (shards[0].size * largest)) or 1
         pieces.extend(ShardPiece(shard.url, part, parts) for part in range(parts))
     return tuple(pieces)
 

@@ -40,7 +40,7 @@ IMAGE_EXTENSIONS = (
 )
 
 # The extensions that webdataset itself decodes to text and to integers (autodecode.py, 1.0.2).
-_TEXT = frozenset({"txt", "text", "transcript", "json", "jsn"})
+_TEXT = frozenset({"txt", "text", "transcript", "json", "jsn", "caption"})
 _INTEGER = frozenset({"cls", "cls2", "class", "count", "index", "inx", "id"})
 
 # How many samples of the first shard have their labels looked at, to see that they are integers.

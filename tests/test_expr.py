@@ -14,7 +14,7 @@ import pytest
 from photo_shards import write_photo_shards
 
 import dask_image_ingest as dii
-from dask_image_ingest import decode, metadata, partition
+from dask_image_ingest import decode, metadata, partition, read
 from dask_image_ingest.expr import ReadWebDataset
 
 
@@ -409,6 +409,18 @@ def test_partition_size_splits_shards_into_parts_that_share_nothing(shards, work
     work.clear()
     ddf.partitions[1].compute()
     assert work["decoded"] < 8
+
+
+def test_a_partition_is_never_planned_larger_than_its_backend_can_hold(shards):
+    class Cudf:
+        largest_partition = 2**31 - 1
+
+        def partition_memory(self):
+            return 2**40
+
+    for asked in ("auto", "5 GB", 2**31):
+        assert read._partition_bytes(asked, Cudf()) == 2**31 - 1
+    assert read._partition_bytes("1 GiB", Cudf()) == 2**30
 
 
 def test_no_partition_size_is_one_task_per_shard(shards):
