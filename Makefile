@@ -2,6 +2,7 @@
 
 PYTHON ?=                # the Python to build .venv with; empty: the newest 3.11+ that runs
 JOBS ?= 2                # how many tests run at once
+FUZZ_ARGS ?=             # e.g. make fuzz FUZZ_ARGS="--images 100000 --seed 7"
 PYTEST_ARGS ?=           # e.g. make test PYTEST_ARGS="-k tar -x"
 
 bin := .venv/bin
@@ -9,18 +10,23 @@ checked := dask_image_ingest tests examples benchmarks tools
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help setup demo test lint format bench gpu-test clean
+.PHONY: help setup notebooks demo test fuzz lint format bench gpu-test clean
 
 help: ## this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-9s %s\n", $$1, $$2}' Makefile
 
 setup: .venv/.stamp-test ## make .venv with all that the demo and the tests need
 
+notebooks: .venv/.stamp-notebooks ## add what the notebooks and their tests need: torch, Jupyter
+
 demo: .venv/.stamp-demo ## pack real photographs into shards, read them, show what comes back
 	@$(bin)/python examples/demo.py
 
 test: lint ## lint, then run the tests on this machine's CPU
 	@$(bin)/python -m pytest -n $(strip $(JOBS)) --timeout 300 $(PYTEST_ARGS)
+
+fuzz: .venv/.stamp-test ## 20,000 mutated images through a worker process (minutes)
+	@$(bin)/python tests/fuzz.py $(FUZZ_ARGS)
 
 lint: .venv/.stamp-test ## ruff and mypy
 	@$(bin)/ruff check $(checked)
@@ -57,6 +63,10 @@ clean: ## remove .venv, caches and what the demo wrote
 .venv/.stamp-test: pyproject.toml | $(bin)/python
 	@$(call install,cpu$(,)demo$(,)test)
 	@touch .venv/.stamp-demo $@
+
+.venv/.stamp-notebooks: pyproject.toml | $(bin)/python
+	@$(call install,cpu$(,)demo$(,)test$(,)notebooks)
+	@touch .venv/.stamp-demo .venv/.stamp-test $@
 
 .venv/.stamp-bench: pyproject.toml | $(bin)/python
 	@$(call install,cpu$(,)demo$(,)bench)

@@ -12,6 +12,7 @@ from dask_image_ingest.errors import (
     ShardError,
     ShardNotFoundError,
 )
+from dask_image_ingest.gallery import gallery
 from dask_image_ingest.late_decode import decode_images
 from dask_image_ingest.read import read_webdataset_images
 
@@ -26,6 +27,7 @@ __all__ = [
     "ShardError",
     "ShardNotFoundError",
     "decode_images",
+    "gallery",
     "read_webdataset_images",
     "start_cluster",
 ]

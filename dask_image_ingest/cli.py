@@ -17,16 +17,19 @@ from typing import Any
 import dask
 import pandas as pd
 import pyarrow as pa
+from dask.bag import from_sequence
 from dask.diagnostics import ProgressBar
 from dask.utils import format_bytes
 from distributed import Client, progress, wait
 
+from dask_image_ingest.check import check_shard, in_total, in_words
 from dask_image_ingest.errors import (
     ArgumentError,
     DaskImageIngestError,
     MissingDependencyError,
     ShardNotFoundError,
 )
+from dask_image_ingest.gallery import gallery as write_gallery
 from dask_image_ingest.read import read_webdataset_images
 from dask_image_ingest.shards import find_shards
 
@@ -43,8 +46,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     args = _parser().parse_args(argv)
     try:
         with _plain_warnings(), _scheduler(args.scheduler):
-            frame = read_webdataset_images(args.paths, backend="pandas")
-            return int(args.verb(frame, args))
+            return int(args.verb(args))
     except DaskImageIngestError as error:
         print(f"dask-image-ingest: {error}", file=sys.stderr)
         return WRONG_ARGUMENTS if isinstance(error, ARGUMENT_ERRORS) else BAD_DATA
@@ -55,8 +57,9 @@ def main(argv: Sequence[str] | None = None) -> int:
         return FINE
 
 
-def describe(frame: Any, args: argparse.Namespace) -> int:
+def describe(args: argparse.Namespace) -> int:
     """Print totals, and a line per shard; decode nothing unless asked."""
+    frame = read_webdataset_images(args.paths, backend="pandas")
     by = ["__url__", *HEADER, *(["error"] if args.decode else [])]
     counts = _compute(frame[[*by, "nbytes"]].map_partitions(_count, by))
     summary = _summary(counts, [shard.url for shard in find_shards(args.paths)])
@@ -64,13 +67,36 @@ def describe(frame: Any, args: argparse.Namespace) -> int:
     return BAD_DATA if _is_bad(summary) else FINE
 
 
-def head(frame: Any, args: argparse.Namespace) -> int:
+def head(args: argparse.Namespace) -> int:
     """Print the first samples: their keys, headers and texts, not their pixels."""
+    frame = read_webdataset_images(args.paths, backend="pandas")
     frame = frame[[name for name in frame.columns if name not in NEEDS_DECODING]]
     rows = _first_rows(frame, args.n)
     records = pa.Table.from_pandas(rows, preserve_index=False).to_pylist()
     print(json.dumps(records, indent=2, default=_base64) if args.json else _head_text(rows))
     return BAD_DATA if rows["height"].isna().any() else FINE
+
+
+def gallery(args: argparse.Namespace) -> int:
+    """Write a page of thumbnails and histograms."""
+    frame = read_webdataset_images(args.paths, backend="pandas")
+    bar = ProgressBar(minimum=1.0, out=sys.stderr) if sys.stderr.isatty() else None
+    with bar or contextlib.nullcontext():
+        sheet = write_gallery(
+            frame, args.output, args.n, columns=args.columns.split(","), decode=args.decode
+        )
+    errors = [card.error for card in sheet.cards if card.error]
+    written = {"page": args.output, "shown": len(sheet), "errors": errors}
+    print(json.dumps(written) if args.json else f"{args.output}: {len(sheet):,} images")
+    return BAD_DATA if errors else FINE
+
+
+def check(args: argparse.Namespace) -> int:
+    """Print a report of the shards' health, after decoding every image."""
+    urls = [shard.url for shard in find_shards(args.paths)]
+    found = _compute(from_sequence(urls, npartitions=len(urls)).map(check_shard))
+    print(json.dumps(in_total(found), indent=2) if args.json else in_words(found))
+    return BAD_DATA if any(shard.is_bad for shard in found) else FINE
 
 
 def _count(frame: pd.DataFrame, by: list[str]) -> pd.DataFrame:
@@ -225,7 +251,7 @@ def _scheduler(address: str | None) -> Iterator[None]:
         yield
 
 
-def _compute(frame: Any) -> pd.DataFrame:
+def _compute(frame: Any) -> Any:
     """Compute with a progress bar, on a terminal and for what takes longer than a second."""
     if not sys.stderr.isatty():
         return frame.compute()
@@ -282,6 +308,24 @@ def _parser() -> argparse.ArgumentParser:
     heading = verbs.add_parser("head", parents=[common], help=told, description=told)
     heading.add_argument("-n", type=_positive, default=5, metavar="N", help="how many (default 5)")
     heading.set_defaults(verb=head)
+
+    told = "a health report: decodes every image, and names what is bad, damaged or ambiguous"
+    checking = verbs.add_parser("check", parents=[common], help=told, description=told)
+    checking.set_defaults(verb=check)
+
+    told = "a page of thumbnails and histograms, which needs no other file"
+    showing = verbs.add_parser("gallery", parents=[common], help=told, description=told)
+    showing.add_argument("-o", dest="output", default="gallery.html", metavar="FILE")
+    showing.add_argument(
+        "-n", type=_positive, default=200, metavar="N", help="how many images (default 200)"
+    )
+    showing.add_argument(
+        "--columns", default="__key__", help="what stands below an image: __key__,txt"
+    )
+    showing.add_argument(
+        "--decode", action="store_true", help="decode every image, and count what fails"
+    )
+    showing.set_defaults(verb=gallery)
     return parser
 
 

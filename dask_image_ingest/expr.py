@@ -16,7 +16,13 @@ from dask_image_ingest import filters as dnf
 from dask_image_ingest.decode import Decoding
 from dask_image_ingest.filters import Filters
 from dask_image_ingest.frames import BackendName, get_backend
-from dask_image_ingest.partition import ErrorPolicy, Query, ShardPiece, read_partition
+from dask_image_ingest.partition import (
+    ErrorPolicy,
+    Query,
+    ShardErrorPolicy,
+    ShardPiece,
+    read_partition,
+)
 from dask_image_ingest.schema import Schema
 
 _OPERATORS: dict[type, str] = {
@@ -56,6 +62,7 @@ class Dataset:
     backend: BackendName
     storage_options: dict[str, Any] | None
     token: str
+    shard_errors: ShardErrorPolicy = "raise"
 
     def __dask_tokenize__(self) -> str:
         return self.token
@@ -116,6 +123,7 @@ class ReadWebDataset(dx.PartitionsFiltered, BlockwiseIO):
             image_extensions=dataset.schema.image_extensions,
             components=dataset.schema.select(used),
             known_extensions=None if self.operand("columns") else dataset.schema.extensions,
+            shard_errors=dataset.shard_errors,
             storage_options=dataset.storage_options,
         )
 
@@ -126,7 +134,9 @@ class ReadWebDataset(dx.PartitionsFiltered, BlockwiseIO):
     @property
     def _fusion_compression_factor(self) -> float:
         # A partition without pixels weighs next to nothing, and so is read with others in one task.
-        return 0.01 if self.operand("fuse") and not self.query.must_decode else 1
+        # Of a head, only the first one is read.
+        fuse = self.operand("fuse") and self.operand("limit") is None
+        return 0.01 if fuse and not self.query.must_decode else 1
 
     def _tune_up(self, parent):
         # dask counts the partitions of a read that is persisted as it stands, and joins them after.
@@ -162,7 +172,15 @@ class ReadWebDataset(dx.PartitionsFiltered, BlockwiseIO):
             return self._with(parent, columns=[c for c in self.columns if c in columns])
         if isinstance(parent, dx.Head) and not isinstance(parent, dx.BlockwiseHead):
             limit = parent.n if self.operand("limit") is None else min(parent.n, self.limit)
-            return self._with(parent, limit=limit) if parent.n >= 0 else None
+            if parent.n < 0:
+                return None
+            # Dask moves a head below a projection, where the projection is of no use to the read.
+            columns = _projected(parent, dependents)
+            if columns is None or columns.issuperset(self.columns):
+                return self._with(parent, limit=limit)
+            return self._with(
+                parent, limit=limit, columns=[c for c in self.columns if c in columns]
+            )
         return super()._simplify_up(parent, dependents)
 
     def _with(self, parent, **operands):
@@ -187,6 +205,17 @@ class ReadWebDataset(dx.PartitionsFiltered, BlockwiseIO):
         if name == "dataset":
             return f"{header} {op} decodes={self.query.must_decode}"
         return super()._tree_repr_argument_construction(i, op, header)
+
+
+def _projected(expr, dependents) -> set[str] | None:
+    """The columns of ``expr`` that a query looks at, None where it looks at all."""
+    columns: set[str] = set()
+    for reference in dependents[expr._name]:
+        above = reference()
+        if not isinstance(above, dx.Projection):
+            return None
+        columns.update(above.columns)
+    return columns or None
 
 
 def as_filters(predicate, read: ReadWebDataset, negated: bool = False) -> Filters | None:

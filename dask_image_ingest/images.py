@@ -1,21 +1,375 @@
-"""The ``.images`` accessor: the pixels of a frame's image column."""
+"""The ``.images`` accessor: the pixels of a frame's image column, at hand."""
 
 from __future__ import annotations
 
-from typing import Any
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Literal
 
+import numpy as np
 import pandas as pd
+from dask.dataframe.dask_expr import _expr as dx
+from dask.dataframe.dask_expr import new_collection
+from dask.dataframe.extensions import register_dataframe_accessor
 
+from dask_image_ingest.batches import MapBatches, joined, make_batch_map
+from dask_image_ingest.channel_stats import add_levels, count_levels, statistics
 from dask_image_ingest.errors import ArgumentError
+from dask_image_ingest.expr import ReadWebDataset
 from dask_image_ingest.frames import Backend, backend_of
+from dask_image_ingest.iter_batches import Batches, Format, LazySource, Source, make_batches
+from dask_image_ingest.late_decode import DecodeImages
+from dask_image_ingest.resize import encoded_images, small_images
+from dask_image_ingest.thumbnails import Thumbnails, make_thumbnails
 
 
-@pd.api.extensions.register_dataframe_accessor("images")
-class FrameImages:
-    """Pixels of a pandas or cuDF dataframe."""
+class Images(ABC):
+    """What frames of both kinds have: eager ones do it now, lazy ones when they are computed."""
 
     def __init__(self, frame: Any) -> None:
         self._frame = frame
+
+    @abstractmethod
+    def _meta(self) -> Any:
+        """An empty frame of these columns, or the frame itself."""
+
+    @abstractmethod
+    def _map(self, function: Callable, columns: Sequence[str], *args: Any) -> Any:
+        """``function(frame[columns], *args)`` for each partition."""
+
+    @property
+    def column(self) -> str:
+        """The name of the image column, told by its type.
+
+        Raises
+        ------
+        ArgumentError
+            If the frame has no image column, or more than one.
+        """
+        return image_column(self._meta(), backend_of(self._meta()))
+
+    @abstractmethod
+    def stack(self) -> Any:
+        """Stack the images into one array.
+
+        Returns
+        -------
+        array, shape (n, height, width, channels), uint8
+            NumPy on the pandas backend, CuPy on cuDF. Of a lazy frame a dask array, with one chunk
+            per partition, whose length along axis 0 is unknown until computed; the other lengths
+            are known where the images are read with ``size=``. Images that lie side by side in
+            memory, as in every partition that was just decoded, are not copied.
+
+        Raises
+        ------
+        ArgumentError
+            If the images of a partition differ in shape: read with ``size=``. If a row has no
+            image: drop it first, ``ddf[ddf.error.isna()]``. If the frame has no image column, or
+            more than one.
+
+        Examples
+        --------
+        >>> ddf = read_webdataset_images("train-{000..099}.tar", size=224)  # doctest: +SKIP
+        >>> ddf.images.stack().mean(axis=(0, 1, 2)).compute()  # doctest: +SKIP
+        array([122.7, 116.7, 104.0])
+        """
+
+    @abstractmethod
+    def vectors(self, column: str) -> Any:
+        """A column of lists as one array, of embeddings for example.
+
+        Parameters
+        ----------
+        column
+            A column of lists of equal length, such as :meth:`map_batches` makes.
+
+        Returns
+        -------
+        array, shape (n, length)
+            NumPy or CuPy, without a copy where the column is one piece; of a lazy frame a dask
+            array.
+
+        Raises
+        ------
+        ArgumentError
+            If the lists differ in length, or some are null: drop these rows first.
+
+        Examples
+        --------
+        >>> frame.images.vectors("embedding").shape  # doctest: +SKIP
+        (200, 1280)
+        """
+
+    def map_batches(
+        self,
+        fn: Callable,
+        outputs: Mapping[str, Any],
+        batch_size: int = 256,
+        keep_image: bool = False,
+        columns: Sequence[str] | None = None,
+    ) -> Any:
+        """Add columns that a function or a model makes of the images, batch by batch.
+
+        Parameters
+        ----------
+        fn
+            Called with each batch: an array (n, height, width, channels) of uint8, NumPy or CuPy,
+            or a list of arrays where shapes differ. It gives an array (or a tensor, or a list of
+            strings) with a value for each image, or a dict of such. A batch never reaches across
+            partitions. A class, or a ``functools.partial`` of one, is called once in each worker
+            process, and what it makes is called with the batches: load models there.
+        outputs
+            The new columns and their types: ``"float32"``, ``"int64"``, ``"bool"``, ``"string"``,
+            ``"binary"``; ``"list<float32>"`` where ``fn`` gives (n, d). A lazy frame has to know
+            its types before anything is computed.
+        batch_size
+            Images in a batch, at most.
+        keep_image
+            Whether the result has the image column too.
+        columns
+            The other columns to keep; all by default.
+
+        Returns
+        -------
+        dataframe
+            The kept columns and the outputs, which are null where there is no image. Rows, index
+            and divisions are those of the frame. Of a lazy frame a lazy one: only what is kept is
+            read, and filters that don't look at the outputs run before any image is decoded.
+
+        Raises
+        ------
+        ArgumentError
+            For outputs of unknown type, unknown columns; when computed, if ``fn`` gives something
+            else than ``outputs`` says.
+
+        Examples
+        --------
+        >>> ddf.images.map_batches(
+        ...     lambda images: images.mean(axis=(1, 2, 3)), {"brightness": "float32"}
+        ... )  # doctest: +SKIP
+
+        A model, loaded once per worker:
+
+        >>> class Embed:
+        ...     def __init__(self):
+        ...         self.model = load_model()
+        ...
+        ...     def __call__(self, images):
+        ...         return self.model(images)
+        >>> ddf.images.map_batches(Embed, {"embedding": "list<float32>"})  # doctest: +SKIP
+        """
+        image = self.column
+        others = self._others(columns, image)
+        kept = [c for c in self._columns() if c in others or (keep_image and c == image)]
+        return self._map_batches(make_batch_map(fn, outputs, batch_size, image, kept))
+
+    @abstractmethod
+    def _map_batches(self, batch_map: Any) -> Any: ...
+
+    def iter_batches(
+        self,
+        batch_size: int,
+        format: Format = "numpy",
+        columns: Sequence[str] | None = None,
+        shuffle: int | None = None,
+        drop_last: bool = False,
+        prefetch: int = 2,
+        start: int | Sequence[int] = 0,
+    ) -> Batches:
+        """Stream the rows as batches of arrays, with a few partitions in memory at a time.
+
+        Parameters
+        ----------
+        batch_size
+            Images in a batch. Batches reach across partitions; the last one may be smaller.
+        format
+            ``"numpy"``, ``"cupy"`` or ``"torch"``. Tensors share the partition's memory on its
+            device, without a copy: don't write to them.
+        columns
+            The other columns to have; all by default. Only these are read.
+        shuffle
+            A seed: partitions come in another order, and the rows of each are mixed with those of
+            the next one. Take another seed for each epoch.
+        drop_last
+            Leave out a last batch that is smaller.
+        prefetch
+            Partitions that are read ahead while one is used: on the workers where there is a
+            ``distributed`` client, else on a thread. So at most ``prefetch + 1`` partitions are in
+            memory, whatever the size of the frame. A shuffle's buffer is one of them.
+        start
+            Where to begin. A number of batches to leave out: to find the place, the partitions
+            before it are decoded and counted. Or the ``position`` of an earlier iterator: nothing
+            before it is read. The batches are those of an iteration that was not interrupted.
+
+        Returns
+        -------
+        iterator of dict
+            Each with the image column, an array (n, height, width, channels) of uint8, or a list of
+            arrays where shapes differ, and the other columns: arrays (n,), (n, d) of lists, and
+            of strings NumPy arrays of objects, lists for torch. Rows without an image are left out.
+            Its attribute ``position`` says where the next batch begins.
+
+        Raises
+        ------
+        ArgumentError
+            If a column has nulls and so can't be an array.
+        MissingDependencyError
+            If CuPy or torch is asked for and not installed.
+
+        Notes
+        -----
+        Each partition is computed by itself. After a shuffle, a merge or a sort, where each needs
+        all of those before, ``persist()`` the frame first.
+
+        Examples
+        --------
+        >>> for batch in ddf.images.iter_batches(256, "torch", ["cls"]):  # doctest: +SKIP
+        ...     images = batch["image"].permute(0, 3, 1, 2).float() / 255
+        ...     loss = train_step(images, batch["cls"])
+        """
+        image = self.column
+        chosen = [image, *self._others(columns, image)]
+        return make_batches(
+            self._source(chosen, image),
+            self._meta(),
+            image,
+            batch_size=batch_size,
+            format=format,
+            shuffle=shuffle,
+            drop_last=drop_last,
+            prefetch=prefetch,
+            start=start,
+        )
+
+    @abstractmethod
+    def _source(self, columns: list[str], image: str) -> Source: ...
+
+    def show(
+        self,
+        n: int = 16,
+        thumbnail: int = 160,
+        columns: Sequence[str] = ("__key__",),
+        storage_options: dict[str, Any] | None = None,
+    ) -> Thumbnails:
+        """Show the first images as thumbnails, in a notebook.
+
+        Parameters
+        ----------
+        n
+            How many rows.
+        thumbnail
+            The longer edge of a thumbnail, in pixels.
+        columns
+            What stands below each: its name, then captions or scores, ``("__key__", "txt")``.
+        storage_options
+            For the filesystem of remote shards; by default those of the read.
+
+        Returns
+        -------
+        Thumbnails
+            Shown by notebooks; ``save("page.html")`` makes a page of it. The thumbnails are made
+            from the encoded bytes of these rows: no other image is decoded. An image that can't be
+            decoded shows its error. A frame that no longer knows where its bytes are (``__url__``,
+            ``offset``, ``nbytes``) shows its pixels.
+
+        Examples
+        --------
+        >>> ddf[ddf.width >= 512].images.show(8, columns=("__key__", "txt"))  # doctest: +SKIP
+        """
+        return make_thumbnails(self._frame, n, thumbnail, columns, storage_options)
+
+    def encode(self, format: Literal["jpeg", "png", "webp"] = "jpeg", quality: int = 92) -> Any:
+        """Encode the images as files.
+
+        Parameters
+        ----------
+        format
+            ``"jpeg"``, ``"png"`` or ``"webp"``.
+        quality
+            1 to 100, of JPEG and WebP.
+
+        Returns
+        -------
+        series
+            Bytes, named as the image column; null where there is no image. Pillow encodes them, on
+            the CPU. The original bytes, not encoded again, are what ``to_webdataset`` copies.
+
+        Examples
+        --------
+        >>> frame.images.encode("webp").iloc[0][:4]  # doctest: +SKIP
+        b'RIFF'
+        """
+        if format not in ("jpeg", "png", "webp"):
+            raise ArgumentError(f"format={format!r}; choose 'jpeg', 'png' or 'webp'")
+        if not 1 <= quality <= 100:
+            raise ArgumentError(f"quality={quality!r}; choose 1 to 100")
+        image = self.column
+        return self._map(encoded_images, [image], image, format, quality)
+
+    def thumbnails(
+        self,
+        size: int | tuple[int, int] = 160,
+        resize: Literal["stretch", "crop", "pad", "shorter", "longer"] = "longer",
+    ) -> Any:
+        """Shrink the images.
+
+        Parameters
+        ----------
+        size, resize
+            As for ``read_webdataset_images``: by default the longer edge becomes ``size``.
+
+        Returns
+        -------
+        dataframe
+            The frame with small images in place of its own: ``images.arrays()``, ``stack()`` (after
+            ``resize="crop"`` or another that makes them alike), ``encode()`` give them. The pixels
+            pass through host memory; a whole dataset is better read with ``size=``.
+
+        Examples
+        --------
+        >>> ddf.images.thumbnails(64, "crop").images.stack()  # doctest: +SKIP
+        """
+        return self._map(small_images, self._columns(), self.column, size, resize)
+
+    @abstractmethod
+    def channel_stats(self) -> Any:
+        """Mean, standard deviation, minimum, maximum and number of pixels of each channel.
+
+        Counted exactly and in one pass, whatever the number of images and partitions; 0 to 255.
+
+        Returns
+        -------
+        pandas dataframe, one row per channel
+            Lazy where the frame is.
+
+        Examples
+        --------
+        >>> ddf.images.channel_stats().compute()  # doctest: +SKIP
+                  mean    std  min  max      pixels
+        channel
+        0        122.7   69.8    0  255  1002000000
+        """
+
+    def _columns(self) -> list[str]:
+        return list(self._frame.columns)
+
+    def _others(self, columns: Sequence[str] | None, image: str) -> list[str]:
+        if columns is None:
+            return [name for name in self._columns() if name != image]
+        if isinstance(columns, str):
+            raise ArgumentError(f"columns={columns!r}: pass a list of column names")
+        unknown = [name for name in columns if name not in self._columns()]
+        if unknown:
+            raise ArgumentError(
+                f"columns= names {', '.join(map(repr, unknown))}; the frame has "
+                f"{', '.join(map(repr, self._columns()))}"
+            )
+        return [name for name in columns if name != image]
+
+
+@pd.api.extensions.register_dataframe_accessor("images")
+class FrameImages(Images):
+    """Pixels of a pandas or cuDF dataframe."""
 
     def arrays(self) -> list:
         """Views of each decoded image.
@@ -35,8 +389,110 @@ class FrameImages:
         --------
         >>> first = frame.images.arrays()[0]  # doctest: +SKIP
         """
-        backend = backend_of(self._frame)
-        return backend.arrays(self._frame[image_column(self._frame, backend)])
+        return backend_of(self._frame).arrays(self._frame[self.column])
+
+    def stack(self) -> Any:  # noqa: D102 - told by Images
+        return stack(self._frame, self.column)
+
+    def vectors(self, column: str) -> Any:  # noqa: D102
+        return vectors(self._frame, column)
+
+    def channel_stats(self) -> pd.DataFrame:  # noqa: D102
+        return statistics(count_levels(self._frame, self.column))
+
+    def _meta(self) -> Any:
+        return self._frame
+
+    def _map(self, function: Callable, columns: Sequence[str], *args: Any) -> Any:
+        return function(self._frame[list(columns)], *args)
+
+    def _map_batches(self, batch_map: Any) -> Any:
+        return batch_map(self._frame)
+
+    def _source(self, columns: list[str], image: str) -> Source:
+        return Source(self._frame[columns], image)
+
+
+@register_dataframe_accessor("images")
+class LazyImages(Images):
+    """Pixels of a dask dataframe, when they are computed."""
+
+    def stack(self) -> Any:  # noqa: D102 - told by Images
+        height, width, channels = _shape(self._frame.expr)
+        meta = backend_of(self._meta()).numpy.empty(
+            (0, height or 0, width or 0, channels or 0), np.uint8
+        )
+        array = self._frame[[self.column]].map_partitions(stack, self.column, meta=meta)
+        edges = ((edge or np.nan,) for edge in (height, width, channels))
+        array._chunks = (array.chunks[0], *edges)
+        return array
+
+    def vectors(self, column: str) -> Any:  # noqa: D102
+        meta = vectors(self._meta(), column)
+        array = self._frame[[column]].map_partitions(vectors, column, meta=meta)
+        array._chunks = (array.chunks[0], (np.nan,))
+        return array
+
+    def channel_stats(self) -> Any:  # noqa: D102
+        empty = pd.DataFrame(
+            np.empty((0, 256), np.int64), index=pd.Index([], dtype="int64", name="channel")
+        )
+        counts = self._frame[[self.column]].map_partitions(count_levels, self.column, meta=empty)
+        return counts.reduction(
+            add_levels, combine=add_levels, aggregate=statistics, meta=statistics(empty)
+        )
+
+    def _meta(self) -> Any:
+        return self._frame._meta
+
+    def _map(self, function: Callable, columns: Sequence[str], *args: Any) -> Any:
+        meta = function(self._meta()[list(columns)], *args)
+        return self._frame[list(columns)].map_partitions(function, *args, meta=meta)
+
+    def _map_batches(self, batch_map: Any) -> Any:
+        return new_collection(MapBatches(self._frame.expr, batch_map))
+
+    def _source(self, columns: list[str], image: str) -> Source:
+        return LazySource(self._frame[columns], image)
+
+
+def stack(frame: Any, image: str) -> Any:
+    """The images of a pandas or cuDF frame as one array."""
+    backend = backend_of(frame)
+    arrays = backend.arrays(frame[image])
+    if not arrays:
+        return backend.numpy.empty((0, 0, 0, 0), np.uint8)
+    if any(array is None for array in arrays):
+        missing = next(row for row, array in enumerate(arrays) if array is None)
+        raise ArgumentError(
+            f"stack: row {missing} of a partition has no image: drop such rows first, "
+            "ddf[ddf.error.isna()]"
+        )
+    images = joined(arrays, backend)
+    if isinstance(images, list):
+        other = next(a.shape for a in images if a.shape != images[0].shape)
+        raise ArgumentError(
+            f"stack: the images of a partition differ in shape, {images[0].shape} and {other}: "
+            "read with size="
+        )
+    return images
+
+
+def vectors(frame: Any, column: str) -> Any:
+    """A column of lists of a pandas or cuDF frame as (n, length)."""
+    if column not in frame.columns:
+        raise ArgumentError(f"the frame has no column {column!r}")
+    values = backend_of(frame).values(frame[column])
+    if values is None:
+        raise ArgumentError(
+            f"the lists of {column!r} differ in length, or some are null: drop these rows first, "
+            f"frame[frame[{column!r}].notnull()]"
+        )
+    if len(values) == 0:
+        return values.reshape(0, 0)
+    if values.ndim != 2:
+        raise ArgumentError(f"column {column!r} is no column of lists of numbers")
+    return values
 
 
 def image_column(frame: Any, backend: Backend) -> str:
@@ -46,3 +502,19 @@ def image_column(frame: Any, backend: Backend) -> str:
         found = f"has {', '.join(map(repr, names))}" if names else "has no column of images"
         raise ArgumentError(f"the frame {found}; .images needs exactly one: select it first")
     return names[0]
+
+
+def _shape(expr: Any) -> tuple[int | None, int | None, int | None]:
+    """The shape of every image of a query, as far as its options tell it."""
+    if next(expr.find_operations(dx.MapPartitions), None) is not None:
+        return None, None, None
+    late = [node.decoding for node in expr.find_operations(DecodeImages)]
+    read = [node.dataset.decoding for node in expr.find_operations(ReadWebDataset)]
+    decodings = {decoding.token: decoding for decoding in late or read}
+    if len(decodings) != 1:
+        return None, None, None
+    (decoding,) = decodings.values()
+    if decoding.transform is not None:
+        return None, None, None
+    size = decoding.size if decoding.size and len(decoding.size) == 2 else (None, None)
+    return *size, decoding.channels

@@ -128,7 +128,7 @@ class DecodeImages(dx.Elemwise):
     _filter_passthrough = True
 
     def _filter_passthrough_available(self, parent, dependents) -> bool:
-        return super()._filter_passthrough_available(parent, dependents) and not _looks_at(
+        return super()._filter_passthrough_available(parent, dependents) and not looks_at(
             parent.predicate, self, _MADE
         )
 
@@ -154,13 +154,13 @@ def _one_task_per_partition(expr):
     return expr
 
 
-def _looks_at(predicate, frame, columns: frozenset[str]) -> bool:
+def looks_at(predicate, frame, columns: frozenset[str]) -> bool:
     """Whether a predicate looks at some of these columns of ``frame``, or at all of it."""
     if predicate._name == frame._name:
         return True
     if isinstance(predicate, dx.Projection) and predicate.frame._name == frame._name:
         return bool(columns.intersection(predicate.columns))
-    return any(_looks_at(part, frame, columns) for part in predicate.dependencies())
+    return any(looks_at(part, frame, columns) for part in predicate.dependencies())
 
 
 def _read_encoded(pointers: pa.Table, storage_options: dict[str, Any] | None) -> list[Any]:

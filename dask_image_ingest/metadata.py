@@ -10,12 +10,15 @@ from functools import cached_property
 import numpy as np
 import pyarrow as pa
 
+from dask_image_ingest.collector import collector_at_rest
 from dask_image_ingest.decode.header import Header, read_header
 from dask_image_ingest.filters import Filters, columns_of, to_expression
 from dask_image_ingest.schema import POINTER_COLUMNS, Component, image_member
 from dask_image_ingest.tar import Sample, Scan, Span, read_member
 
 _MISSING = Header(None, None, None, None, "missing: the sample has no image member", True)
+# No honest record comes near this.
+_LARGEST_JSON = 16 << 20
 _HEADER_COLUMNS = frozenset(Header._fields) & frozenset(POINTER_COLUMNS)
 
 
@@ -66,10 +69,11 @@ class Rows:
     @cached_property
     def headers(self) -> list[Header]:
         """What the first bytes of each image tell."""
-        return [
-            self._header(sample, span)
-            for sample, span in zip(self.samples, self.spans, strict=True)
-        ]
+        with collector_at_rest():
+            return [
+                self._header(sample, span)
+                for sample, span in zip(self.samples, self.spans, strict=True)
+            ]
 
     def image_bytes(self, row: int) -> Sequence[int] | None:
         """The encoded image of one row, without a copy where its bytes lie side by side."""
@@ -106,7 +110,8 @@ class Rows:
 
     def table(self, columns: Sequence[str]) -> pa.Table:
         """The given metadata columns of every row."""
-        arrays = [self.column(name) for name in columns]
+        with collector_at_rest():
+            arrays = [self.column(name) for name in columns]
         if not arrays:
             return pa.table({"": pa.nulls(len(self))}).select([])
         return pa.table(arrays, names=list(columns))
@@ -189,19 +194,26 @@ class Rows:
         return array
 
 
+def _parsed(content: bytes) -> object:
+    # Parsed it may take ten times the memory; its depth is bounded by Python's own recursion.
+    if len(content) > _LARGEST_JSON:
+        raise ValueError(f"JSON of {len(content)} bytes")
+    return json.loads(content)
+
+
 def _parser(type_: pa.DataType) -> Callable[[bytes], object]:
     if pa.types.is_integer(type_):
         return int
     if pa.types.is_floating(type_):
         return float
-    return json.loads
+    return _parsed
 
 
 def _json_field(path: str) -> Callable[[bytes], object]:
     steps = path.split(".")
 
     def field(content: bytes):
-        value = json.loads(content)
+        value = _parsed(content)
         if isinstance(value, dict) and path in value:
             return value[path]
         for step in steps:

@@ -13,7 +13,12 @@ import pyarrow as pa
 
 from dask_image_ingest import filters as dnf
 from dask_image_ingest.decode import Decoding, Pixels, decode
-from dask_image_ingest.errors import ImageDecodeError, PartitionTooLargeError
+from dask_image_ingest.errors import (
+    ImageDecodeError,
+    PartitionTooLargeError,
+    ShardError,
+    ShardNotFoundError,
+)
 from dask_image_ingest.filters import Filters
 from dask_image_ingest.frames import BackendName, get_backend
 from dask_image_ingest.metadata import Rows
@@ -22,6 +27,7 @@ from dask_image_ingest.shards import open_shard
 from dask_image_ingest.tar import Scan, scan
 
 ErrorPolicy = Literal["null", "raise", "drop"]
+ShardErrorPolicy = Literal["raise", "skip"]
 
 logger = logging.getLogger("dask_image_ingest")
 
@@ -60,6 +66,7 @@ class Query:
     image_extensions: tuple[str, ...]
     components: tuple[Component, ...]
     known_extensions: frozenset[str] | None
+    shard_errors: ShardErrorPolicy = "raise"
     storage_options: dict[str, Any] | None = None
 
     @property
@@ -96,12 +103,32 @@ def read_partition(piece: ShardPiece, query: Query) -> Any:
     Raises
     ------
     ShardError
-        Where the shard can't be read.
+        Where the shard can't be read, with ``shard_errors="raise"``.
     PartitionTooLargeError
         Where the images would decode to more than one partition can hold; before they do.
     ImageDecodeError
         For the first image that can't be decoded, with ``errors="raise"``.
     """
+    try:
+        return _read(piece, query)
+    except (ShardError, ShardNotFoundError) as error:
+        if query.shard_errors == "raise":
+            raise
+        if not piece.part:
+            warn_of_skipped(error)
+        empty = Rows(
+            piece.url,
+            b"",
+            Scan(),
+            range(0),
+            image_extensions=query.image_extensions,
+            components=query.components,
+            max_pixels=query.decoding.max_pixels,
+        )
+        return _frame(empty, _decode(piece, empty, query), query)
+
+
+def _read(piece: ShardPiece, query: Query) -> Any:
     backend = get_backend(query.backend)
     with open_shard(piece.url, query.storage_options) as buffer:
         scanned = scan(buffer, piece.url)
@@ -132,7 +159,7 @@ def _decode(piece: ShardPiece, rows: Rows, query: Query) -> Pixels:
         check_size(what, nbytes, backend.largest_partition)
         buffer = backend.pixel_buffer(nbytes)
     else:
-        buffer = _NoPixels()
+        buffer = NoPixels()
     pixels = decode(rows.headers, rows.image_bytes, query.decoding, buffer, piece.seed)
     failed = [row for row, error in enumerate(pixels.errors) if error is not None]
     if failed and query.errors == "raise":
@@ -191,6 +218,12 @@ def check_size(what: str, nbytes: int, largest: int) -> None:
         )
 
 
+def warn_of_skipped(error: Exception) -> None:
+    """Say which shard is left out, and why."""
+    logger.warning("skipped: %s", error)
+    _warn(f"skipped: {error}")
+
+
 def _report(piece: ShardPiece, scanned: Scan, query: Query) -> None:
     # Once for a shard, not once for each part of it.
     if piece.part:
@@ -225,7 +258,7 @@ def _warn(message: str) -> None:
         warn(message)
 
 
-class _NoPixels:
+class NoPixels:
     """Takes decoded images where only their errors are asked for."""
 
     def append_batch(self, images: Any) -> None:

@@ -12,12 +12,13 @@ from dask.dataframe.dask_expr import new_collection
 from dask.utils import parse_bytes
 
 from dask_image_ingest.decode.options import MAX_PIXELS, Decoding, make_decoding
-from dask_image_ingest.errors import ArgumentError
+from dask_image_ingest.decode.scaled import require_simplejpeg
+from dask_image_ingest.errors import ArgumentError, ShardError, ShardNotFoundError
 from dask_image_ingest.expr import Dataset, ReadWebDataset
 from dask_image_ingest.filters import normalize_filters
 from dask_image_ingest.frames import Backend, choose_backend, get_backend
 from dask_image_ingest.metadata import Rows
-from dask_image_ingest.partition import ErrorPolicy, ShardPiece
+from dask_image_ingest.partition import ErrorPolicy, ShardErrorPolicy, ShardPiece
 from dask_image_ingest.schema import IMAGE_EXTENSIONS, Schema, make_schema
 from dask_image_ingest.shards import Shard, find_shards, open_shard
 from dask_image_ingest.tar import scan
@@ -40,8 +41,10 @@ def read_webdataset_images(
     mode: Literal["RGB", "L"] = "RGB",
     backend: Literal["cudf", "pandas"] | None = None,
     errors: ErrorPolicy = "null",
+    shard_errors: ShardErrorPolicy = "raise",
     partition_size: int | str | None = "auto",
     max_pixels: int | None = MAX_PIXELS,
+    scaled_decode: bool = False,
     storage_options: dict[str, Any] | None = None,
 ):
     """Read WebDataset tar shards of images as a lazy Dask dataframe.
@@ -85,12 +88,19 @@ def read_webdataset_images(
     errors
         What becomes of an image that can't be decoded: ``"null"`` keeps the row, with the reason in
         ``error``; ``"drop"`` drops the row, so that even ``len`` has to decode; ``"raise"`` raises.
+    shard_errors
+        What becomes of a shard that can't be read at all: ``"raise"``, or ``"skip"``, which makes
+        an empty partition of it, with a warning. A damaged one keeps its complete samples.
     partition_size
         Decoded bytes that a partition may hold, for example ``"512 MiB"``. A shard that would
         decode to more becomes several partitions. ``"auto"``: a sixteenth of a worker's memory, on
         cuDF a thirty-second of the GPU's and below 2^31 bytes. None: always one task per shard.
     max_pixels
         Images of more pixels are an error, before anything is allocated for them. None: no limit.
+    scaled_decode
+        Decode a JPEG that is at least twice as large as ``size`` at a reduced scale: several times
+        faster, at 30 to 50 dB PSNR to the full way. On the CPU, with resize ``"stretch"``,
+        ``"crop"`` or ``"pad"``; needs the extra ``scaled``.
     storage_options
         For the fsspec filesystem behind remote paths.
 
@@ -107,7 +117,7 @@ def read_webdataset_images(
     ShardNotFoundError
         If a path matches nothing.
     ShardError
-        If the first shard can't be read.
+        If the first shard can't be read; with ``shard_errors="skip"``, if none can.
     ArgumentError
         For arguments that are unknown or contradict each other, columns that don't exist, filters
         that can't be evaluated.
@@ -117,7 +127,8 @@ def read_webdataset_images(
     Notes
     -----
     Keys are webdataset's: the path up to the first dot of its last part. Members of a key that
-    comes back later in a shard are joined to its sample, where webdataset makes two of them.
+    comes back later in a shard are joined to its sample, where webdataset makes two of them, unless
+    the sample has such members already.
 
     Examples
     --------
@@ -128,6 +139,8 @@ def read_webdataset_images(
     backend_ = get_backend(choose_backend(backend))
     if errors not in ("null", "raise", "drop"):
         raise ArgumentError(f"errors={errors!r}; choose 'null', 'raise' or 'drop'")
+    if shard_errors not in ("raise", "skip"):
+        raise ArgumentError(f"shard_errors={shard_errors!r}; choose 'raise' or 'skip'")
     decoding = make_decoding(
         device=backend_.device,
         size=size,
@@ -135,10 +148,13 @@ def read_webdataset_images(
         mode=mode,
         transform=transform,
         max_pixels=max_pixels,
+        scaled_decode=scaled_decode,
     )
+    if scaled_decode:
+        require_simplejpeg()
     largest = _partition_bytes(partition_size, backend_)
     shards = find_shards(paths, storage_options)
-    first = shards[0]
+    first = _first_readable(shards, storage_options) if shard_errors == "skip" else shards[0]
     with open_shard(first.url, storage_options) as buffer:
         scanned = scan(buffer, first.url)
         schema = make_schema(
@@ -149,13 +165,14 @@ def read_webdataset_images(
     filters_ = normalize_filters(filters, schema.types)
     options = (schema.components, schema.image_extensions, decoding.token, errors, backend_.name)
     dataset = Dataset(
-        pieces=_pieces(shards, decoded, largest),
+        pieces=_pieces(shards, first, decoded, largest),
         schema=schema,
         decoding=decoding,
         errors=errors,
+        shard_errors=shard_errors,
         backend=backend_.name,
         storage_options=storage_options,
-        token=tokenize(_fingerprint(shards), str(options), largest, storage_options),
+        token=tokenize(_fingerprint(shards), str(options), largest, shard_errors, storage_options),
     )
     return new_collection(ReadWebDataset(dataset, selected, filters_))
 
@@ -193,15 +210,29 @@ def _decoded_bytes(shard: Shard, buffer, scanned, schema: Schema, decoding: Deco
     return sum(map(decoding.nbytes, looked_at.headers)) * step
 
 
-def _pieces(shards: Sequence[Shard], decoded: int, largest: int | None) -> tuple[ShardPiece, ...]:
+def _first_readable(shards: Sequence[Shard], storage_options: dict[str, Any] | None) -> Shard:
+    reasons = []
+    for shard in shards:
+        try:
+            with open_shard(shard.url, storage_options) as buffer:
+                scan(buffer, shard.url)
+            return shard
+        except (ShardError, ShardNotFoundError) as error:
+            reasons.append(str(error))
+    raise ShardError(f"none of the {len(shards)} shards can be read; the first: {reasons[0]}")
+
+
+def _pieces(
+    shards: Sequence[Shard], first: Shard, decoded: int, largest: int | None
+) -> tuple[ShardPiece, ...]:
     """Each shard in parts that decode to ``largest`` at most, if all are as the first."""
-    if largest is None or not decoded or shards[0].size <= 0:
+    if largest is None or not decoded or first.size <= 0:
         return tuple(ShardPiece(shard.url) for shard in shards)
     pieces: list[ShardPiece] = []
     for shard in shards:
         # A server that doesn't tell a shard's size: taken to be as large as the first.
-        size = shard.size if shard.size >= 0 else shards[0].size
-        parts = -(-decoded * size // (shards[0].size * largest)) or 1
+        size = shard.size if shard.size >= 0 else first.size
+        parts = -(-decoded * size // (first.size * largest)) or 1
         pieces.extend(ShardPiece(shard.url, part, parts) for part in range(parts))
     return tuple(pieces)
 

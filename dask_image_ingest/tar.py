@@ -8,6 +8,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+from dask_image_ingest.collector import collector_at_rest
 from dask_image_ingest.errors import ShardError
 from dask_image_ingest.tarheader import Buffer, SparseMap
 from dask_image_ingest.tarwalk import Damage, Member, Walk
@@ -32,7 +33,8 @@ class Sample:
     members
         Extension, in lower case and without its first dot → where the bytes are.
     duplicates
-        Extensions that occurred more than once; ``members`` has their first occurrence.
+        Extensions that occurred more than once in a row of members of this key; ``members`` has
+        their first occurrence.
     """
 
     key: str
@@ -54,6 +56,8 @@ class Scan:
         None for a sound shard; every whole member in front of the damage is in ``samples``.
     interleaved
         Keys that came back after another key, and were joined to their earlier members.
+    repeated
+        Keys that came back with a member that they had already: each time, a sample of its own.
     members
         How many regular files there are, those included that belong to no sample.
     pax
@@ -64,6 +68,7 @@ class Scan:
     sparse: dict[int, SparseMap] = field(default_factory=dict)
     damage: Damage | None = None
     interleaved: tuple[str, ...] = ()
+    repeated: tuple[str, ...] = ()
     members: int = 0
     pax: int = 0
 
@@ -74,7 +79,8 @@ def scan(buffer: Buffer, url: str = "the shard") -> Scan:
     Samples are grouped by webdataset's rule: the key is the path up to the first dot of its last
     part, what follows in lower case is the extension, only regular files count, and names such as
     ``__meta__`` are skipped. One difference is on purpose: a key that comes back later in the shard
-    is joined to its sample, where webdataset makes a second sample of it.
+    is joined to its sample, where webdataset makes a second sample of it. Only if it comes back
+    with an extension that the sample has already does it begin a second sample here too.
 
     Like :mod:`tarfile` and webdataset, the walk ends at the first block of zeros. What follows it,
     perhaps another tar, is not read but reported as damage.
@@ -97,9 +103,12 @@ def scan(buffer: Buffer, url: str = "the shard") -> Scan:
         If the shard does not begin with a tar header. All else that is wrong is ``Scan.damage``.
     """
     walk = Walk(buffer, url)
-    samples, interleaved, members = _group(walk)
-    damage = _add_broken_stream(walk.damage, buffer)
-    return Scan(samples, walk.sparse, damage, interleaved, members, walk.pax)
+    with collector_at_rest():
+        scanned = _group(walk)
+    scanned.damage = _add_broken_stream(walk.damage, buffer)
+    scanned.sparse = walk.sparse
+    scanned.pax = walk.pax
+    return scanned
 
 
 def read_member(buffer: Buffer, scan: Scan, span: Span) -> Any:
@@ -143,12 +152,16 @@ class _LowerCase(dict[str, str]):
         return self.setdefault(extension, extension.lower())
 
 
-def _group(batches: Iterable[list[Member]]) -> tuple[list[Sample], tuple[str, ...], int]:
-    samples: dict[str, Sample] = {}
+def _group(batches: Iterable[list[Member]]) -> Scan:
+    samples: list[Sample] = []
+    latest: dict[str, Sample] = {}
     interleaved: dict[str, None] = {}
+    repeated: dict[str, None] = {}
     lower_case = _LowerCase()
     count = 0
     sample = Sample("", {})
+    # What the sample had when its key came back.
+    earlier: frozenset[str] = frozenset()
     for batch in batches:
         count += len(batch)
         for name, offset, size in batch:
@@ -161,16 +174,35 @@ def _group(batches: Iterable[list[Member]]) -> tuple[list[Sample], tuple[str, ..
             else:
                 continue
             if key != sample.key:
-                if key in samples:
-                    sample = samples[key]
+                if key in latest:
+                    sample = latest[key]
+                    earlier = frozenset(sample.members)
                     interleaved[key] = None
                 else:
-                    samples[key] = sample = Sample(key, {})
+                    latest[key] = sample = Sample(key, {})
+                    samples.append(sample)
+                    earlier = frozenset()
+            if extension in earlier:
+                sample = latest[key] = _split_off(sample, earlier)
+                samples.append(sample)
+                earlier = frozenset()
+                repeated[key] = None
             if extension not in sample.members:
                 sample.members[extension] = (offset, size)
             elif extension not in sample.duplicates:
                 sample.duplicates += (extension,)
-    return list(samples.values()), tuple(interleaved), count
+    joined = tuple(key for key in interleaved if key not in repeated)
+    return Scan(samples, interleaved=joined, repeated=tuple(repeated), members=count)
+
+
+def _split_off(sample: Sample, earlier: frozenset[str]) -> Sample:
+    """Make a sample of what was joined to another one, when it turns out that it is none of it."""
+    later = [extension for extension in sample.members if extension not in earlier]
+    return Sample(
+        sample.key,
+        {extension: sample.members.pop(extension) for extension in later},
+        tuple(extension for extension in sample.duplicates if extension not in earlier),
+    )
 
 
 def _split_odd_name(name: str) -> tuple[str, str] | None:

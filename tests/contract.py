@@ -386,6 +386,99 @@ class BackendContract:
         frame = backend.frame(metadata().take(rows), rows, pixels)
         self.assert_pixels(frame, self.by_key(images()), 3)
 
+    # New columns, and columns as arrays.
+
+    def test_new_columns_belong_to_their_rows_and_are_null_elsewhere(self, backend, frame):
+        xp = backend.numpy
+        new = {
+            "number": (xp.arange(3, dtype="int64"), pa.int64()),
+            "flag": (xp.asarray([True, False, True]), pa.bool_()),
+            "vector": (xp.arange(6, dtype="float32").reshape(3, 2), pa.list_(pa.float32())),
+            "text": (["a", "ä", ""], pa.string()),
+        }
+        got = to_arrow(backend.with_columns(frame.iloc[::-1], new, [0, 1, 4]))
+        assert got["number"].to_pylist() == [0, 1, None, None, 2]
+        assert got["flag"].to_pylist() == [True, False, None, None, True]
+        assert got["vector"].to_pylist() == [[0, 1], [2, 3], None, None, [4, 5]]
+        assert got["text"].to_pylist() == ["a", "ä", None, None, ""]
+        assert got["__key__"].to_pylist() == [f"folder/ä{n}" for n in (4, 3, 2, 1, 0)]
+
+    def test_new_columns_of_no_rows_have_the_same_types(self, backend, frame):
+        types = {"vector": pa.list_(pa.float32()), "number": pa.float32(), "text": pa.string()}
+        full = {
+            "vector": (backend.numpy.zeros((ROWS, 2), "float32"), types["vector"]),
+            "number": (backend.numpy.zeros(ROWS, "float32"), types["number"]),
+            "text": ([""] * ROWS, types["text"]),
+        }
+        nothing = {
+            "vector": (np.empty((0, 0), "float32"), types["vector"]),
+            "number": (np.empty(0, "float32"), types["number"]),
+            "text": ([], types["text"]),
+        }
+        want = backend.with_columns(frame, full, range(ROWS)).dtypes.to_dict()
+        assert backend.with_columns(frame, nothing, []).dtypes.to_dict() == want
+        assert backend.with_columns(frame.iloc[:0], nothing, []).dtypes.to_dict() == want
+
+    def test_columns_are_arrays_where_they_can_be(self, backend, frame):
+        whole = frame.take([0, 1, 3, 4])
+        assert type(backend.values(whole["cls"])) is backend.numpy.ndarray
+        assert on_host(backend.values(whole["cls"])).tolist() == [0, 1, 0, 1]
+        assert on_host(backend.values(whole["json.score"])).tolist() == [0, 0.25, 0.75, 1]
+        assert backend.values(whole["txt"]).tolist()[1] == "caption 1"
+        assert backend.values(frame["cls"]) is None  # a null
+        assert backend.values(whole["json.box"]) is None  # of several lengths
+        vectors = backend.numpy.arange(8, dtype="float32").reshape(4, 2)
+        new = backend.with_columns(whole, {"v": (vectors, pa.list_(pa.float32()))}, range(4))
+        np.testing.assert_array_equal(on_host(backend.values(new["v"])), on_host(vectors))
+        np.testing.assert_array_equal(
+            on_host(backend.values(new["v"].iloc[1:3])), on_host(vectors)[1:3]
+        )
+
+    # What .images does with one frame.
+
+    def test_images_of_one_shape_are_stacked_without_a_copy(self, backend):
+        frame = self.make(backend, images(((4, 5, 3),) * 6))
+        stacked = frame.iloc[1:5].images.stack()
+        assert type(stacked) is backend.numpy.ndarray
+        assert stacked.shape == (4, 4, 5, 3)
+        assert address(stacked) == address(frame.images.arrays()[1])
+        np.testing.assert_array_equal(on_host(stacked), images(((4, 5, 3),) * 6)[1:5])
+
+    def test_batches_are_mapped_and_iterated(self, backend):
+        arrays = images(((4, 5, 3), (4, 5, 3), None, (4, 5, 3)))
+        frame = self.make(backend, arrays)
+        mapped = frame.images.map_batches(
+            lambda batch: {"mean": batch.mean(axis=(1, 2, 3)), "v": batch[:, 0, 0]},
+            {"mean": "float64", "v": "list<float32>"},
+            batch_size=2,
+        )
+        means = to_arrow(mapped)["mean"].to_pylist()
+        np.testing.assert_allclose(
+            [mean for mean in means if mean is not None],
+            [array.mean() for array in arrays if array is not None],
+        )
+        assert means[2] is None
+        for format, library in (("numpy", np), (backend.numpy.__name__, backend.numpy)):
+            first, second = frame.images.iter_batches(2, format, columns=["__key__"])
+            assert type(first["image"]) is library.ndarray
+            np.testing.assert_array_equal(on_host(first["image"]), arrays[:2])
+            assert second["__key__"].tolist() == ["folder/ä3"]
+
+    def test_statistics_files_and_pictures(self, backend):
+        arrays = images(((40, 50, 3), None, (30, 20, 3)))
+        frame = self.make(backend, arrays)
+        pixels = np.concatenate([a.reshape(-1, 3) for a in arrays if a is not None])
+        statistics = frame.images.channel_stats()
+        np.testing.assert_allclose(statistics["mean"], pixels.mean(axis=0))
+        np.testing.assert_allclose(statistics["std"], pixels.std(axis=0))
+        small = frame.images.thumbnails(10).images.arrays()
+        assert [a if a is None else a.shape for a in small] == [(8, 10, 3), None, (10, 7, 3)]
+        encoded = to_arrow(frame.assign(file=frame.images.encode("png")))["file"].to_pylist()
+        with Image.open(io.BytesIO(bytes(encoded[0]))) as image:
+            np.testing.assert_array_equal(np.asarray(image), arrays[0])
+        without_pointer = frame[["__key__", "image"]]
+        assert without_pointer.images.show()._repr_html_().count("<img") == 2
+
     def test_limits_are_told(self, backend):
         assert backend.largest_partition >= 2**31 - 1
         assert 2**20 < backend.partition_memory() < 2**42

@@ -334,7 +334,9 @@ def _bombs() -> Iterator[tuple[str, bytes]]:
     yield "gif", gif[:6] + b"\xff" * 4 + gif[10:]
     bmp_file = images()["bmp-rgb"]
     yield "bmp", bmp_file[:18] + struct.pack("<ii", 60_000, 60_000) + bmp_file[26:]
+    yield "bmp-4-billion", bmp_file[:18] + b"\xff\xff\xff\xff" + bmp_file[22:]
     yield "pnm", b"P6 60000 60000 255\n" + bytes(100)
+    yield "pnm-5-billion", b"P6 5000000000 2 255\n" + bytes(100)
 
 
 def _corrupt() -> Iterator[tuple[str, bytes]]:

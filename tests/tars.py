@@ -7,6 +7,8 @@ import gzip
 import io
 import random
 import tarfile
+from collections import Counter
+from collections.abc import Iterable
 
 import pyarrow as pa
 from webdataset.handlers import ignore_and_continue
@@ -65,18 +67,35 @@ COMPRESSIONS = {"": bytes, ".gz": gzip.compress, ".zst": zstd}
 
 
 def webdataset_samples(shard: bytes) -> Samples:
-    """Read with webdataset, join the samples that it splits, skip the duplicates it rejects."""
+    """Read with webdataset; join the samples that it splits, unless they have the same members.
+
+    Duplicates that it rejects are skipped.
+    """
     members = []
     if shard:  # it takes no file without any block
         members = [{**member, "__url__": ""} for member in tar_file_iterator(io.BytesIO(shard))]
-    samples: Samples = {}
+    samples: list[tuple[str, dict[str, bytes]]] = []
+    latest: dict[str, dict[str, bytes]] = {}
     for sample in group_by_keys(members, handler=ignore_and_continue):
-        key = sample["__key__"].encode("utf-8", "surrogateescape")
-        joined = samples.setdefault(key.decode("utf-8", "backslashreplace"), {})
-        for extension, data in sample.items():
-            if extension not in ("__key__", "__url__"):
-                joined.setdefault(extension, data)
-    return samples
+        key = sample.pop("__key__").encode("utf-8", "surrogateescape")
+        key = key.decode("utf-8", "backslashreplace")
+        sample.pop("__url__")
+        if key in latest and not latest[key].keys() & sample.keys():
+            latest[key].update(sample)
+        else:
+            latest[key] = sample
+            samples.append((key, sample))
+    return by_key(samples)
+
+
+def by_key(samples: Iterable[tuple[str, dict[str, bytes]]]) -> Samples:
+    """The samples of a shard, the second of a key under ``key (2)``."""
+    found: Samples = {}
+    counts: Counter[str] = Counter()
+    for key, members in samples:
+        counts[key] += 1
+        found[key if counts[key] == 1 else f"{key} ({counts[key]})"] = members
+    return found
 
 
 def random_tar(seed: int) -> bytes:

@@ -19,6 +19,7 @@ from tars import (
     FORMATS,
     Samples,
     add,
+    by_key,
     header,
     padded,
     random_tar,
@@ -34,13 +35,16 @@ from dask_image_ingest.tar import Buffer, Scan, read_member, scan
 
 def samples_of(buffer: Buffer, scanned: Scan | None = None) -> Samples:
     scanned = scanned or scan(buffer)
-    return {
-        sample.key: {
-            extension: bytes(read_member(buffer, scanned, span))
-            for extension, span in sample.members.items()
-        }
+    return by_key(
+        (
+            sample.key,
+            {
+                extension: bytes(read_member(buffer, scanned, span))
+                for extension, span in sample.members.items()
+            },
+        )
         for sample in scanned.samples
-    }
+    )
 
 
 def damage_of(buffer: Buffer) -> tuple[str, int]:
@@ -86,10 +90,36 @@ def test_a_key_that_comes_back_is_joined_and_reported():
 
 
 def test_the_first_of_duplicate_members_wins_and_is_reported():
-    shard = tar([("a.jpg", b"1"), ("a.JPG", b"2"), ("b.txt", b""), ("a.jpg", b"3"), ("b.TXT", b"")])
+    shard = tar([("a.jpg", b"1"), ("a.JPG", b"2"), ("a.txt", b"3"), ("b.txt", b""), ("b.TXT", b"")])
     first, second = scan(shard).samples
-    assert samples_of(shard)["a"] == {"jpg": b"1"}
+    assert samples_of(shard)["a"] == {"jpg": b"1", "txt": b"3"}
     assert (first.duplicates, second.duplicates) == (("jpg",), ("txt",))
+
+
+def test_a_key_that_comes_back_with_what_it_had_begins_another_sample():
+    """As where shards were joined: no picture may be lost for having the key of another."""
+    once = [("a.jpg", b"1"), ("a.txt", b"2"), ("b.jpg", b"3"), ("b.txt", b"4")]
+    again = [("a.txt", b"5"), ("a.jpg", b"6"), ("a.jpg", b"7"), ("c.jpg", b"8"), ("b.jpg", b"9")]
+    scanned = scan(tar(once + again))
+    assert samples_of(tar(once + again), scanned) == {
+        "a": {"jpg": b"1", "txt": b"2"},
+        "b": {"jpg": b"3", "txt": b"4"},
+        "a (2)": {"txt": b"5", "jpg": b"6"},
+        "c": {"jpg": b"8"},
+        "b (2)": {"jpg": b"9"},
+    }
+    assert scanned.repeated == ("a", "b")
+    assert scanned.interleaved == ()
+    assert [sample.duplicates for sample in scanned.samples] == [(), (), ("jpg",), (), ()]
+
+
+def test_what_was_joined_too_early_moves_to_the_new_sample():
+    files = [("a.jpg", b"1"), ("b.jpg", b"2"), ("a.txt", b"3"), ("a.jpg", b"4"), ("a.cls", b"5")]
+    assert samples_of(tar(files)) == {
+        "a": {"jpg": b"1"},
+        "b": {"jpg": b"2"},
+        "a (2)": {"txt": b"3", "jpg": b"4", "cls": b"5"},
+    }
 
 
 def test_key_is_valid_utf8_whatever_bytes_the_name_has():

@@ -7,7 +7,7 @@ import os
 import re
 import threading
 from collections.abc import Iterable, Iterator
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 import dask
 import numpy as np
@@ -24,6 +24,14 @@ _INPUT = "images"
 
 # What a GPU's own trouble looks like, which no other decoder should try to make up for.
 _OUT_OF_MEMORY = re.compile(r"CUDA|alloc|out of memory", re.IGNORECASE)
+
+_CULPRIT = re.compile(r"Failed to decode sample #(\d+)")
+
+
+class Refused(NamedTuple):
+    """A batch that DALI could not decode, and the image that it blames, if it names one."""
+
+    culprit: int | None
 
 
 class Decoder:
@@ -58,8 +66,8 @@ class Decoder:
 
         Yields
         ------
-        DALI tensor list, or None for a batch in which DALI could not decode an image. Empty batches
-        give an empty list.
+        DALI tensor list, or `Refused` for a batch in which DALI could not decode an image. Empty
+        batches give an empty list.
         """
         with self._lock:
             pending = False
@@ -95,7 +103,8 @@ class Decoder:
             self._pipeline = None
             if self._decoding.device == "gpu" and _OUT_OF_MEMORY.search(str(error)):
                 raise
-            return None
+            named = _CULPRIT.search(str(error))
+            return Refused(int(named[1]) if named else None)
         # The outputs stay valid: in the default execution model they own their buffers.
         self._pipeline.release_outputs()
         return images

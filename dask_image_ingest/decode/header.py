@@ -31,6 +31,8 @@ from dask_image_ingest.decode.stored import Stored, jpeg, png, webp, with_pillow
 
 __all__ = ["BadImage", "Header", "measure", "read_header"]
 
+# What the columns can hold, and no decoder can.
+_LONGEST_EDGE: Final = 2**31 - 1
 _READERS: Final = {"jpeg": jpeg, "png": png, "webp": webp}
 
 
@@ -78,6 +80,9 @@ def read_header(data: Encoded, max_pixels: int) -> Header:
     format, stored = measure(data)
     height, width, channels, orientation, careful, error = stored
     if height is None or width is None:
+        return Header(format, None, None, None, error, True)
+    if max(height, width) > _LONGEST_EDGE:
+        error = error or f"too-large: {width} x {height}, and no edge may exceed {_LONGEST_EDGE:,}"
         return Header(format, None, None, None, error, True)
     if height * width > max_pixels:
         error = too_large(height, width, max_pixels)

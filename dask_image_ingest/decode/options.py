@@ -34,11 +34,12 @@ class Decoding:
     mode: Literal["RGB", "L"] = "RGB"
     transform: Callable | None = None
     max_pixels: int = sys.maxsize
+    scaled: bool = False
     token: str = field(init=False, repr=False)
 
     def __post_init__(self) -> None:
         options = (self.device, self.size, self.resize, self.mode, self.transform, self.max_pixels)
-        object.__setattr__(self, "token", tokenize(options))
+        object.__setattr__(self, "token", tokenize(options, self.scaled))
 
     # A transform comes out of every task's pickle as another object: only its token is the same.
     def __eq__(self, other: object) -> bool:
@@ -77,6 +78,7 @@ def make_decoding(
     mode: Literal["RGB", "L"],
     transform: Callable | None,
     max_pixels: int | None,
+    scaled_decode: bool = False,
 ) -> Decoding:
     """Check a user's arguments and bring them together.
 
@@ -93,8 +95,15 @@ def make_decoding(
         raise ArgumentError(f"transform={transform!r} is no function of DALI operators")
     if max_pixels is not None and max_pixels < 1:
         raise ArgumentError(f"max_pixels={max_pixels} must be positive, or None for no limit")
+    if scaled_decode and device == "gpu":
+        raise ArgumentError("scaled_decode=True is for backend='pandas': a GPU decodes in full")
+    if scaled_decode and (size is None or resize in ("shorter", "longer")):
+        raise ArgumentError(
+            "scaled_decode=True needs size= with resize='stretch', 'crop' or 'pad': the shape of "
+            "its images must not depend on the scale at which they were decoded"
+        )
     limit = sys.maxsize if max_pixels is None else max_pixels
-    return Decoding(device, _size(size, resize), resize, mode, transform, limit)
+    return Decoding(device, _size(size, resize), resize, mode, transform, limit, scaled_decode)
 
 
 def _size(size: int | tuple[int, int] | None, resize: str) -> tuple[int, ...] | None:

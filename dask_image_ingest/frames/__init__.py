@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Mapping, Sequence
-from typing import Any, Literal, Protocol
+from typing import Any, Literal, Protocol, TypeAlias
 
 import dask
 import numpy as np
@@ -14,6 +14,10 @@ from dask_image_ingest.decode import PixelBuffer, Pixels
 from dask_image_ingest.errors import ArgumentError, MissingDependencyError
 
 BackendName = Literal["cudf", "pandas"]
+
+#: The values of a new column, and its type: an array (n,), for a list type (n, d), or a Python list
+#: of strings or bytes.
+NewColumn: TypeAlias = tuple[Any, pa.DataType]
 
 
 class Backend(Protocol):
@@ -30,6 +34,10 @@ class Backend(Protocol):
     @property
     def largest_partition(self) -> int:
         """The most pixels, in bytes, that the image column of one partition can hold."""
+
+    @property
+    def numpy(self) -> Any:
+        """The library of its arrays, with NumPy's names: NumPy or CuPy."""
 
     def pixel_buffer(self, nbytes: int) -> PixelBuffer:
         """A buffer for about ``nbytes`` of pixels."""
@@ -51,6 +59,20 @@ class Backend(Protocol):
 
     def arrays(self, images: Any) -> list:
         """Views of each image of a column, (height, width, channels), None where there is none."""
+
+    def with_columns(
+        self, frame: Any, columns: Mapping[str, NewColumn], rows: Sequence[int]
+    ) -> Any:
+        """``frame`` with new columns, whose values belong to ``rows``; null in the others."""
+
+    def values(self, series: Any) -> Any:
+        """A column as an array: (n,), or (n, d) of lists; strings and bytes as NumPy objects.
+
+        None where nulls, or lists of differing lengths, don't allow that.
+        """
+
+    def host(self, array: Any) -> np.ndarray:
+        """An array in host memory."""
 
     def partition_memory(self) -> int:
         """Bytes of pixels that a partition should hold at most, judged by the memory here."""
@@ -125,4 +147,12 @@ def _chosen_pandas() -> bool:
     )
 
 
-__all__: Sequence[str] = ["Backend", "BackendName", "backend_of", "choose_backend", "get_backend"]
+__all__: Sequence[str] = [
+    "Backend",
+    "BackendName",
+    "NewColumn",
+    "backend_of",
+    "choose_backend",
+    "get_backend",
+    "gpus",
+]

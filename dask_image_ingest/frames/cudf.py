@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any, Literal
 
 import cudf
@@ -15,6 +15,7 @@ import pylibcudf as plc
 
 from dask_image_ingest.decode import Pixels
 from dask_image_ingest.errors import PartitionTooLargeError
+from dask_image_ingest.frames import NewColumn
 from dask_image_ingest.images import FrameImages
 from dask_image_ingest.schema import IMAGE
 
@@ -92,6 +93,7 @@ class CudfBackend:
     name: Literal["cudf"] = "cudf"
     device: Literal["gpu"] = "gpu"
     largest_partition = _LARGEST_PARTITION
+    numpy = cupy
 
     def pixel_buffer(self, nbytes: int) -> DevicePixels:
         """A buffer for about ``nbytes`` of pixels."""
@@ -158,6 +160,43 @@ class CudfBackend:
             for start, end, shape, there in zip(ends[:-1], ends[1:], shapes, present, strict=True)
         ]
 
+    def with_columns(
+        self, frame: cudf.DataFrame, columns: Mapping[str, NewColumn], rows: Sequence[int]
+    ) -> cudf.DataFrame:
+        """``frame`` with new columns of ``rows``, null elsewhere."""
+        made = {
+            name: _new_column(values, rows, len(frame), type_)
+            for name, (values, type_) in columns.items()
+        }
+        new = cudf.DataFrame.from_pylibcudf(
+            plc.Table(list(made.values())),
+            metadata={
+                "columns": list(made),
+                "child_names": {name: _child_names(_stored(t)) for name, (_, t) in columns.items()},
+                "index": _cudf_index(np.arange(len(frame))),
+            },
+        )
+        new.index = frame.index
+        return frame.assign(**{name: new[name] for name in made})
+
+    def values(self, series: cudf.Series) -> Any:
+        """A column as an array, None where nulls or lists of differing lengths make that none."""
+        if isinstance(series.dtype, cudf.ListDtype):
+            lengths = series.list.len()
+            if series.null_count or lengths.nunique() > 1:
+                return None
+            length = int(lengths.iloc[0]) if len(series) else 0
+            return series.list.leaves.to_cupy().reshape(len(series), length)
+        if series.dtype.kind == "f":
+            return series.to_cupy(na_value=np.nan)
+        if series.dtype.kind in "iub":
+            return None if series.null_count else series.to_cupy()
+        return np.array(series.to_arrow().to_pylist(), object)
+
+    def host(self, array: cupy.ndarray) -> np.ndarray:
+        """A copy of the array in host memory."""
+        return array.get()
+
     def partition_memory(self) -> int:
         """A thirty-second of the smallest GPU's memory."""
         return int(_gpu_memory() * _PARTITION_SHARE)
@@ -181,6 +220,37 @@ def _for_cudf(column: pa.ChunkedArray) -> pa.Array:
         offset=array.offset,
         children=[values],
     )
+
+
+def _stored(type_: pa.DataType) -> pa.DataType:
+    return pa.list_(pa.uint8()) if pa.types.is_binary(type_) else type_
+
+
+def _new_column(values: Any, rows: Sequence[int], length: int, type_: pa.DataType) -> plc.Column:
+    """A column of ``values`` at ``rows``, null in between."""
+    if isinstance(values, list):
+        spread: list = [None] * length
+        for row, value in zip(rows, values, strict=True):
+            spread[row] = value
+        return plc.Column.from_arrow(_for_cudf(pa.chunked_array([pa.array(spread, type_)])))
+    present = np.zeros(length, np.bool_)
+    present[rows] = True
+    if pa.types.is_list(type_):
+        values = cupy.asarray(values, type_.value_type.to_pandas_dtype())
+        ends = np.cumsum(present * values.shape[1])
+        offsets = np.concatenate([np.zeros(1, np.int64), ends]).astype(np.int32)
+        flat = cupy.ascontiguousarray(values).reshape(-1)
+        lists = [plc.Column.from_array(offsets), plc.Column.from_cuda_array_interface(flat)]
+        column = plc.Column(plc.DataType(plc.TypeId.LIST), length, None, None, 0, 0, lists)
+    else:
+        flat = cupy.zeros(length, type_.to_pandas_dtype())
+        flat[np.asarray(rows, np.int64)] = cupy.asarray(values)
+        column = plc.Column.from_cuda_array_interface(flat)
+    # pylibcudf wraps memory without waiting for whoever still writes to it.
+    cupy.cuda.get_current_stream().synchronize()
+    if present.all():
+        return column
+    return column.with_mask(*plc.transform.bools_to_mask(plc.Column.from_array(present)))
 
 
 def _child_names(type_: pa.DataType) -> dict[str, dict]:

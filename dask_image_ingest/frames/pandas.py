@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Mapping
+import math
+from collections.abc import Mapping, Sequence
 from typing import Any, Literal
 
 import numpy as np
@@ -13,27 +14,33 @@ import pyarrow as pa
 from distributed import default_client, get_worker
 
 from dask_image_ingest.decode import Pixels
+from dask_image_ingest.frames import NewColumn
 from dask_image_ingest.frames.image_dtype import ImageArray, ImageDtype
+from dask_image_ingest.frames.list_dtype import list_dtype, list_values
+from dask_image_ingest.frames.pixel_memory import pixel_memory
 from dask_image_ingest.schema import IMAGE
 
 # Of a worker's memory: a partition may be copied twice by what follows, and a worker keeps several.
 _PARTITION_SHARE = 1 / 16
+
+# Of a worker's memory, what may be kept for the next pixels when partitions are let go.
+_KEPT_SHARE = 1 / 8
 
 # Where a worker begins to spill (distributed.worker.memory.target).
 _SPILL_SHARE = 0.6
 
 
 class HostPixels:
-    """A flat buffer of pixels in host memory."""
+    """A flat buffer of pixels in host memory, to which each pixel is copied once."""
 
     def __init__(self, nbytes: int) -> None:
-        # Reserved, not yet taken: the kernel gives memory page by page as it is written to.
-        self._flat = np.empty(nbytes, np.uint8)
+        self._keep = int(_worker_memory() * _KEPT_SHARE)
+        self._flat = pixel_memory.take(nbytes, self._keep)
         self._end = 0
 
     def append_batch(self, images: Any) -> None:
         """Take a DALI tensor list whole."""
-        nbytes = sum(int(np.prod(shape)) for shape in images.shape())
+        nbytes = sum(map(math.prod, images.shape()))
         room = self._room(nbytes)
         if nbytes:
             images.copy_to_external(ctypes.c_void_p(room.ctypes.data))
@@ -45,13 +52,15 @@ class HostPixels:
 
     def finish(self) -> np.ndarray:
         """The bytes taken."""
-        self._flat.resize(self._end, refcheck=False)
-        return self._flat
+        return self._flat[: self._end]
 
     def _room(self, nbytes: int) -> np.ndarray:
         start, self._end = self._end, self._end + nbytes
         if self._end > len(self._flat):
-            self._flat.resize(max(self._end, len(self._flat) * 3 // 2), refcheck=False)
+            # More than the headers foretold, as after a transform that enlarges.
+            larger = pixel_memory.take(max(self._end, len(self._flat) * 3 // 2), self._keep)
+            larger[:start] = self._flat[:start]
+            self._flat = larger
         return self._flat[start : self._end]
 
 
@@ -60,6 +69,7 @@ class PandasBackend:
 
     name: Literal["pandas"] = "pandas"
     device: Literal["cpu"] = "cpu"
+    numpy = np
 
     @property
     def largest_partition(self) -> int:
@@ -104,6 +114,37 @@ class PandasBackend:
             views.extend(_views(chunk))
         return views
 
+    def with_columns(
+        self, frame: pd.DataFrame, columns: Mapping[str, NewColumn], rows: Sequence[int]
+    ) -> pd.DataFrame:
+        """``frame`` with new columns of ``rows``, null elsewhere."""
+        places = None
+        if len(rows) < len(frame):
+            places = np.full(len(frame), -1, np.int64)
+            places[rows] = np.arange(len(rows))
+            places = pa.array(places, mask=places < 0)
+        made = {}
+        for name, (values, type_) in columns.items():
+            array = _arrow(values, type_)
+            array = array if places is None else array.take(places)
+            made[name] = pandas_type(type_).__from_arrow__(array)
+        return frame.assign(**made)
+
+    def values(self, series: pd.Series) -> np.ndarray | None:
+        """A column as an array, None where nulls or lists of differing lengths make that none."""
+        dtype = series.dtype
+        if isinstance(dtype, pd.ArrowDtype) and pa.types.is_list(dtype.pyarrow_dtype):
+            return list_values(pa.chunked_array(pa.array(series, from_pandas=True)))
+        if pd.api.types.is_float_dtype(dtype):
+            return series.to_numpy(_numpy_type(dtype), na_value=np.nan)
+        if pd.api.types.is_integer_dtype(dtype) or pd.api.types.is_bool_dtype(dtype):
+            return None if series.hasnans else series.to_numpy(_numpy_type(dtype))
+        return series.to_numpy(object, na_value=None)
+
+    def host(self, array: np.ndarray) -> np.ndarray:
+        """The array itself, which is in host memory already."""
+        return array
+
     def partition_memory(self) -> int:
         """A sixteenth of a worker's memory."""
         return int(_worker_memory() * _PARTITION_SHARE)
@@ -113,7 +154,21 @@ def pandas_type(type_: pa.DataType) -> pd.api.extensions.ExtensionDtype:
     """The pandas dtype of an Arrow type: strings as dask has them, all else as Arrow has it."""
     if type_ is IMAGE:
         return ImageDtype()
+    if pa.types.is_list(type_):
+        return list_dtype(type_)
     return pd.StringDtype("pyarrow") if pa.types.is_string(type_) else pd.ArrowDtype(type_)
+
+
+def _arrow(values: Any, type_: pa.DataType) -> pa.Array:
+    if not pa.types.is_list(type_):
+        return pa.array(values, type_)
+    count, length = values.shape
+    flat = pa.array(np.ascontiguousarray(values).reshape(-1), type_.value_type)
+    return pa.ListArray.from_arrays(np.arange(count + 1, dtype=np.int32) * length, flat, type=type_)
+
+
+def _numpy_type(dtype: Any) -> Any:
+    return dtype.numpy_dtype if isinstance(dtype, pd.api.extensions.ExtensionDtype) else dtype
 
 
 def _pandas_index(index: np.ndarray) -> pd.Index:

@@ -45,7 +45,8 @@ def test_bad_image_raises_its_code(name):
         decode_with_pillow(data, "RGB", 178_956_970)
     assert raised.value.code == code
     header = read_header(data, 178_956_970)
-    assert header.error in (None, str(raised.value))
+    # An edge that no column holds is told by its own words.
+    assert header.error in (None, str(raised.value)) or "no edge may exceed" in header.error
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,130 @@
+"""Small pictures from big JPEGs: decoded at a reduced scale, and only then resized by DALI.
+
+libjpeg-turbo makes a half, a quarter or an eighth of a picture straight from its frequencies, at a
+fraction of the work. The rest of the way is DALI's usual resize, and so are all other images: those
+that are not large enough, of other formats or of four channels, and those that are damaged.
+"""
+
+from __future__ import annotations
+
+import functools
+import os
+from collections.abc import Iterable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+from itertools import chain
+from math import ceil
+from typing import Any
+
+import numpy as np
+
+from dask_image_ingest.decode.dali import Refused, check_output, decode_threads, decoder
+from dask_image_ingest.decode.header import measure
+from dask_image_ingest.decode.options import Decoding
+from dask_image_ingest.errors import MissingDependencyError
+
+# What a picture must be larger than its result by, in both directions.
+_LEAST_FACTOR = 2
+
+
+class ScaledDecoder:
+    """Stands in for a `Decoder` of encoded images."""
+
+    def __init__(self, decoding: Decoding) -> None:
+        self._decoding = decoding
+        self._decode_jpeg = require_simplejpeg().decode_jpeg
+
+    def run(self, batches: Iterable[list[np.ndarray]]) -> Iterator[Any]:
+        """Decode batches one after the other, each while the caller uses the one before.
+
+        Yields
+        ------
+        DALI tensor list, or a list of DALI tensors, None for an image that DALI could not decode.
+        """
+        pool = _threads(decode_threads(), os.getpid())
+        begun: list[Future] | None = None
+        batch: list[np.ndarray] = []
+        for following in chain(batches, [None]):
+            submitted = [pool.submit(self._reduced, data) for data in following or ()]
+            if begun is not None:
+                yield self._finish(batch, [future.result() for future in begun])
+            batch, begun = following or [], submitted
+
+    def _finish(self, batch: list[np.ndarray], reduced: list[np.ndarray | None]) -> Any:
+        """Bring reduced pictures to their size, and decode the others in full."""
+        (resized,) = decoder(self._decoding, "pixels").run([[p for p in reduced if p is not None]])
+        if len(resized):
+            check_output(resized)
+        others = [data for data, picture in zip(batch, reduced, strict=True) if picture is None]
+        if not others:
+            return resized
+        (decoded,) = decoder(self._decoding, "encoded").run([others])
+        in_full = iter([None] * len(others) if isinstance(decoded, Refused) else decoded)
+        small = iter(resized)
+        return [next(in_full if picture is None else small) for picture in reduced]
+
+    def _reduced(self, data: np.ndarray) -> np.ndarray | None:
+        """A JPEG at the smallest scale that is no smaller than asked for; None where that fails."""
+        encoded = data.data
+        format, stored = measure(encoded)
+        if format != "jpeg" or stored.channels not in (1, 3) or not stored.height:
+            return None
+        height, width = self._least_shape(stored.height, stored.width or 0, stored.orientation)
+        if stored.height < _LEAST_FACTOR * height or (stored.width or 0) < _LEAST_FACTOR * width:
+            return None
+        try:
+            picture = self._decode_jpeg(
+                encoded,
+                "GRAY" if self._decoding.mode == "L" else "RGB",
+                min_height=height,
+                min_width=width,
+                min_factor=_LEAST_FACTOR,
+            )
+        except ValueError:
+            return None
+        return np.ascontiguousarray(_upright(picture, stored.orientation))
+
+    def _least_shape(self, height: int, width: int, orientation: int) -> tuple[int, int]:
+        """What the resize makes of a stored picture, before it crops or pads it."""
+        assert self._decoding.size is not None
+        wanted_height, wanted_width = self._decoding.size
+        if orientation > 4:
+            wanted_height, wanted_width = wanted_width, wanted_height
+        if self._decoding.resize == "stretch":
+            return wanted_height, wanted_width
+        pick = max if self._decoding.resize == "crop" else min
+        scale = pick(wanted_height / height, wanted_width / width)
+        return ceil(height * scale), ceil(width * scale)
+
+
+def require_simplejpeg() -> Any:
+    """The library that decodes at a reduced scale.
+
+    Raises
+    ------
+    MissingDependencyError
+    """
+    try:
+        import simplejpeg
+    except ImportError as error:
+        raise MissingDependencyError(
+            "scaled_decode=True needs simplejpeg, which is not installed: "
+            "pip install 'dask-image-ingest[scaled]'"
+        ) from error
+    return simplejpeg
+
+
+def _upright(picture: np.ndarray, orientation: int) -> np.ndarray:
+    """Apply an EXIF orientation of 1 to 8."""
+    if orientation > 4:
+        picture = picture.swapaxes(0, 1)
+    if orientation in (2, 3, 6, 7):
+        picture = picture[:, ::-1]
+    if orientation in (3, 4, 7, 8):
+        picture = picture[::-1]
+    return picture
+
+
+@functools.lru_cache(maxsize=1)
+def _threads(count: int, process: int) -> ThreadPoolExecutor:
+    """The threads of this process, which a fork of it has to make anew."""
+    return ThreadPoolExecutor(count, thread_name_prefix="scaled-decode")

@@ -1,0 +1,97 @@
+"""Host memory for pixels, kept for a moment after use.
+
+A page that the kernel gives for the first time costs a fault and its zeroing: for the pixels of one
+partition as much as 10 % of decoding them, and several times that on virtual machines that hand
+free memory back to their host. Partitions come and go, so the next one gets the memory of the last.
+"""
+
+from __future__ import annotations
+
+import mmap
+import threading
+import time
+import weakref
+
+import numpy as np
+
+#: Seconds for which unused memory is kept.
+KEPT_SECONDS = 10.0
+
+# Sizes are rounded up to one of eight steps between powers of two, so that partitions of about one
+# size fit each other's memory. What is reserved and never written to costs nothing.
+_STEPS = 8
+_SMALLEST = 1 << 20
+
+
+class PixelMemory:
+    """Blocks of memory of this process that come back when the last array over them is gone."""
+
+    def __init__(self) -> None:
+        self._unused: list[tuple[float, mmap.mmap]] = []
+        # The collector may give a block back in the middle of any of these methods.
+        self._lock = threading.RLock()
+        self._releasing = False
+
+    def take(self, nbytes: int, keep: int) -> np.ndarray:
+        """An array of ``nbytes`` at least, of any content.
+
+        When nothing refers to the array or to a view of it any more, its memory is kept for another
+        one, if no more than ``keep`` bytes are then kept in all.
+        """
+        block = self._reuse(nbytes) or mmap.mmap(-1, _rounded(nbytes), flags=_FLAGS)
+        array = np.frombuffer(block, np.uint8)
+        weakref.finalize(array, self._give_back, block, keep).atexit = False
+        return array
+
+    @property
+    def unused(self) -> int:
+        """Bytes that are kept for the next array."""
+        with self._lock:
+            return sum(len(block) for _, block in self._unused)
+
+    def release(self, seconds: float = 0) -> None:
+        """Give the system what was not used for so many seconds."""
+        with self._lock:
+            before = time.monotonic() - seconds
+            self._unused = [(since, block) for since, block in self._unused if since > before]
+
+    def _reuse(self, nbytes: int) -> mmap.mmap | None:
+        """A block that fits; one that is much larger would be wasted on the array."""
+        with self._lock:
+            largest = _rounded(nbytes) * (_STEPS + 1) // _STEPS
+            for place, (_, block) in enumerate(self._unused):
+                if nbytes <= len(block) <= largest:
+                    del self._unused[place]
+                    return block
+        return None
+
+    def _give_back(self, block: mmap.mmap, keep: int) -> None:
+        with self._lock:
+            if self.unused + len(block) > keep:
+                return
+            self._unused.append((time.monotonic(), block))
+            if not self._releasing:
+                self._releasing = True
+                threading.Thread(target=self._release_in_time, daemon=True).start()
+
+    def _release_in_time(self) -> None:
+        while True:
+            time.sleep(KEPT_SECONDS / 2)
+            with self._lock:
+                self.release(KEPT_SECONDS)
+                if not self._unused:
+                    self._releasing = False
+                    return
+
+
+#: This process's.
+pixel_memory = PixelMemory()
+
+# NumPy asks for huge pages for its own large arrays, which take long to come by where free memory
+# is in pieces or with the host.
+_FLAGS = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS
+
+
+def _rounded(nbytes: int) -> int:
+    step = max(_SMALLEST, 1 << max(nbytes - 1, 1).bit_length()) // (2 * _STEPS)
+    return -(-max(nbytes, 1) // step) * step

@@ -1,0 +1,444 @@
+"""``iter_batches``: a frame as a stream of batches, of which a few partitions are in memory."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Generator, Iterator, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass
+from typing import Any, Literal, NamedTuple, TypeAlias
+
+import dask
+import numpy as np
+import pandas as pd
+from dask._task_spec import convert_legacy_graph, cull
+from dask.base import get_scheduler
+from distributed import Client
+
+from dask_image_ingest.batches import check_batch_size, joined
+from dask_image_ingest.errors import ArgumentError, MissingDependencyError
+from dask_image_ingest.frames import Backend, backend_of
+
+Format = Literal["numpy", "cupy", "torch"]
+Load: TypeAlias = Callable[[int], Any]
+
+_ORDER, _SPLIT, _MIX = range(3)
+
+
+class Position(NamedTuple):
+    """Where the next batch begins: plain numbers, to be stored beside a model's state."""
+
+    partition: int
+    row: int
+
+    def after(self, rows: int, of: int) -> Position:
+        """The position so many rows on, ``of`` those that the partition has left."""
+        if rows == of:
+            return Position(self.partition + 1, 0)
+        return Position(self.partition, self.row + rows)
+
+
+class Batches:
+    """An iterator of batches that knows its place.
+
+    Attributes
+    ----------
+    position : Position
+        Where the batch after the last one begins. Give it to ``start=`` to go on from there: no
+        partition before it is read again.
+    """
+
+    def __init__(
+        self,
+        source: Source,
+        backend: Backend,
+        image: str,
+        *,
+        batch_size: int,
+        format: Format,
+        shuffle: int | None,
+        drop_last: bool,
+        prefetch: int,
+        start: int | Position | Sequence[int],
+    ) -> None:
+        self._source = source
+        self._image = image
+        self._backend = backend
+        self._size = batch_size
+        self._drop_last = drop_last
+        self._prefetch = prefetch
+        self._convert = _converter(format, backend)
+        self._shuffle = None if shuffle is None else Shuffle(shuffle, source.partitions)
+        skip = batch_size * start if isinstance(start, int) else 0
+        self.position = Position(0, 0) if isinstance(start, int) else Position(*start)
+        self._waiting: deque[tuple[int, Future]] = deque()
+        self._upcoming: Iterator[int] = iter(())
+        self._depth = 0
+        self._stream = self._batches(skip)
+
+    def __iter__(self) -> Batches:
+        return self
+
+    def __next__(self) -> dict[str, Any]:
+        return next(self._stream)
+
+    def close(self) -> None:
+        """Stop reading ahead and let go of what was read; the end of the loop does so too."""
+        self._stream.close()
+
+    def _batches(self, skip: int) -> Generator[dict[str, Any], None, None]:
+        if skip:
+            self.position = self._find(skip)
+        carried: Rows | None = None
+        for place, rows in self._steps():
+            at = 0
+            if carried is not None:
+                at = min(self._size - len(carried), len(rows))
+                carried = Rows.of([carried, rows.take(range(at))], self._backend)
+                if len(carried) < self._size:
+                    continue
+                self.position = place.after(at, of=len(rows))
+                batch, carried = self._converted(carried), None
+                yield batch
+                del batch
+                self._read_on()
+            while len(rows) - at >= self._size:
+                at += self._size
+                self.position = place.after(at, of=len(rows))
+                yield self._converted(rows.take(range(at - self._size, at)))
+                self._read_on()
+            if at < len(rows):
+                carried = rows.take(range(at, len(rows))).copied()
+            # Before the next partition is asked for.
+            del rows
+        self.position = Position(self._source.partitions + (self._shuffle is not None), 0)
+        if carried is not None and not self._drop_last:
+            yield self._converted(carried)
+
+    def _steps(self) -> Iterator[tuple[Position, Rows]]:
+        """The rows in order, in portions of about a partition, from the position on."""
+        first, skip = self.position
+        if self._shuffle is None:
+            for number, frame in self._ahead(range(first, self._source.partitions), 0):
+                rows = self._rows(frame)
+                del frame
+                at, skip = min(skip, len(rows)), 0
+                yield Position(number, at), rows.take(range(at, len(rows)))
+                del rows
+            return
+        # The rows that were put back are of the partition before.
+        order = self._shuffle.order[max(0, first - 1) :]
+        step = max(0, first - 1)
+        buffered: Rows | None = None
+        # The buffer counts as a partition.
+        for _, frame in self._ahead(order, 1):
+            rows = self._rows(frame)
+            del frame
+            now, later = self._shuffle.split(step, len(rows))
+            if step >= first:
+                mixed = self._mixed(step, [buffered, rows.take(now)])
+                at, skip = min(skip, len(mixed)), 0
+                yield Position(step, at), mixed.take(range(at, len(mixed)))
+                del mixed
+            buffered = None  # before the next one takes memory
+            buffered = rows.take(later).copied()
+            del rows
+            step += 1
+        if buffered is not None:
+            mixed = self._mixed(step, [buffered])
+            yield Position(step, skip), mixed.take(range(min(skip, len(mixed)), len(mixed)))
+
+    def _mixed(self, step: int, parts: list[Rows | None]) -> Rows:
+        rows = Rows.of([part for part in parts if part is not None], self._backend)
+        assert self._shuffle is not None
+        return rows.take(self._shuffle.generator(_MIX, step).permutation(len(rows)))
+
+    def _ahead(self, numbers: Sequence[int], less: int) -> Iterator[tuple[int, Any]]:
+        """Partitions in this order, the following ones read meanwhile."""
+        self._depth = max(1, self._prefetch - less) if self._prefetch else 0
+        self._upcoming = iter(numbers)
+        with self._source:
+            self._read_on()
+            while True:
+                if not self._waiting:
+                    self._read_on(at_least=1)
+                if not self._waiting:
+                    return
+                yield self._taken()
+
+    def _taken(self) -> tuple[int, Any]:
+        number, future = self._waiting.popleft()
+        return number, future.result()
+
+    def _read_on(self, at_least: int = 0) -> None:
+        """Begin to read the next partitions, as far ahead as we may.
+
+        Not before the first batch of a partition is handed out: until then the caller still has the
+        last batch of the partition before, and with it that partition's memory.
+        """
+        while len(self._waiting) < max(self._depth, at_least):
+            number = next(self._upcoming, None)
+            if number is None:
+                return
+            self._waiting.append((number, self._source.read(number)))
+
+    def _rows(self, frame: Any) -> Rows:
+        return rows_of(frame, self._image, self._backend)
+
+    def _find(self, skip: int) -> Position:
+        """The position after so many images, found by counting those of each partition."""
+        order = range(self._source.partitions) if self._shuffle is None else self._shuffle.order
+        buffered = 0
+        with self._source as source:
+            for step, number in enumerate(order):
+                count = source.count(number)
+                now = count
+                if self._shuffle is not None:
+                    now = buffered + len(self._shuffle.split(step, count)[0])
+                    buffered = buffered + count - now
+                if skip < now:
+                    return Position(step, skip)
+                skip -= now
+        return Position(len(order), skip)
+
+    def _converted(self, rows: Rows) -> dict[str, Any]:
+        images = joined(rows.images, self._backend)
+        pixels = [self._convert(i) for i in images] if isinstance(images, list) else None
+        columns = {name: self._convert(values) for name, values in rows.columns.items()}
+        return {self._image: self._convert(images) if pixels is None else pixels, **columns}
+
+
+@dataclass(frozen=True)
+class Rows:
+    """Images, and arrays of their other columns."""
+
+    images: list
+    columns: dict[str, Any]
+
+    def __len__(self) -> int:
+        return len(self.images)
+
+    def take(self, rows: Any) -> Rows:
+        """Some of the rows, as views where they are a range."""
+        images = [self.images[row] for row in rows]
+        where = slice(rows.start, rows.stop) if isinstance(rows, range) else rows
+        return Rows(images, {name: values[where] for name, values in self.columns.items()})
+
+    def copied(self) -> Rows:
+        """The same rows, apart from the partition that they come from."""
+        copies = [image.copy() for image in self.images]
+        return Rows(copies, {name: values.copy() for name, values in self.columns.items()})
+
+    @classmethod
+    def of(cls, parts: Sequence[Rows], backend: Backend) -> Rows:
+        """Rows of several parts, one after the other."""
+        columns = {
+            name: _concatenated([part.columns[name] for part in parts], name, backend)
+            for name in parts[0].columns
+        }
+        return cls([image for part in parts for image in part.images], columns)
+
+
+def rows_of(frame: Any, image: str, backend: Backend) -> Rows:
+    """The rows of a partition that have an image.
+
+    Raises
+    ------
+    ArgumentError
+        If another column can't be an array.
+    """
+    arrays = backend.arrays(frame[image])
+    present = [row for row, array in enumerate(arrays) if array is not None]
+    others = frame[[name for name in frame.columns if name != image]]
+    if len(present) < len(arrays):
+        others = others.take(present)
+    columns = {}
+    for name in others.columns:
+        columns[name] = backend.values(others[name])
+        if columns[name] is None:
+            raise ArgumentError(
+                f"iter_batches: column {name!r} has nulls, or lists of differing lengths, which no "
+                f"array can hold: leave it out with columns=, or drop these rows before, "
+                f"ddf[ddf[{name!r}].notnull()]"
+            )
+    return Rows([arrays[row] for row in present], columns)
+
+
+class Shuffle:
+    """A repeatable order: partitions in another order, rows mixed with those of the next one.
+
+    Half the rows of each partition, drawn at random, wait in the buffer and come with half of the
+    following one. So a position has to know one partition back, and not the whole past.
+    """
+
+    def __init__(self, seed: int, partitions: int) -> None:
+        self._seed = seed
+        self.order = self.generator(_ORDER, 0).permutation(partitions).tolist()
+
+    def generator(self, purpose: int, step: int) -> np.random.Generator:
+        """The source of chance for one purpose in one step."""
+        return np.random.default_rng([self._seed, purpose, step])
+
+    def split(self, step: int, count: int) -> tuple[np.ndarray, np.ndarray]:
+        """Which rows of a partition come at once, and which wait in the buffer."""
+        rows = self.generator(_SPLIT, step).permutation(count)
+        half = count - count // 2
+        return rows[:half], np.sort(rows[half:])
+
+
+class Source:
+    """Partitions that are already here: one pandas or cuDF frame."""
+
+    partitions = 1
+
+    def __init__(self, frame: Any, image: str) -> None:
+        self._frame = frame
+        self._image = image
+
+    def __enter__(self) -> Source:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        pass
+
+    def read(self, number: int) -> Future:
+        """Begin to read a partition."""
+        done: Future = Future()
+        done.set_result(self._frame)
+        return done
+
+    def count(self, number: int) -> int:
+        """How many images a partition has."""
+        return count_images(self._frame, self._image)
+
+
+class LazySource(Source):
+    """Partitions of a dask dataframe, read ahead on a cluster's workers or on a thread here."""
+
+    def __init__(self, frame: Any, image: str) -> None:
+        super().__init__(frame, image)
+        nothing = pd.Series([], dtype="int64")
+        self._counts = frame[[image]].map_partitions(_counted, image, meta=nothing)
+        optimized = frame.optimize()
+        self._keys = optimized.__dask_keys__()
+        self._graph = convert_legacy_graph(optimized.__dask_graph__())
+        self._client = _client(frame)
+        self.partitions = len(self._keys)
+        self._threads: ThreadPoolExecutor | None = None
+        self._futures: set = set()
+
+    def __enter__(self) -> LazySource:
+        self._threads = ThreadPoolExecutor(1, "iter-batches")
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        assert self._threads is not None
+        for future in self._futures:
+            future.release()
+        self._futures.clear()
+        self._threads.shutdown(wait=self._client is None, cancel_futures=True)
+
+    def read(self, number: int) -> Future:
+        """Begin to read a partition."""
+        assert self._threads is not None
+        key = self._keys[number]
+        graph = cull(self._graph, [key])
+        if self._client is None:
+            return self._threads.submit(dask.get, graph, key)
+        (future,) = self._client.get(graph, [key], sync=False)
+        self._futures.add(future)
+        return self._threads.submit(self._fetch, future)
+
+    def count(self, number: int) -> int:
+        """How many images a partition has."""
+        return int(self._counts.partitions[number].compute().sum())
+
+    def _fetch(self, future: Any) -> Any:
+        try:
+            # From the worker itself, not through the scheduler, wherever the client can reach it.
+            return future.client.gather(future, direct=True)
+        finally:
+            self._futures.discard(future)
+            future.release()
+
+
+def count_images(frame: Any, image: str) -> int:
+    """How many rows of a partition have an image."""
+    return int(frame[image].notna().sum())
+
+
+def _counted(frame: Any, image: str) -> pd.Series:
+    return pd.Series([count_images(frame, image)])
+
+
+def make_batches(
+    source: Source,
+    meta: Any,
+    image: str,
+    *,
+    batch_size: int,
+    format: Format,
+    shuffle: int | None,
+    drop_last: bool,
+    prefetch: int,
+    start: int | Sequence[int],
+) -> Batches:
+    """Check the arguments of ``iter_batches`` and make the iterator.
+
+    Raises
+    ------
+    ArgumentError, MissingDependencyError
+    """
+    check_batch_size(batch_size)
+    if prefetch < 0:
+        raise ArgumentError(f"prefetch={prefetch}; pass how many partitions to read ahead")
+    if shuffle is not None and (isinstance(shuffle, bool) or shuffle < 0):
+        raise ArgumentError(f"shuffle={shuffle!r}; pass a seed, a number from 0, or None")
+    if isinstance(start, int) and start < 0:
+        raise ArgumentError(f"start={start}; pass how many batches to skip, or a position")
+    return Batches(
+        source,
+        backend_of(meta),
+        image,
+        batch_size=batch_size,
+        format=format,
+        shuffle=shuffle,
+        drop_last=drop_last,
+        prefetch=prefetch,
+        start=start,
+    )
+
+
+def _concatenated(parts: list, name: str, backend: Backend) -> Any:
+    library = np if isinstance(parts[0], np.ndarray) else backend.numpy
+    if len({part.shape[1:] for part in parts}) > 1:
+        raise ArgumentError(
+            f"iter_batches: the lists of column {name!r} differ in length from partition to "
+            "partition: leave it out with columns="
+        )
+    return library.concatenate(parts)
+
+
+def _converter(format: Format, backend: Backend) -> Callable[[Any], Any]:
+    """What turns an array of the backend into what the caller wants; objects stay objects."""
+    if format == "numpy":
+        return lambda array: array if isinstance(array, np.ndarray) else backend.host(array)
+    if format not in ("cupy", "torch"):
+        raise ArgumentError(f"format={format!r}; choose 'numpy', 'cupy' or 'torch'")
+    try:
+        if format == "cupy":
+            from cupy import asarray as convert
+        else:
+            from torch.utils.dlpack import from_dlpack as convert
+    except ImportError as error:
+        raise MissingDependencyError(
+            f"format={format!r} needs {format}, which is not installed: see its web page for the "
+            "build that fits this machine"
+        ) from error
+    return lambda array: array.tolist() if array.dtype == object else convert(array)
+
+
+def _client(frame: Any) -> Client | None:
+    """The client of the cluster on which dask would compute this frame."""
+    client = getattr(get_scheduler(collections=[frame]), "__self__", None)
+    return client if isinstance(client, Client) else None

@@ -1,0 +1,139 @@
+"""HTML that needs no other file: the style of thumbnails and pages, and charts in SVG."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from html import escape
+
+STYLE = """
+.dii-sheet { display: grid; gap: 14px; align-items: start;
+  grid-template-columns: repeat(auto-fill, minmax(calc(var(--dii-size) + 22px), 1fr));
+  font: 13px/1.4 system-ui, sans-serif; }
+.dii-sheet .dii-card { margin: 0; padding: 10px; border-radius: 10px; min-width: 0;
+  border: 1px solid color-mix(in srgb, currentColor 14%, transparent);
+  background: color-mix(in srgb, currentColor 3%, transparent);
+  transition: box-shadow .15s, border-color .15s; }
+.dii-sheet .dii-card:hover { border-color: color-mix(in srgb, currentColor 35%, transparent);
+  box-shadow: 0 4px 16px rgb(0 0 0 / .16); }
+.dii-sheet .dii-picture { height: var(--dii-size); display: grid; place-items: center;
+  overflow: hidden; border-radius: 6px; }
+.dii-sheet .dii-picture img { display: block; margin: 0; border-radius: 6px; max-width: 100%;
+  max-height: 100%; object-fit: contain; transition: transform .15s; }
+.dii-sheet .dii-card:hover img { transform: scale(1.04); }
+.dii-sheet figcaption { display: grid; gap: 2px; margin-top: 8px; text-align: left; }
+.dii-sheet .dii-key { font: 600 12px/1.4 ui-monospace, "SF Mono", Menlo, Consolas, monospace;
+  overflow: hidden; text-overflow: ellipsis; white-space: nowrap; }
+.dii-sheet .dii-facts { font-size: 11.5px; opacity: .65; overflow: hidden;
+  text-overflow: ellipsis; white-space: nowrap; }
+.dii-sheet .dii-text { font-size: 12px; overflow-wrap: anywhere; }
+.dii-sheet .dii-text summary { cursor: pointer; list-style: none; }
+.dii-sheet .dii-text[open] summary { opacity: .55; }
+.dii-sheet .dii-name { font-size: 10.5px; opacity: .55; margin-right: 2px; }
+.dii-sheet .dii-error { box-sizing: border-box; width: 100%; height: 100%; padding: 12px;
+  border-radius: 6px; display: flex; flex-direction: column; justify-content: center; gap: 6px;
+  text-align: center; overflow: hidden; overflow-wrap: anywhere; font-size: 11.5px;
+  border: 1px dashed #d64545; background: rgb(214 69 69 / .1); }
+.dii-sheet .dii-error strong { color: #d64545; font-size: 12.5px; }
+"""
+
+_PAGE_STYLE = """
+:root { color-scheme: light dark; --ink: #1c2024; --ground: #fbfcfd; --bar: #3b7dd8; }
+@media (prefers-color-scheme: dark) {
+  :root { --ink: #e6e8eb; --ground: #14171a; --bar: #5b9bf0; } }
+body { margin: 0 auto; padding: 28px clamp(16px, 4vw, 48px) 64px; max-width: 1500px;
+  color: var(--ink); background: var(--ground); font: 14px/1.5 system-ui, sans-serif; }
+h1 { font-size: 22px; margin: 0 0 2px; overflow-wrap: anywhere; }
+h2 { font-size: 13px; margin: 0 0 2px; }
+.dii-lead { margin: 0 0 22px; opacity: .7; }
+.dii-charts { display: grid; gap: 14px; margin-bottom: 26px;
+  grid-template-columns: repeat(auto-fit, minmax(250px, 1fr)); }
+.dii-chart { padding: 14px 16px; border-radius: 10px; min-width: 0;
+  border: 1px solid color-mix(in srgb, currentColor 14%, transparent); }
+.dii-chart p { margin: 0 0 8px; font-size: 11.5px; opacity: .65; }
+.dii-chart svg { display: block; width: 100%; height: auto; }
+.dii-chart svg text { fill: currentColor; font: 10px system-ui, sans-serif; }
+.dii-chart svg .dii-quiet { opacity: .65; }
+.dii-chart rect { fill: var(--bar); }
+.dii-chart g:hover rect { filter: brightness(1.2); }
+.dii-chart.dii-errors rect { fill: #d64545; }
+.dii-sheet .dii-card { content-visibility: auto; }
+"""
+
+_WIDTH, _HEIGHT = 320, 150
+
+
+def page(title: str, body: str) -> str:
+    """A page of its own, light or dark as the reader has it."""
+    return (
+        '<!doctype html>\n<html lang="en"><head><meta charset="utf-8">'
+        '<meta name="viewport" content="width=device-width, initial-scale=1">'
+        f"<title>{escape(title)}</title><style>{STYLE}{_PAGE_STYLE}</style></head>"
+        f"<body>{body}</body></html>\n"
+    )
+
+
+def columns_chart(title: str, note: str, counts: Mapping[str, int]) -> str:
+    """A histogram: a column for each bin, from the first that has something to the last."""
+    bins = list(counts.items())
+    filled = [number for number, (_, count) in enumerate(bins) if count]
+    if not filled:
+        return _chart(title, note, "", "")
+    bins = bins[filled[0] : filled[-1] + 1]
+    step = min(_WIDTH / len(bins), 60)
+    left = (_WIDTH - step * len(bins)) / 2
+    most = max(count for _, count in bins)
+    every = -(-34 // int(max(step, 1))) if step < 34 else 1
+    drawn = []
+    for number, (label, count) in enumerate(bins):
+        x = left + number * step
+        height = max(count / most * (_HEIGHT - 40), 1.5 if count else 0)
+        top = _HEIGHT - 20 - height
+        middle = x + step / 2
+        drawn.append(
+            f"<g><title>{escape(label)}: {count:,}</title>"
+            f'<rect x="{x + step * 0.08:.1f}" y="{top:.1f}" width="{step * 0.84:.1f}" '
+            f'height="{height:.1f}" rx="2"/>'
+            + _svg_text(middle, top - 4, f"{count:,}" if count and step >= 24 else "", "middle")
+            + _svg_text(
+                middle, _HEIGHT - 6, label if number % every == 0 else "", "middle", "dii-quiet"
+            )
+            + "</g>"
+        )
+    return _chart(title, note, _svg(_HEIGHT, "".join(drawn)), "")
+
+
+def bars_chart(title: str, note: str, counts: Mapping[str, int], kind: str = "") -> str:
+    """A bar for each name, the longest first."""
+    most = max(counts.values(), default=0)
+    ordered = sorted(counts.items(), key=lambda item: -item[1])[:8]
+    drawn = []
+    for number, (label, count) in enumerate(ordered):
+        y = number * 22
+        width = max(count / most * 165, 1.5)
+        drawn.append(
+            f"<g><title>{escape(label)}: {count:,}</title>"
+            + _svg_text(96, y + 14, label if len(label) < 18 else f"{label[:16]}…", "end")
+            + f'<rect x="104" y="{y + 4}" width="{width:.1f}" height="14" rx="2"/>'
+            + _svg_text(110 + width, y + 14, f"{count:,}", "start", "dii-quiet")
+            + "</g>"
+        )
+    return _chart(title, note, _svg(max(22 * len(ordered), 1), "".join(drawn)), kind)
+
+
+def _chart(title: str, note: str, drawing: str, kind: str) -> str:
+    return (
+        f'<section class="dii-chart {kind}"><h2>{escape(title)}</h2><p>{escape(note)}</p>'
+        f"{drawing}</section>"
+    )
+
+
+def _svg(height: int, content: str) -> str:
+    return f'<svg viewBox="0 0 {_WIDTH} {height}" role="img">{content}</svg>'
+
+
+def _svg_text(x: float, y: float, text: str, anchor: str, kind: str = "") -> str:
+    if not text:
+        return ""
+    return (
+        f'<text x="{x:.1f}" y="{y:.1f}" text-anchor="{anchor}" class="{kind}">{escape(text)}</text>'
+    )

@@ -1,0 +1,110 @@
+"""Pictures decoded at a reduced scale, next to the same ones decoded in full."""
+
+import io
+import sys
+
+import numpy as np
+import pytest
+from photo_shards import encode, write_tar
+from PIL import Image
+from skimage import data
+
+from dask_image_ingest import read_webdataset_images
+from dask_image_ingest.errors import ArgumentError, MissingDependencyError
+
+pytest.importorskip("nvidia.dali", reason="nothing is decoded without DALI")
+pytest.importorskip("simplejpeg", reason="the extra `scaled` is not installed")
+
+
+@pytest.fixture(scope="module")
+def picture() -> Image.Image:
+    """A photograph of 2048 × 1536."""
+    return Image.fromarray(data.astronaut()).crop((0, 0, 512, 384)).resize((2048, 1536))
+
+
+def read(path, **options) -> list:
+    frame = read_webdataset_images(path, backend="pandas", **options).compute()
+    assert frame.error.isna().all()
+    return frame.images.arrays()
+
+
+def psnr(ours: np.ndarray, theirs: np.ndarray) -> float:
+    assert ours.shape == theirs.shape
+    return float(10 * np.log10(255**2 / np.mean((ours.astype(float) - theirs) ** 2)))
+
+
+def turned(picture: Image.Image, orientation: int) -> bytes:
+    exif = Image.Exif()
+    exif[274] = orientation
+    file = io.BytesIO()
+    picture.save(file, "JPEG", quality=92, exif=exif)
+    return file.getvalue()
+
+
+@pytest.mark.parametrize("resize", ["stretch", "crop", "pad"])
+@pytest.mark.parametrize("mode", ["RGB", "L"])
+def test_what_comes_out_is_the_full_way_but_for_little(tmp_path, picture, resize, mode):
+    shard = write_tar(tmp_path / "a.tar", {"a.jpg": encode(picture)})
+    options = {"size": (200, 260), "resize": resize, "mode": mode}
+    (full,) = read(shard, **options)
+    (scaled,) = read(shard, **options, scaled_decode=True)
+    assert psnr(scaled, full) > 34
+    assert not np.array_equal(scaled, full)
+
+
+def test_the_orientation_of_exif_is_applied(tmp_path, picture):
+    picture = picture.resize((800, 600))
+    shard = write_tar(
+        tmp_path / "a.tar", {f"{turn}.jpg": turned(picture, turn) for turn in range(1, 9)}
+    )
+    full = read(shard, size=(150, 180), resize="crop")
+    scaled = read(shard, size=(150, 180), resize="crop", scaled_decode=True)
+    for ours, theirs in zip(scaled, full, strict=True):
+        assert psnr(ours, theirs) > 30
+
+
+def test_images_that_can_not_be_scaled_are_decoded_in_full(tmp_path, picture):
+    members = {
+        "small.jpg": encode(picture.resize((300, 200))),
+        "large.jpg": encode(picture),
+        "other.png": encode(picture.resize((640, 480)), "png"),
+        "grey.jpg": encode(picture.convert("L")),
+        "cmyk.jpg": encode(picture.resize((900, 700)).convert("CMYK")),
+    }
+    shard = write_tar(tmp_path / "a.tar", members)
+    full = dict(zip(members, read(shard, size=192), strict=True))
+    scaled = dict(zip(members, read(shard, size=192, scaled_decode=True), strict=True))
+    for name in ("small.jpg", "other.png", "cmyk.jpg"):
+        np.testing.assert_array_equal(scaled[name], full[name])
+    for name in ("large.jpg", "grey.jpg"):
+        assert not np.array_equal(scaled[name], full[name])
+        assert psnr(scaled[name], full[name]) > 34
+
+
+def test_a_bad_image_is_an_error_row_as_ever(tmp_path, picture):
+    good = encode(picture)
+    middle = len(good) // 2
+    damaged = good[:middle] + b"\xff\xd8\xff\xc0" * 30 + good[middle + 120 :]
+    shard = write_tar(
+        tmp_path / "a.tar", {"a.jpg": good, "b.jpg": good[:5000], "c.jpg": damaged, "d.jpg": good}
+    )
+    frames = [
+        read_webdataset_images(shard, backend="pandas", size=128, scaled_decode=scaled).compute()
+        for scaled in (False, True)
+    ]
+    assert list(frames[0].error.isna()) == list(frames[1].error.isna())
+    assert frames[1].error.isna()[3]
+    assert frames[1].error[1].startswith("truncated")
+
+
+def test_arguments_that_do_not_go_together_are_refused(tmp_path, picture, monkeypatch):
+    shard = write_tar(tmp_path / "a.tar", {"a.jpg": encode(picture.resize((64, 48)))})
+    with pytest.raises(ArgumentError, match="size="):
+        read_webdataset_images(shard, backend="pandas", scaled_decode=True)
+    with pytest.raises(ArgumentError, match="shape"):
+        read_webdataset_images(
+            shard, backend="pandas", size=32, resize="shorter", scaled_decode=True
+        )
+    monkeypatch.setitem(sys.modules, "simplejpeg", None)
+    with pytest.raises(MissingDependencyError, match=r"\[scaled\]"):
+        read_webdataset_images(shard, backend="pandas", size=32, scaled_decode=True)

@@ -1,0 +1,118 @@
+"""`dask-image-ingest check`: what is bad is found, counted, named and told by the exit status."""
+
+from __future__ import annotations
+
+import io
+import json
+import re
+import tarfile
+
+import pytest
+from tars import add, tar
+
+from dask_image_ingest import cli
+
+
+@pytest.fixture(scope="module")
+def folder(photos, tmp_path_factory):
+    """One sound shard, and one for each kind of trouble."""
+    folder = tmp_path_factory.mktemp("check")
+    good = [(f"{n}.{p.extension}", p.encoded) for n, p in enumerate(photos[:3])]
+    jpeg = photos[0].encoded
+    (folder / "sound.tar").write_bytes(tar(good))
+    bad = [
+        *good,
+        *((f"html{n}.jpg", b"<html>404</html>") for n in range(5)),
+        ("cut.jpg", jpeg[:-99]),
+    ]
+    bad += [("text.txt", b"no picture")]
+    (folder / "bad-images.tar").write_bytes(tar(bad))
+    (folder / "cut.tar").write_bytes(tar(good)[:-30_000])
+    (folder / "no-tar.tar").write_bytes(b"<html>" * 500)
+    doubles = [good[0], good[0], good[1], ("2.txt", b""), good[2], good[1], ("2.cls", b"1")]
+    (folder / "doubles.tar").write_bytes(tar(doubles))
+    out = io.BytesIO()
+    with tarfile.open(fileobj=out, mode="w", format=tarfile.PAX_FORMAT) as archive:
+        add(archive, "0.jpg", jpeg, pax_headers={"comment": "é"})
+    (folder / "pax.tar").write_bytes(out.getvalue())
+    return folder
+
+
+def run(capsys, *arguments):
+    status = cli.main(["check", *map(str, arguments)])
+    captured = capsys.readouterr()
+    return status, captured.out, captured.err
+
+
+def test_a_sound_shard_is_fine(folder, photos, capsys):
+    status, out, err = run(capsys, folder / "sound.tar", "--json")
+    report = json.loads(out)
+    assert (status, err) == (0, "")
+    assert (report["shards"], report["bad_shards"], report["samples"]) == (1, 0, 3)
+    assert report["bytes"] == sum(len(photo.encoded) for photo in photos[:3])
+    assert report["bad_images"] == {}
+    assert run(capsys, folder / "sound.tar")[0] == 0
+
+
+def test_bad_images_are_counted_by_reason_with_the_first_keys(folder, capsys):
+    status, out, _ = run(capsys, folder / "bad-images.tar", "--json")
+    bad = json.loads(out)["bad_images"]
+    assert status == 1
+    assert {code: entry["count"] for code, entry in bad.items()} == {
+        "not-an-image": 5,
+        "truncated": 1,
+        "missing": 1,
+    }
+    assert bad["not-an-image"]["first"] == ["html0", "html1", "html2"]
+    assert "HTML" in bad["not-an-image"]["detail"]
+
+
+def test_damage_names_code_and_byte(folder, capsys):
+    status, out, _ = run(capsys, folder / "cut.tar", "--json")
+    (shard,) = json.loads(out)["per_shard"]
+    assert status == 1
+    assert shard["damage"].startswith("truncated-member: the shard ends ")
+    assert shard["samples"] == 2
+
+
+def test_an_unreadable_shard_does_not_hide_the_others(folder, capsys):
+    status, out, _ = run(capsys, folder / "no-tar.tar", folder / "sound.tar", "--json")
+    report = json.loads(out)
+    assert status == 1
+    assert report["unreadable"] == [str(folder / "no-tar.tar")]
+    assert report["samples"] == 3
+
+
+def test_duplicates_repeated_and_interleaved_keys_are_told_apart(folder, capsys):
+    status, out, _ = run(capsys, folder / "doubles.tar", "--json")
+    (shard,) = json.loads(out)["per_shard"]
+    assert status == 1
+    assert (shard["duplicates"], shard["repeated"], shard["interleaved"]) == (["0"], ["1"], ["2"])
+
+
+def test_pax_headers_are_told_and_no_fault(folder, capsys):
+    status, out, _ = run(capsys, folder / "pax.tar", "--json")
+    assert status == 0
+    assert json.loads(out)["pax"] == 1
+
+
+def test_people_read_totals_reasons_and_each_shard_that_is_not_sound(folder, capsys):
+    status, out, _ = run(capsys, folder)
+    assert status == 1
+    assert "6 shards" in out
+    assert "4 shards with problems" in out
+    assert re.search(r"not-an-image +5 +html0, html1, html2 \.\.\.", out)
+    assert "1 keys that occur more than once: 1" in out
+    assert "sound.tar" not in out
+
+
+def test_keys_and_reasons_cannot_write_to_the_terminal(tmp_path, capsys):
+    hostile = "\x1b[2Jkey\u202e"
+    (tmp_path / "s.tar").write_bytes(tar([(f"{hostile}.jpg", b"\x1b[31mred")], "pax"))
+    status, out, err = run(capsys, tmp_path / "s.tar")
+    assert status == 1
+    assert all(character.isprintable() for character in (out + err).replace("\n", ""))
+
+
+def test_paths_that_match_nothing_are_a_wrong_argument(tmp_path, capsys):
+    assert run(capsys, tmp_path / "none-*.tar")[0] == 2

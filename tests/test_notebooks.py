@@ -1,0 +1,75 @@
+"""The notebooks and the training script run from top to bottom, and show what they promise."""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[1]
+EXAMPLES = ROOT / "examples"
+NOTEBOOKS = sorted(EXAMPLES.glob("*.ipynb"))
+ENVIRONMENT = {"PYTHONPATH": f"{EXAMPLES}:{ROOT}"}
+
+WHY = "pip install -e '.[notebooks]'"
+
+
+def test_notebooks_are_small_and_show_their_outputs():
+    nbformat = pytest.importorskip("nbformat", reason=WHY)
+    assert [path.name for path in NOTEBOOKS] == ["01_explore.ipynb", "02_embed.ipynb"]
+    for path in NOTEBOOKS:
+        assert path.stat().st_size < 1_000_000
+        notebook = nbformat.read(path, 4)
+        nbformat.validate(notebook)
+        assert "data:image/jpeg;base64" in path.read_text()
+        assert "On a GPU" in notebook.cells[-1].source
+        assert "/tmp/" not in path.read_text()
+
+
+@pytest.mark.filterwarnings("default")  # Jupyter's own packages warn of each other
+@pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)
+def test_a_notebook_runs_from_top_to_bottom(path, tmp_path, monkeypatch):
+    nbclient = pytest.importorskip("nbclient", reason=WHY)
+    nbformat = pytest.importorskip("nbformat", reason=WHY)
+    pytest.importorskip("ipykernel", reason=WHY)
+    if "torch" in path.read_text():
+        pytest.importorskip("efficientnet_lite_pytorch", reason=WHY)
+    monkeypatch.setenv("PYTHONPATH", ENVIRONMENT["PYTHONPATH"])
+    notebook = nbformat.read(path, 4)
+    client = nbclient.NotebookClient(
+        notebook, timeout=120, kernel_name="python3", resources={"metadata": {"path": tmp_path}}
+    )
+    client.execute()
+    outputs = [output for cell in notebook.cells for output in cell.get("outputs", ())]
+    html = "".join(output.get("data", {}).get("text/html", "") for output in outputs)
+    text = "".join(output.get("text", "") for output in outputs)
+    assert html.count("data:image/jpeg;base64") >= 10
+    if path.stem == "01_explore":
+        assert "truncated" in html
+        assert "0018" in text
+    else:
+        right = re.search(r"(\d+)% of 51", text)
+        assert right is not None
+        assert int(right[1]) >= 95
+
+
+def test_training_learns(tmp_path):
+    pytest.importorskip("torch", reason=WHY)
+    finished = subprocess.run(
+        [sys.executable, EXAMPLES / "03_train.py"],
+        cwd=tmp_path,
+        env=os.environ | ENVIRONMENT,
+        capture_output=True,
+        text=True,
+        timeout=180,
+    )
+    assert finished.returncode == 0, finished.stderr
+    losses = [float(loss) for loss in re.findall(r"loss (\d+\.\d+)", finished.stdout)]
+    seen = re.findall(r"of (\d+) right", finished.stdout)
+    assert set(seen) == {"51"}
+    assert losses[-1] < losses[0] / 1.5
+    assert (tmp_path / "demo-data" / "model.pt").exists()

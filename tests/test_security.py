@@ -1,0 +1,131 @@
+"""Nothing in a shard is run, believed without bound, or written where it does not belong."""
+
+from __future__ import annotations
+
+import json
+import os
+import pickle
+import subprocess
+import sys
+import warnings
+from pathlib import Path
+
+import pytest
+from photo_shards import write_tar
+
+import dask_image_ingest as dii
+
+
+def read(path, **options):
+    return dii.read_webdataset_images(path, backend="pandas", **options)
+
+
+class Payload:
+    def __init__(self, evidence: Path) -> None:
+        self.evidence = evidence
+
+    def __reduce__(self):
+        return os.mkdir, (str(self.evidence),)
+
+
+@pytest.mark.parametrize("extension", ["pkl", "pickle", "pyd", "cls", "json", "npy", "pt", "jpg"])
+def test_no_pickle_is_loaded(extension, tmp_path, photos):
+    evidence = tmp_path / "evidence"
+    members = {"0.png": photos[2].encoded, f"0.{extension}": pickle.dumps(Payload(evidence))}
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # that a pickle is no integer
+        ddf = read(write_tar(tmp_path / "s.tar", members), components=_named(extension))
+        frame = ddf.compute()
+    assert len(frame) == 1
+    assert not evidence.exists()
+
+
+def _named(extension):
+    if extension == "jpg":
+        return "infer"
+    return {extension: "int64" if extension == "cls" else "binary"}
+
+
+@pytest.mark.parametrize("url", ["pipe:mkdir {}", "pipe:mkdir {} | cat", "pipe:mkdir {}.tar"])
+def test_no_pipe_is_run(url, tmp_path):
+    evidence = tmp_path / "evidence"
+    with pytest.raises(dii.ArgumentError, match="pipe:"):
+        read(url.format(evidence))
+    assert not list(tmp_path.iterdir())
+
+
+def test_names_in_a_tar_never_reach_the_file_system(tmp_path, photos, monkeypatch):
+    """Every file that is opened for writing, made or removed meanwhile is the journal's own."""
+    names = ["../../evil", "/etc/evil", "a/../../evil", "C:\\evil", "~/evil", "$HOME/evil", "a\0b"]
+    members = {f"{name}.png".replace("\0", ""): photos[2].encoded for name in names}
+    path = write_tar(tmp_path / "s.tar", members)
+    script = """
+import sys
+touched = []
+def watch(event, args):
+    if event == "open" and isinstance(args[1], str) and set(args[1]) & set("wax+"):
+        touched.append(str(args[0]))
+    if event in ("os.mkdir", "os.remove", "os.rename", "os.symlink", "os.link"):
+        touched.append(str(args[0]))
+import dask, dask_image_ingest as dii
+ddf = dii.read_webdataset_images(sys.argv[1], backend="pandas")
+ddf.compute(scheduler="synchronous")
+touched.clear()
+sys.addaudithook(watch)
+frame = ddf.compute(scheduler="synchronous")
+assert frame.image.notna().all()
+print("\\n".join(t for t in touched if "evil" in t))
+"""
+    finished = subprocess.run(
+        [sys.executable, "-c", script, str(path)], capture_output=True, text=True, timeout=120
+    )
+    assert finished.returncode == 0, finished.stderr
+    assert finished.stdout.strip() == ""
+    frame = read(path).compute()
+    assert sorted(frame["__key__"]) == sorted(name.removesuffix(".png") for name in members)
+
+
+DEEP = b'{"a":' * 100_000 + b"1" + b"}" * 100_000
+HOSTILE_JSON = {
+    "deep": DEEP,
+    "deep list": b"[" * 1_000_000,
+    "huge": b'{"a": "' + b"x" * (17 << 20) + b'"}',
+    "a number of many digits": b'{"a": ' + b"9" * 10_000 + b"}",
+    "not utf-8": b'{"a": "\xff"}',
+    "broken": b'{"a": ',
+    "empty": b"",
+}
+
+
+@pytest.mark.parametrize("kind", HOSTILE_JSON)
+def test_hostile_json_is_null_with_a_warning(kind, tmp_path, photos):
+    members = {
+        "0.png": photos[2].encoded,
+        "0.json": HOSTILE_JSON[kind],
+        "1.png": photos[2].encoded,
+        "1.json": json.dumps({"a": 7}).encode(),
+    }
+    path = write_tar(tmp_path / "s.tar", members)
+    ddf = read(path, json_fields={"a": "int64"})[["__key__", "json.a"]]
+    with pytest.warns(UserWarning, match=r"1 of 2 values of 'json\.a'.*first that of '0'"):
+        frame = ddf.compute()
+    assert frame["json.a"].isna().tolist() == [True, False]
+
+
+def test_what_errors_and_warnings_quote_is_escaped(tmp_path, photos, caplog):
+    hostile = "\x1b[2J\u202e"
+    members = {
+        f"{hostile}.png": b"\x1b[31mred\r\n\x07" * 9,
+        f"b.{hostile}x": b"\x1b",
+        "b.png": photos[2].encoded,
+        "b.json": b"\x1b[2J",
+    }
+    path = write_tar(tmp_path / "s.tar", members)
+    first = write_tar(tmp_path / "a.tar", {"b.png": photos[2].encoded, "b.json": b"{}"})
+    with pytest.warns() as caught:
+        frame = read([first, path], json_fields={"a": "int64"}).compute()
+    said = [str(warning.message) for warning in caught]
+    said += [record.getMessage() for record in caplog.records]
+    said += frame["error"].dropna().tolist()
+    assert len(said) >= 4
+    assert all(text.isprintable() for text in said), said

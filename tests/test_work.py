@@ -1,0 +1,154 @@
+"""How much work a read does, by counts that are the same on every machine: no clocks here."""
+
+import gc
+import sys
+
+import numpy as np
+import pytest
+from photo_shards import make_photos, write_photo_shards
+
+from dask_image_ingest import read_webdataset_images
+from dask_image_ingest.collector import collector_at_rest
+from dask_image_ingest.decode.options import MAX_PIXELS
+from dask_image_ingest.metadata import Rows
+from dask_image_ingest.schema import make_schema
+from dask_image_ingest.shards import open_shard
+from dask_image_ingest.tar import scan
+
+pytest.importorskip("nvidia.dali", reason="nothing is decoded without DALI")
+
+from dask_image_ingest.decode.dali import BATCH_SIZE, Decoder
+from dask_image_ingest.frames.pandas import HostPixels
+from dask_image_ingest.frames.pixel_memory import PixelMemory, pixel_memory
+
+SAMPLES = 2 * BATCH_SIZE + 10
+
+
+@pytest.fixture(scope="module")
+def shard(tmp_path_factory):
+    (path,) = write_photo_shards(make_photos(SAMPLES), tmp_path_factory.mktemp("work"), SAMPLES)
+    return path
+
+
+@pytest.fixture
+def counted(monkeypatch):
+    """Counts calls: ``counted(Class, "method", weigh)`` gives a list that grows with each."""
+
+    def count(owner, name, weigh=lambda *_: 1):
+        calls: list = []
+        original = getattr(owner, name)
+
+        def counting(*args):
+            result = original(*args)
+            calls.append(weigh(*args))
+            return result
+
+        monkeypatch.setattr(owner, name, counting)
+        return calls
+
+    return count
+
+
+def test_each_pixel_is_copied_once_on_its_way_to_the_frame(shard, counted):
+    copied = counted(HostPixels, "_room", lambda _, nbytes: nbytes)
+    frame = read_webdataset_images(shard, backend="pandas").compute()
+    decoded = int((frame.height.astype(int) * frame.width * 3).sum())
+    assert sum(copied) == decoded
+    # And the frame is that very memory: the arrays of its images lie side by side.
+    views = frame.images.arrays()
+    addresses = [view.__array_interface__["data"][0] for view in views]
+    assert addresses[-1] + views[-1].nbytes - addresses[0] == decoded
+
+
+def test_images_come_in_whole_batches_and_not_one_by_one(shard, counted):
+    batches = counted(HostPixels, "append_batch")
+    single = counted(HostPixels, "append")
+    read_webdataset_images(shard, backend="pandas").compute()
+    assert len(batches) == 3
+    assert not single
+
+
+def test_a_pipeline_is_built_once_for_all_partitions(shard, counted):
+    built = counted(Decoder, "_build")
+    ddf = read_webdataset_images(shard, backend="pandas", size=(61, 67), partition_size="400 kB")
+    assert ddf.npartitions > 2
+    ddf.compute()
+    assert len(built) == 1
+
+
+def test_the_memory_of_a_partition_that_is_let_go_serves_the_next(shard):
+    pixel_memory.release()
+    ddf = read_webdataset_images(shard, backend="pandas", size=224)
+    first = ddf.compute().images.arrays()[0].__array_interface__["data"][0]
+    gc.collect()
+    again = ddf.compute()
+    assert again.images.arrays()[0].__array_interface__["data"][0] == first
+    assert pixel_memory.unused < again.image.array.nbytes
+
+
+def test_memory_that_is_still_looked_at_is_not_given_away():
+    memory = PixelMemory()
+    array = memory.take(5_000_000, keep=10**9)
+    array[:] = 1
+    view = array[100:200].reshape(10, 10)
+    del array
+    assert not memory.unused
+    memory.take(5_000_000, keep=10**9)[:] = 2
+    assert np.all(view == 1)
+    del view
+    assert memory.unused > 10_000_000 - 1
+
+
+def test_no_more_memory_is_kept_than_was_allowed():
+    memory = PixelMemory()
+    arrays = [memory.take(1 << 20, keep=3 << 20) for _ in range(5)]
+    arrays.clear()
+    assert memory.unused == 3 << 20
+    memory.release()
+    assert not memory.unused
+
+
+def test_metadata_is_read_with_few_calls_of_python(shard):
+    # Calls of functions, C's included, for each sample of four members: a stable stand-in for time.
+    calls = 0
+
+    def count(_frame, event, _argument):
+        nonlocal calls
+        calls += event in ("call", "c_call")
+
+    with open_shard(str(shard)) as buffer:
+        sys.setprofile(count)
+        try:
+            scanned = scan(buffer)
+        finally:
+            sys.setprofile(None)
+        scanning, calls = calls, 0
+        schema = make_schema(scanned, buffer)
+        columns = ["__key__", "offset", "txt", "height", "width"]
+        rows = Rows(
+            str(shard),
+            buffer,
+            scanned,
+            range(SAMPLES),
+            image_extensions=schema.image_extensions,
+            components=schema.select(columns),
+            max_pixels=MAX_PIXELS,
+        )
+        sys.setprofile(count)
+        try:
+            rows.table(columns)
+        finally:
+            sys.setprofile(None)
+    assert scanning / SAMPLES < 4 * 9
+    assert calls / SAMPLES < 60
+
+
+def test_the_collector_works_again_after_a_rest():
+    def fail():
+        with collector_at_rest():
+            assert not gc.isenabled()
+            raise ZeroDivisionError
+
+    with pytest.raises(ZeroDivisionError):
+        fail()
+    assert gc.isenabled()
