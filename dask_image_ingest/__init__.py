@@ -1,7 +1,7 @@
 """WebDataset tar shards of images as lazy Dask dataframes, decoded by DALI."""
 
 import dask_image_ingest.frames.image_dtype  # registers the dtype "image"
-import dask_image_ingest.images  # noqa: F401  registers the .images accessor
+import dask_image_ingest.lazy_images  # noqa: F401  registers the .images accessors
 from dask_image_ingest.cluster import start_cluster
 from dask_image_ingest.errors import (
     ArgumentError,

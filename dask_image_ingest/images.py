@@ -6,20 +6,16 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Literal
 
-import numpy as np
 import pandas as pd
-from dask.dataframe.dask_expr import _expr as dx
-from dask.dataframe.dask_expr import new_collection
-from dask.dataframe.extensions import register_dataframe_accessor
 
-from dask_image_ingest.batches import MapBatches, joined, make_batch_map
-from dask_image_ingest.channel_stats import add_levels, count_levels, statistics
+from dask_image_ingest.batch_source import Source
+from dask_image_ingest.batches import make_batch_map
+from dask_image_ingest.channel_stats import count_levels, statistics
 from dask_image_ingest.errors import ArgumentError
-from dask_image_ingest.expr import ReadWebDataset
 from dask_image_ingest.frames import Backend, backend_of
-from dask_image_ingest.iter_batches import Batches, Format, LazySource, Source, make_batches
-from dask_image_ingest.late_decode import DecodeImages
+from dask_image_ingest.iter_batches import Batches, Format, make_batches
 from dask_image_ingest.resize import encoded_images, small_images
+from dask_image_ingest.stacking import stack, vectors
 from dask_image_ingest.thumbnails import Thumbnails, make_thumbnails
 
 
@@ -413,88 +409,6 @@ class FrameImages(Images):
         return Source(self._frame[columns], image)
 
 
-@register_dataframe_accessor("images")
-class LazyImages(Images):
-    """Pixels of a dask dataframe, when they are computed."""
-
-    def stack(self) -> Any:  # noqa: D102 - told by Images
-        height, width, channels = _shape(self._frame.expr)
-        meta = backend_of(self._meta()).numpy.empty(
-            (0, height or 0, width or 0, channels or 0), np.uint8
-        )
-        array = self._frame[[self.column]].map_partitions(stack, self.column, meta=meta)
-        edges = ((edge or np.nan,) for edge in (height, width, channels))
-        array._chunks = (array.chunks[0], *edges)
-        return array
-
-    def vectors(self, column: str) -> Any:  # noqa: D102
-        meta = vectors(self._meta(), column)
-        array = self._frame[[column]].map_partitions(vectors, column, meta=meta)
-        array._chunks = (array.chunks[0], (np.nan,))
-        return array
-
-    def channel_stats(self) -> Any:  # noqa: D102
-        empty = pd.DataFrame(
-            np.empty((0, 256), np.int64), index=pd.Index([], dtype="int64", name="channel")
-        )
-        counts = self._frame[[self.column]].map_partitions(count_levels, self.column, meta=empty)
-        return counts.reduction(
-            add_levels, combine=add_levels, aggregate=statistics, meta=statistics(empty)
-        )
-
-    def _meta(self) -> Any:
-        return self._frame._meta
-
-    def _map(self, function: Callable, columns: Sequence[str], *args: Any) -> Any:
-        meta = function(self._meta()[list(columns)], *args)
-        return self._frame[list(columns)].map_partitions(function, *args, meta=meta)
-
-    def _map_batches(self, batch_map: Any) -> Any:
-        return new_collection(MapBatches(self._frame.expr, batch_map))
-
-    def _source(self, columns: list[str], image: str) -> Source:
-        return LazySource(self._frame[columns], image)
-
-
-def stack(frame: Any, image: str) -> Any:
-    """The images of a pandas or cuDF frame as one array."""
-    backend = backend_of(frame)
-    arrays = backend.arrays(frame[image])
-    if not arrays:
-        return backend.numpy.empty((0, 0, 0, 0), np.uint8)
-    if any(array is None for array in arrays):
-        missing = next(row for row, array in enumerate(arrays) if array is None)
-        raise ArgumentError(
-            f"stack: row {missing} of a partition has no image: drop such rows first, "
-            "ddf[ddf.error.isna()]"
-        )
-    images = joined(arrays, backend)
-    if isinstance(images, list):
-        other = next(a.shape for a in images if a.shape != images[0].shape)
-        raise ArgumentError(
-            f"stack: the images of a partition differ in shape, {images[0].shape} and {other}: "
-            "read with size="
-        )
-    return images
-
-
-def vectors(frame: Any, column: str) -> Any:
-    """A column of lists of a pandas or cuDF frame as (n, length)."""
-    if column not in frame.columns:
-        raise ArgumentError(f"the frame has no column {column!r}")
-    values = backend_of(frame).values(frame[column])
-    if values is None:
-        raise ArgumentError(
-            f"the lists of {column!r} differ in length, or some are null: drop these rows first, "
-            f"frame[frame[{column!r}].notnull()]"
-        )
-    if len(values) == 0:
-        return values.reshape(0, 0)
-    if values.ndim != 2:
-        raise ArgumentError(f"column {column!r} is no column of lists of numbers")
-    return values
-
-
 def image_column(frame: Any, backend: Backend) -> str:
     """The name of a frame's image column, told by its type."""
     names = [name for name, dtype in frame.dtypes.items() if backend.is_images(dtype)]
@@ -502,19 +416,3 @@ def image_column(frame: Any, backend: Backend) -> str:
         found = f"has {', '.join(map(repr, names))}" if names else "has no column of images"
         raise ArgumentError(f"the frame {found}; .images needs exactly one: select it first")
     return names[0]
-
-
-def _shape(expr: Any) -> tuple[int | None, int | None, int | None]:
-    """The shape of every image of a query, as far as its options tell it."""
-    if next(expr.find_operations(dx.MapPartitions), None) is not None:
-        return None, None, None
-    late = [node.decoding for node in expr.find_operations(DecodeImages)]
-    read = [node.dataset.decoding for node in expr.find_operations(ReadWebDataset)]
-    decodings = {decoding.token: decoding for decoding in late or read}
-    if len(decodings) != 1:
-        return None, None, None
-    (decoding,) = decodings.values()
-    if decoding.transform is not None:
-        return None, None, None
-    size = decoding.size if decoding.size and len(decoding.size) == 2 else (None, None)
-    return *size, decoding.channels

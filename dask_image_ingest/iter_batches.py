@@ -4,17 +4,13 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Generator, Iterator, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import dataclass
+from concurrent.futures import Future
 from typing import Any, Literal, NamedTuple, TypeAlias
 
-import dask
 import numpy as np
-import pandas as pd
-from dask._task_spec import convert_legacy_graph, cull
-from dask.base import get_scheduler
-from distributed import Client
 
+from dask_image_ingest.batch_rows import Rows, rows_of
+from dask_image_ingest.batch_source import Source
 from dask_image_ingest.batches import check_batch_size, joined
 from dask_image_ingest.errors import ArgumentError, MissingDependencyError
 from dask_image_ingest.frames import Backend, backend_of
@@ -208,62 +204,6 @@ class Batches:
         return {self._image: self._convert(images) if pixels is None else pixels, **columns}
 
 
-@dataclass(frozen=True)
-class Rows:
-    """Images, and arrays of their other columns."""
-
-    images: list
-    columns: dict[str, Any]
-
-    def __len__(self) -> int:
-        return len(self.images)
-
-    def take(self, rows: Any) -> Rows:
-        """Some of the rows, as views where they are a range."""
-        images = [self.images[row] for row in rows]
-        where = slice(rows.start, rows.stop) if isinstance(rows, range) else rows
-        return Rows(images, {name: values[where] for name, values in self.columns.items()})
-
-    def copied(self) -> Rows:
-        """The same rows, apart from the partition that they come from."""
-        copies = [image.copy() for image in self.images]
-        return Rows(copies, {name: values.copy() for name, values in self.columns.items()})
-
-    @classmethod
-    def of(cls, parts: Sequence[Rows], backend: Backend) -> Rows:
-        """Rows of several parts, one after the other."""
-        columns = {
-            name: _concatenated([part.columns[name] for part in parts], name, backend)
-            for name in parts[0].columns
-        }
-        return cls([image for part in parts for image in part.images], columns)
-
-
-def rows_of(frame: Any, image: str, backend: Backend) -> Rows:
-    """The rows of a partition that have an image.
-
-    Raises
-    ------
-    ArgumentError
-        If another column can't be an array.
-    """
-    arrays = backend.arrays(frame[image])
-    present = [row for row, array in enumerate(arrays) if array is not None]
-    others = frame[[name for name in frame.columns if name != image]]
-    if len(present) < len(arrays):
-        others = others.take(present)
-    columns = {}
-    for name in others.columns:
-        columns[name] = backend.values(others[name])
-        if columns[name] is None:
-            raise ArgumentError(
-                f"iter_batches: column {name!r} has nulls, or lists of differing lengths, which no "
-                f"array can hold: leave it out with columns=, or drop these rows before, "
-                f"ddf[ddf[{name!r}].notnull()]"
-            )
-    return Rows([arrays[row] for row in present], columns)
-
-
 class Shuffle:
     """A repeatable order: partitions in another order, rows mixed with those of the next one.
 
@@ -284,91 +224,6 @@ class Shuffle:
         rows = self.generator(_SPLIT, step).permutation(count)
         half = count - count // 2
         return rows[:half], np.sort(rows[half:])
-
-
-class Source:
-    """Partitions that are already here: one pandas or cuDF frame."""
-
-    partitions = 1
-
-    def __init__(self, frame: Any, image: str) -> None:
-        self._frame = frame
-        self._image = image
-
-    def __enter__(self) -> Source:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        pass
-
-    def read(self, number: int) -> Future:
-        """Begin to read a partition."""
-        done: Future = Future()
-        done.set_result(self._frame)
-        return done
-
-    def count(self, number: int) -> int:
-        """How many images a partition has."""
-        return count_images(self._frame, self._image)
-
-
-class LazySource(Source):
-    """Partitions of a dask dataframe, read ahead on a cluster's workers or on a thread here."""
-
-    def __init__(self, frame: Any, image: str) -> None:
-        super().__init__(frame, image)
-        nothing = pd.Series([], dtype="int64")
-        self._counts = frame[[image]].map_partitions(_counted, image, meta=nothing)
-        optimized = frame.optimize()
-        self._keys = optimized.__dask_keys__()
-        self._graph = convert_legacy_graph(optimized.__dask_graph__())
-        self._client = _client(frame)
-        self.partitions = len(self._keys)
-        self._threads: ThreadPoolExecutor | None = None
-        self._futures: set = set()
-
-    def __enter__(self) -> LazySource:
-        self._threads = ThreadPoolExecutor(1, "iter-batches")
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        assert self._threads is not None
-        for future in self._futures:
-            future.release()
-        self._futures.clear()
-        self._threads.shutdown(wait=self._client is None, cancel_futures=True)
-
-    def read(self, number: int) -> Future:
-        """Begin to read a partition."""
-        assert self._threads is not None
-        key = self._keys[number]
-        graph = cull(self._graph, [key])
-        if self._client is None:
-            return self._threads.submit(dask.get, graph, key)
-        (future,) = self._client.get(graph, [key], sync=False)
-        self._futures.add(future)
-        return self._threads.submit(self._fetch, future)
-
-    def count(self, number: int) -> int:
-        """How many images a partition has."""
-        return int(self._counts.partitions[number].compute().sum())
-
-    def _fetch(self, future: Any) -> Any:
-        try:
-            # From the worker itself, not through the scheduler, wherever the client can reach it.
-            return future.client.gather(future, direct=True)
-        finally:
-            self._futures.discard(future)
-            future.release()
-
-
-def count_images(frame: Any, image: str) -> int:
-    """How many rows of a partition have an image."""
-    return int(frame[image].notna().sum())
-
-
-def _counted(frame: Any, image: str) -> pd.Series:
-    return pd.Series([count_images(frame, image)])
 
 
 def make_batches(
@@ -409,16 +264,6 @@ def make_batches(
     )
 
 
-def _concatenated(parts: list, name: str, backend: Backend) -> Any:
-    library = np if isinstance(parts[0], np.ndarray) else backend.numpy
-    if len({part.shape[1:] for part in parts}) > 1:
-        raise ArgumentError(
-            f"iter_batches: the lists of column {name!r} differ in length from partition to "
-            "partition: leave it out with columns="
-        )
-    return library.concatenate(parts)
-
-
 def _converter(format: Format, backend: Backend) -> Callable[[Any], Any]:
     """What turns an array of the backend into what the caller wants; objects stay objects."""
     if format == "numpy":
@@ -436,9 +281,3 @@ def _converter(format: Format, backend: Backend) -> Callable[[Any], Any]:
             "build that fits this machine"
         ) from error
     return lambda array: array.tolist() if array.dtype == object else convert(array)
-
-
-def _client(frame: Any) -> Client | None:
-    """The client of the cluster on which dask would compute this frame."""
-    client = getattr(get_scheduler(collections=[frame]), "__self__", None)
-    return client if isinstance(client, Client) else None

@@ -17,10 +17,10 @@ import numpy as np
 #: Seconds for which unused memory is kept.
 KEPT_SECONDS = 10.0
 
-# Sizes are rounded up to one of eight steps between powers of two, so that partitions of about one
-# size fit each other's memory. What is reserved and never written to costs nothing.
-_STEPS = 8
-_SMALLEST = 1 << 20
+# Memory is reserved with some room, since partitions are of about one size and not of the same, and
+# may serve one that needs less. What is reserved and never written to costs nothing.
+_ROOM = 1.125
+_LEAST_USE = 0.6
 
 
 class PixelMemory:
@@ -38,7 +38,7 @@ class PixelMemory:
         When nothing refers to the array or to a view of it any more, its memory is kept for another
         one, if no more than ``keep`` bytes are then kept in all.
         """
-        block = self._reuse(nbytes) or mmap.mmap(-1, _rounded(nbytes), flags=_FLAGS)
+        block = self._reuse(nbytes) or mmap.mmap(-1, int(nbytes * _ROOM) + 1, flags=_FLAGS)
         array = np.frombuffer(block, np.uint8)
         weakref.finalize(array, self._give_back, block, keep).atexit = False
         return array
@@ -56,14 +56,14 @@ class PixelMemory:
             self._unused = [(since, block) for since, block in self._unused if since > before]
 
     def _reuse(self, nbytes: int) -> mmap.mmap | None:
-        """A block that fits; one that is much larger would be wasted on the array."""
+        """The smallest block that fits; one that is much larger would be wasted on the array."""
         with self._lock:
-            largest = _rounded(nbytes) * (_STEPS + 1) // _STEPS
-            for place, (_, block) in enumerate(self._unused):
-                if nbytes <= len(block) <= largest:
-                    del self._unused[place]
-                    return block
-        return None
+            fitting = [
+                (len(block), place)
+                for place, (_, block) in enumerate(self._unused)
+                if len(block) * _LEAST_USE <= nbytes <= len(block)
+            ]
+            return self._unused.pop(min(fitting)[1])[1] if fitting else None
 
     def _give_back(self, block: mmap.mmap, keep: int) -> None:
         with self._lock:
@@ -90,8 +90,3 @@ pixel_memory = PixelMemory()
 # NumPy asks for huge pages for its own large arrays, which take long to come by where free memory
 # is in pieces or with the host.
 _FLAGS = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS
-
-
-def _rounded(nbytes: int) -> int:
-    step = max(_SMALLEST, 1 << max(nbytes - 1, 1).bit_length()) // (2 * _STEPS)
-    return -(-max(nbytes, 1) // step) * step
