@@ -103,7 +103,7 @@ def test_no_more_memory_is_kept_than_was_allowed():
     memory = PixelMemory()
     arrays = [memory.take(1 << 20, keep=3 << 20) for _ in range(5)]
     arrays.clear()
-    assert memory.unused == 3 << 20
+    assert 2 << 20 <= memory.unused <= 3 << 20
     memory.release()
     assert not memory.unused
 
