@@ -107,6 +107,10 @@ class ReadWebDataset(dx.PartitionsFiltered, BlockwiseIO):
     def _divisions(self):
         return (None,) * (len(self.dataset.pieces) + 1)
 
+    @property
+    def _reads_all(self) -> bool:
+        return self.operand("columns") is None
+
     @functools.cached_property
     def query(self) -> Query:
         """What the tasks are asked for."""
@@ -122,7 +126,7 @@ class ReadWebDataset(dx.PartitionsFiltered, BlockwiseIO):
             backend=dataset.backend,
             image_extensions=dataset.schema.image_extensions,
             components=dataset.schema.select(used),
-            known_extensions=None if self.operand("columns") else dataset.schema.extensions,
+            known_extensions=dataset.schema.extensions if self._reads_all else None,
             shard_errors=dataset.shard_errors,
             storage_options=dataset.storage_options,
         )
