@@ -5,7 +5,9 @@ import sys
 
 import numpy as np
 import pytest
-from photo_shards import make_photos, write_photo_shards
+from corpus import bad_images
+from photo_shards import encode, make_photos, write_photo_shards, write_tar
+from PIL import Image
 
 from dask_image_ingest import read_webdataset_images
 from dask_image_ingest.collector import collector_at_rest
@@ -84,6 +86,19 @@ def test_the_memory_of_a_partition_that_is_let_go_serves_the_next(shard):
     again = ddf.compute()
     assert again.images.arrays()[0].__array_interface__["data"][0] == first
     assert pixel_memory.unused < again.image.array.nbytes
+
+
+@pytest.mark.parametrize("kind", bad_images())
+def test_a_bad_image_holds_nothing_of_its_partition(kind, tmp_path):
+    # An exception that outlives its handling would, through the frames of its traceback.
+    photo = np.full((999, 1013, 3), 7, np.uint8)
+    files = {"bad.img": bad_images()[kind][0], "good.jpg": encode(Image.fromarray(photo))}
+    ddf = read_webdataset_images(write_tar(tmp_path / "a.tar", files), backend="pandas")
+    assert ddf.compute(scheduler="synchronous").image.isna().tolist() == [True, False]
+    gc.collect()
+    kept = pixel_memory.unused
+    pixel_memory.release()
+    assert kept >= photo.nbytes
 
 
 def test_memory_that_is_still_looked_at_is_not_given_away():

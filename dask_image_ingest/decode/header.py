@@ -97,7 +97,9 @@ def measure(data: Encoded) -> tuple[str | None, Stored]:
     format = sniff.format_of(head)
     try:
         if format is None:
-            raise BadImage("not-an-image", sniff.looks_like(head)) if head else _EMPTY
+            if not head:
+                raise BadImage("empty", "the file has no bytes")
+            raise BadImage("not-an-image", sniff.looks_like(head))
         reader = _READERS.get(format)
         return format, reader(data) if reader else with_pillow(data, format)
     except BadImage as bad:
@@ -110,6 +112,3 @@ def too_large(height: int, width: int, max_pixels: int) -> str:
     return (
         f"too-large: {width} x {height} is {pixels:,} pixels, more than max_pixels={max_pixels:,}"
     )
-
-
-_EMPTY: Final = BadImage("empty", "the file has no bytes")
