@@ -18,7 +18,7 @@ _SPAWN = "distributed.nanny.pre-spawn-environ"
 
 # Workers keep the memory in which one image was decoded for the next. dask's own trim threshold has
 # glibc map all above 128 kB anew for each use: 150 page faults an image, a tenth of its decoding.
-_ALLOCATOR = {"MALLOC_MMAP_THRESHOLD_": 32 << 20, "MALLOC_TRIM_THRESHOLD_": 64 << 20}
+_ALLOCATOR = {"MALLOC_MMAP_THRESHOLD_": 16 << 20, "MALLOC_TRIM_THRESHOLD_": 64 << 20}
 
 
 def start_cluster(

@@ -261,11 +261,8 @@ def _warn(message: str) -> None:
 class NoPixels:
     """Takes decoded images where only their errors are asked for."""
 
-    def append_batch(self, images: Any) -> None:
+    def append(self, images: Any) -> None:
         """Forget a batch."""
-
-    def append(self, image: Any) -> None:
-        """Forget an image."""
 
     def finish(self) -> np.ndarray:
         """Nothing was kept."""

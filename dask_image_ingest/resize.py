@@ -10,9 +10,12 @@ import pyarrow as pa
 from PIL import Image
 
 from dask_image_ingest.decode import Pixels
-from dask_image_ingest.decode.dali import BATCH_SIZE, decoder
+from dask_image_ingest.decode.dali import decoder
 from dask_image_ingest.decode.options import make_decoding
 from dask_image_ingest.frames import backend_of
+
+# DALI has a copy of each image that it is to resize.
+_BATCH_SIZE = 64
 
 
 def small_images(frame: Any, image: str, size: int | tuple[int, int], resize: str) -> Any:
@@ -24,15 +27,15 @@ def small_images(frame: Any, image: str, size: int | tuple[int, int], resize: st
     arrays = backend.arrays(frame[image])
     present = [row for row, array in enumerate(arrays) if array is not None]
     batches = (
-        [backend.host(arrays[row]) for row in present[start : start + BATCH_SIZE]]
-        for start in range(0, len(present), BATCH_SIZE)
+        [backend.host(arrays[row]) for row in present[start : start + _BATCH_SIZE]]
+        for start in range(0, len(present), _BATCH_SIZE)
     )
     shapes = np.zeros((len(arrays), 3), np.int32)
     buffer = backend.pixel_buffer(0)
     done = 0
     for images in decoder(decoding, "pixels").run(batches):
         shapes[present[done : done + len(images)]] = images.shape()
-        buffer.append_batch(images)
+        buffer.append(images)
         done += len(images)
     errors = [None if array is not None else "missing" for array in arrays]
     column = backend.with_images(frame[[]], Pixels(buffer.finish(), shapes, errors))["image"]

@@ -374,9 +374,9 @@ class BackendContract:
             encoded.append(np.frombuffer(file.getvalue(), np.uint8))
         buffer = backend.pixel_buffer(0)
         (batch,) = decoder(Decoding(device=backend.device), "encoded").run([encoded])
-        buffer.append_batch(batch)
-        buffer.append(arrays[0])
-        buffer.append(batch[1])
+        buffer.append(batch)
+        buffer.append([arrays[0], batch[1]])
+        buffer.append([])
         want = np.concatenate([array.reshape(-1) for array in (*arrays, arrays[0], arrays[1])])
         np.testing.assert_array_equal(on_host(buffer.finish()), want)
 

@@ -46,11 +46,7 @@ _EXTREMES = (
 
 @dataclass
 class Findings:
-    """What became of the mutants; ``failures`` name the seed of the shard.
-
-    A worker's death is none as long as every row arrives. DALI 2.4 has a race: once in thousands of
-    batches that it refuses, on a busy machine, it kills the process, whatever the images are.
-    """
+    """What became of the mutants; ``failures`` name the seed of the shard."""
 
     mutants: int = 0
     decoded: int = 0
@@ -212,6 +208,8 @@ def fuzz(client: Client, folder: Path, first_seed: int, shards: int, report=prin
             path.unlink()
         report(f"seeds {seeds[0]}-{seeds[-1]}: {found.mutants:,} mutants so far", flush=True)
     found.deaths = client.run_on_scheduler(worker_deaths)
+    if found.deaths:
+        found.failures.append(f"{found.deaths} workers died")
     return found
 
 

@@ -6,7 +6,7 @@ import psutil
 import pytest
 
 import dask_image_ingest as dii
-from dask_image_ingest.decode.dali import decode_threads
+from dask_image_ingest.decode.threads import decode_threads
 
 
 def test_workers_and_their_decoding_threads_fit_the_cores_and_go_with_the_client():

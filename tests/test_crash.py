@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import signal
+import struct
 import subprocess
 import sys
 from pathlib import Path
@@ -12,13 +13,15 @@ from pathlib import Path
 import dask
 import numpy as np
 import pytest
+from corpus import picture, save
 from crasher import IN_DALI, IN_PILLOW, plant
 from distributed import Client, LocalCluster
-from handmade import insert_after_soi, jpeg_segment
+from handmade import insert_after_soi, jpeg_segment, webp_with_exif
 from photo_shards import write_tar
 
 import dask_image_ingest as dii
 from dask_image_ingest.decode import Decoding, decode, journal
+from dask_image_ingest.decode.dali import parses
 from dask_image_ingest.decode.guard import Guard
 from dask_image_ingest.decode.header import read_header
 
@@ -69,10 +72,8 @@ def check(frame, members) -> None:
 
 def pixels_alone(data: bytes) -> np.ndarray:
     class Kept:
-        def append_batch(self, images):
-            self.append(images[0])
-
-        def append(self, image):
+        def append(self, images):
+            (image,) = images
             self.image = np.array(image)
 
         def finish(self):
@@ -193,3 +194,33 @@ def test_an_error_of_a_transform_is_raised_from_the_guarded_process(photos):
         pytest.raises(dii.ArgumentError, match="FLOAT"),
     ):
         guard.decode(read_header(encoded, 10**9), encoded, 0)
+
+
+# Without a look by DALI's own parser, one such shard in three kills the process.
+READER = """
+import sys
+import dask_image_ingest as dii
+
+for _ in range(12):
+    frame = dii.read_webdataset_images(sys.argv[1], backend="pandas").compute(
+        scheduler="synchronous"
+    )
+    assert frame.image.notna().sum() >= 64, frame.error.dropna().tolist()
+"""
+
+
+def test_an_image_that_the_parser_of_dali_refuses_does_not_reach_it(tmp_path):
+    good = save(picture(), "WEBP", quality=80)
+    exif = struct.pack("<HHIHHII", 0x4949, 42, 8, 0, 0, 0, 0)
+    bad = bytearray(webp_with_exif(good, *picture().size, exif))
+    # The chunk claims more bytes than the file has.
+    at = bad.index(b"EXIF") + 4
+    bad[at : at + 4] = struct.pack("<I", 1 << 15)
+    assert read_header(bytes(bad), 1 << 22).error is None
+    assert not parses(np.frombuffer(bad, np.uint8))
+    files = {"bad.webp": bytes(bad)} | {f"{number:02}.webp": good for number in range(64)}
+    path = write_tar(tmp_path / "a.tar", files)
+    journal_of_its_own = {**os.environ, "DASK_IMAGE_INGEST__CRASH_JOURNAL": str(tmp_path)}
+    subprocess.run(
+        [sys.executable, "-c", READER, str(path)], check=True, timeout=120, env=journal_of_its_own
+    )

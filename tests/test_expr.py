@@ -14,7 +14,8 @@ import pytest
 from photo_shards import write_photo_shards
 
 import dask_image_ingest as dii
-from dask_image_ingest import decode, metadata, partition, read
+from dask_image_ingest import metadata, partition, read
+from dask_image_ingest.decode.plan import Plan
 from dask_image_ingest.expr import ReadWebDataset
 
 
@@ -56,27 +57,21 @@ def work(monkeypatch):
         counts["member bytes"] += 0 if span[1] > SMALLEST_IMAGE else len(data)
         return data
 
-    def array(data):
+    def assign(self, row, header, batch):
         counts["decoded"] += 1
-        counts["decoded bytes"] += len(data)
-        return original.array(data)
-
-    def careful(data, decoding):
-        counts["decoded"] += 1
-        return original.careful(data, decoding)
+        counts["decoded bytes"] += len(self._image_bytes(row))
+        original.assign(self, row, header, batch)
 
     original = SimpleNamespace(
         scan=partition.scan,
         read_header=metadata.read_header,
         read_member=metadata.read_member,
-        array=decode._array,
-        careful=decode._careful,
+        assign=Plan._assign,
     )
     monkeypatch.setattr(partition, "scan", scan)
     monkeypatch.setattr(metadata, "read_header", read_header)
     monkeypatch.setattr(metadata, "read_member", read_text)
-    monkeypatch.setattr(decode, "_array", array)
-    monkeypatch.setattr(decode, "_careful", careful)
+    monkeypatch.setattr(Plan, "_assign", assign)
     return counts
 
 

@@ -6,10 +6,10 @@ import sys
 import numpy as np
 import pytest
 from corpus import bad_images
-from photo_shards import encode, make_photos, write_photo_shards, write_tar
+from photo_shards import Photo, encode, make_photos, write_photo_shards, write_tar
 from PIL import Image
 
-from dask_image_ingest import read_webdataset_images
+from dask_image_ingest import decode, read_webdataset_images
 from dask_image_ingest.collector import collector_at_rest
 from dask_image_ingest.decode.options import MAX_PIXELS
 from dask_image_ingest.metadata import Rows
@@ -23,7 +23,7 @@ from dask_image_ingest.decode.dali import BATCH_SIZE, Decoder
 from dask_image_ingest.frames.pandas import HostPixels
 from dask_image_ingest.frames.pixel_memory import PixelMemory, pixel_memory
 
-SAMPLES = 2 * BATCH_SIZE + 10
+SAMPLES = 2 * BATCH_SIZE + 42
 
 
 @pytest.fixture(scope="module")
@@ -62,20 +62,39 @@ def test_each_pixel_is_copied_once_on_its_way_to_the_frame(shard, counted):
     assert addresses[-1] + views[-1].nbytes - addresses[0] == decoded
 
 
-def test_images_come_in_whole_batches_and_not_one_by_one(shard, counted):
-    batches = counted(HostPixels, "append_batch")
-    single = counted(HostPixels, "append")
-    read_webdataset_images(shard, backend="pandas").compute()
-    assert len(batches) == 3
-    assert not single
+@pytest.mark.parametrize("extension", ["jpg", "png", "webp"])
+def test_images_of_one_format_come_in_whole_batches(extension, counted, tmp_path):
+    image = Image.fromarray(np.full((16, 24, 3), 200, np.uint8))
+    photos = [
+        Photo(f"{number:04}", extension, encode(image, extension), "", 0, 0.0)
+        for number in range(SAMPLES)
+    ]
+    batches = counted(HostPixels, "append", lambda _, images: (type(images).__name__, len(images)))
+    read_webdataset_images(
+        write_photo_shards(photos, tmp_path, SAMPLES), backend="pandas"
+    ).compute()
+    assert {kind for kind, _ in batches} == {"TensorListCPU"}
+    assert [size for _, size in batches] == [BATCH_SIZE, BATCH_SIZE, SAMPLES - 2 * BATCH_SIZE]
 
 
-def test_a_pipeline_is_built_once_for_all_partitions(shard, counted):
-    built = counted(Decoder, "_build")
+def test_no_batch_is_lost_for_few_images_of_a_format_that_cannot_be_checked(counted, tmp_path):
+    photo = Image.fromarray(np.full((16, 24, 3), 200, np.uint8))
+    webp = encode(photo, "webp")
+    files = {f"{number:04}.jpg": encode(photo) for number in range(300)}
+    files["bad.webp"] = webp[:40] + b"\xff" * (len(webp) - 40)
+    isolated = counted(decode, "_isolate")
+    frame = read_webdataset_images(write_tar(tmp_path / "a.tar", files), backend="pandas").compute()
+    assert frame.image.isna().sum() == 1
+    assert not isolated
+
+
+def test_pipelines_are_built_once_for_all_partitions(shard, counted):
+    built = counted(Decoder, "_build", lambda decoder: decoder._source)
     ddf = read_webdataset_images(shard, backend="pandas", size=(61, 67), partition_size="400 kB")
     assert ddf.npartitions > 2
     ddf.compute()
-    assert len(built) == 1
+    # One for DALI's own images, one that resizes Pillow's.
+    assert sorted(built) == ["encoded", "pixels"]
 
 
 def test_the_memory_of_a_partition_that_is_let_go_serves_the_next(shard):

@@ -35,7 +35,7 @@ _BUFFER = "cudf.core.buffer.Buffer"
 #: What variables are, by file, function and name.
 INSTANCES = {
     "frames/cudf.py": {
-        "append_batch.images": _BATCH,
+        "append.images": _BATCH,
         "_copy.images": _BATCH,
         "_copy.room": "cupy.ndarray",
         "arrays.images": "cudf.Series",

@@ -10,28 +10,24 @@ from typing import Any, Protocol
 import numpy as np
 
 from dask_image_ingest.decode import journal
-from dask_image_ingest.decode.dali import BATCH_SIZE, Refused, check_output, decoder
+from dask_image_ingest.decode.dali import Refused, check_output, decoder
 from dask_image_ingest.decode.guard import crashed, decode_guarded
 from dask_image_ingest.decode.header import BadImage, Header
 from dask_image_ingest.decode.options import Decoding
-from dask_image_ingest.decode.pillow import decode_with_pillow
+from dask_image_ingest.decode.plan import Batch, Plan
 from dask_image_ingest.decode.scaled import ScaledDecoder
-from dask_image_ingest.decode.stored import checksums_hold
 
 __all__ = ["Decoding", "PixelBuffer", "Pixels", "decode"]
-
-# Decoded bytes that a batch may hold, since DALI keeps two of them; a GPU wants more work at once.
-_BATCH_BYTES = {"cpu": 2**28, "gpu": 2**30}
 
 
 class PixelBuffer(Protocol):
     """One flat buffer that takes decoded images one behind the other."""
 
-    def append_batch(self, images: Any) -> None:
-        """Take a DALI tensor list whole."""
+    def append(self, images: Any) -> None:
+        """Take a batch: a DALI tensor list whole, or a list of arrays or DALI tensors.
 
-    def append(self, image: Any) -> None:
-        """Take one image: an array or a DALI tensor, of shape (height, width, channels)."""
+        Each image is of shape (height, width, channels).
+        """
 
     def finish(self) -> Any:
         """The bytes taken, as one array."""
@@ -67,13 +63,6 @@ class Pixels:
         return Pixels(flat, self.shapes[rows], [self.errors[row] for row in rows.tolist()])
 
 
-@dataclass(frozen=True, slots=True)
-class _Batch:
-    rows: range
-    trusted: list[int]
-    encoded: list[np.ndarray]
-
-
 def decode(
     headers: Sequence[Header],
     image_bytes: Callable[[int], Any],
@@ -100,8 +89,8 @@ def decode(
     Notes
     -----
     DALI gets the images that are surely sound for it; while one batch is copied out, the next is
-    decoded. What DALI refuses, and what it should not see, goes to Pillow, one by one. What both
-    refuse becomes an error.
+    decoded. What it should not see is decoded by Pillow meanwhile, and after it what it refuses.
+    What both refuse becomes an error.
     """
     headers = _without_crashers(headers, image_bytes)
     with journal.underway(f"{decoding.token}-{seed:08x}-{len(headers)}") as died_before:
@@ -121,38 +110,60 @@ def decode_in_batches(
     """Decode in this very process."""
     errors = [header.error for header in headers]
     shapes = np.zeros((len(headers), 3), np.int32)
-    batches = _Batches(headers, image_bytes, decoding)
+    plan = Plan(headers, image_bytes, decoding)
     dali = ScaledDecoder(decoding) if decoding.scaled else decoder(decoding, "encoded")
     if decoding.transform is not None:
         for source in ("encoded", "suspect", "pixels"):
             decoder(decoding, source).reseed(seed)
-    planned, underway = tee(batches)
+    planned, underway = tee(plan)
     for batch, images in zip(underway, dali.run(batch.encoded for batch in planned), strict=True):
-        batches.adapt(isinstance(images, Refused))
         if isinstance(images, Refused):
             images = _isolate(batch.encoded, images.culprit, decoding)
-        elif len(images) and not isinstance(images, list):
+        elif not isinstance(images, list):
             check_output(images)
-        decoded = {
+        plan.learn(_rows_without_image(batch.trusted, images))
+        if not isinstance(images, list) and len(images) == len(batch.rows):
+            found = images.shape()
+            if all(_fits(found[at], headers[row], decoding) for at, row in enumerate(batch.rows)):
+                shapes[batch.rows] = found
+                buffer.append(images)
+                continue
+        pictures = {
             row: image
             for row, image in zip(batch.trusted, images, strict=True)
             if image is not None and _fits(image.shape(), headers[row], decoding)
         }
-        if len(decoded) == len(batch.rows) and not isinstance(images, list):
-            shapes[batch.rows.start : batch.rows.stop] = images.shape()
-            buffer.append_batch(images)
-            continue
         for row in batch.rows:
-            if errors[row] is not None:
-                continue
-            try:
-                image = decoded[row] if row in decoded else _careful(image_bytes(row), decoding)
-            except BadImage as bad:
-                errors[row] = str(bad)
-                continue
+            if errors[row] is None and row not in pictures and row not in batch.careful:
+                plan.assign_to_pillow(row, batch)
+        pictures.update(_careful(batch, errors, decoding))
+        for row, image in pictures.items():
             shapes[row] = image.shape() if callable(image.shape) else image.shape
-            buffer.append(image)
+        buffer.append([pictures[row] for row in batch.rows if row in pictures])
     return Pixels(buffer.finish(), shapes, errors)
+
+
+def _rows_without_image(rows: list[int], images: Any) -> list[int]:
+    if not isinstance(images, list):
+        return []
+    return [row for row, image in zip(rows, images, strict=True) if image is None]
+
+
+def _careful(batch: Batch, errors: list[str | None], decoding: Decoding) -> dict[int, Any]:
+    """What Pillow has made of its images of a batch, in the shape that was asked for."""
+    arrays: dict[int, np.ndarray] = {}
+    for row, future in batch.careful.items():
+        # Not raised here: its traceback would hold this partition until a collection.
+        failed = future.exception()
+        if isinstance(failed, BadImage):
+            errors[row] = str(failed)
+        else:
+            arrays[row] = future.result()
+    if not arrays or (decoding.size is None and decoding.transform is None):
+        return arrays
+    (images,) = decoder(decoding, "pixels").run([list(arrays.values())])
+    check_output(images)
+    return dict(zip(arrays, images, strict=True))
 
 
 def _without_crashers(
@@ -168,49 +179,6 @@ def _without_crashers(
         else header._replace(error=str(crashed(death)), careful=True)
         for row, header in enumerate(headers)
     ]
-
-
-class _Batches:
-    """The rows of a partition in batches, which are small for a while after one was refused.
-
-    A batch that is refused has to be decoded again, image by image in the end: where that happens
-    often, less should be lost each time.
-    """
-
-    def __init__(
-        self, headers: Sequence[Header], image_bytes: Callable[[int], Any], decoding: Decoding
-    ) -> None:
-        self._headers = headers
-        self._image_bytes = image_bytes
-        self._decoding = decoding
-        self._size = BATCH_SIZE
-
-    def adapt(self, refused: bool) -> None:
-        """Take account of what became of the batch before."""
-        self._size = max(8, self._size // 4) if refused else min(BATCH_SIZE, self._size + 4)
-
-    def __iter__(self) -> Iterator[_Batch]:
-        most = _BATCH_BYTES[self._decoding.device]
-        start, nbytes = 0, 0
-        trusted: list[int] = []
-        encoded: list[np.ndarray] = []
-        for row, header in enumerate(self._headers):
-            size = self._decoding.nbytes(header)
-            if row > start and (len(trusted) >= self._size or nbytes + size > most):
-                yield _Batch(range(start, row), trusted, encoded)
-                start, trusted, encoded, nbytes = row, [], [], 0
-            nbytes += size
-            if header.error is None and not header.careful:
-                data = self._image_bytes(row)
-                if header.format != "png" or checksums_hold(data):
-                    trusted.append(row)
-                    encoded.append(_array(data))
-        if start < len(self._headers):
-            yield _Batch(range(start, len(self._headers)), trusted, encoded)
-
-
-def _array(data: Any) -> np.ndarray:
-    return np.frombuffer(data, np.uint8)
 
 
 def _isolate(images: list[np.ndarray], culprit: int | None, decoding: Decoding) -> list:
@@ -243,12 +211,3 @@ def _fits(shape: Sequence[int], header: Header, decoding: Decoding) -> bool:
     # Where readers take a damaged header in two ways, Pillow's is the one that counts.
     resized = decoding.size is not None or decoding.transform is not None
     return resized or tuple(shape[:2]) == (header.height, header.width)
-
-
-def _careful(data: Any, decoding: Decoding) -> Any:
-    image = decode_with_pillow(data, decoding.mode, decoding.max_pixels)
-    if decoding.size is None and decoding.transform is None:
-        return image
-    (images,) = decoder(decoding, "pixels").run([[image]])
-    check_output(images)
-    return images[0]

@@ -131,7 +131,7 @@ def decode_guarded(
                 errors[row] = str(bad)
                 continue
             shapes[row] = image.shape
-            buffer.append(image)
+            buffer.append([image])
     return shapes, errors
 
 
@@ -172,11 +172,9 @@ class _OneImage:
 
     pixels: np.ndarray
 
-    def append_batch(self, images: Any) -> None:
-        self.append(images[0])
-
-    def append(self, image: Any) -> None:
-        self.pixels = np.array(image.as_cpu() if hasattr(image, "as_cpu") else image)
+    def append(self, images: Any) -> None:
+        for image in images:
+            self.pixels = np.array(image.as_cpu() if hasattr(image, "as_cpu") else image)
 
     def finish(self) -> np.ndarray:
         return self.pixels.reshape(-1) if hasattr(self, "pixels") else np.empty(0, np.uint8)

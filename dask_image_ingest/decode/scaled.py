@@ -7,19 +7,18 @@ that are not large enough, of other formats or of four channels, and those that 
 
 from __future__ import annotations
 
-import functools
-import os
 from collections.abc import Iterable, Iterator
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import Future
 from itertools import chain
 from math import ceil
 from typing import Any
 
 import numpy as np
 
-from dask_image_ingest.decode.dali import Refused, check_output, decode_threads, decoder
+from dask_image_ingest.decode.dali import Refused, check_output, decoder
 from dask_image_ingest.decode.header import measure
 from dask_image_ingest.decode.options import Decoding
+from dask_image_ingest.decode.threads import decode_pool
 from dask_image_ingest.errors import MissingDependencyError
 
 # What a picture must be larger than its result by, in both directions.
@@ -40,7 +39,7 @@ class ScaledDecoder:
         ------
         DALI tensor list, or a list of DALI tensors, None for an image that DALI could not decode.
         """
-        pool = _threads(decode_threads(), os.getpid())
+        pool = decode_pool()
         begun: list[Future] | None = None
         batch: list[np.ndarray] = []
         for following in chain(batches, [None]):
@@ -122,9 +121,3 @@ def _upright(picture: np.ndarray, orientation: int) -> np.ndarray:
     if orientation in (3, 4, 7, 8):
         picture = picture[::-1]
     return picture
-
-
-@functools.lru_cache(maxsize=1)
-def _threads(count: int, process: int) -> ThreadPoolExecutor:
-    """The threads of this process, which a fork of it has to make anew."""
-    return ThreadPoolExecutor(count, thread_name_prefix="scaled-decode")

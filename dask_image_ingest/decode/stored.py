@@ -7,7 +7,6 @@ decoded; Pillow's lazy `open` answers for the other formats.
 from __future__ import annotations
 
 import io
-import zlib
 from struct import Struct
 from typing import Final, NamedTuple
 
@@ -161,25 +160,6 @@ def png(data: Encoded) -> Stored:
     else:
         careful, error = True, None
     return Stored(height, width, channels, turn, careful, error)
-
-
-def checksums_hold(data: Encoded) -> bool:
-    """Verify the chunks of a PNG in which its pixels are; the others may be skipped by decoders."""
-    at = 8
-    for _ in range(_MAX_PARTS):
-        head = data[at : at + 8]
-        if len(head) < 8:
-            return False
-        size, kind = _CHUNK(head)
-        end = at + 8 + size
-        if kind in (b"IHDR", b"PLTE", b"IDAT"):
-            stored = int.from_bytes(data[end : end + 4], "big")
-            if zlib.crc32(data[at + 4 : end]) != stored:
-                return False
-        elif kind == b"IEND":
-            return True
-        at = end + 4
-    return True
 
 
 def _exif(data: Encoded, start: int, stop: int) -> tuple[int, bool]:

@@ -39,16 +39,16 @@ class DevicePixels:
         # copy on this one.
         self._stream = cupy.cuda.get_current_stream()
 
-    def append_batch(self, images: Any) -> None:
-        """Take a DALI tensor list whole."""
-        self._copy(images, sum(math.prod(shape) for shape in images.shape()))
-
-    def append(self, image: Any) -> None:
-        """Take one image: a NumPy array, which is uploaded, or a DALI tensor."""
-        if isinstance(image, np.ndarray):
-            self._room(image.size).set(np.ascontiguousarray(image).reshape(-1))
-        else:
-            self._copy(image, math.prod(image.shape()))
+    def append(self, images: Any) -> None:
+        """Take a batch: a DALI tensor list whole, or a list of NumPy arrays or DALI tensors."""
+        if not isinstance(images, list):
+            self._copy(images, sum(math.prod(shape) for shape in images.shape()))
+            return
+        for image in images:
+            if isinstance(image, np.ndarray):
+                self._room(image.size).set(np.ascontiguousarray(image).reshape(-1))
+            else:
+                self._copy(image, math.prod(image.shape()))
 
     def finish(self) -> cupy.ndarray:
         """The bytes taken."""

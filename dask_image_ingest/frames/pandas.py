@@ -14,6 +14,7 @@ import pyarrow as pa
 from distributed import default_client, get_worker
 
 from dask_image_ingest.decode import Pixels
+from dask_image_ingest.decode.threads import decode_pool, decode_threads
 from dask_image_ingest.frames import NewColumn
 from dask_image_ingest.frames.image_dtype import ImageArray, ImageDtype
 from dask_image_ingest.frames.list_dtype import list_dtype, list_values
@@ -38,17 +39,25 @@ class HostPixels:
         self._flat = pixel_memory.take(nbytes, self._keep)
         self._end = 0
 
-    def append_batch(self, images: Any) -> None:
-        """Take a DALI tensor list whole."""
-        nbytes = sum(map(math.prod, images.shape()))
-        room = self._room(nbytes)
-        if nbytes:
+    def append(self, images: Any) -> None:
+        """Take a batch: a DALI tensor list whole, or a list of arrays or DALI tensors."""
+        if not len(images):
+            return
+        threads = decode_threads()
+        if threads == 1 and not isinstance(images, list):
+            room = self._room(sum(map(math.prod, images.shape())))
             images.copy_to_external(ctypes.c_void_p(room.ctypes.data))
-
-    def append(self, image: Any) -> None:
-        """Take one image: an array or a DALI tensor."""
-        array = np.asarray(image)
-        self._room(array.size)[:] = array.reshape(-1)
+            return
+        arrays = [np.asarray(image).reshape(-1) for image in images]
+        ends = np.cumsum([array.size for array in arrays])
+        room = self._room(int(ends[-1]))
+        pieces = np.split(room, ends[:-1])
+        # One share for each thread that decodes: DALI's own copy takes one alone.
+        shares = [slice(start, None, threads) for start in range(threads)]
+        copies = [decode_pool().submit(_copy, arrays[s], pieces[s]) for s in shares[1:]]
+        _copy(arrays[shares[0]], pieces[shares[0]])
+        for copy in copies:
+            copy.result()
 
     def finish(self) -> np.ndarray:
         """The bytes taken."""
@@ -62,6 +71,11 @@ class HostPixels:
             larger[:start] = self._flat[:start]
             self._flat = larger
         return self._flat[start : self._end]
+
+
+def _copy(arrays: list[np.ndarray], pieces: list[np.ndarray]) -> None:
+    for array, piece in zip(arrays, pieces, strict=True):
+        piece[:] = array
 
 
 class PandasBackend:
