@@ -12,10 +12,10 @@ import statistics
 import sys
 import tempfile
 from pathlib import Path
-from time import perf_counter
+from time import perf_counter, sleep
 
 import dask
-from distributed import wait
+from distributed import default_client, wait
 
 import dask_image_ingest as dii
 
@@ -49,6 +49,7 @@ def compare(where: str, shards: str, options: dict) -> None:
     images = 0
     for _ in range(ROUNDS + 1):
         for name, way in ways.items():
+            settle()
             start = perf_counter()
             images = way(ddf)
             seconds[name].append(perf_counter() - start)
@@ -67,6 +68,14 @@ def persist(ddf) -> int:
     if dask.config.get("scheduler", None) is None:
         wait(frame)
     return len(frame)
+
+
+def settle() -> None:
+    """Wait until the workers have let go of the results, or the next way would find them."""
+    if dask.config.get("scheduler", None) is None:
+        client = default_client()
+        while client.sync(client.scheduler.who_has):
+            sleep(0.01)
 
 
 def iterate(ddf, shuffle: int | None = None) -> int:

@@ -9,7 +9,16 @@ import dask
 import pandas as pd
 from dask._task_spec import convert_legacy_graph, cull
 from dask.base import get_scheduler
-from distributed import Client
+from distributed import Client, wait
+
+from dask_image_ingest.frames import backend_of
+from dask_image_ingest.shared_pixels import borrow
+
+# What is read ahead where nothing is said: enough for a thread, and so many more than a cluster's
+# workers have threads, that none has to wait until a partition is used. The pixels of many more
+# would not be a few.
+_READ_AHEAD = 2
+_MOST_THREADS = 8
 
 
 class Source:
@@ -26,6 +35,10 @@ class Source:
 
     def __exit__(self, *_: object) -> None:
         pass
+
+    def prefetch(self, buffered: int) -> int:
+        """How many partitions to read ahead by default, beside so many that wait to be used."""
+        return _READ_AHEAD
 
     def read(self, number: int) -> Future:
         """Begin to read a partition."""
@@ -49,6 +62,7 @@ class LazySource(Source):
         self._keys = optimized.__dask_keys__()
         self._graph = convert_legacy_graph(optimized.__dask_graph__())
         self._client = _client(frame)
+        self._pandas = backend_of(frame._meta).name == "pandas"
         self.partitions = len(self._keys)
         self._threads: ThreadPoolExecutor | None = None
         self._futures: set = set()
@@ -63,6 +77,13 @@ class LazySource(Source):
             future.release()
         self._futures.clear()
         self._threads.shutdown(wait=self._client is None, cancel_futures=True)
+
+    def prefetch(self, buffered: int) -> int:
+        """How many partitions to read ahead by default, beside so many that wait to be used."""
+        if self._client is None:
+            return _READ_AHEAD
+        threads = sum(self._client.nthreads().values())
+        return _READ_AHEAD + min(threads, _MOST_THREADS) + buffered
 
     def read(self, number: int) -> Future:
         """Begin to read a partition."""
@@ -81,6 +102,11 @@ class LazySource(Source):
 
     def _fetch(self, future: Any) -> Any:
         try:
+            if self._pandas:
+                wait([future])
+                frame = borrow(future)
+                if frame is not None:
+                    return frame
             # From the worker itself, not through the scheduler, wherever the client can reach it.
             return future.client.gather(future, direct=True)
         finally:

@@ -13,7 +13,7 @@ from dask_image_ingest.batches import make_batch_map
 from dask_image_ingest.channel_stats import count_levels, statistics
 from dask_image_ingest.errors import ArgumentError
 from dask_image_ingest.frames import Backend, backend_of
-from dask_image_ingest.iter_batches import Batches, Format, make_batches
+from dask_image_ingest.iter_batches import Batches, Format
 from dask_image_ingest.resize import encoded_images, small_images
 from dask_image_ingest.stacking import stack, vectors
 from dask_image_ingest.thumbnails import Thumbnails, make_thumbnails
@@ -169,7 +169,7 @@ class Images(ABC):
         columns: Sequence[str] | None = None,
         shuffle: int | None = None,
         drop_last: bool = False,
-        prefetch: int = 2,
+        prefetch: int | None = None,
         start: int | Sequence[int] = 0,
     ) -> Batches:
         """Stream the rows as batches of arrays, with a few partitions in memory at a time.
@@ -191,7 +191,9 @@ class Images(ABC):
         prefetch
             Partitions that are read ahead while one is used: on the workers where there is a
             ``distributed`` client, else on a thread. So at most ``prefetch + 1`` partitions are in
-            memory, whatever the size of the frame. A shuffle's buffer is one of them.
+            memory, whatever the size of the frame. A shuffle's buffer is one of them. By default 2;
+            on a cluster two more than its workers have threads, and no more than 10, with a
+            shuffle one more.
         start
             Where to begin. A number of batches to leave out: to find the place, the partitions
             before it are decoded and counted. Or the ``position`` of an earlier iterator: nothing
@@ -225,7 +227,7 @@ class Images(ABC):
         """
         image = self.column
         chosen = [image, *self._others(columns, image)]
-        return make_batches(
+        return Batches(
             self._source(chosen, image),
             self._meta(),
             image,

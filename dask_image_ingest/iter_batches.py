@@ -5,10 +5,11 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable, Generator, Iterator, Sequence
 from concurrent.futures import Future
-from typing import Any, Literal, NamedTuple, TypeAlias
+from typing import Any, Literal
 
 import numpy as np
 
+from dask_image_ingest.batch_order import Position, Shuffle
 from dask_image_ingest.batch_rows import Rows, rows_of
 from dask_image_ingest.batch_source import Source
 from dask_image_ingest.batches import check_batch_size, joined
@@ -16,26 +17,14 @@ from dask_image_ingest.errors import ArgumentError, MissingDependencyError
 from dask_image_ingest.frames import Backend, backend_of
 
 Format = Literal["numpy", "cupy", "torch"]
-Load: TypeAlias = Callable[[int], Any]
-
-_ORDER, _SPLIT, _MIX = range(3)
-
-
-class Position(NamedTuple):
-    """Where the next batch begins: plain numbers, to be stored beside a model's state."""
-
-    partition: int
-    row: int
-
-    def after(self, rows: int, of: int) -> Position:
-        """The position so many rows on, ``of`` those that the partition has left."""
-        if rows == of:
-            return Position(self.partition + 1, 0)
-        return Position(self.partition, self.row + rows)
 
 
 class Batches:
-    """An iterator of batches that knows its place.
+    """An iterator of batches that knows its place; its arguments are those of ``iter_batches``.
+
+    Raises
+    ------
+    ArgumentError, MissingDependencyError
 
     Attributes
     ----------
@@ -47,23 +36,30 @@ class Batches:
     def __init__(
         self,
         source: Source,
-        backend: Backend,
+        meta: Any,
         image: str,
         *,
         batch_size: int,
         format: Format,
         shuffle: int | None,
         drop_last: bool,
-        prefetch: int,
-        start: int | Position | Sequence[int],
+        prefetch: int | None,
+        start: int | Sequence[int],
     ) -> None:
+        check_batch_size(batch_size)
+        if prefetch is not None and prefetch < 0:
+            raise ArgumentError(f"prefetch={prefetch}; pass how many partitions to read ahead")
+        if shuffle is not None and (isinstance(shuffle, bool) or shuffle < 0):
+            raise ArgumentError(f"shuffle={shuffle!r}; pass a seed, a number from 0, or None")
+        if isinstance(start, int) and start < 0:
+            raise ArgumentError(f"start={start}; pass how many batches to skip, or a position")
         self._source = source
         self._image = image
-        self._backend = backend
+        self._backend = backend_of(meta)
         self._size = batch_size
         self._drop_last = drop_last
         self._prefetch = prefetch
-        self._convert = _converter(format, backend)
+        self._convert = _converter(format, self._backend)
         self._shuffle = None if shuffle is None else Shuffle(shuffle, source.partitions)
         skip = batch_size * start if isinstance(start, int) else 0
         self.position = Position(0, 0) if isinstance(start, int) else Position(*start)
@@ -147,11 +143,12 @@ class Batches:
     def _mixed(self, step: int, parts: list[Rows | None]) -> Rows:
         rows = Rows.of([part for part in parts if part is not None], self._backend)
         assert self._shuffle is not None
-        return rows.take(self._shuffle.generator(_MIX, step).permutation(len(rows)))
+        return rows.take(self._shuffle.mix(step, len(rows)))
 
     def _ahead(self, numbers: Sequence[int], less: int) -> Iterator[tuple[int, Any]]:
         """Partitions in this order, the following ones read meanwhile."""
-        self._depth = max(1, self._prefetch - less) if self._prefetch else 0
+        prefetch = self._source.prefetch(less) if self._prefetch is None else self._prefetch
+        self._depth = max(1, prefetch - less) if prefetch else 0
         self._upcoming = iter(numbers)
         with self._source:
             self._read_on()
@@ -202,66 +199,6 @@ class Batches:
         pixels = [self._convert(i) for i in images] if isinstance(images, list) else None
         columns = {name: self._convert(values) for name, values in rows.columns.items()}
         return {self._image: self._convert(images) if pixels is None else pixels, **columns}
-
-
-class Shuffle:
-    """A repeatable order: partitions in another order, rows mixed with those of the next one.
-
-    Half the rows of each partition, drawn at random, wait in the buffer and come with half of the
-    following one. So a position has to know one partition back, and not the whole past.
-    """
-
-    def __init__(self, seed: int, partitions: int) -> None:
-        self._seed = seed
-        self.order = self.generator(_ORDER, 0).permutation(partitions).tolist()
-
-    def generator(self, purpose: int, step: int) -> np.random.Generator:
-        """The source of chance for one purpose in one step."""
-        return np.random.default_rng([self._seed, purpose, step])
-
-    def split(self, step: int, count: int) -> tuple[np.ndarray, np.ndarray]:
-        """Which rows of a partition come at once, and which wait in the buffer."""
-        rows = self.generator(_SPLIT, step).permutation(count)
-        half = count - count // 2
-        return rows[:half], np.sort(rows[half:])
-
-
-def make_batches(
-    source: Source,
-    meta: Any,
-    image: str,
-    *,
-    batch_size: int,
-    format: Format,
-    shuffle: int | None,
-    drop_last: bool,
-    prefetch: int,
-    start: int | Sequence[int],
-) -> Batches:
-    """Check the arguments of ``iter_batches`` and make the iterator.
-
-    Raises
-    ------
-    ArgumentError, MissingDependencyError
-    """
-    check_batch_size(batch_size)
-    if prefetch < 0:
-        raise ArgumentError(f"prefetch={prefetch}; pass how many partitions to read ahead")
-    if shuffle is not None and (isinstance(shuffle, bool) or shuffle < 0):
-        raise ArgumentError(f"shuffle={shuffle!r}; pass a seed, a number from 0, or None")
-    if isinstance(start, int) and start < 0:
-        raise ArgumentError(f"start={start}; pass how many batches to skip, or a position")
-    return Batches(
-        source,
-        backend_of(meta),
-        image,
-        batch_size=batch_size,
-        format=format,
-        shuffle=shuffle,
-        drop_last=drop_last,
-        prefetch=prefetch,
-        start=start,
-    )
 
 
 def _converter(format: Format, backend: Backend) -> Callable[[Any], Any]:

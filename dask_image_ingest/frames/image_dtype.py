@@ -16,6 +16,9 @@ from dask.dataframe.extensions import make_array_nonempty
 
 from dask_image_ingest.schema import IMAGE
 
+# Of an array's own bytes, what may be pickled with it to spare a copy.
+_PICKLED_MORE = 1.01
+
 
 @pd.api.extensions.register_extension_dtype
 class ImageDtype(pd.ArrowDtype):
@@ -62,6 +65,14 @@ class ImageArray(pd.arrays.ArrowExtensionArray):
         if isinstance(scalars, cls):
             return scalars.copy() if copy else scalars
         return cls(pa.chunked_array([pa.array(scalars, IMAGE, from_pandas=True)]))
+
+    def __reduce__(self) -> tuple[type[ImageArray], tuple[pa.Array | pa.ChunkedArray]]:
+        # pandas combines the chunks, which copies the pixels even of one. Only a part of a larger
+        # array needs that: it would be pickled with all of it.
+        array = self._pa_array
+        if array.num_chunks == 1 and array.get_total_buffer_size() <= array.nbytes * _PICKLED_MORE:
+            return ImageArray, (array.chunk(0),)
+        return ImageArray, (array.combine_chunks(),)
 
     def _formatter(self, boxed: bool = False) -> Callable[[Any], str]:
         return _shape_of

@@ -3,6 +3,7 @@
 A page that the kernel gives for the first time costs a fault and its zeroing: for the pixels of one
 partition as much as 10 % of decoding them, and several times that on virtual machines that hand
 free memory back to their host. Partitions come and go, so the next one gets the memory of the last.
+Once another process has asked for pixels, they lie where it can map them.
 """
 
 from __future__ import annotations
@@ -14,6 +15,8 @@ import weakref
 
 import numpy as np
 
+from dask_image_ingest.frames.shared_memory import SharedBlock
+
 #: Seconds for which unused memory is kept.
 KEPT_SECONDS = 10.0
 
@@ -22,12 +25,17 @@ KEPT_SECONDS = 10.0
 _ROOM = 1.125
 _LEAST_USE = 0.6
 
+# Blocks that others can map, two open files each; those that are persisted may be thousands.
+_SHARED_BLOCKS = 128
+
 
 class PixelMemory:
     """Blocks of memory of this process that come back when the last array over them is gone."""
 
     def __init__(self) -> None:
         self._unused: list[tuple[float, mmap.mmap]] = []
+        self._sharing = False
+        self._shared: weakref.WeakValueDictionary[int, SharedBlock] = weakref.WeakValueDictionary()
         # The collector may give a block back in the middle of any of these methods.
         self._lock = threading.RLock()
         self._releasing = False
@@ -38,10 +46,21 @@ class PixelMemory:
         When nothing refers to the array or to a view of it any more, its memory is kept for another
         one, if no more than ``keep`` bytes are then kept in all.
         """
-        block = self._reuse(nbytes) or mmap.mmap(-1, int(nbytes * _ROOM) + 1, flags=_FLAGS)
+        block = self._reuse(nbytes) or self._new(int(nbytes * _ROOM) + 1)
         array = np.frombuffer(block, np.uint8)
         weakref.finalize(array, self._give_back, block, keep).atexit = False
         return array
+
+    def share(self) -> None:
+        """Have other processes map the memory of the arrays that are taken from now on."""
+        with self._lock:
+            if not self._sharing:
+                self._sharing = True
+                self.release()
+
+    def shared_block(self, address: int) -> SharedBlock | None:
+        """The block that begins at this address, if others can map it."""
+        return self._shared.get(address)
 
     @property
     def unused(self) -> int:
@@ -63,11 +82,33 @@ class PixelMemory:
                 for place, (_, block) in enumerate(self._unused)
                 if len(block) * _LEAST_USE <= nbytes <= len(block)
             ]
-            return self._unused.pop(min(fitting)[1])[1] if fitting else None
+            for _, place in sorted(fitting):
+                block = self._unused[place][1]
+                if not isinstance(block, SharedBlock) or block.claim():
+                    del self._unused[place]
+                    return block
+            return None
+
+    def _new(self, nbytes: int) -> mmap.mmap:
+        if self._may_share:
+            try:
+                block = SharedBlock(nbytes)
+            except OSError:
+                pass
+            else:
+                self._shared[np.frombuffer(block, np.uint8).ctypes.data] = block
+                return block
+        return mmap.mmap(-1, nbytes, flags=_FLAGS)
+
+    @property
+    def _may_share(self) -> bool:
+        return self._sharing and len(self._shared) < _SHARED_BLOCKS
 
     def _give_back(self, block: mmap.mmap, keep: int) -> None:
         with self._lock:
             if self.unused + len(block) > keep:
+                return
+            if self._may_share and not isinstance(block, SharedBlock):
                 return
             self._unused.append((time.monotonic(), block))
             if not self._releasing:
