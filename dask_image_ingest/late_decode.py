@@ -16,7 +16,7 @@ from dask_image_ingest.decode.options import MAX_PIXELS, make_decoding
 from dask_image_ingest.errors import ArgumentError, ImageDecodeError
 from dask_image_ingest.expr import ReadWebDataset
 from dask_image_ingest.frames import backend_of
-from dask_image_ingest.partition import ErrorPolicy, check_size
+from dask_image_ingest.partition import ErrorPolicy, check_size, logger
 from dask_image_ingest.shards import open_shard
 
 POINTER = ("__url__", "offset", "nbytes")
@@ -111,11 +111,20 @@ def decode_frame(
     buffer = backend.pixel_buffer(nbytes)
     pixels = decode(headers, encoded.__getitem__, decoding, buffer, seed)
     failed = [row for row, error in enumerate(pixels.errors) if error is not None]
-    if failed and raise_errors:
+    if failed:
         url, offset, _ = (pointers.column(name)[failed[0]].as_py() for name in POINTER)
-        raise ImageDecodeError(
-            f"{url}: the image at byte {offset} can't be decoded: {pixels.errors[failed[0]]}. Pass "
-            "errors='null' to get it as a row without an image"
+        first = f"{url}: the image at byte {offset}"
+        if raise_errors:
+            raise ImageDecodeError(
+                f"{first} can't be decoded: {pixels.errors[failed[0]]}. Pass errors='null' to get "
+                "it as a row without an image"
+            )
+        logger.warning(
+            "%d of %d images could not be decoded; %s: %s",
+            len(failed),
+            len(headers),
+            first,
+            pixels.errors[failed[0]],
         )
     return backend.with_images(frame, pixels)
 

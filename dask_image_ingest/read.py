@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import hashlib
 import os
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
 from typing import Any, Literal
 
 from dask.base import tokenize
@@ -21,7 +22,7 @@ from dask_image_ingest.metadata import Rows
 from dask_image_ingest.partition import ErrorPolicy, ShardErrorPolicy, ShardPiece
 from dask_image_ingest.schema import IMAGE_EXTENSIONS, Schema, make_schema
 from dask_image_ingest.shards import Shard, find_shards, open_shard
-from dask_image_ingest.tar import scan
+from dask_image_ingest.tar import Scan, scan
 
 # Headers of the first shard that are read to know what an image decodes to.
 _HEADERS_LOOKED_AT = 256
@@ -154,9 +155,8 @@ def read_webdataset_images(
         require_simplejpeg()
     largest = _partition_bytes(partition_size, backend_)
     shards = find_shards(paths, storage_options)
-    first = _first_readable(shards, storage_options) if shard_errors == "skip" else shards[0]
-    with open_shard(first.url, storage_options) as buffer:
-        scanned = scan(buffer, first.url)
+    skip = shard_errors == "skip"
+    with _first_readable(shards, storage_options, skip) as (first, buffer, scanned):
         schema = make_schema(
             scanned, buffer, image=image, components=components, json_fields=json_fields
         )
@@ -210,15 +210,24 @@ def _decoded_bytes(shard: Shard, buffer, scanned, schema: Schema, decoding: Deco
     return sum(map(decoding.nbytes, looked_at.headers)) * step
 
 
-def _first_readable(shards: Sequence[Shard], storage_options: dict[str, Any] | None) -> Shard:
+@contextmanager
+def _first_readable(
+    shards: Sequence[Shard], storage_options: dict[str, Any] | None, skip: bool
+) -> Iterator[tuple[Shard, Any, Scan]]:
+    """The first shard, or with ``skip`` the first that can be read, while it is open."""
     reasons = []
     for shard in shards:
-        try:
-            with open_shard(shard.url, storage_options) as buffer:
-                scan(buffer, shard.url)
-            return shard
-        except (ShardError, ShardNotFoundError) as error:
-            reasons.append(str(error))
+        with ExitStack() as opened:
+            try:
+                buffer = opened.enter_context(open_shard(shard.url, storage_options))
+                scanned = scan(buffer, shard.url)
+            except (ShardError, ShardNotFoundError) as error:
+                if not skip:
+                    raise
+                reasons.append(str(error))
+                continue
+            yield shard, buffer, scanned
+            return
     raise ShardError(f"none of the {len(shards)} shards can be read; the first: {reasons[0]}")
 
 

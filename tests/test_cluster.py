@@ -2,6 +2,7 @@
 
 import os
 
+import dask
 import psutil
 import pytest
 
@@ -39,6 +40,20 @@ def test_every_number_is_an_argument(shards):
         assert worker["memory_limit"] == 2 * 2**30
         ddf = dii.read_webdataset_images(shards, backend="pandas").persist()
         assert len(ddf) == 24
+
+
+def test_clocks_of_dask_are_slowed_unless_somebody_has_set_them():
+    tick, profile = "distributed.admin.tick.interval", "distributed.worker.profile.interval"
+    assert (dask.config.get(tick), dask.config.get(profile)) == ("20ms", "10ms")
+    with (
+        dask.config.set({tick: "70ms"}),
+        dii.start_cluster(1, gpu=False, dashboard_address=None) as client,
+    ):
+        (of_worker,) = client.run(
+            lambda: [dask.config.get(tick), dask.config.get(profile)]
+        ).values()
+    assert of_worker == ["70ms", "50ms"]
+    assert dask.config.get(profile) == "10ms"
 
 
 def test_a_gpu_cluster_without_dask_cuda_names_the_extra():

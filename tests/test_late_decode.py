@@ -133,6 +133,12 @@ def test_errors_can_be_raised_or_dropped(table):
         dii.decode_images(table, max_pixels=30_000, errors="raise").compute()
 
 
+def test_bad_images_of_a_partition_are_one_line_in_the_log(table, caplog):
+    frame = dii.decode_images(table.partitions[0], max_pixels=30_000).compute()
+    (record,) = caplog.records
+    assert f"{frame.image.isna().sum()} of {len(frame)} images" in record.getMessage()
+
+
 def test_a_frame_without_pointers_is_refused_at_once(table):
     with pytest.raises(dii.ArgumentError, match="'offset'"):
         dii.decode_images(table[["__key__", "__url__", "nbytes"]])
