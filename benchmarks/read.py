@@ -447,7 +447,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("--shards", nargs="+", metavar="PATH", help="tars of photographs to use")
     parser.add_argument("--images", type=int, default=2000, help="of a run (default 2000)")
-    parser.add_argument("--per-shard", type=int, default=200, help="images of one (default 200)")
+    parser.add_argument("--per-shard", type=int, default=500, help="images of one (default 500)")
     parser.add_argument("--turns", type=int, default=2, help="processes of each row (default 2)")
     parser.add_argument("--repeats", type=int, default=2, help="timed runs of each (default 2)")
     parser.add_argument("--only", nargs="+", choices=ROWS, help="rows")

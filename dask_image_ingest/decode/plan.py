@@ -20,6 +20,8 @@ from dask_image_ingest.decode.threads import decode_pool, decode_threads
 # Decoded bytes that a batch may hold, since DALI keeps two of them; a GPU wants more work at once.
 _BATCH_BYTES = {"cpu": 2**27, "gpu": 2**30}
 
+# While the first images are decoded, the next ones are looked at.
+_FIRST_BATCH = 64
 _SMALLEST_BATCH = 8
 
 # What part of a partition's images a format must be for DALI to get it, since one image that it
@@ -83,13 +85,13 @@ class Plan:
         self._size = _SMALLEST_BATCH if formats else min(BATCH_SIZE, 4 * self._size)
 
     def __iter__(self) -> Iterator[Batch]:
-        batch, nbytes = Batch(), 0
+        batch, nbytes, most = Batch(), 0, _FIRST_BATCH
         for row, header in enumerate(self._headers):
             size = self._nbytes(header)
             full = nbytes + size > self._most_bytes and batch.images >= self._least_images
-            if full or batch.images >= self._size:
+            if full or batch.images >= most:
                 yield batch
-                batch, nbytes = Batch(), 0
+                batch, nbytes, most = Batch(), 0, self._size
             nbytes += size
             batch.rows.append(row)
             if header.error is None:
@@ -122,7 +124,11 @@ class Plan:
         if header.error is not None or header.height is None or header.width is None:
             return 0
         in_full = header.height * header.width * self._decoding.channels
-        return max(in_full, self._decoding.nbytes(header))
+        resized = self._decoding.nbytes(header)
+        if self._decoding.scaled and header.format == "jpeg":
+            # The smallest scale that is large enough is less than twice as large.
+            in_full = min(in_full, 4 * resized)
+        return max(in_full, resized)
 
 
 def _is_deep(format: str | None, data: Any) -> bool:
