@@ -7,6 +7,7 @@ from collections.abc import Callable
 from typing import Any, ClassVar, Literal
 
 import pyarrow as pa
+import pyarrow.compute as pc
 from dask.dataframe.dask_expr import FrameBase, new_collection
 from dask.dataframe.dask_expr import _expr as dx
 
@@ -91,12 +92,12 @@ def decode_images(
     if lazy:
         decoded = new_collection(DecodeImages(_one_task_per_partition(frame.expr), *operands))
     else:
-        decoded = decode_frame(frame, *operands)
+        decoded = _decode_and_report(frame, *operands)
     return decoded[decoded["error"].isna()] if errors == "drop" else decoded
 
 
 def decode_frame(
-    frame: Any, decoding: Decoding, raise_errors: bool, storage_options: dict[str, Any] | None
+    frame: Any, decoding: Decoding, storage_options: dict[str, Any] | None = None
 ) -> Any:
     """Decode the images that one pandas or cuDF frame points to."""
     backend = backend_of(frame)
@@ -110,30 +111,32 @@ def decode_frame(
     seed = zlib.crc32(repr(pointers.column("offset").to_pylist()).encode())
     buffer = backend.pixel_buffer(nbytes)
     pixels = decode(headers, encoded.__getitem__, decoding, buffer, seed)
-    failed = [row for row, error in enumerate(pixels.errors) if error is not None]
-    if failed:
-        url, offset, _ = (pointers.column(name)[failed[0]].as_py() for name in POINTER)
-        first = f"{url}: the image at byte {offset}"
+    return backend.with_images(frame, pixels)
+
+
+def _decode_and_report(
+    frame: Any, decoding: Decoding, raise_errors: bool, storage_options: dict[str, Any] | None
+) -> Any:
+    """Decode a partition, and say how many of its images are bad."""
+    decoded = decode_frame(frame, decoding, storage_options)
+    told = backend_of(frame).to_arrow(decoded[["__url__", "offset", "error"]])
+    bad = told.filter(pc.field("error").is_valid())
+    if len(bad):
+        url, offset, error = (column[0].as_py() for column in bad.columns)
+        first = f"{url}: the image at byte {offset} can't be decoded: {error}"
         if raise_errors:
             raise ImageDecodeError(
-                f"{first} can't be decoded: {pixels.errors[failed[0]]}. Pass errors='null' to get "
-                "it as a row without an image"
+                f"{first}. Pass errors='null' to get it as a row without an image"
             )
-        logger.warning(
-            "%d of %d images could not be decoded; %s: %s",
-            len(failed),
-            len(headers),
-            first,
-            pixels.errors[failed[0]],
-        )
-    return backend.with_images(frame, pixels)
+        logger.warning("%d of %d images are bad; %s", len(bad), len(frame), first)
+    return decoded
 
 
 class DecodeImages(dx.Elemwise):
     """Late decode of a lazy frame; what needs no pixels goes below it."""
 
     _parameters: ClassVar = ["frame", "decoding", "raise_errors", "storage_options"]
-    operation = staticmethod(decode_frame)
+    operation = staticmethod(_decode_and_report)
     _filter_passthrough = True
 
     def _filter_passthrough_available(self, parent, dependents) -> bool:

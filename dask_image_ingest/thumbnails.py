@@ -197,7 +197,7 @@ def _decoded_small(rows: Any, thumbnail: int, storage_options: dict[str, Any] | 
     decoding = make_decoding(
         device="cpu", size=thumbnail, resize="longer", mode="RGB", transform=None, max_pixels=None
     )
-    return decode_frame(frame, decoding, False, storage_options)
+    return decode_frame(frame, decoding, storage_options)
 
 
 def _cards(rows: Any, texts: list[str], facts: list[str], thumbnail: int) -> list[Card]:

@@ -125,6 +125,8 @@ def test_a_row_that_points_nowhere_is_an_error_row(table):
     got = dii.decode_images(frame.iloc[:3])
     assert got["error"].str.startswith("missing").tolist()[0]
     assert got["image"].isna().tolist() == [True, False, False]
+    with pytest.raises(dii.ImageDecodeError, match="points to no image"):
+        dii.decode_images(frame.iloc[:3], errors="raise")
 
 
 def test_errors_can_be_raised_or_dropped(table):
@@ -136,7 +138,7 @@ def test_errors_can_be_raised_or_dropped(table):
 def test_bad_images_of_a_partition_are_one_line_in_the_log(table, caplog):
     frame = dii.decode_images(table.partitions[0], max_pixels=30_000).compute()
     (record,) = caplog.records
-    assert f"{frame.image.isna().sum()} of {len(frame)} images" in record.getMessage()
+    assert f"{frame.image.isna().sum()} of {len(frame)} images are bad" in record.getMessage()
 
 
 def test_a_frame_without_pointers_is_refused_at_once(table):
