@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any
 
@@ -14,10 +15,11 @@ from distributed import Client, wait
 from dask_image_ingest.frames import backend_of
 from dask_image_ingest.shared_pixels import borrow
 
-# What is read ahead where nothing is said: enough for a thread, and so many more than a cluster's
-# workers have threads, that none has to wait until a partition is used. The pixels of many more
-# would not be a few.
-_READ_AHEAD = 2
+logger = logging.getLogger("dask_image_ingest")
+
+# What a cluster reads ahead where nothing is said: so many more than its workers have threads, that
+# none has to wait until a partition is used. The pixels of many more would not be a few.
+_MORE_THAN_THREADS = 2
 _MOST_THREADS = 8
 
 
@@ -38,7 +40,7 @@ class Source:
 
     def prefetch(self, buffered: int) -> int:
         """How many partitions to read ahead by default, beside so many that wait to be used."""
-        return _READ_AHEAD
+        return 1
 
     def read(self, number: int) -> Future:
         """Begin to read a partition."""
@@ -62,7 +64,7 @@ class LazySource(Source):
         self._keys = optimized.__dask_keys__()
         self._graph = convert_legacy_graph(optimized.__dask_graph__())
         self._client = _client(frame)
-        self._pandas = backend_of(frame._meta).name == "pandas"
+        self._lends = backend_of(frame._meta).name == "pandas"
         self.partitions = len(self._keys)
         self._threads: ThreadPoolExecutor | None = None
         self._futures: set = set()
@@ -73,7 +75,7 @@ class LazySource(Source):
 
     def __exit__(self, *_: object) -> None:
         assert self._threads is not None
-        for future in self._futures:
+        for future in tuple(self._futures):
             future.release()
         self._futures.clear()
         self._threads.shutdown(wait=self._client is None, cancel_futures=True)
@@ -81,9 +83,9 @@ class LazySource(Source):
     def prefetch(self, buffered: int) -> int:
         """How many partitions to read ahead by default, beside so many that wait to be used."""
         if self._client is None:
-            return _READ_AHEAD
+            return 1
         threads = sum(self._client.nthreads().values())
-        return _READ_AHEAD + min(threads, _MOST_THREADS) + buffered
+        return _MORE_THAN_THREADS + min(threads, _MOST_THREADS) + buffered
 
     def read(self, number: int) -> Future:
         """Begin to read a partition."""
@@ -102,16 +104,25 @@ class LazySource(Source):
 
     def _fetch(self, future: Any) -> Any:
         try:
-            if self._pandas:
-                wait([future])
-                frame = borrow(future)
-                if frame is not None:
-                    return frame
+            frame = self._borrowed(future) if self._lends else None
+            if frame is not None:
+                return frame
             # From the worker itself, not through the scheduler, wherever the client can reach it.
             return future.client.gather(future, direct=True)
         finally:
             self._futures.discard(future)
             future.release()
+
+    def _borrowed(self, future: Any) -> Any:
+        with future.client.as_current():
+            wait([future])
+        try:
+            return borrow(future)
+        except Exception:
+            # A cluster may let nobody ask its workers; sending works all the same.
+            logger.debug("pixels are sent and not mapped", exc_info=True)
+            self._lends = False
+            return None
 
 
 def count_images(frame: Any, image: str) -> int:

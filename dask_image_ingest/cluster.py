@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import os
 from typing import Any
 
 import dask
+from dask.system import CPU_COUNT
 from distributed import Client, LocalCluster
 
 from dask_image_ingest.errors import MissingDependencyError
@@ -76,7 +76,7 @@ def start_cluster(
     >>> with start_cluster() as client:  # doctest: +SKIP
     ...     ddf = read_webdataset_images("train-{000..099}.tar").persist()
     """
-    cores = len(os.sched_getaffinity(0))
+    cores = CPU_COUNT
     use_gpu = bool(gpus()) if gpu is None else gpu
     n_workers = n_workers or (gpus() if use_gpu else min(cores, 8)) or 1
     environment = {_THREADS_VARIABLE: str(decode_threads or max(1, cores // n_workers))}

@@ -191,7 +191,7 @@ class Images(ABC):
         prefetch
             Partitions that are read ahead while one is used: on the workers where there is a
             ``distributed`` client, else on a thread. So at most ``prefetch + 1`` partitions are in
-            memory, whatever the size of the frame. A shuffle's buffer is one of them. By default 2;
+            memory, whatever the size of the frame. A shuffle's buffer is one of them. By default 1;
             on a cluster two more than its workers have threads, and no more than 10, with a
             shuffle one more.
         start

@@ -150,14 +150,17 @@ class Batches:
         prefetch = self._source.prefetch(less) if self._prefetch is None else self._prefetch
         self._depth = max(1, prefetch - less) if prefetch else 0
         self._upcoming = iter(numbers)
-        with self._source:
-            self._read_on()
-            while True:
-                if not self._waiting:
-                    self._read_on(at_least=1)
-                if not self._waiting:
-                    return
-                yield self._taken()
+        try:
+            with self._source:
+                self._read_on()
+                while True:
+                    if not self._waiting:
+                        self._read_on(at_least=1)
+                    if not self._waiting:
+                        return
+                    yield self._taken()
+        finally:
+            self._waiting.clear()
 
     def _taken(self) -> tuple[int, Any]:
         number, future = self._waiting.popleft()

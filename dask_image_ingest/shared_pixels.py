@@ -13,11 +13,8 @@ from typing import Any
 import numpy as np
 from distributed import Future, Worker
 
-from dask_image_ingest.frames.pixel_memory import pixel_memory
+from dask_image_ingest.frames.pixel_memory import LEAST_SHARED, pixel_memory
 from dask_image_ingest.frames.shared_memory import map_block, this_machine
-
-# Buffers up to this many bytes are sent.
-_SENT = 1 << 20
 
 
 @dataclass(frozen=True)
@@ -73,16 +70,15 @@ def _lend(key: Any, machine: str, dask_worker: Worker) -> _Loan | None:
     buffers: list[bytes | _Pixels] = []
     for each in pickled:
         with each.raw() as raw:
-            buffer = _placed(raw)
-        if buffer is None:
-            pixel_memory.share()
-            return None
-        buffers.append(buffer)
+            buffers.append(_placed(raw) or bytes(raw))
+    if not any(isinstance(buffer, _Pixels) for buffer in buffers):
+        pixel_memory.share()
+        return None
     return _Loan(os.getpid(), frame, buffers)
 
 
-def _placed(raw: memoryview) -> bytes | _Pixels | None:
-    if raw.nbytes <= _SENT:
-        return bytes(raw)
+def _placed(raw: memoryview) -> _Pixels | None:
+    if raw.nbytes <= LEAST_SHARED:
+        return None
     block = pixel_memory.shared_block(np.frombuffer(raw, np.uint8).ctypes.data)
     return None if block is None else _Pixels(block.file, raw.nbytes, block.seal)

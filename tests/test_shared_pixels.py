@@ -93,6 +93,41 @@ def test_nothing_is_mapped_or_held_when_nobody_looks_any_more(ddf, client):
         time.sleep(0.01)
 
 
+def test_long_captions_are_sent_beside_pixels_that_are_mapped(ddf):
+    long = ddf.map_partitions(lambda frame: frame.assign(txt=frame.txt.str.pad(300_000)))
+    for batch in long.images.iter_batches(8, columns=["txt"]):
+        address = batch["image"].__array_interface__["data"][0]
+        assert any(address in range_ for range_ in mapped())
+        assert len(batch["txt"][0]) == 300_000
+
+
+def test_a_client_that_is_not_the_default_one_will_do(ddf, client):
+    with Client(client.cluster, set_as_default=False) as other, dask.config.set(scheduler=other):
+        assert sum(map(len, batches(ddf))) == 24
+
+
+def test_a_cluster_that_answers_no_questions_sends_its_pixels(ddf, monkeypatch):
+    want = np.concatenate(batches(ddf))
+
+    def refused(*args, **kwargs):
+        raise ValueError("The 'broadcast' handler has been explicitly disallowed")
+
+    monkeypatch.setattr(Client, "run", refused)
+    sent = batches(ddf)
+    monkeypatch.undo()
+    assert not mapped()
+    np.testing.assert_array_equal(np.concatenate(sent), want)
+
+
+def test_a_python_without_files_in_memory_keeps_its_own(monkeypatch):
+    monkeypatch.delattr(os, "memfd_create")
+    memory = PixelMemory()
+    memory.share()
+    array = memory.take(NBYTES, keep=0)
+    assert memory.shared_block(array.ctypes.data) is None
+    array[:] = 1
+
+
 def test_another_machine_sends_its_pixels(ddf, monkeypatch):
     want = np.concatenate(batches(ddf))
     monkeypatch.setattr(shared_pixels, "this_machine", lambda: "another")

@@ -10,7 +10,7 @@ from typing import Any, Protocol
 import numpy as np
 
 from dask_image_ingest.decode import journal
-from dask_image_ingest.decode.dali import Refused, check_output, decoder
+from dask_image_ingest.decode.dali import Refused, decoder
 from dask_image_ingest.decode.guard import crashed, decode_guarded
 from dask_image_ingest.decode.header import BadImage, Header
 from dask_image_ingest.decode.options import Decoding
@@ -112,15 +112,12 @@ def decode_in_batches(
     shapes = np.zeros((len(headers), 3), np.int32)
     plan = Plan(headers, image_bytes, decoding)
     dali = ScaledDecoder(decoding) if decoding.scaled else decoder(decoding, "encoded")
-    if decoding.transform is not None:
-        for source in ("encoded", "suspect", "pixels"):
-            decoder(decoding, source).reseed(seed)
     planned, underway = tee(plan)
-    for batch, images in zip(underway, dali.run(batch.encoded for batch in planned), strict=True):
+    outputs = dali.run((batch.encoded for batch in planned), seed)
+    for batch, images in zip(underway, outputs, strict=True):
+        seed += 1
         if isinstance(images, Refused):
-            images = _isolate(batch.encoded, images.culprit, decoding)
-        elif not isinstance(images, list):
-            check_output(images)
+            images = _isolate(batch.encoded, images.culprit, decoding, seed)
         plan.learn(_rows_without_image(batch.trusted, images))
         if not isinstance(images, list) and len(images) == len(batch.rows):
             found = images.shape()
@@ -136,7 +133,7 @@ def decode_in_batches(
         for row in batch.rows:
             if errors[row] is None and row not in pictures and row not in batch.careful:
                 plan.assign_to_pillow(row, batch)
-        pictures.update(_careful(batch, errors, decoding))
+        pictures.update(_careful(batch, errors, decoding, seed))
         for row, image in pictures.items():
             shapes[row] = image.shape() if callable(image.shape) else image.shape
         buffer.append([pictures[row] for row in batch.rows if row in pictures])
@@ -149,7 +146,9 @@ def _rows_without_image(rows: list[int], images: Any) -> list[int]:
     return [row for row, image in zip(rows, images, strict=True) if image is None]
 
 
-def _careful(batch: Batch, errors: list[str | None], decoding: Decoding) -> dict[int, Any]:
+def _careful(
+    batch: Batch, errors: list[str | None], decoding: Decoding, seed: int
+) -> dict[int, Any]:
     """What Pillow has made of its images of a batch, in the shape that was asked for."""
     arrays: dict[int, np.ndarray] = {}
     for row, future in batch.careful.items():
@@ -161,8 +160,7 @@ def _careful(batch: Batch, errors: list[str | None], decoding: Decoding) -> dict
             arrays[row] = future.result()
     if not arrays or (decoding.size is None and decoding.transform is None):
         return arrays
-    (images,) = decoder(decoding, "pixels").run([list(arrays.values())])
-    check_output(images)
+    (images,) = decoder(decoding, "pixels").run([list(arrays.values())], seed)
     return dict(zip(arrays, images, strict=True))
 
 
@@ -181,7 +179,7 @@ def _without_crashers(
     ]
 
 
-def _isolate(images: list[np.ndarray], culprit: int | None, decoding: Decoding) -> list:
+def _isolate(images: list[np.ndarray], culprit: int | None, decoding: Decoding, seed: int) -> list:
     """Decode a batch that was refused in smaller parts; None for what DALI can't decode."""
     if culprit is None or culprit >= len(images):
         parts = list(_split(images, max(1, len(images) // 8)))
@@ -190,7 +188,7 @@ def _isolate(images: list[np.ndarray], culprit: int | None, decoding: Decoding) 
         before, after = images[:culprit], images[culprit + 1 :]
         parts = [*_split(before, step), [], *_split(after, step)]
     # All of them before the next step down, which runs on the same pipeline.
-    outputs = list(decoder(decoding, "suspect").run(parts))
+    outputs = list(decoder(decoding, "suspect").run(parts, seed))
     isolated: list = []
     for encoded, decoded in zip(parts, outputs, strict=True):
         if not encoded:
@@ -199,7 +197,8 @@ def _isolate(images: list[np.ndarray], culprit: int | None, decoding: Decoding) 
             isolated.extend(decoded)
         else:
             alone = len(encoded) == 1
-            isolated.extend([None] if alone else _isolate(encoded, decoded.culprit, decoding))
+            smaller = [None] if alone else _isolate(encoded, decoded.culprit, decoding, seed)
+            isolated.extend(smaller)
     return isolated
 
 

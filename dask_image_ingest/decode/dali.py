@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import os
 import re
 import threading
 from collections.abc import Iterable, Iterator
@@ -54,14 +55,16 @@ class Decoder:
         # A pipeline can't be fed from two threads; dask may run several tasks in one process.
         self._lock = threading.Lock()
 
-    def reseed(self, seed: int) -> None:
-        """Start a transform's random operators anew, so that a task repeated gives the same."""
-        with self._lock:
-            self._seed = seed
-            self._pipeline = None
-
-    def run(self, batches: Iterable[list[np.ndarray]]) -> Iterator[Any]:
+    def run(self, batches: Iterable[list[np.ndarray]], seed: int = 0) -> Iterator[Any]:
         """Decode batches one after the other, each while the caller uses the one before.
+
+        Parameters
+        ----------
+        batches
+            Encoded images, or arrays; asked for one ahead.
+        seed
+            From which the random operators of a transform start, so that a task repeated gives the
+            same.
 
         Yields
         ------
@@ -69,7 +72,9 @@ class Decoder:
         batches give an empty list.
         """
         with self._lock:
-            pending = False
+            if self._decoding.transform is not None:
+                self._seed, self._pipeline = seed, None
+            pending = finished = False
             try:
                 batches = iter(batches)
                 batch = next(batches, None)
@@ -85,8 +90,10 @@ class Decoder:
                         pending = True
                     yield images
                     batch = following
+                finished = True
             finally:
-                if pending:
+                # Whatever is still in it must not come out for the next caller.
+                if not finished:
                     self._pipeline = None
 
     def _schedule(self, batch: list[np.ndarray]) -> None:
@@ -101,12 +108,15 @@ class Decoder:
         except RuntimeError as error:
             # One image that DALI can't decode fails the batch, and the pipeline is dead after it.
             self._pipeline = None
-            if self._decoding.device == "gpu" and _OUT_OF_MEMORY.search(str(error)):
+            gpu = self._decoding.device == "gpu"
+            # Arrays are no bad images: it is the transform that has failed.
+            if self._source == "pixels" or (gpu and _OUT_OF_MEMORY.search(str(error))):
                 raise
             named = _CULPRIT.search(str(error))
             return Refused(int(named[1]) if named else None)
         # The outputs stay valid: in the default execution model they own their buffers.
         self._pipeline.release_outputs()
+        _check_output(images)
         return images
 
     def _build(self) -> Any:
@@ -145,9 +155,14 @@ class Decoder:
         return pipeline
 
 
-@functools.lru_cache(maxsize=9)
 def decoder(decoding: Decoding, source: Source) -> Decoder:
     """The decoder of this process for these options."""
+    return _decoder(decoding, source, os.getpid())
+
+
+@functools.lru_cache(maxsize=9)
+def _decoder(decoding: Decoding, source: Source, process: int) -> Decoder:
+    # A fork of this process has none of the threads of its pipelines.
     return Decoder(decoding, source)
 
 
@@ -170,7 +185,7 @@ def require_dali(gpu: bool) -> None:
     _dali(gpu)
 
 
-def check_output(images: Any) -> None:
+def _check_output(images: Any) -> None:
     """Refuse what a transform must not give: anything but uint8 images, rows of pixels first.
 
     Raises

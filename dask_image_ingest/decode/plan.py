@@ -71,7 +71,8 @@ class Plan:
         self._least_images = 2 * decode_threads()
         formats = Counter(header.format for header in headers if not header.careful)
         most = {f for f, count in formats.items() if count >= _LEAST_SHARE * formats.total()}
-        self._for_dali: set[str | None] = {"jpeg", *most}
+        # DALI rounds the grey of a PNG down and Pillow to the nearest: one of them for all.
+        self._for_dali: set[str | None] = {"jpeg"} if decoding.mode == "L" else {"jpeg", *most}
 
     def learn(self, refused: Iterable[int]) -> None:
         """Take account of the rows that DALI has refused, of the batch that is done now.
@@ -88,7 +89,8 @@ class Plan:
         batch, nbytes, most = Batch(), 0, _FIRST_BATCH
         for row, header in enumerate(self._headers):
             size = self._nbytes(header)
-            full = nbytes + size > self._most_bytes and batch.images >= self._least_images
+            room = self._most_bytes if batch.images >= self._least_images else 8 * self._most_bytes
+            full = batch.images > 0 and nbytes + size > room
             if full or batch.images >= most:
                 yield batch
                 batch, nbytes, most = Batch(), 0, self._size

@@ -15,7 +15,7 @@ from typing import Any
 
 import numpy as np
 
-from dask_image_ingest.decode.dali import Refused, check_output, decoder
+from dask_image_ingest.decode.dali import Refused, decoder
 from dask_image_ingest.decode.header import measure
 from dask_image_ingest.decode.options import Decoding
 from dask_image_ingest.decode.threads import decode_pool
@@ -32,7 +32,7 @@ class ScaledDecoder:
         self._decoding = decoding
         self._decode_jpeg = require_simplejpeg().decode_jpeg
 
-    def run(self, batches: Iterable[list[np.ndarray]]) -> Iterator[Any]:
+    def run(self, batches: Iterable[list[np.ndarray]], seed: int = 0) -> Iterator[Any]:
         """Decode batches one after the other, each while the caller uses the one before.
 
         Yields
@@ -45,18 +45,18 @@ class ScaledDecoder:
         for following in chain(batches, [None]):
             submitted = [pool.submit(self._reduced, data) for data in following or ()]
             if begun is not None:
-                yield self._finish(batch, [future.result() for future in begun])
+                yield self._finish(batch, [future.result() for future in begun], seed)
+                seed += 1
             batch, begun = following or [], submitted
 
-    def _finish(self, batch: list[np.ndarray], reduced: list[np.ndarray | None]) -> Any:
+    def _finish(self, batch: list[np.ndarray], reduced: list[np.ndarray | None], seed: int) -> Any:
         """Bring reduced pictures to their size, and decode the others in full."""
-        (resized,) = decoder(self._decoding, "pixels").run([[p for p in reduced if p is not None]])
-        if len(resized):
-            check_output(resized)
+        pictures = [picture for picture in reduced if picture is not None]
+        (resized,) = decoder(self._decoding, "pixels").run([pictures], seed)
         others = [data for data, picture in zip(batch, reduced, strict=True) if picture is None]
         if not others:
             return resized
-        (decoded,) = decoder(self._decoding, "encoded").run([others])
+        (decoded,) = decoder(self._decoding, "encoded").run([others], seed)
         in_full = iter([None] * len(others) if isinstance(decoded, Refused) else decoded)
         small = iter(resized)
         return [next(in_full if picture is None else small) for picture in reduced]

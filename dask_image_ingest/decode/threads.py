@@ -7,13 +7,15 @@ import os
 from concurrent.futures import ThreadPoolExecutor
 
 import dask
+from dask.system import CPU_COUNT
 
 
 def decode_threads() -> int:
     """Threads that a DALI pipeline of this process should have.
 
     The configuration value ``image-ingest.decode-threads`` if it is set, as ``start_cluster`` does;
-    otherwise a worker's own number of threads, or all cores that this process may use.
+    otherwise a worker's own number of threads, or all cores that this process may use by its
+    affinity and its control group.
     """
     configured = dask.config.get("image-ingest.decode-threads", None)
     if configured:
@@ -23,7 +25,7 @@ def decode_threads() -> int:
 
         return int(get_worker().state.nthreads)
     except (ImportError, ValueError):
-        return len(os.sched_getaffinity(0))
+        return CPU_COUNT
 
 
 def decode_pool() -> ThreadPoolExecutor:

@@ -53,7 +53,7 @@ class HostPixels:
         room = self._room(int(ends[-1]))
         pieces = np.split(room, ends[:-1])
         # One share for each thread that decodes: DALI's own copy takes one alone.
-        shares = [slice(start, None, threads) for start in range(threads)]
+        shares = [slice(start, None, threads) for start in range(min(threads, len(arrays)))]
         copies = [decode_pool().submit(_copy, arrays[s], pieces[s]) for s in shares[1:]]
         _copy(arrays[shares[0]], pieces[shares[0]])
         for copy in copies:

@@ -9,6 +9,7 @@ Once another process has asked for pixels, they lie where it can map them.
 from __future__ import annotations
 
 import mmap
+import os
 import threading
 import time
 import weakref
@@ -24,6 +25,9 @@ KEPT_SECONDS = 10.0
 # may serve one that needs less. What is reserved and never written to costs nothing.
 _ROOM = 1.125
 _LEAST_USE = 0.6
+
+#: Bytes of a block that is worth mapping; smaller ones are sent.
+LEAST_SHARED = 1 << 20
 
 # Blocks that others can map, two open files each; those that are persisted may be thousands.
 _SHARED_BLOCKS = 128
@@ -90,7 +94,7 @@ class PixelMemory:
             return None
 
     def _new(self, nbytes: int) -> mmap.mmap:
-        if self._may_share:
+        if self._may_share and nbytes > LEAST_SHARED:
             try:
                 block = SharedBlock(nbytes)
             except OSError:
@@ -108,12 +112,23 @@ class PixelMemory:
         with self._lock:
             if self.unused + len(block) > keep:
                 return
-            if self._may_share and not isinstance(block, SharedBlock):
+            large = len(block) > LEAST_SHARED
+            if self._may_share and large and not isinstance(block, SharedBlock):
                 return
             self._unused.append((time.monotonic(), block))
-            if not self._releasing:
-                self._releasing = True
+            start, self._releasing = not self._releasing, True
+        if start:
+            # Not under the lock: the collector may run first in the new thread, and come here.
+            try:
                 threading.Thread(target=self._release_in_time, daemon=True).start()
+            except RuntimeError:  # no more threads, as at the end of a process
+                self._releasing = False
+
+    def forked(self) -> None:
+        """Begin anew in a fork, which has no thread of its parent, and perhaps a held lock."""
+        self._lock = threading.RLock()
+        self._unused = []
+        self._sharing = self._releasing = False
 
     def _release_in_time(self) -> None:
         while True:
@@ -127,6 +142,7 @@ class PixelMemory:
 
 #: This process's.
 pixel_memory = PixelMemory()
+os.register_at_fork(after_in_child=pixel_memory.forked)
 
 # NumPy asks for huge pages for its own large arrays, which take long to come by where free memory
 # is in pieces or with the host.

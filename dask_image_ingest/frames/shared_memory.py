@@ -47,6 +47,8 @@ class SharedBlock(mmap.mmap):
         OSError
             Where the system has no such memory, or no more of it.
         """
+        if not hasattr(os, "memfd_create"):
+            raise OSError("this Python knows no files in memory")
         file = os.memfd_create("pixels")
         try:
             # The seal lies behind what is mapped.
@@ -69,11 +71,12 @@ class SharedBlock(mmap.mmap):
             return False
         try:
             fcntl.flock(self.file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            # Nobody who knows the old seal gets in after this.
+            self.seal = os.urandom(_SEAL)
+            os.pwrite(self.file, self.seal, len(self))
+            fcntl.flock(self.file, fcntl.LOCK_UN)
         except OSError:
             return False
-        self.seal = os.urandom(_SEAL)
-        os.pwrite(self.file, self.seal, len(self))
-        fcntl.flock(self.file, fcntl.LOCK_UN)
         return True
 
 

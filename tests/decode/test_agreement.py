@@ -7,8 +7,11 @@ a rule in decode/pillow.py.
 import corpus
 import numpy as np
 import pytest
+from corpus import picture, save
 from dali_alone import RAISED, ask_dali
+from photo_shards import write_tar
 
+import dask_image_ingest as dii
 from dask_image_ingest.decode.header import read_header
 from dask_image_ingest.decode.pillow import decode_with_pillow
 
@@ -80,3 +83,19 @@ def test_why_the_careful_images_are_careful(dali):
         name for name in careful if isinstance(dali["RGB"][name], str)
     }
     assert {dali["RGB"][name] for name in careful - SAME - DIFFERENT} == {RAISED}
+
+
+@pytest.mark.parametrize("mode", ["RGB", "L"])
+@pytest.mark.parametrize("kind", ["png", "webp", "jpeg"])
+def test_pixels_do_not_depend_on_the_other_rows(kind, mode, tmp_path):
+    file = {"png": "PNG", "webp": "WEBP", "jpeg": "JPEG"}[kind]
+    own = {f"{n}.{kind}": save(picture().rotate(n), file) for n in range(6)}
+    others = {f"other-{n}.jpg": save(picture(), "JPEG") for n in range(30)}
+    others |= {f"another-{n}.png": save(picture(), "PNG") for n in range(30)}
+    found = []
+    for name, files in (("alone", own), ("among", own | others)):
+        path = write_tar(tmp_path / f"{name}.tar", files)
+        frame = dii.read_webdataset_images(path, backend="pandas", mode=mode).compute()
+        found.append(dict(zip(frame["__key__"], frame.images.arrays(), strict=True)))
+    for key, pixels in found[0].items():
+        np.testing.assert_array_equal(pixels, found[1][key])
