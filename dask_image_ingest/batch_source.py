@@ -83,7 +83,7 @@ class LazySource(Source):
     def prefetch(self, buffered: int) -> int:
         """How many partitions to read ahead by default, beside so many that wait to be used."""
         if self._client is None:
-            return 1
+            return super().prefetch(buffered)
         threads = sum(self._client.nthreads().values())
         return _MORE_THAN_THREADS + min(threads, _MOST_THREADS) + buffered
 

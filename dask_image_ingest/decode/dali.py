@@ -74,20 +74,18 @@ class Decoder:
         with self._lock:
             if self._decoding.transform is not None:
                 self._seed, self._pipeline = seed, None
-            pending = finished = False
+            finished = False
             try:
                 batches = iter(batches)
                 batch = next(batches, None)
+                if batch:
+                    self._schedule(batch)
                 while batch is not None:
-                    if batch and not pending:
-                        self._schedule(batch)
-                    pending = False
                     # While DALI is busy with the one before: it may take long to come by.
                     following = next(batches, None)
                     images = self._collect() if batch else []
                     if following:
                         self._schedule(following)
-                        pending = True
                     yield images
                     batch = following
                 finished = True

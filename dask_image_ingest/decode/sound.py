@@ -9,12 +9,11 @@ from __future__ import annotations
 import functools
 import zlib
 from collections.abc import Iterator
-from struct import Struct
 from typing import Any, Final
 
 import numpy as np
 
-_MAX_PARTS: Final = 1 << 16
+from dask_image_ingest.decode.stored import MAX_PARTS, ORDINARY_FRAMES, PNG_CHUNK, SEGMENT
 
 
 def is_sound(format: str | None, data: Any, thorough: bool = False) -> bool:
@@ -35,12 +34,9 @@ def is_sound(format: str | None, data: Any, thorough: bool = False) -> bool:
 
 _HUFFMAN, _QUANTIZATION, _RESTART, _SCAN = 0xC4, 0xDB, 0xDD, 0xDA
 _PROGRESSIVE: Final = 0xC2
-# Baseline, extended and progressive.
-_FRAMES: Final = frozenset((0xC0, 0xC1, _PROGRESSIVE))
 # Application data and comments.
-_PASSED: Final = frozenset((0xFE, *range(0xE0, 0xF0)))
+_NO_TABLES: Final = frozenset((0xFE, *range(0xE0, 0xF0)))
 _END: Final = b"\xd9"
-_SEGMENT: Final = Struct(">BBH").unpack_from
 _TABLE_NAMES: Final = frozenset((0, 1, 2, 3, 0x10, 0x11, 0x12, 0x13))
 
 
@@ -53,11 +49,11 @@ def _jpeg(data: Any, thorough: bool) -> bool:
     markers: Iterator[int] | None = None
     at = 2
     while at + 4 <= len(data):
-        mark, kind, length = _SEGMENT(data, at)
+        mark, kind, length = SEGMENT(data, at)
         if mark != 0xFF or length < 2:
             return False
         body = bytes(data[at + 4 : at + 2 + length])
-        if kind not in _PASSED and not tables.take(kind, body):
+        if kind not in _NO_TABLES and not tables.take(kind, body):
             return False
         at += 2 + length
         if kind == _SCAN:
@@ -101,7 +97,7 @@ class _Tables:
             defined = _quantization_tables(body)
             self._quantization |= defined
             return bool(defined)
-        if kind in _FRAMES:
+        if kind in ORDINARY_FRAMES:
             twice, self._frame = bool(self._frame), body[5:]
             self._progressive = kind == _PROGRESSIVE
             return not twice and _is_frame(self._frame)
@@ -199,17 +195,14 @@ def _is_scan(
     )
 
 
-_CHUNK: Final = Struct(">I4s").unpack
-
-
 def _png(data: Any) -> bool:
     """Verify the chunks in which the pixels are; the others may be skipped by decoders."""
     at = 8
-    for _ in range(_MAX_PARTS):
+    for _ in range(MAX_PARTS):
         head = data[at : at + 8]
         if len(head) < 8:
             return False
-        size, kind = _CHUNK(head)
+        size, kind = PNG_CHUNK(head)
         end = at + 8 + size
         if kind in (b"IHDR", b"PLTE", b"IDAT"):
             stored = int.from_bytes(data[end : end + 4], "big")

@@ -19,7 +19,7 @@ from dask_image_ingest.decode.opening import EncodedFile, open_image, pillow_err
 # Up to the pixels in most photos. Segments that are passed over are not read.
 _WINDOW: Final = 2048
 # No real file has more parts; a made one must not keep us busy.
-_MAX_PARTS: Final = 1 << 16
+MAX_PARTS: Final = 1 << 16
 _EXIF_PREFIX: Final = b"Exif\0\0"
 
 
@@ -34,13 +34,13 @@ class Stored(NamedTuple):
     error: str | None
 
 
-_SEGMENT: Final = Struct(">BBH").unpack_from
+SEGMENT: Final = Struct(">BBH").unpack_from
 _FRAME: Final = Struct(">BHHB").unpack_from
 # Tables, application data but APP1, comments: nothing that matters here.
 _PASSED: Final = frozenset((0xDB, 0xC4, 0xDD, 0xCC, 0xFE, 0xE0, *range(0xE2, 0xF0)))
 _FRAMES: Final = frozenset(range(0xC0, 0xD0)) - {0xC4, 0xC8, 0xCC}
 # Baseline, extended and progressive, all Huffman-coded.
-_ORDINARY_FRAMES: Final = frozenset((0xC0, 0xC1, 0xC2))
+ORDINARY_FRAMES: Final = frozenset((0xC0, 0xC1, 0xC2))
 _EXIF, _SCAN, _END = 0xE1, 0xDA, b"\xff\xd9"
 
 
@@ -50,14 +50,14 @@ def jpeg(data: Encoded) -> Stored:
     room = len(head) - 10
     frame: tuple[int, int, int, int] | None = None
     turn, careful, exif_blocks = 1, False, 0
-    for _ in range(_MAX_PARTS):
+    for _ in range(MAX_PARTS):
         if at > room:
             start += at
             head, at = bytes(data[start : start + _WINDOW]), 0
             room = len(head) - 10
             if room < 0:
                 return _jpeg_stored(frame, turn, "truncated: it ends before its pixels begin")
-        mark, kind, length = _SEGMENT(head, at)
+        mark, kind, length = SEGMENT(head, at)
         if kind in _PASSED and mark == 0xFF:
             at += 2 + length
         elif mark != 0xFF or kind in (0x00, 0xFF):
@@ -66,7 +66,7 @@ def jpeg(data: Encoded) -> Stored:
             following = head.find(b"\xff", at + 1)
             at = following if following >= 0 else len(head)
         elif kind in _FRAMES:
-            careful = careful or frame is not None or kind not in _ORDINARY_FRAMES
+            careful = careful or frame is not None or kind not in ORDINARY_FRAMES
             frame = _FRAME(head, at + 4)
             at += 2 + length
         elif kind == _EXIF:
@@ -113,7 +113,7 @@ def _has_end(data: Encoded, start: int) -> bool:
 
 
 _HEADER_CHUNK: Final = Struct(">I4sIIBB").unpack
-_CHUNK: Final = Struct(">I4s").unpack
+PNG_CHUNK: Final = Struct(">I4s").unpack
 _PNG_CHANNELS: Final = {
     **{(depth, 0): 1 for depth in (1, 2, 4, 8, 16)},
     **{(depth, 3): 1 for depth in (1, 2, 4, 8)},
@@ -141,11 +141,11 @@ def png(data: Encoded) -> Stored:
     turn, careful, exif_blocks = 1, False, 0
     error: str | None = "truncated: it ends before its end chunk"
     at = 33
-    for _ in range(_MAX_PARTS):
+    for _ in range(MAX_PARTS):
         chunk = data[at : at + 8]
         if len(chunk) < 8:
             break
-        size, kind = _CHUNK(chunk)
+        size, kind = PNG_CHUNK(chunk)
         if kind == b"eXIf":
             exif_blocks += 1
             found, plain = _exif(data, at + 8, at + 8 + size)
@@ -208,7 +208,7 @@ def webp(data: Encoded) -> Stored:
 
 def _webp_exif(data: Encoded, end: int) -> tuple[int, bool]:
     at, blocks, turn, plain = 30, 0, 1, True
-    for _ in range(_MAX_PARTS):
+    for _ in range(MAX_PARTS):
         if at + 8 > end:
             break
         kind, size = _WEBP_CHUNK(data[at : at + 8])

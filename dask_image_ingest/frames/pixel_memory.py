@@ -94,7 +94,7 @@ class PixelMemory:
             return None
 
     def _new(self, nbytes: int) -> mmap.mmap:
-        if self._may_share and nbytes > LEAST_SHARED:
+        if self._may_share(nbytes):
             try:
                 block = SharedBlock(nbytes)
             except OSError:
@@ -104,16 +104,14 @@ class PixelMemory:
                 return block
         return mmap.mmap(-1, nbytes, flags=_FLAGS)
 
-    @property
-    def _may_share(self) -> bool:
-        return self._sharing and len(self._shared) < _SHARED_BLOCKS
+    def _may_share(self, nbytes: int) -> bool:
+        return self._sharing and nbytes > LEAST_SHARED and len(self._shared) < _SHARED_BLOCKS
 
     def _give_back(self, block: mmap.mmap, keep: int) -> None:
         with self._lock:
             if self.unused + len(block) > keep:
                 return
-            large = len(block) > LEAST_SHARED
-            if self._may_share and large and not isinstance(block, SharedBlock):
+            if self._may_share(len(block)) and not isinstance(block, SharedBlock):
                 return
             self._unused.append((time.monotonic(), block))
             start, self._releasing = not self._releasing, True
