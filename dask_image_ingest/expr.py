@@ -76,12 +76,11 @@ class Dataset:
 class ReadWebDataset(dx.PartitionsFiltered, BlockwiseIO):
     """Reads shards; takes up projections, filters, lengths and limits from the query around it."""
 
-    _parameters: ClassVar = ["dataset", "columns", "filters", "limit", "fuse", "_partitions"]
+    _parameters: ClassVar = ["dataset", "columns", "filters", "limit", "_partitions"]
     _defaults: ClassVar = {
         "columns": None,
         "filters": None,
         "limit": None,
-        "fuse": True,
         "_partitions": None,
     }
     _absorb_projections = True
@@ -134,17 +133,6 @@ class ReadWebDataset(dx.PartitionsFiltered, BlockwiseIO):
     def _filtered_task(self, name, index: int) -> Task:
         piece = self.dataset.pieces[index]
         return Task(name, read_partition, piece, self.query, _data_producer=True)
-
-    @property
-    def _fusion_compression_factor(self) -> float:
-        # A partition without pixels weighs next to nothing, and so is read with others in one task.
-        # Of a head, only the first one is read.
-        fuse = self.operand("fuse") and self.operand("limit") is None
-        return 0.01 if fuse and not self.query.must_decode else 1
-
-    def _tune_up(self, parent):
-        # dask counts the partitions of a read that is persisted as it stands, and joins them after.
-        return super()._tune_up(parent) if isinstance(parent, dx.Expr) else None
 
     def _filter_passthrough_available(self, parent, dependents) -> bool:
         return super()._filter_passthrough_available(parent, dependents) and (

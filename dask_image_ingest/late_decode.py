@@ -15,7 +15,6 @@ from dask_image_ingest.decode import Decoding, decode
 from dask_image_ingest.decode.header import Header, read_header
 from dask_image_ingest.decode.options import MAX_PIXELS, make_decoding
 from dask_image_ingest.errors import ArgumentError, ImageDecodeError
-from dask_image_ingest.expr import ReadWebDataset
 from dask_image_ingest.frames import backend_of
 from dask_image_ingest.partition import ErrorPolicy, check_size, logger
 from dask_image_ingest.shards import open_shard
@@ -90,7 +89,7 @@ def decode_images(
     )
     operands = (decoding, errors == "raise", storage_options)
     if lazy:
-        decoded = new_collection(DecodeImages(_one_task_per_partition(frame.expr), *operands))
+        decoded = new_collection(DecodeImages(frame.expr, *operands))
     else:
         decoded = _decode_and_report(frame, *operands)
     return decoded[decoded["error"].isna()] if errors == "drop" else decoded
@@ -157,13 +156,6 @@ class DecodeImages(dx.Elemwise):
             return None
         narrower = type(self)(self.frame[needed], *self.operands[1:])
         return type(parent)(narrower, *parent.operands[1:])
-
-
-def _one_task_per_partition(expr):
-    # Reads of metadata join many shards in one task: too many for their pixels.
-    for read in list(expr.find_operations(ReadWebDataset)):
-        expr = expr.substitute(read, read.substitute_parameters({"fuse": False}))
-    return expr
 
 
 def looks_at(predicate, frame, columns: frozenset[str]) -> bool:
