@@ -162,18 +162,14 @@ class ReadWebDataset(dx.PartitionsFiltered, BlockwiseIO):
             columns = dx.determine_column_projection(self, parent, dependents)
             columns = [columns] if isinstance(columns, str) else columns
             return self._with(parent, columns=[c for c in self.columns if c in columns])
-        if isinstance(parent, dx.Head) and not isinstance(parent, dx.BlockwiseHead):
-            limit = parent.n if self.operand("limit") is None else min(parent.n, self.limit)
-            if parent.n < 0:
-                return None
-            # Dask moves a head below a projection, where the projection is of no use to the read.
-            columns = _projected(parent, dependents)
-            if columns is None or columns.issuperset(self.columns):
-                return self._with(parent, limit=limit)
-            return self._with(
-                parent, limit=limit, columns=[c for c in self.columns if c in columns]
-            )
+        if type(parent) is dx.Head:
+            return self._head(parent) if parent.n >= 0 else None
         return super()._simplify_up(parent, dependents)
+
+    def _head(self, parent):
+        limit = self.operand("limit")
+        limit = parent.n if limit is None else min(parent.n, limit)
+        return HeadOfRead(self.substitute_parameters({"limit": limit}), *parent.operands[1:])
 
     def _with(self, parent, **operands):
         """``parent`` over a read with other operands; None where nothing would change."""
@@ -199,15 +195,20 @@ class ReadWebDataset(dx.PartitionsFiltered, BlockwiseIO):
         return super()._tree_repr_argument_construction(i, op, header)
 
 
-def _projected(expr, dependents) -> set[str] | None:
-    """The columns of ``expr`` that a query looks at, None where it looks at all."""
-    columns: set[str] = set()
-    for reference in dependents[expr._name]:
-        above = reference()
-        if not isinstance(above, dx.Projection):
-            return None
-        columns.update(above.columns)
-    return columns or None
+class HeadOfRead(dx.Head):
+    """The head of a read that stops there.
+
+    dask moves a head below projections, where these are of no use to the read: this one lets them
+    pass below it.
+    """
+
+    def _simplify_down(self):
+        return None
+
+    def _simplify_up(self, parent, dependents):
+        if isinstance(parent, dx.Projection):
+            return dx.plain_column_projection(self, parent, dependents)
+        return super()._simplify_up(parent, dependents)
 
 
 def as_filters(predicate, read: ReadWebDataset, negated: bool = False) -> Filters | None:

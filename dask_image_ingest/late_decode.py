@@ -87,12 +87,10 @@ def decode_images(
         transform=transform,
         max_pixels=max_pixels,
     )
-    operands = (decoding, errors == "raise", storage_options)
-    if lazy:
-        decoded = new_collection(DecodeImages(frame.expr, *operands))
-    else:
-        decoded = _decode_and_report(frame, *operands)
-    return decoded[decoded["error"].isna()] if errors == "drop" else decoded
+    if not lazy:
+        return _decode_and_report(frame, decoding, errors, storage_options)
+    kind = DecodeOrDrop if errors == "drop" else DecodeImages
+    return new_collection(kind(frame.expr, decoding, errors, storage_options))
 
 
 def decode_frame(
@@ -114,7 +112,7 @@ def decode_frame(
 
 
 def _decode_and_report(
-    frame: Any, decoding: Decoding, raise_errors: bool, storage_options: dict[str, Any] | None
+    frame: Any, decoding: Decoding, errors: ErrorPolicy, storage_options: dict[str, Any] | None
 ) -> Any:
     """Decode a partition, and say how many of its images are bad."""
     decoded = decode_frame(frame, decoding, storage_options)
@@ -123,18 +121,18 @@ def _decode_and_report(
     if len(bad):
         url, offset, error = (column[0].as_py() for column in bad.columns)
         first = f"{url}: the image at byte {offset} can't be decoded: {error}"
-        if raise_errors:
+        if errors == "raise":
             raise ImageDecodeError(
                 f"{first}. Pass errors='null' to get it as a row without an image"
             )
         logger.warning("%d of %d images are bad; %s", len(bad), len(frame), first)
-    return decoded
+    return decoded[decoded["error"].isna()] if errors == "drop" else decoded
 
 
-class DecodeImages(dx.Elemwise):
+class LateDecode(dx.Blockwise):
     """Late decode of a lazy frame; what needs no pixels goes below it."""
 
-    _parameters: ClassVar = ["frame", "decoding", "raise_errors", "storage_options"]
+    _parameters: ClassVar = ["frame", "decoding", "errors", "storage_options"]
     operation = staticmethod(_decode_and_report)
     _filter_passthrough = True
 
@@ -144,11 +142,13 @@ class DecodeImages(dx.Elemwise):
         )
 
     def _simplify_up(self, parent, dependents):
-        if not isinstance(parent, dx.Projection):
-            return super()._simplify_up(parent, dependents)
+        if isinstance(parent, dx.Filter) and self._filter_passthrough_available(parent, dependents):
+            return self._filter_simplification(parent)
+        if not isinstance(parent, (dx.Projection, dx.Index)):
+            return None
         wanted = dx.determine_column_projection(self, parent, dependents)
         wanted = {wanted} if isinstance(wanted, str) else set(wanted)
-        if not wanted & _MADE:
+        if self._is_length_preserving and not wanted & _MADE:
             return type(parent)(self.frame, *parent.operands[1:])
         wanted |= {*POINTER}
         needed = [name for name in self.frame.columns if name in wanted - _MADE]
@@ -156,6 +156,35 @@ class DecodeImages(dx.Elemwise):
             return None
         narrower = type(self)(self.frame[needed], *self.operands[1:])
         return type(parent)(narrower, *parent.operands[1:])
+
+
+class DecodeImages(LateDecode, dx.Elemwise):
+    """A late decode that keeps every row."""
+
+
+class DecodeOrDrop(LateDecode):
+    """A late decode that drops the rows of bad images.
+
+    A filter of its result would do as well, but dask joins it with those that follow, and then none
+    of them goes below the decode.
+    """
+
+    def _filter_passthrough_available(self, parent, dependents) -> bool:
+        # Whatever counts or adds up rows has to count those that are left.
+        return super()._filter_passthrough_available(parent, dependents) and row_by_row(
+            parent.predicate, self
+        )
+
+
+def row_by_row(predicate, frame) -> bool:
+    """Whether what a predicate says of a row of ``frame`` depends on that row alone."""
+    if predicate._name == frame._name:
+        return True
+    if all(node._name != frame._name for node in predicate.walk()):
+        return True
+    return isinstance(predicate, dx.Elemwise) and all(
+        row_by_row(part, frame) for part in predicate.dependencies()
+    )
 
 
 def looks_at(predicate, frame, columns: frozenset[str]) -> bool:
@@ -183,4 +212,4 @@ def _read_encoded(pointers: pa.Table, storage_options: dict[str, Any] | None) ->
     return encoded
 
 
-__all__ = ["DecodeImages", "decode_images"]
+__all__ = ["LateDecode", "decode_images"]

@@ -17,7 +17,7 @@ from dask_image_ingest.channel_stats import add_levels, count_levels, statistics
 from dask_image_ingest.expr import ReadWebDataset
 from dask_image_ingest.frames import backend_of
 from dask_image_ingest.images import Images
-from dask_image_ingest.late_decode import DecodeImages
+from dask_image_ingest.late_decode import LateDecode
 from dask_image_ingest.stacking import stack, vectors
 
 
@@ -68,7 +68,7 @@ def _shape(expr: Any) -> tuple[int | None, int | None, int | None]:
     """The shape of every image of a query, as far as its options tell it."""
     if next(expr.find_operations(dx.MapPartitions), None) is not None:
         return None, None, None
-    late = [node.decoding for node in expr.find_operations(DecodeImages)]
+    late = [node.decoding for node in expr.find_operations(LateDecode)]
     read = [node.dataset.decoding for node in expr.find_operations(ReadWebDataset)]
     decodings = {decoding.token: decoding for decoding in late or read}
     if len(decodings) != 1:

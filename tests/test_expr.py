@@ -253,14 +253,14 @@ def test_head_after_a_new_column_decodes_as_many_images_as_it_shows(ddf, work):
     assert work["decoded"] == 2
 
 
-def test_small_partitions_are_read_by_fewer_tasks(photos, tmp_path):
-    paths = write_photo_shards(photos, tmp_path, per_shard=1)
-    ddf = dii.read_webdataset_images(paths, backend="pandas")
-    metadata_only = ddf[["txt", "width"]]
-    assert ddf.optimize().npartitions == 24
-    assert metadata_only.optimize().npartitions <= 6
-    frame = metadata_only.compute()
-    assert frame["txt"].tolist() == [photo.caption for photo in photos]
+def test_columns_of_a_head_are_asked_for_apart(ddf, work):
+    first = ddf.head(2, compute=False)
+    texts, labels = dask.compute(first[["txt"]], ddf[["cls"]].head(2, compute=False))
+    assert (list(texts), list(labels)) == (["txt"], ["cls"])
+    assert (ddf.txt.str.len() + ddf.cls).head(2).tolist() == (
+        texts["txt"].str.len() + labels["cls"]
+    ).tolist()
+    assert work["decoded"] == 0
 
 
 def test_errors_are_the_same_whether_pixels_are_asked_for_or_not(photos, tmp_path):

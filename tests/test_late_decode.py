@@ -113,10 +113,37 @@ def test_a_filter_on_error_is_answered_by_the_decode(table, decoded):
     assert frame["image"].isna().all()
 
 
-def test_metadata_partitions_are_not_joined_before_their_pixels(table):
+def test_a_filter_goes_below_a_decode_that_drops_bad_images(table, decoded):
+    lazy = dii.decode_images(table, max_pixels=30_000, errors="drop")
+    frame = lazy[lazy.width < 150].compute()
+    assert len(decoded) == (table.width < 150).sum().compute()
+    assert 0 < len(frame) < len(decoded)
+    assert frame["error"].isna().all()
+
+
+def test_what_adds_up_rows_sees_those_that_are_left_after_bad_images_are_dropped(table):
+    options = {"max_pixels": 30_000, "errors": "drop"}
+    lazy, eager = dii.decode_images(table, **options), dii.decode_images(table.compute(), **options)
+    got = lazy[lazy.width > lazy.width.mean()].compute()
+    want = eager[eager.width > eager.width.mean()]
+    assert got["__key__"].tolist() == want["__key__"].tolist()
+    assert eager.width.mean() != table.compute().width.mean()
+
+
+def test_a_mask_of_the_frame_before_works_after_bad_images_are_dropped(table):
+    kept = dii.decode_images(table[table.width > 100], max_pixels=30_000, errors="drop")
+    frame = kept[table.cls == 1].compute()
+    assert len(frame)
+    assert (frame.cls == 1).all()
+    assert (frame.width > 100).all()
+
+
+def test_labels_and_lengths_are_known_without_a_decode(table, decoded):
     lazy = dii.decode_images(table)
-    assert (table.width + 1).optimize().npartitions < 3
-    assert lazy.optimize().npartitions == 3
+    assert lazy.index.compute().tolist() == [*range(8)] * 3
+    assert len(lazy) == 24
+    assert lazy.map_partitions(len).compute().tolist() == [8, 8, 8]
+    assert len(decoded) == 24
 
 
 def test_a_row_that_points_nowhere_is_an_error_row(table):
