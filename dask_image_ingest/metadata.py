@@ -12,7 +12,7 @@ import pyarrow as pa
 
 from dask_image_ingest.collector import collector_at_rest
 from dask_image_ingest.decode.header import Header, read_header
-from dask_image_ingest.filters import Filters, columns_of, to_expression
+from dask_image_ingest.filters import Filters, columns_of, matching
 from dask_image_ingest.schema import POINTER_COLUMNS, Component, image_member
 from dask_image_ingest.tar import Sample, Scan, Span, read_member
 
@@ -84,9 +84,7 @@ class Rows:
         """The rows for which ``filters`` hold, judged by their metadata."""
         if not filters:
             return self
-        table = self.table(sorted(columns_of(filters)))
-        numbered = table.append_column("", pa.array(np.arange(len(self))))
-        return self.take(numbered.filter(to_expression(filters)).column("").to_numpy())
+        return self.take(matching(self.table(sorted(columns_of(filters))), filters))
 
     def take(self, rows: np.ndarray | range) -> Rows:
         """The given rows, by position."""

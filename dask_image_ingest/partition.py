@@ -189,8 +189,7 @@ def _frame(rows: Rows, pixels: Pixels, query: Query) -> Any:
         table = table.set_column(position, "error", pa.array(pixels.errors, pa.string()))
     kept = np.arange(len(rows))
     if query.filters_after_decode:
-        numbered = table.append_column("", pa.array(kept))
-        kept = numbered.filter(dnf.to_expression(query.filters_after_decode)).column("").to_numpy()
+        kept = dnf.matching(table, query.filters_after_decode)
     if query.errors == "drop":
         kept = kept[[pixels.errors[row] is None for row in kept]]
     kept = kept[: query.limit]
