@@ -16,7 +16,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-__all__ = ["COMPARISONS", "compare", "incomparable", "is_in", "is_utf8", "plain"]
+__all__ = ["COMPARISONS", "compare", "incomparable", "is_in", "is_utf8", "limits", "plain"]
 
 COMPARISONS: dict[str, Callable] = {
     "==": pc.equal,
@@ -38,14 +38,21 @@ def plain(value: Any) -> Any:
     return value.item() if isinstance(value, np.generic) else value
 
 
+@functools.cache
+def limits(type_: pa.DataType) -> tuple[int, int]:
+    """The lowest and the highest value of an integer type."""
+    info = np.iinfo(type_.to_pandas_dtype())
+    return int(info.min), int(info.max)
+
+
 def incomparable(type_: pa.DataType, op: str, value: Any) -> str | None:
     """Why a column of this type can't be compared with a constant; None where it can be."""
+    if value is None:
+        return "None compares with nothing"
     if _is_number(type_):
         if isinstance(value, bool) or not isinstance(value, (int, float, Decimal)):
             return f"the column is of type {type_} and the value is not a number"
         return "NaN compares with nothing" if _is_nan(value) else None
-    if value is None:
-        return "None compares with nothing"
     if type(value) is str and pa.types.is_string(type_):
         return None if is_utf8(value) else "the value is not valid Unicode"
     try:
@@ -116,7 +123,7 @@ def _nearest(type_: pa.DataType, value: Any) -> tuple[Any, int]:
     compares numbers of all types exactly.
     """
     if pa.types.is_integer(type_):
-        lowest, highest = _limits(type_)
+        lowest, highest = limits(type_)
         near = lowest if value < lowest else highest if value > highest else math.floor(value)
     else:
         try:
@@ -124,9 +131,3 @@ def _nearest(type_: pa.DataType, value: Any) -> tuple[Any, int]:
         except OverflowError:
             near = math.inf if value > 0 else -math.inf
     return near, (near > value) - (near < value)
-
-
-@functools.cache
-def _limits(type_: pa.DataType) -> tuple[int, int]:
-    limits = np.iinfo(type_.to_pandas_dtype())
-    return int(limits.min), int(limits.max)

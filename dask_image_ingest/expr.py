@@ -12,6 +12,7 @@ from dask.dataframe.dask_expr._reductions import Len
 from dask.dataframe.dask_expr.io.io import BlockwiseIO
 
 from dask_image_ingest import filters as dnf
+from dask_image_ingest import masks
 from dask_image_ingest.decode import Decoding
 from dask_image_ingest.filters import Filters
 from dask_image_ingest.frames import BackendName, get_backend
@@ -22,8 +23,10 @@ from dask_image_ingest.partition import (
     ShardPiece,
     read_partition,
 )
-from dask_image_ingest.predicates import as_filters, combined
+from dask_image_ingest.predicates import as_filters
 from dask_image_ingest.schema import Schema
+
+masks.install()
 
 
 @dataclass(frozen=True, eq=False)
@@ -88,10 +91,6 @@ class ReadWebDataset(dx.PartitionsFiltered, BlockwiseIO):
     @property
     def _reads_all(self) -> bool:
         return self.operand("columns") is None
-
-    def __getitem__(self, other):
-        # Dask puts two filters together so, where the first can't become one of the read.
-        return super().__getitem__(combined(other))
 
     @functools.cached_property
     def query(self) -> Query:

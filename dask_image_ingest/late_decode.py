@@ -18,7 +18,6 @@ from dask_image_ingest.errors import ArgumentError, ImageDecodeError
 from dask_image_ingest.expr import ReadWebDataset
 from dask_image_ingest.frames import backend_of
 from dask_image_ingest.partition import ErrorPolicy, check_size, logger
-from dask_image_ingest.predicates import combined
 from dask_image_ingest.shards import open_shard
 
 POINTER = ("__url__", "offset", "nbytes")
@@ -139,9 +138,6 @@ class DecodeImages(dx.Elemwise):
     _parameters: ClassVar = ["frame", "decoding", "raise_errors", "storage_options"]
     operation = staticmethod(_decode_and_report)
     _filter_passthrough = True
-
-    def __getitem__(self, other):
-        return super().__getitem__(combined(other))
 
     def _filter_passthrough_available(self, parent, dependents) -> bool:
         return super()._filter_passthrough_available(parent, dependents) and not looks_at(

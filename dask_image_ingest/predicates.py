@@ -15,11 +15,11 @@ import pyarrow as pa
 from dask.dataframe.dask_expr import _expr as dx
 
 from dask_image_ingest import filters as dnf
-from dask_image_ingest.comparison import is_utf8
+from dask_image_ingest.comparison import is_utf8, limits
 from dask_image_ingest.filters import Filters, Predicate
 from dask_image_ingest.frames import BackendName
 
-__all__ = ["BothHold", "as_filters", "combined"]
+__all__ = ["as_filters"]
 
 _OPERATORS: dict[type, str] = {
     dx.EQ: "==",
@@ -81,31 +81,6 @@ def as_filters(
     elif negated:
         op = _NEGATED[op]
     return (((column, op, value),),)
-
-
-def combined(predicate: dx.Expr) -> dx.Expr:
-    """A predicate whose parts are combined by :class:`BothHold`, wherever all of them must hold."""
-    if not isinstance(predicate, dx.And) or isinstance(predicate, BothHold):
-        return predicate
-    parts = (predicate.left, predicate.right)
-    if not all(isinstance(part, dx.Expr) and part.ndim == 1 for part in parts):
-        return predicate
-    return BothHold(*map(combined, parts))
-
-
-def _both_hold(left: Any, right: Any) -> Any:
-    return left.fillna(False) & right.fillna(False)
-
-
-class BothHold(dx.And):
-    """Two masks of a filter as one, nulls as False.
-
-    A filter keeps neither. pandas has two nullable booleans, and can't combine one with nulls of
-    Arrow's (a comparison of numbers) with the other (``str.contains``), which is what Dask makes of
-    two filters, one after the other.
-    """
-
-    operation = staticmethod(_both_hold)
 
 
 def _simple_predicate(
@@ -187,8 +162,9 @@ def _constants(values: Any, type_: pa.DataType) -> tuple | None:
         return None
     listed = list(values)
     if pa.types.is_integer(type_):
-        info = np.iinfo(type_.to_pandas_dtype())
-        agreed = all(type(v) is int and info.min <= v <= info.max for v in listed)
+        lowest, highest = limits(type_)
+        highest = min(highest, 2**63 - 1)  # pandas takes no larger one
+        agreed = all(type(v) is int and lowest <= v <= highest for v in listed)
     else:
         agreed = pa.types.is_string(type_) and all(map(_is_text, listed))
     return tuple(sorted(listed)) if agreed else None
