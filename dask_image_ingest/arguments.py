@@ -45,13 +45,13 @@ def check_flag(argument: str, value: Any) -> None:
         raise ArgumentError(f"{argument}={shown(value)}: pass True or False")
 
 
-def whole(argument: str, value: Any, least: int, most: int | None = None) -> int:
-    """A whole number within limits, NumPy's included."""
-    number = int(value) if isinstance(value, Integral) and not isinstance(value, bool) else None
-    if number is None or number < least or (most is not None and number > most):
-        limits = f"of at least {least}" if most is None else f"from {least} to {most}"
-        raise ArgumentError(f"{argument}={shown(value)}: pass a whole number {limits}")
-    return number
+def whole(argument: str, value: Any, least: int, otherwise: str = "") -> int:
+    """A whole number of at least ``least``, NumPy's included."""
+    if not isinstance(value, Integral) or isinstance(value, bool) or value < least:
+        raise ArgumentError(
+            f"{argument}={shown(value)}: pass a whole number of at least {least}{otherwise}"
+        )
+    return int(value)
 
 
 def names(argument: str, value: Any, what: str) -> list[str]:

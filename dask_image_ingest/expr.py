@@ -98,6 +98,9 @@ class ReadWebDataset(dx.PartitionsFiltered, BlockwiseIO):
         dataset = self.dataset
         filters = self.operand("filters")
         used = {*self.columns, *dnf.columns_of(filters)}
+        # Who named components, or columns, does not want to hear of others.
+        tell = self._reads_all and dataset.schema.inferred
+        known = dataset.schema.extensions if tell else None
         return Query(
             columns=tuple(self.columns),
             filters=filters,
@@ -107,7 +110,7 @@ class ReadWebDataset(dx.PartitionsFiltered, BlockwiseIO):
             backend=dataset.backend,
             image_extensions=dataset.schema.image_extensions,
             components=dataset.schema.select(used),
-            known_extensions=dataset.schema.extensions if self._reads_all else None,
+            known_extensions=known,
             shard_errors=dataset.shard_errors,
             storage_options=dataset.storage_options,
         )

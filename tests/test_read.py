@@ -344,7 +344,6 @@ def test_a_filter_that_cannot_be_evaluated_is_refused_at_once(shards, filters):
         {"transform": 3},
         {"columns": "txt"},
         {"columns": ["txt", "txt"]},
-        {"json_fields": {"a": "float"}, "components": {"json.a": "string"}},
     ],
 )
 def test_contradictory_arguments_are_refused_at_once(shards, options):
