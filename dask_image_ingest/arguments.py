@@ -17,6 +17,7 @@ __all__ = [
     "check_flag",
     "check_path",
     "check_storage_options",
+    "is_utf8",
     "names",
     "shown",
     "whole",
@@ -30,6 +31,14 @@ def shown(value: Any) -> str:
     """A value as an error shows it: short and on one line."""
     text = " ".join(repr(value).split())
     return text if len(text) <= _MOST_CHARACTERS else f"{text[:_MOST_CHARACTERS]}…"
+
+
+def is_utf8(text: str) -> bool:
+    """Whether a string can be written as UTF-8: not one with half of a surrogate pair."""
+    try:
+        return text.isascii() or bool(text.encode())
+    except UnicodeEncodeError:
+        return False
 
 
 def check_choice(argument: str, value: Any, choices: Sequence[str]) -> None:
@@ -66,7 +75,7 @@ def names(argument: str, value: Any, what: str) -> list[str]:
 def check_path(argument: str, value: Any) -> None:
     """Refuse what is no path of a file that could be written, as its folder stands."""
     path = os.fspath(value) if isinstance(value, os.PathLike) else value
-    if not isinstance(path, str) or not path or "\0" in path:
+    if not isinstance(path, str) or not path or "\0" in path or not is_utf8(path):
         raise ArgumentError(f"{argument}={shown(value)}: pass the path of a file")
     if os.path.isdir(path):
         raise ArgumentError(f"{argument}={shown(value)} is a folder: pass the path of a file")

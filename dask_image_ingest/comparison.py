@@ -16,7 +16,9 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-__all__ = ["COMPARISONS", "compare", "incomparable", "is_in", "is_utf8", "limits", "plain"]
+from dask_image_ingest.arguments import is_utf8
+
+__all__ = ["COMPARISONS", "compare", "incomparable", "is_in", "limits", "plain"]
 
 COMPARISONS: dict[str, Callable] = {
     "==": pc.equal,
@@ -63,14 +65,6 @@ def incomparable(type_: pa.DataType, op: str, value: Any) -> str | None:
     except (pa.ArrowException, ValueError, TypeError, OverflowError):
         exact = False
     return None if exact else f"the column is of type {type_}"
-
-
-def is_utf8(text: str) -> bool:
-    """Whether a string can be written as UTF-8: not one with half of a surrogate pair."""
-    try:
-        return text.isascii() or bool(text.encode())
-    except UnicodeEncodeError:
-        return False
 
 
 def compare(column: pa.ChunkedArray, op: str, value: Any) -> pa.ChunkedArray:

@@ -27,7 +27,14 @@ _PYTHON_TYPES = {
 }
 
 # What Python and Arrow raise for values that don't fit.
-_MISFIT = (ValueError, TypeError, ArithmeticError, RecursionError, pa.ArrowException)
+_MISFIT = (
+    ValueError,
+    TypeError,
+    LookupError,
+    ArithmeticError,
+    RecursionError,
+    pa.ArrowException,
+)
 
 # No honest record comes near this.
 _LARGEST_JSON = 16 << 20
@@ -45,7 +52,7 @@ def arrow_type(argument: str, type_: Any) -> pa.DataType:
         found = _arrow_type(type_)
         if _is_supported(found):
             return found
-    except (ValueError, TypeError, pa.ArrowException):
+    except _MISFIT:
         pass
     raise ArgumentError(
         f"{argument}: {shown(type_)} is no type of a column; pass for example 'string', 'int64', "

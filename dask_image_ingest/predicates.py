@@ -15,7 +15,8 @@ import pyarrow as pa
 from dask.dataframe.dask_expr import _expr as dx
 
 from dask_image_ingest import filters as dnf
-from dask_image_ingest.comparison import is_utf8, limits
+from dask_image_ingest.arguments import is_utf8
+from dask_image_ingest.comparison import limits
 from dask_image_ingest.filters import Filters, Predicate
 from dask_image_ingest.frames import BackendName
 
