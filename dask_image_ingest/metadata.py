@@ -2,23 +2,21 @@
 
 from __future__ import annotations
 
-import json
-import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from functools import cached_property
 
 import numpy as np
 import pyarrow as pa
 
 from dask_image_ingest.collector import collector_at_rest
+from dask_image_ingest.conversion import convert
 from dask_image_ingest.decode.header import Header, read_header
-from dask_image_ingest.filters import Filters, columns_of, to_expression
+from dask_image_ingest.filters import Filters, columns_of, matching
 from dask_image_ingest.schema import POINTER_COLUMNS, Component, image_member
 from dask_image_ingest.tar import Sample, Scan, Span, read_member
+from dask_image_ingest.warning import warn_user
 
 _MISSING = Header(None, None, None, None, "missing: the sample has no image member", True)
-# No honest record comes near this.
-_LARGEST_JSON = 16 << 20
 _HEADER_COLUMNS = frozenset(Header._fields) & frozenset(POINTER_COLUMNS)
 
 
@@ -84,9 +82,7 @@ class Rows:
         """The rows for which ``filters`` hold, judged by their metadata."""
         if not filters:
             return self
-        table = self.table(sorted(columns_of(filters)))
-        numbered = table.append_column("", pa.array(np.arange(len(self))))
-        return self.take(numbered.filter(to_expression(filters)).column("").to_numpy())
+        return self.take(matching(self.table(sorted(columns_of(filters))), filters))
 
     def take(self, rows: np.ndarray | range) -> Rows:
         """The given rows, by position."""
@@ -154,82 +150,12 @@ class Rows:
             else bytes(read_member(self._buffer, self._scanned, span))
             for sample in self.samples
         ]
-        if component.path is not None:
-            return self._converted(contents, component, _json_field(component.path))
-        if pa.types.is_string(component.type):
-            return pa.array(
-                [None if c is None else c.decode("utf-8", "replace") for c in contents],
-                pa.string(),
-            )
-        if pa.types.is_binary(component.type):
-            return pa.array(contents, component.type)
-        return self._converted(contents, component, _parser(component.type))
-
-    def _converted(
-        self, contents: list[bytes | None], component: Component, convert: Callable
-    ) -> pa.Array:
-        values = []
-        failed: list[int] = []
-        for row, content in enumerate(contents):
-            value = None
-            if content is not None:
-                try:
-                    value = convert(content)
-                except (ValueError, RecursionError):
-                    failed.append(row)
-            values.append(value)
-        try:
-            array = pa.array(values, component.type)
-        except (pa.ArrowInvalid, pa.ArrowTypeError, OverflowError):
-            array, misfits = _one_by_one(values, component.type)
-            failed += misfits
+        array, failed = convert(contents, component.type, component.path)
         if failed:
-            row = min(failed)
-            warnings.warn(
+            warn_user(
                 f"{self.url}: {len(failed)} of {len(contents)} values of {component.column!r} are "
-                f"not {component.type} and became null, first that of {self.samples[row].key!r}; "
-                "ask for another type with components= or json_fields=",
-                stacklevel=2,
+                f"not {component.type} and became null, first that of "
+                f"{self.samples[failed[0]].key!r}; ask for another type with components= or "
+                "json_fields="
             )
         return array
-
-
-def _parsed(content: bytes) -> object:
-    # Parsed it may take ten times the memory; its depth is bounded by Python's own recursion.
-    if len(content) > _LARGEST_JSON:
-        raise ValueError(f"JSON of {len(content)} bytes")
-    return json.loads(content)
-
-
-def _parser(type_: pa.DataType) -> Callable[[bytes], object]:
-    if pa.types.is_integer(type_):
-        return int
-    if pa.types.is_floating(type_):
-        return float
-    return _parsed
-
-
-def _json_field(path: str) -> Callable[[bytes], object]:
-    steps = path.split(".")
-
-    def field(content: bytes):
-        value = _parsed(content)
-        if isinstance(value, dict) and path in value:
-            return value[path]
-        for step in steps:
-            value = value.get(step) if isinstance(value, dict) else None
-        return value
-
-    return field
-
-
-def _one_by_one(values: list, type_: pa.DataType) -> tuple[pa.Array, list[int]]:
-    converted: list = []
-    misfits: list[int] = []
-    for row, value in enumerate(values):
-        try:
-            converted.append(pa.scalar(value, type_).as_py())
-        except (pa.ArrowInvalid, pa.ArrowTypeError, OverflowError):
-            converted.append(None)
-            misfits.append(row)
-    return pa.array(converted, type_), misfits

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import warnings
 import zlib
 from dataclasses import dataclass
 from typing import Any, Literal
@@ -25,6 +24,7 @@ from dask_image_ingest.metadata import Rows
 from dask_image_ingest.schema import Component
 from dask_image_ingest.shards import open_shard
 from dask_image_ingest.tar import Scan, scan
+from dask_image_ingest.warning import warn_user
 
 ErrorPolicy = Literal["null", "raise", "drop"]
 ShardErrorPolicy = Literal["raise", "skip"]
@@ -189,8 +189,7 @@ def _frame(rows: Rows, pixels: Pixels, query: Query) -> Any:
         table = table.set_column(position, "error", pa.array(pixels.errors, pa.string()))
     kept = np.arange(len(rows))
     if query.filters_after_decode:
-        numbered = table.append_column("", pa.array(kept))
-        kept = numbered.filter(dnf.to_expression(query.filters_after_decode)).column("").to_numpy()
+        kept = dnf.matching(table, query.filters_after_decode)
     if query.errors == "drop":
         kept = kept[[pixels.errors[row] is None for row in kept]]
     kept = kept[: query.limit]
@@ -221,7 +220,7 @@ def check_size(what: str, nbytes: int, largest: int) -> None:
 def warn_of_skipped(error: Exception) -> None:
     """Say which shard is left out, and why."""
     logger.warning("skipped: %s", error)
-    _warn(f"skipped: {error}")
+    warn_user(f"skipped: {error}")
 
 
 def _report(piece: ShardPiece, scanned: Scan, query: Query) -> None:
@@ -229,7 +228,7 @@ def _report(piece: ShardPiece, scanned: Scan, query: Query) -> None:
     if piece.part:
         return
     if scanned.damage is not None:
-        _warn(
+        warn_user(
             f"{piece.url} is damaged at byte {scanned.damage.offset}: {scanned.damage.reason}. "
             f"The {len(scanned.samples)} samples before it are read, what follows is lost"
         )
@@ -238,24 +237,16 @@ def _report(piece: ShardPiece, scanned: Scan, query: Query) -> None:
     late: set[str] = set()
     for sample in scanned.samples:
         late.update(sample.members.keys() - query.known_extensions)
-    for extension in sorted(late - _warned_extensions - {""}):
-        _warned_extensions.add(extension)
-        _warn(
-            f"{piece.url} has members of a kind that the first shard has not: {extension!r}. They "
-            f"are left out; to have them as a column, pass components={{..., {extension!r}: "
-            "'string'}} (or 'binary', 'int64' ...)"
+    unheard = sorted(late - _warned_extensions - {""})
+    if unheard:
+        _warned_extensions.update(unheard)
+        few = ", ".join(map(repr, unheard[:3]))
+        more = f" and {len(unheard) - 3} more" if len(unheard) > 3 else ""
+        warn_user(
+            f"{piece.url} has members of a kind that the first shard has not: {few}{more}. They "
+            f"are left out; to have them as a column, pass components={{..., {unheard[0]!r}: "
+            "'string'} (or 'binary', 'int64' ...)"
         )
-
-
-def _warn(message: str) -> None:
-    try:
-        from distributed.worker import get_worker, warn
-
-        get_worker()
-    except (ImportError, ValueError):
-        warnings.warn(message, stacklevel=4)
-    else:
-        warn(message)
 
 
 class NoPixels:

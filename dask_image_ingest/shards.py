@@ -7,6 +7,7 @@ from typing import Any
 
 from braceexpand import braceexpand
 
+from dask_image_ingest.arguments import is_utf8, shown
 from dask_image_ingest.buffers import local_path, open_shard
 from dask_image_ingest.errors import ArgumentError, ShardNotFoundError
 from dask_image_ingest.listing import (
@@ -79,6 +80,12 @@ def find_shards(
     if missing:
         raise ShardNotFoundError(_explain(missing, len(found), patterns))
     shards = {shard.url: shard for shards in found.values() for shard in shards}
+    for url in shards:
+        if not is_utf8(url):
+            raise ArgumentError(
+                f"the name of {os.fsencode(url)!r} is not UTF-8, and no column can hold it: rename "
+                "the file, or leave it out"
+            )
     return sorted(shards.values(), key=_natural_order)
 
 
@@ -97,9 +104,10 @@ def _as_patterns(paths: Any) -> list[str]:
 
 def _as_pattern(path: Any) -> str:
     pattern = os.fspath(path) if isinstance(path, os.PathLike) else path
-    if not isinstance(pattern, str) or not pattern or "\0" in pattern:
+    if not isinstance(pattern, str) or not pattern or "\0" in pattern or not is_utf8(pattern):
         raise ArgumentError(
-            f"{path!r} is no path: a path is a str or an os.PathLike, and not empty"
+            f"{shown(path)} is no path: a path is a str or an os.PathLike, of valid Unicode and "
+            "not empty"
         )
     if pattern.startswith("pipe:"):
         raise ArgumentError(

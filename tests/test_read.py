@@ -101,7 +101,9 @@ def test_one_partition_per_shard_and_the_index_numbers_its_samples(shards):
 
 
 def test_json_fields_become_typed_columns(shards, photos):
-    ddf = read(shards, json_fields={"similarity": "float32", "source.name": "string", "no": "bool"})
+    fields = {"similarity": "float32", "source.name": "string", "no": "bool"}
+    with pytest.warns(UserWarning, match="no field 'no'"):
+        ddf = read(shards, json_fields=fields)
     frame = ddf[["json.similarity", "json.source.name", "json.no"]].compute()
     want = np.array([photo.similarity for photo in photos], np.float32)
     assert str(frame.dtypes["json.similarity"]) == "float[pyarrow]"
@@ -344,7 +346,6 @@ def test_a_filter_that_cannot_be_evaluated_is_refused_at_once(shards, filters):
         {"transform": 3},
         {"columns": "txt"},
         {"columns": ["txt", "txt"]},
-        {"json_fields": {"a": "float"}, "components": {"json.a": "string"}},
     ],
 )
 def test_contradictory_arguments_are_refused_at_once(shards, options):

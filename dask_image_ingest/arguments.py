@@ -1,0 +1,93 @@
+"""Checks that the arguments of public functions have in common.
+
+Each error names the argument, what it got and what it takes.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable, Mapping, Sequence
+from numbers import Integral
+from typing import Any
+
+from dask_image_ingest.errors import ArgumentError
+
+__all__ = [
+    "check_choice",
+    "check_flag",
+    "check_path",
+    "check_storage_options",
+    "is_utf8",
+    "names",
+    "shown",
+    "whole",
+]
+
+# Of a value that an error repeats.
+_MOST_CHARACTERS = 100
+
+
+def shown(value: Any) -> str:
+    """A value as an error shows it: short and on one line."""
+    text = " ".join(repr(value).split())
+    return text if len(text) <= _MOST_CHARACTERS else f"{text[:_MOST_CHARACTERS]}…"
+
+
+def is_utf8(text: str) -> bool:
+    """Whether a string can be written as UTF-8: not one with half of a surrogate pair."""
+    try:
+        return text.isascii() or bool(text.encode())
+    except UnicodeEncodeError:
+        return False
+
+
+def check_choice(argument: str, value: Any, choices: Sequence[str]) -> None:
+    """Refuse what is none of some words."""
+    if not isinstance(value, str) or value not in choices:
+        *first, last = map(repr, choices)
+        raise ArgumentError(f"{argument}={shown(value)}; choose {', '.join(first)} or {last}")
+
+
+def check_flag(argument: str, value: Any) -> None:
+    """Refuse what is neither True nor False."""
+    if not isinstance(value, bool):
+        raise ArgumentError(f"{argument}={shown(value)}: pass True or False")
+
+
+def whole(argument: str, value: Any, least: int, otherwise: str = "") -> int:
+    """A whole number of at least ``least``, NumPy's included."""
+    if not isinstance(value, Integral) or isinstance(value, bool) or value < least:
+        raise ArgumentError(
+            f"{argument}={shown(value)}: pass a whole number of at least {least}{otherwise}"
+        )
+    return int(value)
+
+
+def names(argument: str, value: Any, what: str) -> list[str]:
+    """A list of strings, given as any kind of list."""
+    listed = isinstance(value, Iterable) and not isinstance(value, (str, bytes, Mapping))
+    found = list(value) if listed else [None]
+    if not all(isinstance(name, str) for name in found):
+        raise ArgumentError(f"{argument}={shown(value)}: pass a list of {what}")
+    return [str(name) for name in found]
+
+
+def check_path(argument: str, value: Any) -> None:
+    """Refuse what is no path of a file that could be written, as its folder stands."""
+    path = os.fspath(value) if isinstance(value, os.PathLike) else value
+    if not isinstance(path, str) or not path or "\0" in path or not is_utf8(path):
+        raise ArgumentError(f"{argument}={shown(value)}: pass the path of a file")
+    if os.path.isdir(path):
+        raise ArgumentError(f"{argument}={shown(value)} is a folder: pass the path of a file")
+    if not os.path.isdir(os.path.dirname(os.path.abspath(path))):
+        raise ArgumentError(f"{argument}={shown(value)}: its folder does not exist")
+
+
+def check_storage_options(value: Any) -> None:
+    """Refuse what is not a dict of a file system's options."""
+    if value is None or (isinstance(value, dict) and all(isinstance(k, str) for k in value)):
+        return
+    raise ArgumentError(
+        f"storage_options={shown(value)}: pass a dict of the file system's options, such as "
+        "{'anon': True}, or None"
+    )
