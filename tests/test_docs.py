@@ -115,6 +115,7 @@ def names(demo_data) -> dict[str, Any]:
     }
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore:The inplace keyword")  # dask's own call of pandas 3.1
 @pytest.mark.parametrize("page", PAGES, ids=_name)
 def test_the_blocks_of_a_page_run_and_print_what_it_shows(page, workspace, request):
@@ -167,6 +168,7 @@ def test_only_the_blocks_listed_here_are_not_run_everywhere():
     assert {page: whys for page, whys in found.items() if whys} == MARKED
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("test", DOCSTRINGS, ids=lambda test: test.name)
 def test_the_examples_of_a_docstring_run_and_print_what_it_shows(test, names, workspace):
     test.globs = names | test.globs  # a module's own names first

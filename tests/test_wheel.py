@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]  # pip writes a gigabyte: DALI
 
 ROOT = Path(__file__).parents[1]
 
@@ -34,7 +34,7 @@ def run(*command: object, cwd: Path) -> str:
         env=environment,
         capture_output=True,
         text=True,
-        timeout=280,
+        timeout=600,
     )
     assert finished.returncode == 0, finished.stdout + finished.stderr
     return finished.stdout
