@@ -184,13 +184,25 @@ def test_no_example_is_skipped():
     assert skipped == []
 
 
-def test_every_public_function_has_an_example():
-    functions = {name: getattr(dii, name) for name in dii.__all__}
-    functions = {name: found for name, found in functions.items() if not inspect.isclass(found)}
+def _public() -> dict[str, Any]:
+    """The public functions and classes, and what ``.images`` has, by the names that users write."""
+    found = {name: getattr(dii, name) for name in dii.__all__}
     for accessor in (dd.DataFrame.images, pd.DataFrame.images):
-        members = inspect.getmembers(accessor, inspect.isfunction)
-        functions |= {
-            f"images.{name}": found for name, found in members if not name.startswith("_")
-        }
-    without = [name for name, found in functions.items() if ">>>" not in inspect.getdoc(found)]
-    assert without == []
+        for name, member in inspect.getmembers(accessor):
+            if not name.startswith("_"):
+                found[f"DataFrame.images.{name}"] = member
+    return found
+
+
+def test_every_public_function_has_an_example():
+    functions = {name: found for name, found in _public().items() if inspect.isfunction(found)}
+    assert {
+        name for name, found in functions.items() if ">>>" not in inspect.getdoc(found)
+    } == set()
+
+
+def test_the_reference_has_every_public_name_and_no_other():
+    pages = "\n".join(page.read_text() for page in sorted((DOCS / "reference").glob("*.rst")))
+    listed = re.findall(r"^(?: {3}|\.\. autoexception:: )([A-Za-z_][\w.]+)$", pages, re.MULTILINE)
+    sections = {page.stem for page in (DOCS / "reference").glob("*.rst")}
+    assert sorted(set(listed) - sections) == sorted(_public())
