@@ -73,8 +73,8 @@ def start_cluster(
 
     Examples
     --------
-    >>> with start_cluster() as client:  # doctest: +SKIP
-    ...     ddf = read_webdataset_images("train-{000..099}.tar").persist()
+    >>> with start_cluster() as client:
+    ...     frame = read_webdataset_images("train-{000..003}.tar").compute()
     """
     cores = CPU_COUNT
     use_gpu = bool(gpus()) if gpu is None else gpu

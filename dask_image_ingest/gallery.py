@@ -74,7 +74,8 @@ def gallery(
 
     Examples
     --------
-    >>> gallery(ddf, "out.html", columns=("__key__", "txt"))  # doctest: +SKIP
+    >>> gallery(ddf, "out.html", columns=("__key__", "txt"))
+    <52 thumbnails, 1 without an image: shown in a notebook, or save()>
     """
     sheet = make_thumbnails(frame, n, thumbnail, columns, storage_options, spread=True)
     facts = count_facts(frame, decode)

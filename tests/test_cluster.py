@@ -9,6 +9,8 @@ import pytest
 import dask_image_ingest as dii
 from dask_image_ingest.decode.threads import decode_threads
 
+pytestmark = pytest.mark.slow
+
 
 def test_workers_and_their_decoding_threads_fit_the_cores_and_go_with_the_client():
     cores = len(os.sched_getaffinity(0))

@@ -25,6 +25,8 @@ from dask_image_ingest.decode.dali import parses
 from dask_image_ingest.decode.guard import Guard
 from dask_image_ingest.decode.header import read_header
 
+pytestmark = pytest.mark.slow
+
 CULPRITS = {"07": IN_DALI, "31": IN_PILLOW}
 
 

@@ -340,6 +340,7 @@ def with_gaps(photos, tmp_path_factory):
     return folder
 
 
+@pytest.mark.slow
 def test_random_queries_give_the_same_with_and_without_the_optimiser(with_gaps):
     seed = 20261121
     print("seed", seed)
@@ -447,6 +448,7 @@ print(ddf.npartitions, len(graph), (peak - idle) * 1024, sum("shard-" in path fo
 """
 
 
+@pytest.mark.slow
 def test_a_hundred_thousand_shards_are_a_small_collection_of_small_tasks(shards, tmp_path):
     (tmp_path / "shard-000000.tar").write_bytes(shards[0].read_bytes())
     for number in range(1, 100_000):

@@ -20,6 +20,11 @@ MODULES = sorted(
     ".".join(path.relative_to(ROOT).with_suffix("").parts).removesuffix(".__init__")
     for path in PACKAGE.rglob("*.py")
 )
+PAGES = sorted(
+    page.relative_to(ROOT).as_posix()
+    for page in [*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md")]
+    if "_build" not in page.parts
+)
 
 IMPORT_WITHOUT_GPU_PACKAGES = """
 import importlib, json, sys
@@ -87,14 +92,23 @@ def test_changelog_tells_of_this_version():
     assert releases[0] == PROJECT["version"]
 
 
-@pytest.mark.parametrize(
-    "page", ["README.md", "CHANGELOG.md", *(f"docs/{p.name}" for p in (ROOT / "docs").glob("*.md"))]
-)
+@pytest.mark.parametrize("page", PAGES)
 def test_links_between_pages_lead_somewhere(page):
     path = ROOT / page
-    links = re.findall(r"\]\(([^)\s#]+)", path.read_text())
+    links = re.findall(r"\]\(([^)\s]+)", path.read_text())
     local = [link for link in links if "://" not in link]
-    assert [link for link in local if not (path.parent / link).exists()] == []
+    assert [link for link in local if not _leads_somewhere(path, *link.split("#"))] == []
+
+
+def _leads_somewhere(page: Path, link: str, heading: str = "") -> bool:
+    target = page.parent / link if link else page
+    return target.exists() and (not heading or heading in _anchors(target))
+
+
+def _anchors(page: Path) -> set[str]:
+    """The names that GitHub and Sphinx give to headings."""
+    headings = re.findall(r"^#+ (.+)", page.read_text(), re.MULTILINE)
+    return {re.sub(r"[^\w -]", "", heading).lower().replace(" ", "-") for heading in headings}
 
 
 def test_console_script_is_the_command_line():

@@ -282,6 +282,7 @@ def test_a_bomb_is_an_error_row(shards, photos):
     assert frame["error"].dropna().str.startswith("too-large: ").all()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("scheduler", ["synchronous", "threads", "processes"])
 def test_every_scheduler_gives_the_same_frame(shards, photos, scheduler):
     with dask.config.set(scheduler=scheduler):

@@ -21,6 +21,8 @@ from dask_image_ingest import shared_pixels
 from dask_image_ingest.frames.pixel_memory import PixelMemory
 from dask_image_ingest.frames.shared_memory import SharedBlock, map_block
 
+pytestmark = pytest.mark.slow
+
 ROOT = Path(__file__).parents[1]
 NBYTES = 3_000_000
 

@@ -109,6 +109,7 @@ def test_the_memory_of_a_partition_that_is_let_go_serves_the_next(shard):
     assert pixel_memory.unused < again.image.array.nbytes
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", bad_images())
 def test_a_bad_image_holds_nothing_of_its_partition(kind, tmp_path):
     # An exception that outlives its handling would, through the frames of its traceback.
