@@ -95,7 +95,7 @@ def read_webdataset_images(
     partition_size
         Decoded bytes that a partition may hold, for example ``"512 MiB"``. A shard that would
         decode to more becomes several partitions. ``"auto"``: a sixteenth of a worker's memory, on
-        cuDF a thirty-second of the GPU's and below 2^31 bytes. None: always one task per shard.
+        cuDF a thirty-second of the GPU's and at most 2^30 bytes. None: always one task per shard.
     max_pixels
         Images of more pixels are an error, before anything is allocated for them. None: no limit.
     scaled_decode
@@ -181,7 +181,8 @@ def _partition_bytes(partition_size: int | str | None, backend: Backend) -> int 
     if partition_size is None:
         return None
     if partition_size == "auto":
-        return min(backend.partition_memory(), backend.largest_partition)
+        # Shards are taken to decode to as much as the first one does, and some decode to more.
+        return min(backend.partition_memory(), backend.largest_partition // 2)
     try:
         nbytes = parse_bytes(partition_size)
     except ValueError:
