@@ -174,10 +174,10 @@ def _pool(settings: dict[str, Any]) -> dict[str, Any]:
 
 def _more(size: Any, limit: Any) -> bool:
     """Whether a size of device memory is above another; a GPU is asked only if it has to be."""
-    from dask_cuda.utils import parse_device_bytes
-
     if all(isinstance(number, float) and number <= 1 for number in (size, limit)):
         return size > limit
+    from dask_cuda.utils import parse_device_bytes
+
     return (parse_device_bytes(size) or 0) > (parse_device_bytes(limit) or 0)
 
 

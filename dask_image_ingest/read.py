@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import os
+import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from typing import Any, Literal
@@ -17,12 +18,18 @@ from dask_image_ingest.decode.scaled import require_simplejpeg
 from dask_image_ingest.errors import ArgumentError, ShardError, ShardNotFoundError
 from dask_image_ingest.expr import Dataset, ReadWebDataset
 from dask_image_ingest.filters import normalize_filters
-from dask_image_ingest.frames import Backend, choose_backend, get_backend
+from dask_image_ingest.frames import Backend, choose_backend, get_backend, gpus
 from dask_image_ingest.metadata import Rows
 from dask_image_ingest.partition import ErrorPolicy, ShardErrorPolicy, ShardPiece
 from dask_image_ingest.schema import IMAGE_EXTENSIONS, Schema, make_schema
 from dask_image_ingest.shards import Shard, find_shards, open_shard
 from dask_image_ingest.tar import Scan, scan
+
+_NO_GPU_HERE = (
+    "this process has no GPU: the collection is made for workers that have one. Columns can be "
+    "chosen and images decoded, mapped and written; a predicate such as ddf.width > 512 would ask "
+    "cuDF here, so pass filters= instead, and take results as pandas: ddf.to_backend('pandas')"
+)
 
 # Headers of the first shard that are read to know what an image decodes to.
 _HEADERS_LOOKED_AT = 256
@@ -138,6 +145,8 @@ def read_webdataset_images(
     >>> ddf[ddf.width >= 512].images.stack()  # doctest: +SKIP
     """
     backend_ = get_backend(choose_backend(backend))
+    if backend_.device == "gpu" and not gpus():
+        warnings.warn(_NO_GPU_HERE, stacklevel=2)
     if errors not in ("null", "raise", "drop"):
         raise ArgumentError(f"errors={errors!r}; choose 'null', 'raise' or 'drop'")
     if shard_errors not in ("raise", "skip"):

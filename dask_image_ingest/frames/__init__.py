@@ -166,6 +166,22 @@ def gpus() -> int:
         return 0
 
 
+@functools.cache
+def require_gpu() -> None:
+    """Refuse to make a cuDF frame in a process without a GPU.
+
+    Raises
+    ------
+    MissingDependencyError
+    """
+    if not gpus():
+        raise MissingDependencyError(
+            "backend='cudf' needs a GPU, and CUDA finds none in this process. Compute on the "
+            "workers of a cluster that have one, and take the result as pandas, "
+            "ddf.to_backend('pandas').compute(); or read with backend='pandas'"
+        )
+
+
 def _chosen_pandas() -> bool:
     return any(
         layer.get("dataframe", {}).get("backend") == "pandas"
@@ -183,4 +199,5 @@ __all__: Sequence[str] = [
     "dataframe_accessor",
     "get_backend",
     "gpus",
+    "require_gpu",
 ]

@@ -11,7 +11,7 @@ import numpy as np
 import pyarrow as pa
 
 from dask_image_ingest.decode import Pixels
-from dask_image_ingest.frames import NewColumn, attach_accessors
+from dask_image_ingest.frames import NewColumn, attach_accessors, require_gpu
 from dask_image_ingest.frames.cudf_columns import (
     empty_frame,
     frame_of_new,
@@ -40,6 +40,7 @@ class CudfBackend:
 
     def pixel_buffer(self, nbytes: int) -> DevicePixels:
         """A buffer for about ``nbytes`` of pixels."""
+        require_gpu()
         return DevicePixels(nbytes)
 
     def frame(self, table: pa.Table, index: np.ndarray, pixels: Pixels | None) -> cudf.DataFrame:

@@ -12,7 +12,7 @@ import pyarrow as pa
 import pylibcudf as plc
 
 from dask_image_ingest.decode import Pixels
-from dask_image_ingest.frames import NewColumn
+from dask_image_ingest.frames import NewColumn, require_gpu
 from dask_image_ingest.frames.cudf_pixels import check_pixels
 from dask_image_ingest.schema import IMAGE
 
@@ -26,6 +26,7 @@ def make_frame(table: pa.Table, index: cudf.Index, pixels: Pixels | None) -> cud
         types["image"] = IMAGE
     if not len(index):
         return empty_frame(types, index)
+    require_gpu()
     columns = {
         name: plc.Column.from_arrow(_for_cudf(table.column(name))) for name in table.column_names
     }
@@ -58,12 +59,14 @@ def with_columns_of(frame: cudf.DataFrame, new: cudf.DataFrame) -> cudf.DataFram
 
     ``DataFrame.assign`` would copy them, which for pixels is twice the memory.
     """
-    names = [*frame.columns, *(name for name in new.columns if name not in frame.columns)]
-    kept = [name for name in frame.columns if name not in new.columns]
-    if not kept:
-        return new[names]
-    # A shallow copy: whoever writes to the result writes to nothing of the frame.
-    return cudf.concat([frame[kept].copy(deep=False), new], axis=1)[names]
+    # A shallow copy of its own: whoever writes to the result writes to nothing of the frame.
+    columns = columns_of(frame.copy(deep=False)) | columns_of(new)
+    return cudf.DataFrame._from_data(columns, index=frame.index)
+
+
+def columns_of(frame: cudf.DataFrame) -> dict[Any, Any]:
+    """The columns of a frame as cuDF itself has them."""
+    return {name: frame[name]._column for name in frame.columns}
 
 
 def make_index(numbers: np.ndarray) -> cudf.Index:

@@ -31,7 +31,12 @@ from distributed.protocol.cuda import cuda_serialize
 from dask_image_ingest.decode import Pixels
 from dask_image_ingest.errors import PartitionTooLargeError
 from dask_image_ingest.frames import get_backend
-from dask_image_ingest.frames.cudf_columns import empty_frame, make_frame, with_columns_of
+from dask_image_ingest.frames.cudf_columns import (
+    columns_of,
+    empty_frame,
+    make_frame,
+    with_columns_of,
+)
 from dask_image_ingest.frames.cudf_values import bytes_of, is_bytes, is_images, pixels_on_host
 from dask_image_ingest.schema import IMAGE
 
@@ -139,16 +144,19 @@ def compacted(frame: cudf.DataFrame) -> cudf.DataFrame:
     cuDF copies the part that a slice has before it is sent, but knows a slice of lists or structs
     only by its offset: the first rows of a partition would be sent with all of its pixels.
     """
-    columns = {name: frame[name]._column for name in frame.columns}
-    heads = [name for name, column in columns.items() if is_head(column.plc_column)]
-    if not heads:
+    columns = columns_of(frame)
+    parts = {
+        name: column
+        for name, column in columns.items()
+        if is_head(column.plc_column) and not _spilled(column.plc_column)
+    }
+    if not parts:
         return frame
-    copied = frame.copy(deep=False)
-    for name in heads:
-        if not _spilled(columns[name].plc_column):
-            with columns[name].access(mode="read", scope="internal") as column:
-                copied[name] = column.copy()
-    return copied
+    for name, part in parts.items():
+        with part.access(mode="read", scope="internal") as column:
+            columns[name] = column.copy()
+    # Not a copy of the frame: what two share, cuDF copies before it is sent.
+    return cudf.DataFrame._from_data(columns, index=frame.index)
 
 
 def is_head(column: plc.Column) -> bool:
@@ -176,14 +184,14 @@ def _image_columns(frame: cudf.DataFrame) -> list[Any]:
 def _images_frame(name: Any, pixels: Pixels, index: cudf.Index) -> cudf.DataFrame:
     on_device = Pixels(cupy.asarray(pixels.flat), pixels.shapes, pixels.errors)
     frame = make_frame(pa.table({}), index, on_device)
-    frame.columns = [name]  # rename() would copy the pixels
+    frame.columns = [name]  # not rename(), as above
     return frame
 
 
 def _nonempty_images(series: cudf.Series, *args: Any) -> cudf.Series:
     if not is_images(series.dtype):
         return _nonempty_series(series, *args)
-    return nonempty(series.to_frame("image"))["image"].rename(series.name)
+    return _named(nonempty(series.to_frame("image"))["image"], series.name)
 
 
 def _images_to_pandas(series: cudf.Series, **options: Any) -> pd.Series:
@@ -195,7 +203,12 @@ def _images_to_pandas(series: cudf.Series, **options: Any) -> pd.Series:
 def _images_to_cudf(series: pd.Series, **options: Any) -> cudf.Series:
     if not get_backend("pandas").is_images(series.dtype):
         return to_cudf_dispatch_from_pandas(series, **options)
-    return to_cudf(series.to_frame("image"))["image"].rename(series.name)
+    return _named(to_cudf(series.to_frame("image"))["image"], series.name)
+
+
+def _named(series: cudf.Series, name: Any) -> cudf.Series:
+    series.name = name  # rename() would copy the pixels
+    return series
 
 
 def _arrow_type(dtype: Any) -> pa.DataType | None:
