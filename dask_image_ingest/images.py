@@ -12,7 +12,7 @@ from dask_image_ingest.batch_source import Source
 from dask_image_ingest.batches import make_batch_map
 from dask_image_ingest.channel_stats import count_levels, statistics
 from dask_image_ingest.errors import ArgumentError
-from dask_image_ingest.frames import Backend, backend_of
+from dask_image_ingest.frames import Backend, backend_of, dataframe_accessor
 from dask_image_ingest.iter_batches import Batches, Format
 from dask_image_ingest.resize import encoded_images, small_images
 from dask_image_ingest.stacking import stack, vectors
@@ -379,6 +379,7 @@ class Images(ABC):
         return [name for name in columns if name != image]
 
 
+@dataframe_accessor("images")
 @pd.api.extensions.register_dataframe_accessor("images")
 class FrameImages(Images):
     """Pixels of a pandas or cuDF dataframe."""

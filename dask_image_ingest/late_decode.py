@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+import functools
 import zlib
 from collections.abc import Callable
 from typing import Any, ClassVar, Literal
 
+import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 from dask.dataframe.dask_expr import FrameBase, new_collection
 from dask.dataframe.dask_expr import _expr as dx
 
-from dask_image_ingest.decode import Decoding, decode
+from dask_image_ingest.decode import Decoding, Pixels, decode
 from dask_image_ingest.decode.header import Header, read_header
 from dask_image_ingest.decode.options import MAX_PIXELS, make_decoding
 from dask_image_ingest.errors import ArgumentError, ImageDecodeError
@@ -136,6 +138,11 @@ class LateDecode(dx.Blockwise):
     _parameters: ClassVar = ["frame", "decoding", "errors", "storage_options"]
     operation = staticmethod(_decode_and_report)
     _filter_passthrough = True
+
+    @functools.cached_property
+    def _meta(self):
+        nothing = Pixels(np.empty(0, np.uint8), np.empty((0, 3), np.int32), [])
+        return backend_of(self.frame._meta).with_images(self.frame._meta, nothing)
 
     def _filter_passthrough_available(self, parent, dependents) -> bool:
         return super()._filter_passthrough_available(parent, dependents) and not looks_at(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import os
+import warnings
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from numbers import Real
@@ -20,10 +21,16 @@ from dask_image_ingest.errors import ArgumentError
 from dask_image_ingest.expr import Dataset, ReadWebDataset
 from dask_image_ingest.filters import normalize_filters
 from dask_image_ingest.first_shard import FirstShard, open_first
-from dask_image_ingest.frames import Backend, choose_backend, get_backend
+from dask_image_ingest.frames import Backend, choose_backend, get_backend, gpus
 from dask_image_ingest.partition import ErrorPolicy, ShardErrorPolicy, ShardPiece
 from dask_image_ingest.schema import IMAGE_EXTENSIONS, Schema, make_schema
 from dask_image_ingest.shards import Shard, find_shards
+
+_NO_GPU_HERE = (
+    "this process has no GPU: the collection is made for workers that have one. Columns can be "
+    "chosen and images decoded, mapped and written; a predicate such as ddf.width > 512 would ask "
+    "cuDF here, so pass filters= instead, and take results as pandas: ddf.to_backend('pandas')"
+)
 
 
 def read_webdataset_images(
@@ -97,7 +104,7 @@ def read_webdataset_images(
     partition_size
         Decoded bytes that a partition may hold, for example ``"512 MiB"``. A shard that would
         decode to more becomes several partitions, at most one per image. ``"auto"``: a sixteenth of
-        a worker's memory, on cuDF a thirty-second of the GPU's and below 2^31 bytes. None: always
+        a worker's memory, on cuDF a thirty-second of the GPU's and at most 2^30 bytes. None: always
         one task per shard.
     max_pixels
         Images of more pixels are an error, before anything is allocated for them. None: no limit.
@@ -144,6 +151,8 @@ def read_webdataset_images(
     (16, 224, 224, 3)
     """
     backend_ = get_backend(choose_backend(backend))
+    if backend_.device == "gpu" and not gpus():
+        warnings.warn(_NO_GPU_HERE, stacklevel=2)
     check_choice("errors", errors, ("null", "raise", "drop"))
     check_choice("shard_errors", shard_errors, ("raise", "skip"))
     check_storage_options(storage_options)
@@ -192,7 +201,8 @@ def _partition_bytes(partition_size: int | str | None, backend: Backend) -> int 
     nbytes = 0
     if isinstance(partition_size, str):
         if partition_size == "auto":
-            return min(backend.partition_memory(), backend.largest_partition)
+            # Shards are taken to decode to as much as the first one, and some decode to more.
+            return min(backend.partition_memory(), backend.largest_partition // 2)
         with suppress(ValueError, OverflowError):
             nbytes = parse_bytes(partition_size)
     elif isinstance(partition_size, Real) and not isinstance(partition_size, bool):

@@ -129,7 +129,7 @@ class BackendContract:
         nbytes = sum(array.size for array in present) if predicted is None else predicted
         buffer = backend.pixel_buffer(nbytes)
         for array in present:
-            buffer.append(array)
+            buffer.append([array])
         shapes = [(0, 0, 0) if array is None else array.shape for array in arrays]
         errors = ["why there is none" if array is None else None for array in arrays]
         return Pixels(buffer.finish(), np.array(shapes, np.int32).reshape(-1, 3), errors)
@@ -261,6 +261,9 @@ class BackendContract:
         filled = meta_nonempty(meta)
         assert len(filled) == 2
         assert filled.dtypes.to_dict() == meta.dtypes.to_dict()
+        # A function that dask tries on it finds images.
+        assert [array.shape for array in filled.images.arrays()] == [(1, 1, 3)] * 2
+        assert meta_nonempty(meta["image"]).dtype == meta["image"].dtype
 
     # What a dataframe does.
 
@@ -325,6 +328,13 @@ class BackendContract:
         self.assert_pixels(received, expected, len(part))
         assert received.dtypes.to_dict() == frame.dtypes.to_dict()
         self.assert_pixels(pickle.loads(pickle.dumps(part)), expected, len(part))
+
+    def test_first_rows_are_sent_without_the_pixels_of_the_others(self, backend):
+        large = self.make(backend, arrays=images(((64, 64, 3),) * 50))
+        for part in (large.head(5), large.iloc[10:15]):
+            _, frames = serialize(part, on_error="raise")
+            sent = sum(getattr(f, "nbytes", None) or len(f) for f in frames)
+            assert 5 * 64 * 64 * 3 <= sent < 6 * 64 * 64 * 3
 
     def test_dask_sees_how_much_memory_the_pixels_take(self, backend):
         large = self.make(backend, arrays=images(((512, 512, 3),) * 4))
@@ -419,6 +429,15 @@ class BackendContract:
         assert backend.with_columns(frame, nothing, []).dtypes.to_dict() == want
         assert backend.with_columns(frame.iloc[:0], nothing, []).dtypes.to_dict() == want
 
+    def test_bytes_are_bytes_in_batches(self, backend, frame):
+        whole = frame.take([0, 1, 3, 4])
+        assert backend.values(whole["npy"]).tolist() == [b"", b"\1\0\xff", b"", b"\4\0\xff"]
+        same = frame.take([1, 4])  # of one length: still no array of numbers
+        assert backend.values(same["npy"]).tolist() == [b"\1\0\xff", b"\4\0\xff"]
+        assert backend.values(frame["npy"]).tolist()[2] is None
+        batch = next(same.images.iter_batches(2, columns=["npy"]))
+        assert batch["npy"].tolist() == [b"\1\0\xff", b"\4\0\xff"]
+
     def test_columns_are_arrays_where_they_can_be(self, backend, frame):
         whole = frame.take([0, 1, 3, 4])
         assert type(backend.values(whole["cls"])) is backend.numpy.ndarray
@@ -478,6 +497,15 @@ class BackendContract:
             np.testing.assert_array_equal(np.asarray(image), arrays[0])
         without_pointer = frame[["__key__", "image"]]
         assert without_pointer.images.show()._repr_html_().count("<img") == 2
+
+    def test_a_late_decode_replaces_columns_in_their_places(self, backend, frame, expected):
+        pixels = self.pixels(backend, images())
+        for columns in (["txt"], ["image", "txt", "error"]):
+            decoded = backend.with_images(frame[columns], pixels)
+            behind = [name for name in ("error", "image") if name not in columns]
+            assert list(decoded.columns) == columns + behind
+            assert [a is None for a in decoded.images.arrays()] == [s is None for s in SHAPES]
+            assert decoded.index.to_numpy().tolist() == frame.index.to_numpy().tolist()
 
     def test_limits_are_told(self, backend):
         assert backend.largest_partition >= 2**31 - 1

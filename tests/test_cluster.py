@@ -67,3 +67,14 @@ def test_a_gpu_cluster_without_dask_cuda_names_the_extra():
             dii.start_cluster(gpu=True)
     else:
         pytest.skip("dask-cuda is installed here")
+
+
+@pytest.fixture(scope="module")
+def client():
+    with dii.start_cluster(1, gpu=False, dashboard_address=None) as client:
+        yield client
+
+
+def test_a_client_of_a_whole_module_runs_its_tests_tasks(client):
+    """What tests of memory and of a GPU's workers rest on."""
+    assert dask.delayed(os.getpid)().compute() != os.getpid()

@@ -68,7 +68,7 @@ def test_cuda13_extra_differs_from_cuda12_by_cuda_alone():
 
 
 def test_every_module_imports_without_dali_and_gpu_packages():
-    modules = [module for module in MODULES if module != "dask_image_ingest.frames.cudf"]
+    modules = [m for m in MODULES if not m.startswith("dask_image_ingest.frames.cudf")]
     run = subprocess.run(
         [sys.executable, "-c", IMPORT_WITHOUT_GPU_PACKAGES, *modules],
         cwd=ROOT,
@@ -78,6 +78,16 @@ def test_every_module_imports_without_dali_and_gpu_packages():
     )
     assert run.returncode == 0, run.stderr
     assert json.loads(run.stdout) == {}
+
+
+def test_no_backend_imports_an_accessor():
+    """An accessor takes itself to whatever backend is loaded."""
+    accessors = ("images", "lazy_images")
+    for path in (PACKAGE / "frames").glob("*.py"):
+        imported = re.findall(
+            r"^\s*(?:from|import) (dask_image_ingest\S*)", path.read_text(), re.MULTILINE
+        )
+        assert not [m for m in imported if m.rpartition(".")[2] in accessors], path.name
 
 
 def test_version_is_the_same_everywhere():

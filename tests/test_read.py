@@ -387,3 +387,20 @@ def test_a_shard_that_breaks_off_keeps_its_whole_samples(shards, photos, tmp_pat
     assert 0 < len(frame) < 8
     whole = frame[frame["image"].notna()]
     assert_same_pixels(whole, photos)
+
+
+def test_automatic_partitions_leave_room_for_shards_larger_than_the_first(tmp_path, monkeypatch):
+    """On a large GPU the limit of a column is what counts, and images vary."""
+    from dask_image_ingest.frames.pandas import PandasBackend
+
+    def shard(name, height):
+        image = Image.fromarray(np.zeros((height, 100, 3), np.uint8))
+        return write_tar(tmp_path / name, [(f"{n}.png", encode(image, "png")) for n in range(8)])
+
+    paths = [shard("a.tar", 100), shard("b.tar", 150)]
+    limit = 8 * 100 * 100 * 3
+    monkeypatch.setattr(PandasBackend, "largest_partition", limit)
+    monkeypatch.setattr(PandasBackend, "partition_memory", lambda self: 100 * limit)
+    with pytest.raises(dii.PartitionTooLargeError):
+        read(paths, partition_size=None).compute()
+    assert len(read(paths).compute()) == 16

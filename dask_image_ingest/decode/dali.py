@@ -11,6 +11,7 @@ from typing import Any, Literal, NamedTuple
 
 import numpy as np
 
+from dask_image_ingest.decode.gpu import ROOM_FOR_DALI, current_device, is_gpu_failure
 from dask_image_ingest.decode.options import Decoding
 from dask_image_ingest.decode.threads import decode_threads
 from dask_image_ingest.errors import ArgumentError, MissingDependencyError
@@ -21,9 +22,6 @@ BATCH_SIZE = 256
 Source = Literal["encoded", "suspect", "pixels"]
 
 _INPUT = "images"
-
-# What a GPU's own trouble looks like, which no other decoder should try to make up for.
-_OUT_OF_MEMORY = re.compile(r"CUDA|alloc|out of memory", re.IGNORECASE)
 
 _CULPRIT = re.compile(r"Failed to decode sample #(\d+)")
 
@@ -106,9 +104,11 @@ class Decoder:
         except RuntimeError as error:
             # One image that DALI can't decode fails the batch, and the pipeline is dead after it.
             self._pipeline = None
-            gpu = self._decoding.device == "gpu"
+            if self._decoding.device == "gpu" and is_gpu_failure(str(error)):
+                error.add_note(ROOM_FOR_DALI)
+                raise
             # Arrays are no bad images: it is the transform that has failed.
-            if self._source == "pixels" or (gpu and _OUT_OF_MEMORY.search(str(error))):
+            if self._source == "pixels":
                 raise
             named = _CULPRIT.search(str(error))
             return Refused(int(named[1]) if named else None)
@@ -124,7 +124,7 @@ class Decoder:
         pipeline = pipeline_class(
             batch_size=BATCH_SIZE,
             num_threads=decode_threads(),
-            device_id=0 if gpu else None,
+            device_id=current_device() if gpu else None,
             prefetch_queue_depth=1,
             seed=self._seed,
         )
@@ -155,12 +155,13 @@ class Decoder:
 
 def decoder(decoding: Decoding, source: Source) -> Decoder:
     """The decoder of this process for these options."""
-    return _decoder(decoding, source, os.getpid())
+    device = current_device() if decoding.device == "gpu" else None
+    return _decoder(decoding, source, os.getpid(), device)
 
 
 @functools.lru_cache(maxsize=9)
-def _decoder(decoding: Decoding, source: Source, process: int) -> Decoder:
-    # A fork of this process has none of the threads of its pipelines.
+def _decoder(decoding: Decoding, source: Source, process: int, device: int | None) -> Decoder:
+    # A fork of this process has none of the threads of its pipelines; another GPU has none of them.
     return Decoder(decoding, source)
 
 

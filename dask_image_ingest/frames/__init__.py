@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Literal, Protocol, TypeAlias
 
 import dask
@@ -14,6 +14,10 @@ from dask_image_ingest.decode import PixelBuffer, Pixels
 from dask_image_ingest.errors import ArgumentError, MissingDependencyError
 
 BackendName = Literal["cudf", "pandas"]
+
+# Accessors by name, and how each loaded backend takes one: no backend has to know of any.
+_accessors: dict[str, type] = {}
+_attaching: dict[BackendName, Callable[[str, type], None]] = {}
 
 #: The values of a new column, and its type: an array (n,), for a list type (n, d), or a Python list
 #: of strings or bytes.
@@ -120,6 +124,28 @@ def get_backend(name: BackendName) -> Backend:
     return CudfBackend()
 
 
+def dataframe_accessor(name: str) -> Callable[[type], type]:
+    """Class decorator: an accessor on the dataframes of every backend, once it is loaded.
+
+    pandas' own dataframes, which are always there, are for whoever defines the accessor.
+    """
+
+    def register(accessor: type) -> type:
+        _accessors[name] = accessor
+        for attach in _attaching.values():
+            attach(name, accessor)
+        return accessor
+
+    return register
+
+
+def attach_accessors(backend: BackendName, attach: Callable[[str, type], None]) -> None:
+    """Say how a backend that has just been loaded gives its dataframes an accessor."""
+    _attaching[backend] = attach
+    for name, accessor in _accessors.items():
+        attach(name, accessor)
+
+
 def backend_of(frame: Any) -> Backend:
     """The backend that a pandas or cuDF object belongs to."""
     library = type(frame).__module__.partition(".")[0]
@@ -140,6 +166,22 @@ def gpus() -> int:
         return 0
 
 
+@functools.cache
+def require_gpu() -> None:
+    """Refuse to make a cuDF frame in a process without a GPU.
+
+    Raises
+    ------
+    MissingDependencyError
+    """
+    if not gpus():
+        raise MissingDependencyError(
+            "backend='cudf' needs a GPU, and CUDA finds none in this process. Compute on the "
+            "workers of a cluster that have one, and take the result as pandas, "
+            "ddf.to_backend('pandas').compute(); or read with backend='pandas'"
+        )
+
+
 def _chosen_pandas() -> bool:
     return any(
         layer.get("dataframe", {}).get("backend") == "pandas"
@@ -151,8 +193,11 @@ __all__: Sequence[str] = [
     "Backend",
     "BackendName",
     "NewColumn",
+    "attach_accessors",
     "backend_of",
     "choose_backend",
+    "dataframe_accessor",
     "get_backend",
     "gpus",
+    "require_gpu",
 ]
