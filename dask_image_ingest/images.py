@@ -8,6 +8,8 @@ from typing import Any, Literal
 
 import pandas as pd
 
+from dask_image_ingest.arguments import column_names
+from dask_image_ingest.batch_shards import parse_shard
 from dask_image_ingest.batch_source import Source
 from dask_image_ingest.batches import make_batch_map
 from dask_image_ingest.channel_stats import count_levels, statistics
@@ -171,6 +173,7 @@ class Images(ABC):
         drop_last: bool = False,
         prefetch: int | None = None,
         start: int | Sequence[int] = 0,
+        shard: tuple[int, int] | Literal["auto"] | None = "auto",
     ) -> Batches:
         """Stream the rows as batches of arrays, with a few partitions in memory at a time.
 
@@ -198,6 +201,11 @@ class Images(ABC):
             Where to begin. A number of batches to leave out: to find the place, the partitions
             before it are decoded and counted. Or the ``position`` of an earlier iterator: nothing
             before it is read. The batches are those of an iteration that was not interrupted.
+        shard
+            (rank, world): only every world-th partition, from that of this rank on, so that so many
+            processes have each image once together. A shuffle orders the partitions before they
+            share them. By default what torch tells: workers of a ``DataLoader`` share, and with
+            ``format="torch"`` the ranks of ``torch.distributed``. None for all of the frame.
 
         Returns
         -------
@@ -227,8 +235,9 @@ class Images(ABC):
         """
         image = self.column
         chosen = [image, *self._others(columns, image)]
+        rank, world = parse_shard(shard, format)
         return Batches(
-            self._source(chosen, image),
+            self._source(chosen, image, world),
             self._meta(),
             image,
             batch_size=batch_size,
@@ -237,10 +246,11 @@ class Images(ABC):
             drop_last=drop_last,
             prefetch=prefetch,
             start=start,
+            shard=(rank, world),
         )
 
     @abstractmethod
-    def _source(self, columns: list[str], image: str) -> Source: ...
+    def _source(self, columns: list[str], image: str, world: int) -> Source: ...
 
     def show(
         self,
@@ -354,15 +364,7 @@ class Images(ABC):
     def _others(self, columns: Sequence[str] | None, image: str) -> list[str]:
         if columns is None:
             return [name for name in self._columns() if name != image]
-        if isinstance(columns, str):
-            raise ArgumentError(f"columns={columns!r}: pass a list of column names")
-        unknown = [name for name in columns if name not in self._columns()]
-        if unknown:
-            raise ArgumentError(
-                f"columns= names {', '.join(map(repr, unknown))}; the frame has "
-                f"{', '.join(map(repr, self._columns()))}"
-            )
-        return [name for name in columns if name != image]
+        return [name for name in column_names(columns, self._columns()) if name != image]
 
 
 @pd.api.extensions.register_dataframe_accessor("images")
@@ -407,8 +409,8 @@ class FrameImages(Images):
     def _map_batches(self, batch_map: Any) -> Any:
         return batch_map(self._frame)
 
-    def _source(self, columns: list[str], image: str) -> Source:
-        return Source(self._frame[columns], image)
+    def _source(self, columns: list[str], image: str, world: int) -> Source:
+        return Source(self._frame[columns], image, partitions=world)
 
 
 def image_column(frame: Any, backend: Backend) -> str:
