@@ -72,12 +72,13 @@ class LazySource(Source):
         self._counts = frame[[image]].map_partitions(_counted, image, meta=nothing)
         optimized = frame.optimize()
         self._keys = optimized.__dask_keys__()
-        self._graph = convert_legacy_graph(optimized.__dask_graph__())
+        graph = optimized.__dask_graph__()
         self._client = _client(frame)
+        if self._client is None:
+            _refuse_remote(graph)
+        self._graph = convert_legacy_graph(graph)
         self._lends = backend_of(frame._meta).name == "pandas"
         self.partitions = len(self._keys)
-        if self._client is None:
-            _refuse_remote(self._graph)
         self._threads: ThreadPoolExecutor | None = None
         self._futures: set = set()
 
@@ -163,7 +164,7 @@ def _client(frame: Any) -> Client | None:
 
 
 def _refuse_remote(graph: Any) -> None:
-    if any(isinstance(getattr(task, "value", None), RemoteFuture) for task in graph.values()):
+    if any(isinstance(task, RemoteFuture) for task in graph.values()):
         raise ArgumentError(
             "iter_batches: the frame was persisted on a cluster of which this process has no "
             "client, as a worker of a torch DataLoader has none: iterate over the frame as it was "

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 import pandas as pd
 
@@ -19,6 +19,9 @@ from dask_image_ingest.iter_batches import Batches, Format
 from dask_image_ingest.resize import encoded_images, small_images
 from dask_image_ingest.stacking import stack, vectors
 from dask_image_ingest.thumbnails import Thumbnails, make_thumbnails
+
+if TYPE_CHECKING:
+    from dask_image_ingest.torch_dataset import TorchDataset
 
 
 class Images(ABC):
@@ -251,6 +254,67 @@ class Images(ABC):
 
     @abstractmethod
     def _source(self, columns: list[str], image: str, world: int) -> Source: ...
+
+    def torch_dataset(
+        self,
+        batch_size: int,
+        columns: Sequence[str] | None = None,
+        shuffle: int | None = None,
+        drop_last: bool = False,
+        prefetch: int | None = None,
+        start: int | Sequence[int] = 0,
+    ) -> TorchDataset:
+        """Batches of tensors for a torch ``DataLoader``, whose workers share them.
+
+        On a CPU, where worker processes decode while the model runs. On a GPU, or with a cluster,
+        :meth:`iter_batches` itself reads ahead, and copies nothing between processes.
+
+        Parameters
+        ----------
+        batch_size, columns, shuffle, drop_last, prefetch, start
+            As for :meth:`iter_batches`, of each worker and rank by itself: a worker's last batch
+            may be smaller.
+
+        Returns
+        -------
+        torch.utils.data.IterableDataset
+            For ``DataLoader(dataset, batch_size=None, num_workers=4)``, since it gives whole
+            batches. Each image comes once from all workers and, where ``torch.distributed`` runs,
+            all ranks together; ranks may have different numbers of batches. ``set_epoch(epoch)``
+            has another order after a shuffle. It has ``state_dict`` and ``load_state_dict``, by
+            which torchdata's ``StatefulDataLoader`` goes on where it stopped.
+
+        Raises
+        ------
+        ArgumentError
+            As :meth:`iter_batches`.
+        MissingDependencyError
+            If torch is not installed.
+
+        Notes
+        -----
+        Partitions are what is shared: with fewer of them than workers, some workers have none. The
+        workers compute by themselves, and not on a cluster: pass the frame as it was before
+        ``persist()``.
+
+        Examples
+        --------
+        >>> dataset = ddf.images.torch_dataset(256, ["cls"], shuffle=0)  # doctest: +SKIP
+        >>> loader = DataLoader(dataset, batch_size=None, num_workers=4)  # doctest: +SKIP
+        >>> for batch in loader:  # doctest: +SKIP
+        ...     loss = train_step(batch["image"], batch["cls"])
+        """
+        from dask_image_ingest.torch_dataset import TorchDataset
+
+        options = {
+            "batch_size": batch_size,
+            "columns": columns,
+            "shuffle": shuffle,
+            "drop_last": drop_last,
+            "prefetch": prefetch,
+            "start": start,
+        }
+        return TorchDataset(self._frame, options)
 
     def show(
         self,
