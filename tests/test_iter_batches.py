@@ -262,16 +262,16 @@ def test_partitions_are_read_ahead_on_the_workers_of_a_cluster(client, ddf, pers
             time.sleep(0.01)
 
 
-def test_tasks_on_all_workers_may_iterate(client, ddf):
+def test_tasks_on_all_workers_may_iterate(client, ddf, shards):
     want = ddf.compute()["__key__"].tolist()
-    with dask.config.set(scheduler=None):
-        tasks = [client.submit(keys_in_a_task, ddf, start, pure=False) for start in (0, 2)]
-        first, second = client.gather(tasks)
+    tasks = [client.submit(keys_in_a_task, shards, start) for start in (0, 2)]
+    first, second = client.gather(tasks)
     assert first == want
     assert second == want[10:]
 
 
-def keys_in_a_task(ddf, start):
+def keys_in_a_task(shards, start):
     with dask.config.set(scheduler=None):
+        ddf = dii.read_webdataset_images(shards, size=16, backend="pandas")
         batches = ddf.images.iter_batches(5, columns=["__key__"], start=start)
         return [key for batch in batches for key in batch["__key__"]]
