@@ -5,9 +5,9 @@ Each error names the argument, what it got and what it takes.
 
 from __future__ import annotations
 
+import operator
 import os
 from collections.abc import Iterable, Mapping, Sequence
-from numbers import Integral
 from typing import Any
 
 from dask_image_ingest.errors import ArgumentError
@@ -17,10 +17,11 @@ __all__ = [
     "check_flag",
     "check_path",
     "check_storage_options",
+    "column_names",
     "is_utf8",
     "names",
     "shown",
-    "whole",
+    "whole_number",
 ]
 
 # Of a value that an error repeats.
@@ -54,13 +55,16 @@ def check_flag(argument: str, value: Any) -> None:
         raise ArgumentError(f"{argument}={shown(value)}: pass True or False")
 
 
-def whole(argument: str, value: Any, least: int, otherwise: str = "") -> int:
-    """A whole number of at least ``least``, NumPy's included."""
-    if not isinstance(value, Integral) or isinstance(value, bool) or value < least:
-        raise ArgumentError(
-            f"{argument}={shown(value)}: pass a whole number of at least {least}{otherwise}"
-        )
-    return int(value)
+def whole_number(argument: str, value: Any, least: int, advice: str = "") -> int:
+    """A whole number of at least ``least``, of whatever library its type is."""
+    try:
+        number = least - 1 if isinstance(value, bool) else operator.index(value)
+    except TypeError:
+        number = least - 1
+    if number < least:
+        advice = advice or f"pass a whole number of at least {least}"
+        raise ArgumentError(f"{argument}={shown(value)}: {advice}")
+    return number
 
 
 def names(argument: str, value: Any, what: str) -> list[str]:
@@ -70,6 +74,20 @@ def names(argument: str, value: Any, what: str) -> list[str]:
     if not all(isinstance(name, str) for name in found):
         raise ArgumentError(f"{argument}={shown(value)}: pass a list of {what}")
     return [str(name) for name in found]
+
+
+def column_names(columns: Any, known: Iterable[Any]) -> list:
+    """The names in ``columns=`` of a frame that has the columns ``known``."""
+    if isinstance(columns, str) or not isinstance(columns, Iterable):
+        raise ArgumentError(f"columns={shown(columns)}: pass a list of column names")
+    known, columns = list(known), list(columns)
+    unknown = [name for name in columns if name not in known]
+    if unknown:
+        raise ArgumentError(
+            f"columns= names {', '.join(map(repr, unknown))}; the frame has "
+            f"{', '.join(map(repr, known))}"
+        )
+    return columns
 
 
 def check_path(argument: str, value: Any) -> None:

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 import pandas as pd
 
+from dask_image_ingest.arguments import column_names
+from dask_image_ingest.batch_shards import parse_shard
 from dask_image_ingest.batch_source import Source
 from dask_image_ingest.batches import make_batch_map
 from dask_image_ingest.channel_stats import count_levels, statistics
@@ -17,6 +19,9 @@ from dask_image_ingest.iter_batches import Batches, Format
 from dask_image_ingest.resize import encoded_images, small_images
 from dask_image_ingest.stacking import stack, vectors
 from dask_image_ingest.thumbnails import Thumbnails, make_thumbnails
+
+if TYPE_CHECKING:
+    from dask_image_ingest.torch_dataset import TorchDataset
 
 
 class Images(ABC):
@@ -181,6 +186,7 @@ class Images(ABC):
         drop_last: bool = False,
         prefetch: int | None = None,
         start: int | Sequence[int] = 0,
+        shard: tuple[int, int] | Literal["auto"] | None = "auto",
     ) -> Batches:
         """Stream the rows as batches of arrays, with a few partitions in memory at a time.
 
@@ -208,6 +214,11 @@ class Images(ABC):
             Where to begin. A number of batches to leave out: to find the place, the partitions
             before it are decoded and counted. Or the ``position`` of an earlier iterator: nothing
             before it is read. The batches are those of an iteration that was not interrupted.
+        shard
+            (rank, world): only every world-th partition, from that of this rank on, so that so many
+            processes have each image once together. A shuffle orders the partitions before they
+            share them. By default what torch tells: workers of a ``DataLoader`` share, and with
+            ``format="torch"`` the ranks of ``torch.distributed``. None for all of the frame.
 
         Returns
         -------
@@ -237,8 +248,9 @@ class Images(ABC):
         """
         image = self.column
         chosen = [image, *self._others(columns, image)]
+        rank, world = parse_shard(shard, format)
         return Batches(
-            self._source(chosen, image),
+            self._source(chosen, image, world),
             self._meta(),
             image,
             batch_size=batch_size,
@@ -247,10 +259,72 @@ class Images(ABC):
             drop_last=drop_last,
             prefetch=prefetch,
             start=start,
+            shard=(rank, world),
         )
 
     @abstractmethod
-    def _source(self, columns: list[str], image: str) -> Source: ...
+    def _source(self, columns: list[str], image: str, world: int) -> Source: ...
+
+    def torch_dataset(
+        self,
+        batch_size: int,
+        columns: Sequence[str] | None = None,
+        shuffle: int | None = None,
+        drop_last: bool = False,
+        prefetch: int | None = None,
+        start: int | Sequence[int] = 0,
+    ) -> TorchDataset:
+        """Batches of tensors for a torch ``DataLoader``, whose workers share them.
+
+        On a CPU, where worker processes decode while the model runs. On a GPU, or with a cluster,
+        :meth:`iter_batches` itself reads ahead, and copies nothing between processes.
+
+        Parameters
+        ----------
+        batch_size, columns, shuffle, drop_last, prefetch, start
+            As for :meth:`iter_batches`, of each worker and rank by itself: a worker's last batch
+            may be smaller.
+
+        Returns
+        -------
+        torch.utils.data.IterableDataset
+            For ``DataLoader(dataset, batch_size=None, num_workers=4)``, since it gives whole
+            batches. Each image comes once from all workers and, where ``torch.distributed`` runs,
+            all ranks together; ranks may have different numbers of batches. ``set_epoch(epoch)``
+            has another order after a shuffle. It has ``state_dict`` and ``load_state_dict``, by
+            which torchdata's ``StatefulDataLoader`` goes on where it stopped.
+
+        Raises
+        ------
+        ArgumentError
+            As :meth:`iter_batches`.
+        MissingDependencyError
+            If torch is not installed.
+
+        Notes
+        -----
+        Partitions are what is shared: with fewer of them than workers, some workers have none. The
+        workers compute by themselves, and not on a cluster: pass the frame as it was before
+        ``persist()``.
+
+        Examples
+        --------
+        >>> dataset = ddf.images.torch_dataset(256, ["cls"], shuffle=0)  # doctest: +SKIP
+        >>> loader = DataLoader(dataset, batch_size=None, num_workers=4)  # doctest: +SKIP
+        >>> for batch in loader:  # doctest: +SKIP
+        ...     loss = train_step(batch["image"], batch["cls"])
+        """
+        from dask_image_ingest.torch_dataset import TorchDataset
+
+        options = {
+            "batch_size": batch_size,
+            "columns": columns,
+            "shuffle": shuffle,
+            "drop_last": drop_last,
+            "prefetch": prefetch,
+            "start": start,
+        }
+        return TorchDataset(self._frame, options)
 
     def show(
         self,
@@ -368,15 +442,7 @@ class Images(ABC):
     def _others(self, columns: Sequence[str] | None, image: str) -> list[str]:
         if columns is None:
             return [name for name in self._columns() if name != image]
-        if isinstance(columns, str):
-            raise ArgumentError(f"columns={columns!r}: pass a list of column names")
-        unknown = [name for name in columns if name not in self._columns()]
-        if unknown:
-            raise ArgumentError(
-                f"columns= names {', '.join(map(repr, unknown))}; the frame has "
-                f"{', '.join(map(repr, self._columns()))}"
-            )
-        return [name for name in columns if name != image]
+        return [name for name in column_names(columns, self._columns()) if name != image]
 
 
 @dataframe_accessor("images")
@@ -423,8 +489,8 @@ class FrameImages(Images):
     def _map_batches(self, batch_map: Any) -> Any:
         return batch_map(self._frame)
 
-    def _source(self, columns: list[str], image: str) -> Source:
-        return Source(self._frame[columns], image)
+    def _source(self, columns: list[str], image: str, world: int) -> Source:
+        return Source(self._frame[columns], image, partitions=world)
 
 
 def image_column(frame: Any, backend: Backend) -> str:

@@ -60,7 +60,7 @@ class LazyImages(Images):
     def _map_batches(self, batch_map: Any) -> Any:
         return new_collection(MapBatches(self._frame.expr, batch_map))
 
-    def _source(self, columns: list[str], image: str) -> Source:
+    def _source(self, columns: list[str], image: str, world: int) -> Source:
         return LazySource(self._frame[columns], image)
 
 

@@ -11,7 +11,7 @@ from typing import Any, Literal
 import numpy as np
 from dask.base import tokenize
 
-from dask_image_ingest.arguments import check_choice, check_flag, shown, whole
+from dask_image_ingest.arguments import check_choice, check_flag, shown, whole_number
 from dask_image_ingest.decode.header import Header
 from dask_image_ingest.errors import ArgumentError
 
@@ -109,7 +109,8 @@ def make_decoding(
         )
     limit = sys.maxsize
     if max_pixels is not None:
-        limit = min(limit, whole("max_pixels", max_pixels, 1, ", or None for no limit"))
+        advice = "pass a whole number of at least 1, or None for no limit"
+        limit = min(limit, whole_number("max_pixels", max_pixels, 1, advice))
     return Decoding(device, _size(size, resize), resize, mode, transform, limit, scaled_decode)
 
 
