@@ -15,6 +15,7 @@ from dask_image_ingest.errors import ArgumentError
 __all__ = [
     "check_choice",
     "check_flag",
+    "check_frame",
     "check_path",
     "check_storage_options",
     "is_utf8",
@@ -70,6 +71,15 @@ def names(argument: str, value: Any, what: str) -> list[str]:
     if not all(isinstance(name, str) for name in found):
         raise ArgumentError(f"{argument}={shown(value)}: pass a list of {what}")
     return [str(name) for name in found]
+
+
+def check_frame(value: Any, argument: str = "frame") -> None:
+    """Refuse what is no dataframe of pandas, cuDF or Dask, or has a column twice."""
+    library = type(value).__module__.partition(".")[0]
+    if library not in ("pandas", "cudf", "dask") or getattr(value, "ndim", None) != 2:
+        raise ArgumentError(f"{argument}={shown(value)}: pass a Dask, pandas or cuDF dataframe")
+    if not value.columns.is_unique:
+        raise ArgumentError(f"{argument}= has two columns of one name")
 
 
 def check_path(argument: str, value: Any) -> None:

@@ -21,8 +21,9 @@ from dask_image_ingest.errors import ArgumentError
 from dask_image_ingest.expr import ReadWebDataset
 from dask_image_ingest.frames import backend_of
 from dask_image_ingest.frames.pandas import pandas_type
-from dask_image_ingest.late_decode import POINTER, decode_frame
+from dask_image_ingest.late_decode import decode_frame
 from dask_image_ingest.page import STYLE, page
+from dask_image_ingest.pointers import POINTER
 from dask_image_ingest.resize import encode, small_images
 
 _FACTS = ("format", "height", "width", "nbytes")
