@@ -7,8 +7,9 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterable, Mapping, Sequence
-from numbers import Integral
 from typing import Any
+
+import numpy as np
 
 from dask_image_ingest.errors import ArgumentError
 
@@ -19,6 +20,7 @@ __all__ = [
     "check_path",
     "check_storage_options",
     "is_utf8",
+    "is_whole",
     "names",
     "shown",
     "whole",
@@ -55,9 +57,14 @@ def check_flag(argument: str, value: Any) -> None:
         raise ArgumentError(f"{argument}={shown(value)}: pass True or False")
 
 
+def is_whole(value: Any) -> bool:
+    """Whether it is a whole number, Python's or NumPy's; True is none."""
+    return isinstance(value, (int, np.integer)) and not isinstance(value, bool)
+
+
 def whole(argument: str, value: Any, least: int, otherwise: str = "") -> int:
     """A whole number of at least ``least``, NumPy's included."""
-    if not isinstance(value, Integral) or isinstance(value, bool) or value < least:
+    if not is_whole(value) or value < least:
         raise ArgumentError(
             f"{argument}={shown(value)}: pass a whole number of at least {least}{otherwise}"
         )

@@ -10,7 +10,7 @@ import pyarrow.compute as pc
 from dask_image_ingest.decode.header import Header
 from dask_image_ingest.errors import ArgumentError
 from dask_image_ingest.shards import open_shard
-from dask_image_ingest.tar import Buffer, Sample, Span, duplicate_error, read_member, scan
+from dask_image_ingest.tar import Buffer, Sample, duplicate_error, read_member, scan
 
 __all__ = ["POINTER", "checked_pointers", "read_encoded"]
 

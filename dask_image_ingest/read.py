@@ -6,14 +6,14 @@ import hashlib
 import os
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
-from numbers import Real
 from typing import Any, Literal
 
+import numpy as np
 from dask.base import tokenize
 from dask.dataframe.dask_expr import new_collection
 from dask.utils import parse_bytes
 
-from dask_image_ingest.arguments import check_choice, check_storage_options, names, shown
+from dask_image_ingest.arguments import check_choice, check_storage_options, is_whole, names, shown
 from dask_image_ingest.decode.options import MAX_PIXELS, Decoding, make_decoding
 from dask_image_ingest.decode.scaled import require_simplejpeg
 from dask_image_ingest.errors import ArgumentError
@@ -183,7 +183,7 @@ def read_webdataset_images(
     return new_collection(ReadWebDataset(dataset, selected, filters_))
 
 
-def _partition_bytes(partition_size: int | str | None, backend: Backend) -> int | None:
+def _partition_bytes(partition_size: Any, backend: Backend) -> int | None:
     if partition_size is None:
         return None
     nbytes = 0
@@ -192,7 +192,7 @@ def _partition_bytes(partition_size: int | str | None, backend: Backend) -> int 
             return min(backend.partition_memory(), backend.largest_partition)
         with suppress(ValueError, OverflowError):
             nbytes = parse_bytes(partition_size)
-    elif isinstance(partition_size, Real) and not isinstance(partition_size, bool):
+    elif is_whole(partition_size) or isinstance(partition_size, (float, np.floating)):
         with suppress(ValueError, OverflowError):
             nbytes = int(partition_size)
     if nbytes < 1:

@@ -175,7 +175,7 @@ def test_pointers_keep_their_meaning_in_other_types(table, full, dtype):
 
 
 def test_rows_that_a_merge_added_point_nowhere(table, full):
-    keys = pd.DataFrame({"__key__": [*full][:3] + ["of no sample"]})
+    keys = pd.DataFrame({"__key__": [*[*full][:3], "of no sample"]})
     frame = table.compute().merge(keys, on="__key__", how="right")
     got = dii.decode_images(frame)
     assert got["error"].isna().tolist() == [True, True, True, False]
