@@ -21,9 +21,9 @@ __all__ = [
     "check_storage_options",
     "is_utf8",
     "is_whole",
-    "names",
+    "list_of_names",
     "shown",
-    "whole",
+    "whole_number",
 ]
 
 # Of a value that an error repeats.
@@ -62,7 +62,7 @@ def is_whole(value: Any) -> bool:
     return isinstance(value, (int, np.integer)) and not isinstance(value, bool)
 
 
-def whole(argument: str, value: Any, least: int, otherwise: str = "") -> int:
+def whole_number(argument: str, value: Any, least: int, otherwise: str = "") -> int:
     """A whole number of at least ``least``, NumPy's included."""
     if not is_whole(value) or value < least:
         raise ArgumentError(
@@ -71,7 +71,7 @@ def whole(argument: str, value: Any, least: int, otherwise: str = "") -> int:
     return int(value)
 
 
-def names(argument: str, value: Any, what: str) -> list[str]:
+def list_of_names(argument: str, value: Any, what: str) -> list[str]:
     """A list of strings, given as any kind of list."""
     listed = isinstance(value, Iterable) and not isinstance(value, (str, bytes, Mapping))
     found = list(value) if listed else [None]

@@ -13,7 +13,13 @@ from dask.base import tokenize
 from dask.dataframe.dask_expr import new_collection
 from dask.utils import parse_bytes
 
-from dask_image_ingest.arguments import check_choice, check_storage_options, is_whole, names, shown
+from dask_image_ingest.arguments import (
+    check_choice,
+    check_storage_options,
+    is_whole,
+    list_of_names,
+    shown,
+)
 from dask_image_ingest.decode.options import MAX_PIXELS, Decoding, make_decoding
 from dask_image_ingest.decode.scaled import require_simplejpeg
 from dask_image_ingest.errors import ArgumentError
@@ -235,7 +241,7 @@ def _shares(whole: int, share: int) -> int:
 def _columns(columns: Sequence[str] | None, schema: Schema) -> list[str] | None:
     if columns is None:
         return None
-    selected = names("columns", columns, "column names")
+    selected = list_of_names("columns", columns, "column names")
     unknown = [column for column in selected if column not in schema.types]
     if unknown:
         raise ArgumentError(

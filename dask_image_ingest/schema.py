@@ -8,7 +8,7 @@ from typing import Any
 
 import pyarrow as pa
 
-from dask_image_ingest.arguments import names, shown
+from dask_image_ingest.arguments import list_of_names, shown
 from dask_image_ingest.conversion import arrow_type
 from dask_image_ingest.errors import ArgumentError
 from dask_image_ingest.tar import Sample, Scan, read_member
@@ -137,7 +137,9 @@ def image_member(sample: Sample, extensions: Sequence[str]) -> str | None:
 
 
 def _image_extensions(image: Any) -> tuple[str, ...]:
-    listed = image.split(";") if isinstance(image, str) else names("image", image, "extensions")
+    listed = (
+        image.split(";") if isinstance(image, str) else list_of_names("image", image, "extensions")
+    )
     extensions = (extension.strip().lstrip(".").lower() for extension in listed)
     found = tuple(dict.fromkeys(filter(None, extensions)))
     if not found:

@@ -10,7 +10,7 @@ from typing import Any, Literal
 import numpy as np
 from dask.base import tokenize
 
-from dask_image_ingest.arguments import check_choice, check_flag, is_whole, shown, whole
+from dask_image_ingest.arguments import check_choice, check_flag, is_whole, shown, whole_number
 from dask_image_ingest.decode.header import Header
 from dask_image_ingest.errors import ArgumentError
 
@@ -108,7 +108,7 @@ def make_decoding(
         )
     limit = sys.maxsize
     if max_pixels is not None:
-        limit = min(limit, whole("max_pixels", max_pixels, 1, ", or None for no limit"))
+        limit = min(limit, whole_number("max_pixels", max_pixels, 1, ", or None for no limit"))
     return Decoding(device, _size(size, resize), resize, mode, transform, limit, scaled_decode)
 
 
