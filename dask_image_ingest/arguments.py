@@ -6,7 +6,7 @@ Each error names the argument, what it got and what it takes.
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -73,8 +73,12 @@ def whole_number(argument: str, value: Any, least: int, otherwise: str = "") -> 
 
 def list_of_names(argument: str, value: Any, what: str) -> list[str]:
     """A list of strings, given as any kind of list."""
-    listed = isinstance(value, Iterable) and not isinstance(value, (str, bytes, Mapping))
-    found = list(value) if listed else [None]
+    try:
+        # A set has no order that columns could have.
+        unlike = isinstance(value, (str, bytes, Mapping, set, frozenset))
+        found = [None] if unlike else list(value)
+    except TypeError:
+        found = [None]
     if not all(isinstance(name, str) for name in found):
         raise ArgumentError(f"{argument}={shown(value)}: pass a list of {what}")
     return [str(name) for name in found]
@@ -94,7 +98,7 @@ def check_path(argument: str, value: Any) -> None:
     path = os.fspath(value) if isinstance(value, os.PathLike) else value
     if not isinstance(path, str) or not path or "\0" in path or not is_utf8(path):
         raise ArgumentError(f"{argument}={shown(value)}: pass the path of a file")
-    if os.path.isdir(path):
+    if os.path.isdir(path) or not os.path.basename(path):
         raise ArgumentError(f"{argument}={shown(value)} is a folder: pass the path of a file")
     if not os.path.isdir(os.path.dirname(os.path.abspath(path))):
         raise ArgumentError(f"{argument}={shown(value)}: its folder does not exist")

@@ -20,6 +20,7 @@ from dask_image_ingest.arguments import (
     check_frame,
     check_path,
     check_storage_options,
+    is_utf8,
     shown,
 )
 from dask_image_ingest.errors import ArgumentError
@@ -88,7 +89,7 @@ def gallery(
     check_path("path", path)
     check_flag("decode", decode)
     check_storage_options(storage_options)
-    if title is not None and not isinstance(title, str):
+    if title is not None and not (isinstance(title, str) and is_utf8(title)):
         raise ArgumentError(f"title={shown(title)}: pass a text, or None")
     sheet = make_thumbnails(frame, n, thumbnail, columns, storage_options, spread=True)
     facts = count_facts(frame, decode)

@@ -197,7 +197,7 @@ def _partition_bytes(partition_size: Any, backend: Backend) -> int | None:
         if partition_size == "auto":
             return min(backend.partition_memory(), backend.largest_partition)
         with suppress(ValueError, OverflowError):
-            nbytes = parse_bytes(partition_size)
+            nbytes = parse_bytes(partition_size) if partition_size.strip() else 0
     elif is_whole(partition_size) or isinstance(partition_size, (float, np.floating)):
         with suppress(ValueError, OverflowError):
             nbytes = int(partition_size)
