@@ -10,16 +10,20 @@ import os
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
+import numpy as np
+
 from dask_image_ingest.errors import ArgumentError
 
 __all__ = [
     "check_choice",
     "check_flag",
+    "check_frame",
     "check_path",
     "check_storage_options",
     "column_names",
     "is_utf8",
-    "names",
+    "is_whole",
+    "list_of_names",
     "shown",
     "whole_number",
 ]
@@ -55,6 +59,11 @@ def check_flag(argument: str, value: Any) -> None:
         raise ArgumentError(f"{argument}={shown(value)}: pass True or False")
 
 
+def is_whole(value: Any) -> bool:
+    """Whether it is a whole number, Python's or NumPy's; True is none."""
+    return isinstance(value, (int, np.integer)) and not isinstance(value, bool)
+
+
 def whole_number(argument: str, value: Any, least: int, advice: str = "") -> int:
     """A whole number of at least ``least``, of whatever library its type is."""
     try:
@@ -67,10 +76,14 @@ def whole_number(argument: str, value: Any, least: int, advice: str = "") -> int
     return number
 
 
-def names(argument: str, value: Any, what: str) -> list[str]:
+def list_of_names(argument: str, value: Any, what: str) -> list[str]:
     """A list of strings, given as any kind of list."""
-    listed = isinstance(value, Iterable) and not isinstance(value, (str, bytes, Mapping))
-    found = list(value) if listed else [None]
+    try:
+        # A set has no order that columns could have.
+        unlike = isinstance(value, (str, bytes, Mapping, set, frozenset))
+        found = [None] if unlike else list(value)
+    except TypeError:
+        found = [None]
     if not all(isinstance(name, str) for name in found):
         raise ArgumentError(f"{argument}={shown(value)}: pass a list of {what}")
     return [str(name) for name in found]
@@ -90,12 +103,21 @@ def column_names(columns: Any, known: Iterable[Any]) -> list:
     return columns
 
 
+def check_frame(value: Any, argument: str = "frame") -> None:
+    """Refuse what is no dataframe of pandas, cuDF or Dask, or has a column twice."""
+    library = type(value).__module__.partition(".")[0]
+    if library not in ("pandas", "cudf", "dask") or getattr(value, "ndim", None) != 2:
+        raise ArgumentError(f"{argument}={shown(value)}: pass a Dask, pandas or cuDF dataframe")
+    if not value.columns.is_unique:
+        raise ArgumentError(f"{argument}= has two columns of one name")
+
+
 def check_path(argument: str, value: Any) -> None:
     """Refuse what is no path of a file that could be written, as its folder stands."""
     path = os.fspath(value) if isinstance(value, os.PathLike) else value
     if not isinstance(path, str) or not path or "\0" in path or not is_utf8(path):
         raise ArgumentError(f"{argument}={shown(value)}: pass the path of a file")
-    if os.path.isdir(path):
+    if os.path.isdir(path) or not os.path.basename(path):
         raise ArgumentError(f"{argument}={shown(value)} is a folder: pass the path of a file")
     if not os.path.isdir(os.path.dirname(os.path.abspath(path))):
         raise ArgumentError(f"{argument}={shown(value)}: its folder does not exist")

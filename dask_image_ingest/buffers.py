@@ -198,8 +198,9 @@ def guarded(url: str, read: Any, *args: Any, **kwargs: Any) -> Any:
         fault = error.__cause__ if hides else error
         if isinstance(fault, FileNotFoundError):
             raise ShardNotFoundError(f"{url} does not exist, or does no longer") from error
-        reached = not any(isinstance(e, _UNREACHED) for e in (fault, fault.__cause__))
-        why = "" if reached or local_path(url) is not None else "its server cannot be reached: "
+        behind = (fault, fault.__cause__ if fault else None)
+        unreached = any(isinstance(e, _UNREACHED) for e in behind)
+        why = "its server cannot be reached: " if unreached and local_path(url) is None else ""
         raise ShardError(f"{url} cannot be read: {why}{type(fault).__name__}: {fault}") from error
 
 

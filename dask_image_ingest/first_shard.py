@@ -102,9 +102,8 @@ class FirstShard:
         fields = [c.path for c in schema.components if c.path is not None]
         unknown += [f"no member {extension!r}" for extension in sorted(asked)]
         seen = {} if "json" in asked else self._fields_until_found(fields)
-        unknown += [
-            f"no field {field!r} in its first json members" for field in fields if field not in seen
-        ]
+        missing = [field for field in fields if field not in seen]
+        unknown += [f"no field {field!r} in its first json members" for field in missing]
         if not unknown:
             return
         has = f"its members are {_listed(self.extensions)}"

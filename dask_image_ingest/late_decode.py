@@ -13,17 +13,16 @@ import pyarrow.compute as pc
 from dask.dataframe.dask_expr import FrameBase, new_collection
 from dask.dataframe.dask_expr import _expr as dx
 
+from dask_image_ingest.arguments import check_choice, check_frame, check_storage_options
 from dask_image_ingest.decode import Decoding, Pixels, decode
 from dask_image_ingest.decode.header import Header, read_header
 from dask_image_ingest.decode.options import MAX_PIXELS, make_decoding
 from dask_image_ingest.errors import ArgumentError, ImageDecodeError
 from dask_image_ingest.frames import backend_of
 from dask_image_ingest.partition import ErrorPolicy, check_size, logger
-from dask_image_ingest.shards import open_shard
+from dask_image_ingest.pointers import POINTER, checked_pointers, read_encoded
 
-POINTER = ("__url__", "offset", "nbytes")
 _MADE = frozenset({"image", "error"})
-_NO_POINTER = Header(None, None, None, None, "missing: the row points to no image bytes", True)
 
 
 def decode_images(
@@ -74,16 +73,19 @@ def decode_images(
     (4, 224, 224, 3)
     """
     lazy = isinstance(frame, FrameBase)
+    meta = frame._meta if lazy else frame
+    check_frame(meta)
     missing = [name for name in POINTER if name not in frame.columns]
     if missing:
         raise ArgumentError(
             f"the frame has no column {', '.join(map(repr, missing))}: decode_images needs "
             f"{', '.join(POINTER)}, which say where each image is"
         )
-    if errors not in ("null", "raise", "drop"):
-        raise ArgumentError(f"errors={errors!r}; choose 'null', 'raise' or 'drop'")
+    _pointers(meta.iloc[:0])
+    check_choice("errors", errors, ("null", "raise", "drop"))
+    check_storage_options(storage_options)
     decoding = make_decoding(
-        device=backend_of(frame._meta if lazy else frame).device,
+        device=backend_of(meta).device,
         size=size,
         resize=resize,
         mode=mode,
@@ -101,10 +103,11 @@ def decode_frame(
 ) -> Any:
     """Decode the images that one pandas or cuDF frame points to."""
     backend = backend_of(frame)
-    pointers = backend.to_arrow(frame[list(POINTER)])
-    encoded = _read_encoded(pointers, storage_options)
+    pointers = _pointers(frame)
+    encoded = read_encoded(pointers, storage_options)
     headers = [
-        _NO_POINTER if data is None else read_header(data, decoding.max_pixels) for data in encoded
+        data if isinstance(data, Header) else read_header(data, decoding.max_pixels)
+        for data in encoded
     ]
     nbytes = sum(map(decoding.nbytes, headers))
     check_size(f"the {len(headers)} images of a partition", nbytes, backend.largest_partition)
@@ -112,6 +115,18 @@ def decode_frame(
     buffer = backend.pixel_buffer(nbytes)
     pixels = decode(headers, encoded.__getitem__, decoding, buffer, seed)
     return backend.with_images(frame, pixels)
+
+
+def _pointers(frame: Any) -> pa.Table:
+    names = [name for name in (*POINTER, "__key__") if name in frame.columns]
+    try:
+        table = backend_of(frame).to_arrow(frame[names])
+    except (pa.ArrowException, ValueError, TypeError, OverflowError) as error:
+        raise ArgumentError(
+            f"the columns {', '.join(names)} of the frame are not those of read_webdataset_images: "
+            f"{error}"
+        ) from error
+    return checked_pointers(table)
 
 
 def _decode_and_report(
@@ -158,7 +173,7 @@ class LateDecode(dx.Blockwise):
         wanted = {wanted} if isinstance(wanted, str) else set(wanted)
         if self._is_length_preserving and not wanted & _MADE:
             return type(parent)(self.frame, *parent.operands[1:])
-        wanted |= {*POINTER}
+        wanted |= {*POINTER, "__key__"}
         needed = [name for name in self.frame.columns if name in wanted - _MADE]
         if needed == self.frame.columns:
             return None
@@ -202,22 +217,6 @@ def looks_at(predicate, frame, columns: frozenset[str]) -> bool:
     if isinstance(predicate, dx.Projection) and predicate.frame._name == frame._name:
         return bool(columns.intersection(predicate.columns))
     return any(looks_at(part, frame, columns) for part in predicate.dependencies())
-
-
-def _read_encoded(pointers: pa.Table, storage_options: dict[str, Any] | None) -> list[Any]:
-    """The encoded image of each row, None for a row that points nowhere."""
-    urls, offsets, sizes = (pointers.column(name).to_pylist() for name in POINTER)
-    encoded: list[Any] = [None] * len(urls)
-    there = [row for row, offset in enumerate(offsets) if offset is not None]
-    by_shard: dict[str, list[int]] = {}
-    for row in there:
-        by_shard.setdefault(urls[row], []).append(row)
-    for url, rows in by_shard.items():
-        with open_shard(url, storage_options) as buffer:
-            for row in sorted(rows, key=offsets.__getitem__):
-                # A copy, so that the shard is read now and in order.
-                encoded[row] = bytes(buffer[offsets[row] : offsets[row] + sizes[row]])
-    return encoded
 
 
 __all__ = ["LateDecode", "decode_images"]

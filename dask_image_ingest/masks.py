@@ -9,6 +9,8 @@ Dask expressions learn to turn round, where these dtypes ask for it. Workers nee
 
 from __future__ import annotations
 
+from typing import Any
+
 import pandas as pd
 import pyarrow as pa
 from dask.dataframe.dask_expr import _expr as dx
@@ -34,6 +36,6 @@ def _arrow_first(self: dx.Binop) -> dx.Expr | None:
     return None
 
 
-def _dtype(operand: object) -> object:
+def _dtype(operand: Any) -> Any:
     series = isinstance(operand, dx.Expr) and operand.ndim == 1
     return operand._meta.dtype if series else None

@@ -13,7 +13,7 @@ from dask_image_ingest.conversion import convert
 from dask_image_ingest.decode.header import Header, read_header
 from dask_image_ingest.filters import Filters, columns_of, matching
 from dask_image_ingest.schema import POINTER_COLUMNS, Component, image_member
-from dask_image_ingest.tar import Sample, Scan, Span, read_member
+from dask_image_ingest.tar import Sample, Scan, Span, duplicate_error, read_member
 from dask_image_ingest.warning import warn_user
 
 _MISSING = Header(None, None, None, None, "missing: the sample has no image member", True)
@@ -119,7 +119,8 @@ class Rows:
         if name == "__url__":
             return pa.repeat(pa.scalar(self.url, pa.string()), len(self))
         if name == "offset":
-            return pa.array([self._offset(span) for span in self.spans], pa.int64())
+            places = map(self._offset, self.samples, self.spans)
+            return pa.array(places, pa.int64())
         if name == "nbytes":
             return pa.array([span and span[1] for span in self.spans], pa.int64())
         if name in _HEADER_COLUMNS:
@@ -127,19 +128,18 @@ class Rows:
             return pa.array([header[position] for header in self.headers], POINTER_COLUMNS[name])
         return self._component(self._components[name])
 
-    def _offset(self, span: Span | None) -> int | None:
-        # A sparse member has no range of bytes in the shard that is its content.
-        return None if span is None or span[0] in self._scanned.sparse else span[0]
+    def _offset(self, sample: Sample, span: Span | None) -> int | None:
+        # No range of bytes in the shard is the content of a sparse member, or of which of two.
+        if span is None or sample.duplicates or span[0] in self._scanned.sparse:
+            return None
+        return span[0]
 
     def _header(self, sample: Sample, span: Span | None) -> Header:
         if span is None:
             return _MISSING
         header = read_header(read_member(self._buffer, self._scanned, span), self._max_pixels)
         if sample.duplicates and header.error is None:
-            what = ", ".join(sorted(sample.duplicates))
-            return header._replace(
-                error=f"duplicate-member: the sample has more than one {what}; which is meant?"
-            )
+            return header._replace(error=duplicate_error(sample))
         return header
 
     def _component(self, component: Component) -> pa.Array:

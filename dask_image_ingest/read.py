@@ -7,14 +7,20 @@ import os
 import warnings
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
-from numbers import Real
 from typing import Any, Literal
 
+import numpy as np
 from dask.base import tokenize
 from dask.dataframe.dask_expr import new_collection
 from dask.utils import parse_bytes
 
-from dask_image_ingest.arguments import check_choice, check_storage_options, names, shown
+from dask_image_ingest.arguments import (
+    check_choice,
+    check_storage_options,
+    is_whole,
+    list_of_names,
+    shown,
+)
 from dask_image_ingest.decode.options import MAX_PIXELS, Decoding, make_decoding
 from dask_image_ingest.decode.scaled import require_simplejpeg
 from dask_image_ingest.errors import ArgumentError
@@ -195,7 +201,7 @@ def read_webdataset_images(
     return new_collection(ReadWebDataset(dataset, selected, filters_))
 
 
-def _partition_bytes(partition_size: int | str | None, backend: Backend) -> int | None:
+def _partition_bytes(partition_size: Any, backend: Backend) -> int | None:
     if partition_size is None:
         return None
     nbytes = 0
@@ -204,8 +210,8 @@ def _partition_bytes(partition_size: int | str | None, backend: Backend) -> int 
             # Shards are taken to decode to as much as the first one, and some decode to more.
             return min(backend.partition_memory(), backend.largest_partition // 2)
         with suppress(ValueError, OverflowError):
-            nbytes = parse_bytes(partition_size)
-    elif isinstance(partition_size, Real) and not isinstance(partition_size, bool):
+            nbytes = parse_bytes(partition_size) if partition_size.strip() else 0
+    elif is_whole(partition_size) or isinstance(partition_size, (float, np.floating)):
         with suppress(ValueError, OverflowError):
             nbytes = int(partition_size)
     if nbytes < 1:
@@ -248,7 +254,7 @@ def _shares(whole: int, share: int) -> int:
 def _columns(columns: Sequence[str] | None, schema: Schema) -> list[str] | None:
     if columns is None:
         return None
-    selected = names("columns", columns, "column names")
+    selected = list_of_names("columns", columns, "column names")
     unknown = [column for column in selected if column not in schema.types]
     if unknown:
         raise ArgumentError(

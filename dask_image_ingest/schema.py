@@ -8,7 +8,7 @@ from typing import Any
 
 import pyarrow as pa
 
-from dask_image_ingest.arguments import names, shown
+from dask_image_ingest.arguments import is_utf8, list_of_names, shown
 from dask_image_ingest.conversion import arrow_type
 from dask_image_ingest.errors import ArgumentError
 from dask_image_ingest.tar import Sample, Scan, read_member
@@ -137,7 +137,9 @@ def image_member(sample: Sample, extensions: Sequence[str]) -> str | None:
 
 
 def _image_extensions(image: Any) -> tuple[str, ...]:
-    listed = image.split(";") if isinstance(image, str) else names("image", image, "extensions")
+    listed = (
+        image.split(";") if isinstance(image, str) else list_of_names("image", image, "extensions")
+    )
     extensions = (extension.strip().lstrip(".").lower() for extension in listed)
     found = tuple(dict.fromkeys(filter(None, extensions)))
     if not found:
@@ -149,7 +151,7 @@ def _image_extensions(image: Any) -> tuple[str, ...]:
 
 def _asked_for(components: Any) -> dict[str, pa.DataType]:
     """Extension → type, as a user named them."""
-    if not isinstance(components, Mapping) or not all(isinstance(e, str) for e in components):
+    if not isinstance(components, Mapping) or not all(map(_is_name, components)):
         raise ArgumentError(
             f"components={shown(components)}: pass 'infer', or a mapping of member extensions to "
             "types such as {'txt': 'string'}"
@@ -166,8 +168,7 @@ def _asked_for(components: Any) -> dict[str, pa.DataType]:
 
 def _json_fields(json_fields: Any) -> list[Component]:
     fields = {} if json_fields is None else json_fields
-    named = isinstance(fields, Mapping) and all(isinstance(f, str) and f for f in fields)
-    if not named:
+    if not isinstance(fields, Mapping) or not all(map(_is_name, fields)):
         raise ArgumentError(
             f"json_fields={shown(json_fields)}: pass a mapping of field names to types, such as "
             "{'similarity': 'float32'}"
@@ -176,6 +177,10 @@ def _json_fields(json_fields: Any) -> list[Component]:
         Component(f"json.{name}", "json", arrow_type(f"json_fields[{name!r}]", type_), path=name)
         for name, type_ in fields.items()
     ]
+
+
+def _is_name(name: Any) -> bool:
+    return isinstance(name, str) and bool(name) and is_utf8(name)
 
 
 def _inferred(scanned: Scan, buffer, extensions: Sequence[str]) -> dict[str, pa.DataType]:

@@ -92,11 +92,15 @@ def find_shards(
 def _as_patterns(paths: Any) -> list[str]:
     if isinstance(paths, (str, os.PathLike)):
         paths = [paths]
-    elif isinstance(paths, (bytes, Mapping)) or not isinstance(paths, Iterable):
+    try:
+        listed = None if isinstance(paths, (bytes, Mapping)) else list(paths)
+    except TypeError:
+        listed = None
+    if listed is None:
         raise ArgumentError(
             f"paths must be a path, a URL or a list of them, not {type(paths).__name__}"
         )
-    patterns = [_as_pattern(path) for path in paths]
+    patterns = [_as_pattern(path) for path in listed]
     if not patterns:
         raise ArgumentError("paths is empty: give at least one path, glob, folder or URL")
     return patterns

@@ -13,7 +13,7 @@ from dask_image_ingest.errors import ShardError
 from dask_image_ingest.tarheader import Buffer, SparseMap
 from dask_image_ingest.tarwalk import Damage, Member, Walk
 
-__all__ = ["Buffer", "Damage", "Sample", "Scan", "Span", "read_member", "scan"]
+__all__ = ["Buffer", "Damage", "Sample", "Scan", "Span", "duplicate_error", "read_member", "scan"]
 
 # Offset and size of a member's bytes in the (decompressed) shard.
 Span = tuple[int, int]
@@ -138,6 +138,12 @@ def read_member(buffer: Buffer, scan: Scan, span: Span) -> Any:
         expanded[start : start + length] = buffer[offset : offset + length]
         offset += length
     return bytes(expanded)
+
+
+def duplicate_error(sample: Sample) -> str:
+    """Why a sample with duplicate members has no image."""
+    what = ", ".join(sorted(sample.duplicates))
+    return f"duplicate-member: the sample has more than one {what}; which is meant?"
 
 
 # Both are webdataset's own: base_plus_ext and skip_meta in its module tariterators.

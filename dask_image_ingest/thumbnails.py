@@ -16,13 +16,15 @@ import pandas as pd
 from dask.dataframe.dask_expr import FrameBase
 from dask.utils import format_bytes
 
+from dask_image_ingest.arguments import list_of_names, whole_number
 from dask_image_ingest.decode.options import make_decoding
 from dask_image_ingest.errors import ArgumentError
 from dask_image_ingest.expr import ReadWebDataset
 from dask_image_ingest.frames import backend_of
 from dask_image_ingest.frames.pandas import pandas_type
-from dask_image_ingest.late_decode import POINTER, decode_frame
+from dask_image_ingest.late_decode import decode_frame
 from dask_image_ingest.page import STYLE, page
+from dask_image_ingest.pointers import POINTER
 from dask_image_ingest.resize import encode, small_images
 
 _FACTS = ("format", "height", "width", "nbytes")
@@ -119,15 +121,16 @@ def make_thumbnails(
     ------
     ArgumentError
     """
-    columns = [columns] if isinstance(columns, str) else list(columns)
+    n, thumbnail = whole_number("n", n, 1), whole_number("thumbnail", thumbnail, 1)
+    columns = (
+        [columns] if isinstance(columns, str) else list_of_names("columns", columns, "column names")
+    )
     unknown = [name for name in columns if name not in frame.columns]
     if unknown:
         raise ArgumentError(
             f"columns= names {', '.join(map(repr, unknown))}; the frame has "
             f"{', '.join(map(repr, frame.columns))}"
         )
-    if n < 1 or thumbnail < 1:
-        raise ArgumentError(f"n={n}, thumbnail={thumbnail}: both must be positive")
     pointed = set(POINTER) <= set(frame.columns)
     image = [] if pointed else [frame.images.column]
     texts = [name for name in columns if name not in image and not (pointed and name == "error")]

@@ -1,4 +1,4 @@
-"""Filters give the rows that pandas and plain Python give, for every type of column and constant."""
+"""Filters give the rows that pandas and plain Python give, whatever the types."""
 
 import json
 import math
@@ -38,9 +38,9 @@ FIELDS = {
     "text": ("string", TEXTS),
 }
 CONSTANTS = (
-    *INTEGERS, *FLOATS, *TEXTS, True, False, 2**63, 2**64, 2**70, -(2**70), 2**24 + 1.0, 2.0**53 + 2,
+    *INTEGERS, *FLOATS, *TEXTS, True, False, 2**63, 2**64, 2**70, -(2**70), 2.0**53 + 2,
     np.int8(1), np.int64(2**53 + 1), np.uint8(255), np.uint64(2**63), np.float32(0.1), np.bool_(1),
-    np.float64(0.5), np.float16(0.5), np.longdouble("0.1"), np.str_("a"), np.datetime64("2020-01-01"),
+    np.float64(0.5), np.float16(0.5), np.longdouble("0.1"), np.str_("a"), np.datetime64(0, "D"),
     Decimal("0.1"), Decimal(2**53 + 1), pd.Timestamp("2020-01-01"), b"a", b"a\0", None, pd.NA, 1j,
 )  # fmt: skip
 COMPARISONS = {
@@ -188,7 +188,7 @@ def test_random_queries_keep_the_rows_that_pandas_keeps(table, frame):
             try:
                 want = frame[predicate(frame)]["__key__"].tolist()
                 lazy = table[predicate(table)]["__key__"]
-            except Exception:
+            except Exception:  # what pandas can't answer, nobody answers
                 continue
             assert lazy.compute().tolist() == want, (seed, compared)
             compared += 1

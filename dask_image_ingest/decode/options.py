@@ -5,13 +5,12 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from numbers import Integral
 from typing import Any, Literal
 
 import numpy as np
 from dask.base import tokenize
 
-from dask_image_ingest.arguments import check_choice, check_flag, shown, whole_number
+from dask_image_ingest.arguments import check_choice, check_flag, is_whole, shown, whole_number
 from dask_image_ingest.decode.header import Header
 from dask_image_ingest.errors import ArgumentError
 
@@ -114,7 +113,7 @@ def make_decoding(
     return Decoding(device, _size(size, resize), resize, mode, transform, limit, scaled_decode)
 
 
-def _size(size: int | tuple[int, int] | None, resize: str) -> tuple[int, ...] | None:
+def _size(size: Any, resize: str) -> tuple[int, ...] | None:
     if size is None:
         if resize != "stretch":
             raise ArgumentError(f"resize={resize!r} does nothing without size=")
@@ -136,4 +135,4 @@ def _size(size: int | tuple[int, int] | None, resize: str) -> tuple[int, ...] | 
 
 
 def _is_edge(edge: Any) -> bool:
-    return isinstance(edge, Integral) and type(edge) is not bool and 1 <= edge <= LARGEST_EDGE
+    return is_whole(edge) and 1 <= edge <= LARGEST_EDGE

@@ -10,8 +10,9 @@ import dask
 import numpy as np
 import pyarrow as pa
 
+from dask_image_ingest.arguments import check_choice
 from dask_image_ingest.decode import PixelBuffer, Pixels
-from dask_image_ingest.errors import ArgumentError, MissingDependencyError
+from dask_image_ingest.errors import MissingDependencyError
 
 BackendName = Literal["cudf", "pandas"]
 
@@ -95,8 +96,7 @@ def choose_backend(name: str | None = None) -> BackendName:
         name = dask.config.get("dataframe.backend", "pandas")
         if name == "pandas" and not _chosen_pandas() and gpus():
             name = "cudf"
-    if name not in ("cudf", "pandas"):
-        raise ArgumentError(f"backend={name!r}; choose 'cudf' or 'pandas'")
+    check_choice("backend", name, ("cudf", "pandas"))
     return name  # type: ignore[return-value]
 
 
