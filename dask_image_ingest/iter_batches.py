@@ -12,9 +12,10 @@ import numpy as np
 from dask_image_ingest.batch_order import Position, Shuffle
 from dask_image_ingest.batch_rows import Rows, rows_of
 from dask_image_ingest.batch_source import Source
-from dask_image_ingest.batches import check_batch_size, joined
+from dask_image_ingest.batches import check_batch_size
 from dask_image_ingest.errors import ArgumentError, MissingDependencyError
 from dask_image_ingest.frames import Backend, backend_of
+from dask_image_ingest.frames.joined import joined
 
 Format = Literal["numpy", "cupy", "torch"]
 
