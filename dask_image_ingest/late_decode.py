@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import zlib
 from collections.abc import Callable
+from functools import partial
 from typing import Any, ClassVar, Literal
 
 import pyarrow as pa
@@ -11,7 +11,7 @@ import pyarrow.compute as pc
 from dask.dataframe.dask_expr import FrameBase, new_collection
 from dask.dataframe.dask_expr import _expr as dx
 
-from dask_image_ingest.decode import Decoding, decode
+from dask_image_ingest.decode import Decoding, Origin, decode
 from dask_image_ingest.decode.header import Header, read_header
 from dask_image_ingest.decode.options import MAX_PIXELS, make_decoding
 from dask_image_ingest.errors import ArgumentError, ImageDecodeError
@@ -101,17 +101,24 @@ def decode_frame(
 ) -> Any:
     """Decode the images that one pandas or cuDF frame points to."""
     backend = backend_of(frame)
-    pointers = backend.to_arrow(frame[list(POINTER)])
+    pointers = backend.to_arrow(frame[[n for n in (*POINTER, "__key__") if n in frame.columns]])
     encoded = _read_encoded(pointers, storage_options)
     headers = [
         _NO_POINTER if data is None else read_header(data, decoding.max_pixels) for data in encoded
     ]
     nbytes = sum(map(decoding.nbytes, headers))
     check_size(f"the {len(headers)} images of a partition", nbytes, backend.largest_partition)
-    seed = zlib.crc32(repr(pointers.column("offset").to_pylist()).encode())
     buffer = backend.pixel_buffer(nbytes)
-    pixels = decode(headers, encoded.__getitem__, decoding, buffer, seed)
+    pixels = decode(headers, encoded.__getitem__, decoding, buffer, partial(_origin, pointers))
     return backend.with_images(frame, pixels)
+
+
+def _origin(pointers: pa.Table, row: int) -> Origin:
+    told = {name: pointers.column(name)[row].as_py() for name in pointers.column_names}
+    url, offset = told["__url__"], told["offset"]
+    key = told.get("__key__")
+    name = f"the image at byte {offset}" if key is None else f"sample {key!r}"
+    return Origin(url or "", offset or 0, name)
 
 
 def _decode_and_report(
