@@ -10,7 +10,7 @@ import pyarrow as pa
 from PIL import Image
 
 from dask_image_ingest.decode import Pixels
-from dask_image_ingest.decode.decoders import decoders
+from dask_image_ingest.decode.decoders import decoders_for
 from dask_image_ingest.decode.options import make_decoding
 from dask_image_ingest.frames import backend_of
 
@@ -33,7 +33,7 @@ def small_images(frame: Any, image: str, size: int | tuple[int, int], resize: st
     shapes = np.zeros((len(arrays), 3), np.int32)
     buffer = backend.pixel_buffer(0)
     done = 0
-    dali = decoders(decoding)
+    dali = decoders_for(decoding)
     with dali.lock:
         try:
             dali.clear()

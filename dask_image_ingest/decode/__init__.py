@@ -12,7 +12,7 @@ import numpy as np
 
 from dask_image_ingest.decode import journal
 from dask_image_ingest.decode.dali import Decoder, Refused
-from dask_image_ingest.decode.decoders import Decoders, decoders
+from dask_image_ingest.decode.decoders import Decoders, decoders_for
 from dask_image_ingest.decode.guard import crashed, decode_guarded
 from dask_image_ingest.decode.header import BadImage, Header
 from dask_image_ingest.decode.options import Decoding
@@ -119,7 +119,7 @@ def decode_in_batches(
     errors = [header.error for header in headers]
     shapes = np.zeros((len(headers), 3), np.int32)
     plan = Plan(headers, image_bytes, decoding)
-    dali = decoders(decoding)
+    dali = decoders_for(decoding)
     with dali.lock:
         try:
             dali.clear()

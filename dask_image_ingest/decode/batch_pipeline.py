@@ -49,7 +49,7 @@ class BatchPipeline:
         Raises
         ------
         RuntimeError
-            Where an operator fails; the pipeline is dead after that, and rebuilt for the next batch.
+            Where an operator fails. The pipeline is dead then, and the next batch gets another.
         """
         try:
             (images,) = self._pipeline.share_outputs()

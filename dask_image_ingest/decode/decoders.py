@@ -44,7 +44,7 @@ class Decoders:
             decoder.clear()
 
 
-def decoders(decoding: Decoding) -> Decoders:
+def decoders_for(decoding: Decoding) -> Decoders:
     """The decoders of this process for these options."""
     return _decoders(decoding, os.getpid())
 

@@ -37,7 +37,9 @@ _STRIDE = 65537
 _MIXING = frozenset(("BatchPermutation", "PermuteBatch"))
 
 # What DALI says about an operator that fails, without its stack.
-_REASON = re.compile(r"(?:operator `([^`]+)`.*?)?encountered:\s+(.+?)\s*(?:C\+\+ context|$)", re.S)
+_REASON = re.compile(
+    r"(?:operator `([^`]+)`.*?)?encountered:\s+(.+?)\s*(?:C\+\+ context|$)", re.DOTALL
+)
 
 
 class _Part(NamedTuple):

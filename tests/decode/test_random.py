@@ -194,8 +194,8 @@ def shards(tmp_path_factory):
             edge = (40, 200)[number % 2]
             image = Image.fromarray(random.integers(0, 255, (edge, edge, 3), dtype=np.uint8))
             kind = ("JPEG", "JPEG", "PNG", "BMP")[number % 4]
-            data = save(image, kind)
-            files[f"{shard}-{number:02}.{kind[:3].lower()}"] = data[:50] if number % 7 == 5 else data
+            nbytes = 50 if number % 7 == 5 else None
+            files[f"{shard}-{number:02}.{kind[:3].lower()}"] = save(image, kind)[:nbytes]
         paths.append(write_tar(folder / f"{shard}.tar", files))
     return paths
 

@@ -88,11 +88,11 @@ def test_dali_refuses_no_jpeg_that_has_passed_a_thorough_look():
     pytest.importorskip("nvidia.dali", reason="nothing is decoded without DALI")
     from dask_image_ingest.decode import Decoding
     from dask_image_ingest.decode.dali import Refused
-    from dask_image_ingest.decode.decoders import decoders
+    from dask_image_ingest.decode.decoders import decoders_for
 
     random_ = random.Random(20)
     originals = [data for name, data in images().items() if name.startswith("jpeg")]
-    dali = decoders(Decoding()).suspect
+    dali = decoders_for(Decoding()).suspect
     refused = 0
     for _ in range(600):
         mutant = mutate(random_, random_.choice(originals), random_.choice(originals))
