@@ -14,9 +14,9 @@ from dask_image_ingest.arguments import whole_number
 from dask_image_ingest.batch_order import Order, Position, Shuffle, parse_start
 from dask_image_ingest.batch_rows import Rows, rows_of
 from dask_image_ingest.batch_source import Source
-from dask_image_ingest.batches import joined
 from dask_image_ingest.errors import ArgumentError, MissingDependencyError
 from dask_image_ingest.frames import Backend, backend_of
+from dask_image_ingest.frames.joined import joined
 
 Format = Literal["numpy", "cupy", "torch"]
 

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import functools
-import zlib
 from collections.abc import Callable
+from functools import partial
 from typing import Any, ClassVar, Literal
 
 import numpy as np
@@ -14,7 +14,7 @@ from dask.dataframe.dask_expr import FrameBase, new_collection
 from dask.dataframe.dask_expr import _expr as dx
 
 from dask_image_ingest.arguments import check_choice, check_frame, check_storage_options
-from dask_image_ingest.decode import Decoding, Pixels, decode
+from dask_image_ingest.decode import Decoding, Origin, Pixels, decode
 from dask_image_ingest.decode.header import Header, read_header
 from dask_image_ingest.decode.options import MAX_PIXELS, make_decoding
 from dask_image_ingest.errors import ArgumentError, ImageDecodeError
@@ -111,9 +111,8 @@ def decode_frame(
     ]
     nbytes = sum(map(decoding.nbytes, headers))
     check_size(f"the {len(headers)} images of a partition", nbytes, backend.largest_partition)
-    seed = zlib.crc32(repr(pointers.column("offset").to_pylist()).encode())
     buffer = backend.pixel_buffer(nbytes)
-    pixels = decode(headers, encoded.__getitem__, decoding, buffer, seed)
+    pixels = decode(headers, encoded.__getitem__, decoding, buffer, partial(_origin, pointers))
     return backend.with_images(frame, pixels)
 
 
@@ -127,6 +126,14 @@ def _pointers(frame: Any) -> pa.Table:
             f"{error}"
         ) from error
     return checked_pointers(table)
+
+
+def _origin(pointers: pa.Table, row: int) -> Origin:
+    told = {name: pointers.column(name)[row].as_py() for name in pointers.column_names}
+    url, offset = told["__url__"], told["offset"]
+    key = told.get("__key__")
+    name = f"the image at byte {offset}" if key is None else f"sample {key!r}"
+    return Origin(url or "", offset or 0, name)
 
 
 def _decode_and_report(

@@ -11,6 +11,7 @@ import pyarrow as pa
 from dask_image_ingest.collector import collector_at_rest
 from dask_image_ingest.conversion import convert
 from dask_image_ingest.decode.header import Header, read_header
+from dask_image_ingest.decode.origin import Origin
 from dask_image_ingest.filters import Filters, columns_of, matching
 from dask_image_ingest.schema import POINTER_COLUMNS, Component, image_member
 from dask_image_ingest.tar import Sample, Scan, Span, duplicate_error, read_member
@@ -77,6 +78,10 @@ class Rows:
         """The encoded image of one row, without a copy where its bytes lie side by side."""
         span = self.spans[row]
         return None if span is None else read_member(self._buffer, self._scanned, span)
+
+    def origin(self, row: int) -> Origin:
+        """Which sample of which shard a row is."""
+        return Origin(self.url, int(self.numbers[row]), f"sample {self.samples[row].key!r}")
 
     def keep(self, filters: Filters | None) -> Rows:
         """The rows for which ``filters`` hold, judged by their metadata."""

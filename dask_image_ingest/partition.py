@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import zlib
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -42,11 +41,6 @@ class ShardPiece:
     url: str
     part: int = 0
     parts: int = 1
-
-    @property
-    def seed(self) -> int:
-        """A number of this piece's own, for random transforms."""
-        return zlib.crc32(f"{self.url} {self.part}/{self.parts}".encode())
 
     def rows(self, samples: int) -> range:
         """Which of a shard's samples these are."""
@@ -160,7 +154,7 @@ def _decode(piece: ShardPiece, rows: Rows, query: Query) -> Pixels:
         buffer = backend.pixel_buffer(nbytes)
     else:
         buffer = NoPixels()
-    pixels = decode(rows.headers, rows.image_bytes, query.decoding, buffer, piece.seed)
+    pixels = decode(rows.headers, rows.image_bytes, query.decoding, buffer, rows.origin)
     failed = [row for row, error in enumerate(pixels.errors) if error is not None]
     if failed and query.errors == "raise":
         row = failed[0]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import zlib
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import tee
@@ -10,14 +11,16 @@ from typing import Any, Protocol
 import numpy as np
 
 from dask_image_ingest.decode import journal
-from dask_image_ingest.decode.dali import Refused, decoder
+from dask_image_ingest.decode.dali import Decoder, Refused
+from dask_image_ingest.decode.decoders import Decoders, decoders_for
 from dask_image_ingest.decode.guard import crashed, decode_guarded
 from dask_image_ingest.decode.header import BadImage, Header
 from dask_image_ingest.decode.options import Decoding
+from dask_image_ingest.decode.origin import Origin, unknown
 from dask_image_ingest.decode.plan import Batch, Plan
 from dask_image_ingest.decode.scaled import ScaledDecoder
 
-__all__ = ["Decoding", "PixelBuffer", "Pixels", "decode"]
+__all__ = ["Decoding", "Origin", "PixelBuffer", "Pixels", "decode"]
 
 
 class PixelBuffer(Protocol):
@@ -68,7 +71,7 @@ def decode(
     image_bytes: Callable[[int], Any],
     decoding: Decoding,
     buffer: PixelBuffer,
-    seed: int = 0,
+    origin: Callable[[int], Origin] = unknown,
 ) -> Pixels:
     """Decode the images of a partition, in the order of its rows.
 
@@ -82,9 +85,14 @@ def decode(
         What the images should look like.
     buffer
         Takes the pixels.
-    seed
-        For the random operators of a transform, and to know a partition again: where a process has
-        died in its midst, its images are decoded under guard.
+    origin
+        Gives the origin of a row, for the random operators of a transform, and to know a partition
+        again: where a process has died in its midst, its images are decoded under guard.
+
+    Raises
+    ------
+    FunctionError
+        If a transform fails.
 
     Notes
     -----
@@ -93,11 +101,11 @@ def decode(
     What both refuse becomes an error.
     """
     headers = _without_crashers(headers, image_bytes)
-    with journal.underway(f"{decoding.token}-{seed:08x}-{len(headers)}") as died_before:
+    with journal.underway(_name(decoding, len(headers), origin)) as died_before:
         if died_before:
-            shapes, errors = decode_guarded(headers, image_bytes, decoding, buffer, seed)
+            shapes, errors = decode_guarded(headers, image_bytes, decoding, buffer, origin)
             return Pixels(buffer.finish(), shapes, errors)
-        return decode_in_batches(headers, image_bytes, decoding, buffer, seed)
+        return decode_in_batches(headers, image_bytes, decoding, buffer, origin)
 
 
 def decode_in_batches(
@@ -105,39 +113,81 @@ def decode_in_batches(
     image_bytes: Callable[[int], Any],
     decoding: Decoding,
     buffer: PixelBuffer,
-    seed: int,
+    origin: Callable[[int], Origin] = unknown,
 ) -> Pixels:
     """Decode in this very process."""
     errors = [header.error for header in headers]
     shapes = np.zeros((len(headers), 3), np.int32)
     plan = Plan(headers, image_bytes, decoding)
-    dali = ScaledDecoder(decoding) if decoding.scaled else decoder(decoding, "encoded")
-    planned, underway = tee(plan)
-    outputs = dali.run((batch.encoded for batch in planned), seed)
-    for batch, images in zip(underway, outputs, strict=True):
-        seed += 1
-        if isinstance(images, Refused):
-            images = _isolate(batch.encoded, images.culprit, decoding, seed)
-        plan.learn(_rows_without_image(batch.trusted, images))
-        if not isinstance(images, list) and len(images) == len(batch.rows):
-            found = images.shape()
-            if all(_fits(found[at], headers[row], decoding) for at, row in enumerate(batch.rows)):
-                shapes[batch.rows] = found
+    dali = decoders_for(decoding)
+    with dali.lock:
+        try:
+            dali.clear()
+            for batch, images in _decoded(plan, decoding, dali):
+                plan.learn(_rows_without_image(batch.trusted, images))
+                rows, images = _pictures(batch, images, plan, headers, errors, decoding, dali)
+                if rows and dali.transform is not None:
+                    images = dali.transform.run(images, [origin(row) for row in rows])
+                shapes[rows] = _shapes(images)
                 buffer.append(images)
-                continue
-        pictures = {
-            row: image
-            for row, image in zip(batch.trusted, images, strict=True)
-            if image is not None and _fits(image.shape(), headers[row], decoding)
-        }
-        for row in batch.rows:
-            if errors[row] is None and row not in pictures and row not in batch.careful:
-                plan.assign_to_pillow(row, batch)
-        pictures.update(_careful(batch, errors, decoding, seed))
-        for row, image in pictures.items():
-            shapes[row] = image.shape() if callable(image.shape) else image.shape
-        buffer.append([pictures[row] for row in batch.rows if row in pictures])
+        finally:
+            dali.clear()
     return Pixels(buffer.finish(), shapes, errors)
+
+
+def _name(decoding: Decoding, count: int, origin: Callable[[int], Origin]) -> str:
+    """What tells a partition from others of the same options."""
+    ends = repr([origin(row) for row in (0, count - 1)]) if count else ""
+    return f"{decoding.token}-{zlib.crc32(ends.encode()):08x}-{count}"
+
+
+def _decoded(plan: Plan, decoding: Decoding, dali: Decoders) -> Iterator[tuple[Batch, Any]]:
+    """Each batch of the plan with what DALI makes of it: None for an image that it refuses."""
+    first = ScaledDecoder(decoding, dali) if decoding.scaled else dali.encoded
+    planned, underway = tee(plan)
+    outputs = first.run(batch.encoded for batch in planned)
+    for batch, images in zip(underway, outputs, strict=True):
+        if isinstance(images, Refused):
+            yield batch, _isolate(batch.encoded, images.culprit, dali.suspect)
+        else:
+            yield batch, images
+
+
+def _pictures(
+    batch: Batch,
+    images: Any,
+    plan: Plan,
+    headers: Sequence[Header],
+    errors: list[str | None],
+    decoding: Decoding,
+    dali: Decoders,
+) -> tuple[list[int], Any]:
+    """The rows of a batch that have an image, and these: DALI's and Pillow's.
+
+    A tensor list as DALI has given it, if that is all of them.
+    """
+    if not isinstance(images, list) and len(images) == len(batch.rows):
+        found = images.shape()
+        if all(_fits(found[at], headers[row], decoding) for at, row in enumerate(batch.rows)):
+            return batch.rows, images
+    pictures = {
+        row: image
+        for row, image in zip(batch.trusted, images, strict=True)
+        if image is not None and _fits(image.shape(), headers[row], decoding)
+    }
+    for row in batch.rows:
+        if errors[row] is None and row not in pictures and row not in batch.careful:
+            plan.assign_to_pillow(row, batch)
+    pictures.update(_careful(batch, errors, decoding, dali))
+    rows = [row for row in batch.rows if row in pictures]
+    return rows, [pictures[row] for row in rows]
+
+
+def _shapes(images: Any) -> Any:
+    if not isinstance(images, list):
+        return images.shape()
+    shapes = [image.shape() if callable(image.shape) else image.shape for image in images]
+    return np.array(shapes, np.int32).reshape(-1, 3)
 
 
 def _rows_without_image(rows: list[int], images: Any) -> list[int]:
@@ -147,7 +197,7 @@ def _rows_without_image(rows: list[int], images: Any) -> list[int]:
 
 
 def _careful(
-    batch: Batch, errors: list[str | None], decoding: Decoding, seed: int
+    batch: Batch, errors: list[str | None], decoding: Decoding, dali: Decoders
 ) -> dict[int, Any]:
     """What Pillow has made of its images of a batch, in the shape that was asked for."""
     arrays: dict[int, np.ndarray] = {}
@@ -160,7 +210,7 @@ def _careful(
             arrays[row] = future.result()
     if not arrays or (decoding.size is None and decoding.transform is None):
         return arrays
-    (images,) = decoder(decoding, "pixels").run([list(arrays.values())], seed)
+    (images,) = dali.pixels.run([list(arrays.values())])
     return dict(zip(arrays, images, strict=True))
 
 
@@ -179,7 +229,7 @@ def _without_crashers(
     ]
 
 
-def _isolate(images: list[np.ndarray], culprit: int | None, decoding: Decoding, seed: int) -> list:
+def _isolate(images: list[np.ndarray], culprit: int | None, suspect: Decoder) -> list:
     """Decode a batch that was refused in smaller parts; None for what DALI can't decode."""
     if culprit is None or culprit >= len(images):
         parts = list(_split(images, max(1, len(images) // 8)))
@@ -188,7 +238,7 @@ def _isolate(images: list[np.ndarray], culprit: int | None, decoding: Decoding, 
         before, after = images[:culprit], images[culprit + 1 :]
         parts = [*_split(before, step), [], *_split(after, step)]
     # All of them before the next step down, which runs on the same pipeline.
-    outputs = list(decoder(decoding, "suspect").run(parts, seed))
+    outputs = list(suspect.run(parts))
     isolated: list = []
     for encoded, decoded in zip(parts, outputs, strict=True):
         if not encoded:
@@ -197,8 +247,7 @@ def _isolate(images: list[np.ndarray], culprit: int | None, decoding: Decoding, 
             isolated.extend(decoded)
         else:
             alone = len(encoded) == 1
-            smaller = [None] if alone else _isolate(encoded, decoded.culprit, decoding, seed)
-            isolated.extend(smaller)
+            isolated.extend([None] if alone else _isolate(encoded, decoded.culprit, suspect))
     return isolated
 
 
@@ -208,5 +257,4 @@ def _split(images: list[np.ndarray], size: int) -> Iterator[list[np.ndarray]]:
 
 def _fits(shape: Sequence[int], header: Header, decoding: Decoding) -> bool:
     # Where readers take a damaged header in two ways, Pillow's is the one that counts.
-    resized = decoding.size is not None or decoding.transform is not None
-    return resized or tuple(shape[:2]) == (header.height, header.width)
+    return decoding.size is not None or tuple(shape[:2]) == (header.height, header.width)

@@ -22,6 +22,7 @@ from dask_image_ingest.decode import journal
 from dask_image_ingest.decode.bad import BadImage
 from dask_image_ingest.decode.header import Header
 from dask_image_ingest.decode.options import Decoding
+from dask_image_ingest.decode.origin import Origin
 from dask_image_ingest.errors import DaskImageIngestError
 
 # The path first: it may lead to this very package.
@@ -51,7 +52,7 @@ class Guard:
     def __exit__(self, *_: object) -> None:
         self._end()
 
-    def decode(self, header: Header, data: bytes, seed: int) -> np.ndarray:
+    def decode(self, header: Header, data: bytes, origin: Origin) -> np.ndarray:
         """Decode one image.
 
         Raises
@@ -64,7 +65,7 @@ class Guard:
         for _ in range(2):
             process = self._started()
             try:
-                reply = self._ask(process, (header, data, seed))
+                reply = self._ask(process, (header, data, origin))
             except (EOFError, BrokenPipeError):
                 death = _name_of(self._end())
                 continue
@@ -116,7 +117,7 @@ def decode_guarded(
     image_bytes: Callable[[int], Any],
     decoding: Decoding,
     buffer: Any,
-    seed: int,
+    origin: Callable[[int], Origin],
 ) -> tuple[np.ndarray, list[str | None]]:
     """Decode the images of a partition one by one in a guarded process: shapes and errors."""
     errors = [header.error for header in headers]
@@ -126,7 +127,7 @@ def decode_guarded(
             if header.error is not None:
                 continue
             try:
-                image = guard.decode(header, bytes(image_bytes(row)), seed + row)
+                image = guard.decode(header, bytes(image_bytes(row)), origin(row))
             except BadImage as bad:
                 errors[row] = str(bad)
                 continue
@@ -154,12 +155,14 @@ def serve() -> None:
     _answer(answers, _READY)
     while True:
         try:
-            header, data, seed = pickle.load(questions)
+            header, data, origin = pickle.load(questions)
         except EOFError:
             return
         image = _OneImage()
         try:
-            pixels = decode_in_batches([header], [data].__getitem__, decoding, image, seed)
+            pixels = decode_in_batches(
+                [header], [data].__getitem__, decoding, image, [origin].__getitem__
+            )
         except Exception as error:  # of the user's transform, for example: raised over there
             _answer(answers, error)
             continue
