@@ -25,6 +25,11 @@ from dask_image_ingest.partition import (
 )
 from dask_image_ingest.schema import Schema
 
+_NAME = "read-webdataset-images"
+
+#: The name of a read that makes all images of one shape: what is persisted knows nothing else of it.
+SHAPE_IN_NAME = rf"{_NAME}-(\d+)x(\d+)x(\d+)-[0-9a-f]+"
+
 _OPERATORS: dict[type, str] = {
     dx.EQ: "==",
     dx.NE: "!=",
@@ -91,7 +96,11 @@ class ReadWebDataset(dx.PartitionsFiltered, BlockwiseIO):
 
     @functools.cached_property
     def _name(self) -> str:
-        return f"read-webdataset-images-{self.deterministic_token}"
+        shape = self.dataset.decoding.shape
+        if "image" in self.columns and None not in shape:
+            height, width, channels = shape
+            return f"{_NAME}-{height}x{width}x{channels}-{self.deterministic_token}"
+        return f"{_NAME}-{self.deterministic_token}"
 
     @property
     def columns(self) -> list[str]:
@@ -285,4 +294,4 @@ def _is_scalar(value) -> bool:
     return isinstance(value, (bool, int, float, str, np.generic)) and value == value
 
 
-__all__ = ["Dataset", "ReadWebDataset", "as_filters"]
+__all__ = ["SHAPE_IN_NAME", "Dataset", "ReadWebDataset", "as_filters"]
