@@ -27,6 +27,10 @@ from dask_image_ingest.predicates import as_filters
 from dask_image_ingest.schema import Schema
 
 masks.install()
+_NAME = "read-webdataset-images"
+
+#: The name of a read that makes all images of one shape: what is persisted knows nothing else of it.
+SHAPE_IN_NAME = rf"{_NAME}-(\d+)x(\d+)x(\d+)-[0-9a-f]+"
 
 
 @dataclass(frozen=True, eq=False)
@@ -71,7 +75,11 @@ class ReadWebDataset(dx.PartitionsFiltered, BlockwiseIO):
 
     @functools.cached_property
     def _name(self) -> str:
-        return f"read-webdataset-images-{self.deterministic_token}"
+        shape = self.dataset.decoding.shape
+        if "image" in self.columns and None not in shape:
+            height, width, channels = shape
+            return f"{_NAME}-{height}x{width}x{channels}-{self.deterministic_token}"
+        return f"{_NAME}-{self.deterministic_token}"
 
     @property
     def columns(self) -> list[str]:
@@ -194,4 +202,4 @@ class HeadOfRead(dx.Head):
         return super()._simplify_up(parent, dependents)
 
 
-__all__ = ["Dataset", "ReadWebDataset"]
+__all__ = ["SHAPE_IN_NAME", "Dataset", "ReadWebDataset"]

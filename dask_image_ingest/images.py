@@ -17,7 +17,7 @@ from dask_image_ingest.errors import ArgumentError
 from dask_image_ingest.frames import Backend, backend_of, dataframe_accessor
 from dask_image_ingest.iter_batches import Batches, Format
 from dask_image_ingest.resize import encoded_images, small_images
-from dask_image_ingest.stacking import stack, vectors
+from dask_image_ingest.stacking import parse_shape, stack, vectors
 from dask_image_ingest.thumbnails import Thumbnails, make_thumbnails
 
 if TYPE_CHECKING:
@@ -50,16 +50,22 @@ class Images(ABC):
         return image_column(self._meta(), backend_of(self._meta()))
 
     @abstractmethod
-    def stack(self) -> Any:
+    def stack(self, shape: tuple[int, int, int] | None = None) -> Any:
         """Stack the images into one array.
+
+        Parameters
+        ----------
+        shape
+            (height, width, channels) of each image, where the query does not tell it and you know.
 
         Returns
         -------
         array, shape (n, height, width, channels), uint8
             NumPy on the pandas backend, CuPy on cuDF. Of a lazy frame a dask array, with one chunk
             per partition, whose length along axis 0 is unknown until computed; the other lengths
-            are known where the images are read with ``size=``. Images that lie side by side in
-            memory, as in every partition that was just decoded, are not copied.
+            are known where the images are read with ``size=``, and nothing that was done to them
+            since may have changed it. Images that lie side by side in memory, as in every partition
+            that was just decoded, are not copied.
 
         Raises
         ------
@@ -67,6 +73,13 @@ class Images(ABC):
             If the images of a partition differ in shape: read with ``size=``. If a row has no
             image: drop it first, ``ddf[ddf.error.isna()]``. If the frame has no image column, or
             more than one.
+
+        Notes
+        -----
+        Where the shape is not known, a partition without any image, as a filter may leave it, has
+        to learn it from the others. So the first image of each is looked at before any of them is
+        stacked: that reads shards twice, and where it can't go down to the read, keeps partitions
+        in memory meanwhile. ``shape=`` spares it.
 
         Examples
         --------
@@ -471,8 +484,8 @@ class FrameImages(Images):
         """
         return backend_of(self._frame).arrays(self._frame[self.column])
 
-    def stack(self) -> Any:  # noqa: D102 - told by Images
-        return stack(self._frame, self.column)
+    def stack(self, shape: tuple[int, int, int] | None = None) -> Any:  # noqa: D102 - told by Images
+        return stack(self._frame, self.column, parse_shape(shape))
 
     def vectors(self, column: str) -> Any:  # noqa: D102
         return vectors(self._frame, column)

@@ -8,6 +8,7 @@ from typing import Any, Literal
 
 import numpy as np
 import pyarrow as pa
+from dask.dataframe.dispatch import concat
 
 from dask_image_ingest import filters as dnf
 from dask_image_ingest.decode import Decoding, Pixels, decode
@@ -139,10 +140,23 @@ def _read(piece: ShardPiece, query: Query) -> Any:
         if not query.must_decode:
             rows = rows.take(range(len(rows))[: query.limit])
             return backend.frame(rows.table(query.columns), rows.numbers, None)
-        if query.errors != "drop" and not query.filters_after_decode:
+        if query.limit is not None:
+            if query.errors == "drop" or query.filters_after_decode:
+                return _first_rows(piece, rows, query, query.limit)
             rows = rows.take(range(len(rows))[: query.limit])
         pixels = _decode(piece, rows, query)
         return _frame(rows, pixels, query)
+
+
+def _first_rows(piece: ShardPiece, rows: Rows, query: Query, limit: int) -> Any:
+    """The first rows where only the decoder tells which these are: few at first, then more."""
+    parts: list = []
+    start, size = 0, max(1, limit)
+    while not parts or (start < len(rows) and sum(map(len, parts)) < limit):
+        portion = rows.take(range(start, min(start + size, len(rows))))
+        parts.append(_frame(portion, _decode(piece, portion, query), query))
+        start, size = start + size, 2 * size
+    return parts[0] if len(parts) == 1 else concat(parts).head(limit)
 
 
 def _decode(piece: ShardPiece, rows: Rows, query: Query) -> Pixels:

@@ -24,6 +24,9 @@ RESIZES = ("stretch", "crop", "pad", "shorter", "longer")
 
 Device = Literal["cpu", "gpu"]
 
+#: Height, width and channels; None for what is not the same for all images, or not known.
+ImageShape = tuple[int | None, int | None, int | None]
+
 
 @dataclass(frozen=True, eq=False)
 class Decoding:
@@ -60,6 +63,15 @@ class Decoding:
     def channels(self) -> int:
         """Channels of a decoded image."""
         return 1 if self.mode == "L" else 3
+
+    @property
+    def shape(self) -> ImageShape:
+        """The shape of every decoded image, as far as these options say it."""
+        if self.transform is not None:
+            return None, None, None
+        if self.size is None or len(self.size) != 2:
+            return None, None, self.channels
+        return *self.size, self.channels
 
     def nbytes(self, header: Header) -> int:
         """Bytes of one decoded image, as its header foretells them; a transform may change them."""
