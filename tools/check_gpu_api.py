@@ -28,7 +28,14 @@ from pathlib import Path
 from gpu_api.checker import Checker, Tables
 
 ROOT = Path(__file__).parents[1]
-PLACES = ("dask_image_ingest", "tests/gpu", "tests/gpu_probes.py", "benchmarks/gpu.py")
+PLACES = (
+    "dask_image_ingest",
+    "tests/gpu",
+    "tests/gpu_probes.py",
+    "benchmarks/gpu.py",
+    "benchmarks/_gpu_machine.py",
+    "benchmarks/_gpu_ways.py",
+)
 LIBRARIES = (
     "cudf",
     "cupy",

@@ -89,5 +89,5 @@ def _stub_of_file(path: str) -> ast.Module | None:
         return None
     with warnings.catch_warnings():
         # What is wrong with a library's own docstrings.
-        warnings.simplefilter("ignore", SyntaxWarning)
+        warnings.simplefilter("ignore")
         return ast.parse(Path(path).read_text())
