@@ -215,6 +215,7 @@ def test_runs_on_a_cluster_by_its_address(good, capsys):
     assert json.loads(out)["samples"] == 6
 
 
+@pytest.mark.slow
 def test_stops_quietly_when_nobody_reads_on(good):
     command = f"{sys.executable} -m dask_image_ingest.cli head {good} | head -n 0"
     shell = ["bash", "-o", "pipefail", "-c", command]

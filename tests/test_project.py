@@ -67,6 +67,7 @@ def test_cuda13_extra_differs_from_cuda12_by_cuda_alone():
     assert extras["cuda13"] == as_cuda13
 
 
+@pytest.mark.slow
 def test_every_module_imports_without_dali_and_gpu_packages():
     modules = [m for m in MODULES if not m.startswith("dask_image_ingest.frames.cudf")]
     run = subprocess.run(

@@ -304,6 +304,7 @@ def test_a_pax_header_without_its_member_is_damage():
             assert [sample.key for sample in scanned.samples] == ["a"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("count", [3, 3000])
 def test_nothing_from_a_bad_checksum_on_is_kept(count):
     shard = tar({f"{i:05d}.jpg": b"x" for i in range(count)})

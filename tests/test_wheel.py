@@ -67,7 +67,7 @@ def test_the_source_distribution_can_be_tested(dist):
         names = {name.partition("/")[2] for name in opened.getnames()}
     tracked = [*ROOT.glob("tests/**/*.py"), *ROOT.glob("examples/*.py"), *ROOT.glob("docs/**/*.md")]
     assert {path.relative_to(ROOT).as_posix() for path in tracked} <= names
-    assert {"Makefile", "pyproject.toml", "CONTRIBUTING.md", "tools/oldest.py"} <= names
+    assert {"Makefile", ".ci/run", "pyproject.toml", "tools/oldest.py", "README.md"} <= names
 
 
 def test_the_wheel_reads_shards_in_an_empty_environment(dist, tmp_path, shards):

@@ -23,6 +23,8 @@ from dask_image_ingest.decode.dali import BATCH_SIZE, Decoder
 from dask_image_ingest.frames.pandas import HostPixels
 from dask_image_ingest.frames.pixel_memory import PixelMemory, pixel_memory
 
+pytestmark = pytest.mark.slow
+
 SAMPLES = 2 * BATCH_SIZE + 42
 
 
@@ -109,7 +111,6 @@ def test_the_memory_of_a_partition_that_is_let_go_serves_the_next(shard):
     assert pixel_memory.unused < again.image.array.nbytes
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("kind", bad_images())
 def test_a_bad_image_holds_nothing_of_its_partition(kind, tmp_path):
     # An exception that outlives its handling would, through the frames of its traceback.

@@ -130,6 +130,7 @@ assert os.waitpid(child, 0)[1] == 0, "the fork hung, crashed, or read something 
 """
 
 
+@pytest.mark.slow
 def test_a_fork_reads_like_its_parent(mixed):
     subprocess.run([sys.executable, "-c", FORKS, *map(os.fspath, mixed)], check=True, timeout=120)
 
