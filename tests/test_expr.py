@@ -413,7 +413,9 @@ def test_a_partition_is_never_planned_larger_than_its_backend_can_hold(shards):
         def partition_memory(self):
             return 2**40
 
-    for asked in ("auto", "5 GB", 2**31):
+    # Half of what fits, since some shards decode to more than the first one, which is looked at.
+    assert read._partition_bytes("auto", Cudf()) == 2**30 - 1
+    for asked in ("5 GB", 2**31):
         assert read._partition_bytes(asked, Cudf()) == 2**31 - 1
     assert read._partition_bytes("1 GiB", Cudf()) == 2**30
 
