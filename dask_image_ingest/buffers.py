@@ -7,7 +7,7 @@ import socket
 import zlib
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Any, TypeAlias
+from typing import Any, Protocol, TypeAlias
 
 import fsspec
 import pyarrow as pa
@@ -19,10 +19,10 @@ from dask_image_ingest.errors import (
     ShardError,
     ShardNotFoundError,
 )
-from dask_image_ingest.tarheader import Buffer
 
 __all__ = [
     "BrokenStream",
+    "Buffer",
     "FileSystem",
     "RemoteBuffer",
     "file_system",
@@ -31,6 +31,14 @@ __all__ = [
     "open_shard",
     "split_url",
 ]
+
+
+class Buffer(Protocol):
+    """A shard's bytes: ``bytes``, ``memoryview``, ``mmap`` or a reader of remote byte ranges."""
+
+    def __len__(self) -> int: ...
+    def __getitem__(self, part: slice, /) -> Any: ...
+
 
 FileSystem: TypeAlias = fsspec.AbstractFileSystem
 

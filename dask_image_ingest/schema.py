@@ -11,18 +11,8 @@ import pyarrow as pa
 from dask_image_ingest.arguments import is_utf8, list_of_names, shown
 from dask_image_ingest.conversion import arrow_type
 from dask_image_ingest.errors import ArgumentError
+from dask_image_ingest.frames.image_type import IMAGE
 from dask_image_ingest.tar import Sample, Scan, read_member
-
-#: Decoded pixels of one row: row-major ``height x width x channels``, with its own shape, so that a
-#: row keeps its meaning through any filter, merge, shuffle or file.
-IMAGE = pa.struct(
-    [
-        pa.field("data", pa.large_list(pa.field("item", pa.uint8(), nullable=False))),
-        pa.field("height", pa.int32()),
-        pa.field("width", pa.int32()),
-        pa.field("channels", pa.int32()),
-    ]
-)
 
 #: The columns that every collection has before its components, in order.
 POINTER_COLUMNS: dict[str, pa.DataType] = {

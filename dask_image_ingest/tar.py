@@ -8,9 +8,10 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+from dask_image_ingest.buffers import Buffer
 from dask_image_ingest.collector import collector_at_rest
 from dask_image_ingest.errors import ShardError
-from dask_image_ingest.tarheader import Buffer, SparseMap
+from dask_image_ingest.tarheader import SparseMap
 from dask_image_ingest.tarwalk import Damage, Member, Walk
 
 __all__ = ["Buffer", "Damage", "Sample", "Scan", "Span", "duplicate_error", "read_member", "scan"]

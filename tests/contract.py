@@ -18,7 +18,8 @@ from PIL import Image
 
 from dask_image_ingest.decode import Decoding, Pixels
 from dask_image_ingest.decode.decoders import decoders_for
-from dask_image_ingest.schema import IMAGE, Component, Schema
+from dask_image_ingest.frames.image_type import IMAGE
+from dask_image_ingest.schema import Component, Schema
 
 COMPONENTS = (
     Component("txt", "txt", pa.string()),

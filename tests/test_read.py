@@ -13,7 +13,7 @@ from webdataset.tariterators import group_by_keys, tar_file_iterator
 
 import dask_image_ingest as dii
 from dask_image_ingest.frames.image_dtype import ImageDtype
-from dask_image_ingest.schema import IMAGE
+from dask_image_ingest.frames.image_type import IMAGE
 
 COLUMNS = {
     "__key__": "string",

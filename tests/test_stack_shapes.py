@@ -221,9 +221,11 @@ class TestShape:
         ),
         "thumbnails": (lambda f: f["small"].images.thumbnails(2, "crop"), (2, 2, 3)),
         "merge of two": (
-            lambda f: f["small"][["__key__", "image"]]
-            .merge(f["large"][["__key__", "image"]], on="__key__")
-            .rename(columns={"image_y": "y"})[["y"]],
+            lambda f: (
+                f["small"][["__key__", "image"]]
+                .merge(f["large"][["__key__", "image"]], on="__key__")
+                .rename(columns={"image_y": "y"})[["y"]]
+            ),
             (16, 16, 3),
         ),
         "persisted with more": (

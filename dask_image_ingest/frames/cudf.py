@@ -11,7 +11,8 @@ import numpy as np
 import pyarrow as pa
 
 from dask_image_ingest.decode import Pixels
-from dask_image_ingest.frames import NewColumn, attach_accessors, require_gpu
+from dask_image_ingest.frames.accessors import attach_accessors
+from dask_image_ingest.frames.backend import NewColumn
 from dask_image_ingest.frames.cudf_columns import (
     empty_frame,
     frame_of_new,
@@ -22,6 +23,7 @@ from dask_image_ingest.frames.cudf_columns import (
 from dask_image_ingest.frames.cudf_dask import register
 from dask_image_ingest.frames.cudf_pixels import LARGEST_PARTITION, DevicePixels
 from dask_image_ingest.frames.cudf_values import bytes_of, image_arrays, is_bytes, is_images
+from dask_image_ingest.frames.gpus import require_gpu
 
 # Of a GPU's memory, as dask_cudf's own readers have it.
 _PARTITION_SHARE = 1 / 32

@@ -30,7 +30,6 @@ from distributed.protocol.cuda import cuda_serialize
 
 from dask_image_ingest.decode import Pixels
 from dask_image_ingest.errors import PartitionTooLargeError
-from dask_image_ingest.frames import get_backend
 from dask_image_ingest.frames.cudf_columns import (
     columns_of,
     empty_frame,
@@ -38,7 +37,8 @@ from dask_image_ingest.frames.cudf_columns import (
     with_columns_of,
 )
 from dask_image_ingest.frames.cudf_values import bytes_of, is_bytes, is_images, pixels_on_host
-from dask_image_ingest.schema import IMAGE
+from dask_image_ingest.frames.image_type import IMAGE
+from dask_image_ingest.frames.pandas import PandasBackend
 
 _NESTED = {plc.TypeId.LIST, plc.TypeId.STRING, plc.TypeId.STRUCT}
 
@@ -96,7 +96,7 @@ def to_pandas(frame: cudf.DataFrame, **options: Any) -> pd.DataFrame:
     images = _image_columns(frame)
     if not images:
         return to_pandas_dispatch_from_cudf(frame, **options)
-    pandas = get_backend("pandas")
+    pandas = PandasBackend()
     types = {name: _arrow_type(dtype) for name, dtype in frame.dtypes.items()}
     known = [name for name, type_ in types.items() if type_ is not None and name not in images]
     if not len(frame):
@@ -115,7 +115,7 @@ def to_pandas(frame: cudf.DataFrame, **options: Any) -> pd.DataFrame:
 
 def to_cudf(frame: pd.DataFrame, **options: Any) -> cudf.DataFrame:
     """A pandas frame of images as the cuDF backend has it."""
-    pandas = get_backend("pandas")
+    pandas = PandasBackend()
     images = [name for name, dtype in frame.dtypes.items() if pandas.is_images(dtype)]
     if not images:
         return to_cudf_dispatch_from_pandas(frame, **options)
@@ -201,7 +201,7 @@ def _images_to_pandas(series: cudf.Series, **options: Any) -> pd.Series:
 
 
 def _images_to_cudf(series: pd.Series, **options: Any) -> cudf.Series:
-    if not get_backend("pandas").is_images(series.dtype):
+    if not PandasBackend().is_images(series.dtype):
         return to_cudf_dispatch_from_pandas(series, **options)
     return _named(to_cudf(series.to_frame("image"))["image"], series.name)
 

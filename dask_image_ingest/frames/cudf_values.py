@@ -11,7 +11,7 @@ import pyarrow as pa
 import pylibcudf as plc
 
 from dask_image_ingest.decode import Pixels
-from dask_image_ingest.schema import IMAGE
+from dask_image_ingest.frames.image_type import IMAGE
 
 
 def is_images(dtype: Any) -> bool:

@@ -14,7 +14,7 @@ import pandas as pd
 import pyarrow as pa
 from dask.dataframe.extensions import make_array_nonempty
 
-from dask_image_ingest.schema import IMAGE
+from dask_image_ingest.frames.image_type import IMAGE
 
 # Of an array's own bytes, what may be pickled with it to spare a copy.
 _PICKLED_MORE = 1.01

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from dask_image_ingest.frames import Backend
+from dask_image_ingest.frames.backend import Backend
 
 
 def joined(arrays: Sequence[Any], backend: Backend) -> Any:

@@ -108,7 +108,9 @@ def test_an_interrupt_anywhere_spoils_nothing_for_the_next(options):
     red, blue = files("red"), files("blue")
     want = decoded(blue, options)
     assert 0 < sum(error is not None for error in want.errors) < 4
-    assert np.median(want.flat.reshape(-1, 3), axis=0).tolist() == pytest.approx([0, 0, 254], abs=30)
+    assert np.median(want.flat.reshape(-1, 3), axis=0).tolist() == pytest.approx(
+        [0, 0, 254], abs=30
+    )
     with Trace() as whole:
         decoded(red, options)
     assert whole.lines > 1000

@@ -14,7 +14,7 @@ from processes import printed
 import dask_image_ingest as dii
 from dask_image_ingest.decode import Pixels
 from dask_image_ingest.frames import cudf_dask, get_backend
-from dask_image_ingest.schema import IMAGE
+from dask_image_ingest.frames.image_type import IMAGE
 
 SIZE = """
 import dask_image_ingest.frames.cudf
