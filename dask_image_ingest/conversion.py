@@ -75,9 +75,6 @@ def convert(
     path
         A field of JSON, rather than the whole member.
     """
-    if path is None and _is_text(type_):
-        texts = [None if c is None else c.decode("utf-8", "replace") for c in contents]
-        return pa.array(texts, type_), []
     if path is None and _is_bytes(type_):
         return pa.array(contents, type_), []
     read, fit = _reader(type_, path), _fitting(type_)
@@ -150,6 +147,8 @@ def _is_bytes(type_: pa.DataType) -> bool:
 def _reader(type_: pa.DataType, path: str | None) -> Callable[[bytes], Any]:
     if path is not None:
         return _json_field(path)
+    if _is_text(type_):
+        return lambda content: content.decode("utf-8", "replace")
     if pa.types.is_integer(type_):
         return int
     return float if pa.types.is_floating(type_) else parse_json

@@ -14,10 +14,19 @@ from dask_image_ingest.decode.header import Header, read_header
 from dask_image_ingest.decode.origin import Origin
 from dask_image_ingest.filters import Filters, columns_of, matching
 from dask_image_ingest.schema import POINTER_COLUMNS, Component, image_member
-from dask_image_ingest.tar import Sample, Scan, Span, duplicate_error, read_member
+from dask_image_ingest.tar import (
+    LARGEST_VALUE,
+    Sample,
+    Scan,
+    Span,
+    duplicate_error,
+    read_member,
+    too_large_error,
+)
 from dask_image_ingest.warning import warn_user
 
 _MISSING = Header(None, None, None, None, "missing: the sample has no image member", True)
+_LARGEST_INT64 = 2**63 - 1
 _HEADER_COLUMNS = frozenset(Header._fields) & frozenset(POINTER_COLUMNS)
 
 
@@ -124,10 +133,10 @@ class Rows:
         if name == "__url__":
             return pa.repeat(pa.scalar(self.url, pa.string()), len(self))
         if name == "offset":
-            places = map(self._offset, self.samples, self.spans)
-            return pa.array(places, pa.int64())
+            return pa.array(map(self._offset, self.samples, self.spans), pa.int64())
         if name == "nbytes":
-            return pa.array([span and span[1] for span in self.spans], pa.int64())
+            sizes = [span and min(span[1], _LARGEST_INT64) for span in self.spans]
+            return pa.array(sizes, pa.int64())
         if name in _HEADER_COLUMNS:
             position = Header._fields.index(name)
             return pa.array([header[position] for header in self.headers], POINTER_COLUMNS[name])
@@ -142,6 +151,8 @@ class Rows:
     def _header(self, sample: Sample, span: Span | None) -> Header:
         if span is None:
             return _MISSING
+        if error := too_large_error(self._scanned, span):
+            return Header(None, None, None, None, error, True)
         header = read_header(read_member(self._buffer, self._scanned, span), self._max_pixels)
         if sample.duplicates and header.error is None:
             return header._replace(error=duplicate_error(sample))
@@ -149,14 +160,18 @@ class Rows:
 
     def _component(self, component: Component) -> pa.Array:
         extension = component.extension
-        contents = [
-            None
-            if (span := sample.members.get(extension)) is None
-            else bytes(read_member(self._buffer, self._scanned, span))
-            for sample in self.samples
-        ]
-        array, failed = convert(contents, component.type, component.path)
-        if failed:
+        contents: list[bytes | None] = []
+        failed = []
+        for row, sample in enumerate(self.samples):
+            span = sample.members.get(extension)
+            content = None
+            if span is not None and span[1] > LARGEST_VALUE:
+                failed.append(row)
+            elif span is not None:
+                content = bytes(read_member(self._buffer, self._scanned, span))
+            contents.append(content)
+        array, misfits = convert(contents, component.type, component.path)
+        if failed := sorted(failed + misfits):
             warn_user(
                 f"{self.url}: {len(failed)} of {len(contents)} values of {component.column!r} are "
                 f"not {component.type} and became null, first that of "

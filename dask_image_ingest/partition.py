@@ -21,7 +21,7 @@ from dask_image_ingest.errors import (
 from dask_image_ingest.filters import Filters
 from dask_image_ingest.frames import BackendName, get_backend
 from dask_image_ingest.metadata import Rows
-from dask_image_ingest.schema import Component
+from dask_image_ingest.schema import Component, image_member
 from dask_image_ingest.shards import open_shard
 from dask_image_ingest.tar import Scan, scan
 from dask_image_ingest.warning import warn_user
@@ -244,7 +244,9 @@ def _report(piece: ShardPiece, scanned: Scan, query: Query) -> None:
         return
     late: set[str] = set()
     for sample in scanned.samples:
-        late.update(sample.members.keys() - query.known_extensions)
+        unknown = sample.members.keys() - query.known_extensions
+        if unknown:
+            late.update(unknown - {image_member(sample, query.image_extensions)})
     unheard = sorted(late - _warned_extensions - {""})
     if unheard:
         _warned_extensions.update(unheard)

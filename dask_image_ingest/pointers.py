@@ -10,7 +10,14 @@ import pyarrow.compute as pc
 from dask_image_ingest.decode.header import Header
 from dask_image_ingest.errors import ArgumentError
 from dask_image_ingest.shards import open_shard
-from dask_image_ingest.tar import Buffer, Sample, duplicate_error, read_member, scan
+from dask_image_ingest.tar import (
+    Buffer,
+    Sample,
+    duplicate_error,
+    read_member,
+    scan,
+    too_large_error,
+)
 
 __all__ = ["POINTER", "checked_pointers", "read_encoded"]
 
@@ -94,8 +101,9 @@ class _Members:
         if not found or any(sample is not found[0][0] for sample, _ in found):
             return _NO_POINTER if key else _NO_KEY
         sample, span = found[0]
-        if sample.duplicates:
-            return Header(None, None, None, None, duplicate_error(sample), True)
+        error = too_large_error(self._scanned, span)
+        if sample.duplicates or error:
+            return Header(None, None, None, None, error or duplicate_error(sample), True)
         return bytes(read_member(self._buffer, self._scanned, span))
 
 

@@ -78,8 +78,8 @@ class Schema:
 
     @property
     def extensions(self) -> frozenset[str]:
-        """Every member extension that has a column here."""
-        return frozenset(self.image_extensions) | {c.extension for c in self.components}
+        """The kinds of members that have a column here."""
+        return frozenset(component.extension for component in self.components)
 
 
 def make_schema(

@@ -141,7 +141,7 @@ def test_predicates_that_become_filters_keep_the_rows_that_pandas_keeps(table, f
     pushed = Counted()
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # of NumPy, about NaN
-        for round_ in range(2000):
+        for round_ in range(1200):
             predicate = random_predicate(source)
             try:
                 lazy = predicate(read)
@@ -159,7 +159,7 @@ def test_predicates_that_become_filters_keep_the_rows_that_pandas_keeps(table, f
     assert pushed.operators >= {*COMPARISONS, "in", "not in", "is null", "not null"}
     assert {"not <", "not <=", "not >", "not >="} & pushed.operators
     assert pushed.columns >= {*COLUMNS} - {"json"}
-    assert pushed.count > 300
+    assert pushed.count > 250
 
 
 class Counted:
@@ -213,7 +213,7 @@ def test_the_filters_argument_means_what_plain_python_means(shard, table, frame)
     metadata = pa.Table.from_pandas(frame, preserve_index=False)
     columns = {name: metadata.column(name).to_pylist() for name in COLUMNS}
     refused = answered = 0
-    for round_ in range(3000):
+    for round_ in range(2000):
         filters = [
             [random_filter(source) for _ in range(source.randint(1, 2))]
             for _ in range(source.randint(1, 2))
@@ -238,8 +238,8 @@ def test_the_filters_argument_means_what_plain_python_means(shard, table, frame)
         if answered % 40 == 0:
             lazy = read(shard, filters=filters)
             assert lazy["__key__"].compute().tolist() == frame["__key__"].iloc[want].tolist()
-    assert answered > 500
-    assert refused > 500
+    assert answered > 300
+    assert refused > 300
 
 
 def random_filter(source):

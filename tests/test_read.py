@@ -143,6 +143,15 @@ def test_a_kind_of_member_that_comes_late_is_left_out_with_one_warning(tmp_path,
     assert "late-kind" not in frame.columns
 
 
+def test_a_picture_beside_the_image_that_comes_late_is_told_too(tmp_path, photos):
+    encoded, mask = photos[0].encoded, encode(Image.new("L", (8, 8)), "png")
+    write_tar(tmp_path / "0.tar", {"a.jpg": encoded})
+    write_tar(tmp_path / "1.tar", {"b.jpg": encoded, "b.png": mask, "c.png": mask})
+    with pytest.warns(UserWarning, match="kind that the first shard has not: 'png'"):
+        frame = read(tmp_path).compute()
+    assert frame["format"].tolist() == ["jpeg", "jpeg", "png"]
+
+
 def test_labels_that_are_no_integers_are_strings(tmp_path, photos):
     path = write_tar(tmp_path / "a.tar", {"a.jpg": photos[0].encoded, "a.cls": b"cat"})
     assert read(path).cls.compute().tolist() == ["cat"]
