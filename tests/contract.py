@@ -336,6 +336,7 @@ class BackendContract:
             _, frames = serialize(part, on_error="raise")
             sent = sum(getattr(f, "nbytes", None) or len(f) for f in frames)
             assert 5 * 64 * 64 * 3 <= sent < 6 * 64 * 64 * 3
+            assert 5 * 64 * 64 * 3 <= len(pickle.dumps(part)) < 6 * 64 * 64 * 3
 
     def test_dask_sees_how_much_memory_the_pixels_take(self, backend):
         large = self.make(backend, arrays=images(((512, 512, 3),) * 4))

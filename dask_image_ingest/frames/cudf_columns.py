@@ -14,7 +14,7 @@ import pylibcudf as plc
 from dask_image_ingest.decode import Pixels
 from dask_image_ingest.frames.backend import NewColumn
 from dask_image_ingest.frames.cudf_pixels import check_pixels
-from dask_image_ingest.frames.gpus import require_gpu
+from dask_image_ingest.frames.gpus import gpus, require_gpu
 from dask_image_ingest.frames.image_type import IMAGE
 
 _NO_NUMBERS = np.empty(0, np.int64)
@@ -25,14 +25,14 @@ def make_frame(table: pa.Table, index: cudf.Index, pixels: Pixels | None) -> cud
     types = dict(zip(table.column_names, table.schema.types, strict=True))
     if pixels is not None:
         types["image"] = IMAGE
-    if not len(index):
+    if not len(index) and not gpus():
         return empty_frame(types, index)
     require_gpu()
     columns = {
         name: plc.Column.from_arrow(_for_cudf(table.column(name))) for name in table.column_names
     }
     if pixels is not None:
-        columns["image"] = _image_column(pixels)
+        columns["image"] = _image_column(pixels) if len(index) else _empty_column(stored(IMAGE))
     return _frame_of(columns, types, index)
 
 

@@ -6,6 +6,8 @@ frames of images are laid over them here.
 
 from __future__ import annotations
 
+import copyreg
+import pickle
 from typing import Any
 
 import cudf
@@ -54,6 +56,7 @@ def register() -> None:
     to_cudf_dispatch.register(pd.Series, _images_to_cudf)
     cuda_serialize.register(cudf.DataFrame, lambda f: cuda_serialize_cudf_object(compacted(f)))
     dask_serialize.register(cudf.DataFrame, lambda f: dask_serialize_cudf_object(compacted(f)))
+    copyreg.pickle(cudf.DataFrame, lambda f: compacted(f).__reduce_ex__(pickle.HIGHEST_PROTOCOL))
 
 
 def concat(frames: list[cudf.DataFrame], *args: Any, **kwargs: Any) -> cudf.DataFrame:

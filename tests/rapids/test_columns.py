@@ -1,5 +1,8 @@
 """Columns of cuDF frames: nothing is copied that need not be, and bytes stay bytes."""
 
+import pickle
+
+import cloudpickle
 import cudf
 import host_memory as host
 import numpy as np
@@ -10,7 +13,7 @@ from distributed.protocol.cuda import cuda_serialize
 
 from dask_image_ingest.decode import Pixels
 from dask_image_ingest.frames import cudf as backend_module
-from dask_image_ingest.frames import get_backend
+from dask_image_ingest.frames import cudf_dask, get_backend
 from dask_image_ingest.frames.cudf_dask import compacted, is_head
 from dask_image_ingest.frames.cudf_values import bytes_of
 
@@ -118,6 +121,18 @@ def test_first_rows_are_sent_without_the_others(arrays, monkeypatch):
     sent = sent_bytes(head, cuda_serialize.dispatch(cudf.DataFrame))
     assert sum(array.size for array in arrays[:5]) <= sent < everything / 5
     assert host.addresses(head["image"]) == host.addresses(whole), "the frame itself was changed"
+
+
+def test_first_rows_are_pickled_without_the_others(arrays, monkeypatch):
+    """As a shuffle over files does; what is pickled has to come off a GPU, which is left out."""
+    head = host.frame({"image": host.first_rows(host.images(arrays), 5)})
+    few = host.frame({"image": host.images(arrays[:5])})
+    monkeypatch.setattr(cudf.DataFrame, "__reduce_ex__", lambda self, protocol: (len, ("abc",)))
+    seen = []
+    monkeypatch.setattr(cudf_dask, "compacted", lambda frame: seen.append(frame) or few)
+    assert pickle.loads(pickle.dumps(head)) == 3
+    assert pickle.loads(cloudpickle.dumps(head)) == 3
+    assert [frame is head for frame in seen] == [True, True]
 
 
 def test_whole_frames_are_sent_as_they_are(arrays):
