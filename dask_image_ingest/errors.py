@@ -10,6 +10,7 @@ __all__ = [
     "DaskImageIngestError",
     "ImageDecodeError",
     "MissingDependencyError",
+    "OperandError",
     "PartitionTooLargeError",
     "ShardError",
     "ShardNotFoundError",
@@ -22,6 +23,10 @@ class DaskImageIngestError(Exception):
 
 class ArgumentError(DaskImageIngestError, ValueError):
     """An argument makes no sense, alone or together with another one."""
+
+
+class OperandError(ArgumentError, TypeError):
+    """An operation that a column of images or lists does not have; pandas goes by TypeError."""
 
 
 class MissingDependencyError(DaskImageIngestError, ImportError):

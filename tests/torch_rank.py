@@ -1,6 +1,6 @@
 """One of two ranks of a torch process group, which prints the keys that its DataLoader gives.
 
-    python tests/torch_rank.py FILE RANK fork|spawn
+python tests/torch_rank.py FILE RANK fork|spawn
 """
 
 import sys
