@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import operator
 from collections.abc import Iterable
 from typing import Any
@@ -9,19 +10,19 @@ from typing import Any
 from dask_image_ingest.errors import ArgumentError
 
 
-def whole_number(name: str, value: Any, least: int, advice: str) -> int:
+def whole_number(name: str, value: Any, least: int, advice: str, most: float = math.inf) -> int:
     """``value`` as an int, of whatever library its type is.
 
     Raises
     ------
     ArgumentError
-        If it is no whole number, a bool, or less than ``least``.
+        If it is no whole number, a bool, less than ``least`` or more than ``most``.
     """
     try:
         number = least - 1 if isinstance(value, bool) else operator.index(value)
     except TypeError:
         number = least - 1
-    if number < least:
+    if not least <= number <= most:
         raise ArgumentError(f"{name}={value!r}; {advice}")
     return number
 

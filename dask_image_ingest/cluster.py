@@ -8,6 +8,7 @@ import dask
 from dask.system import CPU_COUNT
 from distributed import Client, LocalCluster
 
+from dask_image_ingest.cluster_arguments import check_arguments, check_names
 from dask_image_ingest.errors import MissingDependencyError
 from dask_image_ingest.frames import gpus
 
@@ -68,6 +69,8 @@ def start_cluster(
 
     Raises
     ------
+    ArgumentError
+        For numbers that are not positive, sizes that are none, arguments that no worker has.
     MissingDependencyError
         With ``gpu=True`` on a machine without dask-cuda.
 
@@ -76,6 +79,7 @@ def start_cluster(
     >>> with start_cluster() as client:  # doctest: +SKIP
     ...     ddf = read_webdataset_images("train-{000..099}.tar").persist()
     """
+    check_arguments({**locals(), **kwargs})
     cores = CPU_COUNT
     use_gpu = bool(gpus()) if gpu is None else gpu
     n_workers = n_workers or (gpus() if use_gpu else min(cores, 8)) or 1
@@ -115,6 +119,7 @@ class ClusterClient(Client):
 
 
 def _cpu_cluster(**settings: Any) -> LocalCluster:
+    check_names(settings)
     spawn = dask.config.get(_SPAWN)
     if "MALLOC_MMAP_THRESHOLD_" not in spawn:
         spawn = spawn | _ALLOCATOR

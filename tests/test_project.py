@@ -62,8 +62,12 @@ def test_cuda13_extra_differs_from_cuda12_by_cuda_alone():
     assert extras["cuda13"] == as_cuda13
 
 
+# Modules for those who have another package.
+OPTIONAL = {"dask_image_ingest.frames.cudf", "dask_image_ingest.torch_dataset"}
+
+
 def test_every_module_imports_without_dali_and_gpu_packages():
-    modules = [module for module in MODULES if module != "dask_image_ingest.frames.cudf"]
+    modules = [module for module in MODULES if module not in OPTIONAL]
     run = subprocess.run(
         [sys.executable, "-c", IMPORT_WITHOUT_GPU_PACKAGES, *modules],
         cwd=ROOT,
@@ -73,6 +77,13 @@ def test_every_module_imports_without_dali_and_gpu_packages():
     )
     assert run.returncode == 0, run.stderr
     assert json.loads(run.stdout) == {}
+
+
+def test_the_package_shows_its_public_names_and_no_others():
+    import dask_image_ingest
+
+    assert set(dir(dask_image_ingest)) == {*dask_image_ingest.__all__, "__version__"}
+    assert all(hasattr(dask_image_ingest, name) for name in dir(dask_image_ingest))
 
 
 def test_version_is_the_same_everywhere():

@@ -16,7 +16,7 @@ import pylibcudf as plc
 from dask_image_ingest.decode import Pixels
 from dask_image_ingest.errors import PartitionTooLargeError
 from dask_image_ingest.frames import NewColumn
-from dask_image_ingest.images import FrameImages
+from dask_image_ingest.images import FrameImages, SeriesImages
 from dask_image_ingest.schema import IMAGE
 
 # The offsets of a cuDF list column are int32.
@@ -317,3 +317,4 @@ def _gpu_memory() -> int:
 # A frame's accessor is a class attribute: cuDF warns where one takes the place of another.
 if getattr(cudf.DataFrame, "images", None) is not FrameImages:
     cudf.api.extensions.register_dataframe_accessor("images")(FrameImages)
+    cudf.api.extensions.register_series_accessor("images")(SeriesImages)
