@@ -18,7 +18,8 @@ help: ## this list
 
 setup: .venv/.stamp-test ## make .venv with all that the demo and the tests need
 
-notebooks: .venv/.stamp-notebooks ## add what the notebooks and their tests need: torch, Jupyter
+notebooks: .venv/.stamp-notebooks ## add what the notebooks and their tests need: torch, JupyterLab
+	@echo "Open them: $(bin)/jupyter lab examples/01_explore.ipynb"
 
 demo: .venv/.stamp-demo ## pack real photographs into shards, read them, show what comes back
 	@$(bin)/python examples/demo.py

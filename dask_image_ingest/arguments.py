@@ -5,6 +5,7 @@ Each error names the argument, what it got and what it takes.
 
 from __future__ import annotations
 
+import math
 import operator
 import os
 from collections.abc import Iterable, Mapping, Sequence
@@ -64,13 +65,15 @@ def is_whole(value: Any) -> bool:
     return isinstance(value, (int, np.integer)) and not isinstance(value, bool)
 
 
-def whole_number(argument: str, value: Any, least: int, advice: str = "") -> int:
-    """A whole number of at least ``least``, of whatever library its type is."""
+def whole_number(
+    argument: str, value: Any, least: int, advice: str = "", most: float = math.inf
+) -> int:
+    """A whole number from ``least`` to ``most``, of whatever library its type is."""
     try:
         number = least - 1 if isinstance(value, bool) else operator.index(value)
     except TypeError:
         number = least - 1
-    if number < least:
+    if not least <= number <= most:
         advice = advice or f"pass a whole number of at least {least}"
         raise ArgumentError(f"{argument}={shown(value)}: {advice}")
     return number

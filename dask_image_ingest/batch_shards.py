@@ -47,7 +47,7 @@ def torch_rank() -> tuple[int, int]:
 
 
 def torch_worker(shard: tuple[int, int]) -> tuple[int, int]:
-    """The part of a worker of a torch ``DataLoader``."""
+    """The part of a shard that is for this process, a worker of a torch ``DataLoader`` perhaps."""
     torch = sys.modules.get("torch")
     worker = None if torch is None else torch.utils.data.get_worker_info()
     if worker is None:

@@ -95,10 +95,10 @@ class ShardHealth:
         return bool(self.unreadable or self.damage or self.bad or self.duplicates or self.repeated)
 
 
-def check_shard(url: str) -> ShardHealth:
+def check_shard(url: str, storage_options: dict[str, Any] | None = None) -> ShardHealth:
     """Read a shard from end to end, decode every image, keep none."""
     try:
-        with open_shard(url) as buffer:
+        with open_shard(url, storage_options) as buffer:
             scanned = scan(buffer, url)
             rows = Rows(
                 url,

@@ -11,6 +11,7 @@ __all__ = [
     "FunctionError",
     "ImageDecodeError",
     "MissingDependencyError",
+    "OperandError",
     "PartitionTooLargeError",
     "ShardError",
     "ShardNotFoundError",
@@ -23,6 +24,10 @@ class DaskImageIngestError(Exception):
 
 class ArgumentError(DaskImageIngestError, ValueError):
     """An argument makes no sense, alone or together with another one."""
+
+
+class OperandError(ArgumentError, TypeError):
+    """An operation that a column of images or lists does not have; pandas goes by TypeError."""
 
 
 class MissingDependencyError(DaskImageIngestError, ImportError):

@@ -29,7 +29,7 @@ from dask_image_ingest.schema import Schema
 masks.install()
 _NAME = "read-webdataset-images"
 
-#: The name of a read whose images have one shape: what is persisted knows nothing else of it.
+#: The name of a read whose images are of one shape: all that is known of it once it is persisted.
 SHAPE_IN_NAME = rf"{_NAME}-(\d+)x(\d+)x(\d+)-[0-9a-f]+"
 
 

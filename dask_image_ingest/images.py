@@ -8,13 +8,13 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import pandas as pd
 
-from dask_image_ingest.arguments import column_names
+from dask_image_ingest.arguments import column_names, whole_number
 from dask_image_ingest.batch_shards import parse_shard
 from dask_image_ingest.batch_source import Source
 from dask_image_ingest.batches import make_batch_map
 from dask_image_ingest.channel_stats import count_levels, statistics
 from dask_image_ingest.errors import ArgumentError
-from dask_image_ingest.frames import Backend, backend_of, dataframe_accessor
+from dask_image_ingest.frames import Backend, backend_of, register_accessor
 from dask_image_ingest.iter_batches import Batches, Format
 from dask_image_ingest.resize import encoded_images, small_images
 from dask_image_ingest.stacking import parse_shape, stack, vectors
@@ -125,7 +125,9 @@ class Images(ABC):
         keep_image: bool = False,
         columns: Sequence[str] | None = None,
     ) -> Any:
-        """Add columns that a function or a model makes of the images, batch by batch.
+        """A frame with columns that a function or a model makes of the images, batch by batch.
+
+        The image column itself is left out, unless ``keep_image=True``.
 
         Parameters
         ----------
@@ -138,7 +140,7 @@ class Images(ABC):
         outputs
             The new columns and their types: ``"float32"``, ``"int64"``, ``"bool"``, ``"string"``,
             ``"binary"``; ``"list<float32>"`` where ``fn`` gives (n, d). A lazy frame has to know
-            its types before anything is computed.
+            its types before anything is computed. No column that is kept may have such a name.
         batch_size
             Images in a batch, at most.
         keep_image
@@ -156,8 +158,8 @@ class Images(ABC):
         Raises
         ------
         ArgumentError
-            For outputs of unknown type, unknown columns; when computed, if ``fn`` gives something
-            else than ``outputs`` says.
+            For outputs of unknown type or with the name of a column that is kept, unknown columns;
+            when computed, if ``fn`` gives something else than ``outputs`` says.
 
         Examples
         --------
@@ -343,7 +345,7 @@ class Images(ABC):
         self,
         n: int = 16,
         thumbnail: int = 160,
-        columns: Sequence[str] = ("__key__",),
+        columns: Sequence[str] | None = None,
         storage_options: dict[str, Any] | None = None,
     ) -> Thumbnails:
         """Show the first images as thumbnails, in a notebook.
@@ -355,7 +357,8 @@ class Images(ABC):
         thumbnail
             The longer edge of a thumbnail, in pixels.
         columns
-            What stands below each: its name, then captions or scores, ``("__key__", "txt")``.
+            What stands below each: its name, then captions or scores, ``("__key__", "txt")``. By
+            default ``__key__``, where the frame has it.
         storage_options
             For the filesystem of remote shards; by default those of the read.
 
@@ -388,7 +391,8 @@ class Images(ABC):
         -------
         series
             Bytes, named as the image column; null where there is no image. Pillow encodes them, on
-            the CPU. The original bytes, not encoded again, are what ``to_webdataset`` copies.
+            the CPU. The files as they were are still in the shards: ``nbytes`` bytes of ``__url__``
+            from ``offset`` on.
 
         Examples
         --------
@@ -397,8 +401,7 @@ class Images(ABC):
         """
         if format not in ("jpeg", "png", "webp"):
             raise ArgumentError(f"format={format!r}; choose 'jpeg', 'png' or 'webp'")
-        if not 1 <= quality <= 100:
-            raise ArgumentError(f"quality={quality!r}; choose 1 to 100")
+        quality = whole_number("quality", quality, 1, "choose 1 to 100", most=100)
         image = self.column
         return self._map(encoded_images, [image], image, format, quality)
 
@@ -458,7 +461,7 @@ class Images(ABC):
         return [name for name in column_names(columns, self._columns()) if name != image]
 
 
-@dataframe_accessor("images")
+@register_accessor("dataframe", "images")
 @pd.api.extensions.register_dataframe_accessor("images")
 class FrameImages(Images):
     """Pixels of a pandas or cuDF dataframe."""
@@ -506,10 +509,30 @@ class FrameImages(Images):
         return Source(self._frame[columns], image, partitions=world)
 
 
+@register_accessor("series", "images")
+@pd.api.extensions.register_series_accessor("images")
+class SeriesImages(FrameImages):
+    """Pixels of a pandas or cuDF series of images."""
+
+    def __init__(self, series: Any) -> None:
+        super().__init__(as_frame(series))
+
+
+def as_frame(series: Any) -> Any:
+    """A frame of one column, whatever the kind of the series."""
+    return series.to_frame("image" if series.name is None else series.name)
+
+
 def image_column(frame: Any, backend: Backend) -> str:
     """The name of a frame's image column, told by its type."""
     names = [name for name, dtype in frame.dtypes.items() if backend.is_images(dtype)]
     if len(names) != 1:
-        found = f"has {', '.join(map(repr, names))}" if names else "has no column of images"
-        raise ArgumentError(f"the frame {found}; .images needs exactly one: select it first")
+        if names:
+            found, advice = (
+                f"has the image columns {', '.join(map(repr, names))}",
+                "select one first",
+            )
+        else:
+            found, advice = "has no column of images", "dask_image_ingest.decode_images adds one"
+        raise ArgumentError(f"the frame {found}, and .images needs exactly one: {advice}")
     return names[0]

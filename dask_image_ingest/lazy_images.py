@@ -3,26 +3,40 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, NoReturn
 
 import numpy as np
 import pandas as pd
 from dask.dataframe.dask_expr import new_collection
-from dask.dataframe.extensions import register_dataframe_accessor
+from dask.dataframe.extensions import register_dataframe_accessor, register_series_accessor
 
 from dask_image_ingest.batch_source import LazySource, Source
 from dask_image_ingest.batches import MapBatches
 from dask_image_ingest.channel_stats import add_levels, count_levels, statistics
+from dask_image_ingest.errors import ArgumentError
 from dask_image_ingest.expr import ReadWebDataset
 from dask_image_ingest.frames import backend_of
 from dask_image_ingest.image_shape import image_shape
-from dask_image_ingest.images import Images
+from dask_image_ingest.images import Images, as_frame
 from dask_image_ingest.stacking import first_row, parse_shape, stack, vectors
 
 
 @register_dataframe_accessor("images")
 class LazyImages(Images):
     """Pixels of a dask dataframe, when they are computed."""
+
+    def arrays(self) -> NoReturn:
+        """Frames that are computed have it; a lazy one has no pixels yet.
+
+        Raises
+        ------
+        ArgumentError
+            Always, and says what to call.
+        """
+        raise ArgumentError(
+            "a lazy frame has no pixels yet: call .compute().images.arrays() for a list of arrays "
+            "(of .partitions[0] or .head() for a few), or .images.stack() for a dask array"
+        )
 
     def stack(self, shape: tuple[int, int, int] | None = None) -> Any:  # noqa: D102 - told by Images
         told = parse_shape(shape) or image_shape(self._frame.expr, self.column)
@@ -63,6 +77,14 @@ class LazyImages(Images):
 
     def _source(self, columns: list[str], image: str, world: int) -> Source:
         return LazySource(self._frame[columns], image)
+
+
+@register_series_accessor("images")
+class LazySeriesImages(LazyImages):
+    """Pixels of a dask series of images, when they are computed."""
+
+    def __init__(self, series: Any) -> None:
+        super().__init__(as_frame(series))
 
 
 def _first_image(images: Any) -> Any:

@@ -80,7 +80,7 @@ def vectors(frame: Any, column: str, first: Any = None) -> Any:
 
     ``first`` is a frame with the first list of all partitions, for one that has none itself.
     """
-    if column not in frame.columns:
+    if column not in list(frame.columns):
         raise ArgumentError(f"the frame has no column {column!r}")
     backend = backend_of(frame)
     values = backend.values(frame[column])

@@ -16,9 +16,8 @@ import pandas as pd
 from dask.dataframe.dask_expr import FrameBase
 from dask.utils import format_bytes
 
-from dask_image_ingest.arguments import list_of_names, whole_number
+from dask_image_ingest.arguments import check_storage_options, column_names, whole_number
 from dask_image_ingest.decode.options import make_decoding
-from dask_image_ingest.errors import ArgumentError
 from dask_image_ingest.expr import ReadWebDataset
 from dask_image_ingest.frames import backend_of
 from dask_image_ingest.frames.pandas import pandas_type
@@ -111,7 +110,7 @@ def make_thumbnails(
     frame: Any,
     n: int,
     thumbnail: int,
-    columns: Sequence[str],
+    columns: Sequence[str] | None,
     storage_options: dict[str, Any] | None = None,
     spread: bool = False,
 ) -> Thumbnails:
@@ -121,16 +120,12 @@ def make_thumbnails(
     ------
     ArgumentError
     """
-    n, thumbnail = whole_number("n", n, 1), whole_number("thumbnail", thumbnail, 1)
-    columns = (
-        [columns] if isinstance(columns, str) else list_of_names("columns", columns, "column names")
-    )
-    unknown = [name for name in columns if name not in frame.columns]
-    if unknown:
-        raise ArgumentError(
-            f"columns= names {', '.join(map(repr, unknown))}; the frame has "
-            f"{', '.join(map(repr, frame.columns))}"
-        )
+    if columns is None:
+        columns = [name for name in frame.columns if name == "__key__"]
+    columns = column_names([columns] if isinstance(columns, str) else columns, frame.columns)
+    n = whole_number("n", n, 1, "pass a positive number of images")
+    thumbnail = whole_number("thumbnail", thumbnail, 1, "pass the longer edge in pixels")
+    check_storage_options(storage_options)
     pointed = set(POINTER) <= set(frame.columns)
     image = [] if pointed else [frame.images.column]
     texts = [name for name in columns if name not in image and not (pointed and name == "error")]

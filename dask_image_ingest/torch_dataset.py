@@ -77,7 +77,7 @@ class TorchDataset(IterableDataset):
 
     def _iterate(self, **options: Any) -> Batches:
         options = self._options | options
-        if options["shuffle"] is not None:
+        if options["shuffle"] is not None and self._epoch:
             options["shuffle"] += self._epoch
         batches: Batches = self._frame.images.iter_batches(format="torch", **options)
         return batches

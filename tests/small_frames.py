@@ -14,7 +14,7 @@ BACKEND = get_backend("pandas")
 
 
 def small_frame(keys, shape=(1, 1, 3), bad=()) -> pd.DataFrame:
-    """A row for each number in ``keys``, whose pixels have its value; those in ``bad`` have none."""
+    """A row for each of ``keys``, whose pixels have its value; those in ``bad`` have none."""
     size = int(np.prod(shape))
     good = [key for key in keys if key not in bad]
     flat = np.repeat(np.array(good, np.uint8), size)

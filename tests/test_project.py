@@ -67,9 +67,13 @@ def test_cuda13_extra_differs_from_cuda12_by_cuda_alone():
     assert extras["cuda13"] == as_cuda13
 
 
+# Modules for those who have another package.
+OPTIONAL = ("dask_image_ingest.frames.cudf", "dask_image_ingest.torch_dataset")
+
+
 @pytest.mark.slow
 def test_every_module_imports_without_dali_and_gpu_packages():
-    modules = [m for m in MODULES if not m.startswith("dask_image_ingest.frames.cudf")]
+    modules = [module for module in MODULES if not module.startswith(OPTIONAL)]
     run = subprocess.run(
         [sys.executable, "-c", IMPORT_WITHOUT_GPU_PACKAGES, *modules],
         cwd=ROOT,
@@ -89,6 +93,13 @@ def test_no_backend_imports_an_accessor():
             r"^\s*(?:from|import) (dask_image_ingest\S*)", path.read_text(), re.MULTILINE
         )
         assert not [m for m in imported if m.rpartition(".")[2] in accessors], path.name
+
+
+def test_the_package_shows_its_public_names_and_no_others():
+    import dask_image_ingest
+
+    assert set(dir(dask_image_ingest)) == {*dask_image_ingest.__all__, "__version__"}
+    assert all(hasattr(dask_image_ingest, name) for name in dir(dask_image_ingest))
 
 
 def test_version_is_the_same_everywhere():

@@ -1,6 +1,8 @@
-"""``stack`` and ``vectors`` of partitions without rows; and the shape that a query is certain of."""
+"""``stack`` and ``vectors`` of partitions without rows, and the shape that a query tells."""
 
 from __future__ import annotations
+
+from typing import ClassVar
 
 import dask.dataframe as dd
 import numpy as np
@@ -155,7 +157,7 @@ class TestShape:
             "late": dii.decode_images(table, size=10),
         }
 
-    CERTAIN = {
+    CERTAIN: ClassVar = {
         "read": lambda f: f["small"],
         "columns": lambda f: f["small"][["__key__", "image"]],
         "rows": lambda f: f["small"][f["small"].txt.str.contains("7")],
@@ -196,7 +198,7 @@ class TestShape:
         assert stacked.shape[1:] == (4, 4, 3)
         assert stacked.compute().shape[1:] == (4, 4, 3)
 
-    NOT_CERTAIN = {
+    NOT_CERTAIN: ClassVar = {
         "own size": (lambda f: f["own"], (6, 8, 3)),
         "late decode of a read": (lambda f: f["late"], (10, 10, 3)),
         "concat of two sizes": (lambda f: dd.concat([f["small"], f["large"]]), None),
@@ -270,3 +272,17 @@ def test_a_frame_of_frames_has_no_wrong_shape_either():
     with pytest.raises(dii.ArgumentError, match="no image"):
         lazy_frame([small_frame(range(2), bad={1})]).images.stack().compute()
     assert isinstance(lazy.compute(), pd.DataFrame)
+
+
+@pytest.mark.parametrize("errors", ["null", "drop"])
+@pytest.mark.parametrize("n", [1, 2, 5, 8, 12])
+def test_a_head_of_good_rows_decodes_few_and_is_the_head(tmp_path, work, errors, n):  # noqa: F811
+    good = encode(Image.new("RGB", (8, 6)), "png")
+    members = {f"{row:02d}.png": b"none" if row in (0, 3, 4) else good for row in range(40)}
+    write_tar(tmp_path / "a.tar", members)
+    frame = read(tmp_path, errors=errors)
+    frame = frame if errors == "drop" else frame[frame.error.isna()]
+    head = frame.head(n)
+    assert work["decoded"] <= 3 * n + 3
+    pd.testing.assert_frame_equal(head[["__key__"]], frame.compute().head(n)[["__key__"]])
+    assert [array.shape for array in head.images.arrays()] == [(6, 8, 3)] * n

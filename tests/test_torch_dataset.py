@@ -99,7 +99,7 @@ class TestShare:
     def test_rows_of_a_frame_in_memory_are_shared(self, ddf):
         frame = ddf.compute()
         shares = [keys(frame.images.iter_batches(4, shard=(rank, 3))) for rank in range(3)]
-        assert sum(shares, []) == list(range(23))
+        assert [key for share in shares for key in share] == list(range(23))
         assert {len(share) for share in shares} == {7, 8}
 
 
@@ -207,6 +207,6 @@ class TestDataLoader:
             )
             for rank in range(2)
         ]
-        shares = [[int(key) for key in rank.communicate(timeout=120)[0].split()] for rank in ranks]
+        shares = [rank.communicate(timeout=120)[0].split() for rank in ranks]
         assert all(shares)
-        assert Counter(sum(shares, [])) == Counter(range(23))
+        assert Counter(int(key) for share in shares for key in share) == Counter(range(23))

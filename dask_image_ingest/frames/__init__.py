@@ -4,7 +4,7 @@ In: a table of metadata and decoded pixels. Out: a dataframe of the backend, and
 columns. A backend is a file of this room; nobody else asks which one it is.
 """
 
-from dask_image_ingest.frames.accessors import attach_accessors, dataframe_accessor
+from dask_image_ingest.frames.accessors import attach_accessors, register_accessor
 from dask_image_ingest.frames.backend import Backend, BackendName, NewColumn
 from dask_image_ingest.frames.choose import backend_of, choose_backend, get_backend
 from dask_image_ingest.frames.gpus import gpus, require_gpu
@@ -16,8 +16,8 @@ __all__ = [
     "attach_accessors",
     "backend_of",
     "choose_backend",
-    "dataframe_accessor",
     "get_backend",
     "gpus",
+    "register_accessor",
     "require_gpu",
 ]

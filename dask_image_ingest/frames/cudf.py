@@ -11,7 +11,7 @@ import numpy as np
 import pyarrow as pa
 
 from dask_image_ingest.decode import Pixels
-from dask_image_ingest.frames.accessors import attach_accessors
+from dask_image_ingest.frames.accessors import Kind, attach_accessors
 from dask_image_ingest.frames.backend import NewColumn
 from dask_image_ingest.frames.cudf_columns import (
     empty_frame,
@@ -119,10 +119,15 @@ def _gpu_memory() -> int:
     return min((size for size in sizes if size), default=_UNKNOWN_GPU_MEMORY)
 
 
-def _attach(name: str, accessor: type) -> None:
-    # A frame's accessor is a class attribute: cuDF warns where one takes the place of another.
-    if getattr(cudf.DataFrame, name, None) is not accessor:
-        cudf.api.extensions.register_dataframe_accessor(name)(accessor)
+def _attach(kind: Kind, name: str, accessor: type) -> None:
+    # An accessor is a class attribute: cuDF warns where one takes the place of another.
+    owner = cudf.DataFrame if kind == "dataframe" else cudf.Series
+    if getattr(owner, name, None) is not accessor:
+        extensions = cudf.api.extensions
+        if kind == "dataframe":
+            extensions.register_dataframe_accessor(name)(accessor)
+        else:
+            extensions.register_series_accessor(name)(accessor)
 
 
 register()
