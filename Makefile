@@ -78,7 +78,7 @@ gpu-test: ## the tests that need a GPU, with .venv if it has cuDF, else with the
 	fi; \
 	$$python -m pytest tests/gpu -ra $(PYTEST_ARGS)
 
-gpu-api: .gpu/.stamp ## check every name that is used of RAPIDS and DALI; no GPU needed, 3 GB of wheels
+gpu-api: .gpu/.stamp ## check every name that is used of RAPIDS and DALI; no GPU needed, 3.6 GB of disk
 	@.gpu/bin/python tools/check_gpu_api.py --require
 
 clean: ## remove the environments, caches, and what the demo and the builds wrote
