@@ -1,5 +1,6 @@
 """Whatever ends a decode, wherever it comes: the next one neither hangs nor gets its images."""
 
+import linecache
 import random
 import sys
 import threading
@@ -85,11 +86,17 @@ class Trace:
         return self._run if frame.f_code.co_filename.startswith(PACKAGE) else None
 
     def _run(self, frame, event, argument):
-        if event == "line":
+        # A with block ends at the line at which it begins. A trace function that raises there keeps
+        # it from ending, as no signal can: that would be a lock that nobody gives back.
+        if event == "line" and not _source(frame).startswith("with "):
             self.lines += 1
             if self.lines == self._raises_at:
                 raise self._error(f"{frame.f_code.co_filename}:{frame.f_lineno}")
         return self._run
+
+
+def _source(frame):
+    return linecache.getline(frame.f_code.co_filename, frame.f_lineno).lstrip()
 
 
 def in_another_thread(call):
