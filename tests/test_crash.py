@@ -156,6 +156,36 @@ def test_the_journal_tells_a_dead_process_from_a_living_one(folder):
     assert not list(folder.iterdir())
 
 
+BUSY = """
+import sys, time
+from dask_image_ingest.decode import journal
+
+until = time.monotonic() + 60
+left = int(sys.argv[1])
+while left and time.monotonic() < until:
+    with journal.underway("piece") as died_before:
+        assert not died_before, "a living process was taken for a dead one"
+    left -= 1
+assert not left
+"""
+
+
+def test_processes_at_the_same_partition_do_not_take_each_other_for_dead(folder):
+    """As workers that read the same shard for several queries, over and over."""
+    environment = os.environ | {"DASK_IMAGE_INGEST__CRASH_JOURNAL": str(folder.parent)}
+    command = [sys.executable, "-c", BUSY, "3000"]
+    busy = [subprocess.Popen(command, env=environment) for _ in range(3)]
+    assert [process.wait() for process in busy] == [0, 0, 0]
+    assert not list(folder.iterdir())
+
+
+def test_a_file_that_was_not_begun_tells_of_no_death(folder):
+    """Of a process that was killed just as it had made the file, before it had decoded anything."""
+    (folder / "decoding-piece").touch()
+    with journal.underway("piece") as died_before:
+        assert not died_before
+
+
 def test_the_journal_belongs_to_this_user_alone(folder):
     assert folder.stat().st_mode & 0o777 == 0o700
 

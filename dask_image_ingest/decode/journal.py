@@ -30,12 +30,12 @@ def underway(name: str) -> Iterator[bool]:
     """Note that a partition is being decoded, for as long as the context lasts.
 
     Gives whether an earlier process died with the same partition underway. Where no file can be
-    written, nothing is noted, and work goes on.
+    written, or another process is at the same partition, nothing is noted, and work goes on.
     """
     path = os.path.join(folder(), f"decoding-{name}")
     try:
-        file, left_behind = _open(path)
-    except OSError:  # a full disk, or another process is at the same partition
+        file, left_behind = _begin(path)
+    except OSError:
         yield False
         return
     try:
@@ -101,18 +101,28 @@ def folder() -> str:
     return os.devnull  # in which nothing can be opened
 
 
-def _open(path: str) -> tuple[int, bool]:
-    flags = os.O_RDWR | os.O_NOFOLLOW
-    try:
-        file, left_behind = os.open(path, flags | os.O_CREAT | os.O_EXCL, 0o600), False
-    except FileExistsError:
-        file, left_behind = os.open(path, flags), True
-    try:
-        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except OSError:
+def _begin(path: str) -> tuple[int, bool]:
+    """A file of this name, locked, and whether somebody else has begun it and not come to an end.
+
+    Raises
+    ------
+    OSError
+        If somebody is at it now, or no file can be written.
+    """
+    while True:
+        file = os.open(path, os.O_RDWR | os.O_NOFOLLOW | os.O_CREAT, 0o600)
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            # Between opening and locking, whoever had it may have come to an end.
+            if os.fstat(file).st_nlink:
+                left_behind = bool(os.pread(file, 1, 0))
+                # Under the lock: a file that somebody has just made is empty.
+                os.pwrite(file, b"1", 0)
+                return file, left_behind
+        except BaseException:
+            os.close(file)
+            raise
         os.close(file)
-        raise
-    return file, left_behind
 
 
 def _crash_name(data: bytes) -> str:
