@@ -75,19 +75,13 @@ def convert(
     path
         A field of JSON, rather than the whole member.
     """
-    if path is None and _is_bytes(type_):
-        return pa.array(contents, type_), []
-    read, fit = _reader(type_, path), _fitting(type_)
-    values: list[Any] = []
     misfits: list[int] = []
-    for row, content in enumerate(contents):
-        value = None
-        if content is not None:
-            try:
-                value = fit(read(content))
-            except _MISFIT:
-                misfits.append(row)
-        values.append(value)
+    if path is None and _is_bytes(type_):
+        values: Sequence = contents
+    elif path is None and _is_text(type_):
+        values = [None if c is None else c.decode("utf-8", "replace") for c in contents]
+    else:
+        values, misfits = _read(contents, _reader(type_, path), _fitting(type_))
     try:
         return pa.array(values, type_), misfits
     except _MISFIT:
@@ -107,6 +101,22 @@ def parse_json(content: bytes) -> Any:
     if len(content) > _LARGEST_JSON:
         raise ValueError(f"JSON of {len(content)} bytes")
     return json.loads(content)
+
+
+def _read(
+    contents: Sequence[bytes | None], read: Callable[[bytes], Any], fit: Callable[[Any], Any]
+) -> tuple[list[Any], list[int]]:
+    values = []
+    misfits = []
+    for row, content in enumerate(contents):
+        value = None
+        if content is not None:
+            try:
+                value = fit(read(content))
+            except _MISFIT:
+                misfits.append(row)
+        values.append(value)
+    return values, misfits
 
 
 def _arrow_type(type_: Any) -> pa.DataType:
@@ -147,8 +157,6 @@ def _is_bytes(type_: pa.DataType) -> bool:
 def _reader(type_: pa.DataType, path: str | None) -> Callable[[bytes], Any]:
     if path is not None:
         return _json_field(path)
-    if _is_text(type_):
-        return lambda content: content.decode("utf-8", "replace")
     if pa.types.is_integer(type_):
         return int
     return float if pa.types.is_floating(type_) else parse_json
@@ -238,7 +246,9 @@ def _of(kind: type, value: Any) -> Any:
     return value
 
 
-def _one_by_one(values: list, type_: pa.DataType) -> tuple[pa.Array | pa.ChunkedArray, list[int]]:
+def _one_by_one(
+    values: Sequence, type_: pa.DataType
+) -> tuple[pa.Array | pa.ChunkedArray, list[int]]:
     fitting = list(values)
     misfits = []
     for row, value in enumerate(values):
