@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import math
 import operator
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import Any
+
+import numpy as np
 
 from dask_image_ingest.errors import ArgumentError
 
@@ -38,7 +40,7 @@ def column_names(columns: Any, known: Iterable[Any]) -> list:
     if isinstance(columns, str) or not isinstance(columns, Iterable):
         raise ArgumentError(f"columns={columns!r}: pass a list of column names")
     known, columns = list(known), list(columns)
-    unknown = [name for name in columns if name not in known]
+    unknown = [name for name in columns if not is_column(name, known)]
     if unknown:
         raise ArgumentError(
             f"columns= names {', '.join(map(repr, unknown))}; the frame has "
@@ -47,4 +49,36 @@ def column_names(columns: Any, known: Iterable[Any]) -> list:
     return columns
 
 
-__all__ = ["column_names", "whole_number"]
+def is_column(name: Any, known: Iterable[Any]) -> bool:
+    """Whether this is the name of a column, whatever it is."""
+    try:
+        return name in set(known)
+    except TypeError:  # lists, arrays and the like
+        return False
+
+
+def choice(name: str, value: Any, choices: Sequence[str]) -> None:
+    """Refuse what is none of ``choices``.
+
+    Raises
+    ------
+    ArgumentError
+    """
+    if not isinstance(value, str) or value not in choices:
+        *others, last = map(repr, choices)
+        raise ArgumentError(f"{name}={value!r}; choose {', '.join(others)} or {last}")
+
+
+def flag(name: str, value: Any) -> bool:
+    """``value`` as True or False.
+
+    Raises
+    ------
+    ArgumentError
+    """
+    if not isinstance(value, (bool, np.bool_)):
+        raise ArgumentError(f"{name}={value!r}; pass True or False")
+    return bool(value)
+
+
+__all__ = ["choice", "column_names", "flag", "is_column", "whole_number"]
