@@ -17,31 +17,11 @@ from dask.dataframe.dask_expr import _expr as dx
 from dask_image_ingest.arguments import whole_number
 from dask_image_ingest.errors import ArgumentError
 from dask_image_ingest.frames import Backend, NewColumn, backend_of
+from dask_image_ingest.frames.joined import joined
 from dask_image_ingest.late_decode import looks_at
 
 # Models that a worker process keeps: enough for a query that uses a few side by side.
 _MODELS_KEPT = 4
-
-
-def joined(arrays: Sequence[Any], backend: Backend) -> Any:
-    """Images as one array (n, height, width, channels), or as a list where their shapes differ.
-
-    Images that lie side by side in memory are not copied.
-    """
-    first = arrays[0]
-    if any(array.shape != first.shape for array in arrays):
-        return list(arrays)
-    start, size = _address(first), first.nbytes
-    if all(_address(array) == start + n * size for n, array in enumerate(arrays)):
-        return backend.numpy.lib.stride_tricks.as_strided(
-            first, (len(arrays), *first.shape), (size, *first.strides)
-        )
-    return backend.numpy.stack(arrays)
-
-
-def _address(array: Any) -> int:
-    interface = getattr(array, "__cuda_array_interface__", None) or array.__array_interface__
-    return int(interface["data"][0])
 
 
 @dataclass(frozen=True, eq=False)

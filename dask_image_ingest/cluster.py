@@ -9,7 +9,7 @@ from dask.system import CPU_COUNT
 from distributed import Client, LocalCluster
 
 from dask_image_ingest.cluster_arguments import check_arguments, check_names
-from dask_image_ingest.errors import MissingDependencyError
+from dask_image_ingest.errors import ArgumentError, MissingDependencyError
 from dask_image_ingest.frames import gpus
 
 _THREADS_VARIABLE = "DASK_IMAGE_INGEST__DECODE_THREADS"
@@ -20,6 +20,9 @@ _SPAWN = "distributed.nanny.pre-spawn-environ"
 # Workers keep the memory in which one image was decoded for the next. dask's own trim threshold has
 # glibc map all above 128 kB anew for each use: 150 page faults an image, a tenth of its decoding.
 _ALLOCATOR = {"MALLOC_MMAP_THRESHOLD_": 16 << 20, "MALLOC_TRIM_THRESHOLD_": 64 << 20}
+
+# What dask-cuda takes for a limit of device memory beside bytes and shares.
+_LIMITS: dict[Any, float | None] = {"default": 0.8, "auto": None}
 
 # Dask's own clocks, their usual pace and ours: in three processes they take 3.4 % of two cores, so
 # half of that. A setting that is not the usual one is somebody's.
@@ -34,8 +37,8 @@ def start_cluster(
     *,
     decode_threads: int | None = None,
     gpu: bool | None = None,
-    rmm_pool_size: str | int | float = 0.5,
-    device_memory_limit: str | int | float = 0.7,
+    rmm_pool_size: str | int | float | None = 0.5,
+    device_memory_limit: str | int | float | None = 0.7,
     dashboard_address: str | None = ":8787",
     **kwargs: Any,
 ) -> Client:
@@ -53,10 +56,12 @@ def start_cluster(
     gpu
         True, False, or None for what the machine has.
     rmm_pool_size
-        Device memory that each worker's RMM pool takes, in bytes (``"20 GB"``) or as a share of the
-        card. DALI has a pool of its own that never shrinks: leave it room.
+        Device memory that each worker's RMM pool takes at its start, in bytes (``"20 GB"``) or as a
+        share of the card. None for no pool.
     device_memory_limit
-        Device memory past which a worker moves data to host memory, in bytes or as a share.
+        Device memory past which a worker moves frames to host memory, in bytes or as a share: the
+        most that the pool may grow to. DALI has a pool of its own beside it, which never shrinks:
+        leave it room.
     dashboard_address
         Where the dashboard listens; None for any port that is free.
     **kwargs
@@ -70,14 +75,15 @@ def start_cluster(
     Raises
     ------
     ArgumentError
-        For numbers that are not positive, sizes that are none, arguments that no worker has.
+        For numbers that are not positive, sizes that are none, arguments that no worker has, and if
+        ``rmm_pool_size`` is larger than ``device_memory_limit``.
     MissingDependencyError
         With ``gpu=True`` on a machine without dask-cuda.
 
     Examples
     --------
-    >>> with start_cluster() as client:  # doctest: +SKIP
-    ...     ddf = read_webdataset_images("train-{000..099}.tar").persist()
+    >>> with start_cluster() as client:
+    ...     frame = read_webdataset_images("train-{000..003}.tar").compute()
     """
     check_arguments({**locals(), **kwargs})
     cores = CPU_COUNT
@@ -129,10 +135,9 @@ def _cpu_cluster(**settings: Any) -> LocalCluster:
         return LocalCluster(**settings)
 
 
-def _cuda_cluster(*, env: dict[str, str], device_memory_limit: Any, **settings: Any):
+def _cuda_cluster(*, env: dict[str, str], **settings: Any):
     try:
         from dask_cuda import LocalCUDACluster
-        from dask_cuda.utils import parse_device_memory_limit
     except ImportError as error:
         raise MissingDependencyError(
             "a GPU cluster needs dask-cuda, which is not installed: pip install "
@@ -140,17 +145,59 @@ def _cuda_cluster(*, env: dict[str, str], device_memory_limit: Any, **settings: 
         ) from error
     gpu_defaults = {
         "rmm_allocator_external_lib_list": "cupy",
-        # A pool without a maximum grows until nothing is left for DALI.
-        "rmm_maximum_pool_size": 0.8,
+        # cuDF moves frames to host memory when the pool has nothing left. A limit of its own
+        # (CUDF_SPILL_DEVICE_LIMIT) has it move one with each that is made, however small they are.
         "enable_cudf_spill": True,
-        # Registers .images on frames that a worker was sent, and not in the middle of a first task.
+        # Tells dask what frames weigh and registers .images, before the first task.
         "pre_import": "dask_image_ingest.frames.cudf",
     }
-    settings = gpu_defaults | settings
-    limit = parse_device_memory_limit(device_memory_limit)
-    if limit and settings["enable_cudf_spill"]:
-        # dask-cuda then leaves frames to cuDF, which does not know of dask-cuda's limit.
-        env = {"CUDF_SPILL_DEVICE_LIMIT": str(limit)} | env
+    settings = gpu_defaults | _pool(settings)
     # LocalCUDACluster puts its own env= in the place of ours.
     with dask.config.set({_SPAWN: dask.config.get(_SPAWN) | env}):
-        return LocalCUDACluster(device_memory_limit=device_memory_limit, **settings)
+        cluster = LocalCUDACluster(**settings)
+    if settings["enable_cudf_spill"]:
+        _take_what_workers_spill()
+    return cluster
+
+
+def _pool(settings: dict[str, Any]) -> dict[str, Any]:
+    """The settings with the most that the pool may take, without which it leaves DALI nothing."""
+    initial, limit = settings["rmm_pool_size"], settings["device_memory_limit"]
+    maximum = settings.get("rmm_maximum_pool_size", _LIMITS.get(limit, limit or None))
+    if settings.get("rmm_async"):
+        initial = None  # CUDA's own pool takes memory as it needs it
+    elif initial is None:
+        maximum = None
+    if initial is not None and maximum is not None and _more(initial, maximum):
+        raise ArgumentError(
+            f"rmm_pool_size={initial!r} is more than device_memory_limit={maximum!r}, to which the "
+            "pool may grow at most: pass a smaller pool or a larger limit"
+        )
+    return settings | {"rmm_pool_size": initial, "rmm_maximum_pool_size": maximum}
+
+
+def _more(size: Any, limit: Any) -> bool:
+    """Whether a size of device memory is above another; a GPU is asked only if it has to be."""
+    if all(isinstance(number, float) and number <= 1 for number in (size, limit)):
+        return size > limit
+    from dask_cuda.utils import parse_device_bytes
+
+    return (parse_device_bytes(size) or 0) > (parse_device_bytes(limit) or 0)
+
+
+def _take_what_workers_spill() -> None:
+    """Have this process hold frames of workers that spill.
+
+    cuDF decides with a process's first object whether its objects can be spilled, and a process
+    that has decided against it can't take those of one that has not.
+    """
+    from cudf import get_option
+    from cudf.core.buffer import spill_manager as cudf_spilling
+
+    if cudf_spilling._global_manager_uninitialized or cudf_spilling.get_global_manager():
+        return
+    cudf_spilling.set_global_manager(
+        cudf_spilling.SpillManager(statistic_level=get_option("spill_stats"))
+    )
+    if get_option("spill_on_demand"):
+        cudf_spilling.set_spill_on_demand_globally()

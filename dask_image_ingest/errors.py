@@ -8,6 +8,7 @@ their exceptions to the client by pickle, and a message is what survives the jou
 __all__ = [
     "ArgumentError",
     "DaskImageIngestError",
+    "FunctionError",
     "ImageDecodeError",
     "MissingDependencyError",
     "OperandError",
@@ -43,6 +44,10 @@ class ShardError(DaskImageIngestError, ValueError):
 
 class ImageDecodeError(DaskImageIngestError, ValueError):
     """An image cannot be decoded and the reader was told to raise (``errors="raise"``)."""
+
+
+class FunctionError(DaskImageIngestError, RuntimeError):
+    """A function that was passed in has failed: a transform, or that of ``map_batches``."""
 
 
 # MemoryError comes first because it makes its instances by itself: the other way round, the

@@ -16,7 +16,7 @@ from dask.dataframe.dask_expr.io.io import FromGraph
 from dask_image_ingest.batches import MapBatches
 from dask_image_ingest.decode.options import ImageShape
 from dask_image_ingest.expr import SHAPE_IN_NAME, ReadWebDataset
-from dask_image_ingest.late_decode import DecodeImages
+from dask_image_ingest.late_decode import LateDecode
 
 _UNKNOWN: ImageShape = (None, None, None)
 
@@ -56,7 +56,7 @@ def image_shape(expr: Any, column: Any) -> ImageShape:
         return _UNKNOWN
     if isinstance(expr, ReadWebDataset):
         return expr.dataset.decoding.shape if column == "image" else _UNKNOWN
-    if isinstance(expr, DecodeImages):
+    if isinstance(expr, LateDecode):
         return expr.decoding.shape if column == "image" else image_shape(expr.frame, column)
     if isinstance(expr, MapBatches):
         made = column in expr.batch_map.outputs

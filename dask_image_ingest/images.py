@@ -8,14 +8,13 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import pandas as pd
 
-from dask_image_ingest.arguments import choice, column_names, flag, whole_number
+from dask_image_ingest.arguments import check_choice, check_flag, column_names, whole_number
 from dask_image_ingest.batch_shards import parse_shard
 from dask_image_ingest.batch_source import Source
 from dask_image_ingest.batches import make_batch_map
 from dask_image_ingest.channel_stats import count_levels, statistics
-from dask_image_ingest.decode.options import RESIZES
 from dask_image_ingest.errors import ArgumentError
-from dask_image_ingest.frames import Backend, backend_of
+from dask_image_ingest.frames import Backend, backend_of, register_accessor
 from dask_image_ingest.iter_batches import FORMATS, Batches, Format
 from dask_image_ingest.resize import encoded_images, small_images
 from dask_image_ingest.stacking import parse_shape, stack, vectors
@@ -84,9 +83,10 @@ class Images(ABC):
 
         Examples
         --------
-        >>> ddf = read_webdataset_images("train-{000..099}.tar", size=224)  # doctest: +SKIP
-        >>> ddf.images.stack().mean(axis=(0, 1, 2)).compute()  # doctest: +SKIP
-        array([122.7, 116.7, 104.0])
+        >>> ddf = read_webdataset_images("train-{000..003}.tar", size=224)
+        >>> good = ddf[ddf.error.isna()]
+        >>> good.images.stack().mean(axis=(0, 1, 2)).compute().round(1)
+        array([121.6,  98.1,  88.4])
         """
 
     @abstractmethod
@@ -111,8 +111,10 @@ class Images(ABC):
 
         Examples
         --------
-        >>> frame.images.vectors("embedding").shape  # doctest: +SKIP
-        (200, 1280)
+        >>> frame["embedding"].iloc[0]
+        [0.555..., 0.414..., 0.378...]
+        >>> frame.images.vectors("embedding").shape
+        (51, 3)
         """
 
     def map_batches(
@@ -161,9 +163,14 @@ class Images(ABC):
 
         Examples
         --------
-        >>> ddf.images.map_batches(
+        >>> bright = ddf.images.map_batches(
         ...     lambda images: images.mean(axis=(1, 2, 3)), {"brightness": "float32"}
-        ... )  # doctest: +SKIP
+        ... )
+        >>> bright[["__key__", "brightness"]].head(3)
+          __key__  brightness
+        0    0000  114.60...
+        1    0001  129.17...
+        2    0002  115.31...
 
         A model, loaded once per worker:
 
@@ -173,11 +180,13 @@ class Images(ABC):
         ...
         ...     def __call__(self, images):
         ...         return self.model(images)
-        >>> ddf.images.map_batches(Embed, {"embedding": "list<float32>"})  # doctest: +SKIP
+        >>> embedded = ddf.images.map_batches(Embed, {"embedding": "list<float32>"})
+        >>> embedded.dtypes["embedding"]
+        list<float32>
         """
         image = self.column
         others = self._others(columns, image)
-        keep_image = flag("keep_image", keep_image)
+        check_flag("keep_image", keep_image)
         kept = [c for c in self._columns() if c in others or (keep_image and c == image)]
         return self._map_batches(make_batch_map(fn, outputs, batch_size, image, kept))
 
@@ -249,12 +258,12 @@ class Images(ABC):
 
         Examples
         --------
-        >>> for batch in ddf.images.iter_batches(256, "torch", ["cls"]):  # doctest: +SKIP
-        ...     images = batch["image"].permute(0, 3, 1, 2).float() / 255
+        >>> for batch in ddf.images.iter_batches(32, columns=["cls"], shuffle=0):
+        ...     images = batch["image"].transpose(0, 3, 1, 2) / np.float32(255)
         ...     loss = train_step(images, batch["cls"])
         """
         image = self.column
-        choice("format", format, FORMATS)
+        check_choice("format", format, FORMATS)
         chosen = [image, *self._others(columns, image)]
         rank, world = parse_shard(shard, format)
         return Batches(
@@ -365,7 +374,8 @@ class Images(ABC):
 
         Examples
         --------
-        >>> ddf[ddf.width >= 512].images.show(8, columns=("__key__", "txt"))  # doctest: +SKIP
+        >>> ddf[ddf.width >= 512].images.show(8, columns=("__key__", "txt"))
+        <8 thumbnails, 0 without an image: shown in a notebook, or save()>
         """
         return make_thumbnails(self._frame, n, thumbnail, columns, storage_options)
 
@@ -388,10 +398,10 @@ class Images(ABC):
 
         Examples
         --------
-        >>> frame.images.encode("webp").iloc[0][:4]  # doctest: +SKIP
+        >>> frame.images.encode("webp").iloc[0][:4]
         b'RIFF'
         """
-        choice("format", format, ("jpeg", "png", "webp"))
+        check_choice("format", format, ("jpeg", "png", "webp"))
         quality = whole_number("quality", quality, 1, "choose 1 to 100", most=100)
         image = self.column
         return self._map(encoded_images, [image], image, format, quality)
@@ -417,9 +427,9 @@ class Images(ABC):
 
         Examples
         --------
-        >>> ddf.images.thumbnails(64, "crop").images.stack()  # doctest: +SKIP
+        >>> frame.images.thumbnails(64, "crop").images.stack().shape
+        (51, 64, 64, 3)
         """
-        choice("resize", resize, RESIZES)
         return self._map(small_images, self._columns(), self.column, size, resize)
 
     @abstractmethod
@@ -435,10 +445,12 @@ class Images(ABC):
 
         Examples
         --------
-        >>> ddf.images.channel_stats().compute()  # doctest: +SKIP
-                  mean    std  min  max      pixels
+        >>> ddf.images.channel_stats().compute().round(1)
+                  mean   std  min  max   pixels
         channel
-        0        122.7   69.8    0  255  1002000000
+        0        121.6  76.2    0  255  2558976
+        1         98.1  63.1    0  255  2558976
+        2         88.4  64.4    0  255  2558976
         """
 
     def _columns(self) -> list[str]:
@@ -450,6 +462,7 @@ class Images(ABC):
         return [name for name in column_names(columns, self._columns()) if name != image]
 
 
+@register_accessor("dataframe", "images")
 @pd.api.extensions.register_dataframe_accessor("images")
 class FrameImages(Images):
     """Pixels of a pandas or cuDF dataframe."""
@@ -470,7 +483,8 @@ class FrameImages(Images):
 
         Examples
         --------
-        >>> first = frame.images.arrays()[0]  # doctest: +SKIP
+        >>> frame.images.arrays()[0].shape
+        (224, 224, 3)
         """
         return backend_of(self._frame).arrays(self._frame[self.column])
 
@@ -496,6 +510,7 @@ class FrameImages(Images):
         return Source(self._frame[columns], image, partitions=world)
 
 
+@register_accessor("series", "images")
 @pd.api.extensions.register_series_accessor("images")
 class SeriesImages(FrameImages):
     """Pixels of a pandas or cuDF series of images."""

@@ -10,13 +10,13 @@ from typing import Any, Literal
 
 import numpy as np
 
-from dask_image_ingest.arguments import flag, whole_number
+from dask_image_ingest.arguments import check_flag, whole_number
 from dask_image_ingest.batch_order import Order, Position, Shuffle, parse_start
 from dask_image_ingest.batch_rows import Rows, rows_of
 from dask_image_ingest.batch_source import Source
-from dask_image_ingest.batches import joined
 from dask_image_ingest.errors import MissingDependencyError
 from dask_image_ingest.frames import Backend, backend_of
+from dask_image_ingest.frames.joined import joined
 
 Format = Literal["numpy", "cupy", "torch"]
 FORMATS = ("numpy", "cupy", "torch")
@@ -48,7 +48,8 @@ class Batches:
         self._image = image
         self._backend = backend_of(meta)
         self._size = whole_number("batch_size", batch_size, 1, "pass a positive number of images")
-        self._drop_last = flag("drop_last", drop_last)
+        check_flag("drop_last", drop_last)
+        self._drop_last = drop_last
         self._prefetch = prefetch
         if prefetch is not None:
             advice = "pass how many partitions to read ahead"

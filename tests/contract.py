@@ -17,8 +17,9 @@ from distributed.protocol import deserialize, serialize
 from PIL import Image
 
 from dask_image_ingest.decode import Decoding, Pixels
-from dask_image_ingest.decode.dali import decoder
-from dask_image_ingest.schema import IMAGE, Component, Schema
+from dask_image_ingest.decode.decoders import decoders_for
+from dask_image_ingest.frames.image_type import IMAGE
+from dask_image_ingest.schema import Component, Schema
 
 COMPONENTS = (
     Component("txt", "txt", pa.string()),
@@ -129,7 +130,7 @@ class BackendContract:
         nbytes = sum(array.size for array in present) if predicted is None else predicted
         buffer = backend.pixel_buffer(nbytes)
         for array in present:
-            buffer.append(array)
+            buffer.append([array])
         shapes = [(0, 0, 0) if array is None else array.shape for array in arrays]
         errors = ["why there is none" if array is None else None for array in arrays]
         return Pixels(buffer.finish(), np.array(shapes, np.int32).reshape(-1, 3), errors)
@@ -261,6 +262,9 @@ class BackendContract:
         filled = meta_nonempty(meta)
         assert len(filled) == 2
         assert filled.dtypes.to_dict() == meta.dtypes.to_dict()
+        # A function that dask tries on it finds images.
+        assert [array.shape for array in filled.images.arrays()] == [(1, 1, 3)] * 2
+        assert meta_nonempty(meta["image"]).dtype == meta["image"].dtype
 
     # What a dataframe does.
 
@@ -326,6 +330,14 @@ class BackendContract:
         assert received.dtypes.to_dict() == frame.dtypes.to_dict()
         self.assert_pixels(pickle.loads(pickle.dumps(part)), expected, len(part))
 
+    def test_first_rows_are_sent_without_the_pixels_of_the_others(self, backend):
+        large = self.make(backend, arrays=images(((64, 64, 3),) * 50))
+        for part in (large.head(5), large.iloc[10:15]):
+            _, frames = serialize(part, on_error="raise")
+            sent = sum(getattr(f, "nbytes", None) or len(f) for f in frames)
+            assert 5 * 64 * 64 * 3 <= sent < 6 * 64 * 64 * 3
+            assert 5 * 64 * 64 * 3 <= len(pickle.dumps(part)) < 6 * 64 * 64 * 3
+
     def test_dask_sees_how_much_memory_the_pixels_take(self, backend):
         large = self.make(backend, arrays=images(((512, 512, 3),) * 4))
         assert sizeof(large) >= 4 * 512 * 512 * 3
@@ -373,7 +385,7 @@ class BackendContract:
             Image.fromarray(array).save(file, "PNG")
             encoded.append(np.frombuffer(file.getvalue(), np.uint8))
         buffer = backend.pixel_buffer(0)
-        (batch,) = decoder(Decoding(device=backend.device), "encoded").run([encoded])
+        (batch,) = decoders_for(Decoding(device=backend.device)).encoded.run([encoded])
         buffer.append(batch)
         buffer.append([arrays[0], batch[1]])
         buffer.append([])
@@ -418,6 +430,15 @@ class BackendContract:
         want = backend.with_columns(frame, full, range(ROWS)).dtypes.to_dict()
         assert backend.with_columns(frame, nothing, []).dtypes.to_dict() == want
         assert backend.with_columns(frame.iloc[:0], nothing, []).dtypes.to_dict() == want
+
+    def test_bytes_are_bytes_in_batches(self, backend, frame):
+        whole = frame.take([0, 1, 3, 4])
+        assert backend.values(whole["npy"]).tolist() == [b"", b"\1\0\xff", b"", b"\4\0\xff"]
+        same = frame.take([1, 4])  # of one length: still no array of numbers
+        assert backend.values(same["npy"]).tolist() == [b"\1\0\xff", b"\4\0\xff"]
+        assert backend.values(frame["npy"]).tolist()[2] is None
+        batch = next(same.images.iter_batches(2, columns=["npy"]))
+        assert batch["npy"].tolist() == [b"\1\0\xff", b"\4\0\xff"]
 
     def test_columns_are_arrays_where_they_can_be(self, backend, frame):
         whole = frame.take([0, 1, 3, 4])
@@ -478,6 +499,15 @@ class BackendContract:
             np.testing.assert_array_equal(np.asarray(image), arrays[0])
         without_pointer = frame[["__key__", "image"]]
         assert without_pointer.images.show()._repr_html_().count("<img") == 2
+
+    def test_a_late_decode_replaces_columns_in_their_places(self, backend, frame, expected):
+        pixels = self.pixels(backend, images())
+        for columns in (["txt"], ["image", "txt", "error"]):
+            decoded = backend.with_images(frame[columns], pixels)
+            behind = [name for name in ("error", "image") if name not in columns]
+            assert list(decoded.columns) == columns + behind
+            assert [a is None for a in decoded.images.arrays()] == [s is None for s in SHAPES]
+            assert decoded.index.to_numpy().tolist() == frame.index.to_numpy().tolist()
 
     def test_limits_are_told(self, backend):
         assert backend.largest_partition >= 2**31 - 1

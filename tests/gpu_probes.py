@@ -71,6 +71,31 @@ def count_pixels(part):
 COUNTED = pd.DataFrame({"key": np.array([], str), "size": np.array([], np.int64)})
 
 
+def sent_bytes(part):
+    """How many bytes a partition is sent as, as a pandas frame of one row."""
+    from distributed.protocol import serialize
+
+    _, frames = serialize(part, on_error="raise")
+    return pd.DataFrame({"bytes": [sum(getattr(f, "nbytes", None) or len(f) for f in frames)]})
+
+
+SENT = pd.DataFrame({"bytes": np.array([], np.int64)})
+
+
+def peak_of_a_late_decode(path):
+    """Bytes of RMM's memory at the peak of a late decode, and of the pixels that it gave."""
+    import rmm.statistics
+
+    table = compute(dii.read_webdataset_images(path, backend="cudf").drop(columns="image"))
+    dii.decode_images(table)  # builds the pipeline
+    with rmm.statistics.statistics():
+        before = rmm.statistics.get_statistics().current_bytes
+        frame = dii.decode_images(table)
+        peak = rmm.statistics.get_statistics().peak_bytes - before
+    pixels = sum(array.nbytes for array in frame.images.arrays() if array is not None)
+    return {"peak": peak, "pixels": pixels}
+
+
 def flip(images):
     """A transform."""
     from nvidia.dali import fn

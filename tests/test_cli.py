@@ -238,6 +238,7 @@ def test_wrong_usage_ends_with_status_2(arguments, capsys):
     assert "usage: dask-image-ingest" in capsys.readouterr().err
 
 
+@pytest.mark.slow
 def test_scheduler_that_does_not_answer_is_a_wrong_argument(good, capsys):
     status, _, err = run(capsys, "describe", good, "--scheduler", "tcp://127.0.0.1:9")
     assert status == 2
@@ -245,6 +246,7 @@ def test_scheduler_that_does_not_answer_is_a_wrong_argument(good, capsys):
     assert "Traceback" not in err
 
 
+@pytest.mark.slow
 def test_runs_on_a_cluster_by_its_address(good, capsys):
     from distributed import LocalCluster
 
@@ -258,6 +260,7 @@ def test_runs_on_a_cluster_by_its_address(good, capsys):
     assert json.loads(out)["samples"] == 6
 
 
+@pytest.mark.slow
 def test_stops_quietly_when_nobody_reads_on(good):
     command = f"{sys.executable} -m dask_image_ingest.cli head {good} | head -n 0"
     shell = ["bash", "-o", "pipefail", "-c", command]

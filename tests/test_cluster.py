@@ -9,6 +9,8 @@ import pytest
 import dask_image_ingest as dii
 from dask_image_ingest.decode.threads import decode_threads
 
+pytestmark = pytest.mark.slow
+
 
 def test_workers_and_their_decoding_threads_fit_the_cores_and_go_with_the_client():
     cores = len(os.sched_getaffinity(0))
@@ -65,6 +67,17 @@ def test_a_gpu_cluster_without_dask_cuda_names_the_extra():
             dii.start_cluster(gpu=True)
     else:
         pytest.skip("dask-cuda is installed here")
+
+
+@pytest.fixture(scope="module")
+def client():
+    with dii.start_cluster(1, gpu=False, dashboard_address=None) as client:
+        yield client
+
+
+def test_a_client_of_a_whole_module_runs_its_tests_tasks(client):
+    """What tests of memory and of a GPU's workers rest on."""
+    assert dask.delayed(os.getpid)().compute() != os.getpid()
 
 
 @pytest.mark.parametrize(

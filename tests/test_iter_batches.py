@@ -134,6 +134,7 @@ class TestShuffle:
             assert sorted(got) == sorted(good_keys(with_bad_ones))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("shuffle", [None, 0, 7])
 @pytest.mark.parametrize("batch_size", [1, 4, 50])
 def test_it_goes_on_where_it_stopped(with_bad_ones, shuffle, batch_size):
@@ -209,6 +210,7 @@ def test_a_package_that_is_missing_is_named(ddf, monkeypatch):
         ddf.images.iter_batches(4, "cupy")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("shuffle", [[], ["3"]], ids=["in order", "shuffled"])
 def test_memory_stays_within_three_partitions_of_twenty(shuffle):
     finished = subprocess.run(
@@ -245,6 +247,7 @@ def client():
         yield client
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("persist", [False, True])
 def test_partitions_are_read_ahead_on_the_workers_of_a_cluster(client, ddf, persist):
     want = ddf.compute()["__key__"].tolist()

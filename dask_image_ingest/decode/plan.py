@@ -11,14 +11,18 @@ from typing import Any
 import numpy as np
 
 from dask_image_ingest.decode.dali import BATCH_SIZE, parses
+from dask_image_ingest.decode.gpu import batch_bytes, current_device
 from dask_image_ingest.decode.header import Header
 from dask_image_ingest.decode.options import Decoding
 from dask_image_ingest.decode.pillow import decode_with_pillow
 from dask_image_ingest.decode.sound import is_sound
 from dask_image_ingest.decode.threads import decode_pool, decode_threads
 
-# Decoded bytes that a batch may hold, since DALI keeps two of them; a GPU wants more work at once.
-_BATCH_BYTES = {"cpu": 2**27, "gpu": 2**30}
+# Decoded bytes that a batch may hold, since DALI keeps two of them.
+_BATCH_BYTES = 2**27
+
+# By how much a batch may pass them for the sake of two images for each thread.
+_STRETCH = 8
 
 # While the first images are decoded, the next ones are looked at.
 _FIRST_BATCH = 64
@@ -67,7 +71,10 @@ class Plan:
         self._decoding = decoding
         self._size = BATCH_SIZE
         self._thorough = False
-        self._most_bytes = _BATCH_BYTES[decoding.device]
+        self._most_bytes, self._stretched = _BATCH_BYTES, _STRETCH * _BATCH_BYTES
+        if decoding.device == "gpu":
+            # Its memory can't be stretched, and what decodes there are not the threads.
+            self._most_bytes = self._stretched = batch_bytes(current_device())
         self._least_images = 2 * decode_threads()
         formats = Counter(header.format for header in headers if not header.careful)
         most = {f for f, count in formats.items() if count >= _LEAST_SHARE * formats.total()}
@@ -89,7 +96,8 @@ class Plan:
         batch, nbytes, most = Batch(), 0, _FIRST_BATCH
         for row, header in enumerate(self._headers):
             size = self._nbytes(header)
-            room = self._most_bytes if batch.images >= self._least_images else 8 * self._most_bytes
+            enough = batch.images >= self._least_images
+            room = self._most_bytes if enough else self._stretched
             full = batch.images > 0 and nbytes + size > room
             if full or batch.images >= most:
                 yield batch

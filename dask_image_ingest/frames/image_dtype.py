@@ -15,9 +15,9 @@ import pandas as pd
 import pyarrow as pa
 from dask.dataframe.extensions import make_array_nonempty
 
+from dask_image_ingest.frames.image_type import IMAGE
 from dask_image_ingest.frames.image_value import DecodedImage, as_pixels
 from dask_image_ingest.frames.nested_array import NestedArray, arrow_of
-from dask_image_ingest.schema import IMAGE
 
 # Inside ImageDtype, "type" is something else.
 _Class: TypeAlias = type

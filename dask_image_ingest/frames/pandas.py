@@ -15,7 +15,7 @@ from distributed import default_client, get_worker
 
 from dask_image_ingest.decode import Pixels
 from dask_image_ingest.decode.threads import decode_pool, decode_threads
-from dask_image_ingest.frames import NewColumn
+from dask_image_ingest.frames.backend import NewColumn
 from dask_image_ingest.frames.image_dtype import (
     ImageArray,
     ImageDtype,
@@ -23,9 +23,9 @@ from dask_image_ingest.frames.image_dtype import (
     image_views,
     is_image_dtype,
 )
+from dask_image_ingest.frames.image_type import IMAGE
 from dask_image_ingest.frames.list_dtype import list_dtype, list_values
 from dask_image_ingest.frames.pixel_memory import pixel_memory
-from dask_image_ingest.schema import IMAGE
 
 # Of a worker's memory: a partition may be copied twice by what follows, and a worker keeps several.
 _PARTITION_SHARE = 1 / 16

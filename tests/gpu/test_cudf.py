@@ -35,7 +35,7 @@ class TestCudf(BackendContract):
 
     def test_more_pixels_than_foretold_and_than_a_column_holds_are_an_error(self, backend):
         buffer = backend.pixel_buffer(10)
-        buffer.append(np.zeros((2, 3, 3), np.uint8))
+        buffer.append([np.zeros((2, 3, 3), np.uint8)])
         with pytest.raises(PartitionTooLargeError, match="partition_size"):
             buffer._room(2**31)
 

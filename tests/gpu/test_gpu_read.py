@@ -153,7 +153,7 @@ def test_more_than_the_device_limit_is_spilled_and_comes_back(tmp_path, shards):
     with dii.start_cluster(
         1,
         gpu=True,
-        rmm_pool_size="1 GB",
+        rmm_pool_size="300 MB",
         device_memory_limit="500 MB",
         memory_limit="16 GiB",
         dashboard_address=None,

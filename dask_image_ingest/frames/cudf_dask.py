@@ -1,0 +1,236 @@
+"""What dask has to know of cuDF frames, and what it has to know otherwise where they have images.
+
+The registrations of dask_cudf (sizes, concatenation, metadata) come with its import; those for
+frames of images are laid over them here.
+"""
+
+from __future__ import annotations
+
+import copyreg
+import pickle
+from typing import Any
+
+import cudf
+import cupy
+import numpy as np
+import pandas as pd
+import pyarrow as pa
+import pylibcudf as plc
+from cudf.comm.serialize import cuda_serialize_cudf_object, dask_serialize_cudf_object
+from dask.dataframe.dispatch import concat_dispatch, meta_nonempty
+from dask_cudf.backends import (
+    _nonempty_series,
+    concat_cudf,
+    meta_nonempty_cudf,
+    to_cudf_dispatch,
+    to_cudf_dispatch_from_pandas,
+    to_pandas_dispatch,
+    to_pandas_dispatch_from_cudf,
+)
+from distributed.protocol import dask_serialize
+from distributed.protocol.cuda import cuda_serialize
+
+from dask_image_ingest.decode import Pixels
+from dask_image_ingest.errors import PartitionTooLargeError
+from dask_image_ingest.frames.cudf_columns import (
+    columns_of,
+    empty_frame,
+    make_frame,
+    with_columns_of,
+)
+from dask_image_ingest.frames.cudf_values import bytes_of, is_bytes, is_images, pixels_on_host
+from dask_image_ingest.frames.image_type import IMAGE
+from dask_image_ingest.frames.pandas import PandasBackend
+
+_NESTED = {plc.TypeId.LIST, plc.TypeId.STRING, plc.TypeId.STRUCT}
+
+
+def register() -> None:
+    """Lay this module's functions over those of dask_cudf."""
+    concat_dispatch.register(cudf.DataFrame, concat)
+    meta_nonempty.register(cudf.DataFrame, nonempty)
+    meta_nonempty.register(cudf.Series, _nonempty_images)
+    to_pandas_dispatch.register(cudf.DataFrame, to_pandas)
+    to_pandas_dispatch.register(cudf.Series, _images_to_pandas)
+    to_cudf_dispatch.register(pd.DataFrame, to_cudf)
+    to_cudf_dispatch.register(pd.Series, _images_to_cudf)
+    cuda_serialize.register(cudf.DataFrame, lambda f: cuda_serialize_cudf_object(compacted(f)))
+    dask_serialize.register(cudf.DataFrame, lambda f: dask_serialize_cudf_object(compacted(f)))
+    copyreg.pickle(cudf.DataFrame, lambda f: compacted(f).__reduce_ex__(pickle.HIGHEST_PROTOCOL))
+
+
+def concat(frames: list[cudf.DataFrame], *args: Any, **kwargs: Any) -> cudf.DataFrame:
+    """As dask_cudf concatenates, with an error that says what to do.
+
+    Raises
+    ------
+    PartitionTooLargeError
+        Where the images are more than one column can hold.
+    """
+    try:
+        return concat_cudf(frames, *args, **kwargs)
+    except OverflowError as error:
+        if not _image_columns(frames[0]):
+            raise
+        raise PartitionTooLargeError(
+            f"the images of {len(frames)} partitions can't be one cuDF dataframe: a list column "
+            "holds at most 2.1 GB of pixels. Go through them with .images.iter_batches(), write "
+            "them with to_parquet(), compute some of them at a time with .partitions[...], or drop "
+            "the image column before compute()"
+        ) from error
+
+
+def nonempty(frame: cudf.DataFrame) -> cudf.DataFrame:
+    """Two rows to try a function on; dask_cudf would make images of nulls."""
+    filled = meta_nonempty_cudf(frame)
+    images = _image_columns(frame)
+    if not images:
+        return filled
+    pixel = Pixels(
+        np.zeros(6, np.uint8), np.tile(np.array([1, 1, 3], np.int32), (2, 1)), [None] * 2
+    )
+    for name in images:
+        filled = with_columns_of(filled, _images_frame(name, pixel, filled.index))
+    return filled
+
+
+def to_pandas(frame: cudf.DataFrame, **options: Any) -> pd.DataFrame:
+    """A frame of images as the pandas backend has it: the same columns, rows and types."""
+    images = _image_columns(frame)
+    if not images:
+        return to_pandas_dispatch_from_cudf(frame, **options)
+    pandas = PandasBackend()
+    types = {name: _arrow_type(dtype) for name, dtype in frame.dtypes.items()}
+    known = [name for name, type_ in types.items() if type_ is not None and name not in images]
+    if not len(frame):
+        made = pandas.meta({name: types[name] for name in [*known, *images]})
+    else:
+        rows = np.arange(len(frame))
+        made = pandas.frame(_to_arrow(frame[known], types), rows, None)
+        for name in images:
+            pixels = pixels_on_host(frame[name])
+            made[name] = pandas.frame(pa.table({}), rows, pixels)["image"]
+        made.index = frame.index.to_pandas()
+    for name in frame.columns.difference(made.columns):
+        made[name] = frame[name].to_pandas()
+    return made[list(frame.columns)]
+
+
+def to_cudf(frame: pd.DataFrame, **options: Any) -> cudf.DataFrame:
+    """A pandas frame of images as the cuDF backend has it."""
+    pandas = PandasBackend()
+    images = [name for name, dtype in frame.dtypes.items() if pandas.is_images(dtype)]
+    if not images:
+        return to_cudf_dispatch_from_pandas(frame, **options)
+    others = frame.drop(columns=images)
+    if not len(frame):
+        schema = pa.Schema.from_pandas(others, preserve_index=False)
+        types = dict(zip(schema.names, schema.types, strict=True))
+        return empty_frame(types | dict.fromkeys(images, IMAGE))[list(frame.columns)]
+    made = make_frame(pandas.to_arrow(others), cudf.Index(frame.index), None)
+    for name in images:
+        arrays = pandas.arrays(frame[name])
+        shapes = [(0, 0, 0) if array is None else array.shape for array in arrays]
+        flat = [array.reshape(-1) for array in arrays if array is not None]
+        pixels = Pixels(
+            np.concatenate(flat) if flat else np.empty(0, np.uint8),
+            np.array(shapes, np.int32),
+            ["no image" if array is None else None for array in arrays],
+        )
+        made = with_columns_of(made, _images_frame(name, pixels, made.index))
+    return made[list(frame.columns)]
+
+
+def compacted(frame: cudf.DataFrame) -> cudf.DataFrame:
+    """The frame to be sent: without what lies behind the rows of a slice.
+
+    cuDF copies the part that a slice has before it is sent, but knows a slice of lists or structs
+    only by its offset: the first rows of a partition would be sent with all of its pixels.
+    """
+    columns = columns_of(frame)
+    parts = {
+        name: column
+        for name, column in columns.items()
+        if is_head(column.plc_column) and not _spilled(column.plc_column)
+    }
+    if not parts:
+        return frame
+    for name, part in parts.items():
+        with part.access(mode="read", scope="internal") as column:
+            columns[name] = column.copy()
+    # Not a copy of the frame: what two share, cuDF copies before it is sent.
+    return cudf.DataFrame._from_data(columns, index=frame.index)
+
+
+def is_head(column: plc.Column) -> bool:
+    """Whether a nested column is the first rows of a longer one."""
+    if column.type().id() not in _NESTED or column.offset():
+        return False
+    if column.type().id() == plc.TypeId.STRUCT:
+        return any(c.size() > column.size() or is_head(c) for c in column.children())
+    # Offsets are one more than rows.
+    return any(child.size() > column.size() + 1 for child in column.children()[:1])
+
+
+def _spilled(column: plc.Column) -> bool:
+    # What is in host memory already would come back to the GPU to be copied.
+    buffer = column.data()
+    if buffer is not None and getattr(buffer.owner, "is_spilled", False):
+        return True
+    return any(_spilled(child) for child in column.children())
+
+
+def _image_columns(frame: cudf.DataFrame) -> list[Any]:
+    return [name for name, dtype in frame.dtypes.items() if is_images(dtype)]
+
+
+def _images_frame(name: Any, pixels: Pixels, index: cudf.Index) -> cudf.DataFrame:
+    on_device = Pixels(cupy.asarray(pixels.flat), pixels.shapes, pixels.errors)
+    frame = make_frame(pa.table({}), index, on_device)
+    frame.columns = [name]  # not rename(), as above
+    return frame
+
+
+def _nonempty_images(series: cudf.Series, *args: Any) -> cudf.Series:
+    if not is_images(series.dtype):
+        return _nonempty_series(series, *args)
+    return _named(nonempty(series.to_frame("image"))["image"], series.name)
+
+
+def _images_to_pandas(series: cudf.Series, **options: Any) -> pd.Series:
+    if not is_images(series.dtype):
+        return to_pandas_dispatch_from_cudf(series, **options)
+    return to_pandas(series.to_frame("image"))["image"].rename(series.name)
+
+
+def _images_to_cudf(series: pd.Series, **options: Any) -> cudf.Series:
+    if not PandasBackend().is_images(series.dtype):
+        return to_cudf_dispatch_from_pandas(series, **options)
+    return _named(to_cudf(series.to_frame("image"))["image"], series.name)
+
+
+def _named(series: cudf.Series, name: Any) -> cudf.Series:
+    series.name = name  # rename() would copy the pixels
+    return series
+
+
+def _arrow_type(dtype: Any) -> pa.DataType | None:
+    """The type that the pandas backend would have given such a column; None for others."""
+    if is_images(dtype):
+        return IMAGE
+    if is_bytes(dtype):
+        return pa.binary()
+    if isinstance(dtype, (cudf.ListDtype, cudf.StructDtype)):
+        return dtype.to_arrow()
+    if isinstance(dtype, pd.StringDtype):
+        return pa.string()
+    return pa.from_numpy_dtype(dtype) if isinstance(dtype, np.dtype) and dtype.kind != "O" else None
+
+
+def _to_arrow(frame: cudf.DataFrame, types: dict[Any, pa.DataType | None]) -> pa.Table:
+    columns = {}
+    for name in frame.columns:
+        array = frame[name].to_arrow()
+        type_ = types[name]
+        columns[name] = bytes_of(array) if type_ == pa.binary() else array.cast(type_)
+    return pa.table(columns)

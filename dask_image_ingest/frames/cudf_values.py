@@ -1,0 +1,102 @@
+"""What the columns of a cuDF frame hold: images as views, bytes as Arrow has them."""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import cudf
+import cupy
+import numpy as np
+import pyarrow as pa
+import pylibcudf as plc
+
+from dask_image_ingest.decode import Pixels
+from dask_image_ingest.frames.image_type import IMAGE
+
+
+def is_images(dtype: Any) -> bool:
+    """Whether a column of this dtype holds decoded images."""
+    return isinstance(dtype, cudf.StructDtype) and set(dtype.fields) == set(IMAGE.names)
+
+
+def is_bytes(dtype: Any) -> bool:
+    """Whether a column of this dtype holds bytes, which cuDF has as lists of uint8."""
+    return isinstance(dtype, cudf.ListDtype) and dtype.element_type == np.dtype(np.uint8)
+
+
+def image_arrays(images: cudf.Series) -> list[cupy.ndarray | None]:
+    """Views of each image of a column, without a copy; None where there is none."""
+    if not len(images):
+        return []
+    column = _read(images)
+    return [
+        column.flat[start:end].reshape(shape) if there else None
+        for start, end, shape, there in zip(
+            column.ends[:-1], column.ends[1:], column.shapes.tolist(), column.present, strict=True
+        )
+    ]
+
+
+def pixels_on_host(images: cudf.Series) -> Pixels:
+    """A column's pixels, copied to the host in one piece."""
+    if not len(images):
+        return Pixels(np.empty(0, np.uint8), np.empty((0, 3), np.int32), [])
+    column = _read(images)
+    shapes = np.where(np.array(column.present)[:, None], column.shapes, 0).astype(np.int32)
+    errors = [None if there else "no image" for there in column.present]
+    return Pixels(column.flat[column.ends[0] : column.ends[-1]].get(), shapes, errors)
+
+
+def bytes_of(lists: pa.Array | pa.ChunkedArray) -> pa.Array:
+    """Lists of uint8 as the bytes that they are, without a copy."""
+    array = lists.combine_chunks() if isinstance(lists, pa.ChunkedArray) else lists
+    if pa.types.is_null(array.type):
+        # What cuDF makes of a column of lists that are all null.
+        return pa.nulls(len(array), pa.binary())
+    validity, offsets = array.buffers()[:2]
+    data = array.values.buffers()[1]
+    start = array.values.offset
+    if start and data is not None:
+        data = data.slice(start)
+    return pa.Array.from_buffers(
+        pa.binary(),
+        len(array),
+        [validity, offsets, data or pa.py_buffer(b"")],
+        offset=array.offset,
+    )
+
+
+class _Column(NamedTuple):
+    """An image column's parts: row n has ``flat[ends[n]:ends[n + 1]]``."""
+
+    flat: cupy.ndarray
+    ends: list[int]
+    shapes: np.ndarray
+    present: list[bool]
+
+
+def _read(images: cudf.Series) -> _Column:
+    fields = list(images.dtype.fields)
+    present = images.notna().to_arrow().to_pylist()
+    # cuDF's public ways to a buffer's pointer pin it in GPU memory for good, and every later
+    # slice of the column becomes a copy. Inside this context it stays where it is, and what
+    # owns the memory is all that the views need to outlive it.
+    with images._column.access(mode="read", scope="internal") as column:
+        struct = column.plc_column.struct_view()
+        data, *edges = (struct.get_sliced_child(fields.index(name)) for name in IMAGE.names)
+        flat = _view(data.list_view().child())
+        offsets = _view(data.list_view().offsets())
+        ends = offsets[data.offset() : data.offset() + len(images) + 1].get().tolist()
+        shapes = np.stack([_view(edge).get() for edge in edges], axis=1)
+    return _Column(flat, ends, shapes, present)
+
+
+def _view(column: plc.Column) -> cupy.ndarray:
+    """A column's values where they lie; keeps their memory, whatever becomes of the column."""
+    dtype = np.dtype(column.type().typestr)
+    buffer = column.data()
+    if not column.size() or buffer is None:
+        return cupy.empty(0, dtype)
+    memory = cupy.cuda.UnownedMemory(buffer.ptr, buffer.size, owner=buffer.owner.owner)
+    pointer = cupy.cuda.MemoryPointer(memory, column.offset() * dtype.itemsize)
+    return cupy.ndarray(column.size(), dtype, pointer)

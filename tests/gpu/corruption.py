@@ -1,0 +1,141 @@
+"""Whether pixels are right while other work is queued on the GPU; it has not run on a GPU yet.
+
+nvJPEG's hardware decoder writes when it is called, whatever its stream still waits for
+(torchcodec#1634, on an H100). So a copy of a batch that has not begun, because work is queued
+before it, could find the next batch's pixels in its place. A shard of baseline JPEG is read 20
+times with 200 ms of work queued on the null stream before each copy, and compared with a quiet
+read:
+
+shipped   the copy as it is, which the host waits for
+queued    a copy that the host does not wait for, as it was: to see whether the danger is real
+
+each with DALI's default load of the hardware decoder and with none, in a process of its own. Exits
+with 1 if the shipped way gave a wrong pixel, or could not be tried.
+"""
+
+import argparse
+import contextlib
+import functools
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+from unittest import mock
+
+ROOT = Path(__file__).resolve().parents[2]
+sys.path[1:1] = [str(ROOT), str(ROOT / "tests")]
+
+READS = 20
+BACKLOG_MS = 200
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    parser.add_argument("--load", type=float, help="share of images on the hardware decoder")
+    parser.add_argument("--copy", choices=["shipped", "queued"], help="one way alone")
+    arguments = parser.parse_args()
+    if arguments.copy:
+        probe(arguments.load, arguments.copy)
+        return
+    failed = False
+    for load in ([], ["--load", "0"]):
+        for copy in ("shipped", "queued"):
+            command = [sys.executable, __file__, *load, "--copy", copy]
+            status = subprocess.run(command, check=False).returncode
+            failed |= copy == "shipped" and status != 0
+    sys.exit(failed)
+
+
+def probe(load, copy):
+    """Say how many of the reads under load differ from a quiet one."""
+    from synthetic import write_shards
+
+    with tempfile.TemporaryDirectory() as folder:
+        # More images than a batch, so that a batch is decoded while the one before is copied.
+        (path,) = write_shards(Path(folder), 1, 1200, distinct=16)
+        with hardware_load(load):
+            quiet = pixels(path)
+            with backlog(), copied(copy):
+                wrong = sum(not (pixels(path) == quiet).all() for _ in range(READS))
+    label = "DALI's own" if load is None else load
+    print(f"hardware load {label}, copy {copy}: {wrong} of {READS} reads wrong", flush=True)
+    sys.exit(wrong > 0)
+
+
+def pixels(path):
+    """The pixels of a shard, on the host."""
+    import numpy as np
+    from gpu_probes import compute
+
+    import dask_image_ingest as dii
+
+    arrays = compute(dii.read_webdataset_images(path, backend="cudf")).images.arrays()
+    return np.concatenate([array.get().reshape(-1) for array in arrays])
+
+
+@contextlib.contextmanager
+def hardware_load(load):
+    """Decode with this share of the images on the hardware decoder."""
+    from nvidia.dali import fn
+
+    decode = fn.decoders.image
+    changed = decode if load is None else functools.partial(decode, hw_decoder_load=load)
+    with mock.patch.object(fn.decoders, "image", changed):
+        yield
+
+
+@contextlib.contextmanager
+def backlog():
+    """Queue work on the current stream before each copy out of DALI's memory."""
+    from dask_image_ingest.frames.cudf_pixels import DevicePixels
+
+    append = DevicePixels.append
+
+    def append_late(self, images):
+        queue_work()
+        append(self, images)
+
+    with mock.patch.object(DevicePixels, "append", append_late):
+        yield
+
+
+@contextlib.contextmanager
+def copied(how):
+    """Have the host wait for the copies, or not."""
+    from nvidia.dali.backend import TensorListGPU
+
+    copy = TensorListGPU.copy_to_external
+
+    def copy_without_waiting(self, *arguments, **options):
+        copy(self, *arguments, **options | {"non_blocking": True})
+
+    if how == "shipped":
+        yield
+        return
+    with mock.patch.object(TensorListGPU, "copy_to_external", copy_without_waiting):
+        yield
+
+
+@functools.cache
+def _spin():
+    import cupy
+
+    source = """
+    extern "C" __global__ void spin(long long cycles) {
+        long long start = clock64();
+        while (clock64() - start < cycles) {}
+    }
+    """
+    return cupy.RawKernel(source, "spin")
+
+
+def queue_work():
+    """Keep the current stream busy for a while."""
+    import cupy
+
+    kilohertz = cupy.cuda.Device().attributes["ClockRate"]
+    _spin()((1,), (1,), (cupy.int64(BACKLOG_MS * kilohertz),))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,140 @@
+"""Columns of cuDF frames: nothing is copied that need not be, and bytes stay bytes."""
+
+import pickle
+
+import cloudpickle
+import cudf
+import host_memory as host
+import numpy as np
+import pyarrow as pa
+import pytest
+from cudf.comm.serialize import cuda_serialize_cudf_object
+from distributed.protocol.cuda import cuda_serialize
+
+from dask_image_ingest.decode import Pixels
+from dask_image_ingest.frames import cudf as backend_module
+from dask_image_ingest.frames import cudf_dask, get_backend
+from dask_image_ingest.frames.cudf_dask import compacted, is_head
+from dask_image_ingest.frames.cudf_values import bytes_of
+
+
+@pytest.fixture
+def backend():
+    return get_backend("cudf")
+
+
+@pytest.fixture
+def arrays():
+    random = np.random.default_rng(0)
+    return [random.integers(0, 256, (20, 30, 3), np.uint8) for _ in range(50)]
+
+
+def sent_bytes(frame, serialize):
+    _, frames = serialize(frame)
+    return sum(part.nbytes for part in frames)
+
+
+@pytest.mark.parametrize("columns", [["a"], ["a", "image"], ["error", "a", "image"], ["image"]])
+def test_a_late_decode_does_not_copy_the_pixels(backend, arrays, columns, monkeypatch):
+    rows = len(arrays)
+    old = {
+        "a": host.column(np.arange(rows)),
+        "error": host.column(np.zeros(rows, np.int8)),
+        "image": host.images(arrays[::-1]),
+    }
+    frame = host.frame({name: old[name] for name in columns})
+    decoded = host.frame(
+        {"error": host.column(np.ones(rows, np.int8)), "image": host.images(arrays)}
+    )
+    # What is decoded goes to a GPU; how it comes into the frame is what is looked at.
+    monkeypatch.setattr(backend_module, "make_frame", lambda *_: decoded)
+    pixels = Pixels(np.empty(0, np.uint8), np.empty((rows, 3), np.int32), [None] * rows)
+    result = backend.with_images(frame, pixels)
+    assert host.addresses(result["image"]) == host.addresses(decoded["image"])
+    assert host.addresses(result["error"]) == host.addresses(decoded["error"])
+    # In the order that pandas' assign() gives.
+    behind = [name for name in ("error", "image") if name not in columns]
+    assert list(result.columns) == columns + behind
+    assert result.index.equals(frame.index)
+
+
+class Lists:
+    """A cuDF series as far as it can be had without a GPU: its dtype, and what Arrow has of it."""
+
+    dtype = cudf.ListDtype("uint8")
+
+    def __init__(self, values, part=slice(None)):
+        listed = [None if value is None else list(value) for value in values]
+        self._array = pa.array(listed, pa.list_(pa.uint8()))[part]
+
+    def to_arrow(self):
+        return self._array
+
+
+@pytest.mark.parametrize(
+    "values",
+    [
+        [b"ab", b"", b"abc"],  # of several lengths
+        [b"abc", b"xyz"],  # of one: not an array of numbers
+        [b"abc", None, b"\0\xff"],
+        [],
+    ],
+)
+def test_bytes_come_as_bytes(backend, values):
+    got = backend.values(Lists(values))
+    assert got.dtype == object
+    assert got.tolist() == values
+
+
+def test_bytes_of_a_slice_are_its_own(backend):
+    values = [b"a", b"bc", None, b"def"]
+    assert backend.values(Lists(values, slice(1, 4))).tolist() == values[1:]
+    sliced = pa.ListArray.from_arrays(
+        pa.array([1, 3], pa.int32()), pa.array(b"abcd", pa.uint8())[1:]
+    )
+    assert bytes_of(sliced).to_pylist() == [bytes(value) for value in sliced.to_pylist()]
+
+
+def test_bytes_that_are_all_null_are_null():
+    # cuDF gives a column of lists without a value as one of nulls.
+    assert bytes_of(pa.nulls(3)).to_pylist() == [None] * 3
+
+
+def test_first_rows_are_known_as_a_part(arrays):
+    images = host.images(arrays)
+    assert is_head(host.first_rows(images, 10))
+    assert is_head(host.first_rows(images, 0))
+    assert is_head(host.first_rows(host.lists([a.reshape(-1) for a in arrays]), 10))
+    assert not is_head(images)
+    assert not is_head(host.column(np.arange(3)))
+
+
+def test_first_rows_are_sent_without_the_others(arrays, monkeypatch):
+    whole = host.images(arrays)
+    head = host.frame({"a": host.column(np.arange(5)), "image": host.first_rows(whole, 5)})
+    everything = sum(array.size for array in arrays)
+    assert sent_bytes(head, cuda_serialize_cudf_object) > everything, "cuDF does it by itself now"
+
+    # A copy of a column's rows needs a kernel: made here of the arrays that these rows are.
+    few = host.frame({"image": host.images(arrays[:5])})["image"]._column
+    monkeypatch.setattr(type(few), "copy", lambda self, deep=True: few if deep else self)
+    sent = sent_bytes(head, cuda_serialize.dispatch(cudf.DataFrame))
+    assert sum(array.size for array in arrays[:5]) <= sent < everything / 5
+    assert host.addresses(head["image"]) == host.addresses(whole), "the frame itself was changed"
+
+
+def test_first_rows_are_pickled_without_the_others(arrays, monkeypatch):
+    """As a shuffle over files does; what is pickled has to come off a GPU, which is left out."""
+    head = host.frame({"image": host.first_rows(host.images(arrays), 5)})
+    few = host.frame({"image": host.images(arrays[:5])})
+    monkeypatch.setattr(cudf.DataFrame, "__reduce_ex__", lambda self, protocol: (len, ("abc",)))
+    seen = []
+    monkeypatch.setattr(cudf_dask, "compacted", lambda frame: seen.append(frame) or few)
+    assert pickle.loads(pickle.dumps(head)) == 3
+    assert pickle.loads(cloudpickle.dumps(head)) == 3
+    assert [frame is head for frame in seen] == [True, True]
+
+
+def test_whole_frames_are_sent_as_they_are(arrays):
+    frame = host.frame({"a": host.column(np.arange(50)), "image": host.images(arrays)})
+    assert compacted(frame) is frame

@@ -1,0 +1,80 @@
+"""A client without a GPU builds collections for workers that have one."""
+
+import pytest
+from contract import METADATA
+from synthetic import write_shards
+
+import dask_image_ingest as dii
+from dask_image_ingest.frames import get_backend, gpus
+
+pytestmark = pytest.mark.skipif(bool(gpus()), reason="needs a machine without a GPU")
+
+
+@pytest.fixture(scope="module")
+def paths(tmp_path_factory):
+    return write_shards(tmp_path_factory.mktemp("shards"), 3, 4)
+
+
+@pytest.fixture
+def ddf(paths):
+    with pytest.warns(UserWarning, match=r"no GPU.*to_backend"):
+        return dii.read_webdataset_images(paths, backend="cudf", filters=[("width", ">=", 300)])
+
+
+@pytest.fixture
+def expected(paths):
+    return dii.read_webdataset_images(paths, backend="pandas", filters=[("width", ">=", 300)])
+
+
+def test_the_collection_is_built_with_its_columns_and_partitions(ddf, expected):
+    assert type(ddf._meta).__module__.startswith("cudf")
+    assert list(ddf.columns) == list(expected.columns)
+    assert ddf.npartitions == 3
+    assert ddf.partitions[1:].npartitions == 2
+    narrow = ddf[["width", "image"]]
+    assert list(narrow.columns) == ["width", "image"]
+    assert len(narrow.optimize().__dask_graph__()) == 3
+
+
+def test_late_decode_and_new_columns_are_planned(ddf):
+    late = dii.decode_images(ddf[["__url__", "offset", "nbytes", "txt"]], size=32)
+    assert list(late.columns) == ["__url__", "offset", "nbytes", "txt", "error", "image"]
+    mapped = late.images.map_batches(len, {"score": "float32", "v": "list<float32>"})
+    assert {n: str(t) for n, t in mapped.dtypes[-2:].items()} == {"score": "float32", "v": "list"}
+    assert mapped.npartitions == 3
+
+
+def test_results_are_planned_as_pandas(ddf, expected):
+    as_pandas = ddf.to_backend("pandas")
+    assert as_pandas._meta.dtypes.to_dict() == expected._meta.dtypes.to_dict()
+    assert as_pandas[["txt", "image"]].optimize().npartitions == 3
+    back = expected.to_backend("cudf")
+    assert back._meta.dtypes.to_dict() == ddf._meta.dtypes.to_dict()
+
+
+def test_the_plan_can_be_sent_to_a_scheduler(ddf):
+    import pickle
+
+    again = pickle.loads(pickle.dumps(ddf.to_backend("pandas")))
+    assert list(again.columns) == list(ddf.columns)
+
+
+def test_computing_here_is_an_error_that_says_what_is_possible(ddf):
+    with pytest.raises(dii.MissingDependencyError, match=r"workers.*backend='pandas'"):
+        ddf.compute()
+    with pytest.raises(dii.MissingDependencyError, match="GPU"):
+        ddf[["txt"]].compute()
+
+
+def test_every_type_has_an_empty_column_without_a_gpu():
+    meta = get_backend("cudf").meta(METADATA)
+    assert {name: str(dtype) for name, dtype in meta.dtypes.items()} | {"npy": "list"} == {
+        name: {
+            "string": "str",
+            "list<item: float>": "list",
+            "binary": "list",
+            "float": "float32",
+        }.get(str(type_), str(type_))
+        for name, type_ in METADATA.items()
+    }
+    assert str(meta.index.dtype) == "int64"
