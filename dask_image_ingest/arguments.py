@@ -6,7 +6,6 @@ Each error names the argument, what it got and what it takes.
 from __future__ import annotations
 
 import math
-import operator
 import os
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
@@ -70,10 +69,7 @@ def whole_number(
     argument: str, value: Any, least: int, advice: str = "", most: float = math.inf
 ) -> int:
     """A whole number from ``least`` to ``most``, of whatever library its type is."""
-    try:
-        number = least - 1 if isinstance(value, bool) else operator.index(value)
-    except TypeError:
-        number = least - 1
+    number = int(value) if is_whole(value) else least - 1
     if not least <= number <= most:
         advice = advice or f"pass a whole number of at least {least}"
         raise ArgumentError(f"{argument}={shown(value)}: {advice}")
