@@ -6,7 +6,6 @@ Each error names the argument, what it got and what it takes.
 from __future__ import annotations
 
 import math
-import operator
 import os
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
@@ -22,6 +21,7 @@ __all__ = [
     "check_path",
     "check_storage_options",
     "column_names",
+    "is_column",
     "is_utf8",
     "is_whole",
     "list_of_names",
@@ -69,10 +69,7 @@ def whole_number(
     argument: str, value: Any, least: int, advice: str = "", most: float = math.inf
 ) -> int:
     """A whole number from ``least`` to ``most``, of whatever library its type is."""
-    try:
-        number = least - 1 if isinstance(value, bool) else operator.index(value)
-    except TypeError:
-        number = least - 1
+    number = int(value) if is_whole(value) else least - 1
     if not least <= number <= most:
         advice = advice or f"pass a whole number of at least {least}"
         raise ArgumentError(f"{argument}={shown(value)}: {advice}")
@@ -94,16 +91,28 @@ def list_of_names(argument: str, value: Any, what: str) -> list[str]:
 
 def column_names(columns: Any, known: Iterable[Any]) -> list:
     """The names in ``columns=`` of a frame that has the columns ``known``."""
-    if isinstance(columns, str) or not isinstance(columns, Iterable):
+    try:
+        names = None if isinstance(columns, str) else list(columns)
+    except TypeError:
+        names = None
+    if names is None:
         raise ArgumentError(f"columns={shown(columns)}: pass a list of column names")
-    known, columns = list(known), list(columns)
-    unknown = [name for name in columns if name not in known]
+    known, columns = list(known), names
+    unknown = [name for name in columns if not is_column(name, known)]
     if unknown:
         raise ArgumentError(
             f"columns= names {', '.join(map(repr, unknown))}; the frame has "
             f"{', '.join(map(repr, known))}"
         )
     return columns
+
+
+def is_column(name: Any, known: Iterable[Any]) -> bool:
+    """Whether this is the name of a column, whatever it is."""
+    try:
+        return name in set(known)
+    except TypeError:  # lists, arrays and the like
+        return False
 
 
 def check_frame(value: Any, argument: str = "frame") -> None:

@@ -184,8 +184,10 @@ def make_batch_map(
     ------
     ArgumentError
     """
-    if not callable(function):
-        raise ArgumentError(f"map_batches needs a function or a class, not {function!r}")
+    if not _makes_callables(function) if isinstance(function, type) else not callable(function):
+        raise ArgumentError(
+            f"map_batches needs a function, or a class with a method __call__, not {function!r}"
+        )
     if not isinstance(outputs, Mapping) or not outputs:
         raise ArgumentError(
             "outputs= says which columns the function makes, and their types: "
@@ -200,6 +202,10 @@ def make_batch_map(
             "another name, or leave that column out with columns="
         )
     return BatchMap(BatchFunction(function), types, batch_size, image, tuple(columns))
+
+
+def _makes_callables(kind: type) -> bool:
+    return any("__call__" in vars(base) for base in kind.__mro__)
 
 
 def output_type(name: str, given: Any) -> pa.DataType:

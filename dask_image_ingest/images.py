@@ -8,14 +8,14 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import pandas as pd
 
-from dask_image_ingest.arguments import column_names, whole_number
+from dask_image_ingest.arguments import check_choice, check_flag, column_names, whole_number
 from dask_image_ingest.batch_shards import parse_shard
 from dask_image_ingest.batch_source import Source
 from dask_image_ingest.batches import make_batch_map
 from dask_image_ingest.channel_stats import count_levels, statistics
 from dask_image_ingest.errors import ArgumentError
 from dask_image_ingest.frames import Backend, backend_of, register_accessor
-from dask_image_ingest.iter_batches import Batches, Format
+from dask_image_ingest.iter_batches import FORMATS, Batches, Format
 from dask_image_ingest.resize import encoded_images, small_images
 from dask_image_ingest.stacking import parse_shape, stack, vectors
 from dask_image_ingest.thumbnails import Thumbnails, make_thumbnails
@@ -186,6 +186,7 @@ class Images(ABC):
         """
         image = self.column
         others = self._others(columns, image)
+        check_flag("keep_image", keep_image)
         kept = [c for c in self._columns() if c in others or (keep_image and c == image)]
         return self._map_batches(make_batch_map(fn, outputs, batch_size, image, kept))
 
@@ -262,6 +263,7 @@ class Images(ABC):
         ...     loss = train_step(images, batch["cls"])
         """
         image = self.column
+        check_choice("format", format, FORMATS)
         chosen = [image, *self._others(columns, image)]
         rank, world = parse_shard(shard, format)
         return Batches(
@@ -399,8 +401,7 @@ class Images(ABC):
         >>> frame.images.encode("webp").iloc[0][:4]
         b'RIFF'
         """
-        if format not in ("jpeg", "png", "webp"):
-            raise ArgumentError(f"format={format!r}; choose 'jpeg', 'png' or 'webp'")
+        check_choice("format", format, ("jpeg", "png", "webp"))
         quality = whole_number("quality", quality, 1, "choose 1 to 100", most=100)
         image = self.column
         return self._map(encoded_images, [image], image, format, quality)

@@ -10,15 +10,16 @@ from typing import Any, Literal
 
 import numpy as np
 
-from dask_image_ingest.arguments import whole_number
+from dask_image_ingest.arguments import check_flag, whole_number
 from dask_image_ingest.batch_order import Order, Position, Shuffle, parse_start
 from dask_image_ingest.batch_rows import Rows, rows_of
 from dask_image_ingest.batch_source import Source
-from dask_image_ingest.errors import ArgumentError, MissingDependencyError
+from dask_image_ingest.errors import MissingDependencyError
 from dask_image_ingest.frames import Backend, backend_of
 from dask_image_ingest.frames.joined import joined
 
 Format = Literal["numpy", "cupy", "torch"]
+FORMATS = ("numpy", "cupy", "torch")
 
 
 class Batches:
@@ -47,6 +48,7 @@ class Batches:
         self._image = image
         self._backend = backend_of(meta)
         self._size = whole_number("batch_size", batch_size, 1, "pass a positive number of images")
+        check_flag("drop_last", drop_last)
         self._drop_last = drop_last
         self._prefetch = prefetch
         if prefetch is not None:
@@ -226,8 +228,6 @@ def _converter(format: Format, backend: Backend) -> Callable[[Any], Any]:
     """What turns an array of the backend into what the caller wants; objects stay objects."""
     if format == "numpy":
         return lambda array: array if isinstance(array, np.ndarray) else backend.host(array)
-    if format not in ("cupy", "torch"):
-        raise ArgumentError(f"format={format!r}; choose 'numpy', 'cupy' or 'torch'")
     try:
         if format == "cupy":
             from cupy import asarray as convert

@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 
+from dask_image_ingest.arguments import is_column
 from dask_image_ingest.decode.options import ImageShape
 from dask_image_ingest.errors import ArgumentError
 from dask_image_ingest.frames import backend_of
@@ -80,7 +81,7 @@ def vectors(frame: Any, column: str, first: Any = None) -> Any:
 
     ``first`` is a frame with the first list of all partitions, for one that has none itself.
     """
-    if column not in list(frame.columns):
+    if not is_column(column, frame.columns):
         raise ArgumentError(f"the frame has no column {column!r}")
     backend = backend_of(frame)
     values = backend.values(frame[column])
