@@ -32,7 +32,7 @@ test-fast: .venv/.stamp-test ## the tests that take no time, while you edit: und
 
 coverage: .venv/.stamp-test ## the tests, and which lines they never run, worker processes included
 	@rm -rf .coverage
-	@$(bin)/python -m coverage run -m pytest $(pytest_args)
+	@$(bin)/python -m coverage run -m pytest $(pytest_args) --timeout 900
 	@$(bin)/python -m coverage combine --quiet
 	@$(bin)/python -m coverage report
 
