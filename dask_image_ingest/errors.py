@@ -8,6 +8,7 @@ their exceptions to the client by pickle, and a message is what survives the jou
 __all__ = [
     "ArgumentError",
     "DaskImageIngestError",
+    "ExportError",
     "ImageDecodeError",
     "MissingDependencyError",
     "PartitionTooLargeError",
@@ -38,6 +39,10 @@ class ShardError(DaskImageIngestError, ValueError):
 
 class ImageDecodeError(DaskImageIngestError, ValueError):
     """An image cannot be decoded and the reader was told to raise (``errors="raise"``)."""
+
+
+class ExportError(DaskImageIngestError, OSError):
+    """Shards cannot be written where they should go, or not over what is there already."""
 
 
 # MemoryError comes first because it makes its instances by itself: the other way round, the
