@@ -16,6 +16,7 @@ from dask_image_ingest.export.job import Job
 from dask_image_ingest.export.locate import Located, locate
 from dask_image_ingest.export.plan import Plan, make_plan
 from dask_image_ingest.export.reasons import Reasons
+from dask_image_ingest.export.regroup import regroup
 from dask_image_ingest.export.stage import Staged
 from dask_image_ingest.export.tasks import run
 
@@ -66,6 +67,8 @@ def prepare(staged: Staged, job: Job, show: bool) -> Prepared:
         )
     if not job.options.drop_rows:
         reasons.refuse()
+    if job.options.shuffle is not None:
+        plan = regroup(plan, job, show)
     schema = None if staged.schema is None else {b"sidecar": staged.schema.serialize().to_pybytes()}
     batches = list(plan.batches())
     if batches:

@@ -136,7 +136,9 @@ def _stage_partition(frame: Any, job: Job) -> pd.DataFrame:
         write_batches(job.place, name, kept.schema, kept.combine_chunks().to_batches(_ROWS))
         rows["part"] = pa.array([name] * count, pa.string())
     rows["part"] = rows["part"].dictionary_encode()
-    described = pa.table(rows).replace_schema_metadata({"columns": columns.serialize()})
+    described = pa.table(rows).replace_schema_metadata(
+        {"columns": columns.serialize().to_pybytes()}
+    )
     return pd.DataFrame({"rows": pd.array([to_bytes(described)], dtype=_BYTES)})
 
 
