@@ -46,6 +46,9 @@ def copy_members(
         If a source has changed since its members were located.
     """
     output = _Output(file, layout)
+    for member in np.flatnonzero(layout.sizes == 0).tolist():
+        output.write(member, b"")
+    output.flush()
     for (url, version), members in _by(batch, ("url", "version"), layout, SOURCE):
         with _open_source(url, version, job) as read:
             output.copy(members, read)
@@ -123,7 +126,7 @@ def _by(
     batch: pa.RecordBatch, columns: tuple[str, ...], layout: Layout, where: int
 ) -> Iterator[tuple[tuple[str, ...], np.ndarray]]:
     """Members that are at one kind of place, by what some columns say of their samples."""
-    members = np.flatnonzero(layout.where == where)
+    members = np.flatnonzero((layout.where == where) & (layout.sizes > 0))
     said = list(zip(*(batch.column(name).to_pylist() for name in columns), strict=True))
     groups: dict[tuple[str, ...], list[int]] = {}
     for member, row in zip(members.tolist(), layout.sample[members].tolist(), strict=True):

@@ -27,22 +27,23 @@ class LocalPlace:
         """The path of a file in it."""
         return os.path.join(self.url, name)
 
-    def create(self, name: str, content: bytes) -> None:
-        """Write a small file, unless there is one: then raise FileExistsError."""
+    def create(self, name: str, content: bytes) -> bool:
+        """Write a small file, whole, unless there is one; say whether there was none."""
         target = self.locate(name)
         with self.scratch() as file:
             file.write(content)
             file.flush()
             os.fsync(file.fileno())
             try:
-                os.link(file.name, target)  # whole, and only if there is none
+                os.link(file.name, target)
             except FileExistsError:
-                raise
+                return False
             except OSError:  # a file system without links
                 if os.path.lexists(target):
-                    raise FileExistsError(target) from None
+                    return False
                 os.replace(file.name, target)
         self._sync_folder()
+        return True
 
     def put(self, name: str, content: bytes) -> None:
         """Write a small file, whole, in the place of any that there is."""

@@ -239,7 +239,7 @@ def _expand(
         for row in rows:
             members = []
             for extension, where, offset, size in row.members:
-                if where == SOURCE and (not stored or offset in scanned.sparse):
+                if size and where == SOURCE and (not stored or offset in scanned.sparse):
                     if offset in scanned.sparse and size > LARGEST_MEMBER:
                         row = _Row(reason=f"too-large: a sparse member of {size} bytes")
                         break

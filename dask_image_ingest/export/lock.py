@@ -120,11 +120,9 @@ def _record(place: Place, take_over: bool) -> Iterator[None]:
 
 
 def _claim(place: Place, run: str, take_over: bool) -> None:
-    try:
-        place.create(LOCK, _written(run, 0))
+    if place.create(LOCK, _written(run, 0)):
         return
-    except FileExistsError:
-        found = place.read(LOCK)
+    found = place.read(LOCK)
     who = json.loads(found or b"{}").get("who", "not known who")
     if not take_over:
         raise ExportError(

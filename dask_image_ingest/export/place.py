@@ -32,8 +32,8 @@ class Place(Protocol):
     def locate(self, name: str) -> str:
         """The path or URL of a file in it."""
 
-    def create(self, name: str, content: bytes) -> None:
-        """Write a small file, unless there is one: then raise FileExistsError."""
+    def create(self, name: str, content: bytes) -> bool:
+        """Write a small file, whole, unless there is one; say whether there was none."""
 
     def put(self, name: str, content: bytes) -> None:
         """Write a small file, whole, in the place of any that there is."""
@@ -80,7 +80,7 @@ def writing(where: str, anything: bool = False) -> Iterator[None]:
     """
     try:
         yield
-    except (DaskImageIngestError, FileExistsError, MemoryError):
+    except (DaskImageIngestError, MemoryError):
         raise
     except OSError as error:
         raise ExportError(f"{where} cannot be written: {_advice(error)}") from error

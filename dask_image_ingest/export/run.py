@@ -220,10 +220,8 @@ class _Run:
         return described
 
     def _begin(self, described: dict[str, Any], reasons: Reasons) -> None:
-        try:
-            self.place.create(PLAN, json.dumps(described, indent=1).encode())
-        except FileExistsError as error:
-            raise ExportError(f"another export began in {self.place.url} just now") from error
+        if not self.place.create(PLAN, json.dumps(described, indent=1).encode()):
+            raise ExportError(f"another export began in {self.place.url} just now")
         left_out = reasons.table()
         if len(left_out):
             self.place.put(LEFT_OUT, table_bytes(left_out))
