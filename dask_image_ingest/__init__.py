@@ -6,12 +6,14 @@ from dask_image_ingest.cluster import start_cluster
 from dask_image_ingest.errors import (
     ArgumentError,
     DaskImageIngestError,
+    ExportError,
     ImageDecodeError,
     MissingDependencyError,
     PartitionTooLargeError,
     ShardError,
     ShardNotFoundError,
 )
+from dask_image_ingest.export import to_webdataset
 from dask_image_ingest.gallery import gallery
 from dask_image_ingest.late_decode import decode_images
 from dask_image_ingest.read import read_webdataset_images
@@ -21,6 +23,7 @@ __version__ = "0.1.0"
 __all__ = [
     "ArgumentError",
     "DaskImageIngestError",
+    "ExportError",
     "ImageDecodeError",
     "MissingDependencyError",
     "PartitionTooLargeError",
@@ -30,6 +33,7 @@ __all__ = [
     "gallery",
     "read_webdataset_images",
     "start_cluster",
+    "to_webdataset",
 ]
 
 

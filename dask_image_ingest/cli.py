@@ -29,6 +29,7 @@ from dask_image_ingest.errors import (
     MissingDependencyError,
     ShardNotFoundError,
 )
+from dask_image_ingest.export.command import add_export
 from dask_image_ingest.gallery import gallery as write_gallery
 from dask_image_ingest.read import read_webdataset_images
 from dask_image_ingest.shards import find_shards
@@ -344,6 +345,8 @@ def _parser() -> argparse.ArgumentParser:
         "--decode", action="store_true", help="decode every image, and count what fails"
     )
     showing.set_defaults(verb=gallery)
+
+    add_export(verbs, common)
     return parser
 
 
