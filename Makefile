@@ -6,24 +6,38 @@ FUZZ_ARGS ?=             # e.g. make fuzz FUZZ_ARGS="--images 100000 --seed 7"
 PYTEST_ARGS ?=           # e.g. make test PYTEST_ARGS="-k tar -x"
 
 bin := .venv/bin
-checked := dask_image_ingest tests examples benchmarks tools
+pytest_args = -n $(strip $(JOBS)) --timeout 300 $(PYTEST_ARGS)
+checked := dask_image_ingest tests examples benchmarks tools docs
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help setup notebooks demo test fuzz lint format bench gpu-test clean
+.PHONY: help setup notebooks demo test test-fast coverage oldest fuzz lint format hooks docs wheel bench gpu-test gpu-api clean
 
 help: ## this list
-	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-9s %s\n", $$1, $$2}' Makefile
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-10s %s\n", $$1, $$2}' Makefile
 
 setup: .venv/.stamp-test ## make .venv with all that the demo and the tests need
 
-notebooks: .venv/.stamp-notebooks ## add what the notebooks and their tests need: torch, Jupyter
+notebooks: .venv/.stamp-notebooks ## add what the notebooks and their tests need: torch, JupyterLab
+	@echo "Open them: $(bin)/jupyter lab examples/01_explore.ipynb"
 
 demo: .venv/.stamp-demo ## pack real photographs into shards, read them, show what comes back
 	@$(bin)/python examples/demo.py
 
 test: lint ## lint, then run the tests on this machine's CPU
-	@$(bin)/python -m pytest -n $(strip $(JOBS)) --timeout 300 $(PYTEST_ARGS)
+	@$(bin)/python -m pytest $(pytest_args)
+
+test-fast: .venv/.stamp-test ## the tests that take no time, while you edit: under a minute
+	@$(bin)/python -m pytest -m "not slow" $(pytest_args)
+
+coverage: .venv/.stamp-test ## the tests, and which lines they never run, worker processes included
+	@rm -rf .coverage
+	@$(bin)/python -m coverage run -m pytest $(pytest_args)
+	@$(bin)/python -m coverage combine --quiet
+	@$(bin)/python -m coverage report
+
+oldest: .oldest/.stamp ## the tests with the oldest dependencies that pyproject.toml allows
+	@.oldest/bin/python -m pytest $(pytest_args)
 
 fuzz: .venv/.stamp-test ## 20,000 mutated images through a worker process (minutes)
 	@$(bin)/python tests/fuzz.py $(FUZZ_ARGS)
@@ -38,6 +52,20 @@ format: .venv/.stamp-test ## let ruff format the code and mend what it can
 	@$(bin)/ruff check --quiet --fix $(checked) || true
 	@$(bin)/ruff format $(checked)
 
+hooks: .venv/.stamp-test ## let git check each commit as `make lint` does
+	@$(bin)/python -m pip install --disable-pip-version-check --quiet pre-commit
+	@$(bin)/pre-commit install
+
+docs: .venv/.stamp-docs ## build docs/_build/html; a warning is an error
+	@rm -rf docs/_build docs/reference/api
+	@$(bin)/python -m sphinx -W --keep-going -n -q docs docs/_build/html
+	@echo docs/_build/html/index.html
+
+wheel: .venv/.stamp-test ## build the wheel and the source distribution into dist/
+	@rm -rf dist
+	@$(bin)/python -m build --outdir dist . >.venv/build.log 2>&1 || { cat .venv/build.log; exit 1; }
+	@ls dist/*
+
 bench: .venv/.stamp-bench ## compare with the peers, in one run on this machine
 	@set -e; for script in $(sort $(wildcard benchmarks/[a-z]*.py)); do $(bin)/python $$script; done
 	@test -n "$(wildcard benchmarks/[a-z]*.py)" || echo "There are no benchmarks yet."
@@ -50,40 +78,63 @@ gpu-test: ## the tests that need a GPU, with .venv if it has cuDF, else with the
 	fi; \
 	$$python -m pytest tests/gpu -ra $(PYTEST_ARGS)
 
-clean: ## remove .venv, caches and what the demo wrote
-	@rm -rf .venv .hypothesis .mypy_cache .pytest_cache .ruff_cache build dist demo-data dask-scratch-space
+gpu-api: .gpu/.stamp ## check every name that is used of RAPIDS and DALI; no GPU needed, 3.6 GB of disk
+	@.gpu/bin/python tools/check_gpu_api.py --require
+
+clean: ## remove the environments, caches, and what the demo and the builds wrote
+	@rm -rf .venv .oldest .gpu .coverage .hypothesis .mypy_cache .pytest_cache .ruff_cache
+	@rm -rf build dist docs/_build docs/reference/api demo-data dask-scratch-space
 	@find . -name __pycache__ -type d -prune -exec rm -rf {} +
 
 # Set-up is redone only when pyproject.toml changes. A stamp stands for the extras that are installed.
 
 .venv/.stamp-demo: pyproject.toml | $(bin)/python
-	@$(call install,cpu$(,)demo)
+	@$(call install,.venv,cpu$(,)demo)
 	@touch $@
 
 .venv/.stamp-test: pyproject.toml | $(bin)/python
-	@$(call install,cpu$(,)demo$(,)test)
+	@$(call install,.venv,cpu$(,)demo$(,)test)
 	@touch .venv/.stamp-demo $@
 
 .venv/.stamp-notebooks: pyproject.toml | $(bin)/python
-	@$(call install,cpu$(,)demo$(,)test$(,)notebooks)
+	@$(call install,.venv,cpu$(,)demo$(,)test$(,)notebooks)
 	@touch .venv/.stamp-demo .venv/.stamp-test $@
 
+.venv/.stamp-docs: pyproject.toml | $(bin)/python
+	@$(call install,.venv,docs)
+	@touch $@
+
 .venv/.stamp-bench: pyproject.toml | $(bin)/python
-	@$(call install,cpu$(,)demo$(,)bench)
+	@$(call install,.venv,cpu$(,)demo$(,)bench)
 	@touch .venv/.stamp-demo $@
+
+.oldest/.stamp: pyproject.toml tools/oldest.py | .oldest/bin/python
+	@.oldest/bin/python tools/oldest.py >.oldest/constraints.txt
+	@$(call install,.oldest,cpu$(,)scaled$(,)demo$(,)test,-c .oldest/constraints.txt)
+	@touch $@
+
+.gpu/.stamp: pyproject.toml tools/gpu_wheels.py | .gpu/bin/python
+	@echo "Fetching the wheels of RAPIDS into .gpu (minutes, once) ..."
+	@.gpu/bin/python tools/gpu_wheels.py >.gpu/pip.log 2>&1 || { tail -n 30 .gpu/pip.log; exit 1; }
+	@touch $@
 
 , := ,
 # pip is heard only when it fails.
-install = echo "Installing dask-image-ingest[$1] into .venv (a minute or two, once) ..."; \
-  $(bin)/python -m pip install --disable-pip-version-check --no-input -e ".[$1]" >.venv/pip.log 2>&1 \
-  || { tail -n 30 .venv/pip.log; echo "pip failed: the lines above are the end of .venv/pip.log."; exit 1; }
+install = echo "Installing dask-image-ingest[$2] into $1 (a minute or two, once) ..."; \
+  $1/bin/python -m pip install --disable-pip-version-check --no-input $3 -e ".[$2]" >$1/pip.log 2>&1 \
+  || { tail -n 30 $1/pip.log; echo "pip failed: the lines above are the end of $1/pip.log."; exit 1; }
 
-# Each candidate is run, since a name on PATH may be a shim of a Python that is not installed.
-$(bin)/python:
-	@for python in $(or $(strip $(PYTHON)),python3.13 python3.12 python3.11 python3); do \
+# The newest Python for .venv, the oldest for .oldest. Each is run, since a name on PATH may be a
+# shim of a Python that is not installed.
+newest_first := python3.13 python3.12 python3.11 python3
+$(bin)/python: pythons = $(newest_first)
+.gpu/bin/python: pythons = $(newest_first)
+.oldest/bin/python: pythons = python3.11 python3.12 python3.13 python3
+%/bin/python:
+	@for python in $(or $(strip $(PYTHON)),$(pythons)); do \
 	  if $$python -c 'import sys, venv, ensurepip; sys.exit(sys.version_info < (3, 11))' 2>/dev/null; then \
-	    echo "Making .venv with $$($$python --version) ..."; \
-	    exec $$python -m venv --clear .venv; \
+	    echo "Making $* with $$($$python --version) ..."; \
+	    exec $$python -m venv --clear $*; \
 	  fi; \
 	done; \
 	echo "No Python 3.11 or newer with its venv module was found: install one (Debian and Ubuntu: apt install python3 python3-venv), or name it: make $(MAKECMDGOALS) PYTHON=/path/to/python3" >&2; \

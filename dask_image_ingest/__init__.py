@@ -31,3 +31,7 @@ __all__ = [
     "read_webdataset_images",
     "start_cluster",
 ]
+
+
+def __dir__() -> list[str]:
+    return [*__all__, "__version__"]

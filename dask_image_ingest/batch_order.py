@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple
+import operator
+from typing import Any, NamedTuple
 
 import numpy as np
+
+from dask_image_ingest.arguments import whole_number
+from dask_image_ingest.errors import ArgumentError
 
 _ORDER, _SPLIT, _MIX = range(3)
 
@@ -21,17 +25,55 @@ class Position(NamedTuple):
             return Position(self.partition + 1, 0)
         return Position(self.partition, self.row + rows)
 
+    def rows_to_skip(self, count: int) -> int:
+        """The row, in a partition of so many.
 
-class Shuffle:
+        Raises
+        ------
+        ArgumentError
+            If the partition has no such row, and the position is that of another iteration.
+        """
+        if self.row > count:
+            raise ArgumentError(
+                f"start={tuple(self)!r}: partition {self.partition} of this iteration has {count} "
+                "images: the position is of another frame, shuffle= or shard="
+            )
+        return self.row
+
+
+class Order:
+    """Partitions one after the other: those of one shard, in the frame's order.
+
+    Attributes
+    ----------
+    partitions : list of int
+        What is read, in this order.
+    end : Position
+        Behind the last row.
+    """
+
+    def __init__(self, partitions: int, shard: tuple[int, int]) -> None:
+        rank, world = shard
+        self.partitions = self._all(partitions)[rank::world]
+        self.end = Position(len(self.partitions), 0)
+
+    def _all(self, partitions: int) -> list[int]:
+        return list(range(partitions))
+
+
+class Shuffle(Order):
     """A repeatable order: partitions in another order, rows mixed with those of the next one.
 
     Half the rows of each partition, drawn at random, wait in the buffer and come with half of the
-    following one. So a position has to know one partition back, and not the whole past.
+    following one. So a position has to know one partition back, and not the whole past. All shards
+    have the order of the partitions in common, and so each partition belongs to one of them.
     """
 
-    def __init__(self, seed: int, partitions: int) -> None:
+    def __init__(self, seed: int, partitions: int, shard: tuple[int, int]) -> None:
         self._seed = seed
-        self.order = self._generator(_ORDER, 0).permutation(partitions).tolist()
+        super().__init__(partitions, shard)
+        # What waits in the buffer after the last partition.
+        self.end = Position(len(self.partitions) + 1, 0)
 
     def split(self, step: int, count: int) -> tuple[np.ndarray, np.ndarray]:
         """Which rows of a partition come at once, and which wait in the buffer."""
@@ -43,5 +85,35 @@ class Shuffle:
         """The order of the rows that come in one step."""
         return self._generator(_MIX, step).permutation(count)
 
+    def _all(self, partitions: int) -> list[int]:
+        return self._generator(_ORDER, 0).permutation(partitions).tolist()
+
     def _generator(self, purpose: int, step: int) -> np.random.Generator:
         return np.random.default_rng([self._seed, purpose, step])
+
+
+def parse_start(start: Any, end: Position) -> int | Position:
+    """The argument ``start=``: a number of batches, or a position in an iteration to ``end``.
+
+    Raises
+    ------
+    ArgumentError
+    """
+    advice = "pass how many batches to skip, or the position of an earlier iterator"
+    try:
+        partition, row = start
+    except (TypeError, ValueError):
+        return whole_number("start", start, 0, advice)
+    try:
+        position = Position(operator.index(partition), operator.index(row))
+    except TypeError:
+        raise ArgumentError(f"start={start!r}; {advice}") from None
+    if min(position) < 0 or position > end:
+        raise ArgumentError(
+            f"start={start!r} is no position of this iteration, which ends at {tuple(end)!r}: it "
+            "is of another frame, shuffle= or shard="
+        )
+    return position
+
+
+__all__ = ["Order", "Position", "Shuffle", "parse_start"]

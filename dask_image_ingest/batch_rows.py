@@ -70,6 +70,8 @@ def rows_of(frame: Any, image: str, backend: Backend) -> Rows:
 
 def _concatenated(parts: list, name: str, backend: Backend) -> Any:
     library = np if isinstance(parts[0], np.ndarray) else backend.numpy
+    # No rows are no lists, of whatever length.
+    parts = [part for part in parts if len(part)] or parts[:1]
     if len({part.shape[1:] for part in parts}) > 1:
         raise ArgumentError(
             f"iter_batches: the lists of column {name!r} differ in length from partition to "

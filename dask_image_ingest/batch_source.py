@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
+import os
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any
 
@@ -10,8 +12,10 @@ import dask
 import pandas as pd
 from dask._task_spec import convert_legacy_graph, cull
 from dask.base import get_scheduler
-from distributed import Client, wait
+from distributed import Client, secede, wait
+from distributed import Future as RemoteFuture
 
+from dask_image_ingest.errors import ArgumentError
 from dask_image_ingest.frames import backend_of
 from dask_image_ingest.shared_pixels import borrow
 
@@ -24,13 +28,12 @@ _MOST_THREADS = 8
 
 
 class Source:
-    """Partitions that are already here: one pandas or cuDF frame."""
+    """A pandas or cuDF frame that is already here, as one partition or as many equal ones."""
 
-    partitions = 1
-
-    def __init__(self, frame: Any, image: str) -> None:
+    def __init__(self, frame: Any, image: str, partitions: int = 1) -> None:
         self._frame = frame
         self._image = image
+        self.partitions = partitions
 
     def __enter__(self) -> Source:
         return self
@@ -45,12 +48,19 @@ class Source:
     def read(self, number: int) -> Future:
         """Begin to read a partition."""
         done: Future = Future()
-        done.set_result(self._frame)
+        done.set_result(self._part(number))
         return done
 
     def count(self, number: int) -> int:
         """How many images a partition has."""
-        return count_images(self._frame, self._image)
+        return count_images(self._part(number), self._image)
+
+    def _part(self, number: int) -> Any:
+        if self.partitions == 1:
+            return self._frame
+        rows = len(self._frame)
+        first, last = (rows * edge // self.partitions for edge in (number, number + 1))
+        return self._frame.iloc[first:last]
 
 
 class LazySource(Source):
@@ -62,14 +72,22 @@ class LazySource(Source):
         self._counts = frame[[image]].map_partitions(_counted, image, meta=nothing)
         optimized = frame.optimize()
         self._keys = optimized.__dask_keys__()
-        self._graph = convert_legacy_graph(optimized.__dask_graph__())
+        graph = optimized.__dask_graph__()
         self._client = _client(frame)
+        if self._client is None:
+            _refuse_remote(graph)
+        self._graph = convert_legacy_graph(graph)
         self._lends = backend_of(frame._meta).name == "pandas"
         self.partitions = len(self._keys)
         self._threads: ThreadPoolExecutor | None = None
         self._futures: set = set()
 
     def __enter__(self) -> LazySource:
+        if self._client is not None:
+            # In a task, its place in the worker is for the partitions that it waits for, as with
+            # dask's own compute().
+            with contextlib.suppress(ValueError, KeyError, AttributeError):
+                secede()
         self._threads = ThreadPoolExecutor(1, "iter-batches")
         return self
 
@@ -100,7 +118,8 @@ class LazySource(Source):
 
     def count(self, number: int) -> int:
         """How many images a partition has."""
-        return int(self._counts.partitions[number].compute().sum())
+        scheduler = "synchronous" if self._client is None else self._client
+        return int(self._counts.partitions[number].compute(scheduler=scheduler).sum())
 
     def _fetch(self, future: Any) -> Any:
         try:
@@ -136,5 +155,29 @@ def _counted(frame: Any, image: str) -> pd.Series:
 
 def _client(frame: Any) -> Client | None:
     """The client of the cluster on which dask would compute this frame."""
+    if _is_fork:
+        # A fork has its parent's client, but not the thread that speaks for it: it would wait for
+        # ever.
+        return None
     client = getattr(get_scheduler(collections=[frame]), "__self__", None)
     return client if isinstance(client, Client) else None
+
+
+def _refuse_remote(graph: Any) -> None:
+    if any(isinstance(task, RemoteFuture) for task in graph.values()):
+        raise ArgumentError(
+            "iter_batches: the frame was persisted on a cluster of which this process has no "
+            "client, as a worker of a torch DataLoader has none: iterate over the frame as it was "
+            "before persist(), or in the process of the client"
+        )
+
+
+_is_fork = False
+
+
+def _forked() -> None:
+    global _is_fork
+    _is_fork = True
+
+
+os.register_at_fork(after_in_child=_forked)

@@ -14,33 +14,14 @@ import pyarrow as pa
 from dask.base import tokenize
 from dask.dataframe.dask_expr import _expr as dx
 
+from dask_image_ingest.arguments import whole_number
 from dask_image_ingest.errors import ArgumentError
 from dask_image_ingest.frames import Backend, NewColumn, backend_of
+from dask_image_ingest.frames.joined import joined
 from dask_image_ingest.late_decode import looks_at
 
 # Models that a worker process keeps: enough for a query that uses a few side by side.
 _MODELS_KEPT = 4
-
-
-def joined(arrays: Sequence[Any], backend: Backend) -> Any:
-    """Images as one array (n, height, width, channels), or as a list where their shapes differ.
-
-    Images that lie side by side in memory are not copied.
-    """
-    first = arrays[0]
-    if any(array.shape != first.shape for array in arrays):
-        return list(arrays)
-    start, size = _address(first), first.nbytes
-    if all(_address(array) == start + n * size for n, array in enumerate(arrays)):
-        return backend.numpy.lib.stride_tricks.as_strided(
-            first, (len(arrays), *first.shape), (size, *first.strides)
-        )
-    return backend.numpy.stack(arrays)
-
-
-def _address(array: Any) -> int:
-    interface = getattr(array, "__cuda_array_interface__", None) or array.__array_interface__
-    return int(interface["data"][0])
 
 
 @dataclass(frozen=True, eq=False)
@@ -210,21 +191,15 @@ def make_batch_map(
             "outputs= says which columns the function makes, and their types: "
             "outputs={'embedding': 'list<float32>', 'score': 'float32', 'label': 'string'}"
         )
-    check_batch_size(batch_size)
+    batch_size = whole_number("batch_size", batch_size, 1, "pass a positive number of images")
     types = {name: output_type(name, type_) for name, type_ in outputs.items()}
-    kept = tuple(name for name in columns if name not in types)
-    return BatchMap(BatchFunction(function), types, batch_size, image, kept)
-
-
-def check_batch_size(batch_size: int) -> None:
-    """Refuse what is no positive number.
-
-    Raises
-    ------
-    ArgumentError
-    """
-    if not isinstance(batch_size, (int, np.integer)) or batch_size < 1:
-        raise ArgumentError(f"batch_size={batch_size!r}; pass a positive number of images")
+    twice = [name for name in types if name in columns]
+    if twice:
+        raise ArgumentError(
+            f"outputs= names {', '.join(map(repr, twice))}, which the frame has already: take "
+            "another name, or leave that column out with columns="
+        )
+    return BatchMap(BatchFunction(function), types, batch_size, image, tuple(columns))
 
 
 def output_type(name: str, given: Any) -> pa.DataType:
@@ -234,9 +209,13 @@ def output_type(name: str, given: Any) -> pa.DataType:
     ------
     ArgumentError
     """
+    if not isinstance(name, str):
+        raise ArgumentError(f"outputs= names {name!r}: the names of columns are strings")
     type_ = given
     try:
-        if isinstance(given, str):
+        if given is None:
+            type_ = None  # which NumPy takes for float64
+        elif isinstance(given, str):
             inside = re.fullmatch(r"list<(?:item: )?(\w+)>", given)
             type_ = pa.list_(_alias(inside[1])) if inside else _alias(given)
         elif not isinstance(given, pa.DataType):

@@ -3,10 +3,11 @@
 import functools
 import mmap
 import re
+import socket
 import zlib
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Any, TypeAlias
+from typing import Any, Protocol, TypeAlias
 
 import fsspec
 import pyarrow as pa
@@ -18,10 +19,10 @@ from dask_image_ingest.errors import (
     ShardError,
     ShardNotFoundError,
 )
-from dask_image_ingest.tarheader import Buffer
 
 __all__ = [
     "BrokenStream",
+    "Buffer",
     "FileSystem",
     "RemoteBuffer",
     "file_system",
@@ -31,12 +32,23 @@ __all__ = [
     "split_url",
 ]
 
+
+class Buffer(Protocol):
+    """A shard's bytes: ``bytes``, ``memoryview``, ``mmap`` or a reader of remote byte ranges."""
+
+    def __len__(self) -> int: ...
+    def __getitem__(self, part: slice, /) -> Any: ...
+
+
 FileSystem: TypeAlias = fsspec.AbstractFileSystem
 
 # One request fetches this much, about what a connection transfers in the time that it takes to
 # answer; a buffer keeps the last 128 MiB, so that a usual shard is fetched once.
 _REQUEST_SIZE = 4 << 20
 _REQUESTS_KEPT = 32
+
+# What happens where no server answers, or none is found.
+_UNREACHED = (ConnectionError, socket.gaierror)
 
 # A corrupt stream loses at most what one of these steps gives.
 _STEP = 1 << 14
@@ -157,8 +169,10 @@ def file_system(url: str, storage_options: dict[str, Any] | None) -> tuple[FileS
         return url_to_fs(url, **(storage_options or {}))
     except ImportError as error:
         raise MissingDependencyError(f"{url} cannot be read: {error}.") from error
-    except ValueError as error:
-        raise ArgumentError(f"{url} cannot be read: {error}.") from error
+    except (ValueError, TypeError) as error:
+        raise ArgumentError(f"{url} cannot be read, with these storage_options: {error}") from error
+    except Exception as error:  # some file systems connect already
+        raise ShardError(f"{url} cannot be read: {type(error).__name__}: {error}") from error
 
 
 def _map(path: str) -> memoryview | bytes:
@@ -184,12 +198,25 @@ def guarded(url: str, read: Any, *args: Any, **kwargs: Any) -> Any:
     """Call ``read``, and let its errors name the shard."""
     try:
         return read(*args, **kwargs)
-    except FileNotFoundError as error:
-        raise ShardNotFoundError(f"{url} does not exist, or does no longer") from error
     except MemoryError:
         raise
     except Exception as error:  # each remote file system has exceptions of its own
-        raise ShardError(f"{url} cannot be read: {type(error).__name__}: {error}") from error
+        # fsspec says of a web address that there is no such file, whatever went wrong.
+        hides = isinstance(error, FileNotFoundError) and _is_fault(error.__cause__)
+        fault = error.__cause__ if hides else error
+        if isinstance(fault, FileNotFoundError):
+            raise ShardNotFoundError(f"{url} does not exist, or does no longer") from error
+        behind = (fault, fault.__cause__ if fault else None)
+        unreached = any(isinstance(e, _UNREACHED) for e in behind)
+        why = "its server cannot be reached: " if unreached and local_path(url) is None else ""
+        raise ShardError(f"{url} cannot be read: {why}{type(fault).__name__}: {fault}") from error
+
+
+def _is_fault(cause: BaseException | None) -> bool:
+    """Whether something else than an answer that there is no such file made for that error."""
+    if isinstance(cause, (OSError, TypeError)):
+        return not isinstance(cause, FileNotFoundError)
+    return getattr(cause, "status", 404) not in (404, 410)
 
 
 def _decompress(stored: Buffer) -> Buffer:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import zlib
 from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any
@@ -96,10 +95,10 @@ class ShardHealth:
         return bool(self.unreadable or self.damage or self.bad or self.duplicates or self.repeated)
 
 
-def check_shard(url: str) -> ShardHealth:
+def check_shard(url: str, storage_options: dict[str, Any] | None = None) -> ShardHealth:
     """Read a shard from end to end, decode every image, keep none."""
     try:
-        with open_shard(url) as buffer:
+        with open_shard(url, storage_options) as buffer:
             scanned = scan(buffer, url)
             rows = Rows(
                 url,
@@ -110,9 +109,8 @@ def check_shard(url: str) -> ShardHealth:
                 components=(),
                 max_pixels=MAX_PIXELS,
             )
-            seed = zlib.crc32(url.encode("utf-8", "surrogateescape"))
             decoding = Decoding(max_pixels=MAX_PIXELS)
-            pixels = decode(rows.headers, rows.image_bytes, decoding, NoPixels(), seed)
+            pixels = decode(rows.headers, rows.image_bytes, decoding, NoPixels(), rows.origin)
             return _health(rows, scanned, pixels.errors)
     except (ShardError, ShardNotFoundError) as error:
         return ShardHealth(url, unreadable=printable(str(error), 1000))

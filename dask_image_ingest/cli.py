@@ -59,17 +59,17 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def describe(args: argparse.Namespace) -> int:
     """Print totals, and a line per shard; decode nothing unless asked."""
-    frame = read_webdataset_images(args.paths, backend="pandas")
+    frame = _read(args)
     by = ["__url__", *HEADER, *(["error"] if args.decode else [])]
     counts = _compute(frame[[*by, "nbytes"]].map_partitions(_count, by))
-    summary = _summary(counts, [shard.url for shard in find_shards(args.paths)])
+    summary = _summary(counts, _urls(args))
     print(json.dumps(summary, indent=2) if args.json else _describe_text(summary))
     return BAD_DATA if _is_bad(summary) else FINE
 
 
 def head(args: argparse.Namespace) -> int:
     """Print the first samples: their keys, headers and texts, not their pixels."""
-    frame = read_webdataset_images(args.paths, backend="pandas")
+    frame = _read(args)
     frame = frame[[name for name in frame.columns if name not in NEEDS_DECODING]]
     rows = _first_rows(frame, args.n)
     records = pa.Table.from_pandas(rows, preserve_index=False).to_pylist()
@@ -79,7 +79,7 @@ def head(args: argparse.Namespace) -> int:
 
 def gallery(args: argparse.Namespace) -> int:
     """Write a page of thumbnails and histograms."""
-    frame = read_webdataset_images(args.paths, backend="pandas")
+    frame = _read(args)
     bar = ProgressBar(minimum=1.0, out=sys.stderr) if sys.stderr.isatty() else None
     with bar or contextlib.nullcontext():
         sheet = write_gallery(
@@ -93,10 +93,21 @@ def gallery(args: argparse.Namespace) -> int:
 
 def check(args: argparse.Namespace) -> int:
     """Print a report of the shards' health, after decoding every image."""
-    urls = [shard.url for shard in find_shards(args.paths)]
-    found = _compute(from_sequence(urls, npartitions=len(urls)).map(check_shard))
+    urls = _urls(args)
+    shards = from_sequence(urls, npartitions=len(urls))
+    found = _compute(shards.map(check_shard, storage_options=args.storage_options))
     print(json.dumps(in_total(found), indent=2) if args.json else in_words(found))
     return BAD_DATA if any(shard.is_bad for shard in found) else FINE
+
+
+def _read(args: argparse.Namespace) -> Any:
+    return read_webdataset_images(
+        args.paths, backend="pandas", storage_options=args.storage_options
+    )
+
+
+def _urls(args: argparse.Namespace) -> list[str]:
+    return [shard.url for shard in find_shards(args.paths, args.storage_options)]
 
 
 def _count(frame: pd.DataFrame, by: list[str]) -> pd.DataFrame:
@@ -284,6 +295,13 @@ def _parser() -> argparse.ArgumentParser:
         metavar="PATHS",
         help="shards: files, folders, globs, braces such as 'train-{000..099}.tar', URLs",
     )
+    common.add_argument(
+        "--storage-options",
+        action=_StorageOptions,
+        metavar="KEY=VALUE",
+        help="for the filesystem of remote shards: anon=true, or JSON, '{\"anon\": true}'; "
+        "may be given several times",
+    )
     common.add_argument("--json", action="store_true", help="print JSON, for machines")
     common.add_argument(
         "--scheduler",
@@ -327,6 +345,32 @@ def _parser() -> argparse.ArgumentParser:
     )
     showing.set_defaults(verb=gallery)
     return parser
+
+
+class _StorageOptions(argparse.Action):
+    """Gathers ``KEY=VALUE`` and JSON objects in one dict; a value is JSON, or else text."""
+
+    def __call__(
+        self,
+        parser: argparse.ArgumentParser,
+        namespace: argparse.Namespace,
+        text: Any,
+        option_string: str | None = None,
+    ) -> None:
+        given = _json(text)
+        if not isinstance(given, dict):
+            key, separator, value = text.partition("=")
+            if not separator or not key:
+                raise argparse.ArgumentError(self, f"{text!r} is neither KEY=VALUE nor JSON")
+            given = {key: _json(value)}
+        setattr(namespace, self.dest, {**(getattr(namespace, self.dest) or {}), **given})
+
+
+def _json(text: str) -> Any:
+    try:
+        return json.loads(text)
+    except ValueError:
+        return text
 
 
 def _positive(text: str) -> int:

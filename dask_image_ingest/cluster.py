@@ -8,6 +8,7 @@ import dask
 from dask.system import CPU_COUNT
 from distributed import Client, LocalCluster
 
+from dask_image_ingest.cluster_arguments import check_arguments, check_names
 from dask_image_ingest.errors import ArgumentError, MissingDependencyError
 from dask_image_ingest.frames import gpus
 
@@ -74,15 +75,17 @@ def start_cluster(
     Raises
     ------
     ArgumentError
-        If ``rmm_pool_size`` is larger than ``device_memory_limit``.
+        For numbers that are not positive, sizes that are none, arguments that no worker has, and if
+        ``rmm_pool_size`` is larger than ``device_memory_limit``.
     MissingDependencyError
         With ``gpu=True`` on a machine without dask-cuda.
 
     Examples
     --------
-    >>> with start_cluster() as client:  # doctest: +SKIP
-    ...     ddf = read_webdataset_images("train-{000..099}.tar").persist()
+    >>> with start_cluster() as client:
+    ...     frame = read_webdataset_images("train-{000..003}.tar").compute()
     """
+    check_arguments({**locals(), **kwargs})
     cores = CPU_COUNT
     use_gpu = bool(gpus()) if gpu is None else gpu
     n_workers = n_workers or (gpus() if use_gpu else min(cores, 8)) or 1
@@ -122,6 +125,7 @@ class ClusterClient(Client):
 
 
 def _cpu_cluster(**settings: Any) -> LocalCluster:
+    check_names(settings)
     spawn = dask.config.get(_SPAWN)
     if "MALLOC_MMAP_THRESHOLD_" not in spawn:
         spawn = spawn | _ALLOCATOR

@@ -8,8 +8,10 @@ their exceptions to the client by pickle, and a message is what survives the jou
 __all__ = [
     "ArgumentError",
     "DaskImageIngestError",
+    "FunctionError",
     "ImageDecodeError",
     "MissingDependencyError",
+    "OperandError",
     "PartitionTooLargeError",
     "ShardError",
     "ShardNotFoundError",
@@ -22,6 +24,10 @@ class DaskImageIngestError(Exception):
 
 class ArgumentError(DaskImageIngestError, ValueError):
     """An argument makes no sense, alone or together with another one."""
+
+
+class OperandError(ArgumentError, TypeError):
+    """An operation that a column of images or lists does not have; pandas goes by TypeError."""
 
 
 class MissingDependencyError(DaskImageIngestError, ImportError):
@@ -38,6 +44,10 @@ class ShardError(DaskImageIngestError, ValueError):
 
 class ImageDecodeError(DaskImageIngestError, ValueError):
     """An image cannot be decoded and the reader was told to raise (``errors="raise"``)."""
+
+
+class FunctionError(DaskImageIngestError, RuntimeError):
+    """A function that was passed in has failed: a transform, or that of ``map_batches``."""
 
 
 # MemoryError comes first because it makes its instances by itself: the other way round, the

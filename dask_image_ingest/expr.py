@@ -6,13 +6,13 @@ import functools
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
-import numpy as np
 from dask._task_spec import Task
 from dask.dataframe.dask_expr import _expr as dx
 from dask.dataframe.dask_expr._reductions import Len
 from dask.dataframe.dask_expr.io.io import BlockwiseIO
 
 from dask_image_ingest import filters as dnf
+from dask_image_ingest import masks
 from dask_image_ingest.decode import Decoding
 from dask_image_ingest.filters import Filters
 from dask_image_ingest.frames import BackendName, get_backend
@@ -23,29 +23,14 @@ from dask_image_ingest.partition import (
     ShardPiece,
     read_partition,
 )
+from dask_image_ingest.predicates import as_filters
 from dask_image_ingest.schema import Schema
 
-_OPERATORS: dict[type, str] = {
-    dx.EQ: "==",
-    dx.NE: "!=",
-    dx.LT: "<",
-    dx.LE: "<=",
-    dx.GT: ">",
-    dx.GE: ">=",
-}
-_NEGATED = {
-    "==": "!=",
-    "!=": "==",
-    "<": ">=",
-    ">=": "<",
-    ">": "<=",
-    "<=": ">",
-    "in": "not in",
-    "not in": "in",
-    "is null": "not null",
-    "not null": "is null",
-}
-_MIRRORED = {"<": ">", ">": "<", "<=": ">=", ">=": "<="}
+masks.install()
+_NAME = "read-webdataset-images"
+
+#: The name of a read whose images are of one shape: all that is known of it once it is persisted.
+SHAPE_IN_NAME = rf"{_NAME}-(\d+)x(\d+)x(\d+)-[0-9a-f]+"
 
 
 @dataclass(frozen=True, eq=False)
@@ -76,12 +61,11 @@ class Dataset:
 class ReadWebDataset(dx.PartitionsFiltered, BlockwiseIO):
     """Reads shards; takes up projections, filters, lengths and limits from the query around it."""
 
-    _parameters: ClassVar = ["dataset", "columns", "filters", "limit", "fuse", "_partitions"]
+    _parameters: ClassVar = ["dataset", "columns", "filters", "limit", "_partitions"]
     _defaults: ClassVar = {
         "columns": None,
         "filters": None,
         "limit": None,
-        "fuse": True,
         "_partitions": None,
     }
     _absorb_projections = True
@@ -91,7 +75,11 @@ class ReadWebDataset(dx.PartitionsFiltered, BlockwiseIO):
 
     @functools.cached_property
     def _name(self) -> str:
-        return f"read-webdataset-images-{self.deterministic_token}"
+        shape = self.dataset.decoding.shape
+        if "image" in self.columns and None not in shape:
+            height, width, channels = shape
+            return f"{_NAME}-{height}x{width}x{channels}-{self.deterministic_token}"
+        return f"{_NAME}-{self.deterministic_token}"
 
     @property
     def columns(self) -> list[str]:
@@ -117,6 +105,9 @@ class ReadWebDataset(dx.PartitionsFiltered, BlockwiseIO):
         dataset = self.dataset
         filters = self.operand("filters")
         used = {*self.columns, *dnf.columns_of(filters)}
+        # Who named components, or columns, does not want to hear of others.
+        tell = self._reads_all and dataset.schema.inferred
+        known = dataset.schema.extensions if tell else None
         return Query(
             columns=tuple(self.columns),
             filters=filters,
@@ -126,7 +117,7 @@ class ReadWebDataset(dx.PartitionsFiltered, BlockwiseIO):
             backend=dataset.backend,
             image_extensions=dataset.schema.image_extensions,
             components=dataset.schema.select(used),
-            known_extensions=dataset.schema.extensions if self._reads_all else None,
+            known_extensions=known,
             shard_errors=dataset.shard_errors,
             storage_options=dataset.storage_options,
         )
@@ -134,17 +125,6 @@ class ReadWebDataset(dx.PartitionsFiltered, BlockwiseIO):
     def _filtered_task(self, name, index: int) -> Task:
         piece = self.dataset.pieces[index]
         return Task(name, read_partition, piece, self.query, _data_producer=True)
-
-    @property
-    def _fusion_compression_factor(self) -> float:
-        # A partition without pixels weighs next to nothing, and so is read with others in one task.
-        # Of a head, only the first one is read.
-        fuse = self.operand("fuse") and self.operand("limit") is None
-        return 0.01 if fuse and not self.query.must_decode else 1
-
-    def _tune_up(self, parent):
-        # dask counts the partitions of a read that is persisted as it stands, and joins them after.
-        return super()._tune_up(parent) if isinstance(parent, dx.Expr) else None
 
     def _filter_passthrough_available(self, parent, dependents) -> bool:
         return super()._filter_passthrough_available(parent, dependents) and (
@@ -155,10 +135,9 @@ class ReadWebDataset(dx.PartitionsFiltered, BlockwiseIO):
         """The filters of this read and a predicate together, None where that is not simple."""
         if self.operand("limit") is not None:
             return None
-        filters = as_filters(predicate, self)
-        if filters is None or dnf.mismatch(filters, self.dataset.schema.types):
-            return None
-        return dnf.both(self.operand("filters"), filters)
+        dataset = self.dataset
+        filters = as_filters(predicate, self, dataset.schema.types, dataset.backend)
+        return None if filters is None else dnf.both(self.operand("filters"), filters)
 
     def _simplify_up(self, parent, dependents):
         if isinstance(parent, dx.Filter):
@@ -174,18 +153,14 @@ class ReadWebDataset(dx.PartitionsFiltered, BlockwiseIO):
             columns = dx.determine_column_projection(self, parent, dependents)
             columns = [columns] if isinstance(columns, str) else columns
             return self._with(parent, columns=[c for c in self.columns if c in columns])
-        if isinstance(parent, dx.Head) and not isinstance(parent, dx.BlockwiseHead):
-            limit = parent.n if self.operand("limit") is None else min(parent.n, self.limit)
-            if parent.n < 0:
-                return None
-            # Dask moves a head below a projection, where the projection is of no use to the read.
-            columns = _projected(parent, dependents)
-            if columns is None or columns.issuperset(self.columns):
-                return self._with(parent, limit=limit)
-            return self._with(
-                parent, limit=limit, columns=[c for c in self.columns if c in columns]
-            )
+        if type(parent) is dx.Head:
+            return self._head(parent) if parent.n >= 0 else None
         return super()._simplify_up(parent, dependents)
+
+    def _head(self, parent):
+        limit = self.operand("limit")
+        limit = parent.n if limit is None else min(parent.n, limit)
+        return HeadOfRead(self.substitute_parameters({"limit": limit}), *parent.operands[1:])
 
     def _with(self, parent, **operands):
         """``parent`` over a read with other operands; None where nothing would change."""
@@ -211,78 +186,20 @@ class ReadWebDataset(dx.PartitionsFiltered, BlockwiseIO):
         return super()._tree_repr_argument_construction(i, op, header)
 
 
-def _projected(expr, dependents) -> set[str] | None:
-    """The columns of ``expr`` that a query looks at, None where it looks at all."""
-    columns: set[str] = set()
-    for reference in dependents[expr._name]:
-        above = reference()
-        if not isinstance(above, dx.Projection):
-            return None
-        columns.update(above.columns)
-    return columns or None
+class HeadOfRead(dx.Head):
+    """The head of a read that stops there.
 
-
-def as_filters(predicate, read: ReadWebDataset, negated: bool = False) -> Filters | None:
-    """A predicate of a query over ``read`` in normal form, None where it is not simple enough.
-
-    Arrow and the frame's own dtypes agree on every operator that comes out here, nulls included: a
-    comparison with null is null, and a row whose predicate is null is not kept.
+    dask moves a head below projections, where these are of no use to the read: this one lets them
+    pass below it.
     """
-    if isinstance(predicate, dx.Invert):
-        return as_filters(predicate.frame, read, not negated)
-    if isinstance(predicate, (dx.And, dx.Or)):
-        left = as_filters(predicate.left, read, negated)
-        right = as_filters(predicate.right, read, negated)
-        if left is None or right is None:
-            return None
-        conjunction = isinstance(predicate, dx.And) is not negated
-        return dnf.both(left, right) if conjunction else dnf.either(left, right)
-    simple = _simple_predicate(predicate, read)
-    if simple is None:
+
+    def _simplify_down(self):
         return None
-    column, op, value = simple
-    return (((column, _NEGATED[op] if negated else op, value),),)
+
+    def _simplify_up(self, parent, dependents):
+        if isinstance(parent, dx.Projection):
+            return dx.plain_column_projection(self, parent, dependents)
+        return super()._simplify_up(parent, dependents)
 
 
-def _simple_predicate(predicate, read: ReadWebDataset) -> dnf.Predicate | None:
-    op = _OPERATORS.get(type(predicate))
-    if op is not None:
-        column, value = _column(predicate.left, read), predicate.right
-        if column is None:
-            column, value = _column(predicate.right, read), predicate.left
-            op = _MIRRORED.get(op, op)
-        return (column, op, value) if column and _is_scalar(value) else None
-    if isinstance(predicate, dx.Isin):
-        column, values = _column(predicate.frame, read), _constants(predicate.operand("values"))
-        return (column, "in", values) if column and values else None
-    if isinstance(predicate, dx.IsNa):
-        column = _column(predicate.frame, read)
-        return (column, "is null", None) if column else None
-    if isinstance(predicate, dx.NotNull):
-        column = _column(predicate.frame, read)
-        return (column, "not null", None) if column else None
-    return None
-
-
-def _column(expr, read: ReadWebDataset) -> str | None:
-    if not isinstance(expr, dx.Projection) or expr.frame._name != read._name or expr.ndim != 1:
-        return None
-    column = expr.operand("columns")
-    column = column[0] if isinstance(column, list) else column
-    return None if column == "image" else column
-
-
-def _constants(values) -> tuple | None:
-    # dask wraps the list in a graph of its own, of one node if it holds no other collection.
-    if not isinstance(values, dx._DelayedExpr) or len(values.obj.dask) != 1:
-        return None
-    constants = tuple(np.asarray(values.obj.compute(scheduler="synchronous")).tolist())
-    return constants if all(map(_is_scalar, constants)) else None
-
-
-def _is_scalar(value) -> bool:
-    # NaN and other nulls compare by rules of their own in every library.
-    return isinstance(value, (bool, int, float, str, np.generic)) and value == value
-
-
-__all__ = ["Dataset", "ReadWebDataset", "as_filters"]
+__all__ = ["SHAPE_IN_NAME", "Dataset", "ReadWebDataset"]

@@ -1,13 +1,12 @@
-"""Filters in disjunctive normal form: checked, weakened, turned into Arrow expressions.
+"""Filters in disjunctive normal form: checked, weakened, combined, applied to a table.
 
-The outer tuple is an «or», the inner ones are «and», as in ``dask.dataframe.read_parquet``. Two
-operators come from the optimiser alone: ``is null`` and ``not null``.
+The outer tuple is an «or», the inner ones are «and», as in ``dask.dataframe.read_parquet``. Some
+operators come from the optimiser alone: ``is null``, ``not null``, ``not <`` and its kind.
 """
 
 from __future__ import annotations
 
 import functools
-import operator
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -15,24 +14,12 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from dask_image_ingest.arguments import shown
+from dask_image_ingest.comparison import COMPARISONS, compare, incomparable, is_in, plain
 from dask_image_ingest.errors import ArgumentError
 
 Predicate = tuple[str, str, Any]
 Filters = tuple[tuple[Predicate, ...], ...]
-
-_OPERATORS = {
-    "==": operator.eq,
-    "=": operator.eq,
-    "!=": operator.ne,
-    "<": operator.lt,
-    "<=": operator.le,
-    ">": operator.gt,
-    ">=": operator.ge,
-    "in": lambda field, values: field.isin(list(values)),
-    "not in": lambda field, values: ~field.isin(list(values)),
-    "is null": lambda field, _: field.is_null(),
-    "not null": lambda field, _: field.is_valid(),
-}
 
 # Combining two filters multiplies their alternatives; past this many, filtering later is cheaper.
 _MOST_ALTERNATIVES = 64
@@ -57,42 +44,27 @@ def normalize_filters(filters: Any, types: Mapping[str, pa.DataType]) -> Filters
     """
     if filters is None:
         return None
-    if not isinstance(filters, Sequence) or isinstance(filters, str) or not filters:
+    if not _is_list(filters):
         raise ArgumentError(_form(filters))
     if all(isinstance(f, tuple) for f in filters):
         filters = [filters]
-    if not all(isinstance(f, Sequence) and f and not isinstance(f, str) for f in filters):
+    if not all(map(_is_list, filters)):
         raise ArgumentError(_form(filters))
-    normal = tuple(tuple(_predicate(p, types) for p in conjunction) for conjunction in filters)
-    problem = mismatch(normal, types)
-    if problem:
-        raise ArgumentError(problem)
-    return normal
+    return tuple(tuple(_predicate(p, types) for p in conjunction) for conjunction in filters)
 
 
-def mismatch(filters: Filters, types: Mapping[str, pa.DataType]) -> str | None:
-    """Why a filter can't be evaluated on columns of these types, None when it can."""
-    for conjunction in filters:
-        for predicate in conjunction:
-            column, op, value = predicate
-            empty = pa.table({column: pa.array([], types[column])})
-            try:
-                empty.filter(to_expression(((predicate,),)))
-            except (pa.ArrowInvalid, pa.ArrowNotImplementedError, pa.ArrowTypeError, TypeError):
-                return f"({column!r}, {op!r}, {value!r}): the column is of type {types[column]}"
-    return None
+def matching(table: pa.Table, filters: Filters) -> np.ndarray:
+    """The positions of the rows to keep.
 
-
-def to_expression(filters: Filters) -> pc.Expression:
-    """The Arrow expression that is true for the rows to keep; a null counts as false."""
+    A comparison with null holds for no row, whatever the operator; ``in`` holds for null where None
+    is in the list, and ``not in`` where it isn't. NaN is equal to nothing, less than nothing and
+    greater than nothing, so ``!=`` and ``not in`` hold for it.
+    """
     alternatives = (
-        functools.reduce(
-            operator.and_,
-            (_OPERATORS[op](pc.field(column), value) for column, op, value in conjunction),
-        )
-        for conjunction in filters
+        functools.reduce(pc.and_, (_holds(table.column(c), op, value) for c, op, value in conj))
+        for conj in filters
     )
-    return functools.reduce(operator.or_, alternatives)
+    return np.flatnonzero(functools.reduce(pc.or_, alternatives).to_numpy())
 
 
 def columns_of(filters: Filters | None) -> set[str]:
@@ -123,33 +95,63 @@ def either(one: Filters, other: Filters) -> Filters | None:
     return one + other if len(one) + len(other) <= _MOST_ALTERNATIVES else None
 
 
+def _holds(column: pa.ChunkedArray, op: str, value: Any) -> pa.ChunkedArray:
+    """Whether a predicate holds, row by row; never null."""
+    if op.endswith("null"):
+        null = pc.is_null(column, nan_is_null=bool(value))
+        return null if op == "is null" else pc.invert(null)
+    if op.endswith("in"):
+        found = is_in(column, value)
+        return found if op == "in" else pc.invert(found)
+    compared = compare(column, op.removeprefix("not "), value)
+    return pc.fill_null(pc.invert(compared) if op.startswith("not ") else compared, False)
+
+
 def _predicate(predicate: Any, types: Mapping[str, pa.DataType]) -> Predicate:
     if not isinstance(predicate, (tuple, list)) or len(predicate) != 3:
         raise ArgumentError(_form(predicate))
     column, op, value = predicate
+    said = f"filters= has ({shown(column)}, {shown(op)}, {shown(value)})"
+    if not isinstance(column, str) or column not in types:
+        raise ArgumentError(f"{said}: there is no such column; there are {', '.join(types)}")
     if column == "image":
         raise ArgumentError(
-            "filters= can't look at 'image': filters are evaluated before any pixel is decoded; "
-            "filter the frame afterwards, or use a metadata column"
+            f"{said}, and filters are evaluated before any pixel is decoded; filter the frame "
+            "afterwards, or use a metadata column"
         )
-    if column not in types:
-        raise ArgumentError(f"filters= names {column!r}; the columns are {', '.join(types)}")
-    if op not in _OPERATORS or op.endswith("null"):
-        raise ArgumentError(f"filters= has the operator {op!r}; use == != < <= > >= in, 'not in'")
-    if op in ("in", "not in"):
-        if isinstance(value, (str, bytes)) or not hasattr(value, "__iter__"):
-            raise ArgumentError(f"({column!r}, {op!r}, {value!r}): the value must be a list")
-        # Sorted, so that equal sets in another order give the same token.
-        value = tuple(sorted({_plain(v) for v in value}, key=repr))
-    return (column, op, _plain(value))
+    if not isinstance(op, str) or op not in (*COMPARISONS, "=", "in", "not in"):
+        raise ArgumentError(f"{said}: the operator must be one of == != < <= > >= in, 'not in'")
+    op = "==" if op == "=" else op
+    if op in COMPARISONS:
+        value = plain(value)
+        problem = incomparable(types[column], op, value)
+    else:
+        value, problem = _list_of_values(types[column], value)
+    if problem:
+        raise ArgumentError(f"{said}: {problem}")
+    return (column, op, value)
 
 
-def _plain(value: Any) -> Any:
-    return value.item() if isinstance(value, np.generic) else value
+def _list_of_values(type_: pa.DataType, values: Any) -> tuple[tuple, str | None]:
+    try:
+        listed = None if isinstance(values, (str, bytes, Mapping)) else list(values)
+    except TypeError:
+        listed = None
+    if listed is None:
+        return (), "the value must be a list"
+    listed = [plain(value) for value in listed]
+    problems = (incomparable(type_, "==", value) for value in listed if value is not None)
+    problem = next(filter(None, problems), None)
+    # Sorted, so that equal sets in another order give the same token.
+    return () if problem else tuple(dict.fromkeys(sorted(listed, key=repr))), problem
+
+
+def _is_list(value: Any) -> bool:
+    return isinstance(value, Sequence) and not isinstance(value, (str, bytes)) and len(value) > 0
 
 
 def _form(filters: Any) -> str:
     return (
-        f"filters={filters!r}: pass a list of (column, operator, value) tuples, or a list of such "
-        "lists of which one must hold, for example [('width', '>=', 512)]"
+        f"filters={shown(filters)}: pass a list of (column, operator, value) tuples, or a list of "
+        "such lists of which one must hold, for example [('width', '>=', 512)]"
     )

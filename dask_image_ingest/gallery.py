@@ -15,6 +15,15 @@ import pandas as pd
 from dask.dataframe.dask_expr import FrameBase
 from dask.utils import format_bytes
 
+from dask_image_ingest.arguments import (
+    check_flag,
+    check_frame,
+    check_path,
+    check_storage_options,
+    is_utf8,
+    shown,
+)
+from dask_image_ingest.errors import ArgumentError
 from dask_image_ingest.frames import backend_of
 from dask_image_ingest.page import bars_chart, columns_chart, page
 from dask_image_ingest.thumbnails import Thumbnails, make_thumbnails
@@ -70,12 +79,19 @@ def gallery(
     Raises
     ------
     ArgumentError
-        If a column does not exist.
+        If a column does not exist, or an argument is not of its kind.
 
     Examples
     --------
-    >>> gallery(ddf, "out.html", columns=("__key__", "txt"))  # doctest: +SKIP
+    >>> gallery(ddf, "out.html", columns=("__key__", "txt"))
+    <52 thumbnails, 1 without an image: shown in a notebook, or save()>
     """
+    check_frame(frame)
+    check_path("path", path)
+    check_flag("decode", decode)
+    check_storage_options(storage_options)
+    if title is not None and not (isinstance(title, str) and is_utf8(title)):
+        raise ArgumentError(f"title={shown(title)}: pass a text, or None")
     sheet = make_thumbnails(frame, n, thumbnail, columns, storage_options, spread=True)
     facts = count_facts(frame, decode)
     title = title or _where(frame)

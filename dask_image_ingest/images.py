@@ -4,19 +4,24 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 import pandas as pd
 
+from dask_image_ingest.arguments import column_names, whole_number
+from dask_image_ingest.batch_shards import parse_shard
 from dask_image_ingest.batch_source import Source
 from dask_image_ingest.batches import make_batch_map
 from dask_image_ingest.channel_stats import count_levels, statistics
 from dask_image_ingest.errors import ArgumentError
-from dask_image_ingest.frames import Backend, backend_of, dataframe_accessor
+from dask_image_ingest.frames import Backend, backend_of, register_accessor
 from dask_image_ingest.iter_batches import Batches, Format
 from dask_image_ingest.resize import encoded_images, small_images
-from dask_image_ingest.stacking import stack, vectors
+from dask_image_ingest.stacking import parse_shape, stack, vectors
 from dask_image_ingest.thumbnails import Thumbnails, make_thumbnails
+
+if TYPE_CHECKING:
+    from dask_image_ingest.torch_dataset import TorchDataset
 
 
 class Images(ABC):
@@ -45,16 +50,22 @@ class Images(ABC):
         return image_column(self._meta(), backend_of(self._meta()))
 
     @abstractmethod
-    def stack(self) -> Any:
+    def stack(self, shape: tuple[int, int, int] | None = None) -> Any:
         """Stack the images into one array.
+
+        Parameters
+        ----------
+        shape
+            (height, width, channels) of each image, where the query does not tell it and you know.
 
         Returns
         -------
         array, shape (n, height, width, channels), uint8
             NumPy on the pandas backend, CuPy on cuDF. Of a lazy frame a dask array, with one chunk
             per partition, whose length along axis 0 is unknown until computed; the other lengths
-            are known where the images are read with ``size=``. Images that lie side by side in
-            memory, as in every partition that was just decoded, are not copied.
+            are known where the images are read with ``size=``, and nothing that was done to them
+            since may have changed it. Images that lie side by side in memory, as in every partition
+            that was just decoded, are not copied.
 
         Raises
         ------
@@ -63,11 +74,19 @@ class Images(ABC):
             image: drop it first, ``ddf[ddf.error.isna()]``. If the frame has no image column, or
             more than one.
 
+        Notes
+        -----
+        Where the shape is not known, a partition without any image, as a filter may leave it, has
+        to learn it from the others. So the first image of each is looked at before any of them is
+        stacked: that reads shards twice, and where it can't go down to the read, keeps partitions
+        in memory meanwhile. ``shape=`` spares it.
+
         Examples
         --------
-        >>> ddf = read_webdataset_images("train-{000..099}.tar", size=224)  # doctest: +SKIP
-        >>> ddf.images.stack().mean(axis=(0, 1, 2)).compute()  # doctest: +SKIP
-        array([122.7, 116.7, 104.0])
+        >>> ddf = read_webdataset_images("train-{000..003}.tar", size=224)
+        >>> good = ddf[ddf.error.isna()]
+        >>> good.images.stack().mean(axis=(0, 1, 2)).compute().round(1)
+        array([121.6,  98.1,  88.4])
         """
 
     @abstractmethod
@@ -92,8 +111,10 @@ class Images(ABC):
 
         Examples
         --------
-        >>> frame.images.vectors("embedding").shape  # doctest: +SKIP
-        (200, 1280)
+        >>> frame["embedding"].iloc[0]
+        [0.555..., 0.414..., 0.378...]
+        >>> frame.images.vectors("embedding").shape
+        (51, 3)
         """
 
     def map_batches(
@@ -104,7 +125,9 @@ class Images(ABC):
         keep_image: bool = False,
         columns: Sequence[str] | None = None,
     ) -> Any:
-        """Add columns that a function or a model makes of the images, batch by batch.
+        """A frame with columns that a function or a model makes of the images, batch by batch.
+
+        The image column itself is left out, unless ``keep_image=True``.
 
         Parameters
         ----------
@@ -117,7 +140,7 @@ class Images(ABC):
         outputs
             The new columns and their types: ``"float32"``, ``"int64"``, ``"bool"``, ``"string"``,
             ``"binary"``; ``"list<float32>"`` where ``fn`` gives (n, d). A lazy frame has to know
-            its types before anything is computed.
+            its types before anything is computed. No column that is kept may have such a name.
         batch_size
             Images in a batch, at most.
         keep_image
@@ -135,14 +158,19 @@ class Images(ABC):
         Raises
         ------
         ArgumentError
-            For outputs of unknown type, unknown columns; when computed, if ``fn`` gives something
-            else than ``outputs`` says.
+            For outputs of unknown type or with the name of a column that is kept, unknown columns;
+            when computed, if ``fn`` gives something else than ``outputs`` says.
 
         Examples
         --------
-        >>> ddf.images.map_batches(
+        >>> bright = ddf.images.map_batches(
         ...     lambda images: images.mean(axis=(1, 2, 3)), {"brightness": "float32"}
-        ... )  # doctest: +SKIP
+        ... )
+        >>> bright[["__key__", "brightness"]].head(3)
+          __key__  brightness
+        0    0000  114.60...
+        1    0001  129.17...
+        2    0002  115.31...
 
         A model, loaded once per worker:
 
@@ -152,7 +180,9 @@ class Images(ABC):
         ...
         ...     def __call__(self, images):
         ...         return self.model(images)
-        >>> ddf.images.map_batches(Embed, {"embedding": "list<float32>"})  # doctest: +SKIP
+        >>> embedded = ddf.images.map_batches(Embed, {"embedding": "list<float32>"})
+        >>> embedded.dtypes["embedding"]
+        list<float32>
         """
         image = self.column
         others = self._others(columns, image)
@@ -171,6 +201,7 @@ class Images(ABC):
         drop_last: bool = False,
         prefetch: int | None = None,
         start: int | Sequence[int] = 0,
+        shard: tuple[int, int] | Literal["auto"] | None = "auto",
     ) -> Batches:
         """Stream the rows as batches of arrays, with a few partitions in memory at a time.
 
@@ -198,6 +229,11 @@ class Images(ABC):
             Where to begin. A number of batches to leave out: to find the place, the partitions
             before it are decoded and counted. Or the ``position`` of an earlier iterator: nothing
             before it is read. The batches are those of an iteration that was not interrupted.
+        shard
+            (rank, world): only every world-th partition, from that of this rank on, so that so many
+            processes have each image once together. A shuffle orders the partitions before they
+            share them. By default what torch tells: workers of a ``DataLoader`` share, and with
+            ``format="torch"`` the ranks of ``torch.distributed``. None for all of the frame.
 
         Returns
         -------
@@ -221,14 +257,15 @@ class Images(ABC):
 
         Examples
         --------
-        >>> for batch in ddf.images.iter_batches(256, "torch", ["cls"]):  # doctest: +SKIP
-        ...     images = batch["image"].permute(0, 3, 1, 2).float() / 255
+        >>> for batch in ddf.images.iter_batches(32, columns=["cls"], shuffle=0):
+        ...     images = batch["image"].transpose(0, 3, 1, 2) / np.float32(255)
         ...     loss = train_step(images, batch["cls"])
         """
         image = self.column
         chosen = [image, *self._others(columns, image)]
+        rank, world = parse_shard(shard, format)
         return Batches(
-            self._source(chosen, image),
+            self._source(chosen, image, world),
             self._meta(),
             image,
             batch_size=batch_size,
@@ -237,16 +274,78 @@ class Images(ABC):
             drop_last=drop_last,
             prefetch=prefetch,
             start=start,
+            shard=(rank, world),
         )
 
     @abstractmethod
-    def _source(self, columns: list[str], image: str) -> Source: ...
+    def _source(self, columns: list[str], image: str, world: int) -> Source: ...
+
+    def torch_dataset(
+        self,
+        batch_size: int,
+        columns: Sequence[str] | None = None,
+        shuffle: int | None = None,
+        drop_last: bool = False,
+        prefetch: int | None = None,
+        start: int | Sequence[int] = 0,
+    ) -> TorchDataset:
+        """Batches of tensors for a torch ``DataLoader``, whose workers share them.
+
+        On a CPU, where worker processes decode while the model runs. On a GPU, or with a cluster,
+        :meth:`iter_batches` itself reads ahead, and copies nothing between processes.
+
+        Parameters
+        ----------
+        batch_size, columns, shuffle, drop_last, prefetch, start
+            As for :meth:`iter_batches`, of each worker and rank by itself: a worker's last batch
+            may be smaller.
+
+        Returns
+        -------
+        torch.utils.data.IterableDataset
+            For ``DataLoader(dataset, batch_size=None, num_workers=4)``, since it gives whole
+            batches. Each image comes once from all workers and, where ``torch.distributed`` runs,
+            all ranks together; ranks may have different numbers of batches. ``set_epoch(epoch)``
+            has another order after a shuffle. It has ``state_dict`` and ``load_state_dict``, by
+            which torchdata's ``StatefulDataLoader`` goes on where it stopped.
+
+        Raises
+        ------
+        ArgumentError
+            As :meth:`iter_batches`.
+        MissingDependencyError
+            If torch is not installed.
+
+        Notes
+        -----
+        Partitions are what is shared: with fewer of them than workers, some workers have none. The
+        workers compute by themselves, and not on a cluster: pass the frame as it was before
+        ``persist()``.
+
+        Examples
+        --------
+        >>> dataset = ddf.images.torch_dataset(256, ["cls"], shuffle=0)  # doctest: +SKIP
+        >>> loader = DataLoader(dataset, batch_size=None, num_workers=4)  # doctest: +SKIP
+        >>> for batch in loader:  # doctest: +SKIP
+        ...     loss = train_step(batch["image"], batch["cls"])
+        """
+        from dask_image_ingest.torch_dataset import TorchDataset
+
+        options = {
+            "batch_size": batch_size,
+            "columns": columns,
+            "shuffle": shuffle,
+            "drop_last": drop_last,
+            "prefetch": prefetch,
+            "start": start,
+        }
+        return TorchDataset(self._frame, options)
 
     def show(
         self,
         n: int = 16,
         thumbnail: int = 160,
-        columns: Sequence[str] = ("__key__",),
+        columns: Sequence[str] | None = None,
         storage_options: dict[str, Any] | None = None,
     ) -> Thumbnails:
         """Show the first images as thumbnails, in a notebook.
@@ -258,7 +357,8 @@ class Images(ABC):
         thumbnail
             The longer edge of a thumbnail, in pixels.
         columns
-            What stands below each: its name, then captions or scores, ``("__key__", "txt")``.
+            What stands below each: its name, then captions or scores, ``("__key__", "txt")``. By
+            default ``__key__``, where the frame has it.
         storage_options
             For the filesystem of remote shards; by default those of the read.
 
@@ -272,7 +372,8 @@ class Images(ABC):
 
         Examples
         --------
-        >>> ddf[ddf.width >= 512].images.show(8, columns=("__key__", "txt"))  # doctest: +SKIP
+        >>> ddf[ddf.width >= 512].images.show(8, columns=("__key__", "txt"))
+        <8 thumbnails, 0 without an image: shown in a notebook, or save()>
         """
         return make_thumbnails(self._frame, n, thumbnail, columns, storage_options)
 
@@ -290,17 +391,17 @@ class Images(ABC):
         -------
         series
             Bytes, named as the image column; null where there is no image. Pillow encodes them, on
-            the CPU. The original bytes, not encoded again, are what ``to_webdataset`` copies.
+            the CPU. The files as they were are still in the shards: ``nbytes`` bytes of ``__url__``
+            from ``offset`` on.
 
         Examples
         --------
-        >>> frame.images.encode("webp").iloc[0][:4]  # doctest: +SKIP
+        >>> frame.images.encode("webp").iloc[0][:4]
         b'RIFF'
         """
         if format not in ("jpeg", "png", "webp"):
             raise ArgumentError(f"format={format!r}; choose 'jpeg', 'png' or 'webp'")
-        if not 1 <= quality <= 100:
-            raise ArgumentError(f"quality={quality!r}; choose 1 to 100")
+        quality = whole_number("quality", quality, 1, "choose 1 to 100", most=100)
         image = self.column
         return self._map(encoded_images, [image], image, format, quality)
 
@@ -325,7 +426,8 @@ class Images(ABC):
 
         Examples
         --------
-        >>> ddf.images.thumbnails(64, "crop").images.stack()  # doctest: +SKIP
+        >>> frame.images.thumbnails(64, "crop").images.stack().shape
+        (51, 64, 64, 3)
         """
         return self._map(small_images, self._columns(), self.column, size, resize)
 
@@ -342,10 +444,12 @@ class Images(ABC):
 
         Examples
         --------
-        >>> ddf.images.channel_stats().compute()  # doctest: +SKIP
-                  mean    std  min  max      pixels
+        >>> ddf.images.channel_stats().compute().round(1)
+                  mean   std  min  max   pixels
         channel
-        0        122.7   69.8    0  255  1002000000
+        0        121.6  76.2    0  255  2558976
+        1         98.1  63.1    0  255  2558976
+        2         88.4  64.4    0  255  2558976
         """
 
     def _columns(self) -> list[str]:
@@ -354,18 +458,10 @@ class Images(ABC):
     def _others(self, columns: Sequence[str] | None, image: str) -> list[str]:
         if columns is None:
             return [name for name in self._columns() if name != image]
-        if isinstance(columns, str):
-            raise ArgumentError(f"columns={columns!r}: pass a list of column names")
-        unknown = [name for name in columns if name not in self._columns()]
-        if unknown:
-            raise ArgumentError(
-                f"columns= names {', '.join(map(repr, unknown))}; the frame has "
-                f"{', '.join(map(repr, self._columns()))}"
-            )
-        return [name for name in columns if name != image]
+        return [name for name in column_names(columns, self._columns()) if name != image]
 
 
-@dataframe_accessor("images")
+@register_accessor("dataframe", "images")
 @pd.api.extensions.register_dataframe_accessor("images")
 class FrameImages(Images):
     """Pixels of a pandas or cuDF dataframe."""
@@ -386,12 +482,13 @@ class FrameImages(Images):
 
         Examples
         --------
-        >>> first = frame.images.arrays()[0]  # doctest: +SKIP
+        >>> frame.images.arrays()[0].shape
+        (224, 224, 3)
         """
         return backend_of(self._frame).arrays(self._frame[self.column])
 
-    def stack(self) -> Any:  # noqa: D102 - told by Images
-        return stack(self._frame, self.column)
+    def stack(self, shape: tuple[int, int, int] | None = None) -> Any:  # noqa: D102 - told by Images
+        return stack(self._frame, self.column, parse_shape(shape))
 
     def vectors(self, column: str) -> Any:  # noqa: D102
         return vectors(self._frame, column)
@@ -408,14 +505,34 @@ class FrameImages(Images):
     def _map_batches(self, batch_map: Any) -> Any:
         return batch_map(self._frame)
 
-    def _source(self, columns: list[str], image: str) -> Source:
-        return Source(self._frame[columns], image)
+    def _source(self, columns: list[str], image: str, world: int) -> Source:
+        return Source(self._frame[columns], image, partitions=world)
+
+
+@register_accessor("series", "images")
+@pd.api.extensions.register_series_accessor("images")
+class SeriesImages(FrameImages):
+    """Pixels of a pandas or cuDF series of images."""
+
+    def __init__(self, series: Any) -> None:
+        super().__init__(as_frame(series))
+
+
+def as_frame(series: Any) -> Any:
+    """A frame of one column, whatever the kind of the series."""
+    return series.to_frame("image" if series.name is None else series.name)
 
 
 def image_column(frame: Any, backend: Backend) -> str:
     """The name of a frame's image column, told by its type."""
     names = [name for name, dtype in frame.dtypes.items() if backend.is_images(dtype)]
     if len(names) != 1:
-        found = f"has {', '.join(map(repr, names))}" if names else "has no column of images"
-        raise ArgumentError(f"the frame {found}; .images needs exactly one: select it first")
+        if names:
+            found, advice = (
+                f"has the image columns {', '.join(map(repr, names))}",
+                "select one first",
+            )
+        else:
+            found, advice = "has no column of images", "dask_image_ingest.decode_images adds one"
+        raise ArgumentError(f"the frame {found}, and .images needs exactly one: {advice}")
     return names[0]

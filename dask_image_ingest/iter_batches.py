@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections import deque
 from collections.abc import Callable, Generator, Iterator, Sequence
 from concurrent.futures import Future
@@ -9,12 +10,13 @@ from typing import Any, Literal
 
 import numpy as np
 
-from dask_image_ingest.batch_order import Position, Shuffle
+from dask_image_ingest.arguments import whole_number
+from dask_image_ingest.batch_order import Order, Position, Shuffle, parse_start
 from dask_image_ingest.batch_rows import Rows, rows_of
 from dask_image_ingest.batch_source import Source
-from dask_image_ingest.batches import check_batch_size, joined
 from dask_image_ingest.errors import ArgumentError, MissingDependencyError
 from dask_image_ingest.frames import Backend, backend_of
+from dask_image_ingest.frames.joined import joined
 
 Format = Literal["numpy", "cupy", "torch"]
 
@@ -25,12 +27,6 @@ class Batches:
     Raises
     ------
     ArgumentError, MissingDependencyError
-
-    Attributes
-    ----------
-    position : Position
-        Where the batch after the last one begins. Give it to ``start=`` to go on from there: no
-        partition before it is read again.
     """
 
     def __init__(
@@ -45,28 +41,41 @@ class Batches:
         drop_last: bool,
         prefetch: int | None,
         start: int | Sequence[int],
+        shard: tuple[int, int],
     ) -> None:
-        check_batch_size(batch_size)
-        if prefetch is not None and prefetch < 0:
-            raise ArgumentError(f"prefetch={prefetch}; pass how many partitions to read ahead")
-        if shuffle is not None and (isinstance(shuffle, bool) or shuffle < 0):
-            raise ArgumentError(f"shuffle={shuffle!r}; pass a seed, a number from 0, or None")
-        if isinstance(start, int) and start < 0:
-            raise ArgumentError(f"start={start}; pass how many batches to skip, or a position")
         self._source = source
         self._image = image
         self._backend = backend_of(meta)
-        self._size = batch_size
+        self._size = whole_number("batch_size", batch_size, 1, "pass a positive number of images")
         self._drop_last = drop_last
         self._prefetch = prefetch
+        if prefetch is not None:
+            advice = "pass how many partitions to read ahead"
+            self._prefetch = whole_number("prefetch", prefetch, 0, advice)
         self._convert = _converter(format, self._backend)
-        self._shuffle = None if shuffle is None else Shuffle(shuffle, source.partitions)
-        skip = batch_size * start if isinstance(start, int) else 0
-        self.position = Position(0, 0) if isinstance(start, int) else Position(*start)
-        self._waiting: deque[tuple[int, Future]] = deque()
+        self._order = Order(source.partitions, shard)
+        if shuffle is not None:
+            seed = whole_number("shuffle", shuffle, 0, "pass a seed, a number from 0, or None")
+            self._order = Shuffle(seed, source.partitions, shard)
+        begin = parse_start(start, self._order.end)
+        self._skip = 0 if isinstance(begin, Position) else begin * self._size
+        self._position = begin if isinstance(begin, Position) else Position(0, 0)
+        if not self._order.partitions and shard[1] > 1:
+            _warn_of_no_share(source.partitions, shard)
+        self._waiting: deque[Future] = deque()
         self._upcoming: Iterator[int] = iter(())
         self._depth = 0
-        self._stream = self._batches(skip)
+        self._stream = self._batches()
+
+    @property
+    def position(self) -> Position:
+        """Where the batch after the last one begins.
+
+        Give it to ``start=`` to go on from there: no partition before it is read again.
+        """
+        if self._skip:
+            self._position, self._skip = self._find(self._skip), 0
+        return self._position
 
     def __iter__(self) -> Batches:
         return self
@@ -78,9 +87,7 @@ class Batches:
         """Stop reading ahead and let go of what was read; the end of the loop does so too."""
         self._stream.close()
 
-    def _batches(self, skip: int) -> Generator[dict[str, Any], None, None]:
-        if skip:
-            self.position = self._find(skip)
+    def _batches(self) -> Generator[dict[str, Any], None, None]:
         carried: Rows | None = None
         for place, rows in self._steps():
             at = 0
@@ -89,63 +96,63 @@ class Batches:
                 carried = Rows.of([carried, rows.take(range(at))], self._backend)
                 if len(carried) < self._size:
                     continue
-                self.position = place.after(at, of=len(rows))
+                self._position = place.after(at, of=len(rows))
                 batch, carried = self._converted(carried), None
                 yield batch
                 del batch
                 self._read_on()
             while len(rows) - at >= self._size:
                 at += self._size
-                self.position = place.after(at, of=len(rows))
+                self._position = place.after(at, of=len(rows))
                 yield self._converted(rows.take(range(at - self._size, at)))
                 self._read_on()
             if at < len(rows):
                 carried = rows.take(range(at, len(rows))).copied()
             # Before the next partition is asked for.
             del rows
-        self.position = Position(self._source.partitions + (self._shuffle is not None), 0)
+        self._position = self._order.end
         if carried is not None and not self._drop_last:
             yield self._converted(carried)
 
     def _steps(self) -> Iterator[tuple[Position, Rows]]:
         """The rows in order, in portions of about a partition, from the position on."""
-        first, skip = self.position
-        if self._shuffle is None:
-            for number, frame in self._ahead(range(first, self._source.partitions), 0):
-                rows = self._rows(frame)
-                del frame
-                at, skip = min(skip, len(rows)), 0
-                yield Position(number, at), rows.take(range(at, len(rows)))
-                del rows
+        begin = self.position
+        if isinstance(self._order, Shuffle):
+            yield from self._shuffled(begin, self._order)
             return
-        # The rows that were put back are of the partition before.
-        order = self._shuffle.order[max(0, first - 1) :]
-        step = max(0, first - 1)
-        buffered: Rows | None = None
-        # The buffer counts as a partition.
-        for _, frame in self._ahead(order, 1):
+        step = begin.partition
+        for frame in self._ahead(self._order.partitions[step:], 0):
             rows = self._rows(frame)
             del frame
-            now, later = self._shuffle.split(step, len(rows))
-            if step >= first:
-                mixed = self._mixed(step, [buffered, rows.take(now)])
-                at, skip = min(skip, len(mixed)), 0
-                yield Position(step, at), mixed.take(range(at, len(mixed)))
+            yield _from(begin, step, rows)
+            del rows
+            step += 1
+
+    def _shuffled(self, begin: Position, order: Shuffle) -> Iterator[tuple[Position, Rows]]:
+        # The rows that were put back are of the partition before.
+        step = max(0, begin.partition - 1)
+        buffered: Rows | None = None
+        # The buffer counts as a partition.
+        for frame in self._ahead(order.partitions[step:], 1):
+            rows = self._rows(frame)
+            del frame
+            now, later = order.split(step, len(rows))
+            if step >= begin.partition:
+                mixed = self._mixed(order, step, [buffered, rows.take(now)])
+                yield _from(begin, step, mixed)
                 del mixed
             buffered = None  # before the next one takes memory
             buffered = rows.take(later).copied()
             del rows
             step += 1
         if buffered is not None:
-            mixed = self._mixed(step, [buffered])
-            yield Position(step, skip), mixed.take(range(min(skip, len(mixed)), len(mixed)))
+            yield _from(begin, step, self._mixed(order, step, [buffered]))
 
-    def _mixed(self, step: int, parts: list[Rows | None]) -> Rows:
+    def _mixed(self, order: Shuffle, step: int, parts: list[Rows | None]) -> Rows:
         rows = Rows.of([part for part in parts if part is not None], self._backend)
-        assert self._shuffle is not None
-        return rows.take(self._shuffle.mix(step, len(rows)))
+        return rows.take(order.mix(step, len(rows)))
 
-    def _ahead(self, numbers: Sequence[int], less: int) -> Iterator[tuple[int, Any]]:
+    def _ahead(self, numbers: Sequence[int], less: int) -> Iterator[Any]:
         """Partitions in this order, the following ones read meanwhile."""
         prefetch = self._source.prefetch(less) if self._prefetch is None else self._prefetch
         self._depth = max(1, prefetch - less) if prefetch else 0
@@ -158,13 +165,10 @@ class Batches:
                         self._read_on(at_least=1)
                     if not self._waiting:
                         return
-                    yield self._taken()
+                    # Not bound to a name, which would keep it.
+                    yield self._waiting.popleft().result()
         finally:
             self._waiting.clear()
-
-    def _taken(self) -> tuple[int, Any]:
-        number, future = self._waiting.popleft()
-        return number, future.result()
 
     def _read_on(self, at_least: int = 0) -> None:
         """Begin to read the next partitions, as far ahead as we may.
@@ -176,32 +180,46 @@ class Batches:
             number = next(self._upcoming, None)
             if number is None:
                 return
-            self._waiting.append((number, self._source.read(number)))
+            self._waiting.append(self._source.read(number))
 
     def _rows(self, frame: Any) -> Rows:
         return rows_of(frame, self._image, self._backend)
 
     def _find(self, skip: int) -> Position:
         """The position after so many images, found by counting those of each partition."""
-        order = range(self._source.partitions) if self._shuffle is None else self._shuffle.order
         buffered = 0
         with self._source as source:
-            for step, number in enumerate(order):
+            for step, number in enumerate(self._order.partitions):
                 count = source.count(number)
                 now = count
-                if self._shuffle is not None:
-                    now = buffered + len(self._shuffle.split(step, count)[0])
+                if isinstance(self._order, Shuffle):
+                    now = buffered + len(self._order.split(step, count)[0])
                     buffered = buffered + count - now
                 if skip < now:
                     return Position(step, skip)
                 skip -= now
-        return Position(len(order), skip)
+        return Position(len(self._order.partitions), skip) if skip < buffered else self._order.end
 
     def _converted(self, rows: Rows) -> dict[str, Any]:
         images = joined(rows.images, self._backend)
         pixels = [self._convert(i) for i in images] if isinstance(images, list) else None
         columns = {name: self._convert(values) for name, values in rows.columns.items()}
         return {self._image: self._convert(images) if pixels is None else pixels, **columns}
+
+
+def _from(begin: Position, step: int, rows: Rows) -> tuple[Position, Rows]:
+    """Where these rows of a step begin, and they themselves: without those before ``begin``."""
+    skip = begin.rows_to_skip(len(rows)) if step == begin.partition else 0
+    return Position(step, skip), rows.take(range(skip, len(rows)))
+
+
+def _warn_of_no_share(partitions: int, shard: tuple[int, int]) -> None:
+    rank, world = shard
+    warnings.warn(
+        f"iter_batches: {world} processes share {partitions} partitions, and there is none for "
+        f"this one, number {rank}: take fewer, or smaller partitions (partition_size=)",
+        stacklevel=4,
+    )
 
 
 def _converter(format: Format, backend: Backend) -> Callable[[Any], Any]:

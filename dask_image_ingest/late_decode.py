@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import functools
-import zlib
 from collections.abc import Callable
+from functools import partial
 from typing import Any, ClassVar, Literal
 
 import numpy as np
@@ -13,18 +13,16 @@ import pyarrow.compute as pc
 from dask.dataframe.dask_expr import FrameBase, new_collection
 from dask.dataframe.dask_expr import _expr as dx
 
-from dask_image_ingest.decode import Decoding, Pixels, decode
+from dask_image_ingest.arguments import check_choice, check_frame, check_storage_options
+from dask_image_ingest.decode import Decoding, Origin, Pixels, decode
 from dask_image_ingest.decode.header import Header, read_header
 from dask_image_ingest.decode.options import MAX_PIXELS, make_decoding
 from dask_image_ingest.errors import ArgumentError, ImageDecodeError
-from dask_image_ingest.expr import ReadWebDataset
 from dask_image_ingest.frames import backend_of
 from dask_image_ingest.partition import ErrorPolicy, check_size, logger
-from dask_image_ingest.shards import open_shard
+from dask_image_ingest.pointers import POINTER, checked_pointers, read_encoded
 
-POINTER = ("__url__", "offset", "nbytes")
 _MADE = frozenset({"image", "error"})
-_NO_POINTER = Header(None, None, None, None, "missing: the row points to no image bytes", True)
 
 
 def decode_images(
@@ -69,33 +67,35 @@ def decode_images(
 
     Examples
     --------
-    >>> table = read_webdataset_images(paths).drop(columns=["image", "error"])  # doctest: +SKIP
-    >>> cats = table[table.txt.str.contains("cat")]  # doctest: +SKIP
-    >>> decode_images(cats, size=224).images.stack()  # doctest: +SKIP
+    >>> table = read_webdataset_images("train-{000..003}.tar").drop(columns=["image", "error"])
+    >>> cats = table[table.txt.str.contains("cat")]
+    >>> decode_images(cats, size=224).images.stack().compute().shape
+    (4, 224, 224, 3)
     """
     lazy = isinstance(frame, FrameBase)
+    meta = frame._meta if lazy else frame
+    check_frame(meta)
     missing = [name for name in POINTER if name not in frame.columns]
     if missing:
         raise ArgumentError(
             f"the frame has no column {', '.join(map(repr, missing))}: decode_images needs "
             f"{', '.join(POINTER)}, which say where each image is"
         )
-    if errors not in ("null", "raise", "drop"):
-        raise ArgumentError(f"errors={errors!r}; choose 'null', 'raise' or 'drop'")
+    _pointers(meta.iloc[:0])
+    check_choice("errors", errors, ("null", "raise", "drop"))
+    check_storage_options(storage_options)
     decoding = make_decoding(
-        device=backend_of(frame._meta if lazy else frame).device,
+        device=backend_of(meta).device,
         size=size,
         resize=resize,
         mode=mode,
         transform=transform,
         max_pixels=max_pixels,
     )
-    operands = (decoding, errors == "raise", storage_options)
-    if lazy:
-        decoded = new_collection(DecodeImages(_one_task_per_partition(frame.expr), *operands))
-    else:
-        decoded = _decode_and_report(frame, *operands)
-    return decoded[decoded["error"].isna()] if errors == "drop" else decoded
+    if not lazy:
+        return _decode_and_report(frame, decoding, errors, storage_options)
+    kind = DecodeOrDrop if errors == "drop" else DecodeImages
+    return new_collection(kind(frame.expr, decoding, errors, storage_options))
 
 
 def decode_frame(
@@ -103,21 +103,41 @@ def decode_frame(
 ) -> Any:
     """Decode the images that one pandas or cuDF frame points to."""
     backend = backend_of(frame)
-    pointers = backend.to_arrow(frame[list(POINTER)])
-    encoded = _read_encoded(pointers, storage_options)
+    pointers = _pointers(frame)
+    encoded = read_encoded(pointers, storage_options)
     headers = [
-        _NO_POINTER if data is None else read_header(data, decoding.max_pixels) for data in encoded
+        data if isinstance(data, Header) else read_header(data, decoding.max_pixels)
+        for data in encoded
     ]
     nbytes = sum(map(decoding.nbytes, headers))
     check_size(f"the {len(headers)} images of a partition", nbytes, backend.largest_partition)
-    seed = zlib.crc32(repr(pointers.column("offset").to_pylist()).encode())
     buffer = backend.pixel_buffer(nbytes)
-    pixels = decode(headers, encoded.__getitem__, decoding, buffer, seed)
+    pixels = decode(headers, encoded.__getitem__, decoding, buffer, partial(_origin, pointers))
     return backend.with_images(frame, pixels)
 
 
+def _pointers(frame: Any) -> pa.Table:
+    names = [name for name in (*POINTER, "__key__") if name in frame.columns]
+    try:
+        table = backend_of(frame).to_arrow(frame[names])
+    except (pa.ArrowException, ValueError, TypeError, OverflowError) as error:
+        raise ArgumentError(
+            f"the columns {', '.join(names)} of the frame are not those of read_webdataset_images: "
+            f"{error}"
+        ) from error
+    return checked_pointers(table)
+
+
+def _origin(pointers: pa.Table, row: int) -> Origin:
+    told = {name: pointers.column(name)[row].as_py() for name in pointers.column_names}
+    url, offset = told["__url__"], told["offset"]
+    key = told.get("__key__")
+    name = f"the image at byte {offset}" if key is None else f"sample {key!r}"
+    return Origin(url or "", offset or 0, name)
+
+
 def _decode_and_report(
-    frame: Any, decoding: Decoding, raise_errors: bool, storage_options: dict[str, Any] | None
+    frame: Any, decoding: Decoding, errors: ErrorPolicy, storage_options: dict[str, Any] | None
 ) -> Any:
     """Decode a partition, and say how many of its images are bad."""
     decoded = decode_frame(frame, decoding, storage_options)
@@ -126,18 +146,18 @@ def _decode_and_report(
     if len(bad):
         url, offset, error = (column[0].as_py() for column in bad.columns)
         first = f"{url}: the image at byte {offset} can't be decoded: {error}"
-        if raise_errors:
+        if errors == "raise":
             raise ImageDecodeError(
                 f"{first}. Pass errors='null' to get it as a row without an image"
             )
         logger.warning("%d of %d images are bad; %s", len(bad), len(frame), first)
-    return decoded
+    return decoded[decoded["error"].isna()] if errors == "drop" else decoded
 
 
-class DecodeImages(dx.Elemwise):
+class LateDecode(dx.Blockwise):
     """Late decode of a lazy frame; what needs no pixels goes below it."""
 
-    _parameters: ClassVar = ["frame", "decoding", "raise_errors", "storage_options"]
+    _parameters: ClassVar = ["frame", "decoding", "errors", "storage_options"]
     operation = staticmethod(_decode_and_report)
     _filter_passthrough = True
 
@@ -152,13 +172,15 @@ class DecodeImages(dx.Elemwise):
         )
 
     def _simplify_up(self, parent, dependents):
-        if not isinstance(parent, dx.Projection):
-            return super()._simplify_up(parent, dependents)
+        if isinstance(parent, dx.Filter) and self._filter_passthrough_available(parent, dependents):
+            return self._filter_simplification(parent)
+        if not isinstance(parent, (dx.Projection, dx.Index)):
+            return None
         wanted = dx.determine_column_projection(self, parent, dependents)
         wanted = {wanted} if isinstance(wanted, str) else set(wanted)
-        if not wanted & _MADE:
+        if self._is_length_preserving and not wanted & _MADE:
             return type(parent)(self.frame, *parent.operands[1:])
-        wanted |= {*POINTER}
+        wanted |= {*POINTER, "__key__"}
         needed = [name for name in self.frame.columns if name in wanted - _MADE]
         if needed == self.frame.columns:
             return None
@@ -166,11 +188,33 @@ class DecodeImages(dx.Elemwise):
         return type(parent)(narrower, *parent.operands[1:])
 
 
-def _one_task_per_partition(expr):
-    # Reads of metadata join many shards in one task: too many for their pixels.
-    for read in list(expr.find_operations(ReadWebDataset)):
-        expr = expr.substitute(read, read.substitute_parameters({"fuse": False}))
-    return expr
+class DecodeImages(LateDecode, dx.Elemwise):
+    """A late decode that keeps every row."""
+
+
+class DecodeOrDrop(LateDecode):
+    """A late decode that drops the rows of bad images.
+
+    A filter of its result would do as well, but dask joins it with those that follow, and then none
+    of them goes below the decode.
+    """
+
+    def _filter_passthrough_available(self, parent, dependents) -> bool:
+        # Whatever counts or adds up rows has to count those that are left.
+        return super()._filter_passthrough_available(parent, dependents) and row_by_row(
+            parent.predicate, self
+        )
+
+
+def row_by_row(predicate, frame) -> bool:
+    """Whether what a predicate says of a row of ``frame`` depends on that row alone."""
+    if predicate._name == frame._name:
+        return True
+    if all(node._name != frame._name for node in predicate.walk()):
+        return True
+    return isinstance(predicate, dx.Elemwise) and all(
+        row_by_row(part, frame) for part in predicate.dependencies()
+    )
 
 
 def looks_at(predicate, frame, columns: frozenset[str]) -> bool:
@@ -182,20 +226,4 @@ def looks_at(predicate, frame, columns: frozenset[str]) -> bool:
     return any(looks_at(part, frame, columns) for part in predicate.dependencies())
 
 
-def _read_encoded(pointers: pa.Table, storage_options: dict[str, Any] | None) -> list[Any]:
-    """The encoded image of each row, None for a row that points nowhere."""
-    urls, offsets, sizes = (pointers.column(name).to_pylist() for name in POINTER)
-    encoded: list[Any] = [None] * len(urls)
-    there = [row for row, offset in enumerate(offsets) if offset is not None]
-    by_shard: dict[str, list[int]] = {}
-    for row in there:
-        by_shard.setdefault(urls[row], []).append(row)
-    for url, rows in by_shard.items():
-        with open_shard(url, storage_options) as buffer:
-            for row in sorted(rows, key=offsets.__getitem__):
-                # A copy, so that the shard is read now and in order.
-                encoded[row] = bytes(buffer[offsets[row] : offsets[row] + sizes[row]])
-    return encoded
-
-
-__all__ = ["DecodeImages", "decode_images"]
+__all__ = ["LateDecode", "decode_images"]

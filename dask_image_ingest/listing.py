@@ -197,6 +197,8 @@ def _search(url: str, storage_options: dict[str, Any] | None) -> list[Shard]:
             entries = guarded(url, fs.glob, fs_root + path[len(root) :], detail=True)
     except ShardNotFoundError:
         return []
+    if not entries:
+        _info(fs, fs_root, url)  # listings may swallow that no server answers
     files: dict[str, str] = {}
     shards: list[Shard] = []
     for name, entry in entries.items():

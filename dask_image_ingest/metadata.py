@@ -2,23 +2,31 @@
 
 from __future__ import annotations
 
-import json
-import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from functools import cached_property
 
 import numpy as np
 import pyarrow as pa
 
 from dask_image_ingest.collector import collector_at_rest
+from dask_image_ingest.conversion import convert
 from dask_image_ingest.decode.header import Header, read_header
-from dask_image_ingest.filters import Filters, columns_of, to_expression
+from dask_image_ingest.decode.origin import Origin
+from dask_image_ingest.filters import Filters, columns_of, matching
 from dask_image_ingest.schema import POINTER_COLUMNS, Component, image_member
-from dask_image_ingest.tar import Sample, Scan, Span, read_member
+from dask_image_ingest.tar import (
+    LARGEST_VALUE,
+    Sample,
+    Scan,
+    Span,
+    duplicate_error,
+    read_member,
+    too_large_error,
+)
+from dask_image_ingest.warning import warn_user
 
 _MISSING = Header(None, None, None, None, "missing: the sample has no image member", True)
-# No honest record comes near this.
-_LARGEST_JSON = 16 << 20
+_LARGEST_INT64 = 2**63 - 1
 _HEADER_COLUMNS = frozenset(Header._fields) & frozenset(POINTER_COLUMNS)
 
 
@@ -80,13 +88,15 @@ class Rows:
         span = self.spans[row]
         return None if span is None else read_member(self._buffer, self._scanned, span)
 
+    def origin(self, row: int) -> Origin:
+        """Which sample of which shard a row is."""
+        return Origin(self.url, int(self.numbers[row]), f"sample {self.samples[row].key!r}")
+
     def keep(self, filters: Filters | None) -> Rows:
         """The rows for which ``filters`` hold, judged by their metadata."""
         if not filters:
             return self
-        table = self.table(sorted(columns_of(filters)))
-        numbered = table.append_column("", pa.array(np.arange(len(self))))
-        return self.take(numbered.filter(to_expression(filters)).column("").to_numpy())
+        return self.take(matching(self.table(sorted(columns_of(filters))), filters))
 
     def take(self, rows: np.ndarray | range) -> Rows:
         """The given rows, by position."""
@@ -123,113 +133,49 @@ class Rows:
         if name == "__url__":
             return pa.repeat(pa.scalar(self.url, pa.string()), len(self))
         if name == "offset":
-            return pa.array([self._offset(span) for span in self.spans], pa.int64())
+            return pa.array(map(self._offset, self.samples, self.spans), pa.int64())
         if name == "nbytes":
-            return pa.array([span and span[1] for span in self.spans], pa.int64())
+            sizes = [span and min(span[1], _LARGEST_INT64) for span in self.spans]
+            return pa.array(sizes, pa.int64())
         if name in _HEADER_COLUMNS:
             position = Header._fields.index(name)
             return pa.array([header[position] for header in self.headers], POINTER_COLUMNS[name])
         return self._component(self._components[name])
 
-    def _offset(self, span: Span | None) -> int | None:
-        # A sparse member has no range of bytes in the shard that is its content.
-        return None if span is None or span[0] in self._scanned.sparse else span[0]
+    def _offset(self, sample: Sample, span: Span | None) -> int | None:
+        # No range of bytes in the shard is the content of a sparse member, or of which of two.
+        if span is None or sample.duplicates or span[0] in self._scanned.sparse:
+            return None
+        return span[0]
 
     def _header(self, sample: Sample, span: Span | None) -> Header:
         if span is None:
             return _MISSING
+        if error := too_large_error(self._scanned, span):
+            return Header(None, None, None, None, error, True)
         header = read_header(read_member(self._buffer, self._scanned, span), self._max_pixels)
         if sample.duplicates and header.error is None:
-            what = ", ".join(sorted(sample.duplicates))
-            return header._replace(
-                error=f"duplicate-member: the sample has more than one {what}; which is meant?"
-            )
+            return header._replace(error=duplicate_error(sample))
         return header
 
     def _component(self, component: Component) -> pa.Array:
         extension = component.extension
-        contents = [
-            None
-            if (span := sample.members.get(extension)) is None
-            else bytes(read_member(self._buffer, self._scanned, span))
-            for sample in self.samples
-        ]
-        if component.path is not None:
-            return self._converted(contents, component, _json_field(component.path))
-        if pa.types.is_string(component.type):
-            return pa.array(
-                [None if c is None else c.decode("utf-8", "replace") for c in contents],
-                pa.string(),
-            )
-        if pa.types.is_binary(component.type):
-            return pa.array(contents, component.type)
-        return self._converted(contents, component, _parser(component.type))
-
-    def _converted(
-        self, contents: list[bytes | None], component: Component, convert: Callable
-    ) -> pa.Array:
-        values = []
-        failed: list[int] = []
-        for row, content in enumerate(contents):
-            value = None
-            if content is not None:
-                try:
-                    value = convert(content)
-                except (ValueError, RecursionError):
-                    failed.append(row)
-            values.append(value)
-        try:
-            array = pa.array(values, component.type)
-        except (pa.ArrowInvalid, pa.ArrowTypeError, OverflowError):
-            array, misfits = _one_by_one(values, component.type)
-            failed += misfits
-        if failed:
-            row = min(failed)
-            warnings.warn(
+        contents: list[bytes | None] = []
+        failed = []
+        for row, sample in enumerate(self.samples):
+            span = sample.members.get(extension)
+            content = None
+            if span is not None and span[1] > LARGEST_VALUE:
+                failed.append(row)
+            elif span is not None:
+                content = bytes(read_member(self._buffer, self._scanned, span))
+            contents.append(content)
+        array, misfits = convert(contents, component.type, component.path)
+        if failed := sorted(failed + misfits):
+            warn_user(
                 f"{self.url}: {len(failed)} of {len(contents)} values of {component.column!r} are "
-                f"not {component.type} and became null, first that of {self.samples[row].key!r}; "
-                "ask for another type with components= or json_fields=",
-                stacklevel=2,
+                f"not {component.type} and became null, first that of "
+                f"{self.samples[failed[0]].key!r}; ask for another type with components= or "
+                "json_fields="
             )
         return array
-
-
-def _parsed(content: bytes) -> object:
-    # Parsed it may take ten times the memory; its depth is bounded by Python's own recursion.
-    if len(content) > _LARGEST_JSON:
-        raise ValueError(f"JSON of {len(content)} bytes")
-    return json.loads(content)
-
-
-def _parser(type_: pa.DataType) -> Callable[[bytes], object]:
-    if pa.types.is_integer(type_):
-        return int
-    if pa.types.is_floating(type_):
-        return float
-    return _parsed
-
-
-def _json_field(path: str) -> Callable[[bytes], object]:
-    steps = path.split(".")
-
-    def field(content: bytes):
-        value = _parsed(content)
-        if isinstance(value, dict) and path in value:
-            return value[path]
-        for step in steps:
-            value = value.get(step) if isinstance(value, dict) else None
-        return value
-
-    return field
-
-
-def _one_by_one(values: list, type_: pa.DataType) -> tuple[pa.Array, list[int]]:
-    converted: list = []
-    misfits: list[int] = []
-    for row, value in enumerate(values):
-        try:
-            converted.append(pa.scalar(value, type_).as_py())
-        except (pa.ArrowInvalid, pa.ArrowTypeError, OverflowError):
-            converted.append(None)
-            misfits.append(row)
-    return pa.array(converted, type_), misfits

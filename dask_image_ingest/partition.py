@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import logging
-import warnings
-import zlib
 from dataclasses import dataclass
 from typing import Any, Literal
 
 import numpy as np
 import pyarrow as pa
+from dask.dataframe.dispatch import concat
 
 from dask_image_ingest import filters as dnf
 from dask_image_ingest.decode import Decoding, Pixels, decode
@@ -22,9 +21,10 @@ from dask_image_ingest.errors import (
 from dask_image_ingest.filters import Filters
 from dask_image_ingest.frames import BackendName, get_backend
 from dask_image_ingest.metadata import Rows
-from dask_image_ingest.schema import Component
+from dask_image_ingest.schema import Component, image_member
 from dask_image_ingest.shards import open_shard
 from dask_image_ingest.tar import Scan, scan
+from dask_image_ingest.warning import warn_user
 
 ErrorPolicy = Literal["null", "raise", "drop"]
 ShardErrorPolicy = Literal["raise", "skip"]
@@ -42,11 +42,6 @@ class ShardPiece:
     url: str
     part: int = 0
     parts: int = 1
-
-    @property
-    def seed(self) -> int:
-        """A number of this piece's own, for random transforms."""
-        return zlib.crc32(f"{self.url} {self.part}/{self.parts}".encode())
 
     def rows(self, samples: int) -> range:
         """Which of a shard's samples these are."""
@@ -145,10 +140,23 @@ def _read(piece: ShardPiece, query: Query) -> Any:
         if not query.must_decode:
             rows = rows.take(range(len(rows))[: query.limit])
             return backend.frame(rows.table(query.columns), rows.numbers, None)
-        if query.errors != "drop" and not query.filters_after_decode:
+        if query.limit is not None:
+            if query.errors == "drop" or query.filters_after_decode:
+                return _first_rows(piece, rows, query, query.limit)
             rows = rows.take(range(len(rows))[: query.limit])
         pixels = _decode(piece, rows, query)
         return _frame(rows, pixels, query)
+
+
+def _first_rows(piece: ShardPiece, rows: Rows, query: Query, limit: int) -> Any:
+    """The first rows where only the decoder tells which these are: few at first, then more."""
+    parts: list = []
+    start, size = 0, max(1, limit)
+    while not parts or (start < len(rows) and sum(map(len, parts)) < limit):
+        portion = rows.take(range(start, min(start + size, len(rows))))
+        parts.append(_frame(portion, _decode(piece, portion, query), query))
+        start, size = start + size, 2 * size
+    return parts[0] if len(parts) == 1 else concat(parts).head(limit)
 
 
 def _decode(piece: ShardPiece, rows: Rows, query: Query) -> Pixels:
@@ -160,7 +168,7 @@ def _decode(piece: ShardPiece, rows: Rows, query: Query) -> Pixels:
         buffer = backend.pixel_buffer(nbytes)
     else:
         buffer = NoPixels()
-    pixels = decode(rows.headers, rows.image_bytes, query.decoding, buffer, piece.seed)
+    pixels = decode(rows.headers, rows.image_bytes, query.decoding, buffer, rows.origin)
     failed = [row for row, error in enumerate(pixels.errors) if error is not None]
     if failed and query.errors == "raise":
         row = failed[0]
@@ -189,8 +197,7 @@ def _frame(rows: Rows, pixels: Pixels, query: Query) -> Any:
         table = table.set_column(position, "error", pa.array(pixels.errors, pa.string()))
     kept = np.arange(len(rows))
     if query.filters_after_decode:
-        numbered = table.append_column("", pa.array(kept))
-        kept = numbered.filter(dnf.to_expression(query.filters_after_decode)).column("").to_numpy()
+        kept = dnf.matching(table, query.filters_after_decode)
     if query.errors == "drop":
         kept = kept[[pixels.errors[row] is None for row in kept]]
     kept = kept[: query.limit]
@@ -221,7 +228,7 @@ def check_size(what: str, nbytes: int, largest: int) -> None:
 def warn_of_skipped(error: Exception) -> None:
     """Say which shard is left out, and why."""
     logger.warning("skipped: %s", error)
-    _warn(f"skipped: {error}")
+    warn_user(f"skipped: {error}")
 
 
 def _report(piece: ShardPiece, scanned: Scan, query: Query) -> None:
@@ -229,7 +236,7 @@ def _report(piece: ShardPiece, scanned: Scan, query: Query) -> None:
     if piece.part:
         return
     if scanned.damage is not None:
-        _warn(
+        warn_user(
             f"{piece.url} is damaged at byte {scanned.damage.offset}: {scanned.damage.reason}. "
             f"The {len(scanned.samples)} samples before it are read, what follows is lost"
         )
@@ -237,25 +244,19 @@ def _report(piece: ShardPiece, scanned: Scan, query: Query) -> None:
         return
     late: set[str] = set()
     for sample in scanned.samples:
-        late.update(sample.members.keys() - query.known_extensions)
-    for extension in sorted(late - _warned_extensions - {""}):
-        _warned_extensions.add(extension)
-        _warn(
-            f"{piece.url} has members of a kind that the first shard has not: {extension!r}. They "
-            f"are left out; to have them as a column, pass components={{..., {extension!r}: "
-            "'string'}} (or 'binary', 'int64' ...)"
+        unknown = sample.members.keys() - query.known_extensions
+        if unknown:
+            late.update(unknown - {image_member(sample, query.image_extensions)})
+    unheard = sorted(late - _warned_extensions - {""})
+    if unheard:
+        _warned_extensions.update(unheard)
+        few = ", ".join(map(repr, unheard[:3]))
+        more = f" and {len(unheard) - 3} more" if len(unheard) > 3 else ""
+        warn_user(
+            f"{piece.url} has members of a kind that the first shard has not: {few}{more}. They "
+            f"are left out; to have them as a column, pass components={{..., {unheard[0]!r}: "
+            "'string'} (or 'binary', 'int64' ...)"
         )
-
-
-def _warn(message: str) -> None:
-    try:
-        from distributed.worker import get_worker, warn
-
-        get_worker()
-    except (ImportError, ValueError):
-        warnings.warn(message, stacklevel=4)
-    else:
-        warn(message)
 
 
 class NoPixels:

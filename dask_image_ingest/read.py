@@ -5,34 +5,38 @@ from __future__ import annotations
 import hashlib
 import os
 import warnings
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from typing import Any, Literal
 
+import numpy as np
 from dask.base import tokenize
 from dask.dataframe.dask_expr import new_collection
 from dask.utils import parse_bytes
 
+from dask_image_ingest.arguments import (
+    check_choice,
+    check_storage_options,
+    is_whole,
+    list_of_names,
+    shown,
+)
 from dask_image_ingest.decode.options import MAX_PIXELS, Decoding, make_decoding
 from dask_image_ingest.decode.scaled import require_simplejpeg
-from dask_image_ingest.errors import ArgumentError, ShardError, ShardNotFoundError
+from dask_image_ingest.errors import ArgumentError
 from dask_image_ingest.expr import Dataset, ReadWebDataset
 from dask_image_ingest.filters import normalize_filters
+from dask_image_ingest.first_shard import FirstShard, open_first
 from dask_image_ingest.frames import Backend, choose_backend, get_backend, gpus
-from dask_image_ingest.metadata import Rows
 from dask_image_ingest.partition import ErrorPolicy, ShardErrorPolicy, ShardPiece
 from dask_image_ingest.schema import IMAGE_EXTENSIONS, Schema, make_schema
-from dask_image_ingest.shards import Shard, find_shards, open_shard
-from dask_image_ingest.tar import Scan, scan
+from dask_image_ingest.shards import Shard, find_shards
 
 _NO_GPU_HERE = (
     "this process has no GPU: the collection is made for workers that have one. Columns can be "
     "chosen and images decoded, mapped and written; a predicate such as ddf.width > 512 would ask "
     "cuDF here, so pass filters= instead, and take results as pandas: ddf.to_backend('pandas')"
 )
-
-# Headers of the first shard that are read to know what an image decodes to.
-_HEADERS_LOOKED_AT = 256
 
 
 def read_webdataset_images(
@@ -71,18 +75,22 @@ def read_webdataset_images(
     filters
         Rows to have, as for ``dask.dataframe.read_parquet``: ``[("width", ">=", 512)]``, or a list
         of such lists of which one must hold. Judged before any pixel is decoded, except those on
-        ``error``. Operators: ``== != < <= > >= in``, ``not in``.
+        ``error``. Operators: ``== != < <= > >= in``, ``not in``. Numbers are compared by value,
+        whatever their types. A comparison with null holds for no operator; ``in`` holds for null
+        where None is in the list, ``not in`` where it is not. For NaN, ``!=`` and ``not in`` hold.
     image
         Member extensions that are the image, in order of preference, ``;`` between them.
     components
         ``"infer"`` makes a column of each other kind of member that the first shard has: ``txt``
         and ``json`` are strings, ``cls``, ``index``, ``id`` int64, all else binary. Or a mapping of
-        extension to type, for example ``{"txt": "string", "cls": "int64"}``.
+        extension to type, for example ``{"txt": "string", "cls": int}``. Types are those of Arrow
+        (or their names), Python and NumPy: numbers, text, bytes, times, lists, structs.
     json_fields
         Fields of the ``json`` member that become columns ``json.<field>``, with their types:
         ``{"similarity": "float32", "user.name": "string"}``.
     size
-        Pixels to resize to: an int, or (height, width). By default images keep their size.
+        Pixels to resize to, from 1 to 32767: an int, or (height, width). By default images keep
+        their size.
     resize
         ``"stretch"`` to ``size``, ``"crop"`` the middle of it, ``"pad"`` with black, or scale the
         ``"shorter"`` or ``"longer"`` edge to it. Triangular filter, with antialiasing.
@@ -101,8 +109,9 @@ def read_webdataset_images(
         an empty partition of it, with a warning. A damaged one keeps its complete samples.
     partition_size
         Decoded bytes that a partition may hold, for example ``"512 MiB"``. A shard that would
-        decode to more becomes several partitions. ``"auto"``: a sixteenth of a worker's memory, on
-        cuDF a thirty-second of the GPU's and at most 2^30 bytes. None: always one task per shard.
+        decode to more becomes several partitions, at most one per image. ``"auto"``: a sixteenth of
+        a worker's memory, on cuDF a thirty-second of the GPU's and at most 2^30 bytes. None: always
+        one task per shard.
     max_pixels
         Images of more pixels are an error, before anything is allocated for them. None: no limit.
     scaled_decode
@@ -141,16 +150,18 @@ def read_webdataset_images(
     Examples
     --------
     >>> import dask_image_ingest as dii
-    >>> ddf = dii.read_webdataset_images("train-{000..099}.tar", size=224)  # doctest: +SKIP
-    >>> ddf[ddf.width >= 512].images.stack()  # doctest: +SKIP
+    >>> ddf = dii.read_webdataset_images("train-{000..003}.tar", size=224)
+    >>> len(ddf)
+    52
+    >>> ddf[ddf.width >= 512].images.stack().compute().shape
+    (16, 224, 224, 3)
     """
     backend_ = get_backend(choose_backend(backend))
     if backend_.device == "gpu" and not gpus():
         warnings.warn(_NO_GPU_HERE, stacklevel=2)
-    if errors not in ("null", "raise", "drop"):
-        raise ArgumentError(f"errors={errors!r}; choose 'null', 'raise' or 'drop'")
-    if shard_errors not in ("raise", "skip"):
-        raise ArgumentError(f"shard_errors={shard_errors!r}; choose 'raise' or 'skip'")
+    check_choice("errors", errors, ("null", "raise", "drop"))
+    check_choice("shard_errors", shard_errors, ("raise", "skip"))
+    check_storage_options(storage_options)
     decoding = make_decoding(
         device=backend_.device,
         size=size,
@@ -164,17 +175,21 @@ def read_webdataset_images(
         require_simplejpeg()
     largest = _partition_bytes(partition_size, backend_)
     shards = find_shards(paths, storage_options)
-    skip = shard_errors == "skip"
-    with _first_readable(shards, storage_options, skip) as (first, buffer, scanned):
+    with open_first(shards, storage_options, shard_errors == "skip") as first:
         schema = make_schema(
-            scanned, buffer, image=image, components=components, json_fields=json_fields
+            first.scanned,
+            first.buffer,
+            image=image,
+            components=components,
+            json_fields=json_fields,
         )
-        decoded = 0 if largest is None else _decoded_bytes(first, buffer, scanned, schema, decoding)
-    selected = _columns(columns, schema)
-    filters_ = normalize_filters(filters, schema.types)
+        selected = _columns(columns, schema)
+        filters_ = normalize_filters(filters, schema.types)
+        first.warn_of_unknown(schema)
+        pieces = _pieces(shards, first, schema, decoding, largest)
     options = (schema.components, schema.image_extensions, decoding.token, errors, backend_.name)
     dataset = Dataset(
-        pieces=_pieces(shards, first, decoded, largest),
+        pieces=pieces,
         schema=schema,
         decoding=decoding,
         errors=errors,
@@ -186,90 +201,69 @@ def read_webdataset_images(
     return new_collection(ReadWebDataset(dataset, selected, filters_))
 
 
-def _partition_bytes(partition_size: int | str | None, backend: Backend) -> int | None:
+def _partition_bytes(partition_size: Any, backend: Backend) -> int | None:
     if partition_size is None:
         return None
-    if partition_size == "auto":
-        # Shards are taken to decode to as much as the first one does, and some decode to more.
-        return min(backend.partition_memory(), backend.largest_partition // 2)
-    try:
-        nbytes = parse_bytes(partition_size)
-    except ValueError:
-        nbytes = 0
+    nbytes = 0
+    if isinstance(partition_size, str):
+        if partition_size == "auto":
+            # Shards are taken to decode to as much as the first one, and some decode to more.
+            return min(backend.partition_memory(), backend.largest_partition // 2)
+        with suppress(ValueError, OverflowError):
+            nbytes = parse_bytes(partition_size) if partition_size.strip() else 0
+    elif is_whole(partition_size) or isinstance(partition_size, (float, np.floating)):
+        with suppress(ValueError, OverflowError):
+            nbytes = int(partition_size)
     if nbytes < 1:
         raise ArgumentError(
-            f"partition_size={partition_size!r}: pass bytes, such as '512 MiB', 'auto', or None "
-            "for one task per shard"
+            f"partition_size={shown(partition_size)}: pass bytes, such as '512 MiB', 'auto', or "
+            "None for one task per shard"
         )
     return min(nbytes, backend.largest_partition)
 
 
-def _decoded_bytes(shard: Shard, buffer, scanned, schema: Schema, decoding: Decoding) -> int:
-    """What a shard decodes to, by the headers of some of its images."""
-    samples = len(scanned.samples)
-    step = max(1, samples // _HEADERS_LOOKED_AT)
-    looked_at = Rows(
-        shard.url,
-        buffer,
-        scanned,
-        range(0, samples, step),
-        image_extensions=schema.image_extensions,
-        components=(),
-        max_pixels=decoding.max_pixels,
-    )
-    return sum(map(decoding.nbytes, looked_at.headers)) * step
-
-
-@contextmanager
-def _first_readable(
-    shards: Sequence[Shard], storage_options: dict[str, Any] | None, skip: bool
-) -> Iterator[tuple[Shard, Any, Scan]]:
-    """The first shard, or with ``skip`` the first that can be read, while it is open."""
-    reasons = []
-    for shard in shards:
-        with ExitStack() as opened:
-            try:
-                buffer = opened.enter_context(open_shard(shard.url, storage_options))
-                scanned = scan(buffer, shard.url)
-            except (ShardError, ShardNotFoundError) as error:
-                if not skip:
-                    raise
-                reasons.append(str(error))
-                continue
-            yield shard, buffer, scanned
-            return
-    raise ShardError(f"none of the {len(shards)} shards can be read; the first: {reasons[0]}")
-
-
 def _pieces(
-    shards: Sequence[Shard], first: Shard, decoded: int, largest: int | None
+    shards: Sequence[Shard],
+    first: FirstShard,
+    schema: Schema,
+    decoding: Decoding,
+    largest: int | None,
 ) -> tuple[ShardPiece, ...]:
-    """Each shard in parts that decode to ``largest`` at most, if all are as the first."""
-    if largest is None or not decoded or first.size <= 0:
+    """Each shard in parts that decode to ``largest`` at most, if all are as the first.
+
+    No more parts than images: a smaller one could not hold any.
+    """
+    decoded = 0 if largest is None else first.decoded_bytes(schema, decoding)
+    if largest is None or not decoded or first.shard.size <= 0:
         return tuple(ShardPiece(shard.url) for shard in shards)
+    images = first.images(schema)
     pieces: list[ShardPiece] = []
     for shard in shards:
         # A server that doesn't tell a shard's size: taken to be as large as the first.
-        size = shard.size if shard.size >= 0 else first.size
-        parts = -(-decoded * size // (first.size * largest)) or 1
+        size = shard.size if shard.size >= 0 else first.shard.size
+        parts = _shares(decoded * size, first.shard.size * largest)
+        parts = min(parts, _shares(images * size, first.shard.size)) or 1
         pieces.extend(ShardPiece(shard.url, part, parts) for part in range(parts))
     return tuple(pieces)
+
+
+def _shares(whole: int, share: int) -> int:
+    return -(-whole // share)
 
 
 def _columns(columns: Sequence[str] | None, schema: Schema) -> list[str] | None:
     if columns is None:
         return None
-    if isinstance(columns, str) or not isinstance(columns, Sequence):
-        raise ArgumentError(f"columns={columns!r}: pass a list of column names")
-    unknown = [column for column in columns if column not in schema.types]
+    selected = list_of_names("columns", columns, "column names")
+    unknown = [column for column in selected if column not in schema.types]
     if unknown:
         raise ArgumentError(
             f"columns= names {', '.join(map(repr, unknown))}; the columns of the first shard are "
             f"{', '.join(schema.types)}"
         )
-    if len(set(columns)) < len(columns):
-        raise ArgumentError(f"columns={list(columns)!r} names a column twice")
-    return list(columns)
+    if len(set(selected)) < len(selected):
+        raise ArgumentError(f"columns={shown(selected)} names a column twice")
+    return selected
 
 
 def _fingerprint(shards: Sequence[Shard]) -> str:

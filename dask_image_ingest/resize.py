@@ -10,7 +10,7 @@ import pyarrow as pa
 from PIL import Image
 
 from dask_image_ingest.decode import Pixels
-from dask_image_ingest.decode.dali import decoder
+from dask_image_ingest.decode.decoders import decoders_for
 from dask_image_ingest.decode.options import make_decoding
 from dask_image_ingest.frames import backend_of
 
@@ -33,10 +33,16 @@ def small_images(frame: Any, image: str, size: int | tuple[int, int], resize: st
     shapes = np.zeros((len(arrays), 3), np.int32)
     buffer = backend.pixel_buffer(0)
     done = 0
-    for images in decoder(decoding, "pixels").run(batches):
-        shapes[present[done : done + len(images)]] = images.shape()
-        buffer.append(images)
-        done += len(images)
+    dali = decoders_for(decoding)
+    with dali.lock:
+        try:
+            dali.clear()
+            for images in dali.pixels.run(batches):
+                shapes[present[done : done + len(images)]] = images.shape()
+                buffer.append(images)
+                done += len(images)
+        finally:
+            dali.clear()
     errors = [None if array is not None else "missing" for array in arrays]
     column = backend.with_images(frame[[]], Pixels(buffer.finish(), shapes, errors))["image"]
     return frame.assign(**{image: column})

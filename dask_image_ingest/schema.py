@@ -2,24 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence, Set
 from dataclasses import dataclass, field
+from typing import Any
 
 import pyarrow as pa
 
+from dask_image_ingest.arguments import is_utf8, list_of_names, shown
+from dask_image_ingest.conversion import arrow_type
 from dask_image_ingest.errors import ArgumentError
+from dask_image_ingest.frames.image_type import IMAGE
 from dask_image_ingest.tar import Sample, Scan, read_member
-
-#: Decoded pixels of one row: row-major ``height x width x channels``, with its own shape, so that a
-#: row keeps its meaning through any filter, merge, shuffle or file.
-IMAGE = pa.struct(
-    [
-        pa.field("data", pa.large_list(pa.field("item", pa.uint8(), nullable=False))),
-        pa.field("height", pa.int32()),
-        pa.field("width", pa.int32()),
-        pa.field("channels", pa.int32()),
-    ]
-)
 
 #: The columns that every collection has before its components, in order.
 POINTER_COLUMNS: dict[str, pa.DataType] = {
@@ -62,10 +55,14 @@ class Component:
 
 @dataclass(frozen=True, slots=True)
 class Schema:
-    """The columns of a collection, in order, with their Arrow types."""
+    """The columns of a collection, in order, with their Arrow types.
+
+    ``inferred`` where every kind of member that the first shard has became a column.
+    """
 
     components: tuple[Component, ...]
     image_extensions: tuple[str, ...]
+    inferred: bool = True
     types: Mapping[str, pa.DataType] = field(init=False, compare=False)
 
     def __post_init__(self) -> None:
@@ -81,8 +78,8 @@ class Schema:
 
     @property
     def extensions(self) -> frozenset[str]:
-        """Every member extension that this collection has a use for."""
-        return frozenset(self.image_extensions) | {c.extension for c in self.components}
+        """The kinds of members that have a column here."""
+        return frozenset(component.extension for component in self.components)
 
 
 def make_schema(
@@ -90,8 +87,8 @@ def make_schema(
     buffer,
     *,
     image: str | Sequence[str] = IMAGE_EXTENSIONS,
-    components: str | Mapping[str, str | pa.DataType] = "infer",
-    json_fields: Mapping[str, str | pa.DataType] | None = None,
+    components: str | Mapping[str, Any] = "infer",
+    json_fields: Mapping[str, Any] | None = None,
 ) -> Schema:
     """Decide the columns of a collection from its first shard.
 
@@ -109,27 +106,15 @@ def make_schema(
     Raises
     ------
     ArgumentError
-        For an unknown type, an empty ``image``, or two components that want the same column.
+        For an unknown type, an empty ``image``, or two components of the same extension.
     """
-    extensions = image.split(";") if isinstance(image, str) else list(image)
-    extensions = list(dict.fromkeys(e.strip().lstrip(".").lower() for e in extensions if e.strip()))
-    if not extensions:
-        raise ArgumentError("image= names no member extension; pass for example image='jpg;png'")
-    if components == "infer":
-        wanted = _infer(scanned, buffer, extensions)
-    elif isinstance(components, Mapping):
-        wanted = [Component(_column(e), e.lower(), arrow_type(t)) for e, t in components.items()]
-    else:
-        raise ArgumentError(
-            f"components={components!r}: pass 'infer' or a mapping such as {{'txt': 'string'}}"
-        )
-    for name, type_ in (json_fields or {}).items():
-        wanted.append(Component(f"json.{name}", "json", arrow_type(type_), path=name))
-    columns = [component.column for component in wanted]
-    for column in columns:
-        if columns.count(column) > 1:
-            raise ArgumentError(f"two components would both be the column {column!r}")
-    return Schema(tuple(wanted), tuple(extensions))
+    extensions = _image_extensions(image)
+    infer = isinstance(components, str) and components == "infer"
+    types = _inferred(scanned, buffer, extensions) if infer else _asked_for(components)
+    fields = _json_fields(json_fields)
+    columns = _columns(types, {component.column for component in fields})
+    members = [Component(columns[e], e.lower(), type_) for e, type_ in types.items()]
+    return Schema((*members, *fields), extensions, infer)
 
 
 def image_member(sample: Sample, extensions: Sequence[str]) -> str | None:
@@ -141,30 +126,60 @@ def image_member(sample: Sample, extensions: Sequence[str]) -> str | None:
     return None
 
 
-def arrow_type(type_: str | pa.DataType) -> pa.DataType:
-    """An Arrow type from its name (``"float32"``, ``"list<float32>"``) or itself."""
-    if isinstance(type_, pa.DataType):
-        return type_
-    try:
-        if type_.startswith("list<") and type_.endswith(">"):
-            return pa.list_(arrow_type(type_[5:-1]))
-        return pa.type_for_alias(type_)
-    except (ValueError, AttributeError):
+def _image_extensions(image: Any) -> tuple[str, ...]:
+    listed = (
+        image.split(";") if isinstance(image, str) else list_of_names("image", image, "extensions")
+    )
+    extensions = (extension.strip().lstrip(".").lower() for extension in listed)
+    found = tuple(dict.fromkeys(filter(None, extensions)))
+    if not found:
         raise ArgumentError(
-            f"{type_!r} is no column type; pass for example 'string', 'int64', 'float32', 'bool', "
-            "'binary', 'list<float32>' or a pyarrow type"
-        ) from None
+            f"image={shown(image)} names no member extension; pass for example image='jpg;png'"
+        )
+    return found
 
 
-def _infer(scanned: Scan, buffer, extensions: list[str]) -> list[Component]:
+def _asked_for(components: Any) -> dict[str, pa.DataType]:
+    """Extension → type, as a user named them."""
+    if not isinstance(components, Mapping) or not all(map(_is_name, components)):
+        raise ArgumentError(
+            f"components={shown(components)}: pass 'infer', or a mapping of member extensions to "
+            "types such as {'txt': 'string'}"
+        )
+    types: dict[str, pa.DataType] = {}
+    for name, type_ in components.items():
+        extension = name.strip().lstrip(".")
+        if not extension or extension in types:
+            problem = "twice" if extension else "is no member extension"
+            raise ArgumentError(f"components={shown(components)}: {name!r} {problem}")
+        types[extension] = arrow_type(f"components[{name!r}]", type_)
+    return types
+
+
+def _json_fields(json_fields: Any) -> list[Component]:
+    fields = {} if json_fields is None else json_fields
+    if not isinstance(fields, Mapping) or not all(map(_is_name, fields)):
+        raise ArgumentError(
+            f"json_fields={shown(json_fields)}: pass a mapping of field names to types, such as "
+            "{'similarity': 'float32'}"
+        )
+    return [
+        Component(f"json.{name}", "json", arrow_type(f"json_fields[{name!r}]", type_), path=name)
+        for name, type_ in fields.items()
+    ]
+
+
+def _is_name(name: Any) -> bool:
+    return isinstance(name, str) and bool(name) and is_utf8(name)
+
+
+def _inferred(scanned: Scan, buffer, extensions: Sequence[str]) -> dict[str, pa.DataType]:
+    """Extension → type of the members that a shard has beside the images."""
     seen: dict[str, None] = {}
     for sample in scanned.samples:
         used = image_member(sample, extensions)
-        for extension in sample.members:
-            if extension != used:
-                seen[extension] = None
-    found = [extension for extension in seen if extension]
-    return [Component(_column(e), e, _member_type(e, scanned, buffer)) for e in found]
+        seen.update(dict.fromkeys(e for e in sample.members if e != used and e))
+    return {extension: _member_type(extension, scanned, buffer) for extension in seen}
 
 
 def _member_type(extension: str, scanned: Scan, buffer) -> pa.DataType:
@@ -175,13 +190,20 @@ def _member_type(extension: str, scanned: Scan, buffer) -> pa.DataType:
     labelled = (s for s in scanned.samples if extension in s.members)
     for _, sample in zip(range(_LABELS_LOOKED_AT), labelled, strict=False):
         try:
-            int(bytes(read_member(buffer, scanned, sample.members[extension])))
+            label = int(bytes(read_member(buffer, scanned, sample.members[extension])))
         except ValueError:
+            return pa.string()
+        if not -(2**63) <= label < 2**63:
             return pa.string()
     return pa.int64()
 
 
-def _column(extension: str) -> str:
-    # A member such as ``a.width`` must not take the place of what the header says.
-    reserved = extension in POINTER_COLUMNS or extension == "image"
-    return f"member.{extension}" if reserved else extension
+def _columns(extensions: Iterable[str], taken: Set[str]) -> dict[str, str]:
+    """Extension → column: its own name, or with ``member.`` in front where that has a meaning."""
+    taken = {*POINTER_COLUMNS, "image", *taken}
+    columns = {extension: extension for extension in extensions}
+    for extension in [e for e in columns if e in taken]:
+        while columns[extension] in taken or columns[extension] in columns:
+            columns[extension] = f"member.{columns[extension]}"
+        taken.add(columns[extension])
+    return columns

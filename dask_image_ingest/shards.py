@@ -7,6 +7,7 @@ from typing import Any
 
 from braceexpand import braceexpand
 
+from dask_image_ingest.arguments import is_utf8, shown
 from dask_image_ingest.buffers import local_path, open_shard
 from dask_image_ingest.errors import ArgumentError, ShardNotFoundError
 from dask_image_ingest.listing import (
@@ -59,8 +60,8 @@ def find_shards(
 
     Examples
     --------
-    >>> find_shards("train-{000..127}.tar")[0]  # doctest: +SKIP
-    Shard(url='/data/train-000.tar', size=104857600, version='1767225600000000000')
+    >>> find_shards("train-{000..003}.tar")[0]
+    Shard(url='/.../train-000.tar', size=4177920, version='...')
     """
     patterns = _as_patterns(paths)
     local: list[str] = []
@@ -79,17 +80,27 @@ def find_shards(
     if missing:
         raise ShardNotFoundError(_explain(missing, len(found), patterns))
     shards = {shard.url: shard for shards in found.values() for shard in shards}
+    for url in shards:
+        if not is_utf8(url):
+            raise ArgumentError(
+                f"the name of {os.fsencode(url)!r} is not UTF-8, and no column can hold it: rename "
+                "the file, or leave it out"
+            )
     return sorted(shards.values(), key=_natural_order)
 
 
 def _as_patterns(paths: Any) -> list[str]:
     if isinstance(paths, (str, os.PathLike)):
         paths = [paths]
-    elif isinstance(paths, (bytes, Mapping)) or not isinstance(paths, Iterable):
+    try:
+        listed = None if isinstance(paths, (bytes, Mapping)) else list(paths)
+    except TypeError:
+        listed = None
+    if listed is None:
         raise ArgumentError(
             f"paths must be a path, a URL or a list of them, not {type(paths).__name__}"
         )
-    patterns = [_as_pattern(path) for path in paths]
+    patterns = [_as_pattern(path) for path in listed]
     if not patterns:
         raise ArgumentError("paths is empty: give at least one path, glob, folder or URL")
     return patterns
@@ -97,9 +108,10 @@ def _as_patterns(paths: Any) -> list[str]:
 
 def _as_pattern(path: Any) -> str:
     pattern = os.fspath(path) if isinstance(path, os.PathLike) else path
-    if not isinstance(pattern, str) or not pattern or "\0" in pattern:
+    if not isinstance(pattern, str) or not pattern or "\0" in pattern or not is_utf8(pattern):
         raise ArgumentError(
-            f"{path!r} is no path: a path is a str or an os.PathLike, and not empty"
+            f"{shown(path)} is no path: a path is a str or an os.PathLike, of valid Unicode and "
+            "not empty"
         )
     if pattern.startswith("pipe:"):
         raise ArgumentError(

@@ -8,18 +8,30 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+from dask_image_ingest.buffers import Buffer
 from dask_image_ingest.collector import collector_at_rest
 from dask_image_ingest.errors import ShardError
-from dask_image_ingest.tarheader import Buffer, SparseMap
+from dask_image_ingest.tarheader import SparseMap
 from dask_image_ingest.tarwalk import Damage, Member, Walk
 
-__all__ = ["Buffer", "Damage", "Sample", "Scan", "Span", "read_member", "scan"]
+__all__ = [
+    "LARGEST_VALUE",
+    "Buffer",
+    "Damage",
+    "Sample",
+    "Scan",
+    "Span",
+    "duplicate_error",
+    "read_member",
+    "scan",
+    "too_large_error",
+]
 
 # Offset and size of a member's bytes in the (decompressed) shard.
 Span = tuple[int, int]
 
 # More bytes cannot be one value of an Arrow binary column.
-LARGEST_SPARSE_MEMBER = 2**31 - 1
+LARGEST_VALUE = 2**31 - 1
 
 
 @dataclass(slots=True)
@@ -129,7 +141,7 @@ def read_member(buffer: Buffer, scan: Scan, span: Span) -> Any:
                 "are there now: did the shard change while it was read?"
             )
         return data
-    if size > LARGEST_SPARSE_MEMBER:
+    if size > LARGEST_VALUE:
         raise ShardError(
             f"the sparse member at byte {offset} claims to expand to {size} bytes, more than 2 GiB"
         )
@@ -138,6 +150,19 @@ def read_member(buffer: Buffer, scan: Scan, span: Span) -> Any:
         expanded[start : start + length] = buffer[offset : offset + length]
         offset += length
     return bytes(expanded)
+
+
+def too_large_error(scan: Scan, span: Span) -> str | None:
+    """Why a member can't be read that claims to be mostly holes; None where that is not so."""
+    if span[0] not in scan.sparse or span[1] <= LARGEST_VALUE:
+        return None
+    return f"too-large: the sparse member claims to expand to {span[1]:,} bytes, more than 2 GiB"
+
+
+def duplicate_error(sample: Sample) -> str:
+    """Why a sample with duplicate members has no image."""
+    what = ", ".join(sorted(sample.duplicates))
+    return f"duplicate-member: the sample has more than one {what}; which is meant?"
 
 
 # Both are webdataset's own: base_plus_ext and skip_meta in its module tariterators.

@@ -2,16 +2,16 @@
 
 import io
 import tarfile
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 
+from dask_image_ingest.buffers import Buffer
 from dask_image_ingest.errors import ShardError
 
 __all__ = [
     "BLOCK",
     "UNREADABLE",
-    "Buffer",
     "Library",
     "SparseMap",
     "checksum_holds",
@@ -30,13 +30,6 @@ SparseMap = tuple[tuple[int, int], ...]
 
 # No honest extended header comes near this, and a forged one must not read a whole shard.
 _LARGEST_EXTENDED_HEADER = 16 << 20
-
-
-class Buffer(Protocol):
-    """A shard's bytes: ``bytes``, ``memoryview``, ``mmap`` or a reader of remote byte ranges."""
-
-    def __len__(self) -> int: ...
-    def __getitem__(self, part: slice, /) -> Any: ...
 
 
 # --- checksums ------------------------------------------------------------------------------------

@@ -8,11 +8,11 @@ import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 
+from dask_image_ingest.buffers import Buffer
 from dask_image_ingest.errors import ShardError
 from dask_image_ingest.tarheader import (
     BLOCK,
     UNREADABLE,
-    Buffer,
     Library,
     SparseMap,
     checksum_holds,

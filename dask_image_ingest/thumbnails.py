@@ -16,13 +16,14 @@ import pandas as pd
 from dask.dataframe.dask_expr import FrameBase
 from dask.utils import format_bytes
 
+from dask_image_ingest.arguments import check_storage_options, column_names, whole_number
 from dask_image_ingest.decode.options import make_decoding
-from dask_image_ingest.errors import ArgumentError
 from dask_image_ingest.expr import ReadWebDataset
 from dask_image_ingest.frames import backend_of
 from dask_image_ingest.frames.pandas import pandas_type
-from dask_image_ingest.late_decode import POINTER, decode_frame
+from dask_image_ingest.late_decode import decode_frame
 from dask_image_ingest.page import STYLE, page
+from dask_image_ingest.pointers import POINTER
 from dask_image_ingest.resize import encode, small_images
 
 _FACTS = ("format", "height", "width", "nbytes")
@@ -109,7 +110,7 @@ def make_thumbnails(
     frame: Any,
     n: int,
     thumbnail: int,
-    columns: Sequence[str],
+    columns: Sequence[str] | None,
     storage_options: dict[str, Any] | None = None,
     spread: bool = False,
 ) -> Thumbnails:
@@ -119,15 +120,12 @@ def make_thumbnails(
     ------
     ArgumentError
     """
-    columns = [columns] if isinstance(columns, str) else list(columns)
-    unknown = [name for name in columns if name not in frame.columns]
-    if unknown:
-        raise ArgumentError(
-            f"columns= names {', '.join(map(repr, unknown))}; the frame has "
-            f"{', '.join(map(repr, frame.columns))}"
-        )
-    if n < 1 or thumbnail < 1:
-        raise ArgumentError(f"n={n}, thumbnail={thumbnail}: both must be positive")
+    if columns is None:
+        columns = [name for name in frame.columns if name == "__key__"]
+    columns = column_names([columns] if isinstance(columns, str) else columns, frame.columns)
+    n = whole_number("n", n, 1, "pass a positive number of images")
+    thumbnail = whole_number("thumbnail", thumbnail, 1, "pass the longer edge in pixels")
+    check_storage_options(storage_options)
     pointed = set(POINTER) <= set(frame.columns)
     image = [] if pointed else [frame.images.column]
     texts = [name for name in columns if name not in image and not (pointed and name == "error")]

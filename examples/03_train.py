@@ -1,13 +1,14 @@
-"""Train on shards: a small torch loop over ``iter_batches``.
+"""Train on shards: a small torch loop over a ``DataLoader`` of ``torch_dataset``.
 
     python examples/03_train.py [FOLDER]
 
 Reads the photographs of ``photos.py`` from FOLDER (default: demo-data, written if need be) and
 learns to tell which photograph a crop was cut from. Needs torch: pip install torch==2.13.0
 
-On a GPU nothing changes but the device: with cuDF installed the pixels are decoded on the GPU, and
-the batches are CUDA tensors over the memory that they were decoded into. ``.to(device)`` below
-then copies nothing.
+On a CPU two worker processes decode while the model learns; they share the shards, and each image
+comes once. On a GPU there are none: with cuDF installed the pixels are decoded on the GPU, and the
+batches are CUDA tensors over the memory that they were decoded into. ``.to(device)`` below then
+copies nothing.
 """
 
 import sys
@@ -16,6 +17,7 @@ from pathlib import Path
 import torch
 from photos import write_shards
 from torch import nn
+from torch.utils.data import DataLoader
 
 import dask_image_ingest as dii
 
@@ -29,11 +31,13 @@ def main(folder: str = "demo-data") -> None:
     ddf = dii.read_webdataset_images(f"{folder}/*.tar", size=SIZE, resize="crop")
     model = small_network().to(device)
     optimizer = torch.optim.Adam(model.parameters(), lr=2e-3)
+    dataset = ddf.images.torch_dataset(BATCH, columns=["cls"], shuffle=0)
+    loader = DataLoader(dataset, batch_size=None, num_workers=0 if device == "cuda" else 2)
     for epoch in range(EPOCHS):
-        # A seed is an order: partitions come in another one, and rows are mixed across them.
-        batches = ddf.images.iter_batches(BATCH, "torch", columns=["cls"], shuffle=epoch)
+        # Each has its order: partitions come in another one, and rows are mixed across them.
+        dataset.set_epoch(epoch)
         losses, right, seen = [], 0, 0
-        for batch in batches:
+        for batch in loader:
             images = as_input(batch["image"], device)
             labels = batch["cls"].to(device)
             scores = model(images)
@@ -44,8 +48,10 @@ def main(folder: str = "demo-data") -> None:
             losses.append(loss.item())
             right += int((scores.argmax(1) == labels).sum())
             seen += len(labels)
-            # Stored with the weights, it is where a killed run goes on: iter_batches(start=...).
-            state = {"model": model.state_dict(), "epoch": epoch, "position": batches.position}
+            # Stored with the weights, it is where a killed run goes on: dataset.load_state_dict().
+            # Of worker processes it knows where the epoch began: torchdata's StatefulDataLoader
+            # knows the batch too.
+            state = {"model": model.state_dict(), "data": dataset.state_dict()}
         print(f"epoch {epoch + 1}: loss {sum(losses) / len(losses):.2f}, {right} of {seen} right")
     torch.save(state, Path(folder) / "model.pt")
 

@@ -17,8 +17,9 @@ from distributed.protocol import deserialize, serialize
 from PIL import Image
 
 from dask_image_ingest.decode import Decoding, Pixels
-from dask_image_ingest.decode.dali import decoder
-from dask_image_ingest.schema import IMAGE, Component, Schema
+from dask_image_ingest.decode.decoders import decoders_for
+from dask_image_ingest.frames.image_type import IMAGE
+from dask_image_ingest.schema import Component, Schema
 
 COMPONENTS = (
     Component("txt", "txt", pa.string()),
@@ -384,7 +385,7 @@ class BackendContract:
             Image.fromarray(array).save(file, "PNG")
             encoded.append(np.frombuffer(file.getvalue(), np.uint8))
         buffer = backend.pixel_buffer(0)
-        (batch,) = decoder(Decoding(device=backend.device), "encoded").run([encoded])
+        (batch,) = decoders_for(Decoding(device=backend.device)).encoded.run([encoded])
         buffer.append(batch)
         buffer.append([arrays[0], batch[1]])
         buffer.append([])

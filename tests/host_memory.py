@@ -4,7 +4,7 @@ import cudf
 import numpy as np
 import pylibcudf as plc
 
-from dask_image_ingest.schema import IMAGE
+from dask_image_ingest.frames.image_type import IMAGE
 
 
 class Host:

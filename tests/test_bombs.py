@@ -13,6 +13,8 @@ from corpus import bad_images, images, picture, save
 from handmade import PNG_SIGNATURE, png_chunk
 from photo_shards import write_tar
 
+pytestmark = pytest.mark.slow
+
 # What reading the bombs may add to the peak, of which most is Python's and DALI's own unrest.
 ROOM = 64 << 20
 

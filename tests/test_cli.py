@@ -8,7 +8,9 @@ import subprocess
 import sys
 import tarfile
 
+import fsspec
 import pytest
+from fsspec.implementations.local import LocalFileSystem
 from PIL import Image
 
 from dask_image_ingest import cli
@@ -50,6 +52,49 @@ def bad(tmp_path_factory):
     whole = encoded((64, 48), "JPEG")
     members = {"0.jpg": whole, "1.jpg": b"no image at all", "2.jpg": whole[: len(whole) * 2 // 3]}
     return write_tar(tmp_path_factory.mktemp("bad") / "bad.tar", members)
+
+
+class LockedFileSystem(LocalFileSystem):
+    """Local files for whoever says the word."""
+
+    protocol = "locked"
+
+    def __init__(self, word=None, tries=0, **options):
+        super().__init__(**options)
+        if (word, tries) != ("open sesame", 3):
+            raise PermissionError(f"{word!r}, {tries!r}")
+
+
+fsspec.register_implementation("locked", LockedFileSystem, clobber=True)
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        ["word=open sesame", "tries=3"],
+        ['{"word": "open sesame", "tries": 3}'],
+        ["word=wrong", '{"word": "open sesame"}', "tries=3"],
+    ],
+    ids=str,
+)
+@pytest.mark.parametrize("verb", ["describe", "head", "check", "gallery"])
+def test_every_command_takes_storage_options(capsys, good, tmp_path, monkeypatch, verb, options):
+    monkeypatch.chdir(tmp_path)
+    url = f"locked://{good}/a-1.tar"
+    told = [part for option in options for part in ("--storage-options", option)]
+    status, out, err = run(capsys, verb, url, *told)
+    assert status == 0, err
+    assert out
+    with pytest.raises(PermissionError, match="'no', 0"):
+        run(capsys, verb, url, "--storage-options", "word=no")
+
+
+@pytest.mark.parametrize("option", ["word", "=3", "[1]", "{"])
+def test_storage_options_that_are_none_are_refused(capsys, good, option):
+    with pytest.raises(SystemExit) as exit:
+        run(capsys, "head", good, "--storage-options", option)
+    assert exit.value.code == cli.WRONG_ARGUMENTS
+    assert "neither KEY=VALUE nor JSON" in capsys.readouterr().err
 
 
 def run(capsys, *arguments: object) -> tuple[int, str, str]:
@@ -193,6 +238,7 @@ def test_wrong_usage_ends_with_status_2(arguments, capsys):
     assert "usage: dask-image-ingest" in capsys.readouterr().err
 
 
+@pytest.mark.slow
 def test_scheduler_that_does_not_answer_is_a_wrong_argument(good, capsys):
     status, _, err = run(capsys, "describe", good, "--scheduler", "tcp://127.0.0.1:9")
     assert status == 2
@@ -200,6 +246,7 @@ def test_scheduler_that_does_not_answer_is_a_wrong_argument(good, capsys):
     assert "Traceback" not in err
 
 
+@pytest.mark.slow
 def test_runs_on_a_cluster_by_its_address(good, capsys):
     from distributed import LocalCluster
 
@@ -213,6 +260,7 @@ def test_runs_on_a_cluster_by_its_address(good, capsys):
     assert json.loads(out)["samples"] == 6
 
 
+@pytest.mark.slow
 def test_stops_quietly_when_nobody_reads_on(good):
     command = f"{sys.executable} -m dask_image_ingest.cli head {good} | head -n 0"
     shell = ["bash", "-o", "pipefail", "-c", command]

@@ -9,6 +9,8 @@ import pytest
 import dask_image_ingest as dii
 from dask_image_ingest.decode.threads import decode_threads
 
+pytestmark = pytest.mark.slow
+
 
 def test_workers_and_their_decoding_threads_fit_the_cores_and_go_with_the_client():
     cores = len(os.sched_getaffinity(0))
@@ -76,3 +78,29 @@ def client():
 def test_a_client_of_a_whole_module_runs_its_tests_tasks(client):
     """What tests of memory and of a GPU's workers rest on."""
     assert dask.delayed(os.getpid)().compute() != os.getpid()
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        {"n_workers": 0},
+        {"n_workers": -1},
+        {"n_workers": 1.5},
+        {"n_workers": "two"},
+        {"n_workers": True},
+        {"decode_threads": 0},
+        {"threads_per_worker": 0},
+        {"memory_limit": "much"},
+        {"memory_limit": -1},
+        {"rmm_pool_size": "half"},
+        {"device_memory_limit": [1]},
+        {"gpu": "yes"},
+        {"dashboard_address": [8787]},
+        {"n_worker": 2},
+    ],
+    ids=str,
+)
+def test_nonsense_is_refused_before_anything_starts(arguments, monkeypatch):
+    monkeypatch.setattr("dask_image_ingest.cluster.LocalCluster", None)
+    with pytest.raises(dii.ArgumentError, match=next(iter(arguments))):
+        dii.start_cluster(**{"gpu": False} | arguments)

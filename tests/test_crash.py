@@ -20,10 +20,13 @@ from handmade import insert_after_soi, jpeg_segment, webp_with_exif
 from photo_shards import write_tar
 
 import dask_image_ingest as dii
-from dask_image_ingest.decode import Decoding, decode, journal
+from dask_image_ingest.decode import Decoding, Origin, decode, journal
 from dask_image_ingest.decode.dali import parses
 from dask_image_ingest.decode.guard import Guard
 from dask_image_ingest.decode.header import read_header
+from dask_image_ingest.decode.origin import unknown
+
+pytestmark = pytest.mark.slow
 
 CULPRITS = {"07": IN_DALI, "31": IN_PILLOW}
 
@@ -79,8 +82,11 @@ def pixels_alone(data: bytes) -> np.ndarray:
         def finish(self):
             return self.image.reshape(-1)
 
+    def ours(row):
+        return Origin(f"process {os.getpid()}", row, "the image")
+
     kept = Kept()
-    decode([read_header(data, 10**9)], lambda _: data, Decoding(), kept, os.getpid())
+    decode([read_header(data, 10**9)], lambda _: data, Decoding(), kept, ours)
     return kept.image
 
 
@@ -177,7 +183,11 @@ def test_a_kill_from_outside_blames_no_image(photos, folder):
     with Guard(Decoding()) as guard:
         for encoded in data:
             header = read_header(encoded, 10**9)
-            assert guard.decode(header, encoded, 0).shape == (header.height, header.width, 3)
+            assert guard.decode(header, encoded, unknown(0)).shape == (
+                header.height,
+                header.width,
+                3,
+            )
             guard._process.kill()  # between two images, as an out-of-memory killer might
     assert not journal.crashers()
 
@@ -193,7 +203,7 @@ def test_an_error_of_a_transform_is_raised_from_the_guarded_process(photos):
         Guard(Decoding(transform=to_float)) as guard,
         pytest.raises(dii.ArgumentError, match="FLOAT"),
     ):
-        guard.decode(read_header(encoded, 10**9), encoded, 0)
+        guard.decode(read_header(encoded, 10**9), encoded, unknown(0))
 
 
 # Without a look by DALI's own parser, one such shard in three kills the process.

@@ -9,7 +9,7 @@ import warnings
 
 import numpy as np
 import pytest
-from tars import BLOCK, padded, tar, zstd
+from tars import BLOCK, header, padded, tar, zstd
 
 import dask_image_ingest as dii
 
@@ -178,3 +178,29 @@ def test_a_shard_with_problems_is_one_line_in_the_log(tmp_path, files, caplog):
     (record,) = caplog.records
     assert record.getMessage().startswith(f"{path}: 50 of 54 images")
     assert record.name == "dask_image_ingest"
+
+
+def claiming(name: bytes, size: int) -> bytes:
+    """A sparse member that claims to expand to ``size`` bytes."""
+    records = b""
+    for field, value in (("major", 1), ("minor", 0), ("realsize", size)):
+        record = f" GNU.sparse.{field}={value}\n".encode()
+        length = len(record) + 2
+        records += f"{length if length < 100 else length + 1}".encode() + record
+    long_header = header(b"p", b"%011o\0" % len(records), b"x") + padded(records)
+    return long_header + header(name, b"00000001000\0") + padded(b"0\n")
+
+
+@pytest.mark.parametrize("size", [2**31, 10**13, 10**30])
+def test_a_member_that_claims_terabytes_costs_its_own_value(files, tmp_path, size):
+    path = tmp_path / "a.tar"
+    claims = claiming(b"x.jpg", size) + claiming(b"y.txt", size)
+    path.write_bytes(claims + tar([*files, ("z.txt", b"text")]))
+    ddf = dii.read_webdataset_images(path, backend="pandas")
+    with pytest.warns(UserWarning, match=r"1 of 7 values of 'txt' .*first that of 'y'"):
+        frame = ddf.compute()
+    assert frame["error"].str.partition(":")[0].tolist()[:2] == ["too-large", "missing"]
+    assert frame["image"].notna().tolist() == [False, False, True, True, True, True, False]
+    assert frame["txt"].fillna("none").tolist() == [*["none"] * 6, "text"]
+    late = ddf.drop(columns=["image", "error", "txt"])
+    assert dii.decode_images(late)["error"].compute().notna().sum() == 3

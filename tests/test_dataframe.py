@@ -96,6 +96,7 @@ def client():
         yield client
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "name", ["filter", "merge", "shuffle", "sort_values", "repartition to fewer"]
 )
@@ -105,6 +106,7 @@ def test_pixels_stay_with_their_keys_between_workers_after(name, client, ddf, pi
     assert_pixels(client.compute(persisted).result(), pixels, rows)
 
 
+@pytest.mark.slow
 def test_a_late_kind_of_member_warns_the_client_of_a_cluster(client, photos, tmp_path):
     from photo_shards import write_tar
 

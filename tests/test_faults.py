@@ -15,6 +15,8 @@ from photo_shards import make_photos, write_photo_shards
 
 import dask_image_ingest as dii
 
+pytestmark = pytest.mark.slow
+
 
 @pytest.fixture(scope="module")
 def shards(tmp_path_factory):

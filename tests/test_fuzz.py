@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import random
 
+import pytest
 from distributed import Client, LocalCluster
 from fuzz import MUTANTS, fuzz
+
+pytestmark = pytest.mark.slow
 
 
 def test_mutated_images_cost_their_own_rows_only(tmp_path):

@@ -205,6 +205,7 @@ class TestGallery:
         assert cli.main(arguments) == 2
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(CHROMIUM is None, reason="needs a browser: apt-get install chromium")
 def test_a_browser_shows_it(bad, shards, tmp_path):
     for shard in shards:
@@ -257,6 +258,7 @@ def browse(folder, *options):
     return finished.stdout
 
 
+@pytest.mark.slow
 def test_importing_the_gallery_draws_in_no_browser_and_no_notebook():
     run = subprocess.run(
         [sys.executable, "-c", "import sys, dask_image_ingest; print(*sys.modules)"],

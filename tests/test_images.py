@@ -436,6 +436,7 @@ def client():
         yield client
 
 
+@pytest.mark.slow
 def test_a_class_is_built_once_in_each_worker_process(client, sized):
     outputs = {"built": "int64", "pid": "int64"}
     for model, built in ((Counting, 1), (functools.partial(Counting, add=10), 12)):
@@ -445,6 +446,7 @@ def test_a_class_is_built_once_in_each_worker_process(client, sized):
         assert set(frame["pid"]) <= set(client.run(getpid).values())
 
 
+@pytest.mark.slow
 def test_vectors_are_shuffled_between_workers(client, sized):
     shuffled = sized.images.map_batches(vector, {"v": "list<float32>"}).shuffle("cls")
     got = client.compute(client.persist(shuffled)).result()

@@ -134,6 +134,7 @@ class TestShuffle:
             assert sorted(got) == sorted(good_keys(with_bad_ones))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("shuffle", [None, 0, 7])
 @pytest.mark.parametrize("batch_size", [1, 4, 50])
 def test_it_goes_on_where_it_stopped(with_bad_ones, shuffle, batch_size):
@@ -168,11 +169,39 @@ def test_no_more_is_read_than_asked_for(ddf, work):  # noqa: F811
 
 @pytest.mark.parametrize(
     "options",
-    [{"batch_size": 0}, {"prefetch": -1}, {"shuffle": True}, {"start": -1}, {"format": "jax"}],
+    [
+        {"batch_size": 0},
+        {"batch_size": "4"},
+        {"batch_size": 4.0},
+        {"prefetch": -1},
+        {"prefetch": 0.5},
+        {"shuffle": True},
+        {"shuffle": "seed"},
+        {"start": -1},
+        {"start": True},
+        {"format": "jax"},
+        {"format": None},
+        {"columns": 5},
+        {"columns": ["nothing"]},
+    ],
 )
 def test_wrong_arguments_are_refused_at_the_call(ddf, options):
     with pytest.raises(dii.ArgumentError):
         ddf.images.iter_batches(**{"batch_size": 4} | options)
+
+
+def test_numbers_may_be_of_numpy(ddf):
+    two = np.int64(2)
+    batches = ddf.images.iter_batches(two, start=two, shuffle=two, prefetch=two)
+    assert keys(batches) == keys(ddf.images.iter_batches(2, start=2, shuffle=2))
+
+
+def test_the_position_is_known_before_the_first_batch(with_bad_ones):
+    batches = with_bad_ones.images.iter_batches(3, columns=["__key__"])
+    position = [next(batches) for _ in range(2)] and batches.position
+    batches.close()
+    waiting = with_bad_ones.images.iter_batches(3, start=2)
+    assert waiting.position == position
 
 
 def test_a_package_that_is_missing_is_named(ddf, monkeypatch):
@@ -181,6 +210,7 @@ def test_a_package_that_is_missing_is_named(ddf, monkeypatch):
         ddf.images.iter_batches(4, "cupy")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("shuffle", [[], ["3"]], ids=["in order", "shuffled"])
 def test_memory_stays_within_three_partitions_of_twenty(shuffle):
     finished = subprocess.run(
@@ -217,6 +247,7 @@ def client():
         yield client
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("persist", [False, True])
 def test_partitions_are_read_ahead_on_the_workers_of_a_cluster(client, ddf, persist):
     want = ddf.compute()["__key__"].tolist()
@@ -232,3 +263,18 @@ def test_partitions_are_read_ahead_on_the_workers_of_a_cluster(client, ddf, pers
         while client.sync(client.scheduler.who_has):
             assert time.monotonic() < until, "results stayed on the workers"
             time.sleep(0.01)
+
+
+def test_tasks_on_all_workers_may_iterate(client, ddf, shards):
+    want = ddf.compute()["__key__"].tolist()
+    tasks = [client.submit(keys_in_a_task, shards, start) for start in (0, (1, 2))]
+    first, second = client.gather(tasks)
+    assert first == want
+    assert second == want[10:]
+
+
+def keys_in_a_task(shards, start):
+    with dask.config.set(scheduler=None):
+        ddf = dii.read_webdataset_images(shards, size=16, backend="pandas")
+        batches = ddf.images.iter_batches(5, columns=["__key__"], start=start)
+        return [key for batch in batches for key in batch["__key__"]]

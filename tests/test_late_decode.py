@@ -1,7 +1,15 @@
 """Rows that lost their pixels, or never had any, get them from the bytes they point to."""
 
+import io
+import subprocess
+
+import dask
+import dask.dataframe as dd
+import numpy as np
 import pandas as pd
 import pytest
+from photo_shards import write_tar
+from PIL import Image
 
 import dask_image_ingest as dii
 from dask_image_ingest import late_decode
@@ -32,8 +40,8 @@ def decoded(monkeypatch):
         read.extend(encoded)
         return encoded
 
-    late_decode_read = late_decode._read_encoded
-    monkeypatch.setattr(late_decode, "_read_encoded", reading)
+    late_decode_read = late_decode.read_encoded
+    monkeypatch.setattr(late_decode, "read_encoded", reading)
     return read
 
 
@@ -113,10 +121,37 @@ def test_a_filter_on_error_is_answered_by_the_decode(table, decoded):
     assert frame["image"].isna().all()
 
 
-def test_metadata_partitions_are_not_joined_before_their_pixels(table):
+def test_a_filter_goes_below_a_decode_that_drops_bad_images(table, decoded):
+    lazy = dii.decode_images(table, max_pixels=30_000, errors="drop")
+    frame = lazy[lazy.width < 150].compute()
+    assert len(decoded) == (table.width < 150).sum().compute()
+    assert 0 < len(frame) < len(decoded)
+    assert frame["error"].isna().all()
+
+
+def test_what_adds_up_rows_sees_those_that_are_left_after_bad_images_are_dropped(table):
+    options = {"max_pixels": 30_000, "errors": "drop"}
+    lazy, eager = dii.decode_images(table, **options), dii.decode_images(table.compute(), **options)
+    got = lazy[lazy.width > lazy.width.mean()].compute()
+    want = eager[eager.width > eager.width.mean()]
+    assert got["__key__"].tolist() == want["__key__"].tolist()
+    assert eager.width.mean() != table.compute().width.mean()
+
+
+def test_a_mask_of_the_frame_before_works_after_bad_images_are_dropped(table):
+    kept = dii.decode_images(table[table.width > 100], max_pixels=30_000, errors="drop")
+    frame = kept[table.cls == 1].compute()
+    assert len(frame)
+    assert (frame.cls == 1).all()
+    assert (frame.width > 100).all()
+
+
+def test_labels_and_lengths_are_known_without_a_decode(table, decoded):
     lazy = dii.decode_images(table)
-    assert (table.width + 1).optimize().npartitions < 3
-    assert lazy.optimize().npartitions == 3
+    assert lazy.index.compute().tolist() == [*range(8)] * 3
+    assert len(lazy) == 24
+    assert lazy.map_partitions(len).compute().tolist() == [8, 8, 8]
+    assert len(decoded) == 24
 
 
 def test_a_row_that_points_nowhere_is_an_error_row(table):
@@ -155,3 +190,105 @@ def test_a_partition_that_would_burst_is_refused_before_it_is_decoded(table, mon
         dii.decode_images(table).compute()
     with pytest.raises(dii.PartitionTooLargeError, match=rf"samples 0-7 of .*{message}"):
         dii.read_webdataset_images(shards, backend="pandas", partition_size=None).compute()
+
+
+@pytest.mark.parametrize("dtype", ["float64", "double[pyarrow]", "object", "Int64", "uint64"])
+def test_pointers_keep_their_meaning_in_other_types(table, full, dtype):
+    frame = table.compute().astype({"offset": dtype, "nbytes": dtype, "__url__": "category"})
+    assert pixels_of(dii.decode_images(frame)) == full
+    with dask.config.set({"dataframe.convert-string": False}):
+        lazy = dd.from_pandas(frame.reset_index(drop=True), npartitions=2)
+    assert pixels_of(dii.decode_images(lazy).compute()) == full
+
+
+def test_rows_that_a_merge_added_point_nowhere(table, full):
+    keys = pd.DataFrame({"__key__": [*[*full][:3], "of no sample"]})
+    frame = table.compute().merge(keys, on="__key__", how="right")
+    got = dii.decode_images(frame)
+    assert got["error"].isna().tolist() == [True, True, True, False]
+    assert got["error"].iloc[3].startswith("missing: ")
+    assert pixels_of(got.iloc[:3]).items() <= full.items()
+
+
+@pytest.mark.parametrize(
+    ("column", "value"),
+    [
+        ("__url__", None), ("__url__", ""), ("offset", None), ("nbytes", None),
+        ("offset", -1), ("offset", 10**15), ("nbytes", 10**15), ("nbytes", -1),
+    ],
+)  # fmt: skip
+def test_a_pointer_that_leads_nowhere_costs_one_row(table, full, column, value):
+    frame = table.compute()
+    frame.loc[frame.index == 2, column] = value
+    got = dii.decode_images(frame)
+    wrong = frame.index == 2
+    assert got["error"][wrong].str.startswith("missing: ").all()
+    assert got["image"].isna().tolist() == wrong.tolist()
+    assert pixels_of(got[~wrong]).items() <= full.items()
+
+
+@pytest.mark.parametrize(
+    ("column", "values"),
+    [
+        ("offset", [0.5]), ("offset", ["12"]), ("nbytes", [True]), ("__url__", [7]),
+        ("__url__", [b"a.tar"]), ("offset", [[1]]), ("__url__", [object()]), ("nbytes", [2**64]),
+    ],
+)  # fmt: skip
+def test_columns_that_are_no_pointers_are_refused_by_name(table, column, values):
+    frame = table.compute().iloc[:1].copy()
+    frame[column] = values
+    with pytest.raises(dii.ArgumentError, match=column):
+        dii.decode_images(frame)
+    with dask.config.set({"dataframe.convert-string": False}):
+        lazy = dd.from_pandas(frame, npartitions=1)
+    with pytest.raises(dii.ArgumentError, match=column):
+        dii.decode_images(lazy).compute()
+
+
+def sparse_tar(path, members):
+    """A tar whose members GNU tar writes with holes, where they have any."""
+    for name, content in members.items():
+        with open(path.parent / name, "wb") as file:
+            for start in range(0, len(content), 4096):
+                block = content[start : start + 4096]
+                file.seek(len(block), 1) if not any(block) else file.write(block)
+            file.truncate(len(content))
+    command = ["tar", "--sparse", "--format=gnu", "-cf", path, "-C", path.parent, *members]
+    subprocess.run(command, check=True)
+    return path
+
+
+def bmp(shade):
+    file = io.BytesIO()
+    image = Image.new("RGB", (300, 300))
+    image.putpixel((7, 7), (shade, 2, 3))
+    image.save(file, "BMP")
+    return file.getvalue()
+
+
+def test_the_read_and_the_late_decode_say_the_same(tmp_path, photos):
+    """Of samples with two images of one name, and of images that are stored with holes."""
+    encoded = [photo.encoded for photo in photos[:4]]
+    members = [("a.jpg", encoded[0]), ("a.jpg", encoded[1]), ("b.jpg", encoded[3])]
+    twice = write_tar(tmp_path / "0.tar", members)
+    holes = sparse_tar(tmp_path / "1.tar", {"c.bmp": bmp(1), "d.bmp": bmp(9), "e.bmp": b""})
+    ddf = dii.read_webdataset_images([twice, holes], backend="pandas", size=16)
+    want = ddf.compute()
+    assert want["error"].str.partition(":")[0].tolist() == [
+        "duplicate-member",
+        *[pd.NA] * 3,
+        "empty",
+    ]
+    assert want["offset"].notna().tolist() == [False, True, False, False, True]
+    table = ddf.drop(columns=["image", "error"])
+    for frame in (table, table.compute()):
+        got = dii.decode_images(frame, size=16)
+        got = got.compute() if frame is table else got
+        assert got["error"].fillna("").tolist() == want["error"].fillna("").tolist()
+        for ours, theirs in zip(got.images.arrays(), want.images.arrays(), strict=True):
+            np.testing.assert_array_equal(ours, theirs)
+    pixels = dii.decode_images(table, size=16)["image"].compute()
+    assert pixels.isna().tolist() == want["image"].isna().tolist()
+    # A row that lost its key can't be found, and says so.
+    keyless = dii.decode_images(table.compute().drop(columns="__key__"), size=16)
+    assert keyless["error"].str.contains("__key__").fillna(False).tolist() == [1, 0, 1, 1, 0]

@@ -20,6 +20,11 @@ MODULES = sorted(
     ".".join(path.relative_to(ROOT).with_suffix("").parts).removesuffix(".__init__")
     for path in PACKAGE.rglob("*.py")
 )
+PAGES = sorted(
+    page.relative_to(ROOT).as_posix()
+    for page in [*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md")]
+    if "_build" not in page.parts
+)
 
 IMPORT_WITHOUT_GPU_PACKAGES = """
 import importlib, json, sys
@@ -62,8 +67,13 @@ def test_cuda13_extra_differs_from_cuda12_by_cuda_alone():
     assert extras["cuda13"] == as_cuda13
 
 
+# Modules for those who have another package.
+OPTIONAL = ("dask_image_ingest.frames.cudf", "dask_image_ingest.torch_dataset")
+
+
+@pytest.mark.slow
 def test_every_module_imports_without_dali_and_gpu_packages():
-    modules = [m for m in MODULES if not m.startswith("dask_image_ingest.frames.cudf")]
+    modules = [module for module in MODULES if not module.startswith(OPTIONAL)]
     run = subprocess.run(
         [sys.executable, "-c", IMPORT_WITHOUT_GPU_PACKAGES, *modules],
         cwd=ROOT,
@@ -85,6 +95,13 @@ def test_no_backend_imports_an_accessor():
         assert not [m for m in imported if m.rpartition(".")[2] in accessors], path.name
 
 
+def test_the_package_shows_its_public_names_and_no_others():
+    import dask_image_ingest
+
+    assert set(dir(dask_image_ingest)) == {*dask_image_ingest.__all__, "__version__"}
+    assert all(hasattr(dask_image_ingest, name) for name in dir(dask_image_ingest))
+
+
 def test_version_is_the_same_everywhere():
     import dask_image_ingest
 
@@ -97,14 +114,23 @@ def test_changelog_tells_of_this_version():
     assert releases[0] == PROJECT["version"]
 
 
-@pytest.mark.parametrize(
-    "page", ["README.md", "CHANGELOG.md", *(f"docs/{p.name}" for p in (ROOT / "docs").glob("*.md"))]
-)
+@pytest.mark.parametrize("page", PAGES)
 def test_links_between_pages_lead_somewhere(page):
     path = ROOT / page
-    links = re.findall(r"\]\(([^)\s#]+)", path.read_text())
+    links = re.findall(r"\]\(([^)\s]+)", path.read_text())
     local = [link for link in links if "://" not in link]
-    assert [link for link in local if not (path.parent / link).exists()] == []
+    assert [link for link in local if not _leads_somewhere(path, *link.split("#"))] == []
+
+
+def _leads_somewhere(page: Path, link: str, heading: str = "") -> bool:
+    target = page.parent / link if link else page
+    return target.exists() and (not heading or heading in _anchors(target))
+
+
+def _anchors(page: Path) -> set[str]:
+    """The names that GitHub and Sphinx give to headings."""
+    headings = re.findall(r"^#+ (.+)", page.read_text(), re.MULTILINE)
+    return {re.sub(r"[^\w -]", "", heading).lower().replace(" ", "-") for heading in headings}
 
 
 def test_console_script_is_the_command_line():

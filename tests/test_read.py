@@ -13,7 +13,7 @@ from webdataset.tariterators import group_by_keys, tar_file_iterator
 
 import dask_image_ingest as dii
 from dask_image_ingest.frames.image_dtype import ImageDtype
-from dask_image_ingest.schema import IMAGE
+from dask_image_ingest.frames.image_type import IMAGE
 
 COLUMNS = {
     "__key__": "string",
@@ -101,7 +101,9 @@ def test_one_partition_per_shard_and_the_index_numbers_its_samples(shards):
 
 
 def test_json_fields_become_typed_columns(shards, photos):
-    ddf = read(shards, json_fields={"similarity": "float32", "source.name": "string", "no": "bool"})
+    fields = {"similarity": "float32", "source.name": "string", "no": "bool"}
+    with pytest.warns(UserWarning, match="no field 'no'"):
+        ddf = read(shards, json_fields=fields)
     frame = ddf[["json.similarity", "json.source.name", "json.no"]].compute()
     want = np.array([photo.similarity for photo in photos], np.float32)
     assert str(frame.dtypes["json.similarity"]) == "float[pyarrow]"
@@ -139,6 +141,15 @@ def test_a_kind_of_member_that_comes_late_is_left_out_with_one_warning(tmp_path,
     assert len(caught) == 1
     assert len(frame) == 3
     assert "late-kind" not in frame.columns
+
+
+def test_a_picture_beside_the_image_that_comes_late_is_told_too(tmp_path, photos):
+    encoded, mask = photos[0].encoded, encode(Image.new("L", (8, 8)), "png")
+    write_tar(tmp_path / "0.tar", {"a.jpg": encoded})
+    write_tar(tmp_path / "1.tar", {"b.jpg": encoded, "b.png": mask, "c.png": mask})
+    with pytest.warns(UserWarning, match="kind that the first shard has not: 'png'"):
+        frame = read(tmp_path).compute()
+    assert frame["format"].tolist() == ["jpeg", "jpeg", "png"]
 
 
 def test_labels_that_are_no_integers_are_strings(tmp_path, photos):
@@ -280,6 +291,7 @@ def test_a_bomb_is_an_error_row(shards, photos):
     assert frame["error"].dropna().str.startswith("too-large: ").all()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("scheduler", ["synchronous", "threads", "processes"])
 def test_every_scheduler_gives_the_same_frame(shards, photos, scheduler):
     with dask.config.set(scheduler=scheduler):
@@ -344,7 +356,6 @@ def test_a_filter_that_cannot_be_evaluated_is_refused_at_once(shards, filters):
         {"transform": 3},
         {"columns": "txt"},
         {"columns": ["txt", "txt"]},
-        {"json_fields": {"a": "float"}, "components": {"json.a": "string"}},
     ],
 )
 def test_contradictory_arguments_are_refused_at_once(shards, options):

@@ -54,6 +54,7 @@ def test_no_pipe_is_run(url, tmp_path):
     assert not list(tmp_path.iterdir())
 
 
+@pytest.mark.slow
 def test_names_in_a_tar_never_reach_the_file_system(tmp_path, photos, monkeypatch):
     """Every file that is opened for writing, made or removed meanwhile is the journal's own."""
     names = ["../../evil", "/etc/evil", "a/../../evil", "C:\\evil", "~/evil", "$HOME/evil", "a\0b"]

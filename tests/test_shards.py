@@ -115,6 +115,7 @@ def test_a_shard_knows_its_size_and_version(folder):
     assert find_shards(path)[0].version != before.version
 
 
+@pytest.mark.slow
 def test_100_000_paths_are_found_quickly_and_none_is_opened(tmp_path):
     count = 100_000
     for i in range(count):
@@ -180,6 +181,7 @@ def test_a_dead_link_in_a_folder_is_no_silent_loss(folder):
         ("a{b.tar", "unbalanced"),
         ("nothing://a.tar", "nothing"),
         ("://a.tar", "no URL"),
+        ("half a character \ud83d.tar", "valid Unicode"),
     ],
 )
 def test_wrong_arguments_are_refused_in_plain_words(paths, reason):
@@ -435,12 +437,39 @@ def test_web_servers_with_and_without_ranges(tmp_path):
                     assert samples_of(buffer) == webdataset_samples(LARGE)
             with pytest.raises(ShardNotFoundError):
                 find_shards(f"{root}/no.tar")
+            with pytest.raises(ShardError, match=r"403/x\.tar cannot be read: .*Forbidden"):
+                find_shards(f"{root}/403/x.tar")
         finally:
             server.shutdown()
+    # Nobody answers there any more.
+    for paths in (f"{root}/x.tar", f"{root}/*.tar", f"{root}/"):
+        with pytest.raises(ShardError, match=r"cannot be read: its server cannot be reached: .*Co"):
+            find_shards(paths)
+    with pytest.raises(ShardError, match="cannot be reached"), open_shard(f"{root}/x.tar"):
+        pass
+
+
+def test_a_name_that_is_no_unicode_is_refused(tmp_path):
+    (tmp_path / "a.tar").write_bytes(LARGE)
+    with open(os.fsencode(tmp_path) + b"/b\xff.tar", "wb") as file:
+        file.write(LARGE)
+    with pytest.raises(ArgumentError, match=r"b\\xff\.tar' is not UTF-8.*rename"):
+        find_shards(tmp_path)
+    assert len(find_shards(tmp_path / "a.tar")) == 1
+
+
+def test_options_that_a_file_system_does_not_know_are_an_argument_error():
+    with pytest.raises(ArgumentError, match="storage_options"):
+        find_shards("zip://a.tar::memory://b.zip", {"zip": {"target_protocol": 3}})
 
 
 class QuietHandler(http.server.SimpleHTTPRequestHandler):
-    """Python's web server, which knows no ranges, without its log."""
+    """Python's web server, which knows no ranges, without its log; it forbids the folder 403."""
+
+    def send_head(self):
+        if self.path.startswith("/403/"):
+            return self.send_error(403)
+        return super().send_head()
 
     def log_message(self, *args):
         pass

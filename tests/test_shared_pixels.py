@@ -21,6 +21,8 @@ from dask_image_ingest import shared_pixels
 from dask_image_ingest.frames.pixel_memory import PixelMemory
 from dask_image_ingest.frames.shared_memory import SharedBlock, map_block
 
+pytestmark = pytest.mark.slow
+
 ROOT = Path(__file__).parents[1]
 NBYTES = 3_000_000
 
@@ -213,6 +215,41 @@ def test_a_fork_does_not_write_where_its_parent_reads(block):
     subprocess.run(
         [sys.executable, "-c", program], check=True, env=os.environ | {"PYTHONPATH": str(ROOT)}
     )
+
+
+FORK = """
+import os
+from dask_image_ingest.frames.pixel_memory import pixel_memory
+
+pixel_memory.share()
+images, unused = (pixel_memory.take(3_000_000, keep=10**9) for _ in range(2))
+images[:], unused[:] = 7, 1
+addresses = images.ctypes.data, unused.ctypes.data
+del unused
+go, went = os.pipe(), os.pipe()
+child = os.fork()
+if not child:
+    os.read(go[0], 1)
+    same = (images == 7).all()
+    # What the fork takes is its own.
+    pixel_memory.take(3_000_000, keep=10**9)[:] = 9
+    os._exit(0 if same else 1)
+del images
+for _ in range(3):
+    again = pixel_memory.take(3_000_000, keep=10**9)
+    again[:] = 8
+    assert again.ctypes.data != addresses[0], "a fork looks at this memory"
+    assert (again == 8).all()
+os.write(go[1], b"!")
+assert os.waitpid(child, 0)[1] == 0, "the images of the fork have changed"
+assert addresses[1] == again.ctypes.data, "memory that nobody looks at was not used again"
+"""
+
+
+def test_images_of_a_fork_stay_what_they_are():
+    """As in a task that starts the workers of a torch DataLoader."""
+    environment = os.environ | {"PYTHONPATH": str(ROOT)}
+    subprocess.run([sys.executable, "-c", FORK], check=True, env=environment, timeout=60)
 
 
 def test_memory_that_is_lent_serves_no_new_array():

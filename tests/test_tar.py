@@ -59,6 +59,7 @@ FILES = {"a.jpg": b"A" * 700, "a.txt": b"cat", "b.jpg": b"B" * 512, "b.txt": b""
 # --- grouping -------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_500_random_tars_read_as_webdataset_reads_them():
     for seed in range(500):
         shard = random_tar(seed)
@@ -71,6 +72,7 @@ def test_500_random_tars_read_as_webdataset_reads_them():
 name_alphabet = st.sampled_from([*"a./_\nÉé ", "__"])
 
 
+@pytest.mark.slow
 @settings(max_examples=1000, deadline=None)
 @given(st.lists(name_alphabet, min_size=1, max_size=12).map("".join))
 def test_any_name_is_split_as_webdataset_splits_it(name):
@@ -302,6 +304,7 @@ def test_a_pax_header_without_its_member_is_damage():
             assert [sample.key for sample in scanned.samples] == ["a"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("count", [3, 3000])
 def test_nothing_from_a_bad_checksum_on_is_kept(count):
     shard = tar({f"{i:05d}.jpg": b"x" for i in range(count)})
@@ -387,6 +390,7 @@ def test_what_is_no_tar_is_refused_by_name(data, what):
         scan(data, "x.tar")
 
 
+@pytest.mark.slow
 def test_mutated_tars_never_crash_or_hang():
     for seed in range(2000):
         rng = random.Random(seed)

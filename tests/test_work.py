@@ -23,6 +23,8 @@ from dask_image_ingest.decode.dali import BATCH_SIZE, Decoder
 from dask_image_ingest.frames.pandas import HostPixels
 from dask_image_ingest.frames.pixel_memory import PixelMemory, pixel_memory
 
+pytestmark = pytest.mark.slow
+
 SAMPLES = 2 * BATCH_SIZE + 42
 
 

@@ -6,9 +6,7 @@ doubt which one it was.
 
 from __future__ import annotations
 
-import os
 import pickle
-import resource
 import signal
 import subprocess
 import sys
@@ -22,14 +20,15 @@ from dask_image_ingest.decode import journal
 from dask_image_ingest.decode.bad import BadImage
 from dask_image_ingest.decode.header import Header
 from dask_image_ingest.decode.options import Decoding
+from dask_image_ingest.decode.origin import Origin
 from dask_image_ingest.errors import DaskImageIngestError
 
 # The path first: it may lead to this very package.
 _START = (
     "import pickle, sys; sys.path[:] = pickle.load(sys.stdin.buffer); "
-    "from dask_image_ingest.decode.guard import serve; serve()"
+    "from dask_image_ingest.decode.guarded import serve; serve()"
 )
-_READY = "ready"
+READY = "ready"
 
 # For want of memory, for example, and perhaps only today.
 _KILLED_BY_OTHERS = ("SIGKILL", "SIGTERM", "SIGHUP")
@@ -51,7 +50,7 @@ class Guard:
     def __exit__(self, *_: object) -> None:
         self._end()
 
-    def decode(self, header: Header, data: bytes, seed: int) -> np.ndarray:
+    def decode(self, header: Header, data: bytes, origin: Origin) -> np.ndarray:
         """Decode one image.
 
         Raises
@@ -64,7 +63,7 @@ class Guard:
         for _ in range(2):
             process = self._started()
             try:
-                reply = self._ask(process, (header, data, seed))
+                reply = self._ask(process, (header, data, origin))
             except (EOFError, BrokenPipeError):
                 death = _name_of(self._end())
                 continue
@@ -84,7 +83,7 @@ class Guard:
                 reply = self._ask(self._process, sys.path, self._decoding)
             except (EOFError, BrokenPipeError):
                 reply = None
-            if reply != _READY:
+            if reply != READY:
                 raise DaskImageIngestError(
                     "a process died while it decoded these images, and the guarded process that "
                     f"should find out which one did it does not start: exit status {self._end()}"
@@ -116,7 +115,7 @@ def decode_guarded(
     image_bytes: Callable[[int], Any],
     decoding: Decoding,
     buffer: Any,
-    seed: int,
+    origin: Callable[[int], Origin],
 ) -> tuple[np.ndarray, list[str | None]]:
     """Decode the images of a partition one by one in a guarded process: shapes and errors."""
     errors = [header.error for header in headers]
@@ -126,7 +125,7 @@ def decode_guarded(
             if header.error is not None:
                 continue
             try:
-                image = guard.decode(header, bytes(image_bytes(row)), seed + row)
+                image = guard.decode(header, bytes(image_bytes(row)), origin(row))
             except BadImage as bad:
                 errors[row] = str(bad)
                 continue
@@ -138,51 +137,6 @@ def decode_guarded(
 def crashed(death: str) -> BadImage:
     """What is said of an image that killed a process."""
     return BadImage("crashed-decoder", f"decoding it kills the process ({death})")
-
-
-def serve() -> None:
-    """Be the guarded process: decode what comes in until nothing more comes."""
-    from dask_image_ingest.decode import decode_in_batches
-
-    questions = sys.stdin.buffer
-    # What decoders print must not get among the answers.
-    answers = os.fdopen(os.dup(1), "wb")
-    os.dup2(2, 1)
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
-    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
-    decoding = pickle.loads(pickle.load(questions))
-    _answer(answers, _READY)
-    while True:
-        try:
-            header, data, seed = pickle.load(questions)
-        except EOFError:
-            return
-        image = _OneImage()
-        try:
-            pixels = decode_in_batches([header], [data].__getitem__, decoding, image, seed)
-        except Exception as error:  # of the user's transform, for example: raised over there
-            _answer(answers, error)
-            continue
-        failed = pixels.errors[0]
-        _answer(answers, image.pixels if failed is None else BadImage.of(failed))
-
-
-class _OneImage:
-    """Takes one decoded image, from wherever it lies."""
-
-    pixels: np.ndarray
-
-    def append(self, images: Any) -> None:
-        for image in images:
-            self.pixels = np.array(image.as_cpu() if hasattr(image, "as_cpu") else image)
-
-    def finish(self) -> np.ndarray:
-        return self.pixels.reshape(-1) if hasattr(self, "pixels") else np.empty(0, np.uint8)
-
-
-def _answer(answers: Any, answer: object) -> None:
-    pickle.dump(answer, answers)
-    answers.flush()
 
 
 def _name_of(status: int) -> str:

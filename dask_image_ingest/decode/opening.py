@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import io
+import os
 import struct
 import threading
 import warnings
@@ -119,8 +120,16 @@ class _Silence:
             if not self._inside:
                 self._catch.__exit__(None, None, None)
 
+    def begin_in_fork(self) -> None:
+        """Let go of what threads of the parent held, which the fork has not."""
+        self._lock = threading.Lock()
+        if self._inside:
+            self._inside = 0
+            self._catch.__exit__(None, None, None)
+
 
 _silence = _Silence()
+os.register_at_fork(after_in_child=_silence.begin_in_fork)
 
 
 @functools.cache

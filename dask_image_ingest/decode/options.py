@@ -3,21 +3,29 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import Any, Literal
 
+import numpy as np
 from dask.base import tokenize
 
+from dask_image_ingest.arguments import check_choice, check_flag, is_whole, shown, whole_number
 from dask_image_ingest.decode.header import Header
 from dask_image_ingest.errors import ArgumentError
 
 # Pillow's limit, twice its warning level: what decodes to more is taken for a bomb.
 MAX_PIXELS = 178_956_970
 
+# What ``size`` may be at most.
+LARGEST_EDGE = 2**15 - 1
+
 RESIZES = ("stretch", "crop", "pad", "shorter", "longer")
 
 Device = Literal["cpu", "gpu"]
+
+#: Height, width and channels; None for what is not the same for all images, or not known.
+ImageShape = tuple[int | None, int | None, int | None]
 
 
 @dataclass(frozen=True, eq=False)
@@ -56,6 +64,15 @@ class Decoding:
         """Channels of a decoded image."""
         return 1 if self.mode == "L" else 3
 
+    @property
+    def shape(self) -> ImageShape:
+        """The shape of every decoded image, as far as these options say it."""
+        if self.transform is not None:
+            return None, None, None
+        if self.size is None or len(self.size) != 2:
+            return None, None, self.channels
+        return *self.size, self.channels
+
     def nbytes(self, header: Header) -> int:
         """Bytes of one decoded image, as its header foretells them; a transform may change them."""
         if header.error is not None or header.height is None or header.width is None:
@@ -87,14 +104,13 @@ def make_decoding(
     ArgumentError
         For arguments that are unknown, out of range, or contradict each other.
     """
-    if resize not in RESIZES:
-        raise ArgumentError(f"resize={resize!r}; choose one of {', '.join(RESIZES)}")
-    if mode not in ("RGB", "L"):
-        raise ArgumentError(f"mode={mode!r}; choose 'RGB' or 'L'")
+    check_choice("resize", resize, RESIZES)
+    check_choice("mode", mode, ("RGB", "L"))
+    check_flag("scaled_decode", scaled_decode)
     if transform is not None and not callable(transform):
-        raise ArgumentError(f"transform={transform!r} is no function of DALI operators")
-    if max_pixels is not None and max_pixels < 1:
-        raise ArgumentError(f"max_pixels={max_pixels} must be positive, or None for no limit")
+        raise ArgumentError(
+            f"transform={shown(transform)}: pass a function of DALI operators, images to images"
+        )
     if scaled_decode and device == "gpu":
         raise ArgumentError("scaled_decode=True is for backend='pandas': a GPU decodes in full")
     if scaled_decode and (size is None or resize in ("shorter", "longer")):
@@ -102,20 +118,33 @@ def make_decoding(
             "scaled_decode=True needs size= with resize='stretch', 'crop' or 'pad': the shape of "
             "its images must not depend on the scale at which they were decoded"
         )
-    limit = sys.maxsize if max_pixels is None else max_pixels
+    limit = sys.maxsize
+    if max_pixels is not None:
+        advice = "pass a whole number of at least 1, or None for no limit"
+        limit = min(limit, whole_number("max_pixels", max_pixels, 1, advice))
     return Decoding(device, _size(size, resize), resize, mode, transform, limit, scaled_decode)
 
 
-def _size(size: int | tuple[int, int] | None, resize: str) -> tuple[int, ...] | None:
+def _size(size: Any, resize: str) -> tuple[int, ...] | None:
     if size is None:
         if resize != "stretch":
             raise ArgumentError(f"resize={resize!r} does nothing without size=")
         return None
-    edges = tuple(size) if isinstance(size, Sequence) else (size,)
-    if len(edges) not in (1, 2) or not all(isinstance(e, int) and 0 < e < 2**15 for e in edges):
-        raise ArgumentError(f"size={size!r}: pass pixels as an int or as (height, width)")
+    listed = isinstance(size, (tuple, list)) or (isinstance(size, np.ndarray) and size.ndim == 1)
+    pair = listed and len(size) == 2
+    edges = list(size) if pair else [size]
+    if not all(_is_edge(edge) for edge in edges):
+        raise ArgumentError(
+            f"size={shown(size)}: pass one whole number of pixels, or (height, width), each from "
+            f"1 to {LARGEST_EDGE}"
+        )
+    edges = [int(edge) for edge in edges]
     if resize in ("shorter", "longer"):
-        if len(edges) == 2:
+        if pair:
             raise ArgumentError(f"resize={resize!r} scales one edge: pass size= as one int")
-        return edges
-    return edges * 2 if len(edges) == 1 else edges
+        return tuple(edges)
+    return tuple(edges) if pair else (edges[0], edges[0])
+
+
+def _is_edge(edge: Any) -> bool:
+    return is_whole(edge) and 1 <= edge <= LARGEST_EDGE

@@ -15,7 +15,8 @@ from typing import Any
 
 import numpy as np
 
-from dask_image_ingest.decode.dali import Refused, decoder
+from dask_image_ingest.decode.dali import Refused
+from dask_image_ingest.decode.decoders import Decoders
 from dask_image_ingest.decode.header import measure
 from dask_image_ingest.decode.options import Decoding
 from dask_image_ingest.decode.threads import decode_pool
@@ -28,11 +29,12 @@ _LEAST_FACTOR = 2
 class ScaledDecoder:
     """Stands in for a `Decoder` of encoded images."""
 
-    def __init__(self, decoding: Decoding) -> None:
+    def __init__(self, decoding: Decoding, dali: Decoders) -> None:
         self._decoding = decoding
+        self._dali = dali
         self._decode_jpeg = require_simplejpeg().decode_jpeg
 
-    def run(self, batches: Iterable[list[np.ndarray]], seed: int = 0) -> Iterator[Any]:
+    def run(self, batches: Iterable[list[np.ndarray]]) -> Iterator[Any]:
         """Decode batches one after the other, each while the caller uses the one before.
 
         Yields
@@ -45,18 +47,17 @@ class ScaledDecoder:
         for following in chain(batches, [None]):
             submitted = [pool.submit(self._reduced, data) for data in following or ()]
             if begun is not None:
-                yield self._finish(batch, [future.result() for future in begun], seed)
-                seed += 1
+                yield self._finish(batch, [future.result() for future in begun])
             batch, begun = following or [], submitted
 
-    def _finish(self, batch: list[np.ndarray], reduced: list[np.ndarray | None], seed: int) -> Any:
+    def _finish(self, batch: list[np.ndarray], reduced: list[np.ndarray | None]) -> Any:
         """Bring reduced pictures to their size, and decode the others in full."""
         pictures = [picture for picture in reduced if picture is not None]
-        (resized,) = decoder(self._decoding, "pixels").run([pictures], seed)
+        (resized,) = self._dali.pixels.run([pictures])
         others = [data for data, picture in zip(batch, reduced, strict=True) if picture is None]
         if not others:
             return resized
-        (decoded,) = decoder(self._decoding, "encoded").run([others], seed)
+        (decoded,) = self._dali.encoded.run([others])
         in_full = iter([None] * len(others) if isinstance(decoded, Refused) else decoded)
         small = iter(resized)
         return [next(in_full if picture is None else small) for picture in reduced]

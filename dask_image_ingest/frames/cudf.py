@@ -11,7 +11,8 @@ import numpy as np
 import pyarrow as pa
 
 from dask_image_ingest.decode import Pixels
-from dask_image_ingest.frames import NewColumn, attach_accessors, require_gpu
+from dask_image_ingest.frames.accessors import Kind, attach_accessors
+from dask_image_ingest.frames.backend import NewColumn
 from dask_image_ingest.frames.cudf_columns import (
     empty_frame,
     frame_of_new,
@@ -21,8 +22,15 @@ from dask_image_ingest.frames.cudf_columns import (
 )
 from dask_image_ingest.frames.cudf_dask import register
 from dask_image_ingest.frames.cudf_pixels import LARGEST_PARTITION, DevicePixels
-from dask_image_ingest.frames.cudf_values import bytes_of, image_arrays, is_bytes, is_images
-from dask_image_ingest.schema import IMAGE
+from dask_image_ingest.frames.cudf_values import (
+    bytes_of,
+    empty_table,
+    image_arrays,
+    is_bytes,
+    is_images,
+)
+from dask_image_ingest.frames.gpus import gpus, require_gpu
+from dask_image_ingest.frames.image_type import IMAGE
 
 _DECODED = {"error": pa.string(), "image": IMAGE}
 
@@ -52,6 +60,8 @@ class CudfBackend:
 
     def to_arrow(self, frame: cudf.DataFrame) -> pa.Table:
         """Metadata columns of a dataframe, on the host."""
+        if not len(frame) and not gpus():
+            return empty_table(frame)
         return frame.to_arrow(preserve_index=False)
 
     def with_images(self, frame: cudf.DataFrame, pixels: Pixels) -> cudf.DataFrame:
@@ -122,10 +132,15 @@ def _gpu_memory() -> int:
     return min((size for size in sizes if size), default=_UNKNOWN_GPU_MEMORY)
 
 
-def _attach(name: str, accessor: type) -> None:
-    # A frame's accessor is a class attribute: cuDF warns where one takes the place of another.
-    if getattr(cudf.DataFrame, name, None) is not accessor:
-        cudf.api.extensions.register_dataframe_accessor(name)(accessor)
+def _attach(kind: Kind, name: str, accessor: type) -> None:
+    # An accessor is a class attribute: cuDF warns where one takes the place of another.
+    owner = cudf.DataFrame if kind == "dataframe" else cudf.Series
+    if getattr(owner, name, None) is not accessor:
+        extensions = cudf.api.extensions
+        if kind == "dataframe":
+            extensions.register_dataframe_accessor(name)(accessor)
+        else:
+            extensions.register_series_accessor(name)(accessor)
 
 
 register()

@@ -12,9 +12,10 @@ import pyarrow as pa
 import pylibcudf as plc
 
 from dask_image_ingest.decode import Pixels
-from dask_image_ingest.frames import NewColumn, gpus, require_gpu
+from dask_image_ingest.frames.backend import NewColumn
 from dask_image_ingest.frames.cudf_pixels import check_pixels
-from dask_image_ingest.schema import IMAGE
+from dask_image_ingest.frames.gpus import gpus, require_gpu
+from dask_image_ingest.frames.image_type import IMAGE
 
 _NO_NUMBERS = np.empty(0, np.int64)
 

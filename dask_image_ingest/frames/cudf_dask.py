@@ -32,7 +32,6 @@ from distributed.protocol.cuda import cuda_serialize
 
 from dask_image_ingest.decode import Pixels
 from dask_image_ingest.errors import PartitionTooLargeError
-from dask_image_ingest.frames import get_backend, gpus
 from dask_image_ingest.frames.cudf_columns import (
     columns_of,
     empty_frame,
@@ -40,7 +39,9 @@ from dask_image_ingest.frames.cudf_columns import (
     with_columns_of,
 )
 from dask_image_ingest.frames.cudf_values import is_images, pixels_on_host
-from dask_image_ingest.schema import IMAGE
+from dask_image_ingest.frames.gpus import gpus
+from dask_image_ingest.frames.image_type import IMAGE
+from dask_image_ingest.frames.pandas import PandasBackend
 
 _NESTED = {plc.TypeId.LIST, plc.TypeId.STRING, plc.TypeId.STRUCT}
 
@@ -107,14 +108,14 @@ def to_pandas(frame: cudf.DataFrame, **options: Any) -> pd.DataFrame:
         made = pd.DataFrame({n: pd.Series([], dtype=_on_host(t)) for n, t in others.dtypes.items()})
     for name in images:
         pixels = pixels_on_host(frame[name])
-        rows = get_backend("pandas").frame(pa.table({}), np.arange(len(frame)), pixels)
+        rows = PandasBackend().frame(pa.table({}), np.arange(len(frame)), pixels)
         made[name] = rows["image"].array
     return made[list(frame.columns)]
 
 
 def to_cudf(frame: pd.DataFrame, **options: Any) -> cudf.DataFrame:
     """A pandas frame of images as the cuDF backend has it."""
-    pandas = get_backend("pandas")
+    pandas = PandasBackend()
     images = [name for name, dtype in frame.dtypes.items() if pandas.is_images(dtype)]
     if not images:
         return to_cudf_dispatch_from_pandas(frame, **options)
@@ -200,7 +201,7 @@ def _images_to_pandas(series: cudf.Series, **options: Any) -> pd.Series:
 
 
 def _images_to_cudf(series: pd.Series, **options: Any) -> cudf.Series:
-    if not get_backend("pandas").is_images(series.dtype):
+    if not PandasBackend().is_images(series.dtype):
         return to_cudf_dispatch_from_pandas(series, **options)
     return _named(to_cudf(series.to_frame("image"))["image"], series.name)
 

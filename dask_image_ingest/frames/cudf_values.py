@@ -11,7 +11,7 @@ import pyarrow as pa
 import pylibcudf as plc
 
 from dask_image_ingest.decode import Pixels
-from dask_image_ingest.schema import IMAGE
+from dask_image_ingest.frames.image_type import IMAGE
 
 
 def is_images(dtype: Any) -> bool:
@@ -64,6 +64,18 @@ def bytes_of(lists: pa.Array | pa.ChunkedArray) -> pa.Array:
         [validity, offsets, data or pa.py_buffer(b"")],
         offset=array.offset,
     )
+
+
+def empty_table(frame: cudf.DataFrame) -> pa.Table:
+    """A frame of no rows as Arrow, told by its types: no GPU is asked."""
+    types = {name: _arrow_type(dtype) for name, dtype in frame.dtypes.items()}
+    return pa.table({name: pa.array([], type_) for name, type_ in types.items()})
+
+
+def _arrow_type(dtype: Any) -> pa.DataType:
+    if isinstance(dtype, np.dtype) and dtype.kind != "O":
+        return pa.from_numpy_dtype(dtype)
+    return dtype.to_arrow() if hasattr(dtype, "to_arrow") else pa.string()
 
 
 class _Column(NamedTuple):

@@ -8,13 +8,16 @@ fail on a column of embeddings.
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 import numpy as np
 import pandas as pd
 import pyarrow as pa
 from dask.dataframe.extensions import make_array_nonempty
+
+from dask_image_ingest.errors import OperandError
+from dask_image_ingest.frames.nested_array import NestedArray, arrow_of
 
 _NAMES = {"halffloat": "float16", "float": "float32", "double": "float64"}
 
@@ -62,19 +65,32 @@ class ListDtype(pd.ArrowDtype):
         return ListDtype, (self.item,)
 
 
-class ListArray(pd.arrays.ArrowExtensionArray):
+class ListArray(NestedArray):
     """A column of lists over Arrow memory."""
+
+    _what = "lists"
+    _instead = "for their numbers call .images.vectors(column)"
 
     def __init__(self, values: pa.Array | pa.ChunkedArray) -> None:
         super().__init__(values)
         self._dtype = ListDtype(values.type.value_type)
 
     @classmethod
-    def _from_sequence(cls, scalars: Sequence, *, dtype: Any = None, copy: bool = False):
-        if isinstance(scalars, cls):
-            return scalars.copy() if copy else scalars
+    def _to_arrow(cls, values: Iterable[Any], dtype: Any) -> pa.Array | pa.ChunkedArray:
         type_ = dtype.pyarrow_dtype if isinstance(dtype, ListDtype) else None
-        return cls(pa.chunked_array([pa.array(scalars, type_, from_pandas=True)]))
+        array = None if type_ is None else arrow_of(values, type_)
+        if array is not None:
+            return array
+        try:
+            return pa.chunked_array([pa.array(values, type_, from_pandas=True)])
+        except (pa.ArrowInvalid, pa.ArrowTypeError, TypeError, OverflowError) as error:
+            raise OperandError(f"a column of lists takes lists of numbers: {error}") from None
+
+    def _objects(self) -> Iterator[list | None]:
+        return iter(self._pa_array.to_pylist())
+
+    def _bytes(self) -> Iterator[bytes | None]:
+        return (None if value is None else repr(value).encode() for value in self._objects())
 
 
 def list_dtype(type_: pa.DataType) -> pd.ArrowDtype:

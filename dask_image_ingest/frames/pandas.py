@@ -15,11 +15,17 @@ from distributed import default_client, get_worker
 
 from dask_image_ingest.decode import Pixels
 from dask_image_ingest.decode.threads import decode_pool, decode_threads
-from dask_image_ingest.frames import NewColumn
-from dask_image_ingest.frames.image_dtype import ImageArray, ImageDtype
+from dask_image_ingest.frames.backend import NewColumn
+from dask_image_ingest.frames.image_dtype import (
+    ImageArray,
+    ImageDtype,
+    image_array,
+    image_views,
+    is_image_dtype,
+)
+from dask_image_ingest.frames.image_type import IMAGE
 from dask_image_ingest.frames.list_dtype import list_dtype, list_values
 from dask_image_ingest.frames.pixel_memory import pixel_memory
-from dask_image_ingest.schema import IMAGE
 
 # Of a worker's memory: a partition may be copied twice by what follows, and a worker keeps several.
 _PARTITION_SHARE = 1 / 16
@@ -118,14 +124,13 @@ class PandasBackend:
 
     def is_images(self, dtype: Any) -> bool:
         """Whether a column of this dtype holds decoded images."""
-        # A parquet file read with dtype_backend="pyarrow" has the plain Arrow struct.
-        return isinstance(dtype, pd.ArrowDtype) and dtype.pyarrow_dtype.equals(IMAGE)
+        return is_image_dtype(dtype)
 
     def arrays(self, images: pd.Series) -> list[np.ndarray | None]:
         """Views of each image of a column, without a copy."""
         views: list[np.ndarray | None] = []
         for chunk in pa.chunked_array(pa.array(images, from_pandas=True)).chunks:
-            views.extend(_views(chunk))
+            views.extend(image_views(chunk))
         return views
 
     def with_columns(
@@ -193,29 +198,8 @@ def _pandas_index(index: np.ndarray) -> pd.Index:
 
 
 def _image_array(pixels: Pixels) -> ImageArray:
-    shapes = pixels.shapes
-    ends = np.cumsum(shapes.astype(np.int64).prod(axis=1))
-    offsets = np.concatenate([np.zeros(1, np.int64), ends])
-    flat = pa.Array.from_buffers(pa.uint8(), len(pixels.flat), [None, pa.py_buffer(pixels.flat)])
-    data = pa.LargeListArray.from_arrays(offsets, flat, type=IMAGE.field("data").type)
-    children = [data, *(pa.array(shapes[:, axis]) for axis in range(3))]
-    absent = pa.array([error is not None for error in pixels.errors], pa.bool_())
-    images = pa.StructArray.from_arrays(children, fields=list(IMAGE), mask=absent)
-    return ImageArray(images)
-
-
-def _views(images: pa.StructArray) -> list[np.ndarray | None]:
-    data = images.field("data")
-    flat = data.values.to_numpy(zero_copy_only=True)
-    starts = data.offsets.to_numpy()
-    shapes = zip(
-        *(images.field(name).to_pylist() for name in ("height", "width", "channels")), strict=True
-    )
-    present = images.is_valid().to_pylist()
-    return [
-        flat[start:end].reshape(shape) if there else None
-        for start, end, shape, there in zip(starts[:-1], starts[1:], shapes, present, strict=True)
-    ]
+    absent = np.array([error is not None for error in pixels.errors], bool)
+    return ImageArray(image_array(pixels.flat, pixels.shapes, absent))
 
 
 def _worker_memory() -> int:

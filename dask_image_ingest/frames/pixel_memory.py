@@ -13,6 +13,7 @@ import os
 import threading
 import time
 import weakref
+from contextlib import suppress
 
 import numpy as np
 
@@ -42,7 +43,7 @@ class PixelMemory:
         self._shared: weakref.WeakValueDictionary[int, SharedBlock] = weakref.WeakValueDictionary()
         # The collector may give a block back in the middle of any of these methods.
         self._lock = threading.RLock()
-        self._releasing = False
+        self._releaser: threading.Thread | None = None
 
     def take(self, nbytes: int, keep: int) -> np.ndarray:
         """An array of ``nbytes`` at least, of any content.
@@ -114,19 +115,31 @@ class PixelMemory:
             if self._may_share(len(block)) and not isinstance(block, SharedBlock):
                 return
             self._unused.append((time.monotonic(), block))
-            start, self._releasing = not self._releasing, True
-        if start:
-            # Not under the lock: the collector may run first in the new thread, and come here.
-            try:
-                threading.Thread(target=self._release_in_time, daemon=True).start()
-            except RuntimeError:  # no more threads, as at the end of a process
-                self._releasing = False
+            # Judged by the thread itself: whoever was to start it may have been interrupted.
+            if self._releaser is not None and self._releaser.is_alive():
+                return
+            releaser = threading.Thread(target=self._release_in_time, daemon=True)
+            self._releaser = releaser
+        # Not under the lock: the collector may run first in the new thread, and come here.
+        with suppress(RuntimeError):  # no more threads, as at the end of a process
+            releaser.start()
+
+    def forking(self) -> None:
+        """Let no block change hands while this process forks."""
+        self._lock.acquire()
 
     def forked(self) -> None:
-        """Begin anew in a fork, which has no thread of its parent, and perhaps a held lock."""
+        """Leave to the fork what it may look at: blocks that can be mapped are its memory too."""
+        unused = {id(block) for _, block in self._unused}
+        for block in list(self._shared.values()):
+            block.in_fork |= id(block) not in unused
+        self._lock.release()
+
+    def begin_in_fork(self) -> None:
+        """Begin anew in a fork, which has no thread of its parent, and a held lock."""
         self._lock = threading.RLock()
         self._unused = []
-        self._sharing = self._releasing = False
+        self._sharing, self._releaser = False, None
 
     def _release_in_time(self) -> None:
         while True:
@@ -134,13 +147,17 @@ class PixelMemory:
             with self._lock:
                 self.release(KEPT_SECONDS)
                 if not self._unused:
-                    self._releasing = False
+                    self._releaser = None
                     return
 
 
 #: This process's.
 pixel_memory = PixelMemory()
-os.register_at_fork(after_in_child=pixel_memory.forked)
+os.register_at_fork(
+    before=pixel_memory.forking,
+    after_in_parent=pixel_memory.forked,
+    after_in_child=pixel_memory.begin_in_fork,
+)
 
 # NumPy asks for huge pages for its own large arrays, which take long to come by where free memory
 # is in pieces or with the host.

@@ -33,10 +33,13 @@ class SharedBlock(mmap.mmap):
         The number of its file among those that this process has open.
     seal : bytes
         What tells its present use from any other.
+    in_fork : bool
+        Whether a fork of this process may look at what it holds, so that it has no other use.
     """
 
     file: int
     seal: bytes
+    in_fork: bool
     _process: int
 
     def __new__(cls, nbytes: int) -> SharedBlock:
@@ -59,6 +62,7 @@ class SharedBlock(mmap.mmap):
             raise
         weakref.finalize(block, os.close, file).atexit = False
         block.file = file
+        block.in_fork = False
         block._process = os.getpid()
         if not block.claim():
             raise OSError("files in memory can't be locked here")
@@ -67,7 +71,7 @@ class SharedBlock(mmap.mmap):
     def claim(self) -> bool:
         """Begin another use, unless a process still maps what the last one left here."""
         # A fork has this memory too, and it is the first process that gives it away.
-        if self._process != os.getpid():
+        if self.in_fork or self._process != os.getpid():
             return False
         try:
             fcntl.flock(self.file, fcntl.LOCK_EX | fcntl.LOCK_NB)

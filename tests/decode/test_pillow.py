@@ -164,6 +164,7 @@ def test_no_warning_leaks_from_any_thread():
     assert list(warnings.filters) == before
 
 
+@pytest.mark.slow
 def test_mutated_images_raise_nothing_but_bad_image():
     seed = 20_240_608
     print("seed", seed)

@@ -87,11 +87,12 @@ def test_checksums_of_other_chunks_do_not_matter():
 def test_dali_refuses_no_jpeg_that_has_passed_a_thorough_look():
     pytest.importorskip("nvidia.dali", reason="nothing is decoded without DALI")
     from dask_image_ingest.decode import Decoding
-    from dask_image_ingest.decode.dali import Refused, decoder
+    from dask_image_ingest.decode.dali import Refused
+    from dask_image_ingest.decode.decoders import decoders_for
 
     random_ = random.Random(20)
     originals = [data for name, data in images().items() if name.startswith("jpeg")]
-    dali = decoder(Decoding(), "suspect")
+    dali = decoders_for(Decoding()).suspect
     refused = 0
     for _ in range(600):
         mutant = mutate(random_, random_.choice(originals), random_.choice(originals))

@@ -1,0 +1,136 @@
+"""Checks that the arguments of public functions have in common.
+
+Each error names the argument, what it got and what it takes.
+"""
+
+from __future__ import annotations
+
+import math
+import operator
+import os
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from dask_image_ingest.errors import ArgumentError
+
+__all__ = [
+    "check_choice",
+    "check_flag",
+    "check_frame",
+    "check_path",
+    "check_storage_options",
+    "column_names",
+    "is_utf8",
+    "is_whole",
+    "list_of_names",
+    "shown",
+    "whole_number",
+]
+
+# Of a value that an error repeats.
+_MOST_CHARACTERS = 100
+
+
+def shown(value: Any) -> str:
+    """A value as an error shows it: short and on one line."""
+    text = " ".join(repr(value).split())
+    return text if len(text) <= _MOST_CHARACTERS else f"{text[:_MOST_CHARACTERS]}…"
+
+
+def is_utf8(text: str) -> bool:
+    """Whether a string can be written as UTF-8: not one with half of a surrogate pair."""
+    try:
+        return text.isascii() or bool(text.encode())
+    except UnicodeEncodeError:
+        return False
+
+
+def check_choice(argument: str, value: Any, choices: Sequence[str]) -> None:
+    """Refuse what is none of some words."""
+    if not isinstance(value, str) or value not in choices:
+        *first, last = map(repr, choices)
+        raise ArgumentError(f"{argument}={shown(value)}; choose {', '.join(first)} or {last}")
+
+
+def check_flag(argument: str, value: Any) -> None:
+    """Refuse what is neither True nor False."""
+    if not isinstance(value, bool):
+        raise ArgumentError(f"{argument}={shown(value)}: pass True or False")
+
+
+def is_whole(value: Any) -> bool:
+    """Whether it is a whole number, Python's or NumPy's; True is none."""
+    return isinstance(value, (int, np.integer)) and not isinstance(value, bool)
+
+
+def whole_number(
+    argument: str, value: Any, least: int, advice: str = "", most: float = math.inf
+) -> int:
+    """A whole number from ``least`` to ``most``, of whatever library its type is."""
+    try:
+        number = least - 1 if isinstance(value, bool) else operator.index(value)
+    except TypeError:
+        number = least - 1
+    if not least <= number <= most:
+        advice = advice or f"pass a whole number of at least {least}"
+        raise ArgumentError(f"{argument}={shown(value)}: {advice}")
+    return number
+
+
+def list_of_names(argument: str, value: Any, what: str) -> list[str]:
+    """A list of strings, given as any kind of list."""
+    try:
+        # A set has no order that columns could have.
+        unlike = isinstance(value, (str, bytes, Mapping, set, frozenset))
+        found = [None] if unlike else list(value)
+    except TypeError:
+        found = [None]
+    if not all(isinstance(name, str) for name in found):
+        raise ArgumentError(f"{argument}={shown(value)}: pass a list of {what}")
+    return [str(name) for name in found]
+
+
+def column_names(columns: Any, known: Iterable[Any]) -> list:
+    """The names in ``columns=`` of a frame that has the columns ``known``."""
+    if isinstance(columns, str) or not isinstance(columns, Iterable):
+        raise ArgumentError(f"columns={shown(columns)}: pass a list of column names")
+    known, columns = list(known), list(columns)
+    unknown = [name for name in columns if name not in known]
+    if unknown:
+        raise ArgumentError(
+            f"columns= names {', '.join(map(repr, unknown))}; the frame has "
+            f"{', '.join(map(repr, known))}"
+        )
+    return columns
+
+
+def check_frame(value: Any, argument: str = "frame") -> None:
+    """Refuse what is no dataframe of pandas, cuDF or Dask, or has a column twice."""
+    library = type(value).__module__.partition(".")[0]
+    if library not in ("pandas", "cudf", "dask") or getattr(value, "ndim", None) != 2:
+        raise ArgumentError(f"{argument}={shown(value)}: pass a Dask, pandas or cuDF dataframe")
+    if not value.columns.is_unique:
+        raise ArgumentError(f"{argument}= has two columns of one name")
+
+
+def check_path(argument: str, value: Any) -> None:
+    """Refuse what is no path of a file that could be written, as its folder stands."""
+    path = os.fspath(value) if isinstance(value, os.PathLike) else value
+    if not isinstance(path, str) or not path or "\0" in path or not is_utf8(path):
+        raise ArgumentError(f"{argument}={shown(value)}: pass the path of a file")
+    if os.path.isdir(path) or not os.path.basename(path):
+        raise ArgumentError(f"{argument}={shown(value)} is a folder: pass the path of a file")
+    if not os.path.isdir(os.path.dirname(os.path.abspath(path))):
+        raise ArgumentError(f"{argument}={shown(value)}: its folder does not exist")
+
+
+def check_storage_options(value: Any) -> None:
+    """Refuse what is not a dict of a file system's options."""
+    if value is None or (isinstance(value, dict) and all(isinstance(k, str) for k in value)):
+        return
+    raise ArgumentError(
+        f"storage_options={shown(value)}: pass a dict of the file system's options, such as "
+        "{'anon': True}, or None"
+    )

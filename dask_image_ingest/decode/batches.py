@@ -1,0 +1,125 @@
+"""The images of a partition, decoded batch by batch: by DALI, and by Pillow beside it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from itertools import tee
+from typing import Any
+
+import numpy as np
+
+from dask_image_ingest.decode.bad import BadImage
+from dask_image_ingest.decode.dali import Refused
+from dask_image_ingest.decode.decoders import Decoders, decoders_for
+from dask_image_ingest.decode.header import Header
+from dask_image_ingest.decode.options import Decoding
+from dask_image_ingest.decode.origin import Origin, unknown
+from dask_image_ingest.decode.pixels import PixelBuffer, Pixels
+from dask_image_ingest.decode.plan import Batch, Plan
+from dask_image_ingest.decode.refused import decode_in_parts
+from dask_image_ingest.decode.scaled import ScaledDecoder
+
+
+def decode_in_batches(
+    headers: Sequence[Header],
+    image_bytes: Callable[[int], Any],
+    decoding: Decoding,
+    buffer: PixelBuffer,
+    origin: Callable[[int], Origin] = unknown,
+) -> Pixels:
+    """Decode in this very process."""
+    errors = [header.error for header in headers]
+    shapes = np.zeros((len(headers), 3), np.int32)
+    plan = Plan(headers, image_bytes, decoding)
+    dali = decoders_for(decoding)
+    with dali.lock:
+        try:
+            dali.clear()
+            for batch, images in _decoded(plan, decoding, dali):
+                plan.learn(_rows_without_image(batch.trusted, images))
+                rows, images = _pictures(batch, images, plan, headers, errors, decoding, dali)
+                if rows and dali.transform is not None:
+                    images = dali.transform.run(images, [origin(row) for row in rows])
+                shapes[rows] = _shapes(images)
+                buffer.append(images)
+        finally:
+            dali.clear()
+    return Pixels(buffer.finish(), shapes, errors)
+
+
+def _decoded(plan: Plan, decoding: Decoding, dali: Decoders) -> Iterator[tuple[Batch, Any]]:
+    """Each batch of the plan with what DALI makes of it: None for an image that it refuses."""
+    first = ScaledDecoder(decoding, dali) if decoding.scaled else dali.encoded
+    planned, underway = tee(plan)
+    outputs = first.run(batch.encoded for batch in planned)
+    for batch, images in zip(underway, outputs, strict=True):
+        if isinstance(images, Refused):
+            yield batch, decode_in_parts(batch.encoded, images.culprit, dali.suspect)
+        else:
+            yield batch, images
+
+
+def _pictures(
+    batch: Batch,
+    images: Any,
+    plan: Plan,
+    headers: Sequence[Header],
+    errors: list[str | None],
+    decoding: Decoding,
+    dali: Decoders,
+) -> tuple[list[int], Any]:
+    """The rows of a batch that have an image, and these: DALI's and Pillow's.
+
+    A tensor list as DALI has given it, if that is all of them.
+    """
+    if not isinstance(images, list) and len(images) == len(batch.rows):
+        found = images.shape()
+        if all(_fits(found[at], headers[row], decoding) for at, row in enumerate(batch.rows)):
+            return batch.rows, images
+    pictures = {
+        row: image
+        for row, image in zip(batch.trusted, images, strict=True)
+        if image is not None and _fits(image.shape(), headers[row], decoding)
+    }
+    for row in batch.rows:
+        if errors[row] is None and row not in pictures and row not in batch.careful:
+            plan.assign_to_pillow(row, batch)
+    pictures.update(_careful(batch, errors, decoding, dali))
+    rows = [row for row in batch.rows if row in pictures]
+    return rows, [pictures[row] for row in rows]
+
+
+def _shapes(images: Any) -> Any:
+    if not isinstance(images, list):
+        return images.shape()
+    shapes = [image.shape() if callable(image.shape) else image.shape for image in images]
+    return np.array(shapes, np.int32).reshape(-1, 3)
+
+
+def _rows_without_image(rows: list[int], images: Any) -> list[int]:
+    if not isinstance(images, list):
+        return []
+    return [row for row, image in zip(rows, images, strict=True) if image is None]
+
+
+def _careful(
+    batch: Batch, errors: list[str | None], decoding: Decoding, dali: Decoders
+) -> dict[int, Any]:
+    """What Pillow has made of its images of a batch, in the shape that was asked for."""
+    arrays: dict[int, np.ndarray] = {}
+    for row, future in batch.careful.items():
+        # Not raised here: its traceback would hold this partition until a collection.
+        failed = future.exception()
+        if isinstance(failed, BadImage):
+            errors[row] = str(failed)
+        else:
+            arrays[row] = future.result()
+    if not arrays or (decoding.size is None and decoding.transform is None):
+        return arrays
+    (images,) = dali.pixels.run([list(arrays.values())])
+    return dict(zip(arrays, images, strict=True))
+
+
+def _fits(shape: Sequence[int], header: Header, decoding: Decoding) -> bool:
+    # Where readers take a damaged header in two ways, Pillow's is the one that counts.
+    return decoding.size is not None or tuple(shape[:2]) == (header.height, header.width)

@@ -1,0 +1,57 @@
+"""The decoders that a process keeps from partition to partition."""
+
+from __future__ import annotations
+
+import functools
+import os
+import threading
+
+from dask_image_ingest.decode.dali import Decoder
+from dask_image_ingest.decode.gpu import current_device
+from dask_image_ingest.decode.options import Decoding
+from dask_image_ingest.decode.transform import Transform
+
+# As many options as a query and its neighbours use side by side.
+_KEPT = 3
+
+
+class Decoders:
+    """What decodes by the same options in this process, for one thread at a time.
+
+    Use it inside ``with decoders.lock``, in no generator: a traceback that somebody keeps would
+    keep the lock taken. Call `clear` before and after, so that whatever ended the use of one
+    caller, none of their images come out for the next.
+
+    Attributes
+    ----------
+    lock : threading.Lock
+        A pipeline can't be fed from two threads, and dask may run several tasks in one process.
+    encoded, suspect, pixels : Decoder
+        Of these sources.
+    transform : Transform or None
+        What comes after each of them.
+    """
+
+    def __init__(self, decoding: Decoding) -> None:
+        self.lock = threading.Lock()
+        self.encoded = Decoder(decoding, "encoded")
+        self.suspect = Decoder(decoding, "suspect")
+        self.pixels = Decoder(decoding, "pixels")
+        self.transform = None if decoding.transform is None else Transform(decoding)
+
+    def clear(self) -> None:
+        """Throw away what was begun and not collected."""
+        for decoder in (self.encoded, self.suspect, self.pixels):
+            decoder.clear()
+
+
+def decoders_for(decoding: Decoding) -> Decoders:
+    """The decoders of this process for these options."""
+    device = current_device() if decoding.device == "gpu" else None
+    return _decoders(decoding, os.getpid(), device)
+
+
+@functools.lru_cache(maxsize=_KEPT)
+def _decoders(decoding: Decoding, process: int, device: int | None) -> Decoders:
+    # A fork of this process has none of the threads of its pipelines; another GPU has none of them.
+    return Decoders(decoding)

@@ -1,0 +1,51 @@
+"""The decoded images of a partition, and the buffer that takes them."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import numpy as np
+
+
+class PixelBuffer(Protocol):
+    """One flat buffer that takes decoded images one behind the other."""
+
+    def append(self, images: Any) -> None:
+        """Take a batch: a DALI tensor list whole, or a list of arrays or DALI tensors.
+
+        Each image is of shape (height, width, channels).
+        """
+
+    def finish(self) -> Any:
+        """The bytes taken, as one array."""
+
+
+@dataclass(frozen=True)
+class Pixels:
+    """The decoded images of a partition.
+
+    Attributes
+    ----------
+    flat : array of uint8, shape (sum of all images' bytes,)
+        CuPy or NumPy, image behind image.
+    shapes : numpy array of int32, shape (rows, 3)
+        Height, width, channels; all zero for a row without an image.
+    errors : list of str or None
+        For each row why it has no image.
+    """
+
+    flat: Any
+    shapes: np.ndarray
+    errors: list[str | None]
+
+    def take(self, rows: np.ndarray) -> Pixels:
+        """The pixels of the given rows, which must ascend; no copy where only empty rows go."""
+        sizes = self.shapes.astype(np.int64).prod(axis=1)
+        flat = self.flat
+        if sizes[rows].sum() < sizes.sum():
+            starts = np.cumsum(sizes) - sizes
+            there = [row for row in rows.tolist() if sizes[row]]
+            images = [flat[starts[row] : starts[row] + sizes[row]] for row in there]
+            flat = np.concatenate(images) if images else flat[:0]
+        return Pixels(flat, self.shapes[rows], [self.errors[row] for row in rows.tolist()])

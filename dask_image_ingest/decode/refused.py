@@ -1,0 +1,35 @@
+"""What becomes of a batch that DALI refused for one of its images."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import numpy as np
+
+from dask_image_ingest.decode.dali import Decoder, Refused
+
+
+def decode_in_parts(images: list[np.ndarray], culprit: int | None, suspect: Decoder) -> list:
+    """Decode a batch that was refused in smaller parts; None for what DALI can't decode."""
+    if culprit is None or culprit >= len(images):
+        parts = list(_split(images, max(1, len(images) // 8)))
+    else:
+        step = max(1, len(images) // 4)
+        before, after = images[:culprit], images[culprit + 1 :]
+        parts = [*_split(before, step), [], *_split(after, step)]
+    # All of them before the next step down, which runs on the same pipeline.
+    outputs = list(suspect.run(parts))
+    isolated: list = []
+    for encoded, decoded in zip(parts, outputs, strict=True):
+        if not encoded:
+            isolated.append(None)  # the culprit
+        elif not isinstance(decoded, Refused):
+            isolated.extend(decoded)
+        else:
+            alone = len(encoded) == 1
+            isolated.extend([None] if alone else decode_in_parts(encoded, decoded.culprit, suspect))
+    return isolated
+
+
+def _split(images: list[np.ndarray], size: int) -> Iterator[list[np.ndarray]]:
+    return (images[start : start + size] for start in range(0, len(images), size))

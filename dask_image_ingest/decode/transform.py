@@ -1,0 +1,284 @@
+"""A user's transform, which gives a sample the same picture whatever else is decoded with it.
+
+DALI draws an image's random numbers by the state of an operator and by the image's place in its
+batch, and what is in a batch depends on the query: filters, bad images, partitions. So operators
+get the state by which each place has the numbers of its sample: of a shard, and a number in it.
+Samples that follow one another can share a batch, since the places in a batch do; a short gap is
+filled with a neighbour whose picture is thrown away, a longer one begins another batch.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import re
+import struct
+import threading
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from dask_image_ingest.decode.batch_pipeline import BatchPipeline
+from dask_image_ingest.decode.dali import BATCH_SIZE, dali, new_pipeline
+from dask_image_ingest.decode.gpu import ROOM_FOR_DALI, is_gpu_failure
+from dask_image_ingest.decode.options import Decoding
+from dask_image_ingest.decode.origin import Origin
+from dask_image_ingest.decode.threads import decode_pool, decode_threads
+from dask_image_ingest.errors import ArgumentError, FunctionError
+
+_INPUT = "images"
+
+# So many pictures made for nothing cost less than another batch.
+_LONGEST_GAP = 3
+
+# In DALI's counter, from an image to its neighbour in the batch (`kSkipaheadPerSample`).
+_STRIDE = 65537
+
+# Operators by which an image gets something of others, which are in its batch by chance.
+_MIXING = frozenset(("BatchPermutation", "PermuteBatch"))
+
+# What DALI says about an operator that fails, without its stack.
+_REASON = re.compile(
+    r"(?:operator `([^`]+)`.*?)?encountered:\s+(.+?)\s*(?:C\+\+ context|$)", re.DOTALL
+)
+
+
+class _Part(NamedTuple):
+    """Rows of a batch that are transformed together, and at which places those are that count.
+
+    At the others are fillers.
+    """
+
+    rows: list[int]
+    places: list[int]
+
+
+class Transform:
+    """The transform of some options in this process; any number of threads may use it at once.
+
+    On the CPU, each of its pipelines has one thread, and the images of a batch are shared out among
+    as many of them as there are threads that decode.
+    """
+
+    def __init__(self, decoding: Decoding) -> None:
+        self._decoding = decoding
+        self._threads = 1 if decoding.device == "gpu" else decode_threads()
+        # Whoever uses one has taken it from here, and brings back only what is whole.
+        self._idle: list[_TransformPipeline] = []
+        self._building = threading.Lock()
+
+    def run(self, images: Any, origins: Sequence[Origin]) -> Any:
+        """Transform the images of a batch, a DALI tensor list or a list of DALI tensors.
+
+        Raises
+        ------
+        FunctionError
+            If the transform fails, for the first image for which it does.
+        ArgumentError
+            If it gives anything but uint8 images of layout HWC, or mixes images.
+        """
+        pipeline = self._take(origins[0])
+        share = -(-len(origins) // self._threads)
+        parts = _runs(origins, share) if pipeline.is_random else _slices(len(origins), share)
+        self._idle.append(pipeline)
+        if len(parts) == 1 and parts[0].rows == parts[0].places:
+            return self._transformed(images, origins)
+        made = self._each(parts, list(images), origins)
+        return [
+            pictures[place]
+            for part, pictures in zip(parts, made, strict=True)
+            for place in part.places
+        ]
+
+    def _each(self, parts: list[_Part], images: list, origins: Sequence[Origin]) -> list:
+        given = [
+            ([images[row] for row in part.rows], [origins[row] for row in part.rows])
+            for part in parts
+        ]
+        if self._threads == 1:
+            return [self._transformed(*each) for each in given]
+        begun = [decode_pool().submit(self._transformed, *each) for each in given]
+        return [future.result() for future in begun]
+
+    def _transformed(self, images: Any, origins: Sequence[Origin]) -> Any:
+        pipeline = self._take(origins[0])
+        try:
+            made = pipeline.run(images, origins[0])
+        except RuntimeError as error:
+            if self._decoding.device == "gpu" and is_gpu_failure(str(error)):
+                error.add_note(ROOM_FOR_DALI)
+                raise
+            if len(origins) == 1:
+                raise _failed(origins[0], error) from error
+            made = None
+        self._idle.append(pipeline)
+        if made is not None:
+            return made
+        # For one of them, which is found like this; it may be one that only fills a gap.
+        one_by_one = zip(list(images), origins, strict=True)
+        return [self._transformed([image], [origin])[0] for image, origin in one_by_one]
+
+    def _take(self, first: Origin) -> _TransformPipeline:
+        try:
+            return self._idle.pop()
+        except IndexError:
+            pipeline = _TransformPipeline(self._decoding)
+        # A user's function need not be ready for several threads.
+        with self._building:
+            try:
+                pipeline.build()
+            except (ArgumentError, FunctionError):
+                raise
+            except Exception as error:
+                raise _failed(first, error) from error
+        return pipeline
+
+
+class _TransformPipeline:
+    """One pipeline of a transform, for one thread at a time."""
+
+    def __init__(self, decoding: Decoding) -> None:
+        self._decoding = decoding
+        self._pipeline = BatchPipeline(self._build)
+        self._seeds: list[str] = []
+
+    @property
+    def is_random(self) -> bool:
+        """Whether the transform has random operators; known once it is built."""
+        return bool(self._seeds)
+
+    def build(self) -> None:
+        """Call the user's function, unless that was done."""
+        self._pipeline.build()
+
+    def run(self, images: Any, first: Origin) -> Any:
+        """Transform images that come one after the other from ``first`` on."""
+        self._pipeline.build()
+        states = {
+            _state_name(number): np.tile(_state(first, seed), (len(images), 1))
+            for number, seed in enumerate(self._seeds)
+        }
+        self._pipeline.schedule(**{_INPUT: images}, **states)
+        made = self._pipeline.collect()
+        _check_output(made)
+        return made
+
+    def _build(self) -> Any:
+        fn, types, _ = dali()
+        device = self._decoding.device
+        pipeline = new_pipeline(device, decode_threads() if device == "gpu" else 1)
+        assert self._decoding.transform is not None
+        with pipeline:
+            images = fn.external_source(
+                name=_INPUT, no_copy=True, dtype=types.UINT8, layout="HWC", device=device
+            )
+            made = self._decoding.transform(images)
+            if not isinstance(made, type(images)):
+                raise ArgumentError(
+                    f"transform= gave a {type(made).__name__}: it has to give one batch of images, "
+                    "as DALI's operators do"
+                )
+            self._seeds = _take_over_random_numbers(made, fn, types)
+            pipeline.set_outputs(made)
+        pipeline.build()
+        return pipeline
+
+
+def _runs(origins: Sequence[Origin], most: int) -> list[_Part]:
+    """Samples that follow one another, with fillers in short gaps; ``most`` to a part at least."""
+    parts: list[_Part] = []
+    for row, origin in enumerate(origins):
+        gap = -1
+        if row and origin.shard == origins[row - 1].shard:
+            gap = origin.number - origins[row - 1].number - 1
+        fits = parts and len(parts[-1].rows) + gap < min(most, BATCH_SIZE)
+        if not fits or not 0 <= gap <= _LONGEST_GAP:
+            parts.append(_Part([], []))
+            gap = 0
+        rows, wanted = parts[-1]
+        rows.extend([row - 1] * gap)
+        wanted.append(len(rows))
+        rows.append(row)
+    return parts
+
+
+def _slices(count: int, most: int) -> list[_Part]:
+    return [
+        _Part(list(range(start, min(start + most, count))), list(range(min(most, count - start))))
+        for start in range(0, count, most)
+    ]
+
+
+def _take_over_random_numbers(made: Any, fn: Any, types: Any) -> list[str]:
+    """Have the state of each random operator fed in; gives what tells their numbers apart.
+
+    Operators have an input for that, by which DALI's dynamic mode hands them its generators.
+    """
+    operators: dict[int, Any] = {}
+    waiting = [made.source]
+    while waiting:
+        operator = waiting.pop()
+        if operator is not None and operator.id not in operators:
+            operators[operator.id] = operator
+            waiting.extend(node.source for node in operator.inputs)
+    seeds: list[str] = []
+    for _, operator in sorted(operators.items()):
+        schema = operator._op.schema
+        if schema.Name() in _MIXING:
+            raise ArgumentError(
+                f"transform= mixes the images of a batch ({schema.Name()}), and which images share "
+                "a batch depends on the query: mix those of iter_batches() instead"
+            )
+        if not schema.HasRandomStateArg():
+            continue
+        state = fn.external_source(name=_state_name(len(seeds)), dtype=types.UINT32, ndim=1)
+        operator.spec.AddArgumentInput(
+            "_random_state", state.name, state.ndim, state.dtype, state.layout
+        )
+        operator.inputs.append(state)
+        # Operators that were given the same seed draw the same numbers, as they do in DALI.
+        seed = operator._op._init_args.get("seed")
+        own = seed is None or seed < 0
+        seeds.append(f"operator {len(seeds)}" if own else f"seed {seed}")
+    return seeds
+
+
+def _state_name(number: int) -> str:
+    return f"random-state-{number}"
+
+
+def _state(origin: Origin, seed: str) -> np.ndarray:
+    """A state of DALI's Philox generator: key, counter and phase, of which places are part."""
+    shard = origin.shard.encode("utf-8", "surrogateescape")
+    key = hashlib.blake2b(shard, digest_size=8, salt=_digest(seed)).digest()
+    stream = origin.number * _STRIDE % 2**64
+    return np.frombuffer(struct.pack("<8sQQI", key, 0, stream, 0), np.uint32)
+
+
+def _digest(seed: str) -> bytes:
+    return hashlib.blake2b(seed.encode(), digest_size=hashlib.blake2b.SALT_SIZE).digest()
+
+
+def _failed(origin: Origin, error: Exception) -> FunctionError:
+    reason = _REASON.search(str(error))
+    if reason is None:
+        said = f"{type(error).__name__}: {error}"
+    else:
+        said = f"{reason[1]}: {reason[2]}" if reason[1] else reason[2]
+    return FunctionError(f"{origin.shard}: transform= fails for {origin.name}: {said}")
+
+
+def _check_output(images: Any) -> None:
+    """Refuse what a transform must not give: anything but uint8 images, rows of pixels first.
+
+    Raises
+    ------
+    ArgumentError
+    """
+    _, types, _ = dali()
+    if images.dtype != types.UINT8 or images.ndim() != 3 or images.layout() not in ("HWC", ""):
+        raise ArgumentError(
+            f"transform= gave {images.ndim()}-dimensional {images.dtype} images of layout "
+            f"{images.layout()!r}; the image column holds uint8 images of layout 'HWC': cast and "
+            "transpose them in map_batches() instead"
+        )

@@ -1,0 +1,84 @@
+"""Images that are shown as one array are one buffer, or a copy."""
+
+from types import SimpleNamespace
+
+import numpy as np
+import pandas as pd
+import pyarrow as pa
+import pytest
+
+import dask_image_ingest as dii  # noqa: F401 - registers .images
+from dask_image_ingest.decode import Pixels
+from dask_image_ingest.frames import get_backend
+from dask_image_ingest.frames.joined import joined
+
+SHAPE = (4, 5, 3)
+SIZE = 4 * 5 * 3
+
+
+@pytest.fixture
+def backend():
+    return get_backend("pandas")
+
+
+def frame_over(memory, backend):
+    """A frame of images that lie in this memory."""
+    count = len(memory) // SIZE
+    table = pa.table({"__key__": [str(n) for n in range(count)]})
+    shapes = np.full((count, 3), SHAPE, np.int32)
+    return backend.frame(table, np.arange(count), Pixels(memory, shapes, [None] * count))
+
+
+def test_buffers_that_happen_to_be_neighbours_are_not_taken_for_one(backend):
+    """An allocator may put one partition right behind another, and take either back."""
+    memory = np.random.default_rng(0).integers(0, 256, 6 * SIZE, np.uint8)
+    want = memory.reshape(6, *SHAPE).copy()
+    parts = [frame_over(memory[start : start + 2 * SIZE], backend) for start in (0, 120, 240)]
+    frame = pd.concat(parts)
+    stacked = frame.images.stack()
+    (batch,) = (batch["image"] for batch in frame.images.iter_batches(6, columns=[]))
+    shown = []
+    frame.images.map_batches(lambda images: shown.append(images) or [0] * 6, {"o": "int64"})
+    del parts, frame
+    memory[:] = 0
+    for images in (stacked, batch, shown[0]):
+        np.testing.assert_array_equal(images, want)
+
+
+def test_an_array_over_one_buffer_keeps_all_of_it(backend):
+    memory = np.random.default_rng(1).integers(0, 256, 4 * SIZE, np.uint8)
+    frame = frame_over(memory, backend)
+    stacked = frame.images.stack()
+    assert np.shares_memory(stacked, memory)
+    for images in (frame.iloc[1:3].images.stack(), frame.iloc[[2]].images.stack()):
+        assert images.shape[1:] == SHAPE
+    np.testing.assert_array_equal(stacked, memory.reshape(4, *SHAPE))
+
+
+def test_arrays_that_own_their_memory_are_copied(backend):
+    arrays = [np.full(SHAPE, n, np.uint8) for n in range(3)]
+    images = joined(arrays, backend)
+    assert not any(np.shares_memory(images, array) for array in arrays)
+    np.testing.assert_array_equal(images, np.stack(arrays))
+
+
+def on_a_device(memory, address):
+    """What `joined` looks at in a CuPy array."""
+    return SimpleNamespace(
+        shape=(2, 2, 1),
+        nbytes=4,
+        strides=(2, 1, 1),
+        data=SimpleNamespace(mem=memory),
+        __cuda_array_interface__={"data": (address, False)},
+    )
+
+
+@pytest.mark.parametrize(("memories", "copied"), [((1, 1), False), ((1, 2), True)])
+def test_the_same_holds_for_memory_on_a_device(memories, copied):
+    library = SimpleNamespace(
+        stack=lambda arrays: "copied",
+        lib=SimpleNamespace(stride_tricks=SimpleNamespace(as_strided=lambda *_: "not copied")),
+    )
+    arrays = [on_a_device(memory, 100 + 4 * n) for n, memory in enumerate(memories)]
+    got = joined(arrays, SimpleNamespace(numpy=library))
+    assert got == ("copied" if copied else "not copied")

@@ -1,0 +1,208 @@
+"""What the documentation shows is what happens: its pages and the examples in docstrings run."""
+
+from __future__ import annotations
+
+import contextlib
+import doctest
+import importlib
+import inspect
+import pkgutil
+import re
+import shutil
+import tomllib
+from collections.abc import Iterator
+from pathlib import Path
+from runpy import run_path
+from typing import Any
+
+import dask
+import dask.dataframe as dd
+import distributed
+import numpy as np
+import pandas as pd
+import pytest
+from pages import blocks, check_examples, run_page
+from photo_shards import Photo, encode, write_photo_shards
+from PIL import Image
+
+import dask_image_ingest as dii
+from dask_image_ingest.cli import main
+
+ROOT = Path(__file__).parents[1]
+DOCS = ROOT / "docs"
+PAGES = [
+    ROOT / "README.md",
+    ROOT / "CONTRIBUTING.md",
+    *sorted(path for path in DOCS.rglob("*.md") if "_build" not in path.parts),
+]
+GPU_PACKAGES = {"cudf", "cupy", "dask_cuda", "dask_cudf", "pylibcudf", "rmm"}
+
+#: The blocks that are not run, or not everywhere, and why: no others may be marked so.
+MARKED: dict[str, list[str]] = {
+    "docs/guide/clusters.md": ["needs cudf"],
+    "docs/guide/read.md": ["needs a bucket of S3"],
+    "docs/guide/train.md": ["needs torch"],
+}
+
+
+def _name(page: Path) -> str:
+    return page.relative_to(ROOT).as_posix()
+
+
+def _docstrings() -> Iterator[doctest.DocTest]:
+    finder = doctest.DocTestFinder(exclude_empty=True)
+    for found in pkgutil.walk_packages(dii.__path__, f"{dii.__name__}."):
+        try:
+            module = importlib.import_module(found.name)
+        except ModuleNotFoundError as error:
+            if error.name not in GPU_PACKAGES:
+                raise
+            continue
+        yield from (test for test in finder.find(module, module.__name__) if test.examples)
+
+
+DOCSTRINGS = list(_docstrings())
+
+
+@pytest.fixture(scope="session")
+def demo_data(tmp_path_factory) -> Path:
+    """What ``make demo`` packs: 52 photographs in 4 shards, one of them damaged."""
+    folder = tmp_path_factory.mktemp("docs") / "demo-data"
+    run_path(str(ROOT / "examples" / "photos.py"))["write_shards"](folder)
+    return folder
+
+
+@pytest.fixture
+def workspace(demo_data, tmp_path, monkeypatch) -> Path:
+    """The folder that a reader of the documentation is in."""
+    shutil.copytree(demo_data, tmp_path / "demo-data")
+    for number, shard in enumerate(sorted(demo_data.iterdir())):
+        (tmp_path / f"train-{number:03d}.tar").symlink_to(shard)
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+@pytest.fixture
+def hundred_shards(workspace) -> Path:
+    """``train-{000000..000099}.tar`` with captions and similarities."""
+    large = encode(Image.linear_gradient("L").resize((640, 480)))
+    (shard,) = write_photo_shards([Photo("0", "jpg", large, "grey", 0, 0.9)], workspace, 1)
+    for number in range(100):
+        (workspace / f"train-{number:06d}.tar").symlink_to(shard)
+    return workspace
+
+
+@pytest.fixture(scope="session")
+def names(demo_data) -> dict[str, Any]:
+    """What the examples in docstrings may take for granted."""
+    ddf = dii.read_webdataset_images(demo_data, size=224)
+
+    class Model:
+        """The mean of each channel, 0 to 1."""
+
+        def __call__(self, images):
+            return images.mean(axis=(1, 2)) / 255
+
+    good = ddf[ddf.error.isna()]
+    embedded = good.images.map_batches(Model, {"embedding": "list<float32>"}, keep_image=True)
+    public = {name: getattr(dii, name) for name in dii.__all__}
+    return public | {
+        "np": np,
+        "ddf": ddf,
+        "frame": embedded.compute(),
+        "load_model": Model,
+        "train_step": lambda images, labels: float(images.mean()),
+    }
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore:The inplace keyword")  # dask's own call of pandas 3.1
+@pytest.mark.parametrize("page", PAGES, ids=_name)
+def test_the_blocks_of_a_page_run_and_print_what_it_shows(page, workspace, request):
+    if page.name == "README.md":
+        request.getfixturevalue("hundred_shards")
+    with dask.config.set(scheduler=None):
+        try:
+            run_page(page, {"dask-image-ingest": main, "make": _make, "pip": _pip})
+        finally:
+            with contextlib.suppress(ValueError):  # there is no client
+                distributed.Client.current().close()
+
+
+def _make(words: list[str]) -> int:
+    """Targets exist; that they work is tested elsewhere, as they set up environments."""
+    targets = re.findall(r"^([a-z-]+):", (ROOT / "Makefile").read_text(), re.MULTILINE)
+    assert {word for word in words if "=" not in word} <= set(targets), words
+    return 0
+
+
+def _pip(words: list[str]) -> int:
+    """The extras that are named exist."""
+    extras = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    named = re.findall(r"\[([\w,]+)\]", " ".join(words))
+    assert {name for some in named for name in some.split(",")} <= set(
+        extras["optional-dependencies"]
+    ), words
+    return 0
+
+
+@pytest.mark.parametrize(
+    "reason",
+    [
+        pytest.param(block.why_not, id=f"{_name(page)}:{block.line}")
+        for page in PAGES
+        for block in blocks(page)
+        if block.why_not
+    ],
+)
+def test_a_block_that_is_not_run_here(reason):
+    pytest.skip(reason)
+
+
+def test_only_the_blocks_listed_here_are_not_run_everywhere():
+    marked = {
+        _name(page): [block.not_run or f"needs {block.needs}" for block in blocks(page)]
+        for page in PAGES
+    }
+    found = {page: [why for why in whys if why != "needs None"] for page, whys in marked.items()}
+    assert {page: whys for page, whys in found.items() if whys} == MARKED
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("test", DOCSTRINGS, ids=lambda test: test.name)
+def test_the_examples_of_a_docstring_run_and_print_what_it_shows(test, names, workspace):
+    test.globs = names | test.globs  # a module's own names first
+    check_examples(test)
+
+
+def test_no_example_is_skipped():
+    skipped = [
+        test.name
+        for test in DOCSTRINGS
+        if any(example.options.get(doctest.SKIP) for example in test.examples)
+    ]
+    assert skipped == []
+
+
+def _public() -> dict[str, Any]:
+    """The public functions and classes, and what ``.images`` has, by the names that users write."""
+    found = {name: getattr(dii, name) for name in dii.__all__}
+    for accessor in (dd.DataFrame.images, pd.DataFrame.images):
+        for name, member in inspect.getmembers(accessor):
+            if not name.startswith("_"):
+                found[f"DataFrame.images.{name}"] = member
+    return found
+
+
+def test_every_public_function_has_an_example():
+    functions = {name: found for name, found in _public().items() if inspect.isfunction(found)}
+    assert {
+        name for name, found in functions.items() if ">>>" not in inspect.getdoc(found)
+    } == set()
+
+
+def test_the_reference_has_every_public_name_and_no_other():
+    pages = "\n".join(page.read_text() for page in sorted((DOCS / "reference").glob("*.rst")))
+    listed = re.findall(r"^(?: {3}|\.\. autoexception:: )([A-Za-z_][\w.]+)$", pages, re.MULTILINE)
+    sections = {page.stem for page in (DOCS / "reference").glob("*.rst")}
+    assert sorted(set(listed) - sections) == sorted(_public())
