@@ -22,8 +22,14 @@ from dask_image_ingest.frames.cudf_columns import (
 )
 from dask_image_ingest.frames.cudf_dask import register
 from dask_image_ingest.frames.cudf_pixels import LARGEST_PARTITION, DevicePixels
-from dask_image_ingest.frames.cudf_values import bytes_of, image_arrays, is_bytes, is_images
-from dask_image_ingest.frames.gpus import require_gpu
+from dask_image_ingest.frames.cudf_values import (
+    bytes_of,
+    empty_table,
+    image_arrays,
+    is_bytes,
+    is_images,
+)
+from dask_image_ingest.frames.gpus import gpus, require_gpu
 from dask_image_ingest.frames.image_type import IMAGE
 
 _DECODED = {"error": pa.string(), "image": IMAGE}
@@ -54,6 +60,8 @@ class CudfBackend:
 
     def to_arrow(self, frame: cudf.DataFrame) -> pa.Table:
         """Metadata columns of a dataframe, on the host."""
+        if not len(frame) and not gpus():
+            return empty_table(frame)
         return frame.to_arrow(preserve_index=False)
 
     def with_images(self, frame: cudf.DataFrame, pixels: Pixels) -> cudf.DataFrame:

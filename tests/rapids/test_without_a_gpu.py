@@ -1,5 +1,6 @@
 """A client without a GPU builds collections for workers that have one."""
 
+import pyarrow as pa
 import pytest
 from contract import METADATA
 from synthetic import write_shards
@@ -81,3 +82,11 @@ def test_every_type_has_an_empty_column_without_a_gpu():
         for name, type_ in METADATA.items()
     }
     assert str(meta.index.dtype) == "int64"
+
+
+def test_an_empty_frame_is_an_empty_table_without_a_gpu():
+    backend = get_backend("cudf")
+    table = backend.to_arrow(backend.meta(METADATA))
+    expected = METADATA | {"npy": pa.list_(pa.uint8())}  # cuDF has no type for bytes
+    assert dict(zip(table.column_names, table.schema.types, strict=True)) == expected
+    assert len(table) == 0
