@@ -40,7 +40,7 @@ oldest: .oldest/.stamp ## the tests with the oldest dependencies that pyproject.
 	@.oldest/bin/python -m pytest $(pytest_args)
 
 fuzz: .venv/.stamp-test ## 20,000 mutated images through a worker process (minutes)
-	@$(bin)/python tests/fuzz.py $(FUZZ_ARGS)
+	@$(bin)/python tests/support/fuzz.py $(FUZZ_ARGS)
 
 lint: .venv/.stamp-test ## ruff and mypy
 	@$(bin)/ruff check $(checked)

@@ -1,8 +1,10 @@
 """WebDataset tar shards of images as lazy Dask dataframes, decoded by DALI."""
 
+import dask_image_ingest.accessor.lazy
 import dask_image_ingest.frames.image_dtype  # registers the dtype "image"
-import dask_image_ingest.lazy_images  # noqa: F401  registers the .images accessors
-from dask_image_ingest.cluster import start_cluster
+from dask_image_ingest.cluster.local import start_cluster
+from dask_image_ingest.dataset.decode_images import decode_images
+from dask_image_ingest.dataset.read import read_webdataset_images
 from dask_image_ingest.errors import (
     ArgumentError,
     DaskImageIngestError,
@@ -14,9 +16,7 @@ from dask_image_ingest.errors import (
     ShardNotFoundError,
 )
 from dask_image_ingest.export import to_webdataset
-from dask_image_ingest.gallery import gallery
-from dask_image_ingest.late_decode import decode_images
-from dask_image_ingest.read import read_webdataset_images
+from dask_image_ingest.view.gallery import gallery
 
 __version__ = "0.1.0"
 

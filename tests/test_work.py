@@ -10,12 +10,12 @@ from photo_shards import Photo, encode, make_photos, write_photo_shards, write_t
 from PIL import Image
 
 from dask_image_ingest import decode, read_webdataset_images
-from dask_image_ingest.collector import collector_at_rest
+from dask_image_ingest.dataset.metadata import Rows
+from dask_image_ingest.dataset.schema import make_schema
 from dask_image_ingest.decode.options import MAX_PIXELS
-from dask_image_ingest.metadata import Rows
-from dask_image_ingest.schema import make_schema
-from dask_image_ingest.shards import open_shard
-from dask_image_ingest.tar import scan
+from dask_image_ingest.storage.paths import open_shard
+from dask_image_ingest.tar.gc_paused import collector_at_rest
+from dask_image_ingest.tar.samples import scan
 
 pytest.importorskip("nvidia.dali", reason="nothing is decoded without DALI")
 

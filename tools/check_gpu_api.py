@@ -31,7 +31,7 @@ ROOT = Path(__file__).parents[1]
 PLACES = (
     "dask_image_ingest",
     "tests/gpu",
-    "tests/gpu_probes.py",
+    "tests/support/gpu_probes.py",
     "benchmarks/gpu.py",
     "benchmarks/_gpu_machine.py",
     "benchmarks/_gpu_ways.py",
@@ -90,7 +90,7 @@ INSTANCES = {
         "_check_output.images": _BATCH,
         "_check_output.types": "class nvidia.dali.types",
     },
-    "tests/gpu_probes.py": {
+    "tests/support/gpu_probes.py": {
         "spilled_bytes.manager": "cudf.core.buffer.spill_manager.SpillManager",
         "spilled_bytes.buffer": "cudf.core.buffer.spillable_buffer.SpillableBufferOwner",
     },

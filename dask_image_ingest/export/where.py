@@ -10,8 +10,8 @@ import ast
 import operator
 from functools import reduce
 
+from dask_image_ingest.dataset.filters import Filters, Predicate, both, either
 from dask_image_ingest.errors import ArgumentError
-from dask_image_ingest.filters import Filters, Predicate, both, either
 
 __all__ = ["json_fields_of", "parse_where"]
 
