@@ -1,22 +1,23 @@
 """WebDataset tar shards of images as lazy Dask dataframes, decoded by DALI."""
 
-import dask_image_ingest.accessor.lazy
-import dask_image_ingest.frames.image_dtype  # registers the dtype "image"
-from dask_image_ingest.cluster.local import start_cluster
-from dask_image_ingest.dataset.decode_images import decode_images
-from dask_image_ingest.dataset.read import read_webdataset_images
+import dask_image_ingest.accessor.lazy  # registers the .images accessors
+import dask_image_ingest.frames.image_dtype  # noqa: F401  registers the dtype "image"
+from dask_image_ingest.cluster import start_cluster
+from dask_image_ingest.dataset import decode_images, read_webdataset_images
 from dask_image_ingest.errors import (
     ArgumentError,
     DaskImageIngestError,
     ExportError,
+    FunctionError,
     ImageDecodeError,
     MissingDependencyError,
+    OperandError,
     PartitionTooLargeError,
     ShardError,
     ShardNotFoundError,
 )
 from dask_image_ingest.export import to_webdataset
-from dask_image_ingest.view.gallery import gallery
+from dask_image_ingest.view import gallery
 
 __version__ = "0.1.0"
 
@@ -24,8 +25,10 @@ __all__ = [
     "ArgumentError",
     "DaskImageIngestError",
     "ExportError",
+    "FunctionError",
     "ImageDecodeError",
     "MissingDependencyError",
+    "OperandError",
     "PartitionTooLargeError",
     "ShardError",
     "ShardNotFoundError",

@@ -22,17 +22,17 @@ from dask.diagnostics import ProgressBar
 from dask.utils import format_bytes
 from distributed import Client, progress, wait
 
-from dask_image_ingest.dataset.read import read_webdataset_images
+from dask_image_ingest.dataset import read_webdataset_images
 from dask_image_ingest.errors import (
     ArgumentError,
     DaskImageIngestError,
     MissingDependencyError,
     ShardNotFoundError,
 )
-from dask_image_ingest.export.command import add_export
-from dask_image_ingest.report.check import check_shard, in_total, in_words
-from dask_image_ingest.storage.paths import find_shards
-from dask_image_ingest.view.gallery import gallery as write_gallery
+from dask_image_ingest.export import add_export
+from dask_image_ingest.report import check_shard, in_total, in_words
+from dask_image_ingest.storage import find_shards
+from dask_image_ingest.view import gallery as write_gallery
 
 __all__ = ["main"]
 

@@ -1,1 +1,5 @@
-""""""
+"""``.images`` on pandas, cuDF and dask frames.
+
+In: a frame with a column of images. Out: its pixels, and what other rooms make of them. Nothing is
+computed here; each method hands on to the room that does it.
+"""

@@ -13,10 +13,9 @@ from dask.dataframe.dask_expr._repartition import Repartition
 from dask.dataframe.dask_expr._shuffle import BaseSetIndexSortValues, ShuffleBase
 from dask.dataframe.dask_expr.io.io import FromGraph
 
-from dask_image_ingest.dataset.decode_images import LateDecode
-from dask_image_ingest.dataset.expr import SHAPE_IN_NAME, ReadWebDataset
-from dask_image_ingest.decode.options import ImageShape
-from dask_image_ingest.ops.map_batches import MapBatches
+from dask_image_ingest.dataset import SHAPE_IN_NAME, LateDecode, ReadWebDataset
+from dask_image_ingest.decode import ImageShape
+from dask_image_ingest.ops import MapBatches
 
 _UNKNOWN: ImageShape = (None, None, None)
 

@@ -11,14 +11,18 @@ import pandas as pd
 from dask_image_ingest.arguments import check_choice, check_flag, column_names, whole_number
 from dask_image_ingest.errors import ArgumentError
 from dask_image_ingest.frames import Backend, backend_of, register_accessor
-from dask_image_ingest.loader.iter_batches import FORMATS, Batches, Format
-from dask_image_ingest.loader.shard import parse_shard
-from dask_image_ingest.loader.source import Source
-from dask_image_ingest.ops.channel_stats import count_levels, statistics
-from dask_image_ingest.ops.map_batches import make_batch_map
-from dask_image_ingest.ops.resize import encoded_images, small_images
-from dask_image_ingest.ops.stack import parse_shape, stack, vectors
-from dask_image_ingest.view.thumbnails import Thumbnails, make_thumbnails
+from dask_image_ingest.loader import FORMATS, Batches, Format, Source, parse_shard
+from dask_image_ingest.ops import (
+    count_levels,
+    encoded_images,
+    make_batch_map,
+    parse_shape,
+    small_images,
+    stack,
+    statistics,
+    vectors,
+)
+from dask_image_ingest.view import Thumbnails, make_thumbnails
 
 if TYPE_CHECKING:
     from dask_image_ingest.loader.torch_dataset import TorchDataset

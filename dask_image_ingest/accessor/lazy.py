@@ -12,13 +12,20 @@ from dask.dataframe.extensions import register_dataframe_accessor, register_seri
 
 from dask_image_ingest.accessor.image_shape import image_shape
 from dask_image_ingest.accessor.images import Images, as_frame
-from dask_image_ingest.dataset.expr import ReadWebDataset
+from dask_image_ingest.dataset import ReadWebDataset
 from dask_image_ingest.errors import ArgumentError
 from dask_image_ingest.frames import backend_of
-from dask_image_ingest.loader.source import LazySource, Source
-from dask_image_ingest.ops.channel_stats import add_levels, count_levels, statistics
-from dask_image_ingest.ops.map_batches import MapBatches
-from dask_image_ingest.ops.stack import first_row, parse_shape, stack, vectors
+from dask_image_ingest.loader import LazySource, Source
+from dask_image_ingest.ops import (
+    MapBatches,
+    add_levels,
+    count_levels,
+    first_row,
+    parse_shape,
+    stack,
+    statistics,
+    vectors,
+)
 
 
 @register_dataframe_accessor("images")

@@ -16,9 +16,16 @@ from dask.dataframe.dask_expr import _expr as dx
 from dask_image_ingest.arguments import check_choice, check_frame, check_storage_options
 from dask_image_ingest.dataset.partition import ErrorPolicy, check_size, logger
 from dask_image_ingest.dataset.pointers import POINTER, checked_pointers, read_encoded
-from dask_image_ingest.decode import Decoding, Origin, Pixels, decode
-from dask_image_ingest.decode.formats.header import Header, read_header
-from dask_image_ingest.decode.options import MAX_PIXELS, make_decoding
+from dask_image_ingest.decode import (
+    MAX_PIXELS,
+    Decoding,
+    Header,
+    Origin,
+    Pixels,
+    decode,
+    make_decoding,
+    read_header,
+)
 from dask_image_ingest.errors import ArgumentError, ImageDecodeError
 from dask_image_ingest.frames import backend_of
 

@@ -12,10 +12,10 @@ from typing import Any
 from dask_image_ingest.dataset.conversion import parse_json
 from dask_image_ingest.dataset.metadata import Rows
 from dask_image_ingest.dataset.schema import Schema, image_member
-from dask_image_ingest.decode.options import Decoding
+from dask_image_ingest.decode import Decoding
 from dask_image_ingest.errors import ShardError, ShardNotFoundError
-from dask_image_ingest.storage.paths import Shard, open_shard
-from dask_image_ingest.tar.samples import Buffer, Scan, read_member, scan
+from dask_image_ingest.storage import Shard, open_shard
+from dask_image_ingest.tar import Buffer, Scan, read_member, scan
 
 __all__ = ["FirstShard", "open_first"]
 

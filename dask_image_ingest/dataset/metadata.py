@@ -12,14 +12,13 @@ from dask_image_ingest.dataset.conversion import convert
 from dask_image_ingest.dataset.filters import Filters, columns_of, matching
 from dask_image_ingest.dataset.schema import POINTER_COLUMNS, Component, image_member
 from dask_image_ingest.dataset.warning import warn_user
-from dask_image_ingest.decode.formats.header import Header, read_header
-from dask_image_ingest.decode.origin import Origin
-from dask_image_ingest.tar.gc_paused import collector_at_rest
-from dask_image_ingest.tar.samples import (
+from dask_image_ingest.decode import Header, Origin, read_header
+from dask_image_ingest.tar import (
     LARGEST_VALUE,
     Sample,
     Scan,
     Span,
+    collector_at_rest,
     duplicate_error,
     read_member,
     too_large_error,

@@ -23,8 +23,8 @@ from dask_image_ingest.errors import (
     ShardNotFoundError,
 )
 from dask_image_ingest.frames import BackendName, get_backend
-from dask_image_ingest.storage.paths import open_shard
-from dask_image_ingest.tar.samples import Scan, scan
+from dask_image_ingest.storage import open_shard
+from dask_image_ingest.tar import Scan, scan
 
 ErrorPolicy = Literal["null", "raise", "drop"]
 ShardErrorPolicy = Literal["raise", "skip"]

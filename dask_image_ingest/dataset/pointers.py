@@ -7,10 +7,10 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from dask_image_ingest.decode.formats.header import Header
+from dask_image_ingest.decode import Header
 from dask_image_ingest.errors import ArgumentError
-from dask_image_ingest.storage.paths import open_shard
-from dask_image_ingest.tar.samples import (
+from dask_image_ingest.storage import open_shard
+from dask_image_ingest.tar import (
     Buffer,
     Sample,
     duplicate_error,

@@ -26,11 +26,10 @@ from dask_image_ingest.dataset.filters import normalize_filters
 from dask_image_ingest.dataset.first_shard import FirstShard, open_first
 from dask_image_ingest.dataset.partition import ErrorPolicy, ShardErrorPolicy, ShardPiece
 from dask_image_ingest.dataset.schema import IMAGE_EXTENSIONS, Schema, make_schema
-from dask_image_ingest.decode.options import MAX_PIXELS, Decoding, make_decoding
-from dask_image_ingest.decode.scaled import require_simplejpeg
+from dask_image_ingest.decode import MAX_PIXELS, Decoding, make_decoding, require_simplejpeg
 from dask_image_ingest.errors import ArgumentError
 from dask_image_ingest.frames import Backend, choose_backend, get_backend, gpus
-from dask_image_ingest.storage.paths import Shard, find_shards
+from dask_image_ingest.storage import Shard, find_shards
 
 _NO_GPU_HERE = (
     "this process has no GPU: the collection is made for workers that have one. Columns can be "

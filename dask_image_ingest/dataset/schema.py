@@ -11,8 +11,8 @@ import pyarrow as pa
 from dask_image_ingest.arguments import is_utf8, list_of_names, shown
 from dask_image_ingest.dataset.conversion import arrow_type
 from dask_image_ingest.errors import ArgumentError
-from dask_image_ingest.frames.image_type import IMAGE
-from dask_image_ingest.tar.samples import Sample, Scan, read_member
+from dask_image_ingest.frames import IMAGE
+from dask_image_ingest.tar import Sample, Scan, read_member
 
 #: The columns that every collection has before its components, in order.
 POINTER_COLUMNS: dict[str, pa.DataType] = {

@@ -10,8 +10,7 @@ import numpy as np
 
 from dask_image_ingest.decode.dali import Refused
 from dask_image_ingest.decode.decoders import Decoders, decoders_for
-from dask_image_ingest.decode.formats.bad_image import BadImage
-from dask_image_ingest.decode.formats.header import Header
+from dask_image_ingest.decode.formats import BadImage, Header
 from dask_image_ingest.decode.options import Decoding
 from dask_image_ingest.decode.origin import Origin, unknown
 from dask_image_ingest.decode.pixels import PixelBuffer, Pixels

@@ -11,7 +11,7 @@ import numpy as np
 from dask.base import tokenize
 
 from dask_image_ingest.arguments import check_choice, check_flag, is_whole, shown, whole_number
-from dask_image_ingest.decode.formats.header import Header
+from dask_image_ingest.decode.formats import Header
 from dask_image_ingest.errors import ArgumentError
 
 # Pillow's limit, twice its warning level: what decodes to more is taken for a bomb.

@@ -11,8 +11,7 @@ from typing import Any
 import numpy as np
 
 from dask_image_ingest.decode.dali import BATCH_SIZE, parses
-from dask_image_ingest.decode.formats.header import Header
-from dask_image_ingest.decode.formats.verify import is_sound
+from dask_image_ingest.decode.formats import Header, is_sound
 from dask_image_ingest.decode.gpu import batch_bytes, current_device
 from dask_image_ingest.decode.options import Decoding
 from dask_image_ingest.decode.pillow import decode_with_pillow

@@ -9,7 +9,7 @@ from typing import Any
 from dask.dataframe.dask_expr import FrameBase
 from dask.utils import parse_bytes
 
-from dask_image_ingest.dataset.expr import ReadWebDataset
+from dask_image_ingest.dataset import ReadWebDataset
 from dask_image_ingest.errors import ArgumentError
 from dask_image_ingest.export.job import Options
 from dask_image_ingest.export.local_place import LocalPlace
@@ -17,7 +17,7 @@ from dask_image_ingest.export.members import make_members
 from dask_image_ingest.export.place import Place
 from dask_image_ingest.export.remote_place import RemotePlace
 from dask_image_ingest.export.stage import metadata_columns
-from dask_image_ingest.storage.open import local_path
+from dask_image_ingest.storage import local_path
 
 __all__ = ["make_options", "source_options_of", "split_path"]
 

@@ -10,15 +10,15 @@ from typing import Any
 
 from dask.utils import format_bytes
 
-from dask_image_ingest.dataset.read import read_webdataset_images
-from dask_image_ingest.decode.formats.bad_image import printable
+from dask_image_ingest.dataset import read_webdataset_images
+from dask_image_ingest.decode import printable
 from dask_image_ingest.errors import ArgumentError, ShardError, ShardNotFoundError
 from dask_image_ingest.export.arguments import make_options, source_options_of, split_path
 from dask_image_ingest.export.run import Exported, export
 from dask_image_ingest.export.tasks import run
 from dask_image_ingest.export.where import json_fields_of, parse_where
-from dask_image_ingest.storage.paths import find_shards, open_shard
-from dask_image_ingest.tar.samples import scan
+from dask_image_ingest.storage import find_shards, open_shard
+from dask_image_ingest.tar import scan
 
 __all__ = ["add_export", "export_command"]
 

@@ -15,7 +15,7 @@ from dask_image_ingest.export.header import Buffer
 from dask_image_ingest.export.job import Job
 from dask_image_ingest.export.layout import Layout
 from dask_image_ingest.export.locate import COLUMN, EXPANDED, SOURCE, version_of
-from dask_image_ingest.storage.paths import find_shards, open_shard
+from dask_image_ingest.storage import find_shards, open_shard
 
 __all__ = ["copy_members"]
 

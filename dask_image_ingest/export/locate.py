@@ -16,14 +16,13 @@ from typing import Any, NamedTuple
 import numpy as np
 import pyarrow as pa
 
-from dask_image_ingest.dataset.schema import IMAGE_EXTENSIONS, image_member
+from dask_image_ingest.dataset import IMAGE_EXTENSIONS, image_member
 from dask_image_ingest.errors import ShardError, ShardNotFoundError
 from dask_image_ingest.export.arrow_files import read_batch
 from dask_image_ingest.export.job import Job, Options, staged_name
 from dask_image_ingest.export.place import Place
-from dask_image_ingest.storage.paths import Shard, find_shards, open_shard
-from dask_image_ingest.tar.gc_paused import collector_at_rest
-from dask_image_ingest.tar.samples import Sample, Scan, read_member, scan
+from dask_image_ingest.storage import Shard, find_shards, open_shard
+from dask_image_ingest.tar import Sample, Scan, collector_at_rest, read_member, scan
 
 __all__ = ["COLUMN", "EXPANDED", "MEMBER", "SOURCE", "Located", "locate", "version_of"]
 

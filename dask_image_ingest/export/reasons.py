@@ -9,7 +9,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from dask_image_ingest.decode.formats.bad_image import printable
+from dask_image_ingest.decode import printable
 from dask_image_ingest.errors import ArgumentError
 
 __all__ = ["Reasons"]

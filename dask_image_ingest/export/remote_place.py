@@ -16,7 +16,7 @@ import pyarrow as pa
 
 from dask_image_ingest.errors import ExportError
 from dask_image_ingest.export.place import STAGING, writing
-from dask_image_ingest.storage.open import FileSystem, file_system
+from dask_image_ingest.storage import FileSystem, file_system
 
 __all__ = ["RemotePlace"]
 

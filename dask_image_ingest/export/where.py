@@ -10,7 +10,7 @@ import ast
 import operator
 from functools import reduce
 
-from dask_image_ingest.dataset.filters import Filters, Predicate, both, either
+from dask_image_ingest.dataset import Filters, Predicate, both, either
 from dask_image_ingest.errors import ArgumentError
 
 __all__ = ["json_fields_of", "parse_where"]

@@ -12,8 +12,7 @@ import numpy as np
 
 from dask_image_ingest.arguments import check_flag, whole_number
 from dask_image_ingest.errors import MissingDependencyError
-from dask_image_ingest.frames import Backend, backend_of
-from dask_image_ingest.frames.joined import joined
+from dask_image_ingest.frames import Backend, backend_of, joined
 from dask_image_ingest.loader.order import Order, Position, Shuffle, parse_start
 from dask_image_ingest.loader.rows import Rows, rows_of
 from dask_image_ingest.loader.source import Source

@@ -13,8 +13,7 @@ from typing import Any
 import numpy as np
 from distributed import Future, Worker
 
-from dask_image_ingest.frames.pixel_memory import LEAST_SHARED, pixel_memory
-from dask_image_ingest.frames.shared_memory import map_block, this_machine
+from dask_image_ingest.frames import LEAST_SHARED, map_block, pixel_memory, this_machine
 
 
 @dataclass(frozen=True)

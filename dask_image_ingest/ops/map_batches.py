@@ -15,10 +15,9 @@ from dask.base import tokenize
 from dask.dataframe.dask_expr import _expr as dx
 
 from dask_image_ingest.arguments import whole_number
-from dask_image_ingest.dataset.decode_images import looks_at
+from dask_image_ingest.dataset import looks_at
 from dask_image_ingest.errors import ArgumentError
-from dask_image_ingest.frames import Backend, NewColumn, backend_of
-from dask_image_ingest.frames.joined import joined
+from dask_image_ingest.frames import Backend, NewColumn, backend_of, joined
 
 # Models that a worker process keeps: enough for a query that uses a few side by side.
 _MODELS_KEPT = 4

@@ -9,9 +9,7 @@ import numpy as np
 import pyarrow as pa
 from PIL import Image
 
-from dask_image_ingest.decode import Pixels
-from dask_image_ingest.decode.decoders import decoders_for
-from dask_image_ingest.decode.options import make_decoding
+from dask_image_ingest.decode import Pixels, decoders_for, make_decoding
 from dask_image_ingest.frames import backend_of
 
 # DALI has a copy of each image that it is to resize.

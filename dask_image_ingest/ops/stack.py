@@ -8,10 +8,9 @@ from typing import Any
 import numpy as np
 
 from dask_image_ingest.arguments import is_column
-from dask_image_ingest.decode.options import ImageShape
+from dask_image_ingest.decode import ImageShape
 from dask_image_ingest.errors import ArgumentError
-from dask_image_ingest.frames import backend_of
-from dask_image_ingest.frames.joined import joined
+from dask_image_ingest.frames import backend_of, joined
 
 
 def stack(frame: Any, image: str, shape: ImageShape | None = None, first: Any = None) -> Any:

@@ -8,15 +8,11 @@ from typing import Any
 
 from dask.utils import format_bytes
 
-from dask_image_ingest.dataset.metadata import Rows
-from dask_image_ingest.dataset.partition import NoPixels
-from dask_image_ingest.dataset.schema import IMAGE_EXTENSIONS
-from dask_image_ingest.decode import Decoding, decode
-from dask_image_ingest.decode.formats.bad_image import printable
-from dask_image_ingest.decode.options import MAX_PIXELS
+from dask_image_ingest.dataset import IMAGE_EXTENSIONS, NoPixels, Rows
+from dask_image_ingest.decode import MAX_PIXELS, Decoding, decode, printable
 from dask_image_ingest.errors import ShardError, ShardNotFoundError
-from dask_image_ingest.storage.paths import open_shard
-from dask_image_ingest.tar.samples import Scan, scan
+from dask_image_ingest.storage import open_shard
+from dask_image_ingest.tar import Scan, scan
 
 __all__ = ["Bad", "ShardHealth", "check_shard", "in_total", "in_words"]
 

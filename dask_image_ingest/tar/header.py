@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 
 from dask_image_ingest.errors import ShardError
-from dask_image_ingest.storage.open import Buffer
+from dask_image_ingest.storage import Buffer
 
 __all__ = [
     "BLOCK",

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from dask_image_ingest.errors import ShardError
-from dask_image_ingest.storage.open import Buffer
+from dask_image_ingest.storage import Buffer
 from dask_image_ingest.tar.header import (
     BLOCK,
     UNREADABLE,

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from dask_image_ingest.errors import ShardError
-from dask_image_ingest.storage.open import Buffer
+from dask_image_ingest.storage import Buffer
 from dask_image_ingest.tar.gc_paused import collector_at_rest
 from dask_image_ingest.tar.header import SparseMap
 from dask_image_ingest.tar.members import Damage, Member, Walk

@@ -189,7 +189,7 @@ def _lead(facts: dict[str, Counter], shown: int) -> str:
 
 
 def _where(frame: Any) -> str:
-    from dask_image_ingest.dataset.expr import ReadWebDataset
+    from dask_image_ingest.dataset import ReadWebDataset
 
     if not isinstance(frame, FrameBase):
         return "Images"

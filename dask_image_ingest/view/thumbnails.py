@@ -17,13 +17,10 @@ from dask.dataframe.dask_expr import FrameBase
 from dask.utils import format_bytes
 
 from dask_image_ingest.arguments import check_storage_options, column_names, whole_number
-from dask_image_ingest.dataset.decode_images import decode_frame
-from dask_image_ingest.dataset.expr import ReadWebDataset
-from dask_image_ingest.dataset.pointers import POINTER
-from dask_image_ingest.decode.options import make_decoding
-from dask_image_ingest.frames import backend_of
-from dask_image_ingest.frames.pandas import pandas_type
-from dask_image_ingest.ops.resize import encode, small_images
+from dask_image_ingest.dataset import POINTER, ReadWebDataset, decode_frame
+from dask_image_ingest.decode import make_decoding
+from dask_image_ingest.frames import backend_of, pandas_type
+from dask_image_ingest.ops import encode, small_images
 from dask_image_ingest.view.page import STYLE, page
 
 _FACTS = ("format", "height", "width", "nbytes")

@@ -18,7 +18,7 @@ from witnesses import contents, shards_in
 
 import dask_image_ingest as dii
 
-SCRIPT = Path(__file__).with_name("killed.py")
+SCRIPT = Path(__file__).parents[1] / "support" / "killed_export.py"
 ROOT = Path(dii.__file__).parents[1]
 
 
@@ -74,7 +74,7 @@ def test_killed_before_any_change_of_the_disk_it_goes_on(shuffle, folder, whole,
         expected = contents(out)
         shutil.rmtree(out)
     rng = random.Random(7 if shuffle is None else 8)
-    moments = sorted(rng.sample(range(1, 160), 11)) + [1]
+    moments = [*sorted(rng.sample(range(1, 160), 11)), 1]
     died = 0
     for moment in moments:
         output = end(start(folder, out, moment, shuffle=shuffle))

@@ -16,8 +16,7 @@ import numpy as np
 import pytest
 import webdataset
 from fsspec.implementations.memory import MemoryFileSystem
-from tars import COMPRESSIONS, tar, webdataset_samples, zstd
-from test_tar import samples_of
+from tars import COMPRESSIONS, samples_of, tar, webdataset_samples, zstd
 
 from dask_image_ingest.errors import (
     ArgumentError,

@@ -1,7 +1,7 @@
 """Mutated images through real worker processes: what no image may do, whatever is in it.
 
-``python tests/support/fuzz.py`` is the long run, and ``test_fuzz.py`` a short one. A round is one shard,
-made from its seed alone; what goes wrong is printed with the seed.
+``python tests/support/fuzz.py`` is the long run, and ``test_fuzz.py`` a short one. A round is one
+shard, made from its seed alone; what goes wrong is printed with the seed.
 """
 
 from __future__ import annotations

@@ -97,7 +97,7 @@ def write_shards(folder: Path) -> list[Path]:
     number = 0
     for shard, samples in enumerate(SAMPLES_OF_SHARDS):
         members: dict[str, bytes] = {}
-        for sample in range(samples):
+        for _ in range(samples):
             key = f"{number:04d}"
             # The first sample has all members, so that every column is known.
             for extension, data in _members(rng, number, gaps=number > 0).items():

@@ -14,6 +14,8 @@ import pyarrow as pa
 from webdataset.handlers import ignore_and_continue
 from webdataset.tariterators import group_by_keys, tar_file_iterator
 
+from dask_image_ingest.tar.samples import Buffer, Scan, read_member, scan
+
 BLOCK = 512
 FORMATS = {"ustar": tarfile.USTAR_FORMAT, "gnu": tarfile.GNU_FORMAT, "pax": tarfile.PAX_FORMAT}
 
@@ -138,3 +140,17 @@ def _random_name(rng: random.Random) -> str:
     extensions = [".jpg", ".JPG", ".jpeg", ".txt", ".json", ".seg.png", ".", "", "..", ".É", "__"]
     name = rng.choice(folders) + rng.choice(stems) + rng.choice(extensions)
     return name or "empty"
+
+
+def samples_of(buffer: Buffer, scanned: Scan | None = None) -> Samples:
+    scanned = scanned or scan(buffer)
+    return by_key(
+        (
+            sample.key,
+            {
+                extension: bytes(read_member(buffer, scanned, span))
+                for extension, span in sample.members.items()
+            },
+        )
+        for sample in scanned.samples
+    )

@@ -17,12 +17,11 @@ from hypothesis import strategies as st
 from tars import (
     BLOCK,
     FORMATS,
-    Samples,
     add,
-    by_key,
     header,
     padded,
     random_tar,
+    samples_of,
     tar,
     webdataset_samples,
     with_checksum,
@@ -30,21 +29,7 @@ from tars import (
 
 import dask_image_ingest.errors
 from dask_image_ingest.errors import DaskImageIngestError, ShardError
-from dask_image_ingest.tar.samples import Buffer, Scan, read_member, scan
-
-
-def samples_of(buffer: Buffer, scanned: Scan | None = None) -> Samples:
-    scanned = scanned or scan(buffer)
-    return by_key(
-        (
-            sample.key,
-            {
-                extension: bytes(read_member(buffer, scanned, span))
-                for extension, span in sample.members.items()
-            },
-        )
-        for sample in scanned.samples
-    )
+from dask_image_ingest.tar.samples import Buffer, read_member, scan
 
 
 def damage_of(buffer: Buffer) -> tuple[str, int]:

@@ -13,7 +13,7 @@ import numpy as np
 
 from dask_image_ingest.decode.batches import decode_in_batches
 from dask_image_ingest.decode.crash.isolate import READY
-from dask_image_ingest.decode.formats.bad_image import BadImage
+from dask_image_ingest.decode.formats import BadImage
 
 
 def serve() -> None:

@@ -17,8 +17,7 @@ import numpy as np
 from distributed.protocol.pickle import dumps
 
 from dask_image_ingest.decode.crash import journal
-from dask_image_ingest.decode.formats.bad_image import BadImage
-from dask_image_ingest.decode.formats.header import Header
+from dask_image_ingest.decode.formats import BadImage, Header
 from dask_image_ingest.decode.options import Decoding
 from dask_image_ingest.decode.origin import Origin
 from dask_image_ingest.errors import DaskImageIngestError

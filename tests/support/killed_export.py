@@ -1,6 +1,6 @@
 """An export in a process of its own, that dies with all its children at a chosen moment.
 
-    python killed.py FOLDER TEMPLATE MOMENT [OPTIONS AS JSON]
+    python tests/support/killed_export.py FOLDER TEMPLATE MOMENT [OPTIONS AS JSON]
 
 The moment counts calls that change a disk: the process kills its group just before the MOMENT-th of
 them; 0 lets it live.
