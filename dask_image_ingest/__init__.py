@@ -1,7 +1,6 @@
 """WebDataset tar shards of images as lazy Dask dataframes, decoded by DALI."""
 
-import dask_image_ingest.accessor.lazy  # registers the .images accessors
-import dask_image_ingest.frames.image_dtype  # noqa: F401  registers the dtype "image"
+import dask_image_ingest.accessor  # noqa: F401  registers .images
 from dask_image_ingest.cluster import start_cluster
 from dask_image_ingest.dataset import decode_images, read_webdataset_images
 from dask_image_ingest.errors import (

@@ -5,14 +5,16 @@ from __future__ import annotations
 import re
 from typing import Any
 
-from dask.dataframe.dask_expr import _expr as dx
-from dask.dataframe.dask_expr._concat import Concat
-from dask.dataframe.dask_expr._merge import Merge
-from dask.dataframe.dask_expr._reductions import DropDuplicates
-from dask.dataframe.dask_expr._repartition import Repartition
-from dask.dataframe.dask_expr._shuffle import BaseSetIndexSortValues, ShuffleBase
-from dask.dataframe.dask_expr.io.io import FromGraph
-
+from dask_image_ingest import dask_internals as dx
+from dask_image_ingest.dask_internals import (
+    BaseSetIndexSortValues,
+    Concat,
+    DropDuplicates,
+    FromGraph,
+    Merge,
+    Repartition,
+    ShuffleBase,
+)
 from dask_image_ingest.dataset import SHAPE_IN_NAME, LateDecode, ReadWebDataset
 from dask_image_ingest.decode import ImageShape
 from dask_image_ingest.ops import MapBatches

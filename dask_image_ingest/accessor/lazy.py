@@ -7,11 +7,11 @@ from typing import Any, NoReturn
 
 import numpy as np
 import pandas as pd
-from dask.dataframe.dask_expr import new_collection
 from dask.dataframe.extensions import register_dataframe_accessor, register_series_accessor
 
 from dask_image_ingest.accessor.image_shape import image_shape
 from dask_image_ingest.accessor.images import Images, as_frame
+from dask_image_ingest.dask_internals import new_collection
 from dask_image_ingest.dataset import ReadWebDataset
 from dask_image_ingest.errors import ArgumentError
 from dask_image_ingest.frames import backend_of

@@ -10,10 +10,10 @@ from typing import Any, ClassVar, Literal
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
-from dask.dataframe.dask_expr import FrameBase, new_collection
-from dask.dataframe.dask_expr import _expr as dx
 
+from dask_image_ingest import dask_internals as dx
 from dask_image_ingest.arguments import check_choice, check_frame, check_storage_options
+from dask_image_ingest.dask_internals import FrameBase, new_collection
 from dask_image_ingest.dataset.partition import ErrorPolicy, check_size, logger
 from dask_image_ingest.dataset.pointers import POINTER, checked_pointers, read_encoded
 from dask_image_ingest.decode import (

@@ -6,11 +6,8 @@ import functools
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
-from dask._task_spec import Task
-from dask.dataframe.dask_expr import _expr as dx
-from dask.dataframe.dask_expr._reductions import Len
-from dask.dataframe.dask_expr.io.io import BlockwiseIO
-
+from dask_image_ingest import dask_internals as dx
+from dask_image_ingest.dask_internals import BlockwiseIO, Len, Task
 from dask_image_ingest.dataset import filters as dnf
 from dask_image_ingest.dataset import masks
 from dask_image_ingest.dataset.filters import Filters

@@ -13,7 +13,8 @@ from typing import Any
 
 import pandas as pd
 import pyarrow as pa
-from dask.dataframe.dask_expr import _expr as dx
+
+from dask_image_ingest import dask_internals as dx
 
 __all__ = ["install"]
 

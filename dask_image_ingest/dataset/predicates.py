@@ -12,8 +12,8 @@ from typing import Any
 
 import numpy as np
 import pyarrow as pa
-from dask.dataframe.dask_expr import _expr as dx
 
+from dask_image_ingest import dask_internals as dx
 from dask_image_ingest.arguments import is_utf8
 from dask_image_ingest.dataset import filters as dnf
 from dask_image_ingest.dataset.comparison import limits

@@ -11,7 +11,6 @@ from typing import Any, Literal
 
 import numpy as np
 from dask.base import tokenize
-from dask.dataframe.dask_expr import new_collection
 from dask.utils import parse_bytes
 
 from dask_image_ingest.arguments import (
@@ -21,6 +20,7 @@ from dask_image_ingest.arguments import (
     list_of_names,
     shown,
 )
+from dask_image_ingest.dask_internals import new_collection
 from dask_image_ingest.dataset.expr import Dataset, ReadWebDataset
 from dask_image_ingest.dataset.filters import normalize_filters
 from dask_image_ingest.dataset.first_shard import FirstShard, open_first

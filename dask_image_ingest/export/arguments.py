@@ -6,9 +6,9 @@ import os
 import string
 from typing import Any
 
-from dask.dataframe.dask_expr import FrameBase
 from dask.utils import parse_bytes
 
+from dask_image_ingest.dask_internals import FrameBase
 from dask_image_ingest.dataset import ReadWebDataset
 from dask_image_ingest.errors import ArgumentError
 from dask_image_ingest.export.job import Options

@@ -16,8 +16,8 @@ import numpy as np
 import pandas as pd
 import pyarrow as pa
 import pyarrow.compute as pc
-from dask.dataframe.dask_expr import FrameBase
 
+from dask_image_ingest.dask_internals import FrameBase
 from dask_image_ingest.errors import ArgumentError
 from dask_image_ingest.export.arrow_files import from_bytes, to_bytes, write_batches
 from dask_image_ingest.export.job import Job, staged_name

@@ -10,11 +10,11 @@ from typing import Any
 
 import dask
 import pandas as pd
-from dask._task_spec import convert_legacy_graph, cull
 from dask.base import get_scheduler
 from distributed import Client, secede, wait
 from distributed import Future as RemoteFuture
 
+from dask_image_ingest.dask_internals import convert_legacy_graph, cull
 from dask_image_ingest.errors import ArgumentError
 from dask_image_ingest.frames import backend_of
 from dask_image_ingest.loader.mapping import borrow

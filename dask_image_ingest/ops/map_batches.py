@@ -12,8 +12,8 @@ from typing import Any, ClassVar
 import numpy as np
 import pyarrow as pa
 from dask.base import tokenize
-from dask.dataframe.dask_expr import _expr as dx
 
+from dask_image_ingest import dask_internals as dx
 from dask_image_ingest.arguments import whole_number
 from dask_image_ingest.dataset import looks_at
 from dask_image_ingest.errors import ArgumentError

@@ -12,7 +12,6 @@ from typing import Any
 
 import numpy as np
 import pandas as pd
-from dask.dataframe.dask_expr import FrameBase
 from dask.utils import format_bytes
 
 from dask_image_ingest.arguments import (
@@ -23,6 +22,7 @@ from dask_image_ingest.arguments import (
     is_utf8,
     shown,
 )
+from dask_image_ingest.dask_internals import FrameBase
 from dask_image_ingest.errors import ArgumentError
 from dask_image_ingest.frames import backend_of
 from dask_image_ingest.view.page import bars_chart, columns_chart, page

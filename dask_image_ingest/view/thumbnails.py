@@ -13,10 +13,10 @@ from typing import Any
 
 import dask
 import pandas as pd
-from dask.dataframe.dask_expr import FrameBase
 from dask.utils import format_bytes
 
 from dask_image_ingest.arguments import check_storage_options, column_names, whole_number
+from dask_image_ingest.dask_internals import FrameBase
 from dask_image_ingest.dataset import POINTER, ReadWebDataset, decode_frame
 from dask_image_ingest.decode import make_decoding
 from dask_image_ingest.frames import backend_of, pandas_type
