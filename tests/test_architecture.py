@@ -128,7 +128,7 @@ def test_a_room_shows_what_others_use_and_no_more(name):
         for module in modules()
         if room(module) != name
         for imported, what in imports(module)
-        if imported == name
+        if imported == name and what
     }
     assert shown == used
 
