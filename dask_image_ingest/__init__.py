@@ -6,6 +6,7 @@ from dask_image_ingest.cluster import start_cluster
 from dask_image_ingest.errors import (
     ArgumentError,
     DaskImageIngestError,
+    FunctionError,
     ImageDecodeError,
     MissingDependencyError,
     PartitionTooLargeError,
@@ -21,6 +22,7 @@ __version__ = "0.1.0"
 __all__ = [
     "ArgumentError",
     "DaskImageIngestError",
+    "FunctionError",
     "ImageDecodeError",
     "MissingDependencyError",
     "PartitionTooLargeError",
