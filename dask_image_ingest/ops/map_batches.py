@@ -4,62 +4,19 @@ from __future__ import annotations
 
 import functools
 import re
-import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from typing import Any, ClassVar
 
 import numpy as np
 import pyarrow as pa
-from dask.base import tokenize
 
 from dask_image_ingest import dask_internals as dx
 from dask_image_ingest.arguments import whole_number
 from dask_image_ingest.dataset import looks_at
-from dask_image_ingest.errors import ArgumentError
+from dask_image_ingest.errors import ArgumentError, FunctionError
 from dask_image_ingest.frames import Backend, NewColumn, backend_of, joined
-
-# Models that a worker process keeps: enough for a query that uses a few side by side.
-_MODELS_KEPT = 4
-
-
-@dataclass(frozen=True, eq=False)
-class BatchFunction:
-    """A user's function, or the class whose instances are called, built once in each process."""
-
-    function: Callable
-    token: str = field(init=False)
-
-    def __post_init__(self) -> None:
-        object.__setattr__(self, "token", tokenize(self.function))
-
-    def __eq__(self, other: object) -> bool:
-        return isinstance(other, BatchFunction) and self.token == other.token
-
-    def __hash__(self) -> int:
-        return hash(self.token)
-
-    def __dask_tokenize__(self) -> str:
-        return self.token
-
-    def get(self) -> Callable:
-        """What is to be called with a batch, in this process."""
-        made_by = self.function
-        while isinstance(made_by, functools.partial):
-            made_by = made_by.func
-        if not isinstance(made_by, type):
-            return self.function
-        with _building:
-            return _instance(self)
-
-
-# Threads of one worker must not each build a model.
-_building = threading.Lock()
-
-
-@functools.lru_cache(_MODELS_KEPT)
-def _instance(function: BatchFunction) -> Callable:
-    return function.function()
+from dask_image_ingest.ops.batch_function import BatchFunction
 
 
 @dataclass(frozen=True)
@@ -86,10 +43,17 @@ class BatchMap:
         arrays = backend.arrays(frame[self.image])
         rows = [row for row, array in enumerate(arrays) if array is not None]
         results: dict[str, list] = {name: [] for name in self.outputs}
-        function = self.function.get() if rows else None
+        function: Callable | None = None
         for start in range(0, len(rows), self.batch_size):
             batch = rows[start : start + self.batch_size]
-            given = function(joined([arrays[row] for row in batch], backend))  # type: ignore[misc]
+            images = joined([arrays[row] for row in batch], backend)
+            try:
+                function = self.function.get() if function is None else function
+                given = function(images)
+            except FunctionError:
+                raise
+            except Exception as error:
+                raise self.function.failed(error, frame, batch) from error
             for name, values in self._checked(given, len(batch), backend):
                 results[name].append(values)
         columns = {name: self._column(name, parts, backend) for name, parts in results.items()}
