@@ -13,7 +13,7 @@ from dask.base import tokenize
 from dask_image_ingest.arguments import check_choice, check_flag, is_whole, shown, whole_number
 from dask_image_ingest.decode.formats import Header
 from dask_image_ingest.errors import ArgumentError
-from dask_image_ingest.user_code import code_of, token_of
+from dask_image_ingest.functions import code_of, token_of
 
 # Pillow's limit, twice its warning level: what decodes to more is taken for a bomb.
 MAX_PIXELS = 178_956_970

@@ -25,7 +25,7 @@ from dask_image_ingest.decode.options import Decoding
 from dask_image_ingest.decode.origin import Origin
 from dask_image_ingest.decode.threads import decode_pool, decode_threads
 from dask_image_ingest.errors import ArgumentError, FunctionError
-from dask_image_ingest.user_code import refuse_other_code
+from dask_image_ingest.functions import refuse_other_code
 
 _INPUT = "images"
 

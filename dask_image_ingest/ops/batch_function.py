@@ -11,7 +11,7 @@ from typing import Any
 
 from dask_image_ingest.errors import FunctionError
 from dask_image_ingest.frames import backend_of
-from dask_image_ingest.user_code import code_of, refuse_other_code, token_of
+from dask_image_ingest.functions import code_of, refuse_other_code, token_of
 
 # Models that a worker process keeps: enough for a query that uses a few side by side.
 _MODELS_KEPT = 4

@@ -22,7 +22,7 @@ from typing import Any
 import numpy as np
 from dask.base import normalize_token, tokenize
 
-from dask_image_ingest.code_digest import closure, described, digest, name_of, names_in
+from dask_image_ingest.functions.digest import closure, described, digest, name_of, names_in
 from dask_image_ingest.errors import FunctionError
 
 _CONSTANTS = (type(None), bool, int, float, complex, str, bytes, type(...), range, re.Pattern)
@@ -228,5 +228,5 @@ def _installed() -> tuple[str, ...]:
     folders = [
         sysconfig.get_paths()[name] for name in ("stdlib", "platstdlib", "purelib", "platlib")
     ]
-    folders += [*site.getsitepackages(), site.getusersitepackages(), str(Path(__file__).parent)]
+    folders += [*site.getsitepackages(), site.getusersitepackages(), str(Path(__file__).parents[1])]
     return ("<frozen", *{f"{folder}/" for folder in folders})
