@@ -129,6 +129,7 @@ class _Run:
     def run(self) -> Exported:
         """Plan what is not planned, write what is not written."""
         if self.resume and self._is_same() and self.earlier.is_finished():
+            self.place.remove_staging()
             return self._exported(self.earlier.manifest or {})
         facts = self._facts_of_earlier() or self._plan()
         job = replace(

@@ -22,8 +22,8 @@ from typing import Any
 import numpy as np
 from dask.base import normalize_token, tokenize
 
-from dask_image_ingest.functions.digest import closure, described, digest, name_of, names_in
 from dask_image_ingest.errors import FunctionError
+from dask_image_ingest.functions.digest import closure, described, digest, name_of, names_in
 
 _CONSTANTS = (type(None), bool, int, float, complex, str, bytes, type(...), range, re.Pattern)
 

@@ -201,7 +201,7 @@ def test_a_token_stays_while_the_function_is_used(written):
 def test_a_token_is_the_same_in_every_process(written, tmp_path):
     written("edited", ORIGINAL)
     program = (
-        "import edited, functools, dask; from dask_image_ingest.functions.code import code_of, token_of;"
+        "import edited, functools, dask; from dask_image_ingest.functions import code_of, token_of;"
         "print(token_of(edited.plain), token_of(edited.member), token_of(edited.Model),"
         "code_of(edited.Model))"
     )
