@@ -12,7 +12,7 @@ from photo_shards import write_tar
 from PIL import Image
 
 import dask_image_ingest as dii
-from dask_image_ingest.dataset import decode_images as late_decode
+from dask_image_ingest.dataset import late_decode
 
 POINTERS = ["__url__", "offset", "nbytes"]
 
