@@ -15,6 +15,7 @@ from dask.base import tokenize
 from dask.dataframe.dask_expr import _expr as dx
 
 from dask_image_ingest.errors import ArgumentError
+from dask_image_ingest.expr import is_settled
 from dask_image_ingest.frames import Backend, NewColumn, backend_of
 from dask_image_ingest.late_decode import looks_at
 
@@ -177,7 +178,9 @@ class MapBatches(dx.Elemwise):
         return None
 
     def _simplify_up(self, parent, dependents):
-        if not isinstance(parent, dx.Projection):
+        if is_settled(self, dependents):
+            return None
+        if not isinstance(parent, (dx.Projection, dx.Index)):
             return super()._simplify_up(parent, dependents)
         wanted = dx.determine_column_projection(self, parent, dependents)
         wanted = {wanted} if isinstance(wanted, str) else set(wanted)

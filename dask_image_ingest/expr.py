@@ -149,6 +149,8 @@ class ReadWebDataset(dx.PartitionsFiltered, BlockwiseIO):
         return dnf.both(self.operand("filters"), filters)
 
     def _simplify_up(self, parent, dependents):
+        if is_settled(self, dependents):
+            return None
         if isinstance(parent, dx.Filter):
             if self._filter_passthrough_available(parent, dependents):
                 filters = self._filtered_by(parent.predicate)
@@ -209,6 +211,14 @@ class HeadOfRead(dx.Head):
         if isinstance(parent, dx.Projection):
             return dx.plain_column_projection(self, parent, dependents)
         return super()._simplify_up(parent, dependents)
+
+
+def is_settled(expr, dependents) -> bool:
+    """Whether an expression must stay as it is, in a query that is optimised a second time.
+
+    ``persist`` does that. Tasks that were fused the first time know the others by their names.
+    """
+    return any(isinstance(above(), dx.Fused) for above in dependents[expr._name])
 
 
 def as_filters(predicate, read: ReadWebDataset, negated: bool = False) -> Filters | None:
@@ -274,4 +284,4 @@ def _is_scalar(value) -> bool:
     return isinstance(value, (bool, int, float, str, np.generic)) and value == value
 
 
-__all__ = ["Dataset", "ReadWebDataset", "as_filters"]
+__all__ = ["Dataset", "ReadWebDataset", "as_filters", "is_settled"]

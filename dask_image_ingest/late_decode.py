@@ -15,6 +15,7 @@ from dask_image_ingest.decode import Decoding, decode
 from dask_image_ingest.decode.header import Header, read_header
 from dask_image_ingest.decode.options import MAX_PIXELS, make_decoding
 from dask_image_ingest.errors import ArgumentError, ImageDecodeError
+from dask_image_ingest.expr import is_settled
 from dask_image_ingest.frames import backend_of
 from dask_image_ingest.partition import ErrorPolicy, check_size, logger
 from dask_image_ingest.shards import open_shard
@@ -142,6 +143,8 @@ class LateDecode(dx.Blockwise):
         )
 
     def _simplify_up(self, parent, dependents):
+        if is_settled(self, dependents):
+            return None
         if isinstance(parent, dx.Filter) and self._filter_passthrough_available(parent, dependents):
             return self._filter_simplification(parent)
         if not isinstance(parent, (dx.Projection, dx.Index)):
@@ -188,8 +191,12 @@ def row_by_row(predicate, frame) -> bool:
 
 
 def looks_at(predicate, frame, columns: frozenset[str]) -> bool:
-    """Whether a predicate looks at some of these columns of ``frame``, or at all of it."""
-    if predicate._name == frame._name:
+    """Whether a predicate looks at some of these columns of ``frame``, or at all of it.
+
+    Other expressions of its class count as well: the optimiser may have left out columns of
+    ``frame`` in the predicate before it does so in the filtered frame.
+    """
+    if isinstance(predicate, type(frame)):
         return True
     if isinstance(predicate, dx.Projection) and predicate.frame._name == frame._name:
         return bool(columns.intersection(predicate.columns))

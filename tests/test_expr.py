@@ -11,7 +11,6 @@ import dask
 import dask.dataframe as dd
 import pandas as pd
 import pytest
-from photo_shards import write_photo_shards
 
 import dask_image_ingest as dii
 from dask_image_ingest import metadata, partition, read
