@@ -65,15 +65,16 @@ def filter_by_another(q: Query) -> str | None:
     return predicate and f"{q.frame()}[{predicate}]"
 
 
-@step(1, portable=True)
+@step(2, portable=True)
 def mask(q: Query) -> str | None:
     return q.predicate(q.frame())
 
 
-@step(2)
+@step(20)  # where there is a mask
 def filter_by_mask(q: Query) -> str | None:
-    masks = [n for n in q.names if "bool" in str(getattr(q.plain[n]._meta, "dtype", ""))]
-    return f"{q.pick(1, 2)}[{q.rng.choice(masks)}]" if masks else None
+    masks = [n for n in q.names if "bool" in str(getattr(q.plain[n], "dtype", ""))]
+    frames = [n for n in q.names if n not in masks]
+    return f"{q.rng.choice(frames)}[{q.rng.choice(masks)}]" if masks else None
 
 
 @step(1, portable=True)
@@ -310,13 +311,6 @@ def in_order(q: Query) -> str | None:
 
 
 @step(0.3)
-def largest(q: Query) -> str | None:
-    a = q.frame()
-    column = q.column(a, "int")
-    return column and f"{a}.nlargest(3, {column!r})"
-
-
-@step(0.3)
 def indexed(q: Query) -> str | None:
     a = q.frame()
     return f"{a}.set_index('offset')" if "offset" in q.columns(a) else None
@@ -419,6 +413,14 @@ def counts(q: Query) -> str | None:
 def without_index(q: Query) -> str | None:
     # An end, since dask moves filters that follow below it, where they find other labels.
     return f"compute({q.names[-1]}.reset_index({q.rng.choice(['', 'drop=True'])}))"
+
+
+@end(0.5)
+def largest(q: Query) -> str | None:
+    # An end, since dask forgets the column whose largest values are wanted when others follow.
+    a = q.frame()
+    column = q.column(a, "int")
+    return column and f"compute({a}.nlargest(3, {column!r}))"
 
 
 @end(0 if "stack" in LEFT_OUT else 1)
