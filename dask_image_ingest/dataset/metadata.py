@@ -20,6 +20,7 @@ from dask_image_ingest.tar import (
     Span,
     collector_at_rest,
     duplicate_error,
+    open_member,
     read_member,
     too_large_error,
 )
@@ -83,7 +84,7 @@ class Rows:
             ]
 
     def image_bytes(self, row: int) -> Sequence[int] | None:
-        """The encoded image of one row, without a copy where its bytes lie side by side."""
+        """The encoded image of one row."""
         span = self.spans[row]
         return None if span is None else read_member(self._buffer, self._scanned, span)
 
@@ -152,7 +153,7 @@ class Rows:
             return _MISSING
         if error := too_large_error(self._scanned, span):
             return Header(None, None, None, None, error, True)
-        header = read_header(read_member(self._buffer, self._scanned, span), self._max_pixels)
+        header = read_header(open_member(self._buffer, self._scanned, span), self._max_pixels)
         if sample.duplicates and header.error is None:
             return header._replace(error=duplicate_error(sample))
         return header

@@ -14,7 +14,9 @@ from datetime import datetime
 from typing import Any
 
 from dask_image_ingest.errors import ShardError, ShardNotFoundError
-from dask_image_ingest.storage.open import FileSystem, file_system, guarded, split_url
+from dask_image_ingest.storage.faults import guarded
+from dask_image_ingest.storage.open import FileSystem, file_system
+from dask_image_ingest.storage.url import split_url
 
 __all__ = ["Shard", "exists_remote", "find_local", "find_remote", "glob_root", "is_glob"]
 

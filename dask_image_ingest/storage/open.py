@@ -1,12 +1,9 @@
-"""A shard's URL → its bytes: mapped into memory, decompressed, or fetched in ranges."""
+"""A shard's URL → its bytes: read or fetched as they are asked for, or decompressed."""
 
 import functools
-import mmap
-import re
-import socket
 import zlib
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from typing import Any, Protocol, TypeAlias
 
 import fsspec
@@ -17,8 +14,10 @@ from dask_image_ingest.errors import (
     ArgumentError,
     MissingDependencyError,
     ShardError,
-    ShardNotFoundError,
 )
+from dask_image_ingest.storage.faults import guarded
+from dask_image_ingest.storage.local import LocalBuffer
+from dask_image_ingest.storage.url import local_path
 
 __all__ = [
     "BrokenStream",
@@ -26,15 +25,12 @@ __all__ = [
     "FileSystem",
     "RemoteBuffer",
     "file_system",
-    "guarded",
-    "local_path",
     "open_shard",
-    "split_url",
 ]
 
 
 class Buffer(Protocol):
-    """A shard's bytes: ``bytes``, ``memoryview``, ``mmap`` or a reader of remote byte ranges."""
+    """A shard's bytes: ``bytes``, ``memoryview`` or a reader of a file or of remote ranges."""
 
     def __len__(self) -> int: ...
     def __getitem__(self, part: slice, /) -> Any: ...
@@ -47,9 +43,6 @@ FileSystem: TypeAlias = fsspec.AbstractFileSystem
 _REQUEST_SIZE = 4 << 20
 _REQUESTS_KEPT = 32
 
-# What happens where no server answers, or none is found.
-_UNREACHED = (ConnectionError, socket.gaierror)
-
 # A corrupt stream loses at most what one of these steps gives.
 _STEP = 1 << 14
 
@@ -58,24 +51,26 @@ _STEP = 1 << 14
 def open_shard(url: str, storage_options: dict[str, Any] | None = None) -> Iterator[Buffer]:
     """Open a shard for :func:`~dask_image_ingest.tar.samples.scan` and ``read_member``.
 
-    A local shard is mapped into memory, a remote one is fetched in ranges as they are asked for,
-    and one that is compressed (gzip or Zstandard, told by its first bytes) is decompressed into
-    memory. If the compressed stream breaks off, the buffer ends there and has an attribute
-    ``broken`` that says why.
-
-    Slices of a memory map, and arrays over them, stay valid after the shard is closed.
+    A shard is read, or fetched in ranges if it is a remote one, as its bytes are asked for; one
+    that is compressed (gzip or Zstandard, told by its first bytes) is decompressed into memory. If
+    the compressed stream breaks off, the buffer ends there and has an attribute ``broken`` that
+    says why.
 
     Raises
     ------
     ShardNotFoundError
         If there is no such shard (any more).
     ShardError
-        If the shard cannot be read, now or while it is open.
+        If the shard cannot be read, now or while it is open, or if a local one has changed when it
+        is closed.
     """
     path = local_path(url)
-    stored = _remote(url, storage_options) if path is None else _map(path)
-    # A memory map is never closed by hand: it goes with the last view of it.
-    yield _decompress(stored)
+    if path is None:
+        yield _decompress(_remote(url, storage_options))
+        return
+    with closing(LocalBuffer(path)) as stored:
+        yield _decompress(stored)
+        stored.refuse_changes()
 
 
 class BrokenStream:
@@ -148,21 +143,6 @@ class RemoteBuffer:
         return data
 
 
-def local_path(url: str) -> str | None:
-    """Give the path of a local shard, None if it is a remote one."""
-    if url.startswith(("file://", "local://")):
-        return fsspec.get_filesystem_class("file")._strip_protocol(url)
-    return None if "://" in url else url
-
-
-def split_url(url: str) -> tuple[str, str, str]:
-    """Split a remote URL around its path: ``simplecache::zip://``, ``a.tar``, ``::s3://b/c.zip``."""
-    match = re.fullmatch(r"((?:\w+::)*[^:/]+://)(.*?)(::.*)?", url)
-    if match is None:
-        raise ArgumentError(f"{url!r} is no URL that fsspec could read")
-    return match[1], match[2], match[3] or ""
-
-
 def file_system(url: str, storage_options: dict[str, Any] | None) -> tuple[FileSystem, str]:
     """Find the file system of a remote shard, and the shard's path there."""
     try:
@@ -175,48 +155,12 @@ def file_system(url: str, storage_options: dict[str, Any] | None) -> tuple[FileS
         raise ShardError(f"{url} cannot be read: {type(error).__name__}: {error}") from error
 
 
-def _map(path: str) -> memoryview | bytes:
-    with guarded(path, open, path, "rb") as file:
-        if not file.seek(0, 2):
-            return b""
-        try:
-            return memoryview(mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ))
-        except OSError:  # some network file systems can be read and not mapped
-            file.seek(0)
-            return guarded(path, file.read)
-
-
 def _remote(url: str, storage_options: dict[str, Any] | None) -> Buffer:
     fs, path = file_system(url, storage_options)
     size = guarded(url, fs.info, path)["size"]
     if size is None:
         return guarded(url, fs.cat_file, path)
     return RemoteBuffer(fs, path, size, url)
-
-
-def guarded(url: str, read: Any, *args: Any, **kwargs: Any) -> Any:
-    """Call ``read``, and let its errors name the shard."""
-    try:
-        return read(*args, **kwargs)
-    except MemoryError:
-        raise
-    except Exception as error:  # each remote file system has exceptions of its own
-        # fsspec says of a web address that there is no such file, whatever went wrong.
-        hides = isinstance(error, FileNotFoundError) and _is_fault(error.__cause__)
-        fault = error.__cause__ if hides else error
-        if isinstance(fault, FileNotFoundError):
-            raise ShardNotFoundError(f"{url} does not exist, or does no longer") from error
-        behind = (fault, fault.__cause__ if fault else None)
-        unreached = any(isinstance(e, _UNREACHED) for e in behind)
-        why = "its server cannot be reached: " if unreached and local_path(url) is None else ""
-        raise ShardError(f"{url} cannot be read: {why}{type(fault).__name__}: {fault}") from error
-
-
-def _is_fault(cause: BaseException | None) -> bool:
-    """Whether something else than an answer that there is no such file made for that error."""
-    if isinstance(cause, (OSError, TypeError)):
-        return not isinstance(cause, FileNotFoundError)
-    return getattr(cause, "status", 404) not in (404, 410)
 
 
 def _decompress(stored: Buffer) -> Buffer:

@@ -17,7 +17,8 @@ from dask_image_ingest.storage.listing import (
     glob_root,
     is_glob,
 )
-from dask_image_ingest.storage.open import local_path, open_shard
+from dask_image_ingest.storage.open import open_shard
+from dask_image_ingest.storage.url import local_path
 
 __all__ = ["Shard", "find_shards", "open_shard"]
 

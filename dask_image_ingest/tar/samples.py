@@ -22,6 +22,7 @@ __all__ = [
     "Scan",
     "Span",
     "duplicate_error",
+    "open_member",
     "read_member",
     "scan",
     "too_large_error",
@@ -152,6 +153,37 @@ def read_member(buffer: Buffer, scan: Scan, span: Span) -> Any:
     return bytes(expanded)
 
 
+def open_member(buffer: Buffer, scan: Scan, span: Span) -> Any:
+    """One member as something that is read where it is sliced, and no further.
+
+    Raises
+    ------
+    ShardError
+        As `read_member`, now or when it is sliced.
+    """
+    if isinstance(buffer, (bytes, memoryview)) or span[0] in scan.sparse:
+        return read_member(buffer, scan, span)
+    return _OpenMember(buffer, span)
+
+
+class _OpenMember:
+    """A member of a shard, whose first bytes are at hand."""
+
+    def __init__(self, buffer: Buffer, span: Span) -> None:
+        self._buffer = buffer
+        self._offset, self._size = span
+        self._head = buffer[self._offset : self._offset + min(self._size, _HEAD)]
+
+    def __len__(self) -> int:
+        return self._size
+
+    def __getitem__(self, part: slice, /) -> Any:
+        start, stop, _ = part.indices(self._size)
+        if stop <= len(self._head):
+            return self._head[start:stop]
+        return self._buffer[self._offset + start : self._offset + stop]
+
+
 def too_large_error(scan: Scan, span: Span) -> str | None:
     """Why a member can't be read that claims to be mostly holes; None where that is not so."""
     if span[0] not in scan.sparse or span[1] <= LARGEST_VALUE:
@@ -164,6 +196,9 @@ def duplicate_error(sample: Sample) -> str:
     what = ", ".join(sorted(sample.duplicates))
     return f"duplicate-member: the sample has more than one {what}; which is meant?"
 
+
+# Most that is asked of an image without decoding it stands here.
+_HEAD = 4096
 
 # Both are webdataset's own: base_plus_ext and skip_meta in its module tariterators.
 _KEY_AND_EXTENSION = re.compile(r"^((?:.*/|)[^.]+)[.]([^/]*)$")

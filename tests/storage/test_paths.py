@@ -1,7 +1,7 @@
 """Patterns lead to the shards that a user means, and shards give their bytes."""
 
+import errno
 import functools
-import gc
 import gzip
 import http.server
 import os
@@ -338,27 +338,90 @@ def test_a_stream_that_breaks_off_keeps_what_came_before(tmp_path, compress):
             assert what == "corrupt" or sample["jpg"] == files[f"{key}.jpg"]
 
 
-def test_views_outlive_the_shard(tmp_path):
+def test_what_was_read_outlives_the_shard(tmp_path):
     path = tmp_path / "x.tar"
     path.write_bytes(SHARD)
     with open_shard(str(path)) as buffer:
         scanned = scan(buffer)
         view = read_member(buffer, scanned, scanned.samples[1].members["jpg"])
-        array = np.frombuffer(view, np.uint8)
-    del buffer
-    gc.collect()
-    assert bytes(view) == array.tobytes() == b"B" * 3000
+    path.write_bytes(b"")
+    assert bytes(view) == b"B" * 3000
 
 
-def test_a_mapping_goes_with_its_last_view(tmp_path):
+def test_a_shard_leaves_no_file_open_and_none_mapped(tmp_path):
     path = tmp_path / "x.tar"
     path.write_bytes(SHARD)
-    maps = Path("/proc/self/maps")
+
+    def held():
+        files = [os.path.realpath(link) for link in Path("/proc/self/fd").iterdir()]
+        return str(path) in files or str(path) in Path("/proc/self/maps").read_text()
+
     with open_shard(str(path)) as buffer:
-        array = np.frombuffer(buffer, np.uint8)
-    assert str(path) in maps.read_text()
-    del buffer, array
-    assert str(path) not in maps.read_text()
+        assert held()
+    assert not held()
+    with pytest.raises(ShardError, match=r"x\.tar"):
+        buffer[:10]
+    with pytest.raises(ZeroDivisionError), open_shard(str(path)):
+        raise ZeroDivisionError
+    assert not held()
+
+
+CHANGES = {
+    "cut short": lambda path: os.truncate(path, 2000),
+    "emptied": lambda path: path.write_bytes(b""),
+    "rewritten": lambda path: path.write_bytes(bytes(len(SHARD))),
+    "grown": lambda path: path.write_bytes(SHARD + SHARD),
+}
+
+
+@pytest.mark.parametrize("change", CHANGES)
+def test_a_local_shard_that_changes_while_it_is_read_is_an_error(tmp_path, change):
+    path = tmp_path / "x.tar"
+    path.write_bytes(SHARD)
+    os.utime(path, (1e9, 1e9))
+    changed = pytest.raises(ShardError, match=r"x\.tar has changed while it was read")
+    with changed, open_shard(str(path)) as buffer:
+        scanned = scan(buffer)
+        CHANGES[change](path)
+        samples_of(buffer, scanned)
+
+
+def test_a_shard_that_is_replaced_by_another_file_is_read_as_it_was(tmp_path):
+    """As by programs that write a file aside and then rename it."""
+    path, other = tmp_path / "x.tar", tmp_path / "y.tar"
+    path.write_bytes(SHARD)
+    other.write_bytes(LARGE)
+    with open_shard(str(path)) as buffer:
+        other.rename(path)
+        assert samples_of(buffer) == webdataset_samples(SHARD)
+    with open_shard(str(path)) as buffer:
+        assert samples_of(buffer) == webdataset_samples(LARGE)
+
+
+def test_a_disk_that_fails_is_an_error_that_names_the_shard(tmp_path, monkeypatch):
+    path = tmp_path / "x.tar"
+    path.write_bytes(SHARD)
+
+    def fail(*_):
+        raise OSError(errno.EIO, "Input/output error")
+
+    with open_shard(str(path)) as buffer:
+        monkeypatch.setattr(os, "pread", fail)
+        with pytest.raises(ShardError, match=r"x\.tar cannot be read: .*Input/output"):
+            scan(buffer)
+        monkeypatch.undo()
+
+
+def test_reads_that_give_less_than_was_asked_for_are_continued(tmp_path, monkeypatch):
+    """One call of the kernel gives 2 GiB at most."""
+    path = tmp_path / "x.tar"
+    path.write_bytes(SHARD)
+    pread = os.pread
+    monkeypatch.setattr(os, "pread", lambda file, size, offset: pread(file, min(size, 700), offset))
+    with open_shard(str(path)) as buffer:
+        assert buffer[:] == SHARD
+        assert buffer[100:2000] == SHARD[100:2000]
+        assert samples_of(buffer) == webdataset_samples(SHARD)
 
 
 def test_an_empty_file_is_an_empty_shard(tmp_path):
