@@ -4,14 +4,14 @@ In: paths and options, then the rewrites of dask's optimiser. Out: a dask datafr
 task the dataframe of one part of one shard. ``partition.py`` is where to begin reading.
 """
 
-from dask_image_ingest.dataset.decode_images import (
+from dask_image_ingest.dataset.expr import SHAPE_IN_NAME, ReadWebDataset, is_settled
+from dask_image_ingest.dataset.filters import Filters, Predicate, both, either
+from dask_image_ingest.dataset.late_decode import (
     LateDecode,
     decode_frame,
     decode_images,
     looks_at,
 )
-from dask_image_ingest.dataset.expr import SHAPE_IN_NAME, ReadWebDataset
-from dask_image_ingest.dataset.filters import Filters, Predicate, both, either
 from dask_image_ingest.dataset.metadata import Rows
 from dask_image_ingest.dataset.partition import NoPixels
 from dask_image_ingest.dataset.pointers import POINTER
@@ -33,6 +33,7 @@ __all__ = [
     "decode_images",
     "either",
     "image_member",
+    "is_settled",
     "looks_at",
     "read_webdataset_images",
 ]

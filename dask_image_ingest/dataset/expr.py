@@ -137,6 +137,8 @@ class ReadWebDataset(dx.PartitionsFiltered, BlockwiseIO):
         return None if filters is None else dnf.both(self.operand("filters"), filters)
 
     def _simplify_up(self, parent, dependents):
+        if is_settled(self, dependents):
+            return None
         if isinstance(parent, dx.Filter):
             if self._filter_passthrough_available(parent, dependents):
                 filters = self._filtered_by(parent.predicate)
@@ -199,4 +201,12 @@ class HeadOfRead(dx.Head):
         return super()._simplify_up(parent, dependents)
 
 
-__all__ = ["SHAPE_IN_NAME", "Dataset", "ReadWebDataset"]
+def is_settled(expr, dependents) -> bool:
+    """Whether an expression must stay as it is, in a query that is optimised a second time.
+
+    ``persist`` does that. Tasks that were fused the first time know the others by their names.
+    """
+    return any(isinstance(above(), dx.Fused) for above in dependents[expr._name])
+
+
+__all__ = ["SHAPE_IN_NAME", "Dataset", "ReadWebDataset", "is_settled"]

@@ -42,7 +42,10 @@ class Place(Protocol):
         """A file to write to and to read again, gone in the end unless committed."""
 
     def commit(self, file: BufferedRandom, name: str) -> None:
-        """Let what was written to a scratch file appear under a name, whole and for good."""
+        """Let what was written to a scratch file appear under a name, whole."""
+
+    def settle(self) -> None:
+        """Make sure that what appeared under its name outlives the machine."""
 
     def read(self, name: str) -> bytes | None:
         """A small file, None if there is none."""

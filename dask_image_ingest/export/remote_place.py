@@ -91,6 +91,9 @@ class RemotePlace:
                 "fault. Try again with resume=True"
             )
 
+    def settle(self) -> None:
+        """What was sent is there."""
+
     def read(self, name: str) -> bytes | None:
         """A small file, None if there is none."""
         with writing(self.locate(name), anything=True):

@@ -147,6 +147,7 @@ class _Run:
             "shards": shards,
         }
         self.place.put(MANIFEST, json.dumps(manifest, indent=1).encode())
+        self.place.settle()
         self.place.remove_staging()
         return self._exported(manifest)
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Callable
+from contextlib import suppress
 from typing import Any
 
 import pyarrow as pa
@@ -78,6 +79,7 @@ def write_shard(number: int, job: Job) -> Written:
         for beside_name, content in contents.items():
             place.put(beside_name, content)
         place.commit(file, name)
+    place.settle()
     place.put(done_name(number), json.dumps(written).encode())
     return written
 
@@ -87,8 +89,10 @@ def _finished(number: int, job: Job) -> Written | None:
     record = job.place.read(done_name(number))
     if record is None:
         return None
-    written: Written = json.loads(record)
-    return written if is_there(written, job.place.size) else None
+    with suppress(ValueError):  # cut short by a machine that went down
+        written: Written = json.loads(record)
+        return written if is_there(written, job.place.size) else None
+    return None
 
 
 def is_there(written: Written, size_of: Callable[[str], int | None]) -> bool:

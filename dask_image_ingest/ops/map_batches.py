@@ -13,7 +13,7 @@ import pyarrow as pa
 
 from dask_image_ingest import dask_internals as dx
 from dask_image_ingest.arguments import whole_number
-from dask_image_ingest.dataset import looks_at
+from dask_image_ingest.dataset import is_settled, looks_at
 from dask_image_ingest.errors import ArgumentError, FunctionError
 from dask_image_ingest.frames import Backend, NewColumn, backend_of, joined
 from dask_image_ingest.ops.batch_function import BatchFunction
@@ -121,7 +121,9 @@ class MapBatches(dx.Elemwise):
         return None
 
     def _simplify_up(self, parent, dependents):
-        if not isinstance(parent, dx.Projection):
+        if is_settled(self, dependents):
+            return None
+        if not isinstance(parent, (dx.Projection, dx.Index)):
             return super()._simplify_up(parent, dependents)
         wanted = dx.determine_column_projection(self, parent, dependents)
         wanted = {wanted} if isinstance(wanted, str) else set(wanted)

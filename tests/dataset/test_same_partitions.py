@@ -7,7 +7,8 @@ import dask
 import dask.dataframe as dd
 import pandas as pd
 import pytest
-from query_answers import answer, partitions, source
+from query_answers import answer
+from query_sources import partitions, source
 
 import dask_image_ingest as dii
 
@@ -78,7 +79,6 @@ def test_two_filters_have_a_length_and_labels(read, frame):
         lambda t: t.width + t[t.height > 200].width,
         lambda t: t.cls.combine_first(t.width),
         lambda t: t.assign(x=t[t.height > 200].width),
-        lambda t: t.rename(columns={"txt": "caption"})[t.width > 150],
         lambda t: t["nbytes"].cumsum(),
         lambda t: t.map_partitions(lambda part: part.iloc[:2]),
         lambda t: t.sample(frac=0.4, random_state=1),
@@ -88,7 +88,7 @@ def test_two_filters_have_a_length_and_labels(read, frame):
         lambda t: t.repartition(npartitions=2),
     ],
     ids=[
-        "sum", "combine_first", "assign", "rename", "cumsum", "map_partitions", "sample", "loc",
+        "sum", "combine_first", "assign", "cumsum", "map_partitions", "sample", "loc",
         "to_dask_array", "tail", "repartition",
     ],
 )  # fmt: skip
@@ -105,7 +105,17 @@ def test_a_concatenation_has_the_partitions_of_its_parts(table, plain, number):
     assert both.npartitions == 6
     got = both.partitions[number]["__key__"].compute()
     assert got.tolist() == plain.partitions[number % 3]["__key__"].compute().tolist()
-    assert len(table["nbytes"].cumsum().partitions[number % 3].compute()) == 8
+
+
+@pytest.mark.parametrize("number", range(3))
+def test_each_partition_of_a_running_sum_is_there(table, plain, number):
+    got = table["nbytes"].cumsum().partitions[number].compute()
+    assert got.tolist() == plain["nbytes"].cumsum().partitions[number].compute().tolist()
+
+
+def test_a_mask_of_the_read_fits_its_renamed_columns(read, frame):
+    got = read.rename(columns={"txt": "caption"})[read.width > 150].compute()
+    assert got["caption"].tolist() == frame[frame.width > 150]["txt"].tolist()
 
 
 def test_two_projections_persist_together(table, frame):
@@ -113,6 +123,15 @@ def test_two_projections_persist_together(table, frame):
     assert keys.compute()["__key__"].tolist() == frame["__key__"].tolist()
     assert wide.compute()["txt"].tolist() == frame[frame.width > 150]["txt"].tolist()
     assert (keys.npartitions, wide.npartitions) == (3, 3)
+
+
+@pytest.mark.parametrize("late", [False, True])
+def test_a_query_that_is_optimised_twice_knows_its_own_tasks(read, table, frame, late):
+    d = dii.decode_images(table, size=32) if late else read
+    wide = d[(d["width"] == 31) | (d["cls"] > d["cls"].mean()) | d["txt"].isna()]
+    equal = wide["width"] == wide["height"]
+    assert equal.persist().compute().tolist() == equal.optimize().compute().tolist()
+    assert len(equal.persist()) == (frame["cls"] > frame["cls"].mean()).sum()
 
 
 def test_a_column_of_the_read_fits_what_map_batches_made(read, frame):

@@ -137,7 +137,7 @@ def test_a_fork_reads_like_its_parent(mixed):
 
 HELD = """
 import os, signal, sys, threading, warnings
-from dask_image_ingest.decode.formats import open_image as opening
+from dask_image_ingest.decode.formats import pillow_image as opening
 
 warnings.simplefilter("ignore")  # Python's own, of forks in processes with threads
 before = list(warnings.filters)

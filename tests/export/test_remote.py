@@ -19,18 +19,6 @@ from dask_image_ingest.export import lock, remote_place, run, shard
 BUCKET = "exports"
 
 
-@pytest.fixture(scope="session")
-def s3_server():
-    pytest.importorskip("moto.server", reason="an S3 server needs moto[server] and s3fs")
-    pytest.importorskip("s3fs", reason="an S3 server needs moto[server] and s3fs")
-    from moto.server import ThreadedMotoServer
-
-    server = ThreadedMotoServer(ip_address="127.0.0.1", port=0, verbose=False)
-    server.start()
-    yield f"http://127.0.0.1:{server.get_host_and_port()[1]}"
-    server.stop()
-
-
 @pytest.fixture(params=["memory", "s3"])
 def remote(request, monkeypatch):
     """A place to write to, the options for it, and its file system."""

@@ -4,8 +4,7 @@ from collections import Counter
 
 import pytest
 
-from dask_image_ingest.dataset import decode_images as late_decode
-from dask_image_ingest.dataset import partition
+from dask_image_ingest.dataset import late_decode, partition
 
 
 @pytest.fixture

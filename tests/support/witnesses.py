@@ -81,10 +81,8 @@ def by_dali(paths, extensions, indexes=None) -> list[tuple[bytes, ...]]:
             outputs = outputs if isinstance(outputs, (list, tuple)) else [outputs]
             pipeline.set_outputs(*outputs)
         pipeline.build()
-        found += [
-            tuple(bytes(part.at(0)) for part in pipeline.run())
-            for _ in range(pipeline.epoch_size("reader"))
-        ]
+        runs = (pipeline.run() for _ in range(pipeline.epoch_size("reader")))
+        found += [tuple(bytes(part.at(0)) for part in outputs) for outputs in runs]
     return found
 
 

@@ -14,7 +14,7 @@ from PIL import Image
 
 from dask_image_ingest.decode.formats.bad_image import BadImage
 from dask_image_ingest.decode.formats.exif import Encoded, orientation
-from dask_image_ingest.decode.formats.open_image import EncodedFile, open_image, pillow_errors
+from dask_image_ingest.decode.formats.pillow_image import EncodedFile, open_image, pillow_errors
 
 # Up to the pixels in most photos. Segments that are passed over are not read.
 _WINDOW: Final = 2048

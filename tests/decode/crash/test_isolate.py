@@ -147,7 +147,7 @@ def test_the_journal_tells_a_dead_process_from_a_living_one(folder):
         assert not died_before
         assert not again
     assert not list(folder.iterdir())
-    dying = "import os, sys; from dask_image_ingest.decode import journal; "
+    dying = "import os, sys; from dask_image_ingest.decode.crash import journal; "
     dying += "here = journal.underway(sys.argv[1]); here.__enter__(); os.kill(os.getpid(), 9)"
     environment = os.environ | {"DASK_IMAGE_INGEST__CRASH_JOURNAL": str(folder.parent)}
     subprocess.run([sys.executable, "-c", dying, "piece"], env=environment, timeout=60)

@@ -14,6 +14,7 @@ import pyarrow.compute as pc
 from dask_image_ingest import dask_internals as dx
 from dask_image_ingest.arguments import check_choice, check_frame, check_storage_options
 from dask_image_ingest.dask_internals import FrameBase, new_collection
+from dask_image_ingest.dataset.expr import is_settled
 from dask_image_ingest.dataset.partition import ErrorPolicy, check_size, logger
 from dask_image_ingest.dataset.pointers import POINTER, checked_pointers, read_encoded
 from dask_image_ingest.decode import (
@@ -179,6 +180,8 @@ class LateDecode(dx.Blockwise):
         )
 
     def _simplify_up(self, parent, dependents):
+        if is_settled(self, dependents):
+            return None
         if isinstance(parent, dx.Filter) and self._filter_passthrough_available(parent, dependents):
             return self._filter_simplification(parent)
         if not isinstance(parent, (dx.Projection, dx.Index)):
@@ -225,8 +228,12 @@ def row_by_row(predicate, frame) -> bool:
 
 
 def looks_at(predicate, frame, columns: frozenset[str]) -> bool:
-    """Whether a predicate looks at some of these columns of ``frame``, or at all of it."""
-    if predicate._name == frame._name:
+    """Whether a predicate looks at some of these columns of ``frame``, or at all of it.
+
+    Other expressions of its class count as well: the optimiser may have left out columns of
+    ``frame`` in the predicate before it does so in the filtered frame.
+    """
+    if isinstance(predicate, type(frame)):
         return True
     if isinstance(predicate, dx.Projection) and predicate.frame._name == frame._name:
         return bool(columns.intersection(predicate.columns))

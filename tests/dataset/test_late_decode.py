@@ -12,7 +12,7 @@ from photo_shards import write_tar
 from PIL import Image
 
 import dask_image_ingest as dii
-from dask_image_ingest.dataset import decode_images as late_decode
+from dask_image_ingest.dataset import late_decode
 
 POINTERS = ["__url__", "offset", "nbytes"]
 
@@ -144,6 +144,19 @@ def test_a_mask_of_the_frame_before_works_after_bad_images_are_dropped(table):
     assert len(frame)
     assert (frame.cls == 1).all()
     assert (frame.width > 100).all()
+
+
+def test_filters_follow_each_other_after_bad_images_are_dropped(table):
+    options = {"max_pixels": 30_000, "errors": "drop"}
+    lazy, eager = dii.decode_images(table, **options), dii.decode_images(table.compute(), **options)
+
+    def keep(frame):
+        some = frame[(frame.cls > 0) | frame.image.isna()]
+        return some[some.format.isin(["jpeg"])]
+
+    got = keep(lazy).compute()
+    assert got["__key__"].tolist() == keep(eager)["__key__"].tolist()
+    assert len(got)
 
 
 def test_labels_and_lengths_are_known_without_a_decode(table, decoded):
