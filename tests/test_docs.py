@@ -40,6 +40,7 @@ GPU_PACKAGES = {"cudf", "cupy", "dask_cuda", "dask_cudf", "pylibcudf", "rmm"}
 #: The blocks that are not run, or not everywhere, and why: no others may be marked so.
 MARKED: dict[str, list[str]] = {
     "docs/guide/clusters.md": ["needs cudf"],
+    "docs/guide/export.md": ["needs a damaged collection"],
     "docs/guide/read.md": ["needs a bucket of S3"],
     "docs/guide/train.md": ["needs torch", "needs torch"],
 }
