@@ -112,6 +112,9 @@ class CannotBeBuilt:
     def __init__(self):
         raise OSError("no such weights")
 
+    def __call__(self, images):
+        raise AssertionError
+
 
 def test_a_failing_function_of_map_batches_is_told_by_shard_key_and_reason(shard, anywhere):
     ddf = dii.read_webdataset_images(shard, backend="pandas")
