@@ -9,9 +9,7 @@ filled with a neighbour whose picture is thrown away, a longer one begins anothe
 
 from __future__ import annotations
 
-import hashlib
 import re
-import struct
 import threading
 from collections.abc import Sequence
 from typing import Any, NamedTuple
@@ -23,24 +21,27 @@ from dask_image_ingest.decode.dali import BATCH_SIZE, dali, new_pipeline
 from dask_image_ingest.decode.gpu import ROOM_FOR_DALI, is_gpu_failure
 from dask_image_ingest.decode.options import Decoding
 from dask_image_ingest.decode.origin import Origin
+from dask_image_ingest.decode.random_state import (
+    state_from,
+    state_name,
+    take_over_random_numbers,
+)
 from dask_image_ingest.decode.threads import decode_pool, decode_threads
 from dask_image_ingest.errors import ArgumentError, FunctionError
 from dask_image_ingest.functions import refuse_other_code
 
 _INPUT = "images"
 
+# Parts of a batch that are transformed side by side.
+_MOST_SHARES = 8
+
 # So many pictures made for nothing cost less than another batch.
 _LONGEST_GAP = 3
 
-# In DALI's counter, from an image to its neighbour in the batch (`kSkipaheadPerSample`).
-_STRIDE = 65537
-
-# Operators by which an image gets something of others, which are in its batch by chance.
-_MIXING = frozenset(("BatchPermutation", "PermuteBatch"))
-
 # What DALI says about an operator that fails, without its stack.
 _REASON = re.compile(
-    r"(?:operator `([^`]+)`.*?)?encountered:\s+(.+?)\s*(?:C\+\+ context|$)", re.DOTALL
+    r"(?:operator `([^`]+)`.*?)?encountered:\s+(.+?)\s*(?:C\+\+ context|Current pipeline|$)",
+    re.DOTALL,
 )
 
 
@@ -57,15 +58,15 @@ class _Part(NamedTuple):
 class Transform:
     """The transform of some options in this process; any number of threads may use it at once.
 
-    On the CPU, each of its pipelines has one thread, and the images of a batch are shared out among
-    as many of them as there are threads that decode.
+    On the CPU, the images of a batch are shared out among several pipelines, which have as many
+    threads together as decode: samples that have none beside them are slow to transform one by one.
     """
 
     def __init__(self, decoding: Decoding) -> None:
         assert decoding.transform is not None
         refuse_other_code("transform=", decoding.transform, decoding.transform_code)
         self._decoding = decoding
-        self._threads = 1 if decoding.device == "gpu" else decode_threads()
+        self._shares = 1 if decoding.device == "gpu" else min(_MOST_SHARES, decode_threads())
         # Whoever uses one has taken it from here, and brings back only what is whole.
         self._idle: list[_TransformPipeline] = []
         self._building = threading.Lock()
@@ -81,7 +82,7 @@ class Transform:
             If it gives anything but uint8 images of layout HWC, or mixes images.
         """
         pipeline = self._take(origins[0])
-        share = -(-len(origins) // self._threads)
+        share = -(-len(origins) // self._shares)
         parts = _runs(origins, share) if pipeline.is_random else _slices(len(origins), share)
         self._idle.append(pipeline)
         if len(parts) == 1 and parts[0].rows == parts[0].places:
@@ -98,7 +99,7 @@ class Transform:
             ([images[row] for row in part.rows], [origins[row] for row in part.rows])
             for part in parts
         ]
-        if self._threads == 1:
+        if self._shares == 1:
             return [self._transformed(*each) for each in given]
         begun = [decode_pool().submit(self._transformed, *each) for each in given]
         return [future.result() for future in begun]
@@ -125,7 +126,7 @@ class Transform:
         try:
             return self._idle.pop()
         except IndexError:
-            pipeline = _TransformPipeline(self._decoding)
+            pipeline = _TransformPipeline(self._decoding, -(-decode_threads() // self._shares))
         # A user's function need not be ready for several threads.
         with self._building:
             try:
@@ -140,8 +141,9 @@ class Transform:
 class _TransformPipeline:
     """One pipeline of a transform, for one thread at a time."""
 
-    def __init__(self, decoding: Decoding) -> None:
+    def __init__(self, decoding: Decoding, threads: int) -> None:
         self._decoding = decoding
+        self._threads = threads
         self._pipeline = BatchPipeline(self._build)
         self._seeds: list[str] = []
 
@@ -158,7 +160,7 @@ class _TransformPipeline:
         """Transform images that come one after the other from ``first`` on."""
         self._pipeline.build()
         states = {
-            _state_name(number): np.tile(_state(first, seed), (len(images), 1))
+            state_name(number): np.tile(state_from(first, seed), (len(images), 1))
             for number, seed in enumerate(self._seeds)
         }
         self._pipeline.schedule(**{_INPUT: images}, **states)
@@ -169,7 +171,7 @@ class _TransformPipeline:
     def _build(self) -> Any:
         fn, types, _ = dali()
         device = self._decoding.device
-        pipeline = new_pipeline(device, decode_threads() if device == "gpu" else 1)
+        pipeline = new_pipeline(device, self._threads)
         assert self._decoding.transform is not None
         with pipeline:
             images = fn.external_source(
@@ -181,14 +183,14 @@ class _TransformPipeline:
                     f"transform= gave a {type(made).__name__}: it has to give one batch of images, "
                     "as DALI's operators do"
                 )
-            self._seeds = _take_over_random_numbers(made, fn, types)
+            self._seeds = take_over_random_numbers(made, fn, types)
             pipeline.set_outputs(made)
         pipeline.build()
         return pipeline
 
 
 def _runs(origins: Sequence[Origin], most: int) -> list[_Part]:
-    """Samples that follow one another, with fillers in short gaps; ``most`` to a part at least."""
+    """Samples that follow one another, with fillers in short gaps; ``most`` to a part at most."""
     parts: list[_Part] = []
     for row, origin in enumerate(origins):
         gap = -1
@@ -210,56 +212,6 @@ def _slices(count: int, most: int) -> list[_Part]:
         _Part(list(range(start, min(start + most, count))), list(range(min(most, count - start))))
         for start in range(0, count, most)
     ]
-
-
-def _take_over_random_numbers(made: Any, fn: Any, types: Any) -> list[str]:
-    """Have the state of each random operator fed in; gives what tells their numbers apart.
-
-    Operators have an input for that, by which DALI's dynamic mode hands them its generators.
-    """
-    operators: dict[int, Any] = {}
-    waiting = [made.source]
-    while waiting:
-        operator = waiting.pop()
-        if operator is not None and operator.id not in operators:
-            operators[operator.id] = operator
-            waiting.extend(node.source for node in operator.inputs)
-    seeds: list[str] = []
-    for _, operator in sorted(operators.items()):
-        schema = operator._op.schema
-        if schema.Name() in _MIXING:
-            raise ArgumentError(
-                f"transform= mixes the images of a batch ({schema.Name()}), and which images share "
-                "a batch depends on the query: mix those of iter_batches() instead"
-            )
-        if not schema.HasRandomStateArg():
-            continue
-        state = fn.external_source(name=_state_name(len(seeds)), dtype=types.UINT32, ndim=1)
-        operator.spec.AddArgumentInput(
-            "_random_state", state.name, state.ndim, state.dtype, state.layout
-        )
-        operator.inputs.append(state)
-        # Operators that were given the same seed draw the same numbers, as they do in DALI.
-        seed = operator._op._init_args.get("seed")
-        own = seed is None or seed < 0
-        seeds.append(f"operator {len(seeds)}" if own else f"seed {seed}")
-    return seeds
-
-
-def _state_name(number: int) -> str:
-    return f"random-state-{number}"
-
-
-def _state(origin: Origin, seed: str) -> np.ndarray:
-    """A state of DALI's Philox generator: key, counter and phase, of which places are part."""
-    shard = origin.shard.encode("utf-8", "surrogateescape")
-    key = hashlib.blake2b(shard, digest_size=8, salt=_digest(seed)).digest()
-    stream = origin.number * _STRIDE % 2**64
-    return np.frombuffer(struct.pack("<8sQQI", key, 0, stream, 0), np.uint32)
-
-
-def _digest(seed: str) -> bytes:
-    return hashlib.blake2b(seed.encode(), digest_size=hashlib.blake2b.SALT_SIZE).digest()
 
 
 def _failed(origin: Origin, error: Exception) -> FunctionError:

@@ -29,7 +29,7 @@ from tars import (
 
 import dask_image_ingest.errors
 from dask_image_ingest.errors import DaskImageIngestError, ShardError
-from dask_image_ingest.tar.samples import Buffer, read_member, scan
+from dask_image_ingest.tar.samples import Buffer, open_member, read_member, scan
 
 
 def damage_of(buffer: Buffer) -> tuple[str, int]:
@@ -429,6 +429,22 @@ def test_members_are_not_copied(tmp_path):
     scanned = scan(buffer)
     member = read_member(buffer, scanned, scanned.samples[0].members["jpg"])
     assert np.shares_memory(np.frombuffer(member, np.uint8), np.frombuffer(buffer, np.uint8))
+
+
+def test_an_open_member_reads_what_is_asked_of_it():
+    content = np.random.default_rng(0).bytes(50_000)
+    buffer = CountingBuffer(tar({"a.jpg": content, "b.jpg": content[:100], "c.jpg": b""}))
+    scanned = scan(buffer)
+    first, short, empty = (sample.members["jpg"] for sample in scanned.samples)
+    buffer.read = 0
+    member = open_member(buffer, scanned, first)
+    assert len(member) == len(content)
+    for part in (slice(2048), slice(10, 20), slice(-2, None), slice(30, 20), slice(49_990, 10**6)):
+        assert bytes(member[part]) == content[part]
+    assert buffer.read < 5000
+    assert bytes(member[:]) == content
+    assert bytes(open_member(buffer, scanned, short)[:]) == content[:100]
+    assert bytes(open_member(buffer, scanned, empty)[:10]) == b""
 
 
 def test_a_shard_that_shrank_is_an_error_and_no_short_member():
