@@ -175,8 +175,10 @@ def _without_pointer(
         span = None if image is None else sample.members[image]
         if nbytes is None and len(samples) == 1:
             return sample, None
-        placeless = span is not None and (sample.duplicates or span[0] in scanned.sparse)
-        if (span[1] if placeless else None) == nbytes:
+        size = None
+        if span is not None and (sample.duplicates or span[0] in scanned.sparse):
+            size = span[1]
+        if size == nbytes:
             found.append((sample, image))
     if len(found) == 1:
         return found[0]
