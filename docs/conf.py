@@ -48,8 +48,8 @@ numpydoc_validation_checks = {
 nitpick_ignore_regex = [
     ("py:.*", r"(builtins|collections|typing|os|abc)\..*"),
     ("py:.*", r"(dask|distributed|pandas|numpy|cupy|cudf|torch|PIL)\..*"),
-    # What two calls give; their docstrings tell what it can do.
-    ("py:class", r"dask_image_ingest\..*\.(Batches|Thumbnails)"),
+    # What three calls give; their docstrings tell what it can do.
+    ("py:class", r"(dask_image_ingest\..*\.)?(Batches|Thumbnails|TorchDataset)"),
 ]
 
 html_theme = "pydata_sphinx_theme"
