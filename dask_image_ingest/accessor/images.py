@@ -330,10 +330,11 @@ class Images(ABC):
 
         Examples
         --------
-        >>> dataset = ddf.images.torch_dataset(256, ["cls"], shuffle=0)  # doctest: +SKIP
-        >>> loader = DataLoader(dataset, batch_size=None, num_workers=4)  # doctest: +SKIP
-        >>> for batch in loader:  # doctest: +SKIP
-        ...     loss = train_step(batch["image"], batch["cls"])
+        >>> from torch.utils.data import DataLoader
+        >>> dataset = ddf.images.torch_dataset(16, ["cls"], shuffle=0)
+        >>> loader = DataLoader(dataset, batch_size=None, num_workers=2)
+        >>> sum(len(batch["cls"]) for batch in loader)
+        51
         """
         from dask_image_ingest.loader.torch_dataset import TorchDataset
 

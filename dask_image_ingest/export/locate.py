@@ -165,14 +165,20 @@ def _pointed_to(
 def _without_pointer(
     samples: Sequence[Sample], nbytes: int | None, scanned: Scan
 ) -> tuple[Sample, str | None] | str:
-    """The sample of a key whose image is missing, or stored with holes and then of this size."""
+    """The sample of a key that no place points to, by the size of its image if it has one.
+
+    Its image is missing or stored with holes, or the sample has a member twice.
+    """
     found = []
     for sample in samples:
         image = image_member(sample, _IMAGES)
         span = None if image is None else sample.members[image]
         if nbytes is None and len(samples) == 1:
             return sample, None
-        if (None if span is None or span[0] not in scanned.sparse else span[1]) == nbytes:
+        size = None
+        if span is not None and (sample.duplicates or span[0] in scanned.sparse):
+            size = span[1]
+        if size == nbytes:
             found.append((sample, image))
     if len(found) == 1:
         return found[0]

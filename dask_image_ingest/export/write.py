@@ -112,8 +112,14 @@ def to_webdataset(
 
     Examples
     --------
-    >>> table = read_webdataset_images(paths).drop(columns=["image", "error"])  # doctest: +SKIP
-    >>> to_webdataset(table[table.width >= 512], "out/{shard:06d}.tar")  # doctest: +SKIP
+    >>> table = read_webdataset_images("train-{000..003}.tar").drop(columns=["image", "error"])
+    >>> wide = table[table.width >= 400]
+    >>> written = to_webdataset(wide, "wide/{shard:03d}.tar", samples_per_shard=10)
+    >>> written[["shard", "samples", "members"]]
+         shard  samples  members
+    0  000.tar       10       40
+    1  001.tar       10       40
+    2  002.tar        8       32
     """
     place, template = split_path(path, storage_options)
     options = make_options(

@@ -82,7 +82,7 @@ def test_a_second_run_is_refused_resumed_or_overwrites(folder, tmp_path, capsys)
         (["--where", "nothing > 3"], "'nothing'"),
         (["--where", "width == 'a'"], "the column is of type int32"),
         (["--json-field", "similarity"], "similarity=float32"),
-        (["--json-field", "similarity=number"], "'number' is no column type"),
+        (["--json-field", "similarity=number"], "'number' is no type of a column"),
         (["--samples-per-shard", "0"], "samples_per_shard=0"),
         (["--bytes-per-shard", "much"], "bytes_per_shard='much'"),
         (["--resume", "--overwrite"], "choose one"),

@@ -11,7 +11,7 @@ from witnesses import by_webdataset, shards_in
 
 import dask_image_ingest as dii
 from dask_image_ingest import cli
-from dask_image_ingest.check import check_shard
+from dask_image_ingest.report.check import check_shard
 
 
 @pytest.fixture

@@ -44,7 +44,7 @@ def test_computed_columns_come_back_with_their_types(shards, tmp_path):
         "list<float32>",
         "bool[pyarrow]",
     ]
-    expected = expected.drop(columns=["image", "error", "__url__", "offset", "nbytes"])
+    expected = expected.drop(columns=["error", "__url__", "offset", "nbytes"])
     pd.testing.assert_frame_equal(
         found[expected.columns], expected.reset_index(drop=True), check_dtype=False
     )

@@ -214,7 +214,7 @@ def test_a_package_that_is_missing_is_named(ddf, monkeypatch):
 @pytest.mark.parametrize("shuffle", [[], ["3"]], ids=["in order", "shuffled"])
 def test_memory_stays_within_three_partitions_of_twenty(shuffle):
     finished = subprocess.run(
-        [sys.executable, ROOT / "tests" / "bounded_memory.py", *shuffle],
+        [sys.executable, ROOT / "tests" / "support" / "bounded_memory.py", *shuffle],
         env=os.environ | {"PYTHONPATH": str(ROOT)},
         capture_output=True,
         text=True,

@@ -41,7 +41,8 @@ def s3_options(endpoint: str | None) -> dict[str, Any]:
 
 def export(folder: str, out: str, endpoint: str | None = None, **options) -> None:
     frame = dii.read_webdataset_images(folder, backend="pandas")
-    frame = frame[frame.width > 100].assign(score=frame["cls"] * 2)
+    frame = frame[frame.width > 100]
+    frame = frame.assign(score=frame["cls"] * 2)
     options |= {"samples_per_shard": 4, "index": True}
     dii.to_webdataset(
         frame, out + "/{shard:03d}.tar", storage_options=s3_options(endpoint), **options
