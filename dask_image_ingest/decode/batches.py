@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import nullcontext
 from itertools import tee
 from typing import Any
 
@@ -31,7 +32,8 @@ def decode_in_batches(
     shapes = np.zeros((len(headers), 3), np.int32)
     plan = Plan(headers, image_bytes, decoding)
     dali = decoders_for(decoding)
-    with dali.lock:
+    # Reduced pictures are made by threads that all partitions share: DALI has moments of work then.
+    with nullcontext() if decoding.scaled else dali.lock:
         try:
             dali.clear()
             for batch, images in _decoded(plan, decoding, dali):
@@ -115,7 +117,7 @@ def _careful(
             arrays[row] = future.result()
     if not arrays or (decoding.size is None and decoding.transform is None):
         return arrays
-    (images,) = dali.pixels.run([list(arrays.values())])
+    images = dali.resize(list(arrays.values()))
     return dict(zip(arrays, images, strict=True))
 
 

@@ -5,6 +5,9 @@ from __future__ import annotations
 import functools
 import os
 import threading
+from typing import Any
+
+import numpy as np
 
 from dask_image_ingest.decode.dali import Decoder
 from dask_image_ingest.decode.gpu import current_device
@@ -18,13 +21,13 @@ _KEPT = 3
 class Decoders:
     """What decodes by the same options in this process, for one thread at a time.
 
-    Use it inside ``with decoders.lock``, in no generator: a traceback that somebody keeps would
-    keep the lock taken. Call `clear` before and after, so that whatever ended the use of one
-    caller, none of their images come out for the next.
+    Use a decoder inside ``with decoders.lock``, in no generator: a traceback that somebody keeps
+    would keep the lock taken. Call `clear` before and after, so that whatever ended the use of one
+    caller, none of their images come out for the next. The methods for one batch do all that.
 
     Attributes
     ----------
-    lock : threading.Lock
+    lock : threading.RLock
         A pipeline can't be fed from two threads, and dask may run several tasks in one process.
     encoded, suspect, pixels : Decoder
         Of these sources.
@@ -33,7 +36,7 @@ class Decoders:
     """
 
     def __init__(self, decoding: Decoding) -> None:
-        self.lock = threading.Lock()
+        self.lock = threading.RLock()
         self.encoded = Decoder(decoding, "encoded")
         self.suspect = Decoder(decoding, "suspect")
         self.pixels = Decoder(decoding, "pixels")
@@ -41,8 +44,23 @@ class Decoders:
 
     def clear(self) -> None:
         """Throw away what was begun and not collected."""
-        for decoder in (self.encoded, self.suspect, self.pixels):
+        with self.lock:
+            for decoder in (self.encoded, self.suspect, self.pixels):
+                decoder.clear()
+
+    def decode_alone(self, encoded: list[np.ndarray]) -> Any:
+        """Decode one batch that no other follows: a tensor list, or `Refused`."""
+        return self._alone(self.encoded, encoded)
+
+    def resize(self, arrays: list[np.ndarray]) -> Any:
+        """Bring arrays to the size that was asked for: a tensor list."""
+        return self._alone(self.pixels, arrays)
+
+    def _alone(self, decoder: Decoder, batch: list[np.ndarray]) -> Any:
+        with self.lock:
             decoder.clear()
+            (images,) = decoder.run([batch])
+            return images
 
 
 def decoders_for(decoding: Decoding) -> Decoders:

@@ -53,11 +53,11 @@ class ScaledDecoder:
     def _finish(self, batch: list[np.ndarray], reduced: list[np.ndarray | None]) -> Any:
         """Bring reduced pictures to their size, and decode the others in full."""
         pictures = [picture for picture in reduced if picture is not None]
-        (resized,) = self._dali.pixels.run([pictures])
+        resized = self._dali.resize(pictures)
         others = [data for data, picture in zip(batch, reduced, strict=True) if picture is None]
         if not others:
             return resized
-        (decoded,) = self._dali.encoded.run([others])
+        decoded = self._dali.decode_alone(others)
         in_full = iter([None] * len(others) if isinstance(decoded, Refused) else decoded)
         small = iter(resized)
         return [next(in_full if picture is None else small) for picture in reduced]

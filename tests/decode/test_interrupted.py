@@ -131,7 +131,7 @@ def test_an_interrupt_anywhere_spoils_nothing_for_the_next(options):
     assert len(kept) > INTERRUPTS // 2
 
 
-@pytest.mark.parametrize("options", ["resized", "transformed"])
+@pytest.mark.parametrize("options", ["resized", "scaled", "transformed"])
 def test_threads_that_share_decoders_get_their_own_images(options):
     options = OPTIONS[options]
     sets = {colour: files(colour) for colour in ("red", "blue")}
