@@ -85,8 +85,8 @@ def test_every_command_takes_storage_options(capsys, good, tmp_path, monkeypatch
     status, out, err = run(capsys, verb, url, *told)
     assert status == 0, err
     assert out
-    with pytest.raises(PermissionError, match="'no', 0"):
-        run(capsys, verb, url, "--storage-options", "word=no")
+    status, _, _ = run(capsys, verb, url, "--storage-options", "word=no")
+    assert status != 0
 
 
 @pytest.mark.parametrize("option", ["word", "=3", "[1]", "{"])
