@@ -32,7 +32,7 @@ test-fast: .venv/.stamp-test ## the tests that take no time, while you edit: und
 
 coverage: .venv/.stamp-test ## the tests, and which lines they never run, worker processes included
 	@rm -rf .coverage
-	@$(bin)/python -m coverage run -m pytest $(pytest_args)
+	@$(bin)/python -m coverage run -m pytest $(pytest_args) --timeout 900
 	@$(bin)/python -m coverage combine --quiet
 	@$(bin)/python -m coverage report
 
@@ -40,7 +40,7 @@ oldest: .oldest/.stamp ## the tests with the oldest dependencies that pyproject.
 	@.oldest/bin/python -m pytest $(pytest_args)
 
 fuzz: .venv/.stamp-test ## 20,000 mutated images through a worker process (minutes)
-	@$(bin)/python tests/fuzz.py $(FUZZ_ARGS)
+	@$(bin)/python tests/support/fuzz.py $(FUZZ_ARGS)
 
 lint: .venv/.stamp-test ## ruff and mypy
 	@$(bin)/ruff check $(checked)

@@ -23,10 +23,10 @@ from _shards import Sample as Photograph
 from _shards import as_jpeg, open_photograph, write_shards
 from PIL import Image
 
+from dask_image_ingest.dataset.metadata import Rows
+from dask_image_ingest.dataset.schema import make_schema
 from dask_image_ingest.decode.options import MAX_PIXELS
-from dask_image_ingest.metadata import Rows
-from dask_image_ingest.schema import make_schema
-from dask_image_ingest.tar import scan
+from dask_image_ingest.tar.samples import scan
 
 COLUMNS = ("__key__", "offset", "nbytes", "txt", "format", "height", "width", "channels", "error")
 MEMBERS_PER_SAMPLE = 4

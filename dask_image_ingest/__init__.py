@@ -1,28 +1,33 @@
 """WebDataset tar shards of images as lazy Dask dataframes, decoded by DALI."""
 
-import dask_image_ingest.frames.image_dtype  # registers the dtype "image"
-import dask_image_ingest.lazy_images  # noqa: F401  registers the .images accessors
+import dask_image_ingest.accessor  # noqa: F401  registers .images
 from dask_image_ingest.cluster import start_cluster
+from dask_image_ingest.dataset import decode_images, read_webdataset_images
 from dask_image_ingest.errors import (
     ArgumentError,
     DaskImageIngestError,
+    ExportError,
+    FunctionError,
     ImageDecodeError,
     MissingDependencyError,
+    OperandError,
     PartitionTooLargeError,
     ShardError,
     ShardNotFoundError,
 )
-from dask_image_ingest.gallery import gallery
-from dask_image_ingest.late_decode import decode_images
-from dask_image_ingest.read import read_webdataset_images
+from dask_image_ingest.export import to_webdataset
+from dask_image_ingest.view import gallery
 
 __version__ = "0.1.0"
 
 __all__ = [
     "ArgumentError",
     "DaskImageIngestError",
+    "ExportError",
+    "FunctionError",
     "ImageDecodeError",
     "MissingDependencyError",
+    "OperandError",
     "PartitionTooLargeError",
     "ShardError",
     "ShardNotFoundError",
@@ -30,6 +35,7 @@ __all__ = [
     "gallery",
     "read_webdataset_images",
     "start_cluster",
+    "to_webdataset",
 ]
 
 

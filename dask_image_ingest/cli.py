@@ -22,16 +22,17 @@ from dask.diagnostics import ProgressBar
 from dask.utils import format_bytes
 from distributed import Client, progress, wait
 
-from dask_image_ingest.check import check_shard, in_total, in_words
+from dask_image_ingest.dataset import read_webdataset_images
 from dask_image_ingest.errors import (
     ArgumentError,
     DaskImageIngestError,
     MissingDependencyError,
     ShardNotFoundError,
 )
-from dask_image_ingest.gallery import gallery as write_gallery
-from dask_image_ingest.read import read_webdataset_images
-from dask_image_ingest.shards import find_shards
+from dask_image_ingest.export import add_export
+from dask_image_ingest.report import check_shard, in_total, in_words
+from dask_image_ingest.storage import find_shards
+from dask_image_ingest.view import gallery as write_gallery
 
 __all__ = ["main"]
 
@@ -344,6 +345,8 @@ def _parser() -> argparse.ArgumentParser:
         "--decode", action="store_true", help="decode every image, and count what fails"
     )
     showing.set_defaults(verb=gallery)
+
+    add_export(verbs, common)
     return parser
 
 

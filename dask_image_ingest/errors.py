@@ -8,6 +8,7 @@ their exceptions to the client by pickle, and a message is what survives the jou
 __all__ = [
     "ArgumentError",
     "DaskImageIngestError",
+    "ExportError",
     "FunctionError",
     "ImageDecodeError",
     "MissingDependencyError",
@@ -48,6 +49,10 @@ class ImageDecodeError(DaskImageIngestError, ValueError):
 
 class FunctionError(DaskImageIngestError, RuntimeError):
     """A function that was passed in has failed: a transform, or that of ``map_batches``."""
+
+
+class ExportError(DaskImageIngestError, OSError):
+    """Shards cannot be written where they should go, or not over what is there already."""
 
 
 # MemoryError comes first because it makes its instances by itself: the other way round, the

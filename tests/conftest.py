@@ -5,6 +5,8 @@ from pathlib import Path
 import dask
 import pytest
 
+pytest.register_assert_rewrite("contract")
+
 
 @pytest.fixture(scope="session")
 def photos():

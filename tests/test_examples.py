@@ -27,3 +27,18 @@ def test_demo_shows_a_damaged_image_and_writes_its_contact_sheet(tmp_path):
     assert "truncated: " in finished.stdout
     with Image.open(tmp_path / "demo-data" / "demo.png") as sheet:
         assert sheet.size == (13 * 128, 4 * 128)
+
+
+def test_the_export_example_reads_back_what_it_wrote(tmp_path):
+    finished = subprocess.run(
+        [sys.executable, ROOT / "examples" / "04_export.py", tmp_path],
+        env=os.environ | {"PYTHONPATH": str(ROOT)},
+        capture_output=True,
+        text=True,
+        timeout=240,
+    )
+    assert finished.returncode == 0, finished.stderr
+    assert "24 of 52 samples" in finished.stdout
+    assert "'txt': 'the retina of a human eye'" in finished.stdout
+    assert "dark ones, decoded again: (6, 64, 64, 3)" in finished.stdout
+    assert len(list((tmp_path / "out").glob("*.tar"))) == 3

@@ -31,7 +31,7 @@ ROOT = Path(__file__).parents[1]
 PLACES = (
     "dask_image_ingest",
     "tests/gpu",
-    "tests/gpu_probes.py",
+    "tests/support/gpu_probes.py",
     "benchmarks/gpu.py",
     "benchmarks/_gpu_machine.py",
     "benchmarks/_gpu_ways.py",
@@ -52,7 +52,8 @@ _BATCH = "nvidia.dali.backend.TensorListGPU"
 _BUFFER = "cudf.core.buffer.Buffer"
 _COLUMN = "cudf.core.column.ColumnBase"
 
-#: What variables are, by file, function and name.
+#: What variables are, by file, function and name: objects of a class, or the ``class`` or module
+#: itself.
 INSTANCES = {
     "dask_image_ingest/frames/cudf_pixels.py": {
         "append.images": _BATCH,
@@ -75,13 +76,21 @@ INSTANCES = {
         "compacted.column": _COLUMN,
         "_spilled.buffer": _BUFFER,
     },
-    "dask_image_ingest/decode/dali.py": {
-        "_check_output.images": _BATCH,
-        "_build.pipeline": "nvidia.dali.Pipeline",
-        "_build.pipeline_class": "class nvidia.dali.Pipeline",
+    "dask_image_ingest/decode/batch_pipeline.py": {
         "self._pipeline": "nvidia.dali.Pipeline",
     },
-    "tests/gpu_probes.py": {
+    "dask_image_ingest/decode/dali.py": {
+        "_build.pipeline": "nvidia.dali.Pipeline",
+        "new_pipeline.pipeline_class": "class nvidia.dali.Pipeline",
+    },
+    "dask_image_ingest/decode/transform.py": {
+        "_build.fn": "class nvidia.dali.fn",
+        "_build.pipeline": "nvidia.dali.Pipeline",
+        "_build.types": "class nvidia.dali.types",
+        "_check_output.images": _BATCH,
+        "_check_output.types": "class nvidia.dali.types",
+    },
+    "tests/support/gpu_probes.py": {
         "spilled_bytes.manager": "cudf.core.buffer.spill_manager.SpillManager",
         "spilled_bytes.buffer": "cudf.core.buffer.spillable_buffer.SpillableBufferOwner",
     },
@@ -99,7 +108,7 @@ RESULTS = {
 }
 
 #: Names that this project itself puts into a library.
-OURS = {"cudf.DataFrame.images"}
+OURS = {"cudf.DataFrame.images", "Pipeline.inputs_underway"}
 
 
 def check(

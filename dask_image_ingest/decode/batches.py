@@ -8,16 +8,15 @@ from typing import Any
 
 import numpy as np
 
-from dask_image_ingest.decode.bad import BadImage
 from dask_image_ingest.decode.dali import Refused
 from dask_image_ingest.decode.decoders import Decoders, decoders_for
-from dask_image_ingest.decode.header import Header
+from dask_image_ingest.decode.formats import BadImage, Header
 from dask_image_ingest.decode.options import Decoding
 from dask_image_ingest.decode.origin import Origin, unknown
 from dask_image_ingest.decode.pixels import PixelBuffer, Pixels
-from dask_image_ingest.decode.plan import Batch, Plan
 from dask_image_ingest.decode.refused import decode_in_parts
 from dask_image_ingest.decode.scaled import ScaledDecoder
+from dask_image_ingest.decode.schedule import Batch, Plan
 
 
 def decode_in_batches(

@@ -6,10 +6,9 @@ import zlib
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from dask_image_ingest.decode import journal
 from dask_image_ingest.decode.batches import decode_in_batches
-from dask_image_ingest.decode.guard import crashed, decode_guarded
-from dask_image_ingest.decode.header import Header
+from dask_image_ingest.decode.crash import crashed, decode_guarded, journal
+from dask_image_ingest.decode.formats import Header
 from dask_image_ingest.decode.options import Decoding
 from dask_image_ingest.decode.origin import Origin, unknown
 from dask_image_ingest.decode.pixels import PixelBuffer, Pixels

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
@@ -11,8 +11,9 @@ import numpy as np
 from dask.base import tokenize
 
 from dask_image_ingest.arguments import check_choice, check_flag, is_whole, shown, whole_number
-from dask_image_ingest.decode.header import Header
+from dask_image_ingest.decode.formats import Header
 from dask_image_ingest.errors import ArgumentError
+from dask_image_ingest.functions import code_of, token_of
 
 # Pillow's limit, twice its warning level: what decodes to more is taken for a bomb.
 MAX_PIXELS = 178_956_970
@@ -44,10 +45,15 @@ class Decoding:
     max_pixels: int = sys.maxsize
     scaled: bool = False
     token: str = field(init=False, repr=False)
+    transform_code: Mapping[str, str] = field(init=False, repr=False)
 
     def __post_init__(self) -> None:
-        options = (self.device, self.size, self.resize, self.mode, self.transform, self.max_pixels)
-        object.__setattr__(self, "token", tokenize(options, self.scaled))
+        options = (self.device, self.size, self.resize, self.mode, self.max_pixels, self.scaled)
+        transform, code = None, {}
+        if self.transform is not None:
+            transform, code = token_of(self.transform), code_of(self.transform)
+        object.__setattr__(self, "token", tokenize(options, transform))
+        object.__setattr__(self, "transform_code", code)
 
     # A transform comes out of every task's pickle as another object: only its token is the same.
     def __eq__(self, other: object) -> bool:

@@ -33,10 +33,14 @@ from typing import Final, Literal
 import numpy as np
 from PIL import Image, ImageChops
 
-from dask_image_ingest.decode.bad import BadImage
-from dask_image_ingest.decode.exif import Encoded
-from dask_image_ingest.decode.header import measure, too_large
-from dask_image_ingest.decode.opening import open_image, pillow_errors
+from dask_image_ingest.decode.formats import (
+    BadImage,
+    Encoded,
+    measure,
+    open_image,
+    pillow_errors,
+    too_large,
+)
 
 __all__ = ["decode_with_pillow"]
 

@@ -17,7 +17,7 @@ import numpy as np
 
 from dask_image_ingest.decode.dali import Refused
 from dask_image_ingest.decode.decoders import Decoders
-from dask_image_ingest.decode.header import measure
+from dask_image_ingest.decode.formats import measure
 from dask_image_ingest.decode.options import Decoding
 from dask_image_ingest.decode.threads import decode_pool
 from dask_image_ingest.errors import MissingDependencyError

@@ -25,6 +25,7 @@ from dask_image_ingest.decode.options import Decoding
 from dask_image_ingest.decode.origin import Origin
 from dask_image_ingest.decode.threads import decode_pool, decode_threads
 from dask_image_ingest.errors import ArgumentError, FunctionError
+from dask_image_ingest.functions import refuse_other_code
 
 _INPUT = "images"
 
@@ -61,6 +62,8 @@ class Transform:
     """
 
     def __init__(self, decoding: Decoding) -> None:
+        assert decoding.transform is not None
+        refuse_other_code("transform=", decoding.transform, decoding.transform_code)
         self._decoding = decoding
         self._threads = 1 if decoding.device == "gpu" else decode_threads()
         # Whoever uses one has taken it from here, and brings back only what is whole.

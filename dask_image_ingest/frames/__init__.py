@@ -4,20 +4,30 @@ In: a table of metadata and decoded pixels. Out: a dataframe of the backend, and
 columns. A backend is a file of this room; nobody else asks which one it is.
 """
 
-from dask_image_ingest.frames.accessors import attach_accessors, register_accessor
+from dask_image_ingest.frames.accessors import register_accessor
 from dask_image_ingest.frames.backend import Backend, BackendName, NewColumn
 from dask_image_ingest.frames.choose import backend_of, choose_backend, get_backend
-from dask_image_ingest.frames.gpus import gpus, require_gpu
+from dask_image_ingest.frames.gpus import gpus
+from dask_image_ingest.frames.image_type import IMAGE
+from dask_image_ingest.frames.joined import joined
+from dask_image_ingest.frames.pandas import pandas_type
+from dask_image_ingest.frames.pixel_memory import LEAST_SHARED, pixel_memory
+from dask_image_ingest.frames.shared_memory import map_block, this_machine
 
 __all__ = [
+    "IMAGE",
+    "LEAST_SHARED",
     "Backend",
     "BackendName",
     "NewColumn",
-    "attach_accessors",
     "backend_of",
     "choose_backend",
     "get_backend",
     "gpus",
+    "joined",
+    "map_block",
+    "pandas_type",
+    "pixel_memory",
     "register_accessor",
-    "require_gpu",
+    "this_machine",
 ]

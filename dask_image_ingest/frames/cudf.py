@@ -22,8 +22,17 @@ from dask_image_ingest.frames.cudf_columns import (
 )
 from dask_image_ingest.frames.cudf_dask import register
 from dask_image_ingest.frames.cudf_pixels import LARGEST_PARTITION, DevicePixels
-from dask_image_ingest.frames.cudf_values import bytes_of, image_arrays, is_bytes, is_images
-from dask_image_ingest.frames.gpus import require_gpu
+from dask_image_ingest.frames.cudf_values import (
+    bytes_of,
+    empty_table,
+    image_arrays,
+    is_bytes,
+    is_images,
+)
+from dask_image_ingest.frames.gpus import gpus, require_gpu
+from dask_image_ingest.frames.image_type import IMAGE
+
+_DECODED = {"error": pa.string(), "image": IMAGE}
 
 # Of a GPU's memory, as dask_cudf's own readers have it.
 _PARTITION_SHARE = 1 / 32
@@ -51,11 +60,15 @@ class CudfBackend:
 
     def to_arrow(self, frame: cudf.DataFrame) -> pa.Table:
         """Metadata columns of a dataframe, on the host."""
+        if not len(frame) and not gpus():
+            return empty_table(frame)
         return frame.to_arrow(preserve_index=False)
 
     def with_images(self, frame: cudf.DataFrame, pixels: Pixels) -> cudf.DataFrame:
         """``frame`` with the columns ``error`` and ``image`` of a late decode."""
-        errors = pa.table({"error": pa.array(pixels.errors, pa.string())})
+        if not len(frame):
+            return with_columns_of(frame, empty_frame(_DECODED, frame.index))
+        errors = pa.table({"error": pa.array(pixels.errors, _DECODED["error"])})
         return with_columns_of(frame, make_frame(errors, frame.index, pixels))
 
     def meta(self, types: Mapping[str, pa.DataType]) -> cudf.DataFrame:

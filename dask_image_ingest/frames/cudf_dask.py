@@ -38,7 +38,8 @@ from dask_image_ingest.frames.cudf_columns import (
     make_frame,
     with_columns_of,
 )
-from dask_image_ingest.frames.cudf_values import bytes_of, is_bytes, is_images, pixels_on_host
+from dask_image_ingest.frames.cudf_values import is_images, pixels_on_host
+from dask_image_ingest.frames.gpus import gpus
 from dask_image_ingest.frames.image_type import IMAGE
 from dask_image_ingest.frames.pandas import PandasBackend
 
@@ -95,24 +96,20 @@ def nonempty(frame: cudf.DataFrame) -> cudf.DataFrame:
 
 
 def to_pandas(frame: cudf.DataFrame, **options: Any) -> pd.DataFrame:
-    """A frame of images as the pandas backend has it: the same columns, rows and types."""
+    """A frame on the host: its images as the pandas backend has them, the rest as cuDF has it.
+
+    So that a column is the same whether or not dask has left out the images before.
+    """
     images = _image_columns(frame)
-    if not images:
-        return to_pandas_dispatch_from_cudf(frame, **options)
-    pandas = PandasBackend()
-    types = {name: _arrow_type(dtype) for name, dtype in frame.dtypes.items()}
-    known = [name for name, type_ in types.items() if type_ is not None and name not in images]
-    if not len(frame):
-        made = pandas.meta({name: types[name] for name in [*known, *images]})
+    others = frame[[name for name in frame.columns if name not in images]]
+    if len(frame) or gpus():
+        made = to_pandas_dispatch_from_cudf(others, **options)
     else:
-        rows = np.arange(len(frame))
-        made = pandas.frame(_to_arrow(frame[known], types), rows, None)
-        for name in images:
-            pixels = pixels_on_host(frame[name])
-            made[name] = pandas.frame(pa.table({}), rows, pixels)["image"]
-        made.index = frame.index.to_pandas()
-    for name in frame.columns.difference(made.columns):
-        made[name] = frame[name].to_pandas()
+        made = pd.DataFrame({n: pd.Series([], dtype=_on_host(t)) for n, t in others.dtypes.items()})
+    for name in images:
+        pixels = pixels_on_host(frame[name])
+        rows = PandasBackend().frame(pa.table({}), np.arange(len(frame)), pixels)
+        made[name] = rows["image"].array
     return made[list(frame.columns)]
 
 
@@ -214,23 +211,6 @@ def _named(series: cudf.Series, name: Any) -> cudf.Series:
     return series
 
 
-def _arrow_type(dtype: Any) -> pa.DataType | None:
-    """The type that the pandas backend would have given such a column; None for others."""
-    if is_images(dtype):
-        return IMAGE
-    if is_bytes(dtype):
-        return pa.binary()
-    if isinstance(dtype, (cudf.ListDtype, cudf.StructDtype)):
-        return dtype.to_arrow()
-    if isinstance(dtype, pd.StringDtype):
-        return pa.string()
-    return pa.from_numpy_dtype(dtype) if isinstance(dtype, np.dtype) and dtype.kind != "O" else None
-
-
-def _to_arrow(frame: cudf.DataFrame, types: dict[Any, pa.DataType | None]) -> pa.Table:
-    columns = {}
-    for name in frame.columns:
-        array = frame[name].to_arrow()
-        type_ = types[name]
-        columns[name] = bytes_of(array) if type_ == pa.binary() else array.cast(type_)
-    return pa.table(columns)
+def _on_host(dtype: Any) -> Any:
+    # As cuDF converts a column of this dtype, asked for without a GPU.
+    return dtype if isinstance(dtype, (np.dtype, pd.StringDtype)) else np.dtype(object)

@@ -66,6 +66,18 @@ def bytes_of(lists: pa.Array | pa.ChunkedArray) -> pa.Array:
     )
 
 
+def empty_table(frame: cudf.DataFrame) -> pa.Table:
+    """A frame of no rows as Arrow, told by its types: no GPU is asked."""
+    types = {name: _arrow_type(dtype) for name, dtype in frame.dtypes.items()}
+    return pa.table({name: pa.array([], type_) for name, type_ in types.items()})
+
+
+def _arrow_type(dtype: Any) -> pa.DataType:
+    if isinstance(dtype, np.dtype) and dtype.kind != "O":
+        return pa.from_numpy_dtype(dtype)
+    return dtype.to_arrow() if hasattr(dtype, "to_arrow") else pa.string()
+
+
 class _Column(NamedTuple):
     """An image column's parts: row n has ``flat[ends[n]:ends[n + 1]]``."""
 

@@ -13,8 +13,7 @@ import psutil
 import pyarrow as pa
 from distributed import default_client, get_worker
 
-from dask_image_ingest.decode import Pixels
-from dask_image_ingest.decode.threads import decode_pool, decode_threads
+from dask_image_ingest.decode import Pixels, decode_pool, decode_threads
 from dask_image_ingest.frames.backend import NewColumn
 from dask_image_ingest.frames.image_dtype import (
     ImageArray,

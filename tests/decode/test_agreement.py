@@ -12,7 +12,7 @@ from dali_alone import RAISED, ask_dali
 from photo_shards import write_tar
 
 import dask_image_ingest as dii
-from dask_image_ingest.decode.header import read_header
+from dask_image_ingest.decode.formats.header import read_header
 from dask_image_ingest.decode.pillow import decode_with_pillow
 
 MAX_PIXELS = 10**7

@@ -12,7 +12,7 @@ from PIL import Image
 
 import dask_image_ingest as dii
 from dask_image_ingest.decode import Decoding, decode
-from dask_image_ingest.decode.header import read_header
+from dask_image_ingest.decode.formats.header import read_header
 from dask_image_ingest.frames.pandas import HostPixels
 
 pytest.importorskip("nvidia.dali", reason="nothing is decoded without DALI")
@@ -137,7 +137,7 @@ def test_a_fork_reads_like_its_parent(mixed):
 
 HELD = """
 import os, signal, sys, threading, warnings
-from dask_image_ingest.decode import opening
+from dask_image_ingest.decode.formats import pillow_image as opening
 
 warnings.simplefilter("ignore")  # Python's own, of forks in processes with threads
 before = list(warnings.filters)

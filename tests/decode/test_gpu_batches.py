@@ -7,8 +7,9 @@ import dask
 import pytest
 from synthetic import encode, photograph
 
-from dask_image_ingest.decode import gpu, plan
-from dask_image_ingest.decode.header import Header
+from dask_image_ingest.decode import gpu
+from dask_image_ingest.decode import schedule as plan
+from dask_image_ingest.decode.formats.header import Header
 from dask_image_ingest.decode.options import Decoding
 
 

@@ -13,8 +13,8 @@ import pytest
 from handmade import exif, png, png_chunk
 from PIL import Image, ImageFile, ImageOps
 
-from dask_image_ingest.decode.bad import BadImage
-from dask_image_ingest.decode.header import read_header
+from dask_image_ingest.decode.formats.bad_image import BadImage
+from dask_image_ingest.decode.formats.header import read_header
 from dask_image_ingest.decode.pillow import decode_with_pillow
 
 MAX_PIXELS = 10**7

@@ -7,8 +7,9 @@ from photo_shards import write_tar
 from PIL import Image
 
 import dask_image_ingest as dii
-from dask_image_ingest.decode import Decoding, Origin, decode, journal
-from dask_image_ingest.decode.header import read_header
+from dask_image_ingest.decode import Decoding, Origin, decode
+from dask_image_ingest.decode.crash import journal
+from dask_image_ingest.decode.formats.header import read_header
 from dask_image_ingest.frames.pandas import HostPixels
 
 pytest.importorskip("nvidia.dali", reason="nothing is decoded without DALI")

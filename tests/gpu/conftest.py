@@ -6,8 +6,6 @@ from pathlib import Path
 
 import pytest
 
-pytest.register_assert_rewrite("contract")
-
 _HERE = Path(__file__).parent
 _NEEDED = ("cudf", "cupy", "dask_cuda", "dask_cudf", "nvidia.dali", "pylibcudf", "rmm")
 

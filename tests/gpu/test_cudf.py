@@ -68,8 +68,8 @@ def test_the_accessor_is_registered_without_a_warning_and_once():
 
     import cudf
 
+    from dask_image_ingest.accessor.images import FrameImages
     from dask_image_ingest.frames import cudf as module
-    from dask_image_ingest.images import FrameImages
 
     with warnings.catch_warnings():
         warnings.simplefilter("error")

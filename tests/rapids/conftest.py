@@ -9,8 +9,6 @@ from pathlib import Path
 
 import pytest
 
-pytest.register_assert_rewrite("contract")
-
 _HERE = Path(__file__).parent
 _NEEDED = ("cudf", "cupy", "dask_cuda", "dask_cudf")
 _MISSING = [name for name in _NEEDED if importlib.util.find_spec(name) is None]

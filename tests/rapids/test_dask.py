@@ -6,7 +6,7 @@ import numpy as np
 import pandas as pd
 import pyarrow as pa
 import pytest
-from contract import TYPES, images, metadata
+from contract import TYPES, images
 from dask.dataframe import methods
 from dask.dataframe.utils import meta_nonempty
 from processes import printed
@@ -14,7 +14,6 @@ from processes import printed
 import dask_image_ingest as dii
 from dask_image_ingest.decode import Pixels
 from dask_image_ingest.frames import cudf_dask, get_backend
-from dask_image_ingest.frames.image_type import IMAGE
 
 SIZE = """
 import dask_image_ingest.frames.cudf
@@ -50,21 +49,30 @@ def test_frames_of_images_are_filled_and_converted_by_this_package():
     assert cudf_dask.to_cudf_dispatch.dispatch(pd.DataFrame) is cudf_dask.to_cudf
 
 
-def test_a_converted_meta_is_that_of_the_other_backend():
+def test_a_converted_meta_has_images_of_the_other_backend():
     metas = {name: get_backend(name).meta(TYPES) for name in ("cudf", "pandas")}
     as_pandas = cudf_dask.to_pandas(metas["cudf"])
-    assert as_pandas.dtypes.to_dict() == metas["pandas"].dtypes.to_dict()
-    again = cudf_dask.to_cudf(as_pandas)
+    assert list(as_pandas.columns) == list(TYPES)
+    assert as_pandas["image"].dtype == metas["pandas"]["image"].dtype
+    assert {n: str(as_pandas[n].dtype) for n in ("txt", "width", "json.box")} == {
+        "txt": "str",
+        "width": "int32",
+        "json.box": "object",
+    }
+    # Whatever columns are left of it, each is the same.
+    part = cudf_dask.to_pandas(metas["cudf"][["txt", "width"]])
+    assert part.dtypes.to_dict() == as_pandas[["txt", "width"]].dtypes.to_dict()
+    again = cudf_dask.to_cudf(metas["pandas"])
     assert again.dtypes.to_dict() == metas["cudf"].dtypes.to_dict()
     series = cudf_dask.to_pandas_dispatch(metas["cudf"]["image"])
     assert (series.dtype, series.name) == (metas["pandas"]["image"].dtype, "image")
     assert cudf_dask.to_cudf_dispatch(series).dtype == metas["cudf"]["image"].dtype
 
 
-def test_converted_frames_are_those_of_the_pandas_backend(monkeypatch):
+def test_converted_images_are_those_of_the_pandas_backend(monkeypatch):
     """Whatever comes off the GPU, which is played here by what was to be put there."""
     pandas = get_backend("pandas")
-    arrays, table = images(), metadata()
+    arrays = images()
     buffer = pandas.pixel_buffer(1000)
     buffer.append([array for array in arrays if array is not None])
     shapes = np.array([(0, 0, 0) if a is None else a.shape for a in arrays], np.int32)
@@ -73,29 +81,10 @@ def test_converted_frames_are_those_of_the_pandas_backend(monkeypatch):
 
     rows = len(arrays)
     stand_ins = [array if array is not None else np.zeros((1, 1, 3), np.uint8) for array in arrays]
-    columns = {name: host.column(np.arange(rows)) for name in table.column_names}
-    frame = host.frame(columns | {"image": host.images(stand_ins)}, cudf.RangeIndex(7, 7 + rows))
+    columns = {"image": host.images(stand_ins), "a": host.column(np.arange(rows))}
+    frame = host.frame(columns, cudf.RangeIndex(7, 7 + rows))
+    others = pd.DataFrame({"a": np.arange(rows)}, index=pd.RangeIndex(7, 7 + rows))
     monkeypatch.setattr(cudf_dask, "pixels_on_host", lambda series: pixels)
-    monkeypatch.setattr(cudf_dask, "_to_arrow", lambda frame, types: table)
-    expected = pandas.frame(table, np.arange(7, 7 + rows), pixels)
+    monkeypatch.setattr(cudf_dask, "to_pandas_dispatch_from_cudf", lambda frame: others.copy())
+    expected = pandas.frame(pa.table({}), np.arange(7, 7 + rows), pixels).assign(a=others["a"])
     pd.testing.assert_frame_equal(cudf_dask.to_pandas(frame), expected)
-
-
-@pytest.mark.parametrize(
-    ("dtype", "type_"),
-    [
-        (np.dtype("float32"), pa.float32()),
-        (np.dtype("bool"), pa.bool_()),
-        (pd.StringDtype(na_value=np.nan), pa.string()),
-        (cudf.ListDtype("uint8"), pa.binary()),
-        (cudf.ListDtype("float32"), pa.list_(pa.float32())),
-        (cudf.CategoricalDtype(), None),
-    ],
-)
-def test_types_of_columns_are_those_that_the_pandas_backend_has(dtype, type_):
-    assert cudf_dask._arrow_type(dtype) == type_
-
-
-def test_the_image_type_is_known_in_both():
-    (dtype,) = get_backend("cudf").meta({"image": IMAGE}).dtypes
-    assert cudf_dask._arrow_type(dtype) is IMAGE

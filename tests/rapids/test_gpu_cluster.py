@@ -4,7 +4,7 @@ import pytest
 from processes import printed
 
 import dask_image_ingest as dii
-from dask_image_ingest import cluster
+from dask_image_ingest.cluster import local as cluster
 
 LOOK_AROUND = """
 import json, os, warnings

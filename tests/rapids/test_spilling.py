@@ -30,7 +30,7 @@ import cudf, host_memory as host
 from cudf.core.buffer.buffer import Buffer
 from cudf.core.buffer.spill_manager import get_global_manager
 from cudf.core.buffer.spillable_buffer import SpillableBuffer
-from dask_image_ingest import cluster
+from dask_image_ingest.cluster import local as cluster
 
 def received():
     # As a worker that spills sends it, when it lies in host memory.

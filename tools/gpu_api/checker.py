@@ -164,7 +164,8 @@ class Checker(ast.NodeVisitor):
             return found
         name = f"{base.of.__name__}.{node.attr}"
         # What a constructor alone sets is in the annotations, or the docstring names it.
-        exists = hasattr(base.of, node.attr) or any(
+        exists = name in self._tables.ours or hasattr(base.of, node.attr)
+        exists = exists or any(
             node.attr in vars(class_).get("__annotations__", {})
             or re.search(rf"\b{node.attr} \(", class_.__doc__ or "")
             for class_ in base.of.__mro__

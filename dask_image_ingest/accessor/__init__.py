@@ -1,0 +1,9 @@
+"""``.images`` on pandas, cuDF and dask frames.
+
+In: a frame with a column of images. Out: its pixels, and what other rooms make of them. Nothing is
+computed here; each method hands on to the room that does it.
+"""
+
+import dask_image_ingest.accessor.lazy  # noqa: F401  registers both accessors
+
+__all__: list[str] = []

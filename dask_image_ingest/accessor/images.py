@@ -1,0 +1,544 @@
+"""The ``.images`` accessor: the pixels of a frame's image column, at hand."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, Literal
+
+import pandas as pd
+
+from dask_image_ingest.arguments import check_choice, check_flag, column_names, whole_number
+from dask_image_ingest.errors import ArgumentError
+from dask_image_ingest.frames import Backend, backend_of, register_accessor
+from dask_image_ingest.loader import FORMATS, Batches, Format, Source, parse_shard
+from dask_image_ingest.ops import (
+    count_levels,
+    encoded_images,
+    make_batch_map,
+    parse_shape,
+    small_images,
+    stack,
+    statistics,
+    vectors,
+)
+from dask_image_ingest.view import Thumbnails, make_thumbnails
+
+if TYPE_CHECKING:
+    from dask_image_ingest.loader.torch_dataset import TorchDataset
+
+
+class Images(ABC):
+    """What frames of both kinds have: eager ones do it now, lazy ones when they are computed."""
+
+    def __init__(self, frame: Any) -> None:
+        self._frame = frame
+
+    @abstractmethod
+    def _meta(self) -> Any:
+        """An empty frame of these columns, or the frame itself."""
+
+    @abstractmethod
+    def _map(self, function: Callable, columns: Sequence[str], *args: Any) -> Any:
+        """``function(frame[columns], *args)`` for each partition."""
+
+    @property
+    def column(self) -> str:
+        """The name of the image column, told by its type.
+
+        Raises
+        ------
+        ArgumentError
+            If the frame has no image column, or more than one.
+        """
+        return image_column(self._meta(), backend_of(self._meta()))
+
+    @abstractmethod
+    def stack(self, shape: tuple[int, int, int] | None = None) -> Any:
+        """Stack the images into one array.
+
+        Parameters
+        ----------
+        shape
+            (height, width, channels) of each image, where the query does not tell it and you know.
+
+        Returns
+        -------
+        array, shape (n, height, width, channels), uint8
+            NumPy on the pandas backend, CuPy on cuDF. Of a lazy frame a dask array, with one chunk
+            per partition, whose length along axis 0 is unknown until computed; the other lengths
+            are known where the images are read with ``size=``, and nothing that was done to them
+            since may have changed it. Images that lie side by side in memory, as in every partition
+            that was just decoded, are not copied.
+
+        Raises
+        ------
+        ArgumentError
+            If the images of a partition differ in shape: read with ``size=``. If a row has no
+            image: drop it first, ``ddf[ddf.error.isna()]``. If the frame has no image column, or
+            more than one.
+
+        Notes
+        -----
+        Where the shape is not known, a partition without any image, as a filter may leave it, has
+        to learn it from the others. So the first image of each is looked at before any of them is
+        stacked: that reads shards twice, and where it can't go down to the read, keeps partitions
+        in memory meanwhile. ``shape=`` spares it.
+
+        Examples
+        --------
+        >>> ddf = read_webdataset_images("train-{000..003}.tar", size=224)
+        >>> good = ddf[ddf.error.isna()]
+        >>> good.images.stack().mean(axis=(0, 1, 2)).compute().round(1)
+        array([121.6,  98.1,  88.4])
+        """
+
+    @abstractmethod
+    def vectors(self, column: str) -> Any:
+        """A column of lists as one array, of embeddings for example.
+
+        Parameters
+        ----------
+        column
+            A column of lists of equal length, such as :meth:`map_batches` makes.
+
+        Returns
+        -------
+        array, shape (n, length)
+            NumPy or CuPy, without a copy where the column is one piece; of a lazy frame a dask
+            array.
+
+        Raises
+        ------
+        ArgumentError
+            If the lists differ in length, or some are null: drop these rows first.
+
+        Examples
+        --------
+        >>> frame["embedding"].iloc[0]
+        [0.555..., 0.414..., 0.378...]
+        >>> frame.images.vectors("embedding").shape
+        (51, 3)
+        """
+
+    def map_batches(
+        self,
+        fn: Callable,
+        outputs: Mapping[str, Any],
+        batch_size: int = 256,
+        keep_image: bool = False,
+        columns: Sequence[str] | None = None,
+    ) -> Any:
+        """A frame with columns that a function or a model makes of the images, batch by batch.
+
+        The image column itself is left out, unless ``keep_image=True``.
+
+        Parameters
+        ----------
+        fn
+            Called with each batch: an array (n, height, width, channels) of uint8, NumPy or CuPy,
+            or a list of arrays where shapes differ. It gives an array (or a tensor, or a list of
+            strings) with a value for each image, or a dict of such. A batch never reaches across
+            partitions. A class, or a ``functools.partial`` of one, is called once in each worker
+            process, and what it makes is called with the batches: load models there.
+        outputs
+            The new columns and their types: ``"float32"``, ``"int64"``, ``"bool"``, ``"string"``,
+            ``"binary"``; ``"list<float32>"`` where ``fn`` gives (n, d). A lazy frame has to know
+            its types before anything is computed. No column that is kept may have such a name.
+        batch_size
+            Images in a batch, at most.
+        keep_image
+            Whether the result has the image column too.
+        columns
+            The other columns to keep; all by default.
+
+        Returns
+        -------
+        dataframe
+            The kept columns and the outputs, which are null where there is no image. Rows, index
+            and divisions are those of the frame. Of a lazy frame a lazy one: only what is kept is
+            read, and filters that don't look at the outputs run before any image is decoded.
+
+        Raises
+        ------
+        ArgumentError
+            For outputs of unknown type or with the name of a column that is kept, unknown columns;
+            when computed, if ``fn`` gives something else than ``outputs`` says.
+
+        Examples
+        --------
+        >>> bright = ddf.images.map_batches(
+        ...     lambda images: images.mean(axis=(1, 2, 3)), {"brightness": "float32"}
+        ... )
+        >>> bright[["__key__", "brightness"]].head(3)
+          __key__  brightness
+        0    0000  114.60...
+        1    0001  129.17...
+        2    0002  115.31...
+
+        A model, loaded once per worker:
+
+        >>> class Embed:
+        ...     def __init__(self):
+        ...         self.model = load_model()
+        ...
+        ...     def __call__(self, images):
+        ...         return self.model(images)
+        >>> embedded = ddf.images.map_batches(Embed, {"embedding": "list<float32>"})
+        >>> embedded.dtypes["embedding"]
+        list<float32>
+        """
+        image = self.column
+        others = self._others(columns, image)
+        check_flag("keep_image", keep_image)
+        kept = [c for c in self._columns() if c in others or (keep_image and c == image)]
+        return self._map_batches(make_batch_map(fn, outputs, batch_size, image, kept))
+
+    @abstractmethod
+    def _map_batches(self, batch_map: Any) -> Any: ...
+
+    def iter_batches(
+        self,
+        batch_size: int,
+        format: Format = "numpy",
+        columns: Sequence[str] | None = None,
+        shuffle: int | None = None,
+        drop_last: bool = False,
+        prefetch: int | None = None,
+        start: int | Sequence[int] = 0,
+        shard: tuple[int, int] | Literal["auto"] | None = "auto",
+    ) -> Batches:
+        """Stream the rows as batches of arrays, with a few partitions in memory at a time.
+
+        Parameters
+        ----------
+        batch_size
+            Images in a batch. Batches reach across partitions; the last one may be smaller.
+        format
+            ``"numpy"``, ``"cupy"`` or ``"torch"``. Tensors share the partition's memory on its
+            device, without a copy: don't write to them.
+        columns
+            The other columns to have; all by default. Only these are read.
+        shuffle
+            A seed: partitions come in another order, and the rows of each are mixed with those of
+            the next one. Take another seed for each epoch.
+        drop_last
+            Leave out a last batch that is smaller.
+        prefetch
+            Partitions that are read ahead while one is used: on the workers where there is a
+            ``distributed`` client, else on a thread. So at most ``prefetch + 1`` partitions are in
+            memory, whatever the size of the frame. A shuffle's buffer is one of them. By default 1;
+            on a cluster two more than its workers have threads, and no more than 10, with a
+            shuffle one more.
+        start
+            Where to begin. A number of batches to leave out: to find the place, the partitions
+            before it are decoded and counted. Or the ``position`` of an earlier iterator: nothing
+            before it is read. The batches are those of an iteration that was not interrupted.
+        shard
+            (rank, world): only every world-th partition, from that of this rank on, so that so many
+            processes have each image once together. A shuffle orders the partitions before they
+            share them. By default what torch tells: workers of a ``DataLoader`` share, and with
+            ``format="torch"`` the ranks of ``torch.distributed``. None for all of the frame.
+
+        Returns
+        -------
+        iterator of dict
+            Each with the image column, an array (n, height, width, channels) of uint8, or a list of
+            arrays where shapes differ, and the other columns: arrays (n,), (n, d) of lists, and
+            of strings NumPy arrays of objects, lists for torch. Rows without an image are left out.
+            Its attribute ``position`` says where the next batch begins.
+
+        Raises
+        ------
+        ArgumentError
+            If a column has nulls and so can't be an array.
+        MissingDependencyError
+            If CuPy or torch is asked for and not installed.
+
+        Notes
+        -----
+        Each partition is computed by itself. After a shuffle, a merge or a sort, where each needs
+        all of those before, ``persist()`` the frame first.
+
+        Examples
+        --------
+        >>> for batch in ddf.images.iter_batches(32, columns=["cls"], shuffle=0):
+        ...     images = batch["image"].transpose(0, 3, 1, 2) / np.float32(255)
+        ...     loss = train_step(images, batch["cls"])
+        """
+        image = self.column
+        check_choice("format", format, FORMATS)
+        chosen = [image, *self._others(columns, image)]
+        rank, world = parse_shard(shard, format)
+        return Batches(
+            self._source(chosen, image, world),
+            self._meta(),
+            image,
+            batch_size=batch_size,
+            format=format,
+            shuffle=shuffle,
+            drop_last=drop_last,
+            prefetch=prefetch,
+            start=start,
+            shard=(rank, world),
+        )
+
+    @abstractmethod
+    def _source(self, columns: list[str], image: str, world: int) -> Source: ...
+
+    def torch_dataset(
+        self,
+        batch_size: int,
+        columns: Sequence[str] | None = None,
+        shuffle: int | None = None,
+        drop_last: bool = False,
+        prefetch: int | None = None,
+        start: int | Sequence[int] = 0,
+    ) -> TorchDataset:
+        """Batches of tensors for a torch ``DataLoader``, whose workers share them.
+
+        On a CPU, where worker processes decode while the model runs. On a GPU, or with a cluster,
+        :meth:`iter_batches` itself reads ahead, and copies nothing between processes.
+
+        Parameters
+        ----------
+        batch_size, columns, shuffle, drop_last, prefetch, start
+            As for :meth:`iter_batches`, of each worker and rank by itself: a worker's last batch
+            may be smaller.
+
+        Returns
+        -------
+        torch.utils.data.IterableDataset
+            For ``DataLoader(dataset, batch_size=None, num_workers=4)``, since it gives whole
+            batches. Each image comes once from all workers and, where ``torch.distributed`` runs,
+            all ranks together; ranks may have different numbers of batches. ``set_epoch(epoch)``
+            has another order after a shuffle. It has ``state_dict`` and ``load_state_dict``, by
+            which torchdata's ``StatefulDataLoader`` goes on where it stopped.
+
+        Raises
+        ------
+        ArgumentError
+            As :meth:`iter_batches`.
+        MissingDependencyError
+            If torch is not installed.
+
+        Notes
+        -----
+        Partitions are what is shared: with fewer of them than workers, some workers have none. The
+        workers compute by themselves, and not on a cluster: pass the frame as it was before
+        ``persist()``.
+
+        Examples
+        --------
+        >>> from torch.utils.data import DataLoader
+        >>> dataset = ddf.images.torch_dataset(16, ["cls"], shuffle=0)
+        >>> loader = DataLoader(dataset, batch_size=None, num_workers=2)
+        >>> sum(len(batch["cls"]) for batch in loader)
+        51
+        """
+        from dask_image_ingest.loader.torch_dataset import TorchDataset
+
+        options = {
+            "batch_size": batch_size,
+            "columns": columns,
+            "shuffle": shuffle,
+            "drop_last": drop_last,
+            "prefetch": prefetch,
+            "start": start,
+        }
+        return TorchDataset(self._frame, options)
+
+    def show(
+        self,
+        n: int = 16,
+        thumbnail: int = 160,
+        columns: Sequence[str] | None = None,
+        storage_options: dict[str, Any] | None = None,
+    ) -> Thumbnails:
+        """Show the first images as thumbnails, in a notebook.
+
+        Parameters
+        ----------
+        n
+            How many rows.
+        thumbnail
+            The longer edge of a thumbnail, in pixels.
+        columns
+            What stands below each: its name, then captions or scores, ``("__key__", "txt")``. By
+            default ``__key__``, where the frame has it.
+        storage_options
+            For the filesystem of remote shards; by default those of the read.
+
+        Returns
+        -------
+        Thumbnails
+            Shown by notebooks; ``save("page.html")`` makes a page of it. The thumbnails are made
+            from the encoded bytes of these rows: no other image is decoded. An image that can't be
+            decoded shows its error. A frame that no longer knows where its bytes are (``__url__``,
+            ``offset``, ``nbytes``) shows its pixels.
+
+        Examples
+        --------
+        >>> ddf[ddf.width >= 512].images.show(8, columns=("__key__", "txt"))
+        <8 thumbnails, 0 without an image: shown in a notebook, or save()>
+        """
+        return make_thumbnails(self._frame, n, thumbnail, columns, storage_options)
+
+    def encode(self, format: Literal["jpeg", "png", "webp"] = "jpeg", quality: int = 92) -> Any:
+        """Encode the images as files.
+
+        Parameters
+        ----------
+        format
+            ``"jpeg"``, ``"png"`` or ``"webp"``.
+        quality
+            1 to 100, of JPEG and WebP.
+
+        Returns
+        -------
+        series
+            Bytes, named as the image column; null where there is no image. Pillow encodes them, on
+            the CPU. The files as they were are still in the shards: ``nbytes`` bytes of ``__url__``
+            from ``offset`` on.
+
+        Examples
+        --------
+        >>> frame.images.encode("webp").iloc[0][:4]
+        b'RIFF'
+        """
+        check_choice("format", format, ("jpeg", "png", "webp"))
+        quality = whole_number("quality", quality, 1, "choose 1 to 100", most=100)
+        image = self.column
+        return self._map(encoded_images, [image], image, format, quality)
+
+    def thumbnails(
+        self,
+        size: int | tuple[int, int] = 160,
+        resize: Literal["stretch", "crop", "pad", "shorter", "longer"] = "longer",
+    ) -> Any:
+        """Shrink the images.
+
+        Parameters
+        ----------
+        size, resize
+            As for ``read_webdataset_images``: by default the longer edge becomes ``size``.
+
+        Returns
+        -------
+        dataframe
+            The frame with small images in place of its own: ``images.arrays()``, ``stack()`` (after
+            ``resize="crop"`` or another that makes them alike), ``encode()`` give them. The pixels
+            pass through host memory; a whole dataset is better read with ``size=``.
+
+        Examples
+        --------
+        >>> frame.images.thumbnails(64, "crop").images.stack().shape
+        (51, 64, 64, 3)
+        """
+        return self._map(small_images, self._columns(), self.column, size, resize)
+
+    @abstractmethod
+    def channel_stats(self) -> Any:
+        """Mean, standard deviation, minimum, maximum and number of pixels of each channel.
+
+        Counted exactly and in one pass, whatever the number of images and partitions; 0 to 255.
+
+        Returns
+        -------
+        pandas dataframe, one row per channel
+            Lazy where the frame is.
+
+        Examples
+        --------
+        >>> ddf.images.channel_stats().compute().round(1)
+                  mean   std  min  max   pixels
+        channel
+        0        121.6  76.2    0  255  2558976
+        1         98.1  63.1    0  255  2558976
+        2         88.4  64.4    0  255  2558976
+        """
+
+    def _columns(self) -> list[str]:
+        return list(self._frame.columns)
+
+    def _others(self, columns: Sequence[str] | None, image: str) -> list[str]:
+        if columns is None:
+            return [name for name in self._columns() if name != image]
+        return [name for name in column_names(columns, self._columns()) if name != image]
+
+
+@register_accessor("dataframe", "images")
+@pd.api.extensions.register_dataframe_accessor("images")
+class FrameImages(Images):
+    """Pixels of a pandas or cuDF dataframe."""
+
+    def arrays(self) -> list:
+        """Views of each decoded image.
+
+        Returns
+        -------
+        list of array, shape (height, width, channels), uint8
+            NumPy or CuPy views into the column's one buffer, without a copy; None for a row without
+            an image.
+
+        Raises
+        ------
+        ArgumentError
+            If the frame has no image column, or more than one.
+
+        Examples
+        --------
+        >>> frame.images.arrays()[0].shape
+        (224, 224, 3)
+        """
+        return backend_of(self._frame).arrays(self._frame[self.column])
+
+    def stack(self, shape: tuple[int, int, int] | None = None) -> Any:  # noqa: D102 - told by Images
+        return stack(self._frame, self.column, parse_shape(shape))
+
+    def vectors(self, column: str) -> Any:  # noqa: D102
+        return vectors(self._frame, column)
+
+    def channel_stats(self) -> pd.DataFrame:  # noqa: D102
+        return statistics(count_levels(self._frame, self.column))
+
+    def _meta(self) -> Any:
+        return self._frame
+
+    def _map(self, function: Callable, columns: Sequence[str], *args: Any) -> Any:
+        return function(self._frame[list(columns)], *args)
+
+    def _map_batches(self, batch_map: Any) -> Any:
+        return batch_map(self._frame)
+
+    def _source(self, columns: list[str], image: str, world: int) -> Source:
+        return Source(self._frame[columns], image, partitions=world)
+
+
+@register_accessor("series", "images")
+@pd.api.extensions.register_series_accessor("images")
+class SeriesImages(FrameImages):
+    """Pixels of a pandas or cuDF series of images."""
+
+    def __init__(self, series: Any) -> None:
+        super().__init__(as_frame(series))
+
+
+def as_frame(series: Any) -> Any:
+    """A frame of one column, whatever the kind of the series."""
+    return series.to_frame("image" if series.name is None else series.name)
+
+
+def image_column(frame: Any, backend: Backend) -> str:
+    """The name of a frame's image column, told by its type."""
+    names = [name for name, dtype in frame.dtypes.items() if backend.is_images(dtype)]
+    if len(names) != 1:
+        if names:
+            found, advice = (
+                f"has the image columns {', '.join(map(repr, names))}",
+                "select one first",
+            )
+        else:
+            found, advice = "has no column of images", "dask_image_ingest.decode_images adds one"
+        raise ArgumentError(f"the frame {found}, and .images needs exactly one: {advice}")
+    return names[0]

@@ -1,0 +1,108 @@
+"""The ``.images`` accessor of dask dataframes: the same, when it is computed."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any, NoReturn
+
+import numpy as np
+import pandas as pd
+from dask.dataframe.extensions import register_dataframe_accessor, register_series_accessor
+
+from dask_image_ingest.accessor.image_shape import image_shape
+from dask_image_ingest.accessor.images import Images, as_frame
+from dask_image_ingest.dask_internals import new_collection
+from dask_image_ingest.dataset import ReadWebDataset
+from dask_image_ingest.errors import ArgumentError
+from dask_image_ingest.frames import backend_of
+from dask_image_ingest.loader import LazySource, Source
+from dask_image_ingest.ops import (
+    MapBatches,
+    add_levels,
+    count_levels,
+    first_row,
+    parse_shape,
+    stack,
+    statistics,
+    vectors,
+)
+
+
+@register_dataframe_accessor("images")
+class LazyImages(Images):
+    """Pixels of a dask dataframe, when they are computed."""
+
+    def arrays(self) -> NoReturn:
+        """Frames that are computed have it; a lazy one has no pixels yet.
+
+        Raises
+        ------
+        ArgumentError
+            Always, and says what to call.
+        """
+        raise ArgumentError(
+            "a lazy frame has no pixels yet: call .compute().images.arrays() for a list of arrays "
+            "(of .partitions[0] or .head() for a few), or .images.stack() for a dask array"
+        )
+
+    def stack(self, shape: tuple[int, int, int] | None = None) -> Any:  # noqa: D102 - told by Images
+        told = parse_shape(shape) or image_shape(self._frame.expr, self.column)
+        images = self._frame[[self.column]]
+        # A partition without images has an array that fits the others, or dask could not join them.
+        first = _first_image(images) if None in told else None
+        empty = backend_of(self._meta()).numpy.empty((0, *(edge or 0 for edge in told)), np.uint8)
+        array = images.map_partitions(stack, self.column, told, first, meta=empty)
+        array._chunks = (array.chunks[0], *((edge or np.nan,) for edge in told))
+        return array
+
+    def vectors(self, column: str) -> Any:  # noqa: D102
+        meta = vectors(self._meta(), column)
+        lists = self._frame[[column]]
+        first = _first(lists)
+        array = lists.map_partitions(vectors, column, first, meta=meta)
+        array._chunks = (array.chunks[0], (np.nan,))
+        return array
+
+    def channel_stats(self) -> Any:  # noqa: D102
+        empty = pd.DataFrame(
+            np.empty((0, 256), np.int64), index=pd.Index([], dtype="int64", name="channel")
+        )
+        counts = self._frame[[self.column]].map_partitions(count_levels, self.column, meta=empty)
+        return counts.reduction(
+            add_levels, combine=add_levels, aggregate=statistics, meta=statistics(empty)
+        )
+
+    def _meta(self) -> Any:
+        return self._frame._meta
+
+    def _map(self, function: Callable, columns: Sequence[str], *args: Any) -> Any:
+        meta = function(self._meta()[list(columns)], *args)
+        return self._frame[list(columns)].map_partitions(function, *args, meta=meta)
+
+    def _map_batches(self, batch_map: Any) -> Any:
+        return new_collection(MapBatches(self._frame.expr, batch_map))
+
+    def _source(self, columns: list[str], image: str, world: int) -> Source:
+        return LazySource(self._frame[columns], image)
+
+
+@register_series_accessor("images")
+class LazySeriesImages(LazyImages):
+    """Pixels of a dask series of images, when they are computed."""
+
+    def __init__(self, series: Any) -> None:
+        super().__init__(as_frame(series))
+
+
+def _first_image(images: Any) -> Any:
+    """A lazy frame of the first row of all partitions."""
+    heads = images.head(1, npartitions=-1, compute=False)
+    reads = list(heads.simplify().expr.find_operations(ReadWebDataset))
+    if reads and all(read.limit is not None for read in reads):
+        return heads  # one image of each partition, and no partition waits for another
+    return _first(images)
+
+
+def _first(frame: Any) -> Any:
+    """The same from partitions that are computed whole, and used again."""
+    return frame.reduction(first_row, aggregate=first_row, meta=frame._meta)

@@ -1,0 +1,10 @@
+"""Workers that are ready to decode.
+
+In: the machine's cores and GPUs. Out: a client of a dask cluster whose workers share them.
+"""
+
+from dask_image_ingest.cluster.local import start_cluster
+
+__all__ = [
+    "start_cluster",
+]

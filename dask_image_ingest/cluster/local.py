@@ -1,0 +1,203 @@
+"""``start_cluster``: a cluster on this machine whose workers leave each other room to decode."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import dask
+from dask.system import CPU_COUNT
+from distributed import Client, LocalCluster
+
+from dask_image_ingest.cluster.arguments import check_arguments, check_names
+from dask_image_ingest.errors import ArgumentError, MissingDependencyError
+from dask_image_ingest.frames import gpus
+
+_THREADS_VARIABLE = "DASK_IMAGE_INGEST__DECODE_THREADS"
+
+# Variables that a worker starts with; those of ``env=`` come too late for its allocator.
+_SPAWN = "distributed.nanny.pre-spawn-environ"
+
+# Workers keep the memory in which one image was decoded for the next. dask's own trim threshold has
+# glibc map all above 128 kB anew for each use: 150 page faults an image, a tenth of its decoding.
+_ALLOCATOR = {"MALLOC_MMAP_THRESHOLD_": 16 << 20, "MALLOC_TRIM_THRESHOLD_": 64 << 20}
+
+# What dask-cuda takes for a limit of device memory beside bytes and shares.
+_LIMITS: dict[Any, float | None] = {"default": 0.8, "auto": None}
+
+# Dask's own clocks, their usual pace and ours: in three processes they take 3.4 % of two cores, so
+# half of that. A setting that is not the usual one is somebody's.
+_CLOCKS = {
+    "distributed.admin.tick.interval": ("20ms", "200ms"),
+    "distributed.worker.profile.interval": ("10ms", "50ms"),
+}
+
+
+def start_cluster(
+    n_workers: int | None = None,
+    *,
+    decode_threads: int | None = None,
+    gpu: bool | None = None,
+    rmm_pool_size: str | int | float | None = 0.5,
+    device_memory_limit: str | int | float | None = 0.7,
+    dashboard_address: str | None = ":8787",
+    **kwargs: Any,
+) -> Client:
+    """Start a cluster on this machine and connect to it.
+
+    One worker process with one thread for each GPU, where there are GPUs; else one for each core,
+    up to 8, which share the cores between their decoders.
+
+    Parameters
+    ----------
+    n_workers
+        Worker processes. By default one per GPU, or one per core up to 8.
+    decode_threads
+        DALI threads of each worker; by default the cores divided by the workers.
+    gpu
+        True, False, or None for what the machine has.
+    rmm_pool_size
+        Device memory that each worker's RMM pool takes at its start, in bytes (``"20 GB"``) or as a
+        share of the card. None for no pool.
+    device_memory_limit
+        Device memory past which a worker moves frames to host memory, in bytes or as a share: the
+        most that the pool may grow to. DALI has a pool of its own beside it, which never shrinks:
+        leave it room.
+    dashboard_address
+        Where the dashboard listens; None for any port that is free.
+    **kwargs
+        For ``dask_cuda.LocalCUDACluster`` or ``distributed.LocalCluster``.
+
+    Returns
+    -------
+    distributed.Client
+        Closing it shuts the cluster down; it is a context manager.
+
+    Raises
+    ------
+    ArgumentError
+        For numbers that are not positive, sizes that are none, arguments that no worker has, and if
+        ``rmm_pool_size`` is larger than ``device_memory_limit``.
+    MissingDependencyError
+        With ``gpu=True`` on a machine without dask-cuda.
+
+    Examples
+    --------
+    >>> with start_cluster() as client:
+    ...     frame = read_webdataset_images("train-{000..003}.tar").compute()
+    """
+    check_arguments({**locals(), **kwargs})
+    cores = CPU_COUNT
+    use_gpu = bool(gpus()) if gpu is None else gpu
+    n_workers = n_workers or (gpus() if use_gpu else min(cores, 8)) or 1
+    environment = {_THREADS_VARIABLE: str(decode_threads or max(1, cores // n_workers))}
+    settings = {
+        "n_workers": n_workers,
+        "threads_per_worker": 1,
+        "dashboard_address": dashboard_address or ":0",
+        **kwargs,
+    }
+    settings["env"] = environment | settings.get("env", {})
+    clocks = {
+        name: ours
+        for name, (usual, ours) in _CLOCKS.items()
+        if dask.config.get(name, None) == usual
+    }
+    with dask.config.set(clocks):
+        if use_gpu:
+            cluster = _cuda_cluster(
+                rmm_pool_size=rmm_pool_size, device_memory_limit=device_memory_limit, **settings
+            )
+        else:
+            cluster = _cpu_cluster(**settings)
+    return ClusterClient(cluster)
+
+
+class ClusterClient(Client):
+    """A client that takes its cluster down with it."""
+
+    def close(self, *args: Any, **kwargs: Any):
+        """Close the client, then the cluster."""
+        cluster = self.cluster
+        closing = super().close(*args, **kwargs)
+        if cluster is not None and not self.asynchronous:
+            cluster.close()
+        return closing
+
+
+def _cpu_cluster(**settings: Any) -> LocalCluster:
+    check_names(settings)
+    spawn = dask.config.get(_SPAWN)
+    if "MALLOC_MMAP_THRESHOLD_" not in spawn:
+        spawn = spawn | _ALLOCATOR
+    # So that a worker knows the image dtype of a frame that it reads or is sent.
+    settings = {"preload": ["dask_image_ingest"]} | settings
+    with dask.config.set({_SPAWN: spawn}):
+        return LocalCluster(**settings)
+
+
+def _cuda_cluster(*, env: dict[str, str], **settings: Any):
+    try:
+        from dask_cuda import LocalCUDACluster
+    except ImportError as error:
+        raise MissingDependencyError(
+            "a GPU cluster needs dask-cuda, which is not installed: pip install "
+            "'dask-image-ingest[cuda12]' or [cuda13]"
+        ) from error
+    gpu_defaults = {
+        "rmm_allocator_external_lib_list": "cupy",
+        # cuDF moves frames to host memory when the pool has nothing left. A limit of its own
+        # (CUDF_SPILL_DEVICE_LIMIT) has it move one with each that is made, however small they are.
+        "enable_cudf_spill": True,
+        # Tells dask what frames weigh and registers .images, before the first task.
+        "pre_import": "dask_image_ingest.frames.cudf",
+    }
+    settings = gpu_defaults | _pool(settings)
+    # LocalCUDACluster puts its own env= in the place of ours.
+    with dask.config.set({_SPAWN: dask.config.get(_SPAWN) | env}):
+        cluster = LocalCUDACluster(**settings)
+    if settings["enable_cudf_spill"]:
+        _take_what_workers_spill()
+    return cluster
+
+
+def _pool(settings: dict[str, Any]) -> dict[str, Any]:
+    """The settings with the most that the pool may take, without which it leaves DALI nothing."""
+    initial, limit = settings["rmm_pool_size"], settings["device_memory_limit"]
+    maximum = settings.get("rmm_maximum_pool_size", _LIMITS.get(limit, limit or None))
+    if settings.get("rmm_async"):
+        initial = None  # CUDA's own pool takes memory as it needs it
+    elif initial is None:
+        maximum = None
+    if initial is not None and maximum is not None and _more(initial, maximum):
+        raise ArgumentError(
+            f"rmm_pool_size={initial!r} is more than device_memory_limit={maximum!r}, to which the "
+            "pool may grow at most: pass a smaller pool or a larger limit"
+        )
+    return settings | {"rmm_pool_size": initial, "rmm_maximum_pool_size": maximum}
+
+
+def _more(size: Any, limit: Any) -> bool:
+    """Whether a size of device memory is above another; a GPU is asked only if it has to be."""
+    if all(isinstance(number, float) and number <= 1 for number in (size, limit)):
+        return size > limit
+    from dask_cuda.utils import parse_device_bytes
+
+    return (parse_device_bytes(size) or 0) > (parse_device_bytes(limit) or 0)
+
+
+def _take_what_workers_spill() -> None:
+    """Have this process hold frames of workers that spill.
+
+    cuDF decides with a process's first object whether its objects can be spilled, and a process
+    that has decided against it can't take those of one that has not.
+    """
+    from cudf import get_option
+    from cudf.core.buffer import spill_manager as cudf_spilling
+
+    if cudf_spilling._global_manager_uninitialized or cudf_spilling.get_global_manager():
+        return
+    cudf_spilling.set_global_manager(
+        cudf_spilling.SpillManager(statistic_level=get_option("spill_stats"))
+    )
+    if get_option("spill_on_demand"):
+        cudf_spilling.set_spill_on_demand_globally()

@@ -1,0 +1,39 @@
+"""The lazy collection: what a query asks of the shards, and how one partition is made.
+
+In: paths and options, then the rewrites of dask's optimiser. Out: a dask dataframe, and for each
+task the dataframe of one part of one shard. ``partition.py`` is where to begin reading.
+"""
+
+from dask_image_ingest.dataset.expr import SHAPE_IN_NAME, ReadWebDataset, is_settled
+from dask_image_ingest.dataset.filters import Filters, Predicate, both, either
+from dask_image_ingest.dataset.late_decode import (
+    LateDecode,
+    decode_frame,
+    decode_images,
+    looks_at,
+)
+from dask_image_ingest.dataset.metadata import Rows
+from dask_image_ingest.dataset.partition import NoPixels
+from dask_image_ingest.dataset.pointers import POINTER
+from dask_image_ingest.dataset.read import read_webdataset_images
+from dask_image_ingest.dataset.schema import IMAGE_EXTENSIONS, image_member
+
+__all__ = [
+    "IMAGE_EXTENSIONS",
+    "POINTER",
+    "SHAPE_IN_NAME",
+    "Filters",
+    "LateDecode",
+    "NoPixels",
+    "Predicate",
+    "ReadWebDataset",
+    "Rows",
+    "both",
+    "decode_frame",
+    "decode_images",
+    "either",
+    "image_member",
+    "is_settled",
+    "looks_at",
+    "read_webdataset_images",
+]

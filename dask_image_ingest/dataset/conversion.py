@@ -1,0 +1,260 @@
+"""Types of components, and how the content of members becomes their values.
+
+No content makes a conversion fail: what does not fit its type is null, and its row is told.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Sequence
+from decimal import Decimal
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+
+from dask_image_ingest.arguments import shown
+from dask_image_ingest.errors import ArgumentError
+
+__all__ = ["arrow_type", "convert", "parse_json"]
+
+_PYTHON_TYPES = {
+    str: pa.string(),
+    int: pa.int64(),
+    float: pa.float64(),
+    bool: pa.bool_(),
+    bytes: pa.binary(),
+}
+
+# What Python and Arrow raise for values that don't fit.
+_MISFIT = (
+    ValueError,
+    TypeError,
+    LookupError,
+    ArithmeticError,
+    RecursionError,
+    pa.ArrowException,
+)
+
+# No honest record comes near this.
+_LARGEST_JSON = 16 << 20
+
+
+def arrow_type(argument: str, type_: Any) -> pa.DataType:
+    """An Arrow type from itself, its name, or the type of Python or NumPy that it stands for.
+
+    Raises
+    ------
+    ArgumentError
+        For what is no type, or one that no column can have.
+    """
+    try:
+        found = _arrow_type(type_)
+        if _is_supported(found):
+            return found
+    except _MISFIT:
+        pass
+    raise ArgumentError(
+        f"{argument}: {shown(type_)} is no type of a column; pass for example 'string', 'int64', "
+        "'float32', 'bool', 'binary', 'list<float32>', str, int, np.float32 or a pyarrow type of "
+        "numbers, text, bytes, times, or lists or structs of these"
+    )
+
+
+def convert(
+    contents: Sequence[bytes | None], type_: pa.DataType, path: str | None = None
+) -> tuple[pa.Array | pa.ChunkedArray, list[int]]:
+    """The contents of a member as a column, and the rows whose content is not of that type.
+
+    Parameters
+    ----------
+    contents
+        What each sample has; None where it has no such member.
+    type_
+        Text and bytes are taken as they are, numbers are read, all else is JSON.
+    path
+        A field of JSON, rather than the whole member.
+    """
+    misfits: list[int] = []
+    if path is None and _is_bytes(type_):
+        values: Sequence = contents
+    elif path is None and _is_text(type_):
+        values = [None if c is None else c.decode("utf-8", "replace") for c in contents]
+    else:
+        values, misfits = _read(contents, _reader(type_, path), _fitting(type_))
+    try:
+        return pa.array(values, type_), misfits
+    except _MISFIT:
+        array, more = _one_by_one(values, type_)
+        return array, sorted(misfits + more)
+
+
+def parse_json(content: bytes) -> Any:
+    """What a JSON member holds.
+
+    Raises
+    ------
+    ValueError
+    RecursionError
+    """
+    # Parsed it may take ten times the memory; its depth is bounded by Python's own recursion.
+    if len(content) > _LARGEST_JSON:
+        raise ValueError(f"JSON of {len(content)} bytes")
+    return json.loads(content)
+
+
+def _read(
+    contents: Sequence[bytes | None], read: Callable[[bytes], Any], fit: Callable[[Any], Any]
+) -> tuple[list[Any], list[int]]:
+    values = []
+    misfits = []
+    for row, content in enumerate(contents):
+        value = None
+        if content is not None:
+            try:
+                value = fit(read(content))
+            except _MISFIT:
+                misfits.append(row)
+        values.append(value)
+    return values, misfits
+
+
+def _arrow_type(type_: Any) -> pa.DataType:
+    if isinstance(type_, pa.DataType):
+        return type_
+    if isinstance(type_, str):
+        if type_.startswith("list<") and type_.endswith(">"):
+            return pa.list_(_arrow_type(type_[5:-1]))
+        return pa.type_for_alias(type_)
+    if type_ in _PYTHON_TYPES:
+        return _PYTHON_TYPES[type_]
+    if isinstance(type_, np.dtype) or (isinstance(type_, type) and issubclass(type_, np.generic)):
+        return pa.from_numpy_dtype(type_)
+    raise TypeError
+
+
+def _is_supported(type_: pa.DataType) -> bool:
+    if pa.types.is_list(type_) or pa.types.is_large_list(type_):
+        return _is_supported(type_.value_type)
+    if pa.types.is_struct(type_):
+        return type_.num_fields > 0 and all(_is_supported(field.type) for field in type_)
+    if pa.types.is_temporal(type_) and not pa.types.is_interval(type_):
+        pa.scalar(0, type_).as_py()  # a time zone may be none
+        return True
+    numbers = pa.types.is_boolean(type_) or pa.types.is_integer(type_) or pa.types.is_decimal(type_)
+    floats = pa.types.is_float32(type_) or pa.types.is_float64(type_)
+    return numbers or floats or _is_text(type_) or _is_bytes(type_)
+
+
+def _is_text(type_: pa.DataType) -> bool:
+    return pa.types.is_string(type_) or pa.types.is_large_string(type_)
+
+
+def _is_bytes(type_: pa.DataType) -> bool:
+    return pa.types.is_binary(type_) or pa.types.is_large_binary(type_)
+
+
+def _reader(type_: pa.DataType, path: str | None) -> Callable[[bytes], Any]:
+    if path is not None:
+        return _json_field(path)
+    if pa.types.is_integer(type_):
+        return int
+    return float if pa.types.is_floating(type_) else parse_json
+
+
+def _json_field(path: str) -> Callable[[bytes], Any]:
+    steps = path.split(".")
+
+    def field(content: bytes) -> Any:
+        value = parse_json(content)
+        if isinstance(value, dict) and path in value:
+            return value[path]
+        for step in steps:
+            value = value.get(step) if isinstance(value, dict) else None
+        return value
+
+    return field
+
+
+def _fitting(type_: pa.DataType) -> Callable[[Any], Any]:
+    """What makes a value of this type of one that was read, or raises; Arrow alone takes too much.
+
+    To it, 1.5 is the integer 1 and "cat" a list of three texts, and 2**24 + 1 is no float.
+    """
+    if pa.types.is_list(type_) or pa.types.is_large_list(type_):
+        return _null_or(_items(_fitting(type_.value_type)))
+    if pa.types.is_struct(type_):
+        return _null_or(_record({field.name: _fitting(field.type) for field in type_}))
+    if pa.types.is_boolean(type_):
+        return _null_or(_flag)
+    if pa.types.is_integer(type_):
+        return _null_or(_integer)
+    if pa.types.is_floating(type_):
+        return _null_or(_float)
+    if _is_text(type_):
+        return _null_or(_text)
+    if _is_bytes(type_):
+        return _null_or(lambda value: _text(value).encode())
+    if pa.types.is_decimal(type_):
+        return _null_or(lambda value: pa.scalar(_decimal(value), type_).as_py())
+    return _null_or(lambda value: _time(value, type_).as_py())
+
+
+def _null_or(fit: Callable[[Any], Any]) -> Callable[[Any], Any]:
+    return lambda value: None if value is None else fit(value)
+
+
+def _items(fit: Callable[[Any], Any]) -> Callable[[Any], list]:
+    return lambda value: [fit(item) for item in _of(list, value)]
+
+
+def _record(fits: dict[str, Callable[[Any], Any]]) -> Callable[[Any], dict]:
+    return lambda value: {name: fit(_of(dict, value).get(name)) for name, fit in fits.items()}
+
+
+def _flag(value: Any) -> bool:
+    return _of(bool, value)
+
+
+def _text(value: Any) -> str:
+    return _of(str, value)
+
+
+def _integer(value: Any) -> int:
+    return int(value) if isinstance(value, float) and value.is_integer() else _of(int, value)
+
+
+def _float(value: Any) -> float:
+    return value if isinstance(value, float) else float(_of(int, value))
+
+
+def _decimal(value: Any) -> Decimal:
+    return Decimal(str(value) if isinstance(value, float) else _of(int, value))
+
+
+def _time(value: Any, type_: pa.DataType) -> pa.Scalar:
+    # Days or seconds since an epoch, or ISO 8601.
+    if isinstance(value, str):
+        return pa.scalar(value).cast(type_)
+    return pa.scalar(_integer(value), type_)
+
+
+def _of(kind: type, value: Any) -> Any:
+    # Of this very type: Python takes True for a number.
+    if type(value) is not kind:
+        raise TypeError
+    return value
+
+
+def _one_by_one(
+    values: Sequence, type_: pa.DataType
+) -> tuple[pa.Array | pa.ChunkedArray, list[int]]:
+    fitting = list(values)
+    misfits = []
+    for row, value in enumerate(values):
+        try:
+            pa.array([value], type_)
+        except _MISFIT:
+            fitting[row] = None
+            misfits.append(row)
+    return pa.array(fitting, type_), misfits

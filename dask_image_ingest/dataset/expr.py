@@ -1,0 +1,212 @@
+"""The lazy read: which columns, rows and partitions a query needs goes down into the tasks."""
+
+from __future__ import annotations
+
+import functools
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+from dask_image_ingest import dask_internals as dx
+from dask_image_ingest.dask_internals import BlockwiseIO, Len, Task
+from dask_image_ingest.dataset import filters as dnf
+from dask_image_ingest.dataset import masks
+from dask_image_ingest.dataset.filters import Filters
+from dask_image_ingest.dataset.partition import (
+    ErrorPolicy,
+    Query,
+    ShardErrorPolicy,
+    ShardPiece,
+    read_partition,
+)
+from dask_image_ingest.dataset.predicates import as_filters
+from dask_image_ingest.dataset.schema import Schema
+from dask_image_ingest.decode import Decoding
+from dask_image_ingest.frames import BackendName, get_backend
+
+masks.install()
+_NAME = "read-webdataset-images"
+
+#: The name of a read whose images are of one shape: all that is known of it once it is persisted.
+SHAPE_IN_NAME = rf"{_NAME}-(\d+)x(\d+)x(\d+)-[0-9a-f]+"
+
+
+@dataclass(frozen=True, eq=False)
+class Dataset:
+    """Everything that a collection's tasks have in common, and the shards behind them.
+
+    ``token`` stands for all of it, the sizes and modification times of the shards included.
+    """
+
+    pieces: tuple[ShardPiece, ...]
+    schema: Schema
+    decoding: Decoding
+    errors: ErrorPolicy
+    backend: BackendName
+    storage_options: dict[str, Any] | None
+    token: str
+    shard_errors: ShardErrorPolicy = "raise"
+
+    def __dask_tokenize__(self) -> str:
+        return self.token
+
+    def __str__(self) -> str:
+        return f"{len(self.pieces)} partitions from {self.pieces[0].url}"
+
+    __repr__ = __str__
+
+
+class ReadWebDataset(dx.PartitionsFiltered, BlockwiseIO):
+    """Reads shards; takes up projections, filters, lengths and limits from the query around it."""
+
+    _parameters: ClassVar = ["dataset", "columns", "filters", "limit", "_partitions"]
+    _defaults: ClassVar = {
+        "columns": None,
+        "filters": None,
+        "limit": None,
+        "_partitions": None,
+    }
+    _absorb_projections = True
+    _filter_passthrough = True
+
+    dataset: Dataset
+
+    @functools.cached_property
+    def _name(self) -> str:
+        shape = self.dataset.decoding.shape
+        if "image" in self.columns and None not in shape:
+            height, width, channels = shape
+            return f"{_NAME}-{height}x{width}x{channels}-{self.deterministic_token}"
+        return f"{_NAME}-{self.deterministic_token}"
+
+    @property
+    def columns(self) -> list[str]:
+        """The columns that are read."""
+        columns = self.operand("columns")
+        return list(self.dataset.schema.types) if columns is None else list(columns)
+
+    @functools.cached_property
+    def _meta(self):
+        types = self.dataset.schema.types
+        return get_backend(self.dataset.backend).meta({name: types[name] for name in self.columns})
+
+    def _divisions(self):
+        return (None,) * (len(self.dataset.pieces) + 1)
+
+    @property
+    def _reads_all(self) -> bool:
+        return self.operand("columns") is None
+
+    @functools.cached_property
+    def query(self) -> Query:
+        """What the tasks are asked for."""
+        dataset = self.dataset
+        filters = self.operand("filters")
+        used = {*self.columns, *dnf.columns_of(filters)}
+        # Who named components, or columns, does not want to hear of others.
+        tell = self._reads_all and dataset.schema.inferred
+        known = dataset.schema.extensions if tell else None
+        return Query(
+            columns=tuple(self.columns),
+            filters=filters,
+            limit=self.operand("limit"),
+            decoding=dataset.decoding,
+            errors=dataset.errors,
+            backend=dataset.backend,
+            image_extensions=dataset.schema.image_extensions,
+            components=dataset.schema.select(used),
+            known_extensions=known,
+            shard_errors=dataset.shard_errors,
+            storage_options=dataset.storage_options,
+        )
+
+    def _filtered_task(self, name, index: int) -> Task:
+        piece = self.dataset.pieces[index]
+        return Task(name, read_partition, piece, self.query, _data_producer=True)
+
+    def _filter_passthrough_available(self, parent, dependents) -> bool:
+        return super()._filter_passthrough_available(parent, dependents) and (
+            self._filtered_by(parent.predicate) is not None
+        )
+
+    def _filtered_by(self, predicate) -> Filters | None:
+        """The filters of this read and a predicate together, None where that is not simple."""
+        if self.operand("limit") is not None:
+            return None
+        dataset = self.dataset
+        filters = as_filters(predicate, self, dataset.schema.types, dataset.backend)
+        return None if filters is None else dnf.both(self.operand("filters"), filters)
+
+    def _simplify_up(self, parent, dependents):
+        if is_settled(self, dependents):
+            return None
+        if isinstance(parent, dx.Filter):
+            if self._filter_passthrough_available(parent, dependents):
+                filters = self._filtered_by(parent.predicate)
+                return self.substitute_parameters({"filters": filters})
+            return None
+        if isinstance(parent, Len):
+            return self._with(parent, columns=[])
+        if isinstance(parent, dx.Lengths):
+            return self._with(parent, columns=[])
+        if isinstance(parent, dx.Index):
+            columns = dx.determine_column_projection(self, parent, dependents)
+            columns = [columns] if isinstance(columns, str) else columns
+            return self._with(parent, columns=[c for c in self.columns if c in columns])
+        if type(parent) is dx.Head:
+            return self._head(parent) if parent.n >= 0 else None
+        return super()._simplify_up(parent, dependents)
+
+    def _head(self, parent):
+        limit = self.operand("limit")
+        limit = parent.n if limit is None else min(parent.n, limit)
+        return HeadOfRead(self.substitute_parameters({"limit": limit}), *parent.operands[1:])
+
+    def _with(self, parent, **operands):
+        """``parent`` over a read with other operands; None where nothing would change."""
+        if all(self.operand(name) == value for name, value in operands.items()):
+            return None
+        return type(parent)(self.substitute_parameters(operands), *parent.operands[1:])
+
+    def __str__(self) -> str:
+        query = self.query
+        shown = {
+            "columns": query.columns,
+            "filters": query.filters,
+            "limit": query.limit,
+            "decodes": query.must_decode,
+        }
+        described = ", ".join(f"{k}={v!r}" for k, v in shown.items() if v is not None)
+        return f"ReadWebDataset({self.dataset}, {described})"
+
+    def _tree_repr_argument_construction(self, i, op, header):
+        name = self._parameters[i]
+        if name == "dataset":
+            return f"{header} {op} decodes={self.query.must_decode}"
+        return super()._tree_repr_argument_construction(i, op, header)
+
+
+class HeadOfRead(dx.Head):
+    """The head of a read that stops there.
+
+    dask moves a head below projections, where these are of no use to the read: this one lets them
+    pass below it.
+    """
+
+    def _simplify_down(self):
+        return None
+
+    def _simplify_up(self, parent, dependents):
+        if isinstance(parent, dx.Projection):
+            return dx.plain_column_projection(self, parent, dependents)
+        return super()._simplify_up(parent, dependents)
+
+
+def is_settled(expr, dependents) -> bool:
+    """Whether an expression must stay as it is, in a query that is optimised a second time.
+
+    ``persist`` does that. Tasks that were fused the first time know the others by their names.
+    """
+    return any(isinstance(above(), dx.Fused) for above in dependents[expr._name])
+
+
+__all__ = ["SHAPE_IN_NAME", "Dataset", "ReadWebDataset", "is_settled"]

@@ -1,0 +1,157 @@
+"""Filters in disjunctive normal form: checked, weakened, combined, applied to a table.
+
+The outer tuple is an «or», the inner ones are «and», as in ``dask.dataframe.read_parquet``. Some
+operators come from the optimiser alone: ``is null``, ``not null``, ``not <`` and its kind.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from dask_image_ingest.arguments import shown
+from dask_image_ingest.dataset.comparison import COMPARISONS, compare, incomparable, is_in, plain
+from dask_image_ingest.errors import ArgumentError
+
+Predicate = tuple[str, str, Any]
+Filters = tuple[tuple[Predicate, ...], ...]
+
+# Combining two filters multiplies their alternatives; past this many, filtering later is cheaper.
+_MOST_ALTERNATIVES = 64
+
+
+def normalize_filters(filters: Any, types: Mapping[str, pa.DataType]) -> Filters | None:
+    """Check a user's ``filters`` and put them in normal form.
+
+    Parameters
+    ----------
+    filters
+        None, a list of ``(column, operator, value)`` that must all hold, or a list of such lists of
+        which one must hold. Operators: ``== = != < <= > >= in``, ``not in``.
+    types
+        The collection's columns and their types.
+
+    Raises
+    ------
+    ArgumentError
+        For another form, an unknown column or operator, a filter on ``image``, or a value that
+        can't be compared with the column.
+    """
+    if filters is None:
+        return None
+    if not _is_list(filters):
+        raise ArgumentError(_form(filters))
+    if all(isinstance(f, tuple) for f in filters):
+        filters = [filters]
+    if not all(map(_is_list, filters)):
+        raise ArgumentError(_form(filters))
+    return tuple(tuple(_predicate(p, types) for p in conjunction) for conjunction in filters)
+
+
+def matching(table: pa.Table, filters: Filters) -> np.ndarray:
+    """The positions of the rows to keep.
+
+    A comparison with null holds for no row, whatever the operator; ``in`` holds for null where None
+    is in the list, and ``not in`` where it isn't. NaN is equal to nothing, less than nothing and
+    greater than nothing, so ``!=`` and ``not in`` hold for it.
+    """
+    alternatives = (
+        functools.reduce(pc.and_, (_holds(table.column(c), op, value) for c, op, value in conj))
+        for conj in filters
+    )
+    return np.flatnonzero(functools.reduce(pc.or_, alternatives).to_numpy())
+
+
+def columns_of(filters: Filters | None) -> set[str]:
+    """The columns that a filter looks at."""
+    return {column for conjunction in filters or () for column, _, _ in conjunction}
+
+
+def without(filters: Filters | None, column: str) -> Filters | None:
+    """A weaker filter that doesn't look at ``column``; None when nothing is left of it.
+
+    Every row that passes ``filters`` passes this one too.
+    """
+    weaker = tuple(tuple(p for p in conj if p[0] != column) for conj in filters or ())
+    return weaker if weaker and all(weaker) else None
+
+
+def both(one: Filters | None, other: Filters | None) -> Filters | None:
+    """The filter that holds where ``one`` and ``other`` hold; None when it would grow too large."""
+    if not one or not other:
+        return one or other
+    if len(one) * len(other) > _MOST_ALTERNATIVES:
+        return None
+    return tuple(tuple(dict.fromkeys(a + b)) for a in one for b in other)
+
+
+def either(one: Filters, other: Filters) -> Filters | None:
+    """The filter that holds where ``one`` or ``other`` holds; None when it would grow too large."""
+    return one + other if len(one) + len(other) <= _MOST_ALTERNATIVES else None
+
+
+def _holds(column: pa.ChunkedArray, op: str, value: Any) -> pa.ChunkedArray:
+    """Whether a predicate holds, row by row; never null."""
+    if op.endswith("null"):
+        null = pc.is_null(column, nan_is_null=bool(value))
+        return null if op == "is null" else pc.invert(null)
+    if op.endswith("in"):
+        found = is_in(column, value)
+        return found if op == "in" else pc.invert(found)
+    compared = compare(column, op.removeprefix("not "), value)
+    return pc.fill_null(pc.invert(compared) if op.startswith("not ") else compared, False)
+
+
+def _predicate(predicate: Any, types: Mapping[str, pa.DataType]) -> Predicate:
+    if not isinstance(predicate, (tuple, list)) or len(predicate) != 3:
+        raise ArgumentError(_form(predicate))
+    column, op, value = predicate
+    said = f"filters= has ({shown(column)}, {shown(op)}, {shown(value)})"
+    if not isinstance(column, str) or column not in types:
+        raise ArgumentError(f"{said}: there is no such column; there are {', '.join(types)}")
+    if column == "image":
+        raise ArgumentError(
+            f"{said}, and filters are evaluated before any pixel is decoded; filter the frame "
+            "afterwards, or use a metadata column"
+        )
+    if not isinstance(op, str) or op not in (*COMPARISONS, "=", "in", "not in"):
+        raise ArgumentError(f"{said}: the operator must be one of == != < <= > >= in, 'not in'")
+    op = "==" if op == "=" else op
+    if op in COMPARISONS:
+        value = plain(value)
+        problem = incomparable(types[column], op, value)
+    else:
+        value, problem = _list_of_values(types[column], value)
+    if problem:
+        raise ArgumentError(f"{said}: {problem}")
+    return (column, op, value)
+
+
+def _list_of_values(type_: pa.DataType, values: Any) -> tuple[tuple, str | None]:
+    try:
+        listed = None if isinstance(values, (str, bytes, Mapping)) else list(values)
+    except TypeError:
+        listed = None
+    if listed is None:
+        return (), "the value must be a list"
+    listed = [plain(value) for value in listed]
+    problems = (incomparable(type_, "==", value) for value in listed if value is not None)
+    problem = next(filter(None, problems), None)
+    # Sorted, so that equal sets in another order give the same token.
+    return () if problem else tuple(dict.fromkeys(sorted(listed, key=repr))), problem
+
+
+def _is_list(value: Any) -> bool:
+    return isinstance(value, Sequence) and not isinstance(value, (str, bytes)) and len(value) > 0
+
+
+def _form(filters: Any) -> str:
+    return (
+        f"filters={shown(filters)}: pass a list of (column, operator, value) tuples, or a list of "
+        "such lists of which one must hold, for example [('width', '>=', 512)]"
+    )

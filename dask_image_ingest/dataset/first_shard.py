@@ -1,0 +1,145 @@
+"""The first shard, the one that is opened at once: what it tells about all the others."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+from dask_image_ingest.dataset.conversion import parse_json
+from dask_image_ingest.dataset.metadata import Rows
+from dask_image_ingest.dataset.schema import Schema, image_member
+from dask_image_ingest.decode import Decoding
+from dask_image_ingest.errors import ShardError, ShardNotFoundError
+from dask_image_ingest.storage import Shard, open_shard
+from dask_image_ingest.tar import Buffer, Scan, read_member, scan
+
+__all__ = ["FirstShard", "open_first"]
+
+# Headers that are read to know what an image decodes to.
+_HEADERS_LOOKED_AT = 256
+
+# Records that are read until all fields that were asked for are found.
+_RECORDS_LOOKED_AT = 100
+
+# Names that a warning lists.
+_NAMED = 20
+
+
+@contextmanager
+def open_first(
+    shards: Sequence[Shard], storage_options: dict[str, Any] | None, skip: bool
+) -> Iterator[FirstShard]:
+    """The first shard, or with ``skip`` the first that can be read, while it is open.
+
+    Raises
+    ------
+    ShardError
+    ShardNotFoundError
+    """
+    reasons = []
+    for shard in shards:
+        with ExitStack() as opened:
+            try:
+                buffer = opened.enter_context(open_shard(shard.url, storage_options))
+                scanned = scan(buffer, shard.url)
+            except (ShardError, ShardNotFoundError) as error:
+                if not skip:
+                    raise
+                reasons.append(str(error))
+                continue
+            yield FirstShard(shard, buffer, scanned)
+            return
+    raise ShardError(f"none of the {len(shards)} shards can be read; the first: {reasons[0]}")
+
+
+@dataclass(frozen=True)
+class FirstShard:
+    """A shard that is open, and its samples."""
+
+    shard: Shard
+    buffer: Buffer
+    scanned: Scan
+
+    @cached_property
+    def extensions(self) -> list[str]:
+        """The kinds of members that its samples have."""
+        return list(dict.fromkeys(e for sample in self.scanned.samples for e in sample.members))
+
+    def images(self, schema: Schema) -> int:
+        """How many samples have an image."""
+        extensions = schema.image_extensions
+        return sum(image_member(s, extensions) is not None for s in self.scanned.samples)
+
+    def decoded_bytes(self, schema: Schema, decoding: Decoding) -> int:
+        """What it decodes to, by the headers of some of its images."""
+        samples = len(self.scanned.samples)
+        step = max(1, samples // _HEADERS_LOOKED_AT)
+        looked_at = Rows(
+            self.shard.url,
+            self.buffer,
+            self.scanned,
+            range(0, samples, step),
+            image_extensions=schema.image_extensions,
+            components=(),
+            max_pixels=decoding.max_pixels,
+        )
+        return sum(map(decoding.nbytes, looked_at.headers)) * step
+
+    def warn_of_unknown(self, schema: Schema) -> None:
+        """Say which members and fields it does not have that were asked for: misspelt, perhaps."""
+        if not self.scanned.samples:
+            return
+        unknown = []
+        if not self.images(schema):
+            few = ";".join(schema.image_extensions[:5])
+            more = ";..." if len(schema.image_extensions) > 5 else ""
+            unknown.append(f"no image (image={few + more!r})")
+        asked = {c.extension for c in schema.components}.difference(self.extensions)
+        fields = [c.path for c in schema.components if c.path is not None]
+        unknown += [f"no member {extension!r}" for extension in sorted(asked)]
+        seen = {} if "json" in asked else self._fields_until_found(fields)
+        missing = [field for field in fields if field not in seen]
+        unknown += [f"no field {field!r} in its first json members" for field in missing]
+        if not unknown:
+            return
+        has = f"its members are {_listed(self.extensions)}"
+        if seen:
+            has += f"; the fields of its json are {_listed(seen)}"
+        warnings.warn(
+            f"the first shard, {self.shard.url}, has {', '.join(unknown[:_NAMED])}; {has}. What a "
+            "shard does not have is null",
+            stacklevel=3,
+        )
+
+    def _fields_until_found(self, wanted: Sequence[str]) -> dict[str, None]:
+        """The fields of its records, as far as was read to find all of some."""
+        missing, seen = set(wanted), dict[str, None]()
+        records = (s.members["json"] for s in self.scanned.samples if "json" in s.members)
+        for _, span in zip(range(_RECORDS_LOOKED_AT), records, strict=False):
+            if not missing:
+                break
+            try:
+                record = parse_json(bytes(read_member(self.buffer, self.scanned, span)))
+            except (ValueError, RecursionError):
+                continue
+            seen.update(dict.fromkeys(_paths(record)))
+            missing.difference_update(seen)
+        return seen
+
+
+def _paths(record: Any, prefix: str = "", depth: int = 8) -> Iterator[str]:
+    """The fields of a record, those of records inside it with dots."""
+    if isinstance(record, dict) and depth:
+        for name, value in record.items():
+            yield f"{prefix}{name}"
+            yield from _paths(value, f"{prefix}{name}.", depth - 1)
+
+
+def _listed(names: Iterable[str]) -> str:
+    names = list(names)
+    more = f" and {len(names) - _NAMED} more" if len(names) > _NAMED else ""
+    return ", ".join(map(repr, names[:_NAMED])) + more

@@ -1,0 +1,42 @@
+"""Masks of pandas' two nullable booleans, put in the order in which pandas can combine them.
+
+``str.contains`` and its kind give ``boolean``, comparisons of Arrow's numbers ``bool[pyarrow]``.
+pandas (3.1 and older) combines the second with the first; the other way round it raises a TypeError
+as soon as there is a null. Dask makes one mask of two filters, one after the other, so whoever
+writes a query does not choose the order. ``&``, ``|`` and ``^`` give the same both ways: here their
+Dask expressions learn to turn round, where these dtypes ask for it. Workers need nothing of this.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pandas as pd
+import pyarrow as pa
+
+from dask_image_ingest import dask_internals as dx
+
+__all__ = ["install"]
+
+_ARROW = pd.ArrowDtype(pa.bool_())
+
+
+def install() -> None:
+    """Let Dask's expressions do so, if this pandas needs it."""
+    try:
+        pd.array([True], "boolean") & pd.array([None], _ARROW)
+    except TypeError:
+        for operation in (dx.And, dx.Or, dx.XOr):
+            operation._simplify_down = _arrow_first
+
+
+def _arrow_first(self: dx.Binop) -> dx.Expr | None:
+    left, right = _dtype(self.left), _dtype(self.right)
+    if isinstance(left, pd.BooleanDtype) and right == _ARROW:
+        return type(self)(self.right, self.left)
+    return None
+
+
+def _dtype(operand: Any) -> Any:
+    series = isinstance(operand, dx.Expr) and operand.ndim == 1
+    return operand._meta.dtype if series else None

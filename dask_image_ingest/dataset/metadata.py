@@ -1,0 +1,181 @@
+"""One shard's samples as a table of metadata: everything about an image except its pixels."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import cached_property
+
+import numpy as np
+import pyarrow as pa
+
+from dask_image_ingest.dataset.conversion import convert
+from dask_image_ingest.dataset.filters import Filters, columns_of, matching
+from dask_image_ingest.dataset.schema import POINTER_COLUMNS, Component, image_member
+from dask_image_ingest.dataset.warning import warn_user
+from dask_image_ingest.decode import Header, Origin, read_header
+from dask_image_ingest.tar import (
+    LARGEST_VALUE,
+    Sample,
+    Scan,
+    Span,
+    collector_at_rest,
+    duplicate_error,
+    open_member,
+    read_member,
+    too_large_error,
+)
+
+_MISSING = Header(None, None, None, None, "missing: the sample has no image member", True)
+_LARGEST_INT64 = 2**63 - 1
+_HEADER_COLUMNS = frozenset(Header._fields) & frozenset(POINTER_COLUMNS)
+
+
+class Rows:
+    """Some samples of one shard, whose columns are made when they are asked for.
+
+    Filtering gives another ``Rows`` over the survivors, which remembers the headers already read,
+    so that no byte is looked at twice and nothing is looked at for rows that are gone.
+    """
+
+    def __init__(
+        self,
+        url: str,
+        buffer,
+        scanned: Scan,
+        numbers: np.ndarray | range,
+        *,
+        image_extensions: Sequence[str],
+        components: Sequence[Component],
+        max_pixels: int,
+    ) -> None:
+        self.url = url
+        self.numbers = np.asarray(numbers, dtype=np.int64)
+        self._buffer = buffer
+        self._scanned = scanned
+        self._image_extensions = image_extensions
+        self._components = {component.column: component for component in components}
+        self._max_pixels = max_pixels
+
+    def __len__(self) -> int:
+        return len(self.numbers)
+
+    @cached_property
+    def samples(self) -> list[Sample]:
+        """The samples of these rows."""
+        samples = self._scanned.samples
+        return [samples[number] for number in self.numbers.tolist()]
+
+    @cached_property
+    def spans(self) -> list[Span | None]:
+        """Where each sample's image lies; None where it has none."""
+        extensions = self._image_extensions
+        return [
+            sample.members[extension] if (extension := image_member(sample, extensions)) else None
+            for sample in self.samples
+        ]
+
+    @cached_property
+    def headers(self) -> list[Header]:
+        """What the first bytes of each image tell."""
+        with collector_at_rest():
+            return [
+                self._header(sample, span)
+                for sample, span in zip(self.samples, self.spans, strict=True)
+            ]
+
+    def image_bytes(self, row: int) -> Sequence[int] | None:
+        """The encoded image of one row."""
+        span = self.spans[row]
+        return None if span is None else read_member(self._buffer, self._scanned, span)
+
+    def origin(self, row: int) -> Origin:
+        """Which sample of which shard a row is."""
+        return Origin(self.url, int(self.numbers[row]), f"sample {self.samples[row].key!r}")
+
+    def keep(self, filters: Filters | None) -> Rows:
+        """The rows for which ``filters`` hold, judged by their metadata."""
+        if not filters:
+            return self
+        return self.take(matching(self.table(sorted(columns_of(filters))), filters))
+
+    def take(self, rows: np.ndarray | range) -> Rows:
+        """The given rows, by position."""
+        positions = np.asarray(rows, dtype=np.int64)
+        if len(positions) == len(self):
+            return self
+        taken = Rows(
+            self.url,
+            self._buffer,
+            self._scanned,
+            self.numbers[positions],
+            image_extensions=self._image_extensions,
+            components=tuple(self._components.values()),
+            max_pixels=self._max_pixels,
+        )
+        for name in ("samples", "spans", "headers"):
+            if name in self.__dict__:
+                values = self.__dict__[name]
+                taken.__dict__[name] = [values[position] for position in positions.tolist()]
+        return taken
+
+    def table(self, columns: Sequence[str]) -> pa.Table:
+        """The given metadata columns of every row."""
+        with collector_at_rest():
+            arrays = [self.column(name) for name in columns]
+        if not arrays:
+            return pa.table({"": pa.nulls(len(self))}).select([])
+        return pa.table(arrays, names=list(columns))
+
+    def column(self, name: str) -> pa.Array:
+        """One metadata column."""
+        if name == "__key__":
+            return pa.array([sample.key for sample in self.samples], pa.string())
+        if name == "__url__":
+            return pa.repeat(pa.scalar(self.url, pa.string()), len(self))
+        if name == "offset":
+            return pa.array(map(self._offset, self.samples, self.spans), pa.int64())
+        if name == "nbytes":
+            sizes = [span and min(span[1], _LARGEST_INT64) for span in self.spans]
+            return pa.array(sizes, pa.int64())
+        if name in _HEADER_COLUMNS:
+            position = Header._fields.index(name)
+            return pa.array([header[position] for header in self.headers], POINTER_COLUMNS[name])
+        return self._component(self._components[name])
+
+    def _offset(self, sample: Sample, span: Span | None) -> int | None:
+        # No range of bytes in the shard is the content of a sparse member, or of which of two.
+        if span is None or sample.duplicates or span[0] in self._scanned.sparse:
+            return None
+        return span[0]
+
+    def _header(self, sample: Sample, span: Span | None) -> Header:
+        if span is None:
+            return _MISSING
+        if error := too_large_error(self._scanned, span):
+            return Header(None, None, None, None, error, True)
+        header = read_header(open_member(self._buffer, self._scanned, span), self._max_pixels)
+        if sample.duplicates and header.error is None:
+            return header._replace(error=duplicate_error(sample))
+        return header
+
+    def _component(self, component: Component) -> pa.Array:
+        extension = component.extension
+        contents: list[bytes | None] = []
+        failed = []
+        for row, sample in enumerate(self.samples):
+            span = sample.members.get(extension)
+            content = None
+            if span is not None and span[1] > LARGEST_VALUE:
+                failed.append(row)
+            elif span is not None:
+                content = bytes(read_member(self._buffer, self._scanned, span))
+            contents.append(content)
+        array, misfits = convert(contents, component.type, component.path)
+        if failed := sorted(failed + misfits):
+            warn_user(
+                f"{self.url}: {len(failed)} of {len(contents)} values of {component.column!r} are "
+                f"not {component.type} and became null, first that of "
+                f"{self.samples[failed[0]].key!r}; ask for another type with components= or "
+                "json_fields="
+            )
+        return array

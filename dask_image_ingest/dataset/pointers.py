@@ -1,0 +1,129 @@
+"""Rows that point to their encoded images: what they point to, shard by shard."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from dask_image_ingest.decode import Header
+from dask_image_ingest.errors import ArgumentError
+from dask_image_ingest.storage import open_shard
+from dask_image_ingest.tar import (
+    Buffer,
+    Sample,
+    duplicate_error,
+    read_member,
+    scan,
+    too_large_error,
+)
+
+__all__ = ["POINTER", "checked_pointers", "read_encoded"]
+
+POINTER = ("__url__", "offset", "nbytes")
+
+
+def _no_image(why: str) -> Header:
+    return Header(None, None, None, None, f"missing: {why}", True)
+
+
+_NO_POINTER = _no_image("the row points to no image bytes")
+_OUTSIDE = _no_image("the row points beyond the end of its shard")
+_NO_KEY = _no_image("the row tells no place of its image; one with its __key__ may have it found")
+
+
+def checked_pointers(table: pa.Table) -> pa.Table:
+    """Pointer columns in the types that the reader gives them: a merge makes floats of integers.
+
+    Raises
+    ------
+    ArgumentError
+        If a column holds something else.
+    """
+    for name in table.column_names:
+        column = table.column(name)
+        try:
+            column = _as_text(column) if name.startswith("__") else _as_places(column)
+        except (pa.ArrowException, TypeError):
+            kind = "strings" if name.startswith("__") else "whole numbers"
+            raise ArgumentError(
+                f"the column {name!r} of the frame is of type {column.type}: decode_images needs "
+                f"{kind}, as read_webdataset_images gives them"
+            ) from None
+        table = table.set_column(table.column_names.index(name), name, column)
+    return table
+
+
+def read_encoded(
+    pointers: pa.Table, storage_options: dict[str, Any] | None
+) -> list[bytes | Header]:
+    """The encoded image of each row, or a header that says why it has none."""
+    urls, offsets, sizes = (pointers.column(name).to_pylist() for name in POINTER)
+    keys: list[Any] = [None] * len(urls)
+    if "__key__" in pointers.column_names:
+        keys = pointers.column("__key__").to_pylist()
+    encoded: list[bytes | Header] = [_NO_POINTER] * len(urls)
+    by_shard: dict[str, list[int]] = {}
+    for row, (url, size) in enumerate(zip(urls, sizes, strict=True)):
+        if url and size is not None:
+            by_shard.setdefault(url, []).append(row)
+    for url, rows in by_shard.items():
+        placed = [row for row in rows if offsets[row] is not None]
+        with open_shard(url, storage_options) as buffer:
+            # In order of place, and copied, so that the shard is read now.
+            for row in sorted(placed, key=offsets.__getitem__):
+                encoded[row] = _slice(buffer, offsets[row], sizes[row])
+            if len(placed) < len(rows):
+                members = _Members(buffer, url)
+                for row in set(rows).difference(placed):
+                    encoded[row] = members.find(keys[row], sizes[row])
+    return encoded
+
+
+class _Members:
+    """The images of a shard that no place tells: found by key and size."""
+
+    def __init__(self, buffer: Buffer, url: str) -> None:
+        self._buffer = buffer
+        self._scanned = scan(buffer, url)
+        self._by_key: dict[str, list[Sample]] = {}
+        for sample in self._scanned.samples:
+            self._by_key.setdefault(sample.key, []).append(sample)
+
+    def find(self, key: str | None, size: int) -> bytes | Header:
+        found = [
+            (sample, span)
+            for sample in self._by_key.get(key or "", ())
+            for span in sample.members.values()
+            if span[1] == size and (sample.duplicates or span[0] in self._scanned.sparse)
+        ]
+        if not found or any(sample is not found[0][0] for sample, _ in found):
+            return _NO_POINTER if key else _NO_KEY
+        sample, span = found[0]
+        error = too_large_error(self._scanned, span)
+        if sample.duplicates or error:
+            return Header(None, None, None, None, error or duplicate_error(sample), True)
+        return bytes(read_member(self._buffer, self._scanned, span))
+
+
+def _slice(buffer: Buffer, offset: int, size: int) -> bytes | Header:
+    if offset < 0 or size < 0 or offset + size > len(buffer):
+        return _OUTSIDE
+    return bytes(buffer[offset : offset + size])
+
+
+def _as_text(column: pa.ChunkedArray) -> pa.ChunkedArray:
+    kinds = (pa.types.is_string, pa.types.is_large_string, pa.types.is_null, pa.types.is_dictionary)
+    if not any(kind(column.type) for kind in kinds):
+        raise TypeError
+    return column.cast(pa.string())
+
+
+def _as_places(column: pa.ChunkedArray) -> pa.ChunkedArray:
+    kinds = (pa.types.is_integer, pa.types.is_floating, pa.types.is_null)
+    if not any(kind(column.type) for kind in kinds):
+        raise TypeError
+    if pa.types.is_floating(column.type):
+        column = pc.if_else(pc.is_nan(column), pa.scalar(None, column.type), column)
+    return column.cast(pa.int64())

@@ -1,0 +1,272 @@
+"""``read_webdataset_images``: arguments to a lazy collection."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import warnings
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
+from typing import Any, Literal
+
+import numpy as np
+from dask.base import tokenize
+from dask.utils import parse_bytes
+
+from dask_image_ingest.arguments import (
+    check_choice,
+    check_storage_options,
+    is_whole,
+    list_of_names,
+    shown,
+)
+from dask_image_ingest.dask_internals import new_collection
+from dask_image_ingest.dataset.expr import Dataset, ReadWebDataset
+from dask_image_ingest.dataset.filters import normalize_filters
+from dask_image_ingest.dataset.first_shard import FirstShard, open_first
+from dask_image_ingest.dataset.partition import ErrorPolicy, ShardErrorPolicy, ShardPiece
+from dask_image_ingest.dataset.schema import IMAGE_EXTENSIONS, Schema, make_schema
+from dask_image_ingest.decode import MAX_PIXELS, Decoding, make_decoding, require_simplejpeg
+from dask_image_ingest.errors import ArgumentError
+from dask_image_ingest.frames import Backend, choose_backend, get_backend, gpus
+from dask_image_ingest.storage import Shard, find_shards
+
+_NO_GPU_HERE = (
+    "this process has no GPU: the collection is made for workers that have one. Columns can be "
+    "chosen and images decoded, mapped and written; a predicate such as ddf.width > 512 would ask "
+    "cuDF here, so pass filters= instead, and take results as pandas: ddf.to_backend('pandas')"
+)
+
+
+def read_webdataset_images(
+    paths: str | os.PathLike | Sequence[str | os.PathLike],
+    columns: Sequence[str] | None = None,
+    filters: Sequence | None = None,
+    *,
+    image: str | Sequence[str] = IMAGE_EXTENSIONS,
+    components: str | Mapping[str, Any] = "infer",
+    json_fields: Mapping[str, Any] | None = None,
+    size: int | tuple[int, int] | None = None,
+    resize: Literal["stretch", "crop", "pad", "shorter", "longer"] = "stretch",
+    transform: Callable | None = None,
+    mode: Literal["RGB", "L"] = "RGB",
+    backend: Literal["cudf", "pandas"] | None = None,
+    errors: ErrorPolicy = "null",
+    shard_errors: ShardErrorPolicy = "raise",
+    partition_size: int | str | None = "auto",
+    max_pixels: int | None = MAX_PIXELS,
+    scaled_decode: bool = False,
+    storage_options: dict[str, Any] | None = None,
+):
+    """Read WebDataset tar shards of images as a lazy Dask dataframe.
+
+    One row per sample, one task per shard. Nothing is read but the first shard's tar headers, its
+    first few image headers and labels; each task then reads what the query needs, and decodes the
+    images of the rows that are left with DALI, on the worker's GPU where there is one.
+
+    Parameters
+    ----------
+    paths
+        Shards: a path or URL, with braces (``"{00000..00099}.tar"``) or globs, a folder, or a list
+        of these. Taken in natural order, each once. ``.tar``, ``.tar.gz``, ``.tgz``, ``.tar.zst``.
+    columns
+        The columns to have, in this order; all by default.
+    filters
+        Rows to have, as for ``dask.dataframe.read_parquet``: ``[("width", ">=", 512)]``, or a list
+        of such lists of which one must hold. Judged before any pixel is decoded, except those on
+        ``error``. Operators: ``== != < <= > >= in``, ``not in``. Numbers are compared by value,
+        whatever their types. A comparison with null holds for no operator; ``in`` holds for null
+        where None is in the list, ``not in`` where it is not. For NaN, ``!=`` and ``not in`` hold.
+    image
+        Member extensions that are the image, in order of preference, ``;`` between them.
+    components
+        ``"infer"`` makes a column of each other kind of member that the first shard has: ``txt``
+        and ``json`` are strings, ``cls``, ``index``, ``id`` int64, all else binary. Or a mapping of
+        extension to type, for example ``{"txt": "string", "cls": int}``. Types are those of Arrow
+        (or their names), Python and NumPy: numbers, text, bytes, times, lists, structs.
+    json_fields
+        Fields of the ``json`` member that become columns ``json.<field>``, with their types:
+        ``{"similarity": "float32", "user.name": "string"}``.
+    size
+        Pixels to resize to, from 1 to 32767: an int, or (height, width). By default images keep
+        their size.
+    resize
+        ``"stretch"`` to ``size``, ``"crop"`` the middle of it, ``"pad"`` with black, or scale the
+        ``"shorter"`` or ``"longer"`` edge to it. Triangular filter, with antialiasing.
+    transform
+        A function of DALI operators, images to uint8 images of layout HWC, after the resize.
+    mode
+        ``"RGB"`` (3 channels) or ``"L"`` (1 channel, luma).
+    backend
+        ``"cudf"`` or ``"pandas"``. By default dask's ``dataframe.backend`` if that is set, else
+        cuDF where this machine has it and a GPU.
+    errors
+        What becomes of an image that can't be decoded: ``"null"`` keeps the row, with the reason in
+        ``error``; ``"drop"`` drops the row, so that even ``len`` has to decode; ``"raise"`` raises.
+    shard_errors
+        What becomes of a shard that can't be read at all: ``"raise"``, or ``"skip"``, which makes
+        an empty partition of it, with a warning. A damaged one keeps its complete samples.
+    partition_size
+        Decoded bytes that a partition may hold, for example ``"512 MiB"``. A shard that would
+        decode to more becomes several partitions, at most one per image. ``"auto"``: a sixteenth of
+        a worker's memory, on cuDF a thirty-second of the GPU's and at most 2^30 bytes. None: always
+        one task per shard.
+    max_pixels
+        Images of more pixels are an error, before anything is allocated for them. None: no limit.
+    scaled_decode
+        Decode a JPEG that is at least twice as large as ``size`` at a reduced scale: several times
+        faster, at 30 to 50 dB PSNR to the full way. On the CPU, with resize ``"stretch"``,
+        ``"crop"`` or ``"pad"``; needs the extra ``scaled``.
+    storage_options
+        For the fsspec filesystem behind remote paths.
+
+    Returns
+    -------
+    dask.dataframe.DataFrame
+        Columns ``__key__``, ``__url__``, ``offset``, ``nbytes``, ``format``, ``height``, ``width``,
+        ``channels``, ``error``, the components, and ``image``: struct<data: list<uint8>, height,
+        width, channels: int32>, null where there is an error. The index numbers the samples of each
+        shard. See ``.images`` for the pixels.
+
+    Raises
+    ------
+    ShardNotFoundError
+        If a path matches nothing.
+    ShardError
+        If the first shard can't be read; with ``shard_errors="skip"``, if none can.
+    ArgumentError
+        For arguments that are unknown or contradict each other, columns that don't exist, filters
+        that can't be evaluated.
+    MissingDependencyError
+        If the backend's library is not installed.
+
+    Notes
+    -----
+    Keys are webdataset's: the path up to the first dot of its last part. Members of a key that
+    comes back later in a shard are joined to its sample, where webdataset makes two of them, unless
+    the sample has such members already.
+
+    Examples
+    --------
+    >>> import dask_image_ingest as dii
+    >>> ddf = dii.read_webdataset_images("train-{000..003}.tar", size=224)
+    >>> len(ddf)
+    52
+    >>> ddf[ddf.width >= 512].images.stack().compute().shape
+    (16, 224, 224, 3)
+    """
+    backend_ = get_backend(choose_backend(backend))
+    if backend_.device == "gpu" and not gpus():
+        warnings.warn(_NO_GPU_HERE, stacklevel=2)
+    check_choice("errors", errors, ("null", "raise", "drop"))
+    check_choice("shard_errors", shard_errors, ("raise", "skip"))
+    check_storage_options(storage_options)
+    decoding = make_decoding(
+        device=backend_.device,
+        size=size,
+        resize=resize,
+        mode=mode,
+        transform=transform,
+        max_pixels=max_pixels,
+        scaled_decode=scaled_decode,
+    )
+    if scaled_decode:
+        require_simplejpeg()
+    largest = _partition_bytes(partition_size, backend_)
+    shards = find_shards(paths, storage_options)
+    with open_first(shards, storage_options, shard_errors == "skip") as first:
+        schema = make_schema(
+            first.scanned,
+            first.buffer,
+            image=image,
+            components=components,
+            json_fields=json_fields,
+        )
+        selected = _columns(columns, schema)
+        filters_ = normalize_filters(filters, schema.types)
+        first.warn_of_unknown(schema)
+        pieces = _pieces(shards, first, schema, decoding, largest)
+    options = (schema.components, schema.image_extensions, decoding.token, errors, backend_.name)
+    dataset = Dataset(
+        pieces=pieces,
+        schema=schema,
+        decoding=decoding,
+        errors=errors,
+        shard_errors=shard_errors,
+        backend=backend_.name,
+        storage_options=storage_options,
+        token=tokenize(_fingerprint(shards), str(options), largest, shard_errors, storage_options),
+    )
+    return new_collection(ReadWebDataset(dataset, selected, filters_))
+
+
+def _partition_bytes(partition_size: Any, backend: Backend) -> int | None:
+    if partition_size is None:
+        return None
+    nbytes = 0
+    if isinstance(partition_size, str):
+        if partition_size == "auto":
+            # Shards are taken to decode to as much as the first one, and some decode to more.
+            return min(backend.partition_memory(), backend.largest_partition // 2)
+        with suppress(ValueError, OverflowError):
+            nbytes = parse_bytes(partition_size) if partition_size.strip() else 0
+    elif is_whole(partition_size) or isinstance(partition_size, (float, np.floating)):
+        with suppress(ValueError, OverflowError):
+            nbytes = int(partition_size)
+    if nbytes < 1:
+        raise ArgumentError(
+            f"partition_size={shown(partition_size)}: pass bytes, such as '512 MiB', 'auto', or "
+            "None for one task per shard"
+        )
+    return min(nbytes, backend.largest_partition)
+
+
+def _pieces(
+    shards: Sequence[Shard],
+    first: FirstShard,
+    schema: Schema,
+    decoding: Decoding,
+    largest: int | None,
+) -> tuple[ShardPiece, ...]:
+    """Each shard in parts that decode to ``largest`` at most, if all are as the first.
+
+    No more parts than images: a smaller one could not hold any.
+    """
+    decoded = 0 if largest is None else first.decoded_bytes(schema, decoding)
+    if largest is None or not decoded or first.shard.size <= 0:
+        return tuple(ShardPiece(shard.url) for shard in shards)
+    images = first.images(schema)
+    pieces: list[ShardPiece] = []
+    for shard in shards:
+        # A server that doesn't tell a shard's size: taken to be as large as the first.
+        size = shard.size if shard.size >= 0 else first.shard.size
+        parts = _shares(decoded * size, first.shard.size * largest)
+        parts = min(parts, _shares(images * size, first.shard.size)) or 1
+        pieces.extend(ShardPiece(shard.url, part, parts) for part in range(parts))
+    return tuple(pieces)
+
+
+def _shares(whole: int, share: int) -> int:
+    return -(-whole // share)
+
+
+def _columns(columns: Sequence[str] | None, schema: Schema) -> list[str] | None:
+    if columns is None:
+        return None
+    selected = list_of_names("columns", columns, "column names")
+    unknown = [column for column in selected if column not in schema.types]
+    if unknown:
+        raise ArgumentError(
+            f"columns= names {', '.join(map(repr, unknown))}; the columns of the first shard are "
+            f"{', '.join(schema.types)}"
+        )
+    if len(set(selected)) < len(selected):
+        raise ArgumentError(f"columns={shown(selected)} names a column twice")
+    return selected
+
+
+def _fingerprint(shards: Sequence[Shard]) -> str:
+    digest = hashlib.blake2b(digest_size=16)
+    for shard in shards:
+        digest.update(f"{shard.url}\0{shard.size}\0{shard.version}\n".encode())
+    return digest.hexdigest()

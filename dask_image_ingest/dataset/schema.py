@@ -1,0 +1,209 @@
+"""Columns and their types: what a sample's members become, as the first shard tells."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence, Set
+from dataclasses import dataclass, field
+from typing import Any
+
+import pyarrow as pa
+
+from dask_image_ingest.arguments import is_utf8, list_of_names, shown
+from dask_image_ingest.dataset.conversion import arrow_type
+from dask_image_ingest.errors import ArgumentError
+from dask_image_ingest.frames import IMAGE
+from dask_image_ingest.tar import Sample, Scan, read_member
+
+#: The columns that every collection has before its components, in order.
+POINTER_COLUMNS: dict[str, pa.DataType] = {
+    "__key__": pa.string(),
+    "__url__": pa.string(),
+    "offset": pa.int64(),
+    "nbytes": pa.int64(),
+    "format": pa.string(),
+    "height": pa.int32(),
+    "width": pa.int32(),
+    "channels": pa.int32(),
+    "error": pa.string(),
+}
+
+#: Member extensions taken for the image, in order of preference.
+IMAGE_EXTENSIONS = (
+    "jpg;jpeg;png;webp;jfif;gif;bmp;tif;tiff;avif;heic;heif;jp2;j2k;ppm;pgm;pbm;pnm;ico;img"
+)
+
+# The extensions that webdataset itself decodes to text and to integers (autodecode.py, 1.0.2).
+_TEXT = frozenset({"txt", "text", "transcript", "json", "jsn", "caption"})
+_INTEGER = frozenset({"cls", "cls2", "class", "count", "index", "inx", "id"})
+
+# How many samples of the first shard have their labels looked at, to see that they are integers.
+_LABELS_LOOKED_AT = 100
+
+
+@dataclass(frozen=True, slots=True)
+class Component:
+    """One column made from a member of each sample.
+
+    ``path`` is None for the member's whole content, or names the field of a JSON member.
+    """
+
+    column: str
+    extension: str
+    type: pa.DataType
+    path: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Schema:
+    """The columns of a collection, in order, with their Arrow types.
+
+    ``inferred`` where every kind of member that the first shard has became a column.
+    """
+
+    components: tuple[Component, ...]
+    image_extensions: tuple[str, ...]
+    inferred: bool = True
+    types: Mapping[str, pa.DataType] = field(init=False, compare=False)
+
+    def __post_init__(self) -> None:
+        types = dict(POINTER_COLUMNS)
+        types.update((component.column, component.type) for component in self.components)
+        types["image"] = IMAGE
+        object.__setattr__(self, "types", types)
+
+    def select(self, columns: Iterable[str]) -> tuple[Component, ...]:
+        """The components behind ``columns``: what a task has to know, and no more."""
+        wanted = set(columns)
+        return tuple(component for component in self.components if component.column in wanted)
+
+    @property
+    def extensions(self) -> frozenset[str]:
+        """The kinds of members that have a column here."""
+        return frozenset(component.extension for component in self.components)
+
+
+def make_schema(
+    scanned: Scan,
+    buffer,
+    *,
+    image: str | Sequence[str] = IMAGE_EXTENSIONS,
+    components: str | Mapping[str, Any] = "infer",
+    json_fields: Mapping[str, Any] | None = None,
+) -> Schema:
+    """Decide the columns of a collection from its first shard.
+
+    Parameters
+    ----------
+    scanned, buffer
+        The first shard's samples and its bytes.
+    image
+        Member extensions that are the image, in order of preference, ``;`` between them.
+    components
+        ``"infer"``, or a mapping of member extension to column type.
+    json_fields
+        Fields of the ``json`` member that become columns ``json.<field>``, with their types.
+
+    Raises
+    ------
+    ArgumentError
+        For an unknown type, an empty ``image``, or two components of the same extension.
+    """
+    extensions = _image_extensions(image)
+    infer = isinstance(components, str) and components == "infer"
+    types = _inferred(scanned, buffer, extensions) if infer else _asked_for(components)
+    fields = _json_fields(json_fields)
+    columns = _columns(types, {component.column for component in fields})
+    members = [Component(columns[e], e.lower(), type_) for e, type_ in types.items()]
+    return Schema((*members, *fields), extensions, infer)
+
+
+def image_member(sample: Sample, extensions: Sequence[str]) -> str | None:
+    """The extension of the member that is the sample's image, None where it has no image."""
+    members = sample.members
+    for extension in extensions:
+        if extension in members:
+            return extension
+    return None
+
+
+def _image_extensions(image: Any) -> tuple[str, ...]:
+    listed = (
+        image.split(";") if isinstance(image, str) else list_of_names("image", image, "extensions")
+    )
+    extensions = (extension.strip().lstrip(".").lower() for extension in listed)
+    found = tuple(dict.fromkeys(filter(None, extensions)))
+    if not found:
+        raise ArgumentError(
+            f"image={shown(image)} names no member extension; pass for example image='jpg;png'"
+        )
+    return found
+
+
+def _asked_for(components: Any) -> dict[str, pa.DataType]:
+    """Extension → type, as a user named them."""
+    if not isinstance(components, Mapping) or not all(map(_is_name, components)):
+        raise ArgumentError(
+            f"components={shown(components)}: pass 'infer', or a mapping of member extensions to "
+            "types such as {'txt': 'string'}"
+        )
+    types: dict[str, pa.DataType] = {}
+    for name, type_ in components.items():
+        extension = name.strip().lstrip(".")
+        if not extension or extension in types:
+            problem = "twice" if extension else "is no member extension"
+            raise ArgumentError(f"components={shown(components)}: {name!r} {problem}")
+        types[extension] = arrow_type(f"components[{name!r}]", type_)
+    return types
+
+
+def _json_fields(json_fields: Any) -> list[Component]:
+    fields = {} if json_fields is None else json_fields
+    if not isinstance(fields, Mapping) or not all(map(_is_name, fields)):
+        raise ArgumentError(
+            f"json_fields={shown(json_fields)}: pass a mapping of field names to types, such as "
+            "{'similarity': 'float32'}"
+        )
+    return [
+        Component(f"json.{name}", "json", arrow_type(f"json_fields[{name!r}]", type_), path=name)
+        for name, type_ in fields.items()
+    ]
+
+
+def _is_name(name: Any) -> bool:
+    return isinstance(name, str) and bool(name) and is_utf8(name)
+
+
+def _inferred(scanned: Scan, buffer, extensions: Sequence[str]) -> dict[str, pa.DataType]:
+    """Extension → type of the members that a shard has beside the images."""
+    seen: dict[str, None] = {}
+    for sample in scanned.samples:
+        used = image_member(sample, extensions)
+        seen.update(dict.fromkeys(e for e in sample.members if e != used and e))
+    return {extension: _member_type(extension, scanned, buffer) for extension in seen}
+
+
+def _member_type(extension: str, scanned: Scan, buffer) -> pa.DataType:
+    if extension in _TEXT:
+        return pa.string()
+    if extension not in _INTEGER:
+        return pa.binary()
+    labelled = (s for s in scanned.samples if extension in s.members)
+    for _, sample in zip(range(_LABELS_LOOKED_AT), labelled, strict=False):
+        try:
+            label = int(bytes(read_member(buffer, scanned, sample.members[extension])))
+        except ValueError:
+            return pa.string()
+        if not -(2**63) <= label < 2**63:
+            return pa.string()
+    return pa.int64()
+
+
+def _columns(extensions: Iterable[str], taken: Set[str]) -> dict[str, str]:
+    """Extension → column: its own name, or with ``member.`` in front where that has a meaning."""
+    taken = {*POINTER_COLUMNS, "image", *taken}
+    columns = {extension: extension for extension in extensions}
+    for extension in [e for e in columns if e in taken]:
+        while columns[extension] in taken or columns[extension] in columns:
+            columns[extension] = f"member.{columns[extension]}"
+        taken.add(columns[extension])
+    return columns

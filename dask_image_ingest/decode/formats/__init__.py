@@ -1,0 +1,22 @@
+"""What the first bytes of an encoded image tell, and what its structure does.
+
+In: encoded bytes. Out: format, shape, orientation, and whether a decoder can be trusted with them;
+nothing is decoded.
+"""
+
+from dask_image_ingest.decode.formats.bad_image import BadImage
+from dask_image_ingest.decode.formats.exif import Encoded
+from dask_image_ingest.decode.formats.header import Header, measure, too_large
+from dask_image_ingest.decode.formats.pillow_image import open_image, pillow_errors
+from dask_image_ingest.decode.formats.verify import is_sound
+
+__all__ = [
+    "BadImage",
+    "Encoded",
+    "Header",
+    "is_sound",
+    "measure",
+    "open_image",
+    "pillow_errors",
+    "too_large",
+]

@@ -1,0 +1,141 @@
+"""Pillow's lazy opening of an image, less what a library in a worker must not do."""
+
+from __future__ import annotations
+
+import functools
+import io
+import os
+import struct
+import threading
+import warnings
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import IO, Any, Final
+
+from PIL import Image, ImageFile
+
+from dask_image_ingest.decode.formats.bad_image import BadImage
+from dask_image_ingest.decode.formats.exif import Encoded
+
+_PLUGINS: Final = {
+    "jp2": "JPEG2000",
+    "j2k": "JPEG2000",
+    "pnm": "PPM",
+}
+
+
+def open_image(file: IO[bytes], format: str) -> Image.Image:
+    """Read the header of ``file``, which is of ``format``; no pixel is decoded.
+
+    `PIL.Image.open` is not used: it tries other formats too, and warns of large images or refuses
+    them by a setting that belongs to the whole process.
+
+    Raises
+    ------
+    BadImage
+    """
+    plugin = _plugins().get(_PLUGINS.get(format, format.upper()))
+    if plugin is None:
+        raise BadImage("unsupported-format", f"{format} is a format that Pillow does not read here")
+    with pillow_errors():
+        return plugin(file, "")
+
+
+@contextmanager
+def pillow_errors() -> Iterator[None]:
+    """Make of whatever Pillow raises a `BadImage`, and nothing of what it warns of."""
+    with _silence:
+        try:
+            yield
+        except BadImage:
+            raise
+        except Image.DecompressionBombError as error:
+            # Of TIFF tiles, WebP and GIF frames, which Pillow checks against its own limit too.
+            raise BadImage("too-large", error) from None
+        except (struct.error, IndexError):
+            raise BadImage("corrupt", "a part of it is shorter than it should be") from None
+        except Exception as error:
+            # Plugins raise whatever happens to go wrong in them: OSError, SyntaxError, ValueError,
+            # OverflowError, MemoryError, zlib.error, ...
+            message = str(error) or type(error).__name__
+            code = "truncated" if "truncated" in message.lower() else "corrupt"
+            raise BadImage(code, message) from None
+
+
+class EncodedFile(io.RawIOBase):
+    """A file over encoded bytes, which reads only what is asked of it."""
+
+    def __init__(self, data: Encoded) -> None:
+        self._data = data
+        self._at = 0
+
+    def readable(self) -> bool:
+        """Say yes."""
+        return True
+
+    def seekable(self) -> bool:
+        """Say yes."""
+        return True
+
+    def seek(self, offset: int, whence: int = io.SEEK_SET) -> int:
+        """Move to ``offset``, as in any file."""
+        base = {io.SEEK_SET: 0, io.SEEK_CUR: self._at, io.SEEK_END: len(self._data)}[whence]
+        if base + offset < 0:
+            raise ValueError("a file has no place before its beginning")
+        self._at = base + offset
+        return self._at
+
+    def readinto(self, buffer: Any, /) -> int:
+        """Read into ``buffer`` from where the file stands."""
+        chunk = self._data[self._at : self._at + len(buffer)]
+        buffer[: len(chunk)] = chunk
+        self._at += len(chunk)
+        return len(chunk)
+
+
+class _Silence:
+    """Keeps Pillow's warnings back while any thread is inside.
+
+    `warnings.catch_warnings` swaps a list of the whole process, so threads that entered and left it
+    in turns would restore each other's lists. Here the first one in and the last one out do it.
+    """
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._inside = 0
+        self._catch = warnings.catch_warnings()
+
+    def __enter__(self) -> None:
+        with self._lock:
+            if not self._inside:
+                self._catch = warnings.catch_warnings()
+                self._catch.__enter__()
+                # Pillow's only: other threads run other code meanwhile.
+                warnings.filterwarnings("ignore", module=r"PIL\.")
+            self._inside += 1
+
+    def __exit__(self, *_: object) -> None:
+        with self._lock:
+            self._inside -= 1
+            if not self._inside:
+                self._catch.__exit__(None, None, None)
+
+    def begin_in_fork(self) -> None:
+        """Let go of what threads of the parent held, which the fork has not."""
+        self._lock = threading.Lock()
+        if self._inside:
+            self._inside = 0
+            self._catch.__exit__(None, None, None)
+
+
+_silence = _Silence()
+os.register_at_fork(after_in_child=_silence.begin_in_fork)
+
+
+@functools.cache
+def _plugins() -> dict[str, Callable[[IO[bytes], str | bytes], ImageFile.ImageFile]]:
+    Image.init()
+    from PIL.JpegImagePlugin import JpegImageFile
+
+    # What Pillow registers for JPEG looks for further pictures in the file first.
+    return {name: factory for name, (factory, _) in Image.OPEN.items()} | {"JPEG": JpegImageFile}

@@ -1,0 +1,140 @@
+"""What a user passes → options that make sense."""
+
+from __future__ import annotations
+
+import os
+import string
+from typing import Any
+
+from dask.utils import parse_bytes
+
+from dask_image_ingest.dask_internals import FrameBase
+from dask_image_ingest.dataset import ReadWebDataset
+from dask_image_ingest.errors import ArgumentError
+from dask_image_ingest.export.job import Options
+from dask_image_ingest.export.local_place import LocalPlace
+from dask_image_ingest.export.members import make_members
+from dask_image_ingest.export.place import Place
+from dask_image_ingest.export.remote_place import RemotePlace
+from dask_image_ingest.export.stage import metadata_columns
+from dask_image_ingest.storage import local_path
+
+__all__ = ["make_options", "source_options_of", "split_path"]
+
+_SAMPLES = 10_000
+
+
+def split_path(path: Any, storage_options: dict[str, Any] | None) -> tuple[Place, str]:
+    """The folder that a path of shards leads to, and how they are called in it.
+
+    Raises
+    ------
+    ArgumentError
+        If the path has no field for the number, or is of no kind that can be written.
+    """
+    text = os.fspath(path) if isinstance(path, os.PathLike) else path
+    if not isinstance(text, str):
+        raise ArgumentError(f"{path!r} is no path")
+    folder, _, template = text.rpartition("/")
+    if not _is_template(template) or _fields(folder) != []:
+        raise ArgumentError(
+            f"{text!r} is no name for shards: it needs one field for their number, in its last "
+            "part, and ends with .tar, as 'out/{shard:06d}.tar' does"
+        )
+    local = local_path(folder) if "://" in folder else folder or ("/" if text[0] == "/" else ".")
+    if local is not None:
+        return LocalPlace(os.path.abspath(os.path.expanduser(local))), template
+    if "::" in folder:
+        raise ArgumentError(f"{text!r} is a chain of file systems, which is read and not written")
+    return RemotePlace(folder.rstrip("/"), storage_options), template
+
+
+def make_options(
+    frame: Any,
+    template: str,
+    *,
+    samples_per_shard: Any,
+    bytes_per_shard: Any,
+    shuffle: Any,
+    members: Any,
+    sidecar: Any,
+    index: bool,
+    errors: Any,
+    drop_bad_images: bool,
+) -> Options:
+    """Check the arguments of an export, one against the other and against the frame.
+
+    Raises
+    ------
+    ArgumentError
+    """
+    if sidecar not in ("parquet", None):
+        raise ArgumentError(f"sidecar={sidecar!r}; choose 'parquet' or None")
+    if errors not in ("raise", "drop"):
+        raise ArgumentError(f"errors={errors!r}; choose 'raise' or 'drop'")
+    if shuffle is not None and (isinstance(shuffle, bool) or not isinstance(shuffle, int)):
+        raise ArgumentError(f"shuffle={shuffle!r}: pass a number, the seed of the order")
+    columns = metadata_columns(frame)
+    if drop_bad_images and "error" not in frame.columns:
+        raise ArgumentError(
+            "drop_bad_images=True needs the column 'error' of the read, which the frame has not"
+        )
+    if bytes_per_shard is None and samples_per_shard is None:
+        samples_per_shard = _SAMPLES
+    return Options(
+        template=template,
+        samples_per_shard=_count(samples_per_shard),
+        bytes_per_shard=_bytes(bytes_per_shard),
+        shuffle=shuffle,
+        members=make_members(members, columns),
+        sidecar=sidecar is not None,
+        index=bool(index),
+        drop_rows=errors == "drop",
+        drop_bad_images=bool(drop_bad_images),
+    )
+
+
+def source_options_of(frame: Any) -> dict[str, Any] | None:
+    """The storage options that a lazy frame's shards are read with."""
+    if not isinstance(frame, FrameBase):
+        return None
+    reads = frame.expr.find_operations(ReadWebDataset)
+    return next((read.dataset.storage_options for read in reads), None)
+
+
+def _is_template(template: str) -> bool:
+    if not template.endswith(".tar") or _fields(template) != ["shard"]:
+        return False
+    try:
+        names = {template.format(shard=number) for number in (0, 1, 10_000_000)}
+    except (ValueError, KeyError, IndexError):
+        return False
+    hidden = template.startswith((".", "_"))
+    return len(names) == 3 and not hidden and not any("/" in name or " " in name for name in names)
+
+
+def _fields(text: str) -> list[str] | None:
+    try:
+        return [name for _, name, _, _ in string.Formatter().parse(text) if name is not None]
+    except ValueError:
+        return None
+
+
+def _count(number: Any) -> int | None:
+    if number is None:
+        return None
+    if isinstance(number, bool) or not isinstance(number, int) or number < 1:
+        raise ArgumentError(f"samples_per_shard={number!r}: pass a number of 1 or more")
+    return number
+
+
+def _bytes(size: Any) -> int | None:
+    if size is None:
+        return None
+    try:
+        nbytes = int(parse_bytes(size))
+    except (ValueError, TypeError, AttributeError):
+        nbytes = 0
+    if nbytes < 1:
+        raise ArgumentError(f"bytes_per_shard={size!r}: pass bytes, or a text such as '1 GB'")
+    return nbytes

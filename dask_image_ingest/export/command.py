@@ -1,0 +1,180 @@
+"""``dask-image-ingest export``: shards in, filters, shards out."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+import warnings
+from typing import Any
+
+from dask.utils import format_bytes
+
+from dask_image_ingest.dataset import read_webdataset_images
+from dask_image_ingest.decode import printable
+from dask_image_ingest.errors import ArgumentError, ShardError, ShardNotFoundError
+from dask_image_ingest.export.arguments import make_options, source_options_of, split_path
+from dask_image_ingest.export.run import Exported, export
+from dask_image_ingest.export.tasks import run
+from dask_image_ingest.export.where import json_fields_of, parse_where
+from dask_image_ingest.storage import find_shards, open_shard
+from dask_image_ingest.tar import scan
+
+__all__ = ["add_export", "export_command"]
+
+_NO_PIXELS = ["image", "error"]
+
+
+def add_export(verbs: Any, common: argparse.ArgumentParser) -> None:
+    """Add the verb to the command line."""
+    told = "write the samples that a condition keeps as new shards, with the bytes as they are"
+    parser = verbs.add_parser("export", parents=[common], help=told, description=told)
+    add = parser.add_argument
+    add(
+        "-o",
+        dest="output",
+        required=True,
+        metavar="TEMPLATE",
+        help="the names of the new shards: 'out/{shard:06d}.tar', a path or a URL",
+    )
+    add(
+        "--where",
+        metavar="CONDITION",
+        help='rows to keep: "width >= 512 and json.similarity > 0.3"',
+    )
+    add(
+        "--json-field",
+        action="append",
+        default=[],
+        metavar="NAME=TYPE",
+        help="a field of the json member as a typed column: similarity=float32. Fields in --where "
+        "are float64, string or bool, as what they are compared with, unless named here",
+    )
+    add("--samples-per-shard", type=int, metavar="N", help="(default 10,000)")
+    add("--bytes-per-shard", metavar="SIZE", help="'1GB': a shard's size at most, headers and all")
+    add("--shuffle", type=int, metavar="SEED", help="a random order over all shards")
+    add("--members", metavar="jpg,txt", help="only these members (default: all)")
+    add("--no-sidecar", action="store_true", help="no parquet files beside the shards")
+    add("--index", action="store_true", help=".idx files beside the shards, for DALI's reader")
+    add(
+        "--drop-bad-images",
+        action="store_true",
+        help="decode every image, and leave out those that are bad",
+    )
+    add("--strict", action="store_true", help="write nothing if a row would be left out")
+    add("--resume", action="store_true", help="go on where a killed export stopped")
+    add("--overwrite", action="store_true", help="remove what an earlier export wrote there first")
+    parser.set_defaults(verb=export_command)
+
+
+def export_command(args: argparse.Namespace) -> int:
+    """Export, and tell what was written and what was left out."""
+    filters = parse_where(args.where) if args.where else None
+    json_fields = json_fields_of(filters or ()) | dict(map(_json_field, args.json_field))
+    frame = read_webdataset_images(
+        args.paths,
+        filters=filters and [list(conjunction) for conjunction in filters],
+        json_fields=json_fields or None,
+        backend="pandas",
+        shard_errors="skip",
+    )
+    if not args.drop_bad_images:
+        frame = frame.drop(columns=_NO_PIXELS)
+    place, template = split_path(args.output, None)
+    options = make_options(
+        frame,
+        template,
+        samples_per_shard=args.samples_per_shard,
+        bytes_per_shard=args.bytes_per_shard,
+        shuffle=args.shuffle,
+        members=args.members.split(",") if args.members else "all",
+        sidecar=None if args.no_sidecar else "parquet",
+        index=args.index,
+        errors="raise" if args.strict else "drop",
+        drop_bad_images=args.drop_bad_images,
+    )
+    show = sys.stderr.isatty()
+    with warnings.catch_warnings():
+        # The summary tells both.
+        warnings.filterwarnings("ignore", message="skipped: |.* is damaged at byte ")
+        exported = export(
+            frame,
+            place,
+            options,
+            resume=args.resume,
+            overwrite=args.overwrite,
+            source_options=source_options_of(frame),
+            show=show,
+        )
+    damaged = exported.damaged | _damage_elsewhere(args.paths, exported, show)
+    summary = _summary(exported, damaged)
+    print(json.dumps(summary, indent=2) if args.json else _in_words(summary))  # noqa: T201
+    return 1 if summary["left_out"] or summary["damaged"] else 0
+
+
+def _json_field(text: str) -> tuple[str, str]:
+    name, _, type_ = text.partition("=")
+    if not name or not type_:
+        raise ArgumentError(f"--json-field {text!r}: write a name and a type, similarity=float32")
+    return name, type_
+
+
+def _damage_elsewhere(paths: Any, exported: Exported, show: bool) -> dict[str, str]:
+    """What is wrong with shards of which no row was exported."""
+    seen = set(exported.sources)
+    others = [shard.url for shard in find_shards(paths) if shard.url not in seen]
+    found = run(_damage, others, show)
+    return {url: damage for url, damage in zip(others, found, strict=True) if damage}
+
+
+def _damage(url: str) -> str | None:
+    try:
+        with open_shard(url) as buffer:
+            damage = scan(buffer, url).damage
+    except (ShardError, ShardNotFoundError) as error:
+        return f"unreadable: {error}"
+    return None if damage is None else f"{damage.code}: {damage.reason}"
+
+
+def _summary(exported: Exported, damaged: dict[str, str]) -> dict[str, Any]:
+    shards = exported.shards
+    return {
+        "samples": sum(shard["samples"] for shard in shards),
+        "shards": len(shards),
+        "members": sum(shard["members"] for shard in shards),
+        "bytes": sum(shard["bytes"] for shard in shards),
+        "folder": exported.place.url,
+        "interleaved": exported.interleaved,
+        "left_out": exported.left_out,
+        "damaged": damaged,
+        "per_shard": [
+            {name: shard[name] for name in ("name", "samples", "members", "bytes", "sha256")}
+            for shard in shards
+        ],
+    }
+
+
+def _in_words(summary: dict[str, Any]) -> str:
+    lines = [
+        f"{summary['folder']}: {summary['samples']:,} samples in {summary['shards']:,} shards, "
+        f"{summary['members']:,} members, {format_bytes(summary['bytes'])}"
+    ]
+    if summary["interleaved"]:
+        lines.append(f"{summary['interleaved']:,} samples whose members lay apart lie together now")
+    left_out = summary["left_out"]
+    if left_out:
+        rows = sum(entry["count"] for entry in left_out.values())
+        lines.append(f"left out: {rows:,} rows, named in _left_out.parquet")
+        width = max(map(len, left_out))
+        for code, entry in left_out.items():
+            more = " ..." if entry["count"] > len(entry["first"]) else ""
+            named = ", ".join(entry["first"]) + more
+            detail = printable(entry["detail"], 200)
+            lines.append(f"  {code:{width}}  {entry['count']:>7,}  {named} ({detail})")
+    if summary["damaged"]:
+        lines.append(f"damaged: {len(summary['damaged']):,} of the shards that were read")
+        lines += [
+            f"  {printable(url, 1000)}: {printable(damage, 300)}"
+            for url, damage in summary["damaged"].items()
+        ]
+    return "\n".join(lines)

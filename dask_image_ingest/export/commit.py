@@ -1,0 +1,187 @@
+"""What is in a place: a plan first, a manifest last, and between them an export under way."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import logging
+import os
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from dask_image_ingest.errors import ExportError
+from dask_image_ingest.export.job import LEFT_OUT, MANIFEST, PLAN, Options, file_names
+from dask_image_ingest.export.local_place import LocalPlace
+from dask_image_ingest.export.place import Place
+from dask_image_ingest.export.plan import Plan
+from dask_image_ingest.export.shard import done_name, is_there
+
+__all__ = ["FORMAT", "Earlier", "describe_plan", "find_earlier", "refuse_foreign"]
+
+#: Of plans and manifests.
+FORMAT = 1
+
+logger = logging.getLogger("dask_image_ingest")
+
+
+@dataclass(frozen=True)
+class Earlier:
+    """What an earlier export left in a place."""
+
+    place: Place
+    plan: dict[str, Any] | None
+    manifest: dict[str, Any] | None
+
+    @property
+    def files(self) -> list[str]:
+        """What it wrote, or would have written."""
+        if self.plan is None:
+            return []
+        options = self.plan["options"]
+        shards = [
+            name
+            for number in range(self.plan["shards"])
+            for name in file_names(
+                options["template"], options["sidecar"], options["index"], number
+            )
+        ]
+        return [MANIFEST, *shards, LEFT_OUT, PLAN]
+
+    def refuse(self) -> None:
+        """Say that there is an export already, and what can be done."""
+        if self.plan is None:
+            return
+        if self.manifest is None:
+            there = self.place.sizes()
+            shards = sum(name in there for name in self.files if name.endswith(".tar"))
+            state = f"an unfinished export, {shards:,} of {self.plan['shards']:,} shards"
+        else:
+            state = f"an export of {self.plan['samples']:,} samples"
+        raise ExportError(
+            f"{self.place.url} has {state}. resume=True goes on where it stopped, overwrite=True "
+            "removes it first; or choose another folder"
+        )
+
+    def is_finished(self) -> bool:
+        """Whether all that its manifest names is there."""
+        if self.manifest is None:
+            return False
+        there = self.place.sizes()
+        return all(is_there(written, there.get) for written in self.manifest["shards"])
+
+    def keep_what_is_there(self) -> None:
+        """Begin to go on: what is finished stays so, what was under way is removed."""
+        if self.manifest is not None:
+            there = self.place.sizes()
+            for number, written in enumerate(self.manifest["shards"]):
+                if is_there(written, there.get):
+                    self.place.put(done_name(number), json.dumps(written).encode())
+            self.place.remove([MANIFEST])
+
+    def refuse_other_plan(self, described: dict[str, Any]) -> None:
+        """Say how a plan differs from the one that is there, if it does."""
+        if self.plan is None or self.plan["plan"] == described["plan"]:
+            return
+        raise ExportError(
+            f"{self.place.url} has an export of another plan: {_difference(self.plan, described)}. "
+            "overwrite=True removes it; or choose another folder"
+        )
+
+    def remove(self) -> None:
+        """Remove what it wrote, and say what that is."""
+        there = self.place.sizes()
+        files = [name for name in self.files if name in there]
+        if files:
+            logger.warning(
+                "overwrite=True removes %d files of an earlier export from %s: %s",
+                len(files),
+                self.place.url,
+                ", ".join(files[:5]) + (" ..." if len(files) > 5 else ""),
+            )
+        self.place.remove(files)
+
+
+def find_earlier(place: Place) -> Earlier:
+    """Look at what is in a place.
+
+    Raises
+    ------
+    ExportError
+        If its plan is none of this package, or of a later release.
+    """
+    plan, manifest = (
+        None if content is None else _parsed(content, place.locate(name))
+        for name, content in ((name, place.read(name)) for name in (PLAN, MANIFEST))
+    )
+    return Earlier(place, plan, manifest)
+
+
+def describe_plan(
+    plan: Plan, options: Options, frame: str, columns: Sequence[str]
+) -> dict[str, Any]:
+    """A plan as it stands in a place; ``plan`` in it stands for all but the frame's token."""
+    described = {
+        "format": FORMAT,
+        "options": options.described(),
+        "samples": len(plan.rows),
+        "shards": plan.shards,
+        "samples_sha256": plan.samples_digest,
+        "sources_sha256": plan.sources_digest,
+        "columns": list(columns),
+    }
+    text = json.dumps(described, sort_keys=True)
+    return {**described, "plan": hashlib.sha256(text.encode()).hexdigest(), "frame": frame}
+
+
+def refuse_foreign(
+    place: Place, names: Iterable[str], earlier: Earlier, sources: Iterable[str]
+) -> None:
+    """Refuse to write over files of others, and over the shards that are read."""
+    there = place.sizes()
+    ours = set(earlier.files)
+    names = list(names)
+    foreign = [name for name in names if name in there and name not in ours]
+    if foreign:
+        raise ExportError(
+            f"{place.url} has {len(foreign):,} files which no export wrote and which this one "
+            f"would replace, first {foreign[0]}. Move them away, or choose another folder"
+        )
+    resolve = os.path.realpath if isinstance(place, LocalPlace) else str
+    written = {resolve(place.locate(name)) for name in {*names, *ours}}
+    read = [source for source in sources if resolve(source) in written]
+    if read:
+        raise ExportError(
+            f"the frame reads {read[0]}, which this export would write or remove. Choose another "
+            "folder"
+        )
+
+
+def _parsed(content: bytes, where: str) -> dict[str, Any]:
+    try:
+        parsed = json.loads(content)
+        # What may be removed by these names must lie in the place.
+        if parsed["format"] == FORMAT and "/" not in parsed.get("options", {}).get("template", ""):
+            return dict(parsed)
+    except (ValueError, KeyError, TypeError, AttributeError):
+        pass
+    raise ExportError(
+        f"{where} is not what this release writes there: choose another folder, or move it away"
+    )
+
+
+def _difference(old: dict[str, Any], new: dict[str, Any]) -> str:
+    told = [
+        f"{name} was {old['options'].get(name)!r} and is {value!r} now"
+        for name, value in new["options"].items()
+        if old["options"].get(name) != value
+    ]
+    if old["columns"] != new["columns"]:
+        told.append(f"the columns were {old['columns']} and are {new['columns']} now")
+    if old["samples"] != new["samples"]:
+        told.append(f"{old['samples']:,} samples were planned, and are {new['samples']:,} now")
+    elif old["samples_sha256"] != new["samples_sha256"] and not told:
+        told.append("the samples, their order or their members are others")
+    if old["sources_sha256"] != new["sources_sha256"]:
+        told.append("the source shards are others, or have changed")
+    return "; ".join(told)

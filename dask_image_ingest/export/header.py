@@ -1,0 +1,132 @@
+"""A tar's members → its headers: the bytes that stand in front of each.
+
+USTAR with no owner and no time, so that the same members always give the same bytes. What USTAR
+cannot say (a name that is long or not ASCII, a size of 8 GiB or more) has a PAX header in front.
+"""
+
+from __future__ import annotations
+
+import tarfile
+from collections.abc import Sequence
+from contextlib import suppress
+from itertools import compress
+
+import numpy as np
+
+__all__ = ["BLOCK", "Buffer", "header_sizes", "headers", "padding", "room_for_members", "tar_size"]
+
+BLOCK = tarfile.BLOCKSIZE
+
+# Two blocks of zeros end an archive, and zeros up to a whole record, as in those of GNU tar.
+_END, _RECORD = 2 * BLOCK, tarfile.RECORDSIZE
+
+# What a plain header holds.
+_LONGEST, _LARGEST = 100, 8**11 - 1
+
+Buffer = memoryview | bytes
+
+_TEMPLATE = np.frombuffer(tarfile.TarInfo().tobuf(tarfile.USTAR_FORMAT), np.uint8)
+_SIZE, _CHECKSUM = slice(124, 135), slice(148, 156)
+
+
+def headers(names: Sequence[str], sizes: np.ndarray, samples: np.ndarray) -> list[Buffer]:
+    """The header of each member, with a PAX header in front where it needs one.
+
+    Plain ones are made all at once: 40,000 of them take 60 ms, and ``TarInfo.tobuf`` takes 900.
+
+    Parameters
+    ----------
+    names, sizes
+        Of each member.
+    samples
+        A number for each member, the same for the members of one sample and for no others.
+    """
+    encoded = [name.encode() for name in names]
+    plain = np.array([len(name) <= _LONGEST and name.isascii() for name in encoded], bool)
+    plain &= sizes <= _LARGEST
+    blocks = memoryview(_plain_headers(list(compress(encoded, plain)), sizes[plain]))
+    made: list[Buffer] = []
+    taken = 0
+    for number, is_plain in enumerate(plain.tolist()):
+        if is_plain:
+            made.append(blocks[taken : taken + BLOCK])
+            taken += BLOCK
+        else:
+            made.append(_odd_header(names[number], int(sizes[number]), int(samples[number])))
+    return made
+
+
+def header_sizes(names: Sequence[str], sizes: np.ndarray) -> np.ndarray:
+    """How many bytes :func:`headers` makes of each."""
+    taken = np.full(len(names), BLOCK, np.int64)
+    for number, name in enumerate(names):
+        if len(name) > _LONGEST or not name.isascii() or sizes[number] > _LARGEST:
+            taken[number] = len(_odd_header(name, int(sizes[number]), 0))
+    return taken
+
+
+def padding(sizes: np.ndarray) -> np.ndarray:
+    """How many zeros follow each member."""
+    return -sizes % BLOCK
+
+
+def tar_size(members: int) -> int:
+    """The size of an archive whose members, with headers and padding, take this many bytes."""
+    return -(-(members + _END) // _RECORD) * _RECORD
+
+
+def room_for_members(limit: int) -> int:
+    """What members may take, with headers and padding, in an archive of at most this size."""
+    return max(limit // _RECORD * _RECORD - _END, 0)
+
+
+def _plain_headers(names: list[bytes], sizes: np.ndarray) -> bytes:
+    blocks = np.tile(_TEMPLATE, (len(names), 1))
+    blocks[:, :_LONGEST] = np.array(names, f"S{_LONGEST}").view(np.uint8).reshape(-1, _LONGEST)
+    blocks[:, _SIZE] = _octal(sizes, 11)
+    # The checksum counts its own eight bytes as blanks.
+    blocks[:, _CHECKSUM] = ord(" ")
+    sums = blocks.sum(axis=1, dtype=np.int64)
+    blocks[:, 148:154] = _octal(sums, 6)
+    blocks[:, 154] = 0
+    return blocks.tobytes()
+
+
+def _octal(numbers: np.ndarray, digits: int) -> np.ndarray:
+    shifts = 3 * np.arange(digits - 1, -1, -1)
+    return ((numbers[:, None] >> shifts & 7) + ord("0")).astype(np.uint8)
+
+
+def _odd_header(name: str, size: int, sample: int) -> bytes:
+    info = tarfile.TarInfo(name)
+    info.size = size
+    if name.isascii():
+        with suppress(ValueError):  # too long even if split at a slash, or too large
+            return info.tobuf(tarfile.USTAR_FORMAT)
+    records = _pax_record(b"path", name.encode())
+    if size > _LARGEST:
+        records += _pax_record(b"size", str(size).encode())
+    extended = tarfile.TarInfo("././@PaxHeader")
+    extended.type, extended.size = tarfile.XHDTYPE, len(records)
+    # For readers that know no PAX, as DALI's: a name with the right extension that is the same for
+    # all members of a sample, and for those of no other one.
+    extension = name[name.find(".", name.rfind("/") + 1) + 1 :].encode()[:60]
+    info.name = f"PaxHeaders/{sample:08d}.{extension.decode(errors='ignore')}"
+    info.size = size if size <= _LARGEST else 0
+    return b"".join(
+        (
+            extended.tobuf(tarfile.USTAR_FORMAT),
+            records,
+            bytes(-len(records) % BLOCK),
+            info.tobuf(tarfile.USTAR_FORMAT, "utf-8"),
+        )
+    )
+
+
+def _pax_record(keyword: bytes, value: bytes) -> bytes:
+    """A record, which begins with its own length."""
+    rest = b" %b=%b\n" % (keyword, value)
+    length = len(rest)
+    while length != len(rest) + len(str(length)):
+        length = len(rest) + len(str(length))
+    return str(length).encode() + rest

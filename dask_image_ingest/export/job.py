@@ -1,0 +1,87 @@
+"""What every task of an export has to know, and what its files are called."""
+
+from __future__ import annotations
+
+import uuid
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+from dask_image_ingest.export.members import Members
+from dask_image_ingest.export.place import STAGING, Place
+
+__all__ = ["LEFT_OUT", "MANIFEST", "PLAN", "Job", "Options", "file_names", "staged_name"]
+
+#: Written first: what will be there. And last: what is there.
+PLAN, MANIFEST = "_plan.json", "_manifest.json"
+
+#: The rows that could not be written, with reasons.
+LEFT_OUT = "_left_out.parquet"
+
+
+@dataclass(frozen=True, slots=True)
+class Options:
+    """What a user asked for, as far as it decides which bytes are written."""
+
+    template: str
+    samples_per_shard: int | None
+    bytes_per_shard: int | None
+    shuffle: int | None
+    members: Members
+    sidecar: bool
+    index: bool
+    drop_rows: bool
+    drop_bad_images: bool
+
+    def files_of(self, number: int) -> list[str]:
+        """The names of a shard and what lies beside it; the shard last, as it is written."""
+        return file_names(self.template, self.sidecar, self.index, number)
+
+    def described(self) -> dict[str, Any]:
+        """For people and for comparison, as JSON knows it."""
+        members = self.members
+        described = {name: value for name, value in asdict(self).items() if name != "members"}
+        described["members"] = {
+            "copied": "all" if members.copied is None else sorted(members.copied),
+            "left_out": sorted(members.left_out),
+            "made": {made.extension: list(made.needs) for made in members.made},
+        }
+        return described
+
+
+@dataclass(frozen=True)
+class Job:
+    """An export under way.
+
+    Attributes
+    ----------
+    place, options
+        Where to write what.
+    source_options
+        For the file systems of the shards that are read.
+    plan
+        The digest of the plan, once there is one.
+    pointers, planned
+        Staged files: a batch for each source shard, and a batch for each shard to write.
+    check_columns
+        Whether a shard that is finished may have columns of other values than those of now.
+    """
+
+    place: Place
+    options: Options
+    source_options: dict[str, Any] | None = field(default=None, hash=False)
+    plan: str = ""
+    pointers: str = ""
+    planned: str = ""
+    check_columns: bool = False
+
+
+def staged_name(what: str) -> str:
+    """A new name in the staging folder."""
+    return f"{STAGING}/{what}-{uuid.uuid4().hex}"
+
+
+def file_names(template: str, sidecar: bool, index: bool, number: int) -> list[str]:
+    """The names of a shard and what lies beside it; the shard last, as it is written."""
+    shard = template.format(shard=number)
+    stem = shard.removesuffix(".tar")
+    return [*[f"{stem}.parquet"] * sidecar, *[f"{stem}.idx"] * index, shard]

@@ -1,0 +1,185 @@
+"""Which members a sample gets: those that it had, and those made of columns."""
+
+from __future__ import annotations
+
+import base64
+import json
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from datetime import date, time
+from decimal import Decimal
+from typing import Any
+
+import pyarrow as pa
+
+from dask_image_ingest.errors import ArgumentError
+
+__all__ = ["Made", "Members", "make_members", "member_bytes"]
+
+
+@dataclass(frozen=True, slots=True)
+class Made:
+    """A member that is made of columns.
+
+    ``columns`` has one name for a member that is the column's value, and is a tuple for one that is
+    a JSON object of several columns.
+    """
+
+    extension: str
+    columns: str | tuple[str, ...]
+
+    @property
+    def needs(self) -> tuple[str, ...]:
+        """The columns that it is made of."""
+        return (self.columns,) if isinstance(self.columns, str) else self.columns
+
+
+@dataclass(frozen=True, slots=True)
+class Members:
+    """What a sample is made of: members that are copied (None: all but ``left_out``) and made."""
+
+    copied: frozenset[str] | None = None
+    left_out: frozenset[str] = frozenset()
+    made: tuple[Made, ...] = ()
+
+    def keeps(self, extension: str) -> bool:
+        """Whether a sample's own member is copied."""
+        if self.copied is not None:
+            return extension in self.copied
+        return extension not in self.left_out
+
+    @property
+    def columns(self) -> tuple[str, ...]:
+        """The columns that members are made of."""
+        return tuple(dict.fromkeys(name for made in self.made for name in made.needs))
+
+
+def make_members(members: Any, columns: Sequence[str]) -> Members:
+    """Read ``members=``: ``"all"``, extensions, or a mapping of extension to columns.
+
+    Raises
+    ------
+    ArgumentError
+        For another form, an unknown column, an extension that is none.
+    """
+    if isinstance(members, Mapping):
+        items: list[Any] = ["all", members]
+    elif isinstance(members, str):
+        items = members.split(";")
+    elif isinstance(members, Sequence):
+        items = list(members)
+    else:
+        raise ArgumentError(_form(members))
+    names = [_extension(item) for item in items if isinstance(item, str)]
+    if not all(isinstance(item, (str, Mapping)) for item in items) or not items:
+        raise ArgumentError(_form(members))
+    made: dict[str, Made] = {}
+    left_out = set()
+    for item in items:
+        if isinstance(item, str):
+            continue
+        for key, value in item.items():
+            extension = _extension(key)
+            left_out.add(extension)
+            if value is not None:
+                made[extension] = _made(extension, value, columns)
+    copied = None if "all" in names else frozenset(names) - left_out
+    return Members(copied, frozenset(left_out), tuple(made.values()))
+
+
+def member_bytes(table: pa.Table, made: Made) -> pa.Array:
+    """The bytes of a member for each row, null where the row has none.
+
+    Strings become UTF-8, bytes stay as they are, numbers and truth values are written as JSON
+    writes them, times in ISO 8601, and lists and structs as JSON.
+    """
+    if not isinstance(made.columns, str):
+        columns = {name: _widened(table.column(name)) for name in made.columns}
+        rows = pa.table(columns).to_pylist()
+        return pa.array([_as_json(row).encode() for row in rows], pa.large_binary())
+    column = _widened(table.column(made.columns))
+    type_ = column.type
+    if _is_text(type_) or pa.types.is_binary(type_) or pa.types.is_large_binary(type_):
+        return _one(column.cast(pa.large_binary()))
+    if pa.types.is_integer(type_):
+        return _one(column.cast(pa.large_string()).cast(pa.large_binary()))
+    encoded = [None if value is None else _as_text(value) for value in column.to_pylist()]
+    return pa.array(encoded, pa.large_binary())
+
+
+def _made(extension: str, value: Any, columns: Sequence[str]) -> Made:
+    wanted = value if isinstance(value, str) else tuple(value) if _is_list(value) else None
+    if not wanted:
+        raise ArgumentError(
+            f"members= makes {extension!r} of {value!r}: give the name of a column, a list of "
+            "names for a JSON object of them, or None for no such member"
+        )
+    made = Made(extension, wanted)
+    missing = [name for name in made.needs if name not in columns]
+    if missing:
+        raise ArgumentError(
+            f"members= makes {extension!r} of {missing[0]!r}, and the frame has no such metadata "
+            f"column; it has {', '.join(columns)}"
+        )
+    return made
+
+
+def _extension(text: Any) -> str:
+    extension = text.strip().lstrip(".").lower() if isinstance(text, str) else ""
+    if not extension or "/" in extension or not extension.isprintable():
+        raise ArgumentError(f"members= names {text!r}, which is no extension of a member")
+    return extension
+
+
+def _is_list(value: Any) -> bool:
+    return isinstance(value, (list, tuple)) and all(isinstance(name, str) for name in value)
+
+
+def _is_text(type_: pa.DataType) -> bool:
+    return pa.types.is_string(type_) or pa.types.is_large_string(type_)
+
+
+def _widened(column: pa.ChunkedArray) -> pa.ChunkedArray:
+    """A column of the values that are written: small floats with no more digits than they have."""
+    if pa.types.is_dictionary(column.type):
+        return column.cast(column.type.value_type)
+    if pa.types.is_float32(column.type) or pa.types.is_float16(column.type):
+        return column.cast(pa.string()).cast(pa.float64())
+    return column
+
+
+def _one(column: pa.ChunkedArray) -> pa.Array:
+    return pa.concat_arrays(column.chunks) if column.num_chunks else pa.array([], column.type)
+
+
+def _as_text(value: Any) -> bytes:
+    if isinstance(value, (date, time)):
+        return value.isoformat().encode()
+    return (str(value) if isinstance(value, (float, Decimal)) else _as_json(value)).encode()
+
+
+def _as_json(value: Any) -> str:
+    return json.dumps(_plain(value), ensure_ascii=False, allow_nan=False)
+
+
+def _plain(value: Any) -> Any:
+    """What JSON can say of a value: no NaN, bytes in base64, times in ISO 8601."""
+    if isinstance(value, float):
+        return value if math.isfinite(value) else None
+    if isinstance(value, dict):
+        return {str(key): _plain(item) for key, item in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [_plain(item) for item in value]
+    if isinstance(value, bytes):
+        return base64.b64encode(value).decode()
+    if isinstance(value, (date, time)):
+        return value.isoformat()
+    return value if value is None or isinstance(value, (bool, int, str)) else str(value)
+
+
+def _form(members: Any) -> str:
+    return (
+        f"members={members!r}: pass 'all', a list of extensions such as ['jpg', 'txt'], a mapping "
+        "of extension to column such as {'txt': 'caption'}, or a list of both"
+    )

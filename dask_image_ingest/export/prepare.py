@@ -1,0 +1,133 @@
+"""A staged frame → a plan: which rows can be exported, where their members are, in which order."""
+
+from __future__ import annotations
+
+import logging
+from dataclasses import dataclass
+from functools import partial
+from itertools import pairwise
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from dask_image_ingest.export.arrow_files import write_batches
+from dask_image_ingest.export.job import Job
+from dask_image_ingest.export.locate import Located, locate
+from dask_image_ingest.export.plan import Plan, make_plan
+from dask_image_ingest.export.reasons import Reasons
+from dask_image_ingest.export.regroup import regroup
+from dask_image_ingest.export.stage import Staged
+from dask_image_ingest.export.tasks import run
+
+__all__ = ["Prepared", "prepare"]
+
+logger = logging.getLogger("dask_image_ingest")
+
+
+@dataclass(frozen=True)
+class Prepared:
+    """A plan, and the rows that are not in it."""
+
+    plan: Plan
+    reasons: Reasons
+
+
+def prepare(staged: Staged, job: Job, show: bool) -> Prepared:
+    """Find out what is to be written, and leave it where tasks find it.
+
+    Raises
+    ------
+    ArgumentError
+        If rows can't be exported, unless such are to be left out.
+    """
+    rows = staged.rows
+    reasons = Reasons(rows)
+    reasons.find_bad_pointers()
+    reasons.find_bad_keys()
+    if job.options.drop_bad_images:
+        reasons.find_bad_images()
+    urls, sources = _numbered(rows.column("url"))
+    reasons.find_repeated_rows(sources)
+    kept = reasons.kept
+    by_source = kept[np.argsort(sources[kept], kind="stable")]
+    located = _locate(rows, by_source, sources, urls, job, show)
+    found = _found(rows, by_source, located)
+    for number, reason in zip(by_source, found.column("reason").to_pylist(), strict=True):
+        if reason is not None:
+            reasons.add(number, reason)
+    # Back into the order of the frame.
+    there = np.flatnonzero(pc.is_null(found.column("reason")).to_numpy())
+    order = there[np.argsort(by_source[there])]
+    plan, repeated = make_plan(found.take(pa.array(order)), located, job.options)
+    for number in repeated:
+        reasons.add(
+            number,
+            "repeated-key: its shard has another sample of this key; give it another __key__",
+        )
+    if not job.options.drop_rows:
+        reasons.refuse()
+    if job.options.shuffle is not None:
+        plan = regroup(plan, job, show)
+    schema = None if staged.schema is None else {b"sidecar": staged.schema.serialize().to_pybytes()}
+    batches = list(plan.batches())
+    if batches:
+        schema = batches[0].schema.with_metadata(schema)
+        write_batches(job.place, job.planned, schema, batches, compressed=True)
+    logger.info(
+        "%d samples of %d source shards are planned in %d shards",
+        len(plan.rows),
+        len(located),
+        plan.shards,
+    )
+    return Prepared(plan, reasons)
+
+
+def _numbered(urls: pa.ChunkedArray) -> tuple[list[str], np.ndarray]:
+    """The shards in the order of their names, and for each row the number of its shard."""
+    whole = urls.combine_chunks()
+    names = whole.dictionary.to_pylist()
+    order = sorted(range(len(names)), key=names.__getitem__)
+    rank = np.empty(len(names) + 1, np.int32)
+    rank[order] = np.arange(len(names))
+    rank[-1] = -1  # where there is no shard
+    codes = pc.fill_null(whole.indices, len(names)).to_numpy()
+    return [names[code] for code in order], rank[codes]
+
+
+def _locate(
+    rows: pa.Table,
+    by_source: np.ndarray,
+    sources: np.ndarray,
+    urls: list[str],
+    job: Job,
+    show: bool,
+) -> list[Located]:
+    """Walk each source once, in a task of its own."""
+    used, starts = np.unique(sources[by_source], return_index=True)
+    made = [f"made:{made.extension}" for made in job.options.members.made]
+    pointers = rows.select(["key", "offset", "nbytes", *made]).take(pa.array(by_source))
+    edges = [*starts.tolist(), len(by_source)]
+    batches = (
+        pointers.slice(start, end - start).combine_chunks().to_batches()[0]
+        for start, end in pairwise(edges)
+    )
+    if len(used):
+        write_batches(job.place, job.pointers, pointers.schema, batches, compressed=True)
+    items = [(number, urls[source]) for number, source in enumerate(used.tolist())]
+    return run(partial(locate, job=job), items, show)
+
+
+def _found(rows: pa.Table, by_source: np.ndarray, located: list[Located]) -> pa.Table:
+    """What the tasks found beside what the frame says, in the order of the sources."""
+    told = ["key", "offset", "part", "batch", "row"]
+    found = rows.select(told).take(pa.array(by_source, pa.int64()))
+    found = found.append_column("number", pa.array(by_source, pa.int64()))
+    counts = [len(source.rows) for source in located]
+    source = np.repeat(np.arange(len(located)), counts)
+    found = found.append_column("source", pa.array(source, pa.int32()))
+    tables = [source.rows for source in located] or [Located.no_rows()]
+    whole = pa.concat_tables(tables)
+    for name in whole.column_names:
+        found = found.append_column(name, whole.column(name))
+    return found

@@ -1,0 +1,236 @@
+"""An export from beginning to end: one writer, a plan, shards, a manifest."""
+
+from __future__ import annotations
+
+import json
+import os
+from contextlib import suppress
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import Any
+
+import pandas as pd
+from dask.base import tokenize
+
+from dask_image_ingest.errors import ArgumentError, ExportError
+from dask_image_ingest.export.commit import (
+    FORMAT,
+    Earlier,
+    describe_plan,
+    find_earlier,
+    refuse_foreign,
+)
+from dask_image_ingest.export.job import LEFT_OUT, MANIFEST, PLAN, Job, Options, staged_name
+from dask_image_ingest.export.local_place import LocalPlace
+from dask_image_ingest.export.lock import hold
+from dask_image_ingest.export.place import STAGING, Place
+from dask_image_ingest.export.prepare import Prepared, prepare
+from dask_image_ingest.export.reasons import Reasons
+from dask_image_ingest.export.shard import Written, write_shard
+from dask_image_ingest.export.sidecar import table_bytes
+from dask_image_ingest.export.stage import Staged, metadata_columns, stage
+from dask_image_ingest.export.tasks import run
+
+__all__ = ["Exported", "export"]
+
+# What is known of an export besides its plan, for whoever goes on.
+_FACTS = f"{STAGING}/facts.json"
+
+
+@dataclass(frozen=True)
+class Exported:
+    """An export that is finished.
+
+    Attributes
+    ----------
+    place
+        Where it is.
+    shards
+        What is known of each.
+    left_out
+        Code of a reason → how many rows were left out for it, the first keys, and a detail.
+    damaged
+        Source shard → what is wrong with it.
+    interleaved
+        How many samples had members that lay apart.
+    sources
+        The shards that the rows point to.
+    """
+
+    place: Place
+    shards: list[Written]
+    left_out: dict[str, Any]
+    damaged: dict[str, str]
+    interleaved: int
+    sources: list[str]
+
+    def frame(self) -> pd.DataFrame:
+        """A row for each shard."""
+        columns = ["samples", "members", "bytes", "sha256"]
+        frame = pd.DataFrame(
+            {
+                "shard": [written["name"] for written in self.shards],
+                "url": [self.place.locate(written["name"]) for written in self.shards],
+                **{name: [written[name] for written in self.shards] for name in columns},
+            }
+        )
+        frame.attrs = {
+            "left_out": self.left_out,
+            "damaged": self.damaged,
+            "interleaved": self.interleaved,
+        }
+        return frame
+
+
+def export(
+    frame: Any,
+    place: Place,
+    options: Options,
+    *,
+    resume: bool,
+    overwrite: bool,
+    source_options: dict[str, Any] | None,
+    show: bool,
+) -> Exported:
+    """Write a frame's samples to a place as shards, whole or not at all."""
+    if resume and overwrite:
+        raise ArgumentError(
+            "resume=True goes on with what is there and overwrite=True removes it: choose one"
+        )
+    job = Job(place, options, source_options)
+    is_new = isinstance(place, LocalPlace) and not os.path.exists(place.url)
+    try:
+        with hold(place, take_over=resume or overwrite):
+            earlier = find_earlier(place)
+            if not resume and not overwrite:
+                earlier.refuse()
+            return _Run(frame, job, earlier, resume, show).run()
+    finally:
+        if is_new:
+            with suppress(OSError):  # something is in it
+                os.rmdir(place.url)
+
+
+class _Run:
+    """One attempt to bring an export to its end."""
+
+    def __init__(self, frame: Any, job: Job, earlier: Earlier, resume: bool, show: bool) -> None:
+        self.frame = frame
+        self.job = job
+        self.place = job.place
+        self.earlier = earlier
+        self.resume = resume
+        self.show = show
+        self.columns = metadata_columns(frame)
+        self.token = tokenize(
+            frame[[name for name in self.columns if name in frame.columns]], job.source_options
+        )
+
+    def run(self) -> Exported:
+        """Plan what is not planned, write what is not written."""
+        if self.resume and self._is_same() and self.earlier.is_finished():
+            self.place.remove_staging()
+            return self._exported(self.earlier.manifest or {})
+        facts = self._facts_of_earlier() or self._plan()
+        job = replace(
+            self.job,
+            plan=facts["plan"],
+            planned=facts["planned"],
+            check_columns=facts["check_columns"],
+        )
+        shards = run(partial(write_shard, job=job), range(facts["shards"]), self.show)
+        manifest = {
+            "format": FORMAT,
+            "plan": job.plan,
+            "samples": sum(written["samples"] for written in shards),
+            **facts["told"],
+            "shards": shards,
+        }
+        self.place.put(MANIFEST, json.dumps(manifest, indent=1).encode())
+        self.place.settle()
+        self.place.remove_staging()
+        return self._exported(manifest)
+
+    def _is_same(self) -> bool:
+        """Whether the earlier export was of this frame, with these options."""
+        plan = self.earlier.plan
+        return plan is not None and (
+            plan["frame"] == self.token and plan["options"] == self.job.options.described()
+        )
+
+    def _facts_of_earlier(self) -> dict[str, Any] | None:
+        """What a run that was killed while it wrote shards knew; None if there is no such thing."""
+        if self.earlier.plan is None:
+            self.place.remove_staging()
+            return None
+        staged = self.place.sizes(STAGING)
+        self.place.remove(f"{STAGING}/{name}" for name in staged if name.endswith(".tmp"))
+        if not (self.resume and self._is_same()):
+            return None
+        facts = json.loads(self.place.read(_FACTS) or b"{}")
+        same = facts.get("frame") == self.token and facts["plan"] == self.earlier.plan["plan"]
+        return facts if same else None
+
+    def _plan(self) -> dict[str, Any]:
+        """Find out what is to be written, and begin."""
+        before = self._staged()
+        job = replace(self.job, pointers=staged_name("pointers"), planned=staged_name("planned"))
+        try:
+            staged = stage(self.frame, job, self.columns, self.show)
+            prepared = prepare(staged, job, self.show)
+            described = self._accepted(staged, prepared)
+        except BaseException:
+            # Nothing of this attempt stays.
+            self.place.remove(set(self._staged()) - set(before))
+            if not before:
+                self.place.remove_staging()
+            raise
+        going_on = self.resume and self.earlier.plan is not None
+        if going_on:
+            self.earlier.keep_what_is_there()
+        else:
+            self.earlier.remove()
+            self.place.remove(before)
+            self._begin(described, prepared.reasons)
+        plan = prepared.plan
+        facts = {
+            "frame": self.token,
+            "plan": described["plan"],
+            "planned": job.planned,
+            "check_columns": going_on,
+            "shards": plan.shards,
+            "told": {
+                "left_out": prepared.reasons.summary(),
+                "damaged": {s.url: s.damage for s in plan.sources if s.damage},
+                "interleaved": sum(source.interleaved for source in plan.sources),
+                "sources": [source.url for source in plan.sources],
+            },
+        }
+        self.place.put(_FACTS, json.dumps(facts).encode())
+        return facts
+
+    def _accepted(self, staged: Staged, prepared: Prepared) -> dict[str, Any]:
+        """A plan in words, if it may be carried out here."""
+        plan, options = prepared.plan, self.job.options
+        columns = [] if staged.schema is None else [f"{f.name}: {f.type}" for f in staged.schema]
+        described = describe_plan(plan, options, self.token, columns)
+        if self.resume:
+            self.earlier.refuse_other_plan(described)
+        files = [name for number in range(plan.shards) for name in options.files_of(number)]
+        sources = [source.url for source in plan.sources]
+        refuse_foreign(self.place, [*files, LEFT_OUT], self.earlier, sources)
+        return described
+
+    def _begin(self, described: dict[str, Any], reasons: Reasons) -> None:
+        if not self.place.create(PLAN, json.dumps(described, indent=1).encode()):
+            raise ExportError(f"another export began in {self.place.url} just now")
+        left_out = reasons.table()
+        if len(left_out):
+            self.place.put(LEFT_OUT, table_bytes(left_out))
+
+    def _staged(self) -> list[str]:
+        return [f"{STAGING}/{name}" for name in self.place.sizes(STAGING)]
+
+    def _exported(self, manifest: dict[str, Any]) -> Exported:
+        told = ("shards", "left_out", "damaged", "interleaved", "sources")
+        return Exported(self.place, **{name: manifest[name] for name in told})

@@ -1,0 +1,137 @@
+"""One task: a batch of the plan becomes a shard, with its sidecar and its index.
+
+Where everything will lie is known before a byte is read, so that members are written where they
+belong in whatever order they come, and nothing but what is on its way is in memory.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Callable
+from contextlib import suppress
+from typing import Any
+
+import pyarrow as pa
+
+from dask_image_ingest.errors import ExportError
+from dask_image_ingest.export.arrow_files import read_batch, take_rows
+from dask_image_ingest.export.copy import copy_members
+from dask_image_ingest.export.index_file import index_file
+from dask_image_ingest.export.job import PLAN, Job
+from dask_image_ingest.export.layout import Layout, lay_out
+from dask_image_ingest.export.place import STAGING
+from dask_image_ingest.export.sidecar import sidecar, table_bytes
+
+__all__ = ["Written", "done_name", "is_there", "write_shard"]
+
+#: What is known of a shard that is written, as JSON knows it.
+Written = dict[str, Any]
+
+
+def done_name(number: int) -> str:
+    """The record of a shard that is written, for whoever goes on."""
+    return f"{STAGING}/done-{number}.json"
+
+
+def write_shard(number: int, job: Job) -> Written:
+    """Write a shard and what lies beside it, unless a run before this one did.
+
+    Whatever is beside a shard appears before it: a shard that is there is complete.
+
+    Raises
+    ------
+    ExportError
+        If it can't be written, or if somebody else's export took over.
+    ShardError
+        If a source can't be read, or has changed.
+    """
+    finished = _finished(number, job)
+    if finished and not job.check_columns:
+        return finished
+    place = job.place
+    batch = read_batch(place, job.planned, number)
+    *beside, name = job.options.files_of(number)
+    layout = lay_out(batch)
+    columns = take_rows(place, *(batch.column(of) for of in ("part", "batch", "row")))
+    contents = _contents(beside, batch, layout, columns, place.locate(name))
+    digest = _columns_digest(contents, columns)
+    if finished:
+        if finished["columns"] != digest:
+            raise ExportError(
+                f"the columns of the samples in {place.locate(name)} have other values now than "
+                "when it was written. overwrite=True begins anew; or choose another folder"
+            )
+        return finished
+    with place.scratch() as file:
+        copy_members(file.fileno(), layout, batch, columns, job)
+        file.seek(0)
+        written = {
+            "name": name,
+            "samples": len(batch),
+            "members": len(layout.names),
+            "bytes": layout.size,
+            "sha256": hashlib.file_digest(file, "sha256").hexdigest(),
+            "columns": digest,
+            "beside": [_facts(*entry) for entry in contents.items()],
+        }
+        _refuse_if_taken_over(job)
+        for beside_name, content in contents.items():
+            place.put(beside_name, content)
+        place.commit(file, name)
+    place.settle()
+    place.put(done_name(number), json.dumps(written).encode())
+    return written
+
+
+def _finished(number: int, job: Job) -> Written | None:
+    """What an earlier run wrote of a shard, if it is still there."""
+    record = job.place.read(done_name(number))
+    if record is None:
+        return None
+    with suppress(ValueError):  # cut short by a machine that went down
+        written: Written = json.loads(record)
+        return written if is_there(written, job.place.size) else None
+    return None
+
+
+def is_there(written: Written, size_of: Callable[[str], int | None]) -> bool:
+    """Whether a shard and what lies beside it have the sizes that they should."""
+    return all(size_of(file["name"]) == file["bytes"] for file in (written, *written["beside"]))
+
+
+def _contents(
+    names: list[str], batch: pa.RecordBatch, layout: Layout, columns: pa.Table | None, url: str
+) -> dict[str, bytes]:
+    """What lies beside a shard, by name."""
+    contents = {}
+    for name in names:
+        if name.endswith(".idx"):
+            contents[name] = index_file(layout, len(batch))
+        elif columns is not None:
+            schema = pa.ipc.read_schema(pa.py_buffer(batch.schema.metadata[b"sidecar"]))
+            contents[name] = sidecar(columns, schema, layout, url)
+    return contents
+
+
+def _columns_digest(contents: dict[str, bytes], columns: pa.Table | None) -> str:
+    """Stands for the values of the columns that went into a shard or its sidecar."""
+    for name, content in contents.items():
+        if name.endswith(".parquet"):
+            return hashlib.sha256(content).hexdigest()
+    return "" if columns is None else hashlib.sha256(table_bytes(columns)).hexdigest()
+
+
+def _facts(name: str, content: bytes) -> dict[str, Any]:
+    return {
+        "name": name,
+        "bytes": len(content),
+        "sha256": hashlib.sha256(content).hexdigest(),
+    }
+
+
+def _refuse_if_taken_over(job: Job) -> None:
+    """Let a task that outlived its export not write into another one."""
+    plan = job.place.read(PLAN)
+    if plan is None or json.loads(plan)["plan"] != job.plan:
+        raise ExportError(f"another export has begun in {job.place.url}: this one ends here")

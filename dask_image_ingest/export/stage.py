@@ -1,0 +1,167 @@
+"""A frame → pointers in this process, and columns in files that every worker finds.
+
+The frame is computed once, a task for each partition. Only its pointers are gathered: a key, a
+shard and a place in it for each row. The columns that go into sidecars and members stay where the
+task writes them, since they may be larger than this machine's memory.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from dask_image_ingest.dask_internals import FrameBase
+from dask_image_ingest.errors import ArgumentError
+from dask_image_ingest.export.arrow_files import from_bytes, to_bytes, write_batches
+from dask_image_ingest.export.job import Job, staged_name
+from dask_image_ingest.export.members import member_bytes
+from dask_image_ingest.export.tasks import compute
+from dask_image_ingest.frames import backend_of
+
+__all__ = ["Staged", "metadata_columns", "stage"]
+
+_POINTER = ("__key__", "__url__", "offset")
+
+# A batch is what is read at once to have one of its rows.
+_ROWS = 4096
+
+_BYTES = pd.ArrowDtype(pa.large_binary())
+
+
+@dataclass(frozen=True)
+class Staged:
+    """The rows of a frame, in order.
+
+    ``rows`` has the columns ``key``, ``url`` (a dictionary), ``offset``, ``nbytes``, ``error``,
+    ``part``, ``batch`` and ``row`` (where the other columns of this row are), and for each member
+    that is made its size, as ``made:<extension>``. ``schema`` is that of the sidecars, None where
+    there are none.
+    """
+
+    rows: pa.Table
+    schema: pa.Schema | None
+
+
+def metadata_columns(frame: Any) -> list[str]:
+    """The columns of a frame that cost no decoding: all but ``image`` and ``error``.
+
+    Raises
+    ------
+    ArgumentError
+        If the frame does not point to its samples.
+    """
+    empty = _named_index(frame)
+    empty = empty._meta if isinstance(empty, FrameBase) else empty
+    backend = backend_of(empty)
+    columns = [
+        name
+        for name in empty.columns
+        if name != "error" and not backend.is_images(empty[name].dtype)
+    ]
+    missing = [name for name in _POINTER if name not in columns]
+    if missing:
+        raise ArgumentError(
+            f"the frame has no column {', '.join(map(repr, missing))}: to_webdataset needs "
+            f"{', '.join(_POINTER)}, which say where each sample is"
+        )
+    odd = [name for name in columns if not isinstance(name, str)]
+    if odd or len(set(columns)) < len(columns):
+        raise ArgumentError(f"the frame has columns that are no names, or not unique: {columns}")
+    return columns
+
+
+def stage(frame: Any, job: Job, columns: Sequence[str], show: bool) -> Staged:
+    """Compute a frame without its pixels."""
+    frame = _named_index(frame)
+    options = job.options
+    wanted = list(columns if options.sidecar else (*_POINTER, *options.members.columns))
+    wanted = list(dict.fromkeys([*wanted, *({"nbytes"} & set(columns))]))
+    if options.drop_bad_images:
+        if "error" not in frame.columns:
+            raise ArgumentError("the frame has no column 'error', which names the bad images")
+        wanted.append("error")
+    frame = frame[wanted]
+    staging = partial(_stage_partition, job=job)
+    if isinstance(frame, FrameBase):
+        meta = pd.DataFrame({"rows": pd.array([], dtype=_BYTES)})
+        parts = compute(frame.map_partitions(staging, meta=meta, enforce_metadata=False), show)
+        empty = frame._meta
+    else:
+        parts, empty = staging(frame), frame[:0]
+    tables = [from_bytes(part) for part in parts["rows"]]
+    rows = pa.concat_tables(tables, promote_options="permissive").unify_dictionaries()
+    schema = _sidecar_schema(empty, tables) if options.sidecar else None
+    return Staged(rows.replace_schema_metadata(None), schema)
+
+
+def _named_index(frame: Any) -> Any:
+    """A frame whose index is a column, if it has a name."""
+    index = frame.index
+    names = [index.name] if isinstance(frame, FrameBase) else list(index.names)
+    return frame if names == [None] else frame.reset_index()
+
+
+def _stage_partition(frame: Any, job: Job) -> pd.DataFrame:
+    """Write a partition's columns to a file of their own; give its pointers."""
+    table = backend_of(frame).to_arrow(frame).replace_schema_metadata(None)
+    table = _without_dictionaries(table)
+    count = len(table)
+    made = {m.extension: member_bytes(table, m) for m in job.options.members.made}
+    rows = {
+        "key": table.column("__key__").cast(pa.string()),
+        "url": table.column("__url__").cast(pa.string()).dictionary_encode(),
+        "offset": table.column("offset").cast(pa.int64()),
+        "nbytes": _column(table, "nbytes", pa.int64()),
+        "error": _column(table, "error", pa.string()),
+        "part": pa.nulls(count, pa.string()),
+        "batch": pa.array(np.arange(count) // _ROWS, pa.int32()),
+        "row": pa.array(np.arange(count) % _ROWS, pa.int32()),
+        **{f"made:{name}": pc.binary_length(data).cast(pa.int64()) for name, data in made.items()},
+    }
+    kept = table.select([])
+    if job.options.sidecar:
+        kept = table.drop_columns([n for n in ("error",) if n in table.column_names])
+    columns = kept.schema
+    for extension, data in made.items():
+        kept = kept.append_column(f"made:{extension}", data)
+    if count and kept.num_columns:
+        name = staged_name("columns")
+        write_batches(job.place, name, kept.schema, kept.combine_chunks().to_batches(_ROWS))
+        rows["part"] = pa.array([name] * count, pa.string())
+    rows["part"] = rows["part"].dictionary_encode()
+    described = pa.table(rows).replace_schema_metadata(
+        {"columns": columns.serialize().to_pybytes()}
+    )
+    return pd.DataFrame({"rows": pd.array([to_bytes(described)], dtype=_BYTES)})
+
+
+def _column(table: pa.Table, name: str, type_: pa.DataType) -> Any:
+    there = name in table.column_names
+    return table.column(name).cast(type_) if there else pa.nulls(len(table), type_)
+
+
+def _without_dictionaries(table: pa.Table) -> pa.Table:
+    """A table whose categories are values, since each partition may number them otherwise."""
+    for number, field in enumerate(table.schema):
+        if pa.types.is_dictionary(field.type):
+            values = table.column(number).cast(field.type.value_type)
+            table = table.set_column(number, field.name, values)
+    return table
+
+
+def _sidecar_schema(empty: Any, tables: Sequence[pa.Table]) -> pa.Schema:
+    """What the partitions' columns have in common, with what pandas calls their types."""
+    found = [
+        pa.ipc.read_schema(pa.py_buffer(table.schema.metadata[b"columns"])) for table in tables
+    ]
+    there = [schema for schema, table in zip(found, tables, strict=True) if len(table)]
+    schema = pa.unify_schemas(there or found[:1], promote_options="permissive")
+    pandas = backend_of(empty).to_arrow(empty).schema.metadata or {}
+    return schema.with_metadata({b"pandas": pandas[b"pandas"]} if b"pandas" in pandas else None)

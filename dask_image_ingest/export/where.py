@@ -1,0 +1,135 @@
+"""A condition in words → filters: ``width >= 512 and json.similarity > 0.3``.
+
+The words are those of Python, and nothing of it is run: only comparisons of a column with constants
+are understood, ``and``, ``or``, ``not`` and parentheses.
+"""
+
+from __future__ import annotations
+
+import ast
+import operator
+from functools import reduce
+
+from dask_image_ingest.dataset import Filters, Predicate, both, either
+from dask_image_ingest.errors import ArgumentError
+
+__all__ = ["json_fields_of", "parse_where"]
+
+_OPERATORS: dict[type[ast.cmpop], str] = {
+    ast.Eq: "==",
+    ast.NotEq: "!=",
+    ast.Lt: "<",
+    ast.LtE: "<=",
+    ast.Gt: ">",
+    ast.GtE: ">=",
+    ast.In: "in",
+    ast.NotIn: "not in",
+}
+_OPPOSITE = {
+    "==": "!=",
+    "!=": "==",
+    "<": ">=",
+    ">=": "<",
+    ">": "<=",
+    "<=": ">",
+    "in": "not in",
+    "not in": "in",
+}
+_MIRRORED = {"<": ">", ">": "<", "<=": ">=", ">=": "<=", "==": "==", "!=": "!="}
+
+_EXAMPLE = "for example \"width >= 512 and json.similarity > 0.3 and format in ['jpeg', 'png']\""
+
+
+def parse_where(text: str) -> Filters:
+    """The filters that a condition means; a comparison with null does not hold.
+
+    Raises
+    ------
+    ArgumentError
+        For anything but comparisons of a column with a constant, and their combinations.
+    """
+    try:
+        tree = ast.parse(text.strip(), mode="eval")
+        return _filters(tree.body, text, negated=False)
+    except (SyntaxError, ValueError, RecursionError, MemoryError) as error:
+        if isinstance(error, ArgumentError):
+            raise
+        raise ArgumentError(f"--where {text!r} is no condition; {_EXAMPLE}") from error
+
+
+def json_fields_of(filters: Filters) -> dict[str, str]:
+    """The JSON fields that filters look at, with the types of what they are compared with."""
+    fields: dict[str, str] = {}
+    for column, _, value in (predicate for conjunction in filters for predicate in conjunction):
+        if column.startswith("json."):
+            sample = value[0] if isinstance(value, tuple) else value
+            kinds = {bool: "bool", str: "string"}
+            fields[column.removeprefix("json.")] = kinds.get(type(sample), "float64")
+    return fields
+
+
+def _filters(node: ast.expr, text: str, negated: bool) -> Filters:
+    if isinstance(node, ast.BoolOp):
+        parts = [_filters(value, text, negated) for value in node.values]
+        join = both if isinstance(node.op, ast.And) is not negated else either
+        return reduce(lambda one, other: _joined(join(one, other), text), parts)
+    if isinstance(node, ast.UnaryOp) and isinstance(node.op, ast.Not):
+        return _filters(node.operand, text, not negated)
+    if isinstance(node, ast.Compare):
+        return _comparisons(node, text, negated)
+    raise ArgumentError(
+        f"--where {text!r}: {ast.unparse(node)!r} is no comparison of a column; {_EXAMPLE}"
+    )
+
+
+def _comparisons(node: ast.Compare, text: str, negated: bool) -> Filters:
+    """A comparison, or a chain of them: ``256 <= width < 1024``."""
+    operands = [node.left, *node.comparators]
+    chain = [
+        _predicate(left, op, right, text)
+        for left, op, right in zip(operands[:-1], node.ops, operands[1:], strict=True)
+    ]
+    if negated:
+        return tuple(((column, _OPPOSITE[op], value),) for column, op, value in chain)
+    return (tuple(chain),)
+
+
+def _predicate(left: ast.expr, op: ast.cmpop, right: ast.expr, text: str) -> Predicate:
+    name = _OPERATORS.get(type(op))
+    for column, value, said in ((left, right, name), (right, left, _MIRRORED.get(name or ""))):
+        if _is_column(column) and said is not None:
+            return ast.unparse(column), said, _constant(value, text, said)
+    raise ArgumentError(
+        f"--where {text!r}: on one side of a comparison stands a column, on the other a constant; "
+        f"the comparisons are {', '.join(_OPPOSITE)}"
+    )
+
+
+def _is_column(node: ast.expr) -> bool:
+    """Whether this is a name such as ``width``, ``json.similarity``, ``__key__``."""
+    while isinstance(node, ast.Attribute):
+        node = node.value
+    return isinstance(node, ast.Name)
+
+
+def _constant(node: ast.expr, text: str, op: str):
+    try:
+        value = ast.literal_eval(node)
+    except ValueError:
+        value = None
+    values = list(value) if isinstance(value, (list, tuple, set)) and value else [value]
+    is_list = isinstance(value, (list, tuple, set))
+    if is_list is not op.endswith("in") or not all(
+        isinstance(v, (bool, int, float, str)) and operator.eq(v, v) for v in values
+    ):
+        raise ArgumentError(
+            f"--where {text!r}: {ast.unparse(node)!r} is no constant for {op!r}: give a number, a "
+            "text in quotes, True or False, or after 'in' a list of them"
+        )
+    return tuple(values) if is_list else value
+
+
+def _joined(filters: Filters | None, text: str) -> Filters:
+    if filters is None:
+        raise ArgumentError(f"--where {text!r} has too many alternatives")
+    return filters

@@ -1,0 +1,146 @@
+"""``to_webdataset``: a frame's samples as WebDataset shards again, with the bytes that they had."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping, Sequence
+from typing import Any, Literal
+
+import pandas as pd
+
+from dask_image_ingest.export.arguments import make_options, source_options_of, split_path
+from dask_image_ingest.export.run import export
+
+__all__ = ["to_webdataset"]
+
+
+def to_webdataset(
+    frame: Any,
+    path: str | os.PathLike[str],
+    *,
+    samples_per_shard: int | None = None,
+    bytes_per_shard: int | str | None = None,
+    shuffle: int | None = None,
+    members: str | Sequence[Any] | Mapping[str, Any] = "all",
+    sidecar: Literal["parquet"] | None = "parquet",
+    index: bool = False,
+    errors: Literal["raise", "drop"] = "raise",
+    drop_bad_images: bool = False,
+    resume: bool = False,
+    overwrite: bool = False,
+    progress: bool = False,
+    storage_options: dict[str, Any] | None = None,
+    source_options: dict[str, Any] | None = None,
+) -> pd.DataFrame:
+    """Write the samples of a frame as WebDataset shards, each member byte for byte as it was.
+
+    Only the pointers and the metadata columns of the frame are computed: no image is decoded. Then
+    each sample's members are copied from its shard, a task for each new shard. Rows may come out of
+    any filter, join, sort or shuffle, and their order is kept.
+
+    Parameters
+    ----------
+    frame
+        A dask, pandas or cuDF dataframe with the columns ``__key__``, ``__url__`` and ``offset`` of
+        :func:`read_webdataset_images`. A sample gets the name in ``__key__``, which may be new.
+    path
+        The shards' names, with a field for their number: ``"out/{shard:06d}.tar"``. A path, or a
+        URL of a file system that fsspec writes to.
+    samples_per_shard
+        How many samples each shard has, but for the last one; 10,000 unless ``bytes_per_shard`` is
+        given.
+    bytes_per_shard
+        How large a shard may become, as ``"1 GB"``, with headers and all. A sample that is larger
+        has a shard of its own. With ``samples_per_shard`` too, a shard ends where either is
+        reached.
+    shuffle
+        A seed: samples in a random order over all shards, the same for the same seed whatever the
+        order of the frame is.
+    members
+        ``"all"``; a list of extensions, ``["jpg", "txt"]``; or a mapping for members that are made
+        of columns, ``{"txt": "caption", "json": ["caption", "score"], "cls": None}``: these are
+        added to the sample's own or replace them, and None leaves one out. A list may hold
+        mappings. Text is written as UTF-8, bytes as they are, numbers in decimal, lists, structs
+        and several columns as JSON; where the value is null, there is no member.
+    sidecar
+        ``"parquet"`` writes a table of all metadata columns beside each shard, computed ones
+        included, whose ``__url__``, ``offset`` and ``nbytes`` point to the new shard. None writes
+        none.
+    index
+        Whether to write ``.idx`` files, as wds2idx does, for DALI's reader.
+    errors
+        What becomes of rows that can't be exported (a key that readers would not give back, a
+        sample twice, a shard that is gone): ``"raise"`` refuses all before anything is written,
+        ``"drop"`` leaves them out, and tells.
+    drop_bad_images
+        Whether to decode every image and leave out rows whose image is bad.
+    resume
+        Go on where a killed run of the same export stopped; what is finished is not done again.
+    overwrite
+        Remove what an earlier export wrote there, and say what that is. Other files stay.
+    progress
+        Whether to show a bar on standard error.
+    storage_options
+        For the file system that is written to.
+    source_options
+        For the file systems of the shards that the frame points to; by default those that it was
+        read with.
+
+    Returns
+    -------
+    pandas.DataFrame
+        A row for each shard: ``shard``, ``url``, ``samples``, ``members``, ``bytes``, ``sha256``.
+        ``attrs["left_out"]`` counts the rows that were left out, by reason; ``attrs["damaged"]``
+        says what is wrong with source shards; ``attrs["interleaved"]`` counts samples whose members
+        lay apart, and lie together now.
+
+    Raises
+    ------
+    ArgumentError
+        For arguments that make no sense, and for rows that can't be exported.
+    ExportError
+        If the place can't be written to, has other files of these names or an export already, or if
+        another export writes there now.
+    ShardError, ShardNotFoundError
+        If a source changes while it is copied.
+
+    Notes
+    -----
+    A shard appears under its name when it is complete. ``_plan.json`` is there first,
+    ``_manifest.json`` last, with sizes and SHA-256 of all files; ``_left_out.parquet`` has the rows
+    that were left out. The same samples give the same bytes, whatever the partitions are.
+
+    Examples
+    --------
+    >>> table = read_webdataset_images("train-{000..003}.tar").drop(columns=["image", "error"])
+    >>> wide = table[table.width >= 400]
+    >>> written = to_webdataset(wide, "wide/{shard:03d}.tar", samples_per_shard=10)
+    >>> written[["shard", "samples", "members"]]
+         shard  samples  members
+    0  000.tar       10       40
+    1  001.tar       10       40
+    2  002.tar        8       32
+    """
+    place, template = split_path(path, storage_options)
+    options = make_options(
+        frame,
+        template,
+        samples_per_shard=samples_per_shard,
+        bytes_per_shard=bytes_per_shard,
+        shuffle=shuffle,
+        members=members,
+        sidecar=sidecar,
+        index=index,
+        errors=errors,
+        drop_bad_images=drop_bad_images,
+    )
+    exported = export(
+        frame,
+        place,
+        options,
+        resume=resume,
+        overwrite=overwrite,
+        source_options=source_options_of(frame) if source_options is None else source_options,
+        show=progress,
+    )
+    return exported.frame()

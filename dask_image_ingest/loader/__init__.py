@@ -1,0 +1,18 @@
+"""A stream of batches for training.
+
+In: a frame of one or many partitions. Out: batches of arrays or tensors, a few partitions in memory
+at a time, shared out among processes, with a position to go on from.
+"""
+
+from dask_image_ingest.loader.iter_batches import FORMATS, Batches, Format
+from dask_image_ingest.loader.shard import parse_shard
+from dask_image_ingest.loader.source import LazySource, Source
+
+__all__ = [
+    "FORMATS",
+    "Batches",
+    "Format",
+    "LazySource",
+    "Source",
+    "parse_shard",
+]

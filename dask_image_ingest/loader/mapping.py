@@ -1,0 +1,83 @@
+"""Partitions of a worker on this machine, whose pixels the client maps where they lie.
+
+A socket would copy them four times. Everything else of a partition goes the usual way.
+"""
+
+from __future__ import annotations
+
+import os
+import pickle
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from distributed import Future, Worker
+
+from dask_image_ingest.frames import LEAST_SHARED, map_block, pixel_memory, this_machine
+
+
+@dataclass(frozen=True)
+class _Pixels:
+    """Where a process has pixels."""
+
+    file: int
+    nbytes: int
+    seal: bytes
+
+
+@dataclass(frozen=True)
+class _Loan:
+    """A frame without its pixels, and where they are."""
+
+    process: int
+    frame: bytes
+    buffers: list[bytes | _Pixels]
+
+
+def borrow(future: Future) -> Any:
+    """A finished partition whose pixels are mapped and not copied, or None.
+
+    None where its worker is on another machine, or of another user, or has the pixels in other
+    memory, as it has until it is first asked for them, or when they were filtered since.
+    """
+    client, key = future.client, future.key
+    for worker in client.who_has([future]).get(key, ()):
+        # Whatever goes wrong there, as with a worker that dies, is for the usual way to deal with.
+        replies = client.run(_lend, key, this_machine(), workers=[worker], on_error="ignore")
+        loan = replies.get(worker)
+        if loan is None:
+            continue
+        try:
+            buffers = [
+                map_block(loan.process, buffer.file, buffer.nbytes, buffer.seal)
+                if isinstance(buffer, _Pixels)
+                else buffer
+                for buffer in loan.buffers
+            ]
+        except OSError:
+            continue
+        # What a worker of this cluster pickled, as dask itself would have it.
+        return pickle.loads(loan.frame, buffers=buffers)
+    return None
+
+
+def _lend(key: Any, machine: str, dask_worker: Worker) -> _Loan | None:
+    if not machine or machine != this_machine() or key not in dask_worker.data:
+        return None
+    pickled: list[pickle.PickleBuffer] = []
+    frame = pickle.dumps(dask_worker.data[key], protocol=5, buffer_callback=pickled.append)
+    buffers: list[bytes | _Pixels] = []
+    for each in pickled:
+        with each.raw() as raw:
+            buffers.append(_placed(raw) or bytes(raw))
+    if not any(isinstance(buffer, _Pixels) for buffer in buffers):
+        pixel_memory.share()
+        return None
+    return _Loan(os.getpid(), frame, buffers)
+
+
+def _placed(raw: memoryview) -> _Pixels | None:
+    if raw.nbytes <= LEAST_SHARED:
+        return None
+    block = pixel_memory.shared_block(np.frombuffer(raw, np.uint8).ctypes.data)
+    return None if block is None else _Pixels(block.file, raw.nbytes, block.seal)

@@ -1,0 +1,183 @@
+"""Where ``iter_batches`` has its partitions from: a frame in memory, or one that is read ahead."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import os
+from concurrent.futures import Future, ThreadPoolExecutor
+from typing import Any
+
+import dask
+import pandas as pd
+from dask.base import get_scheduler
+from distributed import Client, secede, wait
+from distributed import Future as RemoteFuture
+
+from dask_image_ingest.dask_internals import convert_legacy_graph, cull
+from dask_image_ingest.errors import ArgumentError
+from dask_image_ingest.frames import backend_of
+from dask_image_ingest.loader.mapping import borrow
+
+logger = logging.getLogger("dask_image_ingest")
+
+# What a cluster reads ahead where nothing is said: so many more than its workers have threads, that
+# none has to wait until a partition is used. The pixels of many more would not be a few.
+_MORE_THAN_THREADS = 2
+_MOST_THREADS = 8
+
+
+class Source:
+    """A pandas or cuDF frame that is already here, as one partition or as many equal ones."""
+
+    def __init__(self, frame: Any, image: str, partitions: int = 1) -> None:
+        self._frame = frame
+        self._image = image
+        self.partitions = partitions
+
+    def __enter__(self) -> Source:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        pass
+
+    def prefetch(self, buffered: int) -> int:
+        """How many partitions to read ahead by default, beside so many that wait to be used."""
+        return 1
+
+    def read(self, number: int) -> Future:
+        """Begin to read a partition."""
+        done: Future = Future()
+        done.set_result(self._part(number))
+        return done
+
+    def count(self, number: int) -> int:
+        """How many images a partition has."""
+        return count_images(self._part(number), self._image)
+
+    def _part(self, number: int) -> Any:
+        if self.partitions == 1:
+            return self._frame
+        rows = len(self._frame)
+        first, last = (rows * edge // self.partitions for edge in (number, number + 1))
+        return self._frame.iloc[first:last]
+
+
+class LazySource(Source):
+    """Partitions of a dask dataframe, read ahead on a cluster's workers or on a thread here."""
+
+    def __init__(self, frame: Any, image: str) -> None:
+        super().__init__(frame, image)
+        nothing = pd.Series([], dtype="int64")
+        self._counts = frame[[image]].map_partitions(_counted, image, meta=nothing)
+        optimized = frame.optimize()
+        self._keys = optimized.__dask_keys__()
+        graph = optimized.__dask_graph__()
+        self._client = _client(frame)
+        if self._client is None:
+            _refuse_remote(graph)
+        self._graph = convert_legacy_graph(graph)
+        self._lends = backend_of(frame._meta).name == "pandas"
+        self.partitions = len(self._keys)
+        self._threads: ThreadPoolExecutor | None = None
+        self._futures: set = set()
+
+    def __enter__(self) -> LazySource:
+        if self._client is not None:
+            # In a task, its place in the worker is for the partitions that it waits for, as with
+            # dask's own compute().
+            with contextlib.suppress(ValueError, KeyError, AttributeError):
+                secede()
+        self._threads = ThreadPoolExecutor(1, "iter-batches")
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        assert self._threads is not None
+        for future in tuple(self._futures):
+            future.release()
+        self._futures.clear()
+        self._threads.shutdown(wait=self._client is None, cancel_futures=True)
+
+    def prefetch(self, buffered: int) -> int:
+        """How many partitions to read ahead by default, beside so many that wait to be used."""
+        if self._client is None:
+            return super().prefetch(buffered)
+        threads = sum(self._client.nthreads().values())
+        return _MORE_THAN_THREADS + min(threads, _MOST_THREADS) + buffered
+
+    def read(self, number: int) -> Future:
+        """Begin to read a partition."""
+        assert self._threads is not None
+        key = self._keys[number]
+        graph = cull(self._graph, [key])
+        if self._client is None:
+            return self._threads.submit(dask.get, graph, key)
+        (future,) = self._client.get(graph, [key], sync=False)
+        self._futures.add(future)
+        return self._threads.submit(self._fetch, future)
+
+    def count(self, number: int) -> int:
+        """How many images a partition has."""
+        scheduler = "synchronous" if self._client is None else self._client
+        return int(self._counts.partitions[number].compute(scheduler=scheduler).sum())
+
+    def _fetch(self, future: Any) -> Any:
+        try:
+            frame = self._borrowed(future) if self._lends else None
+            if frame is not None:
+                return frame
+            # From the worker itself, not through the scheduler, wherever the client can reach it.
+            return future.client.gather(future, direct=True)
+        finally:
+            self._futures.discard(future)
+            future.release()
+
+    def _borrowed(self, future: Any) -> Any:
+        with future.client.as_current():
+            wait([future])
+        try:
+            return borrow(future)
+        except Exception:
+            # A cluster may let nobody ask its workers; sending works all the same.
+            logger.debug("pixels are sent and not mapped", exc_info=True)
+            self._lends = False
+            return None
+
+
+def count_images(frame: Any, image: str) -> int:
+    """How many rows of a partition have an image."""
+    return int(frame[image].notna().sum())
+
+
+def _counted(frame: Any, image: str) -> pd.Series:
+    return pd.Series([count_images(frame, image)])
+
+
+def _client(frame: Any) -> Client | None:
+    """The client of the cluster on which dask would compute this frame."""
+    if _is_fork:
+        # A fork has its parent's client, but not the thread that speaks for it: it would wait for
+        # ever.
+        return None
+    client = getattr(get_scheduler(collections=[frame]), "__self__", None)
+    return client if isinstance(client, Client) else None
+
+
+def _refuse_remote(graph: Any) -> None:
+    if any(isinstance(task, RemoteFuture) for task in graph.values()):
+        raise ArgumentError(
+            "iter_batches: the frame was persisted on a cluster of which this process has no "
+            "client, as a worker of a torch DataLoader has none: iterate over the frame as it was "
+            "before persist(), or in the process of the client"
+        )
+
+
+_is_fork = False
+
+
+def _forked() -> None:
+    global _is_fork
+    _is_fork = True
+
+
+os.register_at_fork(after_in_child=_forked)

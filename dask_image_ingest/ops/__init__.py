@@ -1,0 +1,25 @@
+"""One partition's images to arrays or columns.
+
+In: a pandas or cuDF frame with a column of images. Out: an array, or the frame with new columns.
+The lazy frame runs the same functions, partition by partition.
+"""
+
+from dask_image_ingest.ops.channel_stats import add_levels, count_levels, statistics
+from dask_image_ingest.ops.map_batches import MapBatches, make_batch_map
+from dask_image_ingest.ops.resize import encode, encoded_images, small_images
+from dask_image_ingest.ops.stack import first_row, parse_shape, stack, vectors
+
+__all__ = [
+    "MapBatches",
+    "add_levels",
+    "count_levels",
+    "encode",
+    "encoded_images",
+    "first_row",
+    "make_batch_map",
+    "parse_shape",
+    "small_images",
+    "stack",
+    "statistics",
+    "vectors",
+]

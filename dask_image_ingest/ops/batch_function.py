@@ -1,0 +1,87 @@
+"""The function that ``map_batches`` calls, or the class whose instances it calls."""
+
+from __future__ import annotations
+
+import functools
+import os
+import threading
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from dask_image_ingest.errors import FunctionError
+from dask_image_ingest.frames import backend_of
+from dask_image_ingest.functions import code_of, refuse_other_code, token_of
+
+# Models that a worker process keeps: enough for a query that uses a few side by side.
+_MODELS_KEPT = 4
+
+
+@dataclass(frozen=True, eq=False)
+class BatchFunction:
+    """A user's function, or the class whose instances are called, built once in each process."""
+
+    function: Callable
+    token: str = field(init=False)
+    code: Mapping[str, str] = field(init=False, repr=False)
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "token", token_of(self.function))
+        object.__setattr__(self, "code", code_of(self.function))
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, BatchFunction) and self.token == other.token
+
+    def __hash__(self) -> int:
+        return hash(self.token)
+
+    def __dask_tokenize__(self) -> str:
+        return self.token
+
+    @property
+    def name(self) -> str:
+        """What errors call it."""
+        return getattr(self.function, "__qualname__", type(self.function).__name__)
+
+    def get(self) -> Callable:
+        """What is to be called with a batch, in this process.
+
+        Raises
+        ------
+        FunctionError
+            If this process has another version of the function's module.
+        """
+        refuse_other_code("map_batches()", self.function, self.code)
+        made_by = self.function
+        while isinstance(made_by, functools.partial):
+            made_by = made_by.func
+        if not isinstance(made_by, type):
+            return self.function
+        process = os.getpid()
+        with _building(process):
+            return _instance(self, process)
+
+    def failed(self, error: Exception, frame: Any, rows: Sequence[int]) -> FunctionError:
+        """What to raise where it fails for these rows of a frame."""
+        names = [name for name in ("__key__", "__url__") if name in frame.columns]
+        first = f"the images from row {rows[0]} of a partition on"
+        if names:
+            told = backend_of(frame).to_arrow(frame[names].iloc[[rows[0]]]).to_pylist()[0]
+            first = " of ".join(
+                f"sample {told[name]!r}" if name == "__key__" else f"{told[name]}" for name in names
+            )
+        return FunctionError(
+            f"map_batches: {self.name} fails for {len(rows)} images, of which the first is that of "
+            f"{first}: {type(error).__name__}: {error}"
+        )
+
+
+@functools.lru_cache(maxsize=1)
+def _building(process: int) -> threading.Lock:
+    # Threads of one worker must not each build a model; a fork must not wait for such a thread.
+    return threading.Lock()
+
+
+@functools.lru_cache(_MODELS_KEPT)
+def _instance(function: BatchFunction, process: int) -> Callable:
+    return function.function()

@@ -1,0 +1,102 @@
+"""A column of equal images, or of equal lists, as one array."""
+
+from __future__ import annotations
+
+import operator
+from typing import Any
+
+import numpy as np
+
+from dask_image_ingest.arguments import is_column
+from dask_image_ingest.decode import ImageShape
+from dask_image_ingest.errors import ArgumentError
+from dask_image_ingest.frames import backend_of, joined
+
+
+def stack(frame: Any, image: str, shape: ImageShape | None = None, first: Any = None) -> Any:
+    """The images of a pandas or cuDF frame as one array.
+
+    Parameters
+    ----------
+    frame, image
+        The frame, and its column.
+    shape
+        What is said of the shape of each image.
+    first
+        A frame with the first image of all partitions, for one that has none itself.
+    """
+    backend = backend_of(frame)
+    arrays = backend.arrays(frame[image])
+    told = (None, None, None) if shape is None else shape
+    if not arrays:
+        return backend.numpy.empty((0, *_shape_of_none(told, first, image)), np.uint8)
+    if any(array is None for array in arrays):
+        missing = next(row for row, array in enumerate(arrays) if array is None)
+        raise ArgumentError(
+            f"stack: row {missing} of a partition has no image: drop such rows first, "
+            "ddf[ddf.error.isna()]"
+        )
+    images = joined(arrays, backend)
+    if isinstance(images, list):
+        other = next(a.shape for a in images if a.shape != images[0].shape)
+        raise ArgumentError(
+            f"stack: the images of a partition differ in shape, {images[0].shape} and {other}: "
+            "read with size="
+        )
+    if any(edge not in (None, is_) for edge, is_ in zip(told, images.shape[1:], strict=True)):
+        raise ArgumentError(
+            f"stack: the images of a partition have the shape {images.shape[1:]}, and not {told}"
+        )
+    return images
+
+
+def parse_shape(shape: Any) -> ImageShape | None:
+    """The argument ``shape=`` of ``stack``.
+
+    Raises
+    ------
+    ArgumentError
+    """
+    if shape is None:
+        return None
+    try:
+        height, width, channels = map(operator.index, shape)
+    except (TypeError, ValueError):
+        height = width = channels = 0
+    if min(height, width, channels) < 1:
+        raise ArgumentError(f"shape={shape!r}; pass (height, width, channels) of each image")
+    return height, width, channels
+
+
+def _shape_of_none(told: ImageShape, first: Any, image: str) -> tuple[int, ...]:
+    """What an array of no images has to look like to be joined to the others."""
+    arrays = [] if first is None else backend_of(first).arrays(first[image])
+    known = arrays[0].shape if arrays and arrays[0] is not None else (0, 0, 0)
+    return tuple(is_ if edge is None else edge for edge, is_ in zip(told, known, strict=True))
+
+
+def vectors(frame: Any, column: str, first: Any = None) -> Any:
+    """A column of lists of a pandas or cuDF frame as (n, length).
+
+    ``first`` is a frame with the first list of all partitions, for one that has none itself.
+    """
+    if not is_column(column, frame.columns):
+        raise ArgumentError(f"the frame has no column {column!r}")
+    backend = backend_of(frame)
+    values = backend.values(frame[column])
+    if values is None:
+        raise ArgumentError(
+            f"the lists of {column!r} differ in length, or some are null: drop these rows first, "
+            f"frame[frame[{column!r}].notnull()]"
+        )
+    if len(values) == 0:
+        known = None if first is None else backend.values(first[column])
+        return values.reshape(0, 0 if known is None or not len(known) else known.shape[1])
+    if values.ndim != 2:
+        raise ArgumentError(f"column {column!r} is no column of lists of numbers")
+    return values
+
+
+def first_row(frame: Any) -> Any:
+    """The first row of a frame of one column in which that is not null."""
+    return frame[frame[frame.columns[0]].notna()].head(1)

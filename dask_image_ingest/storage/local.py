@@ -1,0 +1,77 @@
+"""The bytes of a local shard."""
+
+from __future__ import annotations
+
+import os
+
+from dask_image_ingest.errors import ShardError
+from dask_image_ingest.storage.faults import guarded
+
+
+class LocalBuffer:
+    """A local shard, of which bytes are read when they are asked for.
+
+    It is not mapped into memory. Where a mapped file is cut short, or its disk or its server fails,
+    the process dies without a word; a read is an error that names the shard. Nor would a map be
+    faster: the faults of its pages take the time of the copies.
+    """
+
+    def __init__(self, path: str) -> None:
+        self._path = path
+        self._file = guarded(path, open, path, "rb", buffering=0)
+        self._number = self._file.fileno()
+        try:
+            self._size = guarded(path, self._file.seek, 0, os.SEEK_END)
+            self._version = self._state()
+        except BaseException:
+            self.close()
+            raise
+
+    def __len__(self) -> int:
+        return self._size
+
+    def __getitem__(self, part: slice, /) -> bytes:
+        # Called for every header of every member, so with few calls of its own.
+        start, stop, _ = part.indices(self._size)
+        if start >= stop:
+            return b""
+        try:
+            data = os.pread(self._number, stop - start, start)
+        except OSError as error:
+            raise ShardError(f"{self._path} cannot be read: {error}") from error
+        return data if len(data) == stop - start else self._rest(data, start, stop)
+
+    def close(self) -> None:
+        """Let go of the file, whose number another one may get."""
+        self._number = -1
+        self._file.close()
+
+    def refuse_changes(self) -> None:
+        """Say so where what was read may be of two versions.
+
+        Raises
+        ------
+        ShardError
+        """
+        if self._state() != self._version:
+            raise ShardError(
+                f"{self._path} has changed while it was read, and what was read may be of two "
+                "versions. Read it again when it is complete"
+            )
+
+    def _state(self) -> tuple[int, int]:
+        found = guarded(self._path, os.fstat, self._number)
+        return found.st_size, found.st_mtime_ns
+
+    def _rest(self, data: bytes, start: int, stop: int) -> bytes:
+        """What one call has not given, which gives 2 GiB at most."""
+        parts, at = [data], start + len(data)
+        while at < stop:
+            parts.append(guarded(self._path, os.pread, self._number, stop - at, at))
+            at += len(parts[-1])
+            if not parts[-1]:
+                raise ShardError(
+                    f"{self._path} has changed while it was read: it had {self._size} bytes, and "
+                    f"no more than {at} are left. Read it again when it is complete"
+                )
+        return b"".join(parts)

@@ -1,0 +1,165 @@
+"""Which shards there are: what a user writes, braces and all → a list of shards."""
+
+import os
+import re
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any
+
+from braceexpand import braceexpand
+
+from dask_image_ingest.arguments import is_utf8, shown
+from dask_image_ingest.errors import ArgumentError, ShardNotFoundError
+from dask_image_ingest.storage.listing import (
+    Shard,
+    exists_remote,
+    find_local,
+    find_remote,
+    glob_root,
+    is_glob,
+)
+from dask_image_ingest.storage.open import open_shard
+from dask_image_ingest.storage.url import local_path
+
+__all__ = ["Shard", "find_shards", "open_shard"]
+
+
+def find_shards(
+    paths: str | os.PathLike[str] | Iterable[str | os.PathLike[str]],
+    storage_options: dict[str, Any] | None = None,
+) -> list[Shard]:
+    """Find the shards that ``paths`` means, each once and in natural order (2 before 10).
+
+    Parameters
+    ----------
+    paths
+        One or many of
+
+        - a file;
+        - a folder, searched to the bottom for ``.tar``, ``.tar.gz``, ``.tgz`` and ``.tar.zst``;
+          files and folders whose names begin with ``.`` or ``_`` are left out, and links to folders
+          are not followed;
+        - a glob, with ``**`` for any depth. What it matches is taken whatever its suffix, unless
+          the glob ends with ``*``, and the folders it matches are searched;
+        - braces, ``{000..127}`` or ``{train,val}``, around or inside any of these;
+        - any of these as a URL that fsspec knows.
+
+        What exists under the very name that was given is taken as it is, braces and all.
+    storage_options
+        For the remote file system.
+
+    Raises
+    ------
+    ShardNotFoundError
+        If a path, or any path that braces expand to, leads to no shard.
+    ArgumentError
+        If there is no path or something is no path, if braces are unbalanced, if the protocol of a
+        URL is unknown. ``pipe:``, which webdataset runs as a command, is refused.
+    MissingDependencyError
+        If fsspec needs a package for the protocol that is not installed.
+    ShardError
+        If a folder cannot be listed.
+
+    Examples
+    --------
+    >>> find_shards("train-{000..003}.tar")[0]
+    Shard(url='/.../train-000.tar', size=4177920, version='...')
+    """
+    patterns = _as_patterns(paths)
+    local: list[str] = []
+    remote: list[str] = []
+    for pattern in patterns:
+        path = local_path(pattern)
+        if path is None:
+            remote += _expand_braces(pattern, lambda url: exists_remote(url, storage_options))
+        else:
+            expanded = _expand_braces(os.path.expanduser(path), os.path.lexists)
+            local += map(os.path.abspath, expanded)
+    found = {path: find_local(path) for path in local}
+    found |= find_remote(remote, storage_options)
+
+    missing = [path for path, shards in found.items() if not shards]
+    if missing:
+        raise ShardNotFoundError(_explain(missing, len(found), patterns))
+    shards = {shard.url: shard for shards in found.values() for shard in shards}
+    for url in shards:
+        if not is_utf8(url):
+            raise ArgumentError(
+                f"the name of {os.fsencode(url)!r} is not UTF-8, and no column can hold it: rename "
+                "the file, or leave it out"
+            )
+    return sorted(shards.values(), key=_natural_order)
+
+
+def _as_patterns(paths: Any) -> list[str]:
+    if isinstance(paths, (str, os.PathLike)):
+        paths = [paths]
+    try:
+        listed = None if isinstance(paths, (bytes, Mapping)) else list(paths)
+    except TypeError:
+        listed = None
+    if listed is None:
+        raise ArgumentError(
+            f"paths must be a path, a URL or a list of them, not {type(paths).__name__}"
+        )
+    patterns = [_as_pattern(path) for path in listed]
+    if not patterns:
+        raise ArgumentError("paths is empty: give at least one path, glob, folder or URL")
+    return patterns
+
+
+def _as_pattern(path: Any) -> str:
+    pattern = os.fspath(path) if isinstance(path, os.PathLike) else path
+    if not isinstance(pattern, str) or not pattern or "\0" in pattern or not is_utf8(pattern):
+        raise ArgumentError(
+            f"{shown(path)} is no path: a path is a str or an os.PathLike, of valid Unicode and "
+            "not empty"
+        )
+    if pattern.startswith("pipe:"):
+        raise ArgumentError(
+            f"{pattern!r} is a command, and this package runs none: give the path or the URL that "
+            "the command reads"
+        )
+    return pattern
+
+
+def _expand_braces(pattern: str, exists: Callable[[str], bool]) -> list[str]:
+    if "{" not in pattern or exists(pattern):
+        return [pattern]
+    try:
+        # A backslash is no escape here: it may be part of a name.
+        return list(braceexpand(pattern, escape=False))
+    except ValueError as error:
+        raise ArgumentError(
+            f"{pattern!r} has unbalanced braces, and no such file exists"
+        ) from error
+
+
+def _natural_order(shard: Shard) -> tuple[list[str | int], str]:
+    # The split alternates between text and digits, so that equal places hold equal types.
+    parts: list[str | int] = list(re.split(r"([0-9]+)", shard.url))
+    parts[1::2] = map(int, parts[1::2])
+    return parts, shard.url
+
+
+def _explain(missing: list[str], asked: int, patterns: list[str]) -> str:
+    if asked == 1:
+        return f"{patterns[0]!r} leads to no shard: {_why(missing[0])}"
+    few = ", ".join(missing[:3]) + (f" and {len(missing) - 3} more" if len(missing) > 3 else "")
+    source = f" ({patterns[0]!r})" if len(patterns) == 1 else ""
+    return (
+        f"{len(missing)} of {asked} paths{source} lead to no shard: {few}. "
+        f"The first: {_why(missing[0])}"
+    )
+
+
+def _why(path: str) -> str:
+    if local_path(path) is None:
+        return "no such file, no match, and no folder of this name with shards in it"
+    if os.path.isdir(path):
+        return "the folder holds no .tar, .tar.gz, .tgz or .tar.zst file"
+    folder = glob_root(path) if is_glob(path) else os.path.dirname(path)
+    if os.path.isdir(folder):
+        return f"nothing in {folder} matches" if is_glob(path) else f"no such file in {folder}"
+    while not os.path.isdir(folder) and folder != os.path.dirname(folder):
+        folder = os.path.dirname(folder)
+    return f"there is no such folder; the nearest that exists is {folder}"

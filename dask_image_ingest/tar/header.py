@@ -1,0 +1,179 @@
+"""One tar header: is it one, is it sound, and what does it say if it is not a plain one."""
+
+import io
+import tarfile
+from typing import Any
+
+import numpy as np
+
+from dask_image_ingest.errors import ShardError
+from dask_image_ingest.storage import Buffer
+
+__all__ = [
+    "BLOCK",
+    "UNREADABLE",
+    "Library",
+    "SparseMap",
+    "checksum_holds",
+    "describe",
+    "first_bad_checksum",
+    "not_a_header",
+    "refuse_no_tar",
+    "sparse_map",
+]
+
+BLOCK = 512
+
+# The stored pieces of a sparse member, which follow one another in the shard: for each its place in
+# the expanded member, and its size.
+SparseMap = tuple[tuple[int, int], ...]
+
+# No honest extended header comes near this, and a forged one must not read a whole shard.
+_LARGEST_EXTENDED_HEADER = 16 << 20
+
+
+# --- checksums ------------------------------------------------------------------------------------
+
+_OCTAL_WEIGHTS = 8 ** np.arange(5, -1, -1)
+
+
+def first_bad_checksum(headers: list[tuple[int, bytes]]) -> tuple[int, bytes] | None:
+    """Verify many headers, each with its offset, in one go; return the first that is wrong."""
+    if not headers:
+        return None
+    blocks = np.frombuffer(b"".join([header for _, header in headers]), np.uint8)
+    blocks = blocks.reshape(-1, BLOCK)
+    # The checksum counts its own eight bytes as blanks.
+    sums = blocks.sum(1, np.uint32) - blocks[:, 148:156].sum(1, np.uint32) + 8 * 32
+    digits = blocks[:, 148:154].astype(np.int64) - 48
+    common = (digits >= 0).all(1) & (digits < 8).all(1) & (blocks[:, 154] == 0)
+    for i in np.flatnonzero(~common | (digits @ _OCTAL_WEIGHTS != sums)):
+        if not checksum_holds(headers[i][1]):
+            return headers[i]
+    return None
+
+
+def checksum_holds(header: bytes) -> bool:
+    """Verify one header in any notation, the sum of signed bytes included, as tarfile does."""
+    try:
+        stored = int(header[148:156].partition(b"\0")[0].strip() or b"0", 8)
+    except ValueError:
+        return False
+    summed = header[:148] + b" " * 8 + header[156:]
+    return stored in (sum(summed), sum(summed) - 256 * sum(byte > 127 for byte in summed))
+
+
+# --- what is not plain ----------------------------------------------------------------------------
+
+# What tarfile lets escape from a header whose checksum is right and whose contents are not.
+UNREADABLE = (
+    tarfile.TarError,
+    ArithmeticError,
+    AttributeError,
+    LookupError,
+    RecursionError,
+    TypeError,
+    ValueError,
+)
+
+
+class Library:
+    """The standard library's tar reader, put at one header after another."""
+
+    def __init__(self, buffer: Buffer) -> None:
+        # A TarFile reads its first member when it is made: give it an empty archive for that.
+        self._tar = tarfile.TarFile(
+            fileobj=io.BytesIO(bytes(2 * BLOCK)), encoding="utf-8", errors="surrogateescape"
+        )
+        self._file = self._tar.fileobj = _HeaderFile(buffer)  # type: ignore[assignment]
+        # Whether a global PAX header gives names or sizes to all members that follow.
+        self.has_global_names = False
+
+    def read_header(self, offset: int) -> tuple[tarfile.TarInfo, int]:
+        """Read the member whose first header is at ``offset``, and say where the next one is."""
+        self._file.position = offset
+        info = self._tar.tarinfo.fromtarfile(self._tar)
+        following = self._tar.offset
+        if info.size < 0 or following <= offset:
+            raise ValueError("negative size")
+        self.has_global_names = any(
+            keyword in ("path", "size") or keyword.startswith("GNU.sparse.")
+            for keyword in self._tar.pax_headers
+        )
+        return info, following
+
+
+class _HeaderFile:
+    """As much of a file as tarfile needs to read a header."""
+
+    def __init__(self, buffer: Buffer) -> None:
+        self.position = 0
+        self._buffer = buffer
+
+    def tell(self) -> int:
+        return self.position
+
+    def read(self, size: int) -> bytes:
+        if size > _LARGEST_EXTENDED_HEADER:
+            raise tarfile.HeaderError(f"an extended header of {size} bytes")
+        block = bytes(self._buffer[self.position : self.position + size])
+        if len(block) < size:
+            raise EOFError
+        self.position += size
+        return block
+
+
+def sparse_map(info: tarfile.TarInfo) -> SparseMap | None:
+    """Say how the member is stored; None if in one piece."""
+    stored: Any = info.sparse  # typeshed has it as bytes; it is a list of pairs
+    if stored is None:
+        return None
+    pieces = tuple((start, length) for start, length in stored if length)
+    if any(start < 0 or length < 0 or start + length > info.size for start, length in pieces):
+        raise ValueError("pieces of a sparse file lie outside it")
+    return pieces
+
+
+# --- what is no tar -------------------------------------------------------------------------------
+
+_SIGNATURES = {
+    b"\xff\xd8\xff": "a JPEG image",
+    b"\x89PNG": "a PNG image",
+    b"RIFF": "a RIFF file (WebP, perhaps)",
+    b"PK\x03\x04": "a zip archive",
+    b"\x1f\x8b": "gzip data",
+    b"\x28\xb5\x2f\xfd": "Zstandard data",
+    b"BZh": "bzip2 data",
+    b"\xfd7zXZ": "xz data",
+    b"PAR1": "a parquet file",
+    b"<": "HTML or XML",
+    b"{": "JSON",
+}
+
+
+def refuse_no_tar(block: bytes, url: str) -> None:
+    """Raise ShardError if a shard that begins with this block was never a tar archive."""
+    empty = not block.strip(b"\0")
+    if not (empty or _has_magic(block) or (len(block) == BLOCK and checksum_holds(block))):
+        raise ShardError(f"{url} is no tar archive: it begins with {describe(block)} at byte 0.")
+
+
+def not_a_header(offset: int, block: bytes) -> tuple[str, int, str]:
+    """Give code, offset and reason of the damage if this block stands in place of a header."""
+    if _has_magic(block):
+        return "bad-checksum", offset, f"the checksum of the header at byte {offset} is wrong"
+    return "not-a-tar", offset, f"no header at byte {offset}, but {describe(block)}"
+
+
+def _has_magic(block: bytes) -> bool:
+    return block[257:262] == b"ustar"
+
+
+def describe(block: bytes) -> str:
+    """Say what these bytes look like."""
+    if _has_magic(block):
+        return "a tar header"
+    for signature, what in _SIGNATURES.items():
+        if block.startswith(signature):
+            return f"{block[:16]!r} ({what})"
+    return repr(block[:16])

@@ -1,0 +1,213 @@
+"""A tar's bytes → its members: the walk from header to header.
+
+Plain headers take a fast path. Whatever is not plain (PAX names, GNU long names, sparse files,
+sizes in base 256) is left to :mod:`tarfile`, so that names come out as everywhere in Python.
+"""
+
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from dask_image_ingest.errors import ShardError
+from dask_image_ingest.storage import Buffer
+from dask_image_ingest.tar.header import (
+    BLOCK,
+    UNREADABLE,
+    Library,
+    SparseMap,
+    checksum_holds,
+    describe,
+    first_bad_checksum,
+    not_a_header,
+    refuse_no_tar,
+    sparse_map,
+)
+
+__all__ = ["Damage", "Member", "Walk"]
+
+# Name, offset and size. Plain tuples, since there are millions.
+Member = tuple[str, int, int]
+
+# Headers are walked on trust and then verified together, this many at a time.
+_BATCH = 1024
+
+_REGULAR, _REGULAR_V7, _PAX = b"0\0x"
+_WITHOUT_DATA = frozenset(b"123456")
+
+# Records that change neither name nor size; webdataset's own writer puts an mtime in front of every
+# member. No value here holds an "=", so none can hide another record behind a forged length.
+_HARMLESS_PAX = re.compile(rb"(?:\d+ (?:[amc]time|[ug]id)=[-.\d]*\n)+\0*")
+
+# In place of the offset of the next header, when there is none.
+_OVER = -1
+
+
+@dataclass(frozen=True, slots=True)
+class Damage:
+    """What is wrong with a shard, and at which byte.
+
+    ``code`` is ``truncated-header``, ``truncated-member``, ``truncated-padding``,
+    ``truncated-stream``, ``bad-checksum``, ``bad-header``, ``not-a-tar`` or ``trailing-data``.
+    """
+
+    offset: int
+    reason: str
+    code: str
+
+
+class Walk:
+    """A walk through a tar: iterate for batches of members, then look at the attributes.
+
+    Attributes
+    ----------
+    damage
+        What is wrong with the tar; None if it is sound.
+    sparse
+        Where a sparse member's bytes begin → its stored pieces.
+    pax
+        How many members have a PAX header of their own.
+    """
+
+    def __init__(self, buffer: Buffer, url: str) -> None:
+        refuse_no_tar(bytes(buffer[:BLOCK]), url)
+        self.damage: Damage | None = None
+        self.sparse: dict[int, SparseMap] = {}
+        self.pax = 0
+        self._buffer = buffer
+        self._end = len(buffer)
+        self._library = Library(buffer)
+        self._after_pax = -1
+
+    def __iter__(self) -> Iterator[list[Member]]:
+        offset = 0
+        while offset != _OVER:
+            members: list[Member] = []
+            trusted: list[tuple[int, bytes]] = []
+            offset = self._take_batch(offset, members, trusted)
+            forged = first_bad_checksum(trusted)
+            if forged is not None:
+                offset = self._stop(*not_a_header(*forged))
+                members = [member for member in members if member[1] <= forged[0]]
+                self.sparse = {data: m for data, m in self.sparse.items() if data <= forged[0]}
+            yield members
+
+    def _take_batch(
+        self, offset: int, members: list[Member], trusted: list[tuple[int, bytes]]
+    ) -> int:
+        """Append what the next headers say, and return the offset of the first one not taken."""
+        buffer, end, library = self._buffer, self._end, self._library
+        for _ in range(_BATCH):
+            data = offset + BLOCK
+            if data > end:
+                return self._end_of_bytes(offset)
+            header = bytes(buffer[offset:data])
+            kind = header[156]
+            try:
+                size = int(header[124:136].rstrip(b" \0"), 8)
+            except ValueError:
+                size = -1
+            following = data + (size + 511 & -512)
+
+            if size < 0 or not header[0] or library.has_global_names:
+                following = self._take_odd_header(offset, header, members)
+            elif kind == _REGULAR or (kind == _REGULAR_V7 and not _names_folder(header)):
+                trusted.append((offset, header))
+                if data + size > end:
+                    return self._end_in_member(offset, _plain_name(header), data + size)
+                members.append((_plain_name(header), data, size))
+            elif kind in _WITHOUT_DATA:
+                trusted.append((offset, header))
+                following = data
+            elif kind == _PAX and size <= 4096 and _HARMLESS_PAX.fullmatch(buffer[data:following]):
+                trusted.append((offset, header))
+                self.pax += 1
+                self._after_pax = following
+            else:
+                following = self._take_odd_header(offset, header, members)
+
+            if following == _OVER:
+                return _OVER
+            offset = following
+        return offset
+
+    def _take_odd_header(self, offset: int, header: bytes, members: list[Member]) -> int:
+        if header.count(0) == BLOCK:
+            return self._end_of_archive(offset)
+        if not checksum_holds(header):
+            return self._stop(*not_a_header(offset, header))
+        try:
+            info, following = self._library.read_header(offset)
+            pieces = sparse_map(info)
+        except EOFError:
+            reason = f"the shard ends inside the extended header at byte {offset}"
+            return self._stop("truncated-header", offset, reason)
+        except ShardError:
+            raise  # the buffer could not be read, which says nothing about the header
+        except UNREADABLE as error:
+            reason = f"the header at byte {offset} makes no sense ({error})"
+            return self._stop("bad-header", offset, reason)
+
+        self.pax += header[156] == _PAX
+        name = info.name.encode("utf-8", "surrogateescape").decode("utf-8", "backslashreplace")
+        data = info.offset_data
+        stored = info.size if pieces is None else sum(length for _, length in pieces)
+        if following > data and data + stored > self._end:
+            return self._end_in_member(offset, name, data + stored)
+        if info.isreg():
+            members.append((name, data, info.size))
+            if pieces is not None:
+                self.sparse[data] = pieces
+        return following
+
+    def _end_of_bytes(self, offset: int) -> int:
+        """End without an end-of-archive mark, which is fine if it is between two members."""
+        if bytes(self._buffer[offset : self._end]).strip(b"\0"):
+            reason = f"the shard ends inside the header at byte {offset}"
+            return self._stop("truncated-header", offset, reason)
+        if offset > self._end and offset != self._after_pax:
+            reason = "the shard ends inside the padding after its last member, which is whole"
+            return self._stop("truncated-padding", self._end, reason)
+        return self._end_between_members(offset)
+
+    def _end_of_archive(self, offset: int) -> int:
+        trailing = _first_non_zero(self._buffer, offset + BLOCK)
+        if trailing is None:
+            return self._end_between_members(offset)
+        what = describe(bytes(self._buffer[trailing : trailing + BLOCK]))
+        reason = f"the archive ends at byte {offset}, but at byte {trailing} follows {what}"
+        return self._stop("trailing-data", trailing, reason)
+
+    def _end_between_members(self, offset: int) -> int:
+        if offset != self._after_pax:
+            return _OVER
+        reason = f"the shard ends at byte {offset}, between a PAX header and its member"
+        return self._stop("truncated-header", offset, reason)
+
+    def _end_in_member(self, offset: int, name: str, needed: int) -> int:
+        reason = f"the shard ends {needed - self._end} bytes before the member {name!r} does"
+        return self._stop("truncated-member", offset, reason)
+
+    def _stop(self, code: str, offset: int, reason: str) -> int:
+        self.damage = Damage(offset, reason, code)
+        return _OVER
+
+
+def _plain_name(header: bytes) -> str:
+    end = header.find(0, 0, 100)
+    name = header[:end] if end >= 0 else header[:100]
+    if header[345]:
+        name = header[345:500].partition(b"\0")[0] + b"/" + name
+    return str(name, "utf-8", "backslashreplace")
+
+
+def _names_folder(header: bytes) -> bool:
+    """Tell a folder from a file in the format of Unix V7, which has no type for folders."""
+    return header[:100].partition(b"\0")[0].endswith(b"/")
+
+
+def _first_non_zero(buffer: Buffer, offset: int) -> int | None:
+    for start in range(offset, len(buffer), 1 << 16):
+        chunk = bytes(buffer[start : start + (1 << 16)])
+        if rest := chunk.lstrip(b"\0"):
+            return start + len(chunk) - len(rest)
+    return None

@@ -1,0 +1,201 @@
+"""``gallery``: one page that shows what is in a collection."""
+
+from __future__ import annotations
+
+import os
+from collections import Counter
+from collections.abc import Sequence
+from html import escape
+from os import PathLike
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+from dask.utils import format_bytes
+
+from dask_image_ingest.arguments import (
+    check_flag,
+    check_frame,
+    check_path,
+    check_storage_options,
+    is_utf8,
+    shown,
+)
+from dask_image_ingest.dask_internals import FrameBase
+from dask_image_ingest.errors import ArgumentError
+from dask_image_ingest.frames import backend_of
+from dask_image_ingest.view.page import bars_chart, columns_chart, page
+from dask_image_ingest.view.thumbnails import Thumbnails, make_thumbnails
+
+_EDGES = (0, 32, 64, 96, 128, 192, 256, 384, 512, 768, 1024, 1536, 2048, 3072, 4096, 6144, 8192)
+_ASPECTS = {
+    "1:3": 1 / 3, "1:2": 1 / 2, "9:16": 9 / 16, "2:3": 2 / 3, "3:4": 3 / 4, "4:5": 4 / 5,
+    "1:1": 1.0,
+    "5:4": 5 / 4, "4:3": 4 / 3, "3:2": 3 / 2, "16:9": 16 / 9, "2:1": 2.0, "3:1": 3.0,
+}  # fmt: skip
+_HEADER = ("format", "height", "width", "nbytes")
+
+
+def gallery(
+    frame: Any,
+    path: str | PathLike[str],
+    n: int = 200,
+    *,
+    thumbnail: int = 160,
+    columns: Sequence[str] = ("__key__",),
+    decode: bool = False,
+    title: str | None = None,
+    storage_options: dict[str, Any] | None = None,
+) -> Thumbnails:
+    """Write a page that shows a collection: a contact sheet, and histograms of all of it.
+
+    Parameters
+    ----------
+    frame
+        A dask, pandas or cuDF dataframe of :func:`read_webdataset_images`.
+    path
+        The page to write; it needs no other file.
+    n
+        Images on the contact sheet, taken from partitions all over the frame. Only these are
+        decoded.
+    thumbnail
+        The longer edge of a thumbnail, in pixels.
+    columns
+        What stands below each thumbnail: its name, then captions or scores.
+    decode
+        Decode every image of the frame and count what fails. Otherwise errors are counted among the
+        ``n`` shown, and the histograms of size, aspect and format come from headers alone.
+    title
+        The page's title; by default where the shards are.
+    storage_options
+        For the filesystem of remote shards; by default those of the read.
+
+    Returns
+    -------
+    Thumbnails
+        What the page shows.
+
+    Raises
+    ------
+    ArgumentError
+        If a column does not exist, or an argument is not of its kind.
+
+    Examples
+    --------
+    >>> gallery(ddf, "out.html", columns=("__key__", "txt"))
+    <52 thumbnails, 1 without an image: shown in a notebook, or save()>
+    """
+    check_frame(frame)
+    check_path("path", path)
+    check_flag("decode", decode)
+    check_storage_options(storage_options)
+    if title is not None and not (isinstance(title, str) and is_utf8(title)):
+        raise ArgumentError(f"title={shown(title)}: pass a text, or None")
+    sheet = make_thumbnails(frame, n, thumbnail, columns, storage_options, spread=True)
+    facts = count_facts(frame, decode)
+    title = title or _where(frame)
+    body = (
+        f"<h1>{escape(title)}</h1>"
+        f'<p class="dii-lead">{escape(_lead(facts, len(sheet)))}</p>'
+        f'<div class="dii-charts">{_charts(facts, sheet, decode)}</div>{sheet.html()}'
+    )
+    temporary = Path(f"{os.fspath(path)}.part")
+    temporary.write_text(page(title, body), encoding="utf-8")
+    temporary.replace(path)
+    return sheet
+
+
+def count_facts(frame: Any, decode: bool = False) -> dict[str, Counter]:
+    """How many images have each size, aspect, format and error, in one pass over the headers."""
+    wanted = [*_HEADER, *(["error"] if decode else [])]
+    narrow = frame[[name for name in wanted if name in frame.columns]]
+    if isinstance(frame, FrameBase):
+        meta = pd.DataFrame(
+            {
+                "fact": pd.Series([], dtype="str"),
+                "bin": pd.Series([], dtype="str"),
+                "count": pd.Series([], dtype="int64"),
+            }
+        )
+        table = narrow.reduction(_fact_table, combine=_added, aggregate=_added, meta=meta).compute()
+    else:
+        table = _added(_fact_table(narrow))
+    facts: dict[str, Counter] = {}
+    for fact, bin_, count in table.itertuples(index=False):
+        facts.setdefault(fact, Counter())[bin_] = int(count)
+    return facts
+
+
+def _fact_table(frame: Any) -> pd.DataFrame:
+    table = backend_of(frame).to_arrow(frame).to_pandas()
+    facts: dict[str, Any] = {"total": Counter(rows=len(table))}
+    if "nbytes" in table:
+        facts["total"]["bytes"] = int(table["nbytes"].sum())
+        facts["total"]["without an image"] = int(table["nbytes"].isna().sum())
+    if {"height", "width"} <= set(table):
+        sizes = table[["height", "width"]].dropna().astype("float64")
+        longer, aspect = sizes.max(axis=1), sizes["width"] / sizes["height"]
+        facts["size"] = Counter(_EDGES[i - 1] for i in np.digitize(longer, _EDGES))
+        ratios = np.log(list(_ASPECTS.values()))
+        distance = np.abs(np.log(aspect.to_numpy())[:, None] - ratios)
+        facts["aspect"] = Counter(np.array(list(_ASPECTS))[distance.argmin(axis=1)].tolist())
+        facts["total"]["unreadable"] = len(table) - len(sizes)
+    if "format" in table:
+        facts["format"] = Counter(table["format"].dropna().tolist())
+    if "error" in table:
+        facts["error"] = Counter(table["error"].dropna().str.split(":").str[0].tolist())
+    rows = [(f, str(b), count) for f, counts in facts.items() for b, count in counts.items()]
+    return pd.DataFrame(rows, columns=["fact", "bin", "count"]).astype(
+        {"fact": "str", "bin": "str", "count": "int64"}
+    )
+
+
+def _added(table: pd.DataFrame) -> pd.DataFrame:
+    return table.groupby(["fact", "bin"], as_index=False)["count"].sum()
+
+
+def _charts(facts: dict[str, Counter], sheet: Thumbnails, decode: bool) -> str:
+    charts = []
+    if sizes := facts.get("size"):
+        ordered = {str(edge): sizes[str(edge)] for edge in _EDGES}
+        charts.append(columns_chart("Size", "longer edge in pixels, from", ordered))
+    if aspects := facts.get("aspect"):
+        ordered = {name: aspects[name] for name in _ASPECTS}
+        charts.append(columns_chart("Aspect", "width : height, the nearest", ordered))
+    if formats := facts.get("format"):
+        charts.append(bars_chart("Format", "told by the first bytes", formats))
+    errors = facts.get("error", Counter()) if decode else _shown_errors(sheet)
+    of = "all images" if decode else f"the {len(sheet):,} shown"
+    note = f"{sum(errors.values()):,} of {of}" if errors else f"none among {of}"
+    unreadable = facts["total"]["unreadable"]
+    if unreadable and not decode:
+        note += f"; {unreadable:,} unreadable headers in all"
+    charts.append(bars_chart("Errors", note, errors, "dii-errors"))
+    return "".join(charts)
+
+
+def _shown_errors(sheet: Thumbnails) -> Counter:
+    return Counter(card.error.split(":")[0] for card in sheet.cards if card.error)
+
+
+def _lead(facts: dict[str, Counter], shown: int) -> str:
+    total = facts["total"]
+    parts = [f"{total['rows']:,} samples"]
+    if "bytes" in total:
+        parts.append(f"{format_bytes(total['bytes'])} encoded")
+    parts.append(f"{shown:,} shown")
+    return " · ".join(parts)
+
+
+def _where(frame: Any) -> str:
+    from dask_image_ingest.dataset import ReadWebDataset
+
+    if not isinstance(frame, FrameBase):
+        return "Images"
+    reads = list(frame.expr.find_operations(ReadWebDataset))
+    if not reads:
+        return "Images"
+    urls = [piece.url for piece in reads[0].dataset.pieces]
+    first, last = (url.rpartition("/")[2] for url in (urls[0], urls[-1]))
+    return first if first == last else f"{first} … {last}"

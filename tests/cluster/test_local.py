@@ -1,0 +1,106 @@
+"""A cluster whose workers decode side by side, and that goes when its client goes."""
+
+import os
+
+import dask
+import psutil
+import pytest
+
+import dask_image_ingest as dii
+from dask_image_ingest.decode.threads import decode_threads
+
+pytestmark = pytest.mark.slow
+
+
+def test_workers_and_their_decoding_threads_fit_the_cores_and_go_with_the_client():
+    cores = len(os.sched_getaffinity(0))
+    with dii.start_cluster(gpu=False, dashboard_address=None) as client:
+        workers = client.scheduler_info(n_workers=-1)["workers"]
+        threads = client.run(decode_threads)
+        processes = [psutil.Process(pid) for pid in client.run(os.getpid).values()]
+        assert 1 <= sum(threads.values()) <= max(cores, len(workers))
+        assert all(client.run(_knows_the_image_dtype).values())
+        assert {worker["nthreads"] for worker in workers.values()} == {1}
+    assert client.status == "closed"
+    gone, alive = psutil.wait_procs(processes, timeout=10)
+    assert not alive
+    assert len(gone) == len(processes)
+
+
+def _knows_the_image_dtype():
+    import pandas as pd
+
+    return str(pd.api.types.pandas_dtype("image")) == "image"
+
+
+def test_every_number_is_an_argument(shards):
+    with dii.start_cluster(
+        1, gpu=False, decode_threads=3, memory_limit="2 GiB", dashboard_address=None
+    ) as client:
+        assert list(client.run(decode_threads).values()) == [3]
+        (worker,) = client.scheduler_info(n_workers=-1)["workers"].values()
+        assert worker["memory_limit"] == 2 * 2**30
+        ddf = dii.read_webdataset_images(shards, backend="pandas").persist()
+        assert len(ddf) == 24
+
+
+def test_clocks_of_dask_are_slowed_unless_somebody_has_set_them():
+    tick, profile = "distributed.admin.tick.interval", "distributed.worker.profile.interval"
+    assert (dask.config.get(tick), dask.config.get(profile)) == ("20ms", "10ms")
+    with (
+        dask.config.set({tick: "70ms"}),
+        dii.start_cluster(1, gpu=False, dashboard_address=None) as client,
+    ):
+        (of_worker,) = client.run(
+            lambda: [dask.config.get(tick), dask.config.get(profile)]
+        ).values()
+    assert of_worker == ["70ms", "50ms"]
+    assert dask.config.get(profile) == "10ms"
+
+
+def test_a_gpu_cluster_without_dask_cuda_names_the_extra():
+    pytest.importorskip("distributed")
+    try:
+        import dask_cuda  # noqa: F401
+    except ImportError:
+        with pytest.raises(dii.MissingDependencyError, match="cuda12"):
+            dii.start_cluster(gpu=True)
+    else:
+        pytest.skip("dask-cuda is installed here")
+
+
+@pytest.fixture(scope="module")
+def client():
+    with dii.start_cluster(1, gpu=False, dashboard_address=None) as client:
+        yield client
+
+
+def test_a_client_of_a_whole_module_runs_its_tests_tasks(client):
+    """What tests of memory and of a GPU's workers rest on."""
+    assert dask.delayed(os.getpid)().compute() != os.getpid()
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        {"n_workers": 0},
+        {"n_workers": -1},
+        {"n_workers": 1.5},
+        {"n_workers": "two"},
+        {"n_workers": True},
+        {"decode_threads": 0},
+        {"threads_per_worker": 0},
+        {"memory_limit": "much"},
+        {"memory_limit": -1},
+        {"rmm_pool_size": "half"},
+        {"device_memory_limit": [1]},
+        {"gpu": "yes"},
+        {"dashboard_address": [8787]},
+        {"n_worker": 2},
+    ],
+    ids=str,
+)
+def test_nonsense_is_refused_before_anything_starts(arguments, monkeypatch):
+    monkeypatch.setattr("dask_image_ingest.cluster.local.LocalCluster", None)
+    with pytest.raises(dii.ArgumentError, match=next(iter(arguments))):
+        dii.start_cluster(**{"gpu": False} | arguments)

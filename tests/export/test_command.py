@@ -1,0 +1,103 @@
+"""``dask-image-ingest export``: what it writes and prints, and with which status it ends."""
+
+from __future__ import annotations
+
+import json
+
+import pandas as pd
+import pytest
+from witnesses import by_dali, by_webdataset, shards_in
+
+from dask_image_ingest import cli
+
+
+def run(capsys, *arguments):
+    status = cli.main(["export", *map(str, arguments)])
+    captured = capsys.readouterr()
+    return status, captured.out, captured.err
+
+
+@pytest.fixture
+def folder(shards):
+    return shards[0].parent
+
+
+def test_rows_that_meet_a_condition_become_shards(folder, photos, tmp_path, capsys):
+    where = "width >= 150 and json.similarity > 0.3 and not format in ['webp']"
+    options = ["--samples-per-shard", 4, "--index", "--json-field", "source.name=string"]
+    template = tmp_path / "{shard:06d}.tar"
+    status, out, err = run(capsys, folder, "-o", template, "--where", where, *options)
+    expected = [
+        (p.key, p.members)
+        for p in photos
+        if p.pixels.shape[1] >= 150 and p.similarity > 0.3 and p.extension != "webp"
+    ]
+    assert (status, err) == (0, "")
+    paths = shards_in(tmp_path)
+    assert by_webdataset(paths) == expected
+    assert f"{tmp_path}: {len(expected)} samples in {len(paths)} shards" in out
+    sidecar = pd.read_parquet(tmp_path / "000000.parquet")
+    assert sidecar["json.source.name"].tolist() == sidecar["__key__"].tolist()
+    assert sidecar["json.similarity"].gt(0.3).all()
+    assert len(by_dali(paths, ["txt"], sorted(tmp_path.glob("*.idx")))) == len(expected)
+
+
+def test_json_says_what_was_written(folder, tmp_path, capsys):
+    template = tmp_path / "{shard:02d}.tar"
+    _, out, _ = run(capsys, folder, "-o", template, "--bytes-per-shard", "200kB", "--json")
+    told = json.loads(out)
+    paths = shards_in(tmp_path)
+    assert told["samples"] == sum(shard["samples"] for shard in told["per_shard"]) == 24
+    assert told["members"] == 4 * 24
+    assert [shard["bytes"] for shard in told["per_shard"]] == [p.stat().st_size for p in paths]
+    assert all(path.stat().st_size <= 200_000 for path in paths)
+    assert (told["left_out"], told["damaged"]) == ({}, {})
+
+
+def test_members_sidecars_and_order_can_be_chosen(folder, photos, tmp_path, capsys):
+    options = ["--members", "jpg,txt", "--no-sidecar", "--shuffle", 7]
+    run(capsys, folder, "-o", tmp_path / "{shard}.tar", *options)
+    found = by_webdataset(shards_in(tmp_path))
+    assert [path.name for path in tmp_path.iterdir() if path.suffix == ".parquet"] == []
+    wanted = {p.key: {e: d for e, d in p.members.items() if e in ("jpg", "txt")} for p in photos}
+    assert dict(found) == wanted
+    assert [key for key, _ in found] != [photo.key for photo in photos]
+
+
+def test_a_second_run_is_refused_resumed_or_overwrites(folder, tmp_path, capsys):
+    template = tmp_path / "{shard}.tar"
+    run(capsys, folder, "-o", template)
+    status, _, err = run(capsys, folder, "-o", template)
+    assert status == 1
+    assert "has an export of 24 samples" in err
+    assert run(capsys, folder, "-o", template, "--resume")[0] == 0
+    assert run(capsys, folder, "-o", template, "--overwrite", "--where", "cls == 1")[0] == 0
+    assert len(by_webdataset(shards_in(tmp_path))) == 6
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        (["--where", "width >"], "is no condition"),
+        (["--where", "nothing > 3"], "'nothing'"),
+        (["--where", "width == 'a'"], "the column is of type int32"),
+        (["--json-field", "similarity"], "similarity=float32"),
+        (["--json-field", "similarity=number"], "'number' is no type of a column"),
+        (["--samples-per-shard", "0"], "samples_per_shard=0"),
+        (["--bytes-per-shard", "much"], "bytes_per_shard='much'"),
+        (["--resume", "--overwrite"], "choose one"),
+    ],
+)
+def test_wrong_arguments_end_with_2(options, said, folder, tmp_path, capsys):
+    status, out, err = run(capsys, folder, "-o", tmp_path / "out" / "{shard}.tar", *options)
+    assert status == 2
+    assert said in err
+    assert out == ""
+    assert not (tmp_path / "out").exists()
+
+
+def test_no_output_is_a_wrong_argument(folder, capsys):
+    with pytest.raises(SystemExit) as ended:
+        cli.main(["export", str(folder)])
+    assert ended.value.code == 2
+    assert "-o" in capsys.readouterr().err

@@ -1,0 +1,357 @@
+"""Whole or not at all, one writer, and nothing of others is touched."""
+
+from __future__ import annotations
+
+import errno
+import hashlib
+import json
+import logging
+import os
+import subprocess
+import sys
+import threading
+from pathlib import Path
+
+import pandas as pd
+import pytest
+from witnesses import contents, shards_in
+
+import dask_image_ingest as dii
+from dask_image_ingest.errors import ArgumentError, ExportError
+from dask_image_ingest.export import local_place, run, shard
+
+
+@pytest.fixture
+def table(shards):
+    return dii.read_webdataset_images(shards, backend="pandas").drop(columns=["image", "error"])
+
+
+@pytest.fixture
+def out(tmp_path):
+    return tmp_path / "out"
+
+
+def export(frame, out, **options):
+    options = {"samples_per_shard": 5, "index": True} | options
+    return dii.to_webdataset(frame, out / "{shard:03d}.tar", **options)
+
+
+class Stopped(Exception):
+    pass
+
+
+@pytest.fixture
+def stop_at(monkeypatch):
+    """Let an export fail at the n-th shard that is committed."""
+
+    def stop(number):
+        commits = []
+        commit = local_place.LocalPlace.commit
+
+        def committing(self, file, name):
+            if name.endswith(".tar"):
+                commits.append(name)
+                if len(commits) == number:
+                    raise Stopped
+            commit(self, file, name)
+
+        monkeypatch.setattr(local_place.LocalPlace, "commit", committing)
+
+    return stop
+
+
+def test_the_manifest_says_what_is_there(table, out):
+    told = export(table, out)
+    manifest = json.loads((out / "_manifest.json").read_text())
+    named = {"_manifest.json", "_plan.json"}
+    for entry in manifest["shards"]:
+        for file in (entry, *entry["beside"]):
+            content = (out / file["name"]).read_bytes()
+            assert len(content) == file["bytes"]
+            assert hashlib.sha256(content).hexdigest() == file["sha256"]
+            named.add(file["name"])
+    assert {path.name for path in out.iterdir()} == named
+    assert told["sha256"].tolist() == [entry["sha256"] for entry in manifest["shards"]]
+    assert told["samples"].tolist() == [5, 5, 5, 5, 4]
+    assert told["url"].tolist() == [str(path) for path in shards_in(out)]
+
+
+def test_a_second_export_to_a_place_is_refused(table, out):
+    export(table, out)
+    before = contents(out)
+    with pytest.raises(ExportError, match=r"has an export of 24 samples. resume=True"):
+        export(table, out)
+    assert contents(out) == before
+
+
+def test_a_finished_export_is_found_finished(table, out, monkeypatch):
+    told = export(table, out)
+    monkeypatch.setattr(run, "stage", None)
+    again = export(table, out, resume=True)
+    pd.testing.assert_frame_equal(told, again)
+    assert told.attrs == again.attrs
+
+
+@pytest.mark.parametrize("number", [1, 3, 5])
+def test_a_stopped_export_goes_on_where_it_stopped(
+    number, table, out, tmp_path, stop_at, monkeypatch
+):
+    export(table, out)
+    expected = contents(out)
+    out.rename(tmp_path / "whole")
+    with monkeypatch.context():
+        stop_at(number)
+        with pytest.raises(Stopped):
+            export(table, out)
+    assert len(shards_in(out)) == number - 1
+    with pytest.raises(ExportError, match=f"an unfinished export, {number - 1} of 5 shards"):
+        export(table, out)
+    monkeypatch.undo()
+    written = []
+    write = shard.copy_members
+    monkeypatch.setattr(shard, "copy_members", lambda *args: (written.append(args), write(*args)))
+    monkeypatch.setattr(run, "stage", None)  # the plan is there already
+    export(table, out, resume=True)
+    assert len(written) == 5 - (number - 1)
+    assert contents(out) == expected
+
+
+def test_it_goes_on_with_other_partitions(shards, out, tmp_path, stop_at, monkeypatch):
+    small = dii.read_webdataset_images(shards, backend="pandas", partition_size="300 kB")
+    large = dii.read_webdataset_images(shards, backend="pandas", partition_size=None)
+    assert small.npartitions > large.npartitions
+    export(large, out)
+    expected = contents(out)
+    out.rename(tmp_path / "whole")
+    with monkeypatch.context():
+        stop_at(3)
+        with pytest.raises(Stopped):
+            export(large, out)
+    monkeypatch.undo()
+    export(small, out, resume=True)
+    assert contents(out) == expected
+
+
+def test_a_missing_shard_of_a_finished_export_is_written_again(table, out, monkeypatch):
+    export(table, out)
+    expected = contents(out)
+    (out / "002.tar").unlink()
+    os.truncate(out / "003.parquet", 10)
+    written = []
+    write = shard.copy_members
+    monkeypatch.setattr(shard, "copy_members", lambda *args: (written.append(args), write(*args)))
+    export(table, out, resume=True)
+    assert contents(out) == expected
+    assert len(written) == 2
+
+
+@pytest.mark.parametrize(
+    ("other", "said"),
+    [
+        (lambda d: (d[d.width > 150], {}), "24 samples were planned, and are"),
+        (lambda d: (d, {"samples_per_shard": 6}), "samples_per_shard was 5 and is 6 now"),
+        (lambda d: (d, {"shuffle": 1}), "shuffle was None and is 1 now"),
+        (lambda d: (d, {"members": ["jpg", "png", "webp"]}), "members was"),
+        (lambda d: (d.assign(new=1), {}), "the columns were"),
+        (lambda d: (d.compute()[::-1], {}), "the samples, their order"),
+    ],
+    ids=["rows", "count", "shuffle", "members", "columns", "order"],
+)
+def test_another_plan_in_the_same_place_is_refused(other, said, table, out, stop_at, monkeypatch):
+    with monkeypatch.context():
+        stop_at(2)
+        with pytest.raises(Stopped):
+            export(table, out)
+    monkeypatch.undo()
+    before = contents(out)
+    frame, options = other(table)
+    with pytest.raises(ExportError, match=said):
+        export(frame, out, resume=True, **options)
+    assert contents(out) == before
+    export(table, out, resume=True)
+
+
+def test_columns_of_other_values_are_not_mixed(table, out, stop_at, monkeypatch):
+    with monkeypatch.context():
+        stop_at(3)
+        with pytest.raises(Stopped):
+            export(table.assign(score=1), out)
+    monkeypatch.undo()
+    with pytest.raises(
+        ExportError, match=r"the columns of the samples in .*\d.tar have other values"
+    ):
+        export(table.assign(score=2), out, resume=True)
+
+
+def test_a_source_that_changed_is_another_plan(shards, out, tmp_path, stop_at, monkeypatch):
+    paths = [tmp_path / path.name for path in shards]
+    for path, source in zip(paths, shards, strict=True):
+        path.write_bytes(source.read_bytes())
+    with monkeypatch.context():
+        stop_at(3)
+        with pytest.raises(Stopped):
+            export(dii.read_webdataset_images(paths, backend="pandas"), out)
+    monkeypatch.undo()
+    os.utime(paths[2], (1, 1))
+    with pytest.raises(ExportError, match="the source shards are others, or have changed"):
+        export(dii.read_webdataset_images(paths, backend="pandas"), out, resume=True)
+
+
+def test_overwrite_says_what_it_removes_and_removes_nothing_else(table, out, caplog):
+    export(table, out)
+    (out / "notes.txt").write_text("mine")
+    (out / "007.tar").write_text("mine too")
+    with caplog.at_level(logging.WARNING):
+        export(table[table.width > 200], out, samples_per_shard=10, index=False, overwrite=True)
+    assert f"removes 17 files of an earlier export from {out}: _manifest.json" in caplog.text
+    assert {path.name for path in out.iterdir()} == {
+        *("_manifest.json", "_plan.json", "notes.txt", "007.tar"),
+        *("000.tar", "000.parquet", "001.tar", "001.parquet"),
+    }
+
+
+def test_a_refused_overwrite_removes_nothing(table, out):
+    export(table, out)
+    before = contents(out)
+    with pytest.raises(ArgumentError):
+        export(table.compute().assign(__key__="a.b"), out, overwrite=True)
+    assert contents(out) == before
+
+
+@pytest.mark.parametrize("overwrite", [False, True])
+def test_files_of_others_are_not_written_over(overwrite, table, out):
+    out.mkdir()
+    (out / "003.tar").write_text("mine")
+    with pytest.raises(ExportError, match=r"1 files which no export wrote .* first 003.tar"):
+        export(table, out, overwrite=overwrite)
+    assert [path.name for path in out.iterdir()] == ["003.tar"]
+    assert (out / "003.tar").read_text() == "mine"
+
+
+def test_the_shards_that_are_read_are_not_written_over(table, out):
+    export(table, out)
+    again = dii.read_webdataset_images(out, backend="pandas")
+    before = contents(out)
+    with pytest.raises(ExportError, match=r"the frame reads .*000.tar, which this export would"):
+        export(again, out, overwrite=True)
+    assert contents(out) == before
+
+
+def test_a_plan_of_another_making_is_left_alone(table, out):
+    out.mkdir()
+    (out / "_plan.json").write_text('{"format": 99}')
+    for options in ({}, {"resume": True}, {"overwrite": True}):
+        with pytest.raises(ExportError, match="is not what this release writes there"):
+            export(table, out, **options)
+    template = {"template": "../{shard}.tar", "sidecar": False, "index": False}
+    (out / "_plan.json").write_text(json.dumps({"format": 1, "options": template, "shards": 1}))
+    with pytest.raises(ExportError, match="is not what this release writes there"):
+        export(table, out, overwrite=True)
+
+
+def test_the_second_of_two_writers_is_refused(table, out, monkeypatch):
+    begun, go_on = threading.Event(), threading.Event()
+
+    def waiting(*args, **kwargs):
+        begun.set()
+        assert go_on.wait(60)
+        return stage(*args, **kwargs)
+
+    stage = run.stage
+    monkeypatch.setattr(run, "stage", waiting)
+    first = threading.Thread(target=export, args=(table, out))
+    first.start()
+    assert begun.wait(60)
+    try:
+        for options in ({}, {"resume": True}, {"overwrite": True}):
+            with pytest.raises(
+                ExportError, match=rf"another export writes to .* \(process {os.getpid()}"
+            ):
+                export(table, out, **options)
+    finally:
+        go_on.set()
+        first.join()
+    assert len(shards_in(out)) == 5
+    assert not (out / "_lock").exists()
+
+
+def test_a_task_that_outlived_its_export_writes_nothing(table, out, monkeypatch):
+    def taken_over(*args):
+        copy_members(*args)
+        plan = json.loads((out / "_plan.json").read_text())
+        (out / "_plan.json").write_text(json.dumps(plan | {"plan": "another"}))
+
+    copy_members = shard.copy_members
+    monkeypatch.setattr(shard, "copy_members", taken_over)
+    with pytest.raises(ExportError, match="another export has begun"):
+        export(table, out)
+    assert not shards_in(out)
+
+
+# Runs with a limit on the size of a file, which is to a writer what a full disk is.
+LIMITED = """
+import resource, sys
+import dask
+import dask_image_ingest as dii
+from dask_image_ingest.errors import ExportError
+resource.setrlimit(resource.RLIMIT_FSIZE, (100_000, resource.RLIM_INFINITY))
+frame = dii.read_webdataset_images(sys.argv[1], backend="pandas")
+with dask.config.set(scheduler="synchronous"):
+    try:
+        dii.to_webdataset(frame, sys.argv[2] + "/{shard:03d}.tar", samples_per_shard=3)
+    except ExportError as error:
+        print(error)
+"""
+
+
+def test_a_full_disk_is_told_and_loses_nothing(shards, table, out, tmp_path):
+    export(table, out, samples_per_shard=3, index=False)
+    expected = contents(out)
+    out.rename(tmp_path / "whole")
+    finished = subprocess.run(
+        [sys.executable, "-c", LIMITED, str(shards[0].parent), str(out)],
+        env=os.environ | {"PYTHONPATH": str(Path(dii.__file__).parents[1])},
+        capture_output=True,
+        text=True,
+        timeout=120,
+    )
+    assert (
+        "File too large. What is finished stays; make room, and resume=True goes on"
+        in finished.stdout
+    )
+    assert finished.returncode == 0, finished.stderr
+    for path in shards_in(out):
+        assert path.read_bytes() == (tmp_path / "whole" / path.name).read_bytes()
+    assert len(shards_in(out)) < 8
+    assert not list((out / "_staging").glob("*.tmp"))
+    export(table, out, samples_per_shard=3, index=False, resume=True)
+    assert contents(out) == expected
+
+
+@pytest.mark.parametrize("error", [errno.EACCES, errno.EROFS])
+def test_a_folder_that_may_not_be_written_is_told(error, table, out, monkeypatch):
+    def refusing(path, *args, **kwargs):
+        raise OSError(error, os.strerror(error), path)
+
+    monkeypatch.setattr(os, "makedirs", refusing)
+    with pytest.raises(
+        ExportError, match=f"{out} cannot be written: {os.strerror(error)}. Choose another"
+    ):
+        export(table, out)
+    monkeypatch.undo()
+    assert not out.exists()
+
+
+def test_a_file_in_place_of_the_folder_is_told(table, out):
+    out.write_text("a file")
+    with pytest.raises(ExportError, match=f"{out} cannot be written"):
+        export(table, out)
+
+
+def test_shards_may_be_read_by_whoever_may_read_the_folder(table, out):
+    before = os.umask(0o022)
+    try:
+        export(table, out)
+    finally:
+        os.umask(before)
+    assert {path.stat().st_mode & 0o777 for path in out.iterdir()} == {0o644}

@@ -1,0 +1,215 @@
+"""What a reader would not give back is refused before the first byte, with its row."""
+
+from __future__ import annotations
+
+import os
+
+import pandas as pd
+import pytest
+from tars import tar
+from witnesses import by_webdataset, shards_in
+
+import dask_image_ingest as dii
+from dask_image_ingest.errors import ArgumentError, ShardError
+
+
+@pytest.fixture
+def rows(tmp_path):
+    members = {f"{key}.{e}": key.encode() for key in "abcd" for e in ("jpg", "txt")}
+    (tmp_path / "in.tar").write_bytes(tar(members))
+    frame = dii.read_webdataset_images(tmp_path / "in.tar", backend="pandas")
+    return frame.drop(columns=["image", "error"]).compute()
+
+
+def export(frame, tmp_path, **options):
+    return dii.to_webdataset(frame, tmp_path / "out" / "{shard:03d}.tar", **options)
+
+
+HOSTILE = {
+    "../b": "leads out of its folder",
+    "x/../b": "leads out of its folder",
+    "/etc/passwd": "begins with a slash",
+    "x\\b": "backslash",
+    "x\0b": "control characters",
+    "x\nb": "control characters",
+    "b.c": "first dot",
+    ".b": "first dot",
+    "x//b": "empty part",
+    "b/": "empty part",
+    "": "empty part",
+    "__b__": "__like_this__",
+    "__meta__/b": "__like_this__",
+    "x/__meta__/b": "__like_this__",
+}
+
+
+@pytest.mark.parametrize("key", HOSTILE, ids=repr)
+def test_hostile_keys_are_refused_with_their_row(key, rows, tmp_path):
+    rows.loc[rows["__key__"] == "b", "__key__"] = key
+    offset = rows["offset"].iloc[1]
+    with pytest.raises(ArgumentError, match=HOSTILE[key]) as error:
+        export(rows, tmp_path)
+    assert f"in.tar, byte {offset}: bad-key" in str(error.value)
+    assert "1 of 4 rows" in str(error.value)
+    assert not (tmp_path / "out").exists()
+    told = export(rows, tmp_path, errors="drop")
+    assert [k for k, _ in by_webdataset(shards_in(tmp_path / "out"))] == ["a", "c", "d"]
+    assert told.attrs["left_out"]["bad-key"]["count"] == 1
+    left_out = pd.read_parquet(tmp_path / "out" / "_left_out.parquet")
+    assert left_out[["__key__", "offset"]].to_numpy().tolist() == [[key, offset]]
+
+
+@pytest.mark.parametrize(
+    "key", ["a b", "ü", "x.y/b", "./b", "__b", "b__", "x/__b", "y__/b", "a" * 300]
+)
+def test_odd_keys_that_are_read_as_they_are_written(key, rows, tmp_path):
+    rows.loc[rows["__key__"] == "b", "__key__"] = key
+    export(rows, tmp_path)
+    assert [k for k, _ in by_webdataset(shards_in(tmp_path / "out"))] == ["a", key, "c", "d"]
+
+
+def test_a_name_that_readers_skip_because_of_its_extension(tmp_path):
+    (tmp_path / "in.tar").write_bytes(tar({"a.jpg": b"a", "a.txt__": b"a"}))
+    frame = dii.read_webdataset_images(tmp_path / "in.tar", backend="pandas").compute()
+    export(frame, tmp_path)
+    with pytest.raises(ArgumentError, match=r"readers skip __a.txt__"):
+        export(frame.assign(__key__="__a"), tmp_path, overwrite=True)
+
+
+def test_a_merge_that_multiplies_rows_is_refused(rows, tmp_path):
+    twice = rows.merge(pd.DataFrame({"__key__": ["a", "a", "c"], "score": [1, 2, 3]}), on="__key__")
+    with pytest.raises(ArgumentError, match=r"1 of 3 rows .* repeated-row: the frame has this"):
+        export(twice, tmp_path)
+    export(twice, tmp_path, errors="drop")
+    assert pd.read_parquet(tmp_path / "out" / "000.parquet")["score"].tolist() == [1, 3]
+
+
+def test_rows_twice_without_an_image_are_refused_too(tmp_path):
+    (tmp_path / "in.tar").write_bytes(tar({"a.jpg": b"a", "b.txt": b"b"}))
+    rows = dii.read_webdataset_images(tmp_path / "in.tar", backend="pandas").compute()
+    with pytest.raises(ArgumentError, match=r"1 of 3 rows .* b of .*: repeated-row"):
+        export(pd.concat([rows, rows[1:]]), tmp_path)
+
+
+@pytest.mark.parametrize("key", ["a", "./a"])
+def test_keys_are_unique_within_a_shard(key, rows, tmp_path):
+    rows.loc[rows["__key__"] == "c", "__key__"] = key
+    with pytest.raises(ArgumentError, match=r"repeated-key: its shard has another sample"):
+        export(rows, tmp_path)
+    told = export(rows, tmp_path, errors="drop")
+    assert told["samples"].tolist() == [3]
+    # And may be used again in another one, as in collections that number each shard anew.
+    told = export(rows, tmp_path, samples_per_shard=2, overwrite=True)
+    assert told["samples"].tolist() == [2, 2]
+
+
+@pytest.mark.parametrize("extension", ["txt", "TXT"])
+def test_a_member_twice_is_refused_unless_another_takes_its_place(extension, tmp_path):
+    (tmp_path / "in.tar").write_bytes(
+        tar([("a.jpg", b"a"), ("a.txt", b"1"), (f"a.{extension}", b"2"), ("b.jpg", b"b")])
+    )
+    frame = dii.read_webdataset_images(tmp_path / "in.tar", backend="pandas")
+    frame = frame.drop(columns=["image", "error"]).assign(caption="new")
+    with pytest.raises(
+        ArgumentError, match=r"a of .*in.tar.*duplicate-member: .* more than one txt"
+    ):
+        export(frame, tmp_path)
+    export(frame, tmp_path, members={"txt": "caption"})
+    found = by_webdataset(shards_in(tmp_path / "out"))
+    assert found == [("a", {"jpg": b"a", "txt": b"new"}), ("b", {"jpg": b"b", "txt": b"new"})]
+    export(frame, tmp_path, members=["jpg"], overwrite=True)
+    assert by_webdataset(shards_in(tmp_path / "out")) == [
+        ("a", {"jpg": b"a"}),
+        ("b", {"jpg": b"b"}),
+    ]
+
+
+def test_rows_without_any_wanted_member_are_refused(rows, tmp_path):
+    with pytest.raises(ArgumentError, match=r"4 of 4 rows .*no-members"):
+        export(rows, tmp_path, members=["png"])
+
+
+def test_rows_that_point_nowhere_are_refused(rows, tmp_path):
+    frame = pd.concat([rows, pd.DataFrame({"__key__": ["new"]})], ignore_index=True)
+    with pytest.raises(ArgumentError, match=r"no-pointer: its __url__ is null"):
+        export(frame, tmp_path)
+
+
+def test_a_shard_that_is_gone_is_named(rows, tmp_path):
+    os.rename(tmp_path / "in.tar", tmp_path / "elsewhere")
+    with pytest.raises(ArgumentError, match=r"4 of 4 rows .*unreadable-shard: .*in.tar"):
+        export(rows, tmp_path)
+    assert len(export(rows, tmp_path, errors="drop")) == 0
+
+
+def test_a_shard_that_was_replaced_is_named(rows, tmp_path):
+    (tmp_path / "in.tar").write_bytes(tar({"x/a.jpg": bytes(5000), "b.jpg": b"b", "b.txt": b"b"}))
+    with pytest.raises(ArgumentError, match=r"lost-sample: .* has it changed since it was read"):
+        export(rows, tmp_path)
+
+
+def test_a_source_that_changes_while_it_is_copied_is_an_error(rows, tmp_path, monkeypatch):
+    from dask_image_ingest.export import run
+
+    def planned(*args, **kwargs):
+        prepared = prepare(*args, **kwargs)
+        os.utime(tmp_path / "in.tar", (1, 1))
+        return prepared
+
+    prepare = run.prepare
+    monkeypatch.setattr(run, "prepare", planned)
+    with pytest.raises(ShardError, match=r"in.tar has changed since its samples were read"):
+        export(rows, tmp_path)
+    assert not shards_in(tmp_path / "out")
+
+
+@pytest.mark.parametrize("column", ["__key__", "__url__", "offset"])
+def test_a_frame_without_pointers_is_refused(column, rows, tmp_path):
+    with pytest.raises(ArgumentError, match=f"no column '{column}'"):
+        export(rows.drop(columns=column), tmp_path)
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        *("out.tar", "{shard}.zip", "{shard}.tar.gz", "{x}.tar", "{shard}-{shard}.tar"),
+        *("{shard}/a.tar", "_{shard}.tar", ".{shard}.tar", "{shard.tar", "{}.tar"),
+        *("{shard:q}.tar", "{shard!r:>9}.tar"),
+    ],
+)
+def test_names_that_are_none_for_shards_are_refused(name, rows, tmp_path):
+    with pytest.raises(ArgumentError, match="is no name for shards"):
+        dii.to_webdataset(rows, str(tmp_path / "out" / name))
+    assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"samples_per_shard": 0},
+        {"samples_per_shard": 1.5},
+        {"samples_per_shard": True},
+        {"bytes_per_shard": "much"},
+        {"bytes_per_shard": 0},
+        {"shuffle": True},
+        {"shuffle": "x"},
+        {"sidecar": "csv"},
+        {"errors": "null"},
+        {"drop_bad_images": True},
+        {"resume": True, "overwrite": True},
+    ],
+    ids=str,
+)
+def test_arguments_that_make_no_sense_are_refused(options, rows, tmp_path):
+    with pytest.raises(ArgumentError):
+        export(rows, tmp_path, **options)
+    assert not (tmp_path / "out").exists()
+
+
+def test_extensions_that_an_index_cannot_hold(tmp_path):
+    (tmp_path / "in.tar").write_bytes(tar({"a.jpg": b"a", "b.jpg": b"b", "b.my txt": b"b"}))
+    frame = dii.read_webdataset_images(tmp_path / "in.tar", backend="pandas")
+    with pytest.raises(ArgumentError, match=r"bad-extension: 'my txt' cannot stand in an index"):
+        export(frame, tmp_path, index=True)
+    export(frame, tmp_path)
+    assert by_webdataset(shards_in(tmp_path / "out"))[1] == ("b", {"jpg": b"b", "my txt": b"b"})

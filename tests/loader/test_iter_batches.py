@@ -1,0 +1,280 @@
+"""``iter_batches``: every image once, in the promised order, with little memory, resumable."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import dask
+import numpy as np
+import pytest
+from counted import work  # noqa: F401  a fixture
+from distributed import Client, LocalCluster
+from photo_shards import write_tar
+
+import dask_image_ingest as dii
+
+ROOT = Path(__file__).parents[2]
+
+
+@pytest.fixture
+def ddf(shards):
+    return dii.read_webdataset_images(shards, size=16, backend="pandas")
+
+
+@pytest.fixture(scope="module")
+def with_bad_ones(photos, tmp_path_factory):
+    """Five shards of 0 to 7 images, of which some are no images."""
+    folder = tmp_path_factory.mktemp("bad")
+    for shard, count in enumerate([6, 1, 7, 0, 5]):
+        members = {"note.txt": b""}
+        for number in range(count):
+            photo = photos[shard * 4 + number]
+            bad = (shard + number) % 4 == 1
+            members[f"{shard}-{number}.{photo.extension}"] = b"none" if bad else photo.encoded
+        write_tar(folder / f"{shard}.tar", members)
+    return dii.read_webdataset_images(folder, size=16, backend="pandas")
+
+
+def keys(batches):
+    return [key for batch in batches for key in batch["__key__"]]
+
+
+def good_keys(ddf):
+    frame = ddf.compute()
+    return frame.loc[frame["image"].notna(), "__key__"].tolist()
+
+
+@pytest.mark.parametrize("prefetch", [0, 1, 2, 5])
+def test_every_image_comes_once_in_order_and_in_full_batches(ddf, prefetch):
+    batches = list(ddf.images.iter_batches(5, prefetch=prefetch))
+    assert [len(batch["image"]) for batch in batches] == [5, 5, 5, 5, 4]
+    frame = ddf.compute()
+    assert keys(batches) == frame["__key__"].tolist()
+    images = np.concatenate([batch["image"] for batch in batches])
+    np.testing.assert_array_equal(images, np.stack(frame.images.arrays()))
+    assert [c for batch in batches for c in batch["cls"]] == frame["cls"].tolist()
+
+
+def test_an_eager_frame_gives_the_same(ddf):
+    lazy, eager = ddf.images.iter_batches(7), ddf.compute().images.iter_batches(7)
+    for one, other in zip(lazy, eager, strict=True):
+        assert one.keys() == other.keys()
+        np.testing.assert_array_equal(one["image"], other["image"])
+
+
+def test_a_last_smaller_batch_may_be_dropped(ddf):
+    assert [len(b["image"]) for b in ddf.images.iter_batches(5, drop_last=True)] == [5] * 4
+
+
+def test_rows_without_an_image_are_left_out(with_bad_ones):
+    batches = list(with_bad_ones.images.iter_batches(3, columns=["__key__"]))
+    assert keys(batches) == good_keys(with_bad_ones)
+    assert {len(batch["image"]) for batch in batches[:-1]} == {3}
+
+
+def test_images_that_differ_in_shape_come_as_a_list(shards):
+    ddf = dii.read_webdataset_images(shards, backend="pandas")
+    (batch,) = ddf.images.iter_batches(24, columns=[])
+    assert [image.shape for image in batch["image"]] == [
+        image.shape for image in ddf.compute().images.arrays()
+    ]
+
+
+def test_only_the_columns_asked_for_are_read(ddf):
+    batches = ddf.images.iter_batches(8, columns=["cls"])
+    assert next(batches).keys() == {"image", "cls"}
+    batches.close()
+
+
+def test_a_column_with_nulls_is_an_error_that_names_it(photos, tmp_path):
+    encoded = [photo.encoded for photo in photos[:2]]
+    write_tar(tmp_path / "a.tar", {"a.jpg": encoded[0], "a.cls": b"1", "b.jpg": encoded[1]})
+    ddf = dii.read_webdataset_images(tmp_path, size=8, backend="pandas")
+    with pytest.raises(dii.ArgumentError, match="'cls' has nulls"):
+        next(ddf.images.iter_batches(2))
+    assert len(next(ddf.images.iter_batches(2, columns=[]))["image"]) == 2
+
+
+def test_vectors_come_as_two_dimensional_arrays(ddf):
+    embedded = ddf.images.map_batches(
+        lambda x: x.mean(axis=(1, 2)), {"v": "list<float32>"}, keep_image=True
+    )
+    (batch,) = embedded.images.iter_batches(24, columns=["v"])
+    np.testing.assert_allclose(batch["v"], batch["image"].mean(axis=(1, 2)), rtol=1e-6)
+
+
+class TestShuffle:
+    def test_every_image_comes_once_in_another_order(self, ddf):
+        plain = ddf.compute()["__key__"].tolist()
+        got = keys(ddf.images.iter_batches(5, shuffle=1))
+        assert sorted(got) == plain
+        assert got != plain
+        mixed = [plain.index(key) // 8 for key in got]
+        assert mixed != sorted(mixed, key=mixed.index), "no partitions were mixed"
+
+    def test_a_seed_is_an_order(self, ddf):
+        once, again, other = (keys(ddf.images.iter_batches(5, shuffle=s)) for s in (1, 1, 2))
+        assert once == again != other
+
+    def test_images_stay_with_their_keys(self, ddf):
+        frame = ddf.compute()
+        images = dict(zip(frame["__key__"], frame.images.arrays(), strict=True))
+        for batch in ddf.images.iter_batches(5, shuffle=3):
+            for key, image in zip(batch["__key__"], batch["image"], strict=True):
+                np.testing.assert_array_equal(image, images[key])
+
+    def test_partitions_of_any_size(self, with_bad_ones):
+        for seed in range(5):
+            got = keys(with_bad_ones.images.iter_batches(4, columns=["__key__"], shuffle=seed))
+            assert sorted(got) == sorted(good_keys(with_bad_ones))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("shuffle", [None, 0, 7])
+@pytest.mark.parametrize("batch_size", [1, 4, 50])
+def test_it_goes_on_where_it_stopped(with_bad_ones, shuffle, batch_size):
+    options = {"columns": ["__key__"], "shuffle": shuffle}
+    whole, positions = [], [(0, 0)]
+    batches = with_bad_ones.images.iter_batches(batch_size, **options)
+    for batch in batches:
+        whole.append(batch["__key__"].tolist())
+        positions.append(json.loads(json.dumps(batches.position)))
+    for done, position in enumerate(positions):
+        for start in (done, position):
+            rest = with_bad_ones.images.iter_batches(batch_size, start=start, **options)
+            assert [batch["__key__"].tolist() for batch in rest] == whole[done:], (done, start)
+
+
+def test_going_on_from_a_position_reads_nothing_before_it(ddf, work):  # noqa: F811
+    batches = ddf.images.iter_batches(4, prefetch=0)
+    for _ in range(4):
+        next(batches)
+    batches.close()
+    work.clear()
+    list(ddf.images.iter_batches(4, start=batches.position))
+    assert work["decoded"] == 8
+
+
+def test_no_more_is_read_than_asked_for(ddf, work):  # noqa: F811
+    batches = ddf.images.iter_batches(4, prefetch=1)
+    next(batches)
+    batches.close()
+    assert work["decoded"] <= 16
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"batch_size": 0},
+        {"batch_size": "4"},
+        {"batch_size": 4.0},
+        {"prefetch": -1},
+        {"prefetch": 0.5},
+        {"shuffle": True},
+        {"shuffle": "seed"},
+        {"start": -1},
+        {"start": True},
+        {"format": "jax"},
+        {"format": None},
+        {"columns": 5},
+        {"columns": ["nothing"]},
+    ],
+)
+def test_wrong_arguments_are_refused_at_the_call(ddf, options):
+    with pytest.raises(dii.ArgumentError):
+        ddf.images.iter_batches(**{"batch_size": 4} | options)
+
+
+def test_numbers_may_be_of_numpy(ddf):
+    two = np.int64(2)
+    batches = ddf.images.iter_batches(two, start=two, shuffle=two, prefetch=two)
+    assert keys(batches) == keys(ddf.images.iter_batches(2, start=2, shuffle=2))
+
+
+def test_the_position_is_known_before_the_first_batch(with_bad_ones):
+    batches = with_bad_ones.images.iter_batches(3, columns=["__key__"])
+    position = [next(batches) for _ in range(2)] and batches.position
+    batches.close()
+    waiting = with_bad_ones.images.iter_batches(3, start=2)
+    assert waiting.position == position
+
+
+def test_a_package_that_is_missing_is_named(ddf, monkeypatch):
+    monkeypatch.setitem(sys.modules, "cupy", None)
+    with pytest.raises(dii.MissingDependencyError, match="cupy"):
+        ddf.images.iter_batches(4, "cupy")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("shuffle", [[], ["3"]], ids=["in order", "shuffled"])
+def test_memory_stays_within_three_partitions_of_twenty(shuffle):
+    finished = subprocess.run(
+        [sys.executable, ROOT / "tests" / "support" / "bounded_memory.py", *shuffle],
+        env=os.environ | {"PYTHONPATH": str(ROOT)},
+        capture_output=True,
+        text=True,
+        timeout=120,
+    )
+    assert finished.returncode == 0, finished.stderr
+    peak = json.loads(finished.stdout)["peak"]
+    print(f"peak: {peak:.2f} partitions")
+    assert 1 < peak <= 3
+
+
+def test_torch_tensors_share_the_memory_of_the_partition(ddf):
+    torch = pytest.importorskip("torch", reason="pip install torch==2.13.0")
+    frame = ddf.get_partition(0).compute()
+    arrays = frame.images.arrays()
+    batches = list(frame.images.iter_batches(4, "torch"))
+    assert [len(batch["image"]) for batch in batches] == [4, 4]
+    for batch, first in zip(batches, (arrays[0], arrays[4]), strict=True):
+        assert batch["image"].data_ptr() == first.__array_interface__["data"][0]
+        assert batch["image"].dtype == torch.uint8
+        assert batch["cls"].dtype == torch.int64
+        assert isinstance(batch["__key__"], list)
+    np.testing.assert_array_equal(batches[1]["image"], np.stack(arrays[4:]))
+
+
+@pytest.fixture(scope="module")
+def client():
+    settings = {"n_workers": 2, "threads_per_worker": 1, "dashboard_address": None}
+    with LocalCluster(**settings) as cluster, Client(cluster) as client:
+        yield client
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("persist", [False, True])
+def test_partitions_are_read_ahead_on_the_workers_of_a_cluster(client, ddf, persist):
+    want = ddf.compute()["__key__"].tolist()
+    with dask.config.set(scheduler=None):
+        frame = ddf.persist() if persist else ddf
+        batches = frame.images.iter_batches(5, columns=["__key__"])
+        first = next(batches)
+        assert batches._source._client is client
+        assert [*first["__key__"], *keys(batches)] == want
+        assert len(keys(frame.images.iter_batches(5, shuffle=1, start=2))) == 14
+    if not persist:
+        until = time.monotonic() + 10
+        while client.sync(client.scheduler.who_has):
+            assert time.monotonic() < until, "results stayed on the workers"
+            time.sleep(0.01)
+
+
+def test_tasks_on_all_workers_may_iterate(client, ddf, shards):
+    want = ddf.compute()["__key__"].tolist()
+    tasks = [client.submit(keys_in_a_task, shards, start) for start in (0, (1, 2))]
+    first, second = client.gather(tasks)
+    assert first == want
+    assert second == want[10:]
+
+
+def keys_in_a_task(shards, start):
+    with dask.config.set(scheduler=None):
+        ddf = dii.read_webdataset_images(shards, size=16, backend="pandas")
+        batches = ddf.images.iter_batches(5, columns=["__key__"], start=start)
+        return [key for batch in batches for key in batch["__key__"]]

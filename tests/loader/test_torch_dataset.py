@@ -1,0 +1,212 @@
+"""``iter_batches`` and ``torch_dataset`` in DataLoader workers and ranks: each image once."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from collections import Counter
+from pathlib import Path
+from types import SimpleNamespace
+
+import dask
+import pytest
+from distributed import Client, LocalCluster
+from small_frames import lazy_frame, small_frame
+
+import dask_image_ingest as dii
+from dask_image_ingest.loader.shard import parse_shard
+
+WHY = "pip install torch==2.13.0"
+
+
+def fake_torch(monkeypatch, worker=None, group=None):
+    """torch as a process sees it that is worker ``(id, of)`` and rank ``(rank, of)``."""
+    info = worker and SimpleNamespace(id=worker[0], num_workers=worker[1])
+    distributed = SimpleNamespace(
+        is_available=lambda: True,
+        is_initialized=lambda: group is not None,
+        get_rank=lambda: group[0],
+        get_world_size=lambda: group[1],
+    )
+    data = SimpleNamespace(get_worker_info=lambda: info)
+    torch = SimpleNamespace(distributed=distributed, utils=SimpleNamespace(data=data))
+    monkeypatch.setitem(sys.modules, "torch", torch)
+
+
+@pytest.fixture
+def ddf():
+    numbers = iter(range(100))
+    parts = [[next(numbers) for _ in range(size)] for size in (5, 3, 0, 8, 1, 4, 2)]
+    return lazy_frame([small_frame(rows) for rows in parts])
+
+
+def keys(batches):
+    return [int(key) for batch in batches for key in batch["key"]]
+
+
+class TestShare:
+    """Which share is found, with no torch installed."""
+
+    @pytest.mark.parametrize(
+        ("worker", "group", "numpy", "torch"),
+        [
+            (None, None, (0, 1), (0, 1)),
+            ((1, 4), None, (1, 4), (1, 4)),
+            (None, (2, 3), (0, 1), (2, 3)),
+            ((1, 4), (2, 3), (1, 4), (9, 12)),
+        ],
+    )
+    def test_workers_share_always_and_ranks_share_tensors(
+        self, monkeypatch, worker, group, numpy, torch
+    ):
+        fake_torch(monkeypatch, worker, group)
+        assert parse_shard("auto", "numpy") == numpy
+        assert parse_shard("auto", "torch") == torch
+        assert parse_shard(None, "torch") == (0, 1)
+        assert parse_shard((1, 2), "torch") == (1, 2)
+
+    def test_without_torch_there_is_one_share(self, monkeypatch):
+        monkeypatch.delitem(sys.modules, "torch", raising=False)
+        assert parse_shard("auto", "torch") == (0, 1)
+
+    def test_a_spawned_worker_has_its_rank_from_torchrun(self, monkeypatch):
+        monkeypatch.setenv("RANK", "1")
+        monkeypatch.setenv("WORLD_SIZE", "2")
+        fake_torch(monkeypatch, worker=(0, 3))
+        assert parse_shard("auto", "torch") == (3, 6)
+        # A process that has not joined its group yet may do something else first.
+        fake_torch(monkeypatch)
+        assert parse_shard("auto", "torch") == (0, 1)
+
+    @pytest.mark.parametrize(
+        "shard", [(2, 2), (-1, 2), (0, 0), 1, (0,), (0, 1, 2), "all", (0.0, 1), (None, 2)]
+    )
+    def test_what_is_no_share_is_refused(self, ddf, shard):
+        with pytest.raises(dii.ArgumentError, match="shard="):
+            ddf.images.iter_batches(2, shard=shard)
+
+    @pytest.mark.parametrize("shuffle", [None, 4])
+    def test_all_workers_of_all_ranks_have_each_image_once(self, ddf, monkeypatch, shuffle):
+        seen = Counter()
+        for rank in range(2):
+            for worker in range(3):
+                fake_torch(monkeypatch, (worker, 3), (rank, 2))
+                shard = parse_shard("auto", "torch")
+                seen.update(keys(ddf.images.iter_batches(2, shuffle=shuffle, shard=shard)))
+        assert seen == Counter(range(23))
+
+    def test_rows_of_a_frame_in_memory_are_shared(self, ddf):
+        frame = ddf.compute()
+        shares = [keys(frame.images.iter_batches(4, shard=(rank, 3))) for rank in range(3)]
+        assert [key for share in shares for key in share] == list(range(23))
+        assert {len(share) for share in shares} == {7, 8}
+
+
+def test_a_package_that_is_missing_is_named(ddf, monkeypatch):
+    monkeypatch.setitem(sys.modules, "torch", None)
+    monkeypatch.delitem(sys.modules, "dask_image_ingest.loader.torch_dataset", raising=False)
+    with pytest.raises(dii.MissingDependencyError, match="torch"):
+        ddf.images.torch_dataset(4)
+
+
+# distributed warns where a process forks whose threads run.
+@pytest.mark.filterwarnings("ignore:This process .* is multi-threaded:DeprecationWarning")
+class TestDataLoader:
+    """With torch itself."""
+
+    @pytest.fixture
+    def data(self):
+        return pytest.importorskip("torch.utils.data", reason=WHY)
+
+    @pytest.fixture(params=["fork", "spawn"])
+    def loader(self, request, data):
+        def load(dataset, workers=2):
+            return data.DataLoader(
+                dataset,
+                batch_size=None,
+                num_workers=workers,
+                multiprocessing_context=request.param,
+            )
+
+        return load
+
+    @pytest.mark.parametrize("shuffle", [None, 1])
+    def test_each_image_comes_once(self, ddf, loader, shuffle):
+        dataset = ddf.images.torch_dataset(3, shuffle=shuffle)
+        assert Counter(keys(loader(dataset))) == Counter(range(23))
+
+    def test_without_workers_it_is_iter_batches(self, ddf, data):
+        dataset = ddf.images.torch_dataset(3, shuffle=2)
+        loader = data.DataLoader(dataset, batch_size=None)
+        first = keys(loader)
+        assert first == keys(ddf.images.iter_batches(3, shuffle=2))
+        assert keys(loader) == first
+        dataset.set_epoch(1)
+        assert keys(loader) == keys(ddf.images.iter_batches(3, shuffle=3)) != first
+
+    @pytest.mark.filterwarnings("ignore:The given NumPy array is not writable:UserWarning")
+    def test_a_dataset_of_the_users_own_has_each_image_once_too(self, ddf, data):
+        class Own(data.IterableDataset):
+            def __iter__(self):
+                yield from ddf.images.iter_batches(3)
+
+        loader = data.DataLoader(Own(), batch_size=None, num_workers=2)
+        assert Counter(keys(loader)) == Counter(range(23))
+
+    def test_shards_are_decoded_in_workers_of_a_process_that_has_decoded(self, shards, loader):
+        ddf = dii.read_webdataset_images(shards, size=16, backend="pandas")
+        want = ddf.compute()["__key__"].tolist()
+        dataset = ddf.images.torch_dataset(5, columns=["__key__"])
+        got = [key for batch in loader(dataset) for key in batch["__key__"]]
+        assert sorted(got) == sorted(want)
+
+    def test_a_client_of_a_cluster_does_not_hold_up_the_workers(self, ddf, data):
+        with (
+            LocalCluster(n_workers=1, threads_per_worker=1, dashboard_address=None) as cluster,
+            Client(cluster),
+            dask.config.set(scheduler=None),
+        ):
+            dataset = ddf.images.torch_dataset(3, start=1)
+            loader = data.DataLoader(dataset, batch_size=None, num_workers=2, timeout=60)
+            got = keys(loader)
+            assert len(got) == len(set(got)) < 23
+            persisted = ddf.persist()
+            dataset = persisted.images.torch_dataset(3)
+            loader = data.DataLoader(dataset, batch_size=None, num_workers=1, timeout=60)
+            with pytest.raises(dii.ArgumentError, match="before persist"):
+                list(loader)
+
+    @pytest.mark.filterwarnings("ignore")
+    def test_a_stateful_loader_goes_on_where_it_stopped(self, ddf):
+        stateful = pytest.importorskip("torchdata.stateful_dataloader", reason="torchdata")
+
+        def loader():
+            dataset = ddf.images.torch_dataset(2, shuffle=5)
+            return stateful.StatefulDataLoader(dataset, batch_size=None, num_workers=2)
+
+        whole = [keys([batch]) for batch in loader()]
+        for done in range(len(whole)):
+            first, second = loader(), loader()
+            batches = iter(first)
+            for _ in range(done):
+                next(batches)
+            second.load_state_dict(first.state_dict())
+            assert [keys([batch]) for batch in second] == whole[done:]
+
+    @pytest.mark.parametrize("context", ["fork", "spawn"])
+    def test_ranks_of_a_process_group_share_too(self, context, tmp_path):
+        pytest.importorskip("torch", reason=WHY)
+        tests = Path(__file__).parent
+        ranks = [
+            subprocess.Popen(
+                [sys.executable, tests / "torch_rank.py", tmp_path / "group", str(rank), context],
+                env=os.environ | {"PYTHONPATH": f"{tests}:{tests.parent}"},
+                stdout=subprocess.PIPE,
+                text=True,
+            )
+            for rank in range(2)
+        ]
+        shares = [rank.communicate(timeout=120)[0].split() for rank in ranks]
+        assert all(shares)
+        assert Counter(int(key) for share in shares for key in share) == Counter(range(23))

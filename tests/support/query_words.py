@@ -1,0 +1,107 @@
+"""The words of random queries: what their names stand for, lazily, in memory and in pandas."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, ClassVar
+
+import dask
+import dask.dataframe as dd
+import numpy as np
+import pandas as pd
+from dask.dataframe.dask_expr import _expr as dx
+from dask.dataframe.dask_expr import new_collection
+from query_sources import SIZE, Source
+
+import dask_image_ingest as dii
+
+
+def namespaces(source: Source) -> tuple[dict, dict, dict]:
+    """What the names in a query stand for in each of its three runs."""
+    lazy = {**WORDS, "d": source.lazy, "decode_images": decode, "map_batches": map_batches}
+    plain = {**WORDS, "d": source.plain, "decode_images": plain_decode, "map_batches": plain_map}
+    return lazy, plain, {**lazy, "d": source.whole}
+
+
+def decode(frame: Any, **options: Any) -> Any:
+    return dii.decode_images(frame, size=SIZE, **options)
+
+
+def map_batches(frame: Any) -> Any:
+    return frame.images.map_batches(brightness, {"light": "float32"}, batch_size=3)
+
+
+def brightness(images: Any) -> list[float]:
+    return [float(np.asarray(image).mean()) for image in images]
+
+
+class EachPartition(dx.Blockwise):
+    """A function of every partition, which takes up nothing of a query."""
+
+    _parameters: ClassVar = ["frame", "function", "options"]
+
+    @staticmethod
+    def operation(frame: Any, function: Callable, options: dict) -> Any:
+        return function(frame, **options)
+
+
+class EachRow(EachPartition, dx.Elemwise):
+    """A function that makes as many rows as there are."""
+
+
+def plain_decode(frame: Any, **options: Any) -> Any:
+    kind = EachPartition if options.get("errors") == "drop" else EachRow
+    return new_collection(kind(frame.expr, decode, options))
+
+
+def plain_map(frame: Any) -> Any:
+    return new_collection(EachRow(frame.expr, map_batches, {}))
+
+
+def first_two(part: Any) -> Any:
+    return part.iloc[:2]
+
+
+def rows(part: Any) -> pd.Series:
+    return pd.Series([len(part)])
+
+
+def compute(value: Any) -> Any:
+    return value.compute() if hasattr(value, "compute") else value
+
+
+def compute_both(first: Any, second: Any) -> Any:
+    return dask.compute(first, second)
+
+
+def layout(value: Any) -> Any:
+    """How many partitions, between which divisions, and how long, when all is optimised."""
+    optimized = value.optimize()
+    return optimized.npartitions, optimized.divisions, value.map_partitions(len).compute()
+
+
+def by_partition(value: Any) -> Any:
+    return list(dask.compute(*value.to_delayed()))
+
+
+def each_partition(value: Any) -> Any:
+    return [value.partitions[n].compute() for n in range(value.npartitions)]
+
+
+def unfused(value: Any) -> Any:
+    return value.optimize(fuse=False).compute()
+
+
+WORDS = {
+    function.__name__: function
+    for function in (
+        first_two,
+        rows,
+        compute,
+        compute_both,
+        layout,
+        by_partition,
+        each_partition,
+        unfused,
+    )
+} | {"dd": dd, "pd": pd, "np": np, "dask": dask}

@@ -1,0 +1,180 @@
+"""The rooms of the package: imports point one way, and a room shows what others may use."""
+
+from __future__ import annotations
+
+import ast
+import functools
+import importlib
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+PACKAGE = "dask_image_ingest"
+ROOT = Path(__file__).parent.parent / PACKAGE
+
+# From the ground up: a room may use those before it. Modules of the package itself have their place
+# among the rooms.
+ROOMS = (
+    "errors", "arguments", "dask_internals", "functions",
+    "storage", "tar", "decode", "frames", "dataset", "cluster", "ops", "loader", "view", "export",
+    "report", "accessor", "cli", "__init__",
+)  # fmt: skip
+
+# Modules for those who have another package, which rooms can't show to all.
+ON_DEMAND = ("frames.cudf", "loader.torch_dataset")
+
+
+@functools.cache
+def modules() -> dict[str, Path]:
+    """Every module of the package by its name below it; that of a room is the room's own name."""
+    found = {}
+    for path in ROOT.rglob("*.py"):
+        parts = path.relative_to(ROOT).with_suffix("").parts
+        inside = parts[:-1] if parts[-1] == "__init__" and len(parts) > 1 else parts
+        found[".".join(inside)] = path
+    return found
+
+
+@functools.cache
+def imports(module: str) -> frozenset[tuple[str, str]]:
+    """Module and name of each import from this package, those inside functions included."""
+    found = set()
+    for node in ast.walk(ast.parse(modules()[module].read_text())):
+        if isinstance(node, ast.Import):
+            named = [(alias.name, "") for alias in node.names]
+        elif isinstance(node, ast.ImportFrom):
+            assert not node.level, f"{module}: relative imports are not resolved here"
+            named = [(node.module or "", alias.name) for alias in node.names]
+        else:
+            continue
+        for source, name in named:
+            if source.split(".")[0] != PACKAGE:
+                continue
+            inside = source.removeprefix(PACKAGE).lstrip(".")
+            below = f"{inside}.{name}".strip(".")
+            is_module = below in modules() and name not in shown_by(inside)
+            found.add((below, "") if is_module else (inside or "__init__", name))
+    return frozenset(found)
+
+
+def shown_by(module: str) -> list[str]:
+    """The names that a room shows; one of them may be that of the module which has it."""
+    if modules().get(module, Path()).name != "__init__.py" or not module:
+        return []
+    return importlib.import_module(f"{PACKAGE}.{module}").__all__
+
+
+def room(module: str) -> str:
+    return module.split(".")[0]
+
+
+def edges() -> Iterator[tuple[str, str]]:
+    for module in modules():
+        for imported, _ in imports(module):
+            if imported != module:
+                yield module, imported
+
+
+def test_no_import_leads_back_to_where_it_started():
+    after: dict[str, set[str]] = {module: set() for module in modules()}
+    for module, imported in edges():
+        after[module].add(imported)
+    done: set[str] = set()
+
+    def visit(module: str, way: tuple[str, ...]) -> None:
+        assert module not in way, "a circle: " + " -> ".join([*way[way.index(module) :], module])
+        if module not in done:
+            for imported in sorted(after[module]):
+                visit(imported, (*way, module))
+            done.add(module)
+
+    for module in sorted(modules()):
+        visit(module, ())
+
+
+def test_every_module_has_a_room():
+    assert {room(module) for module in modules()} == set(ROOMS)
+
+
+@pytest.mark.parametrize("name", ROOMS)
+def test_a_room_uses_only_those_below_it(name):
+    upwards = [
+        f"{module} imports {imported}"
+        for module, imported in edges()
+        if room(module) == name and ROOMS.index(room(imported)) > ROOMS.index(name)
+    ]
+    assert not upwards
+
+
+def test_other_rooms_are_entered_by_their_door():
+    around = [
+        f"{module} imports {imported}"
+        for module, imported in edges()
+        if room(module) != room(imported) and "." in imported and imported not in ON_DEMAND
+    ]
+    assert not around
+
+
+def rooms_with_a_door() -> list[str]:
+    return [name for name in ROOMS if name != "__init__" and modules()[name].name == "__init__.py"]
+
+
+@pytest.mark.parametrize("name", rooms_with_a_door())
+def test_a_room_shows_what_others_use_and_no_more(name):
+    shown = set(importlib.import_module(f"{PACKAGE}.{name}").__all__)
+    used = {
+        what
+        for module in modules()
+        if room(module) != name
+        for imported, what in imports(module)
+        if imported == name and what
+    }
+    assert shown == used
+
+
+@pytest.mark.parametrize("name", rooms_with_a_door())
+def test_a_room_says_what_it_is_for(name):
+    told = importlib.import_module(f"{PACKAGE}.{name}").__doc__ or ""
+    assert 3 <= len(told.strip().splitlines()) <= 8
+
+
+def test_readme_names_the_rooms_in_their_order():
+    readme = (ROOT.parent / "README.md").read_text()
+    section = readme.partition("## Architecture")[2].partition("\n## ")[0]
+    places = [section.find(f"`{name}/`") for name in rooms_with_a_door()]
+    assert -1 not in places
+    assert places == sorted(places)
+
+
+def foreign_imports(module: str) -> Iterator[tuple[str, str]]:
+    for node in ast.walk(ast.parse(modules()[module].read_text())):
+        if isinstance(node, ast.Import):
+            yield from ((alias.name, "") for alias in node.names)
+        elif isinstance(node, ast.ImportFrom) and not node.level:
+            yield from ((node.module or "", alias.name) for alias in node.names)
+
+
+def is_private(module: str) -> bool:
+    parts = module.split(".")
+    return parts[0] in ("dask", "distributed") and (
+        any(part.startswith("_") for part in parts) or "dask_expr" in parts
+    )
+
+
+def test_private_modules_of_dask_are_named_in_one_file():
+    elsewhere = {
+        (module, source)
+        for module in modules()
+        if module != "dask_internals"
+        for source, _ in foreign_imports(module)
+        if is_private(source)
+    }
+    assert not elsewhere
+
+
+def test_the_private_names_of_dask_in_use_are_these():
+    # Whoever raises the bounds on dask looks at these first.
+    used = {name for source, name in foreign_imports("dask_internals") if is_private(source)}
+    internals = importlib.import_module(f"{PACKAGE}.dask_internals")
+    assert used == set(internals.__all__)
