@@ -5,7 +5,14 @@ task the dataframe of one part of one shard. ``partition.py`` is where to begin 
 """
 
 from dask_image_ingest.dataset.expr import SHAPE_IN_NAME, ReadWebDataset, is_settled
-from dask_image_ingest.dataset.filters import Filters, Predicate, both, either
+from dask_image_ingest.dataset.filters import (
+    MIRRORED,
+    NEGATED,
+    Filters,
+    Predicate,
+    both,
+    either,
+)
 from dask_image_ingest.dataset.late_decode import (
     LateDecode,
     decode_frame,
@@ -20,6 +27,8 @@ from dask_image_ingest.dataset.schema import IMAGE_EXTENSIONS, image_member
 
 __all__ = [
     "IMAGE_EXTENSIONS",
+    "MIRRORED",
+    "NEGATED",
     "POINTER",
     "SHAPE_IN_NAME",
     "Filters",

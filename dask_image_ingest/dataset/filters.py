@@ -21,6 +21,23 @@ from dask_image_ingest.errors import ArgumentError
 Predicate = tuple[str, str, Any]
 Filters = tuple[tuple[Predicate, ...], ...]
 
+#: The operator that holds where another does not; no value of the column being null.
+NEGATED = {
+    "==": "!=",
+    "!=": "==",
+    "<": ">=",
+    ">=": "<",
+    ">": "<=",
+    "<=": ">",
+    "in": "not in",
+    "not in": "in",
+    "is null": "not null",
+    "not null": "is null",
+}
+
+#: The operator that says the same with its sides exchanged; the others are their own.
+MIRRORED = {"<": ">", ">": "<", "<=": ">=", ">=": "<="}
+
 # Combining two filters multiplies their alternatives; past this many, filtering later is cheaper.
 _MOST_ALTERNATIVES = 64
 

@@ -17,7 +17,7 @@ from dask_image_ingest import dask_internals as dx
 from dask_image_ingest.arguments import is_utf8
 from dask_image_ingest.dataset import filters as dnf
 from dask_image_ingest.dataset.comparison import limits
-from dask_image_ingest.dataset.filters import Filters, Predicate
+from dask_image_ingest.dataset.filters import MIRRORED, NEGATED, Filters, Predicate
 from dask_image_ingest.frames import BackendName
 
 __all__ = ["as_filters"]
@@ -30,19 +30,6 @@ _OPERATORS: dict[type, str] = {
     dx.GT: ">",
     dx.GE: ">=",
 }
-_NEGATED = {
-    "==": "!=",
-    "!=": "==",
-    "<": ">=",
-    ">=": "<",
-    ">": "<=",
-    "<=": ">",
-    "in": "not in",
-    "not in": "in",
-    "is null": "not null",
-    "not null": "is null",
-}
-_MIRRORED = {"<": ">", ">": "<", "<=": ">=", ">=": "<="}
 
 # Each task carries its filters.
 _MOST_VALUES = 10_000
@@ -80,7 +67,7 @@ def as_filters(
         # NaN is neither less than a number nor greater or equal.
         op = f"not {op}"
     elif negated:
-        op = _NEGATED[op]
+        op = NEGATED[op]
     return (((column, op, value),),)
 
 
@@ -92,7 +79,7 @@ def _simple_predicate(
         column, value = _column(predicate.left, read), predicate.right
         if column is None:
             column, value = _column(predicate.right, read), predicate.left
-            op = _MIRRORED.get(op, op)
+            op = MIRRORED.get(op, op)
         constant = None if column is None else _constant(value, types[column], backend)
         return None if column is None or constant is None else (column, op, constant)
     if isinstance(predicate, dx.Isin):

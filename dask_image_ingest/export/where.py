@@ -10,7 +10,7 @@ import ast
 import operator
 from functools import reduce
 
-from dask_image_ingest.dataset import Filters, Predicate, both, either
+from dask_image_ingest.dataset import MIRRORED, NEGATED, Filters, Predicate, both, either
 from dask_image_ingest.errors import ArgumentError
 
 __all__ = ["json_fields_of", "parse_where"]
@@ -25,17 +25,6 @@ _OPERATORS: dict[type[ast.cmpop], str] = {
     ast.In: "in",
     ast.NotIn: "not in",
 }
-_OPPOSITE = {
-    "==": "!=",
-    "!=": "==",
-    "<": ">=",
-    ">=": "<",
-    ">": "<=",
-    "<=": ">",
-    "in": "not in",
-    "not in": "in",
-}
-_MIRRORED = {"<": ">", ">": "<", "<=": ">=", ">=": "<=", "==": "==", "!=": "!="}
 
 _EXAMPLE = "for example \"width >= 512 and json.similarity > 0.3 and format in ['jpeg', 'png']\""
 
@@ -90,18 +79,19 @@ def _comparisons(node: ast.Compare, text: str, negated: bool) -> Filters:
         for left, op, right in zip(operands[:-1], node.ops, operands[1:], strict=True)
     ]
     if negated:
-        return tuple(((column, _OPPOSITE[op], value),) for column, op, value in chain)
+        return tuple(((column, NEGATED[op], value),) for column, op, value in chain)
     return (tuple(chain),)
 
 
 def _predicate(left: ast.expr, op: ast.cmpop, right: ast.expr, text: str) -> Predicate:
     name = _OPERATORS.get(type(op))
-    for column, value, said in ((left, right, name), (right, left, _MIRRORED.get(name or ""))):
+    mirrored = None if name in ("in", "not in") else MIRRORED.get(name or "", name)
+    for column, value, said in ((left, right, name), (right, left, mirrored)):
         if _is_column(column) and said is not None:
             return ast.unparse(column), said, _constant(value, text, said)
     raise ArgumentError(
         f"--where {text!r}: on one side of a comparison stands a column, on the other a constant; "
-        f"the comparisons are {', '.join(_OPPOSITE)}"
+        f"the comparisons are {', '.join(_OPERATORS.values())}"
     )
 
 
