@@ -64,6 +64,10 @@ class LockedFileSystem(LocalFileSystem):
         if (word, tries) != ("open sesame", 3):
             raise PermissionError(f"{word!r}, {tries!r}")
 
+    @classmethod
+    def _strip_protocol(cls, path):
+        return super()._strip_protocol(path.removeprefix("locked://"))
+
 
 fsspec.register_implementation("locked", LockedFileSystem, clobber=True)
 

@@ -240,7 +240,8 @@ class TestColumn:
         means = frame.image.map(lambda image: np.asarray(image).mean(), na_action="ignore")
         assert means.tolist() == [1.0, pd.NA, 1.0, 3.0, 1.0]
         assert frame.dropna().image.apply(lambda image: image.shape[1]).tolist() == [3] * 4
-        assert frame.image.apply(lambda image: image).dtype == "image"
+        # pandas 3.0 makes objects of what a function gives.
+        assert values(frame.image.apply(lambda image: image).astype("image")) == [1, None, 1, 3, 1]
         assert frame.explode("image").image.dtype == "image"
 
     def test_text_and_objects(self, frame):
