@@ -197,16 +197,18 @@ class TestDataLoader:
     @pytest.mark.parametrize("context", ["fork", "spawn"])
     def test_ranks_of_a_process_group_share_too(self, context, tmp_path):
         pytest.importorskip("torch", reason=WHY)
-        tests = Path(__file__).parent
+        root = Path(__file__).parents[2]
+        script = root / "tests" / "support" / "torch_rank.py"
         ranks = [
             subprocess.Popen(
-                [sys.executable, tests / "torch_rank.py", tmp_path / "group", str(rank), context],
-                env=os.environ | {"PYTHONPATH": f"{tests}:{tests.parent}"},
+                [sys.executable, script, tmp_path / "group", str(rank), context],
+                env=os.environ | {"PYTHONPATH": f"{script.parent}:{root}"},
                 stdout=subprocess.PIPE,
                 text=True,
             )
             for rank in range(2)
         ]
         shares = [rank.communicate(timeout=120)[0].split() for rank in ranks]
+        assert [rank.returncode for rank in ranks] == [0, 0]
         assert all(shares)
         assert Counter(int(key) for share in shares for key in share) == Counter(range(23))
