@@ -208,7 +208,11 @@ class TestDataLoader:
             )
             for rank in range(2)
         ]
-        shares = [rank.communicate(timeout=120)[0].split() for rank in ranks]
+        try:
+            shares = [rank.communicate(timeout=250)[0].split() for rank in ranks]
+        finally:
+            for rank in ranks:
+                rank.kill()
         assert [rank.returncode for rank in ranks] == [0, 0]
         assert all(shares)
         assert Counter(int(key) for share in shares for key in share) == Counter(range(23))
