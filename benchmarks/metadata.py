@@ -23,10 +23,10 @@ from _shards import Sample as Photograph
 from _shards import as_jpeg, open_photograph, write_shards
 from PIL import Image
 
-from dask_image_ingest.dataset.metadata import Rows
+from dask_image_ingest.dataset.metadata import SampleRows
 from dask_image_ingest.dataset.schema import make_schema
 from dask_image_ingest.decode.options import MAX_PIXELS
-from dask_image_ingest.tar.samples import scan
+from dask_image_ingest.tar.samples import index_tar
 
 COLUMNS = ("__key__", "offset", "nbytes", "txt", "format", "height", "width", "channels", "error")
 MEMBERS_PER_SAMPLE = 4
@@ -44,10 +44,12 @@ def main() -> None:
     samples, members = arguments.samples, arguments.samples * MEMBERS_PER_SAMPLE
     print(f"{samples:,} samples, {members:,} members; Python {sys.version.split()[0]}; per core")
     print("| | per second | of the peer |\n|---|---:|---:|")
-    line("tar walk, members", members, seconds["scan"], seconds["tarfile"])
+    line("tar walk, members", members, seconds["index_tar"], seconds["tarfile"])
     line("tarfile, members", members, seconds["tarfile"])
-    line("table of scanned samples", samples, seconds["table"], seconds["peer"])
-    line("walk and table, samples", samples, seconds["scan"] + seconds["table"], seconds["peer"])
+    line("table of index samples", samples, seconds["table"], seconds["peer"])
+    line(
+        "walk and table, samples", samples, seconds["index_tar"] + seconds["table"], seconds["peer"]
+    )
     line("webdataset + Pillow's headers, samples", samples, seconds["peer"])
 
 
@@ -57,17 +59,17 @@ def line(what: str, count: int, seconds: float, peer: float | None = None) -> No
 
 def measure(shard: bytes, path: Path, repeats: int) -> dict[str, float]:
     """Seconds of this process's processor time for each way, the median of some runs."""
-    buffer = memoryview(shard)
-    scanned = scan(buffer)
-    schema = make_schema(scanned, buffer)
+    content = memoryview(shard)
+    index = index_tar(content)
+    schema = make_schema(index, content)
     components = schema.select(COLUMNS)
 
     def table():
-        rows = Rows(
+        rows = SampleRows(
             path.name,
-            buffer,
-            scanned,
-            range(len(scanned.samples)),
+            content,
+            index,
+            range(len(index.samples)),
             image_extensions=schema.image_extensions,
             components=components,
             max_pixels=MAX_PIXELS,
@@ -75,7 +77,7 @@ def measure(shard: bytes, path: Path, repeats: int) -> dict[str, float]:
         return rows.table(COLUMNS)
 
     ways: dict[str, Callable] = {
-        "scan": lambda: scan(buffer),
+        "index_tar": lambda: index_tar(content),
         "table": table,
         "tarfile": lambda: tarfile.TarFile(fileobj=io.BytesIO(shard)).getmembers(),
         "peer": lambda: webdataset_headers(path),

@@ -10,12 +10,12 @@ from photo_shards import Photo, encode, make_photos, write_photo_shards, write_t
 from PIL import Image
 
 from dask_image_ingest import decode, read_webdataset_images
-from dask_image_ingest.dataset.metadata import Rows
+from dask_image_ingest.dataset.metadata import SampleRows
 from dask_image_ingest.dataset.schema import make_schema
 from dask_image_ingest.decode.options import MAX_PIXELS
 from dask_image_ingest.storage.paths import open_shard
-from dask_image_ingest.tar.gc_paused import collector_at_rest
-from dask_image_ingest.tar.samples import scan
+from dask_image_ingest.tar.garbage_collection import gc_paused
+from dask_image_ingest.tar.samples import index_tar
 
 pytest.importorskip("nvidia.dali", reason="nothing is decoded without DALI")
 
@@ -157,16 +157,16 @@ def test_metadata_is_read_with_few_calls_of_python(shard):
     with open_shard(str(shard)) as buffer:
         sys.setprofile(count)
         try:
-            scanned = scan(buffer)
+            index = index_tar(buffer)
         finally:
             sys.setprofile(None)
         scanning, calls = calls, 0
-        schema = make_schema(scanned, buffer)
+        schema = make_schema(index, buffer)
         columns = ["__key__", "offset", "txt", "height", "width"]
-        rows = Rows(
+        rows = SampleRows(
             str(shard),
             buffer,
-            scanned,
+            index,
             range(SAMPLES),
             image_extensions=schema.image_extensions,
             components=schema.select(columns),
@@ -183,7 +183,7 @@ def test_metadata_is_read_with_few_calls_of_python(shard):
 
 def test_the_collector_works_again_after_a_rest():
     def fail():
-        with collector_at_rest():
+        with gc_paused():
             assert not gc.isenabled()
             raise ZeroDivisionError
 

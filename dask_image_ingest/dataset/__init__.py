@@ -19,7 +19,7 @@ from dask_image_ingest.dataset.late_decode import (
     decode_images,
     looks_at,
 )
-from dask_image_ingest.dataset.metadata import Rows
+from dask_image_ingest.dataset.metadata import SampleRows
 from dask_image_ingest.dataset.partition import NoPixels
 from dask_image_ingest.dataset.pointers import POINTER
 from dask_image_ingest.dataset.read import read_webdataset_images
@@ -36,7 +36,7 @@ __all__ = [
     "NoPixels",
     "Predicate",
     "ReadWebDataset",
-    "Rows",
+    "SampleRows",
     "both",
     "decode_frame",
     "decode_images",

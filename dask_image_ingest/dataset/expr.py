@@ -15,7 +15,7 @@ from dask_image_ingest.dataset.partition import (
     ErrorPolicy,
     Query,
     ShardErrorPolicy,
-    ShardPiece,
+    ShardSplit,
     read_partition,
 )
 from dask_image_ingest.dataset.predicates import as_filters
@@ -37,7 +37,7 @@ class Dataset:
     ``token`` stands for all of it, the sizes and modification times of the shards included.
     """
 
-    pieces: tuple[ShardPiece, ...]
+    splits: tuple[ShardSplit, ...]
     schema: Schema
     decoding: Decoding
     errors: ErrorPolicy
@@ -50,7 +50,7 @@ class Dataset:
         return self.token
 
     def __str__(self) -> str:
-        return f"{len(self.pieces)} partitions from {self.pieces[0].url}"
+        return f"{len(self.splits)} partitions from {self.splits[0].url}"
 
     __repr__ = __str__
 
@@ -90,7 +90,7 @@ class ReadWebDataset(dx.PartitionsFiltered, BlockwiseIO):
         return get_backend(self.dataset.backend).meta({name: types[name] for name in self.columns})
 
     def _divisions(self):
-        return (None,) * (len(self.dataset.pieces) + 1)
+        return (None,) * (len(self.dataset.splits) + 1)
 
     @property
     def _reads_all(self) -> bool:
@@ -120,8 +120,8 @@ class ReadWebDataset(dx.PartitionsFiltered, BlockwiseIO):
         )
 
     def _filtered_task(self, name, index: int) -> Task:
-        piece = self.dataset.pieces[index]
-        return Task(name, read_partition, piece, self.query, _data_producer=True)
+        split = self.dataset.splits[index]
+        return Task(name, read_partition, split, self.query, _data_producer=True)
 
     def _filter_passthrough_available(self, parent, dependents) -> bool:
         return super()._filter_passthrough_available(parent, dependents) and (

@@ -10,12 +10,12 @@ from functools import cached_property
 from typing import Any
 
 from dask_image_ingest.dataset.conversion import parse_json
-from dask_image_ingest.dataset.metadata import Rows
+from dask_image_ingest.dataset.metadata import SampleRows
 from dask_image_ingest.dataset.schema import Schema, image_member
 from dask_image_ingest.decode import Decoding
 from dask_image_ingest.errors import ShardError, ShardNotFoundError
-from dask_image_ingest.storage import Shard, open_shard
-from dask_image_ingest.tar import Buffer, Scan, read_member, scan
+from dask_image_ingest.storage import LazyBytes, Shard, open_shard
+from dask_image_ingest.tar import TarIndex, index_tar, read_member
 
 __all__ = ["FirstShard", "open_first"]
 
@@ -44,14 +44,14 @@ def open_first(
     for shard in shards:
         with ExitStack() as opened:
             try:
-                buffer = opened.enter_context(open_shard(shard.url, storage_options))
-                scanned = scan(buffer, shard.url)
+                content = opened.enter_context(open_shard(shard.url, storage_options))
+                index = index_tar(content, shard.url)
             except (ShardError, ShardNotFoundError) as error:
                 if not skip:
                     raise
                 reasons.append(str(error))
                 continue
-            yield FirstShard(shard, buffer, scanned)
+            yield FirstShard(shard, content, index)
             return
     raise ShardError(f"none of the {len(shards)} shards can be read; the first: {reasons[0]}")
 
@@ -61,27 +61,27 @@ class FirstShard:
     """A shard that is open, and its samples."""
 
     shard: Shard
-    buffer: Buffer
-    scanned: Scan
+    content: LazyBytes
+    index: TarIndex
 
     @cached_property
     def extensions(self) -> list[str]:
         """The kinds of members that its samples have."""
-        return list(dict.fromkeys(e for sample in self.scanned.samples for e in sample.members))
+        return list(dict.fromkeys(e for sample in self.index.samples for e in sample.members))
 
     def images(self, schema: Schema) -> int:
         """How many samples have an image."""
         extensions = schema.image_extensions
-        return sum(image_member(s, extensions) is not None for s in self.scanned.samples)
+        return sum(image_member(s, extensions) is not None for s in self.index.samples)
 
     def decoded_bytes(self, schema: Schema, decoding: Decoding) -> int:
         """What it decodes to, by the headers of some of its images."""
-        samples = len(self.scanned.samples)
+        samples = len(self.index.samples)
         step = max(1, samples // _HEADERS_LOOKED_AT)
-        looked_at = Rows(
+        looked_at = SampleRows(
             self.shard.url,
-            self.buffer,
-            self.scanned,
+            self.content,
+            self.index,
             range(0, samples, step),
             image_extensions=schema.image_extensions,
             components=(),
@@ -91,7 +91,7 @@ class FirstShard:
 
     def warn_of_unknown(self, schema: Schema) -> None:
         """Say which members and fields it does not have that were asked for: misspelt, perhaps."""
-        if not self.scanned.samples:
+        if not self.index.samples:
             return
         unknown = []
         if not self.images(schema):
@@ -118,12 +118,12 @@ class FirstShard:
     def _fields_until_found(self, wanted: Sequence[str]) -> dict[str, None]:
         """The fields of its records, as far as was read to find all of some."""
         missing, seen = set(wanted), dict[str, None]()
-        records = (s.members["json"] for s in self.scanned.samples if "json" in s.members)
+        records = (s.members["json"] for s in self.index.samples if "json" in s.members)
         for _, span in zip(range(_RECORDS_LOOKED_AT), records, strict=False):
             if not missing:
                 break
             try:
-                record = parse_json(bytes(read_member(self.buffer, self.scanned, span)))
+                record = parse_json(bytes(read_member(self.content, self.index, span)))
             except (ValueError, RecursionError):
                 continue
             seen.update(dict.fromkeys(_paths(record)))

@@ -16,10 +16,10 @@ from dask_image_ingest.decode import Header, Origin, read_header
 from dask_image_ingest.tar import (
     LARGEST_VALUE,
     Sample,
-    Scan,
     Span,
-    collector_at_rest,
+    TarIndex,
     duplicate_error,
+    gc_paused,
     open_member,
     read_member,
     too_large_error,
@@ -30,18 +30,18 @@ _LARGEST_INT64 = 2**63 - 1
 _HEADER_COLUMNS = frozenset(Header._fields) & frozenset(POINTER_COLUMNS)
 
 
-class Rows:
+class SampleRows:
     """Some samples of one shard, whose columns are made when they are asked for.
 
-    Filtering gives another ``Rows`` over the survivors, which remembers the headers already read,
-    so that no byte is looked at twice and nothing is looked at for rows that are gone.
+    Filtering gives another ``SampleRows`` of the survivors, with the headers already read, so that
+    no byte is looked at twice and nothing is looked at for rows that are gone.
     """
 
     def __init__(
         self,
         url: str,
-        buffer,
-        scanned: Scan,
+        content,
+        index: TarIndex,
         numbers: np.ndarray | range,
         *,
         image_extensions: Sequence[str],
@@ -50,8 +50,8 @@ class Rows:
     ) -> None:
         self.url = url
         self.numbers = np.asarray(numbers, dtype=np.int64)
-        self._buffer = buffer
-        self._scanned = scanned
+        self._content = content
+        self._index = index
         self._image_extensions = image_extensions
         self._components = {component.column: component for component in components}
         self._max_pixels = max_pixels
@@ -62,7 +62,7 @@ class Rows:
     @cached_property
     def samples(self) -> list[Sample]:
         """The samples of these rows."""
-        samples = self._scanned.samples
+        samples = self._index.samples
         return [samples[number] for number in self.numbers.tolist()]
 
     @cached_property
@@ -77,7 +77,7 @@ class Rows:
     @cached_property
     def headers(self) -> list[Header]:
         """What the first bytes of each image tell."""
-        with collector_at_rest():
+        with gc_paused():
             return [
                 self._header(sample, span)
                 for sample, span in zip(self.samples, self.spans, strict=True)
@@ -86,27 +86,27 @@ class Rows:
     def image_bytes(self, row: int) -> Sequence[int] | None:
         """The encoded image of one row."""
         span = self.spans[row]
-        return None if span is None else read_member(self._buffer, self._scanned, span)
+        return None if span is None else read_member(self._content, self._index, span)
 
     def origin(self, row: int) -> Origin:
         """Which sample of which shard a row is."""
         return Origin(self.url, int(self.numbers[row]), f"sample {self.samples[row].key!r}")
 
-    def keep(self, filters: Filters | None) -> Rows:
+    def keep(self, filters: Filters | None) -> SampleRows:
         """The rows for which ``filters`` hold, judged by their metadata."""
         if not filters:
             return self
         return self.take(matching(self.table(sorted(columns_of(filters))), filters))
 
-    def take(self, rows: np.ndarray | range) -> Rows:
+    def take(self, rows: np.ndarray | range) -> SampleRows:
         """The given rows, by position."""
         positions = np.asarray(rows, dtype=np.int64)
         if len(positions) == len(self):
             return self
-        taken = Rows(
+        taken = SampleRows(
             self.url,
-            self._buffer,
-            self._scanned,
+            self._content,
+            self._index,
             self.numbers[positions],
             image_extensions=self._image_extensions,
             components=tuple(self._components.values()),
@@ -120,7 +120,7 @@ class Rows:
 
     def table(self, columns: Sequence[str]) -> pa.Table:
         """The given metadata columns of every row."""
-        with collector_at_rest():
+        with gc_paused():
             arrays = [self.column(name) for name in columns]
         if not arrays:
             return pa.table({"": pa.nulls(len(self))}).select([])
@@ -144,16 +144,16 @@ class Rows:
 
     def _offset(self, sample: Sample, span: Span | None) -> int | None:
         # No range of bytes in the shard is the content of a sparse member, or of which of two.
-        if span is None or sample.duplicates or span[0] in self._scanned.sparse:
+        if span is None or sample.duplicates or span[0] in self._index.sparse:
             return None
         return span[0]
 
     def _header(self, sample: Sample, span: Span | None) -> Header:
         if span is None:
             return _MISSING
-        if error := too_large_error(self._scanned, span):
+        if error := too_large_error(self._index, span):
             return Header(None, None, None, None, error, True)
-        header = read_header(open_member(self._buffer, self._scanned, span), self._max_pixels)
+        header = read_header(open_member(self._content, self._index, span), self._max_pixels)
         if sample.duplicates and header.error is None:
             return header._replace(error=duplicate_error(sample))
         return header
@@ -168,7 +168,7 @@ class Rows:
             if span is not None and span[1] > LARGEST_VALUE:
                 failed.append(row)
             elif span is not None:
-                content = bytes(read_member(self._buffer, self._scanned, span))
+                content = bytes(read_member(self._content, self._index, span))
             contents.append(content)
         array, misfits = convert(contents, component.type, component.path)
         if failed := sorted(failed + misfits):

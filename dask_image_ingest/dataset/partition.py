@@ -12,7 +12,7 @@ from dask.dataframe.dispatch import concat
 
 from dask_image_ingest.dataset import filters as dnf
 from dask_image_ingest.dataset.filters import Filters
-from dask_image_ingest.dataset.metadata import Rows
+from dask_image_ingest.dataset.metadata import SampleRows
 from dask_image_ingest.dataset.schema import Component, image_member
 from dask_image_ingest.dataset.warning import warn_user
 from dask_image_ingest.decode import Decoding, Pixels, decode
@@ -24,7 +24,7 @@ from dask_image_ingest.errors import (
 )
 from dask_image_ingest.frames import BackendName, get_backend
 from dask_image_ingest.storage import open_shard
-from dask_image_ingest.tar import Scan, scan
+from dask_image_ingest.tar import TarIndex, index_tar
 
 ErrorPolicy = Literal["null", "raise", "drop"]
 ShardErrorPolicy = Literal["raise", "skip"]
@@ -36,7 +36,7 @@ _warned_extensions: set[str] = set()
 
 
 @dataclass(frozen=True, slots=True)
-class ShardPiece:
+class ShardSplit:
     """The samples of one partition: the ``part``-th of ``parts`` equal parts of a shard."""
 
     url: str
@@ -90,8 +90,8 @@ class Query:
         return self.filters if "error" in dnf.columns_of(self.filters) else None
 
 
-def read_partition(piece: ShardPiece, query: Query) -> Any:
-    """Read one partition: the samples ``piece`` of one shard, as a dataframe.
+def read_partition(split: ShardSplit, query: Query) -> Any:
+    """Read one partition: the samples ``split`` of one shard, as a dataframe.
 
     Pixels are decoded last, and only for the rows that the filters keep.
 
@@ -105,34 +105,34 @@ def read_partition(piece: ShardPiece, query: Query) -> Any:
         For the first image that can't be decoded, with ``errors="raise"``.
     """
     try:
-        return _read(piece, query)
+        return _read(split, query)
     except (ShardError, ShardNotFoundError) as error:
         if query.shard_errors == "raise":
             raise
-        if not piece.part:
+        if not split.part:
             warn_of_skipped(error)
-        empty = Rows(
-            piece.url,
+        empty = SampleRows(
+            split.url,
             b"",
-            Scan(),
+            TarIndex(),
             range(0),
             image_extensions=query.image_extensions,
             components=query.components,
             max_pixels=query.decoding.max_pixels,
         )
-        return _frame(empty, _decode(piece, empty, query), query)
+        return _frame(empty, _decode(split, empty, query), query)
 
 
-def _read(piece: ShardPiece, query: Query) -> Any:
+def _read(split: ShardSplit, query: Query) -> Any:
     backend = get_backend(query.backend)
-    with open_shard(piece.url, query.storage_options) as buffer:
-        scanned = scan(buffer, piece.url)
-        _report(piece, scanned, query)
-        rows = Rows(
-            piece.url,
-            buffer,
-            scanned,
-            piece.rows(len(scanned.samples)),
+    with open_shard(split.url, query.storage_options) as content:
+        index = index_tar(content, split.url)
+        _report(split, index, query)
+        rows = SampleRows(
+            split.url,
+            content,
+            index,
+            split.rows(len(index.samples)),
             image_extensions=query.image_extensions,
             components=query.components,
             max_pixels=query.decoding.max_pixels,
@@ -142,28 +142,28 @@ def _read(piece: ShardPiece, query: Query) -> Any:
             return backend.frame(rows.table(query.columns), rows.numbers, None)
         if query.limit is not None:
             if query.errors == "drop" or query.filters_after_decode:
-                return _first_rows(piece, rows, query, query.limit)
+                return _first_rows(split, rows, query, query.limit)
             rows = rows.take(range(len(rows))[: query.limit])
-        pixels = _decode(piece, rows, query)
+        pixels = _decode(split, rows, query)
         return _frame(rows, pixels, query)
 
 
-def _first_rows(piece: ShardPiece, rows: Rows, query: Query, limit: int) -> Any:
+def _first_rows(split: ShardSplit, rows: SampleRows, query: Query, limit: int) -> Any:
     """The first rows where only the decoder tells which these are: few at first, then more."""
     parts: list = []
     start, size = 0, max(1, limit)
     while not parts or (start < len(rows) and sum(map(len, parts)) < limit):
         portion = rows.take(range(start, min(start + size, len(rows))))
-        parts.append(_frame(portion, _decode(piece, portion, query), query))
+        parts.append(_frame(portion, _decode(split, portion, query), query))
         start, size = start + size, 2 * size
     return parts[0] if len(parts) == 1 else concat(parts).head(limit)
 
 
-def _decode(piece: ShardPiece, rows: Rows, query: Query) -> Pixels:
+def _decode(split: ShardSplit, rows: SampleRows, query: Query) -> Pixels:
     backend = get_backend(query.backend)
     nbytes = sum(map(query.decoding.nbytes, rows.headers))
     if query.wants_pixels:
-        what = f"samples {rows.numbers[0]}-{rows.numbers[-1]} of {piece.url}" if len(rows) else ""
+        what = f"samples {rows.numbers[0]}-{rows.numbers[-1]} of {split.url}" if len(rows) else ""
         check_size(what, nbytes, backend.largest_partition)
         buffer = backend.pixel_buffer(nbytes)
     else:
@@ -173,13 +173,13 @@ def _decode(piece: ShardPiece, rows: Rows, query: Query) -> Pixels:
     if failed and query.errors == "raise":
         row = failed[0]
         raise ImageDecodeError(
-            f"{piece.url}: the image of sample {rows.samples[row].key!r} can't be decoded: "
+            f"{split.url}: the image of sample {rows.samples[row].key!r} can't be decoded: "
             f"{pixels.errors[row]}. Pass errors='null' to get it as a row without an image"
         )
     if failed:
         logger.warning(
             "%s: %d of %d images could not be decoded, first that of %r: %s",
-            piece.url,
+            split.url,
             len(failed),
             len(rows),
             rows.samples[failed[0]].key,
@@ -188,7 +188,7 @@ def _decode(piece: ShardPiece, rows: Rows, query: Query) -> Pixels:
     return pixels
 
 
-def _frame(rows: Rows, pixels: Pixels, query: Query) -> Any:
+def _frame(rows: SampleRows, pixels: Pixels, query: Query) -> Any:
     filtered_by = dnf.columns_of(query.filters_after_decode)
     names = [name for name in query.columns if name != "image"]
     table = rows.table([*names, *sorted(filtered_by.difference(names))])
@@ -231,19 +231,19 @@ def warn_of_skipped(error: Exception) -> None:
     warn_user(f"skipped: {error}")
 
 
-def _report(piece: ShardPiece, scanned: Scan, query: Query) -> None:
+def _report(split: ShardSplit, index: TarIndex, query: Query) -> None:
     # Once for a shard, not once for each part of it.
-    if piece.part:
+    if split.part:
         return
-    if scanned.damage is not None:
+    if index.damage is not None:
         warn_user(
-            f"{piece.url} is damaged at byte {scanned.damage.offset}: {scanned.damage.reason}. "
-            f"The {len(scanned.samples)} samples before it are read, what follows is lost"
+            f"{split.url} is damaged at byte {index.damage.offset}: {index.damage.reason}. "
+            f"The {len(index.samples)} samples before it are read, what follows is lost"
         )
     if query.known_extensions is None:
         return
     late: set[str] = set()
-    for sample in scanned.samples:
+    for sample in index.samples:
         unknown = sample.members.keys() - query.known_extensions
         if unknown:
             late.update(unknown - {image_member(sample, query.image_extensions)})
@@ -253,7 +253,7 @@ def _report(piece: ShardPiece, scanned: Scan, query: Query) -> None:
         few = ", ".join(map(repr, unheard[:3]))
         more = f" and {len(unheard) - 3} more" if len(unheard) > 3 else ""
         warn_user(
-            f"{piece.url} has members of a kind that the first shard has not: {few}{more}. They "
+            f"{split.url} has members of a kind that the first shard has not: {few}{more}. They "
             f"are left out; to have them as a column, pass components={{..., {unheard[0]!r}: "
             "'string'} (or 'binary', 'int64' ...)"
         )

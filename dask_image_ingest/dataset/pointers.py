@@ -9,13 +9,12 @@ import pyarrow.compute as pc
 
 from dask_image_ingest.decode import Header
 from dask_image_ingest.errors import ArgumentError
-from dask_image_ingest.storage import open_shard
+from dask_image_ingest.storage import LazyBytes, open_shard
 from dask_image_ingest.tar import (
-    Buffer,
     Sample,
     duplicate_error,
+    index_tar,
     read_member,
-    scan,
     too_large_error,
 )
 
@@ -70,12 +69,12 @@ def read_encoded(
             by_shard.setdefault(url, []).append(row)
     for url, rows in by_shard.items():
         placed = [row for row in rows if offsets[row] is not None]
-        with open_shard(url, storage_options) as buffer:
+        with open_shard(url, storage_options) as content:
             # In order of place, and copied, so that the shard is read now.
             for row in sorted(placed, key=offsets.__getitem__):
-                encoded[row] = _slice(buffer, offsets[row], sizes[row])
+                encoded[row] = _slice(content, offsets[row], sizes[row])
             if len(placed) < len(rows):
-                members = _Members(buffer, url)
+                members = _Members(content, url)
                 for row in set(rows).difference(placed):
                     encoded[row] = members.find(keys[row], sizes[row])
     return encoded
@@ -84,11 +83,11 @@ def read_encoded(
 class _Members:
     """The images of a shard that no place tells: found by key and size."""
 
-    def __init__(self, buffer: Buffer, url: str) -> None:
-        self._buffer = buffer
-        self._scanned = scan(buffer, url)
+    def __init__(self, content: LazyBytes, url: str) -> None:
+        self._content = content
+        self._index = index_tar(content, url)
         self._by_key: dict[str, list[Sample]] = {}
-        for sample in self._scanned.samples:
+        for sample in self._index.samples:
             self._by_key.setdefault(sample.key, []).append(sample)
 
     def find(self, key: str | None, size: int) -> bytes | Header:
@@ -96,21 +95,21 @@ class _Members:
             (sample, span)
             for sample in self._by_key.get(key or "", ())
             for span in sample.members.values()
-            if span[1] == size and (sample.duplicates or span[0] in self._scanned.sparse)
+            if span[1] == size and (sample.duplicates or span[0] in self._index.sparse)
         ]
         if not found or any(sample is not found[0][0] for sample, _ in found):
             return _NO_POINTER if key else _NO_KEY
         sample, span = found[0]
-        error = too_large_error(self._scanned, span)
+        error = too_large_error(self._index, span)
         if sample.duplicates or error:
             return Header(None, None, None, None, error or duplicate_error(sample), True)
-        return bytes(read_member(self._buffer, self._scanned, span))
+        return bytes(read_member(self._content, self._index, span))
 
 
-def _slice(buffer: Buffer, offset: int, size: int) -> bytes | Header:
-    if offset < 0 or size < 0 or offset + size > len(buffer):
+def _slice(content: LazyBytes, offset: int, size: int) -> bytes | Header:
+    if offset < 0 or size < 0 or offset + size > len(content):
         return _OUTSIDE
-    return bytes(buffer[offset : offset + size])
+    return bytes(content[offset : offset + size])
 
 
 def _as_text(column: pa.ChunkedArray) -> pa.ChunkedArray:

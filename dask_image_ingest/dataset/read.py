@@ -24,7 +24,7 @@ from dask_image_ingest.dask_internals import new_collection
 from dask_image_ingest.dataset.expr import Dataset, ReadWebDataset
 from dask_image_ingest.dataset.filters import normalize_filters
 from dask_image_ingest.dataset.first_shard import FirstShard, open_first
-from dask_image_ingest.dataset.partition import ErrorPolicy, ShardErrorPolicy, ShardPiece
+from dask_image_ingest.dataset.partition import ErrorPolicy, ShardErrorPolicy, ShardSplit
 from dask_image_ingest.dataset.schema import IMAGE_EXTENSIONS, Schema, make_schema
 from dask_image_ingest.decode import MAX_PIXELS, Decoding, make_decoding, require_simplejpeg
 from dask_image_ingest.errors import ArgumentError
@@ -176,8 +176,8 @@ def read_webdataset_images(
     shards = find_shards(paths, storage_options)
     with open_first(shards, storage_options, shard_errors == "skip") as first:
         schema = make_schema(
-            first.scanned,
-            first.buffer,
+            first.index,
+            first.content,
             image=image,
             components=components,
             json_fields=json_fields,
@@ -185,10 +185,10 @@ def read_webdataset_images(
         selected = _columns(columns, schema)
         filters_ = normalize_filters(filters, schema.types)
         first.warn_of_unknown(schema)
-        pieces = _pieces(shards, first, schema, decoding, largest)
+        splits = _splits(shards, first, schema, decoding, largest)
     options = (schema.components, schema.image_extensions, decoding.token, errors, backend_.name)
     dataset = Dataset(
-        pieces=pieces,
+        splits=splits,
         schema=schema,
         decoding=decoding,
         errors=errors,
@@ -221,29 +221,29 @@ def _partition_bytes(partition_size: Any, backend: Backend) -> int | None:
     return min(nbytes, backend.largest_partition)
 
 
-def _pieces(
+def _splits(
     shards: Sequence[Shard],
     first: FirstShard,
     schema: Schema,
     decoding: Decoding,
     largest: int | None,
-) -> tuple[ShardPiece, ...]:
+) -> tuple[ShardSplit, ...]:
     """Each shard in parts that decode to ``largest`` at most, if all are as the first.
 
     No more parts than images: a smaller one could not hold any.
     """
     decoded = 0 if largest is None else first.decoded_bytes(schema, decoding)
     if largest is None or not decoded or first.shard.size <= 0:
-        return tuple(ShardPiece(shard.url) for shard in shards)
+        return tuple(ShardSplit(shard.url) for shard in shards)
     images = first.images(schema)
-    pieces: list[ShardPiece] = []
+    splits: list[ShardSplit] = []
     for shard in shards:
         # A server that doesn't tell a shard's size: taken to be as large as the first.
         size = shard.size if shard.size >= 0 else first.shard.size
         parts = _shares(decoded * size, first.shard.size * largest)
         parts = min(parts, _shares(images * size, first.shard.size)) or 1
-        pieces.extend(ShardPiece(shard.url, part, parts) for part in range(parts))
-    return tuple(pieces)
+        splits.extend(ShardSplit(shard.url, part, parts) for part in range(parts))
+    return tuple(splits)
 
 
 def _shares(whole: int, share: int) -> int:

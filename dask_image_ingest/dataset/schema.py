@@ -12,7 +12,7 @@ from dask_image_ingest.arguments import is_utf8, list_of_names, shown
 from dask_image_ingest.dataset.conversion import arrow_type
 from dask_image_ingest.errors import ArgumentError
 from dask_image_ingest.frames import IMAGE
-from dask_image_ingest.tar import Sample, Scan, read_member
+from dask_image_ingest.tar import Sample, TarIndex, read_member
 
 #: The columns that every collection has before its components, in order.
 POINTER_COLUMNS: dict[str, pa.DataType] = {
@@ -83,8 +83,8 @@ class Schema:
 
 
 def make_schema(
-    scanned: Scan,
-    buffer,
+    index: TarIndex,
+    content,
     *,
     image: str | Sequence[str] = IMAGE_EXTENSIONS,
     components: str | Mapping[str, Any] = "infer",
@@ -94,7 +94,7 @@ def make_schema(
 
     Parameters
     ----------
-    scanned, buffer
+    index, content
         The first shard's samples and its bytes.
     image
         Member extensions that are the image, in order of preference, ``;`` between them.
@@ -110,7 +110,7 @@ def make_schema(
     """
     extensions = _image_extensions(image)
     infer = isinstance(components, str) and components == "infer"
-    types = _inferred(scanned, buffer, extensions) if infer else _asked_for(components)
+    types = _inferred(index, content, extensions) if infer else _asked_for(components)
     fields = _json_fields(json_fields)
     columns = _columns(types, {component.column for component in fields})
     members = [Component(columns[e], e.lower(), type_) for e, type_ in types.items()]
@@ -173,24 +173,24 @@ def _is_name(name: Any) -> bool:
     return isinstance(name, str) and bool(name) and is_utf8(name)
 
 
-def _inferred(scanned: Scan, buffer, extensions: Sequence[str]) -> dict[str, pa.DataType]:
+def _inferred(index: TarIndex, content, extensions: Sequence[str]) -> dict[str, pa.DataType]:
     """Extension → type of the members that a shard has beside the images."""
     seen: dict[str, None] = {}
-    for sample in scanned.samples:
+    for sample in index.samples:
         used = image_member(sample, extensions)
         seen.update(dict.fromkeys(e for e in sample.members if e != used and e))
-    return {extension: _member_type(extension, scanned, buffer) for extension in seen}
+    return {extension: _member_type(extension, index, content) for extension in seen}
 
 
-def _member_type(extension: str, scanned: Scan, buffer) -> pa.DataType:
+def _member_type(extension: str, index: TarIndex, content) -> pa.DataType:
     if extension in _TEXT:
         return pa.string()
     if extension not in _INTEGER:
         return pa.binary()
-    labelled = (s for s in scanned.samples if extension in s.members)
+    labelled = (s for s in index.samples if extension in s.members)
     for _, sample in zip(range(_LABELS_LOOKED_AT), labelled, strict=False):
         try:
-            label = int(bytes(read_member(buffer, scanned, sample.members[extension])))
+            label = int(bytes(read_member(content, index, sample.members[extension])))
         except ValueError:
             return pa.string()
         if not -(2**63) <= label < 2**63:

@@ -37,7 +37,7 @@ def decode_in_batches(
         try:
             dali.clear()
             for batch, images in _decoded(plan, decoding, dali):
-                plan.learn(_rows_without_image(batch.trusted, images))
+                plan.learn(_rows_without_image(batch.dali_rows, images))
                 rows, images = _pictures(batch, images, plan, headers, errors, decoding, dali)
                 if rows and dali.transform is not None:
                     images = dali.transform.run(images, [origin(row) for row in rows])
@@ -55,7 +55,7 @@ def _decoded(plan: Plan, decoding: Decoding, dali: Decoders) -> Iterator[tuple[B
     outputs = first.run(batch.encoded for batch in planned)
     for batch, images in zip(underway, outputs, strict=True):
         if isinstance(images, Refused):
-            yield batch, decode_in_parts(batch.encoded, images.culprit, dali.suspect)
+            yield batch, decode_in_parts(batch.encoded, images.failed_index, dali.suspect)
         else:
             yield batch, images
 
@@ -79,13 +79,13 @@ def _pictures(
             return batch.rows, images
     pictures = {
         row: image
-        for row, image in zip(batch.trusted, images, strict=True)
+        for row, image in zip(batch.dali_rows, images, strict=True)
         if image is not None and _fits(image.shape(), headers[row], decoding)
     }
     for row in batch.rows:
-        if errors[row] is None and row not in pictures and row not in batch.careful:
+        if errors[row] is None and row not in pictures and row not in batch.by_pillow:
             plan.assign_to_pillow(row, batch)
-    pictures.update(_careful(batch, errors, decoding, dali))
+    pictures.update(_from_pillow(batch, errors, decoding, dali))
     rows = [row for row in batch.rows if row in pictures]
     return rows, [pictures[row] for row in rows]
 
@@ -103,12 +103,12 @@ def _rows_without_image(rows: list[int], images: Any) -> list[int]:
     return [row for row, image in zip(rows, images, strict=True) if image is None]
 
 
-def _careful(
+def _from_pillow(
     batch: Batch, errors: list[str | None], decoding: Decoding, dali: Decoders
 ) -> dict[int, Any]:
     """What Pillow has made of its images of a batch, in the shape that was asked for."""
     arrays: dict[int, np.ndarray] = {}
-    for row, future in batch.careful.items():
+    for row, future in batch.by_pillow.items():
         # Not raised here: its traceback would hold this partition until a collection.
         failed = future.exception()
         if isinstance(failed, BadImage):

@@ -18,7 +18,7 @@ from dask_image_ingest.errors import MissingDependencyError
 #: Images in a batch at most: each batch costs 1.3 ms more than its images, on two threads.
 BATCH_SIZE = 256
 
-Source = Literal["encoded", "suspect", "pixels"]
+Input = Literal["encoded", "suspect", "pixels"]
 
 _INPUT = "images"
 
@@ -28,7 +28,7 @@ _CULPRIT = re.compile(r"Failed to decode sample #(\d+)")
 class Refused(NamedTuple):
     """A batch that DALI could not decode, and the image that it blames, if it names one."""
 
-    culprit: int | None
+    failed_index: int | None
 
 
 class Decoder:
@@ -44,7 +44,7 @@ class Decoder:
         the same resize.
     """
 
-    def __init__(self, decoding: Decoding, source: Source) -> None:
+    def __init__(self, decoding: Decoding, source: Input) -> None:
         self._decoding = decoding
         self._source = source
         self._pipeline = BatchPipeline(lambda: self._build())

@@ -72,6 +72,6 @@ def _without_crashers(
     return [
         header
         if header.error is not None or (death := crashers.death(image_bytes(row))) is None
-        else header._replace(error=str(crashed(death)), careful=True)
+        else header._replace(error=str(crashed(death)), needs_pillow=True)
         for row, header in enumerate(headers)
     ]

@@ -35,17 +35,17 @@ from PIL import Image, ImageChops
 
 from dask_image_ingest.decode.formats import (
     BadImage,
-    Encoded,
     measure,
     open_image,
     pillow_errors,
     too_large,
 )
+from dask_image_ingest.storage import LazyBytes
 
 __all__ = ["decode_with_pillow"]
 
 
-def decode_with_pillow(data: Encoded, mode: Literal["RGB", "L"], max_pixels: int) -> np.ndarray:
+def decode_with_pillow(data: LazyBytes, mode: Literal["RGB", "L"], max_pixels: int) -> np.ndarray:
     """Decode one image.
 
     Parameters
@@ -75,7 +75,7 @@ def decode_with_pillow(data: Encoded, mode: Literal["RGB", "L"], max_pixels: int
         raise BadImage.of(too_large(height, width, max_pixels))
     file = _WholeFile(bytes(data[:]))
     with open_image(file, format) as image, pillow_errors():
-        if mode == "L" and format == "jpeg" and not stored.careful:
+        if mode == "L" and format == "jpeg" and not stored.needs_pillow:
             # The luma as it is stored; libjpeg has no such short cut for every rare kind of JPEG.
             image.draft("L", image.size)
         # The JPEG 2000 decoder looks past the end as a matter of course.

@@ -9,25 +9,27 @@ import numpy as np
 from dask_image_ingest.decode.dali import Decoder, Refused
 
 
-def decode_in_parts(images: list[np.ndarray], culprit: int | None, suspect: Decoder) -> list:
+def decode_in_parts(images: list[np.ndarray], failed_index: int | None, suspect: Decoder) -> list:
     """Decode a batch that was refused in smaller parts; None for what DALI can't decode."""
-    if culprit is None or culprit >= len(images):
+    if failed_index is None or failed_index >= len(images):
         parts = list(_split(images, max(1, len(images) // 8)))
     else:
         step = max(1, len(images) // 4)
-        before, after = images[:culprit], images[culprit + 1 :]
+        before, after = images[:failed_index], images[failed_index + 1 :]
         parts = [*_split(before, step), [], *_split(after, step)]
     # All of them before the next step down, which runs on the same pipeline.
     outputs = list(suspect.run(parts))
     isolated: list = []
     for encoded, decoded in zip(parts, outputs, strict=True):
         if not encoded:
-            isolated.append(None)  # the culprit
+            isolated.append(None)  # the image that failed
         elif not isinstance(decoded, Refused):
             isolated.extend(decoded)
         else:
             alone = len(encoded) == 1
-            isolated.extend([None] if alone else decode_in_parts(encoded, decoded.culprit, suspect))
+            isolated.extend(
+                [None] if alone else decode_in_parts(encoded, decoded.failed_index, suspect)
+            )
     return isolated
 
 

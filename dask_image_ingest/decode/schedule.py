@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from dask_image_ingest.decode.dali import BATCH_SIZE, parses
-from dask_image_ingest.decode.formats import Header, is_sound
+from dask_image_ingest.decode.formats import Header, is_valid
 from dask_image_ingest.decode.gpu import batch_bytes, current_device
 from dask_image_ingest.decode.options import Decoding
 from dask_image_ingest.decode.pillow import decode_with_pillow
@@ -40,23 +40,23 @@ class Batch:
     ----------
     rows : list of int
         All of them, one after the other.
-    trusted : list of int
+    dali_rows : list of int
         Those whose images DALI gets.
     encoded : list of uint8 arrays
         These images.
-    careful : dict of int to Future
+    by_pillow : dict of int to Future
         The others, which Pillow decodes meanwhile; rows with an error are in neither.
     """
 
     rows: list[int] = field(default_factory=list)
-    trusted: list[int] = field(default_factory=list)
+    dali_rows: list[int] = field(default_factory=list)
     encoded: list[np.ndarray] = field(default_factory=list)
-    careful: dict[int, Future] = field(default_factory=dict)
+    by_pillow: dict[int, Future] = field(default_factory=dict)
 
     @property
     def images(self) -> int:
         """How many of the rows have an image to be decoded."""
-        return len(self.trusted) + len(self.careful)
+        return len(self.dali_rows) + len(self.by_pillow)
 
 
 class Plan:
@@ -75,7 +75,7 @@ class Plan:
             # Its memory can't be stretched, and what decodes there are not the threads.
             self._most_bytes = self._stretched = batch_bytes(current_device())
         self._least_images = 2 * decode_threads()
-        formats = Counter(header.format for header in headers if not header.careful)
+        formats = Counter(header.format for header in headers if not header.needs_pillow)
         most = {f for f, count in formats.items() if count >= _LEAST_SHARE * formats.total()}
         # DALI rounds the grey of a PNG down and Pillow to the nearest: one of them for all.
         self._for_dali: set[str | None] = {"jpeg"} if decoding.mode == "L" else {"jpeg", *most}
@@ -110,7 +110,7 @@ class Plan:
 
     def assign_to_pillow(self, row: int, batch: Batch) -> None:
         """Have Pillow decode an image of a batch, from now on."""
-        batch.careful[row] = decode_pool().submit(
+        batch.by_pillow[row] = decode_pool().submit(
             decode_with_pillow,
             self._image_bytes(row),
             self._decoding.mode,
@@ -120,10 +120,10 @@ class Plan:
     def _assign(self, row: int, header: Header, batch: Batch) -> None:
         data = self._image_bytes(row)
         wanted = header.format in self._for_dali or _is_deep(header.format, data)
-        if wanted and not header.careful and is_sound(header.format, data, self._thorough):
+        if wanted and not header.needs_pillow and is_valid(header.format, data, self._thorough):
             encoded = np.frombuffer(data, np.uint8)
             if parses(encoded):
-                batch.trusted.append(row)
+                batch.dali_rows.append(row)
                 batch.encoded.append(encoded)
                 return
         self.assign_to_pillow(row, batch)

@@ -18,7 +18,7 @@ from dask_image_ingest.export.run import Exported, export
 from dask_image_ingest.export.tasks import run
 from dask_image_ingest.export.where import json_fields_of, parse_where
 from dask_image_ingest.storage import find_shards, open_shard
-from dask_image_ingest.tar import scan
+from dask_image_ingest.tar import index_tar
 
 __all__ = ["add_export", "export_command"]
 
@@ -129,8 +129,8 @@ def _damage_elsewhere(paths: Any, exported: Exported, show: bool) -> dict[str, s
 
 def _damage(url: str) -> str | None:
     try:
-        with open_shard(url) as buffer:
-            damage = scan(buffer, url).damage
+        with open_shard(url) as content:
+            damage = index_tar(content, url).damage
     except (ShardError, ShardNotFoundError) as error:
         return f"unreadable: {error}"
     return None if damage is None else f"{damage.code}: {damage.reason}"

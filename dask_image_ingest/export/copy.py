@@ -11,7 +11,7 @@ import numpy as np
 import pyarrow as pa
 
 from dask_image_ingest.errors import ShardError
-from dask_image_ingest.export.header import Buffer
+from dask_image_ingest.export.header import Chunk
 from dask_image_ingest.export.job import Job
 from dask_image_ingest.export.layout import Layout
 from dask_image_ingest.export.locate import COLUMN, EXPANDED, SOURCE, version_of
@@ -25,7 +25,7 @@ _BUFFERS, _BYTES = 1000, 16 << 20
 _ZEROS = memoryview(bytes(512))
 
 # Bytes at an offset.
-Read = Callable[[int, int], Buffer]
+Read = Callable[[int, int], Chunk]
 
 
 def copy_members(
@@ -75,7 +75,7 @@ class _Output:
         self._layout = layout
         self._sizes = layout.sizes.tolist()
         self._positions = layout.positions.tolist()
-        self._waiting: list[Buffer] = []
+        self._waiting: list[Chunk] = []
         self._bytes = 0
         self._end = 0
 
@@ -87,7 +87,7 @@ class _Output:
             self.write(member, read(offset, self._sizes[member]))
         self.flush()
 
-    def write(self, member: int, content: Buffer) -> None:
+    def write(self, member: int, content: Chunk) -> None:
         """Write one member, now or with those that follow."""
         size, position = self._sizes[member], self._positions[member]
         if len(content) != size:
@@ -104,7 +104,7 @@ class _Output:
 
     def flush(self) -> None:
         """Write what waits."""
-        waiting = [buffer for buffer in self._waiting if len(buffer)]
+        waiting = [chunk for chunk in self._waiting if len(chunk)]
         position = self._end - sum(map(len, waiting))
         while waiting:
             try:
@@ -137,10 +137,10 @@ def _by(
 
 @contextmanager
 def _open_source(url: str, version: str, job: Job) -> Iterator[Read]:
-    with open_shard(url, job.source_options) as buffer:
+    with open_shard(url, job.source_options) as content:
         now = version_of(find_shards(url, job.source_options)[0])
         if now != version:
             raise ShardError(
                 f"{url} has changed since its samples were read. Read it again, and export that"
             )
-        yield lambda offset, size: buffer[offset : offset + size]
+        yield lambda offset, size: content[offset : offset + size]

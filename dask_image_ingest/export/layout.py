@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 import pyarrow as pa
 
-from dask_image_ingest.export.header import Buffer, headers, padding, tar_size
+from dask_image_ingest.export.header import Chunk, headers, padding, tar_size
 
 __all__ = ["Layout", "lay_out"]
 
@@ -43,7 +43,7 @@ class Layout:
     where: np.ndarray
     offsets: np.ndarray
     sizes: np.ndarray
-    headers: Sequence[Buffer]
+    headers: Sequence[Chunk]
     positions: np.ndarray
     places: np.ndarray
     images: np.ndarray

@@ -22,7 +22,7 @@ from dask_image_ingest.export.arrow_files import read_batch
 from dask_image_ingest.export.job import Job, Options, staged_name
 from dask_image_ingest.export.place import Place
 from dask_image_ingest.storage import Shard, find_shards, open_shard
-from dask_image_ingest.tar import Sample, Scan, collector_at_rest, read_member, scan
+from dask_image_ingest.tar import Sample, TarIndex, gc_paused, index_tar, read_member
 
 __all__ = ["COLUMN", "EXPANDED", "MEMBER", "SOURCE", "Located", "locate", "version_of"]
 
@@ -86,24 +86,24 @@ def locate(source: tuple[int, str], job: Job) -> Located:
     wanted = read_batch(job.place, job.pointers, number)
     try:
         shard = find_shards(url, job.source_options)[0]
-        with open_shard(url, job.source_options) as buffer:
-            scanned = scan(buffer, url)
-            with collector_at_rest():
-                rows = _find_rows(scanned, wanted, job.options)
+        with open_shard(url, job.source_options) as content:
+            index = index_tar(content, url)
+            with gc_paused():
+                rows = _find_rows(index, wanted, job.options)
             # Where a stream was decompressed, there is more than is stored.
-            stored = len(buffer) == shard.size
-            rows, expanded = _expand(rows, buffer, scanned, stored, job.place)
+            stored = len(content) == shard.size
+            rows, expanded = _expand(rows, content, index, stored, job.place)
     except (ShardError, ShardNotFoundError) as error:
         reason = f"unreadable-shard: {error}"
         return Located(url, "", _table([_Row(reason=reason)] * len(wanted)))
-    damage = scanned.damage
+    damage = index.damage
     return Located(
         url,
         version_of(shard),
         _table(rows),
         expanded,
         None if damage is None else f"{damage.code}: {damage.reason}",
-        len(scanned.interleaved),
+        len(index.interleaved),
     )
 
 
@@ -120,13 +120,13 @@ class _Row(NamedTuple):
     reason: str | None = None
 
 
-def _find_rows(scanned: Scan, wanted: pa.RecordBatch, options: Options) -> list[_Row]:
+def _find_rows(index: TarIndex, wanted: pa.RecordBatch, options: Options) -> list[_Row]:
     columns = wanted.to_pydict()
     offsets = set(columns["offset"])
     keys = {k for k, o in zip(columns["key"], columns["offset"], strict=True) if o is None}
     by_offset: dict[int, Sample] = {}
     by_key: dict[str, list[Sample]] = {}
-    for sample in scanned.samples:
+    for sample in index.samples:
         for span in sample.members.values():
             if span[0] in offsets:
                 by_offset[span[0]] = sample
@@ -137,7 +137,7 @@ def _find_rows(scanned: Scan, wanted: pa.RecordBatch, options: Options) -> list[
     pointers = zip(columns["key"], columns["offset"], columns["nbytes"], strict=True)
     for number, (key, offset, nbytes) in enumerate(pointers):
         if offset is None:
-            found = _without_pointer(by_key.get(key, ()), nbytes, scanned)
+            found = _without_pointer(by_key.get(key, ()), nbytes, index)
         else:
             found = _pointed_to(by_offset.get(offset), offset, nbytes)
         if isinstance(found, str):
@@ -163,7 +163,7 @@ def _pointed_to(
 
 
 def _without_pointer(
-    samples: Sequence[Sample], nbytes: int | None, scanned: Scan
+    samples: Sequence[Sample], nbytes: int | None, index: TarIndex
 ) -> tuple[Sample, str | None] | str:
     """The sample of a key that no place points to, by the size of its image if it has one.
 
@@ -176,7 +176,7 @@ def _without_pointer(
         if nbytes is None and len(samples) == 1:
             return sample, None
         size = None
-        if span is not None and (sample.duplicates or span[0] in scanned.sparse):
+        if span is not None and (sample.duplicates or span[0] in index.sparse):
             size = span[1]
         if size == nbytes:
             found.append((sample, image))
@@ -232,10 +232,10 @@ def _ambiguous(extensions: list[str]) -> str | None:
 
 
 def _expand(
-    rows: list[_Row], buffer: Any, scanned: Scan, stored: bool, place: Place
+    rows: list[_Row], content: Any, index: TarIndex, stored: bool, place: Place
 ) -> tuple[list[_Row], str | None]:
     """Write members that are no ranges of what is stored to a file, and point there."""
-    if stored and not scanned.sparse:
+    if stored and not index.sparse:
         return rows, None
     name = staged_name("expanded")
     end = 0
@@ -244,11 +244,11 @@ def _expand(
         for row in rows:
             members = []
             for extension, where, offset, size in row.members:
-                if size and where == SOURCE and (not stored or offset in scanned.sparse):
-                    if offset in scanned.sparse and size > LARGEST_MEMBER:
+                if size and where == SOURCE and (not stored or offset in index.sparse):
+                    if offset in index.sparse and size > LARGEST_MEMBER:
                         row = _Row(reason=f"too-large: a sparse member of {size} bytes")
                         break
-                    file.write(read_member(buffer, scanned, (offset, size)))
+                    file.write(read_member(content, index, (offset, size)))
                     where, offset, end = EXPANDED, end, end + size
                 members.append((extension, where, offset, size))
             else:

@@ -160,17 +160,17 @@ def _as_text(value: Any) -> bytes:
 
 
 def _as_json(value: Any) -> str:
-    return json.dumps(_plain(value), ensure_ascii=False, allow_nan=False)
+    return json.dumps(_to_json(value), ensure_ascii=False, allow_nan=False)
 
 
-def _plain(value: Any) -> Any:
+def _to_json(value: Any) -> Any:
     """What JSON can say of a value: no NaN, bytes in base64, times in ISO 8601."""
     if isinstance(value, float):
         return value if math.isfinite(value) else None
     if isinstance(value, dict):
-        return {str(key): _plain(item) for key, item in value.items()}
+        return {str(key): _to_json(item) for key, item in value.items()}
     if isinstance(value, (list, tuple)):
-        return [_plain(item) for item in value]
+        return [_to_json(item) for item in value]
     if isinstance(value, bytes):
         return base64.b64encode(value).decode()
     if isinstance(value, (date, time)):

@@ -26,7 +26,7 @@ class _Pixels:
 
 
 @dataclass(frozen=True)
-class _Loan:
+class _Mapping:
     """A frame without its pixels, and where they are."""
 
     process: int
@@ -34,7 +34,7 @@ class _Loan:
     buffers: list[bytes | _Pixels]
 
 
-def borrow(future: Future) -> Any:
+def map_remote(future: Future) -> Any:
     """A finished partition whose pixels are mapped and not copied, or None.
 
     None where its worker is on another machine, or of another user, or has the pixels in other
@@ -43,25 +43,27 @@ def borrow(future: Future) -> Any:
     client, key = future.client, future.key
     for worker in client.who_has([future]).get(key, ()):
         # Whatever goes wrong there, as with a worker that dies, is for the usual way to deal with.
-        replies = client.run(_lend, key, this_machine(), workers=[worker], on_error="ignore")
-        loan = replies.get(worker)
-        if loan is None:
+        replies = client.run(
+            _export_mapping, key, this_machine(), workers=[worker], on_error="ignore"
+        )
+        mapping = replies.get(worker)
+        if mapping is None:
             continue
         try:
             buffers = [
-                map_block(loan.process, buffer.file, buffer.nbytes, buffer.seal)
+                map_block(mapping.process, buffer.file, buffer.nbytes, buffer.seal)
                 if isinstance(buffer, _Pixels)
                 else buffer
-                for buffer in loan.buffers
+                for buffer in mapping.buffers
             ]
         except OSError:
             continue
         # What a worker of this cluster pickled, as dask itself would have it.
-        return pickle.loads(loan.frame, buffers=buffers)
+        return pickle.loads(mapping.frame, buffers=buffers)
     return None
 
 
-def _lend(key: Any, machine: str, dask_worker: Worker) -> _Loan | None:
+def _export_mapping(key: Any, machine: str, dask_worker: Worker) -> _Mapping | None:
     if not machine or machine != this_machine() or key not in dask_worker.data:
         return None
     pickled: list[pickle.PickleBuffer] = []
@@ -73,7 +75,7 @@ def _lend(key: Any, machine: str, dask_worker: Worker) -> _Loan | None:
     if not any(isinstance(buffer, _Pixels) for buffer in buffers):
         pixel_memory.share()
         return None
-    return _Loan(os.getpid(), frame, buffers)
+    return _Mapping(os.getpid(), frame, buffers)
 
 
 def _placed(raw: memoryview) -> _Pixels | None:

@@ -17,7 +17,7 @@ from distributed import Future as RemoteFuture
 from dask_image_ingest.dask_internals import convert_legacy_graph, cull
 from dask_image_ingest.errors import ArgumentError
 from dask_image_ingest.frames import backend_of
-from dask_image_ingest.loader.mapping import borrow
+from dask_image_ingest.loader.mapping import map_remote
 
 logger = logging.getLogger("dask_image_ingest")
 
@@ -77,7 +77,7 @@ class LazySource(Source):
         if self._client is None:
             _refuse_remote(graph)
         self._graph = convert_legacy_graph(graph)
-        self._lends = backend_of(frame._meta).name == "pandas"
+        self._maps = backend_of(frame._meta).name == "pandas"
         self.partitions = len(self._keys)
         self._threads: ThreadPoolExecutor | None = None
         self._futures: set = set()
@@ -123,7 +123,7 @@ class LazySource(Source):
 
     def _fetch(self, future: Any) -> Any:
         try:
-            frame = self._borrowed(future) if self._lends else None
+            frame = self._mapped(future) if self._maps else None
             if frame is not None:
                 return frame
             # From the worker itself, not through the scheduler, wherever the client can reach it.
@@ -132,15 +132,15 @@ class LazySource(Source):
             self._futures.discard(future)
             future.release()
 
-    def _borrowed(self, future: Any) -> Any:
+    def _mapped(self, future: Any) -> Any:
         with future.client.as_current():
             wait([future])
         try:
-            return borrow(future)
+            return map_remote(future)
         except Exception:
             # A cluster may let nobody ask its workers; sending works all the same.
             logger.debug("pixels are sent and not mapped", exc_info=True)
-            self._lends = False
+            self._maps = False
             return None
 
 

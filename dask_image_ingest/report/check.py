@@ -8,11 +8,11 @@ from typing import Any
 
 from dask.utils import format_bytes
 
-from dask_image_ingest.dataset import IMAGE_EXTENSIONS, NoPixels, Rows
+from dask_image_ingest.dataset import IMAGE_EXTENSIONS, NoPixels, SampleRows
 from dask_image_ingest.decode import MAX_PIXELS, Decoding, decode, printable
 from dask_image_ingest.errors import ShardError, ShardNotFoundError
 from dask_image_ingest.storage import open_shard
-from dask_image_ingest.tar import Scan, scan
+from dask_image_ingest.tar import TarIndex, index_tar
 
 __all__ = ["Bad", "ShardHealth", "check_shard", "in_total", "in_words"]
 
@@ -94,20 +94,20 @@ class ShardHealth:
 def check_shard(url: str, storage_options: dict[str, Any] | None = None) -> ShardHealth:
     """Read a shard from end to end, decode every image, keep none."""
     try:
-        with open_shard(url, storage_options) as buffer:
-            scanned = scan(buffer, url)
-            rows = Rows(
+        with open_shard(url, storage_options) as content:
+            index = index_tar(content, url)
+            rows = SampleRows(
                 url,
-                buffer,
-                scanned,
-                range(len(scanned.samples)),
+                content,
+                index,
+                range(len(index.samples)),
                 image_extensions=IMAGE_EXTENSIONS.split(";"),
                 components=(),
                 max_pixels=MAX_PIXELS,
             )
             decoding = Decoding(max_pixels=MAX_PIXELS)
             pixels = decode(rows.headers, rows.image_bytes, decoding, NoPixels(), rows.origin)
-            return _health(rows, scanned, pixels.errors)
+            return _health(rows, index, pixels.errors)
     except (ShardError, ShardNotFoundError) as error:
         return ShardHealth(url, unreadable=printable(str(error), 1000))
 
@@ -153,25 +153,25 @@ _COUNTS = ("samples", "members", "bytes", "pax", "sparse")
 _LISTS = ("duplicates", "repeated", "interleaved")
 
 
-def _health(rows: Rows, scanned: Scan, errors: Iterable[str | None]) -> ShardHealth:
+def _health(rows: SampleRows, index: TarIndex, errors: Iterable[str | None]) -> ShardHealth:
     bad: dict[str, Bad] = {}
     for sample, error in zip(rows.samples, errors, strict=True):
         if error is not None:
             code, _, detail = error.partition(": ")
             bad.setdefault(code, Bad()).add(sample.key, detail)
-    damage = scanned.damage
+    damage = index.damage
     return ShardHealth(
         rows.url,
         damage=None if damage is None else f"{damage.code}: {damage.reason}",
-        samples=len(scanned.samples),
-        members=scanned.members,
+        samples=len(index.samples),
+        members=index.members,
         bytes=sum(span[1] for span in rows.spans if span is not None),
         bad=bad,
-        duplicates=[sample.key for sample in scanned.samples if sample.duplicates],
-        repeated=list(scanned.repeated),
-        interleaved=list(scanned.interleaved),
-        pax=scanned.pax,
-        sparse=len(scanned.sparse),
+        duplicates=[sample.key for sample in index.samples if sample.duplicates],
+        repeated=list(index.repeated),
+        interleaved=list(index.interleaved),
+        pax=index.pax,
+        sparse=len(index.sparse),
     )
 
 

@@ -1,16 +1,17 @@
 """Where shards are, and their bytes.
 
 In: paths, globs, braces and URLs. Out: a list of shards with sizes and versions, and for each
-of them its bytes as one buffer, decompressed.
+of them its bytes, decompressed.
 """
 
-from dask_image_ingest.storage.open import Buffer, FileSystem, file_system
+from dask_image_ingest.storage.lazy_bytes import LazyBytes
+from dask_image_ingest.storage.open import FileSystem, file_system
 from dask_image_ingest.storage.paths import Shard, find_shards, open_shard
 from dask_image_ingest.storage.url import local_path
 
 __all__ = [
-    "Buffer",
     "FileSystem",
+    "LazyBytes",
     "Shard",
     "file_system",
     "find_shards",

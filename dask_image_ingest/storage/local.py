@@ -8,7 +8,7 @@ from dask_image_ingest.errors import ShardError
 from dask_image_ingest.storage.faults import guarded
 
 
-class LocalBuffer:
+class LocalBytes:
     """A local shard, of which bytes are read when they are asked for.
 
     It is not mapped into memory. Where a mapped file is cut short, or its disk or its server fails,

@@ -4,7 +4,7 @@ import functools
 import zlib
 from collections.abc import Iterator
 from contextlib import closing, contextmanager
-from typing import Any, Protocol, TypeAlias
+from typing import Any, TypeAlias
 
 import fsspec
 import pyarrow as pa
@@ -16,30 +16,23 @@ from dask_image_ingest.errors import (
     ShardError,
 )
 from dask_image_ingest.storage.faults import guarded
-from dask_image_ingest.storage.local import LocalBuffer
+from dask_image_ingest.storage.lazy_bytes import LazyBytes
+from dask_image_ingest.storage.local import LocalBytes
 from dask_image_ingest.storage.url import local_path
 
 __all__ = [
     "BrokenStream",
-    "Buffer",
     "FileSystem",
-    "RemoteBuffer",
+    "RemoteBytes",
     "file_system",
     "open_shard",
 ]
 
 
-class Buffer(Protocol):
-    """A shard's bytes: ``bytes``, ``memoryview`` or a reader of a file or of remote ranges."""
-
-    def __len__(self) -> int: ...
-    def __getitem__(self, part: slice, /) -> Any: ...
-
-
 FileSystem: TypeAlias = fsspec.AbstractFileSystem
 
 # One request fetches this much, about what a connection transfers in the time that it takes to
-# answer; a buffer keeps the last 128 MiB, so that a usual shard is fetched once.
+# answer; the last 128 MiB are kept, so that a usual shard is fetched once.
 _REQUEST_SIZE = 4 << 20
 _REQUESTS_KEPT = 32
 
@@ -48,12 +41,12 @@ _STEP = 1 << 14
 
 
 @contextmanager
-def open_shard(url: str, storage_options: dict[str, Any] | None = None) -> Iterator[Buffer]:
-    """Open a shard for :func:`~dask_image_ingest.tar.samples.scan` and ``read_member``.
+def open_shard(url: str, storage_options: dict[str, Any] | None = None) -> Iterator[LazyBytes]:
+    """Open a shard for :func:`~dask_image_ingest.tar.samples.index_tar` and ``read_member``.
 
     A shard is read, or fetched in ranges if it is a remote one, as its bytes are asked for; one
     that is compressed (gzip or Zstandard, told by its first bytes) is decompressed into memory. If
-    the compressed stream breaks off, the buffer ends there and has an attribute ``broken`` that
+    the compressed stream breaks off, the content ends there and has an attribute ``broken`` that
     says why.
 
     Raises
@@ -68,7 +61,7 @@ def open_shard(url: str, storage_options: dict[str, Any] | None = None) -> Itera
     if path is None:
         yield _decompress(_remote(url, storage_options))
         return
-    with closing(LocalBuffer(path)) as stored:
+    with closing(LocalBytes(path)) as stored:
         yield _decompress(stored)
         stored.refuse_changes()
 
@@ -87,7 +80,7 @@ class BrokenStream:
         return self._data[part]
 
 
-class RemoteBuffer:
+class RemoteBytes:
     """The bytes of a remote shard, fetched in ranges and kept for a while.
 
     Parameters
@@ -155,15 +148,15 @@ def file_system(url: str, storage_options: dict[str, Any] | None) -> tuple[FileS
         raise ShardError(f"{url} cannot be read: {type(error).__name__}: {error}") from error
 
 
-def _remote(url: str, storage_options: dict[str, Any] | None) -> Buffer:
+def _remote(url: str, storage_options: dict[str, Any] | None) -> LazyBytes:
     fs, path = file_system(url, storage_options)
     size = guarded(url, fs.info, path)["size"]
     if size is None:
         return guarded(url, fs.cat_file, path)
-    return RemoteBuffer(fs, path, size, url)
+    return RemoteBytes(fs, path, size, url)
 
 
-def _decompress(stored: Buffer) -> Buffer:
+def _decompress(stored: LazyBytes) -> LazyBytes:
     magic = bytes(stored[:4])
     if magic.startswith(b"\x1f\x8b"):
         name, steps = "gzip", _gunzip(memoryview(stored[:]))

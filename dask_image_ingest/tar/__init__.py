@@ -4,30 +4,28 @@ In: the bytes of a tar. Out: its members grouped by webdataset's rule, with thei
 are read, contents are not.
 """
 
-from dask_image_ingest.tar.gc_paused import collector_at_rest
+from dask_image_ingest.tar.garbage_collection import gc_paused
 from dask_image_ingest.tar.samples import (
     LARGEST_VALUE,
-    Buffer,
     Sample,
-    Scan,
     Span,
+    TarIndex,
     duplicate_error,
+    index_tar,
     open_member,
     read_member,
-    scan,
     too_large_error,
 )
 
 __all__ = [
     "LARGEST_VALUE",
-    "Buffer",
     "Sample",
-    "Scan",
     "Span",
-    "collector_at_rest",
+    "TarIndex",
     "duplicate_error",
+    "gc_paused",
+    "index_tar",
     "open_member",
     "read_member",
-    "scan",
     "too_large_error",
 ]

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 
 from dask_image_ingest.errors import ShardError
-from dask_image_ingest.storage import Buffer
+from dask_image_ingest.storage import LazyBytes
 
 __all__ = [
     "BLOCK",
@@ -80,12 +80,12 @@ UNREADABLE = (
 class Library:
     """The standard library's tar reader, put at one header after another."""
 
-    def __init__(self, buffer: Buffer) -> None:
+    def __init__(self, content: LazyBytes) -> None:
         # A TarFile reads its first member when it is made: give it an empty archive for that.
         self._tar = tarfile.TarFile(
             fileobj=io.BytesIO(bytes(2 * BLOCK)), encoding="utf-8", errors="surrogateescape"
         )
-        self._file = self._tar.fileobj = _HeaderFile(buffer)  # type: ignore[assignment]
+        self._file = self._tar.fileobj = _HeaderFile(content)  # type: ignore[assignment]
         # Whether a global PAX header gives names or sizes to all members that follow.
         self.has_global_names = False
 
@@ -106,9 +106,9 @@ class Library:
 class _HeaderFile:
     """As much of a file as tarfile needs to read a header."""
 
-    def __init__(self, buffer: Buffer) -> None:
+    def __init__(self, content: LazyBytes) -> None:
         self.position = 0
-        self._buffer = buffer
+        self._content = content
 
     def tell(self) -> int:
         return self.position
@@ -116,7 +116,7 @@ class _HeaderFile:
     def read(self, size: int) -> bytes:
         if size > _LARGEST_EXTENDED_HEADER:
             raise tarfile.HeaderError(f"an extended header of {size} bytes")
-        block = bytes(self._buffer[self.position : self.position + size])
+        block = bytes(self._content[self.position : self.position + size])
         if len(block) < size:
             raise EOFError
         self.position += size

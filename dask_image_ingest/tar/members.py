@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from dask_image_ingest.errors import ShardError
-from dask_image_ingest.storage import Buffer
+from dask_image_ingest.storage import LazyBytes
 from dask_image_ingest.tar.header import (
     BLOCK,
     UNREADABLE,
@@ -68,23 +68,23 @@ class Walk:
         How many members have a PAX header of their own.
     """
 
-    def __init__(self, buffer: Buffer, url: str) -> None:
-        refuse_no_tar(bytes(buffer[:BLOCK]), url)
+    def __init__(self, content: LazyBytes, url: str) -> None:
+        refuse_no_tar(bytes(content[:BLOCK]), url)
         self.damage: Damage | None = None
         self.sparse: dict[int, SparseMap] = {}
         self.pax = 0
-        self._buffer = buffer
-        self._end = len(buffer)
-        self._library = Library(buffer)
+        self._content = content
+        self._end = len(content)
+        self._library = Library(content)
         self._after_pax = -1
 
     def __iter__(self) -> Iterator[list[Member]]:
         offset = 0
         while offset != _OVER:
             members: list[Member] = []
-            trusted: list[tuple[int, bytes]] = []
-            offset = self._take_batch(offset, members, trusted)
-            forged = first_bad_checksum(trusted)
+            unverified: list[tuple[int, bytes]] = []
+            offset = self._take_batch(offset, members, unverified)
+            forged = first_bad_checksum(unverified)
             if forged is not None:
                 offset = self._stop(*not_a_header(*forged))
                 members = [member for member in members if member[1] <= forged[0]]
@@ -92,15 +92,15 @@ class Walk:
             yield members
 
     def _take_batch(
-        self, offset: int, members: list[Member], trusted: list[tuple[int, bytes]]
+        self, offset: int, members: list[Member], unverified: list[tuple[int, bytes]]
     ) -> int:
         """Append what the next headers say, and return the offset of the first one not taken."""
-        buffer, end, library = self._buffer, self._end, self._library
+        content, end, library = self._content, self._end, self._library
         for _ in range(_BATCH):
             data = offset + BLOCK
             if data > end:
                 return self._end_of_bytes(offset)
-            header = bytes(buffer[offset:data])
+            header = bytes(content[offset:data])
             kind = header[156]
             try:
                 size = int(header[124:136].rstrip(b" \0"), 8)
@@ -111,15 +111,15 @@ class Walk:
             if size < 0 or not header[0] or library.has_global_names:
                 following = self._take_odd_header(offset, header, members)
             elif kind == _REGULAR or (kind == _REGULAR_V7 and not _names_folder(header)):
-                trusted.append((offset, header))
+                unverified.append((offset, header))
                 if data + size > end:
                     return self._end_in_member(offset, _plain_name(header), data + size)
                 members.append((_plain_name(header), data, size))
             elif kind in _WITHOUT_DATA:
-                trusted.append((offset, header))
+                unverified.append((offset, header))
                 following = data
-            elif kind == _PAX and size <= 4096 and _HARMLESS_PAX.fullmatch(buffer[data:following]):
-                trusted.append((offset, header))
+            elif kind == _PAX and size <= 4096 and _HARMLESS_PAX.fullmatch(content[data:following]):
+                unverified.append((offset, header))
                 self.pax += 1
                 self._after_pax = following
             else:
@@ -142,7 +142,7 @@ class Walk:
             reason = f"the shard ends inside the extended header at byte {offset}"
             return self._stop("truncated-header", offset, reason)
         except ShardError:
-            raise  # the buffer could not be read, which says nothing about the header
+            raise  # the content could not be read, which says nothing about the header
         except UNREADABLE as error:
             reason = f"the header at byte {offset} makes no sense ({error})"
             return self._stop("bad-header", offset, reason)
@@ -161,7 +161,7 @@ class Walk:
 
     def _end_of_bytes(self, offset: int) -> int:
         """End without an end-of-archive mark, which is fine if it is between two members."""
-        if bytes(self._buffer[offset : self._end]).strip(b"\0"):
+        if bytes(self._content[offset : self._end]).strip(b"\0"):
             reason = f"the shard ends inside the header at byte {offset}"
             return self._stop("truncated-header", offset, reason)
         if offset > self._end and offset != self._after_pax:
@@ -170,10 +170,10 @@ class Walk:
         return self._end_between_members(offset)
 
     def _end_of_archive(self, offset: int) -> int:
-        trailing = _first_non_zero(self._buffer, offset + BLOCK)
+        trailing = _first_non_zero(self._content, offset + BLOCK)
         if trailing is None:
             return self._end_between_members(offset)
-        what = describe(bytes(self._buffer[trailing : trailing + BLOCK]))
+        what = describe(bytes(self._content[trailing : trailing + BLOCK]))
         reason = f"the archive ends at byte {offset}, but at byte {trailing} follows {what}"
         return self._stop("trailing-data", trailing, reason)
 
@@ -205,9 +205,9 @@ def _names_folder(header: bytes) -> bool:
     return header[:100].partition(b"\0")[0].endswith(b"/")
 
 
-def _first_non_zero(buffer: Buffer, offset: int) -> int | None:
-    for start in range(offset, len(buffer), 1 << 16):
-        chunk = bytes(buffer[start : start + (1 << 16)])
+def _first_non_zero(content: LazyBytes, offset: int) -> int | None:
+    for start in range(offset, len(content), 1 << 16):
+        chunk = bytes(content[start : start + (1 << 16)])
         if rest := chunk.lstrip(b"\0"):
             return start + len(chunk) - len(rest)
     return None

@@ -1,6 +1,6 @@
 """One shard's bytes → members → samples.
 
-:func:`scan` reads headers only, never what a member holds.
+:func:`index_tar` reads headers only, never what a member holds.
 """
 
 import re
@@ -9,22 +9,21 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from dask_image_ingest.errors import ShardError
-from dask_image_ingest.storage import Buffer
-from dask_image_ingest.tar.gc_paused import collector_at_rest
+from dask_image_ingest.storage import LazyBytes
+from dask_image_ingest.tar.garbage_collection import gc_paused
 from dask_image_ingest.tar.header import SparseMap
 from dask_image_ingest.tar.members import Damage, Member, Walk
 
 __all__ = [
     "LARGEST_VALUE",
-    "Buffer",
     "Damage",
     "Sample",
-    "Scan",
     "Span",
+    "TarIndex",
     "duplicate_error",
+    "index_tar",
     "open_member",
     "read_member",
-    "scan",
     "too_large_error",
 ]
 
@@ -56,7 +55,7 @@ class Sample:
 
 
 @dataclass(slots=True)
-class Scan:
+class TarIndex:
     """The samples of a shard.
 
     Attributes
@@ -86,7 +85,7 @@ class Scan:
     pax: int = 0
 
 
-def scan(buffer: Buffer, url: str = "the shard") -> Scan:
+def index_tar(content: LazyBytes, url: str = "the shard") -> TarIndex:
     r"""Find the samples of a shard by reading its tar headers.
 
     Samples are grouped by webdataset's rule: the key is the path up to the first dot of its last
@@ -100,42 +99,43 @@ def scan(buffer: Buffer, url: str = "the shard") -> Scan:
 
     Parameters
     ----------
-    buffer
+    content
         The bytes of the shard, decompressed. Only headers are read, and what follows the last one.
     url
         What errors call the shard.
 
     Returns
     -------
-    Scan
+    TarIndex
         Keys are valid UTF-8, as Arrow demands: a byte of a name that is not becomes ``\xNN``.
 
     Raises
     ------
     ShardError
-        If the shard does not begin with a tar header. All else that is wrong is ``Scan.damage``.
+        If the shard does not begin with a tar header. All else that is wrong is
+        ``TarIndex.damage``.
     """
-    walk = Walk(buffer, url)
-    with collector_at_rest():
-        scanned = _group(walk)
-    scanned.damage = _add_broken_stream(walk.damage, buffer)
-    scanned.sparse = walk.sparse
-    scanned.pax = walk.pax
-    return scanned
+    walk = Walk(content, url)
+    with gc_paused():
+        index = _group(walk)
+    index.damage = _add_broken_stream(walk.damage, content)
+    index.sparse = walk.sparse
+    index.pax = walk.pax
+    return index
 
 
-def read_member(buffer: Buffer, scan: Scan, span: Span) -> Any:
-    """Read one member: a slice of ``buffer``, or new bytes with the holes filled if it is sparse.
+def read_member(content: LazyBytes, index: TarIndex, span: Span) -> Any:
+    """Read one member: a slice of ``content``, or new bytes with the holes filled if it is sparse.
 
     Raises
     ------
     ShardError
-        If the buffer ends too early, or a sparse member claims to be larger than 2 GiB.
+        If the content ends too early, or a sparse member claims to be larger than 2 GiB.
     """
     offset, size = span
-    pieces = scan.sparse.get(offset)
+    pieces = index.sparse.get(offset)
     if pieces is None:
-        data = buffer[offset : offset + size]
+        data = content[offset : offset + size]
         if len(data) != size:
             raise ShardError(
                 f"a member of {size} bytes was found at byte {offset}, and only {len(data)} bytes "
@@ -148,12 +148,12 @@ def read_member(buffer: Buffer, scan: Scan, span: Span) -> Any:
         )
     expanded = bytearray(size)
     for start, length in pieces:
-        expanded[start : start + length] = buffer[offset : offset + length]
+        expanded[start : start + length] = content[offset : offset + length]
         offset += length
     return bytes(expanded)
 
 
-def open_member(buffer: Buffer, scan: Scan, span: Span) -> Any:
+def open_member(content: LazyBytes, index: TarIndex, span: Span) -> Any:
     """One member as something that is read where it is sliced, and no further.
 
     Raises
@@ -161,18 +161,18 @@ def open_member(buffer: Buffer, scan: Scan, span: Span) -> Any:
     ShardError
         As `read_member`, now or when it is sliced.
     """
-    if isinstance(buffer, (bytes, memoryview)) or span[0] in scan.sparse:
-        return read_member(buffer, scan, span)
-    return _OpenMember(buffer, span)
+    if isinstance(content, (bytes, memoryview)) or span[0] in index.sparse:
+        return read_member(content, index, span)
+    return _OpenMember(content, span)
 
 
 class _OpenMember:
     """A member of a shard, whose first bytes are at hand."""
 
-    def __init__(self, buffer: Buffer, span: Span) -> None:
-        self._buffer = buffer
+    def __init__(self, content: LazyBytes, span: Span) -> None:
+        self._content = content
         self._offset, self._size = span
-        self._head = buffer[self._offset : self._offset + min(self._size, _HEAD)]
+        self._head = content[self._offset : self._offset + min(self._size, _HEAD)]
 
     def __len__(self) -> int:
         return self._size
@@ -181,12 +181,12 @@ class _OpenMember:
         start, stop, _ = part.indices(self._size)
         if stop <= len(self._head):
             return self._head[start:stop]
-        return self._buffer[self._offset + start : self._offset + stop]
+        return self._content[self._offset + start : self._offset + stop]
 
 
-def too_large_error(scan: Scan, span: Span) -> str | None:
+def too_large_error(index: TarIndex, span: Span) -> str | None:
     """Why a member can't be read that claims to be mostly holes; None where that is not so."""
-    if span[0] not in scan.sparse or span[1] <= LARGEST_VALUE:
+    if span[0] not in index.sparse or span[1] <= LARGEST_VALUE:
         return None
     return f"too-large: the sparse member claims to expand to {span[1]:,} bytes, more than 2 GiB"
 
@@ -212,7 +212,7 @@ class _LowerCase(dict[str, str]):
         return self.setdefault(extension, extension.lower())
 
 
-def _group(batches: Iterable[list[Member]]) -> Scan:
+def _group(batches: Iterable[list[Member]]) -> TarIndex:
     samples: list[Sample] = []
     latest: dict[str, Sample] = {}
     interleaved: dict[str, None] = {}
@@ -252,7 +252,7 @@ def _group(batches: Iterable[list[Member]]) -> Scan:
             elif extension not in sample.duplicates:
                 sample.duplicates += (extension,)
     joined = tuple(key for key in interleaved if key not in repeated)
-    return Scan(samples, interleaved=joined, repeated=tuple(repeated), members=count)
+    return TarIndex(samples, interleaved=joined, repeated=tuple(repeated), members=count)
 
 
 def _split_off(sample: Sample, earlier: frozenset[str]) -> Sample:
@@ -272,11 +272,11 @@ def _split_odd_name(name: str) -> tuple[str, str] | None:
     return (match[1], match[2]) if match else None
 
 
-def _add_broken_stream(damage: Damage | None, buffer: Buffer) -> Damage | None:
+def _add_broken_stream(damage: Damage | None, content: LazyBytes) -> Damage | None:
     """Blame the compressed stream, if that is what broke off, for what the walk found or missed."""
-    broken: str | None = getattr(buffer, "broken", None)
+    broken: str | None = getattr(content, "broken", None)
     if broken is None:
         return damage
     if damage is None:
-        return Damage(len(buffer), broken, "truncated-stream")
+        return Damage(len(content), broken, "truncated-stream")
     return replace(damage, reason=f"{damage.reason}; {broken}")

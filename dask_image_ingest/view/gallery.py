@@ -196,6 +196,6 @@ def _where(frame: Any) -> str:
     reads = list(frame.expr.find_operations(ReadWebDataset))
     if not reads:
         return "Images"
-    urls = [piece.url for piece in reads[0].dataset.pieces]
+    urls = [split.url for split in reads[0].dataset.splits]
     first, last = (url.rpartition("/")[2] for url in (urls[0], urls[-1]))
     return first if first == last else f"{first} … {last}"

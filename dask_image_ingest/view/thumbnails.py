@@ -218,7 +218,7 @@ def _card(array: Any, record: dict[str, Any], texts: list[str], thumbnail: int) 
         jpeg=None if array is None else encode(array, "jpeg", 85),
         shape=shape,
         error=error,
-        texts={name: _plain(record[name]) for name in texts},
+        texts={name: _to_text(record[name]) for name in texts},
         facts=_facts(record),
     )
 
@@ -235,7 +235,7 @@ def _short_bytes(nbytes: int) -> str:
     return f"{nbytes / 1e6:.1f} MB" if nbytes >= 1e6 else f"{nbytes / 1e3:.0f} kB"
 
 
-def _plain(value: Any) -> str:
+def _to_text(value: Any) -> str:
     if value is None or value is pd.NA:
         return "–"
     if isinstance(value, float):
@@ -243,7 +243,7 @@ def _plain(value: Any) -> str:
     if isinstance(value, bytes):
         return format_bytes(len(value))
     if isinstance(value, list):
-        shown = ", ".join(_plain(item) for item in itertools.islice(value, 8))
+        shown = ", ".join(_to_text(item) for item in itertools.islice(value, 8))
         return f"[{shown}{', …' if len(value) > 8 else ''}]"
     return str(value)
 

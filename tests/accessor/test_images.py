@@ -413,9 +413,9 @@ def test_calls_on_every_backend_have_the_same_shapes():
 
 def test_the_head_of_metadata_decodes_nothing_and_reads_one_shard(ddf, work, monkeypatch):  # noqa: F811
     opened = []
-    scan = partition.scan
+    index_tar = partition.index_tar
     monkeypatch.setattr(
-        partition, "scan", lambda b, url, *a: opened.append(url) or scan(b, url, *a)
+        partition, "index_tar", lambda b, url, *a: opened.append(url) or index_tar(b, url, *a)
     )
     assert len(ddf[["txt", "width"]].head(3)) == 3
     assert len(ddf["txt"].head(3)) == 3

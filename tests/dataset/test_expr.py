@@ -42,17 +42,17 @@ def work(monkeypatch):
     """
     counts: Counter = Counter()
 
-    def scan(buffer, url):
+    def index_tar(content, url):
         counts["partitions"] += 1
-        return original.scan(CountedBytes(buffer, counts, "tar bytes"), url)
+        return original.index_tar(CountedBytes(content, counts, "tar bytes"), url)
 
     def read_header(data, max_pixels):
         counts["headers"] += 1
         return original.read_header(CountedBytes(data, counts, "header bytes"), max_pixels)
 
-    def read_text(buffer, scanned, span):
+    def read_text(content, index, span):
         # Images come through here as well, as views that nobody has looked at yet.
-        data = original.read_member(buffer, scanned, span)
+        data = original.read_member(content, index, span)
         counts["member bytes"] += 0 if span[1] > SMALLEST_IMAGE else len(data)
         return data
 
@@ -62,12 +62,12 @@ def work(monkeypatch):
         original.assign(self, row, header, batch)
 
     original = SimpleNamespace(
-        scan=partition.scan,
+        index_tar=partition.index_tar,
         read_header=metadata.read_header,
         read_member=metadata.read_member,
         assign=Plan._assign,
     )
-    monkeypatch.setattr(partition, "scan", scan)
+    monkeypatch.setattr(partition, "index_tar", index_tar)
     monkeypatch.setattr(metadata, "read_header", read_header)
     monkeypatch.setattr(metadata, "read_member", read_text)
     monkeypatch.setattr(Plan, "_assign", assign)

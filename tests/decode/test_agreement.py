@@ -1,6 +1,7 @@
 """Both decoders side by side: nobody can tell from the pixels which one made them.
 
-If a new version of DALI makes a test here fail, `careful` in decode/header.py is to be changed, or
+If a new version of DALI makes a test here fail, `needs_pillow` in
+decode/formats/header.py is to be changed, or
 a rule in decode/pillow.py.
 """
 
@@ -17,7 +18,7 @@ from dask_image_ingest.decode.pillow import decode_with_pillow
 
 MAX_PIXELS = 10**7
 IMAGES = corpus.images()
-TRUSTED = [name for name, data in IMAGES.items() if not read_header(data, MAX_PIXELS).careful]
+TRUSTED = [name for name, data in IMAGES.items() if not read_header(data, MAX_PIXELS).needs_pillow]
 
 # Careful images that DALI 2.4 decodes as Pillow does: only here, or not proven solid.
 SAME = {
@@ -73,16 +74,16 @@ def test_what_kills_dali_is_never_given_to_it():
 
 
 def test_why_the_careful_images_are_careful(dali):
-    careful = set(IMAGES) - set(TRUSTED) - DEADLY
+    needs_pillow = set(IMAGES) - set(TRUSTED) - DEADLY
     found = {
         name: difference(decode_with_pillow(IMAGES[name], "RGB", MAX_PIXELS), dali["RGB"][name])
-        for name in careful
+        for name in needs_pillow
     }
     assert {name for name, by in found.items() if by <= 1.0} == SAME
     assert {name for name, by in found.items() if by > 1.0} - DIFFERENT == {
-        name for name in careful if isinstance(dali["RGB"][name], str)
+        name for name in needs_pillow if isinstance(dali["RGB"][name], str)
     }
-    assert {dali["RGB"][name] for name in careful - SAME - DIFFERENT} == {RAISED}
+    assert {dali["RGB"][name] for name in needs_pillow - SAME - DIFFERENT} == {RAISED}
 
 
 @pytest.mark.parametrize("mode", ["RGB", "L"])

@@ -1,4 +1,4 @@
-"""The rules of careful decoding, each against the numbers that it promises."""
+"""The rules by which Pillow decodes, each against the numbers that it promises."""
 
 import io
 import pickle

@@ -25,7 +25,7 @@ from dask_image_ingest.errors import (
     ShardNotFoundError,
 )
 from dask_image_ingest.storage.paths import Shard, find_shards, open_shard
-from dask_image_ingest.tar.samples import read_member, scan
+from dask_image_ingest.tar.samples import index_tar, read_member
 
 SHARD = tar({f"{i}.{e}": bytes([65 + i]) * 3000 for i in range(9) for e in ("jpg", "txt")})
 
@@ -297,21 +297,21 @@ def test_every_shard_reads_as_webdataset_reads_it(tmp_path, remote, scheme, comp
     stored = COMPRESSIONS[compression](SHARD)
     with fsspec.open(scheme + path, "wb") as file:
         file.write(stored)
-    with open_shard(scheme + path) as buffer:
-        assert samples_of(buffer) == webdataset_samples(SHARD)
-        assert scan(buffer).damage is None
+    with open_shard(scheme + path) as content:
+        assert samples_of(content) == webdataset_samples(SHARD)
+        assert index_tar(content).damage is None
 
 
 @pytest.mark.parametrize("compress", [gzip.compress, zstd])
 def test_streams_of_many_parts_are_read_to_the_end(tmp_path, compress):
     parts = [SHARD[i : i + 10_000] for i in range(0, len(SHARD), 10_000)]
     (tmp_path / "x").write_bytes(b"".join(map(compress, parts)))
-    with open_shard(str(tmp_path / "x")) as buffer:
-        assert bytes(buffer) == SHARD
+    with open_shard(str(tmp_path / "x")) as content:
+        assert bytes(content) == SHARD
     if compress is gzip.compress:
         (tmp_path / "x").write_bytes(compress(SHARD) + bytes(1000))
-        with open_shard(str(tmp_path / "x")) as buffer:
-            assert bytes(buffer) == SHARD
+        with open_shard(str(tmp_path / "x")) as content:
+            assert bytes(content) == SHARD
 
 
 @pytest.mark.parametrize("compress", [gzip.compress, zstd])
@@ -328,11 +328,11 @@ def test_a_stream_that_breaks_off_keeps_what_came_before(tmp_path, compress):
         damages["corrupt"] = stored[:400_000] + bytes(100) + stored[400_100:]
     for what, data in damages.items():
         (tmp_path / "x").write_bytes(data)
-        with open_shard(str(tmp_path / "x")) as buffer:
-            scanned = scan(buffer)
-            found = samples_of(buffer, scanned)
-        assert scanned.damage is not None, what
-        assert "stream breaks off" in scanned.damage.reason
+        with open_shard(str(tmp_path / "x")) as content:
+            index = index_tar(content)
+            found = samples_of(content, index)
+        assert index.damage is not None, what
+        assert "stream breaks off" in index.damage.reason
         assert len(found) >= (48 if what in ("last byte missing", "garbage") else 10), what
         for key, sample in found.items():
             assert what == "corrupt" or sample["jpg"] == files[f"{key}.jpg"]
@@ -341,9 +341,9 @@ def test_a_stream_that_breaks_off_keeps_what_came_before(tmp_path, compress):
 def test_what_was_read_outlives_the_shard(tmp_path):
     path = tmp_path / "x.tar"
     path.write_bytes(SHARD)
-    with open_shard(str(path)) as buffer:
-        scanned = scan(buffer)
-        view = read_member(buffer, scanned, scanned.samples[1].members["jpg"])
+    with open_shard(str(path)) as content:
+        index = index_tar(content)
+        view = read_member(content, index, index.samples[1].members["jpg"])
     path.write_bytes(b"")
     assert bytes(view) == b"B" * 3000
 
@@ -356,11 +356,11 @@ def test_a_shard_leaves_no_file_open_and_none_mapped(tmp_path):
         files = [os.path.realpath(link) for link in Path("/proc/self/fd").iterdir()]
         return str(path) in files or str(path) in Path("/proc/self/maps").read_text()
 
-    with open_shard(str(path)) as buffer:
+    with open_shard(str(path)) as content:
         assert held()
     assert not held()
     with pytest.raises(ShardError, match=r"x\.tar"):
-        buffer[:10]
+        content[:10]
     with pytest.raises(ZeroDivisionError), open_shard(str(path)):
         raise ZeroDivisionError
     assert not held()
@@ -380,10 +380,10 @@ def test_a_local_shard_that_changes_while_it_is_read_is_an_error(tmp_path, chang
     path.write_bytes(SHARD)
     os.utime(path, (1e9, 1e9))
     changed = pytest.raises(ShardError, match=r"x\.tar has changed while it was read")
-    with changed, open_shard(str(path)) as buffer:
-        scanned = scan(buffer)
+    with changed, open_shard(str(path)) as content:
+        index = index_tar(content)
         CHANGES[change](path)
-        samples_of(buffer, scanned)
+        samples_of(content, index)
 
 
 def test_a_shard_that_is_replaced_by_another_file_is_read_as_it_was(tmp_path):
@@ -391,11 +391,11 @@ def test_a_shard_that_is_replaced_by_another_file_is_read_as_it_was(tmp_path):
     path, other = tmp_path / "x.tar", tmp_path / "y.tar"
     path.write_bytes(SHARD)
     other.write_bytes(LARGE)
-    with open_shard(str(path)) as buffer:
+    with open_shard(str(path)) as content:
         other.rename(path)
-        assert samples_of(buffer) == webdataset_samples(SHARD)
-    with open_shard(str(path)) as buffer:
-        assert samples_of(buffer) == webdataset_samples(LARGE)
+        assert samples_of(content) == webdataset_samples(SHARD)
+    with open_shard(str(path)) as content:
+        assert samples_of(content) == webdataset_samples(LARGE)
 
 
 def test_a_disk_that_fails_is_an_error_that_names_the_shard(tmp_path, monkeypatch):
@@ -405,10 +405,10 @@ def test_a_disk_that_fails_is_an_error_that_names_the_shard(tmp_path, monkeypatc
     def fail(*_):
         raise OSError(errno.EIO, "Input/output error")
 
-    with open_shard(str(path)) as buffer:
+    with open_shard(str(path)) as content:
         monkeypatch.setattr(os, "pread", fail)
         with pytest.raises(ShardError, match=r"x\.tar cannot be read: .*Input/output"):
-            scan(buffer)
+            index_tar(content)
         monkeypatch.undo()
 
 
@@ -418,17 +418,17 @@ def test_reads_that_give_less_than_was_asked_for_are_continued(tmp_path, monkeyp
     path.write_bytes(SHARD)
     pread = os.pread
     monkeypatch.setattr(os, "pread", lambda file, size, offset: pread(file, min(size, 700), offset))
-    with open_shard(str(path)) as buffer:
-        assert buffer[:] == SHARD
-        assert buffer[100:2000] == SHARD[100:2000]
-        assert samples_of(buffer) == webdataset_samples(SHARD)
+    with open_shard(str(path)) as content:
+        assert content[:] == SHARD
+        assert content[100:2000] == SHARD[100:2000]
+        assert samples_of(content) == webdataset_samples(SHARD)
 
 
 def test_an_empty_file_is_an_empty_shard(tmp_path):
     (tmp_path / "x.tar").touch()
-    with open_shard(str(tmp_path / "x.tar")) as buffer:
-        assert len(buffer) == 0
-        assert scan(buffer).samples == []
+    with open_shard(str(tmp_path / "x.tar")) as content:
+        assert len(content) == 0
+        assert index_tar(content).samples == []
 
 
 @pytest.mark.parametrize("url", ["/no/x.tar", "counting://bucket/no.tar", "file:///no/x.tar"])
@@ -445,10 +445,10 @@ def test_a_shard_that_cannot_be_read_is_named(tmp_path, remote, monkeypatch):
         raise TimeoutError("503")
 
     remote.pipe("/x.tar", LARGE)
-    with open_shard("counting://x.tar") as buffer:
+    with open_shard("counting://x.tar") as content:
         monkeypatch.setattr(CountingFileSystem, "cat_file", fail)
         with pytest.raises(ShardError, match=r"x\.tar cannot be read: TimeoutError: 503"):
-            scan(buffer)
+            index_tar(content)
 
 
 def test_metadata_of_a_large_remote_shard_costs_little(remote):
@@ -456,19 +456,19 @@ def test_metadata_of_a_large_remote_shard_costs_little(remote):
     shard = tar(files)
     remote.pipe("/big.tar", shard)
     remote.requests.clear()
-    with open_shard("counting://big.tar") as buffer:
-        assert len(scan(buffer).samples) == 10
+    with open_shard("counting://big.tar") as content:
+        assert len(index_tar(content).samples) == 10
         ranges = [request for request in remote.requests if request[0] != "info"]
         assert sum(end - start for start, end in ranges) < len(shard) / 2 + (4 << 20)
-        assert samples_of(buffer) == {name[:3]: {"jpg": data} for name, data in files.items()}
+        assert samples_of(content) == {name[:3]: {"jpg": data} for name, data in files.items()}
 
 
 def test_a_remote_shard_that_changes_while_open_is_an_error(remote):
     remote.pipe("/x.tar", LARGE)
-    with open_shard("counting://x.tar") as buffer:
+    with open_shard("counting://x.tar") as content:
         remote.pipe("/x.tar", LARGE[: 6 << 20])
         with pytest.raises(ShardError, match=r"x\.tar has changed"):
-            scan(buffer)
+            index_tar(content)
 
 
 def test_a_server_without_ranges_sends_the_shard_once(remote, monkeypatch):
@@ -479,8 +479,8 @@ def test_a_server_without_ranges_sends_the_shard_once(remote, monkeypatch):
         return LARGE
 
     monkeypatch.setattr(CountingFileSystem, "cat_file", cat_whole)
-    with open_shard("counting://x.tar") as buffer:
-        assert samples_of(buffer) == webdataset_samples(LARGE)
+    with open_shard("counting://x.tar") as content:
+        assert samples_of(content) == webdataset_samples(LARGE)
     assert remote.requests.count("whole") == 1
 
 
@@ -495,8 +495,8 @@ def test_web_servers_with_and_without_ranges(tmp_path):
             for pattern in (f"{root}/x.tar?signature=a/b", f"{root}/{{x,x}}.tar", f"{root}/*.tar"):
                 (shard,) = find_shards(pattern)
                 assert shard.size == len(LARGE)
-                with open_shard(shard.url) as buffer:
-                    assert samples_of(buffer) == webdataset_samples(LARGE)
+                with open_shard(shard.url) as content:
+                    assert samples_of(content) == webdataset_samples(LARGE)
             with pytest.raises(ShardNotFoundError):
                 find_shards(f"{root}/no.tar")
             with pytest.raises(ShardError, match=r"403/x\.tar cannot be read: .*Forbidden"):

@@ -14,7 +14,8 @@ import pyarrow as pa
 from webdataset.handlers import ignore_and_continue
 from webdataset.tariterators import group_by_keys, tar_file_iterator
 
-from dask_image_ingest.tar.samples import Buffer, Scan, read_member, scan
+from dask_image_ingest.storage import LazyBytes
+from dask_image_ingest.tar.samples import TarIndex, index_tar, read_member
 
 BLOCK = 512
 FORMATS = {"ustar": tarfile.USTAR_FORMAT, "gnu": tarfile.GNU_FORMAT, "pax": tarfile.PAX_FORMAT}
@@ -142,15 +143,15 @@ def _random_name(rng: random.Random) -> str:
     return name or "empty"
 
 
-def samples_of(buffer: Buffer, scanned: Scan | None = None) -> Samples:
-    scanned = scanned or scan(buffer)
+def samples_of(content: LazyBytes, index: TarIndex | None = None) -> Samples:
+    index = index or index_tar(content)
     return by_key(
         (
             sample.key,
             {
-                extension: bytes(read_member(buffer, scanned, span))
+                extension: bytes(read_member(content, index, span))
                 for extension, span in sample.members.items()
             },
         )
-        for sample in scanned.samples
+        for sample in index.samples
     )

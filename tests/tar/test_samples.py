@@ -29,11 +29,12 @@ from tars import (
 
 import dask_image_ingest.errors
 from dask_image_ingest.errors import DaskImageIngestError, ShardError
-from dask_image_ingest.tar.samples import Buffer, open_member, read_member, scan
+from dask_image_ingest.storage import LazyBytes
+from dask_image_ingest.tar.samples import index_tar, open_member, read_member
 
 
-def damage_of(buffer: Buffer) -> tuple[str, int]:
-    damage = scan(buffer).damage
+def damage_of(content: LazyBytes) -> tuple[str, int]:
+    damage = index_tar(content).damage
     assert damage is not None
     return damage.code, damage.offset
 
@@ -48,10 +49,10 @@ FILES = {"a.jpg": b"A" * 700, "a.txt": b"cat", "b.jpg": b"B" * 512, "b.txt": b""
 def test_500_random_tars_read_as_webdataset_reads_them():
     for seed in range(500):
         shard = random_tar(seed)
-        scanned = scan(shard)
-        assert scanned.damage is None, f"seed {seed}"
-        assert samples_of(shard, scanned) == webdataset_samples(shard), f"seed {seed}"
-        assert list(samples_of(shard, scanned)) == list(webdataset_samples(shard)), f"seed {seed}"
+        index = index_tar(shard)
+        assert index.damage is None, f"seed {seed}"
+        assert samples_of(shard, index) == webdataset_samples(shard), f"seed {seed}"
+        assert list(samples_of(shard, index)) == list(webdataset_samples(shard)), f"seed {seed}"
 
 
 name_alphabet = st.sampled_from([*"a./_\nÉé ", "__"])
@@ -68,17 +69,17 @@ def test_any_name_is_split_as_webdataset_splits_it(name):
 
 def test_a_key_that_comes_back_is_joined_and_reported():
     shard = tar([("a.jpg", b"1"), ("b.jpg", b"2"), ("a.txt", b"3"), ("b.txt", b"4")])
-    scanned = scan(shard)
-    assert samples_of(shard, scanned) == {
+    index = index_tar(shard)
+    assert samples_of(shard, index) == {
         "a": {"jpg": b"1", "txt": b"3"},
         "b": {"jpg": b"2", "txt": b"4"},
     }
-    assert scanned.interleaved == ("a", "b")
+    assert index.interleaved == ("a", "b")
 
 
 def test_the_first_of_duplicate_members_wins_and_is_reported():
     shard = tar([("a.jpg", b"1"), ("a.JPG", b"2"), ("a.txt", b"3"), ("b.txt", b""), ("b.TXT", b"")])
-    first, second = scan(shard).samples
+    first, second = index_tar(shard).samples
     assert samples_of(shard)["a"] == {"jpg": b"1", "txt": b"3"}
     assert (first.duplicates, second.duplicates) == (("jpg",), ("txt",))
 
@@ -87,17 +88,17 @@ def test_a_key_that_comes_back_with_what_it_had_begins_another_sample():
     """As where shards were joined: no picture may be lost for having the key of another."""
     once = [("a.jpg", b"1"), ("a.txt", b"2"), ("b.jpg", b"3"), ("b.txt", b"4")]
     again = [("a.txt", b"5"), ("a.jpg", b"6"), ("a.jpg", b"7"), ("c.jpg", b"8"), ("b.jpg", b"9")]
-    scanned = scan(tar(once + again))
-    assert samples_of(tar(once + again), scanned) == {
+    index = index_tar(tar(once + again))
+    assert samples_of(tar(once + again), index) == {
         "a": {"jpg": b"1", "txt": b"2"},
         "b": {"jpg": b"3", "txt": b"4"},
         "a (2)": {"txt": b"5", "jpg": b"6"},
         "c": {"jpg": b"8"},
         "b (2)": {"jpg": b"9"},
     }
-    assert scanned.repeated == ("a", "b")
-    assert scanned.interleaved == ()
-    assert [sample.duplicates for sample in scanned.samples] == [(), (), ("jpg",), (), ()]
+    assert index.repeated == ("a", "b")
+    assert index.interleaved == ()
+    assert [sample.duplicates for sample in index.samples] == [(), (), ("jpg",), (), ()]
 
 
 def test_what_was_joined_too_early_moves_to_the_new_sample():
@@ -116,7 +117,7 @@ def test_key_is_valid_utf8_whatever_bytes_the_name_has():
     with tarfile.open(fileobj=out, mode="w", format=tarfile.PAX_FORMAT) as archive:
         add(archive, name.decode("utf-8", "surrogateescape"), pax_headers={"comment": "é"})
     for shard in (forged, out.getvalue()):
-        (sample,) = scan(shard).samples
+        (sample,) = index_tar(shard).samples
         assert sample.key == "caf\\xe9"
 
 
@@ -130,9 +131,9 @@ def test_webdatasets_own_writer_takes_no_detour(tmp_path, monkeypatch):
     shard = (tmp_path / "0.tar").read_bytes()
     expected = webdataset_samples(shard)
     monkeypatch.delattr("dask_image_ingest.tar.header.Library.read_header")
-    scanned = scan(shard)
-    assert samples_of(shard, scanned) == expected
-    assert scanned.pax == scanned.members == 30  # it writes an mtime before every member
+    index = index_tar(shard)
+    assert samples_of(shard, index) == expected
+    assert index.pax == index.members == 30  # it writes an mtime before every member
 
 
 @pytest.mark.parametrize("tar_format", ["v7", "oldgnu", "gnu", "ustar", "posix"])
@@ -194,11 +195,11 @@ def test_holes_of_sparse_members_are_filled(tmp_path, options):
     command = ["tar", "-C", str(tmp_path), "--sparse", "--hole-detection=raw", *options]
     subprocess.run([*command, "-cf", str(shard), *(f"{n}.jpg" for n in contents)], check=True)
     assert shard.stat().st_size < 100_000
-    buffer = shard.read_bytes()
-    scanned = scan(buffer)
-    assert samples_of(buffer, scanned) == {name: {"jpg": data} for name, data in contents.items()}
-    assert len(scanned.sparse) == 3
-    assert scanned.damage is None
+    content = shard.read_bytes()
+    index = index_tar(content)
+    assert samples_of(content, index) == {name: {"jpg": data} for name, data in contents.items()}
+    assert len(index.sparse) == 3
+    assert index.damage is None
 
 
 def test_sizes_in_base_256_and_without_terminator():
@@ -231,7 +232,7 @@ def test_global_pax_headers_rule_all_members():
         add(new, "a.jpg", b"1")
         add(new, "b.jpg", b"2")
     shard = out.getvalue()
-    (sample,) = scan(shard).samples
+    (sample,) = index_tar(shard).samples
     assert (sample.key, sample.duplicates) == ("same", ("jpg",))
     with tarfile.open(fileobj=io.BytesIO(shard)) as witness:
         assert witness.getnames() == ["same.jpg", "same.jpg"]
@@ -248,18 +249,18 @@ def test_a_shard_cut_anywhere_keeps_what_is_whole(tar_format):
         ends = {info.name: info.offset_data + info.size for info in witness}
     padded_ends = {0, *(-(-end // BLOCK) * BLOCK for end in ends.values())}
     for cut in range(BLOCK, len(shard), 37):
-        scanned = scan(shard[:cut])
-        found = sorted(span[0] + span[1] for s in scanned.samples for span in s.members.values())
+        index = index_tar(shard[:cut])
+        found = sorted(span[0] + span[1] for s in index.samples for span in s.members.values())
         assert found == sorted(end for end in ends.values() if end <= cut), f"cut at {cut}"
         sound = cut in padded_ends or cut >= max(padded_ends)
-        assert (scanned.damage is None) == sound, f"cut at {cut}"
+        assert (index.damage is None) == sound, f"cut at {cut}"
 
 
 def test_damage_names_the_member_that_is_cut():
     shard = tar(FILES)
     code, offset = damage_of(shard[:1000])
     assert (code, offset) == ("truncated-member", 0)
-    damage = scan(shard[:1000]).damage
+    damage = index_tar(shard[:1000]).damage
     assert "'a.jpg'" in damage.reason
     assert "212 bytes" in damage.reason
 
@@ -284,9 +285,9 @@ def test_a_pax_header_without_its_member_is_damage():
     second_pax = 3 * BLOCK
     for cut in range(second_pax + 1, second_pax + 3 * BLOCK):
         for end in (b"", bytes(2 * BLOCK) if cut == second_pax + 2 * BLOCK else b""):
-            scanned = scan(out.getvalue()[:cut] + end)
-            assert scanned.damage.code == "truncated-header"
-            assert [sample.key for sample in scanned.samples] == ["a"]
+            index = index_tar(out.getvalue()[:cut] + end)
+            assert index.damage.code == "truncated-header"
+            assert [sample.key for sample in index.samples] == ["a"]
 
 
 @pytest.mark.slow
@@ -299,17 +300,17 @@ def test_nothing_from_a_bad_checksum_on_is_kept(count):
         broken = bytearray(shard)
         broken[number * 2 * BLOCK + place] ^= 1
         assert damage_of(broken) == ("bad-checksum", number * 2 * BLOCK)
-        assert len(scan(broken).samples) == number
+        assert len(index_tar(broken).samples) == number
         with tarfile.open(fileobj=io.BytesIO(broken)) as witness:
             assert len(witness.getnames()) == number
 
 
 def test_another_file_in_the_middle_is_named():
     shard = tar({"a.jpg": b"x"})[: 2 * BLOCK] + b"\xff\xd8\xff\xe0" + bytes(range(256)) * 8
-    scanned = scan(shard)
-    assert (scanned.damage.code, scanned.damage.offset) == ("not-a-tar", 2 * BLOCK)
-    assert "JPEG" in scanned.damage.reason
-    assert [sample.key for sample in scanned.samples] == ["a"]
+    index = index_tar(shard)
+    assert (index.damage.code, index.damage.offset) == ("not-a-tar", 2 * BLOCK)
+    assert "JPEG" in index.damage.reason
+    assert [sample.key for sample in index.samples] == ["a"]
 
 
 def test_a_second_tar_is_reported_and_not_read():
@@ -331,9 +332,9 @@ def test_an_extended_header_that_makes_no_sense_is_damage():
         header(b"l", b"77777777777\0", b"L") + bytes(BLOCK),
     ]
     for block in senseless:
-        scanned = scan(good + block + tar({"b.jpg": b"x"}))
-        assert scanned.damage.code == "bad-header"
-        assert [sample.key for sample in scanned.samples] == ["a"]
+        index = index_tar(good + block + tar({"b.jpg": b"x"}))
+        assert index.damage.code == "bad-header"
+        assert [sample.key for sample in index.samples] == ["a"]
 
 
 def test_a_sparse_member_cannot_claim_terabytes():
@@ -342,23 +343,23 @@ def test_a_sparse_member_cannot_claim_terabytes():
     )
     shard = header(b"p", b"%011o\0" % len(records), b"x") + padded(records)
     shard += header(b"a.jpg", b"00000001000\0") + padded(b"0\n")
-    scanned = scan(shard)
+    index = index_tar(shard)
     with pytest.raises(ShardError, match="2 GiB"):
-        read_member(shard, scanned, scanned.samples[0].members["jpg"])
+        read_member(shard, index, index.samples[0].members["jpg"])
 
 
 def test_no_end_mark_is_no_damage():
     shard = tar(FILES)
     end = sum(BLOCK + len(padded(data)) for data in FILES.values())
     for cut in (end, end + 100, end + BLOCK, end + BLOCK + 100):
-        assert scan(shard[:cut]).damage is None
-        assert len(scan(shard[:cut]).samples) == 3
+        assert index_tar(shard[:cut]).damage is None
+        assert len(index_tar(shard[:cut]).samples) == 3
 
 
 @pytest.mark.parametrize("shard", [b"", bytes(100), bytes(10240)])
 def test_an_empty_archive_is_empty_and_sound(shard):
-    scanned = scan(shard)
-    assert (scanned.samples, scanned.damage) == ([], None)
+    index = index_tar(shard)
+    assert (index.samples, index.damage) == ([], None)
 
 
 @pytest.mark.parametrize(
@@ -372,7 +373,7 @@ def test_an_empty_archive_is_empty_and_sound(shard):
 )
 def test_what_is_no_tar_is_refused_by_name(data, what):
     with pytest.raises(ShardError, match=f"x.tar is no tar archive.*{what}.*at byte 0"):
-        scan(data, "x.tar")
+        index_tar(data, "x.tar")
 
 
 @pytest.mark.slow
@@ -388,8 +389,8 @@ def test_mutated_tars_never_crash_or_hang():
                 if at + BLOCK <= len(shard):
                     shard[at : at + BLOCK] = with_checksum(shard[at : at + BLOCK])
         try:
-            scanned = scan(shard)
-            samples_of(shard, scanned)
+            index = index_tar(shard)
+            samples_of(shard, index)
         except ShardError:
             continue
         except BaseException:
@@ -400,7 +401,7 @@ def test_mutated_tars_never_crash_or_hang():
 # --- cost -----------------------------------------------------------------------------------------
 
 
-class CountingBuffer:
+class CountingBytes:
     def __init__(self, data: bytes):
         self.data = data
         self.read = 0
@@ -415,43 +416,43 @@ class CountingBuffer:
 
 def test_scan_reads_headers_only():
     shard = tar({f"{i}.jpg": bytes([1]) * 50_000 for i in range(100)})
-    buffer = CountingBuffer(shard)
-    assert len(scan(buffer).samples) == 100
+    content = CountingBytes(shard)
+    assert len(index_tar(content).samples) == 100
     end = len(shard) - 100 * (BLOCK + len(padded(b"x" * 50_000)))
-    assert buffer.read <= 100 * BLOCK + BLOCK + end
+    assert content.read <= 100 * BLOCK + BLOCK + end
 
 
 def test_members_are_not_copied(tmp_path):
     path = tmp_path / "x.tar"
     path.write_bytes(tar(FILES))
     with path.open("rb") as file:
-        buffer = memoryview(mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ))
-    scanned = scan(buffer)
-    member = read_member(buffer, scanned, scanned.samples[0].members["jpg"])
-    assert np.shares_memory(np.frombuffer(member, np.uint8), np.frombuffer(buffer, np.uint8))
+        content = memoryview(mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ))
+    index = index_tar(content)
+    member = read_member(content, index, index.samples[0].members["jpg"])
+    assert np.shares_memory(np.frombuffer(member, np.uint8), np.frombuffer(content, np.uint8))
 
 
 def test_an_open_member_reads_what_is_asked_of_it():
     content = np.random.default_rng(0).bytes(50_000)
-    buffer = CountingBuffer(tar({"a.jpg": content, "b.jpg": content[:100], "c.jpg": b""}))
-    scanned = scan(buffer)
-    first, short, empty = (sample.members["jpg"] for sample in scanned.samples)
-    buffer.read = 0
-    member = open_member(buffer, scanned, first)
+    shard = CountingBytes(tar({"a.jpg": content, "b.jpg": content[:100], "c.jpg": b""}))
+    index = index_tar(shard)
+    first, short, empty = (sample.members["jpg"] for sample in index.samples)
+    shard.read = 0
+    member = open_member(shard, index, first)
     assert len(member) == len(content)
     for part in (slice(2048), slice(10, 20), slice(-2, None), slice(30, 20), slice(49_990, 10**6)):
         assert bytes(member[part]) == content[part]
-    assert buffer.read < 5000
+    assert shard.read < 5000
     assert bytes(member[:]) == content
-    assert bytes(open_member(buffer, scanned, short)[:]) == content[:100]
-    assert bytes(open_member(buffer, scanned, empty)[:10]) == b""
+    assert bytes(open_member(shard, index, short)[:]) == content[:100]
+    assert bytes(open_member(shard, index, empty)[:10]) == b""
 
 
 def test_a_shard_that_shrank_is_an_error_and_no_short_member():
     shard = tar(FILES)
-    scanned = scan(shard)
+    index = index_tar(shard)
     with pytest.raises(ShardError, match="did the shard change"):
-        read_member(shard[:600], scanned, scanned.samples[0].members["jpg"])
+        read_member(shard[:600], index, index.samples[0].members["jpg"])
 
 
 # --- errors ---------------------------------------------------------------------------------------

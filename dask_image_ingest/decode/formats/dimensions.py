@@ -13,8 +13,9 @@ from typing import Final, NamedTuple
 from PIL import Image
 
 from dask_image_ingest.decode.formats.bad_image import BadImage
-from dask_image_ingest.decode.formats.exif import Encoded, orientation
+from dask_image_ingest.decode.formats.exif import read_orientation
 from dask_image_ingest.decode.formats.pillow_image import EncodedFile, open_image, pillow_errors
+from dask_image_ingest.storage import LazyBytes
 
 # Up to the pixels in most photos. Segments that are passed over are not read.
 _WINDOW: Final = 2048
@@ -30,7 +31,7 @@ class Stored(NamedTuple):
     width: int | None
     channels: int | None
     orientation: int
-    careful: bool
+    needs_pillow: bool
     error: str | None
 
 
@@ -44,50 +45,57 @@ ORDINARY_FRAMES: Final = frozenset((0xC0, 0xC1, 0xC2))
 _EXIF, _SCAN, _END = 0xE1, 0xDA, b"\xff\xd9"
 
 
-def jpeg(data: Encoded) -> Stored:
+def jpeg(data: LazyBytes) -> Stored:
     """Read the segments of a JPEG up to its first scan."""
     head, start, at = bytes(data[:_WINDOW]), 0, 2
     room = len(head) - 10
     frame: tuple[int, int, int, int] | None = None
-    turn, careful, exif_blocks = 1, False, 0
+    orientation, needs_pillow, exif_blocks = 1, False, 0
     for _ in range(MAX_PARTS):
         if at > room:
             start += at
             head, at = bytes(data[start : start + _WINDOW]), 0
             room = len(head) - 10
             if room < 0:
-                return _jpeg_stored(frame, turn, "truncated: it ends before its pixels begin")
+                return _jpeg_stored(
+                    frame, orientation, "truncated: it ends before its pixels begin"
+                )
         mark, kind, length = SEGMENT(head, at)
         if kind in _PASSED and mark == 0xFF:
             at += 2 + length
         elif mark != 0xFF or kind in (0x00, 0xFF):
             # Fill bytes are allowed, junk is not, yet every decoder looks for the next marker.
-            careful = careful or mark != 0xFF or kind == 0x00
+            needs_pillow = needs_pillow or mark != 0xFF or kind == 0x00
             following = head.find(b"\xff", at + 1)
             at = following if following >= 0 else len(head)
         elif kind in _FRAMES:
-            careful = careful or frame is not None or kind not in ORDINARY_FRAMES
+            needs_pillow = needs_pillow or frame is not None or kind not in ORDINARY_FRAMES
             frame = _FRAME(head, at + 4)
             at += 2 + length
         elif kind == _EXIF:
             if head.startswith(_EXIF_PREFIX, at + 4):
                 exif_blocks += 1
                 begin = start + at
-                found, plain = orientation(data, begin + 10, begin + 2 + length)
-                turn = found if exif_blocks == 1 else turn
-                careful = careful or not plain or exif_blocks > 1
+                found, plain = read_orientation(data, begin + 10, begin + 2 + length)
+                orientation = found if exif_blocks == 1 else orientation
+                needs_pillow = needs_pillow or not plain or exif_blocks > 1
             at += 2 + length
         elif kind == _SCAN:
             if bytes(data[-2:]) == _END or _has_end(data, start + at):
-                return _jpeg_stored(frame, turn, None, careful)
-            return _jpeg_stored(frame, turn, "truncated: it has no end marker")
+                return _jpeg_stored(frame, orientation, None, needs_pillow)
+            return _jpeg_stored(frame, orientation, "truncated: it has no end marker")
         else:
-            return _jpeg_stored(frame, turn, f"corrupt: marker {kind:#04x} before the pixels")
-    return _jpeg_stored(frame, turn, "corrupt: more segments than a picture has")
+            return _jpeg_stored(
+                frame, orientation, f"corrupt: marker {kind:#04x} before the pixels"
+            )
+    return _jpeg_stored(frame, orientation, "corrupt: more segments than a picture has")
 
 
 def _jpeg_stored(
-    frame: tuple[int, int, int, int] | None, turn: int, error: str | None, careful: bool = False
+    frame: tuple[int, int, int, int] | None,
+    orientation: int,
+    error: str | None,
+    needs_pillow: bool = False,
 ) -> Stored:
     if frame is None:
         return Stored(
@@ -100,10 +108,10 @@ def _jpeg_stored(
         error = f"unsupported-format: {precision}-bit JPEG"
     elif channels not in (1, 3, 4):
         error = error or f"unsupported-format: JPEG of {channels} channels"
-    return Stored(height, width, channels, turn, careful, error)
+    return Stored(height, width, channels, orientation, needs_pillow, error)
 
 
-def _has_end(data: Encoded, start: int) -> bool:
+def _has_end(data: LazyBytes, start: int) -> bool:
     # Not by chance in a scan: there, a zero follows each byte that could begin a marker.
     size = len(data)
     if _END in bytes(data[max(start, size - 4096) :]):
@@ -127,7 +135,7 @@ _PNG_CHANNELS: Final = {
 }
 
 
-def png(data: Encoded) -> Stored:
+def png(data: LazyBytes) -> Stored:
     """Read the head of each chunk of a PNG: EXIF may also come after the pixels."""
     head = bytes(data[8:26])
     if len(head) < 18:
@@ -138,7 +146,7 @@ def png(data: Encoded) -> Stored:
         return Stored(None, None, None, 1, True, "corrupt: no valid header chunk")
     if not 0 < width < 1 << 31 or not 0 < height < 1 << 31:
         return Stored(None, None, None, 1, True, f"corrupt: its size is {width} x {height}")
-    turn, careful, exif_blocks = 1, False, 0
+    orientation, needs_pillow, exif_blocks = 1, False, 0
     error: str | None = "truncated: it ends before its end chunk"
     at = 33
     for _ in range(MAX_PARTS):
@@ -149,36 +157,36 @@ def png(data: Encoded) -> Stored:
         if kind == b"eXIf":
             exif_blocks += 1
             found, plain = _exif(data, at + 8, at + 8 + size)
-            turn = found if exif_blocks == 1 else turn
-            careful = careful or not plain or exif_blocks > 1
+            orientation = found if exif_blocks == 1 else orientation
+            needs_pillow = needs_pillow or not plain or exif_blocks > 1
         elif kind == b"acTL":
-            careful = True
+            needs_pillow = True
         at += 12 + size
         if kind == b"IEND":
             error = None if at <= len(data) else error
             break
     else:
-        careful, error = True, None
-    return Stored(height, width, channels, turn, careful, error)
+        needs_pillow, error = True, None
+    return Stored(height, width, channels, orientation, needs_pillow, error)
 
 
-def _exif(data: Encoded, start: int, stop: int) -> tuple[int, bool]:
+def _exif(data: LazyBytes, start: int, stop: int) -> tuple[int, bool]:
     # Some writers leave the prefix in that EXIF has in a JPEG; DALI then sees no EXIF.
     if bytes(data[start : start + 6]) == _EXIF_PREFIX:
-        return orientation(data, start + 6, stop)[0], False
-    return orientation(data, start, stop)
+        return read_orientation(data, start + 6, stop)[0], False
+    return read_orientation(data, start, stop)
 
 
 _WEBP_CHUNK: Final = Struct("<4sI").unpack
 _ALPHA, _EXIF_FLAG, _ANIMATED = 0x10, 0x08, 0x02
 
 
-def webp(data: Encoded) -> Stored:
+def webp(data: LazyBytes) -> Stored:
     """Read the first chunk of a WebP, and the heads of the others where there is EXIF."""
     head = bytes(data[:30])
     end = 8 + int.from_bytes(head[4:8], "little")
     kind = head[12:16]
-    turn, careful, flags = 1, False, 0
+    orientation, needs_pillow, flags = 1, False, 0
     if len(head) < 30 and end > len(head):
         return Stored(None, None, None, 1, True, "truncated: it ends inside its header")
     if kind == b"VP8 " and head[23:26] == b"\x9d\x01\x2a":
@@ -192,10 +200,10 @@ def webp(data: Encoded) -> Stored:
         flags = head[20]
         width = int.from_bytes(head[24:27], "little") + 1
         height = int.from_bytes(head[27:30], "little") + 1
-        careful = bool(flags & _ANIMATED)
+        needs_pillow = bool(flags & _ANIMATED)
         if flags & _EXIF_FLAG:
-            turn, plain = _webp_exif(data, min(end, len(data)))
-            careful = careful or not plain
+            orientation, plain = _webp_exif(data, min(end, len(data)))
+            needs_pillow = needs_pillow or not plain
     else:
         return Stored(None, None, None, 1, True, "corrupt: no valid first chunk")
     if not width or not height:
@@ -203,11 +211,11 @@ def webp(data: Encoded) -> Stored:
     error = None
     if end > len(data):
         error = f"truncated: {len(data)} bytes of the {end} that its header tells"
-    return Stored(height, width, 4 if flags & _ALPHA else 3, turn, careful, error)
+    return Stored(height, width, 4 if flags & _ALPHA else 3, orientation, needs_pillow, error)
 
 
-def _webp_exif(data: Encoded, end: int) -> tuple[int, bool]:
-    at, blocks, turn, plain = 30, 0, 1, True
+def _webp_exif(data: LazyBytes, end: int) -> tuple[int, bool]:
+    at, blocks, orientation, plain = 30, 0, 1, True
     for _ in range(MAX_PARTS):
         if at + 8 > end:
             break
@@ -215,13 +223,13 @@ def _webp_exif(data: Encoded, end: int) -> tuple[int, bool]:
         if kind == b"EXIF":
             blocks += 1
             if blocks == 1:
-                turn, plain = _exif(data, at + 8, min(at + 8 + size, end))
+                orientation, plain = _exif(data, at + 8, min(at + 8 + size, end))
         at += 8 + size + size % 2
     # Its header tells of EXIF: where the chunks do not lead to it, DALI may still find it.
-    return turn, plain and blocks == 1
+    return orientation, plain and blocks == 1
 
 
-def with_pillow(data: Encoded, format: str) -> Stored:
+def with_pillow(data: LazyBytes, format: str) -> Stored:
     """Ask Pillow for the shape of an image of any other format.
 
     Raises

@@ -2,20 +2,9 @@
 
 from __future__ import annotations
 
-from typing import Final, Literal, Protocol
+from typing import Final, Literal
 
-
-class Encoded(Protocol):
-    """Encoded bytes: ``bytes``, a view of a mapped file, or a reader of remote ranges."""
-
-    def __len__(self) -> int:
-        """Size of the whole, in bytes."""
-        ...
-
-    def __getitem__(self, key: slice, /) -> bytes | bytearray | memoryview:
-        """Read some of it; as with ``bytes``, what lies past the end is left out."""
-        ...
-
+from dask_image_ingest.storage import LazyBytes
 
 _FIRST_LOOK: Final = 1024
 _ORDERS: Final[dict[bytes, Literal["little", "big"]]] = {b"II*\0": "little", b"MM\0*": "big"}
@@ -25,7 +14,7 @@ _ONE_SHORT: Final = {"little": b"\x03\0\x01\0\0\0", "big": b"\0\x03\0\0\0\x01"}
 _ENTRY: Final = 12
 
 
-def orientation(data: Encoded, start: int, stop: int) -> tuple[int, bool]:
+def read_orientation(data: LazyBytes, start: int, stop: int) -> tuple[int, bool]:
     """Read the orientation from the EXIF block ``data[start:stop]``, which begins like a TIFF file.
 
     Returns

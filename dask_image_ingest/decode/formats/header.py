@@ -9,7 +9,7 @@ needs no decode, gives the same rows whoever decodes. Bytes after the end are no
 What cannot be seen here, the decoders say: damaged compressed data. A JPEG cut in the middle that
 still has an end marker is not told from a good one by DALI or Pillow either.
 
-Where DALI could give other pixels than Pillow, or come to harm, the image is ``careful``:
+Where DALI could give other pixels than Pillow, or crash, an image ``needs_pillow``:
 
 - all but JPEG, PNG and WebP: DALI reads few of them, some wrongly, and JPEG 2000 kills the process;
 - more than one EXIF block: in a JPEG or PNG, DALI reserves memory by one orientation and turns the
@@ -27,7 +27,7 @@ from typing import Final, NamedTuple
 from dask_image_ingest.decode.formats import signatures as sniff
 from dask_image_ingest.decode.formats.bad_image import BadImage
 from dask_image_ingest.decode.formats.dimensions import Stored, jpeg, png, webp, with_pillow
-from dask_image_ingest.decode.formats.exif import Encoded
+from dask_image_ingest.storage import LazyBytes
 
 __all__ = ["BadImage", "Header", "measure", "read_header"]
 
@@ -50,7 +50,7 @@ class Header(NamedTuple):
     error : str or None
         ``"<code>: <detail>"`` if the image can't be decoded for certain. The codes are ``empty``,
         ``not-an-image``, ``unsupported-format``, ``too-large``, ``truncated`` and ``corrupt``.
-    careful : bool
+    needs_pillow : bool
         DALI must not get this image: Pillow decodes it, one at a time.
     """
 
@@ -59,10 +59,10 @@ class Header(NamedTuple):
     width: int | None
     channels: int | None
     error: str | None
-    careful: bool
+    needs_pillow: bool
 
 
-def read_header(data: Encoded, max_pixels: int) -> Header:
+def read_header(data: LazyBytes, max_pixels: int) -> Header:
     """Read an image's format and shape, and whether it can be decoded, from as few bytes as needed.
 
     Parameters
@@ -78,7 +78,7 @@ def read_header(data: Encoded, max_pixels: int) -> Header:
         Whatever the bytes are: this never raises for what they hold.
     """
     format, stored = measure(data)
-    height, width, channels, orientation, careful, error = stored
+    height, width, channels, orientation, needs_pillow, error = stored
     if height is None or width is None:
         return Header(format, None, None, None, error, True)
     if max(height, width) > _LONGEST_EDGE:
@@ -88,10 +88,10 @@ def read_header(data: Encoded, max_pixels: int) -> Header:
         error = too_large(height, width, max_pixels)
     if orientation > 4:
         height, width = width, height
-    return Header(format, height, width, channels, error, careful or error is not None)
+    return Header(format, height, width, channels, error, needs_pillow or error is not None)
 
 
-def measure(data: Encoded) -> tuple[str | None, Stored]:
+def measure(data: LazyBytes) -> tuple[str | None, Stored]:
     """The format of an image, and its shape as stored: before orientation, of any size."""
     head = bytes(data[: sniff.HEAD])
     format = sniff.format_of(head)

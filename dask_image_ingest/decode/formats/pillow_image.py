@@ -15,7 +15,7 @@ from typing import IO, Any, Final
 from PIL import Image, ImageFile
 
 from dask_image_ingest.decode.formats.bad_image import BadImage
-from dask_image_ingest.decode.formats.exif import Encoded
+from dask_image_ingest.storage import LazyBytes
 
 _PLUGINS: Final = {
     "jp2": "JPEG2000",
@@ -65,7 +65,7 @@ def pillow_errors() -> Iterator[None]:
 class EncodedFile(io.RawIOBase):
     """A file over encoded bytes, which reads only what is asked of it."""
 
-    def __init__(self, data: Encoded) -> None:
+    def __init__(self, data: LazyBytes) -> None:
         self._data = data
         self._at = 0
 

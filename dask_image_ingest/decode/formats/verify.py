@@ -21,7 +21,7 @@ from dask_image_ingest.decode.formats.dimensions import (
 )
 
 
-def is_sound(format: str | None, data: Any, thorough: bool = False) -> bool:
+def is_valid(format: str | None, data: Any, thorough: bool = False) -> bool:
     """Whether the structure of a JPEG or PNG holds; of other formats nothing is known.
 
     Parameters
@@ -86,7 +86,7 @@ class _Tables:
     """What the segments of a JPEG have defined so far."""
 
     def __init__(self) -> None:
-        self._scanned = False
+        self._index = False
         self._frame = b""
         self._progressive = False
         self._huffman: frozenset[int] = frozenset()

@@ -62,7 +62,7 @@ def test_bad_image_has_the_code_of_its_error(name):
         # The decoders have the last word on these: Pillow's formats, and damaged pixels.
         assert header.format not in ("jpeg", "png", "webp") or code == "corrupt"
     else:
-        assert header.careful
+        assert header.needs_pillow
         assert header.error.startswith(f"{code}: ")
 
 
@@ -231,11 +231,11 @@ def test_odd_orientations_are_not_given_to_dali(image, kind):
         data = IMAGES["png-rgb-8"][:33] + png_chunk(b"eXIf", block) + IMAGES["png-rgb-8"][33:]
     else:
         data = webp_with_exif(IMAGES["webp-lossy"], corpus.WIDTH, corpus.HEIGHT, block)
-    assert read_header(data, MAX_PIXELS).careful
+    assert read_header(data, MAX_PIXELS).needs_pillow
 
 
 def test_png_with_more_chunks_than_are_looked_at_is_careful():
     head, tail = IMAGES["png-rgb-8"][:33], IMAGES["png-rgb-8"][33:]
     data = head + png_chunk(b"teSt", b"") * 70_000 + tail
     header = read_header(data, MAX_PIXELS)
-    assert (header.careful, header.error) == (True, None)
+    assert (header.needs_pillow, header.error) == (True, None)
