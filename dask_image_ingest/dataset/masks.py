@@ -3,8 +3,9 @@
 ``str.contains`` and its kind give ``boolean``, comparisons of Arrow's numbers ``bool[pyarrow]``.
 pandas (3.1 and older) combines the second with the first; the other way round it raises a TypeError
 as soon as there is a null. Dask makes one mask of two filters, one after the other, so whoever
-writes a query does not choose the order. ``&``, ``|`` and ``^`` give the same both ways: here their
-Dask expressions learn to turn round, where these dtypes ask for it. Workers need nothing of this.
+writes a query does not choose the order. ``&``, ``|`` and ``^`` give the same values both ways, so
+their Dask expressions swap such operands and cast the mask to the dtype it has unswapped. Workers
+need nothing of this.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ _ARROW = pd.ArrowDtype(pa.bool_())
 
 
 def install() -> None:
-    """Let Dask's expressions do so, if this pandas needs it."""
+    """Have Dask's expressions swap them, if this pandas needs it."""
     try:
         pd.array([True], "boolean") & pd.array([None], _ARROW)
     except TypeError:
@@ -33,7 +34,7 @@ def install() -> None:
 def _arrow_first(self: dx.Binop) -> dx.Expr | None:
     left, right = _dtype(self.left), _dtype(self.right)
     if isinstance(left, pd.BooleanDtype) and right == _ARROW:
-        return type(self)(self.right, self.left)
+        return type(self)(self.right, self.left).astype(left)
     return None
 
 

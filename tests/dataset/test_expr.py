@@ -1,5 +1,6 @@
 """What a query asks of the shards, counted where images are decoded and bytes are read."""
 
+import operator
 import pickle
 import random
 import subprocess
@@ -464,3 +465,17 @@ def test_a_hundred_thousand_shards_are_a_small_collection_of_small_tasks(shards,
     assert opened == 1
     ddf = dii.read_webdataset_images(shards, backend="pandas")
     assert len(pickle.dumps(ddf.expr._task("name", 2))) < 3000
+
+
+@pytest.mark.parametrize("combine", [operator.and_, operator.or_, operator.xor])
+def test_masks_of_both_booleans_keep_the_dtype_of_pandas(ddf, combine):
+    frame = ddf[["txt", "width"]].compute()
+
+    def masks(frame):
+        return frame["txt"].str.len() > 2, frame["width"] > 12
+
+    long, wide = masks(frame)
+    expected = combine(wide, long).astype("boolean")  # pandas can't combine them the other way
+    long, wide = masks(ddf)
+    assert combine(long, wide).dtype == "boolean"
+    pd.testing.assert_series_equal(combine(long, wide).compute(), expected, check_names=False)
