@@ -25,8 +25,9 @@ from dask_image_ingest.arguments import (
 from dask_image_ingest.dask_internals import FrameBase
 from dask_image_ingest.errors import ArgumentError
 from dask_image_ingest.frames import backend_of
+from dask_image_ingest.view.cards import Thumbnails
 from dask_image_ingest.view.page import bars_chart, columns_chart, page
-from dask_image_ingest.view.thumbnails import Thumbnails, make_thumbnails
+from dask_image_ingest.view.thumbnails import make_thumbnails
 
 _EDGES = (0, 32, 64, 96, 128, 192, 256, 384, 512, 768, 1024, 1536, 2048, 3072, 4096, 6144, 8192)
 _ASPECTS = {
