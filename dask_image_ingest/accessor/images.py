@@ -39,7 +39,7 @@ class Images(ABC):
         """An empty frame of these columns, or the frame itself."""
 
     @abstractmethod
-    def _map(self, function: Callable, columns: Sequence[str], *args: Any) -> Any:
+    def _map(self, function: Callable[..., Any], columns: Sequence[str], *args: Any) -> Any:
         """``function(frame[columns], *args)`` for each partition."""
 
     @property
@@ -123,7 +123,7 @@ class Images(ABC):
 
     def map_batches(
         self,
-        fn: Callable,
+        fn: Callable[..., Any],
         outputs: Mapping[str, Any],
         batch_size: int = 256,
         keep_image: bool = False,
@@ -472,7 +472,7 @@ class Images(ABC):
 class FrameImages(Images):
     """Pixels of a pandas or cuDF dataframe."""
 
-    def arrays(self) -> list:
+    def arrays(self) -> list[Any]:
         """Views of each decoded image.
 
         Returns
@@ -505,7 +505,7 @@ class FrameImages(Images):
     def _meta(self) -> Any:
         return self._frame
 
-    def _map(self, function: Callable, columns: Sequence[str], *args: Any) -> Any:
+    def _map(self, function: Callable[..., Any], columns: Sequence[str], *args: Any) -> Any:
         return function(self._frame[list(columns)], *args)
 
     def _map_batches(self, batch_map: Any) -> Any:
@@ -531,7 +531,7 @@ def as_frame(series: Any) -> Any:
 
 def image_column(frame: Any, backend: Backend) -> str:
     """The name of a frame's image column, told by its type."""
-    names = [name for name, dtype in frame.dtypes.items() if backend.is_images(dtype)]
+    names: list[str] = [name for name, dtype in frame.dtypes.items() if backend.is_images(dtype)]
     if len(names) != 1:
         if names:
             found, advice = (

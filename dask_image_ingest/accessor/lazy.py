@@ -75,7 +75,7 @@ class LazyImages(Images):
     def _meta(self) -> Any:
         return self._frame._meta
 
-    def _map(self, function: Callable, columns: Sequence[str], *args: Any) -> Any:
+    def _map(self, function: Callable[..., Any], columns: Sequence[str], *args: Any) -> Any:
         meta = function(self._meta()[list(columns)], *args)
         return self._frame[list(columns)].map_partitions(function, *args, meta=meta)
 

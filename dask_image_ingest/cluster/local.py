@@ -115,7 +115,7 @@ def start_cluster(
 class ClusterClient(Client):
     """A client that takes its cluster down with it."""
 
-    def close(self, *args: Any, **kwargs: Any):
+    def close(self, *args: Any, **kwargs: Any) -> Any:
         """Close the client, then the cluster."""
         cluster = self.cluster
         closing = super().close(*args, **kwargs)
@@ -135,7 +135,7 @@ def _cpu_cluster(**settings: Any) -> LocalCluster:
         return LocalCluster(**settings)
 
 
-def _cuda_cluster(*, env: dict[str, str], **settings: Any):
+def _cuda_cluster(*, env: dict[str, str], **settings: Any) -> LocalCluster:
     try:
         from dask_cuda import LocalCUDACluster
     except ImportError as error:
@@ -179,7 +179,7 @@ def _pool(settings: dict[str, Any]) -> dict[str, Any]:
 def _more(size: Any, limit: Any) -> bool:
     """Whether a size of device memory is above another; a GPU is asked only if it has to be."""
     if all(isinstance(number, float) and number <= 1 for number in (size, limit)):
-        return size > limit
+        return bool(size > limit)
     from dask_cuda.utils import parse_device_bytes
 
     return (parse_device_bytes(size) or 0) > (parse_device_bytes(limit) or 0)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import operator
+from collections.abc import Iterable
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -50,12 +51,32 @@ class Order:
         What is read, in this order.
     end : Position
         Behind the last row.
+    buffered : int
+        How many partitions wait in a buffer.
     """
+
+    buffered = 0
 
     def __init__(self, partitions: int, shard: tuple[int, int]) -> None:
         rank, world = shard
         self.partitions = self._all(partitions)[rank::world]
         self.end = Position(len(self.partitions), 0)
+
+    def first_read(self, begin: Position) -> int:
+        """The first step whose partition has to be read, in order to begin there."""
+        return begin.partition
+
+    def find(self, images: int, counts: Iterable[int]) -> Position:
+        """The position after so many images, by the counts of those of each partition."""
+        for step, count in enumerate(self._portions(counts)):
+            if images < count:
+                return Position(step, images)
+            images -= count
+        return self.end
+
+    def _portions(self, counts: Iterable[int]) -> Iterable[int]:
+        """How many images come in each step."""
+        return counts
 
     def _all(self, partitions: int) -> list[int]:
         return list(range(partitions))
@@ -69,27 +90,46 @@ class Shuffle(Order):
     have the order of the partitions in common, and so each partition belongs to one of them.
     """
 
+    buffered = 1
+
     def __init__(self, seed: int, partitions: int, shard: tuple[int, int]) -> None:
         self._seed = seed
         super().__init__(partitions, shard)
         # What waits in the buffer after the last partition.
         self.end = Position(len(self.partitions) + 1, 0)
 
+    def first_read(self, begin: Position) -> int:
+        """The step before ``begin``, part of whose rows wait in the buffer."""
+        return max(0, begin.partition - 1)
+
     def split(self, step: int, count: int) -> tuple[np.ndarray, np.ndarray]:
         """Which rows of a partition come at once, and which wait in the buffer."""
         rows = self._generator(_SPLIT, step).permutation(count)
-        half = count - count // 2
-        return rows[:half], np.sort(rows[half:])
+        now = _now(count)
+        return rows[:now], np.sort(rows[now:])
 
     def mix(self, step: int, count: int) -> np.ndarray:
         """The order of the rows that come in one step."""
         return self._generator(_MIX, step).permutation(count)
 
+    def _portions(self, counts: Iterable[int]) -> Iterable[int]:
+        waiting = 0
+        for count in counts:
+            yield waiting + _now(count)
+            waiting = count - _now(count)
+        yield waiting
+
     def _all(self, partitions: int) -> list[int]:
-        return self._generator(_ORDER, 0).permutation(partitions).tolist()
+        order: list[int] = self._generator(_ORDER, 0).permutation(partitions).tolist()
+        return order
 
     def _generator(self, purpose: int, step: int) -> np.random.Generator:
         return np.random.default_rng([self._seed, purpose, step])
+
+
+def _now(count: int) -> int:
+    """How many rows of a partition come at once: half of them, and the odd one."""
+    return count - count // 2
 
 
 def parse_start(start: Any, end: Position) -> int | Position:

@@ -16,7 +16,7 @@ from dask_image_ingest.frames import Backend
 class Rows:
     """Images, and arrays of their other columns."""
 
-    images: list
+    images: list[Any]
     columns: dict[str, Any]
 
     def __len__(self) -> int:
@@ -68,7 +68,7 @@ def rows_of(frame: Any, image: str, backend: Backend) -> Rows:
     return Rows([arrays[row] for row in present], columns)
 
 
-def _concatenated(parts: list, name: str, backend: Backend) -> Any:
+def _concatenated(parts: list[Any], name: str, backend: Backend) -> Any:
     library = np if isinstance(parts[0], np.ndarray) else backend.numpy
     # No rows are no lists, of whatever length.
     parts = [part for part in parts if len(part)] or parts[:1]

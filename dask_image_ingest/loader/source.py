@@ -45,9 +45,9 @@ class Source:
         """How many partitions to read ahead by default, beside so many that wait to be used."""
         return 1
 
-    def read(self, number: int) -> Future:
+    def read(self, number: int) -> Future[Any]:
         """Begin to read a partition."""
-        done: Future = Future()
+        done: Future[Any] = Future()
         done.set_result(self._part(number))
         return done
 
@@ -80,7 +80,7 @@ class LazySource(Source):
         self._maps = backend_of(frame._meta).name == "pandas"
         self.partitions = len(self._keys)
         self._threads: ThreadPoolExecutor | None = None
-        self._futures: set = set()
+        self._futures: set[RemoteFuture] = set()
 
     def __enter__(self) -> LazySource:
         if self._client is not None:
@@ -105,7 +105,7 @@ class LazySource(Source):
         threads = sum(self._client.nthreads().values())
         return _MORE_THAN_THREADS + min(threads, _MOST_THREADS) + buffered
 
-    def read(self, number: int) -> Future:
+    def read(self, number: int) -> Future[Any]:
         """Begin to read a partition."""
         assert self._threads is not None
         key = self._keys[number]
@@ -119,7 +119,8 @@ class LazySource(Source):
     def count(self, number: int) -> int:
         """How many images a partition has."""
         scheduler = "synchronous" if self._client is None else self._client
-        return int(self._counts.partitions[number].compute(scheduler=scheduler).sum())
+        images: pd.Series = self._counts.partitions[number].compute(scheduler=scheduler)
+        return int(images.sum())
 
     def _fetch(self, future: Any) -> Any:
         try:

@@ -107,7 +107,7 @@ def gallery(
     return sheet
 
 
-def count_facts(frame: Any, decode: bool = False) -> dict[str, Counter]:
+def count_facts(frame: Any, decode: bool = False) -> dict[str, Counter[str]]:
     """How many images have each size, aspect, format and error, in one pass over the headers."""
     wanted = [*_HEADER, *(["error"] if decode else [])]
     narrow = frame[[name for name in wanted if name in frame.columns]]
@@ -122,7 +122,7 @@ def count_facts(frame: Any, decode: bool = False) -> dict[str, Counter]:
         table = narrow.reduction(_fact_table, combine=_added, aggregate=_added, meta=meta).compute()
     else:
         table = _added(_fact_table(narrow))
-    facts: dict[str, Counter] = {}
+    facts: dict[str, Counter[str]] = {}
     for fact, bin_, count in table.itertuples(index=False):
         facts.setdefault(fact, Counter())[bin_] = int(count)
     return facts
@@ -156,7 +156,7 @@ def _added(table: pd.DataFrame) -> pd.DataFrame:
     return table.groupby(["fact", "bin"], as_index=False)["count"].sum()
 
 
-def _charts(facts: dict[str, Counter], sheet: Thumbnails, decode: bool) -> str:
+def _charts(facts: dict[str, Counter[str]], sheet: Thumbnails, decode: bool) -> str:
     charts = []
     if sizes := facts.get("size"):
         ordered = {str(edge): sizes[str(edge)] for edge in _EDGES}
@@ -176,11 +176,11 @@ def _charts(facts: dict[str, Counter], sheet: Thumbnails, decode: bool) -> str:
     return "".join(charts)
 
 
-def _shown_errors(sheet: Thumbnails) -> Counter:
+def _shown_errors(sheet: Thumbnails) -> Counter[str]:
     return Counter(card.error.split(":")[0] for card in sheet.cards if card.error)
 
 
-def _lead(facts: dict[str, Counter], shown: int) -> str:
+def _lead(facts: dict[str, Counter[str]], shown: int) -> str:
     total = facts["total"]
     parts = [f"{total['rows']:,} samples"]
     if "bytes" in total:

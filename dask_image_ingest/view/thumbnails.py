@@ -120,7 +120,7 @@ def _to_text(value: Any) -> str:
     if isinstance(value, float):
         return f"{value:.4g}"
     if isinstance(value, bytes):
-        return format_bytes(len(value))
+        return str(format_bytes(len(value)))
     if isinstance(value, list):
         shown = ", ".join(_to_text(item) for item in itertools.islice(value, 8))
         return f"[{shown}{', …' if len(value) > 8 else ''}]"
