@@ -102,7 +102,7 @@ class LazySource(Source):
         """How many partitions to read ahead by default, beside so many that wait to be used."""
         if self._client is None:
             return super().prefetch(buffered)
-        threads = sum(self._client.nthreads().values())
+        threads: int = sum(self._client.nthreads().values())
         return _MORE_THAN_THREADS + min(threads, _MOST_THREADS) + buffered
 
     def read(self, number: int) -> Future[Any]:
@@ -119,8 +119,7 @@ class LazySource(Source):
     def count(self, number: int) -> int:
         """How many images a partition has."""
         scheduler = "synchronous" if self._client is None else self._client
-        images: pd.Series = self._counts.partitions[number].compute(scheduler=scheduler)
-        return int(images.sum())
+        return int(self._counts.partitions[number].compute(scheduler=scheduler).sum())
 
     def _fetch(self, future: Any) -> Any:
         try:
