@@ -1,4 +1,4 @@
-"""The ``.images`` accessor: the pixels of a frame's image column, at hand."""
+"""The ``.images`` accessor of eager frames, and what lazy ones share with it."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
 
 class Images(ABC):
-    """What frames of both kinds have: eager ones do it now, lazy ones when they are computed."""
+    """The methods of ``.images``: eager frames compute at once, lazy ones when asked."""
 
     def __init__(self, frame: Any) -> None:
         self._frame = frame
@@ -525,7 +525,7 @@ class SeriesImages(FrameImages):
 
 
 def as_frame(series: Any) -> Any:
-    """A frame of one column, whatever the kind of the series."""
+    """A frame of one column: the series, of any backend."""
     return series.to_frame("image" if series.name is None else series.name)
 
 

@@ -86,7 +86,7 @@ def _urls(args: argparse.Namespace) -> list[str]:
 
 
 def _on_terminal() -> bool:
-    """Whether somebody sees a progress bar."""
+    """Whether to show progress bars."""
     return sys.stderr.isatty()
 
 

@@ -1,4 +1,8 @@
-"""``iter_batches``: a frame as a stream of batches, of which a few partitions are in memory."""
+"""``iter_batches``: a frame as a stream of batches, with a few partitions in memory at a time.
+
+A batch comes from a partition (``read_ahead``), as part of a portion of rows in order or shuffled
+(``steps``), from which it is cut here, and converted to arrays or tensors (``formats``).
+"""
 
 from __future__ import annotations
 
@@ -19,7 +23,7 @@ __all__ = ["Batches"]
 
 
 class Batches:
-    """An iterator of batches that knows its place; its arguments are those of ``iter_batches``.
+    """An iterator of batches with a position; its arguments are those of ``iter_batches``.
 
     Raises
     ------
@@ -64,7 +68,7 @@ class Batches:
 
     @property
     def position(self) -> Position:
-        """Where the batch after the last one begins.
+        """Where the next batch begins.
 
         Give it to ``start=`` to go on from there: no partition before it is read again.
         """
@@ -81,15 +85,15 @@ class Batches:
         return next(self._stream)
 
     def close(self) -> None:
-        """Stop reading ahead and let go of what was read; the end of the loop does so too."""
+        """Stop reading ahead and free what was read, as the end of the iteration does."""
         self._stream.close()
 
     def _batches(self) -> Generator[dict[str, Any], None, None]:
-        """Cut portions of rows into batches; what is left of one begins the next batch."""
+        """Cut portions of rows into batches; the rest of one portion begins the next batch."""
         begin, order = self.position, self._order
         ahead = ReadAhead(self._source, order.partitions[order.first_read(begin) :], self._depth())
         carried: Rows | None = None
-        # The iterators have no name: they are closed with the loop, even where a traceback is kept.
+        # No variables for the iterators: a traceback would keep them open.
         for place, rows in portions(
             order, begin, ahead.partitions(self._image, self._backend), self._backend
         ):
@@ -111,14 +115,13 @@ class Batches:
                 ahead.fill()
             if at < len(rows):
                 carried = rows.take(range(at, len(rows))).copied()
-            # Before the next partition is asked for.
-            del rows
+            del rows  # before the next partition is read
         self._position = order.end
         if carried is not None and not self._drop_last:
             yield self._batch(carried)
 
     def _depth(self) -> int:
-        """How many partitions to read ahead, beside the one that a shuffle buffers."""
+        """How many partitions to read ahead; the buffer of a shuffle counts as one of them."""
         buffered = self._order.buffered
         prefetch = self._source.prefetch(buffered) if self._prefetch is None else self._prefetch
         return max(1, prefetch - buffered) if prefetch else 0

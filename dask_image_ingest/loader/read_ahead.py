@@ -1,4 +1,4 @@
-"""Partitions in the order in which they are used, the next ones read meanwhile."""
+"""Reading partitions before they are needed."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ __all__ = ["ReadAhead"]
 
 
 class ReadAhead:
-    """A queue of partitions that are being read, or wait to be used.
+    """A queue of partitions that are being read or wait to be used.
 
     Parameters
     ----------
@@ -39,22 +39,22 @@ class ReadAhead:
             with self._source:
                 self.fill()
                 while self._queue or self._read_next():
-                    # Without a variable, which would keep the memory while the next one is read.
+                    # No variable: it would keep the partition in memory while the next is read.
                     yield rows_of(self._queue.popleft().result(), image, backend)
         finally:
             self._queue.clear()
 
     def fill(self) -> None:
-        """Begin to read partitions until the queue is full.
+        """Start reading partitions until the queue is full.
 
-        To be called when the first batch of a partition was handed out: until then the caller still
-        has the last batch of the partition before, and with it that partition's memory.
+        For the caller to do after each batch. Before the first batch of a partition the user still
+        holds the last one of the partition before, and so the memory of that partition.
         """
         while len(self._queue) < self._depth and self._read_next():
             pass
 
     def _read_next(self) -> bool:
-        """Begin to read one more partition; False if there is none."""
+        """Start reading one more partition; False if there is none."""
         number = next(self._upcoming, None)
         if number is not None:
             self._queue.append(self._source.read(number))

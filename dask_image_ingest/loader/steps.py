@@ -1,7 +1,7 @@
-"""A frame's rows in the order of the batches, in portions of about a partition.
+"""The rows of a frame in the order of the batches, in portions of about a partition.
 
-Memory: a variable that outlives its step would keep a partition while the next one is read. So each
-is deleted, and none of these loops uses ``enumerate``, which keeps the last item.
+Variables are deleted before the next partition is read, which would else be in memory together with
+this one. For the same reason no loop uses ``enumerate``, which keeps its last item.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ def _in_order(begin: Position, partitions: Iterator[Rows]) -> Iterator[tuple[Pos
 def _shuffled(
     order: Shuffle, begin: Position, partitions: Iterator[Rows], backend: Backend
 ) -> Iterator[tuple[Position, Rows]]:
-    """Of each partition one half, mixed with the other half of the one before, from the buffer."""
+    """Half of each partition, mixed with the other half of the partition before."""
     step = order.first_read(begin)
     buffered: Rows | None = None
     for rows in partitions:
@@ -56,7 +56,7 @@ def _shuffled(
             mixed = _mixed(order, step, [buffered, rows.take(now)], backend)
             yield _from(begin, step, mixed)
             del mixed
-        buffered = None  # before the next one takes memory
+        buffered = None  # free its memory before the next buffer is made
         buffered = rows.take(later).copied()
         del rows
         step += 1

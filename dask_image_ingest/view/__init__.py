@@ -1,4 +1,4 @@
-"""For the eye: thumbnails and pages.
+"""Thumbnails and pages to look at.
 
 In: a few rows of a frame. Out: HTML that needs no other file.
 """

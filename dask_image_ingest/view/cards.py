@@ -12,12 +12,12 @@ from dask_image_ingest.view.page import STYLE, page
 
 __all__ = ["Card", "Thumbnails"]
 
-# Longer texts are folded, and unfold at a click.
+# Characters of a text that are always visible; a click shows the rest of a longer one.
 _FOLDED = 90
 
 
 class Thumbnails:
-    """Thumbnails that a notebook shows.
+    """A sheet of thumbnails, which a notebook displays.
 
     Attributes
     ----------
@@ -51,7 +51,7 @@ class Thumbnails:
 
 @dataclass(frozen=True)
 class Card:
-    """One row: its thumbnail or the reason why it has none, and what stands below."""
+    """One row: its thumbnail, or why it has none, and the text below."""
 
     jpeg: bytes | None
     shape: tuple[int, int] | None
@@ -60,7 +60,7 @@ class Card:
     facts: str
 
     def html(self) -> str:
-        """A ``figure``."""
+        """The card as a ``figure`` element."""
         names = list(self.texts)
         first = escape(self.texts[names[0]]) if names else ""
         return (

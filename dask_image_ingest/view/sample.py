@@ -1,4 +1,4 @@
-"""Which rows of a frame are looked at: the first ones, or some from all over it."""
+"""Choosing rows of a frame to look at: the first ones, or some of many partitions."""
 
 from __future__ import annotations
 
@@ -12,19 +12,19 @@ from dask_image_ingest.dask_internals import FrameBase
 
 __all__ = ["first_rows", "spread_rows"]
 
-# Partitions that a sample spread over a dataset is taken from.
+# Partitions that spread_rows takes rows from, at most.
 _SPREAD = 25
 
 
 def first_rows(frame: Any, n: int, compute: Callable[..., Any] = dask.compute) -> Any:
-    """The first ``n`` rows, from few partitions.
+    """The first ``n`` rows, computed from few partitions.
 
-    ``compute`` is called with lazy frames, as ``dask.compute``.
+    ``compute`` takes lazy frames and gives a sequence of frames, as ``dask.compute`` does.
     """
     if not isinstance(frame, FrameBase):
         return frame.head(n)
     parts: list[Any] = []
-    # Twice as many partitions each time, computed side by side.
+    # Twice as many partitions each time, in parallel: a filter may leave many of them empty.
     start, count = 0, 1
     while start < frame.npartitions and (not parts or sum(map(len, parts)) < n):
         stop = min(start + count, frame.npartitions)
@@ -34,7 +34,7 @@ def first_rows(frame: Any, n: int, compute: Callable[..., Any] = dask.compute) -
 
 
 def spread_rows(frame: Any, n: int) -> Any:
-    """``n`` rows from partitions all over the frame, in the frame's order."""
+    """``n`` rows from all over the frame, computed, in its order."""
     if not isinstance(frame, FrameBase):
         step = max(1, len(frame) // n)
         return frame.iloc[::step].head(n)

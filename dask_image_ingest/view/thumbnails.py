@@ -1,4 +1,4 @@
-"""``make_thumbnails``: rows of a frame, decoded small, as cards."""
+"""``make_thumbnails``: choose rows, decode them at the size of a thumbnail, make cards."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ def _storage_options(frame: Any) -> dict[str, Any] | None:
 
 
 def _decoded_small(rows: Any, thumbnail: int, storage_options: dict[str, Any] | None) -> Any:
-    # On the CPU: a handful of images, on a client that may have no GPU.
+    # On the CPU, since the images are few and a client may have no GPU.
     frame = backend_of(rows).to_arrow(rows).to_pandas(types_mapper=pandas_type)
     decoding = make_decoding(
         device="cpu", size=thumbnail, resize="longer", mode="RGB", transform=None, max_pixels=None
@@ -89,7 +89,7 @@ def _card(array: Any, record: dict[str, Any], texts: list[str], thumbnail: int) 
     error = record.get("error") or (None if array is not None else "missing: no image")
     shape = None
     if array is not None:
-        # A small image is shown as large as it is.
+        # An image smaller than a thumbnail is not enlarged.
         stored = max(record.get("height") or thumbnail, record.get("width") or thumbnail)
         scale = min(1.0, stored / max(array.shape[:2]))
         shape = (max(1, round(array.shape[0] * scale)), max(1, round(array.shape[1] * scale)))
