@@ -1,7 +1,7 @@
 """Shared memory between a client and the workers of the same machine.
 
-The client maps the pixels of a partition into its memory, where a socket would copy them four times.
-The rest of the partition is pickled.
+The client maps the pixels of a partition; a socket would copy them four times. The rest of the
+partition is pickled.
 """
 
 from __future__ import annotations
