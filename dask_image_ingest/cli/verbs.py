@@ -24,7 +24,7 @@ from dask_image_ingest.report import (
     in_total,
     in_words,
     is_bad,
-    summary_of,
+    summarize,
 )
 from dask_image_ingest.storage import find_shards
 from dask_image_ingest.view import first_rows
@@ -38,7 +38,7 @@ _NEEDS_DECODING = ["image", "error"]
 def describe(args: argparse.Namespace) -> int:
     """Print totals, and a line per shard; decode nothing unless asked."""
     counts = count_samples(_read(args), args.decode)
-    summary = summary_of(compute(counts, _on_terminal()), _urls(args))
+    summary = summarize(compute(counts, _on_terminal()), _urls(args))
     print(json.dumps(summary, indent=2) if args.json else describe_text(summary))
     return BAD_DATA if is_bad(summary) else FINE
 

@@ -5,7 +5,7 @@ people.
 """
 
 from dask_image_ingest.report.check import check_shard, in_total, in_words
-from dask_image_ingest.report.describe import count_samples, describe_text, is_bad, summary_of
+from dask_image_ingest.report.describe import count_samples, describe_text, is_bad, summarize
 from dask_image_ingest.report.text import head_text
 
 __all__ = [
@@ -16,5 +16,5 @@ __all__ = [
     "in_total",
     "in_words",
     "is_bad",
-    "summary_of",
+    "summarize",
 ]

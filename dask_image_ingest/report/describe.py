@@ -10,7 +10,7 @@ from dask.utils import format_bytes
 
 from dask_image_ingest.report.text import common_folder, listing, number
 
-__all__ = ["count_samples", "describe_text", "is_bad", "summary_of"]
+__all__ = ["count_samples", "describe_text", "is_bad", "summarize"]
 
 _HEADER = ["format", "height", "width"]
 
@@ -24,7 +24,7 @@ def count_samples(frame: Any, decode: bool) -> Any:
     return frame[[*by, "nbytes"]].map_partitions(_count, by)
 
 
-def summary_of(counts: pd.DataFrame, urls: Sequence[str]) -> dict[str, Any]:
+def summarize(counts: pd.DataFrame, urls: Sequence[str]) -> dict[str, Any]:
     """The report for machines: totals, and those of each shard, in the order of ``urls``."""
     parts = dict(iter(counts.groupby("__url__")))
     return {

@@ -13,7 +13,7 @@ from few_images import SIZES, encoded, write_bad_shard, write_good_shards
 from tars import tar
 
 from dask_image_ingest import cli
-from dask_image_ingest.report import count_samples, describe_text, is_bad, summary_of
+from dask_image_ingest.report import count_samples, describe_text, is_bad, summarize
 
 
 @pytest.fixture(scope="module")
@@ -170,7 +170,7 @@ def test_totals_are_those_of_the_rows_whatever_the_partitions_are(seed):
     columns = ["__url__", "format", "height", "width", "nbytes", "error"]
     table = pd.DataFrame(rows, columns=columns).astype(types)
     frame = dd.from_pandas(table, npartitions=choose.randrange(1, 6), sort=False)
-    summary = summary_of(count_samples(frame, decode=True).compute(), urls)
+    summary = summarize(count_samples(frame, decode=True).compute(), urls)
 
     told = {name: summary[name] for name in recounted(rows)}
     assert told == recounted(rows), f"seed {seed}"
