@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import functools
 import importlib
+import tomllib
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -16,7 +17,7 @@ ROOT = Path(__file__).parent.parent / PACKAGE
 # From the ground up: a room may use those before it. Modules of the package itself have their place
 # among the rooms.
 ROOMS = (
-    "errors", "arguments", "dask_internals", "functions",
+    "errors", "arguments", "dask_internals", "progress", "functions",
     "storage", "tar", "decode", "frames", "dataset", "cluster", "ops", "loader", "view", "export",
     "report", "accessor", "cli", "__init__",
 )  # fmt: skip
@@ -130,7 +131,14 @@ def test_a_room_shows_what_others_use_and_no_more(name):
         for imported, what in imports(module)
         if imported == name and what
     }
-    assert shown == used
+    assert shown == used | started(name)
+
+
+def started(name: str) -> set[str]:
+    """What the commands that pip installs call in a room."""
+    project = tomllib.loads((ROOT.parent / "pyproject.toml").read_text())["project"]
+    calls = [command.partition(":") for command in project["scripts"].values()]
+    return {function for module, _, function in calls if module == f"{PACKAGE}.{name}"}
 
 
 @pytest.mark.parametrize("name", rooms_with_a_door())

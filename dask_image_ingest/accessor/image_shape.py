@@ -1,4 +1,4 @@
-"""What shape the images of a lazy frame have, as far as its query is certain of it."""
+"""The shape of the images of a lazy frame, where its expression determines it."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from dask_image_ingest.ops import MapBatches
 
 _UNKNOWN: ImageShape = (None, None, None)
 
-# Some rows of their frame, in some order: what stands in a column stays as it is.
+# Expressions that select or reorder rows or columns, and change no values.
 _SELECTS_ROWS = (
     dx.Filter,
     dx.FilterAlign,
@@ -47,10 +47,9 @@ _RENAMES = (dx.RenameFrame, dx.AddPrefix, dx.RenameSeries, dx.ToFrame)
 
 
 def image_shape(expr: Any, column: Any) -> ImageShape:
-    """(height, width, channels) of every image of a query's column, None where not certain.
+    """(height, width, channels) of all images of a column; None where they may differ.
 
-    Whatever this doesn't know, a function of the user's or an operation of another version of dask,
-    may have changed the images.
+    Expressions that are not listed here, such as a user's function, may change the images.
     """
     columns = list(expr.columns)
     if columns.count(column) != 1:
@@ -78,7 +77,7 @@ def image_shape(expr: Any, column: Any) -> ImageShape:
 
 
 def _persisted(expr: FromGraph) -> ImageShape:
-    """The shape in the name of the tasks whose results these are."""
+    """The shape that is part of the names of the persisted tasks."""
     names = {key[0] if isinstance(key, tuple) else key for key in expr.operand("keys")}
     if len(names) != 1:
         return _UNKNOWN
@@ -96,7 +95,7 @@ def _assigned(expr: dx.Assign, column: Any) -> ImageShape:
 
 
 def _agreed(expr: Concat, column: Any) -> ImageShape:
-    # A frame without the column has no images.
+    # A frame without the column adds nulls, which have no shape.
     frames = [frame for frame in expr._frames if column in frame.columns]
     shapes = [image_shape(frame, column) for frame in frames]
     height, width, channels = (

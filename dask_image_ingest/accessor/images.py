@@ -1,4 +1,4 @@
-"""The ``.images`` accessor: the pixels of a frame's image column, at hand."""
+"""The ``.images`` accessor of eager frames, and what lazy ones share with it."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
 
 class Images(ABC):
-    """What frames of both kinds have: eager ones do it now, lazy ones when they are computed."""
+    """The methods of ``.images``: eager frames compute at once, lazy ones when asked."""
 
     def __init__(self, frame: Any) -> None:
         self._frame = frame
@@ -39,7 +39,7 @@ class Images(ABC):
         """An empty frame of these columns, or the frame itself."""
 
     @abstractmethod
-    def _map(self, function: Callable, columns: Sequence[str], *args: Any) -> Any:
+    def _map(self, function: Callable[..., Any], columns: Sequence[str], *args: Any) -> Any:
         """``function(frame[columns], *args)`` for each partition."""
 
     @property
@@ -123,7 +123,7 @@ class Images(ABC):
 
     def map_batches(
         self,
-        fn: Callable,
+        fn: Callable[..., Any],
         outputs: Mapping[str, Any],
         batch_size: int = 256,
         keep_image: bool = False,
@@ -472,7 +472,7 @@ class Images(ABC):
 class FrameImages(Images):
     """Pixels of a pandas or cuDF dataframe."""
 
-    def arrays(self) -> list:
+    def arrays(self) -> list[Any]:
         """Views of each decoded image.
 
         Returns
@@ -505,7 +505,7 @@ class FrameImages(Images):
     def _meta(self) -> Any:
         return self._frame
 
-    def _map(self, function: Callable, columns: Sequence[str], *args: Any) -> Any:
+    def _map(self, function: Callable[..., Any], columns: Sequence[str], *args: Any) -> Any:
         return function(self._frame[list(columns)], *args)
 
     def _map_batches(self, batch_map: Any) -> Any:
@@ -525,13 +525,13 @@ class SeriesImages(FrameImages):
 
 
 def as_frame(series: Any) -> Any:
-    """A frame of one column, whatever the kind of the series."""
+    """A frame of one column: the series, of any backend."""
     return series.to_frame("image" if series.name is None else series.name)
 
 
 def image_column(frame: Any, backend: Backend) -> str:
     """The name of a frame's image column, told by its type."""
-    names = [name for name, dtype in frame.dtypes.items() if backend.is_images(dtype)]
+    names: list[str] = [name for name, dtype in frame.dtypes.items() if backend.is_images(dtype)]
     if len(names) != 1:
         if names:
             found, advice = (

@@ -1,4 +1,4 @@
-"""The ``.images`` accessor of dask dataframes: the same, when it is computed."""
+"""The ``.images`` accessor of dask dataframes."""
 
 from __future__ import annotations
 
@@ -30,15 +30,15 @@ from dask_image_ingest.ops import (
 
 @register_dataframe_accessor("images")
 class LazyImages(Images):
-    """Pixels of a dask dataframe, when they are computed."""
+    """Pixels of a dask dataframe, lazily."""
 
     def arrays(self) -> NoReturn:
-        """Frames that are computed have it; a lazy one has no pixels yet.
+        """Not available on a lazy frame.
 
         Raises
         ------
         ArgumentError
-            Always, and says what to call.
+            Always; the message says what to call instead.
         """
         raise ArgumentError(
             "a lazy frame has no pixels yet: call .compute().images.arrays() for a list of arrays "
@@ -48,7 +48,7 @@ class LazyImages(Images):
     def stack(self, shape: tuple[int, int, int] | None = None) -> Any:  # noqa: D102 - told by Images
         told = parse_shape(shape) or image_shape(self._frame.expr, self.column)
         images = self._frame[[self.column]]
-        # A partition without images has an array that fits the others, or dask could not join them.
+        # An empty partition needs the shape of the others, or dask could not concatenate them.
         first = _first_image(images) if None in told else None
         empty = backend_of(self._meta()).numpy.empty((0, *(edge or 0 for edge in told)), np.uint8)
         array = images.map_partitions(stack, self.column, told, first, meta=empty)
@@ -75,7 +75,7 @@ class LazyImages(Images):
     def _meta(self) -> Any:
         return self._frame._meta
 
-    def _map(self, function: Callable, columns: Sequence[str], *args: Any) -> Any:
+    def _map(self, function: Callable[..., Any], columns: Sequence[str], *args: Any) -> Any:
         meta = function(self._meta()[list(columns)], *args)
         return self._frame[list(columns)].map_partitions(function, *args, meta=meta)
 
@@ -88,21 +88,21 @@ class LazyImages(Images):
 
 @register_series_accessor("images")
 class LazySeriesImages(LazyImages):
-    """Pixels of a dask series of images, when they are computed."""
+    """Pixels of a dask series of images, lazily."""
 
     def __init__(self, series: Any) -> None:
         super().__init__(as_frame(series))
 
 
 def _first_image(images: Any) -> Any:
-    """A lazy frame of the first row of all partitions."""
+    """A lazy frame of the first row that any partition has."""
     heads = images.head(1, npartitions=-1, compute=False)
     reads = list(heads.simplify().expr.find_operations(ReadWebDataset))
     if reads and all(read.limit is not None for read in reads):
-        return heads  # one image of each partition, and no partition waits for another
+        return heads  # pushed down to the read: one image of each partition is decoded
     return _first(images)
 
 
 def _first(frame: Any) -> Any:
-    """The same from partitions that are computed whole, and used again."""
+    """The same, from whole partitions, which the graph computes once for both uses."""
     return frame.reduction(first_row, aggregate=first_row, meta=frame._meta)

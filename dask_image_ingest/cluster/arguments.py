@@ -1,4 +1,4 @@
-"""What ``start_cluster`` refuses before it starts anything."""
+"""Checks of the arguments of ``start_cluster``."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def check_arguments(arguments: Mapping[str, Any]) -> None:
 
 
 def check_names(settings: Mapping[str, Any]) -> None:
-    """Refuse what neither a cluster nor its workers take: the workers would not start.
+    """Refuse keywords that neither the cluster nor its workers take, as workers would not start.
 
     Raises
     ------
@@ -54,7 +54,7 @@ def check_names(settings: Mapping[str, Any]) -> None:
 
 
 def _check_size(name: str, value: Any) -> None:
-    """Refuse what is neither bytes (``"20 GB"``) nor a share, nor a word of dask's for either."""
+    """Refuse what is neither a size (``"20 GB"``), a fraction, nor a keyword of dask."""
     if value is None or (isinstance(value, str) and value in ("auto", "default")):
         return
     try:

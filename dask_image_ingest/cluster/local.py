@@ -1,4 +1,4 @@
-"""``start_cluster``: a cluster on this machine whose workers leave each other room to decode."""
+"""``start_cluster``: a cluster on this machine whose workers divide the cores for decoding."""
 
 from __future__ import annotations
 
@@ -14,19 +14,19 @@ from dask_image_ingest.frames import gpus
 
 _THREADS_VARIABLE = "DASK_IMAGE_INGEST__DECODE_THREADS"
 
-# Variables that a worker starts with; those of ``env=`` come too late for its allocator.
+# Variables set before a worker starts; ``env=`` sets them too late for its allocator.
 _SPAWN = "distributed.nanny.pre-spawn-environ"
 
-# Workers keep the memory in which one image was decoded for the next. dask's own trim threshold has
-# glibc map all above 128 kB anew for each use: 150 page faults an image, a tenth of its decoding.
+# malloc keeps freed memory for the next image. With dask's own trim threshold glibc would map every
+# block above 128 kB anew: 150 page faults an image, a tenth of the time of decoding it.
 _ALLOCATOR = {"MALLOC_MMAP_THRESHOLD_": 16 << 20, "MALLOC_TRIM_THRESHOLD_": 64 << 20}
 
-# What dask-cuda takes for a limit of device memory beside bytes and shares.
-_LIMITS: dict[Any, float | None] = {"default": 0.8, "auto": None}
+# Keywords of dask-cuda for device_memory_limit, as fractions.
+_LIMIT_KEYWORDS: dict[Any, float | None] = {"default": 0.8, "auto": None}
 
-# Dask's own clocks, their usual pace and ours: in three processes they take 3.4 % of two cores, so
-# half of that. A setting that is not the usual one is somebody's.
-_CLOCKS = {
+# Periodic tasks of dask: the default interval, and a longer one. In three processes they take 3.4 %
+# of two cores, and half of that with the longer one. Other settings are the user's.
+_INTERVALS = {
     "distributed.admin.tick.interval": ("20ms", "200ms"),
     "distributed.worker.profile.interval": ("10ms", "50ms"),
 }
@@ -97,12 +97,12 @@ def start_cluster(
         **kwargs,
     }
     settings["env"] = environment | settings.get("env", {})
-    clocks = {
-        name: ours
-        for name, (usual, ours) in _CLOCKS.items()
-        if dask.config.get(name, None) == usual
+    intervals = {
+        name: longer
+        for name, (default, longer) in _INTERVALS.items()
+        if dask.config.get(name, None) == default
     }
-    with dask.config.set(clocks):
+    with dask.config.set(intervals):
         if use_gpu:
             cluster = _cuda_cluster(
                 rmm_pool_size=rmm_pool_size, device_memory_limit=device_memory_limit, **settings
@@ -113,9 +113,9 @@ def start_cluster(
 
 
 class ClusterClient(Client):
-    """A client that takes its cluster down with it."""
+    """A client that closes its cluster when it is closed."""
 
-    def close(self, *args: Any, **kwargs: Any):
+    def close(self, *args: Any, **kwargs: Any) -> Any:
         """Close the client, then the cluster."""
         cluster = self.cluster
         closing = super().close(*args, **kwargs)
@@ -129,13 +129,13 @@ def _cpu_cluster(**settings: Any) -> LocalCluster:
     spawn = dask.config.get(_SPAWN)
     if "MALLOC_MMAP_THRESHOLD_" not in spawn:
         spawn = spawn | _ALLOCATOR
-    # So that a worker knows the image dtype of a frame that it reads or is sent.
+    # So that workers know the image dtype of frames that they read or receive.
     settings = {"preload": ["dask_image_ingest"]} | settings
     with dask.config.set({_SPAWN: spawn}):
         return LocalCluster(**settings)
 
 
-def _cuda_cluster(*, env: dict[str, str], **settings: Any):
+def _cuda_cluster(*, env: dict[str, str], **settings: Any) -> LocalCluster:
     try:
         from dask_cuda import LocalCUDACluster
     except ImportError as error:
@@ -145,27 +145,27 @@ def _cuda_cluster(*, env: dict[str, str], **settings: Any):
         ) from error
     gpu_defaults = {
         "rmm_allocator_external_lib_list": "cupy",
-        # cuDF moves frames to host memory when the pool has nothing left. A limit of its own
-        # (CUDF_SPILL_DEVICE_LIMIT) has it move one with each that is made, however small they are.
+        # Spilling when the pool is exhausted. With a limit of its own (CUDF_SPILL_DEVICE_LIMIT)
+        # cuDF would spill a frame with each new one, however small they are.
         "enable_cudf_spill": True,
-        # Tells dask what frames weigh and registers .images, before the first task.
+        # Registers sizeof and .images before the first task.
         "pre_import": "dask_image_ingest.frames.cudf",
     }
     settings = gpu_defaults | _pool(settings)
-    # LocalCUDACluster puts its own env= in the place of ours.
+    # LocalCUDACluster overwrites env=.
     with dask.config.set({_SPAWN: dask.config.get(_SPAWN) | env}):
         cluster = LocalCUDACluster(**settings)
     if settings["enable_cudf_spill"]:
-        _take_what_workers_spill()
+        _enable_spilling()
     return cluster
 
 
 def _pool(settings: dict[str, Any]) -> dict[str, Any]:
-    """The settings with the most that the pool may take, without which it leaves DALI nothing."""
+    """The settings with a maximum size of the pool, which else would leave DALI no memory."""
     initial, limit = settings["rmm_pool_size"], settings["device_memory_limit"]
-    maximum = settings.get("rmm_maximum_pool_size", _LIMITS.get(limit, limit or None))
+    maximum = settings.get("rmm_maximum_pool_size", _LIMIT_KEYWORDS.get(limit, limit or None))
     if settings.get("rmm_async"):
-        initial = None  # CUDA's own pool takes memory as it needs it
+        initial = None  # CUDA's asynchronous pool grows on demand
     elif initial is None:
         maximum = None
     if initial is not None and maximum is not None and _more(initial, maximum):
@@ -177,19 +177,19 @@ def _pool(settings: dict[str, Any]) -> dict[str, Any]:
 
 
 def _more(size: Any, limit: Any) -> bool:
-    """Whether a size of device memory is above another; a GPU is asked only if it has to be."""
+    """Whether one size of device memory is above another; uses the GPU only to resolve bytes."""
     if all(isinstance(number, float) and number <= 1 for number in (size, limit)):
-        return size > limit
+        return bool(size > limit)
     from dask_cuda.utils import parse_device_bytes
 
     return (parse_device_bytes(size) or 0) > (parse_device_bytes(limit) or 0)
 
 
-def _take_what_workers_spill() -> None:
-    """Have this process hold frames of workers that spill.
+def _enable_spilling() -> None:
+    """Enable spilling in this process too, so that it can receive frames of the workers.
 
-    cuDF decides with a process's first object whether its objects can be spilled, and a process
-    that has decided against it can't take those of one that has not.
+    cuDF decides with the first object of a process whether its objects are spillable, and a process
+    without spilling can't receive spillable ones.
     """
     from cudf import get_option
     from cudf.core.buffer import spill_manager as cudf_spilling

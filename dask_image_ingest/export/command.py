@@ -15,8 +15,8 @@ from dask_image_ingest.decode import printable
 from dask_image_ingest.errors import ArgumentError, ShardError, ShardNotFoundError
 from dask_image_ingest.export.arguments import make_options, source_options_of, split_path
 from dask_image_ingest.export.run import Exported, export
-from dask_image_ingest.export.tasks import run
 from dask_image_ingest.export.where import json_fields_of, parse_where
+from dask_image_ingest.progress import run
 from dask_image_ingest.storage import find_shards, open_shard
 from dask_image_ingest.tar import index_tar
 

@@ -18,7 +18,7 @@ from dask_image_ingest.export.plan import Plan, make_plan
 from dask_image_ingest.export.reasons import Reasons
 from dask_image_ingest.export.regroup import regroup
 from dask_image_ingest.export.stage import Staged
-from dask_image_ingest.export.tasks import run
+from dask_image_ingest.progress import run
 
 __all__ = ["Prepared", "prepare"]
 

@@ -17,7 +17,7 @@ from dask_image_ingest.export.arrow_files import read_batch, take_rows, write_ba
 from dask_image_ingest.export.job import Job, staged_name
 from dask_image_ingest.export.place import STAGING
 from dask_image_ingest.export.plan import Plan
-from dask_image_ingest.export.tasks import run
+from dask_image_ingest.progress import run
 
 __all__ = ["regroup"]
 

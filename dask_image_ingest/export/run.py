@@ -29,7 +29,7 @@ from dask_image_ingest.export.reasons import Reasons
 from dask_image_ingest.export.shard import Written, write_shard
 from dask_image_ingest.export.sidecar import table_bytes
 from dask_image_ingest.export.stage import Staged, metadata_columns, stage
-from dask_image_ingest.export.tasks import run
+from dask_image_ingest.progress import run
 
 __all__ = ["Exported", "export"]
 

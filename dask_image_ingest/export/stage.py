@@ -22,8 +22,8 @@ from dask_image_ingest.errors import ArgumentError
 from dask_image_ingest.export.arrow_files import from_bytes, to_bytes, write_batches
 from dask_image_ingest.export.job import Job, staged_name
 from dask_image_ingest.export.members import member_bytes
-from dask_image_ingest.export.tasks import compute
 from dask_image_ingest.frames import backend_of
+from dask_image_ingest.progress import compute
 
 __all__ = ["Staged", "metadata_columns", "stage"]
 

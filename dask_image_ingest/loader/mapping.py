@@ -1,6 +1,7 @@
-"""Partitions of a worker on this machine, whose pixels the client maps where they lie.
+"""Shared memory between a client and the workers of the same machine.
 
-A socket would copy them four times. Everything else of a partition goes the usual way.
+The client maps the pixels of a partition; a socket would copy them four times. The rest of the
+partition is pickled.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ from dask_image_ingest.frames import LEAST_SHARED, map_block, pixel_memory, this
 
 @dataclass(frozen=True)
 class _Pixels:
-    """Where a process has pixels."""
+    """A block of pixels in the memory of another process."""
 
     file: int
     nbytes: int
@@ -27,7 +28,7 @@ class _Pixels:
 
 @dataclass(frozen=True)
 class _Mapping:
-    """A frame without its pixels, and where they are."""
+    """A pickled frame, whose pixels are blocks of the process."""
 
     process: int
     frame: bytes
@@ -35,14 +36,15 @@ class _Mapping:
 
 
 def map_remote(future: Future) -> Any:
-    """A finished partition whose pixels are mapped and not copied, or None.
+    """A finished partition with its pixels mapped, not copied; None where that is not possible.
 
-    None where its worker is on another machine, or of another user, or has the pixels in other
-    memory, as it has until it is first asked for them, or when they were filtered since.
+    The worker has to be on this machine, of the same user, and has to have the pixels in memory
+    that can be shared. Workers use such memory from the first request on; a filter copies pixels
+    to other memory.
     """
     client, key = future.client, future.key
     for worker in client.who_has([future]).get(key, ()):
-        # Whatever goes wrong there, as with a worker that dies, is for the usual way to deal with.
+        # Errors, such as the death of the worker, are left to the transfer that follows None.
         replies = client.run(
             _export_mapping, key, this_machine(), workers=[worker], on_error="ignore"
         )
@@ -58,7 +60,7 @@ def map_remote(future: Future) -> Any:
             ]
         except OSError:
             continue
-        # What a worker of this cluster pickled, as dask itself would have it.
+        # As safe as dask's own transfer: a worker of this cluster pickled it.
         return pickle.loads(mapping.frame, buffers=buffers)
     return None
 

@@ -1,4 +1,4 @@
-"""Rows on their way from partitions to batches: images, and arrays of their other columns."""
+"""Rows between partition and batch: images, and arrays of the other columns."""
 
 from __future__ import annotations
 
@@ -14,28 +14,28 @@ from dask_image_ingest.frames import Backend
 
 @dataclass(frozen=True)
 class Rows:
-    """Images, and arrays of their other columns."""
+    """Images, and arrays of the other columns of their rows."""
 
-    images: list
+    images: list[Any]
     columns: dict[str, Any]
 
     def __len__(self) -> int:
         return len(self.images)
 
     def take(self, rows: Any) -> Rows:
-        """Some of the rows, as views where they are a range."""
+        """Select rows by number; views, without a copy, where they are a range."""
         images = [self.images[row] for row in rows]
         where = slice(rows.start, rows.stop) if isinstance(rows, range) else rows
         return Rows(images, {name: values[where] for name, values in self.columns.items()})
 
     def copied(self) -> Rows:
-        """The same rows, apart from the partition that they come from."""
+        """A copy of the rows, which does not keep their partition in memory."""
         copies = [image.copy() for image in self.images]
         return Rows(copies, {name: values.copy() for name, values in self.columns.items()})
 
     @classmethod
     def of(cls, parts: Sequence[Rows], backend: Backend) -> Rows:
-        """Rows of several parts, one after the other."""
+        """Concatenate rows."""
         columns = {
             name: _concatenated([part.columns[name] for part in parts], name, backend)
             for name in parts[0].columns
@@ -68,9 +68,9 @@ def rows_of(frame: Any, image: str, backend: Backend) -> Rows:
     return Rows([arrays[row] for row in present], columns)
 
 
-def _concatenated(parts: list, name: str, backend: Backend) -> Any:
+def _concatenated(parts: list[Any], name: str, backend: Backend) -> Any:
     library = np if isinstance(parts[0], np.ndarray) else backend.numpy
-    # No rows are no lists, of whatever length.
+    # A part without rows does not tell the length of its lists.
     parts = [part for part in parts if len(part)] or parts[:1]
     if len({part.shape[1:] for part in parts}) > 1:
         raise ArgumentError(

@@ -1,4 +1,4 @@
-"""Which share of the images is this process's, where several iterate over the same frame."""
+"""The share of this process, where several iterate over the same frame."""
 
 from __future__ import annotations
 
@@ -41,13 +41,13 @@ def torch_rank() -> tuple[int, int]:
     if group.is_available() and group.is_initialized():
         return group.get_rank(), group.get_world_size()
     if torch.utils.data.get_worker_info() is not None and "WORLD_SIZE" in os.environ:
-        # A worker that was spawned has no process group, but what torchrun told its parent.
+        # A spawned worker has no process group, but the variables that torchrun set.
         return int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
     return 0, 1
 
 
 def torch_worker(shard: tuple[int, int]) -> tuple[int, int]:
-    """The part of a shard that is for this process, a worker of a torch ``DataLoader`` perhaps."""
+    """The shard of this process: a part of ``shard`` in a worker of a torch ``DataLoader``."""
     torch = sys.modules.get("torch")
     worker = None if torch is None else torch.utils.data.get_worker_info()
     if worker is None:

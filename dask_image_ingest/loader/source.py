@@ -1,4 +1,4 @@
-"""Where ``iter_batches`` has its partitions from: a frame in memory, or one that is read ahead."""
+"""Sources of partitions: a frame in memory, or a dask dataframe that is computed part by part."""
 
 from __future__ import annotations
 
@@ -21,14 +21,14 @@ from dask_image_ingest.loader.mapping import map_remote
 
 logger = logging.getLogger("dask_image_ingest")
 
-# What a cluster reads ahead where nothing is said: so many more than its workers have threads, that
-# none has to wait until a partition is used. The pixels of many more would not be a few.
+# Partitions that a cluster reads ahead by default: one for each thread, up to a number that bounds
+# the memory, and some more, so that no thread is idle until a partition is used.
 _MORE_THAN_THREADS = 2
 _MOST_THREADS = 8
 
 
 class Source:
-    """A pandas or cuDF frame that is already here, as one partition or as many equal ones."""
+    """A pandas or cuDF frame, as one partition or as several of equal length."""
 
     def __init__(self, frame: Any, image: str, partitions: int = 1) -> None:
         self._frame = frame
@@ -42,17 +42,17 @@ class Source:
         pass
 
     def prefetch(self, buffered: int) -> int:
-        """How many partitions to read ahead by default, beside so many that wait to be used."""
+        """How many partitions to read ahead by default, ``buffered`` ones included."""
         return 1
 
-    def read(self, number: int) -> Future:
-        """Begin to read a partition."""
-        done: Future = Future()
+    def read(self, number: int) -> Future[Any]:
+        """Start reading a partition."""
+        done: Future[Any] = Future()
         done.set_result(self._part(number))
         return done
 
     def count(self, number: int) -> int:
-        """How many images a partition has."""
+        """The number of images of a partition."""
         return count_images(self._part(number), self._image)
 
     def _part(self, number: int) -> Any:
@@ -64,7 +64,7 @@ class Source:
 
 
 class LazySource(Source):
-    """Partitions of a dask dataframe, read ahead on a cluster's workers or on a thread here."""
+    """Partitions of a dask dataframe, computed by a cluster or on a thread of this process."""
 
     def __init__(self, frame: Any, image: str) -> None:
         super().__init__(frame, image)
@@ -80,12 +80,12 @@ class LazySource(Source):
         self._maps = backend_of(frame._meta).name == "pandas"
         self.partitions = len(self._keys)
         self._threads: ThreadPoolExecutor | None = None
-        self._futures: set = set()
+        self._futures: set[RemoteFuture] = set()
 
     def __enter__(self) -> LazySource:
         if self._client is not None:
-            # In a task, its place in the worker is for the partitions that it waits for, as with
-            # dask's own compute().
+            # Within a task, as dask's compute(): let the worker run other tasks meanwhile, of which
+            # some are the partitions that this one waits for.
             with contextlib.suppress(ValueError, KeyError, AttributeError):
                 secede()
         self._threads = ThreadPoolExecutor(1, "iter-batches")
@@ -99,14 +99,14 @@ class LazySource(Source):
         self._threads.shutdown(wait=self._client is None, cancel_futures=True)
 
     def prefetch(self, buffered: int) -> int:
-        """How many partitions to read ahead by default, beside so many that wait to be used."""
+        """How many partitions to read ahead by default, ``buffered`` ones included."""
         if self._client is None:
             return super().prefetch(buffered)
-        threads = sum(self._client.nthreads().values())
+        threads: int = sum(self._client.nthreads().values())
         return _MORE_THAN_THREADS + min(threads, _MOST_THREADS) + buffered
 
-    def read(self, number: int) -> Future:
-        """Begin to read a partition."""
+    def read(self, number: int) -> Future[Any]:
+        """Start reading a partition."""
         assert self._threads is not None
         key = self._keys[number]
         graph = cull(self._graph, [key])
@@ -117,7 +117,7 @@ class LazySource(Source):
         return self._threads.submit(self._fetch, future)
 
     def count(self, number: int) -> int:
-        """How many images a partition has."""
+        """The number of images of a partition."""
         scheduler = "synchronous" if self._client is None else self._client
         return int(self._counts.partitions[number].compute(scheduler=scheduler).sum())
 
@@ -126,7 +126,7 @@ class LazySource(Source):
             frame = self._mapped(future) if self._maps else None
             if frame is not None:
                 return frame
-            # From the worker itself, not through the scheduler, wherever the client can reach it.
+            # Directly from the worker, where the client can reach it, not through the scheduler.
             return future.client.gather(future, direct=True)
         finally:
             self._futures.discard(future)
@@ -138,14 +138,14 @@ class LazySource(Source):
         try:
             return map_remote(future)
         except Exception:
-            # A cluster may let nobody ask its workers; sending works all the same.
+            # A cluster may forbid running functions on its workers; the transfer still works.
             logger.debug("pixels are sent and not mapped", exc_info=True)
             self._maps = False
             return None
 
 
 def count_images(frame: Any, image: str) -> int:
-    """How many rows of a partition have an image."""
+    """The number of rows that have an image."""
     return int(frame[image].notna().sum())
 
 
@@ -156,8 +156,7 @@ def _counted(frame: Any, image: str) -> pd.Series:
 def _client(frame: Any) -> Client | None:
     """The client of the cluster on which dask would compute this frame."""
     if _is_fork:
-        # A fork has its parent's client, but not the thread that speaks for it: it would wait for
-        # ever.
+        # A fork has its parent's client but not the client's event loop: calls would never return.
         return None
     client = getattr(get_scheduler(collections=[frame]), "__self__", None)
     return client if isinstance(client, Client) else None

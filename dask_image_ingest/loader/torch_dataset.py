@@ -1,4 +1,4 @@
-"""``torch_dataset``: batches for a torch ``DataLoader``, shared by its workers and by all ranks."""
+"""``torch_dataset``: batches for a torch ``DataLoader``, divided among workers and ranks."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ _THREADS = "image-ingest.decode-threads"
 
 
 class TorchDataset(IterableDataset):
-    """What ``torch_dataset`` gives: an iterable of batches, which a ``DataLoader`` may send around.
+    """An iterable of batches, which a ``DataLoader`` may pickle.
 
     Parameters
     ----------
@@ -41,34 +41,34 @@ class TorchDataset(IterableDataset):
         self._epoch = 0
         self._batches: Batches | None = None
         self._rank: tuple[int, int] | None = None
-        # Wrong arguments are refused here, and not in a worker.
+        # Checks the arguments here, rather than in a worker.
         self._iterate(shard=None)
 
     def __iter__(self) -> Batches:
         _share_cores()
         rank = torch_rank() if self._rank is None else self._rank
-        # The next epoch begins at the beginning.
+        # start= is for this epoch only.
         start, self._options = self._options["start"], self._options | {"start": 0}
         self._batches = self._iterate(shard=torch_worker(rank), start=start)
         return self._batches
 
     def set_epoch(self, epoch: int) -> None:
-        """Have another order in the next iteration: that of the seed ``shuffle + epoch``."""
+        """Shuffle the next iteration with the seed ``shuffle + epoch``."""
         self._epoch = whole_number("epoch", epoch, 0, "pass the number of the epoch")
 
     def state_dict(self) -> dict[str, Any]:
-        """Where the next batch begins, as torchdata's ``StatefulDataLoader`` asks for it."""
+        """Epoch and position, for torchdata's ``StatefulDataLoader``."""
         start = self._options["start"] if self._batches is None else self._batches.position
         return {"epoch": self._epoch, "start": list(start) if isinstance(start, tuple) else start}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Begin the next iteration where ``state`` was taken."""
+        """Begin the next iteration at the position of ``state``."""
         self.set_epoch(state["epoch"])
         self._options = self._options | {"start": state["start"]}
 
     def __getstate__(self) -> dict[str, Any]:
-        # As dask pickles: the frame may have functions that no module has. And a worker that is
-        # spawned knows of no process group, but this process does.
+        # cloudpickle, since the frame may have functions that can't be imported. The rank, since a
+        # spawned worker has no process group.
         frame, rank = cloudpickle.dumps(self._frame), self._rank or torch_rank()
         return self.__dict__ | {"_frame": frame, "_rank": rank, "_batches": None}
 
@@ -84,7 +84,7 @@ class TorchDataset(IterableDataset):
 
 
 def _share_cores() -> None:
-    """Let each worker of a ``DataLoader`` decode on its share of the cores, and no more."""
+    """Divide the cores among the workers of a ``DataLoader`` for decoding."""
     worker = get_worker_info()
     if worker is not None and not dask.config.get(_THREADS, None):
         dask.config.set({_THREADS: max(1, CPU_COUNT // worker.num_workers)})

@@ -1,12 +1,20 @@
-"""Health reports of shards, for the command line.
+"""Reports of shards, for the command line: what is in them, and their health.
 
-In: one shard. Out: counts and names of what is bad, damaged or ambiguous in it, as plain data.
+In: shards, or counts of their samples. Out: the report, as plain data for machines and as text for
+people.
 """
 
 from dask_image_ingest.report.check import check_shard, in_total, in_words
+from dask_image_ingest.report.describe import count_samples, describe_text, is_bad, summarize
+from dask_image_ingest.report.text import head_text
 
 __all__ = [
     "check_shard",
+    "count_samples",
+    "describe_text",
+    "head_text",
     "in_total",
     "in_words",
+    "is_bad",
+    "summarize",
 ]

@@ -1,13 +1,16 @@
-"""For the eye: thumbnails and pages.
+"""Thumbnails and pages to look at.
 
 In: a few rows of a frame. Out: HTML that needs no other file.
 """
 
+from dask_image_ingest.view.cards import Thumbnails
 from dask_image_ingest.view.gallery import gallery
-from dask_image_ingest.view.thumbnails import Thumbnails, make_thumbnails
+from dask_image_ingest.view.sample import first_rows
+from dask_image_ingest.view.thumbnails import make_thumbnails
 
 __all__ = [
     "Thumbnails",
+    "first_rows",
     "gallery",
     "make_thumbnails",
 ]

@@ -25,8 +25,9 @@ from dask_image_ingest.arguments import (
 from dask_image_ingest.dask_internals import FrameBase
 from dask_image_ingest.errors import ArgumentError
 from dask_image_ingest.frames import backend_of
+from dask_image_ingest.view.cards import Thumbnails
 from dask_image_ingest.view.page import bars_chart, columns_chart, page
-from dask_image_ingest.view.thumbnails import Thumbnails, make_thumbnails
+from dask_image_ingest.view.thumbnails import make_thumbnails
 
 _EDGES = (0, 32, 64, 96, 128, 192, 256, 384, 512, 768, 1024, 1536, 2048, 3072, 4096, 6144, 8192)
 _ASPECTS = {
@@ -106,7 +107,7 @@ def gallery(
     return sheet
 
 
-def count_facts(frame: Any, decode: bool = False) -> dict[str, Counter]:
+def count_facts(frame: Any, decode: bool = False) -> dict[str, Counter[str]]:
     """How many images have each size, aspect, format and error, in one pass over the headers."""
     wanted = [*_HEADER, *(["error"] if decode else [])]
     narrow = frame[[name for name in wanted if name in frame.columns]]
@@ -121,7 +122,7 @@ def count_facts(frame: Any, decode: bool = False) -> dict[str, Counter]:
         table = narrow.reduction(_fact_table, combine=_added, aggregate=_added, meta=meta).compute()
     else:
         table = _added(_fact_table(narrow))
-    facts: dict[str, Counter] = {}
+    facts: dict[str, Counter[str]] = {}
     for fact, bin_, count in table.itertuples(index=False):
         facts.setdefault(fact, Counter())[bin_] = int(count)
     return facts
@@ -155,7 +156,7 @@ def _added(table: pd.DataFrame) -> pd.DataFrame:
     return table.groupby(["fact", "bin"], as_index=False)["count"].sum()
 
 
-def _charts(facts: dict[str, Counter], sheet: Thumbnails, decode: bool) -> str:
+def _charts(facts: dict[str, Counter[str]], sheet: Thumbnails, decode: bool) -> str:
     charts = []
     if sizes := facts.get("size"):
         ordered = {str(edge): sizes[str(edge)] for edge in _EDGES}
@@ -175,11 +176,11 @@ def _charts(facts: dict[str, Counter], sheet: Thumbnails, decode: bool) -> str:
     return "".join(charts)
 
 
-def _shown_errors(sheet: Thumbnails) -> Counter:
+def _shown_errors(sheet: Thumbnails) -> Counter[str]:
     return Counter(card.error.split(":")[0] for card in sheet.cards if card.error)
 
 
-def _lead(facts: dict[str, Counter], shown: int) -> str:
+def _lead(facts: dict[str, Counter[str]], shown: int) -> str:
     total = facts["total"]
     parts = [f"{total['rows']:,} samples"]
     if "bytes" in total:

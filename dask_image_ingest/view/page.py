@@ -63,7 +63,7 @@ _WIDTH, _HEIGHT = 320, 150
 
 
 def page(title: str, body: str) -> str:
-    """A page of its own, light or dark as the reader has it."""
+    """A complete page, which follows the reader's light or dark color scheme."""
     return (
         '<!doctype html>\n<html lang="en"><head><meta charset="utf-8">'
         '<meta name="viewport" content="width=device-width, initial-scale=1">'
@@ -73,7 +73,7 @@ def page(title: str, body: str) -> str:
 
 
 def columns_chart(title: str, note: str, counts: Mapping[str, int]) -> str:
-    """A histogram: a column for each bin, from the first that has something to the last."""
+    """A histogram: a column for each bin, from the first to the last that is not empty."""
     bins = list(counts.items())
     filled = [number for number, (_, count) in enumerate(bins) if count]
     if not filled:

@@ -44,9 +44,9 @@ host.frame({"a": host.column(np.arange(3))})  # decides
 cudf.set_option("spill", True)                # as LocalCUDACluster does
 cudf.set_option("spill_on_demand", False)     # which asks a GPU for its memory
 before = received()
-cluster._take_what_workers_spill()
+cluster._enable_spilling()
 manager = get_global_manager()
-cluster._take_what_workers_spill()
+cluster._enable_spilling()
 print(json.dumps([before, received(), get_global_manager() is manager]))
 """
 

@@ -1,0 +1,66 @@
+"""``main``: from the arguments to the exit status."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import sys
+import warnings
+from collections.abc import Iterator, Sequence
+
+import dask
+from distributed import Client
+
+from dask_image_ingest.cli.parser import make_parser
+from dask_image_ingest.cli.status import BAD_DATA, FINE, INTERRUPTED, WRONG_ARGUMENTS
+from dask_image_ingest.errors import (
+    ArgumentError,
+    DaskImageIngestError,
+    MissingDependencyError,
+    ShardNotFoundError,
+)
+
+__all__ = ["main"]
+
+_ARGUMENT_ERRORS = (ArgumentError, MissingDependencyError, ShardNotFoundError)
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run the command line and return its exit status."""
+    args = make_parser().parse_args(argv)
+    try:
+        with _plain_warnings(), _scheduler(args.scheduler):
+            return int(args.verb(args))
+    except DaskImageIngestError as error:
+        print(f"dask-image-ingest: {error}", file=sys.stderr)
+        return WRONG_ARGUMENTS if isinstance(error, _ARGUMENT_ERRORS) else BAD_DATA
+    except KeyboardInterrupt:
+        return INTERRUPTED
+    except BrokenPipeError:
+        # The reader of a pipe has closed it: `... | head`. Python flushes this at exit.
+        sys.stdout = open(os.devnull, "w")  # noqa: SIM115
+        return FINE
+
+
+@contextlib.contextmanager
+def _plain_warnings() -> Iterator[None]:
+    with warnings.catch_warnings():
+        warnings.showwarning = lambda message, *_, **__: print(
+            f"dask-image-ingest: warning: {message}", file=sys.stderr
+        )
+        yield
+
+
+@contextlib.contextmanager
+def _scheduler(address: str | None) -> Iterator[None]:
+    """Compute on the cluster at ``address``, or else on the threads of this process."""
+    if address is None:
+        with dask.config.set(scheduler="threads"):
+            yield
+        return
+    try:
+        client = Client(address, timeout="10s")
+    except (OSError, ValueError) as error:
+        raise ArgumentError(f"no Dask scheduler answers at {address}") from error
+    with client:
+        yield

@@ -1,0 +1,108 @@
+"""The arguments of the command line."""
+
+from __future__ import annotations
+
+import argparse
+import json
+from typing import Any
+
+from dask_image_ingest.cli.verbs import check, describe, gallery, head
+from dask_image_ingest.export import add_export
+
+__all__ = ["make_parser"]
+
+
+def make_parser() -> argparse.ArgumentParser:
+    """The parser, which leaves the function of the chosen verb in ``verb``."""
+    common = argparse.ArgumentParser(add_help=False)
+    common.add_argument(
+        "paths",
+        nargs="+",
+        metavar="PATHS",
+        help="shards: files, folders, globs, braces such as 'train-{000..099}.tar', URLs",
+    )
+    common.add_argument(
+        "--storage-options",
+        action=_StorageOptions,
+        metavar="KEY=VALUE",
+        help="for the filesystem of remote shards: anon=true, or JSON, '{\"anon\": true}'; "
+        "may be given several times",
+    )
+    common.add_argument("--json", action="store_true", help="print JSON, for machines")
+    common.add_argument(
+        "--scheduler",
+        metavar="ADDRESS",
+        help="run on this Dask cluster, not on the threads of this process",
+    )
+    parser = argparse.ArgumentParser(
+        prog="dask-image-ingest",
+        description="Look at WebDataset image shards.",
+        epilog="Exit status: 0, 1 when bad data was found, 2 for wrong arguments.",
+    )
+    verbs = parser.add_subparsers(required=True, metavar="VERB")
+
+    told = "totals, formats, sizes, and a line per shard, from headers alone"
+    describing = verbs.add_parser("describe", parents=[common], help=told, description=told)
+    describing.add_argument(
+        "--decode", action="store_true", help="decode every image too, and count what fails"
+    )
+    describing.set_defaults(verb=describe)
+
+    told = "the first samples, without their pixels"
+    heading = verbs.add_parser("head", parents=[common], help=told, description=told)
+    heading.add_argument("-n", type=_positive, default=5, metavar="N", help="how many (default 5)")
+    heading.set_defaults(verb=head)
+
+    told = "a health report: decodes every image, and names what is bad, damaged or ambiguous"
+    checking = verbs.add_parser("check", parents=[common], help=told, description=told)
+    checking.set_defaults(verb=check)
+
+    told = "a page of thumbnails and histograms, which needs no other file"
+    showing = verbs.add_parser("gallery", parents=[common], help=told, description=told)
+    showing.add_argument("-o", dest="output", default="gallery.html", metavar="FILE")
+    showing.add_argument(
+        "-n", type=_positive, default=200, metavar="N", help="how many images (default 200)"
+    )
+    showing.add_argument(
+        "--columns", default="__key__", help="what stands below an image: __key__,txt"
+    )
+    showing.add_argument(
+        "--decode", action="store_true", help="decode every image, and count what fails"
+    )
+    showing.set_defaults(verb=gallery)
+
+    add_export(verbs, common)
+    return parser
+
+
+class _StorageOptions(argparse.Action):
+    """Collects ``KEY=VALUE`` and JSON objects in one dict; a value is JSON, or else text."""
+
+    def __call__(
+        self,
+        parser: argparse.ArgumentParser,
+        namespace: argparse.Namespace,
+        text: Any,
+        option_string: str | None = None,
+    ) -> None:
+        given = _json(text)
+        if not isinstance(given, dict):
+            key, separator, value = text.partition("=")
+            if not separator or not key:
+                raise argparse.ArgumentError(self, f"{text!r} is neither KEY=VALUE nor JSON")
+            given = {key: _json(value)}
+        setattr(namespace, self.dest, {**(getattr(namespace, self.dest) or {}), **given})
+
+
+def _json(text: str) -> Any:
+    try:
+        return json.loads(text)
+    except ValueError:
+        return text
+
+
+def _positive(text: str) -> int:
+    number = int(text)
+    if number < 1:
+        raise ValueError(text)
+    return number

@@ -1,0 +1,94 @@
+"""What each verb does: read, compute, print, and say whether bad data was found."""
+
+from __future__ import annotations
+
+import argparse
+import base64
+import contextlib
+import functools
+import json
+import sys
+from typing import Any
+
+import pyarrow as pa
+from dask.diagnostics import ProgressBar
+
+from dask_image_ingest.cli.status import BAD_DATA, FINE
+from dask_image_ingest.dataset import read_webdataset_images
+from dask_image_ingest.progress import compute, compute_all, run
+from dask_image_ingest.report import (
+    check_shard,
+    count_samples,
+    describe_text,
+    head_text,
+    in_total,
+    in_words,
+    is_bad,
+    summarize,
+)
+from dask_image_ingest.storage import find_shards
+from dask_image_ingest.view import first_rows
+from dask_image_ingest.view import gallery as write_gallery
+
+__all__ = ["check", "describe", "gallery", "head"]
+
+_NEEDS_DECODING = ["image", "error"]
+
+
+def describe(args: argparse.Namespace) -> int:
+    """Print totals, and a line per shard; decode nothing unless asked."""
+    counts = count_samples(_read(args), args.decode)
+    summary = summarize(compute(counts, _on_terminal()), _urls(args))
+    print(json.dumps(summary, indent=2) if args.json else describe_text(summary))
+    return BAD_DATA if is_bad(summary) else FINE
+
+
+def head(args: argparse.Namespace) -> int:
+    """Print the first samples: their keys, headers and texts, not their pixels."""
+    frame = _read(args)
+    frame = frame[[name for name in frame.columns if name not in _NEEDS_DECODING]]
+    rows = first_rows(frame, args.n, lambda *heads: compute_all(heads, _on_terminal()))
+    records = pa.Table.from_pandas(rows, preserve_index=False).to_pylist()
+    print(json.dumps(records, indent=2, default=_base64) if args.json else head_text(rows))
+    return BAD_DATA if rows["height"].isna().any() else FINE
+
+
+def gallery(args: argparse.Namespace) -> int:
+    """Write a page of thumbnails and histograms."""
+    frame = _read(args)
+    bar = ProgressBar(minimum=1.0, out=sys.stderr) if _on_terminal() else None
+    with bar or contextlib.nullcontext():
+        sheet = write_gallery(
+            frame, args.output, args.n, columns=args.columns.split(","), decode=args.decode
+        )
+    errors = [card.error for card in sheet.cards if card.error]
+    written = {"page": args.output, "shown": len(sheet), "errors": errors}
+    print(json.dumps(written) if args.json else f"{args.output}: {len(sheet):,} images")
+    return BAD_DATA if errors else FINE
+
+
+def check(args: argparse.Namespace) -> int:
+    """Print a report of the shards' health, after decoding every image."""
+    function = functools.partial(check_shard, storage_options=args.storage_options)
+    found = run(function, _urls(args), _on_terminal())
+    print(json.dumps(in_total(found), indent=2) if args.json else in_words(found))
+    return BAD_DATA if any(shard.is_bad for shard in found) else FINE
+
+
+def _read(args: argparse.Namespace) -> Any:
+    return read_webdataset_images(
+        args.paths, backend="pandas", storage_options=args.storage_options
+    )
+
+
+def _urls(args: argparse.Namespace) -> list[str]:
+    return [shard.url for shard in find_shards(args.paths, args.storage_options)]
+
+
+def _on_terminal() -> bool:
+    """Whether to show progress bars."""
+    return sys.stderr.isatty()
+
+
+def _base64(value: bytes) -> str:
+    return base64.b64encode(value).decode()

@@ -1,0 +1,97 @@
+"""Thumbnails as HTML: a card for each row, and the sheet of them that a notebook shows."""
+
+from __future__ import annotations
+
+import base64
+from dataclasses import dataclass
+from html import escape
+from os import PathLike
+from pathlib import Path
+
+from dask_image_ingest.view.page import STYLE, page
+
+__all__ = ["Card", "Thumbnails"]
+
+# Characters of a text that are always visible; a click shows the rest of a longer one.
+_FOLDED = 90
+
+
+class Thumbnails:
+    """A sheet of thumbnails, which a notebook displays.
+
+    Attributes
+    ----------
+    cards : list of Card
+        One for each row.
+    """
+
+    def __init__(self, cards: list[Card], thumbnail: int) -> None:
+        self.cards = cards
+        self._thumbnail = thumbnail
+
+    def __len__(self) -> int:
+        return len(self.cards)
+
+    def __repr__(self) -> str:
+        bad = sum(card.error is not None for card in self.cards)
+        return f"<{len(self)} thumbnails, {bad} without an image: shown in a notebook, or save()>"
+
+    def _repr_html_(self) -> str:
+        return f"<style>{STYLE}</style>{self.html()}"
+
+    def html(self) -> str:
+        """The sheet without its style."""
+        cards = "".join(card.html() for card in self.cards) or "<p>No rows.</p>"
+        return f'<div class="dii-sheet" style="--dii-size: {self._thumbnail}px">{cards}</div>'
+
+    def save(self, path: str | PathLike[str]) -> None:
+        """Write a page that needs no other file."""
+        Path(path).write_text(page("Images", self.html()), encoding="utf-8")
+
+
+@dataclass(frozen=True)
+class Card:
+    """One row: its thumbnail, or why it has none, and the text below."""
+
+    jpeg: bytes | None
+    shape: tuple[int, int] | None
+    error: str | None
+    texts: dict[str, str]
+    facts: str
+
+    def html(self) -> str:
+        """The card as a ``figure`` element."""
+        names = list(self.texts)
+        first = escape(self.texts[names[0]]) if names else ""
+        return (
+            f'<figure class="dii-card{"" if self.jpeg else " dii-bad"}">'
+            f'<div class="dii-picture">{self._picture(first)}</div><figcaption>'
+            + (f'<span class="dii-key" title="{first}">{first}</span>' if names else "")
+            + (f'<span class="dii-facts">{escape(self.facts)}</span>' if self.facts else "")
+            + "".join(_text(name, self.texts[name]) for name in names[1:])
+            + "</figcaption></figure>"
+        )
+
+    def _picture(self, alternative: str) -> str:
+        if self.jpeg is None or self.shape is None:
+            code, _, detail = (self.error or "no image").partition(": ")
+            return (
+                f'<div class="dii-error" role="img" aria-label="error"><strong>{escape(code)}'
+                f"</strong><span>{escape(detail)}</span></div>"
+            )
+        height, width = self.shape
+        data = base64.b64encode(self.jpeg).decode()
+        return (
+            f'<img src="data:image/jpeg;base64,{data}" alt="{alternative}" width="{width}" '
+            f'height="{height}" loading="lazy" decoding="async">'
+        )
+
+
+def _text(name: str, text: str) -> str:
+    label = f'<span class="dii-name">{escape(name)}</span>'
+    if len(text) <= _FOLDED:
+        return f'<span class="dii-text">{label} {escape(text)}</span>'
+    return (
+        f'<details class="dii-text"><summary>{label} {escape(text[: _FOLDED - 10])}…</summary>'
+        f"{escape(text)}</details>"
+    )

@@ -1,0 +1,152 @@
+"""The command line: what it prints, for people and for machines, and with which status it ends."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+
+import fsspec
+import pytest
+from few_images import SIZES, write_good_shards
+from fsspec.implementations.local import LocalFileSystem
+from tars import tar
+
+from dask_image_ingest import cli
+from dask_image_ingest.cli.status import WRONG_ARGUMENTS
+
+
+@pytest.fixture(scope="module")
+def good(tmp_path_factory):
+    return write_good_shards(tmp_path_factory.mktemp("good"))
+
+
+class LockedFileSystem(LocalFileSystem):
+    """Local files for whoever says the word."""
+
+    protocol = "locked"
+
+    def __init__(self, word=None, tries=0, **options):
+        super().__init__(**options)
+        if (word, tries) != ("open sesame", 3):
+            raise PermissionError(f"{word!r}, {tries!r}")
+
+    @classmethod
+    def _strip_protocol(cls, path):
+        return super()._strip_protocol(path.removeprefix("locked://"))
+
+
+fsspec.register_implementation("locked", LockedFileSystem, clobber=True)
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        ["word=open sesame", "tries=3"],
+        ['{"word": "open sesame", "tries": 3}'],
+        ["word=wrong", '{"word": "open sesame"}', "tries=3"],
+    ],
+    ids=str,
+)
+@pytest.mark.parametrize("verb", ["describe", "head", "check", "gallery"])
+def test_every_command_takes_storage_options(capsys, good, tmp_path, monkeypatch, verb, options):
+    monkeypatch.chdir(tmp_path)
+    url = f"locked://{good}/a-1.tar"
+    told = [part for option in options for part in ("--storage-options", option)]
+    status, out, err = run(capsys, verb, url, *told)
+    assert status == 0, err
+    assert out
+    status, _, err = run(capsys, verb, url, "--storage-options", "word=no")
+    assert status
+    assert "'no', 0" in err
+
+
+@pytest.mark.parametrize("option", ["word", "=3", "[1]", "{"])
+def test_storage_options_that_are_none_are_refused(capsys, good, option):
+    with pytest.raises(SystemExit) as exit:
+        run(capsys, "head", good, "--storage-options", option)
+    assert exit.value.code == WRONG_ARGUMENTS
+    assert "neither KEY=VALUE nor JSON" in capsys.readouterr().err
+
+
+def run(capsys, *arguments: object) -> tuple[int, str, str]:
+    status = cli.main([str(argument) for argument in arguments])
+    captured = capsys.readouterr()
+    return status, captured.out, captured.err
+
+
+def test_head_prints_the_first_samples(good, capsys):
+    status, out, _ = run(capsys, "head", good, "-n", 2, "--json")
+    rows = json.loads(out)
+    assert status == 0
+    assert [row["__key__"] for row in rows] == ["000", "001"]
+    assert [(row["width"], row["height"]) for row in rows] == [SIZES["000"], SIZES["001"]]
+    assert rows[1]["txt"] == "caption of 001"
+    assert "image" not in rows[0]
+
+
+def test_head_goes_on_into_later_shards(good, capsys):
+    _, out, _ = run(capsys, "head", good, "-n", 50, "--json")
+    assert [row["__key__"] for row in json.loads(out)] == [*SIZES, "100"]
+
+
+def test_head_for_people_fits_the_terminal(good, capsys, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "80")
+    status, out, _ = run(capsys, "head", good)
+    assert status == 0
+    assert "caption of 000" in out
+    assert max(map(len, out.splitlines())) <= 80
+
+
+@pytest.mark.parametrize("verb", ["describe", "head"])
+def test_empty_shard_alone_is_fine(verb, tmp_path, capsys):
+    (tmp_path / "empty.tar").write_bytes(tar({}))
+    assert run(capsys, verb, tmp_path / "empty.tar")[0] == 0
+
+
+@pytest.mark.parametrize("verb", ["describe", "head"])
+def test_path_that_matches_nothing_is_a_wrong_argument(verb, tmp_path, capsys):
+    status, out, err = run(capsys, verb, tmp_path / "none-*.tar")
+    assert (status, out) == (2, "")
+    assert "none-*.tar" in err
+    assert "Traceback" not in err
+
+
+@pytest.mark.parametrize(
+    "arguments", [[], ["describe"], ["guess", "x.tar"], ["head", "x.tar", "-n", "0"]]
+)
+def test_wrong_usage_ends_with_status_2(arguments, capsys):
+    with pytest.raises(SystemExit) as stopped:
+        cli.main(arguments)
+    assert stopped.value.code == 2
+    assert "usage: dask-image-ingest" in capsys.readouterr().err
+
+
+@pytest.mark.slow
+def test_scheduler_that_does_not_answer_is_a_wrong_argument(good, capsys):
+    status, _, err = run(capsys, "describe", good, "--scheduler", "tcp://127.0.0.1:9")
+    assert status == 2
+    assert "tcp://127.0.0.1:9" in err
+    assert "Traceback" not in err
+
+
+@pytest.mark.slow
+def test_runs_on_a_cluster_by_its_address(good, capsys):
+    from distributed import LocalCluster
+
+    with LocalCluster(
+        n_workers=1, threads_per_worker=1, processes=False, dashboard_address=":0"
+    ) as cluster:
+        status, out, _ = run(
+            capsys, "describe", good, "--json", "--scheduler", cluster.scheduler_address
+        )
+    assert status == 0
+    assert json.loads(out)["samples"] == 6
+
+
+@pytest.mark.slow
+def test_stops_quietly_when_nobody_reads_on(good):
+    command = f"{sys.executable} -m dask_image_ingest.cli head {good} | head -n 0"
+    shell = ["bash", "-o", "pipefail", "-c", command]
+    finished = subprocess.run(shell, capture_output=True, text=True, timeout=120)
+    assert finished.stderr == ""

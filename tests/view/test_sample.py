@@ -1,0 +1,75 @@
+"""Which rows are looked at: the first, or some from all over, of few partitions."""
+
+from __future__ import annotations
+
+import random
+
+import dask
+import dask.dataframe as dd
+import numpy as np
+import pandas as pd
+import pytest
+
+from dask_image_ingest.view.sample import first_rows, spread_rows
+
+
+def random_frame(choose: random.Random) -> tuple[list[pd.DataFrame], dd.DataFrame]:
+    """Partitions of any length, empty ones among them, and the lazy frame of them."""
+    lengths = choose.choices([0, 0, 1, 2, 5, 11], k=choose.randrange(1, 40))
+    ends = np.cumsum(lengths)
+    frames = [
+        pd.DataFrame({"row": np.arange(end - length, end)})
+        for length, end in zip(lengths, ends, strict=True)
+    ]
+    lazy = dd.from_map(lambda number: frames[number], range(len(frames)), meta=frames[0][:0])
+    return frames, lazy
+
+
+class Counted:
+    """``dask.compute``, and how many frames it was asked for."""
+
+    def __init__(self) -> None:
+        self.frames = 0
+
+    def __call__(self, *frames):
+        self.frames += len(frames)
+        return dask.compute(*frames)
+
+
+@pytest.mark.parametrize("seed", range(30))
+def test_first_rows_are_the_first_rows(seed):
+    choose = random.Random(seed)
+    frames, lazy = random_frame(choose)
+    whole = pd.concat(frames)
+    n = choose.randrange(1, 40)
+    compute = Counted()
+    assert first_rows(lazy, n, compute)["row"].tolist() == list(range(min(n, len(whole)))), seed
+    assert first_rows(whole, n)["row"].tolist() == whole.head(n)["row"].tolist()
+
+    lengths = np.cumsum([len(frame) for frame in frames])
+    needed = int((lengths < min(n, len(whole))).sum()) + 1
+    # Numbers of partitions double: 1, 3, 7 ... in all.
+    assert compute.frames < 2 * needed or n > len(whole), seed
+
+
+@pytest.mark.parametrize("seed", range(30))
+def test_spread_rows_are_in_order_none_twice_and_as_many_as_there_are(seed):
+    choose = random.Random(seed)
+    frames, lazy = random_frame(choose)
+    total = sum(map(len, frames))
+    n = choose.randrange(1, 40)
+    for frame in (lazy, pd.concat(frames)):
+        rows = spread_rows(frame, n)["row"].tolist()
+        assert len(rows) == min(n, total), seed
+        assert rows == sorted(set(rows)), seed
+        assert set(rows) <= set(range(total)), seed
+
+
+def test_rows_are_spread_evenly_and_short_partitions_are_made_up_for():
+    frames = [pd.DataFrame({"part": [number] * 9}) for number in range(50)]
+    frames[10] = frames[10][:1]
+    lazy = dd.from_map(lambda number: frames[number], range(50), meta=frames[0][:0])
+    parts = spread_rows(lazy, 50)["part"].value_counts().sort_index()
+    assert parts.index.tolist() == list(range(0, 50, 2))  # 25 of the 50
+    assert parts[10] == 1
+    assert sorted(parts.drop(10)) == [2] * 23 + [3]

@@ -1,0 +1,90 @@
+"""``show``: no more images decoded than shown, each with its key, size, captions and error."""
+
+from __future__ import annotations
+
+import base64
+import io
+
+import numpy as np
+import pytest
+from counted import work  # noqa: F401  a fixture
+from html_page import Page, write_bad_photos
+from PIL import Image
+
+import dask_image_ingest as dii
+
+
+@pytest.fixture
+def ddf(shards):
+    return dii.read_webdataset_images(shards, backend="pandas")
+
+
+@pytest.fixture(scope="module")
+def bad(photos, tmp_path_factory):
+    return write_bad_photos(photos, tmp_path_factory.mktemp("bad"))
+
+
+def test_show_decodes_as_many_images_as_it_shows(ddf, work):  # noqa: F811
+    shown = ddf.images.show(5)
+    assert len(shown) == work["decoded"] == 5
+    html = shown._repr_html_()
+    assert html.count("<img") == 5
+    assert work["decoded"] == 5
+
+
+def test_show_of_a_filter_decodes_what_it_shows(ddf, work):  # noqa: F811
+    wide = ddf[ddf.width >= 250]
+    assert len(wide.images.show(3)) == work["decoded"] == 3
+    everything = len(wide)
+    assert len(wide.images.show(1000)) == everything == work["decoded"] - 3
+
+
+def test_thumbnails_are_the_images(ddf, photos):
+    page = Page(ddf.images.show(12, thumbnail=64)._repr_html_())
+    for source, photo in zip(page.sources(), photos, strict=False):
+        data = base64.b64decode(source.removeprefix("data:image/jpeg;base64,"))
+        with Image.open(io.BytesIO(data)) as thumbnail:
+            assert max(thumbnail.size) == 64
+            want = Image.fromarray(photo.pixels).resize(thumbnail.size, Image.Resampling.BILINEAR)
+            difference = np.asarray(thumbnail).astype(int) - np.asarray(want)
+        assert abs(difference).mean() < 12
+        assert photo.key in page.text
+        height, width, _ = photo.pixels.shape
+        assert f"{width} × {height}" in page.text
+
+
+def test_captions_are_shown_on_demand(ddf, photos):
+    assert photos[0].caption not in Page(ddf.images.show(1)._repr_html_()).text
+    with_caption = ddf.images.show(1, columns=("__key__", "txt"))
+    assert photos[0].caption in Page(with_caption._repr_html_()).text
+    with pytest.raises(dii.ArgumentError, match="'nothing'"):
+        ddf.images.show(columns=["nothing"])
+
+
+def test_errors_are_visible(bad):
+    ddf = dii.read_webdataset_images(bad, backend="pandas")
+    page = Page(ddf.images.show()._repr_html_())
+    assert len(page.sources()) == 1
+    assert "truncated" in page.text
+    assert "missing" in page.text
+
+
+def test_frames_of_every_kind_can_be_shown(ddf):
+    frame = ddf.compute()
+    assert len(frame.images.show(4)) == 4
+    assert len(ddf.persist().images.show(30)) == 24
+    without_pointer = frame[["image", "txt"]].rename(columns={"image": "picture"})
+    shown = without_pointer.images.show(4, columns=("txt",))
+    assert shown._repr_html_().count("<img") == 4
+    assert len(ddf[["__key__", "image"]].images.show(4)) == 4
+    text_only = ddf.drop(columns=["image", "error"])
+    assert text_only[text_only.txt.str.contains("photograph 1")].images.show(50)._repr_html_()
+    nothing = ddf[ddf.width > 10_000].images.show()
+    assert "No rows" in nothing._repr_html_()
+    with pytest.raises(dii.ArgumentError, match="no column of images"):
+        ddf[["txt"]].images.show(columns=["txt"])
+
+
+def test_a_page_of_thumbnails_can_be_saved(ddf, tmp_path):
+    ddf.images.show(3).save(tmp_path / "page.html")
+    assert len(Page((tmp_path / "page.html").read_text()).sources()) == 3
