@@ -1,0 +1,287 @@
+"""What a frame computes, partition by partition: what its results are known by.
+
+A frame's query is told in steps, each with a digest of what it does and of the steps before it, and
+without the shards. So a partition is known by the last step, by its shard, and by which part of that
+it is; what other partitions there are does not matter. That is so only where each partition comes
+out of one part of one shard, and nothing else: any other query is refused.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from typing import Any
+
+from dask.base import tokenize
+
+from dask_image_ingest import dask_internals as dx
+from dask_image_ingest.dask_internals import convert_legacy_graph, new_collection
+from dask_image_ingest.dataset import ReadWebDataset
+from dask_image_ingest.decode import Decoding
+from dask_image_ingest.errors import ArgumentError, FunctionError
+from dask_image_ingest.export.checkpoint.parts import Piece, digest_of
+from dask_image_ingest.export.checkpoint.stored import ReadStored
+from dask_image_ingest.functions import lasting_token
+from dask_image_ingest.storage import Shard
+
+__all__ = ["Step", "Work", "read_work"]
+
+# The ways in which dask makes a task of a partition of each operand, and of nothing else.
+_BY_PARTITION = {
+    kind._task for kind in (dx.Blockwise, dx.MapPartitions, dx.Apply, dx.Index)
+}
+
+# Operands that don't change results: who may read, and what dask is told of types and names.
+_BESIDE = {"storage_options", "token", "enforce_metadata"}
+_EMPTY_FRAMES = {"meta", "parent_meta"}
+
+
+@dataclass(frozen=True)
+class Step:
+    """One operation of a query: what users know it by, and a digest of all that it does."""
+
+    name: str
+    digest: str
+
+
+@dataclass(frozen=True)
+class Work:
+    """What a frame computes.
+
+    Attributes
+    ----------
+    expr
+        The frame's query.
+    steps
+        Its operations, in order.
+    pieces
+        What each partition is made of.
+    shards
+        All that the read knows, those of no partition included.
+    version
+        What stands for the user's functions, None where their code does.
+    """
+
+    expr: Any
+    steps: tuple[Step, ...]
+    pieces: tuple[Piece, ...]
+    shards: tuple[Shard, ...]
+    version: str | None
+
+    @property
+    def digest(self) -> str:
+        """Stands for all that is done to each partition."""
+        return digest_of(self.steps[-1].digest, repr(self.version))
+
+    @property
+    def has_divisions(self) -> bool:
+        """Whether the labels at which partitions begin are known, so that they have to stay."""
+        return bool(self.expr.known_divisions)
+
+    def tasks_of(self, pieces: list[Piece]) -> tuple[dict[Any, Any], list[Any]]:
+        """A graph that makes these partitions, whatever the frame's own are, and their keys."""
+        if self.has_divisions:
+            numbers = {piece: number for number, piece in enumerate(self.pieces)}
+            frame = new_collection(self.expr).partitions[[numbers[piece] for piece in pieces]]
+        else:
+            frame = new_collection(_with_pieces(self.expr, tuple(pieces)))
+        if _pieces(frame.optimize(fuse=False).expr) != pieces:
+            raise ArgumentError(
+                "checkpoint: dask brings rows of several partitions together for this frame, so "
+                "that its results cannot be told by their shards"
+            )
+        optimized = frame.optimize()
+        return convert_legacy_graph(optimized.__dask_graph__()), optimized.__dask_keys__()
+
+
+def read_work(expr: Any, version: str | None) -> Work:
+    """Find out what a query computes, without computing any of it.
+
+    Parameters
+    ----------
+    expr
+        The query of a frame.
+    version
+        What stands for the user's functions, None where their code does.
+
+    Raises
+    ------
+    ArgumentError
+        If a partition of it is not made of one part of one shard.
+    FunctionError
+        If it has functions that no digest can stand for.
+    """
+    steps: dict[str, Step] = {}
+    pieces = _pieces(expr)
+    _describe(expr, version, steps)
+    read = next(node for node in expr.walk() if isinstance(node, (ReadWebDataset, ReadStored)))
+    work = Work(expr, tuple(steps.values()), tuple(pieces), _shards(read), version)
+    unknown = next((shard for shard in work.shards if not shard.version), None)
+    if unknown and version is None and isinstance(read, ReadWebDataset):
+        raise ArgumentError(
+            f"checkpoint: {unknown.url} has neither an ETag nor a time, so that nobody would see "
+            "that it has changed. If it never does, pass version='1'; to compute all anew, "
+            "another version"
+        )
+    return work
+
+
+def _pieces(expr: Any) -> list[Piece]:
+    """What each partition of a query is made of."""
+    if isinstance(expr, ReadWebDataset):
+        if expr.operand("limit") is not None:
+            raise _not_by_partition(expr)
+        shards = {shard.url: shard for shard in expr.dataset.shards}
+        pieces = expr.dataset.pieces
+        return [
+            Piece(shards[pieces[number].url], pieces[number].part, pieces[number].parts)
+            for number in expr._partitions
+        ]
+    if isinstance(expr, ReadStored):
+        return [Piece(expr.stored.source(number)) for number in expr._partitions]
+    if isinstance(expr, dx.Partitions):
+        pieces = _pieces(expr.frame)
+        return [pieces[number] for number in expr.partitions]
+    frames = expr.dependencies()
+    if not frames or not _is_by_partition(expr):
+        raise _not_by_partition(expr)
+    pieces, *others = map(_pieces, frames)
+    if any(other != pieces for other in others):
+        raise ArgumentError(
+            f"checkpoint: {_name(expr)} puts frames of different shards side by side, and a "
+            "partition is known by one shard. Checkpoint each of them, then bring them together"
+        )
+    return pieces
+
+
+def _is_by_partition(expr: Any) -> bool:
+    kind = type(expr)
+    return (
+        isinstance(expr, dx.Blockwise)
+        and kind._task in _BY_PARTITION
+        and kind._lower is dx.Expr._lower
+        and kind._layer is dx.Expr._layer
+        # What a function is told of its partition's number is not the same next time.
+        and not getattr(expr, "_has_partition_info", False)
+    )
+
+
+def _not_by_partition(expr: Any) -> ArgumentError:
+    if not expr.dependencies():
+        return ArgumentError(
+            f"checkpoint: the frame begins with {_name(expr)}, which does not say of which shards "
+            "it is made. Pass a frame of read_webdataset_images, before persist() and before it "
+            "is joined with others"
+        )
+    return ArgumentError(
+        f"checkpoint: {_name(expr)} does not work on one partition alone, so that its results "
+        "cannot be told by their shards. Checkpoint the frame before that step, and go on with "
+        "what comes back: stored = checkpoint(ddf, path), then stored.merge(...), stored.sample(...)"
+    )
+
+
+def _describe(expr: Any, version: str | None, steps: dict[str, Step]) -> str:
+    """Add the steps of a query in their order; give the digest of the last one."""
+    if isinstance(expr, dx.Partitions):
+        return _describe(expr.frame, version, steps)
+    if expr._name in steps:
+        return steps[expr._name].digest
+    if isinstance(expr, ReadWebDataset):
+        told = list(_read_operands(expr, version))
+    elif isinstance(expr, ReadStored):
+        told = [",".join(expr.columns)]
+    else:
+        told = [
+            _describe(value, version, steps)
+            if isinstance(value, dx.Expr)
+            else _operand(expr, name, value, version)
+            for name, value in _operands(expr)
+        ]
+    name = _name(expr)
+    steps[expr._name] = Step(name, digest_of(type(expr).__qualname__, *told))
+    return steps[expr._name].digest
+
+
+def _operands(expr: Any) -> Iterator[tuple[str, Any]]:
+    parameters = expr._parameters
+    names = [*parameters, *map(str, range(len(expr.operands) - len(parameters)))]
+    for name, value in zip(names, expr.operands, strict=True):
+        if name not in _BESIDE:
+            yield name, value
+
+
+def _operand(expr: Any, name: str, value: Any, version: str | None) -> str:
+    if name in _EMPTY_FRAMES:
+        # Its dtypes are those of a backend.
+        value = list(map(str, getattr(value, "columns", ()))) or str(getattr(value, "name", ""))
+    return f"{name}={_token(expr, _of_any_device(value), version)}"
+
+
+def _read_operands(expr: ReadWebDataset, version: str | None) -> Iterator[str]:
+    query, schema = expr.query, expr.dataset.schema
+    told = (
+        query.columns,
+        query.filters,
+        query.errors,
+        query.image_extensions,
+        [(c.column, c.extension, str(c.type), c.path) for c in schema.components],
+        _of_any_device(query.decoding),
+    )
+    return (_token(expr, value, version) for value in told)
+
+
+def _of_any_device(value: Any) -> Any:
+    """The same decoding, wherever it is done: a machine without a GPU reads what one with has."""
+    return replace(value, device="cpu") if isinstance(value, Decoding) else value
+
+
+def _token(expr: Any, value: Any, version: str | None) -> str:
+    try:
+        return lasting_token(value, functions=version is None)
+    except FunctionError as error:
+        raise FunctionError(
+            f"checkpoint: {_name(expr)} uses what no digest can stand for: {error}. Pass version='1' "
+            "to vouch for the functions yourself, and another version when they change"
+        ) from error
+
+
+def _name(expr: Any) -> str:
+    """What users know an operation by."""
+    if isinstance(expr, ReadWebDataset):
+        return "read_webdataset_images"
+    batch_map = getattr(expr, "batch_map", None)
+    if batch_map is not None:
+        return f"map_batches({batch_map.function.name})"
+    if isinstance(expr, dx.MapPartitions):
+        return str(expr)
+    return type(expr).__name__
+
+
+def _shards(read: Any) -> tuple[Shard, ...]:
+    if isinstance(read, ReadWebDataset):
+        return read.dataset.shards
+    return tuple(map(read.stored.source, range(len(read.stored.parts))))
+
+
+def _with_pieces(expr: Any, pieces: tuple[Piece, ...]) -> Any:
+    """A query whose partitions are made of these pieces."""
+    if isinstance(expr, dx.Partitions):
+        return _with_pieces(expr.frame, pieces)
+    if isinstance(expr, ReadWebDataset):
+        dataset = expr.dataset
+        token = tokenize(dataset.token, [(p.shard.url, p.part, p.parts) for p in pieces])
+        chosen = tuple(
+            replace(dataset.pieces[0], url=p.shard.url, part=p.part, parts=p.parts) for p in pieces
+        )
+        # A shard that cannot be read leaves its mark here, not an empty partition for good.
+        dataset = replace(dataset, pieces=chosen, token=token, shard_errors="raise")
+        return expr.substitute_parameters({"dataset": dataset, "_partitions": None})
+    if isinstance(expr, ReadStored):
+        places = {expr.stored.source(number): number for number in range(len(expr.stored.parts))}
+        chosen = [places[piece.shard] for piece in pieces]
+        return expr.substitute_parameters({"_partitions": chosen})
+    operands = [
+        _with_pieces(value, pieces) if isinstance(value, dx.Expr) else value
+        for value in expr.operands
+    ]
+    return type(expr)(*operands)
