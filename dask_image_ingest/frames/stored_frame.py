@@ -16,7 +16,7 @@ import pyarrow as pa
 from dask_image_ingest.frames.image_dtype import ImageArray, is_image_dtype
 from dask_image_ingest.frames.stored_images import STORED_IMAGE, from_stored, to_stored
 
-__all__ = ["index_columns", "to_table", "to_frame"]
+__all__ = ["index_columns", "to_frame", "to_table"]
 
 
 def to_table(frame: pd.DataFrame) -> pa.Table:

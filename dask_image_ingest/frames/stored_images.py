@@ -42,9 +42,7 @@ def _struct(images: pa.StructArray, type_: pa.StructType) -> pa.StructArray:
 def _bytes(lists: pa.LargeListArray) -> pa.LargeBinaryArray:
     offsets = pa.py_buffer(lists.offsets.to_numpy())
     pixels = pa.py_buffer(lists.values.to_numpy())
-    return pa.LargeBinaryArray.from_buffers(
-        pa.large_binary(), len(lists), [None, offsets, pixels]
-    )
+    return pa.LargeBinaryArray.from_buffers(pa.large_binary(), len(lists), [None, offsets, pixels])
 
 
 def _lists(data: pa.LargeBinaryArray) -> pa.LargeListArray:

@@ -1,7 +1,7 @@
 """A frame's partitions are computed once, kept as parquet files, and read back ever after.
 
 ``work.py`` says what a partition is known by, ``parts.py`` what its file is called, ``store.py``
-computes what is missing, ``stored.py`` reads what is there, ``record.py`` knows the two files beside.
+computes what is missing, ``stored.py`` reads what is there, ``record.py`` says whose it is.
 """
 
 from dask_image_ingest.export.checkpoint.checkpoint import checkpoint

@@ -14,13 +14,13 @@ from dataclasses import dataclass
 
 from dask_image_ingest.storage import Shard
 
-__all__ = ["Piece", "choose_pieces", "digest_of", "is_part", "part_name", "shard_of"]
+__all__ = ["Split", "choose_splits", "digest_of", "is_part", "part_name", "shard_of"]
 
 _NAME = re.compile(r"([0-9a-f]{32})-(\d{5,})-of-(\d{5,})\.parquet")
 
 
 @dataclass(frozen=True, slots=True)
-class Piece:
+class Split:
     """The ``part``-th of ``parts`` equal parts of a shard, as it was when the frame was made."""
 
     shard: Shard
@@ -39,9 +39,9 @@ def shard_of(work: str, shard: Shard) -> str:
     return digest_of(work, shard.url, str(shard.size), shard.version)
 
 
-def part_name(work: str, piece: Piece) -> str:
+def part_name(work: str, split: Split) -> str:
     """The file of a partition."""
-    return _name(shard_of(work, piece.shard), piece.part, piece.parts)
+    return _name(shard_of(work, split.shard), split.part, split.parts)
 
 
 def _name(shard: str, part: int, parts: int) -> str:
@@ -54,9 +54,9 @@ def is_part(name: str, shards: Iterable[str] | None = None) -> bool:
     return match is not None and (shards is None or match[1] in shards)
 
 
-def choose_pieces(
-    pieces: Sequence[Piece], work: str, there: Mapping[str, int], keep_own: bool
-) -> list[Piece]:
+def choose_splits(
+    splits: Sequence[Split], work: str, there: Mapping[str, int], keep_own: bool
+) -> list[Split]:
     """The partitions that a checkpoint has for those of a frame.
 
     A frame's own boundaries follow the memory of the machine it is made on. Where a whole shard is
@@ -64,7 +64,7 @@ def choose_pieces(
 
     Parameters
     ----------
-    pieces
+    splits
         The frame's partitions.
     work
         The digest of what is done to each.
@@ -74,17 +74,17 @@ def choose_pieces(
         Whether the frame's own boundaries have to stay.
     """
     if keep_own:
-        return list(pieces)
+        return list(splits)
     stored: dict[str, dict[int, int]] = {}
     for match in filter(None, map(_NAME.fullmatch, there)):
         counts = stored.setdefault(match[1], {})
         counts[int(match[3])] = counts.get(int(match[3]), 0) + 1
-    chosen: list[Piece] = []
+    chosen: list[Split] = []
     start = 0
-    while start < len(pieces):
-        first = pieces[start]
-        whole = [Piece(first.shard, part, first.parts) for part in range(first.parts)]
-        if list(pieces[start : start + first.parts]) != whole:
+    while start < len(splits):
+        first = splits[start]
+        whole = [Split(first.shard, part, first.parts) for part in range(first.parts)]
+        if list(splits[start : start + first.parts]) != whole:
             chosen.append(first)
             start += 1
             continue
@@ -94,6 +94,6 @@ def choose_pieces(
             [first.parts, *counts],
             key=lambda parts: (counts.get(parts, 0) / parts, parts == first.parts),
         )
-        chosen += [Piece(first.shard, part, parts) for part in range(parts)]
+        chosen += [Split(first.shard, part, parts) for part in range(parts)]
         start += first.parts
     return chosen

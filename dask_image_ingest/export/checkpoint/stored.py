@@ -1,4 +1,4 @@
-"""A checkpoint as a lazy frame: one task reads one file, and of it the columns that are asked for."""
+"""A checkpoint as a lazy frame: a task reads one file, and of it what is asked for."""
 
 from __future__ import annotations
 
@@ -12,9 +12,10 @@ from pyarrow import parquet
 
 from dask_image_ingest import dask_internals as dx
 from dask_image_ingest.dask_internals import BlockwiseIO, Task
+from dask_image_ingest.dataset import is_settled
 from dask_image_ingest.errors import ExportError
 from dask_image_ingest.export.place import Place
-from dask_image_ingest.frames import backend_of
+from dask_image_ingest.frames import backend_of, index_columns
 from dask_image_ingest.storage import Shard
 
 __all__ = ["ReadStored", "Stored", "read_part"]
@@ -99,6 +100,8 @@ class ReadStored(dx.PartitionsFiltered, BlockwiseIO):
         return Task(name, read_part, place, part, self._meta, _data_producer=True)
 
     def _simplify_up(self, parent, dependents):
+        if is_settled(self, dependents):
+            return None
         if isinstance(parent, (dx.Len, dx.Lengths)):
             rows = tuple(self.stored.rows[number] for number in self._partitions)
             return dx.Literal(sum(rows) if isinstance(parent, dx.Len) else rows)
@@ -126,7 +129,7 @@ def read_part(place: Place, part: str | None, meta: Any) -> Any:
         with place.open(part) as source, parquet.ParquetFile(source) as file:
             wanted = [*meta.columns, *index_columns(file.schema_arrow)]
             # Parquet takes the name of a column for a prefix too: "json" of "json.score".
-            table = file.read(wanted).select(wanted) 
+            table = file.read(wanted).select(wanted)
     except (OSError, pa.ArrowException) as error:
         raise ExportError(
             f"{place.locate(part)} cannot be read any more: {error}. If it is gone or damaged, "

@@ -1,9 +1,9 @@
 """What a frame computes, partition by partition: what its results are known by.
 
-A frame's query is told in steps, each with a digest of what it does and of the steps before it, and
-without the shards. So a partition is known by the last step, by its shard, and by which part of that
-it is; what other partitions there are does not matter. That is so only where each partition comes
-out of one part of one shard, and nothing else: any other query is refused.
+A frame's query is told in steps, each with a digest of what it does and of the steps before it,
+and without the shards. So a partition is known by the last step, by its shard, and by which part of
+that it is; what other partitions there are does not matter. That is so only where each partition
+comes out of one part of one shard, and nothing else: any other query is refused.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from dask_image_ingest.dask_internals import convert_legacy_graph, new_collectio
 from dask_image_ingest.dataset import ReadWebDataset
 from dask_image_ingest.decode import Decoding
 from dask_image_ingest.errors import ArgumentError, FunctionError
-from dask_image_ingest.export.checkpoint.parts import Piece, digest_of
+from dask_image_ingest.export.checkpoint.parts import Split, digest_of
 from dask_image_ingest.export.checkpoint.stored import ReadStored
 from dask_image_ingest.functions import lasting_token
 from dask_image_ingest.storage import Shard
@@ -27,9 +27,7 @@ from dask_image_ingest.storage import Shard
 __all__ = ["Step", "Work", "read_work"]
 
 # The ways in which dask makes a task of a partition of each operand, and of nothing else.
-_BY_PARTITION = {
-    kind._task for kind in (dx.Blockwise, dx.MapPartitions, dx.Apply, dx.Index)
-}
+_BY_PARTITION = {kind._task for kind in (dx.Blockwise, dx.MapPartitions, dx.Apply, dx.Index)}
 
 # Operands that don't change results: who may read, and what dask is told of types and names.
 _BESIDE = {"storage_options", "token", "enforce_metadata"}
@@ -54,7 +52,7 @@ class Work:
         The frame's query.
     steps
         Its operations, in order.
-    pieces
+    splits
         What each partition is made of.
     shards
         All that the read knows, those of no partition included.
@@ -64,7 +62,7 @@ class Work:
 
     expr: Any
     steps: tuple[Step, ...]
-    pieces: tuple[Piece, ...]
+    splits: tuple[Split, ...]
     shards: tuple[Shard, ...]
     version: str | None
 
@@ -78,14 +76,14 @@ class Work:
         """Whether the labels at which partitions begin are known, so that they have to stay."""
         return bool(self.expr.known_divisions)
 
-    def tasks_of(self, pieces: list[Piece]) -> tuple[dict[Any, Any], list[Any]]:
+    def tasks_of(self, splits: list[Split]) -> tuple[dict[Any, Any], list[Any]]:
         """A graph that makes these partitions, whatever the frame's own are, and their keys."""
         if self.has_divisions:
-            numbers = {piece: number for number, piece in enumerate(self.pieces)}
-            frame = new_collection(self.expr).partitions[[numbers[piece] for piece in pieces]]
+            numbers = {split: number for number, split in enumerate(self.splits)}
+            frame = new_collection(self.expr).partitions[[numbers[split] for split in splits]]
         else:
-            frame = new_collection(_with_pieces(self.expr, tuple(pieces)))
-        if _pieces(frame.optimize(fuse=False).expr) != pieces:
+            frame = new_collection(_with_splits(self.expr, tuple(splits)))
+        if _splits(frame.optimize(fuse=False).expr) != splits:
             raise ArgumentError(
                 "checkpoint: dask brings rows of several partitions together for this frame, so "
                 "that its results cannot be told by their shards"
@@ -112,10 +110,10 @@ def read_work(expr: Any, version: str | None) -> Work:
         If it has functions that no digest can stand for.
     """
     steps: dict[str, Step] = {}
-    pieces = _pieces(expr)
+    splits = _splits(expr)
     _describe(expr, version, steps)
     read = next(node for node in expr.walk() if isinstance(node, (ReadWebDataset, ReadStored)))
-    work = Work(expr, tuple(steps.values()), tuple(pieces), _shards(read), version)
+    work = Work(expr, tuple(steps.values()), tuple(splits), _shards(read), version)
     unknown = next((shard for shard in work.shards if not shard.version), None)
     if unknown and version is None and isinstance(read, ReadWebDataset):
         raise ArgumentError(
@@ -126,32 +124,29 @@ def read_work(expr: Any, version: str | None) -> Work:
     return work
 
 
-def _pieces(expr: Any) -> list[Piece]:
+def _splits(expr: Any) -> list[Split]:
     """What each partition of a query is made of."""
     if isinstance(expr, ReadWebDataset):
         if expr.operand("limit") is not None:
             raise _not_by_partition(expr)
         shards = {shard.url: shard for shard in expr.dataset.shards}
-        pieces = expr.dataset.pieces
-        return [
-            Piece(shards[pieces[number].url], pieces[number].part, pieces[number].parts)
-            for number in expr._partitions
-        ]
+        read = (expr.dataset.splits[number] for number in expr._partitions)
+        return [Split(shards[split.url], split.part, split.parts) for split in read]
     if isinstance(expr, ReadStored):
-        return [Piece(expr.stored.source(number)) for number in expr._partitions]
+        return [Split(expr.stored.source(number)) for number in expr._partitions]
     if isinstance(expr, dx.Partitions):
-        pieces = _pieces(expr.frame)
-        return [pieces[number] for number in expr.partitions]
+        splits = _splits(expr.frame)
+        return [splits[number] for number in expr.partitions]
     frames = expr.dependencies()
     if not frames or not _is_by_partition(expr):
         raise _not_by_partition(expr)
-    pieces, *others = map(_pieces, frames)
-    if any(other != pieces for other in others):
+    splits, *others = map(_splits, frames)
+    if any(other != splits for other in others):
         raise ArgumentError(
             f"checkpoint: {_name(expr)} puts frames of different shards side by side, and a "
             "partition is known by one shard. Checkpoint each of them, then bring them together"
         )
-    return pieces
+    return splits
 
 
 def _is_by_partition(expr: Any) -> bool:
@@ -176,7 +171,7 @@ def _not_by_partition(expr: Any) -> ArgumentError:
     return ArgumentError(
         f"checkpoint: {_name(expr)} does not work on one partition alone, so that its results "
         "cannot be told by their shards. Checkpoint the frame before that step, and go on with "
-        "what comes back: stored = checkpoint(ddf, path), then stored.merge(...), stored.sample(...)"
+        "what comes back: stored = checkpoint(ddf, path), then stored.merge(...)"
     )
 
 
@@ -240,8 +235,8 @@ def _token(expr: Any, value: Any, version: str | None) -> str:
         return lasting_token(value, functions=version is None)
     except FunctionError as error:
         raise FunctionError(
-            f"checkpoint: {_name(expr)} uses what no digest can stand for: {error}. Pass version='1' "
-            "to vouch for the functions yourself, and another version when they change"
+            f"checkpoint: {_name(expr)} uses what no digest can stand for: {error}. Pass "
+            "version='1' to vouch for the functions yourself, and another one when they change"
         ) from error
 
 
@@ -263,25 +258,25 @@ def _shards(read: Any) -> tuple[Shard, ...]:
     return tuple(map(read.stored.source, range(len(read.stored.parts))))
 
 
-def _with_pieces(expr: Any, pieces: tuple[Piece, ...]) -> Any:
-    """A query whose partitions are made of these pieces."""
+def _with_splits(expr: Any, splits: tuple[Split, ...]) -> Any:
+    """A query whose partitions are made of these splits."""
     if isinstance(expr, dx.Partitions):
-        return _with_pieces(expr.frame, pieces)
+        return _with_splits(expr.frame, splits)
     if isinstance(expr, ReadWebDataset):
         dataset = expr.dataset
-        token = tokenize(dataset.token, [(p.shard.url, p.part, p.parts) for p in pieces])
+        token = tokenize(dataset.token, [(p.shard.url, p.part, p.parts) for p in splits])
         chosen = tuple(
-            replace(dataset.pieces[0], url=p.shard.url, part=p.part, parts=p.parts) for p in pieces
+            replace(dataset.splits[0], url=p.shard.url, part=p.part, parts=p.parts) for p in splits
         )
         # A shard that cannot be read leaves its mark here, not an empty partition for good.
-        dataset = replace(dataset, pieces=chosen, token=token, shard_errors="raise")
+        dataset = replace(dataset, splits=chosen, token=token, shard_errors="raise")
         return expr.substitute_parameters({"dataset": dataset, "_partitions": None})
     if isinstance(expr, ReadStored):
         places = {expr.stored.source(number): number for number in range(len(expr.stored.parts))}
-        chosen = [places[piece.shard] for piece in pieces]
-        return expr.substitute_parameters({"_partitions": chosen})
+        numbers = [places[split.shard] for split in splits]
+        return expr.substitute_parameters({"_partitions": numbers})
     operands = [
-        _with_pieces(value, pieces) if isinstance(value, dx.Expr) else value
+        _with_splits(value, splits) if isinstance(value, dx.Expr) else value
         for value in expr.operands
     ]
     return type(expr)(*operands)
