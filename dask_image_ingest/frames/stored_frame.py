@@ -56,8 +56,8 @@ def _values(column: pa.ChunkedArray, told: dict[str, Any], meta: Any) -> Any:
     """A column's values, in the dtype that they had."""
     if column.type == STORED_IMAGE and is_image_dtype(meta):
         return ImageArray(from_stored(column))
-    if pa.types.is_dictionary(column.type):
-        return _categories(column.to_pandas(), meta)
+    if told["pandas_type"] == "categorical":
+        return _categories(column.to_pandas(), told["metadata"]["ordered"], meta)
     dtype = meta
     if told["numpy_type"] != str(meta):
         # A function that gave other types than it had said; those with no name stay Arrow's.
@@ -69,9 +69,8 @@ def _values(column: pa.ChunkedArray, told: dict[str, Any], meta: Any) -> Any:
     return (values.astype(dtype) if dtype.kind in "iufb" else values).array
 
 
-def _categories(values: pd.Series, meta: Any) -> Any:
-    # Parquet keeps only the categories that occur.
-    if isinstance(meta, pd.CategoricalDtype):
-        known = set(values.cat.categories) <= set(meta.categories)
-        values = values.astype(meta) if known else values
-    return values.array
+def _categories(values: pd.Series, ordered: bool, meta: Any) -> Any:
+    # Parquet keeps only the categories that occur, and those of numbers as numbers.
+    made = pd.Categorical(values, ordered=None if values.dtype == "category" else ordered)
+    known = isinstance(meta, pd.CategoricalDtype) and set(made.categories) <= set(meta.categories)
+    return made.astype(meta) if known else made

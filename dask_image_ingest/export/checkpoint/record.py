@@ -100,10 +100,8 @@ def _difference(old: Mapping[str, Any], new: Work) -> str:
         return f"version= was {old['version']!r} and is {new.version!r} now"
     before = [tuple(step) for step in old["steps"]]
     now = [(step.name, step.digest) for step in new.steps]
-    names = [name for name, _ in before]
-    changed = next(((n, step) for n, step in enumerate(now) if step not in before), None)
-    if changed is not None:
-        number, (name, _) = changed
-        same_place = names[number : number + 1] == [name]
-        return f"{name} has changed" if same_place else f"{name} was not part of it"
-    return f"{names[len(now)]} was part of it" if len(before) > len(now) else "its steps are others"
+    names = [[name for name, _ in steps] for steps in (before, now)]
+    if names[0] != names[1]:
+        return f"its steps were {', '.join(names[0])} and are {', '.join(names[1])} now"
+    # Those that come after it have changed with it.
+    return f"{next(name for name, digest in now if (name, digest) not in before)} has changed"

@@ -22,6 +22,7 @@ from dask_image_ingest.errors import ArgumentError, FunctionError
 from dask_image_ingest.export.checkpoint.parts import Split, digest_of
 from dask_image_ingest.export.checkpoint.stored import ReadStored
 from dask_image_ingest.functions import lasting_token
+from dask_image_ingest.ops import MapBatches
 from dask_image_ingest.storage import Shard
 
 __all__ = ["Step", "Work", "read_work"]
@@ -157,7 +158,7 @@ def _is_by_partition(expr: Any) -> bool:
         and kind._lower is dx.Expr._lower
         and kind._layer is dx.Expr._layer
         # What a function is told of its partition's number is not the same next time.
-        and not getattr(expr, "_has_partition_info", False)
+        and not (isinstance(expr, dx.MapPartitions) and expr._has_partition_info)
     )
 
 
@@ -244,9 +245,8 @@ def _name(expr: Any) -> str:
     """What users know an operation by."""
     if isinstance(expr, ReadWebDataset):
         return "read_webdataset_images"
-    batch_map = getattr(expr, "batch_map", None)
-    if batch_map is not None:
-        return f"map_batches({batch_map.function.name})"
+    if isinstance(expr, MapBatches):
+        return f"map_batches({expr.batch_map.function.name})"
     if isinstance(expr, dx.MapPartitions):
         return str(expr)
     return type(expr).__name__
