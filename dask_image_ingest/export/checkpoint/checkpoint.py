@@ -80,8 +80,8 @@ def checkpoint(
     >>> ddf = read_webdataset_images("train-{000..003}.tar", size=64)
     >>> mean = ddf.images.map_batches(lambda x: x.mean((1, 2, 3)), outputs={"mean": "float32"})
     >>> stored = checkpoint(mean, "means", version="1")
-    >>> len(stored), stored["mean"].max().compute() <= 255
-    (52, True)
+    >>> len(stored), stored["mean"].count().compute().item()
+    (52, 51)
     """
     if not isinstance(frame, FrameBase) or frame.ndim != 2:
         raise ArgumentError(

@@ -225,7 +225,10 @@ def test_pixels_vectors_index_and_dtypes_survive(folder, tmp_path):
         outputs={"vector": "list<float64>"},
         keep_image=True,
     )
-    ddf = ddf.assign(format=ddf["format"].astype(pd.CategoricalDtype(["webp", "png", "jpeg", "gif"])), width=ddf.width.astype("int64"))
+    ddf = ddf.assign(
+        format=ddf["format"].astype(pd.CategoricalDtype(["webp", "png", "jpeg", "gif"])),
+        width=ddf.width.astype("int64"),
+    )
     ddf = ddf[ddf.height > 150]
     want, got = ddf.compute(), dii.checkpoint(ddf, tmp_path / "out").compute()
     pixels = [want.pop("image").images.arrays(), got.pop("image").images.arrays()]
