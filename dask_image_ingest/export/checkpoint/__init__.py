@@ -1,6 +1,6 @@
 """A frame's partitions are computed once, kept as parquet files, and read back ever after.
 
-``work.py`` says what a partition is known by, ``parts.py`` what its file is called, ``store.py``
+``work.py`` says what a partition is known by, ``origin.py`` of which shard it is made; ``store.py``
 computes what is missing, ``stored.py`` reads what is there, ``record.py`` says whose it is.
 """
 

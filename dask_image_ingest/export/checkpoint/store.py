@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import warnings
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import partial
@@ -13,7 +12,7 @@ import dask
 from pyarrow import parquet
 
 from dask_image_ingest.dask_internals import cull
-from dask_image_ingest.dataset import ReadWebDataset
+from dask_image_ingest.dataset import ReadWebDataset, warn_user
 from dask_image_ingest.errors import ArgumentError, ExportError, ShardError, ShardNotFoundError
 from dask_image_ingest.export.checkpoint.parts import (
     Split,
@@ -150,10 +149,9 @@ class _Run:
         skipped = {missing[n].shard.url: why for n, why in done.items() if isinstance(why, str)}
         if skipped:
             url, why = next(iter(skipped.items()))
-            warnings.warn(
+            warn_user(
                 f"{len(skipped)} shards could not be read and are left out of the checkpoint, "
-                f"first {url}: {why}. The next checkpoint() tries them again",
-                stacklevel=2,
+                f"first {url}: {why}. The next checkpoint() tries them again"
             )
         return {name: part for name, part in done.items() if not isinstance(part, str)}
 

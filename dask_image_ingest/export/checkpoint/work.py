@@ -12,26 +12,21 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from typing import Any
 
-from dask.base import tokenize
-
 from dask_image_ingest import dask_internals as dx
 from dask_image_ingest.dask_internals import convert_legacy_graph, new_collection
 from dask_image_ingest.dataset import ReadWebDataset
 from dask_image_ingest.decode import Decoding
 from dask_image_ingest.errors import ArgumentError, FunctionError
+from dask_image_ingest.export.checkpoint.origin import name_of, shards_of, splits_of, with_splits
 from dask_image_ingest.export.checkpoint.parts import Split, digest_of
 from dask_image_ingest.export.checkpoint.stored import ReadStored
 from dask_image_ingest.functions import lasting_token
-from dask_image_ingest.ops import MapBatches
 from dask_image_ingest.storage import Shard
 
 __all__ = ["Step", "Work", "read_work"]
 
-# The ways in which dask makes a task of a partition of each operand, and of nothing else.
-_BY_PARTITION = {kind._task for kind in (dx.Blockwise, dx.MapPartitions, dx.Apply, dx.Index)}
-
-# Operands that don't change results: who may read, and what dask is told of types and names.
-_BESIDE = {"storage_options", "token", "enforce_metadata"}
+# Operands that don't change results: who may read, and what dask calls the tasks.
+_BESIDE = {"storage_options", "token"}
 _EMPTY_FRAMES = {"meta", "parent_meta"}
 
 
@@ -83,8 +78,8 @@ class Work:
             numbers = {split: number for number, split in enumerate(self.splits)}
             frame = new_collection(self.expr).partitions[[numbers[split] for split in splits]]
         else:
-            frame = new_collection(_with_splits(self.expr, tuple(splits)))
-        if _splits(frame.optimize(fuse=False).expr) != splits:
+            frame = new_collection(with_splits(self.expr, splits))
+        if splits_of(frame.optimize(fuse=False).expr) != splits:
             raise ArgumentError(
                 "checkpoint: dask brings rows of several partitions together for this frame, so "
                 "that its results cannot be told by their shards"
@@ -111,10 +106,10 @@ def read_work(expr: Any, version: str | None) -> Work:
         If it has functions that no digest can stand for.
     """
     steps: dict[str, Step] = {}
-    splits = _splits(expr)
+    splits = splits_of(expr)
     _describe(expr, version, steps)
     read = next(node for node in expr.walk() if isinstance(node, (ReadWebDataset, ReadStored)))
-    work = Work(expr, tuple(steps.values()), tuple(splits), _shards(read), version)
+    work = Work(expr, tuple(steps.values()), tuple(splits), shards_of(read), version)
     unknown = next((shard for shard in work.shards if not shard.version), None)
     if unknown and version is None and isinstance(read, ReadWebDataset):
         raise ArgumentError(
@@ -123,57 +118,6 @@ def read_work(expr: Any, version: str | None) -> Work:
             "another version"
         )
     return work
-
-
-def _splits(expr: Any) -> list[Split]:
-    """What each partition of a query is made of."""
-    if isinstance(expr, ReadWebDataset):
-        if expr.operand("limit") is not None:
-            raise _not_by_partition(expr)
-        shards = {shard.url: shard for shard in expr.dataset.shards}
-        read = (expr.dataset.splits[number] for number in expr._partitions)
-        return [Split(shards[split.url], split.part, split.parts) for split in read]
-    if isinstance(expr, ReadStored):
-        return [Split(expr.stored.source(number)) for number in expr._partitions]
-    if isinstance(expr, dx.Partitions):
-        splits = _splits(expr.frame)
-        return [splits[number] for number in expr.partitions]
-    frames = expr.dependencies()
-    if not frames or not _is_by_partition(expr):
-        raise _not_by_partition(expr)
-    splits, *others = map(_splits, frames)
-    if any(other != splits for other in others):
-        raise ArgumentError(
-            f"checkpoint: {_name(expr)} puts frames of different shards side by side, and a "
-            "partition is known by one shard. Checkpoint each of them, then bring them together"
-        )
-    return splits
-
-
-def _is_by_partition(expr: Any) -> bool:
-    kind = type(expr)
-    return (
-        isinstance(expr, dx.Blockwise)
-        and kind._task in _BY_PARTITION
-        and kind._lower is dx.Expr._lower
-        and kind._layer is dx.Expr._layer
-        # What a function is told of its partition's number is not the same next time.
-        and not (isinstance(expr, dx.MapPartitions) and expr._has_partition_info)
-    )
-
-
-def _not_by_partition(expr: Any) -> ArgumentError:
-    if not expr.dependencies():
-        return ArgumentError(
-            f"checkpoint: the frame begins with {_name(expr)}, which does not say of which shards "
-            "it is made. Pass a frame of read_webdataset_images, before persist() and before it "
-            "is joined with others"
-        )
-    return ArgumentError(
-        f"checkpoint: {_name(expr)} does not work on one partition alone, so that its results "
-        "cannot be told by their shards. Checkpoint the frame before that step, and go on with "
-        "what comes back: stored = checkpoint(ddf, path), then stored.merge(...)"
-    )
 
 
 def _describe(expr: Any, version: str | None, steps: dict[str, Step]) -> str:
@@ -193,7 +137,7 @@ def _describe(expr: Any, version: str | None, steps: dict[str, Step]) -> str:
             else _operand(expr, name, value, version)
             for name, value in _operands(expr)
         ]
-    name = _name(expr)
+    name = name_of(expr)
     steps[expr._name] = Step(name, digest_of(type(expr).__qualname__, *told))
     return steps[expr._name].digest
 
@@ -236,47 +180,6 @@ def _token(expr: Any, value: Any, version: str | None) -> str:
         return lasting_token(value, functions=version is None)
     except FunctionError as error:
         raise FunctionError(
-            f"checkpoint: {_name(expr)} uses what no digest can stand for: {error}. Pass "
+            f"checkpoint: {name_of(expr)} uses what no digest can stand for: {error}. Pass "
             "version='1' to vouch for the functions yourself, and another one when they change"
         ) from error
-
-
-def _name(expr: Any) -> str:
-    """What users know an operation by."""
-    if isinstance(expr, ReadWebDataset):
-        return "read_webdataset_images"
-    if isinstance(expr, MapBatches):
-        return f"map_batches({expr.batch_map.function.name})"
-    if isinstance(expr, dx.MapPartitions):
-        return str(expr)
-    return type(expr).__name__
-
-
-def _shards(read: Any) -> tuple[Shard, ...]:
-    if isinstance(read, ReadWebDataset):
-        return read.dataset.shards
-    return tuple(map(read.stored.source, range(len(read.stored.parts))))
-
-
-def _with_splits(expr: Any, splits: tuple[Split, ...]) -> Any:
-    """A query whose partitions are made of these splits."""
-    if isinstance(expr, dx.Partitions):
-        return _with_splits(expr.frame, splits)
-    if isinstance(expr, ReadWebDataset):
-        dataset = expr.dataset
-        token = tokenize(dataset.token, [(p.shard.url, p.part, p.parts) for p in splits])
-        chosen = tuple(
-            replace(dataset.splits[0], url=p.shard.url, part=p.part, parts=p.parts) for p in splits
-        )
-        # A shard that cannot be read leaves its mark here, not an empty partition for good.
-        dataset = replace(dataset, splits=chosen, token=token, shard_errors="raise")
-        return expr.substitute_parameters({"dataset": dataset, "_partitions": None})
-    if isinstance(expr, ReadStored):
-        places = {expr.stored.source(number): number for number in range(len(expr.stored.parts))}
-        numbers = [places[split.shard] for split in splits]
-        return expr.substitute_parameters({"_partitions": numbers})
-    operands = [
-        _with_splits(value, splits) if isinstance(value, dx.Expr) else value
-        for value in expr.operands
-    ]
-    return type(expr)(*operands)

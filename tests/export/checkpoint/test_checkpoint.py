@@ -72,7 +72,7 @@ def test_it_computes_at_once_and_never_again(job, tmp_path):
 def test_a_changed_shard_is_computed_again_and_no_other(job, folder, tmp_path):
     dii.checkpoint(job(), tmp_path / "out")
     shard = sorted(folder.glob("*.tar"))[1]
-    shutil.copy(sorted(folder.glob("*.tar"))[0], shard)
+    shutil.copy(min(folder.glob("*.tar")), shard)
     job.calls()
     stored = dii.checkpoint(job(), tmp_path / "out")
     assert job.calls() == 1
@@ -83,7 +83,7 @@ def test_a_changed_shard_is_computed_again_and_no_other(job, folder, tmp_path):
 
 def test_an_added_shard_is_computed_alone_and_a_removed_one_goes_away(job, folder, tmp_path):
     out = tmp_path / "out"
-    first = sorted(folder.glob("*.tar"))[0]
+    first = min(folder.glob("*.tar"))
     dii.checkpoint(job(), out)
     job.calls()
     # Before all others, so that every partition has another number.
@@ -225,10 +225,8 @@ def test_pixels_vectors_index_and_dtypes_survive(folder, tmp_path):
         outputs={"vector": "list<float64>"},
         keep_image=True,
     )
-    ddf = ddf.assign(
-        format=ddf["format"].astype(pd.CategoricalDtype(["webp", "png", "jpeg", "gif"])),
-        width=ddf.width.astype("int64"),
-    )
+    formats = pd.CategoricalDtype(["webp", "png", "jpeg", "gif"])
+    ddf = ddf.assign(format=ddf["format"].astype(formats), width=ddf.width.astype("int64"))
     ddf = ddf[ddf.height > 150]
     want, got = ddf.compute(), dii.checkpoint(ddf, tmp_path / "out").compute()
     pixels = [want.pop("image").images.arrays(), got.pop("image").images.arrays()]
@@ -338,7 +336,7 @@ def test_a_damaged_file_is_made_again(job, tmp_path):
     assert job.calls() == 1
     assert answer(stored.compute()) == answer(job().compute())
     file.unlink()
-    with pytest.raises(ExportError, match="let checkpoint.. make it again"):
+    with pytest.raises(ExportError, match=r"let checkpoint.. make it again"):
         stored.compute()
 
 
@@ -347,7 +345,7 @@ def test_a_second_writer_is_refused(job, tmp_path, monkeypatch):
 
     def interrupted(*arguments, **options):
         if not refused:
-            with pytest.raises(ExportError, match="writes to .* now") as error:
+            with pytest.raises(ExportError, match=r"writes to .* now") as error:
                 dii.checkpoint(job(), tmp_path / "out")
             refused.append(error)
         return compute(*arguments, **options)

@@ -101,7 +101,7 @@ def test_a_living_writer_is_left_alone(frame, remote, quick):
     url, options, _ = remote
     with (
         lock.hold(remote_place.RemotePlace(url, options), take_over=False),
-        pytest.raises(ExportError, match="writes to .* now"),
+        pytest.raises(ExportError, match=r"writes to .* now"),
     ):
         checkpoint(frame, remote)
 
@@ -118,7 +118,7 @@ def test_a_failing_upload_is_told_and_loses_nothing(frame, remote, monkeypatch):
         return put_file(lpath, rpath, **kwargs)
 
     monkeypatch.setattr(remote[2], "put_file", failing)
-    with pytest.raises(ExportError, match="broke off.*run it again"):
+    with pytest.raises(ExportError, match=r"broke off.*run it again"):
         checkpoint(frame, remote)
     assert sum(name.endswith(".parquet") for name in files(remote)) == 1
     checkpoint(frame, remote)
