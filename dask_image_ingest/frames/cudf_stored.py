@@ -11,7 +11,7 @@ import pyarrow as pa
 
 from dask_image_ingest.decode import Pixels
 from dask_image_ingest.frames.cudf_columns import make_frame, with_columns_of
-from dask_image_ingest.frames.cudf_values import is_images, pixels_on_host
+from dask_image_ingest.frames.cudf_values import bytes_of, is_bytes, is_images, pixels_on_host
 from dask_image_ingest.frames.image_dtype import image_array
 from dask_image_ingest.frames.stored_images import STORED_IMAGE, from_stored, to_stored
 
@@ -21,6 +21,11 @@ def to_table(frame: cudf.DataFrame) -> pa.Table:
     images = [name for name in frame.columns if is_images(frame[name].dtype)]
     table = frame.drop(columns=images).to_arrow()
     metadata = json.loads(table.schema.metadata[b"pandas"])
+    # Types are named as cuDF has them: a reader with pandas goes by its own.
+    metadata["creator"] = {"library": "cudf", "version": cudf.__version__}
+    for name in (name for name in frame.columns if is_bytes(frame[name].dtype)):
+        number = table.schema.get_field_index(name)
+        table = table.set_column(number, name, bytes_of(table.column(number)))
     for name in images:
         pixels = pixels_on_host(frame[name])
         absent = np.array([error is not None for error in pixels.errors], bool)

@@ -32,6 +32,8 @@ def to_frame(table: pa.Table, meta: pd.DataFrame) -> pd.DataFrame:
     """A frame again, of the columns of ``meta``."""
     told = json.loads(table.schema.metadata[b"pandas"])
     types = {column["field_name"]: column for column in told["columns"]}
+    if told["creator"]["library"] == "cudf":  # which has fewer dtypes, by other names
+        types = {name: column | {"numpy_type": None} for name, column in types.items()}
     columns = {
         name: _values(table.column(name), types[name], meta[name].dtype) for name in meta.columns
     }
@@ -59,7 +61,7 @@ def _values(column: pa.ChunkedArray, told: dict[str, Any], meta: Any) -> Any:
     if told["pandas_type"] == "categorical":
         return _categories(column.to_pandas(), told["metadata"]["ordered"], meta)
     dtype = meta
-    if told["numpy_type"] != str(meta):
+    if told["numpy_type"] not in (None, str(meta)):
         # A function that gave other types than it had said; those with no name stay Arrow's.
         with suppress(TypeError, ValueError, NotImplementedError):
             dtype = pd.api.types.pandas_dtype(told["numpy_type"])

@@ -64,8 +64,9 @@ def at_moments(folder: str, out: str, seed: int, number: int, endpoint: str | No
     remote = endpoint is not None
     count = multiprocessing.Value("q", 0)
 
-    def whole():
-        lock._RENEWED_EVERY = 0.05  # a dead owner is watched in no time
+    def whole(resume=False):
+        if resume:  # a dead owner is watched in no time
+            lock._RENEWED_EVERY = 0.05
         checkpoint(folder, out, endpoint)
 
     assert in_a_child(lambda: dying_at(0, whole, remote, count))
@@ -75,7 +76,7 @@ def at_moments(folder: str, out: str, seed: int, number: int, endpoint: str | No
         Place(out, endpoint).clear()
         ended = in_a_child(lambda: dying_at(moment, whole, remote))  # noqa: B023
         found = Place(out, endpoint).contents()
-        resumed = in_a_child(whole)
+        resumed = in_a_child(lambda: whole(resume=True))
         there = Place(out, endpoint).contents()
         told = {
             "moment": moment,

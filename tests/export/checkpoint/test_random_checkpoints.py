@@ -17,7 +17,10 @@ from random_queries import choose, quiet
 import dask_image_ingest as dii
 from dask_image_ingest.errors import ArgumentError
 
-QUERIES = 120
+QUERIES = 60
+
+
+pytestmark = pytest.mark.slow
 
 
 @pytest.fixture(scope="module")
