@@ -15,7 +15,7 @@ from dask_image_ingest.errors import (
     ShardError,
     ShardNotFoundError,
 )
-from dask_image_ingest.export import to_webdataset
+from dask_image_ingest.export import checkpoint, to_webdataset
 from dask_image_ingest.view import gallery
 
 __version__ = "0.1.0"
@@ -31,6 +31,7 @@ __all__ = [
     "PartitionTooLargeError",
     "ShardError",
     "ShardNotFoundError",
+    "checkpoint",
     "decode_images",
     "gallery",
     "read_webdataset_images",

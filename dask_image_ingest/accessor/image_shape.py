@@ -17,6 +17,7 @@ from dask_image_ingest.dask_internals import (
 )
 from dask_image_ingest.dataset import SHAPE_IN_NAME, LateDecode, ReadWebDataset
 from dask_image_ingest.decode import ImageShape
+from dask_image_ingest.export import ReadStored
 from dask_image_ingest.ops import MapBatches
 
 _UNKNOWN: ImageShape = (None, None, None)
@@ -63,6 +64,8 @@ def image_shape(expr: Any, column: Any) -> ImageShape:
         return _UNKNOWN if made else image_shape(expr.frame, column)
     if isinstance(expr, FromGraph):
         return _persisted(expr)
+    if isinstance(expr, ReadStored):
+        return image_shape(expr.stored.made_of, column)
     if isinstance(expr, _SELECTS_ROWS):
         return image_shape(expr.frame, column)
     if isinstance(expr, _RENAMES):

@@ -4,7 +4,7 @@ In: paths and options, then the rewrites of dask's optimiser. Out: a dask datafr
 task the dataframe of one part of one shard. ``partition.py`` is where to begin reading.
 """
 
-from dask_image_ingest.dataset.expr import SHAPE_IN_NAME, ReadWebDataset, is_settled
+from dask_image_ingest.dataset.expr import SHAPE_IN_NAME, Dataset, ReadWebDataset, is_settled
 from dask_image_ingest.dataset.filters import (
     MIRRORED,
     NEGATED,
@@ -24,6 +24,7 @@ from dask_image_ingest.dataset.partition import NoPixels
 from dask_image_ingest.dataset.pointers import POINTER
 from dask_image_ingest.dataset.read import read_webdataset_images
 from dask_image_ingest.dataset.schema import IMAGE_EXTENSIONS, image_member
+from dask_image_ingest.dataset.warning import warn_user
 
 __all__ = [
     "IMAGE_EXTENSIONS",
@@ -31,6 +32,7 @@ __all__ = [
     "NEGATED",
     "POINTER",
     "SHAPE_IN_NAME",
+    "Dataset",
     "Filters",
     "LateDecode",
     "NoPixels",
@@ -45,4 +47,5 @@ __all__ = [
     "is_settled",
     "looks_at",
     "read_webdataset_images",
+    "warn_user",
 ]

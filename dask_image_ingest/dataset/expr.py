@@ -22,6 +22,7 @@ from dask_image_ingest.dataset.predicates import as_filters
 from dask_image_ingest.dataset.schema import Schema
 from dask_image_ingest.decode import Decoding
 from dask_image_ingest.frames import BackendName, get_backend
+from dask_image_ingest.storage import Shard
 
 masks.install()
 _NAME = "read-webdataset-images"
@@ -38,6 +39,7 @@ class Dataset:
     """
 
     splits: tuple[ShardSplit, ...]
+    shards: tuple[Shard, ...]
     schema: Schema
     decoding: Decoding
     errors: ErrorPolicy

@@ -189,6 +189,7 @@ def read_webdataset_images(
     options = (schema.components, schema.image_extensions, decoding.token, errors, backend_.name)
     dataset = Dataset(
         splits=splits,
+        shards=tuple(shards),
         schema=schema,
         decoding=decoding,
         errors=errors,

@@ -1,12 +1,16 @@
 """Rows that point to their samples come in; WebDataset shards go out, with the bytes as they were.
 
-A plan is made of pointers alone; then each new shard is one task that copies byte ranges.
+A plan is made of pointers alone; then each new shard is one task that copies byte ranges. What a
+frame computes is kept as parquet files, a partition each (``checkpoint/``).
 """
 
+from dask_image_ingest.export.checkpoint import ReadStored, checkpoint
 from dask_image_ingest.export.command import add_export
 from dask_image_ingest.export.write import to_webdataset
 
 __all__ = [
+    "ReadStored",
     "add_export",
+    "checkpoint",
     "to_webdataset",
 ]

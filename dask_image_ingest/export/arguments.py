@@ -19,7 +19,7 @@ from dask_image_ingest.export.remote_place import RemotePlace
 from dask_image_ingest.export.stage import metadata_columns
 from dask_image_ingest.storage import local_path
 
-__all__ = ["make_options", "source_options_of", "split_path"]
+__all__ = ["make_options", "place_of", "source_options_of", "split_path"]
 
 _SAMPLES = 10_000
 
@@ -41,12 +41,23 @@ def split_path(path: Any, storage_options: dict[str, Any] | None) -> tuple[Place
             f"{text!r} is no name for shards: it needs one field for their number, in its last "
             "part, and ends with .tar, as 'out/{shard:06d}.tar' does"
         )
-    local = local_path(folder) if "://" in folder else folder or ("/" if text[0] == "/" else ".")
+    return place_of(folder or ("/" if text[0] == "/" else "."), storage_options), template
+
+
+def place_of(folder: str, storage_options: dict[str, Any] | None) -> Place:
+    """The folder at a path or URL.
+
+    Raises
+    ------
+    ArgumentError
+        If it is of no kind that can be written.
+    """
+    local = local_path(folder) if "://" in folder else folder
     if local is not None:
-        return LocalPlace(os.path.abspath(os.path.expanduser(local))), template
+        return LocalPlace(os.path.abspath(os.path.expanduser(local)))
     if "::" in folder:
-        raise ArgumentError(f"{text!r} is a chain of file systems, which is read and not written")
-    return RemotePlace(folder.rstrip("/"), storage_options), template
+        raise ArgumentError(f"{folder!r} is a chain of file systems, which is read and not written")
+    return RemotePlace(folder.rstrip("/"), storage_options)
 
 
 def make_options(

@@ -95,13 +95,14 @@ def writing(where: str, anything: bool = False) -> Iterator[None]:
         ) from error
 
 
-_GO_ON = "What is finished stays; once the cause is gone, resume=True goes on"
+_AGAIN = "run it again, to_webdataset() with resume=True"
+_GO_ON = f"What is finished stays; once the cause is gone, {_AGAIN}"
 
 
 def _advice(error: OSError) -> str:
     said = error.strerror or str(error)
     if error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG):
-        return f"{said}. What is finished stays; make room, and resume=True goes on"
+        return f"{said}. What is finished stays; make room, and {_AGAIN}"
     if error.errno in (errno.EACCES, errno.EPERM, errno.EROFS):
         return f"{said}. Choose another folder, or get the right to write to this one"
     return f"{said}. {_GO_ON}"

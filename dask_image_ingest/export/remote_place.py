@@ -88,7 +88,7 @@ class RemotePlace:
         if arrived not in (size, None):
             raise ExportError(
                 f"{self.locate(name)} has {arrived} bytes after {size} were sent: its server is at "
-                "fault. Try again with resume=True"
+                "fault. Run it again, to_webdataset() with resume=True"
             )
 
     def settle(self) -> None:

@@ -13,6 +13,7 @@ from dask_image_ingest.frames.joined import joined
 from dask_image_ingest.frames.pandas import pandas_type
 from dask_image_ingest.frames.pixel_memory import LEAST_SHARED, pixel_memory
 from dask_image_ingest.frames.shared_memory import map_block, this_machine
+from dask_image_ingest.frames.stored_frame import index_columns
 
 __all__ = [
     "IMAGE",
@@ -24,6 +25,7 @@ __all__ = [
     "choose_backend",
     "get_backend",
     "gpus",
+    "index_columns",
     "joined",
     "map_block",
     "pandas_type",

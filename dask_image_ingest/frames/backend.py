@@ -45,6 +45,12 @@ class Backend(Protocol):
     def to_arrow(self, frame: Any) -> pa.Table:
         """Metadata columns of a dataframe, on the host."""
 
+    def to_storage(self, frame: Any) -> pa.Table:
+        """All columns of a dataframe, and its index, on the host and as files can have them."""
+
+    def from_storage(self, table: pa.Table, meta: Any) -> Any:
+        """A dataframe that was stored, or some columns of it; ``meta`` is an empty one like it."""
+
     def with_images(self, frame: Any, pixels: Pixels) -> Any:
         """``frame`` with the columns ``error`` and ``image`` of a late decode."""
 

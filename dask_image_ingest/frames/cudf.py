@@ -22,6 +22,7 @@ from dask_image_ingest.frames.cudf_columns import (
 )
 from dask_image_ingest.frames.cudf_dask import register
 from dask_image_ingest.frames.cudf_pixels import LARGEST_PARTITION, DevicePixels
+from dask_image_ingest.frames.cudf_stored import to_frame, to_table
 from dask_image_ingest.frames.cudf_values import (
     bytes_of,
     empty_table,
@@ -63,6 +64,14 @@ class CudfBackend:
         if not len(frame) and not gpus():
             return empty_table(frame)
         return frame.to_arrow(preserve_index=False)
+
+    def to_storage(self, frame: cudf.DataFrame) -> pa.Table:
+        """All columns of a dataframe, and its index, on the host."""
+        return to_table(frame)
+
+    def from_storage(self, table: pa.Table, meta: cudf.DataFrame) -> cudf.DataFrame:
+        """A dataframe that was stored, or some columns of it."""
+        return to_frame(table, meta)
 
     def with_images(self, frame: cudf.DataFrame, pixels: Pixels) -> cudf.DataFrame:
         """``frame`` with the columns ``error`` and ``image`` of a late decode."""

@@ -25,6 +25,7 @@ from dask_image_ingest.frames.image_dtype import (
 from dask_image_ingest.frames.image_type import IMAGE
 from dask_image_ingest.frames.list_dtype import list_dtype, list_values
 from dask_image_ingest.frames.pixel_memory import pixel_memory
+from dask_image_ingest.frames.stored_frame import to_frame, to_table
 
 # Of a worker's memory: a partition may be copied twice by what follows, and a worker keeps several.
 _PARTITION_SHARE = 1 / 16
@@ -110,6 +111,14 @@ class PandasBackend:
     def to_arrow(self, frame: pd.DataFrame) -> pa.Table:
         """Metadata columns of a dataframe."""
         return pa.Table.from_pandas(frame, preserve_index=False)
+
+    def to_storage(self, frame: pd.DataFrame) -> pa.Table:
+        """All columns of a dataframe, and its index."""
+        return to_table(frame)
+
+    def from_storage(self, table: pa.Table, meta: pd.DataFrame) -> pd.DataFrame:
+        """A dataframe that was stored, or some columns of it."""
+        return to_frame(table, meta)
 
     def with_images(self, frame: pd.DataFrame, pixels: Pixels) -> pd.DataFrame:
         """``frame`` with the columns ``error`` and ``image`` of a late decode."""

@@ -27,13 +27,12 @@ from dask_image_ingest.functions.digest import closure, described, digest, name_
 
 _CONSTANTS = (type(None), bool, int, float, complex, str, bytes, type(...), range, re.Pattern)
 
-# Of a module with a table of constants, more than this is not looked at.
-_MOST_ITEMS = 10_000
+_CONTAINERS = (list, tuple, set, frozenset, dict)
 
 
 def token_of(function: Callable) -> str:
     """A token that changes when what the function does changes."""
-    return tokenize(function, _Reading(function).parts)
+    return tokenize(function, Reading(function).parts)
 
 
 def code_of(function: Callable) -> dict[str, str]:
@@ -41,7 +40,7 @@ def code_of(function: Callable) -> dict[str, str]:
 
     A worker that imported a module before it was edited has other ones.
     """
-    return _Reading(function).imported
+    return Reading(function).imported
 
 
 def refuse_other_code(argument: str, function: Callable, code: Mapping[str, str]) -> None:
@@ -76,7 +75,7 @@ def refuse_other_code(argument: str, function: Callable, code: Mapping[str, str]
 _PYTHON = ""
 
 
-class _Reading:
+class Reading:
     """Reads a function, and what it refers to.
 
     Attributes
@@ -86,6 +85,9 @@ class _Reading:
     imported : dict of str to str
         Digests of the code alone, for functions that other processes import.
     """
+
+    # Of a module with a table of constants, more than this is not looked at.
+    _most_items: float = 10_000
 
     def __init__(self, function: Any) -> None:
         self.imported = {_PYTHON: f"{sys.version_info[:2]} {sys.flags.optimize}"}
@@ -128,7 +130,7 @@ class _Reading:
             if name in namespace:
                 value = namespace[name]
                 yield f"{name} = {self._describe(value)}"
-                if isinstance(value, ModuleType) and _is_users(value) and id(value) not in modules:
+                if isinstance(value, ModuleType) and is_users(value) and id(value) not in modules:
                     modules.add(id(value))
                     yield from self._used(vars(value), names, modules)
 
@@ -143,7 +145,7 @@ class _Reading:
 
     def _describe(self, value: Any) -> str:
         """A value in words that are the same in another process."""
-        if isinstance(value, (FunctionType, type)) and _is_users(value):
+        if isinstance(value, (FunctionType, type)) and is_users(value):
             if id(value) not in self._seen:
                 self._seen[id(value)] = value
                 self._waiting.append(value)
@@ -164,7 +166,7 @@ class _Reading:
 
     def _describe_parts(self, value: Any) -> str:
         kind = type(value).__name__
-        if isinstance(value, (list, tuple, set, frozenset, dict)) and len(value) > _MOST_ITEMS:
+        if isinstance(value, _CONTAINERS) and len(value) > self._most_items:
             return f"{kind} of {len(value)}"
         if isinstance(value, dict):
             items = (f"{self._describe(k)}: {self._describe(v)}" for k, v in value.items())
@@ -183,7 +185,11 @@ class _Reading:
         wrapped = inspect.getattr_static(value, "__wrapped__", None)
         if wrapped is not None:
             return f"{kind} ({self._describe(wrapped)})"
-        if _is_users(type(value)):
+        return self._describe_object(value)
+
+    def _describe_object(self, value: Any) -> str:
+        kind = type(value).__name__
+        if is_users(type(value)):
             return (
                 f"{self._describe(type(value))} {self._describe(getattr(value, '__dict__', None))}"
             )
@@ -212,7 +218,7 @@ def _is_imported(function: FunctionType) -> bool:
     return getattr(found, "__func__", found) is function
 
 
-def _is_users(value: Any) -> bool:
+def is_users(value: Any) -> bool:
     """Whether a function, a class or a module is the user's own, and not an installed package's."""
     if isinstance(value, FunctionType):
         return not value.__code__.co_filename.startswith(_installed())

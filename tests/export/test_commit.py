@@ -316,8 +316,8 @@ def test_a_full_disk_is_told_and_loses_nothing(shards, table, out, tmp_path):
         timeout=120,
     )
     assert (
-        "File too large. What is finished stays; make room, and resume=True goes on"
-        in finished.stdout
+        "File too large. What is finished stays; make room, and run it again, to_webdataset() with "
+        "resume=True" in finished.stdout
     )
     assert finished.returncode == 0, finished.stderr
     for path in shards_in(out):

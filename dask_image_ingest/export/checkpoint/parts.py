@@ -1,0 +1,99 @@
+"""What a partition is made of, and the name of its file.
+
+The name says all that a run has to know of the runs before it: which shard, in which state, went
+through which operations, and which part of it this is. So no file of a checkpoint can be taken for
+another, and what is there can be told from a listing alone.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+
+from dask_image_ingest.storage import Shard
+
+__all__ = ["Split", "choose_splits", "digest_of", "is_part", "part_name", "shard_of"]
+
+_NAME = re.compile(r"([0-9a-f]{32})-(\d{5,})-of-(\d{5,})\.parquet")
+
+
+@dataclass(frozen=True, slots=True)
+class Split:
+    """The ``part``-th of ``parts`` equal parts of a shard, as it was when the frame was made."""
+
+    shard: Shard
+    part: int = 0
+    parts: int = 1
+
+
+def digest_of(*parts: str) -> str:
+    """A digest of words, and of where one ends and the next begins."""
+    told = "".join(f"{len(part)}:{part}" for part in parts)
+    return hashlib.blake2b(told.encode("utf-8", "surrogatepass"), digest_size=16).hexdigest()
+
+
+def shard_of(work: str, shard: Shard) -> str:
+    """What the files of a shard's partitions begin with, after the work with this digest."""
+    return digest_of(work, shard.url, str(shard.size), shard.version)
+
+
+def part_name(work: str, split: Split) -> str:
+    """The file of a partition."""
+    return _name(shard_of(work, split.shard), split.part, split.parts)
+
+
+def _name(shard: str, part: int, parts: int) -> str:
+    return f"{shard}-{part:05d}-of-{parts:05d}.parquet"
+
+
+def is_part(name: str, shards: Iterable[str] | None = None) -> bool:
+    """Whether a file is a partition of some checkpoint, or of one of these shards."""
+    match = _NAME.fullmatch(name)
+    return match is not None and (shards is None or match[1] in shards)
+
+
+def choose_splits(
+    splits: Sequence[Split], work: str, there: Mapping[str, int], keep_own: bool
+) -> list[Split]:
+    """The partitions that a checkpoint has for those of a frame.
+
+    A frame's own boundaries follow the memory of the machine it is made on. Where a whole shard is
+    wanted and some of it is stored in other parts, these win; so nothing is computed twice.
+
+    Parameters
+    ----------
+    splits
+        The frame's partitions.
+    work
+        The digest of what is done to each.
+    there
+        The files that are there.
+    keep_own
+        Whether the frame's own boundaries have to stay.
+    """
+    if keep_own:
+        return list(splits)
+    stored: dict[str, dict[int, int]] = {}
+    for match in filter(None, map(_NAME.fullmatch, there)):
+        counts = stored.setdefault(match[1], {})
+        counts[int(match[3])] = counts.get(int(match[3]), 0) + 1
+    chosen: list[Split] = []
+    start = 0
+    while start < len(splits):
+        first = splits[start]
+        whole = [Split(first.shard, part, first.parts) for part in range(first.parts)]
+        if list(splits[start : start + first.parts]) != whole:
+            chosen.append(first)
+            start += 1
+            continue
+        counts = stored.get(shard_of(work, first.shard), {})
+        # The more of a shard is there, the better; of equals, the frame's own.
+        parts = max(
+            [first.parts, *counts],
+            key=lambda parts: (counts.get(parts, 0) / parts, parts == first.parts),
+        )
+        chosen += [Split(first.shard, part, parts) for part in range(parts)]
+        start += first.parts
+    return chosen

@@ -1,0 +1,107 @@
+"""The two files beside the partitions: what is done to them, written first, and what is there.
+
+A folder belongs to one work. Results of other functions, or of other options, may have taken days:
+they are never removed, nor mixed with new ones, unless a user says so.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, TypedDict
+
+from dask_image_ingest.errors import ExportError
+from dask_image_ingest.export.checkpoint.work import Work
+from dask_image_ingest.export.place import Place
+
+__all__ = ["PARTS", "WORK", "Part", "Record", "find_record"]
+
+#: What is done to each partition; and how many rows and bytes each has, when all are there.
+WORK, PARTS = "_checkpoint.json", "_parts.json"
+
+_FORMAT = 1
+
+
+class Part(TypedDict):
+    """What is known of a partition's file."""
+
+    rows: int
+    bytes: int
+
+
+@dataclass(frozen=True)
+class Record:
+    """What a checkpoint's folder says of itself."""
+
+    place: Place
+    work: Mapping[str, Any] | None
+    parts: Mapping[str, Part]
+
+    def is_of(self, work: Work) -> bool:
+        """Whether this is the work that the folder belongs to."""
+        return self.work is not None and self.work["work"] == work.digest
+
+    def refuse_other(self, work: Work) -> None:
+        """Say how a work differs from that which the folder belongs to, if it does."""
+        if self.work is not None and not self.is_of(work):
+            raise ExportError(
+                f"{self.place.url} has the results of other work: {_difference(self.work, work)}. "
+                "overwrite=True removes them; or choose another folder"
+            )
+
+    def begin(self, work: Work) -> None:
+        """Let the folder belong to a work."""
+        described = {
+            "format": _FORMAT,
+            "work": work.digest,
+            "version": work.version,
+            "steps": [[step.name, step.digest] for step in work.steps],
+        }
+        if not self.place.create(WORK, json.dumps(described, indent=1).encode()):
+            raise ExportError(f"another checkpoint began in {self.place.url} just now")
+
+    def finish(self, parts: Mapping[str, Part]) -> None:
+        """Say what is there."""
+        self.place.put(PARTS, json.dumps({"format": _FORMAT, "parts": parts}, indent=0).encode())
+        self.place.settle()
+
+
+def find_record(place: Place) -> Record:
+    """Look at what a folder says of itself.
+
+    Raises
+    ------
+    ExportError
+        If that is of a later release, or of nobody.
+    """
+    work, parts = (_parsed(place, name) for name in (WORK, PARTS))
+    return Record(place, work, {} if parts is None else parts["parts"])
+
+
+def _parsed(place: Place, name: str) -> dict[str, Any] | None:
+    content = place.read(name)
+    if content is None:
+        return None
+    try:
+        parsed = json.loads(content)
+        if parsed["format"] == _FORMAT:
+            return dict(parsed)
+    except (ValueError, KeyError, TypeError):
+        pass
+    raise ExportError(
+        f"{place.locate(name)} is not what this release writes there: choose another folder, or "
+        "move it away"
+    )
+
+
+def _difference(old: Mapping[str, Any], new: Work) -> str:
+    if old["version"] != new.version:
+        return f"version= was {old['version']!r} and is {new.version!r} now"
+    before = [tuple(step) for step in old["steps"]]
+    now = [(step.name, step.digest) for step in new.steps]
+    names = [[name for name, _ in steps] for steps in (before, now)]
+    if names[0] != names[1]:
+        return f"its steps were {', '.join(names[0])} and are {', '.join(names[1])} now"
+    # Those that come after it have changed with it.
+    return f"{next(name for name, digest in now if (name, digest) not in before)} has changed"
