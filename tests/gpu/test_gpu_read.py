@@ -167,3 +167,25 @@ def test_more_than_the_device_limit_is_spilled_and_comes_back(tmp_path, shards):
         (after,) = client.run(gpu_probes.spilled_bytes).values()
         print(state, after)
         assert after["spilled"] > 5e8
+
+
+def test_a_checkpoint_gives_the_same_frame_back_and_opens_without_a_gpu(client, shards, tmp_path):
+    def made(backend):
+        ddf = dii.read_webdataset_images(shards, backend=backend, size=16)
+        return ddf.images.map_batches(
+            lambda images: images.mean((1, 2)), {"mean": "list<float32>"}, keep_image=True
+        )
+
+    want = made("cudf").compute()
+    got = dii.checkpoint(made("cudf"), tmp_path / "out", version="1").compute()
+    on_host = dii.checkpoint(made("pandas"), tmp_path / "out", version="1").compute()
+    assert type(got) is type(want)
+    assert list(got.columns) == list(want.columns) == list(on_host.columns)
+    for name in ("__key__", "width", "mean"):
+        assert got[name].to_arrow().to_pylist() == want[name].to_arrow().to_pylist()
+    assert on_host["__key__"].tolist() == want["__key__"].to_arrow().to_pylist()
+    for one, other, host in zip(
+        *(frame["image"].images.arrays() for frame in (got, want, on_host)), strict=True
+    ):
+        np.testing.assert_array_equal(one.get(), other.get())
+        np.testing.assert_array_equal(host, other.get())
