@@ -26,8 +26,8 @@ from dask_image_ingest.export.checkpoint.stored import Stored
 from dask_image_ingest.export.checkpoint.work import Work
 from dask_image_ingest.export.lock import LOCK, hold
 from dask_image_ingest.export.place import STAGING, Place
-from dask_image_ingest.export.tasks import run
 from dask_image_ingest.frames import backend_of
+from dask_image_ingest.progress import run
 from dask_image_ingest.storage import Shard, find_shards, local_path
 
 __all__ = ["store"]
