@@ -15,7 +15,7 @@ from dask_image_ingest.errors import (
     ShardError,
     ShardNotFoundError,
 )
-from dask_image_ingest.export import checkpoint, to_webdataset
+from dask_image_ingest.export import Encode, checkpoint, to_webdataset
 from dask_image_ingest.view import gallery
 
 __version__ = "0.1.0"
@@ -23,6 +23,7 @@ __version__ = "0.1.0"
 __all__ = [
     "ArgumentError",
     "DaskImageIngestError",
+    "Encode",
     "ExportError",
     "FunctionError",
     "ImageDecodeError",

@@ -15,10 +15,10 @@ from dask.diagnostics import ProgressBar
 
 from dask_image_ingest.cli.status import BAD_DATA, FINE
 from dask_image_ingest.dataset import read_webdataset_images
-from dask_image_ingest.progress import compute, compute_all, run
+from dask_image_ingest.progress import compute_all, run
 from dask_image_ingest.report import (
     check_shard,
-    count_samples,
+    describe_shard,
     describe_text,
     head_text,
     in_total,
@@ -37,8 +37,10 @@ _NEEDS_DECODING = ["image", "error"]
 
 def describe(args: argparse.Namespace) -> int:
     """Print totals, and a line per shard; decode nothing unless asked."""
-    counts = count_samples(_read(args), args.decode)
-    summary = summarize(compute(counts, _on_terminal()), _urls(args))
+    function = functools.partial(
+        describe_shard, storage_options=args.storage_options, decode_too=args.decode
+    )
+    summary = summarize(run(function, _urls(args), _on_terminal()))
     print(json.dumps(summary, indent=2) if args.json else describe_text(summary))
     return BAD_DATA if is_bad(summary) else FINE
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from functools import cached_property
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -87,6 +88,10 @@ class SampleRows:
         """The encoded image of one row."""
         span = self.spans[row]
         return None if span is None else read_member(self._content, self._index, span)
+
+    def opened(self, row: int) -> Any:
+        """The encoded image of one row, read where it is sliced; only of a row that has one."""
+        return open_member(self._content, self._index, self.spans[row] or (0, 0))
 
     def origin(self, row: int) -> Origin:
         """Which sample of which shard a row is."""

@@ -7,6 +7,7 @@ pixels for a partition, with a reason for every image that has none.
 from dask_image_ingest.decode.decoders import decoders_for
 from dask_image_ingest.decode.formats.bad_image import printable
 from dask_image_ingest.decode.formats.header import Header, read_header
+from dask_image_ingest.decode.formats.jpeg_frame import read_jpeg_frame
 from dask_image_ingest.decode.images import decode
 from dask_image_ingest.decode.options import MAX_PIXELS, Decoding, ImageShape, make_decoding
 from dask_image_ingest.decode.origin import Origin
@@ -29,5 +30,6 @@ __all__ = [
     "make_decoding",
     "printable",
     "read_header",
+    "read_jpeg_frame",
     "require_simplejpeg",
 ]

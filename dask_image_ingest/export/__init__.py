@@ -6,9 +6,11 @@ frame computes is kept as parquet files, a partition each (``checkpoint/``).
 
 from dask_image_ingest.export.checkpoint import ReadStored, checkpoint
 from dask_image_ingest.export.command import add_export
+from dask_image_ingest.export.jpeg import Encode
 from dask_image_ingest.export.write import to_webdataset
 
 __all__ = [
+    "Encode",
     "ReadStored",
     "add_export",
     "checkpoint",

@@ -11,7 +11,9 @@ from dask.utils import parse_bytes
 from dask_image_ingest.dask_internals import FrameBase
 from dask_image_ingest.dataset import ReadWebDataset
 from dask_image_ingest.errors import ArgumentError
+from dask_image_ingest.export.baseline import require_turbojpeg
 from dask_image_ingest.export.job import Options
+from dask_image_ingest.export.jpeg import Jpeg, make_jpeg
 from dask_image_ingest.export.local_place import LocalPlace
 from dask_image_ingest.export.members import make_members
 from dask_image_ingest.export.place import Place
@@ -70,6 +72,7 @@ def make_options(
     members: Any,
     sidecar: Any,
     index: bool,
+    jpeg: Any,
     errors: Any,
     drop_bad_images: bool,
 ) -> Options:
@@ -78,6 +81,8 @@ def make_options(
     Raises
     ------
     ArgumentError
+    MissingDependencyError
+        If a library is missing that ``jpeg`` needs.
     """
     if sidecar not in ("parquet", None):
         raise ArgumentError(f"sidecar={sidecar!r}; choose 'parquet' or None")
@@ -100,6 +105,7 @@ def make_options(
         members=make_members(members, columns),
         sidecar=sidecar is not None,
         index=bool(index),
+        jpeg=_jpeg(jpeg),
         drop_rows=errors == "drop",
         drop_bad_images=bool(drop_bad_images),
     )
@@ -129,6 +135,13 @@ def _fields(text: str) -> list[str] | None:
         return [name for _, name, _, _ in string.Formatter().parse(text) if name is not None]
     except ValueError:
         return None
+
+
+def _jpeg(jpeg: Any) -> Jpeg:
+    made = make_jpeg(jpeg)
+    if made == "baseline":
+        require_turbojpeg()
+    return made
 
 
 def _count(number: Any) -> int | None:

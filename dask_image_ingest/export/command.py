@@ -14,6 +14,7 @@ from dask_image_ingest.dataset import read_webdataset_images
 from dask_image_ingest.decode import printable
 from dask_image_ingest.errors import ArgumentError, ShardError, ShardNotFoundError
 from dask_image_ingest.export.arguments import make_options, source_options_of, split_path
+from dask_image_ingest.export.jpeg import parse_jpeg
 from dask_image_ingest.export.run import Exported, export
 from dask_image_ingest.export.where import json_fields_of, parse_where
 from dask_image_ingest.progress import run
@@ -57,6 +58,13 @@ def add_export(verbs: Any, common: argparse.ArgumentParser) -> None:
     add("--no-sidecar", action="store_true", help="no parquet files beside the shards")
     add("--index", action="store_true", help=".idx files beside the shards, for DALI's reader")
     add(
+        "--jpeg",
+        default="keep",
+        metavar="HOW",
+        help="keep (default), baseline (progressive JPEG becomes baseline without loss), or "
+        "encode:quality=92,size=512,resize=shorter,subsampling=420,restart_rows=1, each if wanted",
+    )
+    add(
         "--drop-bad-images",
         action="store_true",
         help="decode every image, and leave out those that are bad",
@@ -90,6 +98,7 @@ def export_command(args: argparse.Namespace) -> int:
         members=args.members.split(",") if args.members else "all",
         sidecar=None if args.no_sidecar else "parquet",
         index=args.index,
+        jpeg=parse_jpeg(args.jpeg),
         errors="raise" if args.strict else "drop",
         drop_bad_images=args.drop_bad_images,
     )

@@ -11,10 +11,11 @@ import numpy as np
 import pyarrow as pa
 
 from dask_image_ingest.errors import ShardError
+from dask_image_ingest.export.choose import COLUMN, EXPANDED, SOURCE
 from dask_image_ingest.export.header import Chunk
 from dask_image_ingest.export.job import Job
 from dask_image_ingest.export.layout import Layout
-from dask_image_ingest.export.locate import COLUMN, EXPANDED, SOURCE, version_of
+from dask_image_ingest.export.locate import version_of
 from dask_image_ingest.storage import find_shards, open_shard
 
 __all__ = ["copy_members"]

@@ -6,6 +6,7 @@ import uuid
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
+from dask_image_ingest.export.jpeg import Jpeg, describe_jpeg
 from dask_image_ingest.export.members import Members
 from dask_image_ingest.export.place import STAGING, Place
 
@@ -29,6 +30,7 @@ class Options:
     members: Members
     sidecar: bool
     index: bool
+    jpeg: Jpeg
     drop_rows: bool
     drop_bad_images: bool
 
@@ -39,7 +41,8 @@ class Options:
     def described(self) -> dict[str, Any]:
         """For people and for comparison, as JSON knows it."""
         members = self.members
-        described = {name: value for name, value in asdict(self).items() if name != "members"}
+        described = asdict(self)
+        described["jpeg"] = describe_jpeg(self.jpeg)
         described["members"] = {
             "copied": "all" if members.copied is None else sorted(members.copied),
             "left_out": sorted(members.left_out),

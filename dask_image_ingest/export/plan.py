@@ -1,7 +1,7 @@
 """Which sample goes into which shard: decided from pointers, the same whatever the partitions were.
 
-A plan is a table of one row for each sample in the order in which they are written, about 150 bytes
-each, and the row at which each shard begins.
+A plan is a table of one row for each sample in the order in which they are written, 155 bytes for
+one of four members, and the row at which each shard begins.
 """
 
 from __future__ import annotations

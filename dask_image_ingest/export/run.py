@@ -21,6 +21,7 @@ from dask_image_ingest.export.commit import (
     refuse_foreign,
 )
 from dask_image_ingest.export.job import LEFT_OUT, MANIFEST, PLAN, Job, Options, staged_name
+from dask_image_ingest.export.kept import is_kept
 from dask_image_ingest.export.local_place import LocalPlace
 from dask_image_ingest.export.lock import hold
 from dask_image_ingest.export.place import STAGING, Place
@@ -161,7 +162,10 @@ class _Run:
     def _facts_of_earlier(self) -> dict[str, Any] | None:
         """What a run that was killed while it wrote shards knew; None if there is no such thing."""
         if self.earlier.plan is None:
-            self.place.remove_staging()
+            if self.resume:
+                self.place.remove(name for name in self._staged() if not is_kept(name))
+            else:
+                self.place.remove_staging()
             return None
         staged = self.place.sizes(STAGING)
         self.place.remove(f"{STAGING}/{name}" for name in staged if name.endswith(".tmp"))
@@ -175,14 +179,18 @@ class _Run:
         """Find out what is to be written, and begin."""
         before = self._staged()
         job = replace(self.job, pointers=staged_name("pointers"), planned=staged_name("planned"))
+        refused = False
         try:
             staged = stage(self.frame, job, self.columns, self.show)
             prepared = prepare(staged, job, self.show)
+            refused = True
             described = self._accepted(staged, prepared)
-        except BaseException:
-            # Nothing of this attempt stays.
-            self.place.remove(set(self._staged()) - set(before))
-            if not before:
+        except BaseException as error:
+            # Nothing of this attempt stays but pictures, if it broke off while it made them.
+            refused = refused or isinstance(error, ArgumentError)
+            made = set(self._staged()) - set(before)
+            self.place.remove(name for name in made if refused or not is_kept(name))
+            if not self._staged():
                 self.place.remove_staging()
             raise
         going_on = self.resume and self.earlier.plan is not None
@@ -190,7 +198,7 @@ class _Run:
             self.earlier.keep_what_is_there()
         else:
             self.earlier.remove()
-            self.place.remove(before)
+            self.place.remove(name for name in before if not is_kept(name))
             self._begin(described, prepared.reasons)
         plan = prepared.plan
         facts = {

@@ -110,7 +110,8 @@ def _contents(
             contents[name] = index_file(layout, len(batch))
         elif columns is not None:
             schema = pa.ipc.read_schema(pa.py_buffer(batch.schema.metadata[b"sidecar"]))
-            contents[name] = sidecar(columns, schema, layout, url)
+            shapes = pa.Table.from_batches([batch.select(["height", "width"])])
+            contents[name] = sidecar(columns, schema, layout, shapes, url)
     return contents
 
 

@@ -9,6 +9,7 @@ from typing import Any, Literal
 import pandas as pd
 
 from dask_image_ingest.export.arguments import make_options, source_options_of, split_path
+from dask_image_ingest.export.jpeg import Encode
 from dask_image_ingest.export.run import export
 
 __all__ = ["to_webdataset"]
@@ -24,6 +25,7 @@ def to_webdataset(
     members: str | Sequence[Any] | Mapping[str, Any] = "all",
     sidecar: Literal["parquet"] | None = "parquet",
     index: bool = False,
+    jpeg: Literal["keep", "baseline"] | Encode = "keep",
     errors: Literal["raise", "drop"] = "raise",
     drop_bad_images: bool = False,
     resume: bool = False,
@@ -34,7 +36,8 @@ def to_webdataset(
 ) -> pd.DataFrame:
     """Write the samples of a frame as WebDataset shards, each member byte for byte as it was.
 
-    Only the pointers and the metadata columns of the frame are computed: no image is decoded. Then
+    Only the pointers and the metadata columns of the frame are computed: no image is decoded,
+    unless ``jpeg`` asks for it. Then
     each sample's members are copied from its shard, a task for each new shard. Rows may come out of
     any filter, join, sort or shuffle, and their order is kept.
 
@@ -68,6 +71,13 @@ def to_webdataset(
         none.
     index
         Whether to write ``.idx`` files, as wds2idx does, for DALI's reader.
+    jpeg
+        What becomes of the pictures that the rows point to. ``"keep"``: nothing, they leave byte
+        for byte. ``"baseline"``: JPEGs that are progressive, arithmetic or in several scans become
+        baseline in one scan, without loss: the same coefficients, EXIF and colour profile; all
+        other pictures stay. This is what hardware decoders take, and needs libjpeg-turbo (extra
+        ``jpeg``). :class:`Encode`: every picture is decoded, resized if asked, and encoded as a
+        member ``jpg``. A picture for which that fails is a row that can't be exported.
     errors
         What becomes of rows that can't be exported (a key that readers would not give back, a
         sample twice, a shard that is gone): ``"raise"`` refuses all before anything is written,
@@ -98,6 +108,8 @@ def to_webdataset(
     ------
     ArgumentError
         For arguments that make no sense, and for rows that can't be exported.
+    MissingDependencyError
+        If ``jpeg="baseline"`` finds no libjpeg-turbo.
     ExportError
         If the place can't be written to, has other files of these names or an export already, or if
         another export writes there now.
@@ -131,6 +143,7 @@ def to_webdataset(
         members=members,
         sidecar=sidecar,
         index=index,
+        jpeg=jpeg,
         errors=errors,
         drop_bad_images=drop_bad_images,
     )

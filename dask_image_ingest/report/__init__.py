@@ -1,16 +1,16 @@
 """Reports of shards, for the command line: what is in them, and their health.
 
-In: shards, or counts of their samples. Out: the report, as plain data for machines and as text for
+In: shards. Out: the report, as plain data for machines and as text for
 people.
 """
 
 from dask_image_ingest.report.check import check_shard, in_total, in_words
-from dask_image_ingest.report.describe import count_samples, describe_text, is_bad, summarize
+from dask_image_ingest.report.describe import describe_shard, describe_text, is_bad, summarize
 from dask_image_ingest.report.text import head_text
 
 __all__ = [
     "check_shard",
-    "count_samples",
+    "describe_shard",
     "describe_text",
     "head_text",
     "in_total",

@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from dask.utils import format_bytes
 
-from dask_image_ingest.dataset import IMAGE_EXTENSIONS, NoPixels, SampleRows
+from dask_image_ingest.dataset import NoPixels, SampleRows
 from dask_image_ingest.decode import MAX_PIXELS, Decoding, decode, printable
 from dask_image_ingest.errors import ShardError, ShardNotFoundError
-from dask_image_ingest.storage import open_shard
-from dask_image_ingest.tar import TarIndex, index_tar
+from dask_image_ingest.report.hardware import hardware_in_words, hardware_summary, not_in_hardware
+from dask_image_ingest.report.shard_rows import open_rows
+from dask_image_ingest.tar import TarIndex
 
 __all__ = ["Bad", "ShardHealth", "check_shard", "in_total", "in_words"]
 
@@ -68,6 +70,8 @@ class ShardHealth:
         The keys of more than one sample.
     interleaved
         Keys whose members do not lie side by side, and which webdataset would split.
+    hardware
+        How many images a hardware JPEG decoder takes, and the others by reason.
     pax, sparse
         Members with a PAX header, and members stored with holes: sound, yet not read everywhere.
     """
@@ -82,6 +86,7 @@ class ShardHealth:
     duplicates: list[str] = field(default_factory=list)
     repeated: list[str] = field(default_factory=list)
     interleaved: list[str] = field(default_factory=list)
+    hardware: dict[str, Any] = field(default_factory=lambda: hardware_summary(0, {}))
     pax: int = 0
     sparse: int = 0
 
@@ -94,17 +99,7 @@ class ShardHealth:
 def check_shard(url: str, storage_options: dict[str, Any] | None = None) -> ShardHealth:
     """Read a shard from end to end, decode every image, keep none."""
     try:
-        with open_shard(url, storage_options) as content:
-            index = index_tar(content, url)
-            rows = SampleRows(
-                url,
-                content,
-                index,
-                range(len(index.samples)),
-                image_extensions=IMAGE_EXTENSIONS.split(";"),
-                components=(),
-                max_pixels=MAX_PIXELS,
-            )
+        with open_rows(url, storage_options) as (rows, index):
             decoding = Decoding(max_pixels=MAX_PIXELS)
             pixels = decode(rows.headers, rows.image_bytes, decoding, NoPixels(), rows.origin)
             return _health(rows, index, pixels.errors)
@@ -121,6 +116,7 @@ def in_total(shards: Sequence[ShardHealth]) -> dict[str, Any]:
         "damaged": [shard.url for shard in shards if shard.damage],
         **{name: sum(getattr(shard, name) for shard in shards) for name in _COUNTS},
         **{name: sum(len(getattr(shard, name)) for shard in shards) for name in _LISTS},
+        "hardware": _hardware_in_total(shards),
         "bad_images": {code: asdict(bad) for code, bad in _bad_in_total(shards).items()},
         "per_shard": [asdict(shard) for shard in shards],
     }
@@ -135,6 +131,7 @@ def in_words(shards: Sequence[ShardHealth]) -> str:
         f"{len(shards):,} shards, {samples:,} samples, {format_bytes(nbytes)} of images",
         f"{sum(shard.is_bad for shard in shards):,} shards with problems, "
         f"{sum(entry.count for entry in bad.values()):,} bad images",
+        hardware_in_words(_hardware_in_total(shards)),
     ]
     if bad:
         width = max(map(len, bad))
@@ -170,9 +167,24 @@ def _health(rows: SampleRows, index: TarIndex, errors: Iterable[str | None]) -> 
         duplicates=[sample.key for sample in index.samples if sample.duplicates],
         repeated=list(index.repeated),
         interleaved=list(index.interleaved),
+        hardware=_hardware(rows),
         pax=index.pax,
         sparse=len(index.sparse),
     )
+
+
+def _hardware(rows: SampleRows) -> dict[str, Any]:
+    others = Counter(why for why in not_in_hardware(rows) if why is not None)
+    images = sum(span is not None for span in rows.spans)
+    return hardware_summary(images, others)
+
+
+def _hardware_in_total(shards: Sequence[ShardHealth]) -> dict[str, Any]:
+    others: Counter[str] = Counter()
+    for shard in shards:
+        others.update(shard.hardware["others"])
+    images = sum(shard.hardware["of"] for shard in shards)
+    return hardware_summary(images, others)
 
 
 def _bad_in_total(shards: Sequence[ShardHealth]) -> dict[str, Bad]:

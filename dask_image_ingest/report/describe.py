@@ -1,50 +1,92 @@
-"""What is in shards, as `dask-image-ingest describe` counts it and tells it."""
+"""What is in a collection, by its headers alone: `dask-image-ingest describe`."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import pandas as pd
 from dask.utils import format_bytes
 
+from dask_image_ingest.dataset import NoPixels
+from dask_image_ingest.decode import MAX_PIXELS, Decoding, decode, printable
+from dask_image_ingest.report.hardware import hardware_in_words, hardware_summary, not_in_hardware
+from dask_image_ingest.report.shard_rows import open_rows
 from dask_image_ingest.report.text import common_folder, listing, number
 
-__all__ = ["count_samples", "describe_text", "is_bad", "summarize"]
-
-_HEADER = ["format", "height", "width"]
+__all__ = ["Described", "describe_shard", "describe_text", "is_bad", "summarize"]
 
 
-def count_samples(frame: Any, decode: bool) -> Any:
-    """Count the samples of each shard, format and size, and with ``decode`` of each error.
+@dataclass(frozen=True)
+class Described:
+    """One shard.
 
-    Gives a lazy frame: for each such group of a partition its ``samples``, ``images``, ``nbytes``.
+    Attributes
+    ----------
+    url
+        The shard.
+    counts
+        A row for each distinct format, height, width, error and reason why a hardware decoder does
+        not take it: how many samples and images, and the images' bytes.
+    damage
+        What of it is lost, and why; None if nothing is.
     """
-    by = ["__url__", *_HEADER, *(["error"] if decode else [])]
-    return frame[[*by, "nbytes"]].map_partitions(_count, by)
+
+    url: str
+    counts: pd.DataFrame
+    damage: str | None
 
 
-def summarize(counts: pd.DataFrame, urls: Sequence[str]) -> dict[str, Any]:
-    """The report for machines: totals, and those of each shard, in the order of ``urls``."""
-    parts = dict(iter(counts.groupby("__url__")))
+def describe_shard(
+    url: str, storage_options: dict[str, Any] | None = None, decode_too: bool = False
+) -> Described:
+    """Read the headers of a shard's images; decode them too, if asked, and keep none.
+
+    Raises
+    ------
+    ShardError
+        If it can't be read.
+    """
+    with open_rows(url, storage_options) as (rows, index):
+        names = ["format", "height", "width", "nbytes"]
+        frame = rows.table(names).to_pandas(types_mapper=pd.ArrowDtype)
+        frame["hardware"] = pd.array(not_in_hardware(rows), dtype="str")
+        if decode_too:
+            decoding = Decoding(max_pixels=MAX_PIXELS)
+            pixels = decode(rows.headers, rows.image_bytes, decoding, NoPixels(), rows.origin)
+            codes = [error and error.partition(":")[0] for error in pixels.errors]
+            frame["error"] = pd.array(codes, dtype="str")
+        damage = index.damage
+    by = [name for name in frame.columns if name != "nbytes"]
+    groups = frame.groupby(by, dropna=False, observed=True)["nbytes"]
+    counts = groups.agg(samples="size", images="count", nbytes="sum").reset_index()
+    return Described(url, counts, None if damage is None else f"{damage.code}: {damage.reason}")
+
+
+def summarize(shards: Sequence[Described]) -> dict[str, Any]:
+    """Totals, and the same of each shard."""
+    counts = pd.concat([shard.counts for shard in shards], ignore_index=True)
     return {
-        "shards": len(urls),
+        "shards": len(shards),
         **_totals(counts),
-        "per_shard": [{"url": url, **_totals(parts.get(url, counts[:0]))} for url in urls],
+        "damaged": {shard.url: shard.damage for shard in shards if shard.damage},
+        "per_shard": [{"url": shard.url, **_totals(shard.counts)} for shard in shards],
     }
 
 
 def is_bad(summary: dict[str, Any]) -> bool:
-    """Whether a sample has no image, or one that can't be read."""
+    """Whether images or samples are missing, damaged, or cannot be decoded."""
     return bool(
         summary["unreadable_headers"]
         or summary["images"] < summary["samples"]
         or summary.get("errors")
+        or summary["damaged"]
     )
 
 
 def describe_text(summary: dict[str, Any]) -> str:
-    """The report for people: totals, and a line per shard."""
+    """The summary for people, with a line for each shard."""
     folder = common_folder([shard["url"] for shard in summary["per_shard"]])
     lines = [
         f"{number(summary['samples'], 'sample')} in {number(summary['shards'], 'shard')}"
@@ -54,18 +96,13 @@ def describe_text(summary: dict[str, Any]) -> str:
         f"{format_bytes(summary['rgb_bytes'])} decoded to RGB",
         f"formats  {listing(summary['formats'])}",
         "size     " + ", ".join(f"{name} {w} × {h}" for name, (w, h) in summary["sizes"].items()),
+        f"hardware {hardware_in_words(summary['hardware'])}",
         f"bad      {_bad_text(summary)}",
+        *(f"damaged  {printable(url, 1000)}: {why}" for url, why in summary["damaged"].items()),
         "",
     ]
     table = pd.DataFrame([_shard_row(shard, folder) for shard in summary["per_shard"]])
     return "\n".join(lines) + ("\n" + table.to_string(index=False) if len(table) else "")
-
-
-def _count(frame: pd.DataFrame, by: list[str]) -> pd.DataFrame:
-    if "error" in by:
-        frame = frame.assign(error=frame["error"].str.split(":").str[0])
-    groups = frame.groupby(by, dropna=False, observed=True)["nbytes"]
-    return groups.agg(samples="size", images="count", nbytes="sum").reset_index()
 
 
 def _totals(counts: pd.DataFrame) -> dict[str, Any]:
@@ -78,6 +115,7 @@ def _totals(counts: pd.DataFrame) -> dict[str, Any]:
         "unreadable_headers": int(counts["images"].sum() - readable["images"].sum()),
         "formats": _histogram(counts, "format"),
         "sizes": _sizes(readable),
+        "hardware": hardware_summary(int(counts["images"].sum()), _histogram(counts, "hardware")),
     }
     if "error" in counts:
         totals["errors"] = _histogram(counts, "error")
@@ -90,7 +128,7 @@ def _histogram(counts: pd.DataFrame, column: str) -> dict[str, int]:
 
 
 def _sizes(readable: pd.DataFrame) -> dict[str, list[int]]:
-    """The images with the fewest, the median and the most pixels, each as [width, height]."""
+    """Pick the images with the fewest, the median and the most pixels, each as [width, height]."""
     if readable.empty:
         return {}
     ordered = readable.assign(pixels=readable["height"] * readable["width"]).sort_values("pixels")

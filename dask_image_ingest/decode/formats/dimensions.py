@@ -39,7 +39,7 @@ SEGMENT: Final = Struct(">BBH").unpack_from
 _FRAME: Final = Struct(">BHHB").unpack_from
 # Tables, application data but APP1, comments: nothing that matters here.
 _PASSED: Final = frozenset((0xDB, 0xC4, 0xDD, 0xCC, 0xFE, 0xE0, *range(0xE2, 0xF0)))
-_FRAMES: Final = frozenset(range(0xC0, 0xD0)) - {0xC4, 0xC8, 0xCC}
+FRAMES: Final = frozenset(range(0xC0, 0xD0)) - {0xC4, 0xC8, 0xCC}
 # Baseline, extended and progressive, all Huffman-coded.
 ORDINARY_FRAMES: Final = frozenset((0xC0, 0xC1, 0xC2))
 _EXIF, _SCAN, _END = 0xE1, 0xDA, b"\xff\xd9"
@@ -68,7 +68,7 @@ def jpeg(data: LazyBytes) -> Stored:
             needs_pillow = needs_pillow or mark != 0xFF or kind == 0x00
             following = head.find(b"\xff", at + 1)
             at = following if following >= 0 else len(head)
-        elif kind in _FRAMES:
+        elif kind in FRAMES:
             needs_pillow = needs_pillow or frame is not None or kind not in ORDINARY_FRAMES
             frame = _FRAME(head, at + 4)
             at += 2 + length

@@ -1,0 +1,41 @@
+"""One shard, opened for a report: its samples, of which nothing is read yet."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+from dask_image_ingest.dataset import IMAGE_EXTENSIONS, SampleRows
+from dask_image_ingest.decode import MAX_PIXELS
+from dask_image_ingest.storage import open_shard
+from dask_image_ingest.tar import TarIndex, index_tar
+
+__all__ = ["open_rows"]
+
+
+@contextmanager
+def open_rows(
+    url: str, storage_options: dict[str, Any] | None
+) -> Iterator[tuple[SampleRows, TarIndex]]:
+    """Walk a shard, and give all of its samples.
+
+    Raises
+    ------
+    ShardError, ShardNotFoundError
+        If it can't be read.
+    """
+    with open_shard(url, storage_options) as content:
+        index = index_tar(content, url)
+        yield (
+            SampleRows(
+                url,
+                content,
+                index,
+                range(len(index.samples)),
+                image_extensions=IMAGE_EXTENSIONS.split(";"),
+                components=(),
+                max_pixels=MAX_PIXELS,
+            ),
+            index,
+        )
