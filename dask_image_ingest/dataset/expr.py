@@ -4,24 +4,19 @@ from __future__ import annotations
 
 import functools
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import ClassVar
 
 from dask_image_ingest import dask_internals as dx
 from dask_image_ingest.dask_internals import BlockwiseIO, Len, Task
 from dask_image_ingest.dataset import filters as dnf
 from dask_image_ingest.dataset import masks
 from dask_image_ingest.dataset.filters import Filters
-from dask_image_ingest.dataset.partition import (
-    ErrorPolicy,
-    Query,
-    ShardErrorPolicy,
-    ShardSplit,
-    read_partition,
-)
+from dask_image_ingest.dataset.options import ReadOptions
+from dask_image_ingest.dataset.partition import read_partition
 from dask_image_ingest.dataset.predicates import as_filters
+from dask_image_ingest.dataset.query import Query
 from dask_image_ingest.dataset.schema import Schema
-from dask_image_ingest.decode import Decoding
-from dask_image_ingest.frames import BackendName, get_backend
+from dask_image_ingest.dataset.splits import ShardSplit
 from dask_image_ingest.storage import Shard
 
 masks.install()
@@ -41,12 +36,8 @@ class Dataset:
     splits: tuple[ShardSplit, ...]
     shards: tuple[Shard, ...]
     schema: Schema
-    decoding: Decoding
-    errors: ErrorPolicy
-    backend: BackendName
-    storage_options: dict[str, Any] | None
+    options: ReadOptions
     token: str
-    shard_errors: ShardErrorPolicy = "raise"
 
     def __dask_tokenize__(self) -> str:
         return self.token
@@ -74,7 +65,7 @@ class ReadWebDataset(dx.PartitionsFiltered, BlockwiseIO):
 
     @functools.cached_property
     def _name(self) -> str:
-        shape = self.dataset.decoding.shape
+        shape = self.dataset.options.decoding.shape
         if "image" in self.columns and None not in shape:
             height, width, channels = shape
             return f"{_NAME}-{height}x{width}x{channels}-{self.deterministic_token}"
@@ -89,7 +80,7 @@ class ReadWebDataset(dx.PartitionsFiltered, BlockwiseIO):
     @functools.cached_property
     def _meta(self):
         types = self.dataset.schema.types
-        return get_backend(self.dataset.backend).meta({name: types[name] for name in self.columns})
+        return self.dataset.options.get_backend().meta({name: types[name] for name in self.columns})
 
     def _divisions(self):
         return (None,) * (len(self.dataset.splits) + 1)
@@ -108,17 +99,12 @@ class ReadWebDataset(dx.PartitionsFiltered, BlockwiseIO):
         tell = self._reads_all and dataset.schema.inferred
         known = dataset.schema.extensions if tell else None
         return Query(
+            options=dataset.options,
             columns=tuple(self.columns),
             filters=filters,
             limit=self.operand("limit"),
-            decoding=dataset.decoding,
-            errors=dataset.errors,
-            backend=dataset.backend,
-            image_extensions=dataset.schema.image_extensions,
             components=dataset.schema.select(used),
             known_extensions=known,
-            shard_errors=dataset.shard_errors,
-            storage_options=dataset.storage_options,
         )
 
     def _filtered_task(self, name, index: int) -> Task:
@@ -135,7 +121,7 @@ class ReadWebDataset(dx.PartitionsFiltered, BlockwiseIO):
         if self.operand("limit") is not None:
             return None
         dataset = self.dataset
-        filters = as_filters(predicate, self, dataset.schema.types, dataset.backend)
+        filters = as_filters(predicate, self, dataset.schema.types, dataset.options.backend)
         return None if filters is None else dnf.both(self.operand("filters"), filters)
 
     def _simplify_up(self, parent, dependents):

@@ -8,13 +8,22 @@ from typing import Any
 
 from dask.utils import format_bytes
 
-from dask_image_ingest.dataset import IMAGE_EXTENSIONS, NoPixels, SampleRows
+from dask_image_ingest.dataset import (
+    IMAGE_EXTENSIONS,
+    NoPixels,
+    ReadOptions,
+    SampleRows,
+    parse_image_extensions,
+)
 from dask_image_ingest.decode import MAX_PIXELS, Decoding, decode, printable
 from dask_image_ingest.errors import ShardError, ShardNotFoundError
 from dask_image_ingest.storage import open_shard
 from dask_image_ingest.tar import TarIndex, index_tar
 
 __all__ = ["Bad", "ShardHealth", "check_shard", "in_total", "in_words"]
+
+# As `read_webdataset_images` has them.
+_OPTIONS = ReadOptions(parse_image_extensions(IMAGE_EXTENSIONS), Decoding(max_pixels=MAX_PIXELS))
 
 # Keys that are named of those that share a problem.
 _NAMED = 3
@@ -96,17 +105,10 @@ def check_shard(url: str, storage_options: dict[str, Any] | None = None) -> Shar
     try:
         with open_shard(url, storage_options) as content:
             index = index_tar(content, url)
-            rows = SampleRows(
-                url,
-                content,
-                index,
-                range(len(index.samples)),
-                image_extensions=IMAGE_EXTENSIONS.split(";"),
-                components=(),
-                max_pixels=MAX_PIXELS,
+            rows = SampleRows(url, content, index, _OPTIONS)
+            pixels = decode(
+                rows.headers, rows.image_bytes, _OPTIONS.decoding, NoPixels(), rows.origin
             )
-            decoding = Decoding(max_pixels=MAX_PIXELS)
-            pixels = decode(rows.headers, rows.image_bytes, decoding, NoPixels(), rows.origin)
             return _health(rows, index, pixels.errors)
     except (ShardError, ShardNotFoundError) as error:
         return ShardHealth(url, unreadable=printable(str(error), 1000))
