@@ -89,7 +89,7 @@ def list_of_names(argument: str, value: Any, what: str) -> list[str]:
     return [str(name) for name in found]
 
 
-def column_names(columns: Any, known: Iterable[Any]) -> list:
+def column_names(columns: Any, known: Iterable[Any]) -> list[Any]:
     """The names in ``columns=`` of a frame that has the columns ``known``."""
     try:
         names = None if isinstance(columns, str) else list(columns)

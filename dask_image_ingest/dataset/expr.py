@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import Any, ClassVar
 
 from dask_image_ingest import dask_internals as dx
 from dask_image_ingest.dask_internals import BlockwiseIO, Len, Task
@@ -78,11 +78,11 @@ class ReadWebDataset(dx.PartitionsFiltered, BlockwiseIO):
         return list(self.dataset.schema.types) if columns is None else list(columns)
 
     @functools.cached_property
-    def _meta(self):
+    def _meta(self) -> Any:
         types = self.dataset.schema.types
         return self.dataset.options.get_backend().meta({name: types[name] for name in self.columns})
 
-    def _divisions(self):
+    def _divisions(self) -> tuple[None, ...]:
         return (None,) * (len(self.dataset.splits) + 1)
 
     @property
@@ -107,16 +107,16 @@ class ReadWebDataset(dx.PartitionsFiltered, BlockwiseIO):
             known_extensions=known,
         )
 
-    def _filtered_task(self, name, index: int) -> Task:
+    def _filtered_task(self, name: Any, index: int) -> Task:
         split = self.dataset.splits[index]
         return Task(name, read_partition, split, self.query, _data_producer=True)
 
-    def _filter_passthrough_available(self, parent, dependents) -> bool:
+    def _filter_passthrough_available(self, parent: dx.Expr, dependents: Any) -> bool:
         return super()._filter_passthrough_available(parent, dependents) and (
             self._filtered_by(parent.predicate) is not None
         )
 
-    def _filtered_by(self, predicate) -> Filters | None:
+    def _filtered_by(self, predicate: dx.Expr) -> Filters | None:
         """The filters of this read and a predicate together, None where that is not simple."""
         if self.operand("limit") is not None:
             return None
@@ -124,7 +124,7 @@ class ReadWebDataset(dx.PartitionsFiltered, BlockwiseIO):
         filters = as_filters(predicate, self, dataset.schema.types, dataset.options.backend)
         return None if filters is None else dnf.both(self.operand("filters"), filters)
 
-    def _simplify_up(self, parent, dependents):
+    def _simplify_up(self, parent: dx.Expr, dependents: Any) -> dx.Expr | None:
         if is_settled(self, dependents):
             return None
         if isinstance(parent, dx.Filter):
@@ -144,12 +144,12 @@ class ReadWebDataset(dx.PartitionsFiltered, BlockwiseIO):
             return self._head(parent) if parent.n >= 0 else None
         return super()._simplify_up(parent, dependents)
 
-    def _head(self, parent):
+    def _head(self, parent: dx.Head) -> HeadOfRead:
         limit = self.operand("limit")
         limit = parent.n if limit is None else min(parent.n, limit)
         return HeadOfRead(self.substitute_parameters({"limit": limit}), *parent.operands[1:])
 
-    def _with(self, parent, **operands):
+    def _with(self, parent: dx.Expr, **operands: Any) -> dx.Expr | None:
         """``parent`` over a read with other operands; None where nothing would change."""
         if all(self.operand(name) == value for name, value in operands.items()):
             return None
@@ -166,7 +166,7 @@ class ReadWebDataset(dx.PartitionsFiltered, BlockwiseIO):
         described = ", ".join(f"{k}={v!r}" for k, v in shown.items() if v is not None)
         return f"ReadWebDataset({self.dataset}, {described})"
 
-    def _tree_repr_argument_construction(self, i, op, header):
+    def _tree_repr_argument_construction(self, i: int, op: Any, header: str) -> str:
         name = self._parameters[i]
         if name == "dataset":
             return f"{header} {op} decodes={self.query.must_decode}"
@@ -180,16 +180,16 @@ class HeadOfRead(dx.Head):
     pass below it.
     """
 
-    def _simplify_down(self):
+    def _simplify_down(self) -> None:
         return None
 
-    def _simplify_up(self, parent, dependents):
+    def _simplify_up(self, parent: dx.Expr, dependents: Any) -> dx.Expr | None:
         if isinstance(parent, dx.Projection):
             return dx.plain_column_projection(self, parent, dependents)
         return super()._simplify_up(parent, dependents)
 
 
-def is_settled(expr, dependents) -> bool:
+def is_settled(expr: dx.Expr, dependents: Any) -> bool:
     """Whether an expression must stay as it is, in a query that is optimised a second time.
 
     ``persist`` does that. Tasks that were fused the first time know the others by their names.

@@ -84,7 +84,7 @@ def _warn(url: str, index: TarIndex, query: Query) -> None:
 
 def _first_rows(split: ShardSplit, rows: SampleRows, query: Query, limit: int) -> Any:
     """The first rows where only the decoder tells which these are: few at first, then more."""
-    parts: list = []
+    parts: list[Any] = []
     start, size = 0, max(1, limit)
     while not parts or (start < len(rows) and sum(map(len, parts)) < limit):
         portion = rows.take(range(start, min(start + size, len(rows))))

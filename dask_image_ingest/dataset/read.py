@@ -41,16 +41,16 @@ _NO_GPU_HERE = (
 
 
 def read_webdataset_images(
-    paths: str | os.PathLike | Sequence[str | os.PathLike],
+    paths: str | os.PathLike[str] | Sequence[str | os.PathLike[str]],
     columns: Sequence[str] | None = None,
-    filters: Sequence | None = None,
+    filters: Sequence[Any] | None = None,
     *,
     image: str | Sequence[str] = IMAGE_EXTENSIONS,
     components: str | Mapping[str, Any] = "infer",
     json_fields: Mapping[str, Any] | None = None,
     size: int | tuple[int, int] | None = None,
     resize: Literal["stretch", "crop", "pad", "shorter", "longer"] = "stretch",
-    transform: Callable | None = None,
+    transform: Callable[..., Any] | None = None,
     mode: Literal["RGB", "L"] = "RGB",
     backend: Literal["cudf", "pandas"] | None = None,
     errors: ErrorPolicy = "null",
@@ -59,7 +59,7 @@ def read_webdataset_images(
     max_pixels: int | None = MAX_PIXELS,
     scaled_decode: bool = False,
     storage_options: dict[str, Any] | None = None,
-):
+) -> Any:
     """Read WebDataset tar shards of images as a lazy Dask dataframe.
 
     One row per sample, one task per shard. Nothing is read but the first shard's tar headers, its

@@ -14,6 +14,7 @@ from dask_image_ingest.frames.pandas import pandas_type
 from dask_image_ingest.frames.pixel_memory import LEAST_SHARED, pixel_memory
 from dask_image_ingest.frames.shared_memory import map_block, this_machine
 from dask_image_ingest.frames.stored_frame import index_columns
+from dask_image_ingest.frames.type_names import is_text, parse_type
 
 __all__ = [
     "IMAGE",
@@ -26,9 +27,11 @@ __all__ = [
     "get_backend",
     "gpus",
     "index_columns",
+    "is_text",
     "joined",
     "map_block",
     "pandas_type",
+    "parse_type",
     "pixel_memory",
     "register_accessor",
     "this_machine",
