@@ -43,7 +43,7 @@ class ScaledDecoder:
         DALI tensor list, or a list of DALI tensors, None for an image that DALI could not decode.
         """
         pool = decode_pool()
-        begun: list[Future] | None = None
+        begun: list[Future[Any]] | None = None
         batch: list[np.ndarray] = []
         for following in chain(batches, [None]):
             submitted = [pool.submit(self._reduced, data) for data in following or ()]
