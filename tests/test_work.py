@@ -14,7 +14,7 @@ from dask_image_ingest.dataset.metadata import SampleRows
 from dask_image_ingest.dataset.options import ReadOptions
 from dask_image_ingest.dataset.schema import IMAGE_EXTENSIONS, make_schema, parse_image_extensions
 from dask_image_ingest.decode.options import MAX_PIXELS, Decoding
-from dask_image_ingest.storage.paths import open_shard
+from dask_image_ingest.storage import open_shard
 from dask_image_ingest.tar import index_tar
 from dask_image_ingest.tar.garbage_collection import gc_paused
 
