@@ -26,8 +26,8 @@ from dask_image_ingest.export.checkpoint.stored import Stored
 from dask_image_ingest.export.checkpoint.work import Work
 from dask_image_ingest.export.lock import LOCK, hold
 from dask_image_ingest.export.place import STAGING, Place
-from dask_image_ingest.export.tasks import run
 from dask_image_ingest.frames import backend_of
+from dask_image_ingest.progress import run
 from dask_image_ingest.storage import Shard, find_shards, local_path
 
 __all__ = ["store"]
@@ -138,8 +138,8 @@ class _Run:
         job = _Job(
             self.place,
             list(self.meta.columns),
-            None if read is None else read.dataset.storage_options,
-            skip=read is not None and read.dataset.shard_errors == "skip",
+            None if read is None else read.dataset.options.storage_options,
+            skip=read is not None and read.dataset.options.shard_errors == "skip",
         )
         tasks = [
             _Task(cull(graph, [key]), key, name, None if read is None else split.shard)
