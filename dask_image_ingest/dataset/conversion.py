@@ -28,7 +28,7 @@ _MISFIT = (
     pa.ArrowException,
 )
 
-# No honest record comes near this.
+# Larger members are not parsed, in bytes.
 _LARGEST_JSON = 16 << 20
 
 

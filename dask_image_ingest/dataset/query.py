@@ -27,7 +27,7 @@ class Query:
     components
         The components that the columns or the filters need.
     known_extensions
-        The kinds of members that are no news to the user; None where nobody wants to hear of any.
+        Extensions of which no warning is given; None where none is given of any.
     """
 
     options: ReadOptions

@@ -12,6 +12,7 @@ from dask.base import tokenize
 
 from dask_image_ingest.arguments import (
     check_choice,
+    check_columns,
     check_storage_options,
     list_of_names,
     shown,
@@ -205,12 +206,7 @@ def _columns(columns: Sequence[str] | None, schema: Schema) -> list[str] | None:
     if columns is None:
         return None
     selected = list_of_names("columns", columns, "column names")
-    unknown = [column for column in selected if column not in schema.types]
-    if unknown:
-        raise ArgumentError(
-            f"columns= names {', '.join(map(repr, unknown))}; the columns of the first shard are "
-            f"{', '.join(schema.types)}"
-        )
+    check_columns(selected, list(schema.types), "the columns of the first shard are")
     if len(set(selected)) < len(selected):
         raise ArgumentError(f"columns={shown(selected)} names a column twice")
     return selected

@@ -1,4 +1,4 @@
-"""Careful decoding: one image at a time, with Pillow.
+"""Decoding with Pillow, one image at a time.
 
 DALI decodes most images and Pillow the rest, and nobody should be able to tell which one did. These
 rules hold for both; where Pillow by itself would do otherwise, this module makes it.

@@ -1,7 +1,7 @@
 """Dataframes with a column of images, on pandas and on cuDF.
 
 In: a table of metadata and decoded pixels. Out: a dataframe of the backend, and arrays over its
-columns. A backend is a file of this room; nobody else asks which one it is.
+columns. A backend is a file of this room, and no other room imports cuDF.
 """
 
 from dask_image_ingest.frames.accessors import register_accessor

@@ -74,7 +74,7 @@ def make_index(numbers: np.ndarray) -> cudf.Index:
     """An index of these numbers, which ascend."""
     if not len(numbers):
         return cudf.Index.from_pylibcudf(_empty_column(pa.int64()))
-    # A range weighs nothing, and most partitions have one.
+    # A range takes no memory, and most partitions have one.
     if numbers[-1] - numbers[0] == len(numbers) - 1:
         return cudf.RangeIndex(int(numbers[0]), int(numbers[-1]) + 1)
     return cudf.Index(numbers)

@@ -22,7 +22,7 @@ class TarIndex:
     sparse
         Where a sparse member's bytes begin → its stored pieces. Its span has the expanded size.
     damage
-        None for a sound shard; every whole member in front of the damage is in ``samples``.
+        None for a complete shard; every whole member before the damage is in ``samples``.
     interleaved
         Keys that came back after another key, and were joined to their earlier members.
     repeated
@@ -87,7 +87,7 @@ def index_tar(content: LazyBytes, url: str = "the shard") -> TarIndex:
 
 
 def _add_broken_stream(damage: Damage | None, content: LazyBytes) -> Damage | None:
-    """Blame the compressed stream, if that is what broke off, for what the walk found or missed."""
+    """Add to the damage that the compressed stream breaks off, if it does."""
     broken: str | None = getattr(content, "broken", None)
     if broken is None:
         return damage
