@@ -24,9 +24,10 @@ from _shards import as_jpeg, open_photograph, write_shards
 from PIL import Image
 
 from dask_image_ingest.dataset.metadata import SampleRows
-from dask_image_ingest.dataset.schema import make_schema
-from dask_image_ingest.decode.options import MAX_PIXELS
-from dask_image_ingest.tar.samples import index_tar
+from dask_image_ingest.dataset.options import ReadOptions
+from dask_image_ingest.dataset.schema import IMAGE_EXTENSIONS, make_schema, parse_image_extensions
+from dask_image_ingest.decode.options import MAX_PIXELS, Decoding
+from dask_image_ingest.tar import index_tar
 
 COLUMNS = ("__key__", "offset", "nbytes", "txt", "format", "height", "width", "channels", "error")
 MEMBERS_PER_SAMPLE = 4
@@ -61,20 +62,13 @@ def measure(shard: bytes, path: Path, repeats: int) -> dict[str, float]:
     """Seconds of this process's processor time for each way, the median of some runs."""
     content = memoryview(shard)
     index = index_tar(content)
-    schema = make_schema(index, content)
+    images = parse_image_extensions(IMAGE_EXTENSIONS)
+    options = ReadOptions(images, Decoding(max_pixels=MAX_PIXELS))
+    schema = make_schema(index, content, image_extensions=images)
     components = schema.select(COLUMNS)
 
     def table():
-        rows = SampleRows(
-            path.name,
-            content,
-            index,
-            range(len(index.samples)),
-            image_extensions=schema.image_extensions,
-            components=components,
-            max_pixels=MAX_PIXELS,
-        )
-        return rows.table(COLUMNS)
+        return SampleRows(path.name, content, index, options, components).table(COLUMNS)
 
     ways: dict[str, Callable] = {
         "index_tar": lambda: index_tar(content),

@@ -16,6 +16,7 @@ from dask_image_ingest.errors import ArgumentError
 
 __all__ = [
     "check_choice",
+    "check_columns",
     "check_flag",
     "check_frame",
     "check_path",
@@ -89,7 +90,7 @@ def list_of_names(argument: str, value: Any, what: str) -> list[str]:
     return [str(name) for name in found]
 
 
-def column_names(columns: Any, known: Iterable[Any]) -> list:
+def column_names(columns: Any, known: Iterable[Any]) -> list[Any]:
     """The names in ``columns=`` of a frame that has the columns ``known``."""
     try:
         names = None if isinstance(columns, str) else list(columns)
@@ -97,14 +98,17 @@ def column_names(columns: Any, known: Iterable[Any]) -> list:
         names = None
     if names is None:
         raise ArgumentError(f"columns={shown(columns)}: pass a list of column names")
-    known, columns = list(known), names
-    unknown = [name for name in columns if not is_column(name, known)]
+    check_columns(names, list(known), "the frame has")
+    return names
+
+
+def check_columns(names: Iterable[Any], known: Sequence[Any], has: str) -> None:
+    """Refuse names in ``columns=`` that are not ``known``, which ``has`` introduces."""
+    unknown = [name for name in names if not is_column(name, known)]
     if unknown:
         raise ArgumentError(
-            f"columns= names {', '.join(map(repr, unknown))}; the frame has "
-            f"{', '.join(map(repr, known))}"
+            f"columns= names {', '.join(map(repr, unknown))}; {has} {', '.join(map(repr, known))}"
         )
-    return columns
 
 
 def is_column(name: Any, known: Iterable[Any]) -> bool:

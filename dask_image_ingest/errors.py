@@ -2,7 +2,7 @@
 
 Every class also derives from the built-in exception that plain Python would raise, so that ``except
 FileNotFoundError`` keeps working. Each takes one finished sentence and nothing else: workers send
-their exceptions to the client by pickle, and a message is what survives the journey unharmed.
+their exceptions to the client by pickle, which keeps a message as it is.
 """
 
 __all__ = [

@@ -11,11 +11,12 @@ from PIL import Image
 
 from dask_image_ingest import decode, read_webdataset_images
 from dask_image_ingest.dataset.metadata import SampleRows
-from dask_image_ingest.dataset.schema import make_schema
-from dask_image_ingest.decode.options import MAX_PIXELS
-from dask_image_ingest.storage.paths import open_shard
+from dask_image_ingest.dataset.options import ReadOptions
+from dask_image_ingest.dataset.schema import IMAGE_EXTENSIONS, make_schema, parse_image_extensions
+from dask_image_ingest.decode.options import MAX_PIXELS, Decoding
+from dask_image_ingest.storage import open_shard
+from dask_image_ingest.tar import index_tar
 from dask_image_ingest.tar.garbage_collection import gc_paused
-from dask_image_ingest.tar.samples import index_tar
 
 pytest.importorskip("nvidia.dali", reason="nothing is decoded without DALI")
 
@@ -161,17 +162,11 @@ def test_metadata_is_read_with_few_calls_of_python(shard):
         finally:
             sys.setprofile(None)
         scanning, calls = calls, 0
-        schema = make_schema(index, buffer)
+        images = parse_image_extensions(IMAGE_EXTENSIONS)
+        options = ReadOptions(images, Decoding(max_pixels=MAX_PIXELS))
+        schema = make_schema(index, buffer, image_extensions=images)
         columns = ["__key__", "offset", "txt", "height", "width"]
-        rows = SampleRows(
-            str(shard),
-            buffer,
-            index,
-            range(SAMPLES),
-            image_extensions=schema.image_extensions,
-            components=schema.select(columns),
-            max_pixels=MAX_PIXELS,
-        )
+        rows = SampleRows(str(shard), buffer, index, options, schema.select(columns))
         sys.setprofile(count)
         try:
             rows.table(columns)

@@ -56,7 +56,7 @@ def image_shape(expr: Any, column: Any) -> ImageShape:
     if columns.count(column) != 1:
         return _UNKNOWN
     if isinstance(expr, ReadWebDataset):
-        return expr.dataset.decoding.shape if column == "image" else _UNKNOWN
+        return expr.dataset.options.decoding.shape if column == "image" else _UNKNOWN
     if isinstance(expr, LateDecode):
         return expr.decoding.shape if column == "image" else image_shape(expr.frame, column)
     if isinstance(expr, MapBatches):

@@ -20,10 +20,11 @@ from dask_image_ingest.dataset.late_decode import (
     looks_at,
 )
 from dask_image_ingest.dataset.metadata import SampleRows
+from dask_image_ingest.dataset.options import ReadOptions
 from dask_image_ingest.dataset.partition import NoPixels
 from dask_image_ingest.dataset.pointers import POINTER
 from dask_image_ingest.dataset.read import read_webdataset_images
-from dask_image_ingest.dataset.schema import IMAGE_EXTENSIONS, image_member
+from dask_image_ingest.dataset.schema import IMAGE_EXTENSIONS, image_member, parse_image_extensions
 from dask_image_ingest.dataset.warning import warn_user
 
 __all__ = [
@@ -37,6 +38,7 @@ __all__ = [
     "LateDecode",
     "NoPixels",
     "Predicate",
+    "ReadOptions",
     "ReadWebDataset",
     "SampleRows",
     "both",
@@ -46,6 +48,7 @@ __all__ = [
     "image_member",
     "is_settled",
     "looks_at",
+    "parse_image_extensions",
     "read_webdataset_images",
     "warn_user",
 ]

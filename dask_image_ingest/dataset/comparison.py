@@ -20,7 +20,7 @@ from dask_image_ingest.arguments import is_utf8
 
 __all__ = ["COMPARISONS", "compare", "incomparable", "is_in", "limits", "plain"]
 
-COMPARISONS: dict[str, Callable] = {
+COMPARISONS: dict[str, Callable[..., Any]] = {
     "==": pc.equal,
     "!=": pc.not_equal,
     "<": pc.less,

@@ -10,21 +10,13 @@ from collections.abc import Callable, Sequence
 from decimal import Decimal
 from typing import Any
 
-import numpy as np
 import pyarrow as pa
 
 from dask_image_ingest.arguments import shown
 from dask_image_ingest.errors import ArgumentError
+from dask_image_ingest.frames import is_text, parse_type
 
 __all__ = ["arrow_type", "convert", "parse_json"]
-
-_PYTHON_TYPES = {
-    str: pa.string(),
-    int: pa.int64(),
-    float: pa.float64(),
-    bool: pa.bool_(),
-    bytes: pa.binary(),
-}
 
 # What Python and Arrow raise for values that don't fit.
 _MISFIT = (
@@ -36,7 +28,7 @@ _MISFIT = (
     pa.ArrowException,
 )
 
-# No honest record comes near this.
+# Larger members are not parsed, in bytes.
 _LARGEST_JSON = 16 << 20
 
 
@@ -49,7 +41,7 @@ def arrow_type(argument: str, type_: Any) -> pa.DataType:
         For what is no type, or one that no column can have.
     """
     try:
-        found = _arrow_type(type_)
+        found = parse_type(type_)
         if _is_supported(found):
             return found
     except _MISFIT:
@@ -77,8 +69,8 @@ def convert(
     """
     misfits: list[int] = []
     if path is None and _is_bytes(type_):
-        values: Sequence = contents
-    elif path is None and _is_text(type_):
+        values: Sequence[Any] = contents
+    elif path is None and is_text(type_):
         values = [None if c is None else c.decode("utf-8", "replace") for c in contents]
     else:
         values, misfits = _read(contents, _reader(type_, path), _fitting(type_))
@@ -119,20 +111,6 @@ def _read(
     return values, misfits
 
 
-def _arrow_type(type_: Any) -> pa.DataType:
-    if isinstance(type_, pa.DataType):
-        return type_
-    if isinstance(type_, str):
-        if type_.startswith("list<") and type_.endswith(">"):
-            return pa.list_(_arrow_type(type_[5:-1]))
-        return pa.type_for_alias(type_)
-    if type_ in _PYTHON_TYPES:
-        return _PYTHON_TYPES[type_]
-    if isinstance(type_, np.dtype) or (isinstance(type_, type) and issubclass(type_, np.generic)):
-        return pa.from_numpy_dtype(type_)
-    raise TypeError
-
-
 def _is_supported(type_: pa.DataType) -> bool:
     if pa.types.is_list(type_) or pa.types.is_large_list(type_):
         return _is_supported(type_.value_type)
@@ -143,11 +121,7 @@ def _is_supported(type_: pa.DataType) -> bool:
         return True
     numbers = pa.types.is_boolean(type_) or pa.types.is_integer(type_) or pa.types.is_decimal(type_)
     floats = pa.types.is_float32(type_) or pa.types.is_float64(type_)
-    return numbers or floats or _is_text(type_) or _is_bytes(type_)
-
-
-def _is_text(type_: pa.DataType) -> bool:
-    return pa.types.is_string(type_) or pa.types.is_large_string(type_)
+    return numbers or floats or is_text(type_) or _is_bytes(type_)
 
 
 def _is_bytes(type_: pa.DataType) -> bool:
@@ -191,7 +165,7 @@ def _fitting(type_: pa.DataType) -> Callable[[Any], Any]:
         return _null_or(_integer)
     if pa.types.is_floating(type_):
         return _null_or(_float)
-    if _is_text(type_):
+    if is_text(type_):
         return _null_or(_text)
     if _is_bytes(type_):
         return _null_or(lambda value: _text(value).encode())
@@ -204,11 +178,11 @@ def _null_or(fit: Callable[[Any], Any]) -> Callable[[Any], Any]:
     return lambda value: None if value is None else fit(value)
 
 
-def _items(fit: Callable[[Any], Any]) -> Callable[[Any], list]:
+def _items(fit: Callable[[Any], Any]) -> Callable[[Any], list[Any]]:
     return lambda value: [fit(item) for item in _of(list, value)]
 
 
-def _record(fits: dict[str, Callable[[Any], Any]]) -> Callable[[Any], dict]:
+def _record(fits: dict[str, Callable[[Any], Any]]) -> Callable[[Any], dict[str, Any]]:
     return lambda value: {name: fit(_of(dict, value).get(name)) for name, fit in fits.items()}
 
 
@@ -247,7 +221,7 @@ def _of(kind: type, value: Any) -> Any:
 
 
 def _one_by_one(
-    values: Sequence, type_: pa.DataType
+    values: Sequence[Any], type_: pa.DataType
 ) -> tuple[pa.Array | pa.ChunkedArray, list[int]]:
     fitting = list(values)
     misfits = []

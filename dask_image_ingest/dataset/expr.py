@@ -11,17 +11,12 @@ from dask_image_ingest.dask_internals import BlockwiseIO, Len, Task
 from dask_image_ingest.dataset import filters as dnf
 from dask_image_ingest.dataset import masks
 from dask_image_ingest.dataset.filters import Filters
-from dask_image_ingest.dataset.partition import (
-    ErrorPolicy,
-    Query,
-    ShardErrorPolicy,
-    ShardSplit,
-    read_partition,
-)
+from dask_image_ingest.dataset.options import ReadOptions
+from dask_image_ingest.dataset.partition import read_partition
 from dask_image_ingest.dataset.predicates import as_filters
+from dask_image_ingest.dataset.query import Query
 from dask_image_ingest.dataset.schema import Schema
-from dask_image_ingest.decode import Decoding
-from dask_image_ingest.frames import BackendName, get_backend
+from dask_image_ingest.dataset.splits import ShardSplit
 from dask_image_ingest.storage import Shard
 
 masks.install()
@@ -41,12 +36,8 @@ class Dataset:
     splits: tuple[ShardSplit, ...]
     shards: tuple[Shard, ...]
     schema: Schema
-    decoding: Decoding
-    errors: ErrorPolicy
-    backend: BackendName
-    storage_options: dict[str, Any] | None
+    options: ReadOptions
     token: str
-    shard_errors: ShardErrorPolicy = "raise"
 
     def __dask_tokenize__(self) -> str:
         return self.token
@@ -74,7 +65,7 @@ class ReadWebDataset(dx.PartitionsFiltered, BlockwiseIO):
 
     @functools.cached_property
     def _name(self) -> str:
-        shape = self.dataset.decoding.shape
+        shape = self.dataset.options.decoding.shape
         if "image" in self.columns and None not in shape:
             height, width, channels = shape
             return f"{_NAME}-{height}x{width}x{channels}-{self.deterministic_token}"
@@ -87,11 +78,11 @@ class ReadWebDataset(dx.PartitionsFiltered, BlockwiseIO):
         return list(self.dataset.schema.types) if columns is None else list(columns)
 
     @functools.cached_property
-    def _meta(self):
+    def _meta(self) -> Any:
         types = self.dataset.schema.types
-        return get_backend(self.dataset.backend).meta({name: types[name] for name in self.columns})
+        return self.dataset.options.get_backend().meta({name: types[name] for name in self.columns})
 
-    def _divisions(self):
+    def _divisions(self) -> tuple[None, ...]:
         return (None,) * (len(self.dataset.splits) + 1)
 
     @property
@@ -108,37 +99,32 @@ class ReadWebDataset(dx.PartitionsFiltered, BlockwiseIO):
         tell = self._reads_all and dataset.schema.inferred
         known = dataset.schema.extensions if tell else None
         return Query(
+            options=dataset.options,
             columns=tuple(self.columns),
             filters=filters,
             limit=self.operand("limit"),
-            decoding=dataset.decoding,
-            errors=dataset.errors,
-            backend=dataset.backend,
-            image_extensions=dataset.schema.image_extensions,
             components=dataset.schema.select(used),
             known_extensions=known,
-            shard_errors=dataset.shard_errors,
-            storage_options=dataset.storage_options,
         )
 
-    def _filtered_task(self, name, index: int) -> Task:
+    def _filtered_task(self, name: Any, index: int) -> Task:
         split = self.dataset.splits[index]
         return Task(name, read_partition, split, self.query, _data_producer=True)
 
-    def _filter_passthrough_available(self, parent, dependents) -> bool:
+    def _filter_passthrough_available(self, parent: dx.Expr, dependents: Any) -> bool:
         return super()._filter_passthrough_available(parent, dependents) and (
             self._filtered_by(parent.predicate) is not None
         )
 
-    def _filtered_by(self, predicate) -> Filters | None:
+    def _filtered_by(self, predicate: dx.Expr) -> Filters | None:
         """The filters of this read and a predicate together, None where that is not simple."""
         if self.operand("limit") is not None:
             return None
         dataset = self.dataset
-        filters = as_filters(predicate, self, dataset.schema.types, dataset.backend)
+        filters = as_filters(predicate, self, dataset.schema.types, dataset.options.backend)
         return None if filters is None else dnf.both(self.operand("filters"), filters)
 
-    def _simplify_up(self, parent, dependents):
+    def _simplify_up(self, parent: dx.Expr, dependents: Any) -> dx.Expr | None:
         if is_settled(self, dependents):
             return None
         if isinstance(parent, dx.Filter):
@@ -158,12 +144,12 @@ class ReadWebDataset(dx.PartitionsFiltered, BlockwiseIO):
             return self._head(parent) if parent.n >= 0 else None
         return super()._simplify_up(parent, dependents)
 
-    def _head(self, parent):
+    def _head(self, parent: dx.Head) -> HeadOfRead:
         limit = self.operand("limit")
         limit = parent.n if limit is None else min(parent.n, limit)
         return HeadOfRead(self.substitute_parameters({"limit": limit}), *parent.operands[1:])
 
-    def _with(self, parent, **operands):
+    def _with(self, parent: dx.Expr, **operands: Any) -> dx.Expr | None:
         """``parent`` over a read with other operands; None where nothing would change."""
         if all(self.operand(name) == value for name, value in operands.items()):
             return None
@@ -180,7 +166,7 @@ class ReadWebDataset(dx.PartitionsFiltered, BlockwiseIO):
         described = ", ".join(f"{k}={v!r}" for k, v in shown.items() if v is not None)
         return f"ReadWebDataset({self.dataset}, {described})"
 
-    def _tree_repr_argument_construction(self, i, op, header):
+    def _tree_repr_argument_construction(self, i: int, op: Any, header: str) -> str:
         name = self._parameters[i]
         if name == "dataset":
             return f"{header} {op} decodes={self.query.must_decode}"
@@ -194,16 +180,16 @@ class HeadOfRead(dx.Head):
     pass below it.
     """
 
-    def _simplify_down(self):
+    def _simplify_down(self) -> None:
         return None
 
-    def _simplify_up(self, parent, dependents):
+    def _simplify_up(self, parent: dx.Expr, dependents: Any) -> dx.Expr | None:
         if isinstance(parent, dx.Projection):
             return dx.plain_column_projection(self, parent, dependents)
         return super()._simplify_up(parent, dependents)
 
 
-def is_settled(expr, dependents) -> bool:
+def is_settled(expr: dx.Expr, dependents: Any) -> bool:
     """Whether an expression must stay as it is, in a query that is optimised a second time.
 
     ``persist`` does that. Tasks that were fused the first time know the others by their names.

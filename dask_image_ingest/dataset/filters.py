@@ -149,7 +149,7 @@ def _predicate(predicate: Any, types: Mapping[str, pa.DataType]) -> Predicate:
     return (column, op, value)
 
 
-def _list_of_values(type_: pa.DataType, values: Any) -> tuple[tuple, str | None]:
+def _list_of_values(type_: pa.DataType, values: Any) -> tuple[tuple[Any, ...], str | None]:
     try:
         listed = None if isinstance(values, (str, bytes, Mapping)) else list(values)
     except TypeError:

@@ -11,8 +11,8 @@ from typing import Any
 
 from dask_image_ingest.dataset.conversion import parse_json
 from dask_image_ingest.dataset.metadata import SampleRows
+from dask_image_ingest.dataset.options import ReadOptions
 from dask_image_ingest.dataset.schema import Schema, image_member
-from dask_image_ingest.decode import Decoding
 from dask_image_ingest.errors import ShardError, ShardNotFoundError
 from dask_image_ingest.storage import LazyBytes, Shard, open_shard
 from dask_image_ingest.tar import TarIndex, index_tar, read_member
@@ -69,34 +69,26 @@ class FirstShard:
         """The kinds of members that its samples have."""
         return list(dict.fromkeys(e for sample in self.index.samples for e in sample.members))
 
-    def images(self, schema: Schema) -> int:
-        """How many samples have an image."""
-        extensions = schema.image_extensions
+    def images(self, extensions: Sequence[str]) -> int:
+        """How many samples have an image, which is a member of one of these extensions."""
         return sum(image_member(s, extensions) is not None for s in self.index.samples)
 
-    def decoded_bytes(self, schema: Schema, decoding: Decoding) -> int:
+    def decoded_bytes(self, options: ReadOptions) -> int:
         """What it decodes to, by the headers of some of its images."""
         samples = len(self.index.samples)
         step = max(1, samples // _HEADERS_LOOKED_AT)
-        looked_at = SampleRows(
-            self.shard.url,
-            self.content,
-            self.index,
-            range(0, samples, step),
-            image_extensions=schema.image_extensions,
-            components=(),
-            max_pixels=decoding.max_pixels,
-        )
-        return sum(map(decoding.nbytes, looked_at.headers)) * step
+        rows = SampleRows(self.shard.url, self.content, self.index, options)
+        headers = rows.take(range(0, samples, step)).headers
+        return sum(map(options.decoding.nbytes, headers)) * step
 
-    def warn_of_unknown(self, schema: Schema) -> None:
+    def warn_of_unknown(self, schema: Schema, image_extensions: Sequence[str]) -> None:
         """Say which members and fields it does not have that were asked for: misspelt, perhaps."""
         if not self.index.samples:
             return
         unknown = []
-        if not self.images(schema):
-            few = ";".join(schema.image_extensions[:5])
-            more = ";..." if len(schema.image_extensions) > 5 else ""
+        if not self.images(image_extensions):
+            few = ";".join(image_extensions[:5])
+            more = ";..." if len(image_extensions) > 5 else ""
             unknown.append(f"no image (image={few + more!r})")
         asked = {c.extension for c in schema.components}.difference(self.extensions)
         fields = [c.path for c in schema.components if c.path is not None]

@@ -15,8 +15,10 @@ from dask_image_ingest import dask_internals as dx
 from dask_image_ingest.arguments import check_choice, check_frame, check_storage_options
 from dask_image_ingest.dask_internals import FrameBase, new_collection
 from dask_image_ingest.dataset.expr import is_settled
-from dask_image_ingest.dataset.partition import ErrorPolicy, check_size, logger
+from dask_image_ingest.dataset.options import ErrorPolicy
+from dask_image_ingest.dataset.partition import check_size
 from dask_image_ingest.dataset.pointers import POINTER, checked_pointers, read_encoded
+from dask_image_ingest.dataset.warning import logger
 from dask_image_ingest.decode import (
     MAX_PIXELS,
     Decoding,
@@ -38,12 +40,12 @@ def decode_images(
     *,
     size: int | tuple[int, int] | None = None,
     resize: Literal["stretch", "crop", "pad", "shorter", "longer"] = "stretch",
-    transform: Callable | None = None,
+    transform: Callable[..., Any] | None = None,
     mode: Literal["RGB", "L"] = "RGB",
     errors: ErrorPolicy = "null",
     max_pixels: int | None = MAX_PIXELS,
     storage_options: dict[str, Any] | None = None,
-):
+) -> Any:
     """Add pixels to a frame whose rows still point to their encoded images.
 
     Ask the metadata first (filter, join, sort, sample, shuffle: no image is decoded for that), then
@@ -170,16 +172,16 @@ class LateDecode(dx.Blockwise):
     _filter_passthrough = True
 
     @functools.cached_property
-    def _meta(self):
+    def _meta(self) -> Any:
         nothing = Pixels(np.empty(0, np.uint8), np.empty((0, 3), np.int32), [])
         return backend_of(self.frame._meta).with_images(self.frame._meta, nothing)
 
-    def _filter_passthrough_available(self, parent, dependents) -> bool:
+    def _filter_passthrough_available(self, parent: dx.Expr, dependents: Any) -> bool:
         return super()._filter_passthrough_available(parent, dependents) and not looks_at(
             parent.predicate, self, _MADE
         )
 
-    def _simplify_up(self, parent, dependents):
+    def _simplify_up(self, parent: dx.Expr, dependents: Any) -> dx.Expr | None:
         if is_settled(self, dependents):
             return None
         if isinstance(parent, dx.Filter) and self._filter_passthrough_available(parent, dependents):
@@ -209,14 +211,14 @@ class DecodeOrDrop(LateDecode):
     of them goes below the decode.
     """
 
-    def _filter_passthrough_available(self, parent, dependents) -> bool:
+    def _filter_passthrough_available(self, parent: dx.Expr, dependents: Any) -> bool:
         # Whatever counts or adds up rows has to count those that are left.
         return super()._filter_passthrough_available(parent, dependents) and row_by_row(
             parent.predicate, self
         )
 
 
-def row_by_row(predicate, frame) -> bool:
+def row_by_row(predicate: dx.Expr, frame: dx.Expr) -> bool:
     """Whether what a predicate says of a row of ``frame`` depends on that row alone."""
     if predicate._name == frame._name:
         return True
@@ -227,7 +229,7 @@ def row_by_row(predicate, frame) -> bool:
     )
 
 
-def looks_at(predicate, frame, columns: frozenset[str]) -> bool:
+def looks_at(predicate: dx.Expr, frame: dx.Expr, columns: frozenset[str]) -> bool:
     """Whether a predicate looks at some of these columns of ``frame``, or at all of it.
 
     Other expressions of its class count as well: the optimiser may have left out columns of

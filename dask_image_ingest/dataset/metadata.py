@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Sequence
 from functools import cached_property
 from typing import Any
@@ -11,9 +12,11 @@ import pyarrow as pa
 
 from dask_image_ingest.dataset.conversion import convert
 from dask_image_ingest.dataset.filters import Filters, columns_of, matching
+from dask_image_ingest.dataset.options import ReadOptions
 from dask_image_ingest.dataset.schema import POINTER_COLUMNS, Component, image_member
 from dask_image_ingest.dataset.warning import warn_user
 from dask_image_ingest.decode import Header, Origin, read_header
+from dask_image_ingest.storage import LazyBytes
 from dask_image_ingest.tar import (
     LARGEST_VALUE,
     Sample,
@@ -26,36 +29,36 @@ from dask_image_ingest.tar import (
     too_large_error,
 )
 
+# The properties of SampleRows that are computed once, and keep their values when rows are taken.
+_CACHED = frozenset({"samples", "spans", "headers"})
+
 _MISSING = Header(None, None, None, None, "missing: the sample has no image member", True)
 _LARGEST_INT64 = 2**63 - 1
 _HEADER_COLUMNS = frozenset(Header._fields) & frozenset(POINTER_COLUMNS)
 
 
 class SampleRows:
-    """Some samples of one shard, whose columns are made when they are asked for.
+    """The samples of one shard, whose columns are made when they are asked for.
 
-    Filtering gives another ``SampleRows`` of the survivors, with the headers already read, so that
-    no byte is looked at twice and nothing is looked at for rows that are gone.
+    ``keep`` and ``take`` give some of them, with what is known already, so that no byte is looked
+    at twice and none for rows that are gone.
     """
 
     def __init__(
         self,
         url: str,
-        content,
+        content: LazyBytes,
         index: TarIndex,
-        numbers: np.ndarray | range,
-        *,
-        image_extensions: Sequence[str],
-        components: Sequence[Component],
-        max_pixels: int,
+        options: ReadOptions,
+        components: Sequence[Component] = (),
     ) -> None:
         self.url = url
-        self.numbers = np.asarray(numbers, dtype=np.int64)
+        self.numbers = np.arange(len(index.samples))
         self._content = content
         self._index = index
-        self._image_extensions = image_extensions
+        self._image_extensions = options.image_extensions
+        self._max_pixels = options.decoding.max_pixels
         self._components = {component.column: component for component in components}
-        self._max_pixels = max_pixels
 
     def __len__(self) -> int:
         return len(self.numbers)
@@ -108,19 +111,11 @@ class SampleRows:
         positions = np.asarray(rows, dtype=np.int64)
         if len(positions) == len(self):
             return self
-        taken = SampleRows(
-            self.url,
-            self._content,
-            self._index,
-            self.numbers[positions],
-            image_extensions=self._image_extensions,
-            components=tuple(self._components.values()),
-            max_pixels=self._max_pixels,
-        )
-        for name in ("samples", "spans", "headers"):
-            if name in self.__dict__:
-                values = self.__dict__[name]
-                taken.__dict__[name] = [values[position] for position in positions.tolist()]
+        taken = copy.copy(self)
+        taken.numbers = self.numbers[positions]
+        for name in _CACHED & self.__dict__.keys():
+            values = self.__dict__[name]
+            taken.__dict__[name] = [values[position] for position in positions.tolist()]
         return taken
 
     def table(self, columns: Sequence[str]) -> pa.Table:

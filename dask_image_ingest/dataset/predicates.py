@@ -138,7 +138,7 @@ def _is_text(value: Any) -> bool:
     return type(value) is str and is_utf8(value)
 
 
-def _constants(values: Any, type_: pa.DataType) -> tuple | None:
+def _constants(values: Any, type_: pa.DataType) -> tuple[Any, ...] | None:
     """The list of an ``isin``, None where the frame's library may understand it differently."""
     # dask wraps the list in a graph of its own, of one node if it holds no other collection.
     if not isinstance(values, dx._DelayedExpr) or len(values.obj.dask) != 1:

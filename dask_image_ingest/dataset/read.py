@@ -6,29 +6,32 @@ import hashlib
 import os
 import warnings
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import suppress
 from typing import Any, Literal
 
-import numpy as np
 from dask.base import tokenize
-from dask.utils import parse_bytes
 
 from dask_image_ingest.arguments import (
     check_choice,
+    check_columns,
     check_storage_options,
-    is_whole,
     list_of_names,
     shown,
 )
 from dask_image_ingest.dask_internals import new_collection
 from dask_image_ingest.dataset.expr import Dataset, ReadWebDataset
 from dask_image_ingest.dataset.filters import normalize_filters
-from dask_image_ingest.dataset.first_shard import FirstShard, open_first
-from dask_image_ingest.dataset.partition import ErrorPolicy, ShardErrorPolicy, ShardSplit
-from dask_image_ingest.dataset.schema import IMAGE_EXTENSIONS, Schema, make_schema
-from dask_image_ingest.decode import MAX_PIXELS, Decoding, make_decoding, require_simplejpeg
+from dask_image_ingest.dataset.first_shard import open_first
+from dask_image_ingest.dataset.options import ErrorPolicy, ReadOptions, ShardErrorPolicy
+from dask_image_ingest.dataset.schema import (
+    IMAGE_EXTENSIONS,
+    Schema,
+    make_schema,
+    parse_image_extensions,
+)
+from dask_image_ingest.dataset.splits import parse_partition_size, split_shards
+from dask_image_ingest.decode import MAX_PIXELS, make_decoding, require_simplejpeg
 from dask_image_ingest.errors import ArgumentError
-from dask_image_ingest.frames import Backend, choose_backend, get_backend, gpus
+from dask_image_ingest.frames import choose_backend, get_backend, gpus
 from dask_image_ingest.storage import Shard, find_shards
 
 _NO_GPU_HERE = (
@@ -39,16 +42,16 @@ _NO_GPU_HERE = (
 
 
 def read_webdataset_images(
-    paths: str | os.PathLike | Sequence[str | os.PathLike],
+    paths: str | os.PathLike[str] | Sequence[str | os.PathLike[str]],
     columns: Sequence[str] | None = None,
-    filters: Sequence | None = None,
+    filters: Sequence[Any] | None = None,
     *,
     image: str | Sequence[str] = IMAGE_EXTENSIONS,
     components: str | Mapping[str, Any] = "infer",
     json_fields: Mapping[str, Any] | None = None,
     size: int | tuple[int, int] | None = None,
     resize: Literal["stretch", "crop", "pad", "shorter", "longer"] = "stretch",
-    transform: Callable | None = None,
+    transform: Callable[..., Any] | None = None,
     mode: Literal["RGB", "L"] = "RGB",
     backend: Literal["cudf", "pandas"] | None = None,
     errors: ErrorPolicy = "null",
@@ -57,7 +60,7 @@ def read_webdataset_images(
     max_pixels: int | None = MAX_PIXELS,
     scaled_decode: bool = False,
     storage_options: dict[str, Any] | None = None,
-):
+) -> Any:
     """Read WebDataset tar shards of images as a lazy Dask dataframe.
 
     One row per sample, one task per shard. Nothing is read but the first shard's tar headers, its
@@ -172,95 +175,38 @@ def read_webdataset_images(
     )
     if scaled_decode:
         require_simplejpeg()
-    largest = _partition_bytes(partition_size, backend_)
-    shards = find_shards(paths, storage_options)
-    with open_first(shards, storage_options, shard_errors == "skip") as first:
-        schema = make_schema(
-            first.index,
-            first.content,
-            image=image,
-            components=components,
-            json_fields=json_fields,
-        )
-        selected = _columns(columns, schema)
-        filters_ = normalize_filters(filters, schema.types)
-        first.warn_of_unknown(schema)
-        splits = _splits(shards, first, schema, decoding, largest)
-    options = (schema.components, schema.image_extensions, decoding.token, errors, backend_.name)
-    dataset = Dataset(
-        splits=splits,
-        shards=tuple(shards),
-        schema=schema,
+    largest = parse_partition_size(partition_size, backend_)
+    options = ReadOptions(
+        image_extensions=parse_image_extensions(image),
         decoding=decoding,
         errors=errors,
         shard_errors=shard_errors,
         backend=backend_.name,
         storage_options=storage_options,
-        token=tokenize(_fingerprint(shards), str(options), largest, shard_errors, storage_options),
     )
-    return new_collection(ReadWebDataset(dataset, selected, filters_))
-
-
-def _partition_bytes(partition_size: Any, backend: Backend) -> int | None:
-    if partition_size is None:
-        return None
-    nbytes = 0
-    if isinstance(partition_size, str):
-        if partition_size == "auto":
-            # Shards are taken to decode to as much as the first one, and some decode to more.
-            return min(backend.partition_memory(), backend.largest_partition // 2)
-        with suppress(ValueError, OverflowError):
-            nbytes = parse_bytes(partition_size) if partition_size.strip() else 0
-    elif is_whole(partition_size) or isinstance(partition_size, (float, np.floating)):
-        with suppress(ValueError, OverflowError):
-            nbytes = int(partition_size)
-    if nbytes < 1:
-        raise ArgumentError(
-            f"partition_size={shown(partition_size)}: pass bytes, such as '512 MiB', 'auto', or "
-            "None for one task per shard"
+    shards = find_shards(paths, storage_options)
+    with open_first(shards, storage_options, shard_errors == "skip") as first:
+        schema = make_schema(
+            first.index,
+            first.content,
+            image_extensions=options.image_extensions,
+            components=components,
+            json_fields=json_fields,
         )
-    return min(nbytes, backend.largest_partition)
-
-
-def _splits(
-    shards: Sequence[Shard],
-    first: FirstShard,
-    schema: Schema,
-    decoding: Decoding,
-    largest: int | None,
-) -> tuple[ShardSplit, ...]:
-    """Each shard in parts that decode to ``largest`` at most, if all are as the first.
-
-    No more parts than images: a smaller one could not hold any.
-    """
-    decoded = 0 if largest is None else first.decoded_bytes(schema, decoding)
-    if largest is None or not decoded or first.shard.size <= 0:
-        return tuple(ShardSplit(shard.url) for shard in shards)
-    images = first.images(schema)
-    splits: list[ShardSplit] = []
-    for shard in shards:
-        # A server that doesn't tell a shard's size: taken to be as large as the first.
-        size = shard.size if shard.size >= 0 else first.shard.size
-        parts = _shares(decoded * size, first.shard.size * largest)
-        parts = min(parts, _shares(images * size, first.shard.size)) or 1
-        splits.extend(ShardSplit(shard.url, part, parts) for part in range(parts))
-    return tuple(splits)
-
-
-def _shares(whole: int, share: int) -> int:
-    return -(-whole // share)
+        selected = _columns(columns, schema)
+        filters_ = normalize_filters(filters, schema.types)
+        first.warn_of_unknown(schema, options.image_extensions)
+        splits = split_shards(shards, first, options, largest)
+    token = tokenize(_fingerprint(shards), str(schema.components), options, largest)
+    dataset = Dataset(splits, tuple(shards), schema, options, token)
+    return new_collection(ReadWebDataset(dataset, selected, filters_))
 
 
 def _columns(columns: Sequence[str] | None, schema: Schema) -> list[str] | None:
     if columns is None:
         return None
     selected = list_of_names("columns", columns, "column names")
-    unknown = [column for column in selected if column not in schema.types]
-    if unknown:
-        raise ArgumentError(
-            f"columns= names {', '.join(map(repr, unknown))}; the columns of the first shard are "
-            f"{', '.join(schema.types)}"
-        )
+    check_columns(selected, list(schema.types), "the columns of the first shard are")
     if len(set(selected)) < len(selected):
         raise ArgumentError(f"columns={shown(selected)} names a column twice")
     return selected

@@ -12,6 +12,7 @@ from dask_image_ingest.arguments import is_utf8, list_of_names, shown
 from dask_image_ingest.dataset.conversion import arrow_type
 from dask_image_ingest.errors import ArgumentError
 from dask_image_ingest.frames import IMAGE
+from dask_image_ingest.storage import LazyBytes
 from dask_image_ingest.tar import Sample, TarIndex, read_member
 
 #: The columns that every collection has before its components, in order.
@@ -61,7 +62,6 @@ class Schema:
     """
 
     components: tuple[Component, ...]
-    image_extensions: tuple[str, ...]
     inferred: bool = True
     types: Mapping[str, pa.DataType] = field(init=False, compare=False)
 
@@ -84,9 +84,9 @@ class Schema:
 
 def make_schema(
     index: TarIndex,
-    content,
+    content: LazyBytes,
     *,
-    image: str | Sequence[str] = IMAGE_EXTENSIONS,
+    image_extensions: Sequence[str],
     components: str | Mapping[str, Any] = "infer",
     json_fields: Mapping[str, Any] | None = None,
 ) -> Schema:
@@ -96,8 +96,8 @@ def make_schema(
     ----------
     index, content
         The first shard's samples and its bytes.
-    image
-        Member extensions that are the image, in order of preference, ``;`` between them.
+    image_extensions
+        Member extensions that are the image, in order of preference.
     components
         ``"infer"``, or a mapping of member extension to column type.
     json_fields
@@ -106,15 +106,14 @@ def make_schema(
     Raises
     ------
     ArgumentError
-        For an unknown type, an empty ``image``, or two components of the same extension.
+        For an unknown type, or two components of the same extension.
     """
-    extensions = _image_extensions(image)
     infer = isinstance(components, str) and components == "infer"
-    types = _inferred(index, content, extensions) if infer else _asked_for(components)
+    types = _inferred(index, content, image_extensions) if infer else _asked_for(components)
     fields = _json_fields(json_fields)
     columns = _columns(types, {component.column for component in fields})
     members = [Component(columns[e], e.lower(), type_) for e, type_ in types.items()]
-    return Schema((*members, *fields), extensions, infer)
+    return Schema((*members, *fields), infer)
 
 
 def image_member(sample: Sample, extensions: Sequence[str]) -> str | None:
@@ -126,7 +125,13 @@ def image_member(sample: Sample, extensions: Sequence[str]) -> str | None:
     return None
 
 
-def _image_extensions(image: Any) -> tuple[str, ...]:
+def parse_image_extensions(image: Any) -> tuple[str, ...]:
+    """The argument ``image=``: extensions in order of preference, or text with ``;`` between them.
+
+    Raises
+    ------
+    ArgumentError
+    """
     listed = (
         image.split(";") if isinstance(image, str) else list_of_names("image", image, "extensions")
     )
@@ -173,7 +178,9 @@ def _is_name(name: Any) -> bool:
     return isinstance(name, str) and bool(name) and is_utf8(name)
 
 
-def _inferred(index: TarIndex, content, extensions: Sequence[str]) -> dict[str, pa.DataType]:
+def _inferred(
+    index: TarIndex, content: LazyBytes, extensions: Sequence[str]
+) -> dict[str, pa.DataType]:
     """Extension → type of the members that a shard has beside the images."""
     seen: dict[str, None] = {}
     for sample in index.samples:
@@ -182,7 +189,7 @@ def _inferred(index: TarIndex, content, extensions: Sequence[str]) -> dict[str, 
     return {extension: _member_type(extension, index, content) for extension in seen}
 
 
-def _member_type(extension: str, index: TarIndex, content) -> pa.DataType:
+def _member_type(extension: str, index: TarIndex, content: LazyBytes) -> pa.DataType:
     if extension in _TEXT:
         return pa.string()
     if extension not in _INTEGER:

@@ -151,7 +151,7 @@ def parses(data: Any) -> bool:
         return False
 
 
-def _resized(images, options: Decoding, fn, types):
+def _resized(images: Any, options: Decoding, fn: Any, types: Any) -> Any:
     # Linear with antialiasing is the triangular filter where an image shrinks, as in Pillow.
     resize = functools.partial(fn.resize, images, interp_type=types.INTERP_LINEAR, antialias=True)
     if options.size is None:

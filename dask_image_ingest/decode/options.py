@@ -41,7 +41,7 @@ class Decoding:
     size: tuple[int, ...] | None = None
     resize: str = "stretch"
     mode: Literal["RGB", "L"] = "RGB"
-    transform: Callable | None = None
+    transform: Callable[..., Any] | None = None
     max_pixels: int = sys.maxsize
     scaled: bool = False
     token: str = field(init=False, repr=False)
@@ -99,7 +99,7 @@ def make_decoding(
     size: int | tuple[int, int] | None,
     resize: str,
     mode: Literal["RGB", "L"],
-    transform: Callable | None,
+    transform: Callable[..., Any] | None,
     max_pixels: int | None,
     scaled_decode: bool = False,
 ) -> Decoding:

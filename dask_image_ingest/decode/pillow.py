@@ -1,4 +1,4 @@
-"""Careful decoding: one image at a time, with Pillow.
+"""Decoding with Pillow, one image at a time.
 
 DALI decodes most images and Pillow the rest, and nobody should be able to tell which one did. These
 rules hold for both; where Pillow by itself would do otherwise, this module makes it.
@@ -40,6 +40,7 @@ from dask_image_ingest.decode.formats import (
     pillow_errors,
     too_large,
 )
+from dask_image_ingest.decode.orientation import upright
 from dask_image_ingest.storage import LazyBytes
 
 __all__ = ["decode_with_pillow"]
@@ -82,7 +83,7 @@ def decode_with_pillow(data: LazyBytes, mode: Literal["RGB", "L"], max_pixels: i
         file.strict = format not in ("jp2", "j2k")
         image.load()
         pixels = _pixels(image, mode)
-    return np.ascontiguousarray(_TURNS[stored.orientation](pixels))
+    return np.ascontiguousarray(upright(pixels, stored.orientation))
 
 
 class _WholeFile(io.BytesIO):
@@ -127,15 +128,3 @@ def _grey(values: np.ndarray, mode: Literal["RGB", "L"]) -> np.ndarray:
 
 # Colours that were multiplied by alpha; Pillow drops alpha only after undoing that.
 _STRAIGHT: Final = {"RGBa": "RGBA", "La": "LA"}
-
-# By EXIF orientation: how the stored pixels become the picture.
-_TURNS: Final = {
-    1: lambda stored: stored,
-    2: lambda stored: stored[:, ::-1],
-    3: lambda stored: stored[::-1, ::-1],
-    4: lambda stored: stored[::-1],
-    5: lambda stored: stored.swapaxes(0, 1),
-    6: lambda stored: stored.swapaxes(0, 1)[:, ::-1],
-    7: lambda stored: stored[::-1, ::-1].swapaxes(0, 1),
-    8: lambda stored: stored.swapaxes(0, 1)[::-1],
-}

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import Any
 
 import numpy as np
 
 from dask_image_ingest.decode.dali import Decoder, Refused
 
 
-def decode_in_parts(images: list[np.ndarray], failed_index: int | None, suspect: Decoder) -> list:
+def decode_in_parts(
+    images: list[np.ndarray], failed_index: int | None, suspect: Decoder
+) -> list[Any]:
     """Decode a batch that was refused in smaller parts; None for what DALI can't decode."""
     if failed_index is None or failed_index >= len(images):
         parts = list(_split(images, max(1, len(images) // 8)))
@@ -19,7 +22,7 @@ def decode_in_parts(images: list[np.ndarray], failed_index: int | None, suspect:
         parts = [*_split(before, step), [], *_split(after, step)]
     # All of them before the next step down, which runs on the same pipeline.
     outputs = list(suspect.run(parts))
-    isolated: list = []
+    isolated: list[Any] = []
     for encoded, decoded in zip(parts, outputs, strict=True):
         if not encoded:
             isolated.append(None)  # the image that failed

@@ -17,8 +17,9 @@ import numpy as np
 
 from dask_image_ingest.decode.dali import Refused
 from dask_image_ingest.decode.decoders import Decoders
-from dask_image_ingest.decode.formats import measure
+from dask_image_ingest.decode.formats import SWAPPED, measure
 from dask_image_ingest.decode.options import Decoding
+from dask_image_ingest.decode.orientation import upright
 from dask_image_ingest.decode.threads import decode_pool
 from dask_image_ingest.errors import MissingDependencyError
 
@@ -42,7 +43,7 @@ class ScaledDecoder:
         DALI tensor list, or a list of DALI tensors, None for an image that DALI could not decode.
         """
         pool = decode_pool()
-        begun: list[Future] | None = None
+        begun: list[Future[Any]] | None = None
         batch: list[np.ndarray] = []
         for following in chain(batches, [None]):
             submitted = [pool.submit(self._reduced, data) for data in following or ()]
@@ -81,13 +82,13 @@ class ScaledDecoder:
             )
         except ValueError:
             return None
-        return np.ascontiguousarray(_upright(picture, stored.orientation))
+        return np.ascontiguousarray(upright(picture, stored.orientation))
 
     def _least_shape(self, height: int, width: int, orientation: int) -> tuple[int, int]:
         """What the resize makes of a stored picture, before it crops or pads it."""
         assert self._decoding.size is not None
         wanted_height, wanted_width = self._decoding.size
-        if orientation > 4:
+        if orientation in SWAPPED:
             wanted_height, wanted_width = wanted_width, wanted_height
         if self._decoding.resize == "stretch":
             return wanted_height, wanted_width
@@ -111,14 +112,3 @@ def require_simplejpeg() -> Any:
             "pip install 'dask-image-ingest[scaled]'"
         ) from error
     return simplejpeg
-
-
-def _upright(picture: np.ndarray, orientation: int) -> np.ndarray:
-    """Apply an EXIF orientation of 1 to 8."""
-    if orientation > 4:
-        picture = picture.swapaxes(0, 1)
-    if orientation in (2, 3, 6, 7):
-        picture = picture[:, ::-1]
-    if orientation in (3, 4, 7, 8):
-        picture = picture[::-1]
-    return picture

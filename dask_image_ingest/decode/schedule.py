@@ -51,7 +51,7 @@ class Batch:
     rows: list[int] = field(default_factory=list)
     dali_rows: list[int] = field(default_factory=list)
     encoded: list[np.ndarray] = field(default_factory=list)
-    by_pillow: dict[int, Future] = field(default_factory=dict)
+    by_pillow: dict[int, Future[Any]] = field(default_factory=dict)
 
     @property
     def images(self) -> int:

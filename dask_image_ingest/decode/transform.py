@@ -94,7 +94,7 @@ class Transform:
             for place in part.places
         ]
 
-    def _each(self, parts: list[_Part], images: list, origins: Sequence[Origin]) -> list:
+    def _each(self, parts: list[_Part], images: list[Any], origins: Sequence[Origin]) -> list[Any]:
         given = [
             ([images[row] for row in part.rows], [origins[row] for row in part.rows])
             for part in parts

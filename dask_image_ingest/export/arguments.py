@@ -116,7 +116,7 @@ def source_options_of(frame: Any) -> dict[str, Any] | None:
     if not isinstance(frame, FrameBase):
         return None
     reads = frame.expr.find_operations(ReadWebDataset)
-    return next((read.dataset.storage_options for read in reads), None)
+    return next((read.dataset.options.storage_options for read in reads), None)
 
 
 def _is_template(template: str) -> bool:

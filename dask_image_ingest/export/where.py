@@ -9,6 +9,7 @@ from __future__ import annotations
 import ast
 import operator
 from functools import reduce
+from typing import Any
 
 from dask_image_ingest.dataset import MIRRORED, NEGATED, Filters, Predicate, both, either
 from dask_image_ingest.errors import ArgumentError
@@ -102,7 +103,7 @@ def _is_column(node: ast.expr) -> bool:
     return isinstance(node, ast.Name)
 
 
-def _constant(node: ast.expr, text: str, op: str):
+def _constant(node: ast.expr, text: str, op: str) -> Any:
     try:
         value = ast.literal_eval(node)
     except ValueError:

@@ -1,7 +1,7 @@
 """Dataframes with a column of images, on pandas and on cuDF.
 
 In: a table of metadata and decoded pixels. Out: a dataframe of the backend, and arrays over its
-columns. A backend is a file of this room; nobody else asks which one it is.
+columns. A backend is a file of this room, and no other room imports cuDF.
 """
 
 from dask_image_ingest.frames.accessors import register_accessor
@@ -14,6 +14,7 @@ from dask_image_ingest.frames.pandas import pandas_type
 from dask_image_ingest.frames.pixel_memory import LEAST_SHARED, pixel_memory
 from dask_image_ingest.frames.shared_memory import map_block, this_machine
 from dask_image_ingest.frames.stored_frame import index_columns
+from dask_image_ingest.frames.type_names import is_text, parse_type
 
 __all__ = [
     "IMAGE",
@@ -26,9 +27,11 @@ __all__ = [
     "get_backend",
     "gpus",
     "index_columns",
+    "is_text",
     "joined",
     "map_block",
     "pandas_type",
+    "parse_type",
     "pixel_memory",
     "register_accessor",
     "this_machine",

@@ -60,7 +60,7 @@ class Backend(Protocol):
     def is_images(self, dtype: Any) -> bool:
         """Whether a column of this dtype holds decoded images."""
 
-    def arrays(self, images: Any) -> list:
+    def arrays(self, images: Any) -> list[Any]:
         """Views of each image of a column, (height, width, channels), None where there is none."""
 
     def with_columns(

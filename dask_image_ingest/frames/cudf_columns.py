@@ -74,7 +74,7 @@ def make_index(numbers: np.ndarray) -> cudf.Index:
     """An index of these numbers, which ascend."""
     if not len(numbers):
         return cudf.Index.from_pylibcudf(_empty_column(pa.int64()))
-    # A range weighs nothing, and most partitions have one.
+    # A range takes no memory, and most partitions have one.
     if numbers[-1] - numbers[0] == len(numbers) - 1:
         return cudf.RangeIndex(int(numbers[0]), int(numbers[-1]) + 1)
     return cudf.Index(numbers)
@@ -102,7 +102,7 @@ def _frame_of(
     )
 
 
-def _child_names(type_: pa.DataType) -> dict[str, dict]:
+def _child_names(type_: pa.DataType) -> dict[str, dict[str, Any]]:
     """The names inside a nested type, which pylibcudf's columns don't carry."""
     if pa.types.is_struct(type_):
         return {field.name: _child_names(field.type) for field in type_}
@@ -152,7 +152,7 @@ def _empty_column(type_: pa.DataType) -> plc.Column:
 def _new_column(values: Any, rows: Sequence[int], length: int, type_: pa.DataType) -> plc.Column:
     """A column of ``values`` at ``rows``, null in between."""
     if isinstance(values, list):
-        spread: list = [None] * length
+        spread: list[Any] = [None] * length
         for row, value in zip(rows, values, strict=True):
             spread[row] = value
         return plc.Column.from_arrow(_for_cudf(pa.chunked_array([pa.array(spread, type_)])))

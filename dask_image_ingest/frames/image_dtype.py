@@ -57,7 +57,7 @@ class ImageDtype(pd.ArrowDtype):
         """The class of columns of this dtype."""
         return ImageArray
 
-    def _get_common_dtype(self, dtypes: list) -> ImageDtype | None:
+    def _get_common_dtype(self, dtypes: list[Any]) -> ImageDtype | None:
         return self if all(is_image_dtype(dtype) for dtype in dtypes) else None
 
     def __from_arrow__(self, array: pa.Array | pa.ChunkedArray) -> ImageArray:

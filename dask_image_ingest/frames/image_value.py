@@ -132,7 +132,7 @@ def as_pixels(value: Any) -> np.ndarray | None:
     )
 
 
-def _from_struct(row: Mapping) -> np.ndarray:
+def _from_struct(row: Mapping[str, Any]) -> np.ndarray:
     try:
         data, shape = row["data"], (row["height"], row["width"], row["channels"])
         flat = np.frombuffer(data, np.uint8) if isinstance(data, bytes) else np.array(data, "uint8")

@@ -55,7 +55,7 @@ class ListDtype(pd.ArrowDtype):
         """The class of columns of this dtype."""
         return ListArray
 
-    def _get_common_dtype(self, dtypes: list) -> ListDtype | None:
+    def _get_common_dtype(self, dtypes: list[Any]) -> ListDtype | None:
         return self if all(dtype == self for dtype in dtypes) else None
 
     def __from_arrow__(self, array: pa.Array | pa.ChunkedArray) -> ListArray:
@@ -86,7 +86,7 @@ class ListArray(NestedArray):
         except (pa.ArrowInvalid, pa.ArrowTypeError, TypeError, OverflowError) as error:
             raise OperandError(f"a column of lists takes lists of numbers: {error}") from None
 
-    def _objects(self) -> Iterator[list | None]:
+    def _objects(self) -> Iterator[list[Any] | None]:
         return iter(self._pa_array.to_pylist())
 
     def _bytes(self) -> Iterator[bytes | None]:

@@ -44,7 +44,7 @@ class NestedArray(pd.arrays.ArrowExtensionArray):
     # How values get in and out.
 
     @classmethod
-    def _from_sequence(cls, scalars: Any, *, dtype: Any = None, copy: bool = False):
+    def _from_sequence(cls, scalars: Any, *, dtype: Any = None, copy: bool = False) -> NestedArray:
         if isinstance(scalars, cls) and (dtype is None or dtype == scalars.dtype):
             return scalars.copy() if copy else scalars
         if isinstance(dtype, pd.ArrowDtype) and not _is_nested(dtype):
@@ -53,7 +53,9 @@ class NestedArray(pd.arrays.ArrowExtensionArray):
         return cls(cls._to_arrow(scalars, dtype))
 
     @classmethod
-    def _from_sequence_of_strings(cls, strings: Any, *, dtype: Any, copy: bool = False):
+    def _from_sequence_of_strings(
+        cls, strings: Any, *, dtype: Any, copy: bool = False
+    ) -> NestedArray:
         return cls._from_sequence(strings, dtype=dtype, copy=copy)
 
     def _from_pyarrow_array(self, array: _ArrowArray) -> Any:
@@ -86,7 +88,7 @@ class NestedArray(pd.arrays.ArrowExtensionArray):
         both = pa.chunked_array([*self._pa_array.chunks, *values._pa_array.chunks], self._pa_type)
         super().__setitem__(slice(None), self._from_pyarrow_array(both.take(places)))
 
-    def fillna(self, value: Any, limit: int | None = None, copy: bool = True):
+    def fillna(self, value: Any, limit: int | None = None, copy: bool = True) -> NestedArray:
         """The column with ``value``, or those of an array, where it is null."""
         missing = self.isna()
         if limit is not None:
@@ -146,7 +148,7 @@ class NestedArray(pd.arrays.ArrowExtensionArray):
     def _values_for_factorize(self) -> tuple[np.ndarray, Any]:
         return np.array(self._digests().to_pylist(), object), None
 
-    def unique(self):
+    def unique(self) -> NestedArray:
         """The rows that differ, in the order of their first appearance."""
         return self.factorize(use_na_sentinel=False)[1]
 
@@ -221,7 +223,7 @@ class NestedArray(pd.arrays.ArrowExtensionArray):
     def _reduce(self, name: str, **kwargs: Any) -> NoReturn:
         self._refuse(f"have no {name}")
 
-    def _mode(self, dropna: bool = True):
+    def _mode(self, dropna: bool = True) -> NestedArray:
         counts = self.value_counts(dropna)
         return counts.index[(counts == counts.max()).to_numpy(bool)].array
 

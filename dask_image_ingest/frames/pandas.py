@@ -199,7 +199,7 @@ def _numpy_type(dtype: Any) -> Any:
 
 
 def _pandas_index(index: np.ndarray) -> pd.Index:
-    # A range weighs nothing, and most partitions have one.
+    # A range takes no memory, and most partitions have one.
     if len(index) and index[-1] - index[0] == len(index) - 1:
         return pd.RangeIndex(int(index[0]), int(index[-1]) + 1)
     return pd.Index(index)

@@ -41,7 +41,7 @@ class PixelMemory:
         self._unused: list[tuple[float, mmap.mmap]] = []
         self._sharing = False
         self._shared: weakref.WeakValueDictionary[int, SharedBlock] = weakref.WeakValueDictionary()
-        # The collector may give a block back in the middle of any of these methods.
+        # The garbage collector may give a block back in the middle of any of these methods.
         self._lock = threading.RLock()
         self._releaser: threading.Thread | None = None
 
@@ -120,7 +120,7 @@ class PixelMemory:
                 return
             releaser = threading.Thread(target=self._release_in_time, daemon=True)
             self._releaser = releaser
-        # Not under the lock: the collector may run first in the new thread, and come here.
+        # Not under the lock: the garbage collector may run first in the new thread, and come here.
         with suppress(RuntimeError):  # no more threads, as at the end of a process
             releaser.start()
 

@@ -30,12 +30,12 @@ _CONSTANTS = (type(None), bool, int, float, complex, str, bytes, type(...), rang
 _CONTAINERS = (list, tuple, set, frozenset, dict)
 
 
-def token_of(function: Callable) -> str:
+def token_of(function: Callable[..., Any]) -> str:
     """A token that changes when what the function does changes."""
     return tokenize(function, Reading(function).parts)
 
 
-def code_of(function: Callable) -> dict[str, str]:
+def code_of(function: Callable[..., Any]) -> dict[str, str]:
     """A digest of each function of the user's that is imported by name where ``function`` is used.
 
     A worker that imported a module before it was edited has other ones.
@@ -43,7 +43,7 @@ def code_of(function: Callable) -> dict[str, str]:
     return Reading(function).imported
 
 
-def refuse_other_code(argument: str, function: Callable, code: Mapping[str, str]) -> None:
+def refuse_other_code(argument: str, function: Callable[..., Any], code: Mapping[str, str]) -> None:
     """Refuse to run a function whose code is not that for which the query was made.
 
     Parameters

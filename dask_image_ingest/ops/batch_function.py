@@ -21,7 +21,7 @@ _MODELS_KEPT = 4
 class BatchFunction:
     """A user's function, or the class whose instances are called, built once in each process."""
 
-    function: Callable
+    function: Callable[..., Any]
     token: str = field(init=False)
     code: Mapping[str, str] = field(init=False, repr=False)
 
@@ -43,7 +43,7 @@ class BatchFunction:
         """What errors call it."""
         return getattr(self.function, "__qualname__", type(self.function).__name__)
 
-    def get(self) -> Callable:
+    def get(self) -> Callable[..., Any]:
         """What is to be called with a batch, in this process.
 
         Raises
@@ -83,5 +83,5 @@ def _building(process: int) -> threading.Lock:
 
 
 @functools.lru_cache(_MODELS_KEPT)
-def _instance(function: BatchFunction, process: int) -> Callable:
+def _instance(function: BatchFunction, process: int) -> Callable[..., Any]:
     return function.function()

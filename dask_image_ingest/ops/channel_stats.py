@@ -46,7 +46,7 @@ def statistics(counts: pd.DataFrame) -> pd.DataFrame:
     return frame
 
 
-def _statistics(counts: np.ndarray) -> tuple:
+def _statistics(counts: np.ndarray) -> tuple[float, float, int, int, int]:
     pixels = int(counts.sum())
     mean = float(counts @ _LEVELS) / pixels
     # Around the mean: nothing large is subtracted from anything large.

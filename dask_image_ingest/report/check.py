@@ -10,10 +10,10 @@ from typing import Any
 from dask.utils import format_bytes
 
 from dask_image_ingest.dataset import NoPixels, SampleRows
-from dask_image_ingest.decode import MAX_PIXELS, Decoding, decode, printable
+from dask_image_ingest.decode import decode, printable
 from dask_image_ingest.errors import ShardError, ShardNotFoundError
 from dask_image_ingest.report.hardware import hardware_in_words, hardware_summary, not_in_hardware
-from dask_image_ingest.report.shard_rows import open_rows
+from dask_image_ingest.report.shard_rows import OPTIONS, open_rows
 from dask_image_ingest.tar import TarIndex
 
 __all__ = ["Bad", "ShardHealth", "check_shard", "in_total", "in_words"]
@@ -100,7 +100,7 @@ def check_shard(url: str, storage_options: dict[str, Any] | None = None) -> Shar
     """Read a shard from end to end, decode every image, keep none."""
     try:
         with open_rows(url, storage_options) as (rows, index):
-            decoding = Decoding(max_pixels=MAX_PIXELS)
+            decoding = OPTIONS.decoding
             pixels = decode(rows.headers, rows.image_bytes, decoding, NoPixels(), rows.origin)
             return _health(rows, index, pixels.errors)
     except (ShardError, ShardNotFoundError) as error:

@@ -6,12 +6,20 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
-from dask_image_ingest.dataset import IMAGE_EXTENSIONS, SampleRows
-from dask_image_ingest.decode import MAX_PIXELS
+from dask_image_ingest.dataset import (
+    IMAGE_EXTENSIONS,
+    ReadOptions,
+    SampleRows,
+    parse_image_extensions,
+)
+from dask_image_ingest.decode import MAX_PIXELS, Decoding
 from dask_image_ingest.storage import open_shard
 from dask_image_ingest.tar import TarIndex, index_tar
 
-__all__ = ["open_rows"]
+__all__ = ["OPTIONS", "open_rows"]
+
+#: Those of `read_webdataset_images`, where nothing is said.
+OPTIONS = ReadOptions(parse_image_extensions(IMAGE_EXTENSIONS), Decoding(max_pixels=MAX_PIXELS))
 
 
 @contextmanager
@@ -27,15 +35,4 @@ def open_rows(
     """
     with open_shard(url, storage_options) as content:
         index = index_tar(content, url)
-        yield (
-            SampleRows(
-                url,
-                content,
-                index,
-                range(len(index.samples)),
-                image_extensions=IMAGE_EXTENSIONS.split(";"),
-                components=(),
-                max_pixels=MAX_PIXELS,
-            ),
-            index,
-        )
+        yield SampleRows(url, content, index, OPTIONS), index

@@ -5,8 +5,9 @@ of them its bytes, decompressed.
 """
 
 from dask_image_ingest.storage.lazy_bytes import LazyBytes
-from dask_image_ingest.storage.open import FileSystem, file_system
-from dask_image_ingest.storage.paths import Shard, find_shards, open_shard
+from dask_image_ingest.storage.open import FileSystem, file_system, open_shard
+from dask_image_ingest.storage.paths import find_shards
+from dask_image_ingest.storage.shard import Shard
 from dask_image_ingest.storage.url import local_path
 
 __all__ = [

@@ -42,7 +42,7 @@ _STEP = 1 << 14
 
 @contextmanager
 def open_shard(url: str, storage_options: dict[str, Any] | None = None) -> Iterator[LazyBytes]:
-    """Open a shard for :func:`~dask_image_ingest.tar.samples.index_tar` and ``read_member``.
+    """Open a shard for :func:`~dask_image_ingest.tar.index_tar` and ``read_member``.
 
     A shard is read, or fetched in ranges if it is a remote one, as its bytes are asked for; one
     that is compressed (gzip or Zstandard, told by its first bytes) is decompressed into memory. If

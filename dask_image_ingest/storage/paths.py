@@ -9,18 +9,13 @@ from braceexpand import braceexpand
 
 from dask_image_ingest.arguments import is_utf8, shown
 from dask_image_ingest.errors import ArgumentError, ShardNotFoundError
-from dask_image_ingest.storage.listing import (
-    Shard,
-    exists_remote,
-    find_local,
-    find_remote,
-    glob_root,
-    is_glob,
-)
-from dask_image_ingest.storage.open import open_shard
+from dask_image_ingest.storage.local_listing import find_local
+from dask_image_ingest.storage.patterns import glob_root, is_glob
+from dask_image_ingest.storage.remote_listing import exists_remote, find_remote
+from dask_image_ingest.storage.shard import Shard
 from dask_image_ingest.storage.url import local_path
 
-__all__ = ["Shard", "find_shards", "open_shard"]
+__all__ = ["find_shards"]
 
 
 def find_shards(

@@ -4,18 +4,16 @@ In: the bytes of a tar. Out: its members grouped by webdataset's rule, with thei
 are read, contents are not.
 """
 
-from dask_image_ingest.tar.garbage_collection import gc_paused
-from dask_image_ingest.tar.samples import (
+from dask_image_ingest.tar.content import (
     LARGEST_VALUE,
-    Sample,
-    Span,
-    TarIndex,
     duplicate_error,
-    index_tar,
     open_member,
     read_member,
     too_large_error,
 )
+from dask_image_ingest.tar.garbage_collection import gc_paused
+from dask_image_ingest.tar.grouping import Sample, Span
+from dask_image_ingest.tar.index import TarIndex, index_tar
 
 __all__ = [
     "LARGEST_VALUE",

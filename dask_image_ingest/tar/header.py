@@ -1,4 +1,4 @@
-"""One tar header: is it one, is it sound, and what does it say if it is not a plain one."""
+"""One tar header: its checksum, what it says if it is not a plain one, what stands in its place."""
 
 import io
 import tarfile
@@ -28,7 +28,7 @@ BLOCK = 512
 # the expanded member, and its size.
 SparseMap = tuple[tuple[int, int], ...]
 
-# No honest extended header comes near this, and a forged one must not read a whole shard.
+# In bytes: a size in a damaged header must not have a whole shard read.
 _LARGEST_EXTENDED_HEADER = 16 << 20
 
 

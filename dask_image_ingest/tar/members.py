@@ -28,14 +28,14 @@ __all__ = ["Damage", "Member", "Walk"]
 # Name, offset and size. Plain tuples, since there are millions.
 Member = tuple[str, int, int]
 
-# Headers are walked on trust and then verified together, this many at a time.
+# Checksums are verified together, for this many headers at a time.
 _BATCH = 1024
 
 _REGULAR, _REGULAR_V7, _PAX = b"0\0x"
 _WITHOUT_DATA = frozenset(b"123456")
 
 # Records that change neither name nor size; webdataset's own writer puts an mtime in front of every
-# member. No value here holds an "=", so none can hide another record behind a forged length.
+# member. No value here holds an "=", so none can hide another record behind a invalid length.
 _HARMLESS_PAX = re.compile(rb"(?:\d+ (?:[amc]time|[ug]id)=[-.\d]*\n)+\0*")
 
 # In place of the offset of the next header, when there is none.
@@ -61,7 +61,7 @@ class Walk:
     Attributes
     ----------
     damage
-        What is wrong with the tar; None if it is sound.
+        What is wrong with the tar; None if nothing is.
     sparse
         Where a sparse member's bytes begin → its stored pieces.
     pax
@@ -84,11 +84,11 @@ class Walk:
             members: list[Member] = []
             unverified: list[tuple[int, bytes]] = []
             offset = self._take_batch(offset, members, unverified)
-            forged = first_bad_checksum(unverified)
-            if forged is not None:
-                offset = self._stop(*not_a_header(*forged))
-                members = [member for member in members if member[1] <= forged[0]]
-                self.sparse = {data: m for data, m in self.sparse.items() if data <= forged[0]}
+            invalid = first_bad_checksum(unverified)
+            if invalid is not None:
+                offset = self._stop(*not_a_header(*invalid))
+                members = [member for member in members if member[1] <= invalid[0]]
+                self.sparse = {data: m for data, m in self.sparse.items() if data <= invalid[0]}
             yield members
 
     def _take_batch(

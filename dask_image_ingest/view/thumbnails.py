@@ -62,7 +62,7 @@ def _storage_options(frame: Any) -> dict[str, Any] | None:
     if not isinstance(frame, FrameBase):
         return None
     read = next(iter(frame.expr.find_operations(ReadWebDataset)), None)
-    return None if read is None else read.dataset.storage_options
+    return None if read is None else read.dataset.options.storage_options
 
 
 def _decoded_small(rows: Any, thumbnail: int, storage_options: dict[str, Any] | None) -> Any:

@@ -14,7 +14,7 @@ import pandas as pd
 import pytest
 
 import dask_image_ingest as dii
-from dask_image_ingest.dataset import metadata, partition, read
+from dask_image_ingest.dataset import metadata, partition, splits
 from dask_image_ingest.dataset.expr import ReadWebDataset
 from dask_image_ingest.decode.schedule import Plan
 
@@ -415,10 +415,10 @@ def test_a_partition_is_never_planned_larger_than_its_backend_can_hold(shards):
             return 2**40
 
     # Half of what fits, since some shards decode to more than the first one, which is looked at.
-    assert read._partition_bytes("auto", Cudf()) == 2**30 - 1
+    assert splits.parse_partition_size("auto", Cudf()) == 2**30 - 1
     for asked in ("5 GB", 2**31):
-        assert read._partition_bytes(asked, Cudf()) == 2**31 - 1
-    assert read._partition_bytes("1 GiB", Cudf()) == 2**30
+        assert splits.parse_partition_size(asked, Cudf()) == 2**31 - 1
+    assert splits.parse_partition_size("1 GiB", Cudf()) == 2**30
 
 
 def test_no_partition_size_is_one_task_per_shard(shards):

@@ -24,8 +24,8 @@ from dask_image_ingest.errors import (
     ShardError,
     ShardNotFoundError,
 )
-from dask_image_ingest.storage.paths import Shard, find_shards, open_shard
-from dask_image_ingest.tar.samples import index_tar, read_member
+from dask_image_ingest.storage import Shard, find_shards, open_shard
+from dask_image_ingest.tar import index_tar, read_member
 
 SHARD = tar({f"{i}.{e}": bytes([65 + i]) * 3000 for i in range(9) for e in ("jpg", "txt")})
 

@@ -15,7 +15,7 @@ from webdataset.handlers import ignore_and_continue
 from webdataset.tariterators import group_by_keys, tar_file_iterator
 
 from dask_image_ingest.storage import LazyBytes
-from dask_image_ingest.tar.samples import TarIndex, index_tar, read_member
+from dask_image_ingest.tar import TarIndex, index_tar, read_member
 
 BLOCK = 512
 FORMATS = {"ustar": tarfile.USTAR_FORMAT, "gnu": tarfile.GNU_FORMAT, "pax": tarfile.PAX_FORMAT}

@@ -30,7 +30,7 @@ from tars import (
 import dask_image_ingest.errors
 from dask_image_ingest.errors import DaskImageIngestError, ShardError
 from dask_image_ingest.storage import LazyBytes
-from dask_image_ingest.tar.samples import index_tar, open_member, read_member
+from dask_image_ingest.tar import index_tar, open_member, read_member
 
 
 def damage_of(content: LazyBytes) -> tuple[str, int]:

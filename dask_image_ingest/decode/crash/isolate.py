@@ -41,7 +41,7 @@ class Guard:
 
     def __init__(self, decoding: Decoding) -> None:
         self._decoding = dumps(decoding)
-        self._process: subprocess.Popen | None = None
+        self._process: subprocess.Popen[bytes] | None = None
 
     def __enter__(self) -> Guard:
         return self
@@ -73,7 +73,7 @@ class Guard:
             journal.remember(data, death)
         raise crashed(death)
 
-    def _started(self) -> subprocess.Popen:
+    def _started(self) -> subprocess.Popen[bytes]:
         if self._process is None:
             self._process = subprocess.Popen(
                 [sys.executable, "-c", _START], stdin=subprocess.PIPE, stdout=subprocess.PIPE
@@ -89,7 +89,7 @@ class Guard:
                 )
         return self._process
 
-    def _ask(self, process: subprocess.Popen, *messages: object) -> Any:
+    def _ask(self, process: subprocess.Popen[bytes], *messages: object) -> Any:
         assert process.stdin is not None
         assert process.stdout is not None
         for message in messages:

@@ -5,11 +5,13 @@ nothing is decoded.
 """
 
 from dask_image_ingest.decode.formats.bad_image import BadImage
+from dask_image_ingest.decode.formats.exif import SWAPPED
 from dask_image_ingest.decode.formats.header import Header, measure, too_large
 from dask_image_ingest.decode.formats.pillow_image import open_image, pillow_errors
 from dask_image_ingest.decode.formats.verify import is_valid
 
 __all__ = [
+    "SWAPPED",
     "BadImage",
     "Header",
     "is_valid",

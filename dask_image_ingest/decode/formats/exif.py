@@ -6,6 +6,9 @@ from typing import Final, Literal
 
 from dask_image_ingest.storage import LazyBytes
 
+#: The orientations that exchange height and width.
+SWAPPED: Final = frozenset({5, 6, 7, 8})
+
 _FIRST_LOOK: Final = 1024
 _ORDERS: Final[dict[bytes, Literal["little", "big"]]] = {b"II*\0": "little", b"MM\0*": "big"}
 # Tag 274, which must be one unsigned short.

@@ -27,6 +27,7 @@ from typing import Final, NamedTuple
 from dask_image_ingest.decode.formats import signatures as sniff
 from dask_image_ingest.decode.formats.bad_image import BadImage
 from dask_image_ingest.decode.formats.dimensions import Stored, jpeg, png, webp, with_pillow
+from dask_image_ingest.decode.formats.exif import SWAPPED
 from dask_image_ingest.storage import LazyBytes
 
 __all__ = ["BadImage", "Header", "measure", "read_header"]
@@ -86,7 +87,7 @@ def read_header(data: LazyBytes, max_pixels: int) -> Header:
         return Header(format, None, None, None, error, True)
     if height * width > max_pixels:
         error = too_large(height, width, max_pixels)
-    if orientation > 4:
+    if orientation in SWAPPED:
         height, width = width, height
     return Header(format, height, width, channels, error, needs_pillow or error is not None)
 

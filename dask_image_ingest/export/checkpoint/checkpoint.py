@@ -24,7 +24,7 @@ def checkpoint(
     overwrite: bool = False,
     progress: bool = False,
     storage_options: dict[str, Any] | None = None,
-):
+) -> Any:
     """Compute a frame once, keep each partition's result in a file, and read it back ever after.
 
     Computes at once what is not stored yet, and gives a lazy frame that reads what is. Called

@@ -132,7 +132,8 @@ def _dataset_of(dataset: Dataset, splits: Sequence[Split]) -> Dataset:
     chosen = tuple(replace(own, url=s.shard.url, part=s.part, parts=s.parts) for s in splits)
     token = tokenize(dataset.token, [(s.url, s.part, s.parts) for s in chosen])
     # A shard that cannot be read leaves its mark in a checkpoint, and no empty partition for good.
-    return replace(dataset, splits=chosen, token=token, shard_errors="raise")
+    options = replace(dataset.options, shard_errors="raise")
+    return replace(dataset, splits=chosen, token=token, options=options)
 
 
 def name_of(expr: Any) -> str:

@@ -138,8 +138,8 @@ class _Run:
         job = _Job(
             self.place,
             list(self.meta.columns),
-            None if read is None else read.dataset.storage_options,
-            skip=read is not None and read.dataset.shard_errors == "skip",
+            None if read is None else read.dataset.options.storage_options,
+            skip=read is not None and read.dataset.options.shard_errors == "skip",
         )
         tasks = [
             _Task(cull(graph, [key]), key, name, None if read is None else split.shard)

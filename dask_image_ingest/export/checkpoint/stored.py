@@ -45,7 +45,7 @@ class Stored:
     parts: tuple[str | None, ...]
     rows: tuple[int, ...]
     meta: Any
-    divisions: tuple
+    divisions: tuple[Any, ...]
     made_of: Any
     token: str = field(init=False)
 
@@ -89,17 +89,17 @@ class ReadStored(dx.PartitionsFiltered, BlockwiseIO):
         return list(self.stored.meta.columns) if columns is None else list(columns)
 
     @functools.cached_property
-    def _meta(self):
+    def _meta(self) -> Any:
         return self.stored.meta[self.columns]
 
-    def _divisions(self):
+    def _divisions(self) -> tuple[Any, ...]:
         return self.stored.divisions
 
-    def _filtered_task(self, name, index: int) -> Task:
+    def _filtered_task(self, name: Any, index: int) -> Task:
         place, part = self.stored.place, self.stored.parts[index]
         return Task(name, read_part, place, part, self._meta, _data_producer=True)
 
-    def _simplify_up(self, parent, dependents):
+    def _simplify_up(self, parent: dx.Expr, dependents: Any) -> dx.Expr | None:
         if is_settled(self, dependents):
             return None
         if isinstance(parent, (dx.Len, dx.Lengths)):

@@ -162,10 +162,10 @@ def _read_operands(expr: ReadWebDataset, version: str | None) -> Iterator[str]:
     told = (
         query.columns,
         query.filters,
-        query.errors,
-        query.image_extensions,
+        query.options.errors,
+        query.options.image_extensions,
         [(c.column, c.extension, str(c.type), c.path) for c in schema.components],
-        _of_any_device(query.decoding),
+        _of_any_device(query.options.decoding),
     )
     return (_token(expr, value, version) for value in told)
 

@@ -1,36 +1,25 @@
-"""What lies behind one path or URL: a file, a folder of shards, the matches of a glob.
+"""The shards behind URLs: files, folders, the matches of globs; by listings where that pays."""
 
-Nothing is opened. A local shard costs one ``stat``, a remote one its line in a folder's listing.
-"""
-
-import glob
-import os
-import stat
 from collections import defaultdict
-from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
 from datetime import datetime
 from typing import Any
 
 from dask_image_ingest.errors import ShardError, ShardNotFoundError
 from dask_image_ingest.storage.faults import guarded
 from dask_image_ingest.storage.open import FileSystem, file_system
+from dask_image_ingest.storage.patterns import glob_root, is_glob, is_meant, is_shard_below
+from dask_image_ingest.storage.shard import Shard
 from dask_image_ingest.storage.url import split_url
 
-__all__ = ["Shard", "exists_remote", "find_local", "find_remote", "glob_root", "is_glob"]
-
-# What a folder is searched for.
-SUFFIXES = (".tar", ".tar.gz", ".tgz", ".tar.zst")
-
-_HIDDEN = (".", "_")
+__all__ = ["exists_remote", "find_remote"]
 
 # A folder is listed if at least this many of its shards are wanted: it may hold millions more.
 _WORTH_A_LISTING = 8
 
 _REQUESTS_AT_ONCE = 32
 
-# What the file systems of fsspec call that which changes when a file does, the surest first.
+# Keys holding a file's version, most reliable first.
 _VERSIONS = (
     "ETag",
     "etag",
@@ -47,99 +36,6 @@ _VERSIONS = (
 
 # What fsspec tells of a file.
 Info = dict[str, Any]
-
-
-@dataclass(frozen=True, slots=True)
-class Shard:
-    """A shard as it was when it was found.
-
-    Attributes
-    ----------
-    url
-        An absolute path for a local shard, else the whole URL.
-    size
-        In bytes, as stored; -1 if the server does not tell.
-    version
-        What changes when the shard does: the time of its last change in nanoseconds, or what its
-        file system knows of that kind (an ETag, a time). Empty if it knows nothing.
-    """
-
-    url: str
-    size: int
-    version: str
-
-
-def is_glob(path: str) -> bool:
-    """Tell whether a path has wildcards."""
-    return any(mark in path for mark in _wildcards(path))
-
-
-def glob_root(path: str) -> str:
-    """Give the folder that a glob searches, without a slash at its end."""
-    first = min(path.index(mark) for mark in _wildcards(path) if mark in path)
-    return path[:first].rpartition("/")[0]
-
-
-def _wildcards(path: str) -> str:
-    # In a web address "?" begins a query.
-    return "*" if path.startswith("http") else "*?["
-
-
-# --- local ----------------------------------------------------------------------------------------
-
-
-def find_local(path: str) -> list[Shard]:
-    """Find the shards behind an absolute path; none if nothing is there."""
-    if not is_glob(path) or os.path.lexists(path):
-        return list(_shards_at(path))
-    return [
-        shard
-        for match in glob.iglob(path, recursive=True)
-        if _is_meant(path, os.path.basename(match), os.path.isdir(match))
-        for shard in _shards_at(match)
-    ]
-
-
-def _shards_at(path: str) -> Iterator[Shard]:
-    try:
-        facts = os.stat(path)
-    except (FileNotFoundError, NotADirectoryError):
-        return
-    except OSError as error:
-        raise ShardError(f"{path} cannot be read: {error}") from error
-    if stat.S_ISDIR(facts.st_mode):
-        yield from _shards_below(path)
-    else:
-        yield Shard(path, facts.st_size, str(facts.st_mtime_ns))
-
-
-def _shards_below(top: str) -> Iterator[Shard]:
-    for folder, folders, files in os.walk(top, onerror=_refuse_unreadable):
-        folders[:] = [name for name in folders if not name.startswith(_HIDDEN)]
-        for name in filter(_is_wanted, files):
-            path = os.path.join(folder, name)
-            shards = list(_shards_at(path))
-            if not shards:
-                raise ShardNotFoundError(f"{path} is a link to a file that does not exist")
-            yield from shards
-
-
-def _refuse_unreadable(error: OSError) -> None:
-    raise ShardError(f"the folder {error.filename} cannot be listed: {error}") from error
-
-
-def _is_wanted(name: str) -> bool:
-    return name.lower().endswith(SUFFIXES) and not name.startswith(_HIDDEN)
-
-
-def _is_meant(pattern: str, name: str, folder: bool) -> bool:
-    """Keep ``data/*`` to shards and folders; a glob that names a suffix gets what it asks for."""
-    if not pattern.endswith("*"):
-        return True
-    return _is_wanted(name) or (folder and not name.startswith(_HIDDEN))
-
-
-# --- remote ---------------------------------------------------------------------------------------
 
 
 def find_remote(urls: list[str], storage_options: dict[str, Any] | None) -> dict[str, list[Shard]]:
@@ -208,9 +104,9 @@ def _search(url: str, storage_options: dict[str, Any] | None) -> list[Shard]:
         found = "/".join(filter(None, (root, below)))
         is_folder = entry["type"] == "directory"
         if folder:
-            wanted = _is_wanted_below(below)
+            wanted = is_shard_below(below)
         else:
-            wanted = _is_meant(path, found.rpartition("/")[2], is_folder)
+            wanted = is_meant(path, found.rpartition("/")[2], is_folder)
         if wanted and is_folder:
             shards += _search(f"{head}{found}/{tail}", storage_options)
         elif wanted:
@@ -219,11 +115,6 @@ def _search(url: str, storage_options: dict[str, Any] | None) -> list[Shard]:
     bare = {found: name for found, name in files.items() if entries[name].get("size") is None}
     entries.update(zip(bare.values(), _infos(fs, list(bare.values()), list(bare)), strict=True))
     return shards + [_shard(found, entries[name]) for found, name in files.items()]
-
-
-def _is_wanted_below(path: str) -> bool:
-    parts = path.split("/")
-    return _is_wanted(parts[-1]) and not any(part.startswith(_HIDDEN) for part in parts)
 
 
 def _list(fs: FileSystem, folder_path: str, folder: str) -> dict[str, Info]:

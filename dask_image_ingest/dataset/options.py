@@ -1,0 +1,44 @@
+"""What every task of a collection is told, whatever the query."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, Literal, TypeAlias
+
+from dask_image_ingest.decode import Decoding
+from dask_image_ingest.frames import Backend, BackendName, get_backend
+
+__all__ = ["ErrorPolicy", "ReadOptions", "ShardErrorPolicy"]
+
+ErrorPolicy: TypeAlias = Literal["null", "raise", "drop"]
+ShardErrorPolicy: TypeAlias = Literal["raise", "skip"]
+
+
+@dataclass(frozen=True, slots=True)
+class ReadOptions:
+    """How shards are read and their images decoded; small, because each task carries it.
+
+    Attributes
+    ----------
+    image_extensions
+        Member extensions that are the image, in order of preference.
+    decoding
+        How images are decoded.
+    errors, shard_errors
+        What becomes of an image that can't be decoded, and of a shard that can't be read.
+    backend
+        The name of the dataframe library.
+    storage_options
+        For the file system of remote shards.
+    """
+
+    image_extensions: tuple[str, ...]
+    decoding: Decoding
+    errors: ErrorPolicy = "null"
+    shard_errors: ShardErrorPolicy = "raise"
+    backend: BackendName = "pandas"
+    storage_options: dict[str, Any] | None = None
+
+    def get_backend(self) -> Backend:
+        """The backend, which imports its library."""
+        return get_backend(self.backend)

@@ -1,0 +1,63 @@
+"""What a query asks of every shard: columns, filters, a limit, and whether that means decoding."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from dask_image_ingest.dataset import filters as dnf
+from dask_image_ingest.dataset.filters import Filters
+from dask_image_ingest.dataset.options import ReadOptions
+from dask_image_ingest.dataset.schema import Component
+
+__all__ = ["Query"]
+
+
+@dataclass(frozen=True, slots=True)
+class Query:
+    """What every task of a collection has to know; small, because each task carries it.
+
+    Attributes
+    ----------
+    options
+        What does not change with the query.
+    columns
+        The columns of the result, in order.
+    filters, limit
+        Which rows to keep, and how many of them at most.
+    components
+        The components that the columns or the filters need.
+    known_extensions
+        Extensions of which no warning is given; None where none is given of any.
+    """
+
+    options: ReadOptions
+    columns: tuple[str, ...]
+    filters: Filters | None
+    limit: int | None
+    components: tuple[Component, ...]
+    known_extensions: frozenset[str] | None
+
+    @property
+    def wants_pixels(self) -> bool:
+        """Whether the image column itself is asked for."""
+        return "image" in self.columns
+
+    @property
+    def must_decode(self) -> bool:
+        """Whether images are decoded: for their pixels, or because only that tells the errors."""
+        return (
+            self.wants_pixels
+            or "error" in self.columns
+            or "error" in dnf.columns_of(self.filters)
+            or self.options.errors != "null"
+        )
+
+    @property
+    def filters_before_decode(self) -> Filters | None:
+        """What of the filters can be judged without decoding."""
+        return dnf.without(self.filters, "error") if self.must_decode else self.filters
+
+    @property
+    def filters_after_decode(self) -> Filters | None:
+        """The filters, where some of them need to know which images could be decoded."""
+        return self.filters if "error" in dnf.columns_of(self.filters) else None

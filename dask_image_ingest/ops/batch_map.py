@@ -1,0 +1,122 @@
+"""``map_batches`` on one partition: images in batches, and a function over them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import pyarrow as pa
+
+from dask_image_ingest.arguments import whole_number
+from dask_image_ingest.errors import ArgumentError, FunctionError
+from dask_image_ingest.frames import Backend, backend_of, joined
+from dask_image_ingest.ops.batch_function import BatchFunction
+from dask_image_ingest.ops.outputs import checked_values, output_column, output_type
+
+__all__ = ["BatchMap", "make_batch_map"]
+
+
+@dataclass(frozen=True)
+class BatchMap:
+    """What ``map_batches`` does to every partition."""
+
+    function: BatchFunction
+    outputs: Mapping[str, pa.DataType]
+    batch_size: int
+    image: str
+    kept: tuple[str, ...]
+
+    def __dask_tokenize__(self) -> tuple[Any, ...]:
+        outputs = [(name, str(type_)) for name, type_ in self.outputs.items()]
+        return (self.function.token, outputs, self.batch_size, self.image, self.kept)
+
+    def needed(self, columns: Sequence[str]) -> list[str]:
+        """The columns, of these, that are read."""
+        return [name for name in columns if name in self.kept or name == self.image]
+
+    def __call__(self, frame: Any) -> Any:
+        """The kept columns of a pandas or cuDF frame, and the outputs beside them."""
+        backend = backend_of(frame)
+        arrays = backend.arrays(frame[self.image])
+        rows = [row for row, array in enumerate(arrays) if array is not None]
+        results: dict[str, list[Any]] = {name: [] for name in self.outputs}
+        function: Callable[..., Any] | None = None
+        for start in range(0, len(rows), self.batch_size):
+            batch = rows[start : start + self.batch_size]
+            images = joined([arrays[row] for row in batch], backend)
+            try:
+                function = self.function.get() if function is None else function
+                given = function(images)
+            except FunctionError:
+                raise
+            except Exception as error:
+                raise self.function.failed(error, frame, batch) from error
+            for name, values in self._checked(given, len(batch), backend):
+                results[name].append(values)
+        columns = {
+            name: output_column(name, parts, self.outputs[name], backend)
+            for name, parts in results.items()
+        }
+        return backend.with_columns(frame[list(self.kept)], columns, rows)
+
+    def meta(self, frame: Any) -> Any:
+        """What becomes of an empty frame, without calling the function."""
+        backend = backend_of(frame)
+        columns = {
+            name: output_column(name, [], type_, backend) for name, type_ in self.outputs.items()
+        }
+        return backend.with_columns(frame[list(self.kept)], columns, [])
+
+    def _checked(self, given: Any, count: int, backend: Backend) -> Iterator[tuple[str, Any]]:
+        if not isinstance(given, Mapping):
+            if len(self.outputs) != 1:
+                raise ArgumentError(
+                    f"map_batches: the function gave one {type(given).__name__} for the "
+                    f"{len(self.outputs)} outputs {', '.join(self.outputs)}: give a dict of arrays"
+                )
+            given = {next(iter(self.outputs)): given}
+        if given.keys() != self.outputs.keys():
+            raise ArgumentError(
+                f"map_batches: the function gave {', '.join(map(repr, given)) or 'nothing'}, and "
+                f"outputs= names {', '.join(map(repr, self.outputs))}"
+            )
+        for name, values in given.items():
+            yield name, checked_values(name, values, self.outputs[name], count, backend)
+
+
+def make_batch_map(
+    function: Callable[..., Any],
+    outputs: Mapping[str, Any],
+    batch_size: int,
+    image: str,
+    columns: Sequence[str],
+) -> BatchMap:
+    """Check the arguments of ``map_batches`` and bring them together.
+
+    Raises
+    ------
+    ArgumentError
+    """
+    if not _makes_callables(function) if isinstance(function, type) else not callable(function):
+        raise ArgumentError(
+            f"map_batches needs a function, or a class with a method __call__, not {function!r}"
+        )
+    if not isinstance(outputs, Mapping) or not outputs:
+        raise ArgumentError(
+            "outputs= says which columns the function makes, and their types: "
+            "outputs={'embedding': 'list<float32>', 'score': 'float32', 'label': 'string'}"
+        )
+    batch_size = whole_number("batch_size", batch_size, 1, "pass a positive number of images")
+    types = {name: output_type(name, type_) for name, type_ in outputs.items()}
+    twice = [name for name in types if name in columns]
+    if twice:
+        raise ArgumentError(
+            f"outputs= names {', '.join(map(repr, twice))}, which the frame has already: take "
+            "another name, or leave that column out with columns="
+        )
+    return BatchMap(BatchFunction(function), types, batch_size, image, tuple(columns))
+
+
+def _makes_callables(kind: type) -> bool:
+    return any("__call__" in vars(base) for base in kind.__mro__)

@@ -1,0 +1,93 @@
+"""Outputs of ``map_batches``: their types, and whether what a function gives is of them."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+
+from dask_image_ingest.errors import ArgumentError
+from dask_image_ingest.frames import Backend, NewColumn, is_text, parse_type
+
+__all__ = ["checked_values", "output_column", "output_type"]
+
+
+def output_type(name: str, given: Any) -> pa.DataType:
+    """The Arrow type of an output: a number, a string, bytes, or a list of numbers.
+
+    Raises
+    ------
+    ArgumentError
+    """
+    if not isinstance(name, str):
+        raise ArgumentError(f"outputs= names {name!r}: the names of columns are strings")
+    try:
+        type_ = parse_type(given)
+    except (ValueError, TypeError, LookupError, RecursionError, pa.ArrowException):
+        type_ = None
+    number = type_.value_type if type_ is not None and pa.types.is_list(type_) else type_
+    is_number = number is not None and (
+        pa.types.is_integer(number) or pa.types.is_floating(number) or pa.types.is_boolean(number)
+    )
+    if type_ is None or not (is_number or _is_text_or_bytes(type_)):
+        raise ArgumentError(
+            f"outputs={{{name!r}: {given!r}}}: choose 'float32', 'int64', 'bool' or another "
+            "number, 'string', 'binary', or a vector of numbers such as 'list<float32>'"
+        )
+    return type_
+
+
+def checked_values(name: str, values: Any, type_: pa.DataType, count: int, backend: Backend) -> Any:
+    """What the function gave for ``count`` images, as an array of the output's type, or a list.
+
+    Raises
+    ------
+    ArgumentError
+        For another shape than that of one value for each image.
+    """
+    if _is_text_or_bytes(type_):
+        values = values.tolist() if hasattr(values, "tolist") else list(values)
+        shape: tuple[int, ...] = (len(values),)
+    else:
+        values = backend.numpy.asarray(values)
+        shape = values.shape
+    if not shape or shape[0] != count:
+        raise ArgumentError(
+            f"map_batches: the function gave {name!r} of shape {shape} for a batch of {count} "
+            "images; the first axis must have one value for each"
+        )
+    vector = pa.types.is_list(type_)
+    if len(shape) != 1 + vector:
+        item = "a vector" if vector else "a number"
+        instead = _name(type_.value_type) if vector else f"list<{_name(type_)}>"
+        raise ArgumentError(
+            f"map_batches: the function gave {name!r} of shape {shape}, and outputs= says that it "
+            f"is {item} for each image"
+            + (f": say outputs={{{name!r}: {instead!r}}}" if len(shape) in (1, 2) else "")
+        )
+    return values if _is_text_or_bytes(type_) else values.astype(_item(type_), copy=False)
+
+
+def output_column(name: str, parts: list[Any], type_: pa.DataType, backend: Backend) -> NewColumn:
+    """The values of all batches of a partition, with their type."""
+    if _is_text_or_bytes(type_):
+        return [value for part in parts for value in part], type_
+    if len({part.shape[1:] for part in parts}) > 1:
+        raise ArgumentError(
+            f"map_batches: the vectors of {name!r} differ in length from batch to batch"
+        )
+    empty = np.empty((0, 0) if pa.types.is_list(type_) else 0, _item(type_))
+    return backend.numpy.concatenate(parts) if parts else empty, type_
+
+
+def _name(type_: pa.DataType) -> str:
+    return str(np.dtype(type_.to_pandas_dtype()))
+
+
+def _item(type_: pa.DataType) -> Any:
+    return (type_.value_type if pa.types.is_list(type_) else type_).to_pandas_dtype()
+
+
+def _is_text_or_bytes(type_: pa.DataType) -> bool:
+    return is_text(type_) or bool(pa.types.is_binary(type_))

@@ -1,0 +1,43 @@
+"""What globs and folders mean, by names alone."""
+
+__all__ = ["HIDDEN", "glob_root", "is_glob", "is_meant", "is_shard", "is_shard_below"]
+
+# What a folder is searched for.
+_SUFFIXES = (".tar", ".tar.gz", ".tgz", ".tar.zst")
+
+#: How names begin that are left out of a search.
+HIDDEN = (".", "_")
+
+
+def is_glob(path: str) -> bool:
+    """Tell whether a path has wildcards."""
+    return any(mark in path for mark in _wildcards(path))
+
+
+def glob_root(path: str) -> str:
+    """Give the folder that a glob searches, without a slash at its end."""
+    first = min(path.index(mark) for mark in _wildcards(path) if mark in path)
+    return path[:first].rpartition("/")[0]
+
+
+def _wildcards(path: str) -> str:
+    # In a web address "?" begins a query.
+    return "*" if path.startswith("http") else "*?["
+
+
+def is_shard(name: str) -> bool:
+    """Tell whether a file of this name is a shard where a folder is searched."""
+    return name.lower().endswith(_SUFFIXES) and not name.startswith(HIDDEN)
+
+
+def is_meant(pattern: str, name: str, folder: bool) -> bool:
+    """Keep ``data/*`` to shards and folders; a glob that names a suffix gets what it asks for."""
+    if not pattern.endswith("*"):
+        return True
+    return is_shard(name) or (folder and not name.startswith(HIDDEN))
+
+
+def is_shard_below(path: str) -> bool:
+    """Tell whether this path below a folder is one of its shards."""
+    parts = path.split("/")
+    return is_shard(parts[-1]) and not any(part.startswith(HIDDEN) for part in parts)

@@ -1,0 +1,25 @@
+"""A shard as a listing tells of it."""
+
+from dataclasses import dataclass
+
+__all__ = ["Shard"]
+
+
+@dataclass(frozen=True, slots=True)
+class Shard:
+    """A shard as it was when it was found.
+
+    Attributes
+    ----------
+    url
+        An absolute path for a local shard, else the whole URL.
+    size
+        In bytes, as stored; -1 if the server does not tell.
+    version
+        What changes when the shard does: the time of its last change in nanoseconds, or what its
+        file system knows of that kind (an ETag, a time). Empty if it knows nothing.
+    """
+
+    url: str
+    size: int
+    version: str

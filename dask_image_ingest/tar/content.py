@@ -1,0 +1,89 @@
+"""What a member holds: read whole, or where it is sliced, with the holes of sparse ones filled."""
+
+from typing import Any
+
+from dask_image_ingest.errors import ShardError
+from dask_image_ingest.storage import LazyBytes
+from dask_image_ingest.tar.grouping import Sample, Span
+from dask_image_ingest.tar.index import TarIndex
+
+__all__ = ["LARGEST_VALUE", "duplicate_error", "open_member", "read_member", "too_large_error"]
+
+#: More bytes cannot be one value of an Arrow binary column.
+LARGEST_VALUE = 2**31 - 1
+
+# The bytes of a member that are read when it is opened: most headers of images fit.
+_HEAD = 4096
+
+
+def read_member(content: LazyBytes, index: TarIndex, span: Span) -> Any:
+    """Read one member: a slice of ``content``, or new bytes with the holes filled if it is sparse.
+
+    Raises
+    ------
+    ShardError
+        If the content ends too early, or a sparse member claims to be larger than 2 GiB.
+    """
+    offset, size = span
+    pieces = index.sparse.get(offset)
+    if pieces is None:
+        data = content[offset : offset + size]
+        if len(data) != size:
+            raise ShardError(
+                f"a member of {size} bytes was found at byte {offset}, and only {len(data)} bytes "
+                "are there now: did the shard change while it was read?"
+            )
+        return data
+    if size > LARGEST_VALUE:
+        raise ShardError(
+            f"the sparse member at byte {offset} claims to expand to {size} bytes, more than 2 GiB"
+        )
+    expanded = bytearray(size)
+    for start, length in pieces:
+        expanded[start : start + length] = content[offset : offset + length]
+        offset += length
+    return bytes(expanded)
+
+
+def open_member(content: LazyBytes, index: TarIndex, span: Span) -> Any:
+    """One member as something that is read where it is sliced, and no further.
+
+    Raises
+    ------
+    ShardError
+        As `read_member`, now or when it is sliced.
+    """
+    if isinstance(content, (bytes, memoryview)) or span[0] in index.sparse:
+        return read_member(content, index, span)
+    return _OpenMember(content, span)
+
+
+class _OpenMember:
+    """A member of a shard, whose first bytes are at hand."""
+
+    def __init__(self, content: LazyBytes, span: Span) -> None:
+        self._content = content
+        self._offset, self._size = span
+        self._head = content[self._offset : self._offset + min(self._size, _HEAD)]
+
+    def __len__(self) -> int:
+        return self._size
+
+    def __getitem__(self, part: slice, /) -> Any:
+        start, stop, _ = part.indices(self._size)
+        if stop <= len(self._head):
+            return self._head[start:stop]
+        return self._content[self._offset + start : self._offset + stop]
+
+
+def too_large_error(index: TarIndex, span: Span) -> str | None:
+    """Why a member can't be read that claims to be mostly holes; None where that is not so."""
+    if span[0] not in index.sparse or span[1] <= LARGEST_VALUE:
+        return None
+    return f"too-large: the sparse member claims to expand to {span[1]:,} bytes, more than 2 GiB"
+
+
+def duplicate_error(sample: Sample) -> str:
+    """Why a sample with duplicate members has no image."""
+    what = ", ".join(sorted(sample.duplicates))
+    return f"duplicate-member: the sample has more than one {what}; which is meant?"
