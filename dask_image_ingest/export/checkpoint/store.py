@@ -157,8 +157,8 @@ class _Run:
 
     def _kept(self) -> set[str]:
         """What is there of shards that the frame's read has, or will be."""
-        others = {shard_of(self.work.digest, shard) for shard in self.work.shards}
-        others -= {shard_of(self.work.digest, split.shard) for split in self.splits}
+        unasked = set(self.work.shards).difference(split.shard for split in self.splits)
+        others = {shard_of(self.work.digest, shard) for shard in unasked}
         return {*self.names, *(name for name in self.there if is_part(name, others))}
 
     def _superfluous(self, parts: Mapping[str, Part]) -> list[str]:

@@ -8,6 +8,7 @@ comes out of one part of one shard, and nothing else: any other query is refused
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from typing import Any
@@ -62,7 +63,7 @@ class Work:
     shards: tuple[Shard, ...]
     version: str | None
 
-    @property
+    @functools.cached_property
     def digest(self) -> str:
         """Stands for all that is done to each partition."""
         return digest_of(self.steps[-1].digest, repr(self.version))
