@@ -129,7 +129,8 @@ def _resized(
     """Resize the given part of ``source`` to ``shape``."""
     height, width, channels = source.shape
     kind = _PIXEL_TYPES[channels]
-    given = ImageData(width, height, kind, source.tobytes())
+    # Without the first copy, of a part, the second would go pixel by pixel.
+    given = ImageData(width, height, kind, np.ascontiguousarray(source).tobytes())
     made = ImageData(shape[1], shape[0], kind)
     if in_one:
         _run(given, made, CropBox(across.start, down.start, across.length, down.length))
