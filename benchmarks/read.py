@@ -1,12 +1,14 @@
-"""Reading shards of photographs: how near to the decoder's limit, and how far ahead of the peers.
+"""Reading shards of photographs, in full and at 224 × 224: how near to the decoder's limit, and how
+far ahead of the peers.
 
 Every row does the same work on the same shards: each image decoded to RGB and kept where the
 user can use it, with its key and its caption. Two rows are DALI alone, which has no keys and no
 captions: the limit of the decoder, whose output buffers are recycled, and the same with each image
-copied out and kept. Each run is a process of its own, that reads the shards once to warm up and
-then a few times by the clock; rows take turns, so that a slow moment of the machine meets them all.
+copied out and kept. The limit of both sizes is that of decoding alone. Each run is a process of its
+own, that reads the shards once to warm up and then a few times by the clock; rows take turns, so
+that a slow moment of the machine meets them all.
 
-    python benchmarks/read.py                        # about 5 minutes
+    python benchmarks/read.py                        # about 10 minutes
     python benchmarks/read.py --quick                # one turn, fewer images
     python benchmarks/read.py --shards train/*.tar   # photographs of one's own, repeated
 
@@ -27,210 +29,24 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import NamedTuple
 
+from _readers import CORES, ROWS, Row
 from _shards import make_shards
 
-CORES = len(os.sched_getaffinity(0))
-PREFETCHED = 2  # batches, DALI's own default
 RESULT = "result: "
 PAUSE = 0.3
+SIZES = {"full": None, "224": 224}
+TITLES = {
+    "full": "Each image as large as it is:",
+    "224": "Each image at 224 × 224, antialiased by all but DALI's own resize:",
+}
 DOCS = Path(__file__).parents[1] / "docs"
 START, END = "<!-- benchmarks/read.py -->", "<!-- end -->"
 
 
-# --- what is compared -----------------------------------------------------------------------------
-#
-# Each of these gets ready, and returns a function that reads all shards once. That gives a function
-# in turn, which holds what was read and counts its images, once the clock has stopped.
-
-Read = Callable[[], Callable[[], int]]
-
-
-def ours_synchronous(paths: list[str], images: int) -> Read:
-    import dask_image_ingest as dii
-
-    def read():
-        ddf = dii.read_webdataset_images(paths, backend="pandas")
-        return ddf.compute(scheduler="synchronous").image.count
-
-    return read
-
-
-def ours_persisted(paths: list[str], images: int) -> Read:
-    from distributed import wait
-
-    import dask_image_ingest as dii
-
-    dii.start_cluster(gpu=False, dashboard_address=None)
-
-    def read():
-        kept = dii.read_webdataset_images(paths, backend="pandas").persist()
-        wait(kept)
-        return lambda: kept.image.count().compute()
-
-    return read
-
-
-def dali_recycled(paths: list[str], images: int) -> Read:
-    pipeline = dali_pipeline(paths)
-
-    def read():
-        discard_prefetched(pipeline)
-        done = 0
-        while done < images:
-            done += len(pipeline.run()[0])
-        return lambda: done
-
-    return read
-
-
-def dali_kept(paths: list[str], images: int) -> Read:
-    pipeline = dali_pipeline(paths)
-
-    def read():
-        discard_prefetched(pipeline)
-        kept: list = []
-        while len(kept) < images:
-            kept.extend(copies(*pipeline.run()))
-        return kept.__len__
-
-    return read
-
-
-def curator_pattern(paths: list[str], images: int) -> Read:
-    def read():
-        kept: list = []
-        for path in paths:
-            pipeline = dali_pipeline([path], batch_size=100)
-            there = next(iter(pipeline.reader_meta().values()))["epoch_size"]
-            shard: list = []
-            while len(shard) < there:
-                shard.extend(copies(*pipeline.run()))
-            kept.extend(shard[:there])
-        return kept.__len__
-
-    return read
-
-
-def dali_pipeline(paths: list[str], batch_size: int = 64):
-    from nvidia.dali import Pipeline, fn, types
-
-    pipeline = Pipeline(
-        batch_size=batch_size,
-        num_threads=CORES,
-        device_id=None,
-        prefetch_queue_depth=PREFETCHED,
-    )
-    with pipeline:
-        encoded = fn.readers.webdataset(paths=paths, ext=["jpg"])
-        encoded = encoded[0] if isinstance(encoded, list) else encoded
-        pipeline.set_outputs(fn.decoders.image(encoded, device="cpu", output_type=types.RGB))
-    pipeline.build()
-    return pipeline
-
-
-def discard_prefetched(pipeline) -> None:
-    """Let go of the batches that were decoded while the clock stood still."""
-    for _ in range(PREFETCHED):
-        pipeline.run()
-
-
-def copies(images) -> list:
-    import numpy as np
-
-    return [np.array(images.at(place)) for place in range(len(images))]
-
-
-def webdataset_alone(paths: list[str], images: int) -> Read:
-    import webdataset
-
-    dataset = webdataset.WebDataset(paths, shardshuffle=False).decode("rgb8")
-    columns = dataset.to_tuple("__key__", "jpg", "txt")
-    return lambda: list(columns).__len__
-
-
-def webdataset_loader(paths: list[str], images: int) -> Read:
-    import torch
-    import webdataset
-
-    # Else each tensor keeps a file open.
-    torch.multiprocessing.set_sharing_strategy("file_system")
-    dataset = webdataset.WebDataset(paths, shardshuffle=False).decode("rgb8")
-    columns = dataset.to_tuple("__key__", "jpg", "txt")
-    loader = torch.utils.data.DataLoader(columns, batch_size=None, num_workers=2)
-    return lambda: list(loader).__len__
-
-
-def hugging_face(paths: list[str], images: int) -> Read:
-    import datasets
-    import numpy as np
-
-    shards = datasets.load_dataset(
-        "webdataset", data_files={"train": paths}, split="train", streaming=True
-    )
-
-    def read():
-        kept = [
-            (sample["__key__"], np.asarray(sample["jpg"].convert("RGB")), sample["txt"])
-            for sample in shards
-        ]
-        return kept.__len__
-
-    return read
-
-
-def ray_data(paths: list[str], images: int) -> Read:
-    import ray
-
-    ray.init(num_cpus=CORES, include_dashboard=False, logging_level="error")
-    ray.data.DataContext.get_current().enable_progress_bars = False
-    return lambda: ray.data.read_webdataset(paths).materialize().count
-
-
-def daft_frame(paths: list[str], images: int) -> Read:
-    import daft
-    import webdataset
-
-    # Handed over in memory, since its own read_webdataset is several times slower on these shards.
-    samples = webdataset.WebDataset(paths, shardshuffle=False).to_tuple("__key__", "jpg", "txt")
-
-    def read():
-        columns = dict(zip(("key", "jpg", "txt"), zip(*samples, strict=True), strict=True))
-        frame = daft.from_pydict({name: list(values) for name, values in columns.items()})
-        pixels = daft.col("jpg").decode_image(mode="RGB")
-        return frame.with_column("jpg", pixels).collect().__len__
-
-    return read
-
-
-class Row(NamedTuple):
-    """A way to read the shards, and the packages that it needs."""
-
-    name: str
-    prepare: Callable[[list[str], int], Read]
-    needs: tuple[str, ...]
-
-
-ROWS = {
-    "limit": Row("**the limit**: DALI alone, outputs recycled", dali_recycled, ("nvidia.dali",)),
-    "kept": Row("DALI alone, each image copied and kept", dali_kept, ("nvidia.dali",)),
-    "synchronous": Row("ours, synchronous", ours_synchronous, ("nvidia.dali",)),
-    "persisted": Row("ours, persisted on `start_cluster()`", ours_persisted, ("nvidia.dali",)),
-    "curator": Row(
-        "NeMo Curator's pattern: a DALI pipeline per shard", curator_pattern, ("nvidia.dali",)
-    ),
-    "alone": Row("webdataset + Pillow, one process", webdataset_alone, ("webdataset",)),
-    "loader": Row(
-        "webdataset + Pillow, DataLoader of 2 workers", webdataset_loader, ("webdataset", "torch")
-    ),
-    "datasets": Row("Hugging Face datasets, streaming", hugging_face, ("datasets",)),
-    "ray": Row("Ray Data, `read_webdataset`", ray_data, ("ray", "webdataset")),
-    "daft": Row("Daft, `decode_image` of webdataset's bytes", daft_frame, ("daft", "webdataset")),
-}
 PACKAGES = (
     "dask-image-ingest",
     "nvidia-dali-cuda120",
@@ -252,10 +68,10 @@ PACKAGES = (
 # --- one run, in a process of its own -------------------------------------------------------------
 
 
-def measure_row(row: Row, paths: list[str], images: int, repeats: int) -> None:
+def measure_row(row: Row, paths: list[str], images: int, size: int | None, repeats: int) -> None:
     """Print what each read took: seconds by the clock, and seconds that the cores were busy."""
-    read = row.prepare(paths, images)
-    for _ in range(1 + repeats):
+    read = row.prepare(paths, images, size)
+    for _ in range(1 if row.first else 1 + repeats):
         busy, start = busy_seconds(), time.perf_counter()
         count = read()
         seconds = time.perf_counter() - start
@@ -284,7 +100,9 @@ class Figures(NamedTuple):
     costs: list[float]
 
 
-def compare(names: list[str], folder: Path, turns: int, repeats: int) -> dict[str, Figures]:
+def compare(
+    names: list[str], folder: Path, size: str, turns: int, repeats: int
+) -> dict[str, Figures]:
     """Run every row in turn; a row that fails is told of and left out."""
     figures = {name: Figures([], []) for name in names}
     images = json.loads((folder / "images.json").read_text())
@@ -292,9 +110,13 @@ def compare(names: list[str], folder: Path, turns: int, repeats: int) -> dict[st
         for name in names if turn % 2 == 0 else names[::-1]:
             if name not in figures:
                 continue
-            (_, *found), errors = run_row(name, folder, repeats)
+            found, errors = run_row(name, folder, size, repeats)
+            first = ROWS[name].first
+            found = found if first else found[1:]
             # Raw DALI goes on to the end of a batch.
-            if len(found) < repeats or any(one["images"] < images for one in found):
+            if len(found) < (1 if first else repeats) or any(
+                one["images"] < images for one in found
+            ):
                 del figures[name]
                 say(f"left out, since it failed: {ROWS[name].name}\n{errors}")
                 continue
@@ -302,13 +124,13 @@ def compare(names: list[str], folder: Path, turns: int, repeats: int) -> dict[st
             figures[name].speeds.extend(speeds)
             figures[name].costs.extend(1e3 * one["busy"] / one["images"] for one in found)
             speed = statistics.median(speeds)
-            say(f"turn {turn + 1} of {turns}: {speed:6,.0f} images/s  {ROWS[name].name}")
+            say(f"{size}, turn {turn + 1} of {turns}: {speed:6,.0f} images/s  {ROWS[name].name}")
     return figures
 
 
-def run_row(name: str, folder: Path, repeats: int) -> tuple[list[dict], str]:
+def run_row(name: str, folder: Path, size: str, repeats: int) -> tuple[list[dict], str]:
     """What one process says of its runs, and the end of its errors."""
-    command = [sys.executable, __file__, "--row", name, "--folder", folder]
+    command = [sys.executable, __file__, "--row", name, "--folder", folder, "--size", size]
     offline = {"HF_HUB_OFFLINE": "1", "HF_DATASETS_CACHE": f"{folder}/cache"}
     quiet = {"RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0", "DAFT_PROGRESS_BAR": "0"}
     # In a session of its own, so that what it leaves behind can be ended with it.
@@ -328,7 +150,7 @@ def run_row(name: str, folder: Path, repeats: int) -> tuple[list[dict], str]:
         with contextlib.suppress(ProcessLookupError):
             os.killpg(process.pid, signal.SIGKILL)
     results = [line for line in output.splitlines() if line.startswith(RESULT)]
-    return [json.loads(line.removeprefix(RESULT)) for line in results] or [{}], errors[-2000:]
+    return [json.loads(line.removeprefix(RESULT)) for line in results], errors[-2000:]
 
 
 def as_table(figures: dict[str, Figures]) -> str:
@@ -392,7 +214,7 @@ def write_docs(report: str) -> None:
 
 
 def draw(figures: dict[str, Figures]) -> bool:
-    """A bar for each row, in docs/benchmarks.png; False where there is no matplotlib."""
+    """A bar for each row read in full, in docs/benchmarks.png; False without matplotlib."""
     if importlib.util.find_spec("matplotlib") is None:
         return False
     import matplotlib
@@ -452,13 +274,14 @@ def main() -> None:
     parser.add_argument("--repeats", type=int, default=2, help="timed runs of each (default 2)")
     parser.add_argument("--only", nargs="+", choices=ROWS, help="rows")
     parser.add_argument("--quick", action="store_true", help="400 images, one turn, no docs")
+    parser.add_argument("--size", choices=SIZES, help="one of the two sizes alone")
     parser.add_argument("--row", choices=ROWS, help=argparse.SUPPRESS)
     parser.add_argument("--folder", type=Path, help=argparse.SUPPRESS)
     arguments = parser.parse_args()
     if arguments.row:
         paths = sorted(map(str, arguments.folder.glob("*.tar")))
         images = json.loads((arguments.folder / "images.json").read_text())
-        measure_row(ROWS[arguments.row], paths, images, arguments.repeats)
+        measure_row(ROWS[arguments.row], paths, images, SIZES[arguments.size], arguments.repeats)
         return
     if arguments.quick:
         arguments.images, arguments.turns = 400, 1
@@ -468,11 +291,15 @@ def main() -> None:
         images = arguments.images
         paths = make_shards(folder, images, arguments.per_shard, arguments.shards or ())
         (folder / "images.json").write_text(str(images))
-        figures = compare(names, folder, arguments.turns, arguments.repeats)
-        report = f"{as_table(figures)}\n\n{facts(paths, images, arguments)}"
+        figures = {
+            size: compare(names, folder, size, arguments.turns, arguments.repeats)
+            for size in ([arguments.size] if arguments.size else SIZES)
+        }
+        tables = [f"{TITLES[size]}\n\n{as_table(found)}" for size, found in figures.items()]
+        report = "\n\n".join([*tables, facts(paths, images, arguments)])
     print(report)
-    if not arguments.quick and not arguments.only:
-        chart = "\n\n![images per second](benchmarks.png)" if draw(figures) else ""
+    if not arguments.quick and not arguments.only and not arguments.size:
+        chart = "\n\n![images per second](benchmarks.png)" if draw(figures["full"]) else ""
         write_docs(report + chart)
 
 

@@ -4,7 +4,7 @@ In: the bytes of images, what their headers tell, and the options of a read. Out
 pixels for a partition, with a reason for every image that has none.
 """
 
-from dask_image_ingest.decode.decoders import decoders_for
+from dask_image_ingest.decode.arrays import resize_arrays
 from dask_image_ingest.decode.formats.bad_image import printable
 from dask_image_ingest.decode.formats.header import Header, read_header
 from dask_image_ingest.decode.formats.jpeg_frame import read_jpeg_frame
@@ -12,6 +12,7 @@ from dask_image_ingest.decode.images import decode
 from dask_image_ingest.decode.options import MAX_PIXELS, Decoding, ImageShape, make_decoding
 from dask_image_ingest.decode.origin import Origin
 from dask_image_ingest.decode.pixels import PixelBuffer, Pixels
+from dask_image_ingest.decode.resize import ResizedImage
 from dask_image_ingest.decode.scaled import require_simplejpeg
 from dask_image_ingest.decode.threads import decode_pool, decode_threads
 
@@ -23,13 +24,14 @@ __all__ = [
     "Origin",
     "PixelBuffer",
     "Pixels",
+    "ResizedImage",
     "decode",
     "decode_pool",
     "decode_threads",
-    "decoders_for",
     "make_decoding",
     "printable",
     "read_header",
     "read_jpeg_frame",
     "require_simplejpeg",
+    "resize_arrays",
 ]

@@ -16,8 +16,10 @@ from dask_image_ingest.decode.options import Decoding
 from dask_image_ingest.decode.origin import Origin, unknown
 from dask_image_ingest.decode.pixels import PixelBuffer, Pixels
 from dask_image_ingest.decode.refused import decode_in_parts
+from dask_image_ingest.decode.resize import ResizedImage
 from dask_image_ingest.decode.scaled import ScaledDecoder
 from dask_image_ingest.decode.schedule import Batch, Plan
+from dask_image_ingest.decode.threads import decode_pool
 
 
 def decode_in_batches(
@@ -39,8 +41,10 @@ def decode_in_batches(
             for batch, images in _decoded(plan, decoding, dali):
                 plan.learn(_rows_without_image(batch.dali_rows, images))
                 rows, images = _pictures(batch, images, plan, headers, errors, decoding, dali)
+                if decoding.resized_here:
+                    images = _resized(images, decoding)
                 if rows and dali.transform is not None:
-                    images = dali.transform.run(images, [origin(row) for row in rows])
+                    images = dali.transform.run(_in_memory(images), [origin(row) for row in rows])
                 shapes[rows] = _shapes(images)
                 buffer.append(images)
         finally:
@@ -80,7 +84,7 @@ def _pictures(
     pictures = {
         row: image
         for row, image in zip(batch.dali_rows, images, strict=True)
-        if image is not None and _fits(image.shape(), headers[row], decoding)
+        if image is not None and _fits(_shape(image), headers[row], decoding)
     }
     for row in batch.rows:
         if errors[row] is None and row not in pictures and row not in batch.by_pillow:
@@ -93,8 +97,11 @@ def _pictures(
 def _shapes(images: Any) -> Any:
     if not isinstance(images, list):
         return images.shape()
-    shapes = [image.shape() if callable(image.shape) else image.shape for image in images]
-    return np.array(shapes, np.int32).reshape(-1, 3)
+    return np.array([_shape(image) for image in images], np.int32).reshape(-1, 3)
+
+
+def _shape(image: Any) -> tuple[int, ...]:
+    return image.shape() if callable(image.shape) else image.shape
 
 
 def _rows_without_image(rows: list[int], images: Any) -> list[int]:
@@ -106,7 +113,7 @@ def _rows_without_image(rows: list[int], images: Any) -> list[int]:
 def _from_pillow(
     batch: Batch, errors: list[str | None], decoding: Decoding, dali: Decoders
 ) -> dict[int, Any]:
-    """What Pillow has made of its images of a batch, in the shape that was asked for."""
+    """What Pillow has made of its images of a batch; on a GPU in the shape that was asked for."""
     arrays: dict[int, np.ndarray] = {}
     for row, future in batch.by_pillow.items():
         # Not raised here: its traceback would hold this partition until a collection.
@@ -115,7 +122,9 @@ def _from_pillow(
             errors[row] = str(failed)
         else:
             arrays[row] = future.result()
-    if not arrays or (decoding.size is None and decoding.transform is None):
+    if not arrays or decoding.device == "cpu":
+        return arrays
+    if decoding.size is None and decoding.transform is None:
         return arrays
     images = dali.resize(list(arrays.values()))
     return dict(zip(arrays, images, strict=True))
@@ -123,4 +132,19 @@ def _from_pillow(
 
 def _fits(shape: Sequence[int], header: Header, decoding: Decoding) -> bool:
     # Where readers take a damaged header in two ways, Pillow's is the one that counts.
-    return decoding.size is not None or tuple(shape[:2]) == (header.height, header.width)
+    return not decoding.decoded_in_full or tuple(shape[:2]) == (header.height, header.width)
+
+
+def _resized(images: Any, decoding: Decoding) -> list[ResizedImage]:
+    """The images of a batch, to be resized by whoever takes them."""
+    assert decoding.size is not None
+    return [ResizedImage(image, decoding.size, decoding.resize) for image in images]
+
+
+def _in_memory(images: Any) -> Any:
+    """Images as a transform can be given them: those that are not all DALI's as arrays."""
+    if not isinstance(images, list):
+        return images
+    if not any(isinstance(image, (np.ndarray, ResizedImage)) for image in images):
+        return images
+    return list(decode_pool().map(np.asarray, images))

@@ -40,8 +40,8 @@ class Decoder:
         What the images should look like, before a transform.
     source
         ``"encoded"``: files in memory; ``"suspect"``: files among which one has failed a batch;
-        ``"pixels"``: (height, width, channels) arrays that another library has decoded, which get
-        the same resize.
+        ``"pixels"``: (height, width, channels) arrays that another library has decoded, which go to
+        a GPU and get the same resize.
     """
 
     def __init__(self, decoding: Decoding, source: Input) -> None:
@@ -121,7 +121,7 @@ class Decoder:
                     name=_INPUT, dtype=types.UINT8, layout="HWC", device="cpu"
                 )
                 images = images.gpu() if gpu else images
-            pipeline.set_outputs(_resized(images, options, fn, types))
+            pipeline.set_outputs(resized(images, options) if gpu else images)
         pipeline.build()
         return pipeline
 
@@ -151,9 +151,18 @@ def parses(data: Any) -> bool:
         return False
 
 
-def _resized(images: Any, options: Decoding, fn: Any, types: Any) -> Any:
+def resized(images: Any, options: Decoding) -> Any:
+    """DALI's operators for a size, for a GPU; on a CPU `ResizedImage` is ten times as fast."""
+    fn, types, _ = dali()
     # Linear with antialiasing is the triangular filter where an image shrinks, as in Pillow.
-    resize = functools.partial(fn.resize, images, interp_type=types.INTERP_LINEAR, antialias=True)
+    resize = functools.partial(
+        fn.resize,
+        images,
+        interp_type=types.INTERP_LINEAR,
+        antialias=True,
+        # The whole image is what becomes the rounded size, as on a CPU; else a pixel is shifted.
+        subpixel_scale=False,
+    )
     if options.size is None:
         return images
     if options.resize == "shorter":

@@ -11,6 +11,7 @@ import numpy as np
 from dask.base import tokenize
 
 from dask_image_ingest.arguments import check_choice, check_flag, is_whole, shown, whole_number
+from dask_image_ingest.decode.fit import fit
 from dask_image_ingest.decode.formats import Header
 from dask_image_ingest.errors import ArgumentError
 from dask_image_ingest.functions import code_of, token_of
@@ -79,18 +80,24 @@ class Decoding:
             return None, None, self.channels
         return *self.size, self.channels
 
+    @property
+    def resized_here(self) -> bool:
+        """Whether this package resizes what was decoded; on a GPU, DALI does."""
+        return self.size is not None and self.device == "cpu"
+
+    @property
+    def decoded_in_full(self) -> bool:
+        """Whether the decoder gives an image as large as its header says."""
+        return self.size is None or (self.resized_here and not self.scaled)
+
     def nbytes(self, header: Header) -> int:
         """Bytes of one decoded image, as its header foretells them; a transform may change them."""
         if header.error is not None or header.height is None or header.width is None:
             return 0
         height, width = header.height, header.width
-        if self.size is None:
-            return height * width * self.channels
-        if len(self.size) == 2:
-            return self.size[0] * self.size[1] * self.channels
-        edge = min(height, width) if self.resize == "shorter" else max(height, width)
-        scale = self.size[0] / max(edge, 1)
-        return (round(height * scale) or 1) * (round(width * scale) or 1) * self.channels
+        if self.size is not None and height and width:
+            height, width = fit(height, width, self.size, self.resize).shape
+        return height * width * self.channels
 
 
 def make_decoding(

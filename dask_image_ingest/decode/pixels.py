@@ -14,7 +14,7 @@ class PixelBuffer(Protocol):
     def append(self, images: Any) -> None:
         """Take a batch: a DALI tensor list whole, or a list of arrays or DALI tensors.
 
-        Each image is of shape (height, width, channels).
+        Each image is of shape (height, width, channels). On a CPU it may be a `ResizedImage`.
         """
 
     def finish(self) -> Any:

@@ -1,8 +1,8 @@
-"""Small pictures from big JPEGs: decoded at a reduced scale, and only then resized by DALI.
+"""Small pictures from big JPEGs: decoded at a reduced scale, and only then resized.
 
 libjpeg-turbo makes a half, a quarter or an eighth of a picture straight from its frequencies, at a
-fraction of the work. The rest of the way is DALI's usual resize, and so are all other images: those
-that are not large enough, of other formats or of four channels, and those that are damaged.
+fraction of the work. All other images are decoded in full by DALI: those that are not large enough,
+of other formats or of four channels, and those that are damaged.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ class ScaledDecoder:
 
         Yields
         ------
-        DALI tensor list, or a list of DALI tensors, None for an image that DALI could not decode.
+        List of arrays and DALI tensors, None for an image that DALI could not decode.
         """
         pool = decode_pool()
         begun: list[Future[Any]] | None = None
@@ -51,17 +51,14 @@ class ScaledDecoder:
                 yield self._finish(batch, [future.result() for future in begun])
             batch, begun = following or [], submitted
 
-    def _finish(self, batch: list[np.ndarray], reduced: list[np.ndarray | None]) -> Any:
-        """Bring reduced pictures to their size, and decode the others in full."""
-        pictures = [picture for picture in reduced if picture is not None]
-        resized = self._dali.resize(pictures)
+    def _finish(self, batch: list[np.ndarray], reduced: list[np.ndarray | None]) -> list[Any]:
+        """Decode in full what could not be reduced."""
         others = [data for data, picture in zip(batch, reduced, strict=True) if picture is None]
         if not others:
-            return resized
+            return reduced
         decoded = self._dali.decode_alone(others)
         in_full = iter([None] * len(others) if isinstance(decoded, Refused) else decoded)
-        small = iter(resized)
-        return [next(in_full if picture is None else small) for picture in reduced]
+        return [next(in_full) if picture is None else picture for picture in reduced]
 
     def _reduced(self, data: np.ndarray) -> np.ndarray | None:
         """A JPEG at the smallest scale that is no smaller than asked for; None where that fails."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import math
+from collections import deque
 from collections.abc import Mapping, Sequence
 from typing import Any, Literal
 
@@ -13,7 +14,7 @@ import psutil
 import pyarrow as pa
 from distributed import default_client, get_worker
 
-from dask_image_ingest.decode import Pixels, decode_pool, decode_threads
+from dask_image_ingest.decode import Pixels, ResizedImage, decode_pool, decode_threads
 from dask_image_ingest.frames.backend import NewColumn
 from dask_image_ingest.frames.image_dtype import (
     ImageArray,
@@ -38,7 +39,7 @@ _SPILL_SHARE = 0.6
 
 
 class HostPixels:
-    """A flat buffer of pixels in host memory, to which each pixel is copied once."""
+    """A flat buffer of pixels in host memory, to which each pixel is copied or resized once."""
 
     def __init__(self, nbytes: int) -> None:
         self._keep = int(_worker_memory() * _KEPT_SHARE)
@@ -46,7 +47,7 @@ class HostPixels:
         self._end = 0
 
     def append(self, images: Any) -> None:
-        """Take a batch: a DALI tensor list whole, or a list of arrays or DALI tensors."""
+        """Take a batch: a DALI tensor list, or a list of arrays, DALI tensors, `ResizedImage`."""
         if not len(images):
             return
         threads = decode_threads()
@@ -54,16 +55,17 @@ class HostPixels:
             room = self._room(sum(map(math.prod, images.shape())))
             images.copy_to_external(ctypes.c_void_p(room.ctypes.data))
             return
-        arrays = [np.asarray(image).reshape(-1) for image in images]
-        ends = np.cumsum([array.size for array in arrays])
+        sources = [i if isinstance(i, ResizedImage) else np.asarray(i) for i in images]
+        ends = np.cumsum([math.prod(source.shape) for source in sources])
         room = self._room(int(ends[-1]))
-        pieces = np.split(room, ends[:-1])
-        # One share for each thread that decodes: DALI's own copy takes one alone.
-        shares = [slice(start, None, threads) for start in range(min(threads, len(arrays)))]
-        copies = [decode_pool().submit(_copy, arrays[s], pieces[s]) for s in shares[1:]]
-        _copy(arrays[shares[0]], pieces[shares[0]])
-        for copy in copies:
-            copy.result()
+        # All threads that decode take from it: DALI's own copy has one alone.
+        undone = deque(zip(sources, np.split(room, ends[:-1]), strict=True))
+        helpers = [decode_pool().submit(_write, undone) for _ in range(threads - 1)]
+        _write(undone)
+        for helper in helpers:
+            # One that has not begun, since its thread decodes something else, is not waited for.
+            if not helper.cancel():
+                helper.result()
 
     def finish(self) -> np.ndarray:
         """The bytes taken."""
@@ -79,9 +81,17 @@ class HostPixels:
         return self._flat[start : self._end]
 
 
-def _copy(arrays: list[np.ndarray], pieces: list[np.ndarray]) -> None:
-    for array, piece in zip(arrays, pieces, strict=True):
-        piece[:] = array
+def _write(undone: deque[tuple[np.ndarray | ResizedImage, np.ndarray]]) -> None:
+    """Write images to their places, as long as there are any."""
+    while True:
+        try:
+            source, place = undone.popleft()
+        except IndexError:
+            return
+        if isinstance(source, ResizedImage):
+            source.write(place)
+        else:
+            place[:] = source.reshape(-1)
 
 
 class PandasBackend:

@@ -9,38 +9,22 @@ import numpy as np
 import pyarrow as pa
 from PIL import Image
 
-from dask_image_ingest.decode import Pixels, decoders_for, make_decoding
+from dask_image_ingest.decode import Pixels, make_decoding, resize_arrays
 from dask_image_ingest.frames import backend_of
-
-# DALI has a copy of each image that it is to resize.
-_BATCH_SIZE = 64
 
 
 def small_images(frame: Any, image: str, size: int | tuple[int, int], resize: str) -> Any:
-    """A pandas or cuDF frame with its images resized, by DALI."""
+    """A pandas or cuDF frame with its images resized."""
     backend = backend_of(frame)
     decoding = make_decoding(
         device=backend.device, size=size, resize=resize, mode="RGB", transform=None, max_pixels=None
     )
     arrays = backend.arrays(frame[image])
     present = [row for row, array in enumerate(arrays) if array is not None]
-    batches = (
-        [backend.host(arrays[row]) for row in present[start : start + _BATCH_SIZE]]
-        for start in range(0, len(present), _BATCH_SIZE)
-    )
     shapes = np.zeros((len(arrays), 3), np.int32)
     buffer = backend.pixel_buffer(0)
-    done = 0
-    dali = decoders_for(decoding)
-    with dali.lock:
-        try:
-            dali.clear()
-            for images in dali.pixels.run(batches):
-                shapes[present[done : done + len(images)]] = images.shape()
-                buffer.append(images)
-                done += len(images)
-        finally:
-            dali.clear()
+    given = [backend.host(arrays[row]) for row in present]
+    shapes[present] = resize_arrays(given, decoding, buffer)
     errors = [None if array is not None else "missing" for array in arrays]
     column = backend.with_images(frame[[]], Pixels(buffer.finish(), shapes, errors))["image"]
     return frame.assign(**{image: column})

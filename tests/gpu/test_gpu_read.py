@@ -69,7 +69,17 @@ def test_pixels_never_visit_the_host(client, shards):
 
 
 @pytest.mark.parametrize(
-    "options", [{}, {"size": 64}, {"size": (50, 70), "resize": "crop"}, {"mode": "L"}]
+    "options",
+    [
+        {},
+        {"mode": "L"},
+        {"size": 64},
+        {"size": 64, "mode": "L"},
+        {"size": (50, 70), "resize": "crop"},
+        {"size": (70, 50), "resize": "pad"},
+        {"size": 60, "resize": "shorter"},
+        {"size": 500, "resize": "longer"},
+    ],
 )
 def test_gpu_equals_cpu(client, shards, options):
     compare_backends(client, shards[:2], options)

@@ -1,4 +1,4 @@
-"""What others read in shards: webdataset, Python's tarfile, GNU tar and DALI."""
+"""What others read in shards, and make of pixels: webdataset, tarfile, GNU tar, DALI, Pillow."""
 
 from __future__ import annotations
 
@@ -8,6 +8,8 @@ import subprocess
 import tarfile
 from pathlib import Path
 
+import numpy as np
+from PIL import Image
 from webdataset.tariterators import group_by_keys, tar_file_iterator
 
 # Key → extension → bytes, in the order of the shard.
@@ -109,3 +111,31 @@ def written_by_tarfile(members: list[tuple[str, bytes]]) -> bytes:
             info.size = len(data)
             tar.addfile(info, io.BytesIO(data))
     return out.getvalue()
+
+
+def resized_by_pillow(
+    image: np.ndarray, shape: tuple[int, int], filter=Image.Resampling.BILINEAR
+) -> np.ndarray:
+    """An image of one or three channels, resized to (height, width)."""
+    pixels = Image.fromarray(image[..., 0] if image.shape[2] == 1 else image)
+    made = pixels.resize(shape[::-1], filter, reducing_gap=None)
+    return np.asarray(made).reshape(*shape, image.shape[2])
+
+
+def resized_by_dali(
+    images: list[np.ndarray], resize: str, size: tuple[int, ...]
+) -> list[np.ndarray]:
+    """Images resized by the operators that a GPU gets, here on the CPU."""
+    from nvidia.dali import Pipeline, fn, types
+
+    from dask_image_ingest.decode import Decoding
+    from dask_image_ingest.decode.dali import resized
+
+    pipeline = Pipeline(batch_size=len(images), num_threads=2, device_id=None)
+    with pipeline:
+        given = fn.external_source(name="images", dtype=types.UINT8, layout="HWC")
+        pipeline.set_outputs(resized(given, Decoding(size=size, resize=resize)))
+    pipeline.build()
+    pipeline.feed_input("images", images)
+    (made,) = pipeline.run()
+    return [np.array(image) for image in made]

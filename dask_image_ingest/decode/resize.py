@@ -1,0 +1,159 @@
+"""Images resized on the CPU: triangular filter, antialiased, as Pillow's bilinear.
+
+DALI's own resize takes longer on a CPU than the decoding of a JPEG does. This one writes the pixels
+where they are to be: its result has no other copy.
+"""
+
+from __future__ import annotations
+
+import threading
+from math import ceil, floor
+from typing import Any, Final, NamedTuple
+
+import numpy as np
+from cykooz_resizer import (
+    CropBox,
+    FilterType,
+    ImageData,
+    PixelType,
+    ResizeAlg,
+    ResizeOptions,
+    Resizer,
+)
+
+from dask_image_ingest.decode.fit import fit
+
+# Bytes that are resized at once, since the library has copies of its own of what it reads.
+_BAND_BYTES = 2**23
+
+_BILINEAR = ResizeAlg.convolution(FilterType.bilinear)
+
+_PIXEL_TYPES: Final = {
+    1: PixelType.U8,
+    2: PixelType.U8x2,
+    3: PixelType.U8x3,
+    4: PixelType.U8x4,
+}
+
+_thread = threading.local()
+
+
+class ResizedImage:
+    """An image that is resized when it is written to its place.
+
+    Parameters
+    ----------
+    image : array of uint8, shape (height, width, channels)
+        NumPy, or what NumPy can look at without a copy.
+    size, resize
+        As a `Decoding` has them.
+    """
+
+    def __init__(self, image: Any, size: tuple[int, ...], resize: str) -> None:
+        self._image = np.asarray(image)
+        height, width, channels = self._image.shape
+        self._fit = fit(height, width, size, resize)
+        self.shape = (*self._fit.shape, channels)
+
+    def __array__(self, dtype: Any = None, copy: bool | None = None) -> np.ndarray:
+        made = np.empty(self.shape, np.uint8)
+        self.write(made.reshape(-1))
+        return made if dtype is None else made.astype(dtype, copy=False)
+
+    def write(self, room: np.ndarray) -> None:
+        """Write the pixels to a flat array of their number."""
+        made = room.reshape(self.shape)
+        whole, start = self._fit.whole, self._fit.start
+        inner = tuple(
+            slice(max(0, -begin), max(0, -begin) + min(have, want))
+            for begin, have, want in zip(start, whole, self.shape, strict=False)
+        )
+        if made[inner].size < made.size:
+            made[...] = 0
+        _resize(self._image, whole, (max(0, start[0]), max(0, start[1])), made[inner])
+
+
+class _Span(NamedTuple):
+    """What of a row or column is needed for a part of it resized."""
+
+    first: int  # pixel
+    last: int  # the one behind the last
+    start: float  # where the part begins, from the first pixel on
+    length: float  # of the part, in pixels of the source
+
+
+def _resize(
+    image: np.ndarray, whole: tuple[int, int], start: tuple[int, int], made: np.ndarray
+) -> None:
+    """Write the part of the resized image that begins at ``start`` and has the shape of ``made``.
+
+    Parameters
+    ----------
+    image, made
+        (height, width, channels); rows may lie apart.
+    whole
+        Height and width of the whole image, resized.
+    """
+    height, width, channels = image.shape
+    rows, columns = made.shape[:2]
+    if (height, width) == whole:
+        made[...] = image[start[0] : start[0] + rows, start[1] : start[1] + columns]
+        return
+    if channels not in _PIXEL_TYPES:  # a transform has made it
+        for one in range(channels):
+            _resize(image[..., one : one + 1], whole, start, made[..., one : one + 1])
+        return
+    across = _span(width, whole[1], start[1], columns)
+    pixels = max((across.last - across.first) * height / whole[0], columns)
+    band = min(rows, max(1, int(_BAND_BYTES / (pixels * channels))))
+    for row in range(0, rows, band):
+        down = _span(height, whole[0], start[0] + row, min(band, rows - row))
+        source = image[down.first : down.last, across.first : across.last]
+        part = made[row : row + band]
+        part[...] = _resized(source, down, across, part.shape, _in_one(image.shape, whole))
+
+
+def _in_one(shape: tuple[int, ...], whole: tuple[int, int]) -> bool:
+    """Whether columns come before rows, as the library has it, or there is but one of them.
+
+    Each of the two passes rounds, so that their order shows: in every sixth value, by 1. This is
+    Pillow's order.
+    """
+    lost = [have - left for have, left in zip(shape, whole, strict=False)]
+    return 0 in lost or (lost[0] > 0 and lost[0] > 2 * lost[1])
+
+
+def _resized(
+    source: np.ndarray, down: _Span, across: _Span, shape: tuple[int, ...], in_one: bool
+) -> np.ndarray:
+    """Resize the given part of ``source`` to ``shape``."""
+    height, width, channels = source.shape
+    kind = _PIXEL_TYPES[channels]
+    # Without the first copy, of a part, the second would go pixel by pixel.
+    given = ImageData(width, height, kind, np.ascontiguousarray(source).tobytes())
+    made = ImageData(shape[1], shape[0], kind)
+    if in_one:
+        _run(given, made, CropBox(across.start, down.start, across.length, down.length))
+    else:
+        narrowed = ImageData(shape[1], height, kind)
+        _run(given, narrowed, CropBox(across.start, 0, across.length, height))
+        _run(narrowed, made, CropBox(0, down.start, shape[1], down.length))
+    return np.frombuffer(made.get_buffer(), np.uint8).reshape(shape)
+
+
+def _run(source: ImageData, made: ImageData, box: CropBox) -> None:
+    resizer = getattr(_thread, "resizer", None)
+    if resizer is None:
+        # It has a lock and memory of its own.
+        resizer = _thread.resizer = Resizer()
+    resizer.resize(source, made, ResizeOptions(_BILINEAR, use_alpha=False, crop_box=box))
+
+
+def _span(length: int, resized: int, start: int, count: int) -> _Span:
+    """What of ``length`` pixels is needed for ``count`` of them resized, from ``start`` on."""
+    scale = length / resized
+    reach = max(scale, 1)
+    first = max(0, floor((start + 0.5) * scale - reach))
+    last = min(length, ceil((start + count - 0.5) * scale + reach))
+    begin = max(0.0, start * scale - first)
+    return _Span(first, last, begin, min(count * scale, last - first - begin))
