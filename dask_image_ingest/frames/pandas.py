@@ -20,7 +20,6 @@ from dask_image_ingest.frames.image_dtype import (
     ImageArray,
     ImageDtype,
     image_array,
-    image_views,
     is_image_dtype,
 )
 from dask_image_ingest.frames.image_type import IMAGE
@@ -146,10 +145,8 @@ class PandasBackend:
 
     def arrays(self, images: pd.Series) -> list[np.ndarray | None]:
         """Views of each image of a column, without a copy."""
-        views: list[np.ndarray | None] = []
-        for chunk in pa.chunked_array(pa.array(images, from_pandas=True)).chunks:
-            views.extend(image_views(chunk))
-        return views
+        column = images.array
+        return (column if isinstance(column, ImageArray) else ImageArray(pa.array(column))).views()
 
     def with_columns(
         self, frame: pd.DataFrame, columns: Mapping[str, NewColumn], rows: Sequence[int]
