@@ -25,7 +25,7 @@ from dask_image_ingest.frames.image_dtype import (
 from dask_image_ingest.frames.image_type import IMAGE
 from dask_image_ingest.frames.list_dtype import list_dtype, list_values
 from dask_image_ingest.frames.pixel_memory import pixel_memory
-from dask_image_ingest.frames.stored_frame import to_frame, to_table
+from dask_image_ingest.frames.stored_frame import to_frame
 
 # Of a worker's memory: a partition may be copied twice by what follows, and a worker keeps several.
 _PARTITION_SHARE = 1 / 16
@@ -123,7 +123,7 @@ class PandasBackend:
 
     def to_storage(self, frame: pd.DataFrame) -> pa.Table:
         """All columns of a dataframe, and its index."""
-        return to_table(frame)
+        return pa.Table.from_pandas(frame)
 
     def from_storage(self, table: pa.Table, meta: pd.DataFrame) -> pd.DataFrame:
         """A dataframe that was stored, or some columns of it."""
