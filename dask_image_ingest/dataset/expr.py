@@ -3,20 +3,31 @@
 from __future__ import annotations
 
 import functools
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, ClassVar
+
+import dask
+import pyarrow as pa
 
 from dask_image_ingest import dask_internals as dx
 from dask_image_ingest.dask_internals import BlockwiseIO, Len, Task
 from dask_image_ingest.dataset import filters as dnf
 from dask_image_ingest.dataset import masks
-from dask_image_ingest.dataset.filters import Filters
+from dask_image_ingest.dataset.computed import ComputedFilter
+from dask_image_ingest.dataset.movable import (
+    all_through,
+    computed_above,
+    computed_filter,
+    computed_query,
+)
 from dask_image_ingest.dataset.options import ReadOptions
 from dask_image_ingest.dataset.partition import read_partition
 from dask_image_ingest.dataset.predicates import as_filters
 from dask_image_ingest.dataset.query import Query
 from dask_image_ingest.dataset.schema import Schema
 from dask_image_ingest.dataset.splits import ShardSplit
+from dask_image_ingest.frames import BackendName
 from dask_image_ingest.storage import Shard
 
 masks.install()
@@ -51,10 +62,11 @@ class Dataset:
 class ReadWebDataset(dx.PartitionsFiltered, BlockwiseIO):
     """Reads shards; takes up projections, filters, lengths and limits from the query around it."""
 
-    _parameters: ClassVar = ["dataset", "columns", "filters", "limit", "_partitions"]
+    _parameters: ClassVar = ["dataset", "columns", "filters", "computed", "limit", "_partitions"]
     _defaults: ClassVar = {
         "columns": None,
         "filters": None,
+        "computed": (),
         "limit": None,
         "_partitions": None,
     }
@@ -94,7 +106,9 @@ class ReadWebDataset(dx.PartitionsFiltered, BlockwiseIO):
         """What the tasks are asked for."""
         dataset = self.dataset
         filters = self.operand("filters")
+        computed = self.operand("computed")
         used = {*self.columns, *dnf.columns_of(filters)}
+        used.update(*(each.columns for each in computed))
         # Who named components, or columns, does not want to hear of others.
         tell = self._reads_all and dataset.schema.inferred
         known = dataset.schema.extensions if tell else None
@@ -102,6 +116,7 @@ class ReadWebDataset(dx.PartitionsFiltered, BlockwiseIO):
             options=dataset.options,
             columns=tuple(self.columns),
             filters=filters,
+            computed=tuple(each.evaluated for each in computed),
             limit=self.operand("limit"),
             components=dataset.schema.select(used),
             known_extensions=known,
@@ -116,22 +131,59 @@ class ReadWebDataset(dx.PartitionsFiltered, BlockwiseIO):
             self._filtered_by(parent.predicate) is not None
         )
 
-    def _filtered_by(self, predicate: dx.Expr) -> Filters | None:
-        """The filters of this read and a predicate together, None where that is not simple."""
+    def _filtered_by(self, predicate: dx.Expr) -> dict[str, Any] | None:
+        """The operands of this read with a predicate taken up, None where it can't be."""
         if self.operand("limit") is not None:
             return None
-        dataset = self.dataset
-        filters = as_filters(predicate, self, dataset.schema.types, dataset.options.backend)
-        return None if filters is None else dnf.both(self.operand("filters"), filters)
+        filters = as_filters(predicate, self, *self._types)
+        both = None if filters is None else dnf.both(self.operand("filters"), filters)
+        if both is not None:
+            return {"filters": both}
+        if not self._may_compute:
+            return None
+        return self._with_computed(computed_filter(predicate, self, *self._types))
+
+    def _with_computed(self, computed: ComputedFilter | None) -> dict[str, Any] | None:
+        if computed is None or computed in self.operand("computed"):
+            return None
+        return {"computed": (*self.operand("computed"), computed)}
+
+    def _filtered_above(self, parent: dx.Expr, dependents: Any) -> dx.Expr | None:
+        """``parent`` over the rows that a filter further up keeps; that filter stays there."""
+        if not self._may_compute:
+            return None
+        operands = self._with_computed(computed_above(self, dependents, *self._types))
+        if operands is None:
+            return None
+        return parent.substitute(self, self.substitute_parameters(operands))
+
+    def _queried(self, query: dx.Expr, dependents: Any) -> dx.Expr | None:
+        """The read of the rows that the text of a ``query`` keeps."""
+        if not self._may_compute or not all_through(self, query, dependents):
+            return None
+        operands = self._with_computed(computed_query(query, *self._types))
+        return None if operands is None else self.substitute_parameters(operands)
+
+    @property
+    def _may_compute(self) -> bool:
+        return self.operand("limit") is None and dask.config.get("image-ingest.decode-late", True)
+
+    @property
+    def _types(self) -> tuple[Mapping[str, pa.DataType], BackendName]:
+        return self.dataset.schema.types, self.dataset.options.backend
 
     def _simplify_up(self, parent: dx.Expr, dependents: Any) -> dx.Expr | None:
         if is_settled(self, dependents):
             return None
         if isinstance(parent, dx.Filter):
             if self._filter_passthrough_available(parent, dependents):
-                filters = self._filtered_by(parent.predicate)
-                return self.substitute_parameters({"filters": filters})
+                return self.substitute_parameters(self._filtered_by(parent.predicate))
             return None
+        if isinstance(parent, dx.Query):
+            return self._queried(parent, dependents)
+        if isinstance(parent, (dx.Assign, dx.Projection)):
+            made = self._filtered_above(parent, dependents)
+            return super()._simplify_up(parent, dependents) if made is None else made
         if isinstance(parent, Len):
             return self._with(parent, columns=[])
         if isinstance(parent, dx.Lengths):
@@ -160,6 +212,7 @@ class ReadWebDataset(dx.PartitionsFiltered, BlockwiseIO):
         shown = {
             "columns": query.columns,
             "filters": query.filters,
+            "computed": self.operand("computed") or None,
             "limit": query.limit,
             "decodes": query.must_decode,
         }

@@ -34,8 +34,17 @@ def install() -> None:
 def _arrow_first(self: dx.Binop) -> dx.Expr | None:
     left, right = _dtype(self.left), _dtype(self.right)
     if isinstance(left, pd.BooleanDtype) and right == _ARROW:
-        return type(self)(self.right, self.left).astype(left)
+        return _MaskAsType(type(self)(self.right, self.left), left)
     return None
+
+
+class _MaskAsType(dx.AsType):
+    """A mask of another dtype.
+
+    Of a frame filtered by an ``AsType``, Dask makes the mask filtered by it, in the frame's place.
+    """
+
+    _filter_passthrough = False
 
 
 def _dtype(operand: Any) -> Any:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -9,6 +10,7 @@ import pyarrow as pa
 from dask.dataframe.dispatch import concat
 
 from dask_image_ingest.dataset import filters as dnf
+from dask_image_ingest.dataset.computed import EvaluatedFilter
 from dask_image_ingest.dataset.metadata import SampleRows
 from dask_image_ingest.dataset.query import Query
 from dask_image_ingest.dataset.splits import ShardSplit
@@ -63,12 +65,13 @@ def _read(split: ShardSplit, query: Query) -> Any:
             _warn(split.url, index, query)
         rows = SampleRows(split.url, content, index, query.options, query.components)
         rows = rows.take(split.rows(len(index.samples))).keep(query.filters_before_decode)
+        rows, query = _keep_computed(rows, query)
         if not query.must_decode:
             rows = rows.take(range(len(rows))[: query.limit])
             backend = query.options.get_backend()
             return backend.frame(rows.table(query.columns), rows.numbers, None)
         if query.limit is not None:
-            if query.options.errors == "drop" or query.filters_after_decode:
+            if query.loses_rows_by_decode:
                 return _first_rows(split, rows, query, query.limit)
             rows = rows.take(range(len(rows))[: query.limit])
         pixels = _decode(split, rows, query)
@@ -80,6 +83,28 @@ def _warn(url: str, index: TarIndex, query: Query) -> None:
     if query.known_extensions is not None:
         extensions = query.options.image_extensions
         warn_of_late_members(url, index, query.known_extensions, extensions)
+
+
+def _keep_computed(rows: SampleRows, query: Query) -> tuple[SampleRows, Query]:
+    """The rows for which computed filters hold, and the query with those that can't tell yet."""
+    left = []
+    for each in query.computed:
+        try:
+            kept = _matching(rows, each, query)
+        except Exception:
+            # Of rows that are gone when all is decoded a function need not know what to make.
+            if not query.loses_rows_by_decode:
+                raise
+            left.append(each)
+        else:
+            rows = rows.take(kept)
+    return rows, replace(query, computed=tuple(left))
+
+
+def _matching(rows: SampleRows, computed: EvaluatedFilter, query: Query) -> np.ndarray:
+    return computed.matching(
+        rows.table(computed.columns), rows.numbers, query.options.get_backend()
+    )
 
 
 def _first_rows(split: ShardSplit, rows: SampleRows, query: Query, limit: int) -> Any:
@@ -134,6 +159,8 @@ def _frame(rows: SampleRows, pixels: Pixels, query: Query) -> Any:
         kept = dnf.matching(table, query.filters_after_decode)
     if query.options.errors == "drop":
         kept = kept[[pixels.errors[row] is None for row in kept]]
+    for each in query.computed:
+        kept = kept[_matching(rows.take(kept), each, query)]
     kept = kept[: query.limit]
     if len(kept) < len(rows):
         table, pixels = table.take(kept), pixels.take(kept)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from dask_image_ingest.dataset import filters as dnf
+from dask_image_ingest.dataset.computed import EvaluatedFilter
 from dask_image_ingest.dataset.filters import Filters
 from dask_image_ingest.dataset.options import ReadOptions
 from dask_image_ingest.dataset.schema import Component
@@ -22,7 +23,7 @@ class Query:
         What does not change with the query.
     columns
         The columns of the result, in order.
-    filters, limit
+    filters, computed, limit
         Which rows to keep, and how many of them at most.
     components
         The components that the columns or the filters need.
@@ -33,6 +34,7 @@ class Query:
     options: ReadOptions
     columns: tuple[str, ...]
     filters: Filters | None
+    computed: tuple[EvaluatedFilter, ...]
     limit: int | None
     components: tuple[Component, ...]
     known_extensions: frozenset[str] | None
@@ -56,6 +58,11 @@ class Query:
     def filters_before_decode(self) -> Filters | None:
         """What of the filters can be judged without decoding."""
         return dnf.without(self.filters, "error") if self.must_decode else self.filters
+
+    @property
+    def loses_rows_by_decode(self) -> bool:
+        """Whether rows are gone after the decode that were there before."""
+        return self.options.errors == "drop" or self.filters_after_decode is not None
 
     @property
     def filters_after_decode(self) -> Filters | None:

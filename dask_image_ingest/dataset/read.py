@@ -127,9 +127,10 @@ def read_webdataset_images(
     -------
     dask.dataframe.DataFrame
         Columns ``__key__``, ``__url__``, ``offset``, ``nbytes``, ``format``, ``height``, ``width``,
-        ``channels``, ``error``, the components, and ``image``: struct<data: list<uint8>, height,
-        width, channels: int32>, null where there is an error. The index numbers the samples of each
-        shard. See ``.images`` for the pixels.
+        ``channels``, ``error``, the components, and ``image``: struct<data: large_binary,
+        height, width, channels: int32> (on cuDF, which has no type for bytes, data: list<uint8>),
+        null where there is an error. The index numbers the samples of each shard. See ``.images``
+        for the pixels.
 
     Raises
     ------

@@ -12,8 +12,8 @@ import pyarrow as pa
 from dask_image_ingest.decode import Pixels
 from dask_image_ingest.frames.cudf_columns import make_frame, with_columns_of
 from dask_image_ingest.frames.cudf_values import bytes_of, is_bytes, is_images, pixels_on_host
-from dask_image_ingest.frames.image_dtype import image_array
-from dask_image_ingest.frames.stored_images import STORED_IMAGE, from_stored, to_stored
+from dask_image_ingest.frames.image_dtype import image_array, image_views
+from dask_image_ingest.frames.image_type import as_images, holds_images
 
 
 def to_table(frame: cudf.DataFrame) -> pa.Table:
@@ -29,8 +29,7 @@ def to_table(frame: cudf.DataFrame) -> pa.Table:
     for name in images:
         pixels = pixels_on_host(frame[name])
         absent = np.array([error is not None for error in pixels.errors], bool)
-        stored = to_stored(image_array(pixels.flat, pixels.shapes, absent))
-        table = table.append_column(name, stored)
+        table = table.append_column(name, image_array(pixels.flat, pixels.shapes, absent))
         told = {"name": name, "field_name": name, "pandas_type": "object", "numpy_type": "image"}
         metadata["columns"].append({**told, "metadata": None})
     return table.replace_schema_metadata({b"pandas": json.dumps(metadata).encode()})
@@ -44,7 +43,7 @@ def to_frame(table: pa.Table, meta: cudf.DataFrame) -> cudf.DataFrame:
         if isinstance(kept, dict)
         else cudf.Index(cudf.Series.from_arrow(table.column(kept)), name=meta.index.name)
     )
-    images = [n for n in meta.columns if table.schema.field(n).type == STORED_IMAGE]
+    images = [n for n in meta.columns if holds_images(table.schema.field(n).type)]
     plain = table.select([name for name in meta.columns if name not in images])
     frame = make_frame(plain.replace_schema_metadata(None), index, None)
     for name in images:
@@ -54,12 +53,13 @@ def to_frame(table: pa.Table, meta: cudf.DataFrame) -> cudf.DataFrame:
 
 
 def _pixels(column: pa.ChunkedArray) -> Pixels:
-    images = from_stored(column).combine_chunks()
-    data, *edges = (images.field(name) for name in ("data", "height", "width", "channels"))
-    shapes = np.stack([edge.fill_null(0).to_numpy() for edge in edges], axis=1).astype(np.int32)
-    errors = [None if there else "no image" for there in images.is_valid().to_pylist()]
-    flat = data.flatten().to_numpy()
-    return Pixels(cupy.asarray(flat), shapes, errors)
+    images = as_images(column).combine_chunks()
+    views = image_views(images)
+    shapes = np.array([(0, 0, 0) if view is None else view.shape for view in views], np.int32)
+    there = [view.reshape(-1) for view in views if view is not None]
+    flat = np.concatenate(there) if there else np.empty(0, np.uint8)
+    errors = ["no image" if view is None else None for view in views]
+    return Pixels(cupy.asarray(flat), shapes.reshape(-1, 3), errors)
 
 
 __all__ = ["to_frame", "to_table"]

@@ -96,19 +96,30 @@ def _read(images: cudf.Series) -> _Column:
     with images._column.access(mode="read", scope="internal") as column:
         struct = column.plc_column.struct_view()
         data, *edges = (struct.get_sliced_child(fields.index(name)) for name in IMAGE.names)
-        flat = _view(data.list_view().child())
-        offsets = _view(data.list_view().offsets())
+        flat, offsets = _bytes_and_offsets(data)
         ends = offsets[data.offset() : data.offset() + len(images) + 1].get().tolist()
         shapes = np.stack([_view(edge).get() for edge in edges], axis=1)
     return _Column(flat, ends, shapes, present)
 
 
+def _bytes_and_offsets(data: plc.Column) -> tuple[cupy.ndarray, cupy.ndarray]:
+    """The bytes of a column of lists, or of the strings that cuDF makes of a file's bytes."""
+    if data.type().id() != plc.TypeId.STRING:
+        return _view(data.list_view().child()), _view(data.list_view().offsets())
+    characters = data.data()
+    nbytes = 0 if characters is None else characters.size
+    return _memory(characters, 0, nbytes, np.dtype(np.uint8)), _view(data.child(0))
+
+
 def _view(column: plc.Column) -> cupy.ndarray:
     """A column's values where they lie; keeps their memory, whatever becomes of the column."""
     dtype = np.dtype(column.type().typestr)
-    buffer = column.data()
-    if not column.size() or buffer is None:
+    return _memory(column.data(), column.offset(), column.size(), dtype)
+
+
+def _memory(buffer: Any, start: int, count: int, dtype: np.dtype) -> cupy.ndarray:
+    if not count or buffer is None:
         return cupy.empty(0, dtype)
     memory = cupy.cuda.UnownedMemory(buffer.ptr, buffer.size, owner=buffer.owner.owner)
-    pointer = cupy.cuda.MemoryPointer(memory, column.offset() * dtype.itemsize)
-    return cupy.ndarray(column.size(), dtype, pointer)
+    pointer = cupy.cuda.MemoryPointer(memory, start * dtype.itemsize)
+    return cupy.ndarray(count, dtype, pointer)

@@ -7,6 +7,7 @@ unpickles a frame of it imports this module, so that it always is.
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any, TypeAlias
 
@@ -15,7 +16,7 @@ import pandas as pd
 import pyarrow as pa
 from dask.dataframe.extensions import make_array_nonempty
 
-from dask_image_ingest.frames.image_type import IMAGE
+from dask_image_ingest.frames.image_type import IMAGE, as_images, holds_images
 from dask_image_ingest.frames.image_value import DecodedImage, as_pixels
 from dask_image_ingest.frames.nested_array import NestedArray, arrow_of
 
@@ -25,10 +26,14 @@ _Class: TypeAlias = type
 # Of an array's own bytes, what may be pickled with it to spare a copy.
 _PICKLED_MORE = 1.01
 
+# Bytes of what Arrow is given in one piece: a parquet file is written piece by piece, up to 1,024
+# rows of each at once, and these must not take 2 GB.
+_PIECE = 1 << 26
+
 
 @pd.api.extensions.register_extension_dtype
 class ImageDtype(pd.ArrowDtype):
-    """Decoded images: Arrow ``struct<data: large_list<uint8>, height, width, channels: int32>``."""
+    """Decoded images: Arrow ``struct<data: large_binary, height, width, channels: int32>``."""
 
     def __init__(self) -> None:
         super().__init__(IMAGE)
@@ -61,7 +66,7 @@ class ImageDtype(pd.ArrowDtype):
         return self if all(is_image_dtype(dtype) for dtype in dtypes) else None
 
     def __from_arrow__(self, array: pa.Array | pa.ChunkedArray) -> ImageArray:
-        return ImageArray(array.cast(IMAGE))
+        return ImageArray(array)
 
     def __reduce__(self) -> tuple[_Class, tuple[()]]:
         return ImageDtype, ()
@@ -74,7 +79,7 @@ class ImageArray(NestedArray):
     _instead = "for their pixels call .images.arrays() or .images.stack()"
 
     def __init__(self, values: pa.Array | pa.ChunkedArray) -> None:
-        super().__init__(values)
+        super().__init__(as_images(values))
         self._dtype = ImageDtype()
 
     def views(self) -> list[np.ndarray | None]:
@@ -83,7 +88,7 @@ class ImageArray(NestedArray):
 
     @classmethod
     def _to_arrow(cls, values: Iterable[Any], dtype: Any) -> pa.Array | pa.ChunkedArray:
-        array = arrow_of(values, IMAGE)
+        array = arrow_of(values, IMAGE, as_images)
         return image_structs([as_pixels(value) for value in values]) if array is None else array
 
     def _is_one(self, value: Any) -> bool:
@@ -104,13 +109,18 @@ class ImageArray(NestedArray):
     def _bytes(self) -> Iterator[bytes | None]:
         return (None if image is None else image.digest() for image in self._objects())
 
+    def __arrow_array__(self, type: pa.DataType | None = None) -> pa.ChunkedArray:
+        """The column for Arrow, in pieces of bounded size that are not copied."""
+        pieces = [piece for chunk in self._pa_array.chunks for piece in _pieces(chunk)]
+        return pa.chunked_array(pieces, IMAGE)
+
     def __reduce__(self) -> tuple[type[ImageArray], tuple[pa.Array | pa.ChunkedArray]]:
-        # pandas combines the chunks, which copies the pixels even of one. Only a part of a larger
-        # array needs that: it would be pickled with all of it.
+        # pandas combines the chunks, which copies the pixels even of one. Only parts of larger
+        # arrays need that: each would be pickled with all of its array.
         array = self._pa_array
-        if array.num_chunks == 1 and array.get_total_buffer_size() <= array.nbytes * _PICKLED_MORE:
-            return ImageArray, (array.chunk(0),)
-        return ImageArray, (array.combine_chunks(),)
+        pickled = sum(chunk.get_total_buffer_size() for chunk in array.chunks)
+        whole = pickled <= array.nbytes * _PICKLED_MORE
+        return ImageArray, (array if whole else array.combine_chunks(),)
 
     def _formatter(self, boxed: bool = False) -> Callable[[Any], str]:
         return str
@@ -119,14 +129,14 @@ class ImageArray(NestedArray):
 def is_image_dtype(dtype: Any) -> bool:
     """Whether a column of this pandas dtype holds decoded images."""
     # A parquet file read with dtype_backend="pyarrow" has the plain Arrow struct.
-    return isinstance(dtype, pd.ArrowDtype) and dtype.pyarrow_dtype.equals(IMAGE)
+    return isinstance(dtype, pd.ArrowDtype) and holds_images(dtype.pyarrow_dtype)
 
 
 def image_views(images: pa.StructArray) -> list[np.ndarray | None]:
     """The pixels of each image of an Arrow array, without a copy; None where there is none."""
     data = images.field("data")
-    flat = data.values.to_numpy(zero_copy_only=True)
-    starts = data.offsets.to_numpy()
+    flat = np.frombuffer(data.buffers()[2] or b"", np.uint8)
+    starts = _places(data)
     shapes = zip(
         *(images.field(name).to_pylist() for name in ("height", "width", "channels")), strict=True
     )
@@ -150,10 +160,25 @@ def image_array(flat: Any, shapes: np.ndarray, absent: np.ndarray) -> pa.StructA
     """Images whose pixels lie one after the other in ``flat`` as one Arrow array, not copied."""
     ends = np.cumsum(shapes.astype(np.int64).prod(axis=1))
     offsets = np.concatenate([np.zeros(1, np.int64), ends])
-    values = pa.Array.from_buffers(pa.uint8(), len(flat), [None, pa.py_buffer(flat)])
-    data = pa.LargeListArray.from_arrays(offsets, values, type=IMAGE.field("data").type)
+    buffers = [None, pa.py_buffer(offsets), pa.py_buffer(flat)]
+    data = pa.Array.from_buffers(pa.large_binary(), len(shapes), buffers)
     children = [data, *(pa.array(shapes[:, axis]) for axis in range(3))]
     return pa.StructArray.from_arrays(children, fields=list(IMAGE), mask=pa.array(absent))
+
+
+def _places(data: pa.LargeBinaryArray) -> np.ndarray:
+    """Where each row begins in an array's bytes, and where the last one ends."""
+    offsets = data.buffers()[1]
+    places = np.frombuffer(offsets or bytes(8), np.int64)
+    return places[data.offset : data.offset + len(data) + 1]
+
+
+def _pieces(images: pa.StructArray) -> list[pa.StructArray]:
+    """Consecutive parts, each of about ``_PIECE`` bytes at most; one that is empty of no rows."""
+    places = _places(images.field("data"))
+    cuts = 1 + np.flatnonzero(np.diff((places[:-1] - places[0]) // _PIECE))
+    edges = [0, *cuts.tolist(), len(images)]
+    return [images.slice(start, end - start) for start, end in itertools.pairwise(edges)]
 
 
 @make_array_nonempty.register(ImageDtype)

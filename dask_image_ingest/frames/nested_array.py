@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import operator
 from abc import abstractmethod
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any, ClassVar, NoReturn, TypeAlias
 
 import numpy as np
@@ -254,15 +254,20 @@ def _is_nested(dtype: Any) -> bool:
     return isinstance(dtype, pd.ArrowDtype) and pa.types.is_nested(dtype.pyarrow_dtype)
 
 
-def arrow_of(values: Any, type_: pa.DataType) -> _ArrowArray | None:
-    """The Arrow array behind a pandas or Arrow column, in this type; None where there is none."""
+def arrow_of(
+    values: Any, type_: pa.DataType, convert: Callable[[_ArrowArray], _ArrowArray] | None = None
+) -> _ArrowArray | None:
+    """The Arrow array behind a pandas or Arrow column, in this type; None where there is none.
+
+    ``convert`` is used where Arrow's own cast does not do.
+    """
     values = getattr(values, "array", values)
     if isinstance(values, pd.arrays.ArrowExtensionArray):
         values = values.__arrow_array__()
     if not isinstance(values, (pa.Array, pa.ChunkedArray)):
         return None
     try:
-        return values.cast(type_)
+        return values.cast(type_) if convert is None else convert(values)
     except (pa.ArrowInvalid, pa.ArrowTypeError, pa.ArrowNotImplementedError):
         raise OperandError(f"a column of {values.type} can't be one of {type_}") from None
 

@@ -20,13 +20,12 @@ from dask_image_ingest.frames.image_dtype import (
     ImageArray,
     ImageDtype,
     image_array,
-    image_views,
     is_image_dtype,
 )
 from dask_image_ingest.frames.image_type import IMAGE
 from dask_image_ingest.frames.list_dtype import list_dtype, list_values
 from dask_image_ingest.frames.pixel_memory import pixel_memory
-from dask_image_ingest.frames.stored_frame import to_frame, to_table
+from dask_image_ingest.frames.stored_frame import to_frame
 
 # Of a worker's memory: a partition may be copied twice by what follows, and a worker keeps several.
 _PARTITION_SHARE = 1 / 16
@@ -124,7 +123,7 @@ class PandasBackend:
 
     def to_storage(self, frame: pd.DataFrame) -> pa.Table:
         """All columns of a dataframe, and its index."""
-        return to_table(frame)
+        return pa.Table.from_pandas(frame)
 
     def from_storage(self, table: pa.Table, meta: pd.DataFrame) -> pd.DataFrame:
         """A dataframe that was stored, or some columns of it."""
@@ -146,10 +145,8 @@ class PandasBackend:
 
     def arrays(self, images: pd.Series) -> list[np.ndarray | None]:
         """Views of each image of a column, without a copy."""
-        views: list[np.ndarray | None] = []
-        for chunk in pa.chunked_array(pa.array(images, from_pandas=True)).chunks:
-            views.extend(image_views(chunk))
-        return views
+        column = images.array
+        return (column if isinstance(column, ImageArray) else ImageArray(pa.array(column))).views()
 
     def with_columns(
         self, frame: pd.DataFrame, columns: Mapping[str, NewColumn], rows: Sequence[int]

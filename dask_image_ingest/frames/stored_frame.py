@@ -13,19 +13,7 @@ from typing import Any
 import pandas as pd
 import pyarrow as pa
 
-from dask_image_ingest.frames.image_dtype import ImageArray, is_image_dtype
-from dask_image_ingest.frames.stored_images import STORED_IMAGE, from_stored, to_stored
-
-__all__ = ["index_columns", "to_frame", "to_table"]
-
-
-def to_table(frame: pd.DataFrame) -> pa.Table:
-    """A frame with its index as a table that parquet can hold."""
-    table = pa.Table.from_pandas(frame)
-    for number, name in enumerate(table.column_names):
-        if name in frame.columns and is_image_dtype(frame[name].dtype):
-            table = table.set_column(number, name, to_stored(table.column(number)))
-    return table
+__all__ = ["index_columns", "to_frame"]
 
 
 def to_frame(table: pa.Table, meta: pd.DataFrame) -> pd.DataFrame:
@@ -56,8 +44,6 @@ def _index(table: pa.Table, told: Any, types: Any, meta: pd.Index) -> pd.Index:
 
 def _values(column: pa.ChunkedArray, told: dict[str, Any], meta: Any) -> Any:
     """A column's values, in the dtype that they had."""
-    if column.type == STORED_IMAGE and is_image_dtype(meta):
-        return ImageArray(from_stored(column))
     if told["pandas_type"] == "categorical":
         return _categories(column.to_pandas(), told["metadata"]["ordered"], meta)
     dtype = meta

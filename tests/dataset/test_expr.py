@@ -479,3 +479,6 @@ def test_masks_of_both_booleans_keep_the_dtype_of_pandas(ddf, combine):
     long, wide = masks(ddf)
     assert combine(long, wide).dtype == "boolean"
     pd.testing.assert_series_equal(combine(long, wide).compute(), expected, check_names=False)
+    with dask.config.set({"image-ingest.decode-late": False}):  # dask's own filter, above the read
+        filtered = ddf[combine(long, wide)][["txt", "width"]].compute()
+    pd.testing.assert_frame_equal(filtered, frame[expected.to_numpy()])

@@ -1,9 +1,11 @@
 """The cuDF backend keeps the contract that every backend keeps."""
 
 import numpy as np
+import pyarrow as pa
 import pytest
 from contract import BackendContract, address, images, on_host
 
+from dask_image_ingest.decode import Pixels
 from dask_image_ingest.errors import PartitionTooLargeError
 from dask_image_ingest.frames import get_backend
 
@@ -60,6 +62,40 @@ class TestCudf(BackendContract):
         whole = frame.images.arrays()
         part = frame.iloc[3:].images.arrays()
         assert address(part[0]) == address(whole[3])
+
+
+@pytest.mark.parametrize("rows", [slice(None), slice(1, 4), slice(0, 0)])
+def test_files_of_one_backend_are_read_by_the_other(tmp_path, rows):
+    import cudf
+    import pandas as pd
+
+    arrays = images()
+    shapes = np.array([(0, 0, 0) if a is None else a.shape for a in arrays], np.int32)
+    errors = ["no image" if a is None else None for a in arrays]
+    flat = np.concatenate([a.ravel() for a in arrays if a is not None])
+    table = pa.table({"n": range(len(arrays))})
+    numbers = np.arange(len(arrays))
+    theirs = get_backend("pandas").frame(table, numbers, Pixels(flat, shapes, errors)).iloc[rows]
+    theirs.to_parquet(tmp_path / "pandas.parquet")
+    made = cudf.read_parquet(tmp_path / "pandas.parquet")
+    assert get_backend("cudf").is_images(made["image"].dtype)
+    pixels = Pixels(cupy_of(flat), shapes, errors)
+    ours = get_backend("cudf").frame(table, numbers, pixels).iloc[rows]
+    ours.to_parquet(tmp_path / "cudf.parquet")
+    again = pd.read_parquet(tmp_path / "cudf.parquet", dtype_backend="pyarrow")
+    for frame in (made, again):
+        got = frame.images.arrays()
+        assert len(got) == len(arrays[rows])
+        for one, other in zip(got, arrays[rows], strict=True):
+            assert (one is None) == (other is None)
+            if other is not None:
+                np.testing.assert_array_equal(on_host(one), other)
+
+
+def cupy_of(array):
+    import cupy
+
+    return cupy.asarray(array)
 
 
 def test_the_accessor_is_registered_without_a_warning_and_once():

@@ -93,14 +93,16 @@ def to_arrow(frame):
     table = table.replace_schema_metadata(None)
     columns = {}
     for name, column in zip(table.column_names, table.columns, strict=True):
-        type_ = _common(METADATA.get(name, _common(IMAGE) if name == "image" else column.type))
-        if pa.types.is_null(column.type) or pa.types.is_binary(column.type):
+        type_ = _common(IMAGE if name == "image" else METADATA.get(name, column.type))
+        if name == "image" or pa.types.is_null(column.type) or pa.types.is_binary(column.type):
             column = pa.chunked_array([pa.array(map(_listed, column.to_pylist()), type_)])
         columns[name] = column.cast(_common(column.type))
     return pa.table(columns)
 
 
 def _listed(value):
+    if isinstance(value, dict):
+        return {name: _listed(part) for name, part in value.items()}
     return list(value) if isinstance(value, bytes) else value
 
 
@@ -109,7 +111,7 @@ def _common(type_):
         return pa.struct([(field.name, _common(field.type)) for field in type_])
     if pa.types.is_list(type_) or pa.types.is_large_list(type_):
         return pa.list_(pa.field("item", _common(type_.value_type)))
-    if pa.types.is_binary(type_):
+    if pa.types.is_binary(type_) or pa.types.is_large_binary(type_):
         return pa.list_(pa.uint8())
     return pa.string() if pa.types.is_large_string(type_) else type_
 

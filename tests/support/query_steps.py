@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import NamedTuple
 
-from query_text import LEFT_OUT, NUMBERS, Query
+from query_text import CONSTANTS, LEFT_OUT, NUMBERS, Query
 
 POINTER = {"__url__", "offset", "nbytes"}
 
@@ -77,6 +77,30 @@ def filter_by_mask(q: Query) -> str | None:
     return f"{q.rng.choice(frames)}[{q.rng.choice(masks)}]" if masks else None
 
 
+@step(3, portable=True)
+def filter_by_text(q: Query) -> str | None:
+    a = q.frame()
+    numbers = [c for c in q.columns(a, *NUMBERS) if c in CONSTANTS]
+    if not numbers:
+        return None
+    column, other = q.rng.choice(numbers), q.rng.choice(numbers)
+    constant = q.rng.choice(CONSTANTS[column])
+    told = [f"{column} > {constant}", f"{column} * 2 >= {other}"]
+    told += [f"not ({column} == {constant}) or {column}.isna()"]
+    if "txt" in q.columns(a, "text"):
+        told += [f'txt == "cat" and {column} <= {constant}', "txt.str.contains('a')"]
+    if "error" in q.columns(a, "text"):
+        told += [f"error.isna() and {column} > {constant}"]
+    return f"{a}.query({q.rng.choice(told)!r})"
+
+
+@step(0.5)
+def filter_by_text_of_a_partition(q: Query) -> str | None:
+    a = q.frame()
+    column = q.column(a, *NUMBERS)
+    return column and f"{a}.query('{column} > {column}.mean()')"
+
+
 @step(1, portable=True)
 def filter_a_column(q: Query) -> str | None:
     a = q.frame()
@@ -125,6 +149,13 @@ def without_nulls(q: Query) -> str | None:
 
 
 # New columns, and two frames side by side.
+
+
+@step(2, portable=True)
+def assign_area(q: Query) -> str | None:
+    a = q.frame()
+    fits = {"height", "width"}.issubset(q.columns(a, "int"))
+    return f"{a}.assign(area={a}['height'] * {a}['width'])" if fits else None
 
 
 @step(3, portable=True)

@@ -44,6 +44,7 @@ CONSTANTS = {
     "flag": [True, False],
     "__key__": ["0003", "0010", "0015"],
     "light": [100.0, 128.0],
+    "area": [100, 300],
 }
 if "fractions" not in LEFT_OUT:
     CONSTANTS |= {"cls": [0, 1.5, 2.0, 2.0**53], "offset": [511.5, 1e6]}
@@ -174,6 +175,9 @@ class Query:
         if self.chance(0.6):
             return compared
         others = [f"{this}.isin([{constant!r}])", f"({constant!r} != {this})"]
+        if column in self.columns(name, "int"):
+            # Of nulls, which are gone where bad images were dropped, there are no such numbers.
+            others += [f"({this}.astype('int64') > {constant!r})"]
         if column in self.columns(name, "text"):
             others += [f"{this}.str.contains('a', na=False)", f"({this}.str.len() > 2)"]
         if column in self.columns(name, *NUMBERS):
