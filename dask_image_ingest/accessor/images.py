@@ -143,8 +143,9 @@ class Images(ABC):
             process, and what it makes is called with the batches: load models there.
         outputs
             The new columns and their types: ``"float32"``, ``"int64"``, ``"bool"``, ``"string"``,
-            ``"binary"``; ``"list<float32>"`` where ``fn`` gives (n, d). A lazy frame has to know
-            its types before anything is computed. No column that is kept may have such a name.
+            ``"binary"``; ``"list<float32>"`` where ``fn`` gives (n, d); ``"image"`` where it gives
+            an array (n, height, width, channels) of uint8, or a list of arrays. A lazy frame has to
+            know its types before anything is computed. No column that is kept may have such a name.
         batch_size
             Images in a batch, at most.
         keep_image
@@ -175,6 +176,12 @@ class Images(ABC):
         0    0000  114.60...
         1    0001  129.17...
         2    0002  115.31...
+
+        Images of one's own:
+
+        >>> mirrored = ddf.images.map_batches(lambda images: images[:, :, ::-1], {"image": "image"})
+        >>> mirrored.images.stack().shape
+        (nan, 224, 224, 3)
 
         A model, loaded once per worker:
 
