@@ -1,7 +1,8 @@
 """scaled_decode=True: how much faster small pictures come from big JPEGs, and how like the others.
 
 Photographs of which an eighth, a quarter and a half is decoded, and some that are decoded in full,
-read to 224 × 224. The two ways take turns in this process; PSNR is that of each picture to the one that was decoded in full.
+read to 224 × 224. The two ways take turns in this process; PSNR is that of each picture to the
+one that was decoded in full.
 
     python benchmarks/scaled.py
 """
