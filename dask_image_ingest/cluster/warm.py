@@ -17,6 +17,8 @@ from PIL import Image
 from dask_image_ingest.decode import Decoding, decode_one
 from dask_image_ingest.errors import MissingDependencyError
 
+__all__ = ["dask_setup", "dask_teardown"]
+
 _warming: list[threading.Thread] = []
 
 

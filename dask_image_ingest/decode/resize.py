@@ -23,6 +23,8 @@ from cykooz_resizer import (
 
 from dask_image_ingest.decode.fit import fit
 
+__all__ = ["Extent", "ResizedImage"]
+
 # Bytes that are resized at once, since the library has copies of its own of what it reads.
 _BAND_BYTES = 2**23
 

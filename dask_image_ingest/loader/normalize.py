@@ -11,6 +11,8 @@ from dask_image_ingest.arguments import shown
 from dask_image_ingest.errors import ArgumentError
 from dask_image_ingest.frames import Backend
 
+__all__ = ["Normalize", "parse_normalize"]
+
 
 class Normalize(NamedTuple):
     """(value / 255 - mean) / std, as a product and a sum for each channel, or one for all."""

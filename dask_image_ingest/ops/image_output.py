@@ -11,8 +11,10 @@ from dask_image_ingest.decode import Pixels
 from dask_image_ingest.errors import ArgumentError
 from dask_image_ingest.frames import Backend
 
+__all__ = ["checked_images", "image_column"]
 
-def checked_images(name: str, values: Any, count: int, backend: Backend) -> list:
+
+def checked_images(name: str, values: Any, count: int, backend: Backend) -> list[Any]:
     """The images of a batch, one array (height, width, channels) for each.
 
     Raises
