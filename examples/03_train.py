@@ -7,8 +7,7 @@ learns to tell which photograph a crop was cut from. Needs torch: pip install to
 
 On a CPU two worker processes decode while the model learns; they share the shards, and each image
 comes once. On a GPU there are none: with cuDF installed the pixels are decoded on the GPU, and the
-batches are CUDA tensors over the memory that they were decoded into. ``.to(device)`` below then
-copies nothing.
+batches are CUDA tensors, normalised there. ``.to(device)`` below then copies nothing.
 """
 
 import sys
@@ -22,6 +21,7 @@ from torch.utils.data import DataLoader
 import dask_image_ingest as dii
 
 EPOCHS, BATCH, SIZE, CLASSES = 6, 16, 48, 13
+MEAN_AND_STD = (0.5, 0.5)  # of values from 0 to 1: the network gets -1 to 1
 
 
 def main(folder: str = "demo-data") -> None:
@@ -31,16 +31,15 @@ def main(folder: str = "demo-data") -> None:
     ddf = dii.read_webdataset_images(f"{folder}/*.tar", size=SIZE, resize="crop")
     model = small_network().to(device)
     optimizer = torch.optim.Adam(model.parameters(), lr=2e-3)
-    dataset = ddf.images.torch_dataset(BATCH, columns=["cls"], shuffle=0)
+    dataset = ddf.images.torch_dataset(BATCH, columns=["cls"], shuffle=0, normalize=MEAN_AND_STD)
     loader = DataLoader(dataset, batch_size=None, num_workers=0 if device == "cuda" else 2)
     for epoch in range(EPOCHS):
         # Each has its order: partitions come in another one, and rows are mixed across them.
         dataset.set_epoch(epoch)
         losses, right, seen = [], 0, 0
         for batch in loader:
-            images = as_input(batch["image"], device)
             labels = batch["cls"].to(device)
-            scores = model(images)
+            scores = model(batch["image"].to(device))
             loss = nn.functional.cross_entropy(scores, labels)
             optimizer.zero_grad()
             loss.backward()
@@ -62,11 +61,6 @@ def small_network() -> nn.Module:
         layers += [nn.Conv2d(before, after, 3, stride=2, padding=1), nn.BatchNorm2d(after)]
         layers += [nn.ReLU()]
     return nn.Sequential(*layers, nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(128, CLASSES))
-
-
-def as_input(images: torch.Tensor, device: str) -> torch.Tensor:
-    """Batches share the partition's memory: this makes floats of it and writes nothing to it."""
-    return images.to(device).permute(0, 3, 1, 2).float() / 127.5 - 1
 
 
 if __name__ == "__main__":

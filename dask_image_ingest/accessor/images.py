@@ -143,8 +143,9 @@ class Images(ABC):
             process, and what it makes is called with the batches: load models there.
         outputs
             The new columns and their types: ``"float32"``, ``"int64"``, ``"bool"``, ``"string"``,
-            ``"binary"``; ``"list<float32>"`` where ``fn`` gives (n, d). A lazy frame has to know
-            its types before anything is computed. No column that is kept may have such a name.
+            ``"binary"``; ``"list<float32>"`` where ``fn`` gives (n, d); ``"image"`` where it gives
+            an array (n, height, width, channels) of uint8, or a list of arrays. A lazy frame has to
+            know its types before anything is computed. No column that is kept may have such a name.
         batch_size
             Images in a batch, at most.
         keep_image
@@ -175,6 +176,12 @@ class Images(ABC):
         0    0000  114.60...
         1    0001  129.17...
         2    0002  115.31...
+
+        Images of one's own:
+
+        >>> mirrored = ddf.images.map_batches(lambda images: images[:, :, ::-1], {"image": "image"})
+        >>> mirrored.images.stack().shape
+        (nan, 224, 224, 3)
 
         A model, loaded once per worker:
 
@@ -207,6 +214,7 @@ class Images(ABC):
         prefetch: int | None = None,
         start: int | Sequence[int] = 0,
         shard: tuple[int, int] | Literal["auto"] | None = "auto",
+        normalize: tuple[Any, Any] | None = None,
     ) -> Batches:
         """Stream the rows as batches of arrays, with a few partitions in memory at a time.
 
@@ -239,12 +247,17 @@ class Images(ABC):
             processes have each image once together. A shuffle orders the partitions before they
             share them. By default what torch tells: workers of a ``DataLoader`` share, and with
             ``format="torch"`` the ranks of ``torch.distributed``. None for all of the frame.
+        normalize
+            (mean, std) of values from 0 to 1, each a number or one for each channel: images come as
+            float32 and channels first, (value / 255 - mean) / std, made in one pass. They have to
+            be of one shape.
 
         Returns
         -------
         iterator of dict
             Each with the image column, an array (n, height, width, channels) of uint8, or a list of
-            arrays where shapes differ, and the other columns: arrays (n,), (n, d) of lists, and
+            arrays where shapes differ, or with ``normalize`` an array (n, channels, height, width)
+            of float32, and the other columns: arrays (n,), (n, d) of lists, and
             of strings NumPy arrays of objects, lists for torch. Rows without an image are left out.
             Its attribute ``position`` says where the next batch begins.
 
@@ -262,9 +275,9 @@ class Images(ABC):
 
         Examples
         --------
-        >>> for batch in ddf.images.iter_batches(32, columns=["cls"], shuffle=0):
-        ...     images = batch["image"].transpose(0, 3, 1, 2) / np.float32(255)
-        ...     loss = train_step(images, batch["cls"])
+        >>> half = (0.5, 0.5)
+        >>> for batch in ddf.images.iter_batches(32, columns=["cls"], shuffle=0, normalize=half):
+        ...     loss = train_step(batch["image"], batch["cls"])
         """
         image = self.column
         check_choice("format", format, FORMATS)
@@ -281,6 +294,7 @@ class Images(ABC):
             prefetch=prefetch,
             start=start,
             shard=(rank, world),
+            normalize=normalize,
         )
 
     @abstractmethod
@@ -294,6 +308,7 @@ class Images(ABC):
         drop_last: bool = False,
         prefetch: int | None = None,
         start: int | Sequence[int] = 0,
+        normalize: tuple[Any, Any] | None = None,
     ) -> TorchDataset:
         """Batches of tensors for a torch ``DataLoader``, whose workers share them.
 
@@ -302,7 +317,7 @@ class Images(ABC):
 
         Parameters
         ----------
-        batch_size, columns, shuffle, drop_last, prefetch, start
+        batch_size, columns, shuffle, drop_last, prefetch, start, normalize
             As for :meth:`iter_batches`, of each worker and rank by itself: a worker's last batch
             may be smaller.
 
@@ -345,6 +360,7 @@ class Images(ABC):
             "drop_last": drop_last,
             "prefetch": prefetch,
             "start": start,
+            "normalize": normalize,
         }
         return TorchDataset(self._frame, options)
 

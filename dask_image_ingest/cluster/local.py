@@ -129,8 +129,9 @@ def _cpu_cluster(**settings: Any) -> LocalCluster:
     spawn = dask.config.get(_SPAWN)
     if "MALLOC_MMAP_THRESHOLD_" not in spawn:
         spawn = spawn | _ALLOCATOR
-    # So that workers know the image dtype of frames that they read or receive.
-    settings = {"preload": ["dask_image_ingest"]} | settings
+    # So that workers know the image dtype of frames that they read or receive, and have DALI ready.
+    preload = ["dask_image_ingest", "dask_image_ingest.cluster.warm"]
+    settings = {"preload": preload} | settings
     with dask.config.set({_SPAWN: spawn}):
         return LocalCluster(**settings)
 

@@ -5,6 +5,7 @@ pixels for a partition, with a reason for every image that has none.
 """
 
 from dask_image_ingest.decode.arrays import resize_arrays
+from dask_image_ingest.decode.decoders import decode_one
 from dask_image_ingest.decode.formats.bad_image import printable
 from dask_image_ingest.decode.formats.header import Header, read_header
 from dask_image_ingest.decode.formats.jpeg_frame import read_jpeg_frame
@@ -26,6 +27,7 @@ __all__ = [
     "Pixels",
     "ResizedImage",
     "decode",
+    "decode_one",
     "decode_pool",
     "decode_threads",
     "make_decoding",

@@ -12,6 +12,8 @@ from dask_image_ingest.decode.options import Decoding
 from dask_image_ingest.decode.pixels import PixelBuffer
 from dask_image_ingest.decode.resize import ResizedImage
 
+__all__ = ["resize_arrays"]
+
 # DALI has a copy of each image that it is to resize.
 _BATCH_SIZE = 64
 

@@ -17,7 +17,7 @@ from dask_image_ingest.decode.origin import Origin, unknown
 from dask_image_ingest.decode.pixels import PixelBuffer, Pixels
 from dask_image_ingest.decode.refused import decode_in_parts
 from dask_image_ingest.decode.resize import ResizedImage
-from dask_image_ingest.decode.scaled import ScaledDecoder
+from dask_image_ingest.decode.scaled import ScaledDecoder, any_reduced
 from dask_image_ingest.decode.schedule import Batch, Plan
 from dask_image_ingest.decode.threads import decode_pool
 
@@ -34,11 +34,14 @@ def decode_in_batches(
     shapes = np.zeros((len(headers), 3), np.int32)
     plan = Plan(headers, image_bytes, decoding)
     dali = decoders_for(decoding)
+    scaled = None
+    if decoding.scaled and any_reduced(headers, decoding):
+        scaled = ScaledDecoder(decoding, dali)
     # Reduced pictures are made by threads that all partitions share: DALI has moments of work then.
-    with nullcontext() if decoding.scaled else dali.lock:
+    with nullcontext() if scaled else dali.lock:
         try:
             dali.clear()
-            for batch, images in _decoded(plan, decoding, dali):
+            for batch, images in _decoded(plan, scaled, dali):
                 plan.learn(_rows_without_image(batch.dali_rows, images))
                 rows, images = _pictures(batch, images, plan, headers, errors, decoding, dali)
                 if decoding.resized_here:
@@ -52,9 +55,11 @@ def decode_in_batches(
     return Pixels(buffer.finish(), shapes, errors)
 
 
-def _decoded(plan: Plan, decoding: Decoding, dali: Decoders) -> Iterator[tuple[Batch, Any]]:
+def _decoded(
+    plan: Plan, scaled: ScaledDecoder | None, dali: Decoders
+) -> Iterator[tuple[Batch, Any]]:
     """Each batch of the plan with what DALI makes of it: None for an image that it refuses."""
-    first = ScaledDecoder(decoding, dali) if decoding.scaled else dali.encoded
+    first = scaled or dali.encoded
     planned, underway = tee(plan)
     outputs = first.run(batch.encoded for batch in planned)
     for batch, images in zip(underway, outputs, strict=True):
@@ -138,7 +143,12 @@ def _fits(shape: Sequence[int], header: Header, decoding: Decoding) -> bool:
 def _resized(images: Any, decoding: Decoding) -> list[ResizedImage]:
     """The images of a batch, to be resized by whoever takes them."""
     assert decoding.size is not None
-    return [ResizedImage(image, decoding.size, decoding.resize) for image in images]
+    return [
+        image
+        if isinstance(image, ResizedImage)
+        else ResizedImage(image, decoding.size, decoding.resize)
+        for image in images
+    ]
 
 
 def _in_memory(images: Any) -> Any:

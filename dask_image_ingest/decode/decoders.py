@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from dask_image_ingest.decode.dali import Decoder
+from dask_image_ingest.decode.dali import Decoder, parses
 from dask_image_ingest.decode.gpu import current_device
 from dask_image_ingest.decode.options import Decoding
 from dask_image_ingest.decode.transform import Transform
@@ -61,6 +61,12 @@ class Decoders:
             decoder.clear()
             (images,) = decoder.run([batch])
             return images
+
+
+def decode_one(encoded: np.ndarray, decoding: Decoding) -> Any:
+    """Decode one image by itself, which DALI is sure to take: a tensor list."""
+    parses(encoded)
+    return decoders_for(decoding).decode_alone([encoded])
 
 
 def decoders_for(decoding: Decoding) -> Decoders:

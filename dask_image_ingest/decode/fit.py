@@ -7,6 +7,8 @@ from typing import NamedTuple
 
 import numpy as np
 
+__all__ = ["Fit", "fit"]
+
 
 class Fit(NamedTuple):
     """How an image is brought to the size that was asked for.

@@ -23,6 +23,8 @@ from cykooz_resizer import (
 
 from dask_image_ingest.decode.fit import fit
 
+__all__ = ["Extent", "ResizedImage"]
+
 # Bytes that are resized at once, since the library has copies of its own of what it reads.
 _BAND_BYTES = 2**23
 
@@ -38,6 +40,15 @@ _PIXEL_TYPES: Final = {
 _thread = threading.local()
 
 
+class Extent(NamedTuple):
+    """Where in an array an image lies that does not end with a whole pixel."""
+
+    top: float
+    left: float
+    height: float
+    width: float
+
+
 class ResizedImage:
     """An image that is resized when it is written to its place.
 
@@ -47,12 +58,25 @@ class ResizedImage:
         NumPy, or what NumPy can look at without a copy.
     size, resize
         As a `Decoding` has them.
+    extent
+        Of a picture that was decoded at a reduced scale.
+    full : (int, int)
+        Height and width of such an image before it was reduced.
     """
 
-    def __init__(self, image: Any, size: tuple[int, ...], resize: str) -> None:
+    def __init__(
+        self,
+        image: Any,
+        size: tuple[int, ...],
+        resize: str,
+        extent: Extent | None = None,
+        full: tuple[int, int] | None = None,
+    ) -> None:
         self._image = np.asarray(image)
         height, width, channels = self._image.shape
-        self._fit = fit(height, width, size, resize)
+        self._extent = extent or Extent(0, 0, height, width)
+        full = full or (height, width)
+        self._fit = fit(full[0], full[1], size, resize)
         self.shape = (*self._fit.shape, channels)
 
     def __array__(self, dtype: Any = None, copy: bool | None = None) -> np.ndarray:
@@ -70,7 +94,8 @@ class ResizedImage:
         )
         if made[inner].size < made.size:
             made[...] = 0
-        _resize(self._image, whole, (max(0, start[0]), max(0, start[1])), made[inner])
+        begin = max(0, start[0]), max(0, start[1])
+        _resize(self._image, self._extent, whole, begin, made[inner])
 
 
 class _Span(NamedTuple):
@@ -83,7 +108,11 @@ class _Span(NamedTuple):
 
 
 def _resize(
-    image: np.ndarray, whole: tuple[int, int], start: tuple[int, int], made: np.ndarray
+    image: np.ndarray,
+    extent: Extent,
+    whole: tuple[int, int],
+    start: tuple[int, int],
+    made: np.ndarray,
 ) -> None:
     """Write the part of the resized image that begins at ``start`` and has the shape of ``made``.
 
@@ -96,18 +125,19 @@ def _resize(
     """
     height, width, channels = image.shape
     rows, columns = made.shape[:2]
-    if (height, width) == whole:
+    if (height, width) == whole and extent == Extent(0, 0, height, width):
         made[...] = image[start[0] : start[0] + rows, start[1] : start[1] + columns]
         return
     if channels not in _PIXEL_TYPES:  # a transform has made it
         for one in range(channels):
-            _resize(image[..., one : one + 1], whole, start, made[..., one : one + 1])
+            _resize(image[..., one : one + 1], extent, whole, start, made[..., one : one + 1])
         return
-    across = _span(width, whole[1], start[1], columns)
+    across = _span(width, extent.left, extent.width / whole[1], start[1], columns)
     pixels = max((across.last - across.first) * height / whole[0], columns)
     band = min(rows, max(1, int(_BAND_BYTES / (pixels * channels))))
     for row in range(0, rows, band):
-        down = _span(height, whole[0], start[0] + row, min(band, rows - row))
+        many = min(band, rows - row)
+        down = _span(height, extent.top, extent.height / whole[0], start[0] + row, many)
         source = image[down.first : down.last, across.first : across.last]
         part = made[row : row + band]
         part[...] = _resized(source, down, across, part.shape, _in_one(image.shape, whole))
@@ -149,11 +179,13 @@ def _run(source: ImageData, made: ImageData, box: CropBox) -> None:
     resizer.resize(source, made, ResizeOptions(_BILINEAR, use_alpha=False, crop_box=box))
 
 
-def _span(length: int, resized: int, start: int, count: int) -> _Span:
-    """What of ``length`` pixels is needed for ``count`` of them resized, from ``start`` on."""
-    scale = length / resized
+def _span(length: int, origin: float, scale: float, start: int, count: int) -> _Span:
+    """What of ``length`` pixels is needed for ``count`` resized ones, from ``start`` on.
+
+    The first of all begins at ``origin``, and each is ``scale`` wide.
+    """
     reach = max(scale, 1)
-    first = max(0, floor((start + 0.5) * scale - reach))
-    last = min(length, ceil((start + count - 0.5) * scale + reach))
-    begin = max(0.0, start * scale - first)
+    first = max(0, floor(origin + (start + 0.5) * scale - reach))
+    last = min(length, ceil(origin + (start + count - 0.5) * scale + reach))
+    begin = max(0.0, origin + start * scale - first)
     return _Span(first, last, begin, min(count * scale, last - first - begin))

@@ -74,6 +74,13 @@ class Backend(Protocol):
         None where nulls, or lists of differing lengths, don't allow that.
         """
 
+    def normalized(self, images: Sequence[Any], scale: np.ndarray, shift: np.ndarray) -> Any:
+        """Images of one shape as one array (n, channels, height, width) of float32.
+
+        ``scale`` and ``shift`` are float32, one for each channel or one for all: what each value
+        is multiplied by, and what is added then.
+        """
+
     def host(self, array: Any) -> np.ndarray:
         """An array in host memory."""
 

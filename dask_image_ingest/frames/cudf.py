@@ -32,6 +32,7 @@ from dask_image_ingest.frames.cudf_values import (
 )
 from dask_image_ingest.frames.gpus import gpus, require_gpu
 from dask_image_ingest.frames.image_type import IMAGE
+from dask_image_ingest.frames.joined import joined
 
 _DECODED = {"error": pa.string(), "image": IMAGE}
 
@@ -40,6 +41,13 @@ _PARTITION_SHARE = 1 / 32
 
 # What dask_cudf takes a GPU to have that it can't see.
 _UNKNOWN_GPU_MEMORY = 8 * 2**30
+
+_scale_and_shift = cupy.ElementwiseKernel(
+    "uint8 value, float32 scale, float32 shift",
+    "float32 made",
+    "made = value * scale + shift",
+    "scale_and_shift",
+)
 
 
 class CudfBackend:
@@ -113,6 +121,16 @@ class CudfBackend:
         if series.dtype.kind in "iub":
             return None if series.null_count else series.to_cupy()
         return np.array(series.to_arrow().to_pylist(), object)
+
+    def normalized(
+        self, images: Sequence[cupy.ndarray], scale: np.ndarray, shift: np.ndarray
+    ) -> cupy.ndarray:
+        """Images of one shape as one array (n, channels, height, width) of float32."""
+        batch = joined(images, self).transpose(0, 3, 1, 2)
+        made = cupy.empty(batch.shape, cupy.float32)
+        scale, shift = (cupy.asarray(part)[:, None, None] for part in (scale, shift))
+        _scale_and_shift(batch, scale, shift, made)
+        return made
 
     def host(self, array: cupy.ndarray) -> np.ndarray:
         """A copy of the array in host memory."""

@@ -175,6 +175,19 @@ class PandasBackend:
             return None if series.hasnans else series.to_numpy(_numpy_type(dtype))
         return series.to_numpy(object, na_value=None)
 
+    def normalized(
+        self, images: Sequence[np.ndarray], scale: np.ndarray, shift: np.ndarray
+    ) -> np.ndarray:
+        """Images of one shape as one array (n, channels, height, width) of float32."""
+        height, width, channels = images[0].shape
+        made = np.empty((len(images), channels, height, width), np.float32)
+        scale, shift = scale[:, None, None], shift[:, None, None]
+        # One by one: an image stays in the cache from the first step to the last.
+        for image, place in zip(images, made, strict=True):
+            np.multiply(np.ascontiguousarray(image.transpose(2, 0, 1)), scale, out=place)
+            place += shift
+        return made
+
     def host(self, array: np.ndarray) -> np.ndarray:
         """The array itself, which is in host memory already."""
         return array

@@ -9,6 +9,7 @@ import numpy as np
 
 from dask_image_ingest.errors import MissingDependencyError
 from dask_image_ingest.frames import Backend, joined
+from dask_image_ingest.loader.normalize import Normalize
 from dask_image_ingest.loader.rows import Rows
 
 __all__ = ["FORMATS", "Convert", "Format", "batch_of", "converter"]
@@ -41,8 +42,13 @@ def converter(format: Format, backend: Backend) -> Convert:
     return lambda array: array.tolist() if array.dtype == object else convert(array)
 
 
-def batch_of(rows: Rows, image: str, backend: Backend, convert: Convert) -> dict[str, Any]:
+def batch_of(
+    rows: Rows, image: str, backend: Backend, convert: Convert, normalize: Normalize | None
+) -> dict[str, Any]:
     """Rows as one batch: the images in one array, or in a list where their shapes differ."""
-    images = joined(rows.images, backend)
+    if normalize is None:
+        images = joined(rows.images, backend)
+    else:
+        images = normalize.batch(rows.images, backend)
     pixels = [convert(i) for i in images] if isinstance(images, list) else convert(images)
     return {image: pixels, **{name: convert(values) for name, values in rows.columns.items()}}

@@ -13,6 +13,7 @@ from typing import Any
 from dask_image_ingest.arguments import check_flag, whole_number
 from dask_image_ingest.frames import backend_of
 from dask_image_ingest.loader.formats import Format, batch_of, converter
+from dask_image_ingest.loader.normalize import parse_normalize
 from dask_image_ingest.loader.order import Order, Position, Shuffle, parse_start
 from dask_image_ingest.loader.read_ahead import ReadAhead
 from dask_image_ingest.loader.rows import Rows
@@ -38,6 +39,7 @@ class Batches:
         *,
         batch_size: int,
         format: Format,
+        normalize: Any,
         shuffle: int | None,
         drop_last: bool,
         prefetch: int | None,
@@ -55,6 +57,7 @@ class Batches:
             advice = "pass how many partitions to read ahead"
             self._prefetch = whole_number("prefetch", prefetch, 0, advice)
         self._convert = converter(format, self._backend)
+        self._normalize = parse_normalize(normalize)
         self._order = Order(source.partitions, shard)
         if shuffle is not None:
             seed = whole_number("shuffle", shuffle, 0, "pass a seed, a number from 0, or None")
@@ -127,7 +130,7 @@ class Batches:
         return max(1, prefetch - buffered) if prefetch else 0
 
     def _batch(self, rows: Rows) -> dict[str, Any]:
-        return batch_of(rows, self._image, self._backend, self._convert)
+        return batch_of(rows, self._image, self._backend, self._convert, self._normalize)
 
 
 def _warn_of_no_share(partitions: int, shard: tuple[int, int]) -> None:

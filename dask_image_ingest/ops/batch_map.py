@@ -10,8 +10,9 @@ import pyarrow as pa
 
 from dask_image_ingest.arguments import whole_number
 from dask_image_ingest.errors import ArgumentError, FunctionError
-from dask_image_ingest.frames import Backend, backend_of, joined
+from dask_image_ingest.frames import IMAGE, Backend, backend_of, joined
 from dask_image_ingest.ops.batch_function import BatchFunction
+from dask_image_ingest.ops.image_output import checked_images, image_column
 from dask_image_ingest.ops.outputs import checked_values, output_column, output_type
 
 __all__ = ["BatchMap", "make_batch_map"]
@@ -54,19 +55,27 @@ class BatchMap:
                 raise self.function.failed(error, frame, batch) from error
             for name, values in self._checked(given, len(batch), backend):
                 results[name].append(values)
-        columns = {
-            name: output_column(name, parts, self.outputs[name], backend)
-            for name, parts in results.items()
-        }
-        return backend.with_columns(frame[list(self.kept)], columns, rows)
+        return self._assembled(frame, results, rows)
 
     def meta(self, frame: Any) -> Any:
         """What becomes of an empty frame, without calling the function."""
+        return self._assembled(frame, {name: [] for name in self.outputs}, [])
+
+    def _assembled(self, frame: Any, results: Mapping[str, list[Any]], rows: list[int]) -> Any:
+        """The kept columns, and the outputs that batches of these rows gave."""
         backend = backend_of(frame)
+        kept = frame[list(self.kept)]
+        pictures = {name: parts for name, parts in results.items() if self.outputs[name] == IMAGE}
         columns = {
-            name: output_column(name, [], type_, backend) for name, type_ in self.outputs.items()
+            name: output_column(name, parts, self.outputs[name], backend)
+            for name, parts in results.items()
+            if name not in pictures
         }
-        return backend.with_columns(frame[list(self.kept)], columns, [])
+        made = backend.with_columns(kept, columns, rows) if columns else kept
+        for name, parts in pictures.items():
+            images = [image for part in parts for image in part]
+            made = made.assign(**{name: image_column(kept, images, rows, backend)})
+        return made[[*self.kept, *self.outputs]]
 
     def _checked(self, given: Any, count: int, backend: Backend) -> Iterator[tuple[str, Any]]:
         if not isinstance(given, Mapping):
@@ -82,7 +91,10 @@ class BatchMap:
                 f"outputs= names {', '.join(map(repr, self.outputs))}"
             )
         for name, values in given.items():
-            yield name, checked_values(name, values, self.outputs[name], count, backend)
+            if self.outputs[name] == IMAGE:
+                yield name, checked_images(name, values, count, backend)
+            else:
+                yield name, checked_values(name, values, self.outputs[name], count, backend)
 
 
 def make_batch_map(

@@ -8,13 +8,13 @@ import numpy as np
 import pyarrow as pa
 
 from dask_image_ingest.errors import ArgumentError
-from dask_image_ingest.frames import Backend, NewColumn, is_text, parse_type
+from dask_image_ingest.frames import IMAGE, Backend, NewColumn, is_text, parse_type
 
 __all__ = ["checked_values", "output_column", "output_type"]
 
 
 def output_type(name: str, given: Any) -> pa.DataType:
-    """The Arrow type of an output: a number, a string, bytes, or a list of numbers.
+    """The Arrow type of an output: a number, a string, bytes, a list of numbers, or an image.
 
     Raises
     ------
@@ -22,6 +22,8 @@ def output_type(name: str, given: Any) -> pa.DataType:
     """
     if not isinstance(name, str):
         raise ArgumentError(f"outputs= names {name!r}: the names of columns are strings")
+    if isinstance(given, str) and given == "image":
+        return IMAGE
     try:
         type_ = parse_type(given)
     except (ValueError, TypeError, LookupError, RecursionError, pa.ArrowException):
@@ -33,7 +35,7 @@ def output_type(name: str, given: Any) -> pa.DataType:
     if type_ is None or not (is_number or _is_text_or_bytes(type_)):
         raise ArgumentError(
             f"outputs={{{name!r}: {given!r}}}: choose 'float32', 'int64', 'bool' or another "
-            "number, 'string', 'binary', or a vector of numbers such as 'list<float32>'"
+            "number, 'string', 'binary', 'image', or a vector of numbers such as 'list<float32>'"
         )
     return type_
 

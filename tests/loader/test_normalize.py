@@ -1,0 +1,67 @@
+"""``normalize=``: batches as a network takes them, the numbers that torch would make."""
+
+import numpy as np
+import pytest
+
+import dask_image_ingest as dii
+from dask_image_ingest.errors import ArgumentError
+
+MEAN, STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
+
+
+@pytest.fixture
+def ddf(shards):
+    return dii.read_webdataset_images(shards, size=(16, 24), backend="pandas")
+
+
+def expected(images: np.ndarray, mean, std) -> np.ndarray:
+    made = (images.astype(np.float64) / 255 - np.asarray(mean)) / np.asarray(std)
+    return made.transpose(0, 3, 1, 2)
+
+
+@pytest.mark.parametrize("shuffle", [None, 3])
+@pytest.mark.parametrize(("mean", "std"), [(MEAN, STD), (0.5, 0.25), (MEAN, 0.5)])
+def test_batches_are_floats_of_channels_first(ddf, mean, std, shuffle):
+    plain = ddf.images.iter_batches(5, shuffle=shuffle)
+    ready = ddf.images.iter_batches(5, shuffle=shuffle, normalize=(mean, std))
+    for one, other in zip(plain, ready, strict=True):
+        assert other["image"].dtype == np.float32
+        assert other["image"].flags.c_contiguous
+        np.testing.assert_allclose(other["image"], expected(one["image"], mean, std), atol=2e-6)
+        assert one["__key__"].tolist() == other["__key__"].tolist()
+
+
+def test_one_channel_has_one_mean(shards):
+    ddf = dii.read_webdataset_images(shards, size=16, mode="L", backend="pandas")
+    (plain,), (ready,) = (
+        list(ddf.images.iter_batches(100, normalize=normalize)) for normalize in (None, (0.4, 0.2))
+    )
+    np.testing.assert_allclose(ready["image"], expected(plain["image"], 0.4, 0.2), atol=2e-6)
+    with pytest.raises(ArgumentError, match="3 means, and the images have 1 channels"):
+        next(ddf.images.iter_batches(100, normalize=(MEAN, STD)))
+
+
+def test_images_of_several_shapes_are_refused_by_name_of_size(shards):
+    ddf = dii.read_webdataset_images(shards, backend="pandas", size=20, resize="longer")
+    with pytest.raises(ArgumentError, match=r"one shape, and a batch has .* read with size="):
+        list(ddf.images.iter_batches(100, normalize=(MEAN, STD)))
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [0.5, (0.5,), (0.5, 0), (0.5, -1), ("a", 1), ((0.1, 0.2), (1, 1, 1)), (np.nan, 1), ((), ()), 5],
+)
+def test_what_is_no_mean_and_deviation_is_refused(ddf, wrong):
+    with pytest.raises(ArgumentError, match="pass \\(mean, std\\)"):
+        ddf.images.iter_batches(5, normalize=wrong)
+
+
+def test_a_tensor_is_what_torch_makes_by_itself(ddf):
+    torch = pytest.importorskip("torch")
+    mean, std = (torch.tensor(part)[:, None, None] for part in (MEAN, STD))
+    plain = ddf.images.iter_batches(7, "torch")
+    ready = ddf.images.iter_batches(7, "torch", normalize=(MEAN, STD))
+    for one, other in zip(plain, ready, strict=True):
+        made = (one["image"].permute(0, 3, 1, 2).float() / 255 - mean) / std
+        torch.testing.assert_close(other["image"], made)
+        assert other["image"].is_contiguous()
