@@ -18,7 +18,7 @@ from dask_image_ingest.decode.pixels import PixelBuffer, Pixels
 from dask_image_ingest.decode.refused import decode_in_parts
 from dask_image_ingest.decode.resize import ResizedImage
 from dask_image_ingest.decode.scaled import ScaledDecoder, any_reduced
-from dask_image_ingest.decode.schedule import Batch, Plan
+from dask_image_ingest.decode.schedule import Batch, Schedule
 from dask_image_ingest.decode.threads import decode_pool
 
 
@@ -32,7 +32,7 @@ def decode_in_batches(
     """Decode in this very process."""
     errors = [header.error for header in headers]
     shapes = np.zeros((len(headers), 3), np.int32)
-    plan = Plan(headers, image_bytes, decoding)
+    schedule = Schedule(headers, image_bytes, decoding)
     dali = decoders_for(decoding)
     scaled = None
     if decoding.scaled and any_reduced(headers, decoding):
@@ -41,9 +41,9 @@ def decode_in_batches(
     with nullcontext() if scaled else dali.lock:
         try:
             dali.clear()
-            for batch, images in _decoded(plan, scaled, dali):
-                plan.learn(_rows_without_image(batch.dali_rows, images))
-                rows, images = _pictures(batch, images, plan, headers, errors, decoding, dali)
+            for batch, images in _decoded(schedule, scaled, dali):
+                schedule.learn(_rows_without_image(batch.dali_rows, images))
+                rows, images = _pictures(batch, images, schedule, headers, errors, decoding, dali)
                 if decoding.resized_here:
                     images = _resized(images, decoding)
                 if rows and dali.transform is not None:
@@ -56,11 +56,11 @@ def decode_in_batches(
 
 
 def _decoded(
-    plan: Plan, scaled: ScaledDecoder | None, dali: Decoders
+    schedule: Schedule, scaled: ScaledDecoder | None, dali: Decoders
 ) -> Iterator[tuple[Batch, Any]]:
-    """Each batch of the plan with what DALI makes of it: None for an image that it refuses."""
+    """Each batch of the schedule with what DALI makes of it: None for an image that it refuses."""
     first = scaled or dali.encoded
-    planned, underway = tee(plan)
+    planned, underway = tee(schedule)
     outputs = first.run(batch.encoded for batch in planned)
     for batch, images in zip(underway, outputs, strict=True):
         if isinstance(images, Refused):
@@ -72,7 +72,7 @@ def _decoded(
 def _pictures(
     batch: Batch,
     images: Any,
-    plan: Plan,
+    schedule: Schedule,
     headers: Sequence[Header],
     errors: list[str | None],
     decoding: Decoding,
@@ -93,7 +93,7 @@ def _pictures(
     }
     for row in batch.rows:
         if errors[row] is None and row not in pictures and row not in batch.by_pillow:
-            plan.assign_to_pillow(row, batch)
+            schedule.assign_to_pillow(row, batch)
     pictures.update(_from_pillow(batch, errors, decoding, dali))
     rows = [row for row in batch.rows if row in pictures]
     return rows, [pictures[row] for row in rows]

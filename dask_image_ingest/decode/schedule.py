@@ -59,7 +59,7 @@ class Batch:
         return len(self.dali_rows) + len(self.by_pillow)
 
 
-class Plan:
+class Schedule:
     """The batches of a partition, in the order of its rows; each is made when it is asked for."""
 
     def __init__(

@@ -16,7 +16,7 @@ import pytest
 import dask_image_ingest as dii
 from dask_image_ingest.dataset import metadata, partition, splits
 from dask_image_ingest.dataset.expr import ReadWebDataset
-from dask_image_ingest.decode.schedule import Plan
+from dask_image_ingest.decode.schedule import Schedule
 
 
 class CountedBytes:
@@ -66,12 +66,12 @@ def work(monkeypatch):
         index_tar=partition.index_tar,
         read_header=metadata.read_header,
         read_member=metadata.read_member,
-        assign=Plan._assign,
+        assign=Schedule._assign,
     )
     monkeypatch.setattr(partition, "index_tar", index_tar)
     monkeypatch.setattr(metadata, "read_header", read_header)
     monkeypatch.setattr(metadata, "read_member", read_text)
-    monkeypatch.setattr(Plan, "_assign", assign)
+    monkeypatch.setattr(Schedule, "_assign", assign)
     return counts
 
 

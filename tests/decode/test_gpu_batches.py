@@ -8,7 +8,7 @@ import pytest
 from synthetic import encode, photograph
 
 from dask_image_ingest.decode import gpu
-from dask_image_ingest.decode import schedule as plan
+from dask_image_ingest.decode import schedule
 from dask_image_ingest.decode.formats.header import Header
 from dask_image_ingest.decode.options import Decoding
 
@@ -16,22 +16,22 @@ from dask_image_ingest.decode.options import Decoding
 @pytest.mark.parametrize("threads", [1, 16])
 def test_large_images_do_not_stretch_a_batch_beyond_what_fits(monkeypatch, threads):
     most = 100 * 10**6
-    monkeypatch.setattr(plan, "current_device", lambda: 3)
-    monkeypatch.setattr(plan, "batch_bytes", {3: most}.get)
+    monkeypatch.setattr(schedule, "current_device", lambda: 3)
+    monkeypatch.setattr(schedule, "batch_bytes", {3: most}.get)
     content = encode(photograph(40, 50))
     headers = [Header("jpeg", 3000, 4000, 3, None, False)] * 40  # 36 MB each
     with dask.config.set({"image-ingest.decode-threads": threads}):
-        batches = list(plan.Plan(headers, lambda row: content, Decoding(device="gpu")))
+        batches = list(schedule.Schedule(headers, lambda row: content, Decoding(device="gpu")))
     assert sum(len(batch.rows) for batch in batches) == 40
     assert {len(batch.rows) for batch in batches} == {2}
 
 
 def test_an_image_that_is_larger_than_a_batch_is_one(monkeypatch):
-    monkeypatch.setattr(plan, "current_device", lambda: 0)
-    monkeypatch.setattr(plan, "batch_bytes", lambda device: 10**6)
+    monkeypatch.setattr(schedule, "current_device", lambda: 0)
+    monkeypatch.setattr(schedule, "batch_bytes", lambda device: 10**6)
     content = encode(photograph(40, 50))
     headers = [Header("jpeg", 3000, 4000, 3, None, False)] * 3
-    batches = list(plan.Plan(headers, lambda row: content, Decoding(device="gpu")))
+    batches = list(schedule.Schedule(headers, lambda row: content, Decoding(device="gpu")))
     assert [len(batch.rows) for batch in batches] == [1, 1, 1]
 
 
