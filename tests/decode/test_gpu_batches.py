@@ -7,8 +7,7 @@ import dask
 import pytest
 from synthetic import encode, photograph
 
-from dask_image_ingest.decode import gpu
-from dask_image_ingest.decode import schedule
+from dask_image_ingest.decode import gpu, schedule
 from dask_image_ingest.decode.formats.header import Header
 from dask_image_ingest.decode.options import Decoding
 
