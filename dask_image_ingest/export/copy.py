@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import errno
-import os
+from bisect import bisect_right
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from itertools import pairwise
 
 import numpy as np
 import pyarrow as pa
@@ -16,14 +16,16 @@ from dask_image_ingest.export.header import Chunk
 from dask_image_ingest.export.job import Job
 from dask_image_ingest.export.layout import Layout
 from dask_image_ingest.export.locate import version_of
+from dask_image_ingest.export.output import AT_ONCE, Output
 from dask_image_ingest.storage import find_shards, open_shard
 
 __all__ = ["copy_members"]
 
-# What one system call takes, and what may be on its way in memory.
-_BUFFERS, _BYTES = 1000, 16 << 20
+# Members no farther apart are read together: so many bytes take no more time than a call does.
+_GAP = 8 << 10
 
-_ZEROS = memoryview(bytes(512))
+# Larger members are read in pieces. Of a remote shard each is one request, as of any other member.
+_LARGE = 16 << 20
 
 # Bytes at an offset.
 Read = Callable[[int, int], Chunk]
@@ -31,32 +33,34 @@ Read = Callable[[int, int], Chunk]
 
 def copy_members(
     file: int, layout: Layout, batch: pa.RecordBatch, columns: pa.Table | None, job: Job
-) -> None:
+) -> str:
     """Write every member of a layout, with its header in front and zeros behind, to a file.
 
     Parameters
     ----------
     file
-        A descriptor. What lies between the members and the size of the layout are zeros.
+        A descriptor of an empty file, to write and to read.
     columns
         The bytes of members that are made, as ``made:<extension>``, a row for each sample.
+
+    Returns
+    -------
+    str
+        The SHA-256 of the file, as hexadecimal digits.
 
     Raises
     ------
     ShardError
         If a source has changed since its members were located.
     """
-    output = _Output(file, layout)
-    for member in np.flatnonzero(layout.sizes == 0).tolist():
-        output.write(member, b"")
-    output.flush()
+    output = Output(file, layout)
     for (url, version), members in _by(batch, ("url", "version"), layout, SOURCE):
         with _open_source(url, version, job) as read:
-            output.copy(members, read)
+            _copy(members, layout, read, output)
     for (name,), members in _by(batch, ("expanded",), layout, EXPANDED):
         with job.place.open(name) as expanded:
-            output.copy(members, lambda offset, size: expanded.read_at(size, offset))
-    made = np.flatnonzero(layout.where == COLUMN).tolist()
+            _copy(members, layout, lambda at, size: expanded.read_at(size, at), output)
+    made = np.flatnonzero((layout.where == COLUMN) & (layout.sizes > 0)).tolist()
     for extension in sorted({layout.extensions[member] for member in made}):
         if columns is None:
             raise AssertionError("members are made of columns, and no column was kept")
@@ -64,63 +68,41 @@ def copy_members(
         for member in made:
             if layout.extensions[member] == extension:
                 output.write(member, values[int(layout.sample[member])].as_buffer())
-        output.flush()
-    os.truncate(file, layout.size)
+    return output.finish()
 
 
-class _Output:
-    """A file that members are written to, those that lie side by side in one system call."""
+def _copy(members: np.ndarray, layout: Layout, read: Read, output: Output) -> None:
+    """Write some members of one source, in the order in which they lie there."""
+    order = members[np.argsort(layout.offsets[members], kind="stable")]
+    starts = layout.offsets[order].tolist()
+    ends = (layout.offsets[order] + layout.sizes[order]).tolist()
+    numbers = order.tolist()
+    for first, stop in _together(starts, ends):
+        start, end = starts[first], ends[stop - 1]
+        if end - start > _LARGE:
+            output.write_large(numbers[first], _pieces(read, start, end))
+            continue
+        data = memoryview(read(start, end - start))
+        for number in range(first, stop):
+            content = data[starts[number] - start : ends[number] - start]
+            output.write(numbers[number], content)
 
-    def __init__(self, file: int, layout: Layout) -> None:
-        self._file = file
-        self._layout = layout
-        self._sizes = layout.sizes.tolist()
-        self._positions = layout.positions.tolist()
-        self._waiting: list[Chunk] = []
-        self._bytes = 0
-        self._end = 0
 
-    def copy(self, members: np.ndarray, read: Read) -> None:
-        """Write some members, in the order in which they lie in their source."""
-        offsets = self._layout.offsets[members]
-        order = np.argsort(offsets, kind="stable")
-        for member, offset in zip(members[order].tolist(), offsets[order].tolist(), strict=True):
-            self.write(member, read(offset, self._sizes[member]))
-        self.flush()
+def _together(starts: list[int], ends: list[int]) -> Iterator[tuple[int, int]]:
+    """Which members are read together: the first of them, and the one after the last."""
+    gaps = np.asarray(starts[1:]) - ends[:-1]
+    apart = np.flatnonzero((gaps > _GAP) | (gaps < 0)) + 1
+    for first, last in pairwise([0, *apart.tolist(), len(starts)]):
+        while first < last:
+            fitting = bisect_right(ends, starts[first] + AT_ONCE, first, last)
+            stop = max(fitting, first + 1)
+            yield first, stop
+            first = stop
 
-    def write(self, member: int, content: Chunk) -> None:
-        """Write one member, now or with those that follow."""
-        size, position = self._sizes[member], self._positions[member]
-        if len(content) != size:
-            raise ShardError(
-                f"{self._layout.names[member]} has {len(content)} bytes where {size} were planned"
-            )
-        if position != self._end or len(self._waiting) > _BUFFERS or self._bytes > _BYTES:
-            self.flush()
-            self._end = position
-        header = self._layout.headers[member]
-        self._waiting += (header, content, _ZEROS[: -size % 512])
-        self._bytes += size
-        self._end += len(header) + size + -size % 512
 
-    def flush(self) -> None:
-        """Write what waits."""
-        waiting = [chunk for chunk in self._waiting if len(chunk)]
-        position = self._end - sum(map(len, waiting))
-        while waiting:
-            try:
-                written = os.pwritev(self._file, waiting, position)
-            except OSError as error:
-                if error.errno == errno.EFAULT:  # a mapped source has become shorter
-                    raise ShardError("a source shard changed while it was copied") from error
-                raise
-            position += written
-            while waiting and written >= len(waiting[0]):
-                written -= len(waiting.pop(0))
-            if written:
-                waiting[0] = waiting[0][written:]
-        self._waiting = []
-        self._bytes = 0
+def _pieces(read: Read, start: int, end: int) -> Iterator[Chunk]:
+    for piece in range(start, end, _LARGE):
+        yield read(piece, min(_LARGE, end - piece))
 
 
 def _by(

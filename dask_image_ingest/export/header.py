@@ -44,16 +44,14 @@ def headers(names: Sequence[str], sizes: np.ndarray, samples: np.ndarray) -> lis
     encoded = [name.encode() for name in names]
     plain = np.array([len(name) <= _LONGEST and name.isascii() for name in encoded], bool)
     plain &= sizes <= _LARGEST
-    blocks = memoryview(_plain_headers(list(compress(encoded, plain)), sizes[plain]))
-    made: list[Chunk] = []
-    taken = 0
-    for number, is_plain in enumerate(plain.tolist()):
-        if is_plain:
-            made.append(blocks[taken : taken + BLOCK])
-            taken += BLOCK
-        else:
-            made.append(_odd_header(names[number], int(sizes[number]), int(samples[number])))
-    return made
+    blocks = _plain_headers(list(compress(encoded, plain)), sizes[plain])
+    made = (blocks[at : at + BLOCK] for at in range(0, len(blocks), BLOCK))
+    return [
+        next(made)
+        if is_plain
+        else _odd_header(names[number], int(sizes[number]), int(samples[number]))
+        for number, is_plain in enumerate(plain.tolist())
+    ]
 
 
 def header_sizes(names: Sequence[str], sizes: np.ndarray) -> np.ndarray:
@@ -86,7 +84,9 @@ def _plain_headers(names: list[bytes], sizes: np.ndarray) -> bytes:
     blocks[:, _SIZE] = _octal(sizes, 11)
     # The checksum counts its own eight bytes as blanks.
     blocks[:, _CHECKSUM] = ord(" ")
-    sums = blocks.sum(axis=1, dtype=np.int64)
+    # Behind the size all plain headers are the same.
+    sums = blocks[:, : _SIZE.stop].sum(axis=1, dtype=np.int64)
+    sums += int(blocks[:1, _SIZE.stop :].sum(dtype=np.int64))
     blocks[:, 148:154] = _octal(sums, 6)
     blocks[:, 154] = 0
     return blocks.tobytes()

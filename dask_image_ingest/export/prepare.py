@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 from dataclasses import dataclass
 from functools import partial
-from itertools import pairwise
+from itertools import chain, pairwise
 
 import numpy as np
 import pyarrow as pa
@@ -70,10 +70,11 @@ def prepare(staged: Staged, job: Job, show: bool) -> Prepared:
     if job.options.shuffle is not None:
         plan = regroup(plan, job, show)
     schema = None if staged.schema is None else {b"sidecar": staged.schema.serialize().to_pybytes()}
-    batches = list(plan.batches())
-    if batches:
-        schema = batches[0].schema.with_metadata(schema)
-        write_batches(job.place, job.planned, schema, batches, compressed=True)
+    batches = plan.batches()
+    for first in batches:
+        schema = first.schema.with_metadata(schema)
+        # One after the other: together they are several times the plan, with URLs in every row.
+        write_batches(job.place, job.planned, schema, chain([first], batches), compressed=True)
     logger.info(
         "%d samples of %d source shards are planned in %d shards",
         len(plan.rows),

@@ -64,14 +64,13 @@ def write_shard(number: int, job: Job) -> Written:
             )
         return finished
     with place.scratch() as file:
-        copy_members(file.fileno(), layout, batch, columns, job)
-        file.seek(0)
+        sha256 = copy_members(file.fileno(), layout, batch, columns, job)
         written = {
             "name": name,
             "samples": len(batch),
             "members": len(layout.names),
             "bytes": layout.size,
-            "sha256": hashlib.file_digest(file, "sha256").hexdigest(),
+            "sha256": sha256,
             "columns": digest,
             "beside": [_facts(*entry) for entry in contents.items()],
         }

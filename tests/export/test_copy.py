@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-import errno
+import hashlib
 import os
+import random
 import tracemalloc
+from pathlib import Path
 
 import pytest
 from tars import tar
@@ -12,7 +14,8 @@ from witnesses import by_webdataset, shards_in
 
 import dask_image_ingest as dii
 from dask_image_ingest.errors import ShardError
-from dask_image_ingest.export import copy
+from dask_image_ingest.export import copy, output
+from dask_image_ingest.export.output import Output
 
 
 @pytest.fixture
@@ -33,13 +36,13 @@ def many(tmp_path):
 def test_a_shuffle_over_many_shards_keeps_few_files_open(many, tmp_path, monkeypatch):
     rows, samples = many
     opened = []
-    write = copy._Output.write
+    write = Output.write
 
     def counting(self, member, content):
         opened.append(len(os.listdir("/proc/self/fd")))
         write(self, member, content)
 
-    monkeypatch.setattr(copy._Output, "write", counting)
+    monkeypatch.setattr(Output, "write", counting)
     before = len(os.listdir("/proc/self/fd"))
     dii.to_webdataset(rows, tmp_path / "out" / "{shard}.tar", shuffle=1)
     assert dict(by_webdataset(shards_in(tmp_path / "out"))) == samples
@@ -49,25 +52,27 @@ def test_a_shuffle_over_many_shards_keeps_few_files_open(many, tmp_path, monkeyp
 @pytest.mark.parametrize("shuffle", [None, 1])
 def test_writes_that_the_kernel_cuts_short_are_gone_on_with(shuffle, many, tmp_path, monkeypatch):
     rows, samples = many
-    pwritev = os.pwritev
+    pwrite = os.pwrite
 
-    def short(file, buffers, position):
-        whole = b"".join(buffers)
-        return pwritev(file, [whole[: max(1, len(whole) * 2 // 3)]], position)
+    def short(file, data, position):
+        return pwrite(file, data[: max(1, len(data) * 2 // 3)], position)
 
-    monkeypatch.setattr(os, "pwritev", short)
-    dii.to_webdataset(rows, tmp_path / "out" / "{shard}.tar", shuffle=shuffle)
+    monkeypatch.setattr(os, "pwrite", short)
+    written = dii.to_webdataset(rows, tmp_path / "out" / "{shard}.tar", shuffle=shuffle)
     assert dict(by_webdataset(shards_in(tmp_path / "out"))) == samples
+    assert_sha256(written)
 
 
-def test_a_source_that_is_cut_while_it_is_mapped_is_an_error(many, tmp_path, monkeypatch):
+def test_a_source_that_is_cut_while_it_is_read_is_an_error(many, tmp_path, monkeypatch):
     rows, _ = many
+    pwrite = os.pwrite
 
-    def gone(file, buffers, position):
-        raise OSError(errno.EFAULT, os.strerror(errno.EFAULT))
+    def cut(file, data, position):
+        os.truncate(tmp_path / "in" / "50.tar", 1024)
+        return pwrite(file, data, position)
 
-    monkeypatch.setattr(os, "pwritev", gone)
-    with pytest.raises(ShardError, match="changed while it was copied"):
+    monkeypatch.setattr(os, "pwrite", cut)
+    with pytest.raises(ShardError, match="changed"):
         dii.to_webdataset(rows, tmp_path / "out" / "{shard}.tar")
     assert not shards_in(tmp_path / "out")
 
@@ -83,3 +88,54 @@ def test_a_shard_is_not_in_memory_while_it_is_written(tmp_path):
     _, peak = tracemalloc.get_traced_memory()
     tracemalloc.stop()
     assert peak < 16 << 20
+
+
+@pytest.mark.parametrize("seed", range(12))
+def test_members_of_any_size_in_any_order_with_anything_between(seed, tmp_path, monkeypatch):
+    """Few bytes at once, so that runs, pieces and blocks end in all places."""
+    print("seed", seed)
+    randomly = random.Random(seed)
+    at_once = randomly.choice([1, 700, 5000])
+    monkeypatch.setattr(copy, "AT_ONCE", at_once)
+    monkeypatch.setattr(output, "AT_ONCE", randomly.choice([1, 700, 5000, 1 << 18]))
+    monkeypatch.setattr(output, "_BEHIND", randomly.choice([1, 5000, 4 << 20]))
+    monkeypatch.setattr(copy, "_GAP", randomly.choice([0, 512, 2000]))
+    monkeypatch.setattr(copy, "_LARGE", randomly.choice([6000, 20_000]))
+    sizes = [0, 0, 0, 1, 511, 512, 513, 3000, 6001, 30_000]
+    samples = {}
+    for shard in range(3):
+        part = {}
+        for number in range(randomly.randrange(1, 12)):
+            others = randomly.sample(["txt", "json", "cls", "a.b"], randomly.choice([0, 1, 4]))
+            extensions = randomly.sample(["jpg", *others], 1 + len(others))
+            part[f"{shard}{number:02d}"] = {
+                e: randomly.randbytes(randomly.choice(sizes)) for e in extensions
+            }
+        members = {f"{key}.{e}": data for key, m in part.items() for e, data in m.items()}
+        (tmp_path / f"{shard}.tar").write_bytes(tar(members))
+        samples |= part
+    frame = dii.read_webdataset_images(tmp_path, backend="pandas").drop(columns=["image", "error"])
+    for name, shuffle in (("sorted", None), ("shuffled", seed)):
+        path = tmp_path / name / "{shard}.tar"
+        written = dii.to_webdataset(frame, path, samples_per_shard=7, shuffle=shuffle)
+        assert dict(by_webdataset(shards_in(tmp_path / name))) == samples
+        assert_sha256(written)
+
+
+def test_neighbours_are_read_together(tmp_path, monkeypatch):
+    members = {f"{n:03d}.{e}": os.urandom(900) for n in range(200) for e in ("jpg", "txt")}
+    (tmp_path / "in.tar").write_bytes(tar(members))
+    frame = dii.read_webdataset_images(tmp_path / "in.tar", backend="pandas")
+    rows = frame.drop(columns=["image", "error"]).compute()
+    reads = []
+    together = copy._together
+    monkeypatch.setattr(
+        copy, "_together", lambda *args: (reads.append(one) or one for one in together(*args))
+    )
+    dii.to_webdataset(rows, tmp_path / "out" / "{shard}.tar")
+    assert 1 < len(reads) <= 4  # of 600 kB
+
+
+def assert_sha256(written) -> None:
+    for url, sha256 in zip(written.url, written.sha256, strict=True):
+        assert hashlib.sha256(Path(url).read_bytes()).hexdigest() == sha256
