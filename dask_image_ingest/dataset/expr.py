@@ -13,14 +13,8 @@ import pyarrow as pa
 from dask_image_ingest import dask_internals as dx
 from dask_image_ingest.dask_internals import BlockwiseIO, Len, Task
 from dask_image_ingest.dataset import filters as dnf
-from dask_image_ingest.dataset import masks
+from dask_image_ingest.dataset import masks, movable
 from dask_image_ingest.dataset.computed import ComputedFilter
-from dask_image_ingest.dataset.movable import (
-    all_through,
-    computed_above,
-    computed_filter,
-    computed_query,
-)
 from dask_image_ingest.dataset.options import ReadOptions
 from dask_image_ingest.dataset.partition import read_partition
 from dask_image_ingest.dataset.predicates import as_filters
@@ -141,7 +135,7 @@ class ReadWebDataset(dx.PartitionsFiltered, BlockwiseIO):
             return {"filters": both}
         if not self._may_compute:
             return None
-        return self._with_computed(computed_filter(predicate, self, *self._types))
+        return self._with_computed(movable.computed_filter(predicate, self, *self._types))
 
     def _with_computed(self, computed: ComputedFilter | None) -> dict[str, Any] | None:
         if computed is None or computed in self.operand("computed"):
@@ -152,16 +146,16 @@ class ReadWebDataset(dx.PartitionsFiltered, BlockwiseIO):
         """``parent`` over the rows that a filter further up keeps; that filter stays there."""
         if not self._may_compute:
             return None
-        operands = self._with_computed(computed_above(self, dependents, *self._types))
+        operands = self._with_computed(movable.computed_above(self, dependents, *self._types))
         if operands is None:
             return None
         return parent.substitute(self, self.substitute_parameters(operands))
 
     def _queried(self, query: dx.Expr, dependents: Any) -> dx.Expr | None:
         """The read of the rows that the text of a ``query`` keeps."""
-        if not self._may_compute or not all_through(self, query, dependents):
+        if not self._may_compute or not movable.all_through(self, query, dependents):
             return None
-        operands = self._with_computed(computed_query(query, *self._types))
+        operands = self._with_computed(movable.computed_query(query, *self._types))
         return None if operands is None else self.substitute_parameters(operands)
 
     @property
