@@ -49,7 +49,7 @@ LIBRARIES = (
 )
 
 _BATCH = "nvidia.dali.backend.TensorListGPU"
-_BUFFER = "cudf.core.buffer.LazyBytes"
+_BUFFER = "cudf.core.buffer.Buffer"
 _COLUMN = "cudf.core.column.ColumnBase"
 
 #: What variables are, by file, function and name: objects of a class, or the ``class`` or module
@@ -102,7 +102,7 @@ RESULTS = {
     "ColumnBase.plc_column": "pylibcudf.Column",
     "Column.data()": _BUFFER,
     "Column.type()": "pylibcudf.DataType",
-    "LazyBytes.owner": "cudf.core.buffer.BufferOwner",
+    "Buffer.owner": "cudf.core.buffer.BufferOwner",
     "ndarray.data": "cupy.cuda.MemoryPointer",
     "cupy.empty()": "cupy.ndarray",
 }

@@ -89,7 +89,14 @@ class ReadWebDataset(dx.PartitionsFiltered, BlockwiseIO):
         return self.dataset.options.get_backend().meta({name: types[name] for name in self.columns})
 
     def _divisions(self) -> tuple[None, ...]:
-        return (None,) * (len(self.dataset.splits) + 1)
+        # Of those that are read: dask's Repartition asks for these, past `divisions`.
+        wanted = self.operand("_partitions")
+        return (None,) * (len(self.dataset.splits if wanted is None else wanted) + 1)
+
+    @functools.cached_property
+    def divisions(self) -> tuple[None, ...]:
+        """Unknown, since rows are labelled shard by shard."""
+        return self._divisions()
 
     @property
     def _reads_all(self) -> bool:

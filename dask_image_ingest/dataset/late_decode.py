@@ -218,13 +218,24 @@ class DecodeOrDrop(LateDecode):
         )
 
 
+# What raises for no row, whatever is in it, as astype("int64") does of a null.
+_RAISE_FOR_NO_ROW = (
+    *(dx.EQ, dx.NE, dx.LT, dx.LE, dx.GT, dx.GE),
+    *(dx.And, dx.Or, dx.XOr, dx.Invert),
+    *(dx.IsNa, dx.NotNull, dx.Isin, dx.Projection),
+)
+
+
 def row_by_row(predicate: dx.Expr, frame: dx.Expr) -> bool:
-    """Whether what a predicate says of a row of ``frame`` depends on that row alone."""
+    """Whether a predicate can be asked of more rows of ``frame`` than there are in the end.
+
+    What it says of a row must depend on that row alone, and it must not raise for the others.
+    """
     if predicate._name == frame._name:
         return True
     if all(node._name != frame._name for node in predicate.walk()):
         return True
-    return isinstance(predicate, dx.Elemwise) and all(
+    return isinstance(predicate, _RAISE_FOR_NO_ROW) and all(
         row_by_row(part, frame) for part in predicate.dependencies()
     )
 

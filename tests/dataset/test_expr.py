@@ -482,3 +482,10 @@ def test_masks_of_both_booleans_keep_the_dtype_of_pandas(ddf, combine):
     with dask.config.set({"image-ingest.decode-late": False}):  # dask's own filter, above the read
         filtered = ddf[combine(long, wide)][["txt", "width"]].compute()
     pd.testing.assert_frame_equal(filtered, frame[expected.to_numpy()])
+
+
+def test_partitions_of_a_read_have_their_own_divisions_when_repartitioned(ddf):
+    some = ddf.partitions[1:4]
+    some = some[some.width > 12]
+    assert some.repartition(npartitions=3).divisions == (None,) * 4
+    assert some.repartition(npartitions=2).divisions == (None,) * 3

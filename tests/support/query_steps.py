@@ -177,7 +177,19 @@ def assign_text(q: Query) -> str | None:
 @step(2)
 def assign_of_another(q: Query) -> str | None:
     a, b = q.frame(), q.frame()
-    return f"{a}.assign(other={b}[{q.column(b)!r}])"
+    assigned = f"{a}.assign(other={b}[{q.column(b)!r}])"
+    return None if _adds_rows(q, a, assigned) else assigned
+
+
+def _adds_rows(q: Query, frame: str, assigned: str) -> bool:
+    """Pandas gives an empty partition the rows of its first column, if that is ever made."""
+    try:
+        before, after = (
+            eval(each, q.plain).map_partitions(len).compute().tolist() for each in (frame, assigned)
+        )
+    except Exception:
+        return False  # makes no sense, as `grow` will find
+    return before != after
 
 
 @step(2)
@@ -358,6 +370,8 @@ def in_order(q: Query) -> str | None:
 
 @step(0.3)
 def indexed(q: Query) -> str | None:
+    if any("merge" in line for line in q.lines):
+        return None  # dask draws divisions from a sample, whose seed is the frame's name
     a = q.frame()
     return f"{a}.set_index('offset')" if "offset" in q.columns(a) else None
 
