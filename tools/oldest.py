@@ -18,8 +18,8 @@ from pathlib import Path
 
 EXTRAS = ("cpu", "scaled")
 
-# Of the tests: a release of s3fs takes one release of fsspec, and an old botocore. Where boto3 is not
-# bound as well, pip tries hundreds of it.
+# Of the tests: a release of s3fs takes one release of fsspec, and an old botocore. Where boto3 is
+# not bound as well, pip tries hundreds of it.
 TIED = ("boto3", "s3fs")
 
 
