@@ -4,7 +4,8 @@
     pip install -c constraints.txt -e '.[cpu,scaled,test]'
 
 `make oldest` runs the tests with these. They are what a user may have: the package's dependencies,
-and those of the extras that work on any machine. What only the tests need is installed new.
+and those of the extras that work on any machine. What only the tests need is installed new, except
+for what is tied to one of these.
 """
 
 # ruff: noqa: T201 - a command line tool
@@ -16,6 +17,10 @@ import tomllib
 from pathlib import Path
 
 EXTRAS = ("cpu", "scaled")
+
+# Of the tests: a release of s3fs takes one release of fsspec, and an old botocore. Where boto3 is
+# not bound as well, pip tries hundreds of it.
+TIED = ("boto3", "s3fs")
 
 
 def oldest(requirement: str) -> str:
@@ -37,6 +42,7 @@ def constraints(project: dict) -> list[str]:
     """The constraints for the dependencies of a ``[project]`` table, in the order of names."""
     extras = project["optional-dependencies"]
     requirements = [*project["dependencies"], *(each for name in EXTRAS for each in extras[name])]
+    requirements += [each for each in extras["test"] if each.startswith(TIED)]
     return sorted({oldest(requirement) for requirement in requirements})
 
 
