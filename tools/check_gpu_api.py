@@ -66,7 +66,7 @@ INSTANCES = {
     "dask_image_ingest/frames/cudf_values.py": {
         "_read.column": _COLUMN,
         "_read.data": "pylibcudf.Column",
-        "_view.buffer": _BUFFER,
+        "_memory.buffer": _BUFFER,
     },
     "dask_image_ingest/frames/cudf_columns.py": {
         "_image_column.child": "pylibcudf.Column",
