@@ -15,7 +15,7 @@ from dask_image_ingest.dataset.options import ReadOptions
 from dask_image_ingest.dataset.schema import Schema, image_member
 from dask_image_ingest.errors import ShardError, ShardNotFoundError
 from dask_image_ingest.storage import LazyBytes, Shard, open_shard
-from dask_image_ingest.tar import TarIndex, index_tar, read_member
+from dask_image_ingest.tar import TarIndex, index_head, read_member
 
 __all__ = ["FirstShard", "open_first"]
 
@@ -45,24 +45,25 @@ def open_first(
         with ExitStack() as opened:
             try:
                 content = opened.enter_context(open_shard(shard.url, storage_options))
-                index = index_tar(content, shard.url)
+                index, share = index_head(content, shard.url)
             except (ShardError, ShardNotFoundError) as error:
                 if not skip:
                     raise
                 reasons.append(str(error))
                 continue
-            yield FirstShard(shard, content, index)
+            yield FirstShard(shard, content, index, share)
             return
     raise ShardError(f"none of the {len(shards)} shards can be read; the first: {reasons[0]}")
 
 
 @dataclass(frozen=True)
 class FirstShard:
-    """A shard that is open, and its samples."""
+    """A shard that is open, and its samples; of a remote one the first, which are a ``share``."""
 
     shard: Shard
     content: LazyBytes
     index: TarIndex
+    share: float = 1.0
 
     @cached_property
     def extensions(self) -> list[str]:
@@ -70,8 +71,9 @@ class FirstShard:
         return list(dict.fromkeys(e for sample in self.index.samples for e in sample.members))
 
     def images(self, extensions: Sequence[str]) -> int:
-        """How many samples have an image, which is a member of one of these extensions."""
-        return sum(image_member(s, extensions) is not None for s in self.index.samples)
+        """About how many samples have an image, which is a member of one of these extensions."""
+        found = sum(image_member(s, extensions) is not None for s in self.index.samples)
+        return round(found / self.share)
 
     def decoded_bytes(self, options: ReadOptions) -> int:
         """What it decodes to, by the headers of some of its images."""
@@ -79,7 +81,7 @@ class FirstShard:
         step = max(1, samples // _HEADERS_LOOKED_AT)
         rows = SampleRows(self.shard.url, self.content, self.index, options)
         headers = rows.take(range(0, samples, step)).headers
-        return sum(map(options.decoding.nbytes, headers)) * step
+        return round(sum(map(options.decoding.nbytes, headers)) * step / self.share)
 
     def warn_of_unknown(self, schema: Schema, image_extensions: Sequence[str]) -> None:
         """Say which members and fields it does not have that were asked for: misspelt, perhaps."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from functools import cached_property
 from typing import Any
 
@@ -16,8 +16,9 @@ from dask_image_ingest.dataset.options import ReadOptions
 from dask_image_ingest.dataset.schema import POINTER_COLUMNS, Component, image_member
 from dask_image_ingest.dataset.warning import warn_user
 from dask_image_ingest.decode import Header, Origin, read_header
-from dask_image_ingest.storage import LazyBytes
+from dask_image_ingest.storage import LazyBytes, announce
 from dask_image_ingest.tar import (
+    HEAD,
     LARGEST_VALUE,
     Sample,
     Span,
@@ -81,6 +82,7 @@ class SampleRows:
     @cached_property
     def headers(self) -> list[Header]:
         """What the first bytes of each image tell."""
+        self._announce(span and (span[0], min(span[1], HEAD)) for span in self.spans)
         with gc_paused():
             return [
                 self._header(sample, span)
@@ -91,6 +93,10 @@ class SampleRows:
         """The encoded image of one row."""
         span = self.spans[row]
         return None if span is None else read_member(self._content, self._index, span)
+
+    def announce_images(self) -> None:
+        """Have the images of these rows fetched, since they will be read soon."""
+        self._announce(self.spans)
 
     def opened(self, row: int) -> Any:
         """The encoded image of one row, read where it is sliced; only of a row that has one."""
@@ -158,8 +164,14 @@ class SampleRows:
             return header._replace(error=duplicate_error(sample))
         return header
 
+    def _announce(self, spans: Iterable[Span | None]) -> None:
+        sparse = self._index.sparse
+        found = (span for span in spans if span is not None and span[0] not in sparse)
+        announce(self._content, ((offset, offset + size) for offset, size in found))
+
     def _component(self, component: Component) -> pa.Array:
         extension = component.extension
+        self._announce(sample.members.get(extension) for sample in self.samples)
         contents: list[bytes | None] = []
         failed = []
         for row, sample in enumerate(self.samples):

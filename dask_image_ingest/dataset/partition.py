@@ -127,6 +127,7 @@ def _decode(split: ShardSplit, rows: SampleRows, query: Query) -> Pixels:
         buffer = backend.pixel_buffer(nbytes)
     else:
         buffer = NoPixels()
+    rows.announce_images()
     pixels = decode(rows.headers, rows.image_bytes, decoding, buffer, rows.origin)
     failed = [row for row, error in enumerate(pixels.errors) if error is not None]
     if failed and query.options.errors == "raise":

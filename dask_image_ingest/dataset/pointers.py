@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import pyarrow as pa
@@ -9,7 +10,7 @@ import pyarrow.compute as pc
 
 from dask_image_ingest.decode import Header
 from dask_image_ingest.errors import ArgumentError
-from dask_image_ingest.storage import LazyBytes, open_shard
+from dask_image_ingest.storage import LazyBytes, announce, local_path, open_shard
 from dask_image_ingest.tar import (
     Sample,
     duplicate_error,
@@ -19,6 +20,9 @@ from dask_image_ingest.tar import (
 )
 
 __all__ = ["POINTER", "checked_pointers", "read_encoded"]
+
+# Shards whose rows are fetched at the same time.
+_REMOTE_AT_ONCE = 8
 
 POINTER = ("__url__", "offset", "nbytes")
 
@@ -67,16 +71,24 @@ def read_encoded(
     for row, (url, size) in enumerate(zip(urls, sizes, strict=True)):
         if url and size is not None:
             by_shard.setdefault(url, []).append(row)
-    for url, rows in by_shard.items():
-        placed = [row for row in rows if offsets[row] is not None]
+
+    def read(url: str, rows: list[int]) -> None:
+        placed = sorted((r for r in rows if offsets[r] is not None), key=offsets.__getitem__)
         with open_shard(url, storage_options) as content:
+            there = [r for r in placed if _is_inside(content, offsets[r], sizes[r])]
+            announce(content, [(offsets[r], offsets[r] + sizes[r]) for r in there])
             # In order of place, and copied, so that the shard is read now.
-            for row in sorted(placed, key=offsets.__getitem__):
+            for row in placed:
                 encoded[row] = _slice(content, offsets[row], sizes[row])
             if len(placed) < len(rows):
                 members = _Members(content, url)
                 for row in set(rows).difference(placed):
                     encoded[row] = members.find(keys[row], sizes[row])
+
+    remote = any(local_path(url) is None for url in by_shard)
+    with ThreadPoolExecutor(_REMOTE_AT_ONCE if remote else 1) as threads:
+        # One after the other where they are at hand: they would wait for the same disk.
+        list((threads.map if remote else map)(read, by_shard.keys(), by_shard.values()))
     return encoded
 
 
@@ -107,9 +119,13 @@ class _Members:
 
 
 def _slice(content: LazyBytes, offset: int, size: int) -> bytes | Header:
-    if offset < 0 or size < 0 or offset + size > len(content):
+    if not _is_inside(content, offset, size):
         return _OUTSIDE
     return bytes(content[offset : offset + size])
+
+
+def _is_inside(content: LazyBytes, offset: int, size: int) -> bool:
+    return offset >= 0 and size >= 0 and offset + size <= len(content)
 
 
 def _as_text(column: pa.ChunkedArray) -> pa.ChunkedArray:

@@ -4,8 +4,10 @@ In: paths, globs, braces and URLs. Out: a list of shards with sizes and versions
 of them its bytes, decompressed.
 """
 
+from dask_image_ingest.storage.announce import announce, is_fetched
+from dask_image_ingest.storage.file_system import FileSystem, file_system
 from dask_image_ingest.storage.lazy_bytes import LazyBytes
-from dask_image_ingest.storage.open import FileSystem, file_system, open_shard
+from dask_image_ingest.storage.open import open_shard
 from dask_image_ingest.storage.paths import find_shards
 from dask_image_ingest.storage.shard import Shard
 from dask_image_ingest.storage.url import local_path
@@ -14,8 +16,10 @@ __all__ = [
     "FileSystem",
     "LazyBytes",
     "Shard",
+    "announce",
     "file_system",
     "find_shards",
+    "is_fetched",
     "local_path",
     "open_shard",
 ]

@@ -6,9 +6,9 @@ from datetime import datetime
 from typing import Any
 
 from dask_image_ingest.errors import ShardError, ShardNotFoundError
-from dask_image_ingest.storage.faults import guarded
-from dask_image_ingest.storage.open import FileSystem, file_system
+from dask_image_ingest.storage.file_system import FileSystem, file_system
 from dask_image_ingest.storage.patterns import glob_root, is_glob, is_meant, is_shard_below
+from dask_image_ingest.storage.remote import asked, version_of
 from dask_image_ingest.storage.shard import Shard
 from dask_image_ingest.storage.url import split_url
 
@@ -18,21 +18,6 @@ __all__ = ["exists_remote", "find_remote"]
 _WORTH_A_LISTING = 8
 
 _REQUESTS_AT_ONCE = 32
-
-# Keys holding a file's version, most reliable first.
-_VERSIONS = (
-    "ETag",
-    "etag",
-    "Content-MD5",
-    "generation",
-    "mtime",
-    "LastModified",
-    "last_modified",
-    "Last-Modified",
-    "updated",
-    "modified",
-    "created",
-)
 
 # What fsspec tells of a file.
 Info = dict[str, Any]
@@ -90,9 +75,9 @@ def _search(url: str, storage_options: dict[str, Any] | None) -> list[Shard]:
     fs.invalidate_cache()
     try:
         if folder:
-            entries = guarded(url, fs.find, fs_root, detail=True)
+            entries = asked(url, fs.find, fs_root, detail=True)
         else:
-            entries = guarded(url, fs.glob, fs_root + path[len(root) :], detail=True)
+            entries = asked(url, fs.glob, fs_root + path[len(root) :], detail=True)
     except ShardNotFoundError:
         return []
     if not entries:
@@ -119,7 +104,7 @@ def _search(url: str, storage_options: dict[str, Any] | None) -> list[Shard]:
 
 def _list(fs: FileSystem, folder_path: str, folder: str) -> dict[str, Info]:
     try:
-        entries = guarded(folder, fs.ls, folder_path, detail=True)
+        entries = asked(folder, fs.ls, folder_path, detail=True)
     except ShardNotFoundError:
         return {}
     return {entry["name"].strip("/"): entry for entry in entries}
@@ -133,7 +118,7 @@ def _infos(fs: FileSystem, paths: list[str], urls: list[str]) -> list[Info | Non
 
 def _info(fs: FileSystem, path: str, url: str) -> Info | None:
     try:
-        info: Info = guarded(url, fs.info, path)
+        info: Info = asked(url, fs.info, path)
     except ShardNotFoundError:
         return None
     return info
@@ -148,7 +133,7 @@ def _shards_of(url: str, info: Info, storage_options: dict[str, Any] | None) -> 
 
 def _shard(url: str, info: Info) -> Shard:
     size = info.get("size")
-    version: Any = next((info[name] for name in _VERSIONS if info.get(name)), "")
+    version: Any = version_of(info)
     # A file system may give one time as a datetime here and as a number there.
     version = version.timestamp() if isinstance(version, datetime) else version
     return Shard(url, -1 if size is None else int(size), str(version))

@@ -5,6 +5,7 @@ are read, contents are not.
 """
 
 from dask_image_ingest.tar.content import (
+    HEAD,
     LARGEST_VALUE,
     duplicate_error,
     open_member,
@@ -13,15 +14,18 @@ from dask_image_ingest.tar.content import (
 )
 from dask_image_ingest.tar.garbage_collection import gc_paused
 from dask_image_ingest.tar.grouping import Sample, Span
+from dask_image_ingest.tar.head import index_head
 from dask_image_ingest.tar.index import TarIndex, index_tar
 
 __all__ = [
+    "HEAD",
     "LARGEST_VALUE",
     "Sample",
     "Span",
     "TarIndex",
     "duplicate_error",
     "gc_paused",
+    "index_head",
     "index_tar",
     "open_member",
     "read_member",

@@ -7,13 +7,20 @@ from dask_image_ingest.storage import LazyBytes
 from dask_image_ingest.tar.grouping import Sample, Span
 from dask_image_ingest.tar.index import TarIndex
 
-__all__ = ["LARGEST_VALUE", "duplicate_error", "open_member", "read_member", "too_large_error"]
+__all__ = [
+    "HEAD",
+    "LARGEST_VALUE",
+    "duplicate_error",
+    "open_member",
+    "read_member",
+    "too_large_error",
+]
 
 #: More bytes cannot be one value of an Arrow binary column.
 LARGEST_VALUE = 2**31 - 1
 
-# The bytes of a member that are read when it is opened: most headers of images fit.
-_HEAD = 4096
+#: The bytes of a member that are read when it is opened: most headers of images fit.
+HEAD = 4096
 
 
 def read_member(content: LazyBytes, index: TarIndex, span: Span) -> Any:
@@ -64,7 +71,7 @@ class _OpenMember:
     def __init__(self, content: LazyBytes, span: Span) -> None:
         self._content = content
         self._offset, self._size = span
-        self._head = content[self._offset : self._offset + min(self._size, _HEAD)]
+        self._head = content[self._offset : self._offset + min(self._size, HEAD)]
 
     def __len__(self) -> int:
         return self._size

@@ -23,7 +23,7 @@ from dask_image_ingest.tar.header import (
     sparse_map,
 )
 
-__all__ = ["Damage", "Member", "Walk"]
+__all__ = ["Damage", "Member", "Walk", "plain_name"]
 
 # Name, offset and size. Plain tuples, since there are millions.
 Member = tuple[str, int, int]
@@ -113,8 +113,8 @@ class Walk:
             elif kind == _REGULAR or (kind == _REGULAR_V7 and not _names_folder(header)):
                 unverified.append((offset, header))
                 if data + size > end:
-                    return self._end_in_member(offset, _plain_name(header), data + size)
-                members.append((_plain_name(header), data, size))
+                    return self._end_in_member(offset, plain_name(header), data + size)
+                members.append((plain_name(header), data, size))
             elif kind in _WITHOUT_DATA:
                 unverified.append((offset, header))
                 following = data
@@ -192,7 +192,8 @@ class Walk:
         return _OVER
 
 
-def _plain_name(header: bytes) -> str:
+def plain_name(header: bytes) -> str:
+    """The name that a header gives, if no other header in front of it gives another."""
     end = header.find(0, 0, 100)
     name = header[:end] if end >= 0 else header[:100]
     if header[345]:

@@ -1,0 +1,25 @@
+"""What is about to be read of a shard, so that it can be fetched at once."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from dask_image_ingest.storage.lazy_bytes import LazyBytes
+from dask_image_ingest.storage.remote import RemoteBytes
+
+__all__ = ["announce", "is_fetched"]
+
+
+def is_fetched(content: LazyBytes) -> bool:
+    """Whether reading costs requests."""
+    return isinstance(content, RemoteBytes)
+
+
+def announce(content: LazyBytes, ranges: Iterable[tuple[int, int]]) -> None:
+    """Say which ranges, start and stop, will be read from here on, about in order.
+
+    They are fetched by many requests at once, ahead of their use, and nothing else is. Nothing
+    happens where bytes are at hand anyway.
+    """
+    if isinstance(content, RemoteBytes):
+        content.announce(ranges)

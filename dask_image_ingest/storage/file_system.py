@@ -1,0 +1,44 @@
+"""The file system of a remote shard, as fsspec has it."""
+
+from __future__ import annotations
+
+from typing import Any, TypeAlias
+
+import fsspec
+from fsspec.core import url_to_fs
+
+from dask_image_ingest.errors import ArgumentError, MissingDependencyError, ShardError
+
+__all__ = ["FileSystem", "file_system"]
+
+FileSystem: TypeAlias = fsspec.AbstractFileSystem
+
+# Protocols and the extra of this package that brings what they need.
+_EXTRAS = {
+    "s3": "s3",
+    "s3a": "s3",
+    "gs": "gcs",
+    "gcs": "gcs",
+    "az": "azure",
+    "abfs": "azure",
+    "abfss": "azure",
+    "adl": "azure",
+    "http": "http",
+    "https": "http",
+}
+
+
+def file_system(url: str, storage_options: dict[str, Any] | None) -> tuple[FileSystem, str]:
+    """Find the file system of a remote shard, and the shard's path there."""
+    try:
+        return url_to_fs(url, **(storage_options or {}))
+    except ImportError as error:
+        extra = _EXTRAS.get(url.partition("://")[0].rpartition("::")[2])
+        install = (
+            f" pip install 'dask-image-ingest[{extra}]' brings what it needs." if extra else ""
+        )
+        raise MissingDependencyError(f"{url} cannot be read: {error}.{install}") from error
+    except (ValueError, TypeError) as error:
+        raise ArgumentError(f"{url} cannot be read, with these storage_options: {error}") from error
+    except Exception as error:  # some file systems connect already
+        raise ShardError(f"{url} cannot be read: {type(error).__name__}: {error}") from error

@@ -1,0 +1,218 @@
+"""Shards behind HTTP: ranges over connections that are kept, each request pinned to one version."""
+
+from __future__ import annotations
+
+import os
+import re
+import urllib.request
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any
+from urllib.parse import urlsplit
+
+import urllib3
+from urllib3.exceptions import (
+    ConnectTimeoutError,
+    HTTPError,
+    InvalidHeader,
+    LocationValueError,
+    NewConnectionError,
+    ResponseError,
+    SSLError,
+)
+
+from dask_image_ingest.errors import ShardError, ShardNotFoundError
+from dask_image_ingest.storage.remote.settings import Settings
+from dask_image_ingest.storage.remote.source import Fault, Head
+
+__all__ = ["HTTPSource", "pool_manager"]
+
+# What is read of a body at once: of one that breaks off, no more than this is lost.
+_PIECE = 256 << 10
+
+_AGAIN = frozenset({408, 425, 429, 500, 502, 503, 504, 507, 509, 520, 521, 522, 523, 524, 529})
+
+_ADVICE = {
+    401: "it asks for credentials: pass them in storage_options=",
+    403: "access is refused: check the credentials in storage_options=, and whether they may read "
+    "this; a signed URL may have expired",
+}
+
+# By what the connections differ; emptied in a forked process, which must not share a socket.
+_managers: dict[tuple[str | None, int, float, float], urllib3.PoolManager] = {}
+os.register_at_fork(after_in_child=_managers.clear)
+
+
+class HTTPSource:
+    """A shard that a server of HTTP has.
+
+    Parameters
+    ----------
+    url
+        What errors call the shard.
+    address
+        Gives the URL to ask.
+    headers
+        To send with each request.
+    settings
+        Timeouts and the number of connections.
+    """
+
+    def __init__(
+        self,
+        url: str,
+        address: Callable[[], str],
+        headers: Mapping[str, str],
+        settings: Settings,
+    ) -> None:
+        self.url = url
+        self._address = address
+        self._headers = {"Accept-Encoding": "identity", **headers}
+        self._settings = settings
+        self._etag = ""
+        self._version: tuple[str, str] = ("", "")
+        self._size = 0
+
+    def head(self, nbytes: int) -> Head:
+        """Read the first bytes, and keep in mind which version this is."""
+        with self._request({"Range": f"bytes=0-{nbytes - 1}"}) as response:
+            etag = response.headers.get("ETag", "")
+            # A weak one holds for the content, not for its bytes, and no server compares it.
+            self._etag = "" if etag.startswith("W/") else etag
+            self._version = _version(response)
+            if response.status == 416:
+                self._size = _total(response) or 0
+                if self._size:
+                    raise Fault(f"the server has no bytes 0-{nbytes - 1}, and says that it has")
+                return Head(b"", 0)
+            data = b"".join(self._pieces(response))
+            self._size = len(data)
+            if response.status == 206:
+                total = _total(response)
+                if total is None:
+                    raise ShardError(
+                        f"{self.url} cannot be read: its server does not tell its size"
+                    )
+                self._size = total
+                if len(data) < min(nbytes, total):
+                    raise Fault(f"{len(data)} of the first {min(nbytes, total)} bytes came")
+            return Head(data, self._size)
+
+    def stream(self, start: int, stop: int) -> Iterator[bytes]:
+        """Read a range, piece by piece."""
+        headers = {"Range": f"bytes={start}-{stop - 1}"}
+        if self._etag:
+            headers["If-Match"] = self._etag
+        with self._request(headers) as response:
+            total = _total(response) if response.status == 206 else self._size
+            if response.status in (412, 416) or self._is_other(_version(response), total):
+                raise ShardError(
+                    f"{self.url} has changed while it was read, and what was read would be of two "
+                    "versions. Read it again when it is complete"
+                )
+            # Some servers send all of it now and then.
+            skip, wanted = (start, stop - start) if response.status == 200 else (0, stop - start)
+            for piece in self._pieces(response):
+                part = piece[skip : skip + wanted]
+                skip = max(0, skip - len(piece))
+                wanted -= len(part)
+                yield part
+                if not wanted:
+                    break
+
+    def refuse_changes(self) -> None:
+        """Each request was for one version."""
+
+    def _is_other(self, version: tuple[str, str], total: int | None) -> bool:
+        told = zip(version, self._version, strict=True)
+        # What a server behind a balancer leaves out now and then is no difference.
+        return total not in (self._size, None) or any(a != b for a, b in told if a and b)
+
+    @contextmanager
+    def _request(self, headers: dict[str, str]) -> Iterator[urllib3.BaseHTTPResponse]:
+        """One answer that has bytes, or says that there are none here any more."""
+        manager = pool_manager(self._settings, self._address())
+        with _faults(self.url):
+            response = manager.request(
+                "GET",
+                self._address(),
+                headers={**self._headers, **headers},
+                preload_content=False,
+                decode_content=False,
+                retries=urllib3.Retry(total=None, connect=0, read=0, other=0, redirect=10),
+            )
+        try:
+            if response.status not in (200, 206, 412, 416):
+                self._refuse(response)
+            yield response
+            # What is left of a small answer is read, so that the connection can be used again.
+            if response.status in (412, 416):
+                response.drain_conn()
+        finally:
+            if response.length_remaining:
+                response.close()
+            response.release_conn()
+
+    def _pieces(self, response: urllib3.BaseHTTPResponse) -> Iterator[bytes]:
+        with _faults(self.url):
+            yield from response.stream(_PIECE, decode_content=False)
+
+    def _refuse(self, response: urllib3.BaseHTTPResponse) -> None:
+        status = response.status
+        said = f"{status} {response.reason or ''}".strip()
+        if status in (404, 410):
+            raise ShardNotFoundError(f"{self.url} does not exist, or does no longer ({said})")
+        if status in _AGAIN:
+            wait = response.headers.get("Retry-After", "")
+            raise Fault(f"its server answers {said}", float(wait) if wait.isdecimal() else 0.0)
+        advice = _ADVICE.get(status)
+        raise ShardError(
+            f"{self.url} cannot be read: its server answers {said}"
+            + (f"; {advice}" if advice else "")
+        )
+
+
+def pool_manager(settings: Settings, url: str) -> urllib3.PoolManager:
+    """The connections of this process, through the proxy that its environment names."""
+    parts = urlsplit(url)
+    proxy = urllib.request.getproxies().get(parts.scheme)
+    if proxy and urllib.request.proxy_bypass(parts.hostname or ""):
+        proxy = None
+    key = (proxy, settings.connections, settings.connect_timeout, settings.read_timeout)
+    if key not in _managers:
+        options: dict[str, Any] = {
+            "num_pools": 32,
+            "maxsize": settings.connections,
+            "timeout": urllib3.Timeout(settings.connect_timeout, settings.read_timeout),
+        }
+        made = urllib3.ProxyManager(proxy, **options) if proxy else urllib3.PoolManager(**options)
+        return _managers.setdefault(key, made)
+    return _managers[key]
+
+
+@contextmanager
+def _faults(url: str) -> Iterator[None]:
+    """What goes wrong on the way is a fault, but for what would go wrong again."""
+    try:
+        yield
+    except (SSLError, LocationValueError, InvalidHeader) as error:
+        raise ShardError(f"{url} cannot be read: {type(error).__name__}: {error}") from error
+    except HTTPError as error:
+        cause = getattr(error, "reason", None)
+        if isinstance(cause, (SSLError, ResponseError)):  # the second: too many redirections
+            raise ShardError(f"{url} cannot be read: {type(cause).__name__}: {cause}") from error
+        found = cause if isinstance(cause, Exception) else error
+        unreached = isinstance(found, (NewConnectionError, ConnectTimeoutError))
+        raise Fault(f"{type(found).__name__}: {found}", unreached=unreached) from error
+    except OSError as error:
+        raise Fault(f"{type(error).__name__}: {error}") from error
+
+
+def _version(response: urllib3.BaseHTTPResponse) -> tuple[str, str]:
+    return response.headers.get("ETag", ""), response.headers.get("Last-Modified", "")
+
+
+def _total(response: urllib3.BaseHTTPResponse) -> int | None:
+    """The size of the whole, as the answer to a request for a range tells it."""
+    match = re.search(r"/\s*(\d+)\s*$", response.headers.get("Content-Range", ""))
+    return int(match[1]) if match else None

@@ -1,0 +1,148 @@
+"""Shards of any protocol that fsspec knows."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, nullcontext
+from typing import Any
+
+from dask_image_ingest.errors import ShardError, ShardNotFoundError
+from dask_image_ingest.storage.faults import guarded
+from dask_image_ingest.storage.file_system import FileSystem
+from dask_image_ingest.storage.remote.retry import Retries, retried
+from dask_image_ingest.storage.remote.settings import settings
+from dask_image_ingest.storage.remote.source import Fault, Head
+
+__all__ = ["FsspecSource", "asked", "version_of"]
+
+# Keys holding a file's version, most reliable first.
+_VERSIONS = (
+    "ETag",
+    "etag",
+    "Content-MD5",
+    "generation",
+    "mtime",
+    "LastModified",
+    "last_modified",
+    "Last-Modified",
+    "updated",
+    "modified",
+    "created",
+)
+
+
+class FsspecSource:
+    """A shard on a file system of fsspec.
+
+    Only those with asynchronous requests of their own are asked by many threads at once.
+    """
+
+    def __init__(self, fs: FileSystem, path: str, url: str) -> None:
+        self.url = url
+        self._fs = fs
+        self._path = path
+        self._size = 0
+        self._version: Any = None
+        self._turn: AbstractContextManager[Any] = (
+            nullcontext() if fs.async_impl else threading.Lock()
+        )
+
+    def head(self, nbytes: int) -> Head:
+        """Read the first bytes, and keep in mind which version this is."""
+        info = self._ask(self._fs.info, self._path)
+        if info["size"] is None:
+            whole = self._ask(self._fs.cat_file, self._path)
+            return Head(whole, len(whole))
+        self._size, self._version = info["size"], version_of(info)
+        wanted = min(nbytes, self._size)
+        data = self._ask(self._fs.cat_file, self._path, start=0, end=wanted) if wanted else b""
+        if len(data) > wanted:  # it knows no ranges
+            if len(data) != self._size:
+                raise self._changed(self._size, len(data))
+        elif len(data) < wanted:
+            raise self._short(0, wanted, len(data))
+        return Head(data, self._size)
+
+    def stream(self, start: int, stop: int) -> Iterator[bytes]:
+        """Read a range."""
+        data = self._ask(self._fs.cat_file, self._path, start=start, end=stop)
+        if len(data) != stop - start:
+            raise self._short(start, stop, len(data))
+        yield data
+
+    def refuse_changes(self) -> None:
+        """Say so where what was read may be of two versions."""
+        if not self._version:
+            return
+        try:
+            self._fs.invalidate_cache(self._fs._parent(self._path))
+            now = self._ask(self._fs.info, self._path)
+        except (Fault, ShardNotFoundError):
+            return  # nothing was read after this
+        if version_of(now) != self._version:
+            raise ShardError(
+                f"{self.url} has changed while it was read, and what was read may be of two "
+                "versions. Read it again when it is complete"
+            )
+
+    def _short(self, start: int, stop: int, came: int) -> Exception:
+        self.refuse_changes()
+        if self._version:
+            return Fault(f"{came} of the {stop - start} bytes from {start} on came")
+        return self._changed(stop - start, came)
+
+    def _changed(self, wanted: int, came: int) -> ShardError:
+        return ShardError(
+            f"{self.url} has changed or its server is at fault: {wanted} bytes were asked for and "
+            f"{came} came"
+        )
+
+    def _ask(self, call: Any, *args: Any, **kwargs: Any) -> Any:
+        with self._turn:
+            return _ask(self.url, call, *args, **kwargs)
+
+
+def asked(url: str, call: Any, *args: Any, **kwargs: Any) -> Any:
+    """What a method of a file system gives, called again where it fails for a while.
+
+    Raises
+    ------
+    ShardNotFoundError, ShardError
+    """
+    retries = Retries(url, settings().retry_limit)
+    return retried(lambda: _ask(url, call, *args, **kwargs), retries)
+
+
+def _ask(url: str, call: Any, *args: Any, **kwargs: Any) -> Any:
+    try:
+        return guarded(url, call, *args, **kwargs)
+    except ShardError as error:
+        cause = error.__cause__
+        if _is_passing(cause):
+            raise Fault(f"{type(cause).__name__}: {cause}") from cause
+        raise
+
+
+def version_of(info: dict[str, Any]) -> Any:
+    """What changes when a file does, of what fsspec tells about it."""
+    return next((info[name] for name in _VERSIONS if info.get(name)), "")
+
+
+def _is_passing(error: BaseException | None) -> bool:
+    """Whether what a file system of fsspec has raised may be over soon."""
+    seen = 0
+    while error is not None and seen < 5:
+        status = getattr(error, "status", None)
+        if isinstance(status, int):
+            return status in (408, 425, 429) or status >= 500
+        if isinstance(error, ConnectionRefusedError):
+            return False
+        if isinstance(error, (ConnectionError, TimeoutError, asyncio.TimeoutError)):
+            return True
+        name = type(error).__name__
+        if name in ("ClientPayloadError", "ServerDisconnectedError", "IncompleteRead"):
+            return True
+        error, seen = error.__cause__, seen + 1
+    return False

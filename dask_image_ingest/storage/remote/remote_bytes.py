@@ -1,0 +1,149 @@
+"""The bytes of a remote shard: fetched by many requests at once, ahead of their use."""
+
+from __future__ import annotations
+
+import threading
+from collections import deque
+from collections.abc import Iterable
+
+from dask_image_ingest.errors import ShardError
+from dask_image_ingest.storage.remote.extents import PAGE, Extent, Extents
+from dask_image_ingest.storage.remote.ranges import Range, merge, split
+from dask_image_ingest.storage.remote.retry import Retries, whole_range
+from dask_image_ingest.storage.remote.settings import Settings
+from dask_image_ingest.storage.remote.source import Head, Source
+from dask_image_ingest.storage.remote.threads import request_threads
+
+__all__ = ["RemoteBytes"]
+
+# The first bytes that are fetched ahead, by how much that grows each time when they are used, and
+# how many requests they are at least: few round trips, and little in vain where a walk goes
+# elsewhere.
+_FIRST_AHEAD, _GROWTH, _AT_LEAST = 1 << 20, 8, 8
+_SMALLEST_REQUEST = 128 << 10
+
+
+class RemoteBytes:
+    """A remote shard of which ranges are fetched when they are asked for, or before.
+
+    What is fetched before: the ranges that were announced, and nothing else once some were; until
+    then what follows, as long as reads go forward and leave out no more than ``settings.skip``.
+    """
+
+    def __init__(self, source: Source, head: Head, settings: Settings) -> None:
+        self._source = source
+        self._size = head.size
+        self._settings = settings
+        self._threads = request_threads(settings.connections)
+        self._closed = threading.Event()
+        self._lock = threading.RLock()
+        self._extents = Extents(settings.cache)
+        self._head = head.data
+        self._announced: deque[Range] | None = None
+        # Where reading ahead has got to, and how far it goes.
+        self._front = len(head.data)
+        self._window = 0
+
+    def __len__(self) -> int:
+        return self._size
+
+    def __getitem__(self, part: slice, /) -> bytes:
+        start, stop, _ = part.indices(self._size)
+        if stop <= len(self._head):
+            return self._head[start:stop]
+        if start >= stop:
+            return b""
+        with self._lock:
+            extents = self._cover(start, stop)
+        try:
+            if len(extents) == 1:
+                return extents[0].slice(start, stop)
+            return b"".join([extent.slice(start, stop) for extent in extents])
+        except BaseException:
+            with self._lock:
+                for extent in extents:
+                    if extent.future.done() and extent.future.exception() is not None:
+                        self._extents.forget(extent)
+            raise
+
+    def announce(self, ranges: Iterable[Range]) -> None:
+        """Say what will be read from here on, about in order: it is fetched ahead of that.
+
+        Nothing else is, from now on.
+        """
+        with self._lock:
+            self._extents.abandon()
+            planned: deque[Range] = deque()
+            rounded = ((start - start % PAGE, stop + -stop % PAGE) for start, stop in ranges)
+            for start, stop in merge(rounded, self._settings.gap):
+                for first, last in self._extents.missing(max(start, 0), min(stop, self._size)):
+                    planned.extend(split(first, last, self._settings.request_size))
+            self._announced = planned
+            self._go_on()
+
+    def close(self) -> None:
+        """Let go of everything; what is under way comes to an end by itself."""
+        self._closed.set()
+        with self._lock:
+            self._announced = deque()
+            self._extents.clear()
+
+    def _cover(self, start: int, stop: int) -> list[Extent]:
+        """The parts that have a range, those asked for now that were not before."""
+        first = self._extents.at(start)
+        if self._closed.is_set():
+            raise ShardError(f"{self._source.url} cannot be read: it was closed")
+        if first is None or stop > first.stop:
+            for missing in self._extents.missing(start, stop):
+                for piece in split(*missing, self._settings.request_size):
+                    self._request(*piece)
+        extents = []
+        at = start
+        while at < stop:
+            extent = self._extents.at(at)
+            if extent is None:
+                raise AssertionError(f"nothing has byte {at} of {self._source.url}")
+            extents.append(extent)
+            at = extent.stop
+        self._extents.use(extents)
+        if self._announced is None:
+            self._guess(start, stop)
+        else:
+            self._go_on()
+        return extents
+
+    def _go_on(self) -> None:
+        """Ask for announced ranges as far as they may wait here."""
+        planned, unused = self._announced, self._settings.read_ahead
+        while planned and self._extents.unused < unused:
+            for missing in self._extents.missing(*planned.popleft()):
+                self._request(*missing)
+
+    def _guess(self, start: int, stop: int) -> None:
+        """Ask for what follows, where reads have gone forward so far."""
+        reach = self._window + self._settings.request_size
+        if not self._front - reach <= start <= self._front + self._settings.skip:
+            self._window = 0
+            self._front = stop
+            self._extents.abandon()
+            return
+        # Room for at least half of it, so that requests don't become small.
+        if self._window and self._front - stop > self._window // 2:
+            return
+        largest = self._settings.read_ahead
+        self._window = min(largest, self._window * _GROWTH or min(_FIRST_AHEAD, largest))
+        piece = min(self._settings.request_size, self._window // _AT_LEAST)
+        piece = max(_SMALLEST_REQUEST, piece - piece % PAGE)
+        begin, end = max(self._front, stop), min(stop + self._window, self._size)
+        for missing in self._extents.missing(begin, end):
+            for part in split(*missing, piece):
+                self._request(*part)
+        self._front = max(begin, end)
+
+    def _request(self, start: int, stop: int) -> None:
+        stop = min(stop, self._size)
+        retries = Retries(
+            self._source.url, self._settings.retry_limit, reached=True, stopped=self._closed
+        )
+        future = self._threads.submit(whole_range, self._source, start, stop, retries)
+        self._extents.add(Extent(start, stop, future))

@@ -1,0 +1,211 @@
+"""What networks do to a shard that is read: tried again, or an error that says what to do."""
+
+import threading
+
+import dask
+import numpy as np
+import pytest
+from faulty_server import KINDS, faulty_server
+from processes import printed
+from tars import COMPRESSIONS, samples_of, tar, webdataset_samples
+
+from dask_image_ingest.errors import ArgumentError, ShardError, ShardNotFoundError
+from dask_image_ingest.storage import find_shards, open_shard
+
+RNG = np.random.default_rng(7)
+FILES = {f"{i:03d}.{e}": RNG.bytes(9000) for i in range(150) for e in ("jpg", "txt")}
+SHARD = tar(FILES)
+OTHER = tar({name: content[::-1] for name, content in FILES.items()})
+
+QUICK = {
+    "image-ingest.remote.read-timeout": 0.3,
+    "image-ingest.remote.request-size": "48 KiB",
+    "image-ingest.remote.head": "16 KiB",
+}
+
+
+@pytest.fixture(autouse=True)
+def quick():
+    with dask.config.set(QUICK):
+        yield
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_fault_in_every_third_answer_loses_and_changes_nothing(kind):
+    with faulty_server(files={"/x.tar": SHARD}, rates={kind: 0.3}, stall=1.0, seed=3) as server:
+        with open_shard(f"{server.url}/x.tar") as content:
+            assert samples_of(content) == webdataset_samples(SHARD)
+        assert server.injected[kind] > 5
+        # What came before a body broke off is not asked for again.
+        assert server.sent < 1.3 * len(SHARD)
+
+
+@pytest.mark.parametrize("compression", COMPRESSIONS)
+def test_all_kinds_at_once(compression):
+    stored = COMPRESSIONS[compression](SHARD)
+    rates = dict.fromkeys(KINDS, 0.05)
+    with faulty_server(files={"/x.tar": stored}, rates=rates, seed=5) as server:
+        with open_shard(f"{server.url}/x.tar") as content:
+            assert samples_of(content) == webdataset_samples(SHARD)
+        bad = sum(server.injected[kind] for kind in KINDS if kind != "delay")
+        assert bad >= 5
+        clean = -(-len(stored) // (48 << 10)) + 20
+        assert server.counts["GET"] <= clean + bad
+
+
+@pytest.mark.parametrize(
+    ("status", "error", "told"),
+    [
+        (404, ShardNotFoundError, "does not exist"),
+        (410, ShardNotFoundError, "410"),
+        (401, ShardError, "401.*pass them in storage_options"),
+        (403, ShardError, "403.*check the credentials.*signed URL may have expired"),
+        (400, ShardError, "400"),
+    ],
+)
+def test_what_will_not_get_better_is_an_error_at_once(status, error, told):
+    with faulty_server() as server:
+        url = f"{server.url}/{status}/x.tar"
+        with pytest.raises(error, match=rf"{status}/x\.tar .*{told}"), open_shard(url):
+            pass
+        assert server.counts["GET"] == 1
+
+
+def test_a_server_that_stays_away_is_given_up_in_time():
+    with faulty_server(rates={"503": 1.0}) as server:
+        limit = dask.config.set({"image-ingest.remote.retry-limit": "1s"})
+        refused = pytest.raises(ShardError, match=r"x\.tar cannot be read: .*503.*tries")
+        with limit, refused, open_shard(f"{server.url}/x.tar"):
+            pass
+        assert 3 <= server.counts["GET"] <= 8
+
+
+@pytest.mark.parametrize("tags", [True, False])
+def test_a_shard_that_is_replaced_is_an_error_and_never_a_mixture(tags):
+    """Without tags by its size, which here is another one."""
+    with faulty_server(files={"/x.tar": SHARD}, tags=tags) as server:
+        changed = pytest.raises(ShardError, match=r"x\.tar has changed while it was read")
+        with changed, open_shard(f"{server.url}/x.tar") as content:
+            server.files["/x.tar"] = OTHER if tags else OTHER + bytes(10240)
+            samples_of(content)
+
+
+def test_a_server_without_ranges_sends_the_shard_once():
+    with faulty_server(files={"/x.tar": SHARD}, ranges=False) as server:
+        with open_shard(f"{server.url}/x.tar?signature=a%2Fb") as content:
+            assert samples_of(content) == webdataset_samples(SHARD)
+        assert [(method, path) for method, path, _ in server.seen] == [
+            ("GET", "/x.tar?signature=a%2Fb")
+        ]
+
+
+def test_an_empty_shard_is_read_as_one():
+    with faulty_server(files={"/x.tar": b""}) as server, open_shard(f"{server.url}/x.tar") as none:
+        assert len(none) == 0
+
+
+def test_headers_are_sent_with_each_request():
+    with faulty_server(files={"/x.tar": SHARD}) as server:
+        for options in (
+            {"headers": {"X-Who": "me"}},
+            {"client_kwargs": {"headers": {"X-Who": "me"}}},
+        ):
+            with open_shard(f"{server.url}/x.tar", options) as content:
+                content[:]
+        assert {headers.get("X-Who") for _, _, headers in server.seen} == {"me"}
+
+
+def test_listing_survives_faults_too():
+    pytest.importorskip("aiohttp")
+    files = {f"/{i}.tar": SHARD[:10240] for i in range(40)}
+    rates = {"503": 0.1, "429": 0.1, "reset": 0.1}
+    with faulty_server(files=files, rates=rates, seed=1) as server:
+        shards = find_shards(f"{server.url}/{{0..39}}.tar")
+        assert [shard.size for shard in shards] == [10240] * 40
+        assert server.injected["503"]
+        assert server.injected["429"]
+
+
+def test_settings_that_make_no_sense_are_refused():
+    for name, value in {"gap": "many", "connections": 0, "read-timeout": "x"}.items():
+        wrong = dask.config.set({f"image-ingest.remote.{name}": value})
+        refused = pytest.raises(ArgumentError, match=f"remote.{name}")
+        with wrong, refused, open_shard("http://127.0.0.1:9/x.tar"):
+            pass
+
+
+def test_no_more_than_the_connections_that_were_set_are_used():
+    with (
+        faulty_server(files={"/x.tar": SHARD}, latency=0.01) as server,
+        dask.config.set({"image-ingest.remote.connections": 5}),
+        open_shard(f"{server.url}/x.tar") as content,
+    ):
+        assert content[:] == SHARD
+        assert server.peak == 5
+
+
+def test_threads_read_one_shard_at_once():
+    with (
+        faulty_server(files={"/x.tar": SHARD}) as server,
+        dask.config.set(
+            {"image-ingest.remote.cache": "256 KiB", "image-ingest.remote.read-ahead": "512 KiB"}
+        ),
+        open_shard(f"{server.url}/x.tar") as content,
+    ):
+        wrong = []
+
+        def read(seed):
+            rng = np.random.default_rng(seed)
+            for _ in range(100):
+                start = int(rng.integers(len(SHARD)))
+                stop = start + int(rng.integers(200_000))
+                if content[start:stop] != SHARD[start:stop]:
+                    wrong.append((start, stop))
+
+        threads = [threading.Thread(target=read, args=(seed,)) for seed in range(4)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        assert not wrong
+
+
+FORKED = """
+import json, os, signal, sys
+from dask_image_ingest.storage import open_shard
+from faulty_server import faulty_server
+data = os.urandom(1 << 20)
+with faulty_server(files={"/x.tar": data}) as server:
+    def read():
+        with open_shard(server.url + "/x.tar") as content:
+            return content[:] == data
+    with open_shard(server.url + "/x.tar") as held:
+        held[:]
+        child = os.fork()
+        if not child:
+            signal.alarm(30)
+            os._exit(0 if read() else 1)
+        status = os.waitpid(child, 0)[1]
+        print(json.dumps([status, read()]))
+"""
+
+
+def test_a_forked_process_reads_and_so_does_its_parent_after_it():
+    assert printed(FORKED) == [0, True]
+
+
+EXIT = """
+import json, threading, time
+from dask_image_ingest.storage import open_shard
+from faulty_server import faulty_server
+with faulty_server(files={"/x.tar": bytes(1 << 22)}, stall=3.0) as server:
+    with open_shard(server.url + "/x.tar") as content:
+        server.rates["stall"] = 1.0
+        content.announce([(1 << 20, 1 << 22)])
+    print(json.dumps("closed"))
+"""
+
+
+@pytest.mark.slow
+def test_a_process_ends_though_requests_stall():
+    assert printed(EXIT) == "closed"

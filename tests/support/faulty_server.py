@@ -1,0 +1,205 @@
+"""A web server that misbehaves as networks do, and counts what it was asked for."""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import random
+import re
+import socket
+import struct
+import threading
+import time
+from collections import Counter
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+
+import urllib3
+
+KINDS = ("503", "429", "delay", "reset", "truncate", "stall")
+
+
+@dataclass
+class Faulty:
+    """What it has, how it behaves, what it has seen.
+
+    Attributes
+    ----------
+    files
+        Path → bytes.
+    upstream
+        Where it passes requests on instead.
+    rates
+        Kind of fault → how often, at random.
+    latency, bandwidth
+        Seconds before each answer; bytes per second and connection.
+    """
+
+    files: dict[str, bytes] = field(default_factory=dict)
+    upstream: str | None = None
+    ranges: bool = True
+    tags: bool = True
+    rates: dict[str, float] = field(default_factory=dict)
+    latency: float = 0.0
+    bandwidth: float = 0.0
+    stall: float = 30.0
+    seed: int = 0
+    url: str = ""
+    counts: Counter[str] = field(default_factory=Counter)
+    seen: list[tuple[str, str, dict[str, str]]] = field(default_factory=list)
+    injected: Counter[str] = field(default_factory=Counter)
+    sent: int = 0
+    peak: int = 0
+    _now: int = 0
+    _lock: threading.Lock = field(default_factory=threading.Lock)
+    _random: random.Random | None = None
+    _over: threading.Event = field(default_factory=threading.Event)
+
+    def reset(self) -> None:
+        """Count from nothing."""
+        for counter in (self.counts, self.injected, self.seen):
+            counter.clear()
+        self.sent = self.peak = 0
+
+    def fault(self) -> str | None:
+        """Which fault this request meets."""
+        with self._lock:
+            self._random = self._random or random.Random(self.seed)
+            drawn = self._random.random()
+        for kind, rate in self.rates.items():
+            if drawn < rate:
+                with self._lock:
+                    self.injected[kind] += 1
+                return kind
+            drawn -= rate
+        return None
+
+
+class _Handler(BaseHTTPRequestHandler):
+    protocol_version = "HTTP/1.1"
+    disable_nagle_algorithm = True
+
+    def do_GET(self) -> None:
+        state: Faulty = self.server.state
+        with state._lock:
+            state.counts[self.command] += 1
+            state.seen.append((self.command, self.path, dict(self.headers)))
+            state._now += 1
+            state.peak = max(state.peak, state._now)
+        try:
+            self._answer(state)
+        finally:
+            with state._lock:
+                state._now -= 1
+
+    do_HEAD = do_PUT = do_POST = do_DELETE = do_GET  # noqa: N815
+
+    def _answer(self, state: Faulty) -> None:
+        sent = self.rfile.read(int(self.headers.get("Content-Length") or 0))
+        kind = state.fault()
+        if state.latency:
+            time.sleep(state.latency)
+        if kind == "delay":
+            time.sleep(0.2)
+        if kind in ("503", "429"):
+            return self._send(state, int(kind), {}, b"")
+        if kind == "reset":
+            self.connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+            self.connection.close()
+            self.close_connection = True
+            return None
+        status, headers, body = self._relay(state, sent) if state.upstream else self._own(state)
+        return self._send(state, status, headers, body, kind)
+
+    def _own(self, state: Faulty) -> tuple[int, dict[str, str], bytes]:
+        path = self.path.partition("?")[0]
+        if match := re.match(r"/(\d{3})/", path):
+            return int(match[1]), {}, b"no"
+        if path not in state.files:
+            return 404, {}, b""
+        body = state.files[path]
+        headers = {"Accept-Ranges": "bytes" if state.ranges else "none"}
+        if state.tags:
+            headers["ETag"] = f'"{hashlib.md5(body).hexdigest()}"' if state.files else ""
+            if self.headers.get("If-Match", headers["ETag"]) != headers["ETag"]:
+                return 412, headers, b""
+        asked = re.match(r"bytes=(\d+)-(\d*)$", self.headers.get("Range", ""))
+        if not asked or not state.ranges:
+            return 200, headers, body
+        start = int(asked[1])
+        stop = min(int(asked[2] or len(body)) + 1, len(body))
+        if start >= len(body):
+            return 416, {"Content-Range": f"bytes */{len(body)}"}, b""
+        headers["Content-Range"] = f"bytes {start}-{stop - 1}/{len(body)}"
+        return 206, headers, body[start:stop]
+
+    def _relay(self, state: Faulty, sent: bytes) -> tuple[int, dict[str, str], bytes]:
+        kept = {k: v for k, v in self.headers.items() if k.lower() != "connection"}
+        with urllib3.PoolManager() as pool:
+            said = pool.request(
+                self.command, state.upstream + self.path, body=sent, headers=kept, retries=False
+            )
+            body = said.data
+        dropped = {"content-length", "transfer-encoding", "connection", "server", "date"}
+        headers = {k: v for k, v in said.headers.items() if k.lower() not in dropped}
+        if self.command == "HEAD":
+            headers["Content-Length"] = said.headers.get("Content-Length", "0")
+        return said.status, headers, body
+
+    def _send(self, state, status, headers, body, kind=None) -> None:
+        with state._lock:
+            state.counts[str(status)] += 1
+        self.send_response(status)
+        for name, value in headers.items():
+            self.send_header(name, value)
+        if "Content-Length" not in headers:
+            self.send_header("Content-Length", str(len(body)))
+        self.end_headers()
+        if self.command == "HEAD":
+            return
+        if kind in ("truncate", "stall"):
+            body = body[: len(body) // 2]
+            self.close_connection = True
+        step = 64 << 10
+        began, sent = time.monotonic(), 0
+        with contextlib.suppress(ConnectionError):
+            for at in range(0, len(body), step):
+                self.wfile.write(body[at : at + step])
+                sent += len(body[at : at + step])
+                if state.bandwidth:
+                    ahead = sent / state.bandwidth - (time.monotonic() - began)
+                    if ahead > 0.002:
+                        time.sleep(ahead)
+        with state._lock:
+            state.sent += sent
+        if kind == "stall":
+            self.wfile.flush()
+            state._over.wait(state.stall)
+
+    def log_message(self, *args) -> None:
+        pass
+
+
+class _Server(ThreadingHTTPServer):
+    request_queue_size = 256
+    daemon_threads = True
+
+    def handle_error(self, request, client_address) -> None:
+        """A client that goes away is no error here."""
+
+
+@contextlib.contextmanager
+def faulty_server(port: int = 0, **state) -> Iterator[Faulty]:
+    """A server of this machine, on a port that is free."""
+    with _Server(("127.0.0.1", port), _Handler) as server:
+        server.state = Faulty(**state)
+        server.state.url = f"http://127.0.0.1:{server.server_port}"
+        thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.05})
+        thread.start()
+        try:
+            yield server.state
+        finally:
+            server.state._over.set()
+            server.shutdown()
+            thread.join()
