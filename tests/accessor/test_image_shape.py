@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import ClassVar
 
+import dask
 import dask.dataframe as dd
 import numpy as np
 import pandas as pd
@@ -82,9 +83,11 @@ def test_one_image_of_a_partition_is_decoded_twice_where_it_is_not(same_size, wo
         work.clear()
         some(good, {0, 2}).images.stack().sum().compute()
         assert work["decoded"] == 6 + 2
-    work.clear()
-    frame[frame.txt.str.contains("number")].images.stack().sum().compute()
-    assert work["decoded"] == 12
+    for late, decoded in ((True, 12 + frame.npartitions), (False, 12)):
+        work.clear()
+        with dask.config.set({"image-ingest.decode-late": late}):
+            frame[frame.txt.str.contains("number")].images.stack().sum().compute()
+        assert work["decoded"] == decoded
 
 
 def test_a_shape_that_is_told_is_checked(same_size):
