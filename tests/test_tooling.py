@@ -52,8 +52,6 @@ def test_the_oldest_environment_has_the_lower_bounds():
     requirements = [
         Requirement(each) for each in [*PROJECT["dependencies"], *extras["cpu"], *extras["scaled"]]
     ]
-    tied = ("boto3", "s3fs")
-    requirements += [r for r in map(Requirement, extras["test"]) if r.name in tied]
     assert set(pins) == {requirement.name for requirement in requirements}
     for requirement in requirements:
         assert pins[requirement.name] in requirement.specifier

@@ -18,10 +18,6 @@ from pathlib import Path
 
 EXTRAS = ("cpu", "scaled")
 
-# Of the tests: a release of s3fs takes one release of fsspec, and an old botocore. Where boto3 is
-# not bound as well, pip tries hundreds of it.
-TIED = ("boto3", "s3fs")
-
 
 def oldest(requirement: str) -> str:
     """The constraint for one requirement: ``dask[array]>=1.2,<3`` gives ``dask==1.2``.
@@ -42,7 +38,6 @@ def constraints(project: dict) -> list[str]:
     """The constraints for the dependencies of a ``[project]`` table, in the order of names."""
     extras = project["optional-dependencies"]
     requirements = [*project["dependencies"], *(each for name in EXTRAS for each in extras[name])]
-    requirements += [each for each in extras["test"] if each.startswith(TIED)]
     return sorted({oldest(requirement) for requirement in requirements})
 
 
