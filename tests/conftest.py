@@ -1,11 +1,11 @@
-"""Shards of real photographs, made once for all tests."""
+"""Shards of real photographs and an S3 server, made once for all tests."""
 
 from pathlib import Path
 
 import dask
 import pytest
 
-pytest.register_assert_rewrite("contract")
+pytest.register_assert_rewrite("contract", "kills")
 
 
 @pytest.fixture(scope="session")
@@ -23,6 +23,19 @@ def shards(photos, tmp_path_factory) -> list[Path]:
     from photo_shards import write_photo_shards
 
     return write_photo_shards(photos, tmp_path_factory.mktemp("shards"), per_shard=8)
+
+
+@pytest.fixture(scope="session")
+def s3_server():
+    """The URL of a real S3 server."""
+    pytest.importorskip("moto.server", reason="an S3 server needs moto[server] and s3fs")
+    pytest.importorskip("s3fs", reason="an S3 server needs moto[server] and s3fs")
+    from moto.server import ThreadedMotoServer
+
+    server = ThreadedMotoServer(ip_address="127.0.0.1", port=0, verbose=False)
+    server.start()
+    yield f"http://127.0.0.1:{server.get_host_and_port()[1]}"
+    server.stop()
 
 
 @pytest.fixture(autouse=True)

@@ -1,15 +1,27 @@
-"""An S3 server for the tests of exports."""
+"""Places to write to that are not on a disk."""
 
 import pytest
+from fsspec.implementations.memory import MemoryFileSystem
+from s3 import empty_bucket, s3_options
+
+from dask_image_ingest.export import lock
+
+BUCKET = "exports"
 
 
-@pytest.fixture(scope="session")
-def s3_server():
-    pytest.importorskip("moto.server", reason="an S3 server needs moto[server] and s3fs")
-    pytest.importorskip("s3fs", reason="an S3 server needs moto[server] and s3fs")
-    from moto.server import ThreadedMotoServer
+@pytest.fixture(params=["memory", "s3"])
+def remote(request):
+    """A folder to write to, the options for it, and its file system: empty."""
+    if request.param == "memory":
+        fs = MemoryFileSystem()
+        fs.store.clear()
+        fs.pseudo_dirs[:] = [""]
+        return f"memory://{BUCKET}/out", {}, fs
+    server = request.getfixturevalue("s3_server")
+    return f"s3://{BUCKET}/out", s3_options(server), empty_bucket(server, BUCKET)
 
-    server = ThreadedMotoServer(ip_address="127.0.0.1", port=0, verbose=False)
-    server.start()
-    yield f"http://127.0.0.1:{server.get_host_and_port()[1]}"
-    server.stop()
+
+@pytest.fixture
+def quick(monkeypatch):
+    """Records are renewed and watched in no time."""
+    monkeypatch.setattr(lock, "_RENEWED_EVERY", 0.05)

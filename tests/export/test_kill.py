@@ -5,74 +5,41 @@
 
 from __future__ import annotations
 
-import json
 import os
 import shutil
 import signal
-import subprocess
-import sys
 import time
-from pathlib import Path
 
-import fsspec
 import pytest
-from killed_exports import export, s3_options
+from killed_exports import export
+from kills import assert_all_went_on, results, start
+from s3 import empty_bucket
 from witnesses import contents, shards_in
 
-import dask_image_ingest as dii
-
-ROOT = Path(dii.__file__).parents[1]
-SCRIPT = ROOT / "tests" / "support" / "killed_exports.py"
+SCRIPT = "killed_exports.py"
 SEED, MOMENTS = 3, 12
-
-
-def start(*arguments):
-    """The script, in a process group of its own."""
-    return subprocess.Popen(
-        [sys.executable, SCRIPT, *map(str, arguments)],
-        env=os.environ | {"PYTHONPATH": f"{ROOT}{os.pathsep}{SCRIPT.parent}"},
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-        start_new_session=True,
-    )
 
 
 @pytest.fixture
 def cluster_export(shards, tmp_path):
     """An export that runs on a cluster, and goes with its whole group in the end."""
-    process = start("cluster", shards[0].parent, tmp_path / "out")
+    process = start(SCRIPT, "cluster", shards[0].parent, tmp_path / "out")
     yield process, tmp_path / "out"
     if process.poll() is None:
         os.killpg(process.pid, signal.SIGKILL)
     process.communicate()
 
 
-def told_of(process) -> list[dict]:
-    output, errors = process.communicate(timeout=280)
-    assert process.returncode == 0, errors
-    return [json.loads(line) for line in output.splitlines()]
-
-
-def assert_all_went_on(told):
-    for run in told:
-        assert run["killed"], run
-        assert run["partial"] == [], run
-        assert run["resumed"], run
-        assert run["same"], run
-    assert any(run["finished"] for run in told)
-
-
 def test_killed_at_any_moment_it_goes_on_to_the_same_bytes(shards, tmp_path):
-    told = told_of(start("moments", shards[0].parent, tmp_path / "out", SEED, MOMENTS))
+    told = results(start(SCRIPT, "moments", shards[0].parent, tmp_path / "out", SEED, MOMENTS))
     assert len(told) == 2 * MOMENTS
     assert_all_went_on(told)
 
 
 def test_killed_while_it_sends_to_s3_it_goes_on_to_the_same_bytes(shards, s3_server):
-    fsspec.filesystem("s3", **s3_options(s3_server)).mkdir("killed")
+    empty_bucket(s3_server, "killed")
     out = "s3://killed/out"
-    told = told_of(start("moments", shards[0].parent, out, SEED, MOMENTS // 4, s3_server))
+    told = results(start(SCRIPT, "moments", shards[0].parent, out, SEED, MOMENTS // 4, s3_server))
     assert len(told) == 2 * (MOMENTS // 4)
     assert_all_went_on(told)
 

@@ -7,36 +7,12 @@ import os
 import threading
 
 import dask.dataframe as dd
-import fsspec
 import pytest
-from fsspec.implementations.memory import MemoryFileSystem
 from witnesses import by_webdataset, contents
 
 import dask_image_ingest as dii
 from dask_image_ingest.errors import ExportError
-from dask_image_ingest.export import lock, remote_place, run, shard
-
-BUCKET = "exports"
-
-
-@pytest.fixture(params=["memory", "s3"])
-def remote(request, monkeypatch):
-    """A place to write to, the options for it, and its file system."""
-    if request.param == "memory":
-        fs = MemoryFileSystem()
-        fs.store.clear()
-        fs.pseudo_dirs[:] = [""]
-        return "memory://exports/out", {}, fs
-    options = {
-        "key": "key",
-        "secret": "secret",
-        "endpoint_url": request.getfixturevalue("s3_server"),
-    }
-    fs = fsspec.filesystem("s3", **options)
-    if fs.exists(BUCKET):
-        fs.rm(BUCKET, recursive=True)
-    fs.mkdir(BUCKET)
-    return f"s3://{BUCKET}/out", options, fs
+from dask_image_ingest.export import remote_place, run, shard
 
 
 @pytest.fixture
@@ -61,12 +37,6 @@ def files(remote) -> dict[str, bytes]:
         for name in fs.find(root)
         if not name.endswith("_plan.json")
     }
-
-
-@pytest.fixture
-def quick(monkeypatch):
-    """Records are renewed and watched in no time."""
-    monkeypatch.setattr(lock, "_RENEWED_EVERY", 0.05)
 
 
 @pytest.mark.parametrize("shuffle", [None, 1])

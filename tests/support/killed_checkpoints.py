@@ -18,7 +18,8 @@ import sys
 from typing import Any
 
 import numpy as np
-from killed_exports import Place, dying_at, in_a_child, s3_options
+from killed_exports import Place, dying_at, in_a_child
+from s3 import s3_options
 
 import dask_image_ingest as dii
 from dask_image_ingest.export import lock

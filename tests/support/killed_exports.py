@@ -24,6 +24,7 @@ from typing import Any
 import dask
 import fsspec
 from distributed import Client, LocalCluster
+from s3 import s3_options
 
 import dask_image_ingest as dii
 from dask_image_ingest.export import lock
@@ -31,12 +32,6 @@ from dask_image_ingest.export import lock
 # What an export calls to change what is on a disk, or on a server.
 LOCAL = ("pwritev", "replace", "link", "unlink", "fsync", "truncate", "rmdir", "mkdir")
 REMOTE = ("_put_file", "_pipe_file", "_rm", "_cp_file")
-
-
-def s3_options(endpoint: str | None) -> dict[str, Any]:
-    if not endpoint:
-        return {}
-    return {"key": "key", "secret": "secret", "endpoint_url": endpoint}
 
 
 def export(folder: str, out: str, endpoint: str | None = None, **options) -> None:

@@ -2,37 +2,13 @@
 
 from __future__ import annotations
 
-import fsspec
 import numpy as np
 import pytest
-from fsspec.implementations.memory import MemoryFileSystem
 from query_answers import answer
 
 import dask_image_ingest as dii
 from dask_image_ingest.errors import ExportError
 from dask_image_ingest.export import lock, remote_place
-
-BUCKET = "stored"
-
-
-@pytest.fixture(params=["memory", "s3"])
-def remote(request):
-    """A place to write to, the options for it, and its file system."""
-    if request.param == "memory":
-        fs = MemoryFileSystem()
-        fs.store.clear()
-        fs.pseudo_dirs[:] = [""]
-        return f"memory://{BUCKET}/out", {}, fs
-    options = {
-        "key": "key",
-        "secret": "secret",
-        "endpoint_url": request.getfixturevalue("s3_server"),
-    }
-    fs = fsspec.filesystem("s3", **options)
-    if fs.exists(BUCKET):
-        fs.rm(BUCKET, recursive=True)
-    fs.mkdir(BUCKET)
-    return f"s3://{BUCKET}/out", options, fs
 
 
 @pytest.fixture
@@ -55,12 +31,6 @@ def files(remote) -> dict[str, bytes]:
     fs = remote[2]
     fs.invalidate_cache()
     return {name: fs.cat_file(name) for name in fs.find(remote[0].partition("://")[2])}
-
-
-@pytest.fixture
-def quick(monkeypatch):
-    """Records are renewed and watched in no time."""
-    monkeypatch.setattr(lock, "_RENEWED_EVERY", 0.05)
 
 
 def test_what_is_missing_there_is_computed_and_nothing_else(frame, remote):
