@@ -229,11 +229,12 @@ _RAISE_FOR_NO_ROW = (
 def row_by_row(predicate: dx.Expr, frame: dx.Expr) -> bool:
     """Whether a predicate can be asked of more rows of ``frame`` than there are in the end.
 
-    What it says of a row must depend on that row alone, and it must not raise for the others.
+    What it says of a row must depend on that row alone, and it must not raise for the others. A
+    mask of another frame may say nothing of them.
     """
     if predicate._name == frame._name:
         return True
-    if all(node._name != frame._name for node in predicate.walk()):
+    if predicate.ndim == 0 and all(node._name != frame._name for node in predicate.walk()):
         return True
     return isinstance(predicate, _RAISE_FOR_NO_ROW) and all(
         row_by_row(part, frame) for part in predicate.dependencies()

@@ -138,12 +138,23 @@ def test_what_adds_up_rows_sees_those_that_are_left_after_bad_images_are_dropped
     assert eager.width.mean() != table.compute().width.mean()
 
 
+# pandas says so of a mask that has more rows than the frame.
+@pytest.mark.filterwarnings("ignore:Boolean Series key will be reindexed:UserWarning")
 def test_a_mask_of_the_frame_before_works_after_bad_images_are_dropped(table):
     kept = dii.decode_images(table[table.width > 100], max_pixels=30_000, errors="drop")
     frame = kept[table.cls == 1].compute()
     assert len(frame)
     assert (frame.cls == 1).all()
     assert (frame.width > 100).all()
+
+
+def test_a_mask_with_no_rows_for_the_dropped_ones_works(shards):
+    options = {"max_pixels": 30_000, "errors": "drop"}
+    lazy = dii.read_webdataset_images(shards, backend="pandas", max_pixels=30_000)
+    decoded = lazy[lazy["image"].notnull()]
+    got = dii.decode_images(lazy, **options)[decoded["__key__"].notnull()].compute()
+    assert got["__key__"].tolist() == decoded["__key__"].compute().tolist()
+    assert 0 < len(got) < 24
 
 
 def test_a_predicate_is_not_asked_of_rows_that_are_dropped_where_it_may_raise(table):

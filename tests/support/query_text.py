@@ -85,6 +85,10 @@ class Query:
             return False
         if any(_is_joined_unaligned(self.plain[each].expr) for each in made):
             return False
+        if any(_has_filtered_mask(self.plain[each].expr) for each in made):
+            return False
+        if any(_moves_columns(self.plain[each]) for each in made):
+            return False
         self.lines.append(line)
         try:
             exec(line, self.lazy)
@@ -211,6 +215,24 @@ def _is_joined_unaligned(expr: Any) -> bool:
     """
     filters = [node for node in expr.walk() if isinstance(node, (Filter, FilterAlign))]
     return len(filters) > 1 and any(isinstance(node, FilterAlign) for node in filters)
+
+
+def _has_filtered_mask(expr: Any) -> bool:
+    """Whether a mask is a filtered series, which dask gives for the frame that it should filter.
+
+    Dask 2026.8 does so of frames in memory too: ``d[d.flag[d.text == "a"]]`` is a series there.
+    """
+    kinds = (Filter, FilterAlign)
+    masks = [node.predicate for node in expr.walk() if isinstance(node, kinds)]
+    return any(isinstance(mask, kinds) for mask in masks)
+
+
+def _moves_columns(made: Any) -> bool:
+    """Whether dask's optimiser gives the columns another order.
+
+    Dask 2026.8 does so of frames in memory: ``d.assign(a=..).assign(b=..).assign(a=..)``.
+    """
+    return made.ndim == 2 and list(made.optimize(fuse=False).columns) != list(made.columns)
 
 
 def _outline(made: Any) -> Any:
