@@ -233,7 +233,7 @@ def draw(figures: dict[str, Figures]) -> bool:
     plot, axes = pyplot.subplots(figsize=(9, 0.45 * len(ranked) + 1), layout="constrained")
     labels = [ROWS[name].name.replace("*", "").replace("`", "") for name in ranked]
     axes.barh(labels, middles, color=colours, xerr=spread, ecolor="#404040", capsize=2)
-    axes.set_xlabel(f"images per second on {CORES} cores: median, slowest and fastest run")
+    axes.set_xlabel(f"images/s, {CORES} cores: median, slowest, fastest")
     axes.spines[["top", "right"]].set_visible(False)
     plot.savefig(DOCS / "benchmarks.png", dpi=120)
     return True
