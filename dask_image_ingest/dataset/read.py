@@ -6,6 +6,7 @@ import hashlib
 import os
 import warnings
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from typing import Any, Literal
 
 from dask.base import tokenize
@@ -27,6 +28,12 @@ from dask_image_ingest.dataset.schema import (
     Schema,
     make_schema,
     parse_image_extensions,
+)
+from dask_image_ingest.dataset.sidecar_schema import (
+    SidecarChoice,
+    check_sidecar,
+    sidecar_columns,
+    with_sidecars,
 )
 from dask_image_ingest.dataset.splits import parse_partition_size, split_shards
 from dask_image_ingest.decode import MAX_PIXELS, make_decoding, require_simplejpeg
@@ -59,6 +66,7 @@ def read_webdataset_images(
     partition_size: int | str | None = "auto",
     max_pixels: int | None = MAX_PIXELS,
     scaled_decode: bool = False,
+    sidecar: SidecarChoice = None,
     storage_options: dict[str, Any] | None = None,
 ) -> Any:
     """Read WebDataset tar shards of images as a lazy Dask dataframe.
@@ -164,6 +172,7 @@ def read_webdataset_images(
         warnings.warn(_NO_GPU_HERE, stacklevel=2)
     check_choice("errors", errors, ("null", "raise", "drop"))
     check_choice("shard_errors", shard_errors, ("raise", "skip"))
+    check_sidecar(sidecar)
     check_storage_options(storage_options)
     decoding = make_decoding(
         device=backend_.device,
@@ -184,8 +193,10 @@ def read_webdataset_images(
         shard_errors=shard_errors,
         backend=backend_.name,
         storage_options=storage_options,
+        needs_sidecars=sidecar == "parquet",
     )
     shards = find_shards(paths, storage_options)
+    shards = with_sidecars(shards, sidecar, storage_options)
     with open_first(shards, storage_options, shard_errors == "skip") as first:
         schema = make_schema(
             first.index,
@@ -194,11 +205,14 @@ def read_webdataset_images(
             components=components,
             json_fields=json_fields,
         )
+        beside = sidecar_columns(shards, schema.types, storage_options)
+        schema = replace(schema, sidecar=beside)
         selected = _columns(columns, schema)
         filters_ = normalize_filters(filters, schema.types)
         first.warn_of_unknown(schema, options.image_extensions)
         splits = split_shards(shards, first, options, largest)
-    token = tokenize(_fingerprint(shards), str(schema.components), options, largest)
+    told = str((schema.components, schema.sidecar))
+    token = tokenize(_fingerprint(shards), told, options, largest)
     dataset = Dataset(splits, tuple(shards), schema, options, token)
     return new_collection(ReadWebDataset(dataset, selected, filters_))
 
@@ -216,5 +230,6 @@ def _columns(columns: Sequence[str] | None, schema: Schema) -> list[str] | None:
 def _fingerprint(shards: Sequence[Shard]) -> str:
     digest = hashlib.blake2b(digest_size=16)
     for shard in shards:
-        digest.update(f"{shard.url}\0{shard.size}\0{shard.version}\n".encode())
+        for file in filter(None, (shard, shard.sidecar)):
+            digest.update(f"{file.url}\0{file.size}\0{file.version}\n".encode())
     return digest.hexdigest()

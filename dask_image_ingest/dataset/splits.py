@@ -22,11 +22,15 @@ __all__ = ["ShardSplit", "parse_partition_size", "split_shards"]
 
 @dataclass(frozen=True, slots=True)
 class ShardSplit:
-    """The samples of one partition: the ``part``-th of ``parts`` equal parts of a shard."""
+    """The samples of one partition: the ``part``-th of ``parts`` equal parts of a shard.
+
+    ``sidecar`` is the URL of the file beside the shard that has columns for them.
+    """
 
     url: str
     part: int = 0
     parts: int = 1
+    sidecar: str | None = None
 
     def rows(self, samples: int) -> range:
         """Which of a shard's samples these are."""
@@ -69,7 +73,7 @@ def split_shards(
     """
     decoded = 0 if largest is None else first.decoded_bytes(options)
     if largest is None or not decoded or first.shard.size <= 0:
-        return tuple(ShardSplit(shard.url) for shard in shards)
+        return tuple(_split(shard) for shard in shards)
     images = first.images(options.image_extensions)
     splits: list[ShardSplit] = []
     for shard in shards:
@@ -77,8 +81,12 @@ def split_shards(
         size = shard.size if shard.size >= 0 else first.shard.size
         parts = _ceil_divide(decoded * size, first.shard.size * largest)
         parts = min(parts, _ceil_divide(images * size, first.shard.size)) or 1
-        splits.extend(ShardSplit(shard.url, part, parts) for part in range(parts))
+        splits.extend(_split(shard, part, parts) for part in range(parts))
     return tuple(splits)
+
+
+def _split(shard: Shard, part: int = 0, parts: int = 1) -> ShardSplit:
+    return ShardSplit(shard.url, part, parts, shard.sidecar_url)
 
 
 def _ceil_divide(whole: int, share: int) -> int:

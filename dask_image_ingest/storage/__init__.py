@@ -5,6 +5,7 @@ of them its bytes, decompressed.
 """
 
 from dask_image_ingest.storage.announce import announce, is_fetched
+from dask_image_ingest.storage.beside import find_beside
 from dask_image_ingest.storage.file_system import FileSystem, file_system
 from dask_image_ingest.storage.lazy_bytes import LazyBytes
 from dask_image_ingest.storage.open import open_shard
@@ -18,6 +19,7 @@ __all__ = [
     "Shard",
     "announce",
     "file_system",
+    "find_beside",
     "find_shards",
     "is_fetched",
     "local_path",

@@ -10,9 +10,9 @@ from dask_image_ingest.storage.file_system import FileSystem, file_system
 from dask_image_ingest.storage.patterns import glob_root, is_glob, is_meant, is_shard_below
 from dask_image_ingest.storage.remote import asked, version_of
 from dask_image_ingest.storage.shard import Shard
-from dask_image_ingest.storage.url import split_url
+from dask_image_ingest.storage.url import is_web, split_url
 
-__all__ = ["exists_remote", "find_remote"]
+__all__ = ["exists_remote", "find_files", "find_remote"]
 
 # A folder is listed if at least this many of its shards are wanted: it may hold millions more.
 _WORTH_A_LISTING = 8
@@ -47,15 +47,53 @@ def exists_remote(url: str, storage_options: dict[str, Any] | None) -> bool:
         return False  # not even a possible name
 
 
+def find_files(urls: list[str], storage_options: dict[str, Any] | None) -> dict[str, Shard | None]:
+    """Find files whose folders were listed just now for others, whose listings are used again."""
+    found: dict[str, Shard | None] = dict.fromkeys(urls)
+    by_folder: dict[str, list[str]] = defaultdict(list)
+    for url in urls:
+        head, path, tail = split_url(url)
+        by_folder[head + path.rpartition("/")[0] + tail].append(url)
+    for folder, members in by_folder.items():
+        fs, folder_path = file_system(folder, storage_options)
+        paths = _paths(folder_path, members)
+        if is_web(folder):
+            infos = _web_infos(fs, folder_path, folder, paths, members)
+        elif len(members) >= _WORTH_A_LISTING:
+            entries = _list(fs, folder_path, folder)
+            infos = [entries.get(path.strip("/")) for path in paths]
+        else:
+            infos = _infos(fs, paths, members)
+        for url, info in zip(members, infos, strict=True):
+            if info is not None and info["type"] != "directory":
+                found[url] = _shard(url, info)
+    return found
+
+
+def _web_infos(
+    fs: FileSystem, folder_path: str, folder: str, paths: list[str], urls: list[str]
+) -> list[Info | None]:
+    """What a web page tells of files, or where there is none, the first of them of all."""
+    if len(paths) < _WORTH_A_LISTING:
+        return _infos(fs, paths, urls)
+    try:
+        entries = _list(fs, f"{folder_path}/", folder)
+    except ShardError:
+        entries = {}
+    if any(path in entries for path in paths):
+        return [entries.get(path) for path in paths]
+    first = _info(fs, paths[0], urls[0])
+    return [first, *[first and {"type": "file"}] * (len(paths) - 1)]
+
+
 def _look_up(
     folder: str, urls: list[str], storage_options: dict[str, Any] | None
 ) -> dict[str, list[Shard]]:
     fs, folder_path = file_system(folder, storage_options)
     # What is known from an earlier call may be out of date by now.
     fs.invalidate_cache()
-    names = [split_url(url)[1].rpartition("/")[2] for url in urls]
-    paths = [f"{folder_path.rstrip('/')}/{name}" if folder_path else name for name in names]
-    if len(urls) >= _WORTH_A_LISTING and not folder.startswith("http"):
+    paths = _paths(folder_path, urls)
+    if len(urls) >= _WORTH_A_LISTING and not is_web(folder):
         entries = _list(fs, folder_path, folder)
         infos = [entries.get(path.strip("/")) for path in paths]
     else:
@@ -64,6 +102,12 @@ def _look_up(
         url: [] if info is None else _shards_of(url, info, storage_options)
         for url, info in zip(urls, infos, strict=True)
     }
+
+
+def _paths(folder_path: str, urls: list[str]) -> list[str]:
+    """What a file system calls the files at these URLs, which are in one folder."""
+    names = [split_url(url)[1].rpartition("/")[2] for url in urls]
+    return [f"{folder_path.rstrip('/')}/{name}" if folder_path else name for name in names]
 
 
 def _search(url: str, storage_options: dict[str, Any] | None) -> list[Shard]:
