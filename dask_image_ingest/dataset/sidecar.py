@@ -198,11 +198,15 @@ class Sidecar:
             count = int(self._sizes[np.asarray(groups, np.int64)].sum())
             return pa.chunked_array([pa.nulls(count, column.type)])
         values = file.read(column.name, groups)
-        return values if values.type == column.type else self._cast(values, column)
+        # Lists are of equal types whatever their items are called.
+        same = str(values.type) == str(column.type)
+        return values if same else self._cast(values, column)
 
     def _cast(self, values: pa.ChunkedArray, column: SidecarColumn) -> pa.ChunkedArray:
         try:
             cast = values.cast(column.type)
+            if pa.types.is_null(values.type):
+                return cast
             if plain_type(values.type) == column.type or _is_same(values, cast.cast(values.type)):
                 return cast
         except pa.ArrowException:
