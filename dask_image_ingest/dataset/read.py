@@ -39,7 +39,7 @@ from dask_image_ingest.dataset.splits import parse_partition_size, split_shards
 from dask_image_ingest.decode import MAX_PIXELS, make_decoding, require_simplejpeg
 from dask_image_ingest.errors import ArgumentError
 from dask_image_ingest.frames import choose_backend, get_backend, gpus
-from dask_image_ingest.storage import Shard, find_shards
+from dask_image_ingest.storage import Shard, find_shards, with_permission
 
 _NO_GPU_HERE = (
     "this process has no GPU: the collection is made for workers that have one. Columns can be "
@@ -67,6 +67,7 @@ def read_webdataset_images(
     max_pixels: int | None = MAX_PIXELS,
     scaled_decode: bool = False,
     sidecar: SidecarChoice = None,
+    allow_pipes: bool = False,
     storage_options: dict[str, Any] | None = None,
 ) -> Any:
     """Read WebDataset tar shards of images as a lazy Dask dataframe.
@@ -128,6 +129,16 @@ def read_webdataset_images(
         Decode a JPEG that is at least twice as large as ``size`` at a reduced scale: several times
         faster, at 30 to 50 dB PSNR to the full way. On the CPU, with resize ``"stretch"``,
         ``"crop"`` or ``"pad"``; needs the extra ``scaled``.
+    sidecar
+        ``"parquet"``: the columns of the parquet file beside each shard, ``00000.parquet`` of
+        ``00000.tar``, as img2dataset and :func:`to_webdataset` write them, for the samples whose
+        key is in its column ``key`` or ``__key__``; a shard without a file is an error. ``"auto"``:
+        where there are files; nulls elsewhere. See Notes.
+    allow_pipes
+        Whether paths may be commands: ``"pipe:curl -s https://host/{00..99}.tar"`` is run by the
+        shell, as webdataset does, once for each partition that is read; a partition is a whole
+        shard then, and the command's output is held in memory. Only for lists of paths that you
+        would run as programs.
     storage_options
         For the fsspec filesystem behind remote paths.
 
@@ -135,10 +146,10 @@ def read_webdataset_images(
     -------
     dask.dataframe.DataFrame
         Columns ``__key__``, ``__url__``, ``offset``, ``nbytes``, ``format``, ``height``, ``width``,
-        ``channels``, ``error``, the components, and ``image``: struct<data: large_binary,
-        height, width, channels: int32> (on cuDF, which has no type for bytes, data: list<uint8>),
-        null where there is an error. The index numbers the samples of each shard. See ``.images``
-        for the pixels.
+        ``channels``, ``error``, the components, the sidecar's columns, and ``image``: struct<data:
+        large_binary, height, width, channels: int32> (on cuDF, which has no type for bytes, data:
+        list<uint8>), null where there is an error. The index numbers the samples of each shard. See
+        ``.images`` for the pixels.
 
     Raises
     ------
@@ -148,7 +159,8 @@ def read_webdataset_images(
         If the first shard can't be read; with ``shard_errors="skip"``, if none can.
     ArgumentError
         For arguments that are unknown or contradict each other, columns that don't exist, filters
-        that can't be evaluated.
+        that can't be evaluated, sidecars that are missing or have no keys, commands that are not
+        allowed.
     MissingDependencyError
         If the backend's library is not installed.
 
@@ -157,6 +169,13 @@ def read_webdataset_images(
     Keys are webdataset's: the path up to the first dot of its last part. Members of a key that
     comes back later in a shard are joined to its sample, where webdataset makes two of them, unless
     the sample has such members already.
+
+    Of a sidecar, rows without a sample (downloads that have failed) are left out, and samples
+    without a row have nulls, with a warning. The first file there is tells columns and types; one
+    whose name another column has is called ``sidecar.<name>`` (of a file of ``to_webdataset``, the
+    columns that every collection has are left out). What a later file lacks is null, what only it
+    has is left out, and other types are cast where no value changes by that, else the shard is a
+    ``ShardError``. So is a key on two rows, once a column of that file is asked for.
 
     Examples
     --------
@@ -174,6 +193,7 @@ def read_webdataset_images(
     check_choice("shard_errors", shard_errors, ("raise", "skip"))
     check_sidecar(sidecar)
     check_storage_options(storage_options)
+    storage_options = with_permission(storage_options, allow_pipes)
     decoding = make_decoding(
         device=backend_.device,
         size=size,

@@ -15,7 +15,7 @@ from dask_image_ingest.dataset.first_shard import FirstShard
 from dask_image_ingest.dataset.options import ReadOptions
 from dask_image_ingest.errors import ArgumentError
 from dask_image_ingest.frames import Backend
-from dask_image_ingest.storage import Shard
+from dask_image_ingest.storage import Shard, is_pipe
 
 __all__ = ["ShardSplit", "parse_partition_size", "split_shards"]
 
@@ -77,6 +77,9 @@ def split_shards(
     images = first.images(options.image_extensions)
     splits: list[ShardSplit] = []
     for shard in shards:
+        if is_pipe(shard.url):
+            splits.append(_split(shard))  # or its command would run once for each part
+            continue
         # A server that doesn't tell a shard's size: taken to be as large as the first.
         size = shard.size if shard.size >= 0 else first.shard.size
         parts = _ceil_divide(decoded * size, first.shard.size * largest)

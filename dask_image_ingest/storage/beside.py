@@ -5,6 +5,7 @@ from typing import Any
 
 from dask_image_ingest.storage.local_listing import find_local_file
 from dask_image_ingest.storage.patterns import without_suffix
+from dask_image_ingest.storage.pipe import is_pipe
 from dask_image_ingest.storage.remote_listing import find_files
 from dask_image_ingest.storage.shard import Shard
 from dask_image_ingest.storage.url import local_path, split_url
@@ -28,6 +29,8 @@ def find_beside(
 
 
 def _beside(url: str, suffix: str) -> str | None:
+    if is_pipe(url):
+        return None
     head, path, tail = ("", url, "") if local_path(url) is not None else split_url(url)
     stem = without_suffix(path)
     return None if stem is None else f"{head}{stem}{suffix}{tail}"

@@ -8,6 +8,7 @@ import fsspec
 from fsspec.core import url_to_fs
 
 from dask_image_ingest.errors import ArgumentError, MissingDependencyError, ShardError
+from dask_image_ingest.storage.pipe import without_permission
 
 __all__ = ["FileSystem", "file_system"]
 
@@ -31,7 +32,7 @@ _EXTRAS = {
 def file_system(url: str, storage_options: dict[str, Any] | None) -> tuple[FileSystem, str]:
     """Find the file system of a remote shard, and the shard's path there."""
     try:
-        return url_to_fs(url, **(storage_options or {}))
+        return url_to_fs(url, **without_permission(storage_options))
     except ImportError as error:
         extra = _EXTRAS.get(url.partition("://")[0].rpartition("::")[2])
         install = (
