@@ -7,6 +7,7 @@ from typing import Any
 
 import pyarrow as pa
 
+from dask_image_ingest.storage.cached import cached_copy
 from dask_image_ingest.storage.lazy_bytes import LazyBytes
 from dask_image_ingest.storage.local import LocalBytes
 from dask_image_ingest.storage.pipe import is_pipe, run_pipe
@@ -42,7 +43,7 @@ def open_shard(url: str, storage_options: dict[str, Any] | None = None) -> Itera
     if is_pipe(url):
         yield _decompress(run_pipe(url, storage_options))
         return
-    path = local_path(url)
+    path = local_path(url) or cached_copy(url, storage_options)
     if path is None:
         with open_remote(url, storage_options) as fetched:
             yield _decompress(fetched)

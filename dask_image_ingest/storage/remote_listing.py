@@ -6,7 +6,7 @@ from datetime import datetime
 from typing import Any
 
 from dask_image_ingest.errors import ShardError, ShardNotFoundError
-from dask_image_ingest.storage.file_system import FileSystem, file_system
+from dask_image_ingest.storage.file_system import FileSystem, file_system, uncached
 from dask_image_ingest.storage.patterns import glob_root, is_glob, is_meant, is_shard_below
 from dask_image_ingest.storage.remote import asked, version_of
 from dask_image_ingest.storage.shard import Shard
@@ -40,7 +40,7 @@ def find_remote(urls: list[str], storage_options: dict[str, Any] | None) -> dict
 
 def exists_remote(url: str, storage_options: dict[str, Any] | None) -> bool:
     """Tell whether there is something of this very name, wildcards and braces taken literally."""
-    fs, path = file_system(url, storage_options)
+    fs, path = _behind_caches(url, storage_options)
     try:
         return _info(fs, path, url) is not None
     except ShardError:
@@ -55,7 +55,7 @@ def find_files(urls: list[str], storage_options: dict[str, Any] | None) -> dict[
         head, path, tail = split_url(url)
         by_folder[head + path.rpartition("/")[0] + tail].append(url)
     for folder, members in by_folder.items():
-        fs, folder_path = file_system(folder, storage_options)
+        fs, folder_path = _behind_caches(folder, storage_options)
         paths = _paths(folder_path, members)
         if is_web(folder):
             infos = _web_infos(fs, folder_path, folder, paths, members)
@@ -89,7 +89,7 @@ def _web_infos(
 def _look_up(
     folder: str, urls: list[str], storage_options: dict[str, Any] | None
 ) -> dict[str, list[Shard]]:
-    fs, folder_path = file_system(folder, storage_options)
+    fs, folder_path = _behind_caches(folder, storage_options)
     # What is known from an earlier call may be out of date by now.
     fs.invalidate_cache()
     paths = _paths(folder_path, urls)
@@ -115,7 +115,7 @@ def _search(url: str, storage_options: dict[str, Any] | None) -> list[Shard]:
     head, path, tail = split_url(url)
     folder = path.endswith("/")
     root = path.rstrip("/") if folder else glob_root(path)
-    fs, fs_root = file_system(head + root + tail, storage_options)
+    fs, fs_root = _behind_caches(head + root + tail, storage_options)
     fs.invalidate_cache()
     try:
         if folder:
@@ -144,6 +144,12 @@ def _search(url: str, storage_options: dict[str, Any] | None) -> list[Shard]:
     bare = {found: name for found, name in files.items() if entries[name].get("size") is None}
     entries.update(zip(bare.values(), _infos(fs, list(bare.values()), list(bare)), strict=True))
     return shards + [_shard(found, entries[name]) for found, name in files.items()]
+
+
+def _behind_caches(url: str, storage_options: dict[str, Any] | None) -> tuple[FileSystem, str]:
+    """The file system that knows what there is."""
+    fs, path = file_system(url, storage_options)
+    return uncached(fs), path
 
 
 def _list(fs: FileSystem, folder_path: str, folder: str) -> dict[str, Info]:
