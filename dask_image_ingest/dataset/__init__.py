@@ -25,6 +25,7 @@ from dask_image_ingest.dataset.partition import NoPixels
 from dask_image_ingest.dataset.pointers import POINTER
 from dask_image_ingest.dataset.read import read_webdataset_images
 from dask_image_ingest.dataset.schema import IMAGE_EXTENSIONS, image_member, parse_image_extensions
+from dask_image_ingest.dataset.sidecar_schema import with_sidecars
 from dask_image_ingest.dataset.warning import warn_user
 
 __all__ = [
@@ -51,4 +52,5 @@ __all__ = [
     "parse_image_extensions",
     "read_webdataset_images",
     "warn_user",
+    "with_sidecars",
 ]

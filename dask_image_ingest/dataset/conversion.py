@@ -16,7 +16,7 @@ from dask_image_ingest.arguments import shown
 from dask_image_ingest.errors import ArgumentError
 from dask_image_ingest.frames import is_text, parse_type
 
-__all__ = ["arrow_type", "convert", "parse_json"]
+__all__ = ["arrow_type", "convert", "is_supported", "parse_json"]
 
 # What Python and Arrow raise for values that don't fit.
 _MISFIT = (
@@ -42,7 +42,7 @@ def arrow_type(argument: str, type_: Any) -> pa.DataType:
     """
     try:
         found = parse_type(type_)
-        if _is_supported(found):
+        if is_supported(found):
             return found
     except _MISFIT:
         pass
@@ -111,11 +111,12 @@ def _read(
     return values, misfits
 
 
-def _is_supported(type_: pa.DataType) -> bool:
+def is_supported(type_: pa.DataType) -> bool:
+    """Whether a column can be of this type."""
     if pa.types.is_list(type_) or pa.types.is_large_list(type_):
-        return _is_supported(type_.value_type)
+        return is_supported(type_.value_type)
     if pa.types.is_struct(type_):
-        return type_.num_fields > 0 and all(_is_supported(field.type) for field in type_)
+        return type_.num_fields > 0 and all(is_supported(field.type) for field in type_)
     if pa.types.is_temporal(type_) and not pa.types.is_interval(type_):
         pa.scalar(0, type_).as_py()  # a time zone may be none
         return True

@@ -120,6 +120,7 @@ class ReadWebDataset(dx.PartitionsFiltered, BlockwiseIO):
             computed=tuple(each.evaluated for each in computed),
             limit=self.operand("limit"),
             components=dataset.schema.select(used),
+            sidecar=dataset.schema.select_sidecar(used),
             known_extensions=known,
         )
 

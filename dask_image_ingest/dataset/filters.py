@@ -7,7 +7,7 @@ operators come from the optimiser alone: ``is null``, ``not null``, ``not <`` an
 from __future__ import annotations
 
 import functools
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -95,6 +95,12 @@ def without(filters: Filters | None, column: str) -> Filters | None:
     Every row that passes ``filters`` passes this one too.
     """
     weaker = tuple(tuple(p for p in conj if p[0] != column) for conj in filters or ())
+    return weaker if weaker and all(weaker) else None
+
+
+def only(filters: Filters | None, columns: Collection[str]) -> Filters | None:
+    """A weaker filter that looks at these columns alone; None when nothing is left of it."""
+    weaker = tuple(tuple(p for p in conj if p[0] in columns) for conj in filters or ())
     return weaker if weaker and all(weaker) else None
 
 

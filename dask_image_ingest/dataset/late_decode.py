@@ -31,6 +31,7 @@ from dask_image_ingest.decode import (
 )
 from dask_image_ingest.errors import ArgumentError, ImageDecodeError
 from dask_image_ingest.frames import backend_of
+from dask_image_ingest.storage import with_permission
 
 _MADE = frozenset({"image", "error"})
 
@@ -44,6 +45,7 @@ def decode_images(
     mode: Literal["RGB", "L"] = "RGB",
     errors: ErrorPolicy = "null",
     max_pixels: int | None = MAX_PIXELS,
+    allow_pipes: bool = False,
     storage_options: dict[str, Any] | None = None,
 ) -> Any:
     """Add pixels to a frame whose rows still point to their encoded images.
@@ -57,7 +59,7 @@ def decode_images(
     frame
         A dask, pandas or cuDF dataframe with the columns ``__url__``, ``offset`` and ``nbytes`` of
         :func:`read_webdataset_images`.
-    size, resize, transform, mode, errors, max_pixels, storage_options
+    size, resize, transform, mode, errors, max_pixels, allow_pipes, storage_options
         As for :func:`read_webdataset_images`.
 
     Returns
@@ -94,6 +96,7 @@ def decode_images(
     _pointers(meta.iloc[:0])
     check_choice("errors", errors, ("null", "raise", "drop"))
     check_storage_options(storage_options)
+    storage_options = with_permission(storage_options, allow_pipes)
     decoding = make_decoding(
         device=backend_of(meta).device,
         size=size,

@@ -14,6 +14,7 @@ from dask_image_ingest.dataset.conversion import convert
 from dask_image_ingest.dataset.filters import Filters, columns_of, matching
 from dask_image_ingest.dataset.options import ReadOptions
 from dask_image_ingest.dataset.schema import POINTER_COLUMNS, Component, image_member
+from dask_image_ingest.dataset.sidecar import Sidecar
 from dask_image_ingest.dataset.warning import warn_user
 from dask_image_ingest.decode import Header, Origin, read_header
 from dask_image_ingest.storage import LazyBytes, announce
@@ -31,7 +32,7 @@ from dask_image_ingest.tar import (
 )
 
 # The properties of SampleRows that are computed once, and keep their values when rows are taken.
-_CACHED = frozenset({"samples", "spans", "headers"})
+_CACHED = frozenset({"samples", "spans", "headers", "_sidecar_rows"})
 
 _MISSING = Header(None, None, None, None, "missing: the sample has no image member", True)
 _LARGEST_INT64 = 2**63 - 1
@@ -52,6 +53,7 @@ class SampleRows:
         index: TarIndex,
         options: ReadOptions,
         components: Sequence[Component] = (),
+        sidecar: Sidecar | None = None,
     ) -> None:
         self.url = url
         self.numbers = np.arange(len(index.samples))
@@ -60,6 +62,7 @@ class SampleRows:
         self._image_extensions = options.image_extensions
         self._max_pixels = options.decoding.max_pixels
         self._components = {component.column: component for component in components}
+        self._sidecar = sidecar
 
     def __len__(self) -> int:
         return len(self.numbers)
@@ -110,7 +113,11 @@ class SampleRows:
         """The rows for which ``filters`` hold, judged by their metadata."""
         if not filters:
             return self
-        return self.take(matching(self.table(sorted(columns_of(filters))), filters))
+        rows = self
+        if self._sidecar is not None:
+            kept = self._sidecar.keep(filters, lambda: self._sidecar_rows)
+            rows = rows if kept is None else rows.take(kept)
+        return rows.take(matching(rows.table(sorted(columns_of(filters))), filters))
 
     def take(self, rows: np.ndarray | range) -> SampleRows:
         """The given rows, by position."""
@@ -146,7 +153,15 @@ class SampleRows:
         if name in _HEADER_COLUMNS:
             position = Header._fields.index(name)
             return pa.array([header[position] for header in self.headers], POINTER_COLUMNS[name])
+        if self._sidecar is not None and name in self._sidecar:
+            return self._sidecar.column(name, self._sidecar_rows)
         return self._component(self._components[name])
+
+    @cached_property
+    def _sidecar_rows(self) -> list[int]:
+        if self._sidecar is None or not len(self):
+            return []
+        return self._sidecar.rows([sample.key for sample in self.samples])
 
     def _offset(self, sample: Sample, span: Span | None) -> int | None:
         # No range of bytes in the shard is the content of a sparse member, or of which of two.

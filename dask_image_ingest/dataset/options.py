@@ -30,6 +30,8 @@ class ReadOptions:
         The name of the dataframe library.
     storage_options
         For the file system of remote shards.
+    needs_sidecars
+        Whether a shard without the file beside it that it had is an error.
     """
 
     image_extensions: tuple[str, ...]
@@ -38,6 +40,7 @@ class ReadOptions:
     shard_errors: ShardErrorPolicy = "raise"
     backend: BackendName = "pandas"
     storage_options: dict[str, Any] | None = None
+    needs_sidecars: bool = False
 
     def get_backend(self) -> Backend:
         """The backend, which imports its library."""

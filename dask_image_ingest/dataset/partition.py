@@ -13,6 +13,7 @@ from dask_image_ingest.dataset import filters as dnf
 from dask_image_ingest.dataset.computed import EvaluatedFilter
 from dask_image_ingest.dataset.metadata import SampleRows
 from dask_image_ingest.dataset.query import Query
+from dask_image_ingest.dataset.sidecar import Sidecar, open_sidecar
 from dask_image_ingest.dataset.splits import ShardSplit
 from dask_image_ingest.dataset.warning import (
     logger,
@@ -54,16 +55,32 @@ def read_partition(split: ShardSplit, query: Query) -> Any:
             raise
         if not split.part:
             warn_of_skipped(error)
-        empty = SampleRows(split.url, b"", TarIndex(), query.options, query.components)
+        return _no_rows(split, query)
+
+
+def _no_rows(split: ShardSplit, query: Query) -> Any:
+    nothing = open_sidecar(None, query.sidecar, None, False)
+    with nothing as sidecar:
+        empty = SampleRows(split.url, b"", TarIndex(), query.options, query.components, sidecar)
         return _frame(empty, _decode(split, empty, query), query)
 
 
 def _read(split: ShardSplit, query: Query) -> Any:
+    options = query.options
+    with open_sidecar(
+        split.sidecar, query.sidecar, options.storage_options, options.needs_sidecars
+    ) as sidecar:
+        if not sidecar.may_have(query.filters_before_decode):
+            return _no_rows(split, query)
+        return _read_shard(split, query, sidecar)
+
+
+def _read_shard(split: ShardSplit, query: Query, sidecar: Sidecar) -> Any:
     with open_shard(split.url, query.options.storage_options) as content:
         index = index_tar(content, split.url)
         if not split.part:  # once for a shard, not once for each part of it
             _warn(split.url, index, query)
-        rows = SampleRows(split.url, content, index, query.options, query.components)
+        rows = SampleRows(split.url, content, index, query.options, query.components, sidecar)
         rows = rows.take(split.rows(len(index.samples))).keep(query.filters_before_decode)
         rows, query = _keep_computed(rows, query)
         if not query.must_decode:

@@ -10,7 +10,7 @@ import pyarrow.compute as pc
 
 from dask_image_ingest.decode import Header
 from dask_image_ingest.errors import ArgumentError
-from dask_image_ingest.storage import LazyBytes, announce, local_path, open_shard
+from dask_image_ingest.storage import LazyBytes, announce, is_pipe, local_path, open_shard
 from dask_image_ingest.tar import (
     Sample,
     duplicate_error,
@@ -85,7 +85,8 @@ def read_encoded(
                 for row in set(rows).difference(placed):
                     encoded[row] = members.find(keys[row], sizes[row])
 
-    remote = any(local_path(url) is None for url in by_shard)
+    # A command's output is in memory as a whole, and that of one at a time is enough.
+    remote = any(local_path(url) is None and not is_pipe(url) for url in by_shard)
     with ThreadPoolExecutor(_REMOTE_AT_ONCE if remote else 1) as threads:
         # One after the other where they are at hand: they would wait for the same disk.
         list((threads.map if remote else map)(read, by_shard.keys(), by_shard.values()))

@@ -8,7 +8,7 @@ from dask_image_ingest.dataset import filters as dnf
 from dask_image_ingest.dataset.computed import EvaluatedFilter
 from dask_image_ingest.dataset.filters import Filters
 from dask_image_ingest.dataset.options import ReadOptions
-from dask_image_ingest.dataset.schema import Component
+from dask_image_ingest.dataset.schema import Component, SidecarColumn
 
 __all__ = ["Query"]
 
@@ -27,6 +27,8 @@ class Query:
         Which rows to keep, and how many of them at most.
     components
         The components that the columns or the filters need.
+    sidecar
+        The columns of the files beside the shards that these need.
     known_extensions
         Extensions of which no warning is given; None where none is given of any.
     """
@@ -37,6 +39,7 @@ class Query:
     computed: tuple[EvaluatedFilter, ...]
     limit: int | None
     components: tuple[Component, ...]
+    sidecar: tuple[SidecarColumn, ...]
     known_extensions: frozenset[str] | None
 
     @property

@@ -6,6 +6,7 @@ import hashlib
 import os
 import warnings
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from typing import Any, Literal
 
 from dask.base import tokenize
@@ -28,11 +29,17 @@ from dask_image_ingest.dataset.schema import (
     make_schema,
     parse_image_extensions,
 )
+from dask_image_ingest.dataset.sidecar_schema import (
+    SidecarChoice,
+    check_sidecar,
+    sidecar_columns,
+    with_sidecars,
+)
 from dask_image_ingest.dataset.splits import parse_partition_size, split_shards
 from dask_image_ingest.decode import MAX_PIXELS, make_decoding, require_simplejpeg
 from dask_image_ingest.errors import ArgumentError
 from dask_image_ingest.frames import choose_backend, get_backend, gpus
-from dask_image_ingest.storage import Shard, find_shards
+from dask_image_ingest.storage import Shard, find_shards, with_permission
 
 _NO_GPU_HERE = (
     "this process has no GPU: the collection is made for workers that have one. Columns can be "
@@ -59,6 +66,8 @@ def read_webdataset_images(
     partition_size: int | str | None = "auto",
     max_pixels: int | None = MAX_PIXELS,
     scaled_decode: bool = False,
+    sidecar: SidecarChoice = None,
+    allow_pipes: bool = False,
     storage_options: dict[str, Any] | None = None,
 ) -> Any:
     """Read WebDataset tar shards of images as a lazy Dask dataframe.
@@ -120,6 +129,16 @@ def read_webdataset_images(
         Decode a JPEG that is at least twice as large as ``size`` at a reduced scale: several times
         faster, at 30 to 50 dB PSNR to the full way. On the CPU, with resize ``"stretch"``,
         ``"crop"`` or ``"pad"``; needs the extra ``scaled``.
+    sidecar
+        ``"parquet"``: the columns of the parquet file beside each shard, ``00000.parquet`` of
+        ``00000.tar``, as img2dataset and :func:`to_webdataset` write them, for the samples whose
+        key is in its column ``key`` or ``__key__``; a shard without a file is an error. ``"auto"``:
+        where there are files; nulls elsewhere. See Notes.
+    allow_pipes
+        Whether paths may be commands: ``"pipe:curl -s https://host/{00..99}.tar"`` is run by the
+        shell, as webdataset does, once for each partition that is read; a partition is a whole
+        shard then, and the command's output is held in memory. Only for lists of paths that you
+        would run as programs.
     storage_options
         For the fsspec filesystem behind remote paths.
 
@@ -127,10 +146,10 @@ def read_webdataset_images(
     -------
     dask.dataframe.DataFrame
         Columns ``__key__``, ``__url__``, ``offset``, ``nbytes``, ``format``, ``height``, ``width``,
-        ``channels``, ``error``, the components, and ``image``: struct<data: large_binary,
-        height, width, channels: int32> (on cuDF, which has no type for bytes, data: list<uint8>),
-        null where there is an error. The index numbers the samples of each shard. See ``.images``
-        for the pixels.
+        ``channels``, ``error``, the components, the sidecar's columns, and ``image``: struct<data:
+        large_binary, height, width, channels: int32> (on cuDF, which has no type for bytes, data:
+        list<uint8>), null where there is an error. The index numbers the samples of each shard. See
+        ``.images`` for the pixels.
 
     Raises
     ------
@@ -140,7 +159,8 @@ def read_webdataset_images(
         If the first shard can't be read; with ``shard_errors="skip"``, if none can.
     ArgumentError
         For arguments that are unknown or contradict each other, columns that don't exist, filters
-        that can't be evaluated.
+        that can't be evaluated, sidecars that are missing or have no keys, commands that are not
+        allowed.
     MissingDependencyError
         If the backend's library is not installed.
 
@@ -149,6 +169,13 @@ def read_webdataset_images(
     Keys are webdataset's: the path up to the first dot of its last part. Members of a key that
     comes back later in a shard are joined to its sample, where webdataset makes two of them, unless
     the sample has such members already.
+
+    Of a sidecar, rows without a sample (downloads that have failed) are left out, and samples
+    without a row have nulls, with a warning. The first file there is tells columns and types; one
+    whose name another column has is called ``sidecar.<name>`` (of a file of ``to_webdataset``, the
+    columns that every collection has are left out). What a later file lacks is null, what only it
+    has is left out, and other types are cast where no value changes by that, else the shard is a
+    ``ShardError``. So is a key on two rows, once a column of that file is asked for.
 
     Examples
     --------
@@ -164,7 +191,9 @@ def read_webdataset_images(
         warnings.warn(_NO_GPU_HERE, stacklevel=2)
     check_choice("errors", errors, ("null", "raise", "drop"))
     check_choice("shard_errors", shard_errors, ("raise", "skip"))
+    check_sidecar(sidecar)
     check_storage_options(storage_options)
+    storage_options = with_permission(storage_options, allow_pipes)
     decoding = make_decoding(
         device=backend_.device,
         size=size,
@@ -184,8 +213,10 @@ def read_webdataset_images(
         shard_errors=shard_errors,
         backend=backend_.name,
         storage_options=storage_options,
+        needs_sidecars=sidecar == "parquet",
     )
     shards = find_shards(paths, storage_options)
+    shards = with_sidecars(shards, sidecar, storage_options)
     with open_first(shards, storage_options, shard_errors == "skip") as first:
         schema = make_schema(
             first.index,
@@ -194,11 +225,14 @@ def read_webdataset_images(
             components=components,
             json_fields=json_fields,
         )
+        beside = sidecar_columns(shards, schema.types, storage_options)
+        schema = replace(schema, sidecar=beside)
         selected = _columns(columns, schema)
         filters_ = normalize_filters(filters, schema.types)
         first.warn_of_unknown(schema, options.image_extensions)
         splits = split_shards(shards, first, options, largest)
-    token = tokenize(_fingerprint(shards), str(schema.components), options, largest)
+    told = str((schema.components, schema.sidecar))
+    token = tokenize(_fingerprint(shards), told, options, largest)
     dataset = Dataset(splits, tuple(shards), schema, options, token)
     return new_collection(ReadWebDataset(dataset, selected, filters_))
 
@@ -216,5 +250,6 @@ def _columns(columns: Sequence[str] | None, schema: Schema) -> list[str] | None:
 def _fingerprint(shards: Sequence[Shard]) -> str:
     digest = hashlib.blake2b(digest_size=16)
     for shard in shards:
-        digest.update(f"{shard.url}\0{shard.size}\0{shard.version}\n".encode())
+        for file in filter(None, (shard, shard.sidecar)):
+            digest.update(f"{file.url}\0{file.size}\0{file.version}\n".encode())
     return digest.hexdigest()

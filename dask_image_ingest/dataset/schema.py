@@ -55,6 +55,15 @@ class Component:
 
 
 @dataclass(frozen=True, slots=True)
+class SidecarColumn:
+    """One column of the files beside the shards, which call it ``name``."""
+
+    column: str
+    name: str
+    type: pa.DataType
+
+
+@dataclass(frozen=True, slots=True)
 class Schema:
     """The columns of a collection, in order, with their Arrow types.
 
@@ -63,11 +72,13 @@ class Schema:
 
     components: tuple[Component, ...]
     inferred: bool = True
+    sidecar: tuple[SidecarColumn, ...] = ()
     types: Mapping[str, pa.DataType] = field(init=False, compare=False)
 
     def __post_init__(self) -> None:
         types = dict(POINTER_COLUMNS)
         types.update((component.column, component.type) for component in self.components)
+        types.update((beside.column, beside.type) for beside in self.sidecar)
         types["image"] = IMAGE
         object.__setattr__(self, "types", types)
 
@@ -75,6 +86,11 @@ class Schema:
         """The components behind ``columns``: what a task has to know, and no more."""
         wanted = set(columns)
         return tuple(component for component in self.components if component.column in wanted)
+
+    def select_sidecar(self, columns: Iterable[str]) -> tuple[SidecarColumn, ...]:
+        """The columns among these that the files beside the shards have."""
+        wanted = set(columns)
+        return tuple(each for each in self.sidecar if each.column in wanted)
 
     @property
     def extensions(self) -> frozenset[str]:

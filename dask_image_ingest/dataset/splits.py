@@ -15,18 +15,22 @@ from dask_image_ingest.dataset.first_shard import FirstShard
 from dask_image_ingest.dataset.options import ReadOptions
 from dask_image_ingest.errors import ArgumentError
 from dask_image_ingest.frames import Backend
-from dask_image_ingest.storage import Shard
+from dask_image_ingest.storage import Shard, is_pipe
 
 __all__ = ["ShardSplit", "parse_partition_size", "split_shards"]
 
 
 @dataclass(frozen=True, slots=True)
 class ShardSplit:
-    """The samples of one partition: the ``part``-th of ``parts`` equal parts of a shard."""
+    """The samples of one partition: the ``part``-th of ``parts`` equal parts of a shard.
+
+    ``sidecar`` is the URL of the file beside the shard that has columns for them.
+    """
 
     url: str
     part: int = 0
     parts: int = 1
+    sidecar: str | None = None
 
     def rows(self, samples: int) -> range:
         """Which of a shard's samples these are."""
@@ -69,16 +73,23 @@ def split_shards(
     """
     decoded = 0 if largest is None else first.decoded_bytes(options)
     if largest is None or not decoded or first.shard.size <= 0:
-        return tuple(ShardSplit(shard.url) for shard in shards)
+        return tuple(_split(shard) for shard in shards)
     images = first.images(options.image_extensions)
     splits: list[ShardSplit] = []
     for shard in shards:
+        if is_pipe(shard.url):
+            splits.append(_split(shard))  # or its command would run once for each part
+            continue
         # A server that doesn't tell a shard's size: taken to be as large as the first.
         size = shard.size if shard.size >= 0 else first.shard.size
         parts = _ceil_divide(decoded * size, first.shard.size * largest)
         parts = min(parts, _ceil_divide(images * size, first.shard.size)) or 1
-        splits.extend(ShardSplit(shard.url, part, parts) for part in range(parts))
+        splits.extend(_split(shard, part, parts) for part in range(parts))
     return tuple(splits)
+
+
+def _split(shard: Shard, part: int = 0, parts: int = 1) -> ShardSplit:
+    return ShardSplit(shard.url, part, parts, shard.sidecar_url)
 
 
 def _ceil_divide(whole: int, share: int) -> int:

@@ -5,10 +5,12 @@ of them its bytes, decompressed.
 """
 
 from dask_image_ingest.storage.announce import announce, is_fetched
+from dask_image_ingest.storage.beside import find_beside
 from dask_image_ingest.storage.file_system import FileSystem, file_system
 from dask_image_ingest.storage.lazy_bytes import LazyBytes
 from dask_image_ingest.storage.open import open_shard
 from dask_image_ingest.storage.paths import find_shards
+from dask_image_ingest.storage.pipe import is_pipe, with_permission
 from dask_image_ingest.storage.shard import Shard
 from dask_image_ingest.storage.url import local_path
 
@@ -18,8 +20,11 @@ __all__ = [
     "Shard",
     "announce",
     "file_system",
+    "find_beside",
     "find_shards",
     "is_fetched",
+    "is_pipe",
     "local_path",
     "open_shard",
+    "with_permission",
 ]

@@ -6,10 +6,12 @@ from typing import Any, TypeAlias
 
 import fsspec
 from fsspec.core import url_to_fs
+from fsspec.implementations.cached import CachingFileSystem
 
 from dask_image_ingest.errors import ArgumentError, MissingDependencyError, ShardError
+from dask_image_ingest.storage.pipe import without_permission
 
-__all__ = ["FileSystem", "file_system"]
+__all__ = ["FileSystem", "file_system", "uncached"]
 
 FileSystem: TypeAlias = fsspec.AbstractFileSystem
 
@@ -31,7 +33,7 @@ _EXTRAS = {
 def file_system(url: str, storage_options: dict[str, Any] | None) -> tuple[FileSystem, str]:
     """Find the file system of a remote shard, and the shard's path there."""
     try:
-        return url_to_fs(url, **(storage_options or {}))
+        return url_to_fs(url, **without_permission(storage_options))
     except ImportError as error:
         extra = _EXTRAS.get(url.partition("://")[0].rpartition("::")[2])
         install = (
@@ -42,3 +44,10 @@ def file_system(url: str, storage_options: dict[str, Any] | None) -> tuple[FileS
         raise ArgumentError(f"{url} cannot be read, with these storage_options: {error}") from error
     except Exception as error:  # some file systems connect already
         raise ShardError(f"{url} cannot be read: {type(error).__name__}: {error}") from error
+
+
+def uncached(fs: FileSystem) -> FileSystem:
+    """The file system behind caches, which answer wrongly what they have no copies of."""
+    while isinstance(fs, CachingFileSystem):
+        fs = fs.fs
+    return fs

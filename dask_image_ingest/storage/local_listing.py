@@ -9,7 +9,7 @@ from dask_image_ingest.errors import ShardError, ShardNotFoundError
 from dask_image_ingest.storage.patterns import HIDDEN, is_glob, is_meant, is_shard
 from dask_image_ingest.storage.shard import Shard
 
-__all__ = ["find_local"]
+__all__ = ["find_local", "find_local_file"]
 
 
 def find_local(path: str) -> list[Shard]:
@@ -22,6 +22,11 @@ def find_local(path: str) -> list[Shard]:
         if is_meant(path, os.path.basename(match), os.path.isdir(match))
         for shard in _shards_at(match)
     ]
+
+
+def find_local_file(path: str) -> Shard | None:
+    """Find the file of this very name."""
+    return None if os.path.isdir(path) else next(_shards_at(path), None)
 
 
 def _shards_at(path: str) -> Iterator[Shard]:

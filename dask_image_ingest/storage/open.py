@@ -7,8 +7,10 @@ from typing import Any
 
 import pyarrow as pa
 
+from dask_image_ingest.storage.cached import cached_copy
 from dask_image_ingest.storage.lazy_bytes import LazyBytes
 from dask_image_ingest.storage.local import LocalBytes
+from dask_image_ingest.storage.pipe import is_pipe, run_pipe
 from dask_image_ingest.storage.remote import open_remote
 from dask_image_ingest.storage.url import local_path
 
@@ -23,19 +25,25 @@ def open_shard(url: str, storage_options: dict[str, Any] | None = None) -> Itera
     """Open a shard for :func:`~dask_image_ingest.tar.index_tar` and ``read_member``.
 
     A shard is read, or fetched in ranges if it is a remote one, as its bytes are asked for; one
-    that is compressed (gzip or Zstandard, told by its first bytes) is decompressed into memory. If
+    that is compressed (gzip or Zstandard, told by its first bytes) is decompressed into memory, and
+    what a ``pipe:`` command writes is kept there until the shard is closed. If
     the compressed stream breaks off, the content ends there and has an attribute ``broken`` that
     says why.
 
     Raises
     ------
+    ArgumentError
+        If it is a command, and commands are not allowed.
     ShardNotFoundError
         If there is no such shard (any more).
     ShardError
         If the shard cannot be read, now or while it is open, or if it has changed when it is
         closed.
     """
-    path = local_path(url)
+    if is_pipe(url):
+        yield _decompress(run_pipe(url, storage_options))
+        return
+    path = local_path(url) or cached_copy(url, storage_options)
     if path is None:
         with open_remote(url, storage_options) as fetched:
             yield _decompress(fetched)

@@ -11,6 +11,7 @@ from dask_image_ingest.arguments import is_utf8, shown
 from dask_image_ingest.errors import ArgumentError, ShardNotFoundError
 from dask_image_ingest.storage.local_listing import find_local
 from dask_image_ingest.storage.patterns import glob_root, is_glob
+from dask_image_ingest.storage.pipe import is_pipe, refuse_pipes
 from dask_image_ingest.storage.remote_listing import exists_remote, find_remote
 from dask_image_ingest.storage.shard import Shard
 from dask_image_ingest.storage.url import local_path
@@ -36,7 +37,8 @@ def find_shards(
         - a glob, with ``**`` for any depth. What it matches is taken whatever its suffix, unless
           the glob ends with ``*``, and the folders it matches are searched;
         - braces, ``{000..127}`` or ``{train,val}``, around or inside any of these;
-        - any of these as a URL that fsspec knows.
+        - any of these as a URL that fsspec knows;
+        - ``pipe:`` and a command, with braces, if ``allow_pipes`` is among the options.
 
         What exists under the very name that was given is taken as it is, braces and all.
     storage_options
@@ -48,7 +50,7 @@ def find_shards(
         If a path, or any path that braces expand to, leads to no shard.
     ArgumentError
         If there is no path or something is no path, if braces are unbalanced, if the protocol of a
-        URL is unknown. ``pipe:``, which webdataset runs as a command, is refused.
+        URL is unknown, if it is a command that is not allowed.
     MissingDependencyError
         If fsspec needs a package for the protocol that is not installed.
     ShardError
@@ -62,14 +64,20 @@ def find_shards(
     patterns = _as_patterns(paths)
     local: list[str] = []
     remote: list[str] = []
+    found: dict[str, list[Shard]] = {}
     for pattern in patterns:
+        if is_pipe(pattern):
+            refuse_pipes(pattern, storage_options)
+            commands = _expand_braces(pattern, lambda command: False)
+            found |= {command: [Shard(command, -1, "")] for command in commands}
+            continue
         path = local_path(pattern)
         if path is None:
             remote += _expand_braces(pattern, lambda url: exists_remote(url, storage_options))
         else:
             expanded = _expand_braces(os.path.expanduser(path), os.path.lexists)
             local += map(os.path.abspath, expanded)
-    found = {path: find_local(path) for path in local}
+    found |= {path: find_local(path) for path in local}
     found |= find_remote(remote, storage_options)
 
     missing = [path for path, shards in found.items() if not shards]
@@ -108,11 +116,6 @@ def _as_pattern(path: Any) -> str:
         raise ArgumentError(
             f"{shown(path)} is no path: a path is a str or an os.PathLike, of valid Unicode and "
             "not empty"
-        )
-    if pattern.startswith("pipe:"):
-        raise ArgumentError(
-            f"{pattern!r} is a command, and this package runs none: give the path or the URL that "
-            "the command reads"
         )
     return pattern
 

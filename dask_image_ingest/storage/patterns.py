@@ -1,6 +1,16 @@
 """What globs and folders mean, by names alone."""
 
-__all__ = ["HIDDEN", "glob_root", "is_glob", "is_meant", "is_shard", "is_shard_below"]
+from dask_image_ingest.storage.url import is_web
+
+__all__ = [
+    "HIDDEN",
+    "glob_root",
+    "is_glob",
+    "is_meant",
+    "is_shard",
+    "is_shard_below",
+    "without_suffix",
+]
 
 # What a folder is searched for.
 _SUFFIXES = (".tar", ".tar.gz", ".tgz", ".tar.zst")
@@ -22,7 +32,7 @@ def glob_root(path: str) -> str:
 
 def _wildcards(path: str) -> str:
     # In a web address "?" begins a query.
-    return "*" if path.startswith("http") else "*?["
+    return "*" if is_web(path) else "*?["
 
 
 def is_shard(name: str) -> bool:
@@ -41,3 +51,10 @@ def is_shard_below(path: str) -> bool:
     """Tell whether this path below a folder is one of its shards."""
     parts = path.split("/")
     return is_shard(parts[-1]) and not any(part.startswith(HIDDEN) for part in parts)
+
+
+def without_suffix(path: str) -> str | None:
+    """Give the path of a shard without its suffix, None if it has another one."""
+    endings = (ending for ending in _SUFFIXES if path.lower().endswith(ending))
+    ending = next(endings, None)
+    return path[: -len(ending)] if ending else None

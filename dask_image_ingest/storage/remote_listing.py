@@ -6,13 +6,13 @@ from datetime import datetime
 from typing import Any
 
 from dask_image_ingest.errors import ShardError, ShardNotFoundError
-from dask_image_ingest.storage.file_system import FileSystem, file_system
+from dask_image_ingest.storage.file_system import FileSystem, file_system, uncached
 from dask_image_ingest.storage.patterns import glob_root, is_glob, is_meant, is_shard_below
 from dask_image_ingest.storage.remote import asked, version_of
 from dask_image_ingest.storage.shard import Shard
-from dask_image_ingest.storage.url import split_url
+from dask_image_ingest.storage.url import is_web, split_url
 
-__all__ = ["exists_remote", "find_remote"]
+__all__ = ["exists_remote", "find_files", "find_remote"]
 
 # A folder is listed if at least this many of its shards are wanted: it may hold millions more.
 _WORTH_A_LISTING = 8
@@ -40,22 +40,60 @@ def find_remote(urls: list[str], storage_options: dict[str, Any] | None) -> dict
 
 def exists_remote(url: str, storage_options: dict[str, Any] | None) -> bool:
     """Tell whether there is something of this very name, wildcards and braces taken literally."""
-    fs, path = file_system(url, storage_options)
+    fs, path = _behind_caches(url, storage_options)
     try:
         return _info(fs, path, url) is not None
     except ShardError:
         return False  # not even a possible name
 
 
+def find_files(urls: list[str], storage_options: dict[str, Any] | None) -> dict[str, Shard | None]:
+    """Find files whose folders were listed just now for others, whose listings are used again."""
+    found: dict[str, Shard | None] = dict.fromkeys(urls)
+    by_folder: dict[str, list[str]] = defaultdict(list)
+    for url in urls:
+        head, path, tail = split_url(url)
+        by_folder[head + path.rpartition("/")[0] + tail].append(url)
+    for folder, members in by_folder.items():
+        fs, folder_path = _behind_caches(folder, storage_options)
+        paths = _paths(folder_path, members)
+        if is_web(folder):
+            infos = _web_infos(fs, folder_path, folder, paths, members)
+        elif len(members) >= _WORTH_A_LISTING:
+            entries = _list(fs, folder_path, folder)
+            infos = [entries.get(path.strip("/")) for path in paths]
+        else:
+            infos = _infos(fs, paths, members)
+        for url, info in zip(members, infos, strict=True):
+            if info is not None and info["type"] != "directory":
+                found[url] = _shard(url, info)
+    return found
+
+
+def _web_infos(
+    fs: FileSystem, folder_path: str, folder: str, paths: list[str], urls: list[str]
+) -> list[Info | None]:
+    """What a web page tells of files, or where there is none, the first of them of all."""
+    if len(paths) < _WORTH_A_LISTING:
+        return _infos(fs, paths, urls)
+    try:
+        entries = _list(fs, f"{folder_path}/", folder)
+    except ShardError:
+        entries = {}
+    if any(path in entries for path in paths):
+        return [entries.get(path) for path in paths]
+    first = _info(fs, paths[0], urls[0])
+    return [first, *[first and {"type": "file"}] * (len(paths) - 1)]
+
+
 def _look_up(
     folder: str, urls: list[str], storage_options: dict[str, Any] | None
 ) -> dict[str, list[Shard]]:
-    fs, folder_path = file_system(folder, storage_options)
+    fs, folder_path = _behind_caches(folder, storage_options)
     # What is known from an earlier call may be out of date by now.
     fs.invalidate_cache()
-    names = [split_url(url)[1].rpartition("/")[2] for url in urls]
-    paths = [f"{folder_path.rstrip('/')}/{name}" if folder_path else name for name in names]
-    if len(urls) >= _WORTH_A_LISTING and not folder.startswith("http"):
+    paths = _paths(folder_path, urls)
+    if len(urls) >= _WORTH_A_LISTING and not is_web(folder):
         entries = _list(fs, folder_path, folder)
         infos = [entries.get(path.strip("/")) for path in paths]
     else:
@@ -66,12 +104,18 @@ def _look_up(
     }
 
 
+def _paths(folder_path: str, urls: list[str]) -> list[str]:
+    """What a file system calls the files at these URLs, which are in one folder."""
+    names = [split_url(url)[1].rpartition("/")[2] for url in urls]
+    return [f"{folder_path.rstrip('/')}/{name}" if folder_path else name for name in names]
+
+
 def _search(url: str, storage_options: dict[str, Any] | None) -> list[Shard]:
     """Search a folder to the bottom, or see what a glob matches."""
     head, path, tail = split_url(url)
     folder = path.endswith("/")
     root = path.rstrip("/") if folder else glob_root(path)
-    fs, fs_root = file_system(head + root + tail, storage_options)
+    fs, fs_root = _behind_caches(head + root + tail, storage_options)
     fs.invalidate_cache()
     try:
         if folder:
@@ -100,6 +144,12 @@ def _search(url: str, storage_options: dict[str, Any] | None) -> list[Shard]:
     bare = {found: name for found, name in files.items() if entries[name].get("size") is None}
     entries.update(zip(bare.values(), _infos(fs, list(bare.values()), list(bare)), strict=True))
     return shards + [_shard(found, entries[name]) for found, name in files.items()]
+
+
+def _behind_caches(url: str, storage_options: dict[str, Any] | None) -> tuple[FileSystem, str]:
+    """The file system that knows what there is."""
+    fs, path = file_system(url, storage_options)
+    return uncached(fs), path
 
 
 def _list(fs: FileSystem, folder_path: str, folder: str) -> dict[str, Info]:

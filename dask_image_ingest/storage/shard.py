@@ -18,8 +18,16 @@ class Shard:
     version
         What changes when the shard does: the time of its last change in nanoseconds, or what its
         file system knows of that kind (an ETag, a time). Empty if it knows nothing.
+    sidecar
+        The file beside it that has columns for its samples, where these were asked for.
     """
 
     url: str
     size: int
     version: str
+    sidecar: "Shard | None" = None
+
+    @property
+    def sidecar_url(self) -> str | None:
+        """Where the file beside it is."""
+        return None if self.sidecar is None else self.sidecar.url

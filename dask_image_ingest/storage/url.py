@@ -16,6 +16,11 @@ def local_path(url: str) -> str | None:
     return None if "://" in url else url
 
 
+def is_web(url: str) -> bool:
+    """Tell whether a remote shard is one of a web server, whatever caches it."""
+    return re.match(r"(\w+::)*https?://", url) is not None
+
+
 def split_url(url: str) -> tuple[str, str, str]:
     """Split a remote URL around its path: ``simplecache::zip://``, ``a.tar``, ``::s3://b/c.zip``."""
     match = re.fullmatch(r"((?:\w+::)*[^:/]+://)(.*?)(::.*)?", url)

@@ -129,7 +129,16 @@ def _made_with_splits(expr: Any, splits: Sequence[Split], known: dict[str, Any])
 
 def _dataset_of(dataset: Dataset, splits: Sequence[Split]) -> Dataset:
     own = dataset.splits[0]
-    chosen = tuple(replace(own, url=s.shard.url, part=s.part, parts=s.parts) for s in splits)
+    chosen = tuple(
+        replace(
+            own,
+            url=s.shard.url,
+            part=s.part,
+            parts=s.parts,
+            sidecar=s.shard.sidecar_url,
+        )
+        for s in splits
+    )
     token = tokenize(dataset.token, [(s.url, s.part, s.parts) for s in chosen])
     # A shard that cannot be read leaves its mark in a checkpoint, and no empty partition for good.
     options = replace(dataset.options, shard_errors="raise")

@@ -36,7 +36,9 @@ def digest_of(*parts: str) -> str:
 
 def shard_of(work: str, shard: Shard) -> str:
     """What the files of a shard's partitions begin with, after the work with this digest."""
-    return digest_of(work, shard.url, str(shard.size), shard.version)
+    files = filter(None, (shard, shard.sidecar))
+    told = (word for file in files for word in (file.url, str(file.size), file.version))
+    return digest_of(work, *told)
 
 
 def part_name(work: str, split: Split) -> str:

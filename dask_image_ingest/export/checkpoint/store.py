@@ -12,7 +12,7 @@ import dask
 from pyarrow import parquet
 
 from dask_image_ingest.dask_internals import cull
-from dask_image_ingest.dataset import ReadWebDataset, warn_user
+from dask_image_ingest.dataset import ReadWebDataset, warn_user, with_sidecars
 from dask_image_ingest.errors import ArgumentError, ExportError, ShardError, ShardNotFoundError
 from dask_image_ingest.export.checkpoint.parts import (
     Split,
@@ -224,6 +224,8 @@ def _refuse_changes(shard: Shard | None, before: Shard | None, job: _Job) -> Sha
     if shard is None:
         return None
     now = find_shards(shard.url, job.source_options)[0]
+    if shard.sidecar is not None:
+        (now,) = with_sidecars([now], "auto", job.source_options)
     # Object stores may tell one thing of a file in a listing and another of it alone.
     known = before or (shard if local_path(shard.url) is not None else now)
     if now != known or now.size != shard.size:

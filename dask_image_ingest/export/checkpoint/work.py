@@ -111,7 +111,8 @@ def read_work(expr: Any, version: str | None) -> Work:
     _describe(expr, version, steps)
     read = next(node for node in expr.walk() if isinstance(node, (ReadWebDataset, ReadStored)))
     work = Work(expr, tuple(steps.values()), tuple(splits), shards_of(read), version)
-    unknown = next((shard for shard in work.shards if not shard.version), None)
+    files = (file for shard in work.shards for file in filter(None, (shard, shard.sidecar)))
+    unknown = next((file for file in files if not file.version), None)
     if unknown and version is None and isinstance(read, ReadWebDataset):
         raise ArgumentError(
             f"checkpoint: {unknown.url} has neither an ETag nor a time, so that nobody would see "
@@ -166,6 +167,7 @@ def _read_operands(expr: ReadWebDataset, version: str | None) -> Iterator[str]:
         query.options.errors,
         query.options.image_extensions,
         [(c.column, c.extension, str(c.type), c.path) for c in schema.components],
+        [(c.column, c.name, str(c.type)) for c in schema.sidecar],
         _of_any_device(query.options.decoding),
     )
     return (_token(expr, value, version) for value in told)

@@ -11,6 +11,7 @@ from typing import Any
 
 from dask_image_ingest.errors import ShardError
 from dask_image_ingest.storage.file_system import FileSystem, file_system
+from dask_image_ingest.storage.pipe import without_permission
 from dask_image_ingest.storage.remote.http import HTTPSource
 from dask_image_ingest.storage.remote.other import FsspecSource
 from dask_image_ingest.storage.remote.remote_bytes import RemoteBytes
@@ -54,7 +55,7 @@ def _sources(url: str, storage_options: dict[str, Any] | None, found: Settings) 
 
     A signed URL is refused in a region of S3 that is not the one of the options; fsspec finds it.
     """
-    options = storage_options or {}
+    options = without_permission(storage_options)
     protocol = url.partition("://")[0]
     if protocol in ("http", "https") and (headers := _http_headers(options)) is not None:
         return [HTTPSource(url, lambda: url, headers, found)]

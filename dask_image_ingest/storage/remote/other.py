@@ -10,7 +10,7 @@ from typing import Any
 
 from dask_image_ingest.errors import ShardError, ShardNotFoundError
 from dask_image_ingest.storage.faults import guarded
-from dask_image_ingest.storage.file_system import FileSystem
+from dask_image_ingest.storage.file_system import FileSystem, uncached
 from dask_image_ingest.storage.remote.retry import Retries, retried
 from dask_image_ingest.storage.remote.settings import settings
 from dask_image_ingest.storage.remote.source import Fault, Head
@@ -32,6 +32,9 @@ _VERSIONS = (
     "created",
 )
 
+# A cache has one list of what it has, for all of its files.
+_caches = threading.Lock()
+
 
 class FsspecSource:
     """A shard on a file system of fsspec.
@@ -45,13 +48,12 @@ class FsspecSource:
         self._path = path
         self._size = 0
         self._version: Any = None
-        self._turn: AbstractContextManager[Any] = (
-            nullcontext() if fs.async_impl else threading.Lock()
-        )
+        self._told_by = uncached(fs)
+        self._turn = _turn(fs)
 
     def head(self, nbytes: int) -> Head:
         """Read the first bytes, and keep in mind which version this is."""
-        info = self._ask(self._fs.info, self._path)
+        info = self._ask(self._told_by.info, self._path)
         if info["size"] is None:
             whole = self._ask(self._fs.cat_file, self._path)
             return Head(whole, len(whole))
@@ -77,8 +79,8 @@ class FsspecSource:
         if not self._version:
             return
         try:
-            self._fs.invalidate_cache(self._fs._parent(self._path))
-            now = self._ask(self._fs.info, self._path)
+            self._told_by.invalidate_cache(self._told_by._parent(self._path))
+            now = self._ask(self._told_by.info, self._path)
         except (Fault, ShardNotFoundError):
             return  # nothing was read after this
         if version_of(now) != self._version:
@@ -102,6 +104,13 @@ class FsspecSource:
     def _ask(self, call: Any, *args: Any, **kwargs: Any) -> Any:
         with self._turn:
             return _ask(self.url, call, *args, **kwargs)
+
+
+def _turn(fs: FileSystem) -> AbstractContextManager[Any]:
+    """What to hold while a method of a file system is called."""
+    if fs is not uncached(fs):
+        return _caches
+    return nullcontext() if fs.async_impl else threading.Lock()
 
 
 def asked(url: str, call: Any, *args: Any, **kwargs: Any) -> Any:

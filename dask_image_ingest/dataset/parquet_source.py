@@ -1,0 +1,114 @@
+"""A parquet file beside a shard, local or remote, of which only what is asked for is read."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import pyarrow as pa
+from pyarrow import parquet
+
+from dask_image_ingest.errors import ShardError
+from dask_image_ingest.storage import LazyBytes, announce, open_shard
+
+__all__ = ["ParquetSource", "open_parquet"]
+
+# Where a footer lies, mostly.
+_FOOTER = 64 << 10
+
+
+class ParquetSource:
+    """An open parquet file.
+
+    Its columns are read by row groups, which is how the file has them.
+    """
+
+    def __init__(self, url: str, content: LazyBytes) -> None:
+        self.url = url
+        self._content = content
+        announce(content, [(max(0, len(content) - _FOOTER), len(content))])
+        with self._told():
+            source = pa.PythonFile(_Reader(content), mode="r")
+            self._file = parquet.ParquetFile(source, pre_buffer=False)
+
+    @property
+    def schema_arrow(self) -> pa.Schema:
+        """The columns and their types."""
+        return self._file.schema_arrow
+
+    @property
+    def metadata(self) -> Any:
+        """What the footer tells, statistics of row groups among it."""
+        return self._file.metadata
+
+    def read(self, column: str, groups: Sequence[int]) -> pa.ChunkedArray:
+        """A column of some row groups, one after the other."""
+        field = self.schema_arrow.field(column)
+        if not len(groups):
+            return pa.chunked_array([], field.type)
+        announce(self._content, self._places(column, groups))
+        with self._told():
+            table = self._file.read_row_groups(groups, columns=[column], use_threads=False)
+            # pyarrow takes a dot for a field of a struct, and may have read more than one column.
+            return table.column(column)
+
+    def _places(self, column: str, groups: Sequence[int]) -> Iterator[tuple[int, int]]:
+        metadata = self.metadata
+        for group in groups:
+            row_group = metadata.row_group(group)
+            for number in range(row_group.num_columns):
+                chunk = row_group.column(number)
+                if f"{chunk.path_in_schema}.".startswith(f"{column}."):
+                    start = chunk.dictionary_page_offset or chunk.data_page_offset
+                    start = min(start, chunk.data_page_offset)
+                    yield start, start + chunk.total_compressed_size
+
+    @contextmanager
+    def _told(self) -> Iterator[None]:
+        try:
+            yield
+        except (pa.ArrowException, OSError) as error:
+            if isinstance(error, ShardError):
+                raise
+            raise ShardError(f"{self.url} cannot be read as parquet: {error}") from error
+
+
+@contextmanager
+def open_parquet(url: str, storage_options: dict[str, Any] | None) -> Iterator[ParquetSource]:
+    """Open a parquet file by its footer.
+
+    Raises
+    ------
+    ShardNotFoundError, ShardError
+    """
+    with open_shard(url, storage_options) as content:
+        yield ParquetSource(url, content)
+
+
+class _Reader:
+    """Bytes that are read when they are sliced, as pyarrow reads files."""
+
+    closed = False
+
+    def __init__(self, content: LazyBytes) -> None:
+        self._content = content
+        self._at = 0
+
+    def read(self, nbytes: int = -1) -> bytes:
+        stop = len(self._content) if nbytes < 0 else self._at + nbytes
+        data = bytes(self._content[self._at : stop])
+        self._at += len(data)
+        return data
+
+    def seek(self, offset: int, whence: int = os.SEEK_SET) -> int:
+        bases = {os.SEEK_SET: 0, os.SEEK_CUR: self._at, os.SEEK_END: len(self._content)}
+        self._at = bases[whence] + offset
+        return self._at
+
+    def tell(self) -> int:
+        return self._at
+
+    def close(self) -> None:
+        """Whoever opened the bytes closes them."""

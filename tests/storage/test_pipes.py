@@ -1,0 +1,163 @@
+"""Commands whose output is a shard, as webdataset runs them."""
+
+from __future__ import annotations
+
+import shlex
+import signal
+import time
+
+import numpy as np
+import pytest
+import webdataset as wds
+from tars import COMPRESSIONS, tar
+
+import dask_image_ingest as dii
+from dask_image_ingest.storage import find_shards, open_shard
+
+ALLOWED = {"allow_pipes": True}
+
+
+@pytest.fixture
+def commands(shards):
+    """One command for each of the three shards."""
+    folder = shlex.quote(str(shards[0].parent))
+    return f"pipe:cat {folder}/photos-{{000..002}}.tar"
+
+
+def read(paths, **options):
+    return dii.read_webdataset_images(paths, backend="pandas", **options)
+
+
+def test_samples_are_those_that_webdataset_reads(commands):
+    theirs = list(wds.WebDataset(commands, shardshuffle=False, empty_check=False))
+    frame = read(commands, allow_pipes=True, components={"txt": "string", "json": "binary"})
+    frame = frame.drop(columns=["image", "error"]).compute()
+    assert frame["__key__"].tolist() == [sample["__key__"] for sample in theirs]
+    assert frame["__url__"].tolist() == [sample["__url__"] for sample in theirs]
+    assert frame["txt"].tolist() == [sample["txt"].decode() for sample in theirs]
+    assert frame["json"].tolist() == [sample["json"] for sample in theirs]
+
+
+@pytest.mark.parametrize("compression", COMPRESSIONS)
+def test_the_shell_runs_what_it_knows(compression, tmp_path):
+    stored = COMPRESSIONS[compression](tar({"a.txt": b"1", "b.txt": b"2"}))
+    (tmp_path / "a b").write_bytes(stored)
+    command = f"pipe:cd {tmp_path} && VAR='a b'; cat < \"$VAR\" | cat"
+    (shard,) = find_shards(command, ALLOWED)
+    assert (shard.url, shard.size, shard.version) == (command, -1, "")
+    with open_shard(command, ALLOWED) as content:
+        assert bytes(content[:]) == tar({"a.txt": b"1", "b.txt": b"2"})
+
+
+def test_a_command_has_no_input(tmp_path):
+    with open_shard("pipe:cat", ALLOWED) as content:
+        assert len(content) == 0
+
+
+def test_each_partition_runs_its_command_once(shards, tmp_path):
+    log = tmp_path / "log"
+    paths = [f"pipe:echo {n} >> {log}; cat {path}" for n, path in enumerate(shards)]
+
+    def runs():
+        found = log.read_text().split() if log.exists() else []
+        log.write_text("")
+        return found
+
+    ddf = read(paths, allow_pipes=True, partition_size="200 KiB")
+    assert ddf.npartitions == 3
+    assert runs() == ["0"]
+    assert len(ddf) == 24
+    assert sorted(runs()) == ["0", "1", "2"]
+    ddf.partitions[1].compute()
+    assert runs() == ["1"]
+
+
+def test_shards_beside_commands_are_split_and_these_are_not(shards):
+    ddf = read([shards[0], f"pipe:cat {shards[1]}"], allow_pipes=True, partition_size="200 KiB")
+    urls = [part["__url__"].iloc[0] for part in map(whole, ddf.partitions)]
+    assert urls.count(f"pipe:cat {shards[1]}") == 1
+    assert urls.count(str(shards[0])) > 1
+
+
+def whole(partition):
+    return partition[["__url__"]].compute()
+
+
+@pytest.mark.parametrize(
+    ("command", "how"),
+    [
+        ("cat {}; echo no such bucket >&2; exit 3", r"exit status 3\).*no such bucket"),
+        ("cat {}; kill -9 $$", r"signal 9\).*said: nothing"),
+        ("no-such-command {}", r"exit status 127\) after 0 bytes.*not found"),
+    ],
+)
+def test_a_command_that_fails_is_an_error_though_it_wrote_all(shards, command, how):
+    command = command.format(shards[1])
+    with pytest.raises(dii.ShardError, match=f"the command .*{how}") as caught:
+        read(f"pipe:{command}", allow_pipes=True)
+    assert command[:20] in str(caught.value)
+    ddf = read([shards[0], f"pipe:{command}"], allow_pipes=True, shard_errors="skip")
+    with pytest.warns(UserWarning, match="skipped: the command"):
+        assert len(ddf) == 8
+
+
+def test_an_interrupt_ends_the_command_too(tmp_path):
+    def interrupt(*args):
+        raise KeyboardInterrupt
+
+    evidence = tmp_path / "evidence"
+    before = signal.signal(signal.SIGALRM, interrupt)
+    signal.setitimer(signal.ITIMER_REAL, 0.5)
+    try:
+        interrupted = pytest.raises(KeyboardInterrupt)
+        with interrupted, open_shard(f"pipe:(sleep 2; touch {evidence}) | cat", ALLOWED):
+            pass
+    finally:
+        signal.signal(signal.SIGALRM, before)
+    time.sleep(2.5)
+    assert not evidence.exists()
+
+
+def test_images_can_be_decoded_late(commands, photos):
+    table = read(commands, allow_pipes=True).drop(columns=["image", "error"])
+    some = table[table.width > 120]
+    with pytest.raises(dii.ArgumentError, match="is a command"):
+        dii.decode_images(some).compute()
+    frame = dii.decode_images(some, allow_pipes=True).compute()
+    pixels = {photo.key: photo.pixels for photo in photos}
+    assert len(frame) > 5
+    for key, array in zip(frame["__key__"], frame.images.arrays(), strict=True):
+        assert array.shape == pixels[key].shape
+        assert np.abs(array.astype(int) - pixels[key]).mean() < 3
+
+
+def test_pages_of_thumbnails_ask_no_more_permission_than_the_read(commands):
+    page = read(commands, allow_pipes=True).images.show(4)
+    assert not [card.error for card in page.cards if card.error]
+
+
+def test_an_export_copies_what_commands_give(commands, shards, tmp_path):
+    table = read(commands, allow_pipes=True).drop(columns=["image", "error"])
+    dii.to_webdataset(table, tmp_path / "a" / "{shard:03d}.tar", samples_per_shard=10)
+    plain = read(shards).drop(columns=["image", "error"])
+    dii.to_webdataset(plain, tmp_path / "b" / "{shard:03d}.tar", samples_per_shard=10)
+    for n in range(3):
+        name = f"{n:03d}.tar"
+        assert (tmp_path / "a" / name).read_bytes() == (tmp_path / "b" / name).read_bytes()
+
+
+def test_nothing_else_than_true_is_a_permission(commands):
+    for options in (None, {}, {"allow_pipes": 1}, {"allow_pipes": "true"}, {"allow_pipes": False}):
+        with pytest.raises(dii.ArgumentError, match="is a command"):
+            find_shards(commands, options)
+    with pytest.raises(dii.ArgumentError, match="allow_pipes="):
+        read(commands, allow_pipes="yes")
+
+
+def test_the_permission_reaches_no_file_system(tmp_path):
+    path = tmp_path / "x.tar"
+    path.write_bytes(tar({"a.txt": b"1"}))
+    url = f"simplecache::file://{path}"
+    (shard,) = find_shards(url, ALLOWED)
+    with open_shard(shard.url, ALLOWED) as content:
+        assert bytes(content[:]) == path.read_bytes()
