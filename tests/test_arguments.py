@@ -82,6 +82,7 @@ def passes(function, arguments):
     return True
 
 
+@pytest.mark.slow
 def test_one_wrong_argument_is_an_error_of_this_package(calls, monkeypatch, tmp_path):
     monkeypatch.chdir(tmp_path)
     accepted = {}

@@ -40,7 +40,7 @@ def file_system(url: str, storage_options: dict[str, Any] | None) -> tuple[FileS
             f" pip install 'dask-image-ingest[{extra}]' brings what it needs." if extra else ""
         )
         raise MissingDependencyError(f"{url} cannot be read: {error}.{install}") from error
-    except (ValueError, TypeError) as error:
+    except (ValueError, TypeError, KeyError) as error:  # an option given twice is any of them
         raise ArgumentError(f"{url} cannot be read, with these storage_options: {error}") from error
     except Exception as error:  # some file systems connect already
         raise ShardError(f"{url} cannot be read: {type(error).__name__}: {error}") from error

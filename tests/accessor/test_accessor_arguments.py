@@ -88,6 +88,7 @@ def call(frame, name, arguments):
         list(given)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", ["eager", "lazy"])
 @pytest.mark.parametrize(("name", "argument"), CASES)
 def test_one_wrong_argument(kind, name, argument):

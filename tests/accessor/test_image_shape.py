@@ -56,6 +56,7 @@ def read(path, **options):
     return dii.read_webdataset_images(path, backend="pandas", **options)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("source", SOURCES)
 @pytest.mark.parametrize("which", [{0}, {3}, {1, 2}, {0, 3}, set()], ids=str)
 def test_partitions_without_rows_are_stacked_with_the_others(same_size, source, which):
@@ -239,6 +240,7 @@ class TestShape:
         ),
     }
 
+    @pytest.mark.slow
     @pytest.mark.parametrize("name", NOT_CERTAIN)
     def test_it_is_never_another_than_the_one_that_comes(self, frames, name):
         frame, shape = self.NOT_CERTAIN[name]
@@ -250,6 +252,7 @@ class TestShape:
         if shape is not None:
             assert stacked.compute().shape[1:] == shape
 
+    @pytest.mark.slow
     def test_persisted_on_a_cluster_it_is_still_told(self, frames):
         settings = {"n_workers": 1, "threads_per_worker": 1, "dashboard_address": None}
         with LocalCluster(**settings) as cluster, Client(cluster) as client:

@@ -7,6 +7,8 @@ import pytest
 
 import dask_image_ingest as dii
 
+pytestmark = pytest.mark.slow
+
 pytest.importorskip("nvidia.dali", reason="nothing is decoded without DALI")
 
 

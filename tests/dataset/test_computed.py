@@ -79,6 +79,7 @@ COMPUTED = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("query", COMPUTED)
 def test_only_what_is_kept_is_decoded(ddf, work, query):  # noqa: F811
     make = COMPUTED[query]
@@ -92,6 +93,7 @@ def test_only_what_is_kept_is_decoded(ddf, work, query):  # noqa: F811
     assert_same(got, want)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("errors", ["null", "drop"])
 @pytest.mark.parametrize("query", COMPUTED)
 def test_bad_images_are_what_they_were(shards, query, errors):
@@ -132,6 +134,7 @@ def test_seeds_belong_to_samples(shards):
     assert_same(*both_ways(lambda: ddf.query("height > 200").image))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "make",
     [

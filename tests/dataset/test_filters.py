@@ -131,6 +131,7 @@ def random_predicate(source, depth=2):
     )
 
 
+@pytest.mark.slow
 def test_predicates_that_become_filters_keep_the_rows_that_pandas_keeps(table, frame):
     seed = 20261203
     print("seed", seed)
@@ -176,6 +177,7 @@ class Counted:
                 self.columns.add(column)
 
 
+@pytest.mark.slow
 def test_random_queries_keep_the_rows_that_pandas_keeps(table, frame):
     seed = 20261204
     print("seed", seed)
@@ -352,6 +354,7 @@ def test_a_long_list_of_keys_is_not_carried_by_every_task(table, frame):
     assert kept["__key__"].compute().tolist() == frame["__key__"].iloc[::3].tolist()
 
 
+@pytest.mark.slow
 def test_filters_one_after_the_other_hold_where_both_do(table, frame):
     """pandas can't combine the mask of ``str.contains`` with one of numbers that has nulls.
 

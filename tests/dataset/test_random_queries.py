@@ -8,6 +8,8 @@ from random_queries import quiet, run
 
 from dask_image_ingest.dataset.expr import ReadWebDataset
 
+pytestmark = pytest.mark.slow
+
 QUERIES = 1000
 PARTS = 4
 

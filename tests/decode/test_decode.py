@@ -163,5 +163,6 @@ assert os.waitpid(child, 0)[1] == 0, "the fork hung, or its warnings are gone"
 """
 
 
+@pytest.mark.slow
 def test_a_fork_waits_for_no_thread_of_its_parent():
     subprocess.run([sys.executable, "-c", HELD], check=True, timeout=60)

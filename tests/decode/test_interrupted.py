@@ -24,7 +24,10 @@ PACKAGE = str(Path(dask_image_ingest.__file__).parent)
 INTERRUPTS = 40
 
 # In a finalizer, an interrupt can only be shown.
-pytestmark = pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning"),
+]
 
 
 def shine(images):

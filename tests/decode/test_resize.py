@@ -50,6 +50,7 @@ def as_pillow(image: np.ndarray, size: tuple[int, ...], how: str) -> np.ndarray 
     return padded[max(0, top) :, max(0, left) :][:height, :width]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("how", RESIZES)
 @pytest.mark.parametrize("seed", range(4))
 def test_pixels_are_those_of_pillow(seed, how, monkeypatch):
@@ -108,6 +109,7 @@ def test_a_crop_reads_no_more_than_it_shows(monkeypatch):
     assert sizes == [(400, 404), (100, 100), (400, 100)]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("mode", ["RGB", "L"])
 @pytest.mark.parametrize("how", RESIZES)
 def test_every_image_of_the_corpus_is_the_full_one_resized(how, mode, tmp_path):

@@ -110,6 +110,7 @@ def test_arguments_that_do_not_go_together_are_refused(tmp_path, picture, monkey
         read_webdataset_images(shard, backend="pandas", size=32, scaled_decode=True)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("factor", [2, 4, 8])
 @pytest.mark.parametrize("subsampling", [0, 2])
 def test_the_worst_photograph_is_near_at_every_scale_and_size(tmp_path, factor, subsampling):

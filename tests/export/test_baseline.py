@@ -38,6 +38,7 @@ def exported(frame, folder, **options) -> dict[str, dict[str, bytes]]:
     return dict(by_webdataset(shards_in(folder / "out")))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", not_baseline())
 def test_no_coefficient_changes(name, tmp_path):
     before = not_baseline()[name]

@@ -132,6 +132,7 @@ def test_it_goes_on_with_other_partitions(shards, out, tmp_path, stop_at, monkey
     assert contents(out) == expected
 
 
+@pytest.mark.slow
 def test_a_missing_shard_of_a_finished_export_is_written_again(table, out, monkeypatch):
     export(table, out)
     expected = contents(out)
@@ -145,6 +146,7 @@ def test_a_missing_shard_of_a_finished_export_is_written_again(table, out, monke
     assert len(written) == 2
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("other", "said"),
     [
@@ -210,6 +212,7 @@ def test_overwrite_says_what_it_removes_and_removes_nothing_else(table, out, cap
     }
 
 
+@pytest.mark.slow
 def test_a_refused_overwrite_removes_nothing(table, out):
     export(table, out)
     before = contents(out)
@@ -305,6 +308,7 @@ with dask.config.set(scheduler="synchronous"):
 """
 
 
+@pytest.mark.slow
 def test_a_full_disk_is_told_and_loses_nothing(shards, table, out, tmp_path):
     export(table, out, samples_per_shard=3, index=False)
     expected = contents(out)

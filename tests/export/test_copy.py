@@ -90,6 +90,7 @@ def test_a_shard_is_not_in_memory_while_it_is_written(tmp_path):
     assert peak < 16 << 20
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("seed", range(12))
 def test_members_of_any_size_in_any_order_with_anything_between(seed, tmp_path, monkeypatch):
     """Few bytes at once, so that runs, pieces and blocks end in all places."""

@@ -16,6 +16,8 @@ from kills import assert_all_went_on, results, start
 from s3 import empty_bucket
 from witnesses import contents, shards_in
 
+pytestmark = pytest.mark.slow
+
 SCRIPT = "killed_exports.py"
 SEED, MOMENTS = 3, 12
 

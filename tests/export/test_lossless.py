@@ -212,6 +212,7 @@ REASONS = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("seed", range(30))
 def test_random_tars_come_back(seed, tmp_path):
     """What webdataset reads in shards of any making, it reads in ours, or the row is named."""

@@ -14,6 +14,8 @@ import dask_image_ingest as dii
 from dask_image_ingest.errors import ExportError
 from dask_image_ingest.export import remote_place, run, shard
 
+pytestmark = pytest.mark.slow
+
 
 @pytest.fixture
 def table(shards):

@@ -21,6 +21,7 @@ def export(frame, folder, **options):
     return dii.to_webdataset(frame, folder / "{shard:06d}.tar", **options)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("count", [1, 5, 7, 8, 24, 1000])
 @pytest.mark.parametrize("partitions", [None, 1, 5])
 def test_every_shard_but_the_last_has_the_count(count, partitions, table, tmp_path):
@@ -33,6 +34,7 @@ def test_every_shard_but_the_last_has_the_count(count, partitions, table, tmp_pa
     assert sum(counts) == 24
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("limit", [10_240, 40_960, 100_000, "150 kB", 10**9])
 def test_no_shard_is_larger_than_its_bytes_and_none_has_room_for_the_next(limit, tmp_path):
     rng = random.Random(3)

@@ -198,6 +198,7 @@ def test_a_token_stays_while_the_function_is_used(written):
     assert [token_of(f) for f in (again.plain, again.counting, again.Model(2))] == before
 
 
+@pytest.mark.slow
 def test_a_token_is_the_same_in_every_process(written, tmp_path):
     written("edited", ORIGINAL)
     program = (
@@ -294,6 +295,7 @@ def test_a_helper_that_was_reloaded_is_not_mixed_with_the_old_query(shards, writ
     assert set(after.compute()) == {2}
 
 
+@pytest.mark.slow
 def test_a_worker_that_has_the_old_module_says_so(shards, written, tmp_path, monkeypatch):
     pytest.importorskip("nvidia.dali", reason="nothing is decoded without DALI")
     monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(tmp_path), *sys.path]))

@@ -265,6 +265,7 @@ def test_partitions_are_read_ahead_on_the_workers_of_a_cluster(client, ddf, pers
             time.sleep(0.01)
 
 
+@pytest.mark.slow
 def test_tasks_on_all_workers_may_iterate(client, ddf, shards):
     want = ddf.compute()["__key__"].tolist()
     tasks = [client.submit(keys_in_a_task, shards, start) for start in (0, (1, 2))]

@@ -12,6 +12,8 @@ from small_frames import lazy_frame, small_frame
 
 import dask_image_ingest as dii
 
+pytestmark = pytest.mark.slow
+
 TRIALS = 50
 
 

@@ -52,6 +52,7 @@ def too_large_at_random(images):
     return too_large(fn.brightness(images, brightness=fn.random.uniform(range=(1, 2))))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("transform", [too_large, too_large_at_random])
 def test_a_failing_transform_is_told_by_shard_key_and_reason(shard, transform, anywhere):
     ddf = dii.read_webdataset_images(

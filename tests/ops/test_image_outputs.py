@@ -55,6 +55,7 @@ def test_arrays_of_one_shape_or_of_several_become_images_again(ddf, change, batc
     compare(ddf.compute().images.map_batches(change, {"image": "image"}, batch_size), ddf, change)
 
 
+@pytest.mark.slow
 def test_on_a_cluster_too_and_from_a_file(ddf, tmp_path):
     with (
         LocalCluster(1, threads_per_worker=1, dashboard_address=None) as cluster,

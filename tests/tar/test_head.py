@@ -82,6 +82,7 @@ def test_what_was_announced_is_fetched_at_once_and_nothing_else(served):
     assert server.sent < 1.5 * sum(size for _, size in places) + 100_000
 
 
+@pytest.mark.slow
 def test_memory_for_what_is_fetched_ahead_is_bounded(served):
     _server, opened = served
     data = shard(300, 50_000)

@@ -36,6 +36,7 @@ class Counted:
         return dask.compute(*frames)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("seed", range(30))
 def test_first_rows_are_the_first_rows(seed):
     choose = random.Random(seed)
@@ -52,6 +53,7 @@ def test_first_rows_are_the_first_rows(seed):
     assert compute.frames < 2 * needed or n > len(whole), seed
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("seed", range(30))
 def test_spread_rows_are_in_order_none_twice_and_as_many_as_there_are(seed):
     choose = random.Random(seed)

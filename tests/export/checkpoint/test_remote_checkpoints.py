@@ -10,6 +10,8 @@ import dask_image_ingest as dii
 from dask_image_ingest.errors import ExportError
 from dask_image_ingest.export import lock, remote_place
 
+pytestmark = pytest.mark.slow
+
 
 @pytest.fixture
 def frame(shards):

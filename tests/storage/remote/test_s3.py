@@ -9,6 +9,8 @@ from tars import COMPRESSIONS, samples_of, tar, webdataset_samples
 from dask_image_ingest.errors import ShardError, ShardNotFoundError
 from dask_image_ingest.storage import find_shards, is_fetched, open_shard
 
+pytestmark = pytest.mark.slow
+
 RNG = np.random.default_rng(3)
 SHARD = tar({f"{i:03d}.{e}": RNG.bytes(9000) for i in range(60) for e in ("jpg", "txt")})
 
