@@ -17,7 +17,7 @@ ROOT = Path(__file__).parent.parent / PACKAGE
 # From the ground up: a room may use those before it. Modules of the package itself have their place
 # among the rooms.
 ROOMS = (
-    "errors", "arguments", "dask_internals", "progress", "functions",
+    "errors", "arguments", "dask_internals", "progress", "listing_progress", "functions",
     "storage", "tar", "decode", "frames", "dataset", "cluster", "ops", "loader", "view", "export",
     "report", "accessor", "cli", "__init__",
 )  # fmt: skip

@@ -41,7 +41,11 @@ GPU_PACKAGES = {"cudf", "cupy", "dask_cuda", "dask_cudf", "pylibcudf", "rmm"}
 MARKED: dict[str, list[str]] = {
     "docs/guide/clusters.md": ["needs cudf"],
     "docs/guide/export.md": ["needs a damaged collection"],
-    "docs/guide/read.md": ["needs a bucket of S3"],
+    "docs/guide/read.md": [
+        "needs a bucket of S3",
+        "needs a bucket of S3",
+        "needs a collection of img2dataset",
+    ],
     "docs/guide/train.md": ["needs torch", "needs torch"],
 }
 

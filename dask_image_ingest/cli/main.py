@@ -19,6 +19,7 @@ from dask_image_ingest.errors import (
     MissingDependencyError,
     ShardNotFoundError,
 )
+from dask_image_ingest.listing_progress import showing_listings
 
 __all__ = ["main"]
 
@@ -29,7 +30,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Run the command line and return its exit status."""
     args = make_parser().parse_args(argv)
     try:
-        with _plain_warnings(), _scheduler(args.scheduler):
+        out = sys.stderr if sys.stderr.isatty() else None
+        with _plain_warnings(), _scheduler(args.scheduler), showing_listings(out):
             return int(args.verb(args))
     except DaskImageIngestError as error:
         print(f"dask-image-ingest: {error}", file=sys.stderr)

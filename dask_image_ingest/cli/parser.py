@@ -34,6 +34,13 @@ def make_parser() -> argparse.ArgumentParser:
         metavar="ADDRESS",
         help="run on this Dask cluster, not on the threads of this process",
     )
+    columns = argparse.ArgumentParser(add_help=False)
+    columns.add_argument(
+        "--read-sidecar",
+        choices=["parquet", "auto"],
+        help="have the columns of the parquet file beside each shard too, as img2dataset writes "
+        "it; auto: where there is one",
+    )
     parser = argparse.ArgumentParser(
         prog="dask-image-ingest",
         description="Look at WebDataset image shards.",
@@ -49,7 +56,7 @@ def make_parser() -> argparse.ArgumentParser:
     describing.set_defaults(verb=describe)
 
     told = "the first samples, without their pixels"
-    heading = verbs.add_parser("head", parents=[common], help=told, description=told)
+    heading = verbs.add_parser("head", parents=[common, columns], help=told, description=told)
     heading.add_argument("-n", type=_positive, default=5, metavar="N", help="how many (default 5)")
     heading.set_defaults(verb=head)
 
@@ -58,7 +65,7 @@ def make_parser() -> argparse.ArgumentParser:
     checking.set_defaults(verb=check)
 
     told = "a page of thumbnails and histograms, which needs no other file"
-    showing = verbs.add_parser("gallery", parents=[common], help=told, description=told)
+    showing = verbs.add_parser("gallery", parents=[common, columns], help=told, description=told)
     showing.add_argument("-o", dest="output", default="gallery.html", metavar="FILE")
     showing.add_argument(
         "-n", type=_positive, default=200, metavar="N", help="how many images (default 200)"
@@ -71,7 +78,7 @@ def make_parser() -> argparse.ArgumentParser:
     )
     showing.set_defaults(verb=gallery)
 
-    add_export(verbs, common)
+    add_export(verbs, [common, columns])
     return parser
 
 

@@ -79,7 +79,10 @@ def check(args: argparse.Namespace) -> int:
 
 def _read(args: argparse.Namespace) -> Any:
     return read_webdataset_images(
-        args.paths, backend="pandas", storage_options=args.storage_options
+        args.paths,
+        backend="pandas",
+        sidecar=args.read_sidecar,
+        storage_options=args.storage_options,
     )
 
 

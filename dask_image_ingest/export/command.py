@@ -6,6 +6,8 @@ import argparse
 import json
 import sys
 import warnings
+from collections.abc import Sequence
+from functools import partial
 from typing import Any
 
 from dask.utils import format_bytes
@@ -26,10 +28,10 @@ __all__ = ["add_export", "export_command"]
 _NO_PIXELS = ["image", "error"]
 
 
-def add_export(verbs: Any, common: argparse.ArgumentParser) -> None:
+def add_export(verbs: Any, parents: Sequence[argparse.ArgumentParser]) -> None:
     """Add the verb to the command line."""
     told = "write the samples that a condition keeps as new shards, with the bytes as they are"
-    parser = verbs.add_parser("export", parents=[common], help=told, description=told)
+    parser = verbs.add_parser("export", parents=parents, help=told, description=told)
     add = parser.add_argument
     add(
         "-o",
@@ -85,6 +87,8 @@ def export_command(args: argparse.Namespace) -> int:
         json_fields=json_fields or None,
         backend="pandas",
         shard_errors="skip",
+        sidecar=args.read_sidecar,
+        storage_options=args.storage_options,
     )
     if not args.drop_bad_images:
         frame = frame.drop(columns=_NO_PIXELS)
@@ -115,7 +119,8 @@ def export_command(args: argparse.Namespace) -> int:
             source_options=source_options_of(frame),
             show=show,
         )
-    damaged = exported.damaged | _damage_elsewhere(args.paths, exported, show)
+    elsewhere = _damage_elsewhere(args.paths, args.storage_options, exported, show)
+    damaged = exported.damaged | elsewhere
     summary = _summary(exported, damaged)
     print(json.dumps(summary, indent=2) if args.json else _in_words(summary))  # noqa: T201
     return 1 if summary["left_out"] or summary["damaged"] else 0
@@ -128,17 +133,20 @@ def _json_field(text: str) -> tuple[str, str]:
     return name, type_
 
 
-def _damage_elsewhere(paths: Any, exported: Exported, show: bool) -> dict[str, str]:
+def _damage_elsewhere(
+    paths: Any, storage_options: dict[str, Any] | None, exported: Exported, show: bool
+) -> dict[str, str]:
     """What is wrong with shards of which no row was exported."""
     seen = set(exported.sources)
-    others = [shard.url for shard in find_shards(paths) if shard.url not in seen]
-    found = run(_damage, others, show)
-    return {url: damage for url, damage in zip(others, found, strict=True) if damage}
+    found = find_shards(paths, storage_options)
+    others = [shard.url for shard in found if shard.url not in seen]
+    damages = run(partial(_damage, storage_options=storage_options), others, show)
+    return {url: damage for url, damage in zip(others, damages, strict=True) if damage}
 
 
-def _damage(url: str) -> str | None:
+def _damage(url: str, storage_options: dict[str, Any] | None) -> str | None:
     try:
-        with open_shard(url) as content:
+        with open_shard(url, storage_options) as content:
             damage = index_tar(content, url).damage
     except (ShardError, ShardNotFoundError) as error:
         return f"unreadable: {error}"

@@ -3,6 +3,7 @@
 from collections.abc import Iterable
 from typing import Any
 
+from dask_image_ingest.listing_progress import listing
 from dask_image_ingest.storage.local_listing import find_local_file
 from dask_image_ingest.storage.patterns import without_suffix
 from dask_image_ingest.storage.pipe import is_pipe
@@ -23,8 +24,9 @@ def find_beside(
     """
     urls = [_beside(shard.url, suffix) for shard in shards]
     named = list(filter(None, urls))
-    found = {url: find_local_file(url) for url in named if local_path(url) is not None}
-    found |= find_files([url for url in named if local_path(url) is None], storage_options)
+    with listing(f"the {suffix} files beside the shards"):
+        found = {url: find_local_file(url) for url in named if local_path(url) is not None}
+        found |= find_files([url for url in named if local_path(url) is None], storage_options)
     return [None if url is None else found[url] for url in urls]
 
 

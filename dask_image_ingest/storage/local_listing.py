@@ -6,6 +6,7 @@ import stat
 from collections.abc import Iterator
 
 from dask_image_ingest.errors import ShardError, ShardNotFoundError
+from dask_image_ingest.listing_progress import found
 from dask_image_ingest.storage.patterns import HIDDEN, is_glob, is_meant, is_shard
 from dask_image_ingest.storage.shard import Shard
 
@@ -39,6 +40,7 @@ def _shards_at(path: str) -> Iterator[Shard]:
     if stat.S_ISDIR(facts.st_mode):
         yield from _shards_below(path)
     else:
+        found()
         yield Shard(path, facts.st_size, str(facts.st_mtime_ns))
 
 

@@ -9,6 +9,7 @@ from braceexpand import braceexpand
 
 from dask_image_ingest.arguments import is_utf8, shown
 from dask_image_ingest.errors import ArgumentError, ShardNotFoundError
+from dask_image_ingest.listing_progress import listing
 from dask_image_ingest.storage.local_listing import find_local
 from dask_image_ingest.storage.patterns import glob_root, is_glob
 from dask_image_ingest.storage.pipe import is_pipe, refuse_pipes
@@ -62,6 +63,12 @@ def find_shards(
     Shard(url='/.../train-000.tar', size=4177920, version='...')
     """
     patterns = _as_patterns(paths)
+    more = f" and {len(patterns) - 1} more" if len(patterns) > 1 else ""
+    with listing(f"{shown(patterns[0])}{more}"):
+        return _find(patterns, storage_options)
+
+
+def _find(patterns: list[str], storage_options: dict[str, Any] | None) -> list[Shard]:
     local: list[str] = []
     remote: list[str] = []
     found: dict[str, list[Shard]] = {}

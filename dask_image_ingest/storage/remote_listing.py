@@ -6,6 +6,7 @@ from datetime import datetime
 from typing import Any
 
 from dask_image_ingest.errors import ShardError, ShardNotFoundError
+from dask_image_ingest.listing_progress import found as count
 from dask_image_ingest.storage.file_system import FileSystem, file_system, uncached
 from dask_image_ingest.storage.patterns import glob_root, is_glob, is_meant, is_shard_below
 from dask_image_ingest.storage.remote import asked, version_of
@@ -124,6 +125,7 @@ def _search(url: str, storage_options: dict[str, Any] | None) -> list[Shard]:
             entries = asked(url, fs.glob, fs_root + path[len(root) :], detail=True)
     except ShardNotFoundError:
         return []
+    count(len(entries))
     if not entries:
         _info(fs, fs_root, url)  # listings may swallow that no server answers
     files: dict[str, str] = {}
@@ -157,13 +159,18 @@ def _list(fs: FileSystem, folder_path: str, folder: str) -> dict[str, Info]:
         entries = asked(folder, fs.ls, folder_path, detail=True)
     except ShardNotFoundError:
         return {}
+    count(len(entries))
     return {entry["name"].strip("/"): entry for entry in entries}
 
 
 def _infos(fs: FileSystem, paths: list[str], urls: list[str]) -> list[Info | None]:
     at_once = _REQUESTS_AT_ONCE if fs.async_impl else 1
     with ThreadPoolExecutor(at_once) as pool:
-        return list(pool.map(lambda path, url: _info(fs, path, url), paths, urls))
+        infos = []
+        for info in pool.map(lambda path, url: _info(fs, path, url), paths, urls):
+            infos.append(info)
+            count()
+        return infos
 
 
 def _info(fs: FileSystem, path: str, url: str) -> Info | None:

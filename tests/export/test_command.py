@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import json
+import shutil
 
 import pandas as pd
 import pytest
@@ -141,3 +142,32 @@ def test_a_jpeg_option_that_is_none_is_a_wrong_argument(how, folder, tmp_path, c
     assert (status, out) == (2, "")
     assert "jpeg" in err or "quality" in err
     assert not list(tmp_path.iterdir())
+
+
+def test_sidecars_of_the_source_are_asked_and_passed_on(folder, photos, tmp_path, capsys):
+    source = shutil.copytree(folder, tmp_path / "in")
+    for number, path in enumerate(sorted(source.glob("*.tar"))):
+        mine = photos[8 * number : 8 * number + 8]
+        scores = {
+            "key": [photo.key for photo in mine],
+            "score": [photo.similarity for photo in mine],
+        }
+        pd.DataFrame(scores).to_parquet(path.with_suffix(".parquet"))
+    where = ["--read-sidecar", "parquet", "--where", "score > 0.5"]
+    status, _, _ = run(capsys, source, "-o", tmp_path / "out" / "{shard}.tar", *where)
+    kept = [photo for photo in photos if photo.similarity > 0.5]
+    assert status == 0
+    assert by_webdataset(shards_in(tmp_path / "out")) == [(p.key, p.members) for p in kept]
+    written = pd.read_parquet(tmp_path / "out" / "0.parquet")
+    assert written["score"].tolist() == [photo.similarity for photo in kept]
+
+
+def test_storage_options_reach_the_sources(folder, photos, tmp_path, capsys):
+    commands = f"pipe:cat {folder}/photos-{{000..002}}.tar"
+    target = ["-o", tmp_path / "{shard}.tar"]
+    status, _, err = run(capsys, commands, *target)
+    assert status == 2
+    assert "is a command" in err
+    status, _, _ = run(capsys, commands, *target, "--storage-options", "allow_pipes=true")
+    assert status == 0
+    assert by_webdataset(shards_in(tmp_path)) == [(p.key, p.members) for p in photos]

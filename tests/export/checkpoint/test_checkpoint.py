@@ -377,3 +377,24 @@ def test_a_bar_is_shown_to_whoever_waits(job, tmp_path, capsys):
     with dask.config.set(scheduler="threads"):
         dii.checkpoint(job(), tmp_path / "out", progress=True)
     assert capsys.readouterr().out == ""
+
+
+def test_a_sidecar_is_part_of_its_shard(folder, tmp_path):
+    for shard in sorted(folder.glob("*.tar")):
+        keys = dii.read_webdataset_images(shard, backend="pandas")["__key__"].compute()
+        pd.DataFrame({"key": keys.to_numpy(), "score": 1.0}).to_parquet(
+            shard.with_suffix(".parquet")
+        )
+    options = {"sidecar": "parquet", "size": 16, "backend": "pandas"}
+
+    def stored():
+        ddf = dii.read_webdataset_images(folder, **options)
+        model = Counted(tmp_path / "calls")
+        return dii.checkpoint(ddf.images.map_batches(model, outputs=OUTPUTS), tmp_path / "out")
+
+    assert stored()["score"].compute().eq(1).all()
+    changed = sorted(folder.glob("*.parquet"))[1]
+    pd.read_parquet(changed).assign(score=2.0).to_parquet(changed)
+    (tmp_path / "calls").unlink()
+    assert stored()["score"].compute().tolist() == [1.0] * 8 + [2.0] * 8 + [1.0] * 8
+    assert (tmp_path / "calls").read_text() == "called\n"
