@@ -17,6 +17,8 @@ from dask_image_ingest import listing_progress
 from dask_image_ingest.cli import main
 from dask_image_ingest.storage import find_shards
 
+pytestmark = pytest.mark.slow
+
 SHARD = tar({"a.jpg": b"1"})
 LINE = r"\rlisting '[^']*-{0\.\.3}\.tar': (\d+) files in \d+\.\d s"
 

@@ -124,7 +124,7 @@ class Sidecar:
     ) -> np.ndarray:
         named = {c.column: c.name for c in columns}
         inside = tuple(tuple((named[c], op, value) for c, op, value in conj) for conj in filters)
-        believed = {c.name: c.type for c in columns if self._tells(file, c)}
+        believed = [c.name for c in columns if self._tells(file, c)]
         groups = groups_that_may_match(file.metadata, inside, believed)
         table = pa.table({c.column: self._read(file, c, groups) for c in columns})
         passing = np.zeros(file.metadata.num_rows, bool)

@@ -129,6 +129,7 @@ def test_downloads_that_failed_are_no_rows(collection):
     assert (frame["__key__"].str[3:5] + frame["__key__"].str[6:] == frame["uid"]).all()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("seed", range(25))
 def test_rows_are_those_of_a_merge_by_key(seed, tmp_path):
     """Random shards and files: their orders, keys, row groups, nulls and NaN differ."""

@@ -54,6 +54,7 @@ def test_a_command_has_no_input(tmp_path):
         assert len(content) == 0
 
 
+@pytest.mark.slow
 def test_each_partition_runs_its_command_once(shards, tmp_path):
     log = tmp_path / "log"
     paths = [f"pipe:echo {n} >> {log}; cat {path}" for n, path in enumerate(shards)]
@@ -101,6 +102,7 @@ def test_a_command_that_fails_is_an_error_though_it_wrote_all(shards, command, h
         assert len(ddf) == 8
 
 
+@pytest.mark.slow
 def test_an_interrupt_ends_the_command_too(tmp_path):
     def interrupt(*args):
         raise KeyboardInterrupt
@@ -118,6 +120,7 @@ def test_an_interrupt_ends_the_command_too(tmp_path):
     assert not evidence.exists()
 
 
+@pytest.mark.slow
 def test_images_can_be_decoded_late(commands, photos):
     table = read(commands, allow_pipes=True).drop(columns=["image", "error"])
     some = table[table.width > 120]
@@ -136,6 +139,7 @@ def test_pages_of_thumbnails_ask_no_more_permission_than_the_read(commands):
     assert not [card.error for card in page.cards if card.error]
 
 
+@pytest.mark.slow
 def test_an_export_copies_what_commands_give(commands, shards, tmp_path):
     table = read(commands, allow_pipes=True).drop(columns=["image", "error"])
     dii.to_webdataset(table, tmp_path / "a" / "{shard:03d}.tar", samples_per_shard=10)

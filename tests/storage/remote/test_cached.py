@@ -18,9 +18,8 @@ import dask_image_ingest as dii
 from dask_image_ingest.storage import find_shards, open_shard
 
 # fsspec's block cache leaves its files to the garbage collector.
-pytestmark = pytest.mark.filterwarnings(
-    "ignore:(?s).*FileIO name=.*copies/:pytest.PytestUnraisableExceptionWarning"
-)
+_LEFT_OPEN = "ignore:(?s).*FileIO name=.*copies/:pytest.PytestUnraisableExceptionWarning"
+pytestmark = [pytest.mark.slow, pytest.mark.filterwarnings(_LEFT_OPEN)]
 
 RNG = np.random.default_rng(3)
 SHARDS = {

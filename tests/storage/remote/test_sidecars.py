@@ -15,6 +15,8 @@ from tars import tar
 
 import dask_image_ingest as dii
 
+pytestmark = pytest.mark.slow
+
 SHARDS = 12
 KINDS_OF_FILE = (".tar", ".parquet")
 
