@@ -13,12 +13,17 @@ from pyarrow import parquet
 
 from dask_image_ingest.errors import ShardError, ShardNotFoundError
 from dask_image_ingest.index.stored import FORMAT, METADATA, ShardFacts, StoredIndex
-from dask_image_ingest.storage import LazyBytes, Shard, local_path, open_shard
+from dask_image_ingest.storage import LazyBytes, Shard, open_shard
 
 __all__ = ["UnusableIndexError", "open_stored"]
 
-# In bytes: a remote index that is no larger is fetched whole, by one request or two.
-_FETCHED_WHOLE = 4 << 20
+# In bytes: an index that is no larger is read whole, of a remote one by one request or two.
+_READ_WHOLE = 4 << 20
+
+# Those that were read last, by file, size and version of the shard: its parts are asked for one
+# after the other.
+_MOST_KEPT = 4
+_kept: dict[tuple[str, int, str], StoredIndex] = {}
 
 
 class UnusableIndexError(Exception):
@@ -36,26 +41,38 @@ def open_stored(
     UnusableIndexError
         If it can't be read, or is one of another version of the shard.
     """
+    known = (url, shard.size, shard.version)
+    if known in _kept and (found := _kept.get(known)):
+        yield found
+        return
     with ExitStack() as opened:
         try:
             content = opened.enter_context(open_shard(url, storage_options))
-            file = parquet.ParquetFile(_source(url, content))
+            whole = pa.py_buffer(content[:]) if len(content) <= _READ_WHOLE else None
+            source = pa.PythonFile(_File(content), mode="r") if whole is None else whole
+            file = opened.enter_context(closing(_parquet(source)))
         except ShardNotFoundError as error:
             raise UnusableIndexError("there is no such file") from error
         except pa.ArrowException as error:
             raise UnusableIndexError(f"it is no whole parquet file ({error})") from error
-        opened.enter_context(closing(file))
         facts = _facts(file, shard)
-        yield StoredIndex(facts, len(content), lambda name: _column(file, url, name))
+        if whole is None:
+            yield StoredIndex(facts, len(content), lambda name: _column(file, url, name))
+            return
+        metadata = file.metadata
+        # A file for each column, since threads may share the index.
+        found = StoredIndex(
+            facts, len(content), lambda name: _column(_parquet(whole, metadata), url, name)
+        )
+    _kept[known] = found
+    for oldest in list(_kept)[:-_MOST_KEPT]:
+        _kept.pop(oldest, None)
+    yield found
 
 
-def _source(url: str, content: LazyBytes) -> Any:
-    path = local_path(url)
-    if path is not None:
-        return path
-    if len(content) <= _FETCHED_WHOLE:
-        return pa.BufferReader(pa.py_buffer(content[:]))
-    return pa.PythonFile(_File(content), mode="r")
+def _parquet(source: Any, metadata: Any = None) -> parquet.ParquetFile:
+    opened = pa.BufferReader(source) if isinstance(source, pa.Buffer) else source
+    return parquet.ParquetFile(opened, metadata=metadata)
 
 
 def _facts(file: parquet.ParquetFile, shard: Shard) -> ShardFacts:
@@ -76,7 +93,7 @@ def _facts(file: parquet.ParquetFile, shard: Shard) -> ShardFacts:
 
 def _column(file: parquet.ParquetFile, url: str, name: str) -> pa.Array:
     try:
-        column = file.read(columns=[name]).column(name)
+        column = file.read(columns=[name], use_threads=False).column(name)
     except (pa.ArrowException, OSError) as error:
         raise ShardError(f"the index {url} cannot be read: {error}. Write it anew") from error
     return column.combine_chunks()
