@@ -9,6 +9,7 @@ import fsspec
 import pandas as pd
 import pytest
 from faulty_server import faulty_server
+from s3 import empty_bucket, s3_options
 from synthetic import write_shards
 
 import dask_image_ingest as dii
@@ -140,19 +141,18 @@ def test_a_remote_shard_that_is_replaced_is_no_mixture(web, tmp_path):
     assert keys.iloc[60] == "000120"
 
 
-def test_shards_in_a_bucket(bucket, s3_options, shards):
-    fs, name = bucket
+def test_shards_in_a_bucket(s3_server, shards):
+    fs, name, options = empty_bucket(s3_server, BUCKET), BUCKET, s3_options(s3_server)
     for path in shards.glob("*.tar"):
         fs.put_file(str(path), f"{name}/train/{path.name}")
     url = f"s3://{name}/train/shard-*.tar"
-    written = dii.write_index(url, storage_options=s3_options)
+    written = dii.write_index(url, storage_options=options)
     assert written["state"].tolist() == ["written"] * 9
     beside = fs.ls(f"{name}/train", detail=False, refresh=True)
     assert len(beside) == 18, beside
-    upstream = s3_options["endpoint_url"]
-    with faulty_server(upstream=upstream) as server:
-        options = s3_options | {"endpoint_url": server.url}
-        ddf = dii.read_webdataset_images(url, backend="pandas", storage_options=options)
+    with faulty_server(upstream=s3_server) as server:
+        counted = s3_options(server.url)
+        ddf = dii.read_webdataset_images(url, backend="pandas", storage_options=counted)
         found = questions(ddf)
         tars = [path for _, path, _ in server.seen if re.search(r"\d\.tar(\?|$)", path)]
         listings = [path for _, path, _ in server.seen if "list-type" in path]
@@ -161,12 +161,12 @@ def test_shards_in_a_bucket(bucket, s3_options, shards):
         server.reset()
         few = [f"s3://{name}/train/shard-000{n}.tar" for n in (3, 5)]
         assert (
-            len(dii.read_webdataset_images(few, backend="pandas", storage_options=options)) == 120
+            len(dii.read_webdataset_images(few, backend="pandas", storage_options=counted)) == 120
         )
         assert not [path for _, path, _ in server.seen if re.search(r"\.tar\?x-id=GetObj", path)]
     local = dii.read_webdataset_images(str(shards), backend="pandas", index=False)
     assert_same(questions(local), found)
-    again = dii.write_index(url, storage_options=s3_options)
+    again = dii.write_index(url, storage_options=options)
     assert again["state"].tolist() == ["kept"] * 9
 
 
@@ -179,5 +179,7 @@ def test_other_file_systems(shards, tmp_path):
         ddf = dii.read_webdataset_images("memory://indexed/", backend="pandas", index=tmp_path)
         local = dii.read_webdataset_images(str(shards), backend="pandas", index=False)
         assert_same(questions(local), questions(ddf))
+        picture = ddf[ddf.txt == "picture 77"][["image"]].compute()["image"].iloc[0]
+        assert picture == local[local.txt == "picture 77"][["image"]].compute()["image"].iloc[0]
     finally:
         fs.rm("/indexed", recursive=True)
