@@ -1,11 +1,11 @@
 """What a collection with indexes costs to build and to ask, no shard being opened.
 
-    python benchmarks/index.py [--shards 1000] [--samples 10000] [--folder /tmp/index]
+    python benchmarks/index.py [--shards 1000] [--samples 10000] [--rounds 3]
 
 Makes the indexes of shards that have nothing in them: whoever opened one would find no sample. The
-samples have an image, a caption and a JSON of 300 bytes. Each question is asked three times, in
-turn, of workers that have begun. One line of JSON for each: the median of the seconds, the
-processor time of this process and its workers, the answer.
+samples have an image, a caption and a JSON of 300 bytes. The questions are asked in turn of workers
+that have begun, round by round. One line of JSON for each: seconds, processor time of this process
+and its workers, the answer.
 """
 
 from __future__ import annotations
@@ -14,7 +14,6 @@ import argparse
 import io
 import json
 import os
-import statistics
 import time
 from pathlib import Path
 from typing import Any
@@ -32,13 +31,12 @@ from dask_image_ingest.index import index_place, shard_table
 from dask_image_ingest.storage import find_shards
 from dask_image_ingest.tar import index_tar
 
-ROUNDS = 3
-
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("--shards", type=int, default=1000)
     parser.add_argument("--samples", type=int, default=10_000)
+    parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--folder", type=Path, default=Path("/tmp/index"))
     args = parser.parse_args()
     folder = args.folder / f"{args.shards}x{args.samples}"
@@ -47,14 +45,11 @@ def main() -> None:
     paths = f"{folder}/*.tar"
     with dii.start_cluster() as client:
         client.run(os.getpid)
-        times: dict[str, list[tuple[float, float, Any]]] = {}
-        for _ in range(ROUNDS):
+        for number in range(args.rounds):
             for name, question in QUESTIONS.items():
-                times.setdefault(name, []).append(timed(question, paths, client))
-    for name, measured in times.items():
-        wall, cpu = (statistics.median(values) for values in list(zip(*measured, strict=True))[:2])
-        told = {"question": name, "seconds": round(wall, 2), "processor": round(cpu, 2)}
-        print(json.dumps(told | {"answer": measured[0][2]}), flush=True)
+                print(
+                    json.dumps({"round": number} | timed(name, question, paths, client)), flush=True
+                )
 
 
 def build(paths: str) -> Any:
@@ -91,11 +86,13 @@ QUESTIONS = {
 }
 
 
-def timed(question: Any, paths: str, client: Any) -> tuple[float, float, Any]:
+def timed(name: str, question: Any, paths: str, client: Any) -> dict[str, Any]:
     workers = [psutil.Process(pid) for pid in {os.getpid(), *client.run(os.getpid).values()}]
     before, began = spent(workers), time.perf_counter()
     answer = question(paths)
-    return time.perf_counter() - began, spent(workers) - before, answer
+    seconds, processor = time.perf_counter() - began, spent(workers) - before
+    told = {"seconds": round(seconds, 2), "processor": round(processor, 2)}
+    return {"question": name} | told | {"answer": answer}
 
 
 def spent(processes: list[psutil.Process]) -> float:
