@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from dask_image_ingest.storage.late_bytes import LateBytes
 from dask_image_ingest.storage.lazy_bytes import LazyBytes
 from dask_image_ingest.storage.remote import RemoteBytes
 
@@ -22,10 +21,6 @@ def announce(content: LazyBytes, ranges: Iterable[tuple[int, int]]) -> None:
     They are fetched by many requests at once, ahead of their use, and nothing else is. Nothing
     happens where bytes are at hand anyway.
     """
-    if isinstance(content, LateBytes):
-        ranges = list(ranges)
-        if not ranges:
-            return  # it need not be opened
-        content = content.content
-    if isinstance(content, RemoteBytes):
-        content.announce(ranges)
+    told = getattr(content, "announce", None)
+    if told is not None:
+        told(ranges)

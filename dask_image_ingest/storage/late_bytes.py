@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import ExitStack, contextmanager
 from typing import Any
 
+from dask_image_ingest.storage.announce import announce
 from dask_image_ingest.storage.lazy_bytes import LazyBytes
 from dask_image_ingest.storage.open import open_shard
 from dask_image_ingest.storage.shard import Shard
@@ -42,6 +43,12 @@ class LateBytes:
 
     def __getitem__(self, part: slice, /) -> bytes | bytearray | memoryview:
         return self.content[part]
+
+    def announce(self, ranges: Iterable[tuple[int, int]]) -> None:
+        """Say what will be read from here on; if that is nothing, it need not be opened."""
+        ranges = list(ranges)
+        if ranges:
+            announce(self.content, ranges)
 
 
 @contextmanager
