@@ -14,6 +14,8 @@ from synthetic import write_shards
 
 import dask_image_ingest as dii
 
+pytestmark = pytest.mark.slow
+
 BUCKET = "indexed"
 
 

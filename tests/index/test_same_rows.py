@@ -15,6 +15,8 @@ from random_shards import members_json, random_shards, wds2idx_file
 import dask_image_ingest as dii
 from dask_image_ingest.dataset import warning as warning_module
 
+pytestmark = pytest.mark.slow
+
 OPTIONS: list[dict[str, Any]] = [
     {},
     {"errors": "drop", "size": 16},
