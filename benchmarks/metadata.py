@@ -25,9 +25,9 @@ from PIL import Image
 
 from dask_image_ingest.dataset.metadata import SampleRows
 from dask_image_ingest.dataset.options import ReadOptions
-from dask_image_ingest.dataset.schema import IMAGE_EXTENSIONS, make_schema, parse_image_extensions
+from dask_image_ingest.dataset.schema import make_schema, parse_image_extensions
 from dask_image_ingest.decode.options import MAX_PIXELS, Decoding
-from dask_image_ingest.tar import index_tar
+from dask_image_ingest.tar import IMAGE_EXTENSIONS, index_tar
 
 COLUMNS = ("__key__", "offset", "nbytes", "txt", "format", "height", "width", "channels", "error")
 MEMBERS_PER_SAMPLE = 4

@@ -15,7 +15,7 @@ from dask_image_ingest.errors import (
     ShardError,
     ShardNotFoundError,
 )
-from dask_image_ingest.export import Encode, checkpoint, to_webdataset
+from dask_image_ingest.export import Encode, checkpoint, to_webdataset, write_index
 from dask_image_ingest.view import gallery
 
 __version__ = "0.1.0"
@@ -38,6 +38,7 @@ __all__ = [
     "read_webdataset_images",
     "start_cluster",
     "to_webdataset",
+    "write_index",
 ]
 
 

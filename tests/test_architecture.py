@@ -18,8 +18,8 @@ ROOT = Path(__file__).parent.parent / PACKAGE
 # among the rooms.
 ROOMS = (
     "errors", "arguments", "dask_internals", "progress", "listing_progress", "functions",
-    "storage", "tar", "decode", "frames", "dataset", "cluster", "ops", "loader", "view", "export",
-    "report", "accessor", "cli", "__init__",
+    "storage", "tar", "decode", "index", "frames", "dataset", "cluster", "ops", "loader", "view",
+    "export", "report", "accessor", "cli", "__init__",
 )  # fmt: skip
 
 # Modules for those who have another package, which rooms can't show to all.

@@ -12,10 +12,10 @@ from PIL import Image
 from dask_image_ingest import decode, read_webdataset_images
 from dask_image_ingest.dataset.metadata import SampleRows
 from dask_image_ingest.dataset.options import ReadOptions
-from dask_image_ingest.dataset.schema import IMAGE_EXTENSIONS, make_schema, parse_image_extensions
+from dask_image_ingest.dataset.schema import make_schema, parse_image_extensions
 from dask_image_ingest.decode.options import MAX_PIXELS, Decoding
 from dask_image_ingest.storage import open_shard
-from dask_image_ingest.tar import index_tar
+from dask_image_ingest.tar import IMAGE_EXTENSIONS, index_tar
 from dask_image_ingest.tar.garbage_collection import gc_paused
 
 pytest.importorskip("nvidia.dali", reason="nothing is decoded without DALI")

@@ -6,7 +6,7 @@ import argparse
 import json
 from typing import Any
 
-from dask_image_ingest.cli.verbs import check, describe, gallery, head
+from dask_image_ingest.cli.verbs import check, describe, gallery, head, index
 from dask_image_ingest.export import add_export
 
 __all__ = ["make_parser"]
@@ -77,6 +77,16 @@ def make_parser() -> argparse.ArgumentParser:
         "--decode", action="store_true", help="decode every image, and count what fails"
     )
     showing.set_defaults(verb=gallery)
+
+    told = "an index beside each shard: what can be asked without pixels, so that no tar is opened"
+    indexing = verbs.add_parser("index", parents=[common], help=told, description=told)
+    indexing.add_argument(
+        "-o", dest="output", metavar="FOLDER", help="write there, if the shards are read-only"
+    )
+    indexing.add_argument(
+        "--overwrite", action="store_true", help="write those anew that are up to date"
+    )
+    indexing.set_defaults(verb=index)
 
     add_export(verbs, [common, columns])
     return parser

@@ -15,6 +15,7 @@ from dask.diagnostics import ProgressBar
 
 from dask_image_ingest.cli.status import BAD_DATA, FINE
 from dask_image_ingest.dataset import read_webdataset_images
+from dask_image_ingest.export import write_index
 from dask_image_ingest.progress import compute_all, run
 from dask_image_ingest.report import (
     check_shard,
@@ -23,6 +24,7 @@ from dask_image_ingest.report import (
     head_text,
     in_total,
     in_words,
+    index_text,
     is_bad,
     summarize,
 )
@@ -30,7 +32,7 @@ from dask_image_ingest.storage import find_shards
 from dask_image_ingest.view import first_rows
 from dask_image_ingest.view import gallery as write_gallery
 
-__all__ = ["check", "describe", "gallery", "head"]
+__all__ = ["check", "describe", "gallery", "head", "index"]
 
 _NEEDS_DECODING = ["image", "error"]
 
@@ -75,6 +77,21 @@ def check(args: argparse.Namespace) -> int:
     found = run(function, _urls(args), _on_terminal())
     print(json.dumps(in_total(found), indent=2) if args.json else in_words(found))
     return BAD_DATA if any(shard.is_bad for shard in found) else FINE
+
+
+def index(args: argparse.Namespace) -> int:
+    """Write an index of each shard, but for those that have one which holds."""
+    told = write_index(
+        args.paths,
+        folder=args.output,
+        overwrite=args.overwrite,
+        shard_errors="skip",
+        progress=_on_terminal(),
+        storage_options=args.storage_options,
+    )
+    records = told.astype(object).where(told.notna(), None).to_dict("records")
+    print(json.dumps(records, indent=2) if args.json else index_text(records))
+    return BAD_DATA if told["damage"].notna().any() or told["error"].notna().any() else FINE
 
 
 def _read(args: argparse.Namespace) -> Any:

@@ -24,12 +24,11 @@ from dask_image_ingest.dataset.options import ReadOptions
 from dask_image_ingest.dataset.partition import NoPixels
 from dask_image_ingest.dataset.pointers import POINTER
 from dask_image_ingest.dataset.read import read_webdataset_images
-from dask_image_ingest.dataset.schema import IMAGE_EXTENSIONS, image_member, parse_image_extensions
+from dask_image_ingest.dataset.schema import image_member, parse_image_extensions
 from dask_image_ingest.dataset.sidecar_schema import with_sidecars
 from dask_image_ingest.dataset.warning import warn_user
 
 __all__ = [
-    "IMAGE_EXTENSIONS",
     "MIRRORED",
     "NEGATED",
     "POINTER",

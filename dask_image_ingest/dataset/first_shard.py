@@ -10,11 +10,14 @@ from functools import cached_property
 from typing import Any
 
 from dask_image_ingest.dataset.conversion import parse_json
+from dask_image_ingest.dataset.indexed import IndexedRows
 from dask_image_ingest.dataset.metadata import SampleRows
+from dask_image_ingest.dataset.opened import known_members, known_samples
 from dask_image_ingest.dataset.options import ReadOptions
 from dask_image_ingest.dataset.schema import Schema, image_member
 from dask_image_ingest.errors import ShardError, ShardNotFoundError
-from dask_image_ingest.storage import LazyBytes, Shard, open_shard
+from dask_image_ingest.index import IndexFile, KnownBytes, StoredIndex
+from dask_image_ingest.storage import LazyBytes, Shard, open_late, open_shard
 from dask_image_ingest.tar import TarIndex, index_head, read_member
 
 __all__ = ["FirstShard", "open_first"]
@@ -31,9 +34,14 @@ _NAMED = 20
 
 @contextmanager
 def open_first(
-    shards: Sequence[Shard], storage_options: dict[str, Any] | None, skip: bool
+    shards: Sequence[Shard],
+    storage_options: dict[str, Any] | None,
+    skip: bool,
+    indexes: dict[str, IndexFile],
 ) -> Iterator[FirstShard]:
     """The first shard, or with ``skip`` the first that can be read, while it is open.
+
+    If its index can't be used, it is taken out of ``indexes``.
 
     Raises
     ------
@@ -44,26 +52,47 @@ def open_first(
     for shard in shards:
         with ExitStack() as opened:
             try:
-                content = opened.enter_context(open_shard(shard.url, storage_options))
-                index, share = index_head(content, shard.url)
+                first = _opened(opened, shard, storage_options, indexes)
             except (ShardError, ShardNotFoundError) as error:
                 if not skip:
                     raise
                 reasons.append(str(error))
                 continue
-            yield FirstShard(shard, content, index, share)
+            yield first
             return
     raise ShardError(f"none of the {len(shards)} shards can be read; the first: {reasons[0]}")
 
 
+def _opened(
+    opened: ExitStack,
+    shard: Shard,
+    storage_options: dict[str, Any] | None,
+    indexes: dict[str, IndexFile],
+) -> FirstShard:
+    stored = known_samples(opened, indexes.get(shard.url), storage_options, warn=True)
+    if stored is not None:
+        late = opened.enter_context(open_late(shard, storage_options))
+        return FirstShard(shard, KnownBytes(stored, late), stored.whole(), stored=stored)
+    content = opened.enter_context(open_shard(shard.url, storage_options))
+    members = known_members(content, indexes.get(shard.url), storage_options, warn=True)
+    if members is not None:
+        return FirstShard(shard, content, members)
+    indexes.pop(shard.url, None)
+    return FirstShard(shard, content, *index_head(content, shard.url))
+
+
 @dataclass(frozen=True)
 class FirstShard:
-    """A shard that is open, and its samples; of a remote one the first, which are a ``share``."""
+    """A shard that is open, and its samples; of a remote one the first, which are a ``share``.
+
+    ``stored`` is its index, if it has one.
+    """
 
     shard: Shard
     content: LazyBytes
     index: TarIndex
     share: float = 1.0
+    stored: StoredIndex | None = None
 
     @cached_property
     def extensions(self) -> list[str]:
@@ -79,7 +108,12 @@ class FirstShard:
         """What it decodes to, by the headers of some of its images."""
         samples = len(self.index.samples)
         step = max(1, samples // _HEADERS_LOOKED_AT)
-        rows = SampleRows(self.shard.url, self.content, self.index, options)
+        url, content = self.shard.url, self.content
+        rows = (
+            SampleRows(url, content, self.index, options)
+            if self.stored is None
+            else IndexedRows(url, content, self.stored, options)
+        )
         headers = rows.take(range(0, samples, step)).headers
         return round(sum(map(options.decoding.nbytes, headers)) * step / self.share)
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Sequence, Set
 from functools import cached_property
 from typing import Any
 
@@ -21,6 +21,7 @@ from dask_image_ingest.storage import LazyBytes, announce
 from dask_image_ingest.tar import (
     HEAD,
     LARGEST_VALUE,
+    Damage,
     Sample,
     Span,
     TarIndex,
@@ -85,12 +86,25 @@ class SampleRows:
     @cached_property
     def headers(self) -> list[Header]:
         """What the first bytes of each image tell."""
-        self._announce(span and (span[0], min(span[1], HEAD)) for span in self.spans)
+        self._announce_heads(self.spans)
         with gc_paused():
             return [
                 self._header(sample, span)
                 for sample, span in zip(self.samples, self.spans, strict=True)
             ]
+
+    @property
+    def damage(self) -> Damage | None:
+        """What is wrong with the shard."""
+        return self._index.damage
+
+    def other_kinds(self, known: Set[str]) -> set[str]:
+        """The kinds of members that are not ``known``, and not the image of each sample."""
+        others: set[str] = set()
+        for sample in self.samples:
+            if unknown := sample.members.keys() - known:
+                others.update(unknown - {image_member(sample, self._image_extensions)})
+        return others
 
     def image_bytes(self, row: int) -> Sequence[int] | None:
         """The encoded image of one row."""
@@ -175,28 +189,44 @@ class SampleRows:
         if error := too_large_error(self._index, span):
             return Header(None, None, None, None, error, True)
         header = read_header(open_member(self._content, self._index, span), self._max_pixels)
+        return self._with_duplicates(header, sample)
+
+    def _with_duplicates(self, header: Header, sample: Sample) -> Header:
         if sample.duplicates and header.error is None:
             return header._replace(error=duplicate_error(sample))
         return header
+
+    def _announce_heads(self, spans: Iterable[Span | None]) -> None:
+        self._announce(span and (span[0], min(span[1], HEAD)) for span in spans)
 
     def _announce(self, spans: Iterable[Span | None]) -> None:
         sparse = self._index.sparse
         found = (span for span in spans if span is not None and span[0] not in sparse)
         announce(self._content, ((offset, offset + size) for offset, size in found))
 
+    def _members(self, extension: str) -> list[Span | None]:
+        """Where each sample's member of a kind lies."""
+        return [sample.members.get(extension) for sample in self.samples]
+
+    def _known(self, extension: str) -> list[bytes | None]:
+        """What each of these members holds, where that is known without reading it."""
+        return [None] * len(self)
+
     def _component(self, component: Component) -> pa.Array:
-        extension = component.extension
-        self._announce(sample.members.get(extension) for sample in self.samples)
-        contents: list[bytes | None] = []
+        spans, contents = self._members(component.extension), self._known(component.extension)
+        unknown = [
+            row
+            for row, (span, known) in enumerate(zip(spans, contents, strict=True))
+            if span is not None and known is None
+        ]
+        self._announce(spans[row] for row in unknown)
         failed = []
-        for row, sample in enumerate(self.samples):
-            span = sample.members.get(extension)
-            content = None
-            if span is not None and span[1] > LARGEST_VALUE:
+        for row in unknown:
+            span = spans[row] or (0, 0)
+            if span[1] > LARGEST_VALUE:
                 failed.append(row)
-            elif span is not None:
-                content = bytes(read_member(self._content, self._index, span))
-            contents.append(content)
+            else:
+                contents[row] = bytes(read_member(self._content, self._index, span))
         array, misfits = convert(contents, component.type, component.path)
         if failed := sorted(failed + misfits):
             warn_user(

@@ -12,6 +12,7 @@ from dask.dataframe.dispatch import concat
 from dask_image_ingest.dataset import filters as dnf
 from dask_image_ingest.dataset.computed import EvaluatedFilter
 from dask_image_ingest.dataset.metadata import SampleRows
+from dask_image_ingest.dataset.opened import open_rows
 from dask_image_ingest.dataset.query import Query
 from dask_image_ingest.dataset.sidecar import Sidecar, open_sidecar
 from dask_image_ingest.dataset.splits import ShardSplit
@@ -28,8 +29,7 @@ from dask_image_ingest.errors import (
     ShardError,
     ShardNotFoundError,
 )
-from dask_image_ingest.storage import open_shard
-from dask_image_ingest.tar import TarIndex, index_tar
+from dask_image_ingest.tar import TarIndex
 
 __all__ = ["NoPixels", "check_size", "read_partition"]
 
@@ -76,12 +76,12 @@ def _read(split: ShardSplit, query: Query) -> Any:
 
 
 def _read_shard(split: ShardSplit, query: Query, sidecar: Sidecar) -> Any:
-    with open_shard(split.url, query.options.storage_options) as content:
-        index = index_tar(content, split.url)
+    with open_rows(
+        split.url, split.index, query.options, query.components, sidecar, warn=not split.part
+    ) as rows:
         if not split.part:  # once for a shard, not once for each part of it
-            _warn(split.url, index, query)
-        rows = SampleRows(split.url, content, index, query.options, query.components, sidecar)
-        rows = rows.take(split.rows(len(index.samples))).keep(query.filters_before_decode)
+            _warn(rows, query)
+        rows = rows.take(split.rows(len(rows))).keep(query.filters_before_decode)
         rows, query = _keep_computed(rows, query)
         if not query.must_decode:
             rows = rows.take(range(len(rows))[: query.limit])
@@ -95,11 +95,10 @@ def _read_shard(split: ShardSplit, query: Query, sidecar: Sidecar) -> Any:
         return _frame(rows, pixels, query)
 
 
-def _warn(url: str, index: TarIndex, query: Query) -> None:
-    warn_of_damage(url, index)
+def _warn(rows: SampleRows, query: Query) -> None:
+    warn_of_damage(rows.url, rows.damage, len(rows))
     if query.known_extensions is not None:
-        extensions = query.options.image_extensions
-        warn_of_late_members(url, index, query.known_extensions, extensions)
+        warn_of_late_members(rows.url, rows.other_kinds(query.known_extensions))
 
 
 def _keep_computed(rows: SampleRows, query: Query) -> tuple[SampleRows, Query]:

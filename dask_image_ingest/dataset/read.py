@@ -24,7 +24,6 @@ from dask_image_ingest.dataset.filters import normalize_filters
 from dask_image_ingest.dataset.first_shard import open_first
 from dask_image_ingest.dataset.options import ErrorPolicy, ReadOptions, ShardErrorPolicy
 from dask_image_ingest.dataset.schema import (
-    IMAGE_EXTENSIONS,
     Schema,
     make_schema,
     parse_image_extensions,
@@ -39,7 +38,9 @@ from dask_image_ingest.dataset.splits import parse_partition_size, split_shards
 from dask_image_ingest.decode import MAX_PIXELS, make_decoding, require_simplejpeg
 from dask_image_ingest.errors import ArgumentError
 from dask_image_ingest.frames import choose_backend, get_backend, gpus
+from dask_image_ingest.index import find_indexes, parse_index
 from dask_image_ingest.storage import Shard, find_shards, with_permission
+from dask_image_ingest.tar import IMAGE_EXTENSIONS
 
 _NO_GPU_HERE = (
     "this process has no GPU: the collection is made for workers that have one. Columns can be "
@@ -68,6 +69,7 @@ def read_webdataset_images(
     scaled_decode: bool = False,
     sidecar: SidecarChoice = None,
     allow_pipes: bool = False,
+    index: Literal["auto"] | bool | str | os.PathLike[str] = "auto",
     storage_options: dict[str, Any] | None = None,
 ) -> Any:
     """Read WebDataset tar shards of images as a lazy Dask dataframe.
@@ -139,6 +141,12 @@ def read_webdataset_images(
         shell, as webdataset does, once for each partition that is read; a partition is a whole
         shard then, and the command's output is held in memory. Only for lists of paths that you
         would run as programs.
+    index
+        Where to look for indexes, with which no shard is opened until its pixels are asked for.
+        ``"auto"``: beside the shards, those of :func:`write_index` and of other tools, by one
+        listing of each folder. A folder: there. True: one of :func:`write_index` is beside each
+        shard, or that is an error; nothing is listed. False: none is used. What is stale is not
+        used, with a warning.
     storage_options
         For the fsspec filesystem behind remote paths.
 
@@ -215,9 +223,11 @@ def read_webdataset_images(
         storage_options=storage_options,
         needs_sidecars=sidecar == "parquet",
     )
+    where = parse_index(index)
     shards = find_shards(paths, storage_options)
     shards = with_sidecars(shards, sidecar, storage_options)
-    with open_first(shards, storage_options, shard_errors == "skip") as first:
+    indexes = find_indexes(shards, where, storage_options)
+    with open_first(shards, storage_options, shard_errors == "skip", indexes) as first:
         schema = make_schema(
             first.index,
             first.content,
@@ -230,9 +240,10 @@ def read_webdataset_images(
         selected = _columns(columns, schema)
         filters_ = normalize_filters(filters, schema.types)
         first.warn_of_unknown(schema, options.image_extensions)
-        splits = split_shards(shards, first, options, largest)
+        splits = split_shards(shards, first, options, largest, indexes)
     told = str((schema.components, schema.sidecar))
-    token = tokenize(_fingerprint(shards), told, options, largest)
+    found = sorted((url, file.url) for url, file in indexes.items())
+    token = tokenize(_fingerprint(shards), told, options, largest, found)
     dataset = Dataset(splits, tuple(shards), schema, options, token)
     return new_collection(ReadWebDataset(dataset, selected, filters_))
 

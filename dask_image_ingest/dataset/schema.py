@@ -13,7 +13,7 @@ from dask_image_ingest.dataset.conversion import arrow_type
 from dask_image_ingest.errors import ArgumentError
 from dask_image_ingest.frames import IMAGE
 from dask_image_ingest.storage import LazyBytes
-from dask_image_ingest.tar import Sample, TarIndex, read_member
+from dask_image_ingest.tar import INTEGERS, TEXTS, Sample, TarIndex, read_member
 
 #: The columns that every collection has before its components, in order.
 POINTER_COLUMNS: dict[str, pa.DataType] = {
@@ -27,15 +27,6 @@ POINTER_COLUMNS: dict[str, pa.DataType] = {
     "channels": pa.int32(),
     "error": pa.string(),
 }
-
-#: Member extensions taken for the image, in order of preference.
-IMAGE_EXTENSIONS = (
-    "jpg;jpeg;png;webp;jfif;gif;bmp;tif;tiff;avif;heic;heif;jp2;j2k;ppm;pgm;pbm;pnm;ico;img"
-)
-
-# The extensions that webdataset itself decodes to text and to integers (autodecode.py, 1.0.2).
-_TEXT = frozenset({"txt", "text", "transcript", "json", "jsn", "caption"})
-_INTEGER = frozenset({"cls", "cls2", "class", "count", "index", "inx", "id"})
 
 # How many samples of the first shard have their labels looked at, to see that they are integers.
 _LABELS_LOOKED_AT = 100
@@ -206,9 +197,9 @@ def _inferred(
 
 
 def _member_type(extension: str, index: TarIndex, content: LazyBytes) -> pa.DataType:
-    if extension in _TEXT:
+    if extension in TEXTS:
         return pa.string()
-    if extension not in _INTEGER:
+    if extension not in INTEGERS:
         return pa.binary()
     labelled = (s for s in index.samples if extension in s.members)
     for _, sample in zip(range(_LABELS_LOOKED_AT), labelled, strict=False):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
@@ -15,6 +15,7 @@ from dask_image_ingest.dataset.first_shard import FirstShard
 from dask_image_ingest.dataset.options import ReadOptions
 from dask_image_ingest.errors import ArgumentError
 from dask_image_ingest.frames import Backend
+from dask_image_ingest.index import IndexFile
 from dask_image_ingest.storage import Shard, is_pipe
 
 __all__ = ["ShardSplit", "parse_partition_size", "split_shards"]
@@ -24,13 +25,15 @@ __all__ = ["ShardSplit", "parse_partition_size", "split_shards"]
 class ShardSplit:
     """The samples of one partition: the ``part``-th of ``parts`` equal parts of a shard.
 
-    ``sidecar`` is the URL of the file beside the shard that has columns for them.
+    ``sidecar`` is the URL of the file beside the shard that has columns for them, ``index`` where
+    the shard's index is, if it has one.
     """
 
     url: str
     part: int = 0
     parts: int = 1
     sidecar: str | None = None
+    index: IndexFile | None = None
 
     def rows(self, samples: int) -> range:
         """Which of a shard's samples these are."""
@@ -65,7 +68,11 @@ def parse_partition_size(partition_size: Any, backend: Backend) -> int | None:
 
 
 def split_shards(
-    shards: Sequence[Shard], first: FirstShard, options: ReadOptions, largest: int | None
+    shards: Sequence[Shard],
+    first: FirstShard,
+    options: ReadOptions,
+    largest: int | None,
+    indexes: Mapping[str, IndexFile],
 ) -> tuple[ShardSplit, ...]:
     """Each shard in parts that decode to ``largest`` bytes at most, if all are as the first.
 
@@ -73,23 +80,25 @@ def split_shards(
     """
     decoded = 0 if largest is None else first.decoded_bytes(options)
     if largest is None or not decoded or first.shard.size <= 0:
-        return tuple(_split(shard) for shard in shards)
+        return tuple(_split(shard, indexes) for shard in shards)
     images = first.images(options.image_extensions)
     splits: list[ShardSplit] = []
     for shard in shards:
         if is_pipe(shard.url):
-            splits.append(_split(shard))  # or its command would run once for each part
+            splits.append(_split(shard, indexes))  # or its command would run once for each part
             continue
         # A server that doesn't tell a shard's size: taken to be as large as the first.
         size = shard.size if shard.size >= 0 else first.shard.size
         parts = _ceil_divide(decoded * size, first.shard.size * largest)
         parts = min(parts, _ceil_divide(images * size, first.shard.size)) or 1
-        splits.extend(_split(shard, part, parts) for part in range(parts))
+        splits.extend(_split(shard, indexes, part, parts) for part in range(parts))
     return tuple(splits)
 
 
-def _split(shard: Shard, part: int = 0, parts: int = 1) -> ShardSplit:
-    return ShardSplit(shard.url, part, parts, shard.sidecar_url)
+def _split(
+    shard: Shard, indexes: Mapping[str, IndexFile], part: int = 0, parts: int = 1
+) -> ShardSplit:
+    return ShardSplit(shard.url, part, parts, shard.sidecar_url, indexes.get(shard.url))
 
 
 def _ceil_divide(whole: int, share: int) -> int:

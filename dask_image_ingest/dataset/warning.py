@@ -4,12 +4,18 @@ from __future__ import annotations
 
 import logging
 import warnings
-from collections.abc import Sequence
 
-from dask_image_ingest.dataset.schema import image_member
-from dask_image_ingest.tar import TarIndex
+from dask_image_ingest.index import IndexFile
+from dask_image_ingest.tar import Damage
 
-__all__ = ["logger", "warn_of_damage", "warn_of_late_members", "warn_of_skipped", "warn_user"]
+__all__ = [
+    "logger",
+    "warn_of_damage",
+    "warn_of_late_members",
+    "warn_of_skipped",
+    "warn_of_unusable",
+    "warn_user",
+]
 
 logger = logging.getLogger("dask_image_ingest")
 
@@ -35,24 +41,22 @@ def warn_of_skipped(error: Exception) -> None:
     warn_user(f"skipped: {error}")
 
 
-def warn_of_damage(url: str, index: TarIndex) -> None:
+def warn_of_unusable(error: Exception, index: IndexFile) -> None:
+    """Say which index is not used, and why."""
+    warn_user(f"the index {index.url} is not used: {error}. {index.shard.url} is read without it")
+
+
+def warn_of_damage(url: str, damage: Damage | None, samples: int) -> None:
     """Say what of a shard is lost, if anything is."""
-    if index.damage is not None:
+    if damage is not None:
         warn_user(
-            f"{url} is damaged at byte {index.damage.offset}: {index.damage.reason}. "
-            f"The {len(index.samples)} samples before it are read, what follows is lost"
+            f"{url} is damaged at byte {damage.offset}: {damage.reason}. "
+            f"The {samples} samples before it are read, what follows is lost"
         )
 
 
-def warn_of_late_members(
-    url: str, index: TarIndex, known: frozenset[str], image_extensions: Sequence[str]
-) -> None:
-    """Say which kinds of members a shard has that are not ``known`` from the first shard."""
-    late: set[str] = set()
-    for sample in index.samples:
-        unknown = sample.members.keys() - known
-        if unknown:
-            late.update(unknown - {image_member(sample, image_extensions)})
+def warn_of_late_members(url: str, late: set[str]) -> None:
+    """Say which kinds of members a shard has that the first shard has not."""
     unheard = sorted(late - _warned_extensions - {""})
     if unheard:
         _warned_extensions.update(unheard)

@@ -6,8 +6,14 @@ pixels for a partition, with a reason for every image that has none.
 
 from dask_image_ingest.decode.arrays import resize_arrays
 from dask_image_ingest.decode.decoders import decode_one
+from dask_image_ingest.decode.formats import SWAPPED, Stored, measure
 from dask_image_ingest.decode.formats.bad_image import printable
-from dask_image_ingest.decode.formats.header import Header, read_header
+from dask_image_ingest.decode.formats.header import (
+    LONGEST_EDGE,
+    Header,
+    header_of,
+    read_header,
+)
 from dask_image_ingest.decode.formats.jpeg_frame import read_jpeg_frame
 from dask_image_ingest.decode.images import decode
 from dask_image_ingest.decode.options import MAX_PIXELS, Decoding, ImageShape, make_decoding
@@ -18,7 +24,9 @@ from dask_image_ingest.decode.scaled import require_simplejpeg
 from dask_image_ingest.decode.threads import decode_pool, decode_threads
 
 __all__ = [
+    "LONGEST_EDGE",
     "MAX_PIXELS",
+    "SWAPPED",
     "Decoding",
     "Header",
     "ImageShape",
@@ -26,11 +34,14 @@ __all__ = [
     "PixelBuffer",
     "Pixels",
     "ResizedImage",
+    "Stored",
     "decode",
     "decode_one",
     "decode_pool",
     "decode_threads",
+    "header_of",
     "make_decoding",
+    "measure",
     "printable",
     "read_header",
     "read_jpeg_frame",

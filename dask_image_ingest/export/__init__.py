@@ -8,6 +8,7 @@ from dask_image_ingest.export.checkpoint import ReadStored, checkpoint
 from dask_image_ingest.export.command import add_export
 from dask_image_ingest.export.jpeg import Encode
 from dask_image_ingest.export.write import to_webdataset
+from dask_image_ingest.export.write_index import write_index
 
 __all__ = [
     "Encode",
@@ -15,4 +16,5 @@ __all__ = [
     "add_export",
     "checkpoint",
     "to_webdataset",
+    "write_index",
 ]

@@ -8,9 +8,9 @@ from typing import NamedTuple
 
 import pyarrow as pa
 
-from dask_image_ingest.dataset import IMAGE_EXTENSIONS, image_member
+from dask_image_ingest.dataset import image_member
 from dask_image_ingest.export.job import Options
-from dask_image_ingest.tar import Sample, TarIndex
+from dask_image_ingest.tar import IMAGE_EXTENSIONS, Sample, TarIndex
 
 __all__ = ["COLUMN", "EXPANDED", "SOURCE", "Row", "choose_members"]
 

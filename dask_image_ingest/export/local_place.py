@@ -115,6 +115,11 @@ class LocalPlace:
             with writing(self.locate(name)), suppress(FileNotFoundError):
                 os.unlink(self.locate(name))
 
+    def tidy(self) -> None:
+        """Remove the folder for what is not finished, if nothing is in it."""
+        with suppress(OSError):
+            os.rmdir(self.locate(STAGING))
+
     def remove_staging(self) -> None:
         """Remove what is not finished."""
         with writing(self.url), suppress(FileNotFoundError):

@@ -65,6 +65,9 @@ class Place(Protocol):
     def remove_staging(self) -> None:
         """Remove what is not finished."""
 
+    def tidy(self) -> None:
+        """Remove the folder for what is not finished, if nothing is in it."""
+
 
 @contextmanager
 def writing(where: str, anything: bool = False) -> Iterator[None]:

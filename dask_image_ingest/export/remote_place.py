@@ -137,6 +137,12 @@ class RemotePlace:
             if there:
                 self._fs.rm([self._path(name) for name in there])
 
+    def tidy(self) -> None:
+        """Remove the folder for what is not finished, if nothing is in it."""
+        if not self._uploads_are_whole:
+            with suppress(Exception):  # each file system has its own for a folder that is in use
+                self._fs.rmdir(self._path(STAGING))
+
     def remove_staging(self) -> None:
         """Remove what is not finished."""
         with writing(self.url, anything=True):

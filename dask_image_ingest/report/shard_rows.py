@@ -7,14 +7,13 @@ from contextlib import contextmanager
 from typing import Any
 
 from dask_image_ingest.dataset import (
-    IMAGE_EXTENSIONS,
     ReadOptions,
     SampleRows,
     parse_image_extensions,
 )
 from dask_image_ingest.decode import MAX_PIXELS, Decoding
 from dask_image_ingest.storage import open_shard
-from dask_image_ingest.tar import TarIndex, index_tar
+from dask_image_ingest.tar import IMAGE_EXTENSIONS, TarIndex, index_tar
 
 __all__ = ["OPTIONS", "open_rows"]
 

@@ -4,11 +4,16 @@ from __future__ import annotations
 
 import os
 import shutil
+from collections import Counter
 from collections.abc import Mapping, Sequence
+from typing import Any
 
 import pandas as pd
+from dask.utils import format_bytes
 
-__all__ = ["common_folder", "head_text", "listing", "number"]
+from dask_image_ingest.decode import printable
+
+__all__ = ["common_folder", "head_text", "index_text", "listing", "number"]
 
 
 def head_text(rows: pd.DataFrame) -> str:
@@ -17,6 +22,23 @@ def head_text(rows: pd.DataFrame) -> str:
     shown = rows.assign(__url__=rows["__url__"].str.removeprefix(folder))
     width = shutil.get_terminal_size((120, 0)).columns
     return str(shown.to_string(index=False, line_width=width, max_colwidth=40))
+
+
+def index_text(indexes: Sequence[Mapping[str, Any]]) -> str:
+    """What became of the index of each shard: how many, and each that tells of something bad."""
+    states = Counter(index["state"] for index in indexes)
+    samples = sum(index["samples"] for index in indexes)
+    nbytes = sum(index["bytes"] for index in indexes)
+    lines = [
+        f"{listing(dict(sorted(states.items())))}: {number(samples, 'sample')} in "
+        f"{number(len(indexes), 'shard')}, {format_bytes(nbytes)} of indexes"
+    ]
+    for index in indexes:
+        if index["error"] is not None:
+            lines.append(f"  {printable(index['error'], 1000)}")
+        elif index["damage"] is not None:
+            lines.append(f"  {printable(index['shard'], 1000)}: {printable(index['damage'], 300)}")
+    return "\n".join(lines)
 
 
 def common_folder(urls: Sequence[str]) -> str:

@@ -7,14 +7,18 @@ of them its bytes, decompressed.
 from dask_image_ingest.storage.announce import announce, is_fetched
 from dask_image_ingest.storage.beside import find_beside
 from dask_image_ingest.storage.file_system import FileSystem, file_system
+from dask_image_ingest.storage.folder_names import folder_names, folder_of, inside
+from dask_image_ingest.storage.late_bytes import open_late
 from dask_image_ingest.storage.lazy_bytes import LazyBytes
 from dask_image_ingest.storage.open import open_shard
 from dask_image_ingest.storage.paths import find_shards
+from dask_image_ingest.storage.patterns import INDEX_SUFFIX
 from dask_image_ingest.storage.pipe import is_pipe, with_permission
 from dask_image_ingest.storage.shard import Shard
 from dask_image_ingest.storage.url import local_path
 
 __all__ = [
+    "INDEX_SUFFIX",
     "FileSystem",
     "LazyBytes",
     "Shard",
@@ -22,9 +26,13 @@ __all__ = [
     "file_system",
     "find_beside",
     "find_shards",
+    "folder_names",
+    "folder_of",
+    "inside",
     "is_fetched",
     "is_pipe",
     "local_path",
+    "open_late",
     "open_shard",
     "with_permission",
 ]

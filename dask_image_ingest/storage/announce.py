@@ -21,5 +21,6 @@ def announce(content: LazyBytes, ranges: Iterable[tuple[int, int]]) -> None:
     They are fetched by many requests at once, ahead of their use, and nothing else is. Nothing
     happens where bytes are at hand anyway.
     """
-    if isinstance(content, RemoteBytes):
-        content.announce(ranges)
+    told = getattr(content, "announce", None)
+    if told is not None:
+        told(ranges)

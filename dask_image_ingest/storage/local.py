@@ -6,6 +6,7 @@ import os
 
 from dask_image_ingest.errors import ShardError
 from dask_image_ingest.storage.faults import guarded
+from dask_image_ingest.storage.shard import Shard
 
 
 class LocalBytes:
@@ -45,6 +46,10 @@ class LocalBytes:
         """Let go of the file, whose number another one may get."""
         self._number = -1
         self._file.close()
+
+    def is_version(self, listed: Shard) -> bool:
+        """Whether this is the version that was listed."""
+        return self._version == (listed.size, int(listed.version))
 
     def refuse_changes(self) -> None:
         """Say so where what was read may be of two versions.

@@ -12,6 +12,7 @@ from dask_image_ingest.storage.lazy_bytes import LazyBytes
 from dask_image_ingest.storage.local import LocalBytes
 from dask_image_ingest.storage.pipe import is_pipe, run_pipe
 from dask_image_ingest.storage.remote import open_remote
+from dask_image_ingest.storage.shard import Shard, changed
 from dask_image_ingest.storage.url import local_path
 
 __all__ = ["BrokenStream", "open_shard"]
@@ -21,14 +22,16 @@ _STEP = 1 << 14
 
 
 @contextmanager
-def open_shard(url: str, storage_options: dict[str, Any] | None = None) -> Iterator[LazyBytes]:
+def open_shard(
+    url: str, storage_options: dict[str, Any] | None = None, listed: Shard | None = None
+) -> Iterator[LazyBytes]:
     """Open a shard for :func:`~dask_image_ingest.tar.index_tar` and ``read_member``.
 
     A shard is read, or fetched in ranges if it is a remote one, as its bytes are asked for; one
     that is compressed (gzip or Zstandard, told by its first bytes) is decompressed into memory, and
     what a ``pipe:`` command writes is kept there until the shard is closed. If
     the compressed stream breaks off, the content ends there and has an attribute ``broken`` that
-    says why.
+    says why. If the shard was ``listed``, it has to be that version.
 
     Raises
     ------
@@ -37,18 +40,20 @@ def open_shard(url: str, storage_options: dict[str, Any] | None = None) -> Itera
     ShardNotFoundError
         If there is no such shard (any more).
     ShardError
-        If the shard cannot be read, now or while it is open, or if it has changed when it is
-        closed.
+        If the shard cannot be read, now or while it is open, if it is not the one that was listed,
+        or if it has changed when it is closed.
     """
     if is_pipe(url):
         yield _decompress(run_pipe(url, storage_options))
         return
     path = local_path(url) or cached_copy(url, storage_options)
     if path is None:
-        with open_remote(url, storage_options) as fetched:
+        with open_remote(url, storage_options, listed) as fetched:
             yield _decompress(fetched)
         return
     with closing(LocalBytes(path)) as stored:
+        if listed is not None and not stored.is_version(listed):
+            raise changed(url)
         yield _decompress(stored)
         stored.refuse_changes()
 

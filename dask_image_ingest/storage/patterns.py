@@ -4,6 +4,7 @@ from dask_image_ingest.storage.url import is_web
 
 __all__ = [
     "HIDDEN",
+    "INDEX_SUFFIX",
     "glob_root",
     "is_glob",
     "is_meant",
@@ -14,6 +15,9 @@ __all__ = [
 
 # What a folder is searched for.
 _SUFFIXES = (".tar", ".tar.gz", ".tgz", ".tar.zst")
+
+#: What follows a shard's name in that of the index which this package writes.
+INDEX_SUFFIX = ".index.parquet"
 
 #: How names begin that are left out of a search.
 HIDDEN = (".", "_")
@@ -41,7 +45,12 @@ def is_shard(name: str) -> bool:
 
 
 def is_meant(pattern: str, name: str, folder: bool) -> bool:
-    """Keep ``data/*`` to shards and folders; a glob that names a suffix gets what it asks for."""
+    """Keep ``data/*`` to shards and folders; a glob that names a suffix gets what it asks for.
+
+    An index lies beside its shard, and is meant by no glob such as ``*.tar*``.
+    """
+    if name.endswith(INDEX_SUFFIX):
+        return False
     if not pattern.endswith("*"):
         return True
     return is_shard(name) or (folder and not name.startswith(HIDDEN))

@@ -2,7 +2,6 @@
 
 from collections import defaultdict
 from concurrent.futures import ThreadPoolExecutor
-from datetime import datetime
 from typing import Any
 
 from dask_image_ingest.errors import ShardError, ShardNotFoundError
@@ -13,10 +12,10 @@ from dask_image_ingest.storage.remote import asked, version_of
 from dask_image_ingest.storage.shard import Shard
 from dask_image_ingest.storage.url import is_web, split_url
 
-__all__ = ["exists_remote", "find_files", "find_remote"]
+__all__ = ["WORTH_A_LISTING", "exists_remote", "find_files", "find_remote"]
 
-# A folder is listed if at least this many of its shards are wanted: it may hold millions more.
-_WORTH_A_LISTING = 8
+#: A folder is listed if at least this many of its shards are wanted: it may hold millions more.
+WORTH_A_LISTING = 8
 
 _REQUESTS_AT_ONCE = 32
 
@@ -60,7 +59,7 @@ def find_files(urls: list[str], storage_options: dict[str, Any] | None) -> dict[
         paths = _paths(folder_path, members)
         if is_web(folder):
             infos = _web_infos(fs, folder_path, folder, paths, members)
-        elif len(members) >= _WORTH_A_LISTING:
+        elif len(members) >= WORTH_A_LISTING:
             entries = _list(fs, folder_path, folder)
             infos = [entries.get(path.strip("/")) for path in paths]
         else:
@@ -75,7 +74,7 @@ def _web_infos(
     fs: FileSystem, folder_path: str, folder: str, paths: list[str], urls: list[str]
 ) -> list[Info | None]:
     """What a web page tells of files, or where there is none, the first of them of all."""
-    if len(paths) < _WORTH_A_LISTING:
+    if len(paths) < WORTH_A_LISTING:
         return _infos(fs, paths, urls)
     try:
         entries = _list(fs, f"{folder_path}/", folder)
@@ -94,7 +93,7 @@ def _look_up(
     # What is known from an earlier call may be out of date by now.
     fs.invalidate_cache()
     paths = _paths(folder_path, urls)
-    if len(urls) >= _WORTH_A_LISTING and not is_web(folder):
+    if len(urls) >= WORTH_A_LISTING and not is_web(folder):
         entries = _list(fs, folder_path, folder)
         infos = [entries.get(path.strip("/")) for path in paths]
     else:
@@ -190,7 +189,4 @@ def _shards_of(url: str, info: Info, storage_options: dict[str, Any] | None) -> 
 
 def _shard(url: str, info: Info) -> Shard:
     size = info.get("size")
-    version: Any = version_of(info)
-    # A file system may give one time as a datetime here and as a number there.
-    version = version.timestamp() if isinstance(version, datetime) else version
-    return Shard(url, -1 if size is None else int(size), str(version))
+    return Shard(url, -1 if size is None else int(size), version_of(info))

@@ -2,7 +2,9 @@
 
 from dataclasses import dataclass
 
-__all__ = ["Shard"]
+from dask_image_ingest.errors import ShardError
+
+__all__ = ["Shard", "changed"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,3 +33,11 @@ class Shard:
     def sidecar_url(self) -> str | None:
         """Where the file beside it is."""
         return None if self.sidecar is None else self.sidecar.url
+
+
+def changed(url: str) -> ShardError:
+    """What is raised for a shard that is another one than was listed."""
+    return ShardError(
+        f"{url} has changed since it was listed, and what is known of it is known of another "
+        "version. Read it again"
+    )

@@ -12,22 +12,33 @@ from dask_image_ingest.tar.content import (
     read_member,
     too_large_error,
 )
+from dask_image_ingest.tar.extensions import IMAGE_EXTENSIONS, INTEGERS, TEXTS
 from dask_image_ingest.tar.garbage_collection import gc_paused
-from dask_image_ingest.tar.grouping import Sample, Span
+from dask_image_ingest.tar.grouping import Sample, Span, group
 from dask_image_ingest.tar.head import index_head
+from dask_image_ingest.tar.header import BLOCK
 from dask_image_ingest.tar.index import TarIndex, index_tar
+from dask_image_ingest.tar.members import Damage, Member, read_plain_header
 
 __all__ = [
+    "BLOCK",
     "HEAD",
+    "IMAGE_EXTENSIONS",
+    "INTEGERS",
     "LARGEST_VALUE",
+    "TEXTS",
+    "Damage",
+    "Member",
     "Sample",
     "Span",
     "TarIndex",
     "duplicate_error",
     "gc_paused",
+    "group",
     "index_head",
     "index_tar",
     "open_member",
     "read_member",
+    "read_plain_header",
     "too_large_error",
 ]

@@ -16,7 +16,7 @@ from distributed import Client, LocalCluster
 from PIL import Image
 
 import dask_image_ingest as dii
-from dask_image_ingest.dataset import partition
+from dask_image_ingest.dataset import opened as opening
 from dask_image_ingest.dataset.expr import ReadWebDataset
 from dask_image_ingest.frames import get_backend
 
@@ -413,9 +413,9 @@ def test_calls_on_every_backend_have_the_same_shapes():
 
 def test_the_head_of_metadata_decodes_nothing_and_reads_one_shard(ddf, work, monkeypatch):  # noqa: F811
     opened = []
-    index_tar = partition.index_tar
+    index_tar = opening.index_tar
     monkeypatch.setattr(
-        partition, "index_tar", lambda b, url, *a: opened.append(url) or index_tar(b, url, *a)
+        opening, "index_tar", lambda b, url, *a: opened.append(url) or index_tar(b, url, *a)
     )
     assert len(ddf[["txt", "width"]].head(3)) == 3
     assert len(ddf["txt"].head(3)) == 3

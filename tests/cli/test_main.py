@@ -12,7 +12,7 @@ from few_images import SIZES, write_good_shards
 from fsspec.implementations.local import LocalFileSystem
 from tars import tar
 
-from dask_image_ingest import cli
+from dask_image_ingest import cli, read_webdataset_images
 from dask_image_ingest.cli.status import WRONG_ARGUMENTS
 
 
@@ -150,3 +150,25 @@ def test_stops_quietly_when_nobody_reads_on(good):
     shell = ["bash", "-o", "pipefail", "-c", command]
     finished = subprocess.run(shell, capture_output=True, text=True, timeout=120)
     assert finished.stderr == ""
+
+
+def test_index_writes_what_a_read_finds(capsys, good, tmp_path):
+    url = f"{good}/*.tar"
+    status, out, err = run(capsys, "index", url, "-o", str(tmp_path / "indexes"))
+    assert (status, err) == (0, "")
+    assert out.startswith("written 2: 6 samples in 2 shards, ")
+    status, out, _ = run(capsys, "index", url, "-o", str(tmp_path / "indexes"), "--json")
+    assert status == 0
+    told = json.loads(out)
+    assert [index["state"] for index in told] == ["kept"] * 2
+    frame = read_webdataset_images(url, backend="pandas", index=tmp_path / "indexes")
+    assert len(frame) == sum(index["samples"] for index in told)
+
+
+def test_index_names_what_is_no_shard(capsys, good, tmp_path):
+    bad = tmp_path / "bad.tar"
+    bad.write_bytes(b"no tar at all" * 100)
+    status, out, _ = run(capsys, "index", str(bad), f"{good}/a-1.tar", "-o", str(tmp_path))
+    assert status == 1
+    assert "failed 1, written 1" in out
+    assert "bad.tar is no tar archive" in out

@@ -14,7 +14,7 @@ import pandas as pd
 import pytest
 
 import dask_image_ingest as dii
-from dask_image_ingest.dataset import metadata, partition, splits
+from dask_image_ingest.dataset import metadata, opened, splits
 from dask_image_ingest.dataset.expr import ReadWebDataset
 from dask_image_ingest.decode.schedule import Schedule
 
@@ -63,12 +63,12 @@ def work(monkeypatch):
         original.assign(self, row, header, batch)
 
     original = SimpleNamespace(
-        index_tar=partition.index_tar,
+        index_tar=opened.index_tar,
         read_header=metadata.read_header,
         read_member=metadata.read_member,
         assign=Schedule._assign,
     )
-    monkeypatch.setattr(partition, "index_tar", index_tar)
+    monkeypatch.setattr(opened, "index_tar", index_tar)
     monkeypatch.setattr(metadata, "read_header", read_header)
     monkeypatch.setattr(metadata, "read_member", read_text)
     monkeypatch.setattr(Schedule, "_assign", assign)

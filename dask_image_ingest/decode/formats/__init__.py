@@ -6,7 +6,7 @@ nothing is decoded.
 
 from dask_image_ingest.decode.formats.bad_image import BadImage
 from dask_image_ingest.decode.formats.exif import SWAPPED
-from dask_image_ingest.decode.formats.header import Header, measure, too_large
+from dask_image_ingest.decode.formats.header import Header, Stored, measure, too_large
 from dask_image_ingest.decode.formats.pillow_image import open_image, pillow_errors
 from dask_image_ingest.decode.formats.verify import is_valid
 
@@ -14,6 +14,7 @@ __all__ = [
     "SWAPPED",
     "BadImage",
     "Header",
+    "Stored",
     "is_valid",
     "measure",
     "open_image",

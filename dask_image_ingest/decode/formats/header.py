@@ -30,10 +30,10 @@ from dask_image_ingest.decode.formats.dimensions import Stored, jpeg, png, webp,
 from dask_image_ingest.decode.formats.exif import SWAPPED
 from dask_image_ingest.storage import LazyBytes
 
-__all__ = ["BadImage", "Header", "measure", "read_header"]
+__all__ = ["LONGEST_EDGE", "BadImage", "Header", "Stored", "header_of", "measure", "read_header"]
 
-# What the columns can hold, and no decoder can.
-_LONGEST_EDGE: Final = 2**31 - 1
+#: What the columns can hold, and no decoder can.
+LONGEST_EDGE: Final = 2**31 - 1
 _READERS: Final = {"jpeg": jpeg, "png": png, "webp": webp}
 
 
@@ -78,12 +78,16 @@ def read_header(data: LazyBytes, max_pixels: int) -> Header:
     Header
         Whatever the bytes are: this never raises for what they hold.
     """
-    format, stored = measure(data)
+    return header_of(*measure(data), max_pixels)
+
+
+def header_of(format: str | None, stored: Stored, max_pixels: int) -> Header:
+    """What :func:`read_header` tells of an image that was measured before."""
     height, width, channels, orientation, needs_pillow, error = stored
     if height is None or width is None:
         return Header(format, None, None, None, error, True)
-    if max(height, width) > _LONGEST_EDGE:
-        error = error or f"too-large: {width} x {height}, and no edge may exceed {_LONGEST_EDGE:,}"
+    if max(height, width) > LONGEST_EDGE:
+        error = error or f"too-large: {width} x {height}, and no edge may exceed {LONGEST_EDGE:,}"
         return Header(format, None, None, None, error, True)
     if height * width > max_pixels:
         error = too_large(height, width, max_pixels)

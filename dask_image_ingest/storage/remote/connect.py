@@ -18,6 +18,7 @@ from dask_image_ingest.storage.remote.remote_bytes import RemoteBytes
 from dask_image_ingest.storage.remote.retry import Retries, retried
 from dask_image_ingest.storage.remote.settings import Settings, settings
 from dask_image_ingest.storage.remote.source import Head, Source
+from dask_image_ingest.storage.shard import Shard, changed
 
 __all__ = ["open_remote"]
 
@@ -26,10 +27,19 @@ _SIGNED_FOR, _SIGNED_ANEW = 3600, 600
 
 
 @contextmanager
-def open_remote(url: str, storage_options: dict[str, Any] | None) -> Iterator[bytes | RemoteBytes]:
-    """The bytes of a remote shard, all at once if it is small or its server knows no ranges."""
+def open_remote(
+    url: str, storage_options: dict[str, Any] | None, listed: Shard | None = None
+) -> Iterator[bytes | RemoteBytes]:
+    """The bytes of a remote shard, all at once if it is small or its server knows no ranges.
+
+    If it was ``listed``, it has to be that version.
+    """
     found = settings()
     source, head = _reach(_sources(url, storage_options, found), found)
+    if listed is not None and not (
+        listed.size in (head.size, -1) and source.is_version(listed.version)
+    ):
+        raise changed(url)
     if len(head.data) == head.size:
         yield head.data
     else:

@@ -120,6 +120,14 @@ class HTTPSource:
                 if not wanted:
                     break
 
+    def is_version(self, version: str) -> bool:
+        """Whether this is the version that a listing has told, as far as that can be said."""
+        etag, modified = self._version
+        if version.endswith(('"', "GMT")):
+            now = etag if version.endswith('"') else modified
+            return not now or now.removeprefix("W/") == version.removeprefix("W/")
+        return True
+
     def refuse_changes(self) -> None:
         """Each request was for one version."""
 

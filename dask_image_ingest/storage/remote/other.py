@@ -6,6 +6,7 @@ import asyncio
 import threading
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, nullcontext
+from datetime import datetime
 from typing import Any
 
 from dask_image_ingest.errors import ShardError, ShardNotFoundError
@@ -47,7 +48,7 @@ class FsspecSource:
         self._fs = fs
         self._path = path
         self._size = 0
-        self._version: Any = None
+        self._version = ""
         self._told_by = uncached(fs)
         self._turn = _turn(fs)
 
@@ -88,6 +89,10 @@ class FsspecSource:
                 f"{self.url} has changed while it was read, and what was read may be of two "
                 "versions. Read it again when it is complete"
             )
+
+    def is_version(self, version: str) -> bool:
+        """Whether this is the version that a listing has told, as far as that can be said."""
+        return not self._version or not version or self._version == version
 
     def _short(self, start: int, stop: int, came: int) -> Exception:
         self.refuse_changes()
@@ -134,9 +139,11 @@ def _ask(url: str, call: Any, *args: Any, **kwargs: Any) -> Any:
         raise
 
 
-def version_of(info: dict[str, Any]) -> Any:
-    """What changes when a file does, of what fsspec tells about it."""
-    return next((info[name] for name in _VERSIONS if info.get(name)), "")
+def version_of(info: dict[str, Any]) -> str:
+    """What changes when a file does, of what fsspec tells about it; empty if it tells nothing."""
+    version = next((info[name] for name in _VERSIONS if info.get(name)), "")
+    # A file system may give one time as a datetime here and as a number there.
+    return str(version.timestamp() if isinstance(version, datetime) else version)
 
 
 def _is_passing(error: BaseException | None) -> bool:

@@ -60,6 +60,10 @@ class Source(Protocol):
         """Read a range, piece by piece."""
         ...
 
+    def is_version(self, version: str) -> bool:
+        """Whether this is the version that a listing has told, as far as that can be said."""
+        ...
+
     def refuse_changes(self) -> None:
         """Say so where what was read may be of two versions."""
         ...

@@ -1,0 +1,123 @@
+"""Which shards have an index, told by the names in their folders."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from dask_image_ingest.arguments import is_utf8, shown
+from dask_image_ingest.errors import ArgumentError
+from dask_image_ingest.storage import (
+    INDEX_SUFFIX,
+    Shard,
+    folder_names,
+    folder_of,
+    inside,
+    is_pipe,
+    local_path,
+)
+
+__all__ = ["IndexFile", "find_indexes", "index_place", "parse_index"]
+
+IndexKind = Literal["own", "wds2idx", "members"]
+
+
+@dataclass(frozen=True, slots=True)
+class IndexFile:
+    """Where the index of a shard is.
+
+    Attributes
+    ----------
+    url
+        The file.
+    kind
+        What it holds.
+    shard
+        The shard as it was listed.
+    required
+        Whether the shard must not be read without it.
+    """
+
+    url: str
+    kind: IndexKind
+    shard: Shard
+    required: bool = False
+
+
+def find_indexes(
+    shards: Sequence[Shard],
+    where: Literal["auto"] | bool | str,
+    storage_options: dict[str, Any] | None,
+) -> dict[str, IndexFile]:
+    """The index of each shard that has one, by the shard's URL.
+
+    Parameters
+    ----------
+    where
+        ``"auto"``: beside the shards, by one listing of each folder. True: our own beside each
+        shard, which has to be there; nothing is listed. False: nowhere. Else a folder.
+    """
+    if where is False:
+        return {}
+    folder = where if isinstance(where, str) and where != "auto" else None
+    if where is True:
+        return {
+            shard.url: IndexFile(index_place(shard.url, None), "own", shard, required=True)
+            for shard in shards
+        }
+    by_folder: dict[str, list[tuple[Shard, str]]] = {}
+    for shard in shards:
+        if is_pipe(shard.url):
+            continue
+        beside, name = folder_of(shard.url)
+        by_folder.setdefault(folder or beside, []).append((shard, name))
+    found = {}
+    for looked_at, members in by_folder.items():
+        stems = [_stem(name) for _, name in members]
+        names = folder_names(looked_at, stems, storage_options)
+        for shard, name in members:
+            for candidate, kind in _candidates(name):
+                if candidate in names:
+                    found[shard.url] = IndexFile(inside(looked_at, candidate), kind, shard)
+                    break
+    return found
+
+
+def parse_index(index: Any) -> Literal["auto"] | bool | str:
+    """The argument ``index=``.
+
+    Raises
+    ------
+    ArgumentError
+    """
+    path = os.fspath(index) if isinstance(index, os.PathLike) else index
+    if isinstance(path, bool) or path == "auto":
+        return path
+    if not isinstance(path, str) or not path or "\0" in path or not is_utf8(path):
+        raise ArgumentError(
+            f"index={shown(index)}: pass 'auto', True, False, or the folder that the indexes are in"
+        )
+    local = local_path(path)
+    return path.rstrip("/") if local is None else os.path.abspath(os.path.expanduser(local))
+
+
+def index_place(url: str, folder: str | None) -> str:
+    """Where our own index of a shard is, or will be."""
+    beside, name = folder_of(url)
+    return inside(folder or beside, name + INDEX_SUFFIX)
+
+
+def _candidates(name: str) -> list[tuple[str, IndexKind]]:
+    """The names that an index of a shard may have, the one that knows most first."""
+    own: list[tuple[str, IndexKind]] = [(name + INDEX_SUFFIX, "own")]
+    stem, suffix = os.path.splitext(name)
+    # What others write has offsets in a file, and not in what is compressed in it.
+    return (
+        own if suffix != ".tar" else [*own, (f"{stem}.idx", "wds2idx"), (f"{stem}.json", "members")]
+    )
+
+
+def _stem(name: str) -> str:
+    return name.partition(".")[0] or name

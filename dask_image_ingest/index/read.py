@@ -1,0 +1,127 @@
+"""An index file → what it knows of its shard, if that is still so."""
+
+from __future__ import annotations
+
+import io
+import json
+from collections.abc import Iterator
+from contextlib import ExitStack, closing, contextmanager
+from typing import Any
+
+import pyarrow as pa
+from pyarrow import parquet
+
+from dask_image_ingest.errors import ShardError, ShardNotFoundError
+from dask_image_ingest.index.stored import FORMAT, METADATA, ShardFacts, StoredIndex
+from dask_image_ingest.storage import LazyBytes, Shard, open_shard
+
+__all__ = ["UnusableIndexError", "open_stored"]
+
+# In bytes: an index that is no larger is read whole, of a remote one by one request or two.
+_READ_WHOLE = 4 << 20
+
+# Those that were read last, by file, size and version of the shard: its parts are asked for one
+# after the other.
+_MOST_KEPT = 4
+_kept: dict[tuple[str, int, str], StoredIndex] = {}
+
+
+class UnusableIndexError(Exception):
+    """Why an index is not used."""
+
+
+@contextmanager
+def open_stored(
+    url: str, shard: Shard, storage_options: dict[str, Any] | None
+) -> Iterator[StoredIndex]:
+    """Our own index of a shard, of which columns are read as they are asked for.
+
+    Raises
+    ------
+    UnusableIndexError
+        If it can't be read, or is one of another version of the shard.
+    """
+    known = (url, shard.size, shard.version)
+    if known in _kept and (found := _kept.get(known)):
+        yield found
+        return
+    with ExitStack() as opened:
+        try:
+            content = opened.enter_context(open_shard(url, storage_options))
+            whole = pa.py_buffer(content[:]) if len(content) <= _READ_WHOLE else None
+            source = pa.PythonFile(_File(content), mode="r") if whole is None else whole
+            file = opened.enter_context(closing(_parquet(source)))
+        except ShardNotFoundError as error:
+            raise UnusableIndexError("there is no such file") from error
+        except pa.ArrowException as error:
+            raise UnusableIndexError(f"it is no whole parquet file ({error})") from error
+        facts = _facts(file, shard)
+        if whole is None:
+            yield StoredIndex(facts, len(content), lambda name: _column(file, url, name))
+            return
+        metadata = file.metadata
+        # A file for each column, since threads may share the index.
+        found = StoredIndex(
+            facts, len(content), lambda name: _column(_parquet(whole, metadata), url, name)
+        )
+    _kept[known] = found
+    for oldest in list(_kept)[:-_MOST_KEPT]:
+        _kept.pop(oldest, None)
+    yield found
+
+
+def _parquet(source: Any, metadata: Any = None) -> parquet.ParquetFile:
+    opened = pa.BufferReader(source) if isinstance(source, pa.Buffer) else source
+    return parquet.ParquetFile(opened, metadata=metadata)
+
+
+def _facts(file: parquet.ParquetFile, shard: Shard) -> ShardFacts:
+    try:
+        facts = json.loads((file.schema_arrow.metadata or {})[METADATA])
+        if facts["format"] != FORMAT:
+            raise UnusableIndexError("another release of this package has written it")
+        facts = ShardFacts(**facts)
+    except (KeyError, ValueError, TypeError) as error:
+        raise UnusableIndexError("it is none that this package has written") from error
+    if (facts.size, facts.version) != (shard.size, shard.version):
+        raise UnusableIndexError(
+            "it is stale: the shard has changed, or was copied, since it was written. "
+            "write_index() writes it anew"
+        )
+    return facts
+
+
+def _column(file: parquet.ParquetFile, url: str, name: str) -> pa.Array:
+    try:
+        column = file.read(columns=[name], use_threads=False).column(name)
+    except (pa.ArrowException, OSError) as error:
+        raise ShardError(f"the index {url} cannot be read: {error}. Write it anew") from error
+    return column.combine_chunks()
+
+
+class _File(io.RawIOBase):
+    """Bytes that are fetched in ranges, as a file."""
+
+    def __init__(self, content: LazyBytes) -> None:
+        self._content = content
+        self._position = 0
+
+    def readable(self) -> bool:
+        return True
+
+    def seekable(self) -> bool:
+        return True
+
+    def tell(self) -> int:
+        return self._position
+
+    def seek(self, offset: int, whence: int = io.SEEK_SET, /) -> int:
+        start = {io.SEEK_SET: 0, io.SEEK_CUR: self._position, io.SEEK_END: len(self._content)}
+        self._position = start[whence] + offset
+        return self._position
+
+    def read(self, size: int = -1, /) -> bytes:
+        stop = len(self._content) if size < 0 else self._position + size
+        data = bytes(self._content[self._position : stop])
+        self._position += len(data)
+        return data

@@ -1,0 +1,151 @@
+"""A shard → the table that stands for it wherever no pixels are asked for."""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from collections.abc import Iterator
+from dataclasses import asdict
+from typing import Any
+
+import pyarrow as pa
+
+from dask_image_ingest.decode import Stored, measure
+from dask_image_ingest.index.stored import FIELDS, KEY, METADATA, SPAN_FIELDS, ShardFacts
+from dask_image_ingest.storage import LazyBytes, Shard, announce
+from dask_image_ingest.tar import (
+    HEAD,
+    IMAGE_EXTENSIONS,
+    INTEGERS,
+    LARGEST_VALUE,
+    TEXTS,
+    Span,
+    TarIndex,
+    gc_paused,
+    open_member,
+    read_member,
+)
+
+__all__ = ["shard_table"]
+
+_IMAGES = frozenset(IMAGE_EXTENSIONS.split(";"))
+_CONTENTS = TEXTS | INTEGERS
+
+# In bytes: larger texts stay in the shard.
+_LARGEST_CONTENT = 64 << 10
+
+# The kinds of members that have columns, the most frequent ones. Keys with dots in their last part
+# make a kind of every member.
+_MOST_KINDS = 64
+
+_LARGEST_INT64 = 2**63 - 1
+_MEASURED = tuple(name for name in FIELDS if name not in (*SPAN_FIELDS, "content"))
+
+# What a sample has of a kind of member.
+Members = list[Span | None]
+
+
+def shard_table(shard: Shard, content: LazyBytes, index: TarIndex) -> pa.Table:
+    """Everything about a shard that can be asked without pixels.
+
+    Parameters
+    ----------
+    shard
+        The shard as it was listed.
+    content, index
+        Its bytes and its samples. The heads of images are read, and small members.
+    """
+    facts = _facts(shard, index)
+    columns = {KEY: pa.array([sample.key for sample in index.samples], pa.string())}
+    counted = Counter(extension for sample in index.samples for extension in sample.members)
+    frequent = {extension for extension, _ in counted.most_common(_MOST_KINDS)}
+    with gc_paused():
+        for extension in counted:  # in the order in which they occur
+            members: Members = [sample.members.get(extension) for sample in index.samples]
+            if extension not in frequent:
+                facts.rest += (
+                    [row, extension, *_plain(span)] for row, span in enumerate(members) if span
+                )
+                continue
+            made = _columns(extension, members, content, index)
+            facts.extensions[extension] = list(made)
+            columns |= {f"{extension}/{name}": array for name, array in made.items()}
+    described = json.dumps(facts.described(), separators=(",", ":"))
+    return pa.table(columns).replace_schema_metadata({METADATA: described.encode()})
+
+
+def _facts(shard: Shard, index: TarIndex) -> ShardFacts:
+    sizes = {span[0]: span[1] for s in index.samples for span in s.members.values()}
+    return ShardFacts(
+        size=shard.size,
+        version=shard.version,
+        samples=len(index.samples),
+        members=index.members,
+        pax=index.pax,
+        damage=None if index.damage is None else asdict(index.damage),
+        interleaved=list(index.interleaved),
+        repeated=list(index.repeated),
+        duplicates=[
+            [row, list(sample.duplicates)]
+            for row, sample in enumerate(index.samples)
+            if sample.duplicates
+        ],
+        # Those that belong to no sample are no member here.
+        sparse=[
+            [offset, sizes[offset], pieces]
+            for offset, pieces in index.sparse.items()
+            if offset in sizes
+        ],
+    )
+
+
+def _plain(span: Span) -> Span:
+    """A span as columns can hold it; the true size of a sparse member stands elsewhere."""
+    return span[0], min(span[1], _LARGEST_INT64)
+
+
+def _columns(
+    extension: str, members: Members, content: LazyBytes, index: TarIndex
+) -> dict[str, pa.Array]:
+    spans = [(None, None) if span is None else _plain(span) for span in members]
+    made: dict[str, list[Any]] = {
+        name: [span[number] for span in spans] for number, name in enumerate(SPAN_FIELDS)
+    }
+    if extension.rpartition(".")[2] in _IMAGES:
+        measured = list(_measured(members, content, index))
+        made |= {
+            name: [None if facts is None else facts[number] for facts in measured]
+            for number, name in enumerate(_MEASURED)
+        }
+    elif extension in _CONTENTS:
+        made["content"] = list(_contents(members, content, index))
+    return {name: pa.array(values, FIELDS[name]) for name, values in made.items()}
+
+
+def _measured(
+    members: Members, content: LazyBytes, index: TarIndex
+) -> Iterator[tuple[Any, ...] | None]:
+    """What the first bytes of each image tell, None where whoever reads it has to look."""
+    heads = ((at, at + min(size, HEAD)) for at, size in filter(None, members))
+    announce(content, (head for head in heads if head[0] not in index.sparse))
+    for span in members:
+        if span is None or (span[0] in index.sparse and span[1] > LARGEST_VALUE):
+            yield None
+            continue
+        format, stored = measure(open_member(content, index, span))
+        yield (format, *stored) if _is_lasting(stored) else None
+
+
+def _is_lasting(stored: Stored) -> bool:
+    """Whether this is what everybody finds: not, which formats a machine reads."""
+    if stored.error is not None and stored.error.startswith("unsupported-format"):
+        return False
+    return all(number is None or number <= _LARGEST_INT64 for number in stored[:2])
+
+
+def _contents(members: Members, content: LazyBytes, index: TarIndex) -> Iterator[bytes | None]:
+    small = [span if span and span[1] <= _LARGEST_CONTENT else None for span in members]
+    spans = ((at, at + size) for at, size in filter(None, small))
+    announce(content, (span for span in spans if span[0] not in index.sparse))
+    for span in small:
+        yield None if span is None else bytes(read_member(content, index, span))

@@ -1,0 +1,70 @@
+"""The names of the files in a folder, by one listing."""
+
+from __future__ import annotations
+
+import inspect
+import logging
+import os
+from collections.abc import Collection
+from typing import Any
+
+from dask_image_ingest.storage.file_system import FileSystem, file_system
+from dask_image_ingest.storage.remote_listing import WORTH_A_LISTING
+from dask_image_ingest.storage.url import local_path, split_url
+
+__all__ = ["folder_names", "folder_of", "inside"]
+
+logger = logging.getLogger("dask_image_ingest")
+
+
+def folder_of(url: str) -> tuple[str, str]:
+    """The folder of a shard, and its name there."""
+    path = local_path(url)
+    if path is not None:
+        return os.path.split(path)
+    head, path, tail = split_url(url)
+    folder, _, name = path.rpartition("/")
+    return head + folder + tail, name
+
+
+def inside(folder: str, name: str) -> str:
+    """The path or URL of a file in a folder."""
+    if local_path(folder) is not None:
+        return os.path.join(folder, name)
+    head, path, tail = split_url(folder)
+    return f"{head}{path.rstrip('/')}/{name}{tail}"
+
+
+def folder_names(
+    folder: str, stems: Collection[str], storage_options: dict[str, Any] | None
+) -> set[str]:
+    """The names of the files in a folder that begin with one of ``stems``, and perhaps others.
+
+    None where the folder can't be listed: many a web server refuses that.
+    """
+    path = local_path(folder)
+    try:
+        if path is not None:
+            return set(os.listdir(path))
+        if "?" in folder:  # signed for one file
+            return set()
+        fs, root = file_system(folder, storage_options)
+        return {name.rstrip("/").rpartition("/")[2] for name in _listed(fs, root, stems)}
+    except Exception as error:  # each file system has exceptions of its own
+        logger.debug("%s cannot be listed: %s", folder, error)
+        return set()
+
+
+def _listed(fs: FileSystem, root: str, stems: Collection[str]) -> list[str]:
+    # A folder may hold millions of files beside a few that are looked at.
+    if len(stems) < WORTH_A_LISTING and _knows_prefixes(fs):
+        fs.invalidate_cache(root)
+        common = os.path.commonprefix(sorted(stems))  # noqa: RUF071 - of names in one folder
+        return list(fs.find(root, prefix=common))
+    # Where the shards were found by a listing, this is the same one.
+    return list(fs.ls(root, detail=False))
+
+
+def _knows_prefixes(fs: FileSystem) -> bool:
+    find = getattr(fs, "_find", fs.find)
+    return "prefix" in inspect.signature(find).parameters

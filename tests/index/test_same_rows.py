@@ -1,0 +1,95 @@
+"""What is read with an index is what is read without one: rows, types, partitions, warnings."""
+
+from __future__ import annotations
+
+import logging
+import random
+import warnings
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+import pytest
+from random_shards import members_json, random_shards, wds2idx_file
+
+import dask_image_ingest as dii
+from dask_image_ingest.dataset import warning as warning_module
+
+pytestmark = pytest.mark.slow
+
+OPTIONS: list[dict[str, Any]] = [
+    {},
+    {"errors": "drop", "size": 16},
+    {"image": "png;seg.png;webp;jpg", "partition_size": 20_000},
+    {"image": "seg.npy;jpeg", "max_pixels": 2000},
+    {"components": {"txt": "string", "cls": "int64", "npy": "binary", "json": "string"}},
+    {"json_fields": {"similarity": "float64", "n": "int32", "deep.er": "string", "no": "int8"}},
+    {"components": {"txt": "int64", "json": "binary", "": "binary"}, "partition_size": None},
+]
+QUERIES = [
+    lambda d: d,
+    lambda d: d.drop(columns=["image", "error"]),
+    lambda d: d[["__key__", "height", "format"]],
+    lambda d: d[d.width > 60][["width", "channels", "__key__"]],
+    lambda d: d[["offset", "nbytes"]],
+    lambda d: d[d.height > d.width],
+    lambda d: d[["error"]],
+    lambda d: d.loc[d.format == "jpeg", ["__key__", "error", "height"]],
+    lambda d: d.partitions[-1],
+    lambda d: d[d.txt.isna()] if "txt" in d.columns else d[["nbytes"]],
+]
+
+
+def answer(paths: list[str], query, caplog, **options) -> tuple[Any, ...]:
+    """All that comes back: rows or the error, and whatever was said on the way."""
+    warning_module._warned_extensions.clear()
+    caplog.clear()
+    with warnings.catch_warnings(record=True) as said, caplog.at_level(logging.WARNING):
+        warnings.simplefilter("always")
+        try:
+            ddf = dii.read_webdataset_images(paths, backend="pandas", **options)
+            parts = [part.compute() for part in query(ddf).partitions]
+            found = parts, ddf.npartitions, ddf.divisions, ddf.dtypes
+        except dii.DaskImageIngestError as error:
+            found = type(error), str(error)
+    told = sorted(str(warning.message) for warning in said)
+    return found, told, [record.getMessage() for record in caplog.records]
+
+
+def assert_same(one: Any, other: Any) -> None:
+    assert other[1:] == one[1:]
+    one, other = one[0], other[0]
+    if isinstance(one[0], type):
+        assert other == one
+        return
+    assert other[1:3] == one[1:3]
+    pd.testing.assert_series_equal(other[3], one[3])
+    for mine, theirs in zip(other[0], one[0], strict=True):
+        pd.testing.assert_frame_equal(mine, theirs)
+
+
+@pytest.mark.parametrize("seed", range(60))
+def test_any_tar_reads_the_same_with_our_index(tmp_path, caplog, seed):
+    paths = random_shards(tmp_path / "shards", seed)
+    rng = random.Random(seed)
+    chosen = rng.choice(OPTIONS) | {"shard_errors": rng.choice(["raise", "skip"])}
+    query = rng.choice(QUERIES)
+    expected = answer(paths, query, caplog, index=False, **chosen)
+    folder = rng.choice([None, tmp_path / "indexes"])
+    written = dii.write_index(paths, folder=folder, shard_errors="skip")
+    index = {"index": folder} if folder else rng.choice([{}, {"index": "auto"}])
+    if not (written["state"] == "failed").any() and not folder:
+        index = rng.choice([index, {"index": True}])
+    assert_same(expected, answer(paths, query, caplog, **chosen, **index))
+
+
+@pytest.mark.parametrize("write", [wds2idx_file, members_json])
+@pytest.mark.parametrize("seed", range(40))
+def test_any_tar_reads_the_same_with_the_indexes_of_others(tmp_path, caplog, seed, write):
+    paths = random_shards(tmp_path, seed)
+    rng = random.Random(seed)
+    chosen, query = rng.choice(OPTIONS), rng.choice(QUERIES)
+    expected = answer(paths, query, caplog, index=False, **chosen)
+    for path in paths:
+        write(Path(path))
+    assert_same(expected, answer(paths, query, caplog, **chosen))

@@ -1,0 +1,219 @@
+"""Indexes are written whole or not at all, and one that does not hold is told and not used."""
+
+from __future__ import annotations
+
+import os
+import shutil
+from pathlib import Path
+
+import dask
+import pandas as pd
+import pyarrow.parquet as pq
+import pytest
+from random_shards import members_json, wds2idx_file
+from synthetic import write_shards
+from tars import FORMATS, tar
+
+import dask_image_ingest as dii
+from dask_image_ingest.dataset import first_shard, opened
+from dask_image_ingest.export.local_place import LocalPlace
+
+
+@pytest.fixture
+def shards(tmp_path):
+    return write_shards(tmp_path, shards=3, per_shard=8, size=(60, 80))
+
+
+def captions(paths, **options):
+    return dii.read_webdataset_images(paths, backend="pandas", **options)["txt"].compute().tolist()
+
+
+@pytest.fixture
+def no_walk(monkeypatch):
+    """Whoever walks a tar fails."""
+
+    def fail(*args):
+        raise AssertionError("a tar was walked")
+
+    monkeypatch.setattr(opened, "index_tar", fail)
+    monkeypatch.setattr(first_shard, "index_head", fail)
+
+
+def test_what_it_tells_and_where_it_lies(shards, tmp_path):
+    told = dii.write_index(tmp_path)
+    assert told["shard"].tolist() == shards
+    assert told["index"].tolist() == [f"{shard}.index.parquet" for shard in shards]
+    assert told["samples"].tolist() == [8, 8, 8]
+    assert told["bytes"].tolist() == [os.path.getsize(path) for path in told["index"]]
+    assert told["damage"].isna().all()
+    # Nothing else is left behind, and no glob takes an index for a shard.
+    assert sorted(os.listdir(tmp_path)) == sorted(map(os.path.basename, [*shards, *told["index"]]))
+    assert captions(f"{tmp_path}/*.tar*") == [f"picture {n}" for n in range(24)]
+
+
+def test_other_tools_can_read_it(shards):
+    dii.write_index(shards[0])
+    found = pd.read_parquet(shards[0] + ".index.parquet")
+    columns = ["format", "height", "width", "channels", "orientation", "needs_pillow", "error"]
+    members = [f"{kind}/{what}" for kind in ("jpg", "txt", "cls") for what in ("offset", "size")]
+    contents = ["txt/content", "cls/content"]
+    wanted = {"__key__", *members, *contents, *(f"jpg/{column}" for column in columns)}
+    assert set(found.columns) == wanted
+    assert found["jpg/height"].tolist() == [60 + 4 * n for n in range(8)]
+    with open(shards[0], "rb") as file:
+        file.seek(found["txt/offset"][3])
+        assert file.read(found["txt/size"][3]) == found["txt/content"][3] == b"picture 3"
+
+
+def test_a_shard_that_has_changed_makes_its_index_stale(shards):
+    dii.write_index(shards)
+    path = Path(shards[1])
+    path.write_bytes(path.read_bytes().replace(b"picture 9", b"painter 9"))
+    stale = r"the index .*shard-0001\.tar\.index\.parquet is not used: it is stale.*write_index"
+    with pytest.warns(UserWarning, match=stale):
+        assert captions(shards)[9] == "painter 9"
+    with pytest.raises(dii.ShardError, match=r"shard-0001\.tar\.index\.parquet can't be used"):
+        captions(shards, index=True)
+    told = dii.write_index(shards)
+    assert told["state"].tolist() == ["kept", "written", "kept"]
+    assert captions(shards, index=True)[9] == "painter 9"
+
+
+def test_the_first_index_that_is_stale_is_told_once(shards):
+    dii.write_index(shards)
+    os.utime(shards[0], ns=(1, 1))
+    with pytest.warns(UserWarning, match="is stale") as said:
+        assert len(captions(shards)) == 24
+    assert len(said) == 1
+
+
+@pytest.mark.parametrize("damage", ["cut", "empty", "other", "text", "release"])
+def test_a_broken_index_costs_a_walk_and_no_row(shards, damage):
+    dii.write_index(shards)
+    path = Path(shards[2] + ".index.parquet")
+    whole = path.read_bytes()
+    if damage == "other":
+        pd.DataFrame({"a": [1]}).to_parquet(path)
+    elif damage == "release":
+        table = pq.read_table(path)
+        ((key, facts),) = table.schema.metadata.items()
+        later = facts.replace(b'"format":1', b'"format":99')
+        pq.write_table(table.replace_schema_metadata({key: later}), path)
+    else:
+        path.write_bytes({"cut": whole[: len(whole) // 2], "empty": b"", "text": b"no"}[damage])
+    with pytest.warns(UserWarning, match=r"shard-0002\.tar\.index\.parquet is not used"):
+        assert captions(shards) == [f"picture {n}" for n in range(24)]
+    assert dii.write_index(shards)["state"].tolist() == ["kept", "kept", "written"]
+
+
+def test_an_index_that_goes_away_costs_a_walk(shards):
+    dii.write_index(shards)
+    ddf = dii.read_webdataset_images(shards, backend="pandas")
+    os.unlink(shards[1] + ".index.parquet")
+    with pytest.warns(UserWarning, match="there is no such file"):
+        assert len(ddf) == 24
+
+
+def test_a_write_that_fails_leaves_nothing(shards, tmp_path, monkeypatch):
+    def full(self, file, name):
+        file.flush()
+        raise dii.ExportError("the disk is full")
+
+    monkeypatch.setattr(LocalPlace, "commit", full)
+    with pytest.raises(dii.ExportError):
+        dii.write_index(shards)
+    assert sorted(os.listdir(tmp_path)) == sorted(map(os.path.basename, shards))
+
+
+def test_a_shard_that_is_no_tar_does_not_stop_the_others(shards, tmp_path):
+    bad = tmp_path / "shard-0000a.tar"
+    bad.write_bytes(b"<html>" * 200)
+    with pytest.raises(dii.ShardError, match=r"1 of 4 shards .*shard-0000a\.tar is no tar"):
+        dii.write_index(tmp_path)
+    told = dii.write_index(tmp_path, shard_errors="skip")
+    assert sorted(told["state"]) == ["failed", "kept", "kept", "kept"]
+
+
+def test_read_only_shards_have_their_indexes_elsewhere(shards, tmp_path, no_walk):
+    dii.write_index(shards, folder=tmp_path / "a" / "b")
+    assert sorted(os.listdir(tmp_path / "a" / "b")) == [
+        f"shard-000{n}.tar.index.parquet" for n in range(3)
+    ]
+    assert len(captions(shards, index=tmp_path / "a" / "b")) == 24
+    with pytest.raises(AssertionError, match="walked"):
+        captions(shards)
+
+
+def test_shards_of_one_name_share_no_index(shards, tmp_path):
+    other = tmp_path / "other"
+    other.mkdir()
+    shutil.copy(shards[0], other)
+    with pytest.raises(dii.ArgumentError, match="folders of their own"):
+        dii.write_index([shards[0], other], folder=tmp_path / "indexes")
+
+
+def test_every_member_a_kind_of_its_own(tmp_path, no_walk):
+    """Keys with dots in their last part: no table of as many columns."""
+    path = tmp_path / "0.tar"
+    path.write_bytes(tar({"a.jpg": b"", **{f"a{n}.{n}.txt": b"%d" % n for n in range(2000)}}))
+    dii.write_index(path)
+    assert pq.ParquetFile(f"{path}.index.parquet").metadata.num_columns < 200
+    kinds = {f"{n}.txt": "string" for n in (0, 3, 1999)}
+    frame = dii.read_webdataset_images(path, backend="pandas", components=kinds).compute()
+    assert [frame[f"{n}.txt"][n + 1] for n in (0, 3, 1999)] == ["0", "3", "1999"]
+    assert frame["3.txt"].notna().sum() == 1
+
+
+@pytest.mark.parametrize("write", [wds2idx_file, members_json])
+@pytest.mark.parametrize("tar_format", FORMATS)
+def test_what_others_have_written_spares_the_walk(tmp_path, no_walk, write, tar_format):
+    path = tmp_path / "0.tar"
+    names = [f"{n:03d}.{kind}" for n in range(30) for kind in ("jpg", "txt", "json")]
+    path.write_bytes(tar({name: name.encode() for name in names}, tar_format))
+    with pytest.raises(AssertionError, match="walked"):
+        captions(path)
+    write(path)
+    assert captions(path) == [f"{n:03d}.txt" for n in range(30)]
+    with pytest.raises(AssertionError, match="walked"):
+        captions(path, index=False)
+
+
+def test_the_index_that_an_export_writes_spares_the_walk(shards, tmp_path, monkeypatch):
+    table = dii.read_webdataset_images(shards, backend="pandas").drop(columns=["image", "error"])
+    dii.to_webdataset(table, tmp_path / "out" / "{shard:03d}.tar", index=True)
+    monkeypatch.setattr(opened, "index_tar", None)
+    monkeypatch.setattr(first_shard, "index_head", None)
+    assert captions(tmp_path / "out") == [f"picture {n}" for n in range(24)]
+
+
+@pytest.mark.parametrize("write", [wds2idx_file, members_json])
+def test_what_others_have_written_may_be_stale(shards, tmp_path, write):
+    for shard in shards:
+        write(Path(shard))
+    members = {f"{n}.txt": b"x" * 3000 for n in range(9)}
+    Path(shards[1]).write_bytes(tar(members))
+    with pytest.warns(UserWarning, match=r"shard-0001\.(idx|json) is not used: it is stale"):
+        assert len(captions(shards)) == 8 + 9 + 8
+
+
+def test_tasks_of_a_cluster_write_them(shards):
+    with dii.start_cluster(n_workers=2):
+        assert dii.write_index(shards)["state"].tolist() == ["written"] * 3
+        assert captions(shards) == [f"picture {n}" for n in range(24)]
+
+
+@pytest.mark.parametrize("index", [3, None, "", "a\0b", ["x"]])
+def test_an_index_is_a_folder_or_a_word(shards, index):
+    with pytest.raises(dii.ArgumentError, match="index="):
+        dii.read_webdataset_images(shards, index=index)
+
+
+def test_a_read_with_an_index_is_another_task_than_one_without(shards):
+    dii.write_index(shards)
+    names = {
+        dii.read_webdataset_images(shards, backend="pandas", index=index)._name
+        for index in (False, "auto")
+    }
+    assert len(names) == 2
+    with dask.config.set(scheduler="threads"):
+        assert len(captions(shards, index=True)) == 24
