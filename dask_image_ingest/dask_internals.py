@@ -59,6 +59,8 @@ from dask.dataframe.dask_expr._expr import (
     Round,
     Sample,
     SetDivisions,
+    Split,
+    SplitTake,
     Tail,
     ToFrame,
     ToNumeric,
@@ -69,10 +71,27 @@ from dask.dataframe.dask_expr._expr import (
     determine_column_projection,
     plain_column_projection,
 )
+from dask.dataframe.dask_expr._groupby import GroupByApply
+from dask.dataframe.dask_expr._indexing import LocElement, LocList, LocSlice, LocUnknown
 from dask.dataframe.dask_expr._merge import Merge
-from dask.dataframe.dask_expr._reductions import DropDuplicates, Len
+from dask.dataframe.dask_expr._reductions import (
+    DropDuplicates,
+    Len,
+    NFirst,
+    NLargest,
+    NLast,
+    NSmallest,
+)
 from dask.dataframe.dask_expr._repartition import Repartition
-from dask.dataframe.dask_expr._shuffle import BaseSetIndexSortValues, ShuffleBase
+from dask.dataframe.dask_expr._shuffle import (
+    BaseSetIndexSortValues,
+    RearrangeByColumn,
+    SetIndex,
+    ShuffleBase,
+    SortValues,
+    _get_divisions,
+    divisions_lru,
+)
 from dask.dataframe.dask_expr.io.io import BlockwiseIO, FromGraph
 
 __all__ = [
@@ -109,6 +128,7 @@ __all__ = [
     "FromGraph",
     "FunctionMap",
     "Fused",
+    "GroupByApply",
     "Head",
     "Index",
     "Invert",
@@ -117,10 +137,18 @@ __all__ = [
     "Len",
     "Lengths",
     "Literal",
+    "LocElement",
+    "LocList",
+    "LocSlice",
+    "LocUnknown",
     "Map",
     "MapPartitions",
     "Mask",
     "Merge",
+    "NFirst",
+    "NLargest",
+    "NLast",
+    "NSmallest",
     "NotNull",
     "Or",
     "Partitions",
@@ -128,6 +156,7 @@ __all__ = [
     "Projection",
     "PropertyMap",
     "Query",
+    "RearrangeByColumn",
     "RenameAxis",
     "RenameFrame",
     "RenameSeries",
@@ -137,7 +166,11 @@ __all__ = [
     "Round",
     "Sample",
     "SetDivisions",
+    "SetIndex",
     "ShuffleBase",
+    "SortValues",
+    "Split",
+    "SplitTake",
     "Tail",
     "Task",
     "ToFrame",
@@ -147,8 +180,29 @@ __all__ = [
     "XOr",
     "_DelayedExpr",
     "convert_legacy_graph",
+    "copy_divisions",
     "cull",
     "determine_column_projection",
+    "draws_divisions",
     "new_collection",
     "plain_column_projection",
 ]
+
+
+def draws_divisions(expr: BaseSetIndexSortValues) -> bool:
+    """Whether a sort's divisions are drawn from a sample of its rows."""
+    if isinstance(expr, SetIndex) and expr.operand("user_divisions") is not None:
+        return False
+    return bool(expr._npartitions_input > 1 and expr.frame.npartitions > 1)
+
+
+def copy_divisions(expr: BaseSetIndexSortValues, other: BaseSetIndexSortValues) -> None:
+    """Have ``other``, which sorts the same rows, fall into the partitions of ``expr``."""
+    if isinstance(expr, SortValues):
+        column, its = expr.frame[expr.by[0]], other.frame[other.by[0]]
+        ascending = expr._divisions_ascending
+    else:
+        column, its, ascending = expr.other, other.other, expr.ascending
+    partitions, upsample = expr._npartitions_input, expr.upsample
+    found = _get_divisions(expr.frame, column, partitions, ascending, upsample=upsample)
+    divisions_lru[(its._name, partitions, ascending, 128e6, upsample)] = found

@@ -4,7 +4,7 @@ In: paths and options, then the rewrites of dask's optimiser. Out: a dask datafr
 task the dataframe of one part of one shard. ``partition.py`` is where to begin reading.
 """
 
-from dask_image_ingest.dataset.expr import SHAPE_IN_NAME, Dataset, ReadWebDataset, is_settled
+from dask_image_ingest.dataset.expr import SHAPE_IN_NAME, Dataset, ReadWebDataset
 from dask_image_ingest.dataset.filters import (
     MIRRORED,
     NEGATED,
@@ -25,6 +25,7 @@ from dask_image_ingest.dataset.partition import NoPixels
 from dask_image_ingest.dataset.pointers import POINTER
 from dask_image_ingest.dataset.read import read_webdataset_images
 from dask_image_ingest.dataset.schema import IMAGE_EXTENSIONS, image_member, parse_image_extensions
+from dask_image_ingest.dataset.settled import is_settled
 from dask_image_ingest.dataset.sidecar_schema import with_sidecars
 from dask_image_ingest.dataset.warning import warn_user
 
