@@ -4,6 +4,7 @@ In: paths and options, then the rewrites of dask's optimiser. Out: a dask datafr
 task the dataframe of one part of one shard. ``partition.py`` is where to begin reading.
 """
 
+from dask_image_ingest.dataset.by_piece import ByPiece
 from dask_image_ingest.dataset.expr import SHAPE_IN_NAME, Dataset, ReadWebDataset
 from dask_image_ingest.dataset.filters import (
     MIRRORED,
@@ -20,6 +21,7 @@ from dask_image_ingest.dataset.late_decode import (
     looks_at,
 )
 from dask_image_ingest.dataset.metadata import SampleRows
+from dask_image_ingest.dataset.moved import DecodeMoved, rows_to_move
 from dask_image_ingest.dataset.options import ReadOptions
 from dask_image_ingest.dataset.partition import NoPixels
 from dask_image_ingest.dataset.pointers import POINTER
@@ -35,7 +37,9 @@ __all__ = [
     "NEGATED",
     "POINTER",
     "SHAPE_IN_NAME",
+    "ByPiece",
     "Dataset",
+    "DecodeMoved",
     "Filters",
     "LateDecode",
     "NoPixels",
@@ -52,6 +56,7 @@ __all__ = [
     "looks_at",
     "parse_image_extensions",
     "read_webdataset_images",
+    "rows_to_move",
     "warn_user",
     "with_sidecars",
 ]

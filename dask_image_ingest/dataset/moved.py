@@ -17,12 +17,12 @@ import numpy as np
 from dask_image_ingest import dask_internals as dx
 from dask_image_ingest.dataset.late_decode import looks_at
 from dask_image_ingest.dataset.moved_rows import MovedImages, decode_moved
-from dask_image_ingest.dataset.moves import Dependents, Moved, has_moves_above, is_move, move_rows
+from dask_image_ingest.dataset.moves import Dependents, Moved, leads_to_a_move, move_rows
 from dask_image_ingest.dataset.settled import is_settled
-from dask_image_ingest.decode import Pixels
+from dask_image_ingest.decode import ImageShape, Pixels
 from dask_image_ingest.frames import backend_of
 
-__all__ = ["DecodeMoved", "move"]
+__all__ = ["DecodeMoved", "move", "rows_to_move"]
 
 
 def move(parent: dx.Expr, child: dx.Expr, dependents: Dependents) -> dx.Expr | None:
@@ -39,7 +39,7 @@ def move(parent: dx.Expr, child: dx.Expr, dependents: Dependents) -> dx.Expr | N
         return None
     if type(parent) is dx.GroupByApply:
         return _grouped(parent, child, *moved)
-    if not (is_move(parent) or has_moves_above(parent, dependents)):
+    if not leads_to_a_move(parent, dependents):
         return None
     return _decoded(parent, move_rows(parent, child, *moved))
 
@@ -133,6 +133,11 @@ class DecodeMoved(dx.Elemwise):
     def _made(self) -> frozenset[Any]:
         return frozenset(name for each in self.images for name in each.columns)
 
+    @property
+    def shapes(self) -> dict[Any, ImageShape]:
+        """The shape of the images of each column that is decoded."""
+        return {each.image: each.options.decoding.shape for each in self.images}
+
     def as_pointers(self) -> Moved:
         """The same rows without pixels, and what the pointers in their place stand for."""
         return self.frame, self.images
@@ -182,3 +187,13 @@ class DecodeMoved(dx.Elemwise):
             names = ", ".join(repr(each.image) for each in self.images)
             return f"{header} decodes={names}"
         return super()._tree_repr_argument_construction(i, op, header)
+
+
+def rows_to_move(expr: dx.Expr) -> list[dx.Expr]:
+    """The pointers of an optimised query which others than their own partition are needed for."""
+    pointers = {decode.frame._name: decode.frame for decode in expr.find_operations(DecodeMoved)}
+    return [
+        rows
+        for rows in pointers.values()
+        if not all(isinstance(node, (dx.Blockwise, dx.FromGraph)) for node in rows.walk())
+    ]

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import itertools
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -20,7 +21,7 @@ from dask_image_ingest.frames import backend_of
 from dask_image_ingest.storage import announce, open_shard
 from dask_image_ingest.tar import TarIndex, index_tar, read_member
 
-__all__ = ["MovedImages", "decode_moved"]
+__all__ = ["MovedImages", "decode_moved", "decode_pieces"]
 
 # A merge that found nothing on one side: no image, and nothing wrong with it.
 _NOTHING = Header(None, None, None, None, "", True)
@@ -75,6 +76,37 @@ def decode_moved(frame: Any, images: Sequence[MovedImages]) -> Any:
     for each in encoded:
         frame = backend.with_images(frame, each.decode(rows), *each.images.names)
     return frame
+
+
+def decode_pieces(frame: Any, images: Sequence[MovedImages], largest: int) -> Iterator[Any]:
+    """The same rows, decoded in pieces of about ``largest`` bytes of pixels at most.
+
+    Nor are there more bytes of encoded images in memory at a time.
+    """
+    backend = backend_of(frame)
+    for rows in _cuts([_encoded_sizes(frame, each) for each in images], largest):
+        part = frame.iloc[rows]
+        encoded = [EncodedImages(part, each) for each in images]
+        for places in _cuts([each.nbytes for each in encoded], largest):
+            piece = part.iloc[places]
+            for each in encoded:
+                decoded = each.decode(np.arange(len(part))[places])
+                piece = backend.with_images(piece, decoded, *each.images.names)
+            yield piece
+
+
+def _cuts(sizes: Sequence[np.ndarray], largest: int) -> Iterator[slice]:
+    """Rows that follow each other, cut where a multiple of ``largest`` bytes is full."""
+    nbytes = np.sum(sizes, axis=0)
+    starts = np.cumsum(nbytes) - nbytes
+    edges = [0, *(1 + np.flatnonzero(np.diff(starts // largest))).tolist(), len(nbytes)]
+    return (slice(start, end) for start, end in itertools.pairwise(edges))
+
+
+def _encoded_sizes(frame: Any, images: MovedImages) -> np.ndarray:
+    (texts,) = backend_of(frame).to_arrow(frame[[images.image]]).columns
+    places = (None if text is None else parse(text).place for text in texts.to_pylist())
+    return np.array([0 if place is None else place[1] for place in places], np.int64)
 
 
 class EncodedImages:

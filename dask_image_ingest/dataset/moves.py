@@ -13,7 +13,7 @@ from typing import Any, TypeAlias
 from dask_image_ingest import dask_internals as dx
 from dask_image_ingest.dataset.moved_rows import MovedImages
 
-__all__ = ["Dependents", "Moved", "has_moves_above", "move_rows"]
+__all__ = ["Dependents", "Moved", "leads_to_a_move", "move_rows"]
 
 # The expressions that use each one, by its name, as dask's optimiser has them.
 Dependents: TypeAlias = Mapping[str, Collection[Any]]
@@ -41,22 +41,24 @@ def move_rows(
     return None if rewrite is None else rewrite(parent, child, pointers, images)
 
 
-def has_moves_above(expr: dx.Expr, dependents: Dependents) -> bool:
-    """Whether what moves rows uses an expression, by way of what passes pointers on."""
+def leads_to_a_move(expr: dx.Expr, dependents: Dependents) -> bool:
+    """Whether an expression moves rows about, or passes pointers on to one that does.
+
+    Only then are pixels better decoded after it.
+    """
+    if _is_move(expr):
+        return True
+    if type(expr) not in _PASS:
+        return False
     above = (parent() for parent in dependents[expr._name])
-    return any(
-        is_move(parent) or (type(parent) in _PASS and has_moves_above(parent, dependents))
-        for parent in above
-        if parent is not None
-    )
+    return any(leads_to_a_move(parent, dependents) for parent in above if parent is not None)
 
 
-def is_move(expr: dx.Expr) -> bool:
-    """Whether an expression moves rows about, so that pixels are better decoded after it."""
+def _is_move(expr: dx.Expr) -> bool:
     if type(expr) is dx.Repartition:
         # Of fewer partitions each would be decoded by one task.
-        return expr.npartitions > expr.frame.npartitions
-    return (type(expr) in _COLUMNS_LOOKED_AT and type(expr) not in _PASS) or type(expr) in _OTHERS
+        return bool(expr.npartitions > expr.frame.npartitions)
+    return type(expr) in _OTHERS or (type(expr) in _COLUMNS_LOOKED_AT and type(expr) not in _PASS)
 
 
 def _listed(columns: Any) -> list[Any] | None:

@@ -98,13 +98,12 @@ def _read_shard(split: ShardSplit, query: Query, sidecar: Sidecar) -> Any:
 
 def _undecoded(rows: SampleRows, query: Query) -> Any:
     """A partition without pixels; pointers are in their place where the decode comes later."""
-    made = {}
-    if query.pointers:
-        made = {"image": rows.pointers, "error": lambda: pa.nulls(len(rows), pa.string())}
-    table = rows.table([name for name in query.columns if name not in made])
+    later = ("image", "error") if query.pointers else ()
+    table = rows.table([name for name in query.columns if name not in later])
     for place, name in enumerate(query.columns):
-        if name in made:
-            table = table.add_column(place, name, made[name]())
+        if name in later:
+            made = rows.pointers() if name == "image" else pa.nulls(len(rows), pa.string())
+            table = table.add_column(place, name, made)
     return query.options.get_backend().frame(table, rows.numbers, None)
 
 

@@ -14,7 +14,8 @@ from dask.base import get_scheduler
 from distributed import Client, secede, wait
 from distributed import Future as RemoteFuture
 
-from dask_image_ingest.dask_internals import convert_legacy_graph, cull
+from dask_image_ingest.dask_internals import convert_legacy_graph, cull, new_collection
+from dask_image_ingest.dataset import rows_to_move
 from dask_image_ingest.errors import ArgumentError
 from dask_image_ingest.frames import backend_of
 from dask_image_ingest.loader.mapping import map_remote
@@ -68,19 +69,40 @@ class LazySource(Source):
 
     def __init__(self, frame: Any, image: str) -> None:
         super().__init__(frame, image)
+        self._client = _client(frame)
+        self._maps = backend_of(frame._meta).name == "pandas"
+        self._threads: ThreadPoolExecutor | None = None
+        self._futures: set[RemoteFuture] = set()
+        unfused = frame.optimize(fuse=False)
+        self._moved = rows_to_move(unfused.expr)
+        if self._moved:
+            self._frame, self.partitions = unfused, unfused.npartitions
+        else:
+            self._plan(frame)
+
+    def _plan(self, frame: Any) -> None:
+        """Have the graph of a frame ready, of which each partition is asked for by itself."""
         nothing = pd.Series([], dtype="int64")
-        self._counts = frame[[image]].map_partitions(_counted, image, meta=nothing)
+        self._counts = frame[[self._image]].map_partitions(_counted, self._image, meta=nothing)
         optimized = frame.optimize()
         self._keys = optimized.__dask_keys__()
         graph = optimized.__dask_graph__()
-        self._client = _client(frame)
         if self._client is None:
             _refuse_remote(graph)
         self._graph = convert_legacy_graph(graph)
-        self._maps = backend_of(frame._meta).name == "pandas"
         self.partitions = len(self._keys)
-        self._threads: ThreadPoolExecutor | None = None
-        self._futures: set[RemoteFuture] = set()
+
+    def _move_rows(self) -> None:
+        """Move the rows, once: each partition would do so by itself to be read, and all of it.
+
+        What is kept are pointers and other metadata, and no pixels.
+        """
+        expr = self._frame.expr
+        for rows in self._moved:
+            kept = new_collection(rows).persist(scheduler=self._scheduler)
+            expr = expr.substitute(rows, kept.expr)
+        self._moved = []
+        self._plan(new_collection(expr))
 
     def __enter__(self) -> LazySource:
         if self._client is not None:
@@ -88,6 +110,8 @@ class LazySource(Source):
             # some are the partitions that this one waits for.
             with contextlib.suppress(ValueError, KeyError, AttributeError):
                 secede()
+        if self._moved:
+            self._move_rows()
         self._threads = ThreadPoolExecutor(1, "iter-batches")
         return self
 
@@ -118,8 +142,12 @@ class LazySource(Source):
 
     def count(self, number: int) -> int:
         """The number of images of a partition."""
-        scheduler = "synchronous" if self._client is None else self._client
-        return int(self._counts.partitions[number].compute(scheduler=scheduler).sum())
+        counts = self._counts.partitions[number]
+        return int(counts.compute(scheduler=self._scheduler).sum())
+
+    @property
+    def _scheduler(self) -> Any:
+        return "synchronous" if self._client is None else self._client
 
     def _fetch(self, future: Any) -> Any:
         try:
