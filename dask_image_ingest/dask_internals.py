@@ -4,7 +4,7 @@ Expressions of its dataframe optimiser, and its graphs. Whoever raises the bound
 first; a test says that nothing else private is used anywhere.
 """
 
-from dask._task_spec import Task, convert_legacy_graph, cull
+from dask._task_spec import Task, TaskRef, convert_legacy_graph, cull
 from dask.dataframe.dask_expr import FrameBase, new_collection
 from dask.dataframe.dask_expr._accessor import FunctionMap, PropertyMap
 from dask.dataframe.dask_expr._concat import Concat
@@ -173,6 +173,7 @@ __all__ = [
     "SplitTake",
     "Tail",
     "Task",
+    "TaskRef",
     "ToFrame",
     "ToNumeric",
     "Unaryop",

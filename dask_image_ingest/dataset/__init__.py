@@ -21,9 +21,10 @@ from dask_image_ingest.dataset.late_decode import (
     looks_at,
 )
 from dask_image_ingest.dataset.metadata import SampleRows
-from dask_image_ingest.dataset.moved import DecodeMoved, rows_to_move
+from dask_image_ingest.dataset.moved import DecodeMoved
 from dask_image_ingest.dataset.options import ReadOptions
 from dask_image_ingest.dataset.partition import NoPixels
+from dask_image_ingest.dataset.pieces import move_rows_now
 from dask_image_ingest.dataset.pointers import POINTER
 from dask_image_ingest.dataset.read import read_webdataset_images
 from dask_image_ingest.dataset.schema import IMAGE_EXTENSIONS, image_member, parse_image_extensions
@@ -54,9 +55,9 @@ __all__ = [
     "image_member",
     "is_settled",
     "looks_at",
+    "move_rows_now",
     "parse_image_extensions",
     "read_webdataset_images",
-    "rows_to_move",
     "warn_user",
     "with_sidecars",
 ]

@@ -22,7 +22,7 @@ from dask_image_ingest.dataset.settled import is_settled
 from dask_image_ingest.decode import ImageShape, Pixels
 from dask_image_ingest.frames import backend_of
 
-__all__ = ["DecodeMoved", "move", "rows_to_move"]
+__all__ = ["DecodeMoved", "move"]
 
 
 def move(parent: dx.Expr, child: dx.Expr, dependents: Dependents) -> dx.Expr | None:
@@ -158,7 +158,9 @@ class DecodeMoved(dx.Elemwise):
         if isinstance(parent, dx.Filter) and self._filter_passthrough_available(parent, dependents):
             return self._filter_simplification(parent)
         if isinstance(parent, (dx.Projection, dx.Index)):
-            return self._projected(parent, dependents)
+            made = self._projected(parent, dependents)
+            if made is not None:
+                return made
         return move(parent, self, dependents)
 
     def _projected(self, parent: dx.Expr, dependents: Any) -> dx.Expr | None:
@@ -187,13 +189,3 @@ class DecodeMoved(dx.Elemwise):
             names = ", ".join(repr(each.image) for each in self.images)
             return f"{header} decodes={names}"
         return super()._tree_repr_argument_construction(i, op, header)
-
-
-def rows_to_move(expr: dx.Expr) -> list[dx.Expr]:
-    """The pointers of an optimised query which others than their own partition are needed for."""
-    pointers = {decode.frame._name: decode.frame for decode in expr.find_operations(DecodeMoved)}
-    return [
-        rows
-        for rows in pointers.values()
-        if not all(isinstance(node, (dx.Blockwise, dx.FromGraph)) for node in rows.walk())
-    ]

@@ -21,7 +21,7 @@ from dask_image_ingest.frames import backend_of
 from dask_image_ingest.storage import announce, open_shard
 from dask_image_ingest.tar import TarIndex, index_tar, read_member
 
-__all__ = ["MovedImages", "decode_moved", "decode_pieces"]
+__all__ = ["MovedImages", "cuts", "decode_moved", "decode_pieces", "encoded_sizes"]
 
 # A merge that found nothing on one side: no image, and nothing wrong with it.
 _NOTHING = Header(None, None, None, None, "", True)
@@ -84,10 +84,10 @@ def decode_pieces(frame: Any, images: Sequence[MovedImages], largest: int) -> It
     Nor are there more bytes of encoded images in memory at a time.
     """
     backend = backend_of(frame)
-    for rows in _cuts([_encoded_sizes(frame, each) for each in images], largest):
+    for rows in cuts([encoded_sizes(frame, each) for each in images], largest):
         part = frame.iloc[rows]
         encoded = [EncodedImages(part, each) for each in images]
-        for places in _cuts([each.nbytes for each in encoded], largest):
+        for places in cuts([each.nbytes for each in encoded], largest):
             piece = part.iloc[places]
             for each in encoded:
                 decoded = each.decode(np.arange(len(part))[places])
@@ -95,7 +95,7 @@ def decode_pieces(frame: Any, images: Sequence[MovedImages], largest: int) -> It
             yield piece
 
 
-def _cuts(sizes: Sequence[np.ndarray], largest: int) -> Iterator[slice]:
+def cuts(sizes: Sequence[np.ndarray], largest: int) -> Iterator[slice]:
     """Rows that follow each other, cut where a multiple of ``largest`` bytes is full."""
     nbytes = np.sum(sizes, axis=0)
     starts = np.cumsum(nbytes) - nbytes
@@ -103,7 +103,8 @@ def _cuts(sizes: Sequence[np.ndarray], largest: int) -> Iterator[slice]:
     return (slice(start, end) for start, end in itertools.pairwise(edges))
 
 
-def _encoded_sizes(frame: Any, images: MovedImages) -> np.ndarray:
+def encoded_sizes(frame: Any, images: MovedImages) -> np.ndarray:
+    """The bytes of each encoded image that the rows of a frame point to; 0 where none are known."""
     (texts,) = backend_of(frame).to_arrow(frame[[images.image]]).columns
     places = (None if text is None else parse(text).place for text in texts.to_pylist())
     return np.array([0 if place is None else place[1] for place in places], np.int64)

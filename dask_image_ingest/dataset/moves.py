@@ -143,6 +143,20 @@ def _rename(expr: dx.Expr, _: Any, pointers: dx.Expr, images: Any) -> Moved | No
     return dx.RenameFrame(pointers, names), renamed
 
 
+def _project(expr: dx.Expr, _: Any, pointers: dx.Expr, images: Any) -> Moved | None:
+    columns = expr.operand("columns")
+    kept = tuple(
+        replace(each, error=each.error if each.error in columns else None)
+        for each in images
+        if each.image in columns
+    )
+    # Errors are told by the decode of their images.
+    lost = any(each.error in columns for each in images if each.image not in columns)
+    if not kept or lost or not isinstance(columns, list):
+        return None
+    return dx.Projection(pointers, columns), kept
+
+
 def _assign(expr: dx.Expr, child: dx.Expr, pointers: dx.Expr, images: Any) -> Moved | None:
     made = {name for each in images for name in each.columns}
     if not made.isdisjoint(expr.keys):
@@ -191,6 +205,7 @@ _REWRITES: dict[type, Callable[[Any, Any, Any, Any], Moved | None]] = {
     dx.RenameFrame: _rename,
     dx.Assign: _assign,
     dx.Filter: _filter,
+    dx.Projection: _project,
 }
 
 # What is rewritten only below a move: there is nothing to win by it otherwise.

@@ -15,7 +15,7 @@ from distributed import Client, secede, wait
 from distributed import Future as RemoteFuture
 
 from dask_image_ingest.dask_internals import convert_legacy_graph, cull, new_collection
-from dask_image_ingest.dataset import rows_to_move
+from dask_image_ingest.dataset import move_rows_now
 from dask_image_ingest.errors import ArgumentError
 from dask_image_ingest.frames import backend_of
 from dask_image_ingest.loader.mapping import map_remote
@@ -73,12 +73,11 @@ class LazySource(Source):
         self._maps = backend_of(frame._meta).name == "pandas"
         self._threads: ThreadPoolExecutor | None = None
         self._futures: set[RemoteFuture] = set()
-        unfused = frame.optimize(fuse=False)
-        self._moved = rows_to_move(unfused.expr)
-        if self._moved:
-            self._frame, self.partitions = unfused, unfused.npartitions
-        else:
-            self._plan(frame)
+        unfused = frame.optimize(fuse=False).expr
+        self._let_others_run()
+        # Rows are moved once, or each partition would do so to be read, by itself and for all.
+        moved = move_rows_now(unfused, self._scheduler)
+        self._plan(frame if moved is None else new_collection(moved))
 
     def _plan(self, frame: Any) -> None:
         """Have the graph of a frame ready, of which each partition is asked for by itself."""
@@ -92,28 +91,17 @@ class LazySource(Source):
         self._graph = convert_legacy_graph(graph)
         self.partitions = len(self._keys)
 
-    def _move_rows(self) -> None:
-        """Move the rows, once: each partition would do so by itself to be read, and all of it.
-
-        What is kept are pointers and other metadata, and no pixels.
-        """
-        expr = self._frame.expr
-        for rows in self._moved:
-            kept = new_collection(rows).persist(scheduler=self._scheduler)
-            expr = expr.substitute(rows, kept.expr)
-        self._moved = []
-        self._plan(new_collection(expr))
-
     def __enter__(self) -> LazySource:
+        self._let_others_run()
+        self._threads = ThreadPoolExecutor(1, "iter-batches")
+        return self
+
+    def _let_others_run(self) -> None:
         if self._client is not None:
             # Within a task, as dask's compute(): let the worker run other tasks meanwhile, of which
             # some are the partitions that this one waits for.
             with contextlib.suppress(ValueError, KeyError, AttributeError):
                 secede()
-        if self._moved:
-            self._move_rows()
-        self._threads = ThreadPoolExecutor(1, "iter-batches")
-        return self
 
     def __exit__(self, *_: object) -> None:
         assert self._threads is not None
