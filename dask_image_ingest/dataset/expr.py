@@ -15,6 +15,7 @@ from dask_image_ingest.dask_internals import BlockwiseIO, Len, Task
 from dask_image_ingest.dataset import filters as dnf
 from dask_image_ingest.dataset import masks, movable
 from dask_image_ingest.dataset.computed import ComputedFilter
+from dask_image_ingest.dataset.head import HeadOfRead
 from dask_image_ingest.dataset.moved import move
 from dask_image_ingest.dataset.moved_rows import MovedImages
 from dask_image_ingest.dataset.options import ReadOptions
@@ -259,22 +260,6 @@ class ReadWebDataset(dx.PartitionsFiltered, BlockwiseIO):
         if name == "dataset":
             return f"{header} {op} decodes={self.query.must_decode}"
         return super()._tree_repr_argument_construction(i, op, header)
-
-
-class HeadOfRead(dx.Head):
-    """The head of a read that stops there.
-
-    dask moves a head below projections, where these are of no use to the read: this one lets them
-    pass below it.
-    """
-
-    def _simplify_down(self) -> None:
-        return None
-
-    def _simplify_up(self, parent: dx.Expr, dependents: Any) -> dx.Expr | None:
-        if isinstance(parent, dx.Projection):
-            return dx.plain_column_projection(self, parent, dependents)
-        return super()._simplify_up(parent, dependents)
 
 
 __all__ = ["SHAPE_IN_NAME", "Dataset", "ReadWebDataset"]
