@@ -94,26 +94,6 @@ from dask.dataframe.dask_expr._shuffle import (
 )
 from dask.dataframe.dask_expr.io.io import BlockwiseIO, FromGraph
 
-
-def draws_divisions(expr: BaseSetIndexSortValues) -> bool:
-    """Whether a sort's divisions are drawn from a sample of its rows."""
-    if isinstance(expr, SetIndex) and expr.operand("user_divisions") is not None:
-        return False
-    return bool(expr._npartitions_input > 1 and expr.frame.npartitions > 1)
-
-
-def copy_divisions(expr: BaseSetIndexSortValues, other: BaseSetIndexSortValues) -> None:
-    """Have ``other``, which sorts the same rows, fall into the partitions of ``expr``."""
-    if isinstance(expr, SortValues):
-        column, its = expr.frame[expr.by[0]], other.frame[other.by[0]]
-        ascending = expr._divisions_ascending
-    else:
-        column, its, ascending = expr.other, other.other, expr.ascending
-    partitions, upsample = expr._npartitions_input, expr.upsample
-    found = _get_divisions(expr.frame, column, partitions, ascending, upsample=upsample)
-    divisions_lru[(its._name, partitions, ascending, 128e6, upsample)] = found
-
-
 __all__ = [
     "EQ",
     "GE",
@@ -200,11 +180,11 @@ __all__ = [
     "Where",
     "XOr",
     "_DelayedExpr",
+    "_get_divisions",
     "convert_legacy_graph",
-    "copy_divisions",
     "cull",
     "determine_column_projection",
-    "draws_divisions",
+    "divisions_lru",
     "new_collection",
     "plain_column_projection",
 ]

@@ -11,6 +11,7 @@ from dataclasses import replace
 from typing import Any, TypeAlias
 
 from dask_image_ingest import dask_internals as dx
+from dask_image_ingest.dataset.divisions import copy_divisions
 from dask_image_ingest.dataset.moved_rows import MovedImages
 
 __all__ = ["Dependents", "Moved", "leads_to_a_move", "move_rows"]
@@ -36,7 +37,10 @@ def move_rows(
         columns = rule(parent)
         if columns is None or not made.isdisjoint(columns):
             return None
-        return _keep_divisions(parent, type(parent)(pointers, *parent.operands[1:])), images
+        moved = type(parent)(pointers, *parent.operands[1:])
+        if isinstance(parent, dx.BaseSetIndexSortValues):
+            copy_divisions(parent, moved)
+        return moved, images
     rewrite = _REWRITES.get(type(parent))
     return None if rewrite is None else rewrite(parent, child, pointers, images)
 
@@ -213,13 +217,3 @@ _PASS = (*_REWRITES, dx.ResetIndex, dx.Repartition, dx.Split, dx.DropnaFrame, dx
 
 # What moves rows and has rules of its own (``moved.py``).
 _OTHERS = (dx.Merge, dx.GroupByApply)
-
-
-def _keep_divisions(expr: dx.Expr, moved: dx.Expr) -> dx.Expr:
-    """Have a sort fall into the same partitions over pointers as it does over pixels.
-
-    Dask draws divisions from a sample of the rows, whose seed is the name of the sorted frame.
-    """
-    if isinstance(expr, dx.BaseSetIndexSortValues) and dx.draws_divisions(expr):
-        dx.copy_divisions(expr, moved)
-    return moved
