@@ -60,8 +60,13 @@ def leads_to_a_move(expr: dx.Expr, dependents: Dependents) -> bool:
 
 def _is_move(expr: dx.Expr) -> bool:
     if type(expr) is dx.Repartition:
-        # Of fewer partitions each would be decoded by one task.
-        return bool(expr.npartitions > expr.frame.npartitions)
+        # Of fewer partitions each would be decoded by one task. Dask optimises the query to know
+        # how many partitions of a size there will be.
+        if expr.operand("partition_size") is not None:
+            return False
+        divisions = expr.operand("new_divisions")
+        count = expr.new_partitions if divisions is None else len(divisions) - 1
+        return bool(count > expr.frame.npartitions)
     return type(expr) in _OTHERS or (type(expr) in _COLUMNS_LOOKED_AT and type(expr) not in _PASS)
 
 
