@@ -26,10 +26,13 @@ from dask_image_ingest.dataset.schema import Schema
 from dask_image_ingest.dataset.settled import is_settled
 from dask_image_ingest.dataset.splits import ShardSplit
 from dask_image_ingest.frames import BackendName
-from dask_image_ingest.storage import Shard
+from dask_image_ingest.storage import Shard, is_pipe
 
 masks.install()
 _NAME = "read-webdataset-images"
+
+# How shards are called that have to be read from their beginning.
+_COMPRESSED = (".gz", ".tgz", ".zst")
 
 #: The name of a read whose images are of one shape: all that is known of it once it is persisted.
 SHAPE_IN_NAME = rf"{_NAME}-(\d+)x(\d+)x(\d+)-[0-9a-f]+"
@@ -50,6 +53,12 @@ class Dataset:
 
     def __dask_tokenize__(self) -> str:
         return self.token
+
+    @functools.cached_property
+    def has_places(self) -> bool:
+        """Whether one image of a shard can be read by itself: not of a command's, or compressed."""
+        urls = {split.url for split in self.splits}
+        return not any(is_pipe(url) or url.lower().endswith(_COMPRESSED) for url in urls)
 
     def __str__(self) -> str:
         return f"{len(self.splits)} partitions from {self.splits[0].url}"
@@ -143,10 +152,13 @@ class ReadWebDataset(dx.PartitionsFiltered, BlockwiseIO):
     def as_pointers(self) -> tuple[dx.Expr, tuple[MovedImages, ...]] | None:
         """The same rows without pixels, and what the pointers in their place stand for.
 
-        None where there are no pixels, or where only the decode tells which rows there are.
+        None where there are no pixels, where only the decode tells which rows there are, or where
+        shards have to be read from their beginning for each of their images.
         """
         query = self.query
         if query.pointers or not query.wants_pixels or query.loses_rows_by_decode:
+            return None
+        if not self.dataset.has_places:
             return None
         error = "error" if "error" in self.columns else None
         images = MovedImages("image", error, self.dataset.options)
