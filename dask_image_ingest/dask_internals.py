@@ -4,7 +4,7 @@ Expressions of its dataframe optimiser, and its graphs. Whoever raises the bound
 first; a test says that nothing else private is used anywhere.
 """
 
-from dask._task_spec import Task, convert_legacy_graph, cull
+from dask._task_spec import Task, TaskRef, convert_legacy_graph, cull
 from dask.dataframe.dask_expr import FrameBase, new_collection
 from dask.dataframe.dask_expr._accessor import FunctionMap, PropertyMap
 from dask.dataframe.dask_expr._concat import Concat
@@ -59,6 +59,8 @@ from dask.dataframe.dask_expr._expr import (
     Round,
     Sample,
     SetDivisions,
+    Split,
+    SplitTake,
     Tail,
     ToFrame,
     ToNumeric,
@@ -69,10 +71,27 @@ from dask.dataframe.dask_expr._expr import (
     determine_column_projection,
     plain_column_projection,
 )
+from dask.dataframe.dask_expr._groupby import GroupByApply
+from dask.dataframe.dask_expr._indexing import LocElement, LocList, LocSlice, LocUnknown
 from dask.dataframe.dask_expr._merge import Merge
-from dask.dataframe.dask_expr._reductions import DropDuplicates, Len
+from dask.dataframe.dask_expr._reductions import (
+    DropDuplicates,
+    Len,
+    NFirst,
+    NLargest,
+    NLast,
+    NSmallest,
+)
 from dask.dataframe.dask_expr._repartition import Repartition
-from dask.dataframe.dask_expr._shuffle import BaseSetIndexSortValues, ShuffleBase
+from dask.dataframe.dask_expr._shuffle import (
+    BaseSetIndexSortValues,
+    RearrangeByColumn,
+    SetIndex,
+    ShuffleBase,
+    SortValues,
+    _get_divisions,
+    divisions_lru,
+)
 from dask.dataframe.dask_expr.io.io import BlockwiseIO, FromGraph
 
 __all__ = [
@@ -109,6 +128,7 @@ __all__ = [
     "FromGraph",
     "FunctionMap",
     "Fused",
+    "GroupByApply",
     "Head",
     "Index",
     "Invert",
@@ -117,10 +137,18 @@ __all__ = [
     "Len",
     "Lengths",
     "Literal",
+    "LocElement",
+    "LocList",
+    "LocSlice",
+    "LocUnknown",
     "Map",
     "MapPartitions",
     "Mask",
     "Merge",
+    "NFirst",
+    "NLargest",
+    "NLast",
+    "NSmallest",
     "NotNull",
     "Or",
     "Partitions",
@@ -128,6 +156,7 @@ __all__ = [
     "Projection",
     "PropertyMap",
     "Query",
+    "RearrangeByColumn",
     "RenameAxis",
     "RenameFrame",
     "RenameSeries",
@@ -137,18 +166,25 @@ __all__ = [
     "Round",
     "Sample",
     "SetDivisions",
+    "SetIndex",
     "ShuffleBase",
+    "SortValues",
+    "Split",
+    "SplitTake",
     "Tail",
     "Task",
+    "TaskRef",
     "ToFrame",
     "ToNumeric",
     "Unaryop",
     "Where",
     "XOr",
     "_DelayedExpr",
+    "_get_divisions",
     "convert_legacy_graph",
     "cull",
     "determine_column_projection",
+    "divisions_lru",
     "new_collection",
     "plain_column_projection",
 ]

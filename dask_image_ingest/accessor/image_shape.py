@@ -15,7 +15,7 @@ from dask_image_ingest.dask_internals import (
     Repartition,
     ShuffleBase,
 )
-from dask_image_ingest.dataset import SHAPE_IN_NAME, LateDecode, ReadWebDataset
+from dask_image_ingest.dataset import SHAPE_IN_NAME, DecodeMoved, LateDecode, ReadWebDataset
 from dask_image_ingest.decode import ImageShape
 from dask_image_ingest.export import ReadStored
 from dask_image_ingest.ops import MapBatches
@@ -59,6 +59,8 @@ def image_shape(expr: Any, column: Any) -> ImageShape:
         return expr.dataset.options.decoding.shape if column == "image" else _UNKNOWN
     if isinstance(expr, LateDecode):
         return expr.decoding.shape if column == "image" else image_shape(expr.frame, column)
+    if isinstance(expr, DecodeMoved):
+        return expr.shapes.get(column) or image_shape(expr.frame, column)
     if isinstance(expr, MapBatches):
         made = column in expr.batch_map.outputs
         return _UNKNOWN if made else image_shape(expr.frame, column)

@@ -12,7 +12,7 @@ from dask.dataframe.extensions import register_dataframe_accessor, register_seri
 from dask_image_ingest.accessor.image_shape import image_shape
 from dask_image_ingest.accessor.images import Images, as_frame
 from dask_image_ingest.dask_internals import new_collection
-from dask_image_ingest.dataset import ReadWebDataset
+from dask_image_ingest.dataset import ByPiece, ReadWebDataset
 from dask_image_ingest.errors import ArgumentError
 from dask_image_ingest.frames import backend_of
 from dask_image_ingest.loader import LazySource, Source
@@ -67,7 +67,8 @@ class LazyImages(Images):
         empty = pd.DataFrame(
             np.empty((0, 256), np.int64), index=pd.Index([], dtype="int64", name="channel")
         )
-        counts = self._frame[[self.column]].map_partitions(count_levels, self.column, meta=empty)
+        images = self._frame[[self.column]]
+        counts = new_collection(ByPiece(images.expr, count_levels, (self.column,), empty))
         return counts.reduction(
             add_levels, combine=add_levels, aggregate=statistics, meta=statistics(empty)
         )

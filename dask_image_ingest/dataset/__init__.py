@@ -4,7 +4,8 @@ In: paths and options, then the rewrites of dask's optimiser. Out: a dask datafr
 task the dataframe of one part of one shard. ``partition.py`` is where to begin reading.
 """
 
-from dask_image_ingest.dataset.expr import SHAPE_IN_NAME, Dataset, ReadWebDataset, is_settled
+from dask_image_ingest.dataset.by_piece import ByPiece
+from dask_image_ingest.dataset.expr import SHAPE_IN_NAME, Dataset, ReadWebDataset
 from dask_image_ingest.dataset.filters import (
     MIRRORED,
     NEGATED,
@@ -20,11 +21,14 @@ from dask_image_ingest.dataset.late_decode import (
     looks_at,
 )
 from dask_image_ingest.dataset.metadata import SampleRows
+from dask_image_ingest.dataset.moved import DecodeMoved
 from dask_image_ingest.dataset.options import ReadOptions
 from dask_image_ingest.dataset.partition import NoPixels
+from dask_image_ingest.dataset.pieces import move_rows_now
 from dask_image_ingest.dataset.pointers import POINTER
 from dask_image_ingest.dataset.read import read_webdataset_images
 from dask_image_ingest.dataset.schema import image_member, parse_image_extensions
+from dask_image_ingest.dataset.settled import is_settled
 from dask_image_ingest.dataset.sidecar_schema import with_sidecars
 from dask_image_ingest.dataset.warning import warn_user
 
@@ -33,7 +37,9 @@ __all__ = [
     "NEGATED",
     "POINTER",
     "SHAPE_IN_NAME",
+    "ByPiece",
     "Dataset",
+    "DecodeMoved",
     "Filters",
     "LateDecode",
     "NoPixels",
@@ -48,6 +54,7 @@ __all__ = [
     "image_member",
     "is_settled",
     "looks_at",
+    "move_rows_now",
     "parse_image_extensions",
     "read_webdataset_images",
     "warn_user",

@@ -15,17 +15,24 @@ from dask_image_ingest.dask_internals import BlockwiseIO, Len, Task
 from dask_image_ingest.dataset import filters as dnf
 from dask_image_ingest.dataset import masks, movable
 from dask_image_ingest.dataset.computed import ComputedFilter
+from dask_image_ingest.dataset.head import HeadOfRead
+from dask_image_ingest.dataset.moved import move
+from dask_image_ingest.dataset.moved_rows import MovedImages
 from dask_image_ingest.dataset.options import ReadOptions
 from dask_image_ingest.dataset.partition import read_partition
 from dask_image_ingest.dataset.predicates import as_filters
 from dask_image_ingest.dataset.query import Query
 from dask_image_ingest.dataset.schema import Schema
+from dask_image_ingest.dataset.settled import is_settled
 from dask_image_ingest.dataset.splits import ShardSplit
 from dask_image_ingest.frames import BackendName
-from dask_image_ingest.storage import Shard
+from dask_image_ingest.storage import Shard, is_pipe
 
 masks.install()
 _NAME = "read-webdataset-images"
+
+# How shards are called that have to be read from their beginning.
+_COMPRESSED = (".gz", ".tgz", ".zst")
 
 #: The name of a read whose images are of one shape: all that is known of it once it is persisted.
 SHAPE_IN_NAME = rf"{_NAME}-(\d+)x(\d+)x(\d+)-[0-9a-f]+"
@@ -47,6 +54,12 @@ class Dataset:
     def __dask_tokenize__(self) -> str:
         return self.token
 
+    @functools.cached_property
+    def has_places(self) -> bool:
+        """Whether one image of a shard can be read by itself: not of a command's, or compressed."""
+        urls = {split.url for split in self.splits}
+        return not any(is_pipe(url) or url.lower().endswith(_COMPRESSED) for url in urls)
+
     def __str__(self) -> str:
         return f"{len(self.splits)} partitions from {self.splits[0].url}"
 
@@ -56,12 +69,21 @@ class Dataset:
 class ReadWebDataset(dx.PartitionsFiltered, BlockwiseIO):
     """Reads shards; takes up projections, filters, lengths and limits from the query around it."""
 
-    _parameters: ClassVar = ["dataset", "columns", "filters", "computed", "limit", "_partitions"]
+    _parameters: ClassVar = [
+        "dataset",
+        "columns",
+        "filters",
+        "computed",
+        "limit",
+        "pointers",
+        "_partitions",
+    ]
     _defaults: ClassVar = {
         "columns": None,
         "filters": None,
         "computed": (),
         "limit": None,
+        "pointers": False,
         "_partitions": None,
     }
     _absorb_projections = True
@@ -72,7 +94,7 @@ class ReadWebDataset(dx.PartitionsFiltered, BlockwiseIO):
     @functools.cached_property
     def _name(self) -> str:
         shape = self.dataset.options.decoding.shape
-        if "image" in self.columns and None not in shape:
+        if "image" in self.columns and None not in shape and not self.operand("pointers"):
             height, width, channels = shape
             return f"{_NAME}-{height}x{width}x{channels}-{self.deterministic_token}"
         return f"{_NAME}-{self.deterministic_token}"
@@ -85,8 +107,10 @@ class ReadWebDataset(dx.PartitionsFiltered, BlockwiseIO):
 
     @functools.cached_property
     def _meta(self) -> Any:
-        types = self.dataset.schema.types
-        return self.dataset.options.get_backend().meta({name: types[name] for name in self.columns})
+        types = {name: self.dataset.schema.types[name] for name in self.columns}
+        if "image" in types and self.operand("pointers"):
+            types["image"] = pa.string()
+        return self.dataset.options.get_backend().meta(types)
 
     def _divisions(self) -> tuple[None, ...]:
         # Of those that are read: dask's Repartition asks for these, past `divisions`.
@@ -122,7 +146,23 @@ class ReadWebDataset(dx.PartitionsFiltered, BlockwiseIO):
             components=dataset.schema.select(used),
             sidecar=dataset.schema.select_sidecar(used),
             known_extensions=known,
+            pointers=self.operand("pointers"),
         )
+
+    def as_pointers(self) -> tuple[dx.Expr, tuple[MovedImages, ...]] | None:
+        """The same rows without pixels, and what the pointers in their place stand for.
+
+        None where there are no pixels, where only the decode tells which rows there are, or where
+        shards have to be read from their beginning for each of their images.
+        """
+        query = self.query
+        if query.pointers or not query.wants_pixels or query.loses_rows_by_decode:
+            return None
+        if not self.dataset.has_places:
+            return None
+        error = "error" if "error" in self.columns else None
+        images = MovedImages("image", error, self.dataset.options)
+        return self.substitute_parameters({"pointers": True}), (images,)
 
     def _filtered_task(self, name: Any, index: int) -> Task:
         split = self.dataset.splits[index]
@@ -177,6 +217,11 @@ class ReadWebDataset(dx.PartitionsFiltered, BlockwiseIO):
     def _simplify_up(self, parent: dx.Expr, dependents: Any) -> dx.Expr | None:
         if is_settled(self, dependents):
             return None
+        made = self._taken_up(parent, dependents)
+        return move(parent, self, dependents) if made is None else made
+
+    def _taken_up(self, parent: dx.Expr, dependents: Any) -> dx.Expr | None:
+        """``parent`` with what this read does in its place."""
         if isinstance(parent, dx.Filter):
             if self._filter_passthrough_available(parent, dependents):
                 return self.substitute_parameters(self._filtered_by(parent.predicate))
@@ -216,6 +261,7 @@ class ReadWebDataset(dx.PartitionsFiltered, BlockwiseIO):
             "filters": query.filters,
             "computed": self.operand("computed") or None,
             "limit": query.limit,
+            "pointers": query.pointers or None,
             "decodes": query.must_decode,
         }
         described = ", ".join(f"{k}={v!r}" for k, v in shown.items() if v is not None)
@@ -228,28 +274,4 @@ class ReadWebDataset(dx.PartitionsFiltered, BlockwiseIO):
         return super()._tree_repr_argument_construction(i, op, header)
 
 
-class HeadOfRead(dx.Head):
-    """The head of a read that stops there.
-
-    dask moves a head below projections, where these are of no use to the read: this one lets them
-    pass below it.
-    """
-
-    def _simplify_down(self) -> None:
-        return None
-
-    def _simplify_up(self, parent: dx.Expr, dependents: Any) -> dx.Expr | None:
-        if isinstance(parent, dx.Projection):
-            return dx.plain_column_projection(self, parent, dependents)
-        return super()._simplify_up(parent, dependents)
-
-
-def is_settled(expr: dx.Expr, dependents: Any) -> bool:
-    """Whether an expression must stay as it is, in a query that is optimised a second time.
-
-    ``persist`` does that. Tasks that were fused the first time know the others by their names.
-    """
-    return any(isinstance(above(), dx.Fused) for above in dependents[expr._name])
-
-
-__all__ = ["SHAPE_IN_NAME", "Dataset", "ReadWebDataset", "is_settled"]
+__all__ = ["SHAPE_IN_NAME", "Dataset", "ReadWebDataset"]

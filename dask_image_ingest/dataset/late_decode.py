@@ -14,10 +14,10 @@ import pyarrow.compute as pc
 from dask_image_ingest import dask_internals as dx
 from dask_image_ingest.arguments import check_choice, check_frame, check_storage_options
 from dask_image_ingest.dask_internals import FrameBase, new_collection
-from dask_image_ingest.dataset.expr import is_settled
 from dask_image_ingest.dataset.options import ErrorPolicy
 from dask_image_ingest.dataset.partition import check_size
 from dask_image_ingest.dataset.pointers import POINTER, checked_pointers, read_encoded
+from dask_image_ingest.dataset.settled import is_settled
 from dask_image_ingest.dataset.warning import logger
 from dask_image_ingest.decode import (
     MAX_PIXELS,

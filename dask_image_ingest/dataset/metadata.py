@@ -13,6 +13,7 @@ import pyarrow as pa
 from dask_image_ingest.dataset.conversion import convert
 from dask_image_ingest.dataset.filters import Filters, columns_of, matching
 from dask_image_ingest.dataset.options import ReadOptions
+from dask_image_ingest.dataset.row_pointers import RowPointer, as_texts
 from dask_image_ingest.dataset.schema import POINTER_COLUMNS, Component, image_member
 from dask_image_ingest.dataset.sidecar import Sidecar
 from dask_image_ingest.dataset.warning import warn_user
@@ -152,6 +153,15 @@ class SampleRows:
         if not arrays:
             return pa.table({"": pa.nulls(len(self))}).select([])
         return pa.table(arrays, names=list(columns))
+
+    def pointers(self) -> pa.Array:
+        """A pointer to each row, for a decode that comes later."""
+        return as_texts(map(self._pointer, self.numbers.tolist(), self.samples, self.spans))
+
+    def _pointer(self, number: int, sample: Sample, span: Span | None) -> RowPointer:
+        offset = self._offset(sample, span)
+        place = None if span is None or offset is None else (offset, span[1])
+        return RowPointer(number, place, sample.key, self.url)
 
     def column(self, name: str) -> pa.Array:
         """One metadata column."""

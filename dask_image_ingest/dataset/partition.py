@@ -62,6 +62,8 @@ def _no_rows(split: ShardSplit, query: Query) -> Any:
     nothing = open_sidecar(None, query.sidecar, None, False)
     with nothing as sidecar:
         empty = SampleRows(split.url, b"", TarIndex(), query.options, query.components, sidecar)
+        if not query.must_decode:
+            return _undecoded(empty, query)
         return _frame(empty, _decode(split, empty, query), query)
 
 
@@ -85,14 +87,24 @@ def _read_shard(split: ShardSplit, query: Query, sidecar: Sidecar) -> Any:
         rows, query = _keep_computed(rows, query)
         if not query.must_decode:
             rows = rows.take(range(len(rows))[: query.limit])
-            backend = query.options.get_backend()
-            return backend.frame(rows.table(query.columns), rows.numbers, None)
+            return _undecoded(rows, query)
         if query.limit is not None:
             if query.loses_rows_by_decode:
                 return _first_rows(split, rows, query, query.limit)
             rows = rows.take(range(len(rows))[: query.limit])
         pixels = _decode(split, rows, query)
         return _frame(rows, pixels, query)
+
+
+def _undecoded(rows: SampleRows, query: Query) -> Any:
+    """A partition without pixels; pointers are in their place where the decode comes later."""
+    later = ("image", "error") if query.pointers else ()
+    table = rows.table([name for name in query.columns if name not in later])
+    for place, name in enumerate(query.columns):
+        if name in later:
+            made = rows.pointers() if name == "image" else pa.nulls(len(rows), pa.string())
+            table = table.add_column(place, name, made)
+    return query.options.get_backend().frame(table, rows.numbers, None)
 
 
 def _warn(rows: SampleRows, query: Query) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
@@ -19,7 +20,7 @@ from dask_image_ingest.tar import (
     too_large_error,
 )
 
-__all__ = ["POINTER", "checked_pointers", "read_encoded"]
+__all__ = ["POINTER", "checked_pointers", "each_shard", "read_encoded"]
 
 # Shards whose rows are fetched at the same time.
 _REMOTE_AT_ONCE = 8
@@ -85,12 +86,17 @@ def read_encoded(
                 for row in set(rows).difference(placed):
                     encoded[row] = members.find(keys[row], sizes[row])
 
+    each_shard(by_shard, read)
+    return encoded
+
+
+def each_shard(rows: Mapping[str, list[int]], read: Callable[[str, list[int]], None]) -> None:
+    """Read the rows of each shard, of a few shards at a time: no more are ever open."""
     # A command's output is in memory as a whole, and that of one at a time is enough.
-    remote = any(local_path(url) is None and not is_pipe(url) for url in by_shard)
+    remote = any(local_path(url) is None and not is_pipe(url) for url in rows)
     with ThreadPoolExecutor(_REMOTE_AT_ONCE if remote else 1) as threads:
         # One after the other where they are at hand: they would wait for the same disk.
-        list((threads.map if remote else map)(read, by_shard.keys(), by_shard.values()))
-    return encoded
+        list((threads.map if remote else map)(read, rows.keys(), rows.values()))
 
 
 class _Members:

@@ -31,6 +31,8 @@ class Query:
         The columns of the files beside the shards that these need.
     known_extensions
         Extensions of which no warning is given; None where none is given of any.
+    pointers
+        Whether ``image`` is a pointer to each row, and ``error`` null: the decode comes later.
     """
 
     options: ReadOptions
@@ -41,6 +43,7 @@ class Query:
     components: tuple[Component, ...]
     sidecar: tuple[SidecarColumn, ...]
     known_extensions: frozenset[str] | None
+    pointers: bool = False
 
     @property
     def wants_pixels(self) -> bool:
@@ -50,7 +53,7 @@ class Query:
     @property
     def must_decode(self) -> bool:
         """Whether images are decoded: for their pixels, or because only that tells the errors."""
-        return (
+        return not self.pointers and (
             self.wants_pixels
             or "error" in self.columns
             or "error" in dnf.columns_of(self.filters)

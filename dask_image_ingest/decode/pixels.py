@@ -32,7 +32,7 @@ class Pixels:
     shapes : numpy array of int32, shape (rows, 3)
         Height, width, channels; all zero for a row without an image.
     errors : list of str or None
-        For each row why it has no image.
+        For each row why it has no image; empty where it has none and none was expected.
     """
 
     flat: Any
@@ -40,12 +40,12 @@ class Pixels:
     errors: list[str | None]
 
     def take(self, rows: np.ndarray) -> Pixels:
-        """The pixels of the given rows, which must ascend; no copy where only empty rows go."""
+        """The pixels of the given rows, in their order; no copy where only empty rows go."""
         sizes = self.shapes.astype(np.int64).prod(axis=1)
         flat = self.flat
-        if sizes[rows].sum() < sizes.sum():
+        there = rows[sizes[rows] > 0]
+        if not np.array_equal(there, np.flatnonzero(sizes)):
             starts = np.cumsum(sizes) - sizes
-            there = [row for row in rows.tolist() if sizes[row]]
-            images = [flat[starts[row] : starts[row] + sizes[row]] for row in there]
+            images = [flat[starts[row] : starts[row] + sizes[row]] for row in there.tolist()]
             flat = np.concatenate(images) if images else flat[:0]
         return Pixels(flat, self.shapes[rows], [self.errors[row] for row in rows.tolist()])

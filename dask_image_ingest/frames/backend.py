@@ -51,8 +51,13 @@ class Backend(Protocol):
     def from_storage(self, table: pa.Table, meta: Any) -> Any:
         """A dataframe that was stored, or some columns of it; ``meta`` is an empty one like it."""
 
-    def with_images(self, frame: Any, pixels: Pixels) -> Any:
-        """``frame`` with the columns ``error`` and ``image`` of a late decode."""
+    def with_images(
+        self, frame: Any, pixels: Pixels, image: str = "image", error: str | None = "error"
+    ) -> Any:
+        """``frame`` with the columns of a late decode, in place of those it has or behind.
+
+        ``image`` and ``error`` are their names, ``error`` None where none is wanted.
+        """
 
     def meta(self, types: Mapping[str, pa.DataType]) -> Any:
         """An empty dataframe with these columns."""

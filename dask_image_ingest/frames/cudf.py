@@ -34,8 +34,6 @@ from dask_image_ingest.frames.gpus import gpus, require_gpu
 from dask_image_ingest.frames.image_type import IMAGE
 from dask_image_ingest.frames.joined import joined
 
-_DECODED = {"error": pa.string(), "image": IMAGE}
-
 # Of a GPU's memory, as dask_cudf's own readers have it.
 _PARTITION_SHARE = 1 / 32
 
@@ -81,12 +79,22 @@ class CudfBackend:
         """A dataframe that was stored, or some columns of it."""
         return to_frame(table, meta)
 
-    def with_images(self, frame: cudf.DataFrame, pixels: Pixels) -> cudf.DataFrame:
-        """``frame`` with the columns ``error`` and ``image`` of a late decode."""
+    def with_images(
+        self,
+        frame: cudf.DataFrame,
+        pixels: Pixels,
+        image: str = "image",
+        error: str | None = "error",
+    ) -> cudf.DataFrame:
+        """``frame`` with the columns of a late decode."""
+        told = {} if error is None else {error: pa.string()}
         if not len(frame):
-            return with_columns_of(frame, empty_frame(_DECODED, frame.index))
-        errors = pa.table({"error": pa.array(pixels.errors, _DECODED["error"])})
-        return with_columns_of(frame, make_frame(errors, frame.index, pixels))
+            return with_columns_of(frame, empty_frame({**told, image: IMAGE}, frame.index))
+        errors = [reason or None for reason in pixels.errors]
+        table = pa.table({name: pa.array(errors, type_) for name, type_ in told.items()})
+        made = make_frame(table, frame.index, pixels)
+        made.columns = [*told, image]
+        return with_columns_of(frame, made)
 
     def meta(self, types: Mapping[str, pa.DataType]) -> cudf.DataFrame:
         """An empty dataframe with these columns; asks nothing of a GPU."""

@@ -129,10 +129,12 @@ class PandasBackend:
         """A dataframe that was stored, or some columns of it."""
         return to_frame(table, meta)
 
-    def with_images(self, frame: pd.DataFrame, pixels: Pixels) -> pd.DataFrame:
-        """``frame`` with the columns ``error`` and ``image`` of a late decode."""
-        errors = pd.array(pixels.errors, dtype=pandas_type(pa.string()))
-        return frame.assign(error=errors, image=_image_array(pixels))
+    def with_images(
+        self, frame: pd.DataFrame, pixels: Pixels, image: str = "image", error: str | None = "error"
+    ) -> pd.DataFrame:
+        """``frame`` with the columns of a late decode."""
+        made = {} if error is None else {error: _error_array(pixels.errors)}
+        return frame.assign(**made, **{image: _image_array(pixels)})
 
     def meta(self, types: Mapping[str, pa.DataType]) -> pd.DataFrame:
         """An empty dataframe with these columns."""
@@ -223,6 +225,10 @@ def _pandas_index(index: np.ndarray) -> pd.Index:
     if len(index) and index[-1] - index[0] == len(index) - 1:
         return pd.RangeIndex(int(index[0]), int(index[-1]) + 1)
     return pd.Index(index)
+
+
+def _error_array(errors: Sequence[str | None]) -> Any:
+    return pd.array([error or None for error in errors], dtype=pandas_type(pa.string()))
 
 
 def _image_array(pixels: Pixels) -> ImageArray:

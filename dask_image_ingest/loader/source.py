@@ -14,7 +14,8 @@ from dask.base import get_scheduler
 from distributed import Client, secede, wait
 from distributed import Future as RemoteFuture
 
-from dask_image_ingest.dask_internals import convert_legacy_graph, cull
+from dask_image_ingest.dask_internals import convert_legacy_graph, cull, new_collection
+from dask_image_ingest.dataset import move_rows_now
 from dask_image_ingest.errors import ArgumentError
 from dask_image_ingest.frames import backend_of
 from dask_image_ingest.loader.mapping import map_remote
@@ -68,28 +69,39 @@ class LazySource(Source):
 
     def __init__(self, frame: Any, image: str) -> None:
         super().__init__(frame, image)
+        self._client = _client(frame)
+        self._maps = backend_of(frame._meta).name == "pandas"
+        self._threads: ThreadPoolExecutor | None = None
+        self._futures: set[RemoteFuture] = set()
+        unfused = frame.optimize(fuse=False).expr
+        self._let_others_run()
+        # Rows are moved once, or each partition would do so to be read, by itself and for all.
+        moved = move_rows_now(unfused, self._scheduler)
+        self._plan(frame if moved is None else new_collection(moved))
+
+    def _plan(self, frame: Any) -> None:
+        """Have the graph of a frame ready, of which each partition is asked for by itself."""
         nothing = pd.Series([], dtype="int64")
-        self._counts = frame[[image]].map_partitions(_counted, image, meta=nothing)
+        self._counts = frame[[self._image]].map_partitions(_counted, self._image, meta=nothing)
         optimized = frame.optimize()
         self._keys = optimized.__dask_keys__()
         graph = optimized.__dask_graph__()
-        self._client = _client(frame)
         if self._client is None:
             _refuse_remote(graph)
         self._graph = convert_legacy_graph(graph)
-        self._maps = backend_of(frame._meta).name == "pandas"
         self.partitions = len(self._keys)
-        self._threads: ThreadPoolExecutor | None = None
-        self._futures: set[RemoteFuture] = set()
 
     def __enter__(self) -> LazySource:
+        self._let_others_run()
+        self._threads = ThreadPoolExecutor(1, "iter-batches")
+        return self
+
+    def _let_others_run(self) -> None:
         if self._client is not None:
             # Within a task, as dask's compute(): let the worker run other tasks meanwhile, of which
             # some are the partitions that this one waits for.
             with contextlib.suppress(ValueError, KeyError, AttributeError):
                 secede()
-        self._threads = ThreadPoolExecutor(1, "iter-batches")
-        return self
 
     def __exit__(self, *_: object) -> None:
         assert self._threads is not None
@@ -118,8 +130,12 @@ class LazySource(Source):
 
     def count(self, number: int) -> int:
         """The number of images of a partition."""
-        scheduler = "synchronous" if self._client is None else self._client
-        return int(self._counts.partitions[number].compute(scheduler=scheduler).sum())
+        counts = self._counts.partitions[number]
+        return int(counts.compute(scheduler=self._scheduler).sum())
+
+    @property
+    def _scheduler(self) -> Any:
+        return "synchronous" if self._client is None else self._client
 
     def _fetch(self, future: Any) -> Any:
         try:

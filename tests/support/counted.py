@@ -4,7 +4,7 @@ from collections import Counter
 
 import pytest
 
-from dask_image_ingest.dataset import late_decode, partition
+from dask_image_ingest.dataset import late_decode, moved_rows, partition
 
 
 @pytest.fixture
@@ -19,6 +19,6 @@ def work(monkeypatch):
 
         return counted
 
-    for module in (partition, late_decode):
+    for module in (partition, late_decode, moved_rows):
         monkeypatch.setattr(module, "decode", counting(module.decode))
     return counts

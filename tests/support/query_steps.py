@@ -354,33 +354,59 @@ def by_group(q: Query) -> str | None:
     return made if key and number and key != number else None
 
 
-@step(0.5)
+@step(1)
 def distinct(q: Query) -> str | None:
     a = q.frame()
     key = q.column(a, "int", "text")
     return key and f"{a}.drop_duplicates(subset=[{key!r}])"
 
 
-@step(0.3)
+@step(1)
 def in_order(q: Query) -> str | None:
     a = q.frame()
     column = q.column(a, "int")
-    return column and f"{a}.sort_values({column!r})"
+    return column and f"{a}.sort_values({column!r})" if not _has_many_rows(q) else None
 
 
-@step(0.3)
+@step(0.7)
 def indexed(q: Query) -> str | None:
-    if any("merge" in line for line in q.lines):
-        return None  # dask draws divisions from a sample, whose seed is the frame's name
     a = q.frame()
-    return f"{a}.set_index('offset')" if "offset" in q.columns(a) else None
+    fits = "offset" in q.columns(a) and not _has_many_rows(q)
+    return f"{a}.set_index('offset')" if fits else None
 
 
-@step(0.3)
+def _has_many_rows(q: Query) -> bool:
+    """Dask draws divisions from a sample then, whose seed is the frame's name."""
+    return any("merge" in line or "concat" in line for line in q.lines)
+
+
+@step(2)
 def shuffled(q: Query) -> str | None:
     a = q.frame()
     column = q.column(a, "int")
     return column and f"{a}.shuffle({column!r})"
+
+
+@step(1)
+def moved_twice(q: Query) -> str | None:
+    a = q.frame()
+    first, second = q.column(a, "int", "text"), q.column(a, "int")
+    if _has_many_rows(q):
+        return None
+    return first and second and f"{a}.shuffle({first!r}).sort_values({second!r})"
+
+
+@step(0.5)
+def split_off(q: Query) -> str | None:
+    part = q.rng.randrange(2)
+    return f"{q.frame()}.random_split([0.6, 0.4], random_state={q.rng.randrange(9)})[{part}]"
+
+
+@step(0.5)
+def in_groups(q: Query) -> str | None:
+    a = q.frame()
+    key = q.column(a, "int", "text")
+    return key and f"with_group_sizes({a}, {key!r})"
 
 
 # What asks for an answer.

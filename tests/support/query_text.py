@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from typing import Any
 from unittest import mock
 
+import dask
 from dask.dataframe.dask_expr._expr import Filter, FilterAlign
 from query_answers import answer, difference, outcome
 from query_sources import Source
@@ -48,6 +49,12 @@ CONSTANTS = {
 }
 if "fractions" not in LEFT_OUT:
     CONSTANTS |= {"cls": [0, 1.5, 2.0, 2.0**53], "offset": [511.5, 1e6]}
+
+# What moves rows about.
+MOVES = re.compile(
+    r"shuffle|sort_values|set_index|merge|drop_duplicates|sample|random_split|repartition|nlargest"
+    r"|loc|with_group_sizes"
+)
 
 
 class Difference(Exception):
@@ -111,12 +118,23 @@ class Query:
             raise Difference(f"raises {type(error).__name__}: {error}") from error
         compare(got, want, "in memory")
         self.asked[kind] += 1
+        self._compare_moved(expression, got)
         if portable and self._names_in(expression) <= self.portable:
             in_pandas, error = outcome(lambda: self._in_pandas(expression))
             if error is None:
                 compare(got, in_pandas, "pandas")
                 self.asked["pandas"] += 1
         return True
+
+    def _compare_moved(self, expression: str, got: Any) -> None:
+        """Where rows were moved, compare with the same query whose pixels are moved with them."""
+        if not MOVES.search("\n".join(self.lines)):
+            return
+        with dask.config.set({"image-ingest.decode-late": False}):
+            moved, error = outcome(lambda: eval(expression, self.lazy))
+        if error is None:
+            compare(got, moved, "decoded first")
+            self.asked["moved"] += 1
 
     def _is_senseless(self, expression: str, error: Exception) -> bool:
         """Whether the answer in memory is an error as well, unless dask joins filters.

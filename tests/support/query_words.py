@@ -62,6 +62,15 @@ def first_two(part: Any) -> Any:
     return part.iloc[:2]
 
 
+def with_group_sizes(frame: Any, key: str) -> Any:
+    meta = frame._meta.drop(columns=key).assign(rows=pd.Series([], dtype="int64"))
+    return frame.groupby(key, group_keys=False).apply(with_size, meta=meta)
+
+
+def with_size(group: Any) -> Any:
+    return group.assign(rows=len(group))
+
+
 def rows(part: Any) -> pd.Series:
     return pd.Series([len(part)])
 
@@ -103,5 +112,6 @@ WORDS = {
         by_partition,
         each_partition,
         unfused,
+        with_group_sizes,
     )
 } | {"dd": dd, "pd": pd, "np": np, "dask": dask}

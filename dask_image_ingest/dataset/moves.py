@@ -1,0 +1,224 @@
+"""Which expressions only move rows, and which columns they look at to do so.
+
+Of each that is listed, the result over pointers is that over pixels with pointers in their place.
+What is not listed here is not rewritten.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Iterable, Mapping
+from dataclasses import replace
+from typing import Any, TypeAlias
+
+from dask_image_ingest import dask_internals as dx
+from dask_image_ingest.dataset.divisions import copy_divisions
+from dask_image_ingest.dataset.moved_rows import MovedImages
+
+__all__ = ["Dependents", "Moved", "leads_to_a_move", "move_rows"]
+
+# The expressions that use each one, by its name, as dask's optimiser has them.
+Dependents: TypeAlias = Mapping[str, Collection[Any]]
+
+#: An expression over pointers, and the columns of it that are to be decoded.
+Moved: TypeAlias = tuple[dx.Expr, tuple[MovedImages, ...]]
+
+_Columns: TypeAlias = Iterable[Any] | None
+
+
+def move_rows(
+    parent: dx.Expr, child: dx.Expr, pointers: dx.Expr, images: tuple[MovedImages, ...]
+) -> Moved | None:
+    """``parent`` over ``pointers`` in place of ``child``; None where it looks at the pixels."""
+    made = {name for each in images for name in each.columns}
+    if parent.operands[0]._name != child._name or len(set(child.columns)) < len(child.columns):
+        return None
+    rule = _COLUMNS_LOOKED_AT.get(type(parent))
+    if rule is not None:
+        columns = rule(parent)
+        if columns is None or not made.isdisjoint(columns):
+            return None
+        moved = type(parent)(pointers, *parent.operands[1:])
+        if isinstance(parent, dx.BaseSetIndexSortValues):
+            copy_divisions(parent, moved)
+        return moved, images
+    rewrite = _REWRITES.get(type(parent))
+    return None if rewrite is None else rewrite(parent, child, pointers, images)
+
+
+def leads_to_a_move(expr: dx.Expr, dependents: Dependents) -> bool:
+    """Whether an expression moves rows about, or passes pointers on to one that does.
+
+    Only then are pixels better decoded after it.
+    """
+    if _is_move(expr):
+        return True
+    if type(expr) not in _PASS:
+        return False
+    above = (parent() for parent in dependents[expr._name])
+    return any(leads_to_a_move(parent, dependents) for parent in above if parent is not None)
+
+
+def _is_move(expr: dx.Expr) -> bool:
+    if type(expr) is dx.Repartition:
+        # Of fewer partitions each would be decoded by one task. Dask optimises the query to know
+        # how many partitions of a size there will be.
+        if expr.operand("partition_size") is not None:
+            return False
+        divisions = expr.operand("new_divisions")
+        count = expr.new_partitions if divisions is None else len(divisions) - 1
+        return bool(count > expr.frame.npartitions)
+    return type(expr) in _OTHERS or (type(expr) in _COLUMNS_LOOKED_AT and type(expr) not in _PASS)
+
+
+def _listed(columns: Any) -> list[Any] | None:
+    """Names of columns, None where there is something else."""
+    columns = columns if isinstance(columns, list) else [columns]
+    return columns if all(isinstance(name, str) for name in columns) else None
+
+
+def _by_shuffle(expr: dx.Expr) -> _Columns:
+    return [] if expr.index_shuffle else _listed(expr.operand("partitioning_index"))
+
+
+def _by_sort(expr: dx.Expr) -> _Columns:
+    # A function of the user's own may look at all that is there.
+    return None if expr.operand("sort_function") is not None else _listed(expr.by)
+
+
+def _by_index(expr: dx.Expr) -> _Columns:
+    return None if expr.operand("append") else _listed(expr.operand("_other"))
+
+
+def _by_size(expr: dx.Expr) -> _Columns:
+    return [] if expr.operand("partition_size") is None else None
+
+
+def _by_label(expr: dx.Expr) -> _Columns:
+    labels = expr.iindexer
+    plain = not isinstance(labels, dx.Expr) and not callable(labels)
+    return [] if plain and expr.cindexer is None else None
+
+
+def _by_seed(expr: dx.Expr) -> _Columns:
+    # With no number as the seed, each split of a frame would be another one.
+    return [] if isinstance(expr.random_state, int) else None
+
+
+def _by_words(expr: dx.Expr) -> _Columns:
+    text = expr.operand("_expr")
+    # No name of a column is in the text where it is not written, though more may seem to be.
+    return [n for n in expr.frame.columns if n in text] if isinstance(text, str) else None
+
+
+def _nothing(_: dx.Expr) -> _Columns:
+    return []
+
+
+_COLUMNS_LOOKED_AT: dict[type, Callable[[Any], _Columns]] = {
+    dx.RearrangeByColumn: _by_shuffle,
+    dx.SortValues: _by_sort,
+    dx.SetIndex: _by_index,
+    dx.DropDuplicates: lambda expr: _listed(expr.operand("subset")),
+    dx.NLargest: lambda expr: _listed(expr.operand("_columns")),
+    dx.NSmallest: lambda expr: _listed(expr.operand("_columns")),
+    dx.NFirst: lambda expr: _listed(expr.operand("_columns")),
+    dx.NLast: lambda expr: _listed(expr.operand("_columns")),
+    dx.DropnaFrame: lambda expr: _listed(expr.operand("subset")),
+    dx.Query: _by_words,
+    dx.Repartition: _by_size,
+    dx.Sample: _nothing,
+    dx.Split: _by_seed,
+    dx.SplitTake: _nothing,
+    dx.LocElement: _by_label,
+    dx.LocList: _by_label,
+    dx.LocSlice: _by_label,
+    dx.LocUnknown: _by_label,
+    dx.ResetIndex: _nothing,
+}
+
+
+def _rename(expr: dx.Expr, _: Any, pointers: dx.Expr, images: Any) -> Moved | None:
+    names = expr.operand("columns")
+    if not isinstance(names, Mapping):
+        return None
+    renamed = tuple(
+        replace(
+            each,
+            image=names.get(each.image, each.image),
+            error=None if each.error is None else names.get(each.error, each.error),
+        )
+        for each in images
+    )
+    return dx.RenameFrame(pointers, names), renamed
+
+
+def _project(expr: dx.Expr, _: Any, pointers: dx.Expr, images: Any) -> Moved | None:
+    columns = expr.operand("columns")
+    kept = tuple(
+        replace(each, error=each.error if each.error in columns else None)
+        for each in images
+        if each.image in columns
+    )
+    # Errors are told by the decode of their images.
+    lost = any(each.error in columns for each in images if each.image not in columns)
+    if not kept or lost or not isinstance(columns, list):
+        return None
+    return dx.Projection(pointers, columns), kept
+
+
+def _assign(expr: dx.Expr, child: dx.Expr, pointers: dx.Expr, images: Any) -> Moved | None:
+    made = {name for each in images for name in each.columns}
+    if not made.isdisjoint(expr.keys):
+        return None
+    try:
+        return dx.Assign(pointers, *_over(expr.operands[1:], child, pointers, made)), images
+    except _LooksAtPixels:
+        return None
+
+
+def _filter(expr: dx.Expr, child: dx.Expr, pointers: dx.Expr, images: Any) -> Moved | None:
+    made = {name for each in images for name in each.columns}
+    try:
+        return dx.Filter(pointers, *_over(expr.operands[1:], child, pointers, made)), images
+    except _LooksAtPixels:
+        return None
+
+
+class _LooksAtPixels(Exception):
+    """An expression needs what is decoded."""
+
+
+def _over(operands: Any, child: dx.Expr, pointers: dx.Expr, made: set[Any]) -> list[Any]:
+    """Operands over ``pointers`` in place of ``child``."""
+    return [
+        _one_over(each, child, pointers, made) if isinstance(each, dx.Expr) else each
+        for each in operands
+    ]
+
+
+def _one_over(expr: dx.Expr, child: dx.Expr, pointers: dx.Expr, made: set[Any]) -> dx.Expr:
+    if expr._name == child._name:
+        raise _LooksAtPixels
+    if isinstance(expr, dx.Projection) and expr.frame._name == child._name:
+        if not made.isdisjoint(expr.columns):
+            raise _LooksAtPixels
+        return dx.Projection(pointers, *expr.operands[1:])
+    if isinstance(expr, dx.Index) and expr.frame._name == child._name:
+        return dx.Index(pointers)
+    operands = _over(expr.operands, child, pointers, made)
+    same = all(new is old for new, old in zip(operands, expr.operands, strict=True))
+    return expr if same else type(expr)(*operands)
+
+
+_REWRITES: dict[type, Callable[[Any, Any, Any, Any], Moved | None]] = {
+    dx.RenameFrame: _rename,
+    dx.Assign: _assign,
+    dx.Filter: _filter,
+    dx.Projection: _project,
+}
+
+# What is rewritten only below a move: there is nothing to win by it otherwise.
+_PASS = (*_REWRITES, dx.ResetIndex, dx.Repartition, dx.Split, dx.DropnaFrame, dx.Query)
+
+# What moves rows and has rules of its own (``moved.py``).
+_OTHERS = (dx.Merge, dx.GroupByApply)

@@ -1,0 +1,227 @@
+"""Rows are moved without their pixels, which are decoded afterwards as the read would have."""
+
+from __future__ import annotations
+
+import dask
+import numpy as np
+import pandas as pd
+import pytest
+from counted import work  # noqa: F401
+from nvidia.dali import fn
+from photo_shards import make_photos, write_photo_shards, write_tar
+
+import dask_image_ingest as dii
+from dask_image_ingest.dataset import DecodeMoved, by_piece
+from dask_image_ingest.dataset.row_pointers import RowPointer, as_texts, parse
+from dask_image_ingest.errors import ImageDecodeError, PartitionTooLargeError
+from dask_image_ingest.frames.pandas import PandasBackend
+
+PHOTOS = 24
+
+
+@pytest.fixture(scope="module")
+def shards(tmp_path_factory):
+    """Shards of photographs; in one an image is bad, one is missing and one is there twice."""
+    folder = tmp_path_factory.mktemp("shards")
+    photos = make_photos(PHOTOS)
+    paths = write_photo_shards(photos, folder, 9)
+    jpeg = photos[0].members["jpg"]
+    odd = [("bad.jpg", b"<html>"), ("bad.cls", b"1"), ("none.cls", b"3")]
+    odd += [("twice.jpg", jpeg), ("twice.jpg", jpeg), ("twice.cls", b"2")]
+    return [*map(str, paths), str(write_tar(folder / "zz-odd.tar", odd))]
+
+
+@pytest.fixture(autouse=True)
+def in_this_process():
+    with dask.config.set({"scheduler": "sync", "dataframe.shuffle.method": "tasks"}):
+        yield
+
+
+@pytest.fixture
+def ddf(shards):
+    return read(shards)
+
+
+def read(shards, **options):
+    options = {"components": {"cls": "int64", "txt": "string"}, "size": 16, **options}
+    return dii.read_webdataset_images(shards, backend="pandas", **options)
+
+
+def scores(ddf):
+    return ddf[["__key__", "nbytes"]].rename(columns={"nbytes": "score"})
+
+
+def longer(group):
+    return group.assign(rows=len(group))
+
+
+def by_class(ddf):
+    meta = ddf._meta.drop(columns="cls").assign(rows=pd.Series([], dtype="int64"))
+    return ddf.groupby("cls").apply(longer, meta=meta)
+
+
+MOVES = {
+    "shuffle": lambda ddf: ddf.shuffle("cls"),
+    "shuffle by the index": lambda ddf: ddf.shuffle(on_index=True),
+    "sort": lambda ddf: ddf.sort_values("width"),
+    "sort by two": lambda ddf: ddf.sort_values(["cls", "offset"], ascending=False),
+    "set_index": lambda ddf: ddf.set_index("__key__"),
+    "merge": lambda ddf: ddf.merge(scores(ddf), on="__key__"),
+    "merge of two reads": lambda ddf: ddf.merge(ddf, on="__key__", suffixes=("", "_too")),
+    "merge that finds nothing": lambda ddf: ddf.merge(
+        scores(ddf[ddf.cls > 1]), on="__key__", how="outer"
+    ),
+    "merge with many rows of an image": lambda ddf: ddf.merge(ddf[["cls", "nbytes"]], on="cls"),
+    "drop_duplicates": lambda ddf: ddf.drop_duplicates(subset=["cls"]),
+    "sample": lambda ddf: ddf.sample(frac=0.5, random_state=1),
+    "random_split": lambda ddf: ddf.random_split([0.5, 0.5], random_state=1)[1],
+    "more partitions": lambda ddf: ddf.repartition(npartitions=9),
+    "nlargest": lambda ddf: ddf.nlargest(5, "offset"),
+    "nsmallest": lambda ddf: ddf.nsmallest(5, "offset"),
+    "loc": lambda ddf: ddf.set_index("offset").loc[1000:20_000],
+    "groups": by_class,
+    "renamed": lambda ddf: ddf.rename(columns={"image": "pixels", "error": "why"}).shuffle("cls"),
+    "a new column": lambda ddf: ddf.assign(area=ddf.width * ddf.height).sort_values("area"),
+    "few columns": lambda ddf: ddf[["image", "cls"]].shuffle("cls"),
+    "filtered": lambda ddf: (lambda moved: moved[moved.width > 200])(ddf.shuffle("cls")),
+    "queried": lambda ddf: ddf.sort_values("width").query("cls > 1"),
+    "chain": lambda ddf: (
+        ddf.shuffle("cls").merge(scores(ddf), on="__key__").drop_duplicates(subset=["score"])
+    ).set_index("__key__"),
+}
+
+
+@pytest.mark.parametrize("name", MOVES)
+def test_moved_rows_are_those_that_are_moved_with_their_pixels(ddf, name):
+    moved = MOVES[name](ddf)
+    assert decodes(moved) == 1
+    with dask.config.set({"image-ingest.decode-late": False}):
+        assert decodes(moved) == 0
+        want = moved.compute()
+        divisions = moved.optimize().divisions
+    got = moved.compute()
+    pd.testing.assert_frame_equal(got, want)
+    assert got.dtypes.equals(want.dtypes)
+    assert moved.optimize().divisions == divisions
+
+
+def decodes(ddf):
+    return len(list(ddf.optimize(fuse=False).expr.find_operations(DecodeMoved)))
+
+
+LOOKS = {
+    "by the error": lambda ddf: ddf.shuffle("error"),
+    "by a function": lambda ddf: ddf.sort_values("width", sort_function=sort_as_pandas),
+    "by all columns": lambda ddf: ddf.drop(columns="image").drop_duplicates(),
+    "by bytes": lambda ddf: ddf.repartition(partition_size="1 MB"),
+    "of what is decoded": lambda ddf: ddf[ddf.error.isna()].sort_values("width"),
+    "to fewer partitions": lambda ddf: ddf.repartition(npartitions=1),
+}
+
+
+def sort_as_pandas(frame, **options):
+    return frame.sort_values(**options)
+
+
+@pytest.mark.parametrize("name", LOOKS)
+def test_what_looks_at_pixels_or_gains_nothing_is_left_alone(ddf, name):
+    assert decodes(LOOKS[name](ddf)) == 0
+
+
+def test_only_what_is_left_is_decoded_and_once(ddf, work):  # noqa: F811
+    moved = ddf.shuffle("cls").sort_values("width").drop_duplicates(subset=["cls"])
+    rows = moved[moved.cls > 0].compute()
+    assert work["decoded"] == len(rows)
+
+
+def test_images_that_nobody_wants_are_not_decoded(ddf, work):  # noqa: F811
+    moved = ddf.shuffle("cls").sort_values("width")
+    assert len(moved.drop(columns=["image", "error"]).compute()) == len(moved)
+    assert decodes(moved[["txt", "cls"]]) == work["decoded"] == 0
+
+
+def test_what_is_persisted_is_not_decoded_again(ddf, work):  # noqa: F811
+    kept = ddf.persist()
+    decoded = work["decoded"]
+    assert len(kept.shuffle("cls").compute()) == decoded == work["decoded"]
+
+
+def test_random_numbers_are_those_of_the_sample(shards):
+    def flip(images):
+        return fn.flip(images, horizontal=fn.random.coin_flip())
+
+    ddf = read(shards, transform=flip)
+    got = ddf.sort_values("width").set_index("__key__").compute()
+    want = ddf.compute().set_index("__key__").loc[got.index]
+    pd.testing.assert_series_equal(got.image, want.image)
+
+
+def test_an_image_that_cannot_be_decoded_is_told_by_its_key(shards):
+    with pytest.raises(ImageDecodeError, match=r"odd\.tar: the image of sample '(bad|none|twice)'"):
+        read(shards, errors="raise").shuffle("cls").compute()
+
+
+def test_pprint_tells_where_images_are_decoded(ddf, capsys):
+    ddf.shuffle("cls").optimize(fuse=False).pprint()
+    shown = capsys.readouterr().out
+    assert "DecodeMoved: decodes='image'" in shown
+    assert "decodes=False" in shown
+    assert "pointers=True" in shown
+
+
+def test_a_partition_that_would_burst_is_refused_before_it_is_decoded(ddf, work, monkeypatch):  # noqa: F811
+    monkeypatch.setattr(PandasBackend, "largest_partition", 10_000)
+    with pytest.raises(PartitionTooLargeError, match="repartition"):
+        ddf.shuffle("cls", npartitions=1).compute()
+    assert work["decoded"] == 0
+
+
+def test_statistics_of_a_partition_that_would_burst_go_piece_by_piece(ddf, monkeypatch):
+    moved = ddf.shuffle("cls", npartitions=1)
+    want = moved.compute().images.channel_stats()
+    pieces = []
+
+    def counting(*args):
+        for piece in decode_pieces(*args):
+            pieces.append(len(piece))
+            yield piece
+
+    decode_pieces = by_piece.decode_pieces
+    monkeypatch.setattr(by_piece, "decode_pieces", counting)
+    monkeypatch.setattr(PandasBackend, "partition_memory", lambda _: 3 * 16 * 16 * 3)
+    monkeypatch.setattr(PandasBackend, "largest_partition", 10_000)
+    pd.testing.assert_frame_equal(moved.images.channel_stats().compute(), want)
+    assert sum(pieces) == len(moved)
+    assert max(pieces) < 10
+
+
+@pytest.mark.parametrize("how", ["shuffle", "sort", "merge", "set_index"])
+def test_batches_of_moved_rows_need_no_persist(ddf, how):
+    moved = MOVES[how](ddf)
+    frame = moved.compute()
+    want = [array for array in frame.images.arrays() if array is not None]
+    got = np.concatenate([batch["image"] for batch in moved.images.iter_batches(5)])
+    np.testing.assert_array_equal(got, np.stack(want))
+
+
+def test_batches_move_rows_once(ddf, monkeypatch):
+    from dask_image_ingest.dataset import partition
+
+    read_shard, reads = partition._read, []
+
+    def counted(split, query):
+        reads.append(split)
+        return read_shard(split, query)
+
+    monkeypatch.setattr(partition, "_read", counted)
+    assert sum(len(b["image"]) for b in ddf.shuffle("cls").images.iter_batches(5)) == PHOTOS
+    assert len(reads) == ddf.npartitions
+
+
+@pytest.mark.parametrize("place", [None, (512, 7)])
+@pytest.mark.parametrize("key", ["", "a", "a b/ü 7"])
+@pytest.mark.parametrize("shard", ["/a b.tar", "s3://b/1 2.tar?x=1"])
+def test_pointers_are_read_as_they_were_written(place, key, shard):
+    pointer = RowPointer(3, place, key, shard)
+    (text,) = as_texts([pointer]).to_pylist()
+    assert parse(text) == pointer
