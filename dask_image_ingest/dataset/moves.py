@@ -154,6 +154,8 @@ def _rename(expr: dx.Expr, _: Any, pointers: dx.Expr, images: Any) -> Moved | No
 
 def _project(expr: dx.Expr, _: Any, pointers: dx.Expr, images: Any) -> Moved | None:
     columns = expr.operand("columns")
+    if not isinstance(columns, list):
+        return None
     kept = tuple(
         replace(each, error=each.error if each.error in columns else None)
         for each in images
@@ -161,7 +163,7 @@ def _project(expr: dx.Expr, _: Any, pointers: dx.Expr, images: Any) -> Moved | N
     )
     # Errors are told by the decode of their images.
     lost = any(each.error in columns for each in images if each.image not in columns)
-    if not kept or lost or not isinstance(columns, list):
+    if not kept or lost:
         return None
     return dx.Projection(pointers, columns), kept
 
