@@ -56,8 +56,11 @@ class Source(Protocol):
         """Read the first bytes, and keep in mind which version this is."""
         ...
 
-    def stream(self, start: int, stop: int) -> Iterator[bytes]:
-        """Read a range, piece by piece."""
+    def stream(self, start: int, stop: int, patience: float | None = None) -> Iterator[bytes]:
+        """Read a range, piece by piece; an empty one first says that the answer has begun.
+
+        To wait for the next byte longer than ``patience`` seconds is a fault, where that is known.
+        """
         ...
 
     def is_version(self, version: str) -> bool:
