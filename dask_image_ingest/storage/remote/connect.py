@@ -6,7 +6,6 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import closing, contextmanager
-from functools import partial
 from typing import Any
 
 from dask_image_ingest.errors import ShardError
@@ -14,8 +13,9 @@ from dask_image_ingest.storage.file_system import FileSystem, file_system
 from dask_image_ingest.storage.pipe import without_permission
 from dask_image_ingest.storage.remote.http import HTTPSource
 from dask_image_ingest.storage.remote.other import FsspecSource
+from dask_image_ingest.storage.remote.pace import pace_of
 from dask_image_ingest.storage.remote.remote_bytes import RemoteBytes
-from dask_image_ingest.storage.remote.retry import Retries, retried
+from dask_image_ingest.storage.remote.retry import Retries, first_bytes
 from dask_image_ingest.storage.remote.settings import Settings, settings
 from dask_image_ingest.storage.remote.source import Head, Source
 from dask_image_ingest.storage.shard import Shard, changed
@@ -55,7 +55,8 @@ def _reach(sources: list[Source], found: Settings) -> tuple[Source, Head]:
     for source, last in zip(sources, [False] * (len(sources) - 1) + [True], strict=True):
         retries = Retries(source.url, found.retry_limit, reached=False)
         try:
-            return source, retried(partial(source.head, found.head), retries)
+            pace = pace_of(source.url, found.connections)
+            return source, first_bytes(source, found.head, retries, pace, found.read_timeout)
         except ShardError:
             if last:
                 raise

@@ -73,9 +73,9 @@ class HTTPSource:
         self._version: tuple[str, str] = ("", "")
         self._size = 0
 
-    def head(self, nbytes: int) -> Head:
+    def head(self, nbytes: int, patience: float | None = None) -> Head:
         """Read the first bytes, and keep in mind which version this is."""
-        with self._request({"Range": f"bytes=0-{nbytes - 1}"}) as response:
+        with self._request({"Range": f"bytes=0-{nbytes - 1}"}, patience) as response:
             etag = response.headers.get("ETag", "")
             # A weak one holds for the content, not for its bytes, and no server compares it.
             self._etag = "" if etag.startswith("W/") else etag

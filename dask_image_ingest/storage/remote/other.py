@@ -68,7 +68,7 @@ class FsspecSource:
         self._told_by = uncached(fs)
         self._turn = _turn(fs)
 
-    def head(self, nbytes: int) -> Head:
+    def head(self, nbytes: int, patience: float | None = None) -> Head:
         """Read the first bytes, and keep in mind which version this is."""
         info = self._ask(self._told_by.info, self._path)
         if info["size"] is None:

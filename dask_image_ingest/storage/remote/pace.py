@@ -20,8 +20,9 @@ _REMEMBERED = 32
 # least so many beside them, and of answers of at least so many bytes.
 _BESIDE, _ENOUGH = 4, 32 << 10
 
-# In seconds, and in times of the usual latency: what a server is waited for at least.
-_PATIENCE, _LATENCIES = 2.0, 20
+# In seconds, and in times of the usual latency: what a server is waited for at least; and one that
+# is not known yet.
+_PATIENCE, _LATENCIES, _UNKNOWN = 2.0, 20, 5.0
 
 
 class Pace:
@@ -59,9 +60,9 @@ class Pace:
         Twice as long after each failure.
         """
         with self._lock:
-            if len(self._latencies) < _BESIDE:
-                return longest
-            usual = max(_PATIENCE, _LATENCIES * median(self._latencies))
+            usual = _UNKNOWN
+            if len(self._latencies) >= _BESIDE:
+                usual = max(_PATIENCE, _LATENCIES * median(self._latencies))
         return min(longest, usual * 2 ** min(failures, 10))
 
     @contextmanager

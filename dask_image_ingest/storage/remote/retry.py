@@ -10,9 +10,9 @@ from typing import TypeVar
 
 from dask_image_ingest.errors import ShardError
 from dask_image_ingest.storage.remote.pace import Pace
-from dask_image_ingest.storage.remote.source import Fault, Source
+from dask_image_ingest.storage.remote.source import Fault, Head, Source
 
-__all__ = ["Retries", "retried", "whole_range"]
+__all__ = ["Retries", "first_bytes", "retried", "whole_range"]
 
 Result = TypeVar("Result")
 
@@ -78,6 +78,21 @@ def retried(task: Callable[[], Result], retries: Retries) -> Result:
         try:
             return task()
         except Fault as fault:
+            retries.wait(fault)
+
+
+def first_bytes(
+    source: Source, nbytes: int, retries: Retries, pace: Pace, read_timeout: float
+) -> Head:
+    """How a shard begins."""
+    failures = 0
+    while True:
+        try:
+            # So few bytes take no longer than an answer does.
+            with pace.watch():
+                return source.head(nbytes, pace.patience(read_timeout, failures))
+        except Fault as fault:
+            failures += 1
             retries.wait(fault)
 
 

@@ -52,7 +52,7 @@ class Source(Protocol):
 
     url: str
 
-    def head(self, nbytes: int) -> Head:
+    def head(self, nbytes: int, patience: float | None = None) -> Head:
         """Read the first bytes, and keep in mind which version this is."""
         ...
 

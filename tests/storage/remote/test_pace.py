@@ -73,7 +73,7 @@ def test_answers_that_come_at_once_are_told_by_their_size():
 def test_a_server_that_answered_fast_is_not_waited_for_long():
     clock = Clock()
     paces = Pace(16, clock)
-    assert paces.patience(20.0, 0) == 20.0
+    assert [paces.patience(20.0, failures) for failures in range(4)] == [5, 10, 20, 20]
     answers(paces, clock, latency=0.03, rate=20e6, beside=16)
     assert [paces.patience(20.0, failures) for failures in range(5)] == [2, 4, 8, 16, 20]
     assert paces.patience(0.5, 0) == 0.5
@@ -83,7 +83,7 @@ def test_a_server_that_answered_fast_is_not_waited_for_long():
 
 
 LARGE = tar(
-    {f"{i:03d}.{e}": RNG.bytes(n) for i in range(30) for e, n in (("jpg", 600_000), ("txt", 9))}
+    {f"{i:03d}.{e}": RNG.bytes(n) for i in range(60) for e, n in (("jpg", 600_000), ("txt", 9))}
 )
 
 
@@ -95,7 +95,7 @@ def test_a_walk_skips_where_the_link_is_the_limit(latency, bandwidth, skips):
     pace._paces.clear()
     with (
         faulty_server(files={"/x.tar": LARGE}, latency=latency, bandwidth=bandwidth) as server,
-        dask.config.set({"image-ingest.remote.request-size": "512 KiB"}),
+        dask.config.set({"image-ingest.remote.request-size": "128 KiB"}),
         open_shard(f"{server.url}/x.tar") as content,
     ):
         assert index_tar(content).samples == index_tar(LARGE).samples
