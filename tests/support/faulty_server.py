@@ -41,6 +41,7 @@ class Faulty:
     upstream: str | None = None
     ranges: bool = True
     tags: bool = True
+    pages: bool = False
     rates: dict[str, float] = field(default_factory=dict)
     latency: float = 0.0
     bandwidth: float = 0.0
@@ -148,7 +149,7 @@ class _Handler(BaseHTTPRequestHandler):
         """What there is in a folder, as links."""
         folder = path.rstrip("/") + "/"
         below = [name.removeprefix(folder) for name in state.files if name.startswith(folder)]
-        if not below:
+        if not below or not state.pages:
             return 404, {}, b""
         names = sorted({name.partition("/")[0] + "/" * ("/" in name) for name in below})
         links = "".join(f'<a href="{folder}{name}">{name}</a>' for name in names)

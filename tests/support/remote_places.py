@@ -87,7 +87,7 @@ class Place:
 def http(ranges: bool = True) -> Iterator[Place]:
     """A web server, with an index page for each folder."""
     pytest.importorskip("aiohttp", reason="fsspec needs it to list web pages")
-    with faulty_server(ranges=ranges) as server:
+    with faulty_server(ranges=ranges, pages=True) as server:
         url = f"{server.url}/{_BUCKET}"
         yield Place(url, {}, server.url, lambda _: {}, writes=False, files=server.files)
 
