@@ -143,7 +143,10 @@ class HTTPSource:
     ) -> Iterator[urllib3.BaseHTTPResponse]:
         """One answer that has bytes, or says that there are none here any more."""
         known = self._settings
-        timeout = urllib3.Timeout(known.connect_timeout, patience or known.read_timeout)
+        # By name: the first one is the time for all, and would be the wait for each byte as well.
+        timeout = urllib3.Timeout(
+            connect=known.connect_timeout, read=patience or known.read_timeout
+        )
         manager = pool_manager(self._settings, self._address())
         with _faults(self.url):
             response = manager.request(
