@@ -3,12 +3,15 @@
     python benchmarks/_slow_server.py FOLDER [--latency 0.03] [--bandwidth 20e6]
 
 Serves the files of a folder on a free port of this machine, which it prints. ``/-/counts`` tells
-what was sent since it was last asked for.
+what was sent since it was last asked for; ``/-/faults/0.05`` has each of six faults injected into
+5 % of the answers from then on.
 """
 
 import argparse
 import asyncio
+import contextlib
 import json
+import random
 import re
 import socket
 import time
@@ -16,13 +19,26 @@ from pathlib import Path
 
 _PIECE = 128 << 10
 
+# Seconds.
+_DELAY, _STALL = 0.5, 60.0
+_FAULTS = ("503", "429", "delay", "reset", "truncate", "stall")
+
 
 class SlowServer:
     """Counts requests, bytes, and the most requests under way at once."""
 
     def __init__(self, folder: Path, latency: float, bandwidth: float) -> None:
         self.folder, self.latency, self.bandwidth = folder, latency, bandwidth
-        self.now = self.peak = self.requests = self.bytes = 0
+        self.now = self.peak = self.requests = self.bytes = self.injected = 0
+        self.rate, self.random = 0.0, random.Random(1)
+
+    def fault(self) -> str | None:
+        """What goes wrong with an answer."""
+        drawn = int(self.random.random() / self.rate) if self.rate else len(_FAULTS)
+        if drawn >= len(_FAULTS):
+            return None
+        self.injected += 1
+        return _FAULTS[drawn]
 
     async def serve(self) -> None:
         listening = socket.create_server(("127.0.0.1", 0), backlog=256)
@@ -54,10 +70,15 @@ class SlowServer:
         method, path, _ = request.split(" ", 2)
         if path == "/-/counts":
             told = {"requests": self.requests, "MB": self.bytes / 1e6, "at once": self.peak}
-            self.peak = self.requests = self.bytes = 0
+            told |= {"faults": self.injected} if self.injected else {}
+            self.peak = self.requests = self.bytes = self.injected = 0
             body = json.dumps(told).encode()
             head = f"HTTP/1.1 200 OK\r\nContent-Length: {len(body)}\r\n\r\n"
             return await loop.sock_sendall(connection, head.encode() + body)
+        if path.startswith("/-/faults/"):
+            self.rate = float(path.rpartition("/")[2])
+            none = b"HTTP/1.1 200 OK\r\nContent-Length: 0\r\n\r\n"
+            return await loop.sock_sendall(connection, none)
         self.now += 1
         self.requests += 1
         self.peak = max(self.peak, self.now)
@@ -72,6 +93,14 @@ class SlowServer:
         if not file.is_file():
             none = b"HTTP/1.1 404 Not Found\r\nContent-Length: 0\r\n\r\n"
             return await loop.sock_sendall(connection, none)
+        fault = self.fault()
+        if fault in ("503", "429"):
+            no = f"HTTP/1.1 {fault} No\r\nContent-Length: 0\r\n\r\n"
+            return await loop.sock_sendall(connection, no.encode())
+        if fault == "delay":
+            await asyncio.sleep(_DELAY)
+        if fault == "reset":
+            raise ConnectionResetError
         size = file.stat().st_size
         start, stop, status, more = 0, size, "200 OK", ""
         if asked := re.search(r"(?i)\nrange: bytes=(\d+)-(\d*)", request):
@@ -87,16 +116,24 @@ class SlowServer:
         await loop.sock_sendall(connection, head.encode())
         if method == "HEAD":
             return None
-        began, sent = time.monotonic(), 0
+        began, sent, end = time.monotonic(), 0, stop
+        if fault in ("truncate", "stall"):
+            end = start + (stop - start) // 2
         with file.open("rb", buffering=0) as opened:
-            while start + sent < stop:
-                piece = min(_PIECE, stop - start - sent)
+            while start + sent < end:
+                piece = min(_PIECE, end - start - sent)
                 await loop.sock_sendfile(connection, opened, start + sent, piece)
                 sent += piece
                 self.bytes += piece
                 ahead = sent / self.bandwidth - (time.monotonic() - began)
                 if ahead > 0.001:
                     await asyncio.sleep(ahead)
+        if fault == "stall":
+            # Until the client goes away.
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(loop.sock_recv(connection, 1), _STALL)
+        if end < stop:
+            raise ConnectionAbortedError
         return None
 
 

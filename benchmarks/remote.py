@@ -1,11 +1,13 @@
 """What remote shards cost beside local ones: seconds, bytes fetched, requests.
 
     python benchmarks/remote.py [--images 4000] [--photos SHARD ...] [--checkout FOLDER ...]
+                                [--peers NAME ...] [--peer-python PYTHON]
 
 Makes four shards, unless they are there, and asks the same questions of the files and of a web
 server on this machine with 30 ms latency and 20 MB/s per connection, each in a process of its own
-with a cluster. ``--checkout`` names checkouts to compare, each question asked of all in turn. One
-line of JSON for each answer.
+with a cluster. The last question, ``faults``, is ``pixels`` of a server that injects six kinds of
+faults, each into 5 % of its answers. ``--checkout`` names checkouts to compare, each question asked
+of all in turn; ``--peers`` what else reads and decodes all of it. One line of JSON for each answer.
 """
 
 from __future__ import annotations
@@ -23,10 +25,11 @@ from pathlib import Path
 from typing import Any
 
 import _checkout  # noqa: F401
+from _remote_peers import PEERS
 from _shards import make_shards
 
 HERE = Path(__file__).resolve().parent
-QUESTIONS = ("open", "len", "pointers", "late", "pixels")
+QUESTIONS = ("open", "len", "pointers", "late", "pixels", "faults")
 
 
 def main() -> None:
@@ -39,6 +42,9 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=1)
     parser.add_argument("--questions", nargs="*", default=QUESTIONS)
     parser.add_argument("--checkout", nargs="*", default=[str(HERE.parent)])
+    parser.add_argument("--peers", nargs="*", default=[], choices=PEERS)
+    parser.add_argument("--peer-python", default=sys.executable)
+    parser.add_argument("--faults", type=float, default=0.05)
     parser.add_argument("--ask", nargs=2, help=argparse.SUPPRESS)
     args = parser.parse_args()
     if args.ask:
@@ -55,9 +61,15 @@ def main() -> None:
             for _ in range(args.rounds):
                 download(root, shards)
                 for question in args.questions:
+                    places = [root] if question == "faults" else [str(args.folder), root]
+                    inject(root, args.faults if question == "faults" else 0.0)
                     for checkout in args.checkout:
-                        for place in (str(args.folder), root):
+                        for place in places:
                             run(question, place, checkout, shards)
+                inject(root, 0.0)
+                for peer in args.peers:
+                    for place in (str(args.folder), root):
+                        run_peer(peer, place, args.peer_python, shards)
         finally:
             server.terminate()
     return None
@@ -93,6 +105,26 @@ def run(question: str, place: str, checkout: str, shards: list[Path]) -> None:
         raise SystemExit(done.stderr)
     told = {"question": question, "from": place.partition(":")[0], "checkout": checkout}
     print(json.dumps(told | json.loads(done.stdout.splitlines()[-1])), flush=True)
+
+
+def run_peer(peer: str, place: str, python: str, shards: list[Path]) -> None:
+    """All pixels, by another library."""
+    tell(place)
+    names = json.dumps([f"{place}/{path.name}" for path in shards])
+    command = [python, str(HERE / "_remote_peers.py"), peer, names]
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=300)
+        failed = done.returncode and done.stderr.splitlines()[-1:]
+        answer = {"failed": failed} if failed else json.loads(done.stdout.splitlines()[-1])
+    except subprocess.TimeoutExpired:
+        answer = {"failed": "not done in 300 s"}
+    told = {"question": "pixels", "from": place.partition(":")[0], "peer": peer}
+    print(json.dumps(told | answer | tell(place)), flush=True)
+
+
+def inject(root: str, rate: float) -> None:
+    """Have the server misbehave from now on."""
+    urllib.request.urlopen(f"{root}/-/faults/{rate}").close()
 
 
 def ask(question: str, names: str) -> None:
@@ -131,6 +163,7 @@ def prepared(question: str, ddf: Any) -> Callable[[], Any]:
         few = some.sample(40, random_state=1).sort_values(["__url__", "offset"])
         print("MB asked for", few["nbytes"].sum() / 1e6)
         return lambda: dii.decode_images(few, size=224)
+    # "pixels" and "faults"
     return lambda: ddf.map_partitions(len, meta=("rows", int)).compute()
 
 

@@ -73,7 +73,7 @@ def _opened(
     if stored is not None:
         late = opened.enter_context(open_late(shard, storage_options))
         return FirstShard(shard, KnownBytes(stored, late), stored.whole(), stored=stored)
-    content = opened.enter_context(open_shard(shard.url, storage_options))
+    content = opened.enter_context(open_shard(shard.url, storage_options, wholly=False))
     members = known_members(content, indexes.get(shard.url), storage_options, warn=True)
     if members is not None:
         return FirstShard(shard, content, members)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from bisect import bisect_right
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import partial
 from itertools import pairwise
 
 import numpy as np
@@ -17,14 +18,14 @@ from dask_image_ingest.export.job import Job
 from dask_image_ingest.export.layout import Layout
 from dask_image_ingest.export.locate import version_of
 from dask_image_ingest.export.output import AT_ONCE, Output
-from dask_image_ingest.storage import find_shards, open_shard
+from dask_image_ingest.storage import LazyBytes, announce, find_shards, open_shard
 
 __all__ = ["copy_members"]
 
 # Members no farther apart are read together: so many bytes take no more time than a call does.
 _GAP = 8 << 10
 
-# Larger members are read in pieces. Of a remote shard each is one request, as of any other member.
+# Larger members are read in pieces.
 _LARGE = 16 << 20
 
 # Bytes at an offset.
@@ -55,8 +56,11 @@ def copy_members(
     """
     output = Output(file, layout)
     for (url, version), members in _by(batch, ("url", "version"), layout, SOURCE):
-        with _open_source(url, version, job) as read:
-            _copy(members, layout, read, output)
+        with _open_source(url, version, job) as content:
+            offsets, sizes = layout.offsets[members], layout.sizes[members]
+            ends = (offsets + sizes).tolist()
+            announce(content, zip(offsets.tolist(), ends, strict=True))
+            _copy(members, layout, partial(_read, content), output)
     for (name,), members in _by(batch, ("expanded",), layout, EXPANDED):
         with job.place.open(name) as expanded:
             _copy(members, layout, lambda at, size: expanded.read_at(size, at), output)
@@ -100,6 +104,10 @@ def _together(starts: list[int], ends: list[int]) -> Iterator[tuple[int, int]]:
             first = stop
 
 
+def _read(content: LazyBytes, offset: int, size: int) -> Chunk:
+    return content[offset : offset + size]
+
+
 def _pieces(read: Read, start: int, end: int) -> Iterator[Chunk]:
     for piece in range(start, end, _LARGE):
         yield read(piece, min(_LARGE, end - piece))
@@ -119,11 +127,11 @@ def _by(
 
 
 @contextmanager
-def _open_source(url: str, version: str, job: Job) -> Iterator[Read]:
+def _open_source(url: str, version: str, job: Job) -> Iterator[LazyBytes]:
     with open_shard(url, job.source_options) as content:
         now = version_of(find_shards(url, job.source_options)[0])
         if now != version:
             raise ShardError(
                 f"{url} has changed since its samples were read. Read it again, and export that"
             )
-        yield lambda offset, size: content[offset : offset + size]
+        yield content

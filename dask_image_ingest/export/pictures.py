@@ -26,6 +26,7 @@ from dask_image_ingest.export.baseline import BaselineError, to_baseline
 from dask_image_ingest.export.choose import EXPANDED, SOURCE, Row
 from dask_image_ingest.export.jpeg import Encode, Jpeg
 from dask_image_ingest.frames import get_backend
+from dask_image_ingest.storage import announce
 from dask_image_ingest.tar import TarIndex, open_member, read_member
 
 __all__ = ["prepare_pictures"]
@@ -65,6 +66,8 @@ class _Pictures:
             if row.image is not None and row.members[row.image][1] == SOURCE
         ]
         self._numbers = [number for _, number in sorted(there)]
+        spans = (self._span(number) for number in self._numbers)
+        announce(content, ((at, at + size) for at, size in spans if at not in index.sparse))
 
     def to_baseline(self) -> None:
         """Bring JPEGs of other codings into baseline coding; all else stays."""

@@ -4,8 +4,9 @@ In: paths, globs, braces and URLs. Out: a list of shards with sizes and versions
 of them its bytes, decompressed.
 """
 
-from dask_image_ingest.storage.announce import announce, is_fetched
+from dask_image_ingest.storage.announce import announce, announce_walk, is_fetched
 from dask_image_ingest.storage.beside import find_beside
+from dask_image_ingest.storage.compressed import CompressedBytes
 from dask_image_ingest.storage.file_system import FileSystem, file_system
 from dask_image_ingest.storage.folder_names import folder_names, folder_of, inside
 from dask_image_ingest.storage.late_bytes import open_late
@@ -19,10 +20,12 @@ from dask_image_ingest.storage.url import local_path
 
 __all__ = [
     "INDEX_SUFFIX",
+    "CompressedBytes",
     "FileSystem",
     "LazyBytes",
     "Shard",
     "announce",
+    "announce_walk",
     "file_system",
     "find_beside",
     "find_shards",

@@ -7,7 +7,7 @@ from collections.abc import Iterable
 from dask_image_ingest.storage.lazy_bytes import LazyBytes
 from dask_image_ingest.storage.remote import RemoteBytes
 
-__all__ = ["announce", "is_fetched"]
+__all__ = ["announce", "announce_walk", "is_fetched"]
 
 
 def is_fetched(content: LazyBytes) -> bool:
@@ -24,3 +24,12 @@ def announce(content: LazyBytes, ranges: Iterable[tuple[int, int]]) -> None:
     told = getattr(content, "announce", None)
     if told is not None:
         told(ranges)
+
+
+def announce_walk(content: LazyBytes) -> None:
+    """Say that a tar's headers will be read from here on, and after that what they tell of.
+
+    What lies between them is fetched as well, where that is faster than to leave it out.
+    """
+    if isinstance(content, RemoteBytes):
+        content.walk()

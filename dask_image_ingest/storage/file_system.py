@@ -34,14 +34,18 @@ def file_system(url: str, storage_options: dict[str, Any] | None) -> tuple[FileS
     """Find the file system of a remote shard, and the shard's path there."""
     try:
         return url_to_fs(url, **without_permission(storage_options))
-    except ImportError as error:
-        extra = _EXTRAS.get(url.partition("://")[0].rpartition("::")[2])
+    except (ImportError, ValueError, TypeError, KeyError) as error:  # KeyError: given twice
+        protocol = url.partition("://")[0].rpartition("::")[2]
+        extra = _EXTRAS.get(protocol)
+        # Some protocols fsspec knows only of packages that are installed.
+        unknown = extra is not None and str(error) == f"Protocol not known: {protocol}"
+        if not isinstance(error, ImportError) and not unknown:
+            why = f"{url} cannot be read, with these storage_options: {error}"
+            raise ArgumentError(why) from error
         install = (
             f" pip install 'dask-image-ingest[{extra}]' brings what it needs." if extra else ""
         )
         raise MissingDependencyError(f"{url} cannot be read: {error}.{install}") from error
-    except (ValueError, TypeError, KeyError) as error:  # an option given twice is any of them
-        raise ArgumentError(f"{url} cannot be read, with these storage_options: {error}") from error
     except Exception as error:  # some file systems connect already
         raise ShardError(f"{url} cannot be read: {type(error).__name__}: {error}") from error
 

@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass, field, replace
 
-from dask_image_ingest.storage import LazyBytes
+from dask_image_ingest.storage import LazyBytes, announce_walk
 from dask_image_ingest.tar.garbage_collection import gc_paused
 from dask_image_ingest.tar.grouping import Sample, group
 from dask_image_ingest.tar.header import SparseMap
@@ -72,6 +72,7 @@ def index_tar(content: LazyBytes, url: str = "the shard") -> TarIndex:
         If the shard does not begin with a tar header. All else that is wrong is
         ``TarIndex.damage``.
     """
+    announce_walk(content)
     walk = Walk(content, url)
     with gc_paused():
         grouped = group(walk)

@@ -14,6 +14,7 @@ from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from urllib.parse import unquote
 
 import urllib3
 
@@ -40,6 +41,7 @@ class Faulty:
     upstream: str | None = None
     ranges: bool = True
     tags: bool = True
+    pages: bool = False
     rates: dict[str, float] = field(default_factory=dict)
     latency: float = 0.0
     bandwidth: float = 0.0
@@ -52,6 +54,7 @@ class Faulty:
     sent: int = 0
     peak: int = 0
     _now: int = 0
+    _tags: dict[int, tuple[bytes, str]] = field(default_factory=dict)
     _lock: threading.Lock = field(default_factory=threading.Lock)
     _random: random.Random | None = None
     _over: threading.Event = field(default_factory=threading.Event)
@@ -61,6 +64,13 @@ class Faulty:
         for counter in (self.counts, self.injected, self.seen):
             counter.clear()
         self.sent = self.peak = 0
+
+    def tag(self, body: bytes) -> str:
+        """The tag of a file, which is made once."""
+        made = self._tags.get(id(body))
+        if made is None or made[0] is not body:
+            made = self._tags[id(body)] = body, f'"{hashlib.md5(body).hexdigest()}"'
+        return made[1]
 
     def fault(self) -> str | None:
         """Which fault this request meets."""
@@ -116,12 +126,13 @@ class _Handler(BaseHTTPRequestHandler):
         path = self.path.partition("?")[0]
         if match := re.match(r"/(\d{3})/", path):
             return int(match[1]), {}, b"no"
+        path = unquote(path)
         if path not in state.files:
-            return 404, {}, b""
+            return self._page(state, path)
         body = state.files[path]
         headers = {"Accept-Ranges": "bytes" if state.ranges else "none"}
         if state.tags:
-            headers["ETag"] = f'"{hashlib.md5(body).hexdigest()}"' if state.files else ""
+            headers["ETag"] = state.tag(body)
             if self.headers.get("If-Match", headers["ETag"]) != headers["ETag"]:
                 return 412, headers, b""
         asked = re.match(r"bytes=(\d+)-(\d*)$", self.headers.get("Range", ""))
@@ -133,6 +144,16 @@ class _Handler(BaseHTTPRequestHandler):
             return 416, {"Content-Range": f"bytes */{len(body)}"}, b""
         headers["Content-Range"] = f"bytes {start}-{stop - 1}/{len(body)}"
         return 206, headers, body[start:stop]
+
+    def _page(self, state: Faulty, path: str) -> tuple[int, dict[str, str], bytes]:
+        """What there is in a folder, as links."""
+        folder = path.rstrip("/") + "/"
+        below = [name.removeprefix(folder) for name in state.files if name.startswith(folder)]
+        if not below or not state.pages:
+            return 404, {}, b""
+        names = sorted({name.partition("/")[0] + "/" * ("/" in name) for name in below})
+        links = "".join(f'<a href="{folder}{name}">{name}</a>' for name in names)
+        return 200, {"Content-Type": "text/html"}, f"<html>{links}</html>".encode()
 
     def _relay(self, state: Faulty, sent: bytes) -> tuple[int, dict[str, str], bytes]:
         kept = {k: v for k, v in self.headers.items() if k.lower() != "connection"}

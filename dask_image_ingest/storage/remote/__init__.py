@@ -2,7 +2,8 @@
 
 In: a URL and the options of its file system. Out: its bytes, as something that is fetched where it
 is sliced. From the ground up: settings, ranges (which requests to make), source (what a protocol
-has to give: `http`, `other`), retry, threads, extents (what is here), remote_bytes, connect.
+has to give: `http`, `other`), pace, retry, threads, spill, extents (what is here), remote_bytes,
+connect.
 """
 
 from dask_image_ingest.storage.remote.connect import open_remote

@@ -6,7 +6,6 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import closing, contextmanager
-from functools import partial
 from typing import Any
 
 from dask_image_ingest.errors import ShardError
@@ -14,8 +13,9 @@ from dask_image_ingest.storage.file_system import FileSystem, file_system
 from dask_image_ingest.storage.pipe import without_permission
 from dask_image_ingest.storage.remote.http import HTTPSource
 from dask_image_ingest.storage.remote.other import FsspecSource
+from dask_image_ingest.storage.remote.pace import pace_of
 from dask_image_ingest.storage.remote.remote_bytes import RemoteBytes
-from dask_image_ingest.storage.remote.retry import Retries, retried
+from dask_image_ingest.storage.remote.retry import Retries, first_bytes
 from dask_image_ingest.storage.remote.settings import Settings, settings
 from dask_image_ingest.storage.remote.source import Head, Source
 from dask_image_ingest.storage.shard import Shard, changed
@@ -24,6 +24,8 @@ __all__ = ["open_remote"]
 
 # Seconds that a URL signed by us is good for, and after which the next one is made.
 _SIGNED_FOR, _SIGNED_ANEW = 3600, 600
+
+_S3, _AZURE = frozenset({"s3", "s3a"}), frozenset({"az", "abfs", "abfss"})
 
 
 @contextmanager
@@ -53,7 +55,8 @@ def _reach(sources: list[Source], found: Settings) -> tuple[Source, Head]:
     for source, last in zip(sources, [False] * (len(sources) - 1) + [True], strict=True):
         retries = Retries(source.url, found.retry_limit, reached=False)
         try:
-            return source, retried(partial(source.head, found.head), retries)
+            pace = pace_of(source.url, found.connections)
+            return source, first_bytes(source, found.head, retries, pace, found.read_timeout)
         except ShardError:
             if last:
                 raise
@@ -64,13 +67,14 @@ def _sources(url: str, storage_options: dict[str, Any] | None, found: Settings) 
     """Requests of our own where all that the options say is known, else those of fsspec.
 
     A signed URL is refused in a region of S3 that is not the one of the options; fsspec finds it.
+    Azure's are signed where the options have the account's key.
     """
     options = without_permission(storage_options)
     protocol = url.partition("://")[0]
     if protocol in ("http", "https") and (headers := _http_headers(options)) is not None:
         return [HTTPSource(url, lambda: url, headers, found)]
     fs, path = file_system(url, storage_options)
-    if protocol in ("s3", "s3a") and (address := _signed(fs, path)):
+    if protocol in _S3 | _AZURE and (address := _signed(fs, path, protocol)):
         return [HTTPSource(url, address, {}, found), FsspecSource(fs, path, url)]
     return [FsspecSource(fs, path, url)]
 
@@ -85,12 +89,14 @@ def _http_headers(options: dict[str, Any]) -> dict[str, str] | None:
     return headers if plain else None
 
 
-def _signed(fs: FileSystem, path: str) -> Callable[[], str] | None:
+def _signed(fs: FileSystem, path: str, protocol: str) -> Callable[[], str] | None:
     """What gives a URL that anyone can read, by the credentials of the file system.
 
     The options that its users know then hold for our requests as well.
     """
     if getattr(fs, "req_kw", None) or getattr(fs, "version_aware", False):
+        return None
+    if protocol in _AZURE and not (fs.account_name and getattr(fs, "account_key", None)):
         return None
     lock = threading.Lock()
     made: list[tuple[float, str]] = []

@@ -6,6 +6,7 @@ from collections import OrderedDict
 from concurrent.futures import Future
 
 from dask_image_ingest.storage.remote.ranges import Range
+from dask_image_ingest.storage.remote.spill import SpillFile
 
 __all__ = ["PAGE", "Extent", "Extents"]
 
@@ -16,17 +17,37 @@ PAGE = 16 << 10
 class Extent:
     """A part of a shard, and who fetches it."""
 
-    __slots__ = ("future", "start", "stop")
+    __slots__ = ("_spilled", "future", "start", "stop")
 
     def __init__(self, start: int, stop: int, future: Future[bytearray]) -> None:
         self.start = start
         self.stop = stop
-        self.future = future
+        #: None where the bytes are in a file.
+        self.future: Future[bytearray] | None = future
+        self._spilled: tuple[SpillFile, int] | None = None
 
     def slice(self, start: int, stop: int) -> bytes:
         """What it has of a range of the shard, when it has come."""
-        data = self.future.result()
-        return bytes(memoryview(data)[max(start - self.start, 0) : stop - self.start])
+        first, last = max(start, self.start) - self.start, min(stop, self.stop) - self.start
+        if (future := self.future) is not None:
+            return bytes(memoryview(future.result())[first:last])
+        if self._spilled is None:
+            raise AssertionError("bytes that are not in memory are in a file")
+        file, at = self._spilled
+        return file.read(at + first, last - first)
+
+    def spill(self, file: SpillFile) -> bool:
+        """Move the bytes to a file; say whether there was room."""
+        future = self.future
+        if future is None or not future.done() or future.cancelled() or future.exception():
+            return False
+        try:
+            self._spilled = file, file.write(future.result())
+        except OSError:
+            return False
+        # Last, since others may be reading: they have the one or the other.
+        self.future = None
+        return True
 
 
 class Extents:
@@ -39,6 +60,9 @@ class Extents:
     """
 
     def __init__(self, kept: int) -> None:
+        #: Whether what is let go of will be read again, and goes to a file for that.
+        self.spilling = False
+        self._file = SpillFile()
         #: Bytes that have not been used yet.
         self.unused = 0
         self._kept = kept
@@ -75,18 +99,26 @@ class Extents:
         for extent in extents:
             if extent in self._waiting:
                 self._count_as_used(extent)
-            else:
+            elif extent in self._recent:
                 self._recent.move_to_end(extent)
         # Whoever uses a part that is let go of here has it still.
         while self._used > self._kept and len(self._recent) > len(extents):
-            self._drop(next(iter(self._recent)))
+            self._let_go(next(iter(self._recent)))
+
+    def pass_by(self, position: int) -> None:
+        """Count as used what ends before a byte, which a walk has come to."""
+        while self._waiting:
+            extent = next(iter(self._waiting))
+            if extent.stop > position:
+                break
+            self._count_as_used(extent)
 
     def abandon(self) -> None:
         """What has not been used will not be: it is let go of before anything else."""
         for extent in list(self._waiting):
             self._count_as_used(extent)
             self._recent.move_to_end(extent, last=False)
-            if extent.future.cancel():
+            if extent.future is not None and extent.future.cancel():
                 self._drop(extent)
 
     def forget(self, extent: Extent) -> None:
@@ -97,17 +129,26 @@ class Extents:
     def clear(self) -> None:
         """Let go of everything, and of the requests that were not made yet."""
         for extent in {*self._waiting, *self._recent}:
-            extent.future.cancel()
+            if extent.future is not None:
+                extent.future.cancel()
         self._pages.clear()
         self._waiting.clear()
         self._recent.clear()
         self.unused = self._used = 0
+        self._file.close()
 
     def _count_as_used(self, extent: Extent) -> None:
         del self._waiting[extent]
         self._recent[extent] = None
         self.unused -= extent.stop - extent.start
         self._used += extent.stop - extent.start
+
+    def _let_go(self, extent: Extent) -> None:
+        if self.spilling and extent.spill(self._file):
+            del self._recent[extent]
+            self._used -= extent.stop - extent.start
+        else:
+            self._drop(extent)
 
     def _drop(self, extent: Extent) -> None:
         del self._recent[extent]

@@ -39,7 +39,7 @@ _ADVICE = {
 }
 
 # By what the connections differ; emptied in a forked process, which must not share a socket.
-_managers: dict[tuple[str | None, int, float, float], urllib3.PoolManager] = {}
+_managers: dict[tuple[str | None, int], urllib3.PoolManager] = {}
 os.register_at_fork(after_in_child=_managers.clear)
 
 
@@ -73,9 +73,9 @@ class HTTPSource:
         self._version: tuple[str, str] = ("", "")
         self._size = 0
 
-    def head(self, nbytes: int) -> Head:
+    def head(self, nbytes: int, patience: float | None = None) -> Head:
         """Read the first bytes, and keep in mind which version this is."""
-        with self._request({"Range": f"bytes=0-{nbytes - 1}"}) as response:
+        with self._request({"Range": f"bytes=0-{nbytes - 1}"}, patience) as response:
             etag = response.headers.get("ETag", "")
             # A weak one holds for the content, not for its bytes, and no server compares it.
             self._etag = "" if etag.startswith("W/") else etag
@@ -98,18 +98,19 @@ class HTTPSource:
                     raise Fault(f"{len(data)} of the first {min(nbytes, total)} bytes came")
             return Head(data, self._size)
 
-    def stream(self, start: int, stop: int) -> Iterator[bytes]:
+    def stream(self, start: int, stop: int, patience: float | None = None) -> Iterator[bytes]:
         """Read a range, piece by piece."""
         headers = {"Range": f"bytes={start}-{stop - 1}"}
         if self._etag:
             headers["If-Match"] = self._etag
-        with self._request(headers) as response:
+        with self._request(headers, patience) as response:
             total = _total(response) if response.status == 206 else self._size
             if response.status in (412, 416) or self._is_other(_version(response), total):
                 raise ShardError(
                     f"{self.url} has changed while it was read, and what was read would be of two "
                     "versions. Read it again when it is complete"
                 )
+            yield b""
             # Some servers send all of it now and then.
             skip, wanted = (start, stop - start) if response.status == 200 else (0, stop - start)
             for piece in self._pieces(response):
@@ -137,8 +138,15 @@ class HTTPSource:
         return total not in (self._size, None) or any(a != b for a, b in told if a and b)
 
     @contextmanager
-    def _request(self, headers: dict[str, str]) -> Iterator[urllib3.BaseHTTPResponse]:
+    def _request(
+        self, headers: dict[str, str], patience: float | None = None
+    ) -> Iterator[urllib3.BaseHTTPResponse]:
         """One answer that has bytes, or says that there are none here any more."""
+        known = self._settings
+        # By name: the first one is the time for all, and would be the wait for each byte as well.
+        timeout = urllib3.Timeout(
+            connect=known.connect_timeout, read=patience or known.read_timeout
+        )
         manager = pool_manager(self._settings, self._address())
         with _faults(self.url):
             response = manager.request(
@@ -147,6 +155,7 @@ class HTTPSource:
                 headers={**self._headers, **headers},
                 preload_content=False,
                 decode_content=False,
+                timeout=timeout,
                 retries=urllib3.Retry(total=None, connect=0, read=0, other=0, redirect=10),
             )
         try:
@@ -186,13 +195,9 @@ def pool_manager(settings: Settings, url: str) -> urllib3.PoolManager:
     proxy = urllib.request.getproxies().get(parts.scheme)
     if proxy and urllib.request.proxy_bypass(parts.hostname or ""):
         proxy = None
-    key = (proxy, settings.connections, settings.connect_timeout, settings.read_timeout)
+    key = (proxy, settings.connections)
     if key not in _managers:
-        options: dict[str, Any] = {
-            "num_pools": 32,
-            "maxsize": settings.connections,
-            "timeout": urllib3.Timeout(settings.connect_timeout, settings.read_timeout),
-        }
+        options: dict[str, Any] = {"num_pools": 32, "maxsize": settings.connections}
         made = urllib3.ProxyManager(proxy, **options) if proxy else urllib3.PoolManager(**options)
         return _managers.setdefault(key, made)
     return _managers[key]

@@ -36,6 +36,22 @@ _VERSIONS = (
 # A cache has one list of what it has, for all of its files.
 _caches = threading.Lock()
 
+# What the errors of aiohttp, Azure and gcsfs call the status of an answer.
+_STATUS = ("status", "status_code", "code")
+
+# Connections that broke off, as aiohttp, botocore, Azure and requests call them.
+_PASSING = frozenset(
+    {
+        "ChunkedEncodingError",
+        "ClientPayloadError",
+        "IncompleteRead",
+        "IncompleteReadError",
+        "ServerDisconnectedError",
+        "ServiceRequestError",
+        "ServiceResponseError",
+    }
+)
+
 
 class FsspecSource:
     """A shard on a file system of fsspec.
@@ -52,7 +68,7 @@ class FsspecSource:
         self._told_by = uncached(fs)
         self._turn = _turn(fs)
 
-    def head(self, nbytes: int) -> Head:
+    def head(self, nbytes: int, patience: float | None = None) -> Head:
         """Read the first bytes, and keep in mind which version this is."""
         info = self._ask(self._told_by.info, self._path)
         if info["size"] is None:
@@ -68,7 +84,7 @@ class FsspecSource:
             raise self._short(0, wanted, len(data))
         return Head(data, self._size)
 
-    def stream(self, start: int, stop: int) -> Iterator[bytes]:
+    def stream(self, start: int, stop: int, patience: float | None = None) -> Iterator[bytes]:
         """Read a range."""
         data = self._ask(self._fs.cat_file, self._path, start=start, end=stop)
         if len(data) != stop - start:
@@ -150,15 +166,16 @@ def _is_passing(error: BaseException | None) -> bool:
     """Whether what a file system of fsspec has raised may be over soon."""
     seen = 0
     while error is not None and seen < 5:
-        status = getattr(error, "status", None)
-        if isinstance(status, int):
+        status = next(
+            (s for name in _STATUS if isinstance(s := getattr(error, name, None), int)), 0
+        )
+        if status:
             return status in (408, 425, 429) or status >= 500
         if isinstance(error, ConnectionRefusedError):
             return False
         if isinstance(error, (ConnectionError, TimeoutError, asyncio.TimeoutError)):
             return True
-        name = type(error).__name__
-        if name in ("ClientPayloadError", "ServerDisconnectedError", "IncompleteRead"):
+        if type(error).__name__ in _PASSING:
             return True
         error, seen = error.__cause__, seen + 1
     return False

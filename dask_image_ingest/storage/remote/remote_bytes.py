@@ -8,6 +8,7 @@ from collections.abc import Iterable
 
 from dask_image_ingest.errors import ShardError
 from dask_image_ingest.storage.remote.extents import PAGE, Extent, Extents
+from dask_image_ingest.storage.remote.pace import pace_of
 from dask_image_ingest.storage.remote.ranges import Range, merge, split
 from dask_image_ingest.storage.remote.retry import Retries, whole_range
 from dask_image_ingest.storage.remote.settings import Settings
@@ -22,12 +23,16 @@ __all__ = ["RemoteBytes"]
 _FIRST_AHEAD, _GROWTH, _AT_LEAST = 1 << 20, 8, 8
 _SMALLEST_REQUEST = 128 << 10
 
+# What a walk leaves out at least, to fetch only what it looks at, while nothing is measured yet.
+_UNMEASURED = 4 << 20
+
 
 class RemoteBytes:
     """A remote shard of which ranges are fetched when they are asked for, or before.
 
-    What is fetched before: the ranges that were announced, and nothing else once some were; until
-    then what follows, as long as reads go forward and leave out no more than ``settings.skip``.
+    What is fetched before: the ranges that were announced, and nothing else; in a walk what
+    follows, but for one that leaves out more at a time than could be fetched while it waits for
+    an answer.
     """
 
     def __init__(self, source: Source, head: Head, settings: Settings) -> None:
@@ -40,9 +45,8 @@ class RemoteBytes:
         self._extents = Extents(settings.cache)
         self._head = head.data
         self._announced: deque[Range] | None = None
-        # Where reading ahead has got to, and how far it goes.
-        self._front = len(head.data)
-        self._window = 0
+        self._pace = pace_of(source.url, settings.connections)
+        self._begin_walk()
 
     def __len__(self) -> int:
         return self._size
@@ -62,9 +66,19 @@ class RemoteBytes:
         except BaseException:
             with self._lock:
                 for extent in extents:
-                    if extent.future.done() and extent.future.exception() is not None:
+                    future = extent.future
+                    if future and future.done() and future.exception() is not None:
                         self._extents.forget(extent)
             raise
+
+    def walk(self) -> None:
+        """Say that headers will be read from the beginning to the end, and then what they tell of.
+
+        What was fetched until then has room in a file where it has none in memory.
+        """
+        with self._lock:
+            self._announced = None
+            self._begin_walk()
 
     def announce(self, ranges: Iterable[Range]) -> None:
         """Say what will be read from here on, about in order: it is fetched ahead of that.
@@ -73,6 +87,7 @@ class RemoteBytes:
         """
         with self._lock:
             self._extents.abandon()
+            self._extents.spilling = False
             planned: deque[Range] = deque()
             rounded = ((start - start % PAGE, stop + -stop % PAGE) for start, stop in ranges)
             for start, stop in merge(rounded, self._settings.gap):
@@ -94,7 +109,9 @@ class RemoteBytes:
         if self._closed.is_set():
             raise ShardError(f"{self._source.url} cannot be read: it was closed")
         if first is None or stop > first.stop:
-            for missing in self._extents.missing(start, stop):
+            # In a walk that skips, the headers of small members that follow come along.
+            further = stop if self._announced is not None else max(stop, start + PAGE)
+            for missing in self._extents.missing(start, min(further, self._size)):
                 for piece in split(*missing, self._settings.request_size):
                     self._request(*piece)
         extents = []
@@ -119,10 +136,26 @@ class RemoteBytes:
             for missing in self._extents.missing(*planned.popleft()):
                 self._request(*missing)
 
+    def _begin_walk(self) -> None:
+        self._extents.spilling = True
+        # The last byte read, how much is left out at a time, where reading ahead has got to, and
+        # how far it goes.
+        self._last = self._front = len(self._head)
+        self._left_out = 0
+        self._window = 0
+
     def _guess(self, start: int, stop: int) -> None:
-        """Ask for what follows, where reads have gone forward so far."""
-        reach = self._window + self._settings.request_size
-        if not self._front - reach <= start <= self._front + self._settings.skip:
+        """Ask for what follows in a walk, unless it leaves out more than that would cost."""
+        left_out = start - self._last
+        self._last = stop
+        if left_out < -PAGE:
+            self._begin_walk()
+            self._front = self._last = stop
+            return
+        if left_out > PAGE:
+            self._left_out = (3 * self._left_out + left_out) // 4 if self._left_out else left_out
+        self._extents.pass_by(start)
+        if self._skips():
             self._window = 0
             self._front = stop
             self._extents.abandon()
@@ -140,10 +173,18 @@ class RemoteBytes:
                 self._request(*part)
         self._front = max(begin, end)
 
+    def _skips(self) -> bool:
+        if self._settings.skip is not None:
+            return self._left_out > self._settings.skip
+        return self._left_out > (self._pace.break_even() or _UNMEASURED)
+
     def _request(self, start: int, stop: int) -> None:
         stop = min(stop, self._size)
         retries = Retries(
             self._source.url, self._settings.retry_limit, reached=True, stopped=self._closed
         )
-        future = self._threads.submit(whole_range, self._source, start, stop, retries)
+        timeout = self._settings.read_timeout
+        future = self._threads.submit(
+            whole_range, self._source, start, stop, retries, self._pace, timeout
+        )
         self._extents.add(Extent(start, stop, future))

@@ -9,9 +9,10 @@ from threading import Event
 from typing import TypeVar
 
 from dask_image_ingest.errors import ShardError
-from dask_image_ingest.storage.remote.source import Fault, Source
+from dask_image_ingest.storage.remote.pace import Pace
+from dask_image_ingest.storage.remote.source import Fault, Head, Source
 
-__all__ = ["Retries", "retried", "whole_range"]
+__all__ = ["Retries", "first_bytes", "retried", "whole_range"]
 
 Result = TypeVar("Result")
 
@@ -80,16 +81,38 @@ def retried(task: Callable[[], Result], retries: Retries) -> Result:
             retries.wait(fault)
 
 
-def whole_range(source: Source, start: int, stop: int, retries: Retries) -> bytearray:
+def first_bytes(
+    source: Source, nbytes: int, retries: Retries, pace: Pace, read_timeout: float
+) -> Head:
+    """How a shard begins."""
+    failures = 0
+    while True:
+        try:
+            # So few bytes take no longer than an answer does.
+            with pace.watch():
+                return source.head(nbytes, pace.patience(read_timeout, failures))
+        except Fault as fault:
+            failures += 1
+            retries.wait(fault)
+
+
+def whole_range(
+    source: Source, start: int, stop: int, retries: Retries, pace: Pace, read_timeout: float
+) -> bytearray:
     """The bytes of a range; where a request breaks off, the next one goes on from there."""
     data = bytearray()
+    failures = 0
     while True:
         before = len(data)
+        patience = pace.patience(read_timeout, failures)
         try:
-            for piece in source.stream(start + before, stop):
-                data.extend(piece)
-            if len(data) == stop - start:
-                return data
-            raise Fault(f"{len(data)} of the {stop - start} bytes from {start} on came")
+            with pace.watch() as request:
+                for piece in source.stream(start + before, stop, patience):
+                    request.take(piece)
+                    data.extend(piece)
+                if len(data) != stop - start:
+                    raise Fault(f"{len(data)} of the {stop - start} bytes from {start} on came")
+            return data
         except Fault as fault:
+            failures += 1
             retries.wait(fault, progress=len(data) > before)

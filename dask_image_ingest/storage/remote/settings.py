@@ -30,7 +30,8 @@ class Settings:
     gap
         Ranges that lie no further apart are one request.
     skip
-        A walk that leaves out more than this at a time fetches only what it looks at.
+        A walk that leaves out more than this at a time fetches only what it looks at. None: more
+        than all connections fetch in the time of an answer, as measured.
     head
         Bytes that opening a shard asks for.
     connect_timeout, read_timeout
@@ -44,7 +45,7 @@ class Settings:
     read_ahead: int = 64 << 20
     cache: int = 128 << 20
     gap: int = 128 << 10
-    skip: int = 4 << 20
+    skip: int | None = None
     head: int = 64 << 10
     connect_timeout: float = 10.0
     read_timeout: float = 20.0
@@ -63,7 +64,7 @@ def settings() -> Settings:
     for field in fields(Settings):
         name = "image-ingest.remote." + field.name.replace("_", "-")
         value = dask.config.get(name, None)
-        if value is not None:
+        if value is not None and not (field.name == "skip" and value == "auto"):
             found[field.name] = _parse(name, value, field.name)
     return Settings(**found)
 

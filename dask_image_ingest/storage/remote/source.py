@@ -52,12 +52,15 @@ class Source(Protocol):
 
     url: str
 
-    def head(self, nbytes: int) -> Head:
+    def head(self, nbytes: int, patience: float | None = None) -> Head:
         """Read the first bytes, and keep in mind which version this is."""
         ...
 
-    def stream(self, start: int, stop: int) -> Iterator[bytes]:
-        """Read a range, piece by piece."""
+    def stream(self, start: int, stop: int, patience: float | None = None) -> Iterator[bytes]:
+        """Read a range, piece by piece; an empty one first says that the answer has begun.
+
+        To wait for the next byte longer than ``patience`` seconds is a fault, where that is known.
+        """
         ...
 
     def is_version(self, version: str) -> bool:

@@ -199,7 +199,6 @@ import json, threading, time
 from dask_image_ingest.storage import open_shard
 from faulty_server import faulty_server
 
-pytestmark = pytest.mark.slow
 with faulty_server(files={"/x.tar": bytes(1 << 22)}, stall=3.0) as server:
     with open_shard(server.url + "/x.tar") as content:
         server.rates["stall"] = 1.0
