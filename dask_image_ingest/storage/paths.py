@@ -60,7 +60,7 @@ def find_shards(
     Examples
     --------
     >>> find_shards("train-{000..003}.tar")[0]
-    Shard(url='/.../train-000.tar', size=4177920, version='...')
+    Shard(url='/.../train-000.tar', size=4177920, version='...', sidecar=None)
     """
     patterns = _as_patterns(paths)
     more = f" and {len(patterns) - 1} more" if len(patterns) > 1 else ""

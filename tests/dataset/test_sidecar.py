@@ -18,7 +18,7 @@ from pyarrow import parquet
 from tars import tar
 
 import dask_image_ingest as dii
-from dask_image_ingest.dataset import parquet_source, partition, sidecar
+from dask_image_ingest.dataset import opened, parquet_source, sidecar
 
 # As img2dataset 1.47 writes them; columns of its input come first.
 WRITTEN = pa.schema(
@@ -82,7 +82,7 @@ def work(monkeypatch):
     """Counts tars and sidecars that tasks open, and row groups that they read of each column."""
     counts: Counter = Counter()
     original = {
-        "tars": partition.open_shard,
+        "tars": opened.open_shard,
         "sidecars": sidecar.open_parquet,
         "groups": parquet_source.ParquetSource.read,
     }
@@ -99,7 +99,7 @@ def work(monkeypatch):
         counts[column] += len(groups)
         return original["groups"](self, column, groups)
 
-    monkeypatch.setattr(partition, "open_shard", open_tar)
+    monkeypatch.setattr(opened, "open_shard", open_tar)
     monkeypatch.setattr(sidecar, "open_parquet", open_parquet)
     monkeypatch.setattr(parquet_source.ParquetSource, "read", read_groups)
     return counts

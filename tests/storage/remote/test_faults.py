@@ -12,6 +12,8 @@ from tars import COMPRESSIONS, samples_of, tar, webdataset_samples
 from dask_image_ingest.errors import ArgumentError, ShardError, ShardNotFoundError
 from dask_image_ingest.storage import find_shards, open_shard
 
+pytestmark = pytest.mark.slow
+
 RNG = np.random.default_rng(7)
 FILES = {f"{i:03d}.{e}": RNG.bytes(9000) for i in range(150) for e in ("jpg", "txt")}
 SHARD = tar(FILES)
