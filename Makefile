@@ -93,11 +93,11 @@ clean: ## remove the environments, caches, and what the demo and the builds wrot
 	@touch $@
 
 .venv/.stamp-test: pyproject.toml | $(bin)/python
-	@$(call install,.venv,cpu$(,)demo$(,)test$(,)s3-test$(,)gcs-test)
+	@$(call install,.venv,cpu$(,)demo$(,)test$(,)s3-test$(,)gcs-test$(,)azure-test)
 	@touch .venv/.stamp-demo $@
 
 .venv/.stamp-notebooks: pyproject.toml | $(bin)/python
-	@$(call install,.venv,cpu$(,)demo$(,)test$(,)s3-test$(,)gcs-test$(,)notebooks)
+	@$(call install,.venv,cpu$(,)demo$(,)test$(,)s3-test$(,)gcs-test$(,)azure-test$(,)notebooks)
 	@touch .venv/.stamp-demo .venv/.stamp-test $@
 
 .venv/.stamp-docs: pyproject.toml | $(bin)/python

@@ -17,7 +17,7 @@ from dataclasses import dataclass, field
 from email.utils import formatdate
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from urllib.parse import parse_qs, unquote, urlsplit
-from xml.sax.saxutils import escape
+from xml.sax.saxutils import escape, quoteattr
 
 ACCOUNT = "devstoreaccount1"
 #: The key of the emulator's account, which its documentation tells everybody.
@@ -101,13 +101,13 @@ class _Handler(BaseHTTPRequestHandler):
             del containers[name]
             return self._answer(202, {})
         if asked.get("comp") == "list":
-            return self._list(containers[name], asked)
+            return self._list(name, containers[name], asked)
         return self._answer(200, self._container_headers())
 
     def _container_headers(self) -> dict[str, str]:
         return {"ETag": '"0x1"', "Last-Modified": formatdate(usegmt=True)}
 
-    def _list(self, blobs: dict[str, _Blob], asked: dict[str, str]) -> None:
+    def _list(self, container: str, blobs: dict[str, _Blob], asked: dict[str, str]) -> None:
         prefix, delimiter = asked.get("prefix", ""), asked.get("delimiter", "")
         items: dict[str, str] = {}
         for name, blob in sorted(blobs.items()):
@@ -126,7 +126,10 @@ class _Handler(BaseHTTPRequestHandler):
         found = "".join(items[name] for name in names[:most])
         said = {"Prefix": prefix, "Delimiter": delimiter, "MaxResults": most}
         told = "".join(f"<{name}>{escape(str(value))}</{name}>" for name, value in said.items())
-        self._xml(f"{told}<Blobs>{found}</Blobs><NextMarker>{escape(following)}</NextMarker>")
+        self._xml(
+            f"{told}<Blobs>{found}</Blobs><NextMarker>{escape(following)}</NextMarker>",
+            f" ContainerName={quoteattr(container)}",
+        )
 
     def _blob(self, container: str, name: str, asked: dict[str, str], body: bytes) -> None:
         blobs = self.server.containers.get(container)
@@ -175,8 +178,8 @@ class _Handler(BaseHTTPRequestHandler):
         md5 = base64.b64encode(hashlib.md5(body).digest()).decode()
         return self._answer(201, blobs[name].headers() | {"Content-MD5": md5})
 
-    def _xml(self, inside: str) -> None:
-        root = f"<EnumerationResults>{inside}</EnumerationResults>"
+    def _xml(self, inside: str, attributes: str = "") -> None:
+        root = f"<EnumerationResults{attributes}>{inside}</EnumerationResults>"
         body = f'<?xml version="1.0" encoding="utf-8"?>{root}'.encode()
         self._answer(200, {"Content-Type": "application/xml"}, body)
 
