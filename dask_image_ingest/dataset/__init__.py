@@ -5,6 +5,7 @@ task the dataframe of one part of one shard. ``partition.py`` is where to begin 
 """
 
 from dask_image_ingest.dataset.by_piece import ByPiece
+from dask_image_ingest.dataset.every_row import EveryRow
 from dask_image_ingest.dataset.expr import SHAPE_IN_NAME, Dataset, ReadWebDataset
 from dask_image_ingest.dataset.filters import (
     MIRRORED,
@@ -40,6 +41,7 @@ __all__ = [
     "ByPiece",
     "Dataset",
     "DecodeMoved",
+    "EveryRow",
     "Filters",
     "LateDecode",
     "NoPixels",

@@ -36,7 +36,7 @@ class ByPiece(dx.Blockwise):
     """
 
     _parameters: ClassVar = ["frame", "function", "args", "meta"]
-    operation = staticmethod(_of_all)
+    operation: ClassVar[Any] = staticmethod(_of_all)
 
     @functools.cached_property
     def _meta(self) -> Any:
@@ -51,16 +51,14 @@ class ByPiece(dx.Blockwise):
         return None
 
 
-class _ByPieceOfMoved(dx.Blockwise):
+class _ByPieceOfMoved(ByPiece):
+    """The same over the pointers of rows that were moved."""
+
     _parameters: ClassVar = ["frame", "images", "function", "args", "meta"]
     operation = staticmethod(_of_pieces)
 
-    @functools.cached_property
-    def _meta(self) -> Any:
-        return self.operand("meta")
-
-    def _divisions(self) -> tuple[None, ...]:
-        return (None,) * (self.frame.npartitions + 1)
+    def _simplify_down(self) -> None:
+        return None
 
     def __str__(self) -> str:
         return f"ByPieceOfMoved({self.frame})"

@@ -233,8 +233,6 @@ class ReadWebDataset(dx.PartitionsFiltered, BlockwiseIO):
             return super()._simplify_up(parent, dependents) if made is None else made
         if isinstance(parent, Len):
             return self._with(parent, columns=[])
-        if isinstance(parent, dx.Lengths):
-            return self._with(parent, columns=[])
         if isinstance(parent, dx.Index):
             columns = dx.determine_column_projection(self, parent, dependents)
             columns = [columns] if isinstance(columns, str) else columns

@@ -14,6 +14,7 @@ import pyarrow.compute as pc
 from dask_image_ingest import dask_internals as dx
 from dask_image_ingest.arguments import check_choice, check_frame, check_storage_options
 from dask_image_ingest.dask_internals import FrameBase, new_collection
+from dask_image_ingest.dataset.every_row import EveryRow
 from dask_image_ingest.dataset.options import ErrorPolicy
 from dask_image_ingest.dataset.partition import check_size
 from dask_image_ingest.dataset.pointers import POINTER, checked_pointers, read_encoded
@@ -190,7 +191,7 @@ class LateDecode(dx.Blockwise):
         if isinstance(parent, dx.Filter) and self._filter_passthrough_available(parent, dependents):
             return self._filter_simplification(parent)
         if not isinstance(parent, (dx.Projection, dx.Index)):
-            return None
+            return super()._simplify_up(parent, dependents)
         wanted = dx.determine_column_projection(self, parent, dependents)
         wanted = {wanted} if isinstance(wanted, str) else set(wanted)
         if self._is_length_preserving and not wanted & _MADE:
@@ -203,7 +204,7 @@ class LateDecode(dx.Blockwise):
         return type(parent)(narrower, *parent.operands[1:])
 
 
-class DecodeImages(LateDecode, dx.Elemwise):
+class DecodeImages(LateDecode, EveryRow):
     """A late decode that keeps every row."""
 
 

@@ -15,6 +15,7 @@ import dask
 import numpy as np
 
 from dask_image_ingest import dask_internals as dx
+from dask_image_ingest.dataset.every_row import EveryRow
 from dask_image_ingest.dataset.late_decode import looks_at
 from dask_image_ingest.dataset.moved_rows import MovedImages, decode_moved
 from dask_image_ingest.dataset.moves import Dependents, Moved, leads_to_a_move, move_rows
@@ -111,7 +112,7 @@ def _grouped(
     return None if made_of.need_to_shuffle else made_of
 
 
-class DecodeMoved(dx.Elemwise):
+class DecodeMoved(EveryRow):
     """The decode of rows that were moved; what needs no pixels goes below it."""
 
     _parameters: ClassVar = ["frame", "images"]
@@ -161,7 +162,8 @@ class DecodeMoved(dx.Elemwise):
             made = self._projected(parent, dependents)
             if made is not None:
                 return made
-        return move(parent, self, dependents)
+        moved = move(parent, self, dependents)
+        return super()._simplify_up(parent, dependents) if moved is None else moved
 
     def _projected(self, parent: dx.Expr, dependents: Any) -> dx.Expr | None:
         wanted = dx.determine_column_projection(self, parent, dependents)

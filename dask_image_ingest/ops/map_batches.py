@@ -7,13 +7,13 @@ from dataclasses import replace
 from typing import Any, ClassVar
 
 from dask_image_ingest import dask_internals as dx
-from dask_image_ingest.dataset import is_settled, looks_at
+from dask_image_ingest.dataset import EveryRow, is_settled, looks_at
 from dask_image_ingest.ops.batch_map import BatchMap
 
 __all__ = ["MapBatches"]
 
 
-class MapBatches(dx.Elemwise):
+class MapBatches(EveryRow):
     """``map_batches`` of a lazy frame; columns and filters that need no outputs go below it."""
 
     _parameters: ClassVar = ["frame", "batch_map"]
@@ -43,6 +43,8 @@ class MapBatches(dx.Elemwise):
     def _simplify_up(self, parent: dx.Expr, dependents: Any) -> dx.Expr | None:
         if is_settled(self, dependents):
             return None
+        if isinstance(parent, dx.Filter) and self._filter_passthrough_available(parent, dependents):
+            return self._filter_simplification(parent)
         if not isinstance(parent, (dx.Projection, dx.Index)):
             return super()._simplify_up(parent, dependents)
         wanted = dx.determine_column_projection(self, parent, dependents)

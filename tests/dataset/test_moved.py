@@ -140,6 +140,16 @@ def test_images_that_nobody_wants_are_not_decoded(ddf, work):  # noqa: F811
     assert decodes(moved[["txt", "cls"]]) == work["decoded"] == 0
 
 
+@pytest.mark.parametrize("end", ["tail", "head"])
+def test_the_ends_of_as_many_partitions_as_there_were_are_found(ddf, end, work):  # noqa: F811
+    moved = ddf.set_index("offset")
+    few = getattr(moved.repartition(npartitions=moved.npartitions), end)(2)
+    assert work["decoded"] == 2
+    pd.testing.assert_series_equal(
+        few["__key__"], getattr(moved["__key__"].compute().sort_index(), end)(2)
+    )
+
+
 def test_what_is_persisted_is_not_decoded_again(ddf, work):  # noqa: F811
     kept = ddf.persist()
     decoded = work["decoded"]

@@ -351,12 +351,7 @@ def by_group(q: Query) -> str | None:
     key, number = q.column(a, "int", "text"), q.column(a, "int")
     how = q.rng.choice(["sum", "max", "count"])
     made = f"{a}.groupby({key!r}, dropna=False)[{number!r}].{how}().to_frame()"
-    return made if key and number and key != number and not _is_sorted(q) else None
-
-
-def _is_sorted(q: Query) -> bool:
-    """Groups come as they are met, so by partitions, which Dask cuts by its frame's name then."""
-    return any("sort_values" in line or "set_index" in line for line in q.lines)
+    return made if key and number and key != number else None
 
 
 @step(1)
@@ -370,19 +365,13 @@ def distinct(q: Query) -> str | None:
 def in_order(q: Query) -> str | None:
     a = q.frame()
     column = q.column(a, "int")
-    return column and f"{a}.sort_values({column!r})" if not _has_many_rows(q) else None
+    return column and f"{a}.sort_values({column!r})"
 
 
 @step(0.7)
 def indexed(q: Query) -> str | None:
     a = q.frame()
-    fits = "offset" in q.columns(a) and not _has_many_rows(q)
-    return f"{a}.set_index('offset')" if fits else None
-
-
-def _has_many_rows(q: Query) -> bool:
-    """Dask draws divisions from a sample then, whose seed is the frame's name."""
-    return any("merge" in line or "concat" in line for line in q.lines)
+    return f"{a}.set_index('offset')" if "offset" in q.columns(a) else None
 
 
 @step(2)
@@ -396,8 +385,6 @@ def shuffled(q: Query) -> str | None:
 def moved_twice(q: Query) -> str | None:
     a = q.frame()
     first, second = q.column(a, "int", "text"), q.column(a, "int")
-    if _has_many_rows(q):
-        return None
     return first and second and f"{a}.shuffle({first!r}).sort_values({second!r})"
 
 
@@ -429,7 +416,8 @@ def length(q: Query) -> str | None:
 
 @end(1, portable=True)
 def labels(q: Query) -> str | None:
-    return f"compute({q.names[-1]}.index)"
+    merged = any("merge" in line for line in q.lines)
+    return None if merged else f"compute({q.names[-1]}.index)"
 
 
 @end(2)
@@ -490,7 +478,7 @@ def extremes(q: Query) -> str | None:
 def group_sizes(q: Query) -> str | None:
     a = q.frame()
     key = q.column(a, "int", "text", "bool")
-    return key and f"compute({a}.groupby({key!r}).size())" if not _is_sorted(q) else None
+    return key and f"compute({a}.groupby({key!r}).size())"
 
 
 @end(1)

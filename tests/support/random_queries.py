@@ -18,8 +18,10 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
+from unittest import mock
 
 import dask
+from dask.dataframe.dask_expr._quantiles import RepartitionQuantiles
 from query_sources import Source, sources
 from query_steps import ENDS, STEPS, Step, add, finish
 from query_text import Difference, Query
@@ -49,13 +51,20 @@ def choose(rng: random.Random, steps: list[Step]) -> Step:
 
 @contextmanager
 def quiet() -> Iterator[None]:
-    """No lines about bad images, no warnings about what is asked on purpose."""
+    """No lines about bad images, no warnings about what is asked on purpose; the same divisions.
+
+    Dask samples the values by which it cuts sorted partitions, and its seed is the frame's name.
+    """
     logger = logging.getLogger("dask_image_ingest")
     level = logger.level
     logger.setLevel(logging.ERROR)
     options = {"scheduler": "sync", "dataframe.shuffle.method": "tasks"}
     try:
-        with dask.config.set(options), warnings.catch_warnings():
+        with (
+            dask.config.set(options),
+            mock.patch.dict(RepartitionQuantiles._defaults, random_state=0),
+            warnings.catch_warnings(),
+        ):
             warnings.simplefilter("ignore")
             yield
     finally:

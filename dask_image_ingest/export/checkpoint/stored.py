@@ -102,9 +102,8 @@ class ReadStored(dx.PartitionsFiltered, BlockwiseIO):
     def _simplify_up(self, parent: dx.Expr, dependents: Any) -> dx.Expr | None:
         if is_settled(self, dependents):
             return None
-        if isinstance(parent, (dx.Len, dx.Lengths)):
-            rows = tuple(self.stored.rows[number] for number in self._partitions)
-            return dx.Literal(sum(rows) if isinstance(parent, dx.Len) else rows)
+        if isinstance(parent, dx.Len):
+            return dx.Literal(sum(self.stored.rows[number] for number in self._partitions))
         if isinstance(parent, dx.Index) and self.columns:
             # The index needs no column.
             return dx.Index(self.substitute_parameters({"columns": []}))
