@@ -21,11 +21,13 @@ class EveryRow(dx.Blockwise):
     _is_length_preserving = True
 
     def _simplify_up(self, parent: dx.Expr, dependents: Any) -> dx.Expr | None:
-        if type(parent) is dx.Head:
-            return self._of(dx.Head(self.frame, *parent.operands[1:]))
-        if type(parent) is dx.Tail:
-            last = dx.Partitions(self.frame, [self.frame.npartitions - 1])
-            return self._of(LastRows(last, parent.n))
+        if isinstance(parent, dx.Head):
+            return self._of(type(parent)(self.frame, *parent.operands[1:]))
+        if isinstance(parent, dx.Tail):
+            lowered = isinstance(parent, dx.Blockwise)
+            last = [self.frame.npartitions - 1]
+            partition = self.frame if lowered else dx.Partitions(self.frame, last)
+            return self._of(LastRows(partition, parent.n))
         return super()._simplify_up(parent, dependents)
 
     def _of(self, frame: dx.Expr) -> dx.Expr:
