@@ -77,6 +77,7 @@ def edges() -> Iterator[tuple[str, str]]:
                 yield module, imported
 
 
+@pytest.mark.slow
 def test_no_import_leads_back_to_where_it_started():
     after: dict[str, set[str]] = {module: set() for module in modules()}
     for module, imported in edges():

@@ -105,6 +105,7 @@ def test_one_wrong_argument_is_an_error_of_this_package(calls, monkeypatch, tmp_
     assert taken["gallery thumbnail"] == {"1", "3", "np.int64(3)"}
 
 
+@pytest.mark.slow
 def test_any_wrong_arguments_together_are_an_error_of_this_package(calls, monkeypatch, tmp_path):
     monkeypatch.chdir(tmp_path)
     seed = 20261206

@@ -50,6 +50,7 @@ OPERATIONS = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", OPERATIONS)
 def test_pixels_stay_with_their_keys_after(name, ddf, pixels):
     operation, rows = OPERATIONS[name]

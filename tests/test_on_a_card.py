@@ -22,6 +22,7 @@ def tool(monkeypatch):
     return on_a_card
 
 
+@pytest.mark.slow
 def test_a_step_that_fails_or_hangs_keeps_no_other_from_running(
     tool, tmp_path, monkeypatch, capsys
 ):

@@ -118,6 +118,7 @@ def counted(images):
     return mean(images)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("which", [{0}, {3}, {1, 2}, set()], ids=str)
 def test_partitions_without_rows_have_vectors_too(same_size, which):
     CALLS.clear()
@@ -195,6 +196,7 @@ class TestShape:
         "concat with persisted": lambda f: dd.concat([f["small"].persist(), f["small"]]),
     }
 
+    @pytest.mark.slow
     @pytest.mark.parametrize("name", CERTAIN)
     def test_it_is_told_where_it_is_certain(self, frames, name):
         frame = self.CERTAIN[name](frames)
@@ -280,6 +282,7 @@ def test_a_frame_of_frames_has_no_wrong_shape_either():
     assert isinstance(lazy.compute(), pd.DataFrame)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("errors", ["null", "drop"])
 @pytest.mark.parametrize("n", [1, 2, 5, 8, 12])
 def test_a_head_of_good_rows_decodes_few_and_is_the_head(tmp_path, work, errors, n):  # noqa: F811

@@ -294,6 +294,7 @@ class TestVectors:
                 np.testing.assert_allclose(frame.images.vectors("v"), expected, rtol=1e-6)
         assert str(dd.read_parquet(tmp_path).dtypes["v"]) == "list<float32>"
 
+    @pytest.mark.slow
     def test_sort_filter_concat_and_merge(self, embedded, expected):
         frame = embedded.compute()
         other = dd.concat([embedded, embedded]).compute()
@@ -322,6 +323,7 @@ class TestVectors:
 
 
 class TestStatistics:
+    @pytest.mark.slow
     def test_they_are_exactly_those_of_numpy(self, ddf):
         pixels = np.concatenate([a.reshape(-1, 3) for a in ddf.compute().images.arrays()])
         lazy, eager = ddf.images.channel_stats(), ddf.compute().images.channel_stats()

@@ -39,6 +39,7 @@ class LockedFileSystem(LocalFileSystem):
 fsspec.register_implementation("locked", LockedFileSystem, clobber=True)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "options",
     [

@@ -108,6 +108,7 @@ def test_an_image_that_is_not_kept_raises_nothing(shards):
         ddf[ddf.txt.str.contains("bad")].compute(scheduler="sync")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("late", ["errors", "filter"])
 def test_a_function_never_sees_what_was_dropped_before(shards, late):
     """Integers have no nulls: a bad image has no height, and its row is gone before."""

@@ -140,6 +140,7 @@ def same(one, other):
     return one == other
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("type_", [*TYPES, *OTHERS], ids=str)
 def test_any_json_becomes_any_type_or_null(type_, tmp_path):
     records = [f'{{"f": {value}}}' for value in VALUES] + ["[]", "7", '"f"', "", "\xff"]
@@ -163,6 +164,7 @@ def test_any_json_becomes_any_type_or_null(type_, tmp_path):
         assert sum(w is not None for w in want) >= 1
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("type_", [*TYPES, *OTHERS], ids=str)
 def test_any_member_becomes_any_type_or_null(type_, tmp_path):
     source = random.Random(11)

@@ -105,6 +105,7 @@ def unreadable_shard(kind, tmp_path, files, place=1):
     return path
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("columns", [None, ["__key__"], ["error"]])
 @pytest.mark.parametrize("errors", ["null", "drop"])
 @pytest.mark.parametrize("kind", UNREADABLE)

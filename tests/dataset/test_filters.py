@@ -207,6 +207,7 @@ def holds(value, op, constant):
     return value is not None and COMPARISONS[op](value, constant)
 
 
+@pytest.mark.slow
 def test_the_filters_argument_means_what_plain_python_means(shard, table, frame):
     seed = 20261205
     print("seed", seed)

@@ -53,6 +53,7 @@ def pixels_of(frame):
 LABELS = pd.DataFrame({"cls": pd.array([0, 1], "int64[pyarrow]"), "name": ["a", "b"]})
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "operation",
     [
@@ -228,6 +229,7 @@ def test_a_partition_that_would_burst_is_refused_before_it_is_decoded(table, mon
         dii.read_webdataset_images(shards, backend="pandas", partition_size=None).compute()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("dtype", ["float64", "double[pyarrow]", "object", "Int64", "uint64"])
 def test_pointers_keep_their_meaning_in_other_types(table, full, dtype):
     frame = table.compute().astype({"offset": dtype, "nbytes": dtype, "__url__": "category"})
@@ -246,6 +248,7 @@ def test_rows_that_a_merge_added_point_nowhere(table, full):
     assert pixels_of(got.iloc[:3]).items() <= full.items()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("column", "value"),
     [

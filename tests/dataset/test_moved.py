@@ -91,6 +91,7 @@ MOVES = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", MOVES)
 def test_moved_rows_are_those_that_are_moved_with_their_pixels(ddf, name):
     moved = MOVES[name](ddf)
@@ -128,6 +129,7 @@ def test_what_looks_at_pixels_or_gains_nothing_is_left_alone(ddf, name):
     assert decodes(LOOKS[name](ddf)) == 0
 
 
+@pytest.mark.slow
 def test_only_what_is_left_is_decoded_and_once(ddf, work):  # noqa: F811
     moved = ddf.shuffle("cls").sort_values("width").drop_duplicates(subset=["cls"])
     rows = moved[moved.cls > 0].compute()
@@ -140,6 +142,7 @@ def test_images_that_nobody_wants_are_not_decoded(ddf, work):  # noqa: F811
     assert decodes(moved[["txt", "cls"]]) == work["decoded"] == 0
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("end", ["tail", "head"])
 def test_the_ends_of_as_many_partitions_as_there_were_are_found(ddf, end, work):  # noqa: F811
     moved = ddf.set_index("offset")
@@ -213,6 +216,7 @@ def test_statistics_of_a_partition_that_would_burst_go_piece_by_piece(ddf, monke
     assert max(pieces) < 10
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("how", ["shuffle", "sort", "merge", "set_index"])
 def test_batches_of_moved_rows_need_no_persist(ddf, how):
     moved = MOVES[how](ddf)

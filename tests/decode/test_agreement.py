@@ -49,6 +49,7 @@ def difference(pixels, others) -> float:
     return float(np.abs(pixels.astype(int) - others).mean())
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("mode", ["RGB", "L"])
 @pytest.mark.parametrize("name", TRUSTED)
 def test_dali_and_pillow_give_the_same_pixels(name, mode, dali):
@@ -56,6 +57,7 @@ def test_dali_and_pillow_give_the_same_pixels(name, mode, dali):
     assert difference(pixels, dali[mode][name]) <= 1.0
 
 
+@pytest.mark.slow
 def test_photos_are_the_same_to_the_last_bit(photos, tmp_path):
     images = {str(number): photo.encoded for number, photo in enumerate(photos)}
     dali = ask_dali(images, "RGB", tmp_path)

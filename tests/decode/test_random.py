@@ -111,6 +111,7 @@ def pictures(encoded, numbers, transform, shard="a.tar", size=SIZE):
     return dict(zip(numbers, pixels.flat.reshape(-1, size, size, 3), strict=True))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("transform", TRANSFORMS)
 def test_a_picture_depends_on_its_sample_alone(encoded, transform):
     whole = pictures(encoded, range(COUNT), transform)
@@ -124,6 +125,7 @@ def test_a_picture_depends_on_its_sample_alone(encoded, transform):
                 np.testing.assert_array_equal(picture, whole[number], f"{number} of {numbers}")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("transform", TRANSFORMS)
 def test_pictures_of_different_samples_are_drawn_for_each(encoded, transform):
     drawn = [*pictures(encoded, range(COUNT), transform).values()]
@@ -232,6 +234,7 @@ QUERIES = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("query", QUERIES)
 def test_no_query_changes_a_picture(query, shards):
     want = by_key(read(shards).compute())

@@ -153,6 +153,7 @@ def test_dali_makes_the_same_shapes(how):
         assert [m.shape[:2] for m in made] == [fit(*s, size, how).shape for s in kept]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("how", RESIZES)
 def test_dali_makes_almost_the_same_pixels(how):
     """What a GPU resizes, by the same operators: the guide states these bounds."""

@@ -63,6 +63,7 @@ def test_the_orientation_of_exif_is_applied(tmp_path, picture):
         assert psnr(ours, theirs) > 37
 
 
+@pytest.mark.slow
 def test_images_that_can_not_be_scaled_are_decoded_in_full(tmp_path, picture):
     members = {
         "small.jpg": encode(picture.resize((300, 200))),

@@ -92,6 +92,7 @@ def test_a_finished_export_is_found_finished(table, out, monkeypatch):
     assert told.attrs == again.attrs
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("number", [1, 3, 5])
 def test_a_stopped_export_goes_on_where_it_stopped(
     number, table, out, tmp_path, stop_at, monkeypatch

@@ -33,6 +33,7 @@ def many(tmp_path):
     return frame.drop(columns=["image", "error"]).compute(), samples
 
 
+@pytest.mark.slow
 def test_a_shuffle_over_many_shards_keeps_few_files_open(many, tmp_path, monkeypatch):
     rows, samples = many
     opened = []
@@ -49,6 +50,7 @@ def test_a_shuffle_over_many_shards_keeps_few_files_open(many, tmp_path, monkeyp
     assert max(opened) <= before + 8
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("shuffle", [None, 1])
 def test_writes_that_the_kernel_cuts_short_are_gone_on_with(shuffle, many, tmp_path, monkeypatch):
     rows, samples = many
@@ -63,6 +65,7 @@ def test_writes_that_the_kernel_cuts_short_are_gone_on_with(shuffle, many, tmp_p
     assert_sha256(written)
 
 
+@pytest.mark.slow
 def test_a_source_that_is_cut_while_it_is_read_is_an_error(many, tmp_path, monkeypatch):
     rows, _ = many
     pwrite = os.pwrite
@@ -77,6 +80,7 @@ def test_a_source_that_is_cut_while_it_is_read_is_an_error(many, tmp_path, monke
     assert not shards_in(tmp_path / "out")
 
 
+@pytest.mark.slow
 def test_a_shard_is_not_in_memory_while_it_is_written(tmp_path):
     members = {f"{number:03d}.jpg": os.urandom(1 << 20) for number in range(64)}
     (tmp_path / "in.tar").write_bytes(tar(members))

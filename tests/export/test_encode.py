@@ -66,6 +66,7 @@ def test_a_turned_picture_leaves_upright_without_its_tag(orientation, tmp_path):
     assert np.abs(np.asarray(now).astype(int) - upright).mean() < 4
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("encode", "shape"),
     [
@@ -99,6 +100,7 @@ def test_quality_and_subsampling_are_those_of_libjpeg(subsampling, table, photos
         assert RESTART_INTERVAL not in dict(parts)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("rows", [1, 3])
 def test_restart_markers_stand_after_whole_rows_of_blocks(rows, table, tmp_path):
     exported(table, tmp_path / "with", Encode(restart_rows=rows))
@@ -155,6 +157,7 @@ def test_the_bytes_do_not_depend_on_partitions_order_or_memory(
     assert (tmp_path / "c" / "000.tar").read_bytes() == (tmp_path / "a" / "000.tar").read_bytes()
 
 
+@pytest.mark.slow
 def test_a_resumed_export_has_the_same_bytes(table, tmp_path):
     options = {"samples_per_shard": 5}
     exported(table, tmp_path / "whole", **options)
@@ -239,6 +242,7 @@ def encoded(monkeypatch):
     return counting, seen
 
 
+@pytest.mark.slow
 def test_pictures_that_are_made_are_not_made_again(table, tmp_path, encoded):
     breaking, seen = encoded
     exported(table, tmp_path / "whole", samples_per_shard=5)
@@ -257,6 +261,7 @@ def test_pictures_that_are_made_are_not_made_again(table, tmp_path, encoded):
     assert not (tmp_path / "out" / "_staging").exists()
 
 
+@pytest.mark.slow
 def test_pictures_made_for_another_way_are_not_taken(table, tmp_path, encoded):
     breaking, seen = encoded
     exported(table, tmp_path / "whole", Encode(quality=50), sidecar=None)

@@ -44,6 +44,7 @@ def read_back(tmp_path):
     return by_webdataset(shards_in(tmp_path / "out"))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "operation",
     [
@@ -134,6 +135,7 @@ def test_names_that_ustar_cannot_hold_are_read_by_all(tmp_path):
     assert by_dali(paths, ("jpg", "txt"), [tmp_path / "out" / "000000.idx"]) == wanted
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("suffix", "compress"), [(".tar.gz", gzip.compress), (".tar.zst", zstd)])
 def test_compressed_shards_are_decompressed(suffix, compress, shards, original, tmp_path):
     paths = []

@@ -69,6 +69,7 @@ def test_columns_add_members_and_none_takes_them_away(frame, tmp_path):
     assert json.loads(found[1][1]["json"]) == {"__key__": "b", "score": None}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("type_", "value", "expected"),
     [
@@ -104,6 +105,7 @@ def test_categories_are_written_as_their_values(frame, tmp_path):
     assert pd.read_parquet(tmp_path / "out" / "0.parquet")["new"].astype(str).tolist() == ["x", "y"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("sidecar", ["parquet", None])
 @pytest.mark.parametrize("shuffle", [None, 2])
 def test_large_values_are_the_right_ones_for_their_rows(sidecar, shuffle, shards, tmp_path):

@@ -43,6 +43,7 @@ HOSTILE = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("key", HOSTILE, ids=repr)
 def test_hostile_keys_are_refused_with_their_row(key, rows, tmp_path):
     rows.loc[rows["__key__"] == "b", "__key__"] = key

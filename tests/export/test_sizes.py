@@ -78,6 +78,7 @@ def test_both_limits_hold(table, tmp_path):
     assert told["samples"].tolist() == [7, 7, 7, 3]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("shuffle", [None, 5])
 def test_the_same_bytes_whatever_the_partitions(shuffle, shards, tmp_path):
     found = []
@@ -104,6 +105,7 @@ def test_a_seed_is_an_order_whatever_the_order_of_the_frame(table, tmp_path):
     assert sorted(keys["a"]) == sorted(keys["c"]) == sorted(rows["__key__"])
 
 
+@pytest.mark.slow
 def test_a_shuffle_is_global_and_even(tmp_path):
     """Of every quarter of the samples about a quarter lands in every quarter of the order."""
     paths = []

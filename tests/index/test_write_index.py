@@ -152,6 +152,7 @@ def test_shards_of_one_name_share_no_index(shards, tmp_path):
         dii.write_index([shards[0], other], folder=tmp_path / "indexes")
 
 
+@pytest.mark.slow
 def test_every_member_a_kind_of_its_own(tmp_path, no_walk):
     """Keys with dots in their last part: no table of as many columns."""
     path = tmp_path / "0.tar"
@@ -196,6 +197,7 @@ def test_what_others_have_written_may_be_stale(shards, tmp_path, write):
         assert len(captions(shards)) == 8 + 9 + 8
 
 
+@pytest.mark.slow
 def test_tasks_of_a_cluster_write_them(shards):
     with dii.start_cluster(n_workers=2):
         assert dii.write_index(shards)["state"].tolist() == ["written"] * 3

@@ -49,6 +49,7 @@ def good_keys(ddf):
     return frame.loc[frame["image"].notna(), "__key__"].tolist()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("prefetch", [0, 1, 2, 5])
 def test_every_image_comes_once_in_order_and_in_full_batches(ddf, prefetch):
     batches = list(ddf.images.iter_batches(5, prefetch=prefetch))
@@ -128,6 +129,7 @@ class TestShuffle:
             for key, image in zip(batch["__key__"], batch["image"], strict=True):
                 np.testing.assert_array_equal(image, images[key])
 
+    @pytest.mark.slow
     def test_partitions_of_any_size(self, with_bad_ones):
         for seed in range(5):
             got = keys(with_bad_ones.images.iter_batches(4, columns=["__key__"], shuffle=seed))

@@ -19,6 +19,7 @@ def expected(images: np.ndarray, mean, std) -> np.ndarray:
     return made.transpose(0, 3, 1, 2)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("shuffle", [None, 3])
 @pytest.mark.parametrize(("mean", "std"), [(MEAN, STD), (0.5, 0.25), (MEAN, 0.5)])
 def test_batches_are_floats_of_channels_first(ddf, mean, std, shuffle):

@@ -59,6 +59,7 @@ def test_nothing_is_read_until_the_queue_may_be_filled():
     assert source.begun == [0, 1]
 
 
+@pytest.mark.slow
 def test_what_was_handed_out_or_is_no_longer_wanted_is_not_kept():
     source = Reads()
     partitions = ReadAhead(source, range(9), 3).partitions("image", BACKEND)

@@ -84,6 +84,7 @@ def test_a_late_decode_tells_the_key_where_there_is_one(shard):
         dii.decode_images(without, transform=too_large)
 
 
+@pytest.mark.slow
 def test_a_transform_that_raises_is_told_too(shard, anywhere):
     def transform(images):
         return images[{}]  # as a typing error might
@@ -117,6 +118,7 @@ class CannotBeBuilt:
         raise AssertionError
 
 
+@pytest.mark.slow
 def test_a_failing_function_of_map_batches_is_told_by_shard_key_and_reason(shard, anywhere):
     ddf = dii.read_webdataset_images(shard, backend="pandas")
     mapped = ddf.images.map_batches(Fails(), {"score": "float32"}, batch_size=4)
@@ -144,6 +146,7 @@ def test_where_key_and_shard_are_not_asked_for_the_row_is_told(shard):
         mapped["score"].compute()
 
 
+@pytest.mark.slow
 def test_an_interrupt_is_no_failure_of_a_function(shard):
     def interrupted(images):
         raise KeyboardInterrupt

@@ -31,6 +31,7 @@ except MissingDependencyError as error:
 """
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("protocol", EXTRAS)
 def test_the_extra_is_named(protocol):
     extra, package = EXTRAS[protocol]

@@ -482,6 +482,7 @@ def test_a_server_without_ranges_sends_the_shard_once(remote, monkeypatch):
     assert remote.requests.count("whole") == 1
 
 
+@pytest.mark.slow
 def test_web_servers_with_and_without_ranges(tmp_path):
     pytest.importorskip("aiohttp")
     (tmp_path / "x.tar").write_bytes(LARGE)

@@ -68,6 +68,7 @@ def test_a_walk_that_skips_finds_the_same(served):
     assert server.sent < len(data) / 5
 
 
+@pytest.mark.slow
 def test_what_was_announced_is_fetched_at_once_and_nothing_else(served):
     server, opened = served
     server.latency = 0.3
@@ -98,6 +99,7 @@ def test_memory_for_what_is_fetched_ahead_is_bounded(served):
         assert samples_of(content) == webdataset_samples(data)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("compression", [".gz", ".zst"])
 def test_a_compressed_shard_is_fetched_as_far_as_it_is_looked_at(compression, served):
     server, opened = served

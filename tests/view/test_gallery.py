@@ -90,6 +90,7 @@ class TestGallery:
         dii.gallery(ddf, tmp_path / "out.html", n=1, decode=True)
         assert "2 of all images" in Page((tmp_path / "out.html").read_text()).text
 
+    @pytest.mark.slow
     def test_it_works_after_a_merge(self, ddf, tmp_path):
         merged = ddf.merge(ddf[["__key__", "cls"]], on="__key__")
         assert len(dii.gallery(merged, tmp_path / "out.html", n=5)) == 5

@@ -67,6 +67,7 @@ def test_spread_rows_are_in_order_none_twice_and_as_many_as_there_are(seed):
         assert set(rows) <= set(range(total)), seed
 
 
+@pytest.mark.slow
 def test_rows_are_spread_evenly_and_short_partitions_are_made_up_for():
     frames = [pd.DataFrame({"part": [number] * 9}) for number in range(50)]
     frames[10] = frames[10][:1]

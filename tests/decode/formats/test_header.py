@@ -123,6 +123,7 @@ def test_what_is_no_image_is_named_and_quoted():
     assert error(b"PK\3\4") == "not-an-image: looks like a zip archive: 'PK\\x03\\x04'"
 
 
+@pytest.mark.slow
 def test_mutated_images_never_raise_nor_hang():
     seed = 20_240_607
     print("seed", seed)

@@ -124,6 +124,7 @@ def test_requests_are_measured_as_they_are_made():
         assert min(seen._latencies) >= 0.05
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("skip", ["0", "auto", "1 GiB"])
 def test_the_choice_can_be_set_and_changes_no_answer(skip, tmp_path):
     """Tars with PAX and GNU names, sparse members, odd types, whatever else a tar may hold."""
@@ -169,6 +170,7 @@ def long_names() -> bytes:
     return out.getvalue()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("memory", ["0", "256 KiB", "128 MiB"])
 def test_what_has_no_room_in_memory_is_not_fetched_twice(memory):
     small = {"cache": memory, "read-ahead": "1 MiB", "request-size": "128 KiB"}

@@ -3,6 +3,7 @@
 import itertools
 from concurrent.futures import Future
 
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -40,6 +41,7 @@ def test_a_range_is_cut_into_pieces_that_follow_one_another(start, size, largest
     assert all(0 < stop - first <= largest for first, stop in pieces)
 
 
+@pytest.mark.slow
 @settings(max_examples=200)
 @given(RANGES, st.integers(0, 12))
 def test_no_page_is_asked_for_while_it_is_here_and_no_more_is_kept(ranges, kept):

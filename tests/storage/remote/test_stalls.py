@@ -74,6 +74,7 @@ def seconds_until_fault(source, patience):
     return time.monotonic() - began
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("said", SAID)
 @pytest.mark.parametrize("kept", [False, True], ids=["new-connection", "kept-connection"])
 def test_the_next_byte_is_waited_for_as_long_as_was_said(said, kept):
@@ -86,6 +87,7 @@ def test_the_next_byte_is_waited_for_as_long_as_was_said(said, kept):
         assert SHORT <= seconds_until_fault(source, SHORT) < LONG / 2
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("said", SAID)
 def test_the_wait_for_a_connection_is_not_that_for_the_next_byte(said):
     with silent_server(SAID[said]) as url:
@@ -100,6 +102,7 @@ def test_the_wait_for_a_connection_is_not_that_for_the_next_byte(said):
         assert seconds_until_fault(source, None) >= 1.0
 
 
+@pytest.mark.slow
 def test_stalled_answers_of_a_fast_server_are_asked_for_anew_soon(monkeypatch):
     """With a ``read-timeout`` that one stall alone would take."""
     for name in ("_PATIENCE", "_UNKNOWN"):
