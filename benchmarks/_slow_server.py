@@ -31,6 +31,7 @@ class SlowServer:
         self.folder, self.latency, self.bandwidth = folder, latency, bandwidth
         self.now = self.peak = self.requests = self.bytes = self.injected = 0
         self.rate, self.random = 0.0, random.Random(1)
+        self.spent = time.process_time()
 
     def fault(self) -> str | None:
         """What goes wrong with an answer."""
@@ -71,6 +72,9 @@ class SlowServer:
         if path == "/-/counts":
             told = {"requests": self.requests, "MB": self.bytes / 1e6, "at once": self.peak}
             told |= {"faults": self.injected} if self.injected else {}
+            # What it took from those who ask, on the same machine.
+            told["server's processor s"] = round(time.process_time() - self.spent, 2)
+            self.spent = time.process_time()
             self.peak = self.requests = self.bytes = self.injected = 0
             body = json.dumps(told).encode()
             head = f"HTTP/1.1 200 OK\r\nContent-Length: {len(body)}\r\n\r\n"

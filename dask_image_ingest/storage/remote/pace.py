@@ -22,7 +22,7 @@ _BESIDE, _ENOUGH = 4, 32 << 10
 
 # In seconds, and in times of the usual latency: what a server is waited for at least; and one that
 # is not known yet.
-_PATIENCE, _LATENCIES, _UNKNOWN = 2.0, 20, 5.0
+_PATIENCE, _LATENCIES, _UNKNOWN = 0.75, 20, 2.5
 
 
 class Pace:
