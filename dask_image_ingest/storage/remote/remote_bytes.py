@@ -20,7 +20,7 @@ __all__ = ["RemoteBytes"]
 # The first bytes that are fetched ahead, by how much that grows each time when they are used, and
 # how many requests they are at least: few round trips, and little in vain where a walk goes
 # elsewhere.
-_FIRST_AHEAD, _GROWTH, _AT_LEAST = 1 << 20, 8, 8
+_FIRST_AHEAD, _GROWTH, _AT_LEAST = 1 << 20, 8, 16
 _SMALLEST_REQUEST = 128 << 10
 
 # What a walk leaves out at least, to fetch only what it looks at, while nothing is measured yet.
@@ -165,7 +165,8 @@ class RemoteBytes:
             return
         largest = self._settings.read_ahead
         self._window = min(largest, self._window * _GROWTH or min(_FIRST_AHEAD, largest))
-        piece = min(self._settings.request_size, self._window // _AT_LEAST)
+        # Half of the largest request: a walk goes on with the first that comes, and asks for more.
+        piece = min(self._settings.request_size // 2, self._window // _AT_LEAST)
         piece = max(_SMALLEST_REQUEST, piece - piece % PAGE)
         begin, end = max(self._front, stop), min(stop + self._window, self._size)
         for missing in self._extents.missing(begin, end):
