@@ -57,12 +57,13 @@ class Pace:
     def patience(self, longest: float, failures: int) -> float:
         """How long to wait for the next byte: of a server that answered fast so far not for long.
 
-        Twice as long after each failure.
+        Twice as long after each failure, and while few answers are known.
         """
         with self._lock:
             usual = _UNKNOWN
-            if len(self._latencies) >= _BESIDE:
+            if self._latencies:
                 usual = max(_PATIENCE, _LATENCIES * median(self._latencies))
+                usual *= 2 if len(self._latencies) < _BESIDE else 1
         return min(longest, usual * 2 ** min(failures, 10))
 
     @contextmanager

@@ -74,6 +74,8 @@ def test_a_server_that_answered_fast_is_not_waited_for_long():
     clock = Clock()
     paces = Pace(16, clock)
     assert [paces.patience(20.0, failures) for failures in range(4)] == [2.5, 5, 10, 20]
+    answers(paces, clock, latency=0.03, rate=20e6, beside=1)
+    assert paces.patience(20.0, 0) == 1.5
     answers(paces, clock, latency=0.03, rate=20e6, beside=16)
     assert [paces.patience(20.0, failures) for failures in range(6)] == [0.75, 1.5, 3, 6, 12, 20]
     assert paces.patience(0.5, 0) == 0.5
