@@ -31,6 +31,7 @@ from dask_image_ingest.dataset.read import read_webdataset_images
 from dask_image_ingest.dataset.schema import image_member, parse_image_extensions
 from dask_image_ingest.dataset.settled import is_settled
 from dask_image_ingest.dataset.sidecar_schema import with_sidecars
+from dask_image_ingest.dataset.walked import take_walked
 from dask_image_ingest.dataset.warning import warn_user
 
 __all__ = [
@@ -59,6 +60,7 @@ __all__ = [
     "move_rows_now",
     "parse_image_extensions",
     "read_webdataset_images",
+    "take_walked",
     "warn_user",
     "with_sidecars",
 ]

@@ -76,6 +76,7 @@ class ReadWebDataset(dx.PartitionsFiltered, BlockwiseIO):
         "computed",
         "limit",
         "pointers",
+        "keeps_walk",
         "_partitions",
     ]
     _defaults: ClassVar = {
@@ -84,6 +85,7 @@ class ReadWebDataset(dx.PartitionsFiltered, BlockwiseIO):
         "computed": (),
         "limit": None,
         "pointers": False,
+        "keeps_walk": False,
         "_partitions": None,
     }
     _absorb_projections = True
@@ -147,6 +149,7 @@ class ReadWebDataset(dx.PartitionsFiltered, BlockwiseIO):
             sidecar=dataset.schema.select_sidecar(used),
             known_extensions=known,
             pointers=self.operand("pointers"),
+            keeps_walk=self.operand("keeps_walk"),
         )
 
     def as_pointers(self) -> tuple[dx.Expr, tuple[MovedImages, ...]] | None:

@@ -11,6 +11,7 @@ from dask_image_ingest.dataset.metadata import SampleRows
 from dask_image_ingest.dataset.options import ReadOptions
 from dask_image_ingest.dataset.schema import Component
 from dask_image_ingest.dataset.sidecar import Sidecar
+from dask_image_ingest.dataset.walked import Walked, keep_walked
 from dask_image_ingest.dataset.warning import warn_of_unusable
 from dask_image_ingest.errors import ShardError
 from dask_image_ingest.index import (
@@ -20,7 +21,7 @@ from dask_image_ingest.index import (
     index_by_members,
     open_stored,
 )
-from dask_image_ingest.storage import LazyBytes, open_late, open_shard
+from dask_image_ingest.storage import LazyBytes, find_shards, open_late, open_shard
 from dask_image_ingest.tar import TarIndex, index_tar
 
 __all__ = ["known_members", "known_samples", "open_rows"]
@@ -34,8 +35,11 @@ def open_rows(
     components: Sequence[Component] = (),
     sidecar: Sidecar | None = None,
     warn: bool = True,
+    keep: bool = False,
 ) -> Iterator[SampleRows]:
-    """All samples of a shard; ``warn`` of an index that is not used.
+    """All samples of a shard; ``warn`` of an index that is not used, ``keep`` what a walk finds.
+
+    It is kept where the shard itself has each member in one piece.
 
     Raises
     ------
@@ -48,9 +52,15 @@ def open_rows(
             late = opened.enter_context(open_late(index.shard, storage_options))
             yield IndexedRows(url, late, stored, options, components, sidecar)
             return
+        # Looked up before the walk: a shard that is replaced meanwhile is seen to have changed.
+        listed = find_shards(url, storage_options)[0] if keep else None
         content = opened.enter_context(open_shard(url, storage_options))
         found = known_members(content, index, storage_options, warn) or index_tar(content, url)
         yield SampleRows(url, content, found, options, components, sidecar)
+        is_stored = listed is not None and len(content) == listed.size and not found.sparse
+    # Once the shard is closed, which it was not if that found it changed.
+    if listed is not None and is_stored:
+        keep_walked(Walked(listed, found))
 
 
 def known_samples(

@@ -79,7 +79,13 @@ def _read(split: ShardSplit, query: Query) -> Any:
 
 def _read_shard(split: ShardSplit, query: Query, sidecar: Sidecar) -> Any:
     with open_rows(
-        split.url, split.index, query.options, query.components, sidecar, warn=not split.part
+        split.url,
+        split.index,
+        query.options,
+        query.components,
+        sidecar,
+        warn=not split.part,
+        keep=query.keeps_walk,
     ) as rows:
         if not split.part:  # once for a shard, not once for each part of it
             _warn(rows, query)

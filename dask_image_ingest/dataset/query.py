@@ -33,6 +33,8 @@ class Query:
         Extensions of which no warning is given; None where none is given of any.
     pointers
         Whether ``image`` is a pointer to each row, and ``error`` null: the decode comes later.
+    keeps_walk
+        Whether a later step of the same task wants what a walk through the shard finds.
     """
 
     options: ReadOptions
@@ -44,6 +46,7 @@ class Query:
     sidecar: tuple[SidecarColumn, ...]
     known_extensions: frozenset[str] | None
     pointers: bool = False
+    keeps_walk: bool = False
 
     @property
     def wants_pixels(self) -> bool:

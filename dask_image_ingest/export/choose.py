@@ -50,6 +50,7 @@ def choose_members(index: TarIndex, wanted: pa.RecordBatch, options: Options) ->
         if sample.key in keys:
             by_key.setdefault(sample.key, []).append(sample)
     made_sizes = [columns[f"made:{made.extension}"] for made in options.members.made]
+    plain = _Plain(options)
     rows = []
     pointers = zip(columns["key"], columns["offset"], columns["nbytes"], strict=True)
     for number, (key, offset, nbytes) in enumerate(pointers):
@@ -61,9 +62,36 @@ def choose_members(index: TarIndex, wanted: pa.RecordBatch, options: Options) ->
             rows.append(Row(reason=found))
             continue
         sample, image = found
-        made = [sizes[number] for sizes in made_sizes]
-        rows.append(_chosen(key, sample, image, made, options))
+        row = plain.chosen(key, sample, image)
+        if row is None:
+            made = [sizes[number] for sizes in made_sizes]
+            row = _chosen(key, sample, image, made, options)
+        rows.append(row)
     return rows
+
+
+class _Plain:
+    """Chooses for most samples: what was chosen for one with the same kinds of members."""
+
+    def __init__(self, options: Options) -> None:
+        self._options = options
+        self._kept: dict[tuple[str, ...], tuple[str, ...]] = {}
+
+    def chosen(self, key: str, sample: Sample, image: str | None) -> Row | None:
+        """As `_chosen`; None for samples that need a closer look."""
+        if self._options.members.made or sample.duplicates or key.startswith("_"):
+            return None
+        found = sample.members
+        kinds = tuple(found)
+        kept = self._kept.get(kinds)
+        if kept is None:
+            kept = self._kept[kinds] = tuple(filter(self._options.members.keeps, kinds))
+            if _problem("", kept, self._options):
+                kept = self._kept[kinds] = ()
+        if not kept:
+            return None
+        members = tuple([(extension, SOURCE, *found[extension]) for extension in kept])
+        return Row(members, kept.index(image) if image in kept else None)
 
 
 def _pointed_to(

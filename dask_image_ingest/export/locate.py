@@ -1,21 +1,24 @@
 """A source shard → where the members of the chosen samples are.
 
-A frame points to images; what else belongs to a sample is known by its shard. Each source is walked
-once, by one task. What is no range of bytes of it (members of a compressed shard, or stored with
+A frame points to images; what else belongs to a sample is known by its shard. Where a task of the
+frame has read it, that task says where its rows' members are; any other source is walked once, by a
+task of its own. What is no range of bytes of it (members of a compressed shard, or stored with
 holes, and pictures that are made anew) is written to a file of its own, so that whoever writes
 shards reads ranges and nothing else.
 """
 
 from __future__ import annotations
 
+import json
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 import pyarrow as pa
 
+from dask_image_ingest.dataset import take_walked
 from dask_image_ingest.errors import ShardError, ShardNotFoundError
-from dask_image_ingest.export.arrow_files import read_batch
+from dask_image_ingest.export.arrow_files import from_bytes, read_batch, to_bytes
 from dask_image_ingest.export.choose import EXPANDED, SOURCE, Row, choose_members
 from dask_image_ingest.export.job import Job, staged_name
 from dask_image_ingest.export.kept import keep, kept_name, read_kept
@@ -23,7 +26,10 @@ from dask_image_ingest.export.pictures import prepare_pictures
 from dask_image_ingest.storage import Shard, find_shards, open_shard
 from dask_image_ingest.tar import TarIndex, gc_paused, index_tar, read_member
 
-__all__ = ["Located", "locate", "version_of"]
+__all__ = ["POINTERS", "Located", "locate", "locate_in_task", "version_of"]
+
+#: What is asked of each row, besides the sizes of members that are made.
+POINTERS = ("key", "offset", "nbytes")
 
 #: One member. The offset of one from a column means nothing.
 _MEMBER = pa.struct(
@@ -71,6 +77,36 @@ class Located:
         """The rows of no shard."""
         return _table([])
 
+    def to_bytes(self) -> bytes:
+        """As it is sent."""
+        facts = {name: value for name, value in vars(self).items() if name != "rows"}
+        return to_bytes(self.rows.replace_schema_metadata({"facts": json.dumps(facts)}))
+
+    @staticmethod
+    def from_bytes(data: bytes) -> Located:
+        """As it was before it was sent."""
+        rows = from_bytes(data)
+        facts = json.loads(rows.schema.metadata[b"facts"])
+        return Located(rows=rows.replace_schema_metadata(None), **facts)
+
+
+def locate_in_task(rows: pa.Table, job: Job) -> Located | None:
+    """Find the members of a partition's samples by what its read has walked through in this task.
+
+    None where it is not known: with several shards, or another step between.
+    """
+    walked = take_walked()
+    if walked is None or job.options.jpeg is not None or rows.column("key").null_count:
+        return None
+    if rows.column("url").unique().to_pylist() != [walked.shard.url]:
+        return None
+    wanted = rows.combine_chunks().to_batches()[0]
+    with gc_paused():
+        chosen = choose_members(walked.index, wanted, job.options)
+    return Located(
+        walked.shard.url, version_of(walked.shard), _table(chosen), **_facts(walked.index)
+    )
+
 
 def locate(source: tuple[int, str], job: Job) -> Located:
     """Find the members of the samples that a batch of pointers points to."""
@@ -94,13 +130,8 @@ def locate(source: tuple[int, str], job: Job) -> Located:
     except (ShardError, ShardNotFoundError) as error:
         reason = f"unreadable-shard: {error}"
         return Located(url, "", _table([Row(reason=reason)] * len(wanted)))
-    damage = index.damage
     found = _table(rows)
-    facts: dict[str, Any] = {
-        "expanded": expanded,
-        "damage": None if damage is None else f"{damage.code}: {damage.reason}",
-        "interleaved": len(index.interleaved),
-    }
+    facts = {"expanded": expanded, **_facts(index)}
     if job.options.jpeg is not None:
         keep(job.place, name, found, facts)
     return Located(url, version, found, **facts)
@@ -109,6 +140,14 @@ def locate(source: tuple[int, str], job: Job) -> Located:
 def version_of(shard: Shard) -> str:
     """What changes when a shard does."""
     return f"{shard.size} {shard.version}"
+
+
+def _facts(index: TarIndex) -> dict[str, Any]:
+    damage = index.damage
+    return {
+        "damage": None if damage is None else f"{damage.code}: {damage.reason}",
+        "interleaved": len(index.interleaved),
+    }
 
 
 def _expand(

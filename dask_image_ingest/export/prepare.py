@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 from dataclasses import dataclass
 from functools import partial
-from itertools import chain, pairwise
+from itertools import accumulate, chain, pairwise
 
 import numpy as np
 import pyarrow as pa
@@ -13,7 +13,8 @@ import pyarrow.compute as pc
 
 from dask_image_ingest.export.arrow_files import write_batches
 from dask_image_ingest.export.job import Job
-from dask_image_ingest.export.locate import Located, locate
+from dask_image_ingest.export.known import Known
+from dask_image_ingest.export.locate import POINTERS, Located, locate
 from dask_image_ingest.export.plan import Plan, make_plan
 from dask_image_ingest.export.reasons import Reasons
 from dask_image_ingest.export.regroup import regroup
@@ -51,7 +52,7 @@ def prepare(staged: Staged, job: Job, show: bool) -> Prepared:
     reasons.find_repeated_rows(sources)
     kept = reasons.kept
     by_source = kept[np.argsort(sources[kept], kind="stable")]
-    located = _locate(rows, by_source, sources, urls, job, show)
+    located = _locate(rows, by_source, sources, urls, staged.known, job, show)
     found = _found(rows, by_source, located)
     for number, reason in zip(by_source, found.column("reason").to_pylist(), strict=True):
         if reason is not None:
@@ -101,22 +102,34 @@ def _locate(
     by_source: np.ndarray,
     sources: np.ndarray,
     urls: list[str],
+    known: Known,
     job: Job,
     show: bool,
 ) -> list[Located]:
-    """Walk each source once, in a task of its own."""
+    """Walk each source of which something is not known, once, in a task of its own."""
     used, starts = np.unique(sources[by_source], return_index=True)
-    made = [f"made:{made.extension}" for made in job.options.members.made]
-    pointers = rows.select(["key", "offset", "nbytes", *made]).take(pa.array(by_source))
-    edges = [*starts.tolist(), len(by_source)]
-    batches = (
-        pointers.slice(start, end - start).combine_chunks().to_batches()[0]
-        for start, end in pairwise(edges)
-    )
-    if len(used):
+    names = [urls[source] for source in used.tolist()]
+    wanted = [by_source[start:end] for start, end in pairwise([*starts.tolist(), len(by_source)])]
+    located = {
+        url: found
+        for url, numbers in zip(names, wanted, strict=True)
+        if (found := known.take(url, numbers)) is not None
+    }
+    unknown = [number for number, url in enumerate(names) if url not in located]
+    if unknown:
+        made = [f"made:{made.extension}" for made in job.options.members.made]
+        counts = [len(wanted[number]) for number in unknown]
+        taken = np.concatenate([wanted[number] for number in unknown])
+        pointers = rows.select([*POINTERS, *made]).take(pa.array(taken))
+        batches = (
+            pointers.slice(end - count, count).combine_chunks().to_batches()[0]
+            for count, end in zip(counts, accumulate(counts), strict=True)
+        )
         write_batches(job.place, job.pointers, pointers.schema, batches, compressed=True)
-    items = [(number, urls[source]) for number, source in enumerate(used.tolist())]
-    return run(partial(locate, job=job), items, show)
+        items = [(batch, names[number]) for batch, number in enumerate(unknown)]
+        walked: list[Located] = run(partial(locate, job=job), items, show)
+        located |= {source.url: source for source in walked}
+    return [located[url] for url in names]
 
 
 def _found(rows: pa.Table, by_source: np.ndarray, located: list[Located]) -> pa.Table:

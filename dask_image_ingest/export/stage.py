@@ -1,8 +1,9 @@
 """A frame → pointers in this process, and columns in files that every worker finds.
 
 The frame is computed once, a task for each partition. Only its pointers are gathered: a key, a
-shard and a place in it for each row. The columns that go into sidecars and members stay where the
-task writes them, since they may be larger than this machine's memory.
+shard and a place in it for each row; and where the members of its sample are, if the task knows.
+The columns that go into sidecars and members stay where the task writes them, since they may be
+larger than this machine's memory.
 """
 
 from __future__ import annotations
@@ -17,10 +18,13 @@ import pandas as pd
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from dask_image_ingest.dask_internals import FrameBase
+from dask_image_ingest.dask_internals import FrameBase, new_collection
+from dask_image_ingest.dataset import ReadWebDataset
 from dask_image_ingest.errors import ArgumentError
 from dask_image_ingest.export.arrow_files import from_bytes, to_bytes, write_batches
 from dask_image_ingest.export.job import Job, staged_name
+from dask_image_ingest.export.known import Known
+from dask_image_ingest.export.locate import Located, locate_in_task
 from dask_image_ingest.export.members import member_bytes
 from dask_image_ingest.frames import backend_of
 from dask_image_ingest.progress import compute
@@ -42,11 +46,12 @@ class Staged:
     ``rows`` has the columns ``key``, ``url`` (a dictionary), ``offset``, ``nbytes``, ``error``,
     ``part``, ``batch`` and ``row`` (where the other columns of this row are), and for each member
     that is made its size, as ``made:<extension>``. ``schema`` is that of the sidecars, None where
-    there are none.
+    there are none. ``known`` has the rows whose members are located already.
     """
 
     rows: pa.Table
     schema: pa.Schema | None
+    known: Known
 
 
 def metadata_columns(frame: Any) -> list[str]:
@@ -90,15 +95,32 @@ def stage(frame: Any, job: Job, columns: Sequence[str], show: bool) -> Staged:
     frame = frame[wanted]
     staging = partial(_stage_partition, job=job)
     if isinstance(frame, FrameBase):
-        meta = pd.DataFrame({"rows": pd.array([], dtype=_BYTES)})
-        parts = compute(frame.map_partitions(staging, meta=meta, enforce_metadata=False), show)
+        meta = pd.DataFrame({name: pd.array([], dtype=_BYTES) for name in ("rows", "located")})
+        frame = _keeping_walks(frame)
+        staged = frame.map_partitions(staging, meta=meta, enforce_metadata=False)
+        # Optimised by itself, since dask fuses no read with what follows it in `dask.compute`.
+        parts = compute(staged.optimize(), show)
         empty = frame._meta
     else:
         parts, empty = staging(frame), frame[:0]
     tables = [from_bytes(part) for part in parts["rows"]]
     rows = pa.concat_tables(tables, promote_options="permissive").unify_dictionaries()
     schema = _sidecar_schema(empty, tables) if options.sidecar else None
-    return Staged(rows.replace_schema_metadata(None), schema)
+    known = Known()
+    first = 0
+    for table, located in zip(tables, parts["located"], strict=True):
+        if located:
+            known.add(first, Located.from_bytes(located))
+        first += len(table)
+    return Staged(rows.replace_schema_metadata(None), schema, known)
+
+
+def _keeping_walks(frame: Any) -> Any:
+    """A frame whose reads leave what they walk through for the next step of their task."""
+    expr = frame.expr
+    for read in expr.find_operations(ReadWebDataset):
+        expr = expr.substitute(read, read.substitute_parameters({"keeps_walk": True}))
+    return new_collection(expr)
 
 
 def _named_index(frame: Any) -> Any:
@@ -139,7 +161,9 @@ def _stage_partition(frame: Any, job: Job) -> pd.DataFrame:
     described = pa.table(rows).replace_schema_metadata(
         {"columns": columns.serialize().to_pybytes()}
     )
-    return pd.DataFrame({"rows": pd.array([to_bytes(described)], dtype=_BYTES)})
+    located = locate_in_task(described, job)
+    told = {"rows": to_bytes(described), "located": located.to_bytes() if located else b""}
+    return pd.DataFrame({name: pd.array([data], dtype=_BYTES) for name, data in told.items()})
 
 
 def _column(table: pa.Table, name: str, type_: pa.DataType) -> Any:
