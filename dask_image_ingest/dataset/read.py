@@ -39,7 +39,7 @@ from dask_image_ingest.decode import MAX_PIXELS, make_decoding, require_simplejp
 from dask_image_ingest.errors import ArgumentError
 from dask_image_ingest.frames import choose_backend, get_backend, gpus
 from dask_image_ingest.index import find_indexes, parse_index
-from dask_image_ingest.storage import Shard, find_shards, with_permission
+from dask_image_ingest.storage import Listings, Shard, find_shards, with_permission
 from dask_image_ingest.tar import IMAGE_EXTENSIONS
 
 _NO_GPU_HERE = (
@@ -225,8 +225,9 @@ def read_webdataset_images(
     )
     where = parse_index(index)
     shards = find_shards(paths, storage_options)
-    shards = with_sidecars(shards, sidecar, storage_options)
-    indexes = find_indexes(shards, where, storage_options)
+    listings: Listings = {}
+    shards = with_sidecars(shards, sidecar, storage_options, listings)
+    indexes = find_indexes(shards, where, storage_options, listings)
     with open_first(shards, storage_options, shard_errors == "skip", indexes) as first:
         schema = make_schema(
             first.index,

@@ -15,7 +15,7 @@ from dask_image_ingest.dataset.schema import POINTER_COLUMNS, SidecarColumn
 from dask_image_ingest.dataset.warning import warn_user
 from dask_image_ingest.errors import ArgumentError
 from dask_image_ingest.frames import is_text
-from dask_image_ingest.storage import Shard, find_beside
+from dask_image_ingest.storage import Listings, Shard, find_beside
 
 __all__ = [
     "SidecarChoice",
@@ -39,9 +39,14 @@ def check_sidecar(sidecar: Any) -> None:
 
 
 def with_sidecars(
-    shards: Sequence[Shard], sidecar: SidecarChoice, storage_options: dict[str, Any] | None
+    shards: Sequence[Shard],
+    sidecar: SidecarChoice,
+    storage_options: dict[str, Any] | None,
+    listings: Listings | None = None,
 ) -> list[Shard]:
     """The shards, those of which have their sidecars that have some.
+
+    Folders that are listed for that are among the ``listings`` afterwards.
 
     Raises
     ------
@@ -50,7 +55,7 @@ def with_sidecars(
     """
     if sidecar is None:
         return list(shards)
-    found = find_beside(shards, ".parquet", storage_options)
+    found = find_beside(shards, ".parquet", storage_options, {} if listings is None else listings)
     without = [shard.url for shard, beside in zip(shards, found, strict=True) if beside is None]
     if without and sidecar == "parquet":
         raise ArgumentError(

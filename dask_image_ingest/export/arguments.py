@@ -16,7 +16,7 @@ from dask_image_ingest.export.job import Options
 from dask_image_ingest.export.jpeg import Jpeg, make_jpeg
 from dask_image_ingest.export.local_place import LocalPlace
 from dask_image_ingest.export.members import make_members
-from dask_image_ingest.export.place import Place
+from dask_image_ingest.export.place import EXPORT, Place, Writer
 from dask_image_ingest.export.remote_place import RemotePlace
 from dask_image_ingest.export.stage import metadata_columns
 from dask_image_ingest.storage import local_path
@@ -43,10 +43,10 @@ def split_path(path: Any, storage_options: dict[str, Any] | None) -> tuple[Place
             f"{text!r} is no name for shards: it needs one field for their number, in its last "
             "part, and ends with .tar, as 'out/{shard:06d}.tar' does"
         )
-    return place_of(folder or ("/" if text[0] == "/" else "."), storage_options), template
+    return place_of(folder or ("/" if text[0] == "/" else "."), EXPORT, storage_options), template
 
 
-def place_of(folder: str, storage_options: dict[str, Any] | None) -> Place:
+def place_of(folder: str, writer: Writer, storage_options: dict[str, Any] | None) -> Place:
     """The folder at a path or URL.
 
     Raises
@@ -56,10 +56,10 @@ def place_of(folder: str, storage_options: dict[str, Any] | None) -> Place:
     """
     local = local_path(folder) if "://" in folder else folder
     if local is not None:
-        return LocalPlace(os.path.abspath(os.path.expanduser(local)))
+        return LocalPlace(os.path.abspath(os.path.expanduser(local)), writer)
     if "::" in folder:
         raise ArgumentError(f"{folder!r} is a chain of file systems, which is read and not written")
-    return RemotePlace(folder.rstrip("/"), storage_options)
+    return RemotePlace(folder.rstrip("/"), storage_options, writer)
 
 
 def make_options(

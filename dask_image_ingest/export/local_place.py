@@ -12,7 +12,7 @@ from io import BufferedRandom
 
 import pyarrow as pa
 
-from dask_image_ingest.export.place import STAGING, writing
+from dask_image_ingest.export.place import EXPORT, STAGING, Writer, writing
 
 __all__ = ["LocalPlace"]
 
@@ -22,6 +22,7 @@ class LocalPlace:
     """A folder that is written to through the operating system."""
 
     url: str
+    writer: Writer = EXPORT
 
     def locate(self, name: str) -> str:
         """The path of a file in it."""
@@ -55,11 +56,11 @@ class LocalPlace:
     def scratch(self) -> Iterator[BufferedRandom]:
         """A file beside those that there will be, so that it can be renamed to one of them."""
         path = self.locate(f"{STAGING}/{uuid.uuid4().hex}.tmp")
-        with writing(self.url):
+        with writing(self.url, self.writer):
             os.makedirs(os.path.dirname(path), exist_ok=True)
             file = open(path, "x+b")  # noqa: SIM115 - closed below
         try:
-            with file, writing(self.url):
+            with file, writing(self.url, self.writer):
                 yield file
         finally:
             with suppress(FileNotFoundError):
@@ -67,7 +68,7 @@ class LocalPlace:
 
     def commit(self, file: BufferedRandom, name: str) -> None:
         """Let what was written to a scratch file appear under a name, whole."""
-        with writing(self.locate(name)):
+        with writing(self.locate(name), self.writer):
             file.flush()
             if not name.startswith(f"{STAGING}/done-"):  # what these say may be lost
                 os.fsync(file.fileno())
@@ -112,7 +113,7 @@ class LocalPlace:
     def remove(self, names: Iterable[str]) -> None:
         """Remove files; those that are not there don't matter."""
         for name in names:
-            with writing(self.locate(name)), suppress(FileNotFoundError):
+            with writing(self.locate(name), self.writer), suppress(FileNotFoundError):
                 os.unlink(self.locate(name))
 
     def tidy(self) -> None:
@@ -122,5 +123,5 @@ class LocalPlace:
 
     def remove_staging(self) -> None:
         """Remove what is not finished."""
-        with writing(self.url), suppress(FileNotFoundError):
+        with writing(self.url, self.writer), suppress(FileNotFoundError):
             shutil.rmtree(self.locate(STAGING))

@@ -71,7 +71,7 @@ def hold(place: Place, take_over: bool) -> Iterator[None]:
 def _lock_file(place: LocalPlace) -> int:
     path = place.locate(LOCK)
     while True:
-        with writing(place.url):
+        with writing(place.url, place.writer):
             os.makedirs(place.url, exist_ok=True)
             file = os.open(path, os.O_RDWR | os.O_CREAT, 0o666)
         try:
@@ -86,7 +86,7 @@ def _lock_file(place: LocalPlace) -> int:
             owner = os.read(file, 1000).decode(errors="replace")
             os.close(file)
             raise ExportError(
-                f"another export writes to {place.url} now ({owner or 'not known who'}). Let it "
+                f"another run writes to {place.url} now ({owner or 'not known who'}). Let it "
                 "finish, or choose another folder"
             ) from None
         except BaseException:
@@ -126,22 +126,22 @@ def _claim(place: Place, run: str, take_over: bool) -> None:
     who = json.loads(found or b"{}").get("who", "not known who")
     if not take_over:
         raise ExportError(
-            f"another export writes to {place.url}, or was killed there ({who}). If it is dead, "
+            f"another run writes to {place.url}, or was killed there ({who}). If it is dead, "
             "resume=True goes on where it stopped, and overwrite=True begins anew"
         )
-    logger.info("watching whether the export of %s is alive", who)
+    logger.info("watching whether the run of %s is alive", who)
     for _ in range(_WATCHED_FOR):
         time.sleep(_RENEWED_EVERY)
         if place.read(LOCK) != found:
             raise ExportError(
-                f"another export writes to {place.url} now ({who}). Let it finish, or choose "
+                f"another run writes to {place.url} now ({who}). Let it finish, or choose "
                 "another folder"
             )
     place.put(LOCK, _written(run, 0))
     # Of two who take over at the same time, the last one has it.
     time.sleep(_RENEWED_EVERY / 5)
     if _owner(place) != run:
-        raise ExportError(f"another export took over {place.url} at this moment")
+        raise ExportError(f"another run took over {place.url} at this moment")
 
 
 def _renew(place: Place, run: str, stop: threading.Event) -> None:
@@ -150,7 +150,7 @@ def _renew(place: Place, run: str, stop: threading.Event) -> None:
         beat += 1
         try:
             if _owner(place) != run:
-                logger.error("another export took over %s", place.url)
+                logger.error("another run took over %s", place.url)
                 return
             place.put(LOCK, _written(run, beat))
         except ExportError as error:  # one renewal may fail; the next may not

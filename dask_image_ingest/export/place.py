@@ -9,6 +9,7 @@ from __future__ import annotations
 import errno
 from collections.abc import Iterable, Iterator
 from contextlib import AbstractContextManager, contextmanager
+from dataclasses import dataclass
 from io import BufferedRandom
 from typing import Protocol
 
@@ -16,14 +17,34 @@ import pyarrow as pa
 
 from dask_image_ingest.errors import DaskImageIngestError, ExportError
 
-__all__ = ["STAGING", "Place", "writing"]
+__all__ = ["CHECKPOINT", "EXPORT", "INDEX", "STAGING", "Place", "Writer", "writing"]
 
 #: A folder inside a place for whatever is not finished. Readers of shards leave it out.
 STAGING = "_staging"
 
 
+@dataclass(frozen=True, slots=True)
+class Writer:
+    """Who writes to a place: what errors advise them to do."""
+
+    again: str
+    elsewhere: str = "choose another folder"
+
+
+EXPORT = Writer("run it again, to_webdataset() with resume=True")
+CHECKPOINT = Writer("run it again, checkpoint() goes on where it stopped")
+INDEX = Writer(
+    "run it again, write_index() goes on where it stopped",
+    "pass folder= to have the indexes elsewhere",
+)
+
+
 class Place(Protocol):
     """A folder to write to. Names in it are relative, with slashes."""
+
+    @property
+    def writer(self) -> Writer:
+        """Who writes there."""
 
     @property
     def url(self) -> str:
@@ -70,13 +91,15 @@ class Place(Protocol):
 
 
 @contextmanager
-def writing(where: str, anything: bool = False) -> Iterator[None]:
+def writing(where: str, writer: Writer, anything: bool = False) -> Iterator[None]:
     """Let errors of writing say what to do.
 
     Parameters
     ----------
     where
         What could not be written.
+    writer
+        Who is told.
     anything
         Whether every exception is one of writing: each remote file system has some of its own.
 
@@ -89,23 +112,24 @@ def writing(where: str, anything: bool = False) -> Iterator[None]:
     except (DaskImageIngestError, MemoryError):
         raise
     except OSError as error:
-        raise ExportError(f"{where} cannot be written: {_advice(error)}") from error
+        raise ExportError(f"{where} cannot be written: {_advice(error, writer)}") from error
     except Exception as error:
         if not anything:
             raise
         raise ExportError(
-            f"{where} cannot be written: {type(error).__name__}: {error}. {_GO_ON}"
+            f"{where} cannot be written: {type(error).__name__}: {error}. {_go_on(writer)}"
         ) from error
 
 
-_AGAIN = "run it again, to_webdataset() with resume=True"
-_GO_ON = f"What is finished stays; once the cause is gone, {_AGAIN}"
-
-
-def _advice(error: OSError) -> str:
+def _advice(error: OSError, writer: Writer) -> str:
     said = error.strerror or str(error)
     if error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG):
-        return f"{said}. What is finished stays; make room, and {_AGAIN}"
+        return f"{said}. What is finished stays; make room, and {writer.again}"
     if error.errno in (errno.EACCES, errno.EPERM, errno.EROFS):
-        return f"{said}. Choose another folder, or get the right to write to this one"
-    return f"{said}. {_GO_ON}"
+        elsewhere = writer.elsewhere[0].upper() + writer.elsewhere[1:]
+        return f"{said}. {elsewhere}, or get the right to write to this one"
+    return f"{said}. {_go_on(writer)}"
+
+
+def _go_on(writer: Writer) -> str:
+    return f"What is finished stays; once the cause is gone, {writer.again}"

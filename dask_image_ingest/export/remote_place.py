@@ -15,7 +15,7 @@ import dask
 import pyarrow as pa
 
 from dask_image_ingest.errors import ExportError
-from dask_image_ingest.export.place import STAGING, writing
+from dask_image_ingest.export.place import EXPORT, STAGING, Writer, writing
 from dask_image_ingest.storage import FileSystem, file_system
 
 __all__ = ["RemotePlace"]
@@ -31,6 +31,7 @@ class RemotePlace:
 
     url: str
     storage_options: dict[str, Any] | None = field(default=None, hash=False)
+    writer: Writer = EXPORT
 
     def locate(self, name: str) -> str:
         """The URL of a file in it."""
@@ -43,7 +44,7 @@ class RemotePlace:
         """
         if self.read(name) is not None:
             return False
-        with writing(self.locate(name), anything=True):
+        with writing(self.locate(name), self.writer, anything=True):
             self._make_folder(name)
             try:
                 self._fs.pipe_file(self._path(name), content, mode="create")
@@ -64,7 +65,7 @@ class RemotePlace:
         """A file on this machine, without a name: it goes with the process."""
         folder = dask.config.get("temporary-directory", None)
         where = f"a temporary file in {folder or tempfile.gettempdir()}"
-        with writing(where), tempfile.TemporaryFile(dir=folder) as file:
+        with writing(where, self.writer), tempfile.TemporaryFile(dir=folder) as file:
             yield file
 
     def commit(self, file: BufferedRandom, name: str) -> None:
@@ -73,7 +74,7 @@ class RemotePlace:
         size = os.fstat(file.fileno()).st_size
         # So that it can be read by name, though it has none.
         source = f"/proc/self/fd/{file.fileno()}"
-        with writing(self.locate(name), anything=True):
+        with writing(self.locate(name), self.writer, anything=True):
             target = self._path(name)
             self._make_folder(name)
             if self._uploads_are_whole:
@@ -88,7 +89,7 @@ class RemotePlace:
         if arrived not in (size, None):
             raise ExportError(
                 f"{self.locate(name)} has {arrived} bytes after {size} were sent: its server is at "
-                "fault. Run it again, to_webdataset() with resume=True"
+                f"fault; {self.writer.again}"
             )
 
     def settle(self) -> None:
@@ -96,7 +97,7 @@ class RemotePlace:
 
     def read(self, name: str) -> bytes | None:
         """A small file, None if there is none."""
-        with writing(self.locate(name), anything=True):
+        with writing(self.locate(name), self.writer, anything=True):
             self._fs.invalidate_cache()
             with suppress(FileNotFoundError):
                 content: bytes = self._fs.cat_file(self._path(name))
@@ -109,7 +110,7 @@ class RemotePlace:
 
     def size(self, name: str) -> int | None:
         """How large a file is, None if there is none."""
-        with writing(self.locate(name), anything=True):
+        with writing(self.locate(name), self.writer, anything=True):
             self._fs.invalidate_cache()
             with suppress(FileNotFoundError):
                 size: int = self._fs.info(self._path(name))["size"]
@@ -118,7 +119,7 @@ class RemotePlace:
 
     def sizes(self, folder: str = "") -> dict[str, int]:
         """The files in it, or in a folder of it, and their sizes."""
-        with writing(self.url, anything=True):
+        with writing(self.url, self.writer, anything=True):
             self._fs.invalidate_cache()
             try:
                 entries = self._fs.ls(self._path(folder), detail=True)
@@ -132,7 +133,7 @@ class RemotePlace:
 
     def remove(self, names: Iterable[str]) -> None:
         """Remove files; those that are not there don't matter."""
-        with writing(self.url, anything=True):
+        with writing(self.url, self.writer, anything=True):
             there = [name for name in names if self._fs.exists(self._path(name))]
             if there:
                 self._fs.rm([self._path(name) for name in there])
@@ -145,7 +146,7 @@ class RemotePlace:
 
     def remove_staging(self) -> None:
         """Remove what is not finished."""
-        with writing(self.url, anything=True):
+        with writing(self.url, self.writer, anything=True):
             self._fs.invalidate_cache()
             if self._fs.exists(self._path(STAGING)):
                 self._fs.rm(self._path(STAGING), recursive=True)

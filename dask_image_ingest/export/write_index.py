@@ -14,6 +14,7 @@ import pandas as pd
 from dask_image_ingest.arguments import check_choice, check_flag, check_storage_options, shown
 from dask_image_ingest.errors import ArgumentError, ShardError, ShardNotFoundError
 from dask_image_ingest.export.arguments import place_of
+from dask_image_ingest.export.place import INDEX
 from dask_image_ingest.export.sidecar import table_bytes
 from dask_image_ingest.index import UnusableIndexError, index_place, open_stored, shard_table
 from dask_image_ingest.progress import run
@@ -98,7 +99,7 @@ def write_index(
         done = run(one, shards, progress)
     finally:
         for each in folders:
-            place_of(each, storage_options).tidy()
+            place_of(each, INDEX, storage_options).tidy()
     failed = [index for index in done if index.error is not None]
     if failed and shard_errors == "raise":
         raise ShardError(
@@ -127,7 +128,7 @@ def _folder(folder: Any) -> str | None:
         return None
     if not isinstance(path, str) or not path or "\0" in path:
         raise ArgumentError(f"folder={shown(folder)}: pass the path or URL of a folder")
-    return place_of(path, None).url
+    return place_of(path, INDEX, None).url
 
 
 def _refuse_collisions(places: Sequence[str]) -> None:
@@ -145,7 +146,7 @@ def _write_one(
     """Index one shard; the file appears when it is whole."""
     target = index_place(shard.url, folder)
     beside, name = folder_of(target)
-    place = place_of(beside, storage_options)
+    place = place_of(beside, INDEX, storage_options)
     if not overwrite and (kept := _kept(shard, target, storage_options)):
         return kept
     try:

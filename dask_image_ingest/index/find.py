@@ -11,6 +11,7 @@ from dask_image_ingest.arguments import is_utf8, shown
 from dask_image_ingest.errors import ArgumentError
 from dask_image_ingest.storage import (
     INDEX_SUFFIX,
+    Listings,
     Shard,
     folder_names,
     folder_of,
@@ -50,6 +51,7 @@ def find_indexes(
     shards: Sequence[Shard],
     where: Literal["auto"] | bool | str,
     storage_options: dict[str, Any] | None,
+    listings: Listings | None = None,
 ) -> dict[str, IndexFile]:
     """The index of each shard that has one, by the shard's URL.
 
@@ -58,6 +60,8 @@ def find_indexes(
     where
         ``"auto"``: beside the shards, by one listing of each folder. True: our own beside each
         shard, which has to be there; nothing is listed. False: nowhere. Else a folder.
+    listings
+        Those of folders that were listed already.
     """
     if where is False:
         return {}
@@ -67,6 +71,7 @@ def find_indexes(
             shard.url: IndexFile(index_place(shard.url, None), "own", shard, required=True)
             for shard in shards
         }
+    listings = {} if listings is None else listings
     by_folder: dict[str, list[tuple[Shard, str]]] = {}
     for shard in shards:
         if is_pipe(shard.url):
@@ -76,7 +81,7 @@ def find_indexes(
     found = {}
     for looked_at, members in by_folder.items():
         stems = [_stem(name) for _, name in members]
-        names = folder_names(looked_at, stems, storage_options)
+        names = folder_names(looked_at, stems, storage_options, listings)
         for shard, name in members:
             for candidate, kind in _candidates(name):
                 if candidate in names:

@@ -15,6 +15,7 @@ from dask_image_ingest.storage.open import open_shard
 from dask_image_ingest.storage.paths import find_shards
 from dask_image_ingest.storage.patterns import INDEX_SUFFIX
 from dask_image_ingest.storage.pipe import is_pipe, with_permission
+from dask_image_ingest.storage.remote_listing import Listings
 from dask_image_ingest.storage.shard import Shard
 from dask_image_ingest.storage.url import local_path
 
@@ -23,6 +24,7 @@ __all__ = [
     "CompressedBytes",
     "FileSystem",
     "LazyBytes",
+    "Listings",
     "Shard",
     "announce",
     "announce_walk",

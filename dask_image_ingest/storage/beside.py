@@ -7,7 +7,7 @@ from dask_image_ingest.listing_progress import listing
 from dask_image_ingest.storage.local_listing import find_local_file
 from dask_image_ingest.storage.patterns import without_suffix
 from dask_image_ingest.storage.pipe import is_pipe
-from dask_image_ingest.storage.remote_listing import find_files
+from dask_image_ingest.storage.remote_listing import Listings, find_files
 from dask_image_ingest.storage.shard import Shard
 from dask_image_ingest.storage.url import local_path, split_url
 
@@ -15,7 +15,10 @@ __all__ = ["find_beside"]
 
 
 def find_beside(
-    shards: Iterable[Shard], suffix: str, storage_options: dict[str, Any] | None
+    shards: Iterable[Shard],
+    suffix: str,
+    storage_options: dict[str, Any] | None,
+    listings: Listings,
 ) -> list[Shard | None]:
     """Find the file with this suffix beside each shard; None where there is none.
 
@@ -26,7 +29,8 @@ def find_beside(
     named = list(filter(None, urls))
     with listing(f"the {suffix} files beside the shards"):
         found = {url: find_local_file(url) for url in named if local_path(url) is not None}
-        found |= find_files([url for url in named if local_path(url) is None], storage_options)
+        remote = [url for url in named if local_path(url) is None]
+        found |= find_files(remote, storage_options, listings)
     return [None if url is None else found[url] for url in urls]
 
 

@@ -5,11 +5,11 @@ from __future__ import annotations
 import inspect
 import logging
 import os
-from collections.abc import Collection
+from collections.abc import Collection, Iterable
 from typing import Any
 
 from dask_image_ingest.storage.file_system import FileSystem, file_system
-from dask_image_ingest.storage.remote_listing import WORTH_A_LISTING
+from dask_image_ingest.storage.remote_listing import WORTH_A_LISTING, Listings, list_folder
 from dask_image_ingest.storage.url import local_path, split_url
 
 __all__ = ["folder_names", "folder_of", "inside"]
@@ -36,7 +36,10 @@ def inside(folder: str, name: str) -> str:
 
 
 def folder_names(
-    folder: str, stems: Collection[str], storage_options: dict[str, Any] | None
+    folder: str,
+    stems: Collection[str],
+    storage_options: dict[str, Any] | None,
+    listings: Listings,
 ) -> set[str]:
     """The names of the files in a folder that begin with one of ``stems``, and perhaps others.
 
@@ -48,21 +51,31 @@ def folder_names(
             return set(os.listdir(path))
         if "?" in folder:  # signed for one file
             return set()
-        fs, root = file_system(folder, storage_options)
-        return {name.rstrip("/").rpartition("/")[2] for name in _listed(fs, root, stems)}
+        found: Iterable[str] | None = None
+        if folder not in listings:
+            found = _with_prefix(folder, stems, storage_options)
+        if found is None:
+            # Where the shards or files beside them were found by a listing, this is the same one.
+            found = list_folder(folder, storage_options, listings)
+        return {name.rstrip("/").rpartition("/")[2] for name in found}
     except Exception as error:  # each file system has exceptions of its own
         logger.debug("%s cannot be listed: %s", folder, error)
         return set()
 
 
-def _listed(fs: FileSystem, root: str, stems: Collection[str]) -> list[str]:
-    # A folder may hold millions of files beside a few that are looked at.
-    if len(stems) < WORTH_A_LISTING and _knows_prefixes(fs):
-        fs.invalidate_cache(root)
-        common = os.path.commonprefix(sorted(stems))  # noqa: RUF071 - of names in one folder
-        return list(fs.find(root, prefix=common))
-    # Where the shards were found by a listing, this is the same one.
-    return list(fs.ls(root, detail=False))
+def _with_prefix(
+    folder: str, stems: Collection[str], storage_options: dict[str, Any] | None
+) -> list[str] | None:
+    """The files of a few stems: a folder may hold millions of files beside them.
+
+    None where they are many, or where the file system lists only whole folders.
+    """
+    fs, root = file_system(folder, storage_options)
+    if len(stems) >= WORTH_A_LISTING or not _knows_prefixes(fs):
+        return None
+    fs.invalidate_cache(root)
+    common = os.path.commonprefix(sorted(stems))  # noqa: RUF071 - of names in one folder
+    return list(fs.find(root, prefix=common))
 
 
 def _knows_prefixes(fs: FileSystem) -> bool:

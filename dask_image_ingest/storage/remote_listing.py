@@ -12,7 +12,14 @@ from dask_image_ingest.storage.remote import asked, version_of
 from dask_image_ingest.storage.shard import Shard
 from dask_image_ingest.storage.url import is_web, split_url
 
-__all__ = ["WORTH_A_LISTING", "exists_remote", "find_files", "find_remote"]
+__all__ = [
+    "WORTH_A_LISTING",
+    "Listings",
+    "exists_remote",
+    "find_files",
+    "find_remote",
+    "list_folder",
+]
 
 #: A folder is listed if at least this many of its shards are wanted: it may hold millions more.
 WORTH_A_LISTING = 8
@@ -21,6 +28,10 @@ _REQUESTS_AT_ONCE = 32
 
 # What fsspec tells of a file.
 Info = dict[str, Any]
+
+#: Folder → path → what a listing told of it: of those that were listed for one question, for the
+#: next one.
+Listings = dict[str, dict[str, Info]]
 
 
 def find_remote(urls: list[str], storage_options: dict[str, Any] | None) -> dict[str, list[Shard]]:
@@ -47,7 +58,24 @@ def exists_remote(url: str, storage_options: dict[str, Any] | None) -> bool:
         return False  # not even a possible name
 
 
-def find_files(urls: list[str], storage_options: dict[str, Any] | None) -> dict[str, Shard | None]:
+def list_folder(
+    folder: str, storage_options: dict[str, Any] | None, listings: Listings
+) -> dict[str, Info]:
+    """What is in a folder, by one listing; nothing where a web server doesn't tell."""
+    if folder not in listings:
+        fs, path = _behind_caches(folder, storage_options)
+        listings[folder] = {}
+        try:
+            listings[folder] = _list(fs, f"{path}/" if is_web(folder) else path, folder)
+        except ShardError:
+            if not is_web(folder):
+                raise
+    return listings[folder]
+
+
+def find_files(
+    urls: list[str], storage_options: dict[str, Any] | None, listings: Listings
+) -> dict[str, Shard | None]:
     """Find files whose folders were listed just now for others, whose listings are used again."""
     found: dict[str, Shard | None] = dict.fromkeys(urls)
     by_folder: dict[str, list[str]] = defaultdict(list)
@@ -57,13 +85,14 @@ def find_files(urls: list[str], storage_options: dict[str, Any] | None) -> dict[
     for folder, members in by_folder.items():
         fs, folder_path = _behind_caches(folder, storage_options)
         paths = _paths(folder_path, members)
-        if is_web(folder):
-            infos = _web_infos(fs, folder_path, folder, paths, members)
-        elif len(members) >= WORTH_A_LISTING:
-            entries = _list(fs, folder_path, folder)
-            infos = [entries.get(path.strip("/")) for path in paths]
-        else:
+        if len(members) < WORTH_A_LISTING:
             infos = _infos(fs, paths, members)
+        else:
+            entries = list_folder(folder, storage_options, listings)
+            if is_web(folder):
+                infos = _web_infos(fs, entries, paths, members)
+            else:
+                infos = [entries.get(path.strip("/")) for path in paths]
         for url, info in zip(members, infos, strict=True):
             if info is not None and info["type"] != "directory":
                 found[url] = _shard(url, info)
@@ -71,15 +100,9 @@ def find_files(urls: list[str], storage_options: dict[str, Any] | None) -> dict[
 
 
 def _web_infos(
-    fs: FileSystem, folder_path: str, folder: str, paths: list[str], urls: list[str]
+    fs: FileSystem, entries: dict[str, Info], paths: list[str], urls: list[str]
 ) -> list[Info | None]:
     """What a web page tells of files, or where there is none, the first of them of all."""
-    if len(paths) < WORTH_A_LISTING:
-        return _infos(fs, paths, urls)
-    try:
-        entries = _list(fs, f"{folder_path}/", folder)
-    except ShardError:
-        entries = {}
     if any(path in entries for path in paths):
         return [entries.get(path) for path in paths]
     first = _info(fs, paths[0], urls[0])

@@ -269,7 +269,7 @@ def test_the_second_of_two_writers_is_refused(table, out, monkeypatch):
     try:
         for options in ({}, {"resume": True}, {"overwrite": True}):
             with pytest.raises(
-                ExportError, match=rf"another export writes to .* \(process {os.getpid()}"
+                ExportError, match=rf"another run writes to .* \(process {os.getpid()}"
             ):
                 export(table, out, **options)
     finally:

@@ -148,7 +148,7 @@ def test_the_second_of_two_writers_is_refused(table, remote, quick, monkeypatch)
         with pytest.raises(ExportError, match=r"or was killed there \(process \d+ on"):
             export(table, remote)
         for options in ({"resume": True}, {"overwrite": True}):
-            with pytest.raises(ExportError, match=r"another export writes to .* now"):
+            with pytest.raises(ExportError, match=r"another run writes to .* now"):
                 export(table, remote, **options)
     finally:
         go_on.set()

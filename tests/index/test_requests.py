@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import re
 from collections import Counter
+from pathlib import Path
 
 import fsspec
 import pandas as pd
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 from faulty_server import faulty_server
 from s3 import empty_bucket, s3_options
@@ -95,6 +98,26 @@ def test_no_tar_is_asked_for_until_pixels_are(web, shards, tmp_path):
     assert not asked_for(server, ".tar")
     local = dii.read_webdataset_images(str(shards), backend="pandas", index=False)
     assert_same(questions(local), found)
+
+
+def test_sidecars_and_indexes_are_found_by_one_listing(web, shards, tmp_path):
+    server, urls = web
+    index_here(server, urls, tmp_path)
+    keys = dii.read_webdataset_images(str(shards), backend="pandas")[["__url__", "__key__"]]
+    page = server.files["/data"]
+    for url, rows in keys.compute().groupby("__url__"):
+        name = Path(url).with_suffix(".parquet").name
+        scores = pa.table({"key": rows["__key__"].tolist(), "score": range(len(rows))})
+        pq.write_table(scores, tmp_path / name)
+        server.files[f"/data/{name}"] = (tmp_path / name).read_bytes()
+        page += f'<a href="{name}">x</a>'.encode()
+    server.files |= {"/data": page, "/data/": page}
+    ddf = dii.read_webdataset_images(urls, backend="pandas", sidecar="parquet")
+    assert len([path for _, path, _ in server.seen if path.rstrip("/") == "/data"]) == 1
+    sidecars = asked_for(server, ".parquet").keys() - asked_for(server, ".index.parquet").keys()
+    assert len(sidecars) <= 1  # the first one, for its columns
+    assert ddf["score"].compute().tolist() == [*range(60)] * 9
+    assert not asked_for(server, ".tar")
 
 
 def test_an_index_costs_two_requests_and_pixels_two_of_each_shard(web, tmp_path):

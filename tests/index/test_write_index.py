@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import shutil
 from pathlib import Path
@@ -16,6 +17,7 @@ from tars import FORMATS, tar
 
 import dask_image_ingest as dii
 from dask_image_ingest.dataset import first_shard, opened
+from dask_image_ingest.errors import ExportError
 from dask_image_ingest.export.local_place import LocalPlace
 
 
@@ -219,3 +221,27 @@ def test_a_read_with_an_index_is_another_task_than_one_without(shards):
     assert len(names) == 2
     with dask.config.set(scheduler="threads"):
         assert len(captions(shards, index=True)) == 24
+
+
+@pytest.mark.parametrize(
+    ("code", "said"),
+    [
+        (errno.ENOSPC, r"make room, and run it again, write_index\(\) goes on"),
+        (errno.EROFS, r"Pass folder= to have the indexes elsewhere"),
+    ],
+)
+def test_errors_of_writing_say_what_to_do_about_an_index(code, said, shards, monkeypatch):
+    commit = LocalPlace.commit
+
+    def failing(self, file, name):
+        with monkeypatch.context() as patch:
+            patch.setattr(os, "replace", refuse)
+            commit(self, file, name)
+
+    def refuse(*args):
+        raise OSError(code, os.strerror(code))
+
+    monkeypatch.setattr(LocalPlace, "commit", failing)
+    with pytest.raises(ExportError, match=said) as raised:
+        dii.write_index(shards)
+    assert "to_webdataset" not in str(raised.value)

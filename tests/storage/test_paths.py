@@ -6,7 +6,6 @@ import gzip
 import http.server
 import os
 import sys
-import threading
 from pathlib import Path
 from typing import ClassVar
 
@@ -16,6 +15,7 @@ import numpy as np
 import pytest
 import webdataset
 from fsspec.implementations.memory import MemoryFileSystem
+from serving import serving
 from tars import COMPRESSIONS, samples_of, tar, webdataset_samples, zstd
 
 from dask_image_ingest.errors import (
@@ -487,21 +487,16 @@ def test_web_servers_with_and_without_ranges(tmp_path):
     pytest.importorskip("aiohttp")
     (tmp_path / "x.tar").write_bytes(LARGE)
     handler = functools.partial(QuietHandler, directory=tmp_path)
-    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), handler) as server:
-        threading.Thread(target=server.serve_forever).start()
-        try:
-            root = f"http://127.0.0.1:{server.server_port}"
-            for pattern in (f"{root}/x.tar?signature=a/b", f"{root}/{{x,x}}.tar", f"{root}/*.tar"):
-                (shard,) = find_shards(pattern)
-                assert shard.size == len(LARGE)
-                with open_shard(shard.url) as content:
-                    assert samples_of(content) == webdataset_samples(LARGE)
-            with pytest.raises(ShardNotFoundError):
-                find_shards(f"{root}/no.tar")
-            with pytest.raises(ShardError, match=r"403/x\.tar cannot be read: .*Forbidden"):
-                find_shards(f"{root}/403/x.tar")
-        finally:
-            server.shutdown()
+    with serving(http.server.ThreadingHTTPServer(("127.0.0.1", 0), handler)) as root:
+        for pattern in (f"{root}/x.tar?signature=a/b", f"{root}/{{x,x}}.tar", f"{root}/*.tar"):
+            (shard,) = find_shards(pattern)
+            assert shard.size == len(LARGE)
+            with open_shard(shard.url) as content:
+                assert samples_of(content) == webdataset_samples(LARGE)
+        with pytest.raises(ShardNotFoundError):
+            find_shards(f"{root}/no.tar")
+        with pytest.raises(ShardError, match=r"403/x\.tar cannot be read: .*Forbidden"):
+            find_shards(f"{root}/403/x.tar")
     # Nobody answers there any more.
     for paths in (f"{root}/x.tar", f"{root}/*.tar", f"{root}/"):
         with pytest.raises(ShardError, match=r"cannot be read: its server cannot be reached: .*Co"):

@@ -19,6 +19,8 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from urllib.parse import parse_qs, unquote, urlsplit
 from xml.sax.saxutils import escape, quoteattr
 
+from serving import serving
+
 ACCOUNT = "devstoreaccount1"
 #: The key of the emulator's account, which its documentation tells everybody.
 KEY = "Eby8vdM02xNOcqFlqUwJPLlmEtlCDXJ1OUzFT50uSRZ6IFsuFq2UVErCz4I6tq/K1SZFPTOtr/KBHBeksoGMGw=="
@@ -217,11 +219,5 @@ def _properties(etag: str, size: int, modified: str) -> str:
 @contextmanager
 def azure_server() -> Iterator[str]:
     """A server of this machine, on a port that is free: its URL."""
-    with _Store() as server:
-        thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.05})
-        thread.start()
-        try:
-            yield f"http://127.0.0.1:{server.server_port}"
-        finally:
-            server.shutdown()
-            thread.join()
+    with serving(_Store()) as url:
+        yield url

@@ -17,6 +17,7 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from urllib.parse import unquote
 
 import urllib3
+from serving import serving
 
 KINDS = ("503", "429", "delay", "reset", "truncate", "stall")
 
@@ -213,14 +214,10 @@ class _Server(ThreadingHTTPServer):
 @contextlib.contextmanager
 def faulty_server(port: int = 0, **state) -> Iterator[Faulty]:
     """A server of this machine, on a port that is free."""
-    with _Server(("127.0.0.1", port), _Handler) as server:
-        server.state = Faulty(**state)
-        server.state.url = f"http://127.0.0.1:{server.server_port}"
-        thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.05})
-        thread.start()
+    server = _Server(("127.0.0.1", port), _Handler)
+    server.state = Faulty(**state)
+    with serving(server) as server.state.url:
         try:
             yield server.state
         finally:
             server.state._over.set()
-            server.shutdown()
-            thread.join()

@@ -12,6 +12,7 @@ from dask_image_ingest.export.arguments import place_of
 from dask_image_ingest.export.checkpoint.store import store
 from dask_image_ingest.export.checkpoint.stored import ReadStored
 from dask_image_ingest.export.checkpoint.work import read_work
+from dask_image_ingest.export.place import CHECKPOINT
 
 __all__ = ["checkpoint"]
 
@@ -99,7 +100,7 @@ def checkpoint(
     folder = os.fspath(path) if isinstance(path, os.PathLike) else path
     if not isinstance(folder, str) or not folder:
         raise ArgumentError(f"{path!r} is no path")
-    place = place_of(folder, storage_options)
+    place = place_of(folder, CHECKPOINT, storage_options)
     work = read_work(frame.expr, version)
     stored = store(work, place, frame._meta, overwrite=overwrite, show=progress)
     return new_collection(ReadStored(stored))

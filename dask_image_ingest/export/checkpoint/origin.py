@@ -14,7 +14,7 @@ from dask.base import tokenize
 from dask_image_ingest import dask_internals as dx
 from dask_image_ingest.dataset import Dataset, ReadWebDataset
 from dask_image_ingest.errors import ArgumentError
-from dask_image_ingest.export.checkpoint.parts import Split
+from dask_image_ingest.export.checkpoint.parts import VersionedSplit
 from dask_image_ingest.export.checkpoint.stored import ReadStored
 from dask_image_ingest.ops import MapBatches
 from dask_image_ingest.storage import Shard
@@ -25,7 +25,7 @@ __all__ = ["name_of", "shards_of", "splits_of", "with_splits"]
 _BY_PARTITION = {kind._task for kind in (dx.Blockwise, dx.MapPartitions, dx.Apply, dx.Index)}
 
 
-def splits_of(expr: Any) -> list[Split]:
+def splits_of(expr: Any) -> list[VersionedSplit]:
     """What each partition of a query is made of.
 
     Raises
@@ -36,21 +36,21 @@ def splits_of(expr: Any) -> list[Split]:
     return _splits(expr, {})
 
 
-def _splits(expr: Any, known: dict[str, list[Split]]) -> list[Split]:
+def _splits(expr: Any, known: dict[str, list[VersionedSplit]]) -> list[VersionedSplit]:
     if expr._name not in known:
         known[expr._name] = _found_splits(expr, known)
     return known[expr._name]
 
 
-def _found_splits(expr: Any, known: dict[str, list[Split]]) -> list[Split]:
+def _found_splits(expr: Any, known: dict[str, list[VersionedSplit]]) -> list[VersionedSplit]:
     if isinstance(expr, ReadWebDataset):
         if expr.operand("limit") is not None:
             raise _not_by_partition(expr)
         shards = {shard.url: shard for shard in expr.dataset.shards}
         read = (expr.dataset.splits[number] for number in expr._partitions)
-        return [Split(shards[split.url], split.part, split.parts) for split in read]
+        return [VersionedSplit(shards[split.url], split.part, split.parts) for split in read]
     if isinstance(expr, ReadStored):
-        return [Split(expr.stored.source(number)) for number in expr._partitions]
+        return [VersionedSplit(expr.stored.source(number)) for number in expr._partitions]
     if isinstance(expr, dx.Partitions):
         splits = _splits(expr.frame, known)
         return [splits[number] for number in expr.partitions]
@@ -99,18 +99,18 @@ def shards_of(read: Any) -> tuple[Shard, ...]:
     return tuple(map(read.stored.source, range(len(read.stored.parts))))
 
 
-def with_splits(expr: Any, splits: Sequence[Split]) -> Any:
+def with_splits(expr: Any, splits: Sequence[VersionedSplit]) -> Any:
     """A query whose partitions are made of these splits."""
     return _with_splits(expr, splits, {})
 
 
-def _with_splits(expr: Any, splits: Sequence[Split], known: dict[str, Any]) -> Any:
+def _with_splits(expr: Any, splits: Sequence[VersionedSplit], known: dict[str, Any]) -> Any:
     if expr._name not in known:
         known[expr._name] = _made_with_splits(expr, splits, known)
     return known[expr._name]
 
 
-def _made_with_splits(expr: Any, splits: Sequence[Split], known: dict[str, Any]) -> Any:
+def _made_with_splits(expr: Any, splits: Sequence[VersionedSplit], known: dict[str, Any]) -> Any:
     if isinstance(expr, dx.Partitions):
         return _with_splits(expr.frame, splits, known)
     if isinstance(expr, ReadWebDataset):
@@ -127,7 +127,7 @@ def _made_with_splits(expr: Any, splits: Sequence[Split], known: dict[str, Any])
     return type(expr)(*operands)
 
 
-def _dataset_of(dataset: Dataset, splits: Sequence[Split]) -> Dataset:
+def _dataset_of(dataset: Dataset, splits: Sequence[VersionedSplit]) -> Dataset:
     own = dataset.splits[0]
     chosen = tuple(
         replace(

@@ -14,14 +14,18 @@ from dataclasses import dataclass
 
 from dask_image_ingest.storage import Shard
 
-__all__ = ["Split", "choose_splits", "digest_of", "is_part", "part_name", "shard_of"]
+__all__ = ["VersionedSplit", "choose_splits", "digest_of", "is_part", "part_name", "shard_of"]
 
 _NAME = re.compile(r"([0-9a-f]{32})-(\d{5,})-of-(\d{5,})\.parquet")
 
 
 @dataclass(frozen=True, slots=True)
-class Split:
-    """The ``part``-th of ``parts`` equal parts of a shard, as it was when the frame was made."""
+class VersionedSplit:
+    """The ``part``-th of ``parts`` equal parts of a shard, as it was when the frame was made.
+
+    A `ShardSplit` says where a task reads; this says in which version, or which partition of an
+    earlier checkpoint stands for the shard.
+    """
 
     shard: Shard
     part: int = 0
@@ -41,7 +45,7 @@ def shard_of(work: str, shard: Shard) -> str:
     return digest_of(work, *told)
 
 
-def part_name(work: str, split: Split) -> str:
+def part_name(work: str, split: VersionedSplit) -> str:
     """The file of a partition."""
     return _name(shard_of(work, split.shard), split.part, split.parts)
 
@@ -57,8 +61,8 @@ def is_part(name: str, shards: Iterable[str] | None = None) -> bool:
 
 
 def choose_splits(
-    splits: Sequence[Split], work: str, there: Mapping[str, int], keep_own: bool
-) -> list[Split]:
+    splits: Sequence[VersionedSplit], work: str, there: Mapping[str, int], keep_own: bool
+) -> list[VersionedSplit]:
     """The partitions that a checkpoint has for those of a frame.
 
     A frame's own boundaries follow the memory of the machine it is made on. Where a whole shard is
@@ -81,11 +85,11 @@ def choose_splits(
     for match in filter(None, map(_NAME.fullmatch, there)):
         counts = stored.setdefault(match[1], {})
         counts[int(match[3])] = counts.get(int(match[3]), 0) + 1
-    chosen: list[Split] = []
+    chosen: list[VersionedSplit] = []
     start = 0
     while start < len(splits):
         first = splits[start]
-        whole = [Split(first.shard, part, first.parts) for part in range(first.parts)]
+        whole = [VersionedSplit(first.shard, part, first.parts) for part in range(first.parts)]
         if list(splits[start : start + first.parts]) != whole:
             chosen.append(first)
             start += 1
@@ -96,6 +100,6 @@ def choose_splits(
             [first.parts, *counts],
             key=lambda parts: (counts.get(parts, 0) / parts, parts == first.parts),
         )
-        chosen += [Split(first.shard, part, parts) for part in range(parts)]
+        chosen += [VersionedSplit(first.shard, part, parts) for part in range(parts)]
         start += first.parts
     return chosen

@@ -15,7 +15,7 @@ from dask_image_ingest.dask_internals import cull
 from dask_image_ingest.dataset import ReadWebDataset, warn_user, with_sidecars
 from dask_image_ingest.errors import ArgumentError, ExportError, ShardError, ShardNotFoundError
 from dask_image_ingest.export.checkpoint.parts import (
-    Split,
+    VersionedSplit,
     choose_splits,
     is_part,
     part_name,
@@ -130,7 +130,7 @@ class _Run:
         self.place.remove_staging()
         return self.stored(parts)
 
-    def _compute(self, missing: Mapping[str, Split], show: bool) -> dict[str, Part]:
+    def _compute(self, missing: Mapping[str, VersionedSplit], show: bool) -> dict[str, Part]:
         if not missing:
             return {}
         graph, keys = self.work.tasks_of(list(missing.values()))

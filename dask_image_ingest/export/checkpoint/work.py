@@ -19,7 +19,7 @@ from dask_image_ingest.dataset import ReadWebDataset
 from dask_image_ingest.decode import Decoding
 from dask_image_ingest.errors import ArgumentError, FunctionError
 from dask_image_ingest.export.checkpoint.origin import name_of, shards_of, splits_of, with_splits
-from dask_image_ingest.export.checkpoint.parts import Split, digest_of
+from dask_image_ingest.export.checkpoint.parts import VersionedSplit, digest_of
 from dask_image_ingest.export.checkpoint.stored import ReadStored
 from dask_image_ingest.functions import lasting_token
 from dask_image_ingest.storage import Shard
@@ -59,7 +59,7 @@ class Work:
 
     expr: Any
     steps: tuple[Step, ...]
-    splits: tuple[Split, ...]
+    splits: tuple[VersionedSplit, ...]
     shards: tuple[Shard, ...]
     version: str | None
 
@@ -73,7 +73,7 @@ class Work:
         """Whether the labels at which partitions begin are known, so that they have to stay."""
         return bool(self.expr.known_divisions)
 
-    def tasks_of(self, splits: list[Split]) -> tuple[dict[Any, Any], list[Any]]:
+    def tasks_of(self, splits: list[VersionedSplit]) -> tuple[dict[Any, Any], list[Any]]:
         """A graph that makes these partitions, whatever the frame's own are, and their keys."""
         if self.has_divisions:
             numbers = {split: number for number, split in enumerate(self.splits)}

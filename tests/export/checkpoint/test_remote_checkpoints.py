@@ -73,7 +73,7 @@ def test_a_living_writer_is_left_alone(frame, remote, quick):
     url, options, _ = remote
     with (
         lock.hold(remote_place.RemotePlace(url, options), take_over=False),
-        pytest.raises(ExportError, match=r"writes to .* now"),
+        pytest.raises(ExportError, match=r"another run writes to .* now"),
     ):
         checkpoint(frame, remote)
 
@@ -90,7 +90,7 @@ def test_a_failing_upload_is_told_and_loses_nothing(frame, remote, monkeypatch):
         return put_file(lpath, rpath, **kwargs)
 
     monkeypatch.setattr(remote[2], "put_file", failing)
-    with pytest.raises(ExportError, match=r"broke off.*run it again"):
+    with pytest.raises(ExportError, match=r"broke off.*run it again, checkpoint\(\) goes on"):
         checkpoint(frame, remote)
     assert sum(name.endswith(".parquet") for name in files(remote)) == 1
     checkpoint(frame, remote)

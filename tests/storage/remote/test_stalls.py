@@ -11,6 +11,7 @@ import dask
 import numpy as np
 import pytest
 from faulty_server import faulty_server
+from serving import serving
 
 from dask_image_ingest.storage import open_shard
 from dask_image_ingest.storage.remote import pace
@@ -55,16 +56,13 @@ def silent_server(*answers):
                     over.wait(2 * LONG)
                     return
 
-    with socketserver.ThreadingTCPServer(("127.0.0.1", 0), Handler) as server:
-        server.daemon_threads = True
-        thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.05})
-        thread.start()
+    server = socketserver.ThreadingTCPServer(("127.0.0.1", 0), Handler)
+    server.daemon_threads = True
+    with serving(server) as url:
         try:
-            yield f"http://127.0.0.1:{server.server_address[1]}/x.tar"
+            yield f"{url}/x.tar"
         finally:
             over.set()
-            server.shutdown()
-            thread.join()
 
 
 def seconds_until_fault(source, patience):

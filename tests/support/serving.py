@@ -1,0 +1,21 @@
+"""Servers of this machine, at work while a test runs."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from socketserver import TCPServer
+
+
+@contextmanager
+def serving(server: TCPServer) -> Iterator[str]:
+    """Let a server work in a thread of its own: its URL."""
+    with server:
+        thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.05})
+        thread.start()
+        try:
+            yield f"http://127.0.0.1:{server.server_address[1]}"
+        finally:
+            server.shutdown()
+            thread.join()
