@@ -21,7 +21,7 @@ from dask_image_ingest.frames import backend_of
 from dask_image_ingest.storage import announce, open_shard
 from dask_image_ingest.tar import TarIndex, index_tar, read_member
 
-__all__ = ["MovedImages", "cuts", "decode_moved", "decode_pieces", "encoded_sizes"]
+__all__ = ["EncodedImages", "MovedImages", "cuts", "decode_moved", "decode_pieces", "encoded_sizes"]
 
 # A merge that found nothing on one side: no image, and nothing wrong with it.
 _NOTHING = Header(None, None, None, None, "", True)
@@ -96,10 +96,15 @@ def decode_pieces(frame: Any, images: Sequence[MovedImages], largest: int) -> It
 
 
 def cuts(sizes: Sequence[np.ndarray], largest: int) -> Iterator[slice]:
-    """Rows that follow each other, cut where a multiple of ``largest`` bytes is full."""
+    """Rows that follow each other, cut where a multiple of ``largest`` bytes is full.
+
+    A row that is larger stands alone.
+    """
     nbytes = np.sum(sizes, axis=0)
-    starts = np.cumsum(nbytes) - nbytes
-    edges = [0, *(1 + np.flatnonzero(np.diff(starts // largest))).tolist(), len(nbytes)]
+    full = (np.cumsum(nbytes) - nbytes) // largest
+    alone = nbytes > largest
+    ends = (full[1:] > full[:-1]) | alone[1:] | alone[:-1]
+    edges = [0, *(1 + np.flatnonzero(ends)).tolist(), len(nbytes)]
     return (slice(start, end) for start, end in itertools.pairwise(edges))
 
 

@@ -12,6 +12,7 @@ from photo_shards import make_photos, write_photo_shards, write_tar
 
 import dask_image_ingest as dii
 from dask_image_ingest.dataset import DecodeMoved, by_piece
+from dask_image_ingest.dataset.moved_groups import GroupsOfMoved
 from dask_image_ingest.dataset.row_pointers import RowPointer, as_texts, parse
 from dask_image_ingest.errors import ImageDecodeError, PartitionTooLargeError
 from dask_image_ingest.frames.pandas import PandasBackend
@@ -106,7 +107,7 @@ def test_moved_rows_are_those_that_are_moved_with_their_pixels(ddf, name):
 
 
 def decodes(ddf):
-    return len(list(ddf.optimize(fuse=False).expr.find_operations(DecodeMoved)))
+    return len(list(ddf.optimize(fuse=False).expr.find_operations((DecodeMoved, GroupsOfMoved))))
 
 
 LOOKS = {
