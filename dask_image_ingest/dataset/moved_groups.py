@@ -20,6 +20,10 @@ from dask_image_ingest.dataset.partition import check_size
 from dask_image_ingest.decode import Pixels
 from dask_image_ingest.frames import backend_of
 
+# Of a partition of the read, what is decoded at a time of groups that are smaller: enough images for
+# a decoder to be busy, beside whatever the function makes of the largest group.
+_SHARE = 1 / 4
+
 __all__ = ["GroupsOfMoved", "apply_to_groups"]
 
 
@@ -99,7 +103,7 @@ class _Groups:
         self._function = function
         self._backend = backend_of(frame)
         # Of many small groups, images are fetched and decoded together: the next will be asked for.
-        self._largest = self._backend.partition_memory()
+        self._largest = int(self._backend.partition_memory() * _SHARE)
         sizes = np.sum([encoded_sizes(frame, each) for each in images], axis=0)
         self._to_fetch = _Runs(number, sizes, self._largest)
         self._fetched = -1

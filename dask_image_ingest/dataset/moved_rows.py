@@ -18,7 +18,7 @@ from dask_image_ingest.dataset.warning import logger
 from dask_image_ingest.decode import Header, Origin, Pixels, decode, read_header
 from dask_image_ingest.errors import ImageDecodeError
 from dask_image_ingest.frames import backend_of
-from dask_image_ingest.storage import announce, open_shard
+from dask_image_ingest.storage import Shard, announce, open_shard
 from dask_image_ingest.tar import TarIndex, index_tar, read_member
 
 __all__ = ["EncodedImages", "MovedImages", "cuts", "decode_moved", "decode_pieces", "encoded_sizes"]
@@ -192,9 +192,17 @@ def _read(pointers: Sequence[RowPointer], options: ReadOptions) -> tuple[list[He
     for row, pointer in enumerate(pointers):
         by_shard.setdefault(pointer.shard, []).append(row)
 
-    def read(url: str, rows: list[int]) -> None:
+    def read_shard(url: str, rows: list[int]) -> None:
+        by_version: dict[Shard | None, list[int]] = {}
+        for row in rows:
+            by_version.setdefault(pointers[row].listed, []).append(row)
+        for listed, some in by_version.items():
+            # The shard has to be as it was when its pointers were read.
+            read(url, listed, some)
+
+    def read(url: str, listed: Shard | None, rows: list[int]) -> None:
         places = {row: place for row in rows if (place := pointers[row].place) is not None}
-        with open_shard(url, options.storage_options) as content:
+        with open_shard(url, options.storage_options, listed) as content:
             announce(content, sorted((start, start + size) for start, size in places.values()))
             for row in sorted(places, key=places.__getitem__):
                 # Copied, so that the shard is read now.
@@ -209,5 +217,5 @@ def _read(pointers: Sequence[RowPointer], options: ReadOptions) -> tuple[list[He
                     if headers[row].error is None:
                         encoded[row] = bytes(samples.image_bytes(at) or b"")
 
-    each_shard(by_shard, read)
+    each_shard(by_shard, read_shard)
     return headers, encoded
