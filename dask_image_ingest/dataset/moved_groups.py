@@ -20,8 +20,8 @@ from dask_image_ingest.dataset.partition import check_size
 from dask_image_ingest.decode import Pixels
 from dask_image_ingest.frames import backend_of
 
-# Of a partition of the read, what is decoded at a time of groups that are smaller: enough images for
-# a decoder to be busy, beside whatever the function makes of the largest group.
+# Of a partition of the read, what is decoded at a time of groups that are smaller: enough images to
+# keep a decoder busy, beside whatever the function makes of the largest group.
 _SHARE = 1 / 4
 
 __all__ = ["GroupsOfMoved", "apply_to_groups"]

@@ -15,7 +15,7 @@ from dask_image_ingest.dataset.partition import check_size
 from dask_image_ingest.dataset.pointers import each_shard
 from dask_image_ingest.dataset.row_pointers import RowPointer, parse
 from dask_image_ingest.dataset.warning import logger
-from dask_image_ingest.decode import Header, Origin, Pixels, decode, read_header
+from dask_image_ingest.decode import Header, Origin, PixelBuffer, Pixels, decode, read_header
 from dask_image_ingest.errors import ImageDecodeError
 from dask_image_ingest.frames import backend_of
 from dask_image_ingest.storage import Shard, announce, open_shard
@@ -157,10 +157,36 @@ class EncodedImages:
             pointer = self._pointers[wanted[row]]
             return Origin(pointer.shard, pointer.number, f"sample {pointer.key!r}")
 
-        buffer = self._backend.pixel_buffer(sum(map(options.decoding.nbytes, headers)))
-        pixels = decode(headers, image_bytes, options.decoding, buffer, origin)
+        sizes = np.array([options.decoding.nbytes(header) for header in headers], np.int64)
+        buffer = self._backend.pixel_buffer(int(sizes.sum()))
+
+        def decode_piece(rows: slice) -> Pixels:
+            start = rows.start
+            return decode(
+                headers[rows],
+                lambda row: image_bytes(start + row),
+                options.decoding,
+                _Piecewise(buffer),
+                lambda row: origin(start + row),
+            )
+
+        # A decoder keeps batches beside the pixels, as large as what it is given at a time.
+        largest = self._backend.partition_memory()
+        pieces = [decode_piece(rows) for rows in cuts([sizes], largest)]
+        errors = [error for piece in pieces for error in piece.errors]
+        pixels = Pixels(buffer.finish(), np.concatenate([p.shapes for p in pieces]), errors)
         _report(pixels, origin, options)
         return pixels
+
+
+class _Piecewise:
+    """A buffer that is not finished with what comes next."""
+
+    def __init__(self, buffer: PixelBuffer) -> None:
+        self.append = buffer.append
+
+    def finish(self) -> None:
+        """Say nothing of what was taken so far."""
 
 
 def _report(pixels: Pixels, origin: Callable[[int], Origin], options: ReadOptions) -> None:
