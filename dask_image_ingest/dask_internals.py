@@ -70,7 +70,11 @@ from dask.dataframe.dask_expr._expr import (
     determine_column_projection,
     plain_column_projection,
 )
-from dask.dataframe.dask_expr._groupby import GroupByApply
+from dask.dataframe.dask_expr._groupby import (
+    GroupByApply,
+    GroupByUDFBlockwise,
+    groupby_slice_apply,
+)
 from dask.dataframe.dask_expr._indexing import LocElement, LocList, LocSlice, LocUnknown
 from dask.dataframe.dask_expr._merge import Merge
 from dask.dataframe.dask_expr._reductions import (
@@ -128,6 +132,7 @@ __all__ = [
     "FunctionMap",
     "Fused",
     "GroupByApply",
+    "GroupByUDFBlockwise",
     "Head",
     "Index",
     "Invert",
@@ -183,6 +188,7 @@ __all__ = [
     "cull",
     "determine_column_projection",
     "divisions_lru",
+    "groupby_slice_apply",
     "new_collection",
     "plain_column_projection",
 ]

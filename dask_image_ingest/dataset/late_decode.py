@@ -53,7 +53,8 @@ def decode_images(
 
     Ask the metadata first (filter, join, sort, sample, shuffle: no image is decoded for that), then
     decode what is left. Only the bytes of these images are read, shard by shard, in the order in
-    which they lie there.
+    which they lie there. A shard that was replaced since is not noticed, for the columns do not say
+    which version they are of: its rows get what lies at their places now.
 
     Parameters
     ----------

@@ -18,7 +18,7 @@ from dask_image_ingest.dataset.schema import POINTER_COLUMNS, Component, image_m
 from dask_image_ingest.dataset.sidecar import Sidecar
 from dask_image_ingest.dataset.warning import warn_user
 from dask_image_ingest.decode import Header, Origin, read_header
-from dask_image_ingest.storage import LazyBytes, announce
+from dask_image_ingest.storage import LazyBytes, announce, as_listed
 from dask_image_ingest.tar import (
     HEAD,
     LARGEST_VALUE,
@@ -156,12 +156,14 @@ class SampleRows:
 
     def pointers(self) -> pa.Array:
         """A pointer to each row, for a decode that comes later."""
-        return as_texts(map(self._pointer, self.numbers.tolist(), self.samples, self.spans))
+        shard = as_listed(self.url, self._content)
+        rows = zip(self.numbers.tolist(), self.samples, self.spans, strict=True)
+        return as_texts(self._pointer(*row, shard) for row in rows)
 
-    def _pointer(self, number: int, sample: Sample, span: Span | None) -> RowPointer:
+    def _pointer(self, number: int, sample: Sample, span: Span | None, shard: Any) -> RowPointer:
         offset = self._offset(sample, span)
         place = None if span is None or offset is None else (offset, span[1])
-        return RowPointer(number, place, sample.key, self.url)
+        return RowPointer(number, place, sample.key, self.url, shard)
 
     def column(self, name: str) -> pa.Array:
         """One metadata column."""

@@ -17,6 +17,7 @@ import numpy as np
 from dask_image_ingest import dask_internals as dx
 from dask_image_ingest.dataset.every_row import EveryRow
 from dask_image_ingest.dataset.late_decode import looks_at
+from dask_image_ingest.dataset.moved_groups import apply_to_groups
 from dask_image_ingest.dataset.moved_rows import MovedImages, decode_moved
 from dask_image_ingest.dataset.moves import Dependents, Moved, leads_to_a_move, move_rows
 from dask_image_ingest.dataset.settled import is_settled
@@ -39,7 +40,7 @@ def move(parent: dx.Expr, child: dx.Expr, dependents: Dependents) -> dx.Expr | N
     if moved is None:
         return None
     if type(parent) is dx.GroupByApply:
-        return _grouped(parent, child, *moved)
+        return apply_to_groups(parent, child, *moved)
     if not leads_to_a_move(parent, dependents):
         return None
     return _decoded(parent, move_rows(parent, child, *moved))
@@ -88,28 +89,6 @@ def _merged(merge: dx.Expr) -> Moved | None:
     if not found:
         return None
     return type(merge)(*sides, *merge.operands[2:]), tuple(found)
-
-
-def _grouped(
-    apply: dx.Expr, child: dx.Expr, pointers: dx.Expr, images: tuple[MovedImages, ...]
-) -> dx.Expr | None:
-    """A function of groups, which are put together by pointers and decoded then."""
-    made = {name for each in images for name in each.columns}
-    by = apply.by
-    if (
-        apply.frame._name != child._name
-        or not apply.need_to_shuffle
-        or not all(isinstance(name, str) and name in child.columns for name in by)
-        or not made.isdisjoint(by)
-        or not all(isinstance(name, str) for name in child.columns)
-    ):
-        return None
-    # As dask itself would: by the first of the columns.
-    shuffled = dx.RearrangeByColumn(
-        pointers, [by[0]], pointers.npartitions, method=apply.operand("shuffle_method")
-    )
-    made_of = type(apply)(DecodeMoved(shuffled, images), *apply.operands[1:])
-    return None if made_of.need_to_shuffle else made_of
 
 
 class DecodeMoved(EveryRow):

@@ -15,13 +15,13 @@ from dask_image_ingest.dataset.partition import check_size
 from dask_image_ingest.dataset.pointers import each_shard
 from dask_image_ingest.dataset.row_pointers import RowPointer, parse
 from dask_image_ingest.dataset.warning import logger
-from dask_image_ingest.decode import Header, Origin, Pixels, decode, read_header
+from dask_image_ingest.decode import Header, Origin, PixelBuffer, Pixels, decode, read_header
 from dask_image_ingest.errors import ImageDecodeError
 from dask_image_ingest.frames import backend_of
-from dask_image_ingest.storage import announce, open_shard
+from dask_image_ingest.storage import Shard, announce, open_shard
 from dask_image_ingest.tar import TarIndex, index_tar, read_member
 
-__all__ = ["MovedImages", "cuts", "decode_moved", "decode_pieces", "encoded_sizes"]
+__all__ = ["EncodedImages", "MovedImages", "cuts", "decode_moved", "decode_pieces", "encoded_sizes"]
 
 # A merge that found nothing on one side: no image, and nothing wrong with it.
 _NOTHING = Header(None, None, None, None, "", True)
@@ -96,10 +96,15 @@ def decode_pieces(frame: Any, images: Sequence[MovedImages], largest: int) -> It
 
 
 def cuts(sizes: Sequence[np.ndarray], largest: int) -> Iterator[slice]:
-    """Rows that follow each other, cut where a multiple of ``largest`` bytes is full."""
+    """Rows that follow each other, cut where a multiple of ``largest`` bytes is full.
+
+    A row that is larger stands alone.
+    """
     nbytes = np.sum(sizes, axis=0)
-    starts = np.cumsum(nbytes) - nbytes
-    edges = [0, *(1 + np.flatnonzero(np.diff(starts // largest))).tolist(), len(nbytes)]
+    full = (np.cumsum(nbytes) - nbytes) // largest
+    alone = nbytes > largest
+    ends = (full[1:] > full[:-1]) | alone[1:] | alone[:-1]
+    edges = [0, *(1 + np.flatnonzero(ends)).tolist(), len(nbytes)]
     return (slice(start, end) for start, end in itertools.pairwise(edges))
 
 
@@ -152,10 +157,36 @@ class EncodedImages:
             pointer = self._pointers[wanted[row]]
             return Origin(pointer.shard, pointer.number, f"sample {pointer.key!r}")
 
-        buffer = self._backend.pixel_buffer(sum(map(options.decoding.nbytes, headers)))
-        pixels = decode(headers, image_bytes, options.decoding, buffer, origin)
+        sizes = np.array([options.decoding.nbytes(header) for header in headers], np.int64)
+        buffer = self._backend.pixel_buffer(int(sizes.sum()))
+
+        def decode_piece(rows: slice) -> Pixels:
+            start = rows.start
+            return decode(
+                headers[rows],
+                lambda row: image_bytes(start + row),
+                options.decoding,
+                _Piecewise(buffer),
+                lambda row: origin(start + row),
+            )
+
+        # A decoder keeps batches beside the pixels, as large as what it is given at a time.
+        largest = self._backend.partition_memory()
+        pieces = [decode_piece(rows) for rows in cuts([sizes], largest)]
+        errors = [error for piece in pieces for error in piece.errors]
+        pixels = Pixels(buffer.finish(), np.concatenate([p.shapes for p in pieces]), errors)
         _report(pixels, origin, options)
         return pixels
+
+
+class _Piecewise:
+    """A buffer that is not finished with what comes next."""
+
+    def __init__(self, buffer: PixelBuffer) -> None:
+        self.append = buffer.append
+
+    def finish(self) -> None:
+        """Say nothing of what was taken so far."""
 
 
 def _report(pixels: Pixels, origin: Callable[[int], Origin], options: ReadOptions) -> None:
@@ -187,9 +218,17 @@ def _read(pointers: Sequence[RowPointer], options: ReadOptions) -> tuple[list[He
     for row, pointer in enumerate(pointers):
         by_shard.setdefault(pointer.shard, []).append(row)
 
-    def read(url: str, rows: list[int]) -> None:
+    def read_shard(url: str, rows: list[int]) -> None:
+        by_version: dict[Shard | None, list[int]] = {}
+        for row in rows:
+            by_version.setdefault(pointers[row].listed, []).append(row)
+        for listed, some in by_version.items():
+            # The shard has to be as it was when its pointers were read.
+            read(url, listed, some)
+
+    def read(url: str, listed: Shard | None, rows: list[int]) -> None:
         places = {row: place for row in rows if (place := pointers[row].place) is not None}
-        with open_shard(url, options.storage_options) as content:
+        with open_shard(url, options.storage_options, listed) as content:
             announce(content, sorted((start, start + size) for start, size in places.values()))
             for row in sorted(places, key=places.__getitem__):
                 # Copied, so that the shard is read now.
@@ -204,5 +243,5 @@ def _read(pointers: Sequence[RowPointer], options: ReadOptions) -> tuple[list[He
                     if headers[row].error is None:
                         encoded[row] = bytes(samples.image_bytes(at) or b"")
 
-    each_shard(by_shard, read)
+    each_shard(by_shard, read_shard)
     return headers, encoded

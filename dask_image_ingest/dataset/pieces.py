@@ -12,6 +12,7 @@ import numpy as np
 from dask_image_ingest import dask_internals as dx
 from dask_image_ingest.dataset.expr import ReadWebDataset
 from dask_image_ingest.dataset.moved import DecodeMoved
+from dask_image_ingest.dataset.moved_groups import GroupsOfMoved
 from dask_image_ingest.dataset.moved_rows import MovedImages, cuts, encoded_sizes
 
 __all__ = ["move_rows_now"]
@@ -67,7 +68,8 @@ def move_rows_now(expr: dx.Expr, scheduler: Any) -> dx.Expr | None:
 
 def _moved(expr: dx.Expr) -> list[dx.Expr]:
     """The pointers of a query which others than their own partition are needed for."""
-    pointers = {decode.frame._name: decode.frame for decode in expr.find_operations(DecodeMoved)}
+    decodes = expr.find_operations((DecodeMoved, GroupsOfMoved))
+    pointers = {decode.frame._name: decode.frame for decode in decodes}
     return [
         rows
         for rows in pointers.values()

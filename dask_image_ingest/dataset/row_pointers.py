@@ -3,26 +3,34 @@
 A pointer is text, in the place of the image and of its name, so that whatever moves, renames or
 joins rows and columns does so to pointers as it would to images. It has all that the decode of a
 read knows an image by: its sample's number for the random numbers of a transform, its key for
-errors, and the place of its bytes, which is empty for those that only the tar's index tells.
+errors, the place of its bytes, which is empty for those that only the tar's index tells, and the
+version of the shard that it was read from.
 """
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterable
 from typing import NamedTuple
 
 import pyarrow as pa
 
+from dask_image_ingest.storage import Shard
+
 __all__ = ["RowPointer", "as_texts", "parse"]
 
 
 class RowPointer(NamedTuple):
-    """Which sample of which shard a row is, and where its image lies if that is known."""
+    """Which sample of which shard a row is, and where its image lies if that is known.
+
+    ``listed`` is the shard as it was then; None where its version is not known.
+    """
 
     number: int
     place: tuple[int, int] | None
     key: str
     shard: str
+    listed: Shard | None = None
 
 
 def as_texts(pointers: Iterable[RowPointer]) -> pa.Array:
@@ -31,14 +39,17 @@ def as_texts(pointers: Iterable[RowPointer]) -> pa.Array:
 
 
 def _text(pointer: RowPointer) -> str:
-    number, place, key, shard = pointer
+    number, place, key, shard, listed = pointer
     offset, size = place or ("", "")
-    return f"{number} {offset} {size} {len(key)} {key}{shard}"
+    whole, version = ("", "") if listed is None else (listed.size, listed.version)
+    return f"{number} {offset} {size} {whole} {len(key)} {len(version)} {key}{version}{shard}"
 
 
 def parse(text: str) -> RowPointer:
     """The pointer that a text says."""
-    number, offset, size, length, rest = text.split(" ", 4)
-    end = int(length)
+    number, offset, size, whole, *lengths, rest = text.split(" ", 6)
+    key_end, end = itertools.accumulate(map(int, lengths))
     place = (int(offset), int(size)) if offset else None
-    return RowPointer(int(number), place, rest[:end], rest[end:])
+    shard = rest[end:]
+    listed = Shard(shard, int(whole), rest[key_end:end]) if whole else None
+    return RowPointer(int(number), place, rest[:key_end], shard, listed)

@@ -16,7 +16,7 @@ from dask_image_ingest.storage.paths import find_shards
 from dask_image_ingest.storage.patterns import INDEX_SUFFIX
 from dask_image_ingest.storage.pipe import is_pipe, with_permission
 from dask_image_ingest.storage.remote_listing import Listings
-from dask_image_ingest.storage.shard import Shard
+from dask_image_ingest.storage.shard import Shard, as_listed
 from dask_image_ingest.storage.url import local_path
 
 __all__ = [
@@ -28,6 +28,7 @@ __all__ = [
     "Shard",
     "announce",
     "announce_walk",
+    "as_listed",
     "file_system",
     "find_beside",
     "find_shards",

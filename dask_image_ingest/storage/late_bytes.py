@@ -21,7 +21,7 @@ class LateBytes:
     def __init__(
         self, shard: Shard, storage_options: dict[str, Any] | None, opened: ExitStack
     ) -> None:
-        self._shard = shard
+        self.listed = shard
         self._storage_options = storage_options
         self._opened = opened
         self._content: LazyBytes | None = None
@@ -32,9 +32,9 @@ class LateBytes:
         """The bytes of the shard, which is open from now on."""
         with self._lock:
             if self._content is None:
-                shard = self._shard
+                url = self.listed.url
                 self._content = self._opened.enter_context(
-                    open_shard(shard.url, self._storage_options, shard)
+                    open_shard(url, self._storage_options, self.listed)
                 )
             return self._content
 

@@ -47,6 +47,12 @@ class LocalBytes:
         self._number = -1
         self._file.close()
 
+    @property
+    def listed(self) -> Shard:
+        """The shard as a listing would tell of it now."""
+        size, changed_at = self._version
+        return Shard(self._path, size, str(changed_at))
+
     def is_version(self, listed: Shard) -> bool:
         """Whether this is the version that was listed."""
         return self._version == (listed.size, int(listed.version))

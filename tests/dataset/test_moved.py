@@ -2,19 +2,31 @@
 
 from __future__ import annotations
 
+import os
+
 import dask
 import numpy as np
 import pandas as pd
 import pytest
 from counted import work  # noqa: F401
+from dask.dataframe.dask_expr import new_collection
+from faulty_server import faulty_server
 from nvidia.dali import fn
 from photo_shards import make_photos, write_photo_shards, write_tar
 
 import dask_image_ingest as dii
 from dask_image_ingest.dataset import DecodeMoved, by_piece
+from dask_image_ingest.dataset.moved_groups import GroupsOfMoved
+from dask_image_ingest.dataset.moved_rows import decode_moved
 from dask_image_ingest.dataset.row_pointers import RowPointer, as_texts, parse
-from dask_image_ingest.errors import ImageDecodeError, PartitionTooLargeError
+from dask_image_ingest.errors import (
+    ImageDecodeError,
+    PartitionTooLargeError,
+    ShardError,
+    ShardNotFoundError,
+)
 from dask_image_ingest.frames.pandas import PandasBackend
+from dask_image_ingest.storage import Shard
 
 PHOTOS = 24
 
@@ -107,7 +119,7 @@ def test_moved_rows_are_those_that_are_moved_with_their_pixels(ddf, name):
 
 
 def decodes(ddf):
-    return len(list(ddf.optimize(fuse=False).expr.find_operations(DecodeMoved)))
+    return len(list(ddf.optimize(fuse=False).expr.find_operations((DecodeMoved, GroupsOfMoved))))
 
 
 LOOKS = {
@@ -243,7 +255,51 @@ def test_batches_move_rows_once(ddf, monkeypatch):
 @pytest.mark.parametrize("place", [None, (512, 7)])
 @pytest.mark.parametrize("key", ["", "a", "a b/ü 7"])
 @pytest.mark.parametrize("shard", ["/a b.tar", "s3://b/1 2.tar?x=1"])
-def test_pointers_are_read_as_they_were_written(place, key, shard):
-    pointer = RowPointer(3, place, key, shard)
+@pytest.mark.parametrize("version", [None, "", '"0x8 D"', "Wed, 21 Oct 2015 07:28:00 GMT"])
+def test_pointers_are_read_as_they_were_written(place, key, shard, version):
+    listed = None if version is None else Shard(shard, 4096, version)
+    pointer = RowPointer(3, place, key, shard, listed)
     (text,) = as_texts([pointer]).to_pylist()
     assert parse(text) == pointer
+
+
+@pytest.mark.parametrize("index", [False, True])
+@pytest.mark.parametrize("change", ["shorter", "as long", "gone"])
+def test_a_shard_that_is_replaced_before_its_images_are_decoded_is_an_error(
+    tmp_path, index, change
+):
+    paths = write_photo_shards(make_photos(8), tmp_path, 4)
+    if index:
+        dii.write_index(paths)
+    ddf = read([*map(str, paths)], index=index).shuffle("cls")
+    (decode,) = ddf.optimize(fuse=False).expr.find_operations(DecodeMoved)
+    pointers = new_collection(decode.frame).compute()
+    assert len(decode_moved(pointers, decode.images)) == 8
+    changed = paths[1]
+    content = changed.read_bytes()
+    changed.unlink()
+    if change == "as long":
+        changed.write_bytes(content[:5000] + bytes(2000) + content[7000:])
+        os.utime(changed, ns=(0, 10**18))
+    elif change == "shorter":
+        changed.write_bytes(content[:-512])
+    error = ShardNotFoundError if change == "gone" else ShardError
+    with pytest.raises(error, match=r"photos-001\.tar"):
+        decode_moved(pointers, decode.images)
+
+
+@pytest.mark.parametrize("photos", [2, 60])
+def test_a_shard_behind_a_server_that_is_replaced_is_an_error(tmp_path, photos):
+    (path,) = write_photo_shards(make_photos(photos), tmp_path, photos)
+    content = path.read_bytes()
+    with faulty_server(files={"/a.tar": content}) as server:
+        ddf = read([f"{server.url}/a.tar"]).shuffle("cls")
+        (decode,) = ddf.optimize(fuse=False).expr.find_operations(DecodeMoved)
+        pointers = new_collection(decode.frame).compute()
+        want = read([str(path)]).compute().set_index("__key__").image
+        got = decode_moved(pointers, decode.images).set_index("__key__").image
+        pd.testing.assert_series_equal(got.sort_index(), want.sort_index())
+        server.files["/a.tar"] = content[:5000] + bytes(2000) + content[7000:]
+        assert (len(content) > 64 << 10) == (photos == 60)  # or all of it comes at once
+        with pytest.raises(ShardError, match="has changed since"):
+            decode_moved(pointers, decode.images)

@@ -401,6 +401,16 @@ def in_groups(q: Query) -> str | None:
     return key and f"with_group_sizes({a}, {key!r})"
 
 
+@step(0.7)
+def by_their_pixels(q: Query) -> str | None:
+    a = q.frame()
+    key = q.column(a, "int", "text")
+    if key is None or len(q.columns(a, "image")) != 1:
+        return None
+    how = q.rng.choice(["", ", dropna=False", ", group_keys=False"])
+    return f"{q.rng.choice(['with_group_light', 'group_light'])}({a}, {key!r}{how})"
+
+
 # What asks for an answer.
 
 

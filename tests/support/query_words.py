@@ -71,6 +71,29 @@ def with_size(group: Any) -> Any:
     return group.assign(rows=len(group))
 
 
+def with_group_light(frame: Any, key: str, **options: Any) -> Any:
+    meta = frame._meta.drop(columns=key).assign(light=pd.Series([], dtype="float64"))
+    return frame.groupby(key, **{"group_keys": False, **options}).apply(with_light, meta=meta)
+
+
+def with_light(group: Any) -> Any:
+    return group.assign(light=light(group))
+
+
+def group_light(frame: Any, key: str, **options: Any) -> Any:
+    columns = {"light": "float64", "rows": "int64"}
+    meta = pd.DataFrame({name: pd.Series([], dtype=dtype) for name, dtype in columns.items()})
+    return frame.groupby(key, **{"group_keys": False, **options}).apply(total_light, meta=meta)
+
+
+def total_light(group: Any) -> Any:
+    return pd.DataFrame({"light": [sum(light(group))], "rows": [len(group)]})
+
+
+def light(group: Any) -> list[float]:
+    return [0.0 if a is None else float(a.mean()) for a in group.images.arrays()]
+
+
 def rows(part: Any) -> pd.Series:
     return pd.Series([len(part)])
 
@@ -112,6 +135,8 @@ WORDS = {
         by_partition,
         each_partition,
         unfused,
+        group_light,
+        with_group_light,
         with_group_sizes,
     )
 } | {"dd": dd, "pd": pd, "np": np, "dask": dask}

@@ -43,11 +43,24 @@ def open_remote(
     ):
         raise changed(url)
     if len(head.data) == head.size:
-        yield head.data
+        # One of a server that knows no ranges may be large, and is not copied.
+        small = len(head.data) <= found.head
+        yield _Whole(head.data, Shard(url, head.size, source.version)) if small else head.data
     else:
         with closing(RemoteBytes(source, head, found)) as content:
             yield content
     source.refuse_changes()
+
+
+class _Whole(bytes):
+    """A small shard, of which all came at once."""
+
+    listed: Shard
+
+    def __new__(cls, data: bytes, listed: Shard) -> _Whole:
+        whole = super().__new__(cls, data)
+        whole.listed = listed
+        return whole
 
 
 def _reach(sources: list[Source], found: Settings) -> tuple[Source, Head]:

@@ -121,6 +121,11 @@ class HTTPSource:
                 if not wanted:
                     break
 
+    @property
+    def version(self) -> str:
+        """Its ETag, or when it was changed."""
+        return self._version[0] or self._version[1]
+
     def is_version(self, version: str) -> bool:
         """Whether this is the version that a listing has told, as far as that can be said."""
         etag, modified = self._version

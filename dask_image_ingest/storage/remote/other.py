@@ -64,7 +64,7 @@ class FsspecSource:
         self._fs = fs
         self._path = path
         self._size = 0
-        self._version = ""
+        self.version = ""
         self._told_by = uncached(fs)
         self._turn = _turn(fs)
 
@@ -74,7 +74,7 @@ class FsspecSource:
         if info["size"] is None:
             whole = self._ask(self._fs.cat_file, self._path)
             return Head(whole, len(whole))
-        self._size, self._version = info["size"], version_of(info)
+        self._size, self.version = info["size"], version_of(info)
         wanted = min(nbytes, self._size)
         data = self._ask(self._fs.cat_file, self._path, start=0, end=wanted) if wanted else b""
         if len(data) > wanted:  # it knows no ranges
@@ -93,14 +93,14 @@ class FsspecSource:
 
     def refuse_changes(self) -> None:
         """Say so where what was read may be of two versions."""
-        if not self._version:
+        if not self.version:
             return
         try:
             self._told_by.invalidate_cache(self._told_by._parent(self._path))
             now = self._ask(self._told_by.info, self._path)
         except (Fault, ShardNotFoundError):
             return  # nothing was read after this
-        if version_of(now) != self._version:
+        if version_of(now) != self.version:
             raise ShardError(
                 f"{self.url} has changed while it was read, and what was read may be of two "
                 "versions. Read it again when it is complete"
@@ -108,11 +108,12 @@ class FsspecSource:
 
     def is_version(self, version: str) -> bool:
         """Whether this is the version that a listing has told, as far as that can be said."""
-        return not self._version or not version or self._version == version
+        # Some file systems leave out the quotes of an ETag.
+        return not self.version or not version or self.version.strip('"') == version.strip('"')
 
     def _short(self, start: int, stop: int, came: int) -> Exception:
         self.refuse_changes()
-        if self._version:
+        if self.version:
             return Fault(f"{came} of the {stop - start} bytes from {start} on came")
         return self._changed(stop - start, came)
 

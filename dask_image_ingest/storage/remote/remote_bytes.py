@@ -14,6 +14,7 @@ from dask_image_ingest.storage.remote.retry import Retries, whole_range
 from dask_image_ingest.storage.remote.settings import Settings
 from dask_image_ingest.storage.remote.source import Head, Source
 from dask_image_ingest.storage.remote.threads import request_threads
+from dask_image_ingest.storage.shard import Shard
 
 __all__ = ["RemoteBytes"]
 
@@ -50,6 +51,11 @@ class RemoteBytes:
 
     def __len__(self) -> int:
         return self._size
+
+    @property
+    def listed(self) -> Shard:
+        """The shard as a listing would tell of it now."""
+        return Shard(self._source.url, self._size, self._source.version)
 
     def __getitem__(self, part: slice, /) -> bytes:
         start, stop, _ = part.indices(self._size)

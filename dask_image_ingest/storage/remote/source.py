@@ -63,6 +63,11 @@ class Source(Protocol):
         """
         ...
 
+    @property
+    def version(self) -> str:
+        """Which version this is, as a listing would tell it; empty where nothing does."""
+        ...
+
     def is_version(self, version: str) -> bool:
         """Whether this is the version that a listing has told, as far as that can be said."""
         ...
