@@ -182,7 +182,7 @@ def main() -> None:
             statistics.median(run.get(key, 0) for run in done)
             for key in ("seconds", "peak", "sent")
         )
-        between = f"{sent / 1e6:,.1f}" if "sent" in done[0] else ""
+        between = f"{sent / 1e6:,.2f}" if "sent" in done[0] else ""
         print(f"| {ROWS[name].name} | {seconds:.1f} | {peak / 1e6:,.0f} | {between} |")
 
 
