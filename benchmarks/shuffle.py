@@ -97,7 +97,7 @@ def daft_sort(paths: list[str]) -> dict:
     names = ("key", "jpg", "cls")
     start = time.perf_counter()
     columns = dict(zip(names, map(list, zip(*samples, strict=True)), strict=True))
-    frame = daft.from_pydict(columns)
+    frame = daft.from_pydict({**columns, "cls": [int(label) for label in columns["cls"]]})
     frame = frame.with_column("jpg", daft.col("jpg").decode_image(mode="RGB")).sort("cls")
     images = frame.collect().to_pydict()["jpg"]
     return {"seconds": time.perf_counter() - start, "values": sum(int(i.size) for i in images)}
