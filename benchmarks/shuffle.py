@@ -97,7 +97,7 @@ def daft_sort(paths: list[str]) -> dict:
     names = ("key", "jpg", "cls")
     start = time.perf_counter()
     columns = dict(zip(names, map(list, zip(*samples, strict=True)), strict=True))
-    frame = daft.from_pydict(columns)
+    frame = daft.from_pydict({**columns, "cls": [int(label) for label in columns["cls"]]})
     frame = frame.with_column("jpg", daft.col("jpg").decode_image(mode="RGB")).sort("cls")
     images = frame.collect().to_pydict()["jpg"]
     return {"seconds": time.perf_counter() - start, "values": sum(int(i.size) for i in images)}
@@ -182,7 +182,7 @@ def main() -> None:
             statistics.median(run.get(key, 0) for run in done)
             for key in ("seconds", "peak", "sent")
         )
-        between = f"{sent / 1e6:,.1f}" if "sent" in done[0] else ""
+        between = f"{sent / 1e6:,.2f}" if "sent" in done[0] else ""
         print(f"| {ROWS[name].name} | {seconds:.1f} | {peak / 1e6:,.0f} | {between} |")
 
 
