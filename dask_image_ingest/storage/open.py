@@ -45,13 +45,17 @@ def open_shard(
     if is_pipe(url):
         yield decompress(run_pipe(url, storage_options))
         return
-    path = local_path(url) or cached_copy(url, storage_options)
+    local = local_path(url)
+    path = local or cached_copy(url, storage_options)
     if path is None:
         with open_remote(url, storage_options, listed) as fetched:
             yield decompress(fetched, wholly)
         return
     with closing(LocalBytes(path)) as stored:
-        if listed is not None and not stored.is_version(listed):
-            raise changed(url)
+        if listed is not None:
+            # A copy has a time of its own, and how old it may be is said where it is asked for.
+            same = stored.is_version(listed) if local else listed.size in (len(stored), -1)
+            if not same:
+                raise changed(url)
         yield decompress(stored)
         stored.refuse_changes()
