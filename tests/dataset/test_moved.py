@@ -12,7 +12,8 @@ from counted import work  # noqa: F401
 from dask.dataframe.dask_expr import new_collection
 from faulty_server import faulty_server
 from nvidia.dali import fn
-from photo_shards import make_photos, write_photo_shards, write_tar
+from odd_shards import PHOTOS, in_this_process, read, write_odd_shards  # noqa: F401
+from photo_shards import make_photos, write_photo_shards
 
 import dask_image_ingest as dii
 from dask_image_ingest.dataset import DecodeMoved, by_piece
@@ -28,35 +29,15 @@ from dask_image_ingest.errors import (
 from dask_image_ingest.frames.pandas import PandasBackend
 from dask_image_ingest.storage import Shard
 
-PHOTOS = 24
-
 
 @pytest.fixture(scope="module")
 def shards(tmp_path_factory):
-    """Shards of photographs; in one an image is bad, one is missing and one is there twice."""
-    folder = tmp_path_factory.mktemp("shards")
-    photos = make_photos(PHOTOS)
-    paths = write_photo_shards(photos, folder, 9)
-    jpeg = photos[0].members["jpg"]
-    odd = [("bad.jpg", b"<html>"), ("bad.cls", b"1"), ("none.cls", b"3")]
-    odd += [("twice.jpg", jpeg), ("twice.jpg", jpeg), ("twice.cls", b"2")]
-    return [*map(str, paths), str(write_tar(folder / "zz-odd.tar", odd))]
-
-
-@pytest.fixture(autouse=True)
-def in_this_process():
-    with dask.config.set({"scheduler": "sync", "dataframe.shuffle.method": "tasks"}):
-        yield
+    return write_odd_shards(tmp_path_factory.mktemp("shards"))
 
 
 @pytest.fixture
 def ddf(shards):
     return read(shards)
-
-
-def read(shards, **options):
-    options = {"components": {"cls": "int64", "txt": "string"}, "size": 16, **options}
-    return dii.read_webdataset_images(shards, backend="pandas", **options)
 
 
 def scores(ddf):

@@ -9,9 +9,9 @@ import numpy as np
 import pandas as pd
 import pytest
 from counted import work  # noqa: F401
-from photo_shards import make_photos, write_photo_shards, write_tar
+from odd_shards import in_this_process, read, write_odd_shards  # noqa: F401
+from photo_shards import make_photos
 
-import dask_image_ingest as dii
 from dask_image_ingest.dataset import DecodeMoved, moved_groups
 from dask_image_ingest.dataset.moved_groups import GroupsOfMoved
 from dask_image_ingest.errors import PartitionTooLargeError
@@ -22,31 +22,13 @@ ROW = 16 * 16 * 3
 
 @pytest.fixture(scope="module")
 def shards(tmp_path_factory):
-    folder = tmp_path_factory.mktemp("shards")
-    photos = make_photos(24)
-    jpeg = photos[0].members["jpg"]
-    odd = [("bad.jpg", b"<html>"), ("bad.cls", b"1"), ("none.cls", b"3"), ("lost.jpg", jpeg)]
-    odd += [("twice.jpg", jpeg), ("twice.jpg", jpeg), ("twice.cls", b"2")]
-    return [
-        *map(str, write_photo_shards(photos, folder, 9)),
-        str(write_tar(folder / "zz-odd.tar", odd)),
-    ]
-
-
-@pytest.fixture(autouse=True)
-def in_this_process():
-    with dask.config.set({"scheduler": "sync", "dataframe.shuffle.method": "tasks"}):
-        yield
+    jpeg = make_photos(1)[0].members["jpg"]
+    return write_odd_shards(tmp_path_factory.mktemp("shards"), ("lost.jpg", jpeg))
 
 
 @pytest.fixture
 def ddf(shards):
     return read(shards)
-
-
-def read(shards):
-    components = {"cls": "int64", "txt": "string"}
-    return dii.read_webdataset_images(shards, backend="pandas", components=components, size=16)
 
 
 @pytest.fixture(scope="module")
