@@ -24,14 +24,34 @@ class EveryRow(dx.Blockwise):
         if isinstance(parent, dx.Head):
             return self._of(type(parent)(self.frame, *parent.operands[1:]))
         if isinstance(parent, dx.Tail):
-            lowered = isinstance(parent, dx.Blockwise)
-            last = [self.frame.npartitions - 1]
-            partition = self.frame if lowered else dx.Partitions(self.frame, last)
-            return self._of(LastRows(partition, parent.n))
+            return self._of(self._last_rows(parent))
         return super()._simplify_up(parent, dependents)
+
+    def _last_rows(self, tail: dx.Expr) -> dx.Expr:
+        if isinstance(tail, dx.Blockwise):  # the query is lowered
+            return LastRows(self.frame, tail.n)
+        if self.frame.find_operations(dx.BaseSetIndexSortValues):
+            return TailOfSorted(self.frame, tail.n)
+        return LastRows(dx.Partitions(self.frame, [self.frame.npartitions - 1]), tail.n)
 
     def _of(self, frame: dx.Expr) -> dx.Expr:
         return type(self)(frame, *self.operands[1:])
+
+
+class TailOfSorted(dx.Tail):
+    """A tail of which dask makes the last rows of all where it comes to a sort."""
+
+    def _simplify_down(self) -> dx.Expr | None:
+        if isinstance(self.frame, dx.Elemwise):
+            below = [
+                type(self)(each, self.n) if isinstance(each, dx.Expr) else each
+                for each in self.frame.operands
+            ]
+            return type(self.frame)(*below)
+        return None
+
+    def _lower(self) -> dx.Expr:
+        return LastRows(dx.Partitions(self.frame, [self.frame.npartitions - 1]), self.n)
 
 
 def _last_rows(frame: Any, n: int) -> Any:

@@ -147,6 +147,31 @@ def test_the_ends_of_as_many_partitions_as_there_were_are_found(ddf, end, work):
 
 
 @pytest.mark.parametrize("end", ["tail", "head"])
+@pytest.mark.parametrize("more", [False, True], ids=["alone", "with-another-type"])
+@pytest.mark.parametrize("sort", ["sort_values", "set_index"])
+def test_the_ends_of_sorted_rows_are_those_of_all(ddf, end, more, sort, work):  # noqa: F811
+    """Of as many rows as asked for, whatever partition they are in, as dask has it."""
+
+    def asked():
+        moved = getattr(ddf, sort)("offset")
+        moved = moved.astype({"height": "double[pyarrow]"}) if more else moved
+        return getattr(moved, end)(20)
+
+    got = asked()
+    assert work["decoded"] == 20
+    with dask.config.set({"image-ingest.decode-late": False}):
+        want = asked()
+    assert len(got) == 20
+    same = [name for name in want.columns if name != "image"]
+    pd.testing.assert_frame_equal(got[same], want[same])
+    assert list(map(as_bytes, got.images.arrays())) == list(map(as_bytes, want.images.arrays()))
+
+
+def as_bytes(image):
+    return None if image is None else image.tobytes()
+
+
+@pytest.mark.parametrize("end", ["tail", "head"])
 def test_the_ends_of_moved_rows_can_be_kept(ddf, end):
     moved = ddf.shuffle("cls")
     wanted = getattr(moved["__key__"].partitions[-1 if end == "tail" else 1].compute(), end)(2)
