@@ -1,8 +1,10 @@
 """A JPEG of any coding → a baseline one with the same coefficients, by libjpeg-turbo's transform.
 
 No Python package that is maintained has this and brings its library along, so that the library's
-own function is called here, without Python's lock: ``tj3Transform`` of release 3, and
-``tjTransform`` of release 2. (Release 3 has that too, but it loses EXIF in 2.1.92.)
+own function is called here: ``tj3Transform`` of release 3, and ``tjTransform`` of release 2.
+(Release 3 has that too, but it loses EXIF in 2.1.92.) It does not look at how large the
+coefficients are: of those that baseline has no code for, as a damaged arithmetic stream gives them
+without a warning, it makes a broken JPEG. So it is shown them before, row by row of blocks.
 """
 
 from __future__ import annotations
@@ -13,7 +15,10 @@ import importlib.metadata
 import os
 import sys
 from collections.abc import Iterator
-from ctypes import POINTER, byref, c_char_p, c_int, c_size_t, c_ulong, c_void_p
+from ctypes import CFUNCTYPE, POINTER, byref, c_char_p, c_int, c_short, c_size_t, c_ulong, c_void_p
+from typing import Any
+
+import numpy as np
 
 from dask_image_ingest.errors import MissingDependencyError
 
@@ -28,21 +33,49 @@ _FLAGS_2 = 8192 | 32768
 _PARAMETERS_3 = {0: 1, 13: _SCANS}
 _TRANSFORM_3 = 2
 
+# Baseline has codes for differences of 11 bits between constant terms, and for 10 bits of others
+# (ITU-T T.81, tables F.1 and F.2).
+_LEAST = np.array([-1024] + [-1023] * 63, np.int16)
+_MOST = np.full(64, 1023, np.int16)
+
 
 class BaselineError(Exception):
     """A JPEG whose coefficients cannot be read; what libjpeg says of it."""
+
+
+class _Region(ctypes.Structure):
+    """``tjregion``."""
+
+    _fields_ = (("x", c_int), ("y", c_int), ("width", c_int), ("height", c_int))
+
+
+# Of a row of blocks: its coefficients, its own region and that of all, and what it belongs to.
+_FILTER = CFUNCTYPE(c_int, POINTER(c_short), _Region, _Region, c_int, c_int, c_void_p)
 
 
 class _Transform(ctypes.Structure):
     """``tjtransform``: with nothing but zeros, a copy in baseline coding."""
 
     _fields_ = (
-        ("region", c_int * 4),
+        ("region", _Region),
         ("operation", c_int),
         ("options", c_int),
         ("data", c_void_p),
-        ("filter", c_void_p),
+        ("filter", _FILTER),
     )
+
+
+class _Coefficients:
+    """Whether there are codes for the coefficients that a transform has shown."""
+
+    def __init__(self) -> None:
+        self.have_codes = True
+        self.filter = _FILTER(self._look)
+
+    def _look(self, coefficients: Any, row: _Region, *_: Any) -> int:
+        blocks = np.ctypeslib.as_array(coefficients, (row.width * row.height // 64, 64))
+        self.have_codes &= bool(((blocks >= _LEAST) & (blocks <= _MOST)).all())
+        return 0 if self.have_codes else -1
 
 
 class TurboJpeg:
@@ -75,14 +108,19 @@ class TurboJpeg:
         if not handle:
             raise MemoryError("libturbojpeg has no memory for a transform")
         target, size = c_void_p(), self._size()
-        given = [handle, jpeg, len(jpeg), 1, byref(target), byref(size), byref(_Transform())]
+        shown = _Coefficients()
+        how = _Transform(filter=shown.filter)
+        given = [handle, jpeg, len(jpeg), 1, byref(target), byref(size), byref(how)]
         try:
             if self._is_3:
                 for parameter, value in _PARAMETERS_3.items():
                     self._set(handle, parameter, value)
             else:
                 given.append(_FLAGS_2)
-            if self._transform(*given) or not target.value:
+            failed = self._transform(*given)
+            if not shown.have_codes:
+                raise BaselineError("it has coefficients that are larger than any of a picture")
+            if failed or not target.value:
                 said = (self._error(handle) or b"").decode(errors="replace")
                 raise BaselineError(said.rpartition("(): ")[2])
             return ctypes.string_at(target.value, size.value)

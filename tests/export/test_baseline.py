@@ -186,3 +186,24 @@ def test_damaged_jpegs_are_refused_or_keep_their_coefficients(tmp_path):
             np.testing.assert_array_equal(theirs, ours, err_msg=f"{seed=} {number=}")
         kept += 1
     assert kept > 20
+
+
+def test_a_damaged_arithmetic_jpeg_is_refused_or_keeps_its_pixels():
+    seed = 5
+    rng = random.Random(seed)
+    whole = not_baseline()["arithmetic"]
+    kept, too_large = 0, 0
+    for number in range(1000):
+        damaged = bytearray(whole)
+        for _ in range(rng.choice((1, 1, 3))):
+            damaged[rng.randrange(2, len(damaged))] = rng.randrange(256)
+        try:
+            after = to_baseline(bytes(damaged))
+        except BaselineError as error:
+            too_large += "larger than any" in str(error)
+            continue
+        expected, found = pixels(bytes(damaged)), pixels(after)
+        np.testing.assert_array_equal(expected, found, err_msg=f"{seed=} {number=}", strict=True)
+        kept += 1
+    assert kept > 200
+    assert too_large > 2
