@@ -4,6 +4,7 @@ In: paths and options, then the rewrites of dask's optimiser. Out: a dask datafr
 task the dataframe of one part of one shard. ``partition.py`` is where to begin reading.
 """
 
+from dask_image_ingest.dataset.adds_columns import AddsColumns
 from dask_image_ingest.dataset.by_piece import ByPiece
 from dask_image_ingest.dataset.every_row import EveryRow
 from dask_image_ingest.dataset.expr import SHAPE_IN_NAME, Dataset, ReadWebDataset
@@ -19,7 +20,6 @@ from dask_image_ingest.dataset.late_decode import (
     LateDecode,
     decode_frame,
     decode_images,
-    looks_at,
 )
 from dask_image_ingest.dataset.metadata import SampleRows
 from dask_image_ingest.dataset.moved import DecodeMoved
@@ -39,6 +39,7 @@ __all__ = [
     "NEGATED",
     "POINTER",
     "SHAPE_IN_NAME",
+    "AddsColumns",
     "ByPiece",
     "Dataset",
     "DecodeMoved",
@@ -56,7 +57,6 @@ __all__ = [
     "either",
     "image_member",
     "is_settled",
-    "looks_at",
     "move_rows_now",
     "parse_image_extensions",
     "read_webdataset_images",

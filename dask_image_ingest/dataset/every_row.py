@@ -32,7 +32,7 @@ class EveryRow(dx.Blockwise):
             return LastRows(self.frame, tail.n)
         if self.frame.find_operations(dx.BaseSetIndexSortValues):
             return TailOfSorted(self.frame, tail.n)
-        return LastRows(dx.Partitions(self.frame, [self.frame.npartitions - 1]), tail.n)
+        return _last_of_all(self.frame, tail.n)
 
     def _of(self, frame: dx.Expr) -> dx.Expr:
         return type(self)(frame, *self.operands[1:])
@@ -51,7 +51,11 @@ class TailOfSorted(dx.Tail):
         return None
 
     def _lower(self) -> dx.Expr:
-        return LastRows(dx.Partitions(self.frame, [self.frame.npartitions - 1]), self.n)
+        return _last_of_all(self.frame, self.n)
+
+
+def _last_of_all(frame: dx.Expr, n: int) -> dx.Expr:
+    return LastRows(dx.Partitions(frame, [frame.npartitions - 1]), n)
 
 
 def _last_rows(frame: Any, n: int) -> Any:

@@ -14,11 +14,11 @@ import pyarrow.compute as pc
 from dask_image_ingest import dask_internals as dx
 from dask_image_ingest.arguments import check_choice, check_frame, check_storage_options
 from dask_image_ingest.dask_internals import FrameBase, new_collection
+from dask_image_ingest.dataset.adds_columns import AddsColumns
 from dask_image_ingest.dataset.every_row import EveryRow
 from dask_image_ingest.dataset.options import ErrorPolicy
 from dask_image_ingest.dataset.partition import check_size
 from dask_image_ingest.dataset.pointers import POINTER, checked_pointers, read_encoded
-from dask_image_ingest.dataset.settled import is_settled
 from dask_image_ingest.dataset.warning import logger
 from dask_image_ingest.decode import (
     MAX_PIXELS,
@@ -169,35 +169,22 @@ def _decode_and_report(
     return decoded[decoded["error"].isna()] if errors == "drop" else decoded
 
 
-class LateDecode(dx.Blockwise):
+class LateDecode(AddsColumns):
     """Late decode of a lazy frame; what needs no pixels goes below it."""
 
     _parameters: ClassVar = ["frame", "decoding", "errors", "storage_options"]
     operation = staticmethod(_decode_and_report)
-    _filter_passthrough = True
+    added = _MADE
 
     @functools.cached_property
     def _meta(self) -> Any:
         nothing = Pixels(np.empty(0, np.uint8), np.empty((0, 3), np.int32), [])
         return backend_of(self.frame._meta).with_images(self.frame._meta, nothing)
 
-    def _filter_passthrough_available(self, parent: dx.Expr, dependents: Any) -> bool:
-        return super()._filter_passthrough_available(parent, dependents) and not looks_at(
-            parent.predicate, self, _MADE
-        )
-
-    def _simplify_up(self, parent: dx.Expr, dependents: Any) -> dx.Expr | None:
-        if is_settled(self, dependents):
-            return None
-        if isinstance(parent, dx.Filter) and self._filter_passthrough_available(parent, dependents):
-            return self._filter_simplification(parent)
-        if not isinstance(parent, (dx.Projection, dx.Index)):
-            return super()._simplify_up(parent, dependents)
-        wanted = dx.determine_column_projection(self, parent, dependents)
-        wanted = {wanted} if isinstance(wanted, str) else set(wanted)
+    def _projected(self, parent: dx.Expr, wanted: set[Any]) -> dx.Expr | None:
         if self._is_length_preserving and not wanted & _MADE:
             return type(parent)(self.frame, *parent.operands[1:])
-        wanted |= {*POINTER, "__key__"}
+        wanted = wanted | {*POINTER, "__key__"}
         needed = [name for name in self.frame.columns if name in wanted - _MADE]
         if needed == self.frame.columns:
             return None
@@ -244,19 +231,6 @@ def row_by_row(predicate: dx.Expr, frame: dx.Expr) -> bool:
     return isinstance(predicate, _RAISE_FOR_NO_ROW) and all(
         row_by_row(part, frame) for part in predicate.dependencies()
     )
-
-
-def looks_at(predicate: dx.Expr, frame: dx.Expr, columns: frozenset[str]) -> bool:
-    """Whether a predicate looks at some of these columns of ``frame``, or at all of it.
-
-    Other expressions of its class count as well: the optimiser may have left out columns of
-    ``frame`` in the predicate before it does so in the filtered frame.
-    """
-    if isinstance(predicate, type(frame)):
-        return True
-    if isinstance(predicate, dx.Projection) and predicate.frame._name == frame._name:
-        return bool(columns.intersection(predicate.columns))
-    return any(looks_at(part, frame, columns) for part in predicate.dependencies())
 
 
 __all__ = ["LateDecode", "decode_images"]

@@ -15,8 +15,8 @@ import dask
 import numpy as np
 
 from dask_image_ingest import dask_internals as dx
+from dask_image_ingest.dataset.adds_columns import AddsColumns
 from dask_image_ingest.dataset.every_row import EveryRow
-from dask_image_ingest.dataset.late_decode import looks_at
 from dask_image_ingest.dataset.moved_groups import apply_to_groups
 from dask_image_ingest.dataset.moved_rows import MovedImages, decode_moved
 from dask_image_ingest.dataset.moves import Dependents, Moved, leads_to_a_move, move_rows
@@ -91,11 +91,10 @@ def _merged(merge: dx.Expr) -> Moved | None:
     return type(merge)(*sides, *merge.operands[2:]), tuple(found)
 
 
-class DecodeMoved(EveryRow):
+class DecodeMoved(AddsColumns, EveryRow):
     """The decode of rows that were moved; what needs no pixels goes below it."""
 
     _parameters: ClassVar = ["frame", "images"]
-    _filter_passthrough = True
     _preserves_partitioning_information = True
     images: tuple[MovedImages, ...]
 
@@ -110,7 +109,8 @@ class DecodeMoved(EveryRow):
         return meta
 
     @property
-    def _made(self) -> frozenset[Any]:
+    def added(self) -> frozenset[Any]:
+        """The columns of images, and of their errors."""
         return frozenset(name for each in self.images for name in each.columns)
 
     @property
@@ -122,36 +122,23 @@ class DecodeMoved(EveryRow):
         """The same rows without pixels, and what the pointers in their place stand for."""
         return self.frame, self.images
 
-    def _filter_passthrough_available(self, parent: dx.Expr, dependents: Any) -> bool:
-        return super()._filter_passthrough_available(parent, dependents) and not looks_at(
-            parent.predicate, self, self._made
-        )
-
     def _simplify_down(self) -> dx.Expr | None:
         if isinstance(self.frame, DecodeMoved):
             return type(self)(self.frame.frame, (*self.frame.images, *self.images))
         return None
 
     def _simplify_up(self, parent: dx.Expr, dependents: Any) -> dx.Expr | None:
-        if is_settled(self, dependents):
-            return None
-        if isinstance(parent, dx.Filter) and self._filter_passthrough_available(parent, dependents):
-            return self._filter_simplification(parent)
-        if isinstance(parent, (dx.Projection, dx.Index)):
-            made = self._projected(parent, dependents)
-            if made is not None:
-                return made
-        moved = move(parent, self, dependents)
-        return super()._simplify_up(parent, dependents) if moved is None else moved
+        made = super()._simplify_up(parent, dependents)
+        if made is not None or is_settled(self, dependents):
+            return made
+        return move(parent, self, dependents)
 
-    def _projected(self, parent: dx.Expr, dependents: Any) -> dx.Expr | None:
-        wanted = dx.determine_column_projection(self, parent, dependents)
-        wanted = {wanted} if isinstance(wanted, str) else set(wanted)
+    def _projected(self, parent: dx.Expr, wanted: set[Any]) -> dx.Expr | None:
         images = tuple(each for each in self.images if wanted & each.columns)
         if not images:
             return type(parent)(self.frame, *parent.operands[1:])
         # Errors are told by the decode of their images.
-        wanted.update(each.image for each in images)
+        wanted = wanted.union(each.image for each in images)
         needed = [name for name in self.frame.columns if name in wanted]
         if needed == self.frame.columns:
             return None

@@ -7,17 +7,16 @@ from dataclasses import replace
 from typing import Any, ClassVar
 
 from dask_image_ingest import dask_internals as dx
-from dask_image_ingest.dataset import EveryRow, is_settled, looks_at
+from dask_image_ingest.dataset import AddsColumns, EveryRow
 from dask_image_ingest.ops.batch_map import BatchMap
 
 __all__ = ["MapBatches"]
 
 
-class MapBatches(EveryRow):
+class MapBatches(AddsColumns, EveryRow):
     """``map_batches`` of a lazy frame; columns and filters that need no outputs go below it."""
 
     _parameters: ClassVar = ["frame", "batch_map"]
-    _filter_passthrough = True
     batch_map: BatchMap
 
     @staticmethod
@@ -29,10 +28,10 @@ class MapBatches(EveryRow):
     def _meta(self) -> Any:
         return self.batch_map.meta(self.frame._meta)
 
-    def _filter_passthrough_available(self, parent: dx.Expr, dependents: Any) -> bool:
-        return super()._filter_passthrough_available(parent, dependents) and not looks_at(
-            parent.predicate, self, frozenset(self.batch_map.outputs)
-        )
+    @property
+    def added(self) -> frozenset[Any]:
+        """The outputs of the function."""
+        return frozenset(self.batch_map.outputs)
 
     def _simplify_down(self) -> dx.Expr | None:
         needed = self.batch_map.needed(self.frame.columns)
@@ -40,16 +39,8 @@ class MapBatches(EveryRow):
             return type(self)(self.frame[needed], self.batch_map)
         return None
 
-    def _simplify_up(self, parent: dx.Expr, dependents: Any) -> dx.Expr | None:
-        if is_settled(self, dependents):
-            return None
-        if isinstance(parent, dx.Filter) and self._filter_passthrough_available(parent, dependents):
-            return self._filter_simplification(parent)
-        if not isinstance(parent, (dx.Projection, dx.Index)):
-            return super()._simplify_up(parent, dependents)
-        wanted = dx.determine_column_projection(self, parent, dependents)
-        wanted = {wanted} if isinstance(wanted, str) else set(wanted)
-        if wanted.isdisjoint(self.batch_map.outputs):
+    def _projected(self, parent: dx.Expr, wanted: set[Any]) -> dx.Expr | None:
+        if wanted.isdisjoint(self.added):
             return type(parent)(self.frame, *parent.operands[1:])
         kept = tuple(name for name in self.batch_map.kept if name in wanted)
         if kept == self.batch_map.kept:
