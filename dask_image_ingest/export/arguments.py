@@ -8,6 +8,7 @@ from typing import Any
 
 from dask.utils import parse_bytes
 
+from dask_image_ingest.arguments import is_whole, shown, whole_number
 from dask_image_ingest.dask_internals import FrameBase
 from dask_image_ingest.dataset import ReadWebDataset
 from dask_image_ingest.errors import ArgumentError
@@ -88,8 +89,8 @@ def make_options(
         raise ArgumentError(f"sidecar={sidecar!r}; choose 'parquet' or None")
     if errors not in ("raise", "drop"):
         raise ArgumentError(f"errors={errors!r}; choose 'raise' or 'drop'")
-    if shuffle is not None and (isinstance(shuffle, bool) or not isinstance(shuffle, int)):
-        raise ArgumentError(f"shuffle={shuffle!r}: pass a number, the seed of the order")
+    if shuffle is not None and not is_whole(shuffle):
+        raise ArgumentError(f"shuffle={shown(shuffle)}: pass a number, the seed of the order")
     columns = metadata_columns(frame)
     if drop_bad_images and "error" not in frame.columns:
         raise ArgumentError(
@@ -99,9 +100,11 @@ def make_options(
         samples_per_shard = _SAMPLES
     return Options(
         template=template,
-        samples_per_shard=_count(samples_per_shard),
+        samples_per_shard=None
+        if samples_per_shard is None
+        else whole_number("samples_per_shard", samples_per_shard, 1),
         bytes_per_shard=_bytes(bytes_per_shard),
-        shuffle=shuffle,
+        shuffle=None if shuffle is None else int(shuffle),
         members=make_members(members, columns),
         sidecar=sidecar is not None,
         index=bool(index),
@@ -142,14 +145,6 @@ def _jpeg(jpeg: Any) -> Jpeg:
     if made == "baseline":
         require_turbojpeg()
     return made
-
-
-def _count(number: Any) -> int | None:
-    if number is None:
-        return None
-    if isinstance(number, bool) or not isinstance(number, int) or number < 1:
-        raise ArgumentError(f"samples_per_shard={number!r}: pass a number of 1 or more")
-    return number
 
 
 def _bytes(size: Any) -> int | None:

@@ -7,10 +7,12 @@ import json
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from datetime import date, time
+from datetime import date, time, timedelta
 from decimal import Decimal
+from functools import partial
 from typing import Any
 
+import pandas as pd
 import pyarrow as pa
 
 from dask_image_ingest.errors import ArgumentError
@@ -144,9 +146,22 @@ def _widened(column: pa.ChunkedArray) -> pa.ChunkedArray:
     """A column of the values that are written: small floats with no more digits than they have."""
     if pa.types.is_dictionary(column.type):
         return column.cast(column.type.value_type)
-    if pa.types.is_float32(column.type) or pa.types.is_float16(column.type):
-        return column.cast(pa.string()).cast(pa.float64())
-    return column
+    as_text, as_double = _wider(column.type)
+    return column if as_text == column.type else column.cast(as_text).cast(as_double)
+
+
+def _wider(type_: pa.DataType) -> tuple[pa.DataType, pa.DataType]:
+    """A type with text in the place of small floats, and with doubles there; in lists as well."""
+    if pa.types.is_float32(type_) or pa.types.is_float16(type_):
+        return pa.string(), pa.float64()
+    if pa.types.is_list(type_) or pa.types.is_large_list(type_):
+        make = pa.list_ if pa.types.is_list(type_) else pa.large_list
+    elif pa.types.is_fixed_size_list(type_):
+        make = partial(pa.list_, list_size=type_.list_size)
+    else:
+        return type_, type_
+    text, double = _wider(type_.value_type)
+    return (type_, type_) if text == type_.value_type else (make(text), make(double))
 
 
 def _one(column: pa.ChunkedArray) -> pa.Array:
@@ -156,6 +171,8 @@ def _one(column: pa.ChunkedArray) -> pa.Array:
 def _as_text(value: Any) -> bytes:
     if isinstance(value, (date, time)):
         return value.isoformat().encode()
+    if isinstance(value, timedelta):
+        return str(_to_json(value)).encode()
     return (str(value) if isinstance(value, (float, Decimal)) else _as_json(value)).encode()
 
 
@@ -164,7 +181,7 @@ def _as_json(value: Any) -> str:
 
 
 def _to_json(value: Any) -> Any:
-    """What JSON can say of a value: no NaN, bytes in base64, times in ISO 8601."""
+    """What JSON can say of a value: no NaN, bytes in base64, times and durations in ISO 8601."""
     if isinstance(value, float):
         return value if math.isfinite(value) else None
     if isinstance(value, dict):
@@ -175,6 +192,8 @@ def _to_json(value: Any) -> Any:
         return base64.b64encode(value).decode()
     if isinstance(value, (date, time)):
         return value.isoformat()
+    if isinstance(value, timedelta):
+        return pd.Timedelta(value).isoformat()
     return value if value is None or isinstance(value, (bool, int, str)) else str(value)
 
 

@@ -34,6 +34,9 @@ __all__ = ["prepare_pictures"]
 # Pixels that are in memory at once, but for a single picture that is larger.
 _PIXELS = 128 << 20
 
+# What libjpeg takes of a side (its JPEG_MAX_DIMENSION).
+_LONGEST_SIDE = 65_500
+
 
 def prepare_pictures(
     rows: list[Row], url: str, content: Any, index: TarIndex, jpeg: Jpeg, file: Any
@@ -106,6 +109,11 @@ class _Pictures:
             shapes = pixels.shapes.tolist()
             for number, shape, error in zip(numbers, shapes, pixels.errors, strict=True):
                 start, end = end, end + int(np.prod(shape, dtype=np.int64))
+                if error is None and max(shape) > _LONGEST_SIDE:
+                    error = (
+                        f"its {shape[1]} × {shape[0]} pixels are more than the {_LONGEST_SIDE:,} "
+                        "on a side that a JPEG can have; pass Encode(size=...)"
+                    )
                 if error is not None:
                     self.rows[number] = Row(reason=f"bad-image: {error}")
                 else:

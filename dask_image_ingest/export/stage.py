@@ -8,7 +8,7 @@ larger than this machine's memory.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -26,6 +26,7 @@ from dask_image_ingest.export.job import Job, staged_name
 from dask_image_ingest.export.known import Known
 from dask_image_ingest.export.locate import Located, locate_in_task
 from dask_image_ingest.export.members import member_bytes
+from dask_image_ingest.export.sidecar import table_bytes
 from dask_image_ingest.frames import backend_of
 from dask_image_ingest.progress import compute
 
@@ -106,6 +107,11 @@ def stage(frame: Any, job: Job, columns: Sequence[str], show: bool) -> Staged:
     tables = [from_bytes(part) for part in parts["rows"]]
     rows = pa.concat_tables(tables, promote_options="permissive").unify_dictionaries()
     schema = _sidecar_schema(empty, tables) if options.sidecar else None
+    for field in schema or ():
+        try:
+            table_bytes(pa.schema([field]).empty_table())
+        except pa.ArrowException as error:
+            raise _unfit(field.name, error) from error
     known = Known()
     first = 0
     for table, located in zip(tables, parts["located"], strict=True):
@@ -124,16 +130,20 @@ def _keeping_walks(frame: Any) -> Any:
 
 
 def _named_index(frame: Any) -> Any:
-    """A frame whose index is a column, if it has a name."""
+    """A frame whose index is a column, if it has a name that no column has."""
     index = frame.index
     names = [index.name] if isinstance(frame, FrameBase) else list(index.names)
-    return frame if names == [None] else frame.reset_index()
+    if names == [None]:
+        return frame
+    there = [name for name in names if name in frame.columns]
+    if len(there) == len(names):
+        return frame.reset_index(drop=True)
+    return (frame.reset_index(level=there, drop=True) if there else frame).reset_index()
 
 
 def _stage_partition(frame: Any, job: Job) -> pd.DataFrame:
     """Write a partition's columns to a file of their own; give its pointers."""
-    table = backend_of(frame).to_arrow(frame).replace_schema_metadata(None)
-    table = _without_dictionaries(table)
+    table = _without_dictionaries(_to_arrow(frame).replace_schema_metadata(None))
     count = len(table)
     made = {m.extension: member_bytes(table, m) for m in job.options.members.made}
     rows = {
@@ -155,7 +165,8 @@ def _stage_partition(frame: Any, job: Job) -> pd.DataFrame:
         kept = kept.append_column(f"made:{extension}", data)
     if count and kept.num_columns:
         name = staged_name("columns")
-        write_batches(job.place, name, kept.schema, kept.combine_chunks().to_batches(_ROWS))
+        kept = _with_large_values(kept)
+        write_batches(job.place, name, kept.schema, _batches(kept))
         rows["part"] = pa.array([name] * count, pa.string())
     rows["part"] = rows["part"].dictionary_encode()
     described = pa.table(rows).replace_schema_metadata(
@@ -164,6 +175,39 @@ def _stage_partition(frame: Any, job: Job) -> pd.DataFrame:
     located = locate_in_task(described, job)
     told = {"rows": to_bytes(described), "located": located.to_bytes() if located else b""}
     return pd.DataFrame({name: pd.array([data], dtype=_BYTES) for name, data in told.items()})
+
+
+def _to_arrow(frame: Any) -> pa.Table:
+    backend = backend_of(frame)
+    try:
+        return backend.to_arrow(frame)
+    except (pa.ArrowException, TypeError, ValueError) as error:
+        for name in frame.columns:
+            try:
+                backend.to_arrow(frame[[name]])
+            except (pa.ArrowException, TypeError, ValueError) as why:
+                raise _unfit(name, why) from error
+        raise
+
+
+def _unfit(name: str, error: Exception) -> ArgumentError:
+    return ArgumentError(
+        f"the column {name!r} holds values that no parquet file can have ({error}): make them "
+        "numbers, text, times, bytes, or lists and structs of these; or leave out the column"
+    )
+
+
+def _batches(table: pa.Table) -> Iterator[pa.RecordBatch]:
+    """Each of as many rows, however the table is cut into chunks."""
+    for start in range(0, len(table), _ROWS):
+        yield table.slice(start, _ROWS).combine_chunks().to_batches()[0]
+
+
+def _with_large_values(table: pa.Table) -> pa.Table:
+    """A table of whose text and bytes a batch can have more than the 2 GiB of a small array."""
+    large = {pa.string(): pa.large_string(), pa.binary(): pa.large_binary()}
+    fields = [field.with_type(large.get(field.type, field.type)) for field in table.schema]
+    return table.cast(pa.schema(fields))
 
 
 def _column(table: pa.Table, name: str, type_: pa.DataType) -> Any:

@@ -282,3 +282,16 @@ def test_without_resume_they_are_removed(table, tmp_path, encoded):
     seen.clear()
     exported(table, tmp_path)
     assert len(seen) == 24
+
+
+def test_a_picture_that_no_jpeg_can_hold_is_a_row_that_is_left_out(tmp_path):
+    wide = save(Image.new("L", (65_501, 2)), "PNG")
+    widest = save(Image.new("L", (65_500, 2)), "PNG")
+    (tmp_path / "in.tar").write_bytes(tar({"a.png": wide, "b.png": widest}))
+    frame = dii.read_webdataset_images(tmp_path / "in.tar", backend="pandas")
+    with pytest.raises(ArgumentError, match=r"a of .*bad-image: its 65501 × 2 pixels.*size="):
+        exported(frame, tmp_path / "out")
+    exported(frame, tmp_path / "out", errors="drop")
+    (key,) = found = written(tmp_path / "out")
+    assert key == "b"
+    assert Image.open(io.BytesIO(found[key]["jpg"])).size == (65_500, 2)

@@ -89,6 +89,9 @@ def test_columns_add_members_and_none_takes_them_away(frame, tmp_path):
             '{"a": 1, "b": "ü"}'.encode(),
         ),
         (pa.list_(pa.float64()), [1.5, float("inf")], b"[1.5, null]"),
+        (pa.list_(pa.float32()), [0.1, 0.2], b"[0.1, 0.2]"),
+        (pa.list_(pa.float32(), 2), [0.1, float("nan")], b"[0.1, null]"),
+        (pa.duration("us"), datetime.timedelta(seconds=1.5), b"P0DT0H0M1.5S"),
     ],
     ids=str,
 )

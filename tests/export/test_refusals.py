@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import os
 
+import dask.dataframe as dd
+import numpy as np
 import pandas as pd
 import pytest
 from tars import tar
@@ -214,3 +216,28 @@ def test_extensions_that_an_index_cannot_hold(tmp_path):
         export(frame, tmp_path, index=True)
     export(frame, tmp_path)
     assert by_webdataset(shards_in(tmp_path / "out"))[1] == ("b", {"jpg": b"b", "my txt": b"b"})
+
+
+@pytest.mark.parametrize(
+    "values",
+    [[1, "a", None, 2.0], [1j] * 4, [np.zeros((2, 2))] * 4, [{}] * 4],
+    ids=["mixed", "complex", "two dimensions", "empty structs"],
+)
+def test_a_column_that_no_parquet_file_can_have_is_named(values, rows, tmp_path):
+    rows["odd"] = values
+    with pytest.raises(ArgumentError, match=r"the column 'odd' .*leave out the column"):
+        export(rows, tmp_path)
+    assert not (tmp_path / "out" / "_plan.json").exists()
+    assert len(export(rows, tmp_path, sidecar=None)) == 1
+
+
+@pytest.mark.parametrize("lazy", [True, False])
+def test_an_index_that_is_a_column_too_is_no_matter(lazy, rows, tmp_path):
+    frame = rows.set_index("__key__", drop=False)
+    export(dd.from_pandas(frame, npartitions=2) if lazy else frame, tmp_path)
+    assert [key for key, _ in by_webdataset(shards_in(tmp_path / "out"))] == list("abcd")
+
+
+def test_numbers_of_numpy_are_numbers(rows, tmp_path):
+    export(rows, tmp_path, samples_per_shard=np.int64(3), shuffle=np.int64(1))
+    assert [len(list(by_webdataset([path]))) for path in shards_in(tmp_path / "out")] == [3, 1]
