@@ -70,7 +70,11 @@ def _no_rows(split: ShardSplit, query: Query) -> Any:
 def _read(split: ShardSplit, query: Query) -> Any:
     options = query.options
     with open_sidecar(
-        split.sidecar, query.sidecar, options.storage_options, options.needs_sidecars
+        split.sidecar,
+        query.sidecar,
+        options.storage_options,
+        options.needs_sidecars,
+        skips_errors=options.shard_errors == "skip",
     ) as sidecar:
         if not sidecar.may_have(query.filters_before_decode):
             return _no_rows(split, query)

@@ -119,7 +119,8 @@ def read_webdataset_images(
         ``error``; ``"drop"`` drops the row, so that even ``len`` has to decode; ``"raise"`` raises.
     shard_errors
         What becomes of a shard that can't be read at all: ``"raise"``, or ``"skip"``, which makes
-        an empty partition of it, with a warning. A damaged one keeps its complete samples.
+        an empty partition of it, with a warning. A damaged one keeps its complete samples, and
+        columns of a sidecar that can't be read are null for its shard.
     partition_size
         Decoded bytes that a partition may hold, for example ``"512 MiB"``. A shard that would
         decode to more becomes several partitions, at most one per image. ``"auto"``: a sixteenth of

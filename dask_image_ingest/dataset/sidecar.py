@@ -29,13 +29,16 @@ def open_sidecar(
     columns: Sequence[SidecarColumn],
     storage_options: dict[str, Any] | None,
     required: bool,
+    skips_errors: bool = False,
 ) -> Iterator[Sidecar]:
     """The file beside a shard, which is opened when the first of these columns is asked for.
 
-    Without a ``url``, or where there is no such file and none is ``required``, all is null.
+    Without a ``url``, or where there is no such file and none is ``required``, all is null. With
+    ``skips_errors``, what can't be read is null as well: were the rows skipped, there would be more
+    of them where no column of the file is asked for.
     """
     with ExitStack() as opened:
-        yield Sidecar(url, columns, storage_options, required, opened)
+        yield Sidecar(url, columns, storage_options, required, skips_errors, opened)
 
 
 class Sidecar:
@@ -50,12 +53,14 @@ class Sidecar:
         columns: Sequence[SidecarColumn],
         storage_options: dict[str, Any] | None,
         required: bool,
+        skips_errors: bool,
         opened: ExitStack,
     ) -> None:
         self._url = url
         self._columns = {column.column: column for column in columns}
         self._storage_options = storage_options
         self._required = required
+        self._skips_errors = skips_errors
         self._opened = opened
         self._candidates: dict[Filters, tuple[np.ndarray, bool]] = {}
 
@@ -64,8 +69,15 @@ class Sidecar:
 
     def rows(self, keys: Sequence[str]) -> list[int]:
         """Which row each key has."""
-        if self._file is None:
+        try:
+            if self._file is None:
+                return [-1] * len(keys)
+            return self._rows(keys)
+        except (ShardError, ShardNotFoundError) as error:
+            self._skip(error)
             return [-1] * len(keys)
+
+    def _rows(self, keys: Sequence[str]) -> list[int]:
         found = pc.index_in(pa.array(keys, pa.string()), value_set=self._keys)
         missing = found.null_count
         if missing:
@@ -79,14 +91,16 @@ class Sidecar:
     def column(self, name: str, rows: Sequence[int]) -> pa.Array:
         """A column of the frame, for samples that have these rows."""
         wanted = self._columns[name]
-        if self._file is None or not len(rows):
-            return pa.nulls(len(rows), wanted.type)
         places = np.asarray(rows, np.int64)
         there = places >= 0
-        if not there.any():
+        if not there.any() or self._file is None:
             return pa.nulls(len(rows), wanted.type)
         groups = np.unique(np.searchsorted(self._ends, places[there], "right"))
-        values = self._read(self._file, wanted, groups.tolist()).combine_chunks()
+        try:
+            values = self._read(self._file, wanted, groups.tolist()).combine_chunks()
+        except ShardError as error:
+            self._skip(error)
+            return pa.nulls(len(rows), wanted.type)
         # Groups that were left out come before.
         left_out = self._starts[groups] - np.concatenate([[0], np.cumsum(self._sizes[groups])[:-1]])
         places -= left_out[np.searchsorted(self._starts[groups], places, "right") - 1]
@@ -113,13 +127,24 @@ class Sidecar:
         if filters not in self._candidates:
             columns = [self._columns[name] for name in sorted(dnf.columns_of(filters))]
             nulls = pa.table({c.column: pa.nulls(1, c.type) for c in columns})
-            passing = np.zeros(0, bool)
-            if self._file is not None:
-                passing = self._passing(self._file, filters, columns)
-            self._candidates[filters] = passing, len(dnf.matching(nulls, filters)) > 0
+            null = len(dnf.matching(nulls, filters)) > 0
+            self._candidates[filters] = self._passing(filters, columns), null
         return self._candidates[filters]
 
-    def _passing(
+    def _passing(self, filters: Filters, columns: Sequence[SidecarColumn]) -> np.ndarray:
+        """Of each row of the file whether it may pass."""
+        count = 0
+        try:
+            if self._file is None:
+                return np.zeros(0, bool)
+            count = self._file.metadata.num_rows
+            return self._passing_of(self._file, filters, columns)
+        except (ShardError, ShardNotFoundError) as error:
+            self._skip(error)
+            # One of the columns may be whole: what passes is asked of all of them later.
+            return np.ones(count, bool)
+
+    def _passing_of(
         self, file: ParquetSource, filters: Filters, columns: Sequence[SidecarColumn]
     ) -> np.ndarray:
         named = {c.column: c.name for c in columns}
@@ -140,6 +165,11 @@ class Sidecar:
         stored = None if number < 0 else file.schema_arrow.field(number).type
         number_like = pa.types.is_integer(column.type) or pa.types.is_floating(column.type)
         return stored == column.type and (number_like or pa.types.is_string(column.type))
+
+    def _skip(self, error: Exception) -> None:
+        if not self._skips_errors:
+            raise error
+        warn_user(f"columns of {self._url} are null for its shard: {error}")
 
     @cached_property
     def _file(self) -> ParquetSource | None:

@@ -425,10 +425,6 @@ def test_files_that_are_no_parquet_are_named(collection):
     (collection / "00001.parquet").write_bytes(b"no parquet")
     with pytest.raises(dii.ShardError, match=r"00001\.parquet cannot be read as parquet"):
         read(collection)[["uid"]].compute()
-    (collection / "00001.parquet").write_bytes(b"")
-    ddf = read(collection, shard_errors="skip")
-    with pytest.warns(UserWarning, match="skipped: "):
-        assert len(ddf[["uid"]].compute()) == 34
 
 
 @pytest.mark.parametrize("choice", ["csv", True, 3])
@@ -466,3 +462,41 @@ def test_computed_columns_of_an_export_come_back(shards, tmp_path):
     assert (found["txt"].str.upper() == expected["txt"]).all()
     found = found.drop(columns="txt").rename(columns={"sidecar.txt": "txt"})
     pd.testing.assert_frame_equal(found[expected.columns], expected)
+
+
+def _other(table: pa.Table, name: str, values) -> pa.Table:
+    return table.set_column(table.schema.get_field_index(name), name, values)
+
+
+DAMAGES = {
+    "nothing in it": lambda path, _: path.write_bytes(b""),
+    "not there": lambda path, _: path.unlink(),
+    "no keys": lambda path, table: parquet.write_table(table.drop_columns(["key"]), path),
+    "keys twice": lambda path, table: parquet.write_table(pa.concat_tables([table] * 2), path),
+    "another type": lambda path, table: parquet.write_table(
+        _other(table, "score", pa.array(["high"] * len(table))), path
+    ),
+}
+
+
+@pytest.mark.parametrize("damage", DAMAGES)
+def test_skipped_errors_of_a_sidecar_lose_no_row_whatever_is_asked(damage, collection):
+    ddf = read(collection, shard_errors="skip")
+    path = collection / "00001.parquet"
+    whole = ddf.compute()
+    DAMAGES[damage](path, parquet.read_table(path))
+    with pytest.warns(UserWarning, match=r"null for its shard: .*00001\.parquet"):
+        frame = ddf.compute()
+    assert frame["__key__"].tolist() == whole["__key__"].tolist()
+    theirs = frame["__url__"].str.endswith("00001.tar")
+    assert theirs.sum() == 17
+    assert frame.loc[theirs, "score"].isna().all()
+    pd.testing.assert_frame_equal(frame[~theirs], whole[~theirs])
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        assert len(ddf) == len(ddf[["__key__"]].compute()) == len(whole)
+        for ask in (lambda d: d[d.score > 0.5], lambda d: d[d.score.isna()]):
+            kept, expected = ask(ddf)["__key__"].compute(), ask(frame)["__key__"]
+            assert kept.tolist() == expected.tolist()
+    with pytest.raises(dii.errors.DaskImageIngestError, match=r"00001\.(parquet|tar)"):
+        read(collection).compute()
