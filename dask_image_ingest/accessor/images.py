@@ -388,10 +388,10 @@ class Images(ABC):
         Returns
         -------
         Thumbnails
-            Shown by notebooks; ``save("page.html")`` makes a page of it. The thumbnails are made
-            from the encoded bytes of these rows: no other image is decoded. An image that can't be
-            decoded shows its error. A frame that no longer knows where its bytes are (``__url__``,
-            ``offset``, ``nbytes``) shows its pixels.
+            Shown by notebooks; ``save("page.html")`` makes a page of it. Of images that are still
+            to be read, the encoded bytes of these rows are decoded at the size of a thumbnail, and
+            no others. Images that are in memory, or that a function makes (``map_batches``,
+            ``transform=``), are shown as they are. An image that can't be decoded shows its error.
 
         Examples
         --------

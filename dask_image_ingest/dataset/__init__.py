@@ -16,6 +16,7 @@ from dask_image_ingest.dataset.filters import (
     both,
     either,
 )
+from dask_image_ingest.dataset.image_sources import image_sources
 from dask_image_ingest.dataset.late_decode import (
     LateDecode,
     decode_frame,
@@ -56,6 +57,7 @@ __all__ = [
     "decode_images",
     "either",
     "image_member",
+    "image_sources",
     "is_settled",
     "move_rows_now",
     "parse_image_extensions",

@@ -44,7 +44,7 @@ def gallery(
     n: int = 200,
     *,
     thumbnail: int = 160,
-    columns: Sequence[str] = ("__key__",),
+    columns: Sequence[str] | None = None,
     decode: bool = False,
     title: str | None = None,
     storage_options: dict[str, Any] | None = None,
@@ -63,7 +63,8 @@ def gallery(
     thumbnail
         The longer edge of a thumbnail, in pixels.
     columns
-        What stands below each thumbnail: its name, then captions or scores.
+        What stands below each thumbnail: its name, then captions or scores. By default ``__key__``,
+        where the frame has it.
     decode
         Decode every image of the frame and count what fails. Otherwise errors are counted among the
         ``n`` shown, and the histograms of size, aspect and format come from headers alone.

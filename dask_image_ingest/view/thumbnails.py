@@ -11,7 +11,14 @@ from dask.utils import format_bytes
 
 from dask_image_ingest.arguments import check_storage_options, column_names, whole_number
 from dask_image_ingest.dask_internals import FrameBase
-from dask_image_ingest.dataset import POINTER, ReadWebDataset, decode_frame
+from dask_image_ingest.dataset import (
+    POINTER,
+    DecodeMoved,
+    LateDecode,
+    ReadWebDataset,
+    decode_frame,
+    image_sources,
+)
 from dask_image_ingest.decode import make_decoding
 from dask_image_ingest.frames import backend_of, pandas_type
 from dask_image_ingest.ops import encode, small_images
@@ -43,11 +50,12 @@ def make_thumbnails(
     n = whole_number("n", n, 1, "pass a positive number of images")
     thumbnail = whole_number("thumbnail", thumbnail, 1, "pass the longer edge in pixels")
     check_storage_options(storage_options)
-    pointed = set(POINTER) <= set(frame.columns)
+    pointed = _is_as_stored(frame)
     image = [] if pointed else [frame.images.column]
     texts = [name for name in columns if name not in image and not (pointed and name == "error")]
     facts = [name for name in _FACTS if name in frame.columns]
-    needed = list(dict.fromkeys([*texts, *facts, *(POINTER if pointed else image)]))
+    shown = POINTER if pointed else (*image, *({"error"} & set(frame.columns)))
+    needed = list(dict.fromkeys([*texts, *facts, *shown]))
     narrow = frame[needed]
     rows = (spread_rows if spread else first_rows)(narrow, n)
     if pointed:
@@ -56,6 +64,33 @@ def make_thumbnails(
     else:
         rows = small_images(rows, image[0], thumbnail, "longer")
     return Thumbnails(_cards(rows, texts, facts, thumbnail), thumbnail)
+
+
+def _is_as_stored(frame: Any) -> bool:
+    """Whether the images are those that the rows point to, and none of them is decoded yet."""
+    if not set(POINTER) <= set(frame.columns):
+        return False
+    meta = frame._meta if isinstance(frame, FrameBase) else frame
+    backend = backend_of(meta)
+    images = [name for name in frame.columns if backend.is_images(meta[name].dtype)]
+    if len(images) != 1:
+        return True
+    if not isinstance(frame, FrameBase):
+        return False
+    return all(_decodes(*source) for source in image_sources(frame.expr, images[0]))
+
+
+def _decodes(expr: Any, column: Any) -> bool:
+    """Whether an expression decodes a column's images, and does nothing else to them."""
+    if isinstance(expr, ReadWebDataset):
+        decodings = [expr.dataset.options.decoding]
+    elif isinstance(expr, LateDecode):
+        decodings = [expr.decoding]
+    elif isinstance(expr, DecodeMoved):
+        decodings = [each.options.decoding for each in expr.images if each.image == column]
+    else:
+        return False
+    return all(decoding.transform is None for decoding in decodings)
 
 
 def _storage_options(frame: Any) -> dict[str, Any] | None:

@@ -85,6 +85,48 @@ def test_frames_of_every_kind_can_be_shown(ddf):
         ddf[["txt"]].images.show(columns=["txt"])
 
 
+def means(shown) -> list[float]:
+    """The mean brightness of each thumbnail."""
+    return [float(np.asarray(Image.open(io.BytesIO(card.jpeg))).mean()) for card in shown.cards]
+
+
+def negative(images):
+    return [255 - image for image in images]
+
+
+def test_what_a_function_makes_of_images_is_shown(ddf):
+    before = np.array(means(ddf.images.show(4)))
+    made = ddf.images.map_batches(negative, {"image": "image"})
+    for frame in (made, made[made.width > 0], made.persist(), made.compute()):
+        assert abs(means(frame.images.show(4)) - (255 - before)).max() < 2
+    renamed = made.rename(columns={"txt": "caption"}).sort_values("__key__")
+    assert abs(means(renamed.images.show(4)) - (255 - before)).max() < 2
+
+
+def test_what_a_transform_makes_of_images_is_shown(ddf, shards):
+    def darker(images):
+        from nvidia.dali import fn
+
+        return fn.brightness(images, brightness=0.5)
+
+    before = np.array(means(ddf.images.show(4)))
+    made = dii.read_webdataset_images(shards, backend="pandas", transform=darker)
+    assert abs(means(made.images.show(4)) - before / 2).max() < 2
+
+
+def test_images_in_memory_are_shown_when_their_shards_are_gone(photos, tmp_path):
+    write_bad_photos(photos, tmp_path)
+    ddf = dii.read_webdataset_images(tmp_path, backend="pandas")
+    kept = [ddf.persist(), ddf.compute()]
+    for path in tmp_path.glob("*.tar"):
+        path.unlink()
+    for frame in kept:
+        page = Page(frame.images.show()._repr_html_())
+        assert len(page.sources()) == 1
+        assert "truncated" in page.text
+        assert "missing" in page.text
+
+
 def test_a_page_of_thumbnails_can_be_saved(ddf, tmp_path):
     ddf.images.show(3).save(tmp_path / "page.html")
     assert len(Page((tmp_path / "page.html").read_text()).sources()) == 3
