@@ -351,7 +351,12 @@ def by_group(q: Query) -> str | None:
     key, number = q.column(a, "int", "text"), q.column(a, "int")
     how = q.rng.choice(["sum", "max", "count"])
     made = f"{a}.groupby({key!r}, dropna=False)[{number!r}].{how}().to_frame()"
-    return made if key and number and key != number else None
+    return made if key and number and key != number and not _is_cut_by_values(q) else None
+
+
+def _is_cut_by_values(q: Query) -> bool:
+    """Groups come as they are met, so by partitions, and a filter that goes below moves cuts."""
+    return any("sort_values" in line or "set_index" in line for line in q.lines)
 
 
 @step(1)
@@ -490,7 +495,8 @@ def extremes(q: Query) -> str | None:
 def group_sizes(q: Query) -> str | None:
     a = q.frame()
     key = q.column(a, "int", "text", "bool")
-    return key and f"compute({a}.groupby({key!r}).size())"
+    order = ".sort_index()" if _is_cut_by_values(q) else ""
+    return key and f"compute({a}.groupby({key!r}).size()){order}"
 
 
 @end(1)
