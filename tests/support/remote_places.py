@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 import shutil
 import socket
@@ -15,7 +16,9 @@ from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from importlib import resources
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
+from unittest import mock
 
 import fsspec
 import pytest
@@ -133,8 +136,18 @@ def gcs() -> Iterator[Place]:
 
     command = [program, "-scheme", "http", "-host", "127.0.0.1", "-port", str(port)]
     command += ["-backend", "memory", "-external-url", url, "-log-level", "error"]
-    with _running(command, f"{url}/storage/v1/b"):
+    import gcsfs.retry
+
+    # gcsfs pauses for 1 to 32 s before it asks again, two minutes for the faults of one test.
+    with (
+        mock.patch.object(gcsfs.retry, "asyncio", SimpleNamespace(sleep=_a_short_while)),
+        _running(command, f"{url}/storage/v1/b"),
+    ):
         yield Place(f"gs://{_BUCKET}/a b", options(url), url, options)
+
+
+async def _a_short_while(seconds: float) -> None:
+    await asyncio.sleep(seconds / 100)
 
 
 @contextmanager
