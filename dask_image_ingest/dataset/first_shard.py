@@ -1,4 +1,4 @@
-"""The first shard, the one that is opened at once: what it tells about all the others."""
+"""The first shard that has samples is opened at once: what it tells about all the others."""
 
 from __future__ import annotations
 
@@ -28,6 +28,9 @@ _HEADERS_LOOKED_AT = 256
 # Records that are read until all fields that were asked for are found.
 _RECORDS_LOOKED_AT = 100
 
+# Shards without samples that are opened to find one that has some.
+_EMPTY_LOOKED_AT = 10
+
 # Names that a warning lists.
 _NAMED = 20
 
@@ -39,16 +42,18 @@ def open_first(
     skip: bool,
     indexes: dict[str, IndexFile],
 ) -> Iterator[FirstShard]:
-    """The first shard, or with ``skip`` the first that can be read, while it is open.
+    """The first shard that has samples, or with ``skip`` and can be read, while it is open.
 
-    If its index can't be used, it is taken out of ``indexes``.
+    Where there is none among the first few, the first. If its index can't be used, it is taken out
+    of ``indexes``.
 
     Raises
     ------
     ShardError
     ShardNotFoundError
     """
-    reasons = []
+    reasons: list[str] = []
+    empty: list[Shard] = []
     for shard in shards:
         with ExitStack() as opened:
             try:
@@ -58,9 +63,16 @@ def open_first(
                     raise
                 reasons.append(str(error))
                 continue
-            yield first
-            return
-    raise ShardError(f"none of the {len(shards)} shards can be read; the first: {reasons[0]}")
+            if first.index.samples:
+                yield first
+                return
+        empty.append(shard)
+        if len(empty) == _EMPTY_LOOKED_AT:
+            break
+    if not empty:
+        raise ShardError(f"none of the {len(shards)} shards can be read; the first: {reasons[0]}")
+    with ExitStack() as opened:
+        yield _opened(opened, empty[0], storage_options, indexes)
 
 
 def _opened(

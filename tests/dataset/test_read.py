@@ -9,6 +9,7 @@ import pyarrow as pa
 import pytest
 from photo_shards import encode, write_tar
 from PIL import Image
+from tars import tar
 from webdataset.tariterators import group_by_keys, tar_file_iterator
 
 import dask_image_ingest as dii
@@ -413,3 +414,23 @@ def test_automatic_partitions_leave_room_for_shards_larger_than_the_first(tmp_pa
     with pytest.raises(dii.PartitionTooLargeError):
         read(paths, partition_size=None).compute()
     assert len(read(paths).compute()) == 16
+
+
+def test_empty_shards_in_front_tell_nothing_of_those_that_follow(shards, tmp_path):
+    empty = [tmp_path / f"{number}.tar" for number in range(9)]
+    for path in empty:
+        path.write_bytes(tar({}))
+    expected = dii.read_webdataset_images(shards, backend="pandas", partition_size=300_000)
+    for count in (1, 9):
+        paths = empty[:count] + shards
+        found = dii.read_webdataset_images(paths, backend="pandas", partition_size=300_000)
+        assert found.columns.tolist() == expected.columns.tolist()
+        assert found.npartitions == expected.npartitions + count > len(paths)
+        assert found["__key__"].compute().tolist() == expected["__key__"].compute().tolist()
+
+
+def test_nothing_but_empty_shards_is_an_empty_collection(tmp_path):
+    for number in range(12):
+        (tmp_path / f"{number:02}.tar").write_bytes(tar({}))
+    ddf = dii.read_webdataset_images(tmp_path, backend="pandas")
+    assert (len(ddf), ddf.npartitions) == (0, 12)
