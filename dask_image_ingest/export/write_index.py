@@ -16,7 +16,13 @@ from dask_image_ingest.errors import ArgumentError, ShardError, ShardNotFoundErr
 from dask_image_ingest.export.arguments import place_of
 from dask_image_ingest.export.place import INDEX
 from dask_image_ingest.export.sidecar import table_bytes
-from dask_image_ingest.index import UnusableIndexError, index_place, open_stored, shard_table
+from dask_image_ingest.index import (
+    UnusableIndexError,
+    index_place,
+    open_stored,
+    refuse_unindexed,
+    shard_table,
+)
 from dask_image_ingest.progress import run
 from dask_image_ingest.storage import Shard, find_shards, folder_of, open_shard
 from dask_image_ingest.tar import Damage, index_tar
@@ -75,7 +81,8 @@ def write_index(
     ExportError
         If an index can't be written.
     ArgumentError
-        If two shards would have the same index in ``folder``.
+        If two shards would have the same index in ``folder``, or if a shard can have none: what a
+        command writes, and copies of a cache (``filecache::`` and the like).
 
     Examples
     --------
@@ -91,6 +98,8 @@ def write_index(
     check_storage_options(storage_options)
     where = _folder(folder)
     shards = find_shards(paths, storage_options)
+    for shard in shards:
+        refuse_unindexed(shard.url, "write_index()")
     places = [index_place(shard.url, where) for shard in shards]
     _refuse_collisions(places)
     folders = {folder_of(place)[0] for place in places}

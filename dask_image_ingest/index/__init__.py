@@ -5,7 +5,13 @@ Out: a shard's samples and what its images' headers tell, or where its members a
 or incomplete is not believed.
 """
 
-from dask_image_ingest.index.find import IndexFile, find_indexes, index_place, parse_index
+from dask_image_ingest.index.find import (
+    IndexFile,
+    find_indexes,
+    index_place,
+    parse_index,
+    refuse_unindexed,
+)
 from dask_image_ingest.index.foreign import index_by_members
 from dask_image_ingest.index.known_bytes import KnownBytes
 from dask_image_ingest.index.read import UnusableIndexError, open_stored
@@ -24,6 +30,7 @@ __all__ = [
     "index_place",
     "open_stored",
     "parse_index",
+    "refuse_unindexed",
     "shard_table",
     "wds2idx_text",
 ]

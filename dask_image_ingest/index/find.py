@@ -17,10 +17,11 @@ from dask_image_ingest.storage import (
     folder_of,
     inside,
     is_pipe,
+    keeps_copies,
     local_path,
 )
 
-__all__ = ["IndexFile", "find_indexes", "index_place", "parse_index"]
+__all__ = ["IndexFile", "find_indexes", "index_place", "parse_index", "refuse_unindexed"]
 
 IndexKind = Literal["own", "wds2idx", "members"]
 
@@ -62,9 +63,17 @@ def find_indexes(
         shard, which has to be there; nothing is listed. False: nowhere. Else a folder.
     listings
         Those of folders that were listed already.
+
+    Raises
+    ------
+    ArgumentError
+        If indexes are asked for of shards that can have none.
     """
     if where is False:
         return {}
+    if where != "auto":
+        for shard in shards:
+            refuse_unindexed(shard.url, f"index={where!r}")
     folder = where if isinstance(where, str) and where != "auto" else None
     if where is True:
         return {
@@ -74,7 +83,7 @@ def find_indexes(
     listings = {} if listings is None else listings
     by_folder: dict[str, list[tuple[Shard, str]]] = {}
     for shard in shards:
-        if is_pipe(shard.url):
+        if _has_none(shard.url):
             continue
         beside, name = folder_of(shard.url)
         by_folder.setdefault(folder or beside, []).append((shard, name))
@@ -112,6 +121,30 @@ def index_place(url: str, folder: str | None) -> str:
     """Where our own index of a shard is, or will be."""
     beside, name = folder_of(url)
     return inside(folder or beside, name + INDEX_SUFFIX)
+
+
+def refuse_unindexed(url: str, asked: str) -> None:
+    """Refuse what was ``asked`` for of a shard that can have no index.
+
+    Raises
+    ------
+    ArgumentError
+    """
+    why = _has_none(url)
+    if why:
+        raise ArgumentError(f"{asked}: {url} can have no index: {why}")
+
+
+def _has_none(url: str) -> str:
+    """Why a shard can have no index; empty if it can have one."""
+    if is_pipe(url):
+        return "it is a command, of whose output no version is known"
+    if keeps_copies(url):
+        return (
+            "it is read from the copies of a cache, which may be older than what its server "
+            "lists. Name the shard without the cache"
+        )
+    return ""
 
 
 def _candidates(name: str) -> list[tuple[str, IndexKind]]:

@@ -7,7 +7,7 @@ of them its bytes, decompressed.
 from dask_image_ingest.storage.announce import announce, announce_walk, is_fetched
 from dask_image_ingest.storage.beside import find_beside
 from dask_image_ingest.storage.compressed import CompressedBytes
-from dask_image_ingest.storage.file_system import FileSystem, file_system
+from dask_image_ingest.storage.file_system import FileSystem, file_system, keeps_copies
 from dask_image_ingest.storage.folder_names import folder_names, folder_of, inside
 from dask_image_ingest.storage.late_bytes import open_late
 from dask_image_ingest.storage.lazy_bytes import LazyBytes
@@ -37,6 +37,7 @@ __all__ = [
     "inside",
     "is_fetched",
     "is_pipe",
+    "keeps_copies",
     "local_path",
     "open_late",
     "open_shard",

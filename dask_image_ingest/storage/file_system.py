@@ -11,7 +11,7 @@ from fsspec.implementations.cached import CachingFileSystem
 from dask_image_ingest.errors import ArgumentError, MissingDependencyError, ShardError
 from dask_image_ingest.storage.pipe import without_permission
 
-__all__ = ["FileSystem", "file_system", "uncached"]
+__all__ = ["FileSystem", "file_system", "keeps_copies", "uncached"]
 
 FileSystem: TypeAlias = fsspec.AbstractFileSystem
 
@@ -55,3 +55,12 @@ def uncached(fs: FileSystem) -> FileSystem:
     while isinstance(fs, CachingFileSystem):
         fs = fs.fs
     return fs
+
+
+def keeps_copies(url: str) -> bool:
+    """Whether a shard is read from a cache, which may have another version than its server."""
+    first, chained, _ = url.partition("::")
+    if not chained:
+        return False
+    kind = fsspec.get_filesystem_class(first.partition("://")[0])
+    return issubclass(kind, CachingFileSystem)

@@ -106,19 +106,6 @@ def test_a_collection_is_read_filtered_and_decoded_late(cache, options, shards):
         assert np.array_equal(got, wanted)
 
 
-def test_an_index_answers_for_a_copy(cache, options, shards, tmp_path):
-    files = {f"/d/{path.name}": path.read_bytes() for path in shards}
-    indexes = str(tmp_path / "indexes")
-    with faulty_server(files=files) as server:
-        paths = [f"{cache}::{server.url}{name}" for name in files]
-        dii.write_index(paths, folder=indexes, storage_options=options)
-        read = {"backend": "pandas", "storage_options": options, "size": 16}
-        plain = dii.read_webdataset_images(paths, index=False, **read).compute()
-        known = dii.read_webdataset_images(paths, index=indexes, **read)
-        assert len(known) == len(plain)
-        pd.testing.assert_frame_equal(known.compute(), plain)
-
-
 @pytest.mark.parametrize("cache", ["filecache", "simplecache"], indirect=True)
 def test_half_a_file_is_never_taken_for_a_copy(server, cache, options, tmp_path):
     url = f"{cache}::{server.url}/d/3.tar"

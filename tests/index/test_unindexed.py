@@ -1,0 +1,71 @@
+"""Shards that can have no index: of copies, and of what commands write, no version is known."""
+
+from __future__ import annotations
+
+import io
+
+import fsspec
+import pytest
+from PIL import Image
+from tars import tar
+
+import dask_image_ingest as dii
+
+FOLDER = "/unindexed"
+URL = f"memory:/{FOLDER}/a.tar"
+
+# fsspec's block cache leaves its files to the garbage collector.
+pytestmark = pytest.mark.filterwarnings(
+    "ignore:(?s).*FileIO name=.*copies/:pytest.PytestUnraisableExceptionWarning"
+)
+
+
+@pytest.fixture
+def memory():
+    fs = fsspec.filesystem("memory")
+    yield fs
+    fs.rm(FOLDER, recursive=True)
+
+
+def numbered(numbers):
+    """A shard of grey squares, each of its own number, as key, caption and pixel."""
+    members = {}
+    for n in numbers:
+        picture = io.BytesIO()
+        Image.new("RGB", (8, 8), (n, n, n)).save(picture, "BMP")
+        members |= {f"{n:03d}.bmp": picture.getvalue(), f"{n:03d}.txt": b"%d" % n}
+    return tar(members)
+
+
+def numbers(paths, **options):
+    """What keys, captions and pixels say, row by row."""
+    frame = dii.read_webdataset_images(paths, backend="pandas", **options).compute()
+    pixels = [int(image[0, 0, 0]) for image in frame.images.arrays()]
+    return [int(key) for key in frame["__key__"]], [int(txt) for txt in frame["txt"]], pixels
+
+
+@pytest.mark.parametrize("cache", ["filecache", "simplecache"])
+def test_rows_of_a_copy_are_of_one_version(memory, tmp_path, cache):
+    options = {cache: {"cache_storage": str(tmp_path / "copies")}}
+    old, new = numbered(range(4)), numbered(range(200, 204))
+    assert len(old) == len(new)
+    memory.pipe_file(f"{FOLDER}/a.tar", old)
+    read = {"storage_options": options}
+    assert numbers(f"{cache}::{URL}", **read) == ([*range(4)],) * 3
+    memory.pipe_file(f"{FOLDER}/a.tar", new)
+    dii.write_index(URL)
+    assert numbers(f"{cache}::{URL}", **read) == ([*range(4)],) * 3
+    assert numbers(URL, index=True) == ([*range(200, 204)],) * 3
+
+
+@pytest.mark.parametrize("cache", ["filecache", "simplecache", "blockcache"])
+def test_an_index_is_refused_where_copies_are_read(memory, tmp_path, cache):
+    options = {cache: {"cache_storage": str(tmp_path / "copies")}}
+    memory.pipe_file(f"{FOLDER}/a.tar", numbered(range(4)))
+    paths = [f"{cache}::{URL}"]
+    with pytest.raises(dii.ArgumentError, match=r"copies of a cache.*without the cache"):
+        dii.write_index(paths, folder=tmp_path / "indexes", storage_options=options)
+    assert not (tmp_path / "indexes").exists()
+    for index in (True, str(tmp_path)):
+        with pytest.raises(dii.ArgumentError, match=r"index=.*a\.tar can have no index"):
+            numbers(paths, storage_options=options, index=index)
