@@ -22,6 +22,7 @@ from dask_image_ingest.index import (
     open_stored,
     refuse_unindexed,
     shard_table,
+    unknown_version,
 )
 from dask_image_ingest.progress import run
 from dask_image_ingest.storage import Shard, find_shards, folder_of, open_shard
@@ -77,7 +78,8 @@ def write_index(
     ShardNotFoundError
         If a path matches nothing.
     ShardError
-        If a shard can't be read, or is no tar.
+        If a shard can't be read, or is no tar, or if its server tells nothing that changes when
+        it does.
     ExportError
         If an index can't be written.
     ArgumentError
@@ -156,6 +158,8 @@ def _write_one(
     target = index_place(shard.url, folder)
     beside, name = folder_of(target)
     place = place_of(beside, INDEX, storage_options)
+    if why := unknown_version(shard):
+        return _Index(shard.url, target, "failed", error=why)
     if not overwrite and (kept := _kept(shard, target, storage_options)):
         return kept
     try:

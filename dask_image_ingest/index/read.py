@@ -15,7 +15,7 @@ from dask_image_ingest.errors import ShardError, ShardNotFoundError
 from dask_image_ingest.index.stored import FORMAT, METADATA, ShardFacts, StoredIndex
 from dask_image_ingest.storage import LazyBytes, Shard, open_shard
 
-__all__ = ["UnusableIndexError", "open_stored"]
+__all__ = ["UnusableIndexError", "open_stored", "unknown_version"]
 
 # In bytes: an index that is no larger is read whole, of a remote one by one request or two.
 _READ_WHOLE = 4 << 20
@@ -39,8 +39,10 @@ def open_stored(
     Raises
     ------
     UnusableIndexError
-        If it can't be read, or is one of another version of the shard.
+        If it can't be read, or is one of another version of the shard, or if that can't be known.
     """
+    if why := unknown_version(shard):
+        raise UnusableIndexError(why)
     known = (url, shard.size, shard.version)
     if known in _kept and (found := _kept.get(known)):
         yield found
@@ -68,6 +70,16 @@ def open_stored(
     for oldest in list(_kept)[:-_MOST_KEPT]:
         _kept.pop(oldest, None)
     yield found
+
+
+def unknown_version(shard: Shard) -> str:
+    """Why nobody can know that an index of a shard is stale; empty where that can be known."""
+    if shard.version:
+        return ""
+    return (
+        f"the server of {shard.url} tells neither an ETag nor when a file was changed, so that a "
+        "stale index would be taken for one that holds"
+    )
 
 
 def _parquet(source: Any, metadata: Any = None) -> parquet.ParquetFile:

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import io
+import zipfile
 
 import fsspec
 import pytest
+from faulty_server import faulty_server
 from PIL import Image
 from tars import tar
 
@@ -69,3 +71,31 @@ def test_an_index_is_refused_where_copies_are_read(memory, tmp_path, cache):
     for index in (True, str(tmp_path)):
         with pytest.raises(dii.ArgumentError, match=r"index=.*a\.tar can have no index"):
             numbers(paths, storage_options=options, index=index)
+
+
+def test_a_server_that_tells_no_version_has_no_indexes(tmp_path):
+    with faulty_server(files={"/a.tar": numbered(range(4))}) as server:
+        url = f"{server.url}/a.tar"
+        dii.write_index(url, folder=tmp_path)
+        server.tags = False
+        server.files["/a.tar"] = numbered(range(200, 204))
+        with pytest.warns(UserWarning, match="is not used: the server of .* tells neither an ETag"):
+            assert numbers(url, index=tmp_path) == ([*range(200, 204)],) * 3
+        server.reset()
+        with pytest.raises(dii.ShardError, match="1 of 1 shards have no index.*neither an ETag"):
+            dii.write_index(url, folder=tmp_path, overwrite=True)
+        assert not server.sent
+
+
+def test_a_shard_in_a_zip_is_known_by_its_checksum(tmp_path):
+    for name, first in (("old", 0), ("new", 200)):
+        with zipfile.ZipFile(tmp_path / f"{name}.zip", "w") as archive:
+            info = zipfile.ZipInfo("a.tar", (2026, 1, 1, 0, 0, 0))
+            archive.writestr(info, numbered(range(first, first + 4)))
+    url = f"zip://*.tar::{tmp_path}/old.zip"
+    dii.write_index(url, folder=tmp_path)
+    assert numbers(url, index=tmp_path) == ([*range(4)],) * 3
+    (tmp_path / "new.zip").replace(tmp_path / "old.zip")
+    fsspec.get_filesystem_class("zip").clear_instance_cache()
+    with pytest.warns(UserWarning, match="is not used: it is stale"):
+        assert numbers(url, index=tmp_path) == ([*range(200, 204)],) * 3

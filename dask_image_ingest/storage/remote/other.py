@@ -18,18 +18,23 @@ from dask_image_ingest.storage.remote.source import Fault, Head
 
 __all__ = ["FsspecSource", "asked", "version_of"]
 
-# Keys holding a file's version, most reliable first.
+# Keys holding a file's version, most reliable first: hashes of its content, then times.
 _VERSIONS = (
     "ETag",
     "etag",
     "Content-MD5",
     "generation",
+    "blob_id",  # Hugging Face
+    "sha",  # GitHub
+    "CRC",  # zip
     "mtime",
     "LastModified",
     "last_modified",
     "Last-Modified",
     "updated",
     "modified",
+    "modify",  # FTP
+    "modificationTime",  # WebHDFS
     "created",
 )
 
