@@ -13,17 +13,17 @@ from pyarrow import parquet
 
 from dask_image_ingest.errors import ShardError, ShardNotFoundError
 from dask_image_ingest.index.stored import FORMAT, METADATA, ShardFacts, StoredIndex
-from dask_image_ingest.storage import LazyBytes, Shard, open_shard
+from dask_image_ingest.storage import LazyBytes, Shard, as_listed, open_shard
 
 __all__ = ["UnusableIndexError", "open_stored", "unknown_version"]
 
 # In bytes: an index that is no larger is read whole, of a remote one by one request or two.
 _READ_WHOLE = 4 << 20
 
-# Those that were read last, by file, size and version of the shard: its parts are asked for one
-# after the other.
+# Those that were read last, by versions of the shard and of the file: the parts of a shard are
+# asked for one after the other.
 _MOST_KEPT = 4
-_kept: dict[tuple[str, int, str], StoredIndex] = {}
+_kept: dict[tuple[Shard, Shard] | None, StoredIndex] = {}
 
 
 class UnusableIndexError(Exception):
@@ -43,33 +43,46 @@ def open_stored(
     """
     if why := unknown_version(shard):
         raise UnusableIndexError(why)
-    known = (url, shard.size, shard.version)
-    if known in _kept and (found := _kept.get(known)):
-        yield found
-        return
     with ExitStack() as opened:
         try:
             content = opened.enter_context(open_shard(url, storage_options))
-            whole = pa.py_buffer(content[:]) if len(content) <= _READ_WHOLE else None
-            source = pa.PythonFile(_File(content), mode="r") if whole is None else whole
-            file = opened.enter_context(closing(_parquet(source)))
+            known = _known(url, shard, content)
+            if (found := _kept.get(known)) is None:
+                found = _stored(opened, content, url, shard)
         except ShardNotFoundError as error:
             raise UnusableIndexError("there is no such file") from error
         except pa.ArrowException as error:
             raise UnusableIndexError(f"it is no whole parquet file ({error})") from error
-        facts = _facts(file, shard)
-        if whole is None:
-            yield StoredIndex(facts, len(content), lambda name: _column(file, url, name))
+        if found.nbytes > _READ_WHOLE:
+            yield found
             return
-        metadata = file.metadata
-        # A file for each column, since threads may share the index.
-        found = StoredIndex(
-            facts, len(content), lambda name: _column(_parquet(whole, metadata), url, name)
-        )
-    _kept[known] = found
-    for oldest in list(_kept)[:-_MOST_KEPT]:
-        _kept.pop(oldest, None)
+    if known is not None:
+        _kept[known] = found
+        for oldest in list(_kept)[:-_MOST_KEPT]:
+            _kept.pop(oldest, None)
     yield found
+
+
+def _known(url: str, shard: Shard, content: LazyBytes) -> tuple[Shard, Shard] | None:
+    """What an index is kept by; None where it may be written anew without anybody knowing."""
+    file = as_listed(url, content)
+    return None if file is None or not file.version else (shard, file)
+
+
+def _stored(opened: ExitStack, content: LazyBytes, url: str, shard: Shard) -> StoredIndex:
+    """An index that is read whole, or while its file is ``opened``."""
+    if len(content) > _READ_WHOLE:
+        large = opened.enter_context(closing(_parquet(pa.PythonFile(_File(content), mode="r"))))
+        facts = _facts(large, shard)
+        return StoredIndex(facts, len(content), lambda name: _column(large, url, name))
+    whole = pa.py_buffer(content[:])
+    with closing(_parquet(whole)) as file:
+        metadata = file.metadata
+        facts = _facts(file, shard)
+    # A file for each column, since threads may share the index.
+    return StoredIndex(
+        facts, len(content), lambda name: _column(_parquet(whole, metadata), url, name)
+    )
 
 
 def unknown_version(shard: Shard) -> str:

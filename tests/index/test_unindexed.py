@@ -82,7 +82,7 @@ def test_a_server_that_tells_no_version_has_no_indexes(tmp_path):
         with pytest.warns(UserWarning, match="is not used: the server of .* tells neither an ETag"):
             assert numbers(url, index=tmp_path) == ([*range(200, 204)],) * 3
         server.reset()
-        with pytest.raises(dii.ShardError, match="1 of 1 shards have no index.*neither an ETag"):
+        with pytest.raises(dii.ShardError, match=r"1 of 1 shards have no index.*neither an ETag"):
             dii.write_index(url, folder=tmp_path, overwrite=True)
         assert not server.sent
 
