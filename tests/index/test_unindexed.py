@@ -99,3 +99,16 @@ def test_a_shard_in_a_zip_is_known_by_its_checksum(tmp_path):
     fsspec.get_filesystem_class("zip").clear_instance_cache()
     with pytest.warns(UserWarning, match="is not used: it is stale"):
         assert numbers(url, index=tmp_path) == ([*range(200, 204)],) * 3
+
+
+def test_no_command_runs_that_nobody_wrote(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "a.tar").write_bytes(numbered(range(4)))
+    command = "pipe:cat a.tar | tee copy.tar"
+    with pytest.raises(dii.ArgumentError, match="index=True: pipe:cat .* it is a command"):
+        numbers(command, allow_pipes=True, index=True)
+    for folder in (None, "indexes"):
+        with pytest.raises(dii.ArgumentError, match="it is a command"):
+            dii.write_index(command, folder=folder, storage_options={"allow_pipes": True})
+    assert [path.name for path in tmp_path.iterdir()] == ["a.tar"]
+    assert numbers(command, allow_pipes=True) == ([*range(4)],) * 3
