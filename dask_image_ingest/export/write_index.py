@@ -25,7 +25,14 @@ from dask_image_ingest.index import (
     unknown_version,
 )
 from dask_image_ingest.progress import run
-from dask_image_ingest.storage import Shard, find_shards, folder_of, open_shard
+from dask_image_ingest.storage import (
+    Shard,
+    find_shards,
+    folder_of,
+    is_web,
+    local_path,
+    open_shard,
+)
 from dask_image_ingest.tar import Damage, index_tar
 
 __all__ = ["write_index"]
@@ -84,7 +91,8 @@ def write_index(
         If an index can't be written.
     ArgumentError
         If two shards would have the same index in ``folder``, or if a shard can have none: what a
-        command writes, and copies of a cache (``filecache::`` and the like).
+        command writes, and copies of a cache (``filecache::`` and the like); if its place is one
+        that takes no files: a web server, an archive.
 
     Examples
     --------
@@ -105,6 +113,8 @@ def write_index(
     places = [index_place(shard.url, where) for shard in shards]
     _refuse_collisions(places)
     folders = {folder_of(place)[0] for place in places}
+    for each in folders:
+        _refuse_unwritable(each)
     one = partial(_write_one, folder=where, overwrite=overwrite, storage_options=storage_options)
     try:
         done = run(one, shards, progress)
@@ -148,6 +158,15 @@ def _refuse_collisions(places: Sequence[str]) -> None:
         raise ArgumentError(
             f"several shards would have the index {twice[0]}, and {len(twice) - 1} more are like "
             "it: shards of one name need folders of their own"
+        )
+
+
+def _refuse_unwritable(folder: str) -> None:
+    if local_path(folder) is None and ("::" in folder or is_web(folder)):
+        kind = "on a web server" if is_web(folder) else "in an archive or a cache"
+        raise ArgumentError(
+            f"an index cannot be written to {folder}, which is {kind}: pass folder= to have the "
+            "indexes elsewhere, and name it as index= where they are read"
         )
 
 

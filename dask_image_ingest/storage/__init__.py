@@ -17,7 +17,7 @@ from dask_image_ingest.storage.patterns import INDEX_SUFFIX
 from dask_image_ingest.storage.pipe import is_pipe, with_permission
 from dask_image_ingest.storage.remote_listing import Listings
 from dask_image_ingest.storage.shard import Shard, as_listed
-from dask_image_ingest.storage.url import local_path
+from dask_image_ingest.storage.url import is_web, local_path
 
 __all__ = [
     "INDEX_SUFFIX",
@@ -37,6 +37,7 @@ __all__ = [
     "inside",
     "is_fetched",
     "is_pipe",
+    "is_web",
     "keeps_copies",
     "local_path",
     "open_late",

@@ -112,3 +112,17 @@ def test_no_command_runs_that_nobody_wrote(tmp_path, monkeypatch):
             dii.write_index(command, folder=folder, storage_options={"allow_pipes": True})
     assert [path.name for path in tmp_path.iterdir()] == ["a.tar"]
     assert numbers(command, allow_pipes=True) == ([*range(4)],) * 3
+
+
+def test_what_takes_no_files_is_refused_before_a_shard_is_read(tmp_path):
+    with faulty_server(files={"/d/a.tar": numbered(range(4))}) as server:
+        url = f"{server.url}/d/a.tar"
+        for folder in (None, f"{server.url}/indexes"):
+            with pytest.raises(dii.ArgumentError, match="web server.* pass folder="):
+                dii.write_index(url, folder=folder)
+        assert {method for method, _, _ in server.seen} == {"HEAD"}
+        assert dii.write_index(url, folder=tmp_path)["state"].tolist() == ["written"]
+    with zipfile.ZipFile(tmp_path / "a.zip", "w") as archive:
+        archive.writestr("a.tar", numbered(range(4)))
+    with pytest.raises(dii.ArgumentError, match=r"archive or a cache.* pass folder="):
+        dii.write_index(f"zip://*.tar::{tmp_path}/a.zip")
