@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import os
+import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
 from dask_image_ingest.arguments import is_utf8, shown
-from dask_image_ingest.errors import ArgumentError
+from dask_image_ingest.errors import ArgumentError, ShardNotFoundError
 from dask_image_ingest.storage import (
     INDEX_SUFFIX,
     Listings,
@@ -19,6 +20,7 @@ from dask_image_ingest.storage import (
     is_pipe,
     keeps_copies,
     local_path,
+    names_in,
 )
 
 __all__ = ["IndexFile", "find_indexes", "index_place", "parse_index", "refuse_unindexed"]
@@ -67,7 +69,9 @@ def find_indexes(
     Raises
     ------
     ArgumentError
-        If indexes are asked for of shards that can have none.
+        If indexes are asked for of shards that can have none, or in a folder that is not there.
+    ShardError
+        If that folder cannot be listed.
     """
     if where is False:
         return {}
@@ -90,13 +94,33 @@ def find_indexes(
     found = {}
     for looked_at, members in by_folder.items():
         stems = [_stem(name) for _, name in members]
-        names = folder_names(looked_at, stems, storage_options, listings)
+        if folder is None:
+            names = folder_names(looked_at, stems, storage_options, listings)
+        else:
+            names = _in_folder(folder, stems, storage_options)
         for shard, name in members:
             for candidate, kind in _candidates(name):
                 if candidate in names:
                     found[shard.url] = IndexFile(inside(looked_at, candidate), kind, shard)
                     break
+    if folder is not None and not found:
+        warnings.warn(
+            f"index={folder!r} holds an index of none of the {len(shards)} shards, which are read "
+            "without. write_index(..., folder=) writes indexes there",
+            stacklevel=3,
+        )
     return found
+
+
+def _in_folder(
+    folder: str, stems: Sequence[str], storage_options: dict[str, Any] | None
+) -> set[str]:
+    try:
+        return names_in(folder, stems, storage_options)
+    except ShardNotFoundError as error:
+        raise ArgumentError(
+            f"index={folder!r}: there is no such folder, or its server lists none"
+        ) from error
 
 
 def parse_index(index: Any) -> Literal["auto"] | bool | str:

@@ -8,7 +8,7 @@ from dask_image_ingest.storage.announce import announce, announce_walk, is_fetch
 from dask_image_ingest.storage.beside import find_beside
 from dask_image_ingest.storage.compressed import CompressedBytes
 from dask_image_ingest.storage.file_system import FileSystem, file_system, keeps_copies
-from dask_image_ingest.storage.folder_names import folder_names, folder_of, inside
+from dask_image_ingest.storage.folder_names import folder_names, folder_of, inside, names_in
 from dask_image_ingest.storage.late_bytes import open_late
 from dask_image_ingest.storage.lazy_bytes import LazyBytes
 from dask_image_ingest.storage.open import open_shard
@@ -40,6 +40,7 @@ __all__ = [
     "is_web",
     "keeps_copies",
     "local_path",
+    "names_in",
     "open_late",
     "open_shard",
     "with_permission",

@@ -8,11 +8,20 @@ import os
 from collections.abc import Collection, Iterable
 from typing import Any
 
+from dask_image_ingest.errors import ShardNotFoundError
+from dask_image_ingest.storage.faults import guarded
 from dask_image_ingest.storage.file_system import FileSystem, file_system
-from dask_image_ingest.storage.remote_listing import WORTH_A_LISTING, Listings, list_folder
+from dask_image_ingest.storage.remote import asked
+from dask_image_ingest.storage.remote_listing import (
+    WORTH_A_LISTING,
+    Listings,
+    exists_remote,
+    list_existing,
+    list_folder,
+)
 from dask_image_ingest.storage.url import local_path, split_url
 
-__all__ = ["folder_names", "folder_of", "inside"]
+__all__ = ["folder_names", "folder_of", "inside", "names_in"]
 
 logger = logging.getLogger("dask_image_ingest")
 
@@ -61,6 +70,29 @@ def folder_names(
     except Exception as error:  # each file system has exceptions of its own
         logger.debug("%s cannot be listed: %s", folder, error)
         return set()
+
+
+def names_in(
+    folder: str, stems: Collection[str], storage_options: dict[str, Any] | None
+) -> set[str]:
+    """As `folder_names`, of a folder that has to be there.
+
+    Raises
+    ------
+    ShardNotFoundError
+        If there is no such folder.
+    ShardError
+        If it can't be listed.
+    """
+    path = local_path(folder)
+    if path is not None:
+        return set(guarded(folder, os.listdir, path))
+    found = asked(folder, _with_prefix, folder, stems, storage_options)
+    if found is None:
+        found = list_existing(folder, storage_options)
+    elif not found and not exists_remote(folder, storage_options):
+        raise ShardNotFoundError(f"{folder} does not exist")
+    return {name.rstrip("/").rpartition("/")[2] for name in found}
 
 
 def _with_prefix(

@@ -18,6 +18,7 @@ __all__ = [
     "exists_remote",
     "find_files",
     "find_remote",
+    "list_existing",
     "list_folder",
 ]
 
@@ -71,6 +72,19 @@ def list_folder(
             if not is_web(folder):
                 raise
     return listings[folder]
+
+
+def list_existing(folder: str, storage_options: dict[str, Any] | None) -> dict[str, Info]:
+    """What is in a folder that has to be there.
+
+    Raises
+    ------
+    ShardNotFoundError, ShardError
+    """
+    fs, path = _behind_caches(folder, storage_options)
+    fs.invalidate_cache()
+    entries = asked(folder, fs.ls, f"{path}/" if is_web(folder) else path, detail=True)
+    return {entry["name"].strip("/"): entry for entry in entries}
 
 
 def find_files(

@@ -105,7 +105,7 @@ def test_no_command_runs_that_nobody_wrote(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "a.tar").write_bytes(numbered(range(4)))
     command = "pipe:cat a.tar | tee copy.tar"
-    with pytest.raises(dii.ArgumentError, match="index=True: pipe:cat .* it is a command"):
+    with pytest.raises(dii.ArgumentError, match=r"index=True: pipe:cat .* it is a command"):
         numbers(command, allow_pipes=True, index=True)
     for folder in (None, "indexes"):
         with pytest.raises(dii.ArgumentError, match="it is a command"):
@@ -118,7 +118,7 @@ def test_what_takes_no_files_is_refused_before_a_shard_is_read(tmp_path):
     with faulty_server(files={"/d/a.tar": numbered(range(4))}) as server:
         url = f"{server.url}/d/a.tar"
         for folder in (None, f"{server.url}/indexes"):
-            with pytest.raises(dii.ArgumentError, match="web server.* pass folder="):
+            with pytest.raises(dii.ArgumentError, match=r"web server.* pass folder="):
                 dii.write_index(url, folder=folder)
         assert {method for method, _, _ in server.seen} == {"HEAD"}
         assert dii.write_index(url, folder=tmp_path)["state"].tolist() == ["written"]
