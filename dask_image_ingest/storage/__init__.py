@@ -16,7 +16,7 @@ from dask_image_ingest.storage.paths import find_shards
 from dask_image_ingest.storage.patterns import INDEX_SUFFIX
 from dask_image_ingest.storage.pipe import is_pipe, with_permission
 from dask_image_ingest.storage.remote_listing import Listings
-from dask_image_ingest.storage.shard import Shard, as_listed
+from dask_image_ingest.storage.shard import Shard, as_listed, modified
 from dask_image_ingest.storage.url import is_web, local_path
 
 __all__ = [
@@ -40,6 +40,7 @@ __all__ = [
     "is_web",
     "keeps_copies",
     "local_path",
+    "modified",
     "names_in",
     "open_late",
     "open_shard",

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from dask_image_ingest.errors import ShardError
 from dask_image_ingest.storage.lazy_bytes import LazyBytes
 
-__all__ = ["Shard", "as_listed", "changed"]
+__all__ = ["Shard", "as_listed", "changed", "modified"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,6 +44,12 @@ def as_listed(url: str, content: LazyBytes) -> Shard | None:
     """
     listed: Shard | None = getattr(content, "listed", None)
     return listed if listed is not None and listed.url == url else None
+
+
+def modified(content: LazyBytes) -> float | None:
+    """When what is open was changed, in seconds; None where its server does not tell."""
+    found: float | None = getattr(content, "modified", None)
+    return found
 
 
 def changed(url: str) -> ShardError:

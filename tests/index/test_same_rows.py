@@ -8,6 +8,8 @@ import warnings
 from pathlib import Path
 from typing import Any
 
+import dask
+import fsspec
 import pandas as pd
 import pytest
 from random_shards import members_json, random_shards, wds2idx_file
@@ -85,11 +87,28 @@ def test_any_tar_reads_the_same_with_our_index(tmp_path, caplog, seed):
 
 @pytest.mark.parametrize("write", [wds2idx_file, members_json])
 @pytest.mark.parametrize("seed", range(40))
-def test_any_tar_reads_the_same_with_the_indexes_of_others(tmp_path, caplog, seed, write):
+def test_any_tar_reads_the_same_with_the_indexes_of_others(tmp_path, caplog, memory, seed, write):
     paths = random_shards(tmp_path, seed)
     rng = random.Random(seed)
     chosen, query = rng.choice(OPTIONS), rng.choice(QUERIES)
-    expected = answer(paths, query, caplog, index=False, **chosen)
-    for path in paths:
-        write(Path(path))
-    assert_same(expected, answer(paths, query, caplog, **chosen))
+    urls = [memory(path) for path in paths]
+    # So that no shard is fetched whole where it is opened.
+    with dask.config.set({"image-ingest.remote.head": 600}):
+        expected = answer(urls, query, caplog, index=False, **chosen)
+        for path in paths:
+            if made := write(Path(path)):
+                memory(made)
+        assert_same(expected, answer(urls, query, caplog, **chosen))
+
+
+@pytest.fixture
+def memory():
+    """Puts a file where it is fetched from."""
+    fs = fsspec.filesystem("memory")
+
+    def put(path):
+        fs.put_file(str(path), f"/same/{Path(path).name}")
+        return f"memory://same/{Path(path).name}"
+
+    yield put
+    fs.rm("/same", recursive=True)

@@ -11,9 +11,8 @@ import dask
 import pandas as pd
 import pyarrow.parquet as pq
 import pytest
-from random_shards import members_json, wds2idx_file
 from synthetic import write_shards
-from tars import FORMATS, tar
+from tars import tar
 
 import dask_image_ingest as dii
 from dask_image_ingest.dataset import first_shard, opened
@@ -165,38 +164,6 @@ def test_every_member_a_kind_of_its_own(tmp_path, no_walk):
     frame = dii.read_webdataset_images(path, backend="pandas", components=kinds).compute()
     assert [frame[f"{n}.txt"][n + 1] for n in (0, 3, 1999)] == ["0", "3", "1999"]
     assert frame["3.txt"].notna().sum() == 1
-
-
-@pytest.mark.parametrize("write", [wds2idx_file, members_json])
-@pytest.mark.parametrize("tar_format", FORMATS)
-def test_what_others_have_written_spares_the_walk(tmp_path, no_walk, write, tar_format):
-    path = tmp_path / "0.tar"
-    names = [f"{n:03d}.{kind}" for n in range(30) for kind in ("jpg", "txt", "json")]
-    path.write_bytes(tar({name: name.encode() for name in names}, tar_format))
-    with pytest.raises(AssertionError, match="walked"):
-        captions(path)
-    write(path)
-    assert captions(path) == [f"{n:03d}.txt" for n in range(30)]
-    with pytest.raises(AssertionError, match="walked"):
-        captions(path, index=False)
-
-
-def test_the_index_that_an_export_writes_spares_the_walk(shards, tmp_path, monkeypatch):
-    table = dii.read_webdataset_images(shards, backend="pandas").drop(columns=["image", "error"])
-    dii.to_webdataset(table, tmp_path / "out" / "{shard:03d}.tar", index=True)
-    monkeypatch.setattr(opened, "index_tar", None)
-    monkeypatch.setattr(first_shard, "index_head", None)
-    assert captions(tmp_path / "out") == [f"picture {n}" for n in range(24)]
-
-
-@pytest.mark.parametrize("write", [wds2idx_file, members_json])
-def test_what_others_have_written_may_be_stale(shards, tmp_path, write):
-    for shard in shards:
-        write(Path(shard))
-    members = {f"{n}.txt": b"x" * 3000 for n in range(9)}
-    Path(shards[1]).write_bytes(tar(members))
-    with pytest.warns(UserWarning, match=r"shard-0001\.(idx|json) is not used: it is stale"):
-        assert len(captions(shards)) == 8 + 9 + 8
 
 
 @pytest.mark.slow

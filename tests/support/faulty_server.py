@@ -34,6 +34,8 @@ class Faulty:
         Where it passes requests on instead.
     rates
         Kind of fault → how often, at random.
+    times
+        Path → when it was changed, as the server tells it.
     latency, bandwidth
         Seconds before each answer; bytes per second and connection.
     """
@@ -43,6 +45,7 @@ class Faulty:
     ranges: bool = True
     tags: bool = True
     pages: bool = False
+    times: dict[str, str] = field(default_factory=dict)
     rates: dict[str, float] = field(default_factory=dict)
     latency: float = 0.0
     bandwidth: float = 0.0
@@ -132,6 +135,8 @@ class _Handler(BaseHTTPRequestHandler):
             return self._page(state, path)
         body = state.files[path]
         headers = {"Accept-Ranges": "bytes" if state.ranges else "none"}
+        if path in state.times:
+            headers["Last-Modified"] = state.times[path]
         if state.tags:
             headers["ETag"] = state.tag(body)
             if self.headers.get("If-Match", headers["ETag"]) != headers["ETag"]:

@@ -45,7 +45,7 @@ def open_remote(
     if len(head.data) == head.size:
         # One of a server that knows no ranges may be large, and is not copied.
         small = len(head.data) <= found.head
-        yield _Whole(head.data, Shard(url, head.size, source.version)) if small else head.data
+        yield _Whole(head.data, url, source) if small else head.data
     else:
         with closing(RemoteBytes(source, head, found)) as content:
             yield content
@@ -56,10 +56,12 @@ class _Whole(bytes):
     """A small shard, of which all came at once."""
 
     listed: Shard
+    modified: float | None
 
-    def __new__(cls, data: bytes, listed: Shard) -> _Whole:
+    def __new__(cls, data: bytes, url: str, source: Source) -> _Whole:
         whole = super().__new__(cls, data)
-        whole.listed = listed
+        whole.listed = Shard(url, len(data), source.version)
+        whole.modified = source.modified
         return whole
 
 

@@ -22,6 +22,7 @@ from urllib3.exceptions import (
 )
 
 from dask_image_ingest.errors import ShardError, ShardNotFoundError
+from dask_image_ingest.storage.remote.modified import seconds
 from dask_image_ingest.storage.remote.settings import Settings
 from dask_image_ingest.storage.remote.source import Fault, Head
 
@@ -125,6 +126,11 @@ class HTTPSource:
     def version(self) -> str:
         """Its ETag, or when it was changed."""
         return self._version[0] or self._version[1]
+
+    @property
+    def modified(self) -> float | None:
+        """When it was changed."""
+        return seconds(self._version[1])
 
     def is_version(self, version: str) -> bool:
         """Whether this is the version that a listing has told, as far as that can be said."""

@@ -12,6 +12,7 @@ from typing import Any
 from dask_image_ingest.errors import ShardError, ShardNotFoundError
 from dask_image_ingest.storage.faults import guarded
 from dask_image_ingest.storage.file_system import FileSystem, uncached
+from dask_image_ingest.storage.remote.modified import modified_of
 from dask_image_ingest.storage.remote.retry import Retries, retried
 from dask_image_ingest.storage.remote.settings import settings
 from dask_image_ingest.storage.remote.source import Fault, Head
@@ -70,6 +71,7 @@ class FsspecSource:
         self._path = path
         self._size = 0
         self.version = ""
+        self.modified: float | None = None
         self._told_by = uncached(fs)
         self._turn = _turn(fs)
 
@@ -79,7 +81,7 @@ class FsspecSource:
         if info["size"] is None:
             whole = self._ask(self._fs.cat_file, self._path)
             return Head(whole, len(whole))
-        self._size, self.version = info["size"], version_of(info)
+        self._size, self.version, self.modified = info["size"], version_of(info), modified_of(info)
         wanted = min(nbytes, self._size)
         data = self._ask(self._fs.cat_file, self._path, start=0, end=wanted) if wanted else b""
         if len(data) > wanted:  # it knows no ranges

@@ -57,6 +57,11 @@ class RemoteBytes:
         """The shard as a listing would tell of it now."""
         return Shard(self._source.url, self._size, self._source.version)
 
+    @property
+    def modified(self) -> float | None:
+        """When it was changed, in seconds; None where nobody tells."""
+        return self._source.modified
+
     def __getitem__(self, part: slice, /) -> bytes:
         start, stop, _ = part.indices(self._size)
         if stop <= len(self._head):

@@ -68,6 +68,11 @@ class Source(Protocol):
         """Which version this is, as a listing would tell it; empty where nothing does."""
         ...
 
+    @property
+    def modified(self) -> float | None:
+        """When it was changed, in seconds; None where nobody tells."""
+        ...
+
     def is_version(self, version: str) -> bool:
         """Whether this is the version that a listing has told, as far as that can be said."""
         ...
