@@ -10,6 +10,7 @@ from fsspec.implementations.cached import CachingFileSystem
 
 from dask_image_ingest.errors import ArgumentError, MissingDependencyError, ShardError
 from dask_image_ingest.storage.pipe import without_permission
+from dask_image_ingest.storage.timeouts import with_timeouts
 
 __all__ = ["FileSystem", "file_system", "keeps_copies", "uncached"]
 
@@ -33,7 +34,7 @@ _EXTRAS = {
 def file_system(url: str, storage_options: dict[str, Any] | None) -> tuple[FileSystem, str]:
     """Find the file system of a remote shard, and the shard's path there."""
     try:
-        return url_to_fs(url, **without_permission(storage_options))
+        return url_to_fs(url, **with_timeouts(url, without_permission(storage_options)))
     except (ImportError, ValueError, TypeError, KeyError) as error:  # KeyError: given twice
         protocol = url.partition("://")[0].rpartition("::")[2]
         extra = _EXTRAS.get(protocol)

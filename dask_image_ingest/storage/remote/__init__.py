@@ -1,8 +1,8 @@
 """Shards that are not on this machine.
 
 In: a URL and the options of its file system. Out: its bytes, as something that is fetched where it
-is sliced. From the ground up: settings, ranges (which requests to make), source (what a protocol
-has to give: `http`, `other`), pace, retry, threads, spill, extents (what is here), remote_bytes,
+is sliced. From the ground up: ranges (which requests to make), source (what a protocol has to
+give: `http`, `other`), modified, pace, retry, threads, spill, extents (what is here), remote_bytes,
 connect.
 """
 

@@ -16,8 +16,8 @@ from dask_image_ingest.storage.remote.other import FsspecSource
 from dask_image_ingest.storage.remote.pace import pace_of
 from dask_image_ingest.storage.remote.remote_bytes import RemoteBytes
 from dask_image_ingest.storage.remote.retry import Retries, first_bytes
-from dask_image_ingest.storage.remote.settings import Settings, settings
 from dask_image_ingest.storage.remote.source import Head, Source
+from dask_image_ingest.storage.settings import Settings, settings
 from dask_image_ingest.storage.shard import Shard, changed
 
 __all__ = ["open_remote"]

@@ -14,8 +14,8 @@ from dask_image_ingest.storage.faults import guarded
 from dask_image_ingest.storage.file_system import FileSystem, uncached
 from dask_image_ingest.storage.remote.modified import modified_of
 from dask_image_ingest.storage.remote.retry import Retries, retried
-from dask_image_ingest.storage.remote.settings import settings
 from dask_image_ingest.storage.remote.source import Fault, Head
+from dask_image_ingest.storage.settings import settings
 
 __all__ = ["FsspecSource", "asked", "version_of"]
 
@@ -159,7 +159,10 @@ def _ask(url: str, call: Any, *args: Any, **kwargs: Any) -> Any:
     except ShardError as error:
         cause = error.__cause__
         if _is_passing(cause):
-            raise Fault(f"{type(cause).__name__}: {cause}") from cause
+            # fsspec says of a web address that there is no such file, whatever went wrong.
+            hidden = cause.__cause__ if isinstance(cause, FileNotFoundError) else None
+            fault = hidden or cause
+            raise Fault(f"{type(fault).__name__}: {fault}") from cause
         raise
 
 

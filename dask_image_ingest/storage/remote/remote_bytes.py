@@ -11,9 +11,9 @@ from dask_image_ingest.storage.remote.extents import PAGE, Extent, Extents
 from dask_image_ingest.storage.remote.pace import pace_of
 from dask_image_ingest.storage.remote.ranges import Range, merge, split
 from dask_image_ingest.storage.remote.retry import Retries, whole_range
-from dask_image_ingest.storage.remote.settings import Settings
 from dask_image_ingest.storage.remote.source import Head, Source
 from dask_image_ingest.storage.remote.threads import request_threads
+from dask_image_ingest.storage.settings import Settings
 from dask_image_ingest.storage.shard import Shard
 
 __all__ = ["RemoteBytes"]

@@ -13,11 +13,12 @@ import pytest
 from faulty_server import faulty_server
 from serving import serving
 
-from dask_image_ingest.storage import open_shard
+import dask_image_ingest as dii
+from dask_image_ingest.storage import find_shards, open_shard
 from dask_image_ingest.storage.remote import pace
 from dask_image_ingest.storage.remote.http import HTTPSource
-from dask_image_ingest.storage.remote.settings import Settings
 from dask_image_ingest.storage.remote.source import Fault
+from dask_image_ingest.storage.settings import Settings
 
 SIZE = 1000
 
@@ -118,3 +119,18 @@ def test_stalled_answers_of_a_fast_server_are_asked_for_anew_soon(monkeypatch):
             assert content[:] == data
         assert server.injected["stall"] >= 5
         assert time.monotonic() - began < LONG
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("said", ["nothing", "half-the-headers"])
+@pytest.mark.parametrize("url", ["{}", "{}.{{a,b}}", "{}*", "simplecache::{}"])
+def test_a_server_that_never_answers_ends_a_listing(said, url):
+    waits = {"connect-timeout": SHORT, "read-timeout": SHORT, "retry-limit": SHORT}
+    with (
+        dask.config.set({f"image-ingest.remote.{name}": value for name, value in waits.items()}),
+        silent_server(SAID[said]) as server,
+    ):
+        began = time.monotonic()
+        with pytest.raises(dii.ShardError, match=r"cannot be read: .*Timeout"):
+            find_shards(url.format(server))
+        assert time.monotonic() - began < LONG / 2

@@ -1,0 +1,59 @@
+"""File systems of fsspec get the timeouts of the configuration, and keep what their users name."""
+
+from __future__ import annotations
+
+import aiohttp
+import dask
+import pytest
+
+from dask_image_ingest.storage.file_system import file_system
+from dask_image_ingest.storage.timeouts import with_timeouts
+
+OURS = aiohttp.ClientTimeout(total=None, sock_connect=1.5, sock_read=2.5)
+THEIRS = aiohttp.ClientTimeout(total=7)
+
+
+@pytest.fixture(autouse=True)
+def configured():
+    names = {"connect-timeout": 1.5, "read-timeout": 2.5}
+    with dask.config.set({f"image-ingest.remote.{name}": value for name, value in names.items()}):
+        yield
+
+
+@pytest.mark.parametrize(
+    ("url", "given", "expected"),
+    [
+        ("http://x/a.tar", {}, {"client_kwargs": {"timeout": OURS}}),
+        (
+            "https://x/a.tar",
+            {"client_kwargs": {"headers": {"A": "b"}}},
+            {"client_kwargs": {"timeout": OURS, "headers": {"A": "b"}}},
+        ),
+        ("http://x/a.tar", {"client_kwargs": {"timeout": THEIRS}}, None),
+        ("http://x/a.tar", {"timeout": 7}, None),
+        ("gs://b/a.tar", {"requests_timeout": 7}, None),
+        ("gs://b/a.tar", {"token": "anon"}, {"token": "anon", "session_kwargs": {"timeout": OURS}}),
+        ("memory://a.tar", {"a": 1}, None),
+        (
+            "filecache::https://x/a.tar",
+            {"filecache": {"cache_storage": "c"}},
+            {"filecache": {"cache_storage": "c"}, "https": {"client_kwargs": {"timeout": OURS}}},
+        ),
+        (
+            "zip://a.tar::http://x/a.zip",
+            {"http": {"client_kwargs": {"timeout": THEIRS}}},
+            None,
+        ),
+    ],
+)
+def test_what_is_given_is_kept(url, given, expected):
+    before = repr(given)
+    assert with_timeouts(url, given) == (given if expected is None else expected)
+    assert repr(given) == before
+
+
+def test_a_change_of_the_configuration_is_heeded():
+    first, _ = file_system("http://x/a.tar", None)
+    assert first.client_kwargs == {"timeout": OURS}
+    with dask.config.set({"image-ingest.remote.read-timeout": 9}):
+        assert file_system("http://x/a.tar", None)[0].client_kwargs["timeout"].sock_read == 9
