@@ -1,7 +1,7 @@
 """The timeouts of ``image-ingest.remote``, for the file systems of fsspec.
 
-Those by aiohttp wait for five minutes for a server that never answers. s3fs has short ones (5 and
-15 s), and adlfs takes none for looking up files.
+For a server that never answers fsspec's HTTP waits five minutes, and gcsfs for ever. s3fs has short
+timeouts (5 and 15 s), and adlfs takes none for looking up files.
 """
 
 from __future__ import annotations
@@ -18,40 +18,37 @@ def with_timeouts(url: str, options: dict[str, Any]) -> dict[str, Any]:
     found = dict(options)
     for number, link in enumerate(url.split("::")):
         protocol = link.partition("://")[0]
-        argument, make = _ARGUMENTS.get(protocol, ("", None))
         own = found.get(protocol)
         # The first link takes what stands outside any protocol, too.
         given = {**(own if isinstance(own, dict) else {}), **(found if number == 0 else {})}
-        said = given.get(argument) or {}
-        if make is None or not isinstance(said, dict) or _NAMED & (given.keys() | said.keys()):
-            continue
-        timed = {**make(settings()), **said}
+        timed = _timed(protocol, given)
         if number == 0:
-            found[argument] = timed
-        else:
-            found[protocol] = {**given, argument: timed}
+            found |= timed
+        elif timed:
+            found[protocol] = {**given, **timed}
     return found
 
 
-def _aiohttp(known: Settings) -> dict[str, Any]:
+def _timed(protocol: str, given: dict[str, Any]) -> dict[str, Any]:
+    """The argument of a file system that has its timeouts."""
+    if protocol in ("gs", "gcs") and "requests_timeout" not in given:
+        timeout = _timeout(settings())
+        return {} if timeout is None else {"requests_timeout": timeout}
+    if protocol in ("http", "https") and "timeout" not in given:
+        client = given.get("client_kwargs") or {}
+        timeout = _timeout(settings())
+        if isinstance(client, dict) and "timeout" not in client and timeout is not None:
+            return {"client_kwargs": {**client, "timeout": timeout}}
+    return {}
+
+
+def _timeout(known: Settings) -> Any:
+    """As aiohttp takes it; None where that is not installed, which the file system says."""
     try:
         from aiohttp import ClientTimeout
-    except ImportError:  # the file system says what is missing
-        return {}
+    except ImportError:
+        return None
     # Not of a whole answer, which may be large.
-    timeout = ClientTimeout(
+    return ClientTimeout(
         total=None, sock_connect=known.connect_timeout, sock_read=known.read_timeout
     )
-    return {"timeout": timeout}
-
-
-# Protocol → the argument of its file system that is a dictionary with timeouts, and these.
-_ARGUMENTS = {
-    "http": ("client_kwargs", _aiohttp),
-    "https": ("client_kwargs", _aiohttp),
-    "gs": ("session_kwargs", _aiohttp),
-    "gcs": ("session_kwargs", _aiohttp),
-}
-
-# What users call those that they give.
-_NAMED = frozenset({"timeout", "requests_timeout"})

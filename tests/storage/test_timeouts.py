@@ -32,7 +32,7 @@ def configured():
         ("http://x/a.tar", {"client_kwargs": {"timeout": THEIRS}}, None),
         ("http://x/a.tar", {"timeout": 7}, None),
         ("gs://b/a.tar", {"requests_timeout": 7}, None),
-        ("gs://b/a.tar", {"token": "anon"}, {"token": "anon", "session_kwargs": {"timeout": OURS}}),
+        ("gs://b/a.tar", {"token": "anon"}, {"token": "anon", "requests_timeout": OURS}),
         ("memory://a.tar", {"a": 1}, None),
         (
             "filecache::https://x/a.tar",
