@@ -9,8 +9,6 @@ from typing import Any
 from dask.utils import parse_bytes
 
 from dask_image_ingest.arguments import is_whole, shown, whole_number
-from dask_image_ingest.dask_internals import FrameBase
-from dask_image_ingest.dataset import ReadWebDataset
 from dask_image_ingest.errors import ArgumentError
 from dask_image_ingest.export.baseline import require_turbojpeg
 from dask_image_ingest.export.job import Options
@@ -22,7 +20,7 @@ from dask_image_ingest.export.remote_place import RemotePlace
 from dask_image_ingest.export.stage import metadata_columns
 from dask_image_ingest.storage import local_path
 
-__all__ = ["make_options", "place_of", "source_options_of", "split_path"]
+__all__ = ["make_options", "place_of", "split_path"]
 
 _SAMPLES = 10_000
 
@@ -112,14 +110,6 @@ def make_options(
         drop_rows=errors == "drop",
         drop_bad_images=bool(drop_bad_images),
     )
-
-
-def source_options_of(frame: Any) -> dict[str, Any] | None:
-    """The storage options that a lazy frame's shards are read with."""
-    if not isinstance(frame, FrameBase):
-        return None
-    reads = frame.expr.find_operations(ReadWebDataset)
-    return next((read.dataset.options.storage_options for read in reads), None)
 
 
 def _is_template(template: str) -> bool:

@@ -15,9 +15,11 @@ from dask.utils import format_bytes
 from dask_image_ingest.dataset import read_webdataset_images
 from dask_image_ingest.decode import printable
 from dask_image_ingest.errors import ArgumentError, ShardError, ShardNotFoundError
-from dask_image_ingest.export.arguments import make_options, source_options_of, split_path
+from dask_image_ingest.export.arguments import make_options, split_path
+from dask_image_ingest.export.exported import Exported
 from dask_image_ingest.export.jpeg import parse_jpeg
-from dask_image_ingest.export.run import Exported, export
+from dask_image_ingest.export.run import export
+from dask_image_ingest.export.sources import source_options_of
 from dask_image_ingest.export.where import json_fields_of, parse_where
 from dask_image_ingest.progress import run
 from dask_image_ingest.storage import find_shards, open_shard

@@ -5,19 +5,18 @@ from __future__ import annotations
 import hashlib
 import json
 import logging
-import os
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from dask_image_ingest.errors import ExportError
 from dask_image_ingest.export.job import LEFT_OUT, MANIFEST, PLAN, Options, file_names
-from dask_image_ingest.export.local_place import LocalPlace
 from dask_image_ingest.export.place import Place
 from dask_image_ingest.export.plan import Plan
 from dask_image_ingest.export.shard import done_name, is_there
+from dask_image_ingest.storage import identities
 
-__all__ = ["FORMAT", "Earlier", "describe_plan", "find_earlier", "refuse_foreign"]
+__all__ = ["FORMAT", "Earlier", "describe_plan", "find_earlier", "refuse_foreign", "refuse_sources"]
 
 #: Of plans and manifests.
 FORMAT = 1
@@ -52,16 +51,41 @@ class Earlier:
         """Say that there is an export already, and what can be done."""
         if self.plan is None:
             return
-        if self.manifest is None:
-            there = self.place.sizes()
-            shards = sum(name in there for name in self.files if name.endswith(".tar"))
-            state = f"an unfinished export, {shards:,} of {self.plan['shards']:,} shards"
-        else:
-            state = f"an export of {self.plan['samples']:,} samples"
         raise ExportError(
-            f"{self.place.url} has {state}. resume=True goes on where it stopped, overwrite=True "
-            "removes it first; or choose another folder"
+            f"{self.place.url} has {self._state(self.plan)}. resume=True goes on where it stopped, "
+            "overwrite=True removes it first; or choose another folder"
         )
+
+    def refuse_loss(self, new: Plan, left_out: dict[str, Any]) -> None:
+        """Refuse to be replaced by an export that has nothing, or not all that there might be.
+
+        Parameters
+        ----------
+        new, left_out
+            The new plan, and which rows are left out of it, by reason.
+        """
+        if self.plan is None:
+            return
+        has = f"{self.place.url} has {self._state(self.plan)}, which overwrite=True would remove"
+        unreadable = left_out.get("unreadable-shard")
+        if unreadable:
+            raise ExportError(
+                f"{has}, and {unreadable['count']:,} rows of the frame point to shards that cannot "
+                f"be read now: {unreadable['detail']}. Nothing was removed. Run it again when they "
+                "can be read, or filter these rows out; or choose another folder"
+            )
+        if self.plan["samples"] and not len(new.rows):
+            raise ExportError(
+                f"{has}, and the frame has no row to take its place. Nothing was removed. If that "
+                "is meant, remove the folder yourself; or choose another one"
+            )
+
+    def _state(self, plan: dict[str, Any]) -> str:
+        if self.manifest is not None:
+            return f"an export of {plan['samples']:,} samples"
+        there = self.place.sizes()
+        shards = sum(name in there for name in self.files if name.endswith(".tar"))
+        return f"an unfinished export, {shards:,} of {plan['shards']:,} shards"
 
     def is_finished(self) -> bool:
         """Whether all that its manifest names is there."""
@@ -134,27 +158,27 @@ def describe_plan(
     return {**described, "plan": hashlib.sha256(text.encode()).hexdigest(), "frame": frame}
 
 
-def refuse_foreign(
-    place: Place, names: Iterable[str], earlier: Earlier, sources: Iterable[str]
-) -> None:
-    """Refuse to write over files of others, and over the shards that are read."""
+def refuse_foreign(place: Place, names: Iterable[str], earlier: Earlier) -> None:
+    """Refuse to write over files of others."""
     there = place.sizes()
     ours = set(earlier.files)
-    names = list(names)
     foreign = [name for name in names if name in there and name not in ours]
     if foreign:
         raise ExportError(
             f"{place.url} has {len(foreign):,} files which no export wrote and which this one "
             f"would replace, first {foreign[0]}. Move them away, or choose another folder"
         )
-    resolve = os.path.realpath if isinstance(place, LocalPlace) else str
-    written = {resolve(place.locate(name)) for name in {*names, *ours}}
-    read = [source for source in sources if resolve(source) in written]
-    if read:
-        raise ExportError(
-            f"the frame reads {read[0]}, which this export would write or remove. Choose another "
-            "folder"
-        )
+
+
+def refuse_sources(place: Place, names: Iterable[str], sources: Iterable[str]) -> None:
+    """Refuse to write over the shards that are read, or to remove them."""
+    written = set().union(*(identities(place.locate(name)) for name in names))
+    for source in sorted(sources):
+        if not written.isdisjoint(identities(source)):
+            raise ExportError(
+                f"the frame reads {source}, which this export would write or remove. Choose "
+                "another folder"
+            )
 
 
 def _parsed(content: bytes, where: str) -> dict[str, Any]:

@@ -5,11 +5,10 @@ from __future__ import annotations
 import json
 import os
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
-import pandas as pd
 from dask.base import tokenize
 
 from dask_image_ingest.errors import ArgumentError, ExportError
@@ -19,7 +18,9 @@ from dask_image_ingest.export.commit import (
     describe_plan,
     find_earlier,
     refuse_foreign,
+    refuse_sources,
 )
+from dask_image_ingest.export.exported import Exported
 from dask_image_ingest.export.job import LEFT_OUT, MANIFEST, PLAN, Job, Options, staged_name
 from dask_image_ingest.export.kept import is_kept
 from dask_image_ingest.export.local_place import LocalPlace
@@ -27,60 +28,16 @@ from dask_image_ingest.export.lock import hold
 from dask_image_ingest.export.place import STAGING, Place
 from dask_image_ingest.export.prepare import Prepared, prepare
 from dask_image_ingest.export.reasons import Reasons
-from dask_image_ingest.export.shard import Written, write_shard
+from dask_image_ingest.export.shard import write_shard
 from dask_image_ingest.export.sidecar import table_bytes
+from dask_image_ingest.export.sources import shards_read
 from dask_image_ingest.export.stage import Staged, metadata_columns, stage
 from dask_image_ingest.progress import run
 
-__all__ = ["Exported", "export"]
+__all__ = ["export"]
 
 # What is known of an export besides its plan, for whoever goes on.
 _FACTS = f"{STAGING}/facts.json"
-
-
-@dataclass(frozen=True)
-class Exported:
-    """An export that is finished.
-
-    Attributes
-    ----------
-    place
-        Where it is.
-    shards
-        What is known of each.
-    left_out
-        Code of a reason → how many rows were left out for it, the first keys, and a detail.
-    damaged
-        Source shard → what is wrong with it.
-    interleaved
-        How many samples had members that lay apart.
-    sources
-        The shards that the rows point to.
-    """
-
-    place: Place
-    shards: list[Written]
-    left_out: dict[str, Any]
-    damaged: dict[str, str]
-    interleaved: int
-    sources: list[str]
-
-    def frame(self) -> pd.DataFrame:
-        """A row for each shard."""
-        columns = ["samples", "members", "bytes", "sha256"]
-        frame = pd.DataFrame(
-            {
-                "shard": [written["name"] for written in self.shards],
-                "url": [self.place.locate(written["name"]) for written in self.shards],
-                **{name: [written[name] for written in self.shards] for name in columns},
-            }
-        )
-        frame.attrs = {
-            "left_out": self.left_out,
-            "damaged": self.damaged,
-            "interleaved": self.interleaved,
-        }
-        return frame
 
 
 def export(
@@ -177,14 +134,18 @@ class _Run:
 
     def _plan(self) -> dict[str, Any]:
         """Find out what is to be written, and begin."""
+        read = shards_read(self.frame)
+        refuse_sources(self.place, self.earlier.files, read)
         before = self._staged()
         job = replace(self.job, pointers=staged_name("pointers"), planned=staged_name("planned"))
         refused = False
         try:
             staged = stage(self.frame, job, self.columns, self.show)
             prepared = prepare(staged, job, self.show)
+            if not self.resume:
+                self.earlier.refuse_loss(prepared.plan, prepared.reasons.summary())
             refused = True
-            described = self._accepted(staged, prepared)
+            described = self._accepted(staged, prepared, read)
         except BaseException as error:
             # Nothing of this attempt stays but pictures, if it broke off while it made them.
             refused = refused or isinstance(error, ArgumentError)
@@ -217,7 +178,7 @@ class _Run:
         self.place.put(_FACTS, json.dumps(facts).encode())
         return facts
 
-    def _accepted(self, staged: Staged, prepared: Prepared) -> dict[str, Any]:
+    def _accepted(self, staged: Staged, prepared: Prepared, read: set[str]) -> dict[str, Any]:
         """A plan in words, if it may be carried out here."""
         plan, options = prepared.plan, self.job.options
         columns = [] if staged.schema is None else [f"{f.name}: {f.type}" for f in staged.schema]
@@ -225,8 +186,10 @@ class _Run:
         if self.resume:
             self.earlier.refuse_other_plan(described)
         files = [name for number in range(plan.shards) for name in options.files_of(number)]
-        sources = [source.url for source in plan.sources]
-        refuse_foreign(self.place, [*files, LEFT_OUT], self.earlier, sources)
+        refuse_foreign(self.place, [*files, LEFT_OUT], self.earlier)
+        # Of what was computed before, only rows tell what it reads: those that are left out too.
+        of_rows = staged.rows.column("url").combine_chunks().dictionary.to_pylist()
+        refuse_sources(self.place, [*files, *self.earlier.files], read.union(of_rows))
         return described
 
     def _begin(self, described: dict[str, Any], reasons: Reasons) -> None:

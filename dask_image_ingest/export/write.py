@@ -8,9 +8,10 @@ from typing import Any, Literal
 
 import pandas as pd
 
-from dask_image_ingest.export.arguments import make_options, source_options_of, split_path
+from dask_image_ingest.export.arguments import make_options, split_path
 from dask_image_ingest.export.jpeg import Encode
 from dask_image_ingest.export.run import export
+from dask_image_ingest.export.sources import source_options_of
 
 __all__ = ["to_webdataset"]
 
@@ -87,7 +88,9 @@ def to_webdataset(
     resume
         Go on where a killed run of the same export stopped; what is finished is not done again.
     overwrite
-        Remove what an earlier export wrote there, and say what that is. Other files stay.
+        Remove what an earlier export wrote there, and say what that is. Other files stay. Refused
+        if the frame reads from it, if no row would take its place, and if rows point to shards that
+        cannot be read at the moment.
     progress
         Whether to show a bar on standard error.
     storage_options

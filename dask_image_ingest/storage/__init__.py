@@ -17,7 +17,7 @@ from dask_image_ingest.storage.patterns import INDEX_SUFFIX
 from dask_image_ingest.storage.pipe import is_pipe, with_permission
 from dask_image_ingest.storage.remote_listing import Listings
 from dask_image_ingest.storage.shard import Shard, as_listed, modified
-from dask_image_ingest.storage.url import is_web, local_path
+from dask_image_ingest.storage.url import identities, is_web, local_path
 
 __all__ = [
     "INDEX_SUFFIX",
@@ -34,6 +34,7 @@ __all__ = [
     "find_shards",
     "folder_names",
     "folder_of",
+    "identities",
     "inside",
     "is_fetched",
     "is_pipe",

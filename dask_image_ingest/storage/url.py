@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 
 import fsspec
@@ -27,3 +28,29 @@ def split_url(url: str) -> tuple[str, str, str]:
     if match is None:
         raise ArgumentError(f"{url!r} is no URL that fsspec could read")
     return match[1], match[2], match[3] or ""
+
+
+def identities(url: str) -> set[tuple[str, str, str]]:
+    """What the files of a URL are known by, however it is written; those of each link of a chain.
+
+    Two URLs have one in common if they lead to the same file, as far as they tell: with a cache in
+    front, by another name of the protocol, or over a symbolic link.
+    """
+    path = local_path(url)
+    links = [url] if path is not None else [link for link in url.split("::") if "://" in link]
+    return {_identity(link) for link in links}
+
+
+def _identity(url: str) -> tuple[str, str, str]:
+    path = local_path(url)
+    if path is not None:
+        return "file", "", os.path.realpath(path)
+    protocol, _, rest = url.partition("://")
+    try:
+        kind = fsspec.get_filesystem_class(protocol)
+    except (ImportError, ValueError):
+        return protocol, "", rest
+    name = kind.protocol if isinstance(kind.protocol, str) else kind.protocol[0]
+    # Some file systems have the host in the path, and some beside it.
+    host = kind._get_kwargs_from_urls(url).get("host") or ""
+    return name, host, kind._strip_protocol(url)

@@ -1,0 +1,36 @@
+"""The shards that a frame's query reads: which, and with which options."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+from dask_image_ingest.dask_internals import FrameBase
+from dask_image_ingest.dataset import Dataset, ReadWebDataset
+from dask_image_ingest.export.checkpoint import ReadStored
+
+__all__ = ["shards_read", "source_options_of"]
+
+
+def shards_read(frame: Any) -> set[str]:
+    """The URLs of all shards that a lazy frame reads, those of which it keeps no row included.
+
+    Of a frame that is computed or persisted, only its rows tell.
+    """
+    return {shard.url for dataset in _datasets(frame) for shard in dataset.shards}
+
+
+def source_options_of(frame: Any) -> dict[str, Any] | None:
+    """The storage options that a lazy frame's shards are read with."""
+    return next((dataset.options.storage_options for dataset in _datasets(frame)), None)
+
+
+def _datasets(frame: Any) -> Iterator[Dataset]:
+    """What a lazy frame reads, now or when what it reads was stored."""
+    waiting = [frame.expr] if isinstance(frame, FrameBase) else []
+    while waiting:
+        for read in waiting.pop().find_operations((ReadWebDataset, ReadStored)):
+            if isinstance(read, ReadStored):
+                waiting.append(read.stored.made_of)
+            else:
+                yield read.dataset
