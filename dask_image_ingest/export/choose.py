@@ -27,13 +27,15 @@ class Row(NamedTuple):
     """One row: its members, which of them is the image, or why it can't be exported.
 
     A member is its extension, where its bytes are, at which offset, and how many. ``shape`` is the
-    height and width of an image that was encoded anew.
+    height and width of an image that was encoded anew. ``same_key`` says whether the key is that
+    of its shard, None where the key alone says which sample is meant.
     """
 
     members: tuple[tuple[str, int, int, int], ...] = ()
     image: int | None = None
     reason: str | None = None
     shape: tuple[int, int] | None = None
+    same_key: bool | None = None
 
 
 def choose_members(index: TarIndex, wanted: pa.RecordBatch, options: Options) -> list[Row]:
@@ -56,16 +58,18 @@ def choose_members(index: TarIndex, wanted: pa.RecordBatch, options: Options) ->
     for number, (key, offset, nbytes) in enumerate(pointers):
         if offset is None:
             found = _without_pointer(by_key.get(key, ()), nbytes, index)
+            same_key = None if key in by_key else False
         else:
             found = _pointed_to(by_offset.get(offset), offset, nbytes)
+            same_key = None if isinstance(found, str) else found[0].key == key
         if isinstance(found, str):
-            rows.append(Row(reason=found))
+            rows.append(Row(reason=found, same_key=same_key))
             continue
         sample, image = found
-        row = plain.chosen(key, sample, image)
+        row = plain.chosen(key, sample, image, same_key)
         if row is None:
             made = [sizes[number] for sizes in made_sizes]
-            row = _chosen(key, sample, image, made, options)
+            row = _chosen(key, sample, image, made, options)._replace(same_key=same_key)
         rows.append(row)
     return rows
 
@@ -77,7 +81,9 @@ class _Plain:
         self._options = options
         self._kept: dict[tuple[str, ...], tuple[str, ...]] = {}
 
-    def chosen(self, key: str, sample: Sample, image: str | None) -> Row | None:
+    def chosen(
+        self, key: str, sample: Sample, image: str | None, same_key: bool | None
+    ) -> Row | None:
         """As `_chosen`; None for samples that need a closer look."""
         if self._options.members.made or sample.duplicates or key.startswith("_"):
             return None
@@ -91,7 +97,7 @@ class _Plain:
         if not kept:
             return None
         members = tuple([(extension, SOURCE, *found[extension]) for extension in kept])
-        return Row(members, kept.index(image) if image in kept else None)
+        return Row(members, kept.index(image) if image in kept else None, same_key=same_key)
 
 
 def _pointed_to(

@@ -20,6 +20,9 @@ __all__ = ["is_kept", "keep", "kept_name", "read_kept"]
 
 _PREFIX = f"{STAGING}/made-"
 
+# Of what is written down of each row.
+_FORMAT = 2
+
 
 def is_kept(name: str) -> bool:
     """Whether a staged file outlives a run that was killed before it had a plan."""
@@ -29,7 +32,7 @@ def is_kept(name: str) -> bool:
 def kept_name(url: str, version: str, wanted: pa.RecordBatch, options: Options) -> str:
     """How what is made for the rows wanted of a shard is called."""
     described = options.described()
-    decisive = [url, version, *(described[name] for name in ("jpeg", "members", "index"))]
+    decisive = [_FORMAT, url, version, *(described[name] for name in ("jpeg", "members", "index"))]
     digest = hashlib.sha256(json.dumps(decisive).encode())
     digest.update(to_bytes(pa.Table.from_batches([wanted])))
     return f"{_PREFIX}{digest.hexdigest()}"

@@ -56,7 +56,7 @@ class Located:
     rows
         For each row asked for, in order: ``members``, in the order of the source; ``image``, which
         of them is the image; ``height`` and ``width`` of one that was encoded anew; ``reason`` why
-        the row can't be exported, else null.
+        the row can't be exported, else null; ``same_key``, whether its key is that of the shard.
     expanded
         The file of members that are no ranges of the source, if there is one.
     damage
@@ -201,5 +201,6 @@ def _table(rows: list[Row]) -> pa.Table:
             "height": pa.array([height for height, _ in shapes], pa.int32()),
             "width": pa.array([width for _, width in shapes], pa.int32()),
             "reason": pa.array([row.reason for row in rows], pa.string()),
+            "same_key": pa.array([row.same_key for row in rows], pa.bool_()),
         }
     )

@@ -13,6 +13,7 @@ import pyarrow.compute as pc
 
 from dask_image_ingest.export.arrow_files import write_batches
 from dask_image_ingest.export.job import Job
+from dask_image_ingest.export.keys import UNSURE, unsure_rows
 from dask_image_ingest.export.known import Known
 from dask_image_ingest.export.locate import POINTERS, Located, locate
 from dask_image_ingest.export.plan import Plan, make_plan
@@ -34,8 +35,13 @@ class Prepared:
     reasons: Reasons
 
 
-def prepare(staged: Staged, job: Job, show: bool) -> Prepared:
+def prepare(staged: Staged, job: Job, keys_assigned: bool, show: bool) -> Prepared:
     """Find out what is to be written, and leave it where tasks find it.
+
+    Parameters
+    ----------
+    keys_assigned
+        Whether the frame says that keys were given anew.
 
     Raises
     ------
@@ -54,13 +60,17 @@ def prepare(staged: Staged, job: Job, show: bool) -> Prepared:
     by_source = kept[np.argsort(sources[kept], kind="stable")]
     located = _locate(rows, by_source, sources, urls, staged.known, job, show)
     found = _found(rows, by_source, located)
+    for number in by_source[unsure_rows(found, keys_assigned)]:
+        reasons.add(number, UNSURE)
     for number, reason in zip(by_source, found.column("reason").to_pylist(), strict=True):
         if reason is not None:
             reasons.add(number, reason)
+    reasons.find_repeated_keys(sources)
     # Back into the order of the frame.
-    there = np.flatnonzero(pc.is_null(found.column("reason")).to_numpy())
-    order = there[np.argsort(by_source[there])]
-    plan, repeated = make_plan(found.take(pa.array(order)), located, job.options)
+    place = np.empty(len(rows), np.int64)
+    place[by_source] = np.arange(len(by_source))
+    found = found.drop_columns(["reason", "same_key"]).take(pa.array(place[reasons.kept]))
+    plan, repeated = make_plan(found, located, job.options)
     for number in repeated:
         reasons.add(
             number,

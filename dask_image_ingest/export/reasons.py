@@ -74,7 +74,11 @@ class Reasons:
         offsets = pc.fill_null(self._rows.column("offset"), -1).to_numpy()
         rows = kept[offsets[kept] >= 0]
         self._add_repeated(rows, [offsets[rows], sources[rows]])
-        rows = kept[offsets[kept] < 0]
+
+    def find_repeated_keys(self, sources: np.ndarray) -> None:
+        """Leave out rows that are found by their key, as an earlier row is."""
+        kept = self.kept
+        rows = kept[pc.is_null(self._rows.column("offset")).to_numpy()[kept]]
         keys = self._rows.column("key").take(pa.array(rows)).combine_chunks().dictionary_encode()
         self._add_repeated(rows, [keys.indices.to_numpy(), sources[rows]])
 

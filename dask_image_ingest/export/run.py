@@ -23,6 +23,7 @@ from dask_image_ingest.export.commit import (
 from dask_image_ingest.export.exported import Exported
 from dask_image_ingest.export.job import LEFT_OUT, MANIFEST, PLAN, Job, Options, staged_name
 from dask_image_ingest.export.kept import is_kept
+from dask_image_ingest.export.keys import assigns_keys
 from dask_image_ingest.export.local_place import LocalPlace
 from dask_image_ingest.export.lock import hold
 from dask_image_ingest.export.place import STAGING, Place
@@ -141,7 +142,7 @@ class _Run:
         refused = False
         try:
             staged = stage(self.frame, job, self.columns, self.show)
-            prepared = prepare(staged, job, self.show)
+            prepared = prepare(staged, job, assigns_keys(self.frame), self.show)
             if not self.resume:
                 self.earlier.refuse_loss(prepared.plan, prepared.reasons.summary())
             refused = True

@@ -56,9 +56,7 @@ KEEPING_NONE = {
     ),
     "checkpoint": lambda out, source: none(dii.checkpoint(read(out), source.parent / "stored")),
     "stored twice": lambda out, source: none(
-        dii.checkpoint(
-            dii.checkpoint(read(out), source.parent / "stored"), source.parent / "again"
-        )
+        dii.checkpoint(dii.checkpoint(read(out), source.parent / "stored"), source.parent / "again")
     ),
 }
 
