@@ -101,7 +101,8 @@ class Earlier:
             for number, written in enumerate(self.manifest["shards"]):
                 if is_there(written, there.get):
                     self.place.put(done_name(number), json.dumps(written).encode())
-            self.place.remove([MANIFEST])
+            if not self.is_finished():
+                self.place.remove([MANIFEST])
 
     def refuse_other_plan(self, described: dict[str, Any]) -> None:
         """Say how a plan differs from the one that is there, if it does."""
@@ -142,7 +143,7 @@ def find_earlier(place: Place) -> Earlier:
 
 
 def describe_plan(
-    plan: Plan, options: Options, frame: str, columns: Sequence[str]
+    plan: Plan, options: Options, frame: str | None, columns: Sequence[str]
 ) -> dict[str, Any]:
     """A plan as it stands in a place; ``plan`` in it stands for all but the frame's token."""
     described = {

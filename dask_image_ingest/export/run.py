@@ -9,8 +9,6 @@ from dataclasses import replace
 from functools import partial
 from typing import Any
 
-from dask.base import tokenize
-
 from dask_image_ingest.errors import ArgumentError, ExportError
 from dask_image_ingest.export.commit import (
     FORMAT,
@@ -21,6 +19,7 @@ from dask_image_ingest.export.commit import (
     refuse_sources,
 )
 from dask_image_ingest.export.exported import Exported
+from dask_image_ingest.export.frame_token import frame_token
 from dask_image_ingest.export.job import LEFT_OUT, MANIFEST, PLAN, Job, Options, staged_name
 from dask_image_ingest.export.kept import is_kept
 from dask_image_ingest.export.keys import assigns_keys
@@ -81,13 +80,12 @@ class _Run:
         self.resume = resume
         self.show = show
         self.columns = metadata_columns(frame)
-        self.token = tokenize(
-            frame[[name for name in self.columns if name in frame.columns]], job.source_options
-        )
+        told = [name for name in self.columns if name in frame.columns]
+        self.token = frame_token(frame, told, job.source_options)
 
     def run(self) -> Exported:
         """Plan what is not planned, write what is not written."""
-        if self.resume and self._is_same() and self.earlier.is_finished():
+        if self._is_finished():
             self.place.remove_staging()
             return self._exported(self.earlier.manifest or {})
         facts = self._facts_of_earlier() or self._plan()
@@ -105,17 +103,24 @@ class _Run:
             **facts["told"],
             "shards": shards,
         }
+        self._sign()
         self.place.put(MANIFEST, json.dumps(manifest, indent=1).encode())
         self.place.settle()
         self.place.remove_staging()
         return self._exported(manifest)
 
-    def _is_same(self) -> bool:
-        """Whether the earlier export was of this frame, with these options."""
+    def _is_finished(self) -> bool:
+        """Whether the earlier export was of this frame, with these options, and is complete."""
         plan = self.earlier.plan
-        return plan is not None and (
-            plan["frame"] == self.token and plan["options"] == self.job.options.described()
-        )
+        if plan is None or not self._is_same(plan["frame"]):
+            return False
+        return self.earlier.is_finished()
+
+    def _is_same(self, frame: str | None) -> bool:
+        """Whether an export of a frame with this token, planned as the earlier one, goes on."""
+        options = (self.earlier.plan or {}).get("options")
+        known = self.token is not None and frame == self.token
+        return self.resume and known and options == self.job.options.described()
 
     def _facts_of_earlier(self) -> dict[str, Any] | None:
         """What a run that was killed while it wrote shards knew; None if there is no such thing."""
@@ -127,10 +132,8 @@ class _Run:
             return None
         staged = self.place.sizes(STAGING)
         self.place.remove(f"{STAGING}/{name}" for name in staged if name.endswith(".tmp"))
-        if not (self.resume and self._is_same()):
-            return None
         facts = json.loads(self.place.read(_FACTS) or b"{}")
-        same = facts.get("frame") == self.token and facts["plan"] == self.earlier.plan["plan"]
+        same = self._is_same(facts.get("frame")) and facts["plan"] == self.earlier.plan["plan"]
         return facts if same else None
 
     def _plan(self) -> dict[str, Any]:
@@ -199,6 +202,12 @@ class _Run:
         left_out = reasons.table()
         if len(left_out):
             self.place.put(LEFT_OUT, table_bytes(left_out))
+
+    def _sign(self) -> None:
+        """Let the plan say whose values the shards have, once all have been written or compared."""
+        plan = json.loads(self.place.read(PLAN) or b"{}")
+        if plan["frame"] != self.token:
+            self.place.put(PLAN, json.dumps(plan | {"frame": self.token}, indent=1).encode())
 
     def _staged(self) -> list[str]:
         return [f"{STAGING}/{name}" for name in self.place.sizes(STAGING)]

@@ -5,6 +5,6 @@ computes what is missing, ``stored.py`` reads what is there, ``record.py`` says 
 """
 
 from dask_image_ingest.export.checkpoint.checkpoint import checkpoint
-from dask_image_ingest.export.checkpoint.stored import ReadStored
+from dask_image_ingest.export.checkpoint.stored import ReadStored, Stored
 
-__all__ = ["ReadStored", "checkpoint"]
+__all__ = ["ReadStored", "Stored", "checkpoint"]
