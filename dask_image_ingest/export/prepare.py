@@ -46,7 +46,7 @@ def prepare(staged: Staged, job: Job, keys_assigned: bool, show: bool) -> Prepar
     Raises
     ------
     ArgumentError
-        If rows can't be exported, unless such are to be left out.
+        If rows can't be exported, unless such are to be left out and some shard can be read.
     """
     rows = staged.rows
     reasons = Reasons(rows)
@@ -76,8 +76,10 @@ def prepare(staged: Staged, job: Job, keys_assigned: bool, show: bool) -> Prepar
             number,
             "repeated-key: its shard has another sample of this key; give it another __key__",
         )
-    if not job.options.drop_rows:
-        reasons.refuse()
+    # What could be read has a version. An empty export of nothing but errors is nobody's wish.
+    nothing_read = bool(located) and not any(source.version for source in located)
+    if nothing_read or not job.options.drop_rows:
+        reasons.refuse(nothing_read)
     if job.options.shuffle is not None:
         plan = regroup(plan, job, show)
     schema = None if staged.schema is None else {b"sidecar": staged.schema.serialize().to_pybytes()}

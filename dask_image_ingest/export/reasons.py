@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import islice
 from typing import Any
 
 import numpy as np
@@ -11,6 +12,7 @@ import pyarrow.compute as pc
 
 from dask_image_ingest.decode import printable
 from dask_image_ingest.errors import ArgumentError
+from dask_image_ingest.storage import local_path
 
 __all__ = ["Reasons"]
 
@@ -102,8 +104,14 @@ class Reasons:
                 entry["first"].append(printable(str(row["__key__"])))
         return dict(sorted(summary.items(), key=lambda item: -item[1]["count"]))
 
-    def refuse(self) -> None:
-        """Raise if there is any row to leave out, naming the first ones."""
+    def refuse(self, nothing_read: bool = False) -> None:
+        """Raise if there is any row to leave out, naming the first ones.
+
+        Parameters
+        ----------
+        nothing_read
+            Whether no shard could be read at all, so that nothing is left.
+        """
         if not self._found:
             return
         table = self.table()
@@ -113,10 +121,25 @@ class Reasons:
             for row in table[:_NAMED].to_pylist()
         ]
         more = f" ... and {len(table) - _NAMED:,} more" if len(table) > _NAMED else ""
+        drop = "Filter them out, or pass errors='drop' to leave them out and have them told"
         raise ArgumentError(
             f"{len(table):,} of {len(self._rows):,} rows cannot be exported: {'; '.join(named)}"
-            f"{more}. Nothing was written. Filter them out, or pass errors='drop' to leave them "
-            "out and have them told"
+            f"{more}. Nothing was written. {self._options_for_remote_shards()}"
+            f"{'No shard of the frame can be read' if nothing_read else drop}"
+        )
+
+    def _options_for_remote_shards(self) -> str:
+        """What to do where a shard elsewhere cannot be read; nothing where there is none."""
+        urls = (
+            self._rows.column("url")[row].as_py()
+            for row, reason in self._found.items()
+            if reason.startswith("unreadable-shard")
+        )
+        if all(local_path(url) is not None for url in islice(urls, _NAMED)):
+            return ""
+        return (
+            "If its file system needs options, pass them as source_options=: a frame that is "
+            "computed or persisted has lost the storage_options= of its read. "
         )
 
     def _add_repeated(self, rows: np.ndarray, by: Sequence[np.ndarray]) -> None:

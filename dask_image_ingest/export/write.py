@@ -82,7 +82,7 @@ def to_webdataset(
     errors
         What becomes of rows that can't be exported (a key that readers would not give back, a
         sample twice, a shard that is gone): ``"raise"`` refuses all before anything is written,
-        ``"drop"`` leaves them out, and tells.
+        ``"drop"`` leaves them out, and tells, unless no shard can be read at all.
     drop_bad_images
         Whether to decode every image and leave out rows whose image is bad.
     resume
@@ -97,7 +97,8 @@ def to_webdataset(
         For the file system that is written to.
     source_options
         For the file systems of the shards that the frame points to; by default those that it was
-        read with.
+        read with, which a lazy frame knows, one of a checkpoint too. A frame that is computed or
+        persisted does not.
 
     Returns
     -------
@@ -110,7 +111,8 @@ def to_webdataset(
     Raises
     ------
     ArgumentError
-        For arguments that make no sense, and for rows that can't be exported.
+        For arguments that make no sense, for rows that can't be exported, and for shards that were
+        read with different options.
     MissingDependencyError
         If ``jpeg="baseline"`` finds no libjpeg-turbo.
     ExportError

@@ -142,7 +142,20 @@ def test_a_shard_that_is_gone_is_named(rows, tmp_path):
     os.rename(tmp_path / "in.tar", tmp_path / "elsewhere")
     with pytest.raises(ArgumentError, match=r"4 of 4 rows .*unreadable-shard: .*in.tar"):
         export(rows, tmp_path)
-    assert len(export(rows, tmp_path, errors="drop")) == 0
+    (tmp_path / "more.tar").write_bytes(tar({"e.jpg": b"e"}))
+    more = dii.read_webdataset_images(tmp_path / "more.tar", backend="pandas")
+    both = pd.concat([rows, more.drop(columns=["image", "error"]).compute()])
+    told = export(both, tmp_path, errors="drop")
+    assert told["samples"].tolist() == [1]
+    assert told.attrs["left_out"]["unreadable-shard"]["count"] == 4
+
+
+@pytest.mark.parametrize("errors", ["raise", "drop"])
+def test_an_export_of_nothing_but_unreadable_shards_is_refused(errors, rows, tmp_path):
+    os.rename(tmp_path / "in.tar", tmp_path / "elsewhere")
+    with pytest.raises(ArgumentError, match=r"4 of 4 rows .* No shard of the frame can be read$"):
+        export(rows, tmp_path, errors=errors)
+    assert not (tmp_path / "out").exists()
 
 
 def test_a_shard_that_was_replaced_is_named(rows, tmp_path):
