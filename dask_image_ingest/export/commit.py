@@ -92,7 +92,8 @@ class Earlier:
         if self.manifest is None:
             return False
         there = self.place.sizes()
-        return all(is_there(written, there.get) for written in self.manifest["shards"])
+        told = bool(self.manifest["left_out"]) == (LEFT_OUT in there)
+        return told and all(is_there(written, there.get) for written in self.manifest["shards"])
 
     def keep_what_is_there(self) -> None:
         """Begin to go on: what is finished stays so, what was under way is removed."""

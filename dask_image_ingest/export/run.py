@@ -164,7 +164,8 @@ class _Run:
         else:
             self.earlier.remove()
             self.place.remove(name for name in before if not is_kept(name))
-            self._begin(described, prepared.reasons)
+            self._begin(described)
+        self._put_left_out(prepared.reasons)
         plan = prepared.plan
         facts = {
             "frame": self.token,
@@ -196,12 +197,17 @@ class _Run:
         refuse_sources(self.place, [*files, *self.earlier.files], read.union(of_rows))
         return described
 
-    def _begin(self, described: dict[str, Any], reasons: Reasons) -> None:
+    def _begin(self, described: dict[str, Any]) -> None:
         if not self.place.create(PLAN, json.dumps(described, indent=1).encode()):
             raise ExportError(f"another export began in {self.place.url} just now")
+
+    def _put_left_out(self, reasons: Reasons) -> None:
+        """Say which rows are left out, also where a run before this one did not or had others."""
         left_out = reasons.table()
         if len(left_out):
             self.place.put(LEFT_OUT, table_bytes(left_out))
+        else:
+            self.place.remove([LEFT_OUT])
 
     def _sign(self) -> None:
         """Let the plan say whose values the shards have, once all have been written or compared."""

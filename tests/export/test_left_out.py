@@ -1,0 +1,67 @@
+"""``_left_out.parquet`` names the rows that the shards lack, whichever run wrote it."""
+
+from __future__ import annotations
+
+import pandas as pd
+import pytest
+from tars import tar
+
+import dask_image_ingest as dii
+from dask_image_ingest.export import run
+from dask_image_ingest.export.local_place import LocalPlace
+
+
+@pytest.fixture
+def rows(tmp_path):
+    (tmp_path / "in.tar").write_bytes(tar({f"{key}.jpg": b"image" for key in "abcd"}))
+    frame = dii.read_webdataset_images(tmp_path / "in.tar", backend="pandas")
+    return frame.drop(columns=["image", "error"]).compute()
+
+
+def repeated(rows, count):
+    """The same samples, and rows that will be left out."""
+    return pd.concat([rows, rows[:count]], ignore_index=True)
+
+
+def export(frame, tmp_path, **options):
+    out = tmp_path / "out"
+    dii.to_webdataset(frame, f"{out}/{{shard}}.tar", errors="drop", **options)
+    file = out / "_left_out.parquet"
+    return pd.read_parquet(file)["__key__"].tolist() if file.exists() else None
+
+
+class Stopped(Exception):
+    pass
+
+
+def test_it_is_there_after_a_run_that_stopped_before_it(rows, tmp_path, monkeypatch):
+    put = LocalPlace.put
+
+    def putting(self, name, content):
+        if name == "_left_out.parquet":
+            raise Stopped
+        put(self, name, content)
+
+    with monkeypatch.context() as context:
+        context.setattr(LocalPlace, "put", putting)
+        with pytest.raises(Stopped):
+            export(repeated(rows, 2), tmp_path)
+    assert export(repeated(rows, 2), tmp_path, resume=True) == ["a", "b"]
+
+
+@pytest.mark.parametrize(("count", "named"), [(3, ["a", "b", "c"]), (1, ["a"]), (0, None)])
+def test_it_is_of_the_run_that_finished(count, named, rows, tmp_path, monkeypatch):
+    with monkeypatch.context() as context:
+        context.setattr(run, "write_shard", None)
+        with pytest.raises(TypeError):
+            export(repeated(rows, 2), tmp_path)
+    assert export(repeated(rows, count), tmp_path, resume=True) == named
+    # Of an export that is finished, too: the same samples, and other rows that are left out.
+    assert export(repeated(rows, 2), tmp_path, resume=True) == ["a", "b"]
+    assert export(rows, tmp_path, resume=True) is None
+
+
+def test_it_is_written_again_where_it_is_gone(rows, tmp_path):
+    export(repeated(rows, 2), tmp_path)
+    (tmp_path / "out" / "_left_out.parquet").unlink()
+    assert export(repeated(rows, 2), tmp_path, resume=True) == ["a", "b"]
