@@ -319,7 +319,8 @@ class Images(ABC):
         ----------
         batch_size, columns, shuffle, drop_last, prefetch, start, normalize
             As for :meth:`iter_batches`, of each worker and rank by itself: a worker's last batch
-            may be smaller.
+            may be smaller. ``start`` is of the first iteration; those after it begin at the
+            beginning.
 
         Returns
         -------
@@ -327,8 +328,9 @@ class Images(ABC):
             For ``DataLoader(dataset, batch_size=None, num_workers=4)``, since it gives whole
             batches. Each image comes once from all workers and, where ``torch.distributed`` runs,
             all ranks together; ranks may have different numbers of batches. ``set_epoch(epoch)``
-            has another order after a shuffle. It has ``state_dict`` and ``load_state_dict``, by
-            which torchdata's ``StatefulDataLoader`` goes on where it stopped.
+            has another order after a shuffle, with ``persistent_workers=True`` too. It has
+            ``state_dict`` and ``load_state_dict``, by which torchdata's ``StatefulDataLoader``
+            goes on where it stopped.
 
         Raises
         ------

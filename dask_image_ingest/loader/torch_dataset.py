@@ -14,6 +14,7 @@ from dask_image_ingest.loader.iter_batches import Batches
 from dask_image_ingest.loader.shard import torch_rank, torch_worker
 
 try:
+    import torch
     from torch.utils.data import IterableDataset, get_worker_info
 except ImportError as error:
     raise MissingDependencyError(
@@ -22,6 +23,11 @@ except ImportError as error:
     ) from error
 
 _THREADS = "image-ingest.decode-threads"
+
+# Places in the memory that workers share, and which iteration begins at start=, where that is not
+# the base seed of its workers.
+_EPOCH, _STARTED = range(2)
+_NONE_YET, _WITHOUT_WORKERS, _OVER = -1, -2, -3
 
 
 class TorchDataset(IterableDataset):
@@ -38,8 +44,11 @@ class TorchDataset(IterableDataset):
     def __init__(self, frame: Any, options: dict[str, Any]) -> None:
         self._frame = frame
         self._options = options
-        self._epoch = 0
+        # Workers have copies of this object, made anew for each iteration or, where they persist,
+        # once for all: what is told to the one or the other has to be in shared memory.
+        self._shared = torch.tensor([0, _NONE_YET]).share_memory_()
         self._batches: Batches | None = None
+        self._iterated = 0
         self._rank: tuple[int, int] | None = None
         # Checks the arguments here, rather than in a worker.
         self._iterate(shard=None)
@@ -47,24 +56,33 @@ class TorchDataset(IterableDataset):
     def __iter__(self) -> Batches:
         _share_cores()
         rank = torch_rank() if self._rank is None else self._rank
-        # start= is for this epoch only.
-        start, self._options = self._options["start"], self._options | {"start": 0}
+        start = self._options["start"] if self._is_first() else 0
+        self._iterated = self._epoch
         self._batches = self._iterate(shard=torch_worker(rank), start=start)
         return self._batches
 
     def set_epoch(self, epoch: int) -> None:
         """Shuffle the next iteration with the seed ``shuffle + epoch``."""
-        self._epoch = whole_number("epoch", epoch, 0, "pass the number of the epoch")
+        self._shared[_EPOCH] = whole_number(
+            "epoch", epoch, 0, "pass the number of the epoch", most=2**63 - 1
+        )
 
     def state_dict(self) -> dict[str, Any]:
         """Epoch and position, for torchdata's ``StatefulDataLoader``."""
-        start = self._options["start"] if self._batches is None else self._batches.position
-        return {"epoch": self._epoch, "start": list(start) if isinstance(start, tuple) else start}
+        if self._batches is None:
+            start = 0 if self._shared[_STARTED] == _OVER else self._options["start"]
+            return {"epoch": self._epoch, "start": _plain(start)}
+        return {"epoch": self._iterated, "start": _plain(self._batches.position)}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Begin the next iteration at the position of ``state``."""
+        """Begin the next iteration at the position of ``state``.
+
+        Workers that persist, and have begun already, hear of the epoch alone.
+        """
         self.set_epoch(state["epoch"])
         self._options = self._options | {"start": state["start"]}
+        self._shared[_STARTED] = _NONE_YET
+        self._batches = None
 
     def __getstate__(self) -> dict[str, Any]:
         # cloudpickle, since the frame may have functions that can't be imported. The rank, since a
@@ -74,6 +92,21 @@ class TorchDataset(IterableDataset):
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.__dict__ = state | {"_frame": cloudpickle.loads(state["_frame"])}
+        # What is not pickled for a worker, but for a file, or copied, has memory of its own.
+        self._shared.share_memory_()
+
+    @property
+    def _epoch(self) -> int:
+        return int(self._shared[_EPOCH])
+
+    def _is_first(self) -> bool:
+        """Whether this is the iteration, in whatever processes, that begins at ``start=``."""
+        worker = get_worker_info()
+        # A DataLoader draws a base seed for each iteration, from which its workers' seeds count.
+        iteration = _WITHOUT_WORKERS if worker is None else worker.seed - worker.id
+        first = self._batches is None and int(self._shared[_STARTED]) in (_NONE_YET, iteration)
+        self._shared[_STARTED] = iteration if first else _OVER
+        return first
 
     def _iterate(self, **options: Any) -> Batches:
         options = self._options | options
@@ -81,6 +114,10 @@ class TorchDataset(IterableDataset):
             options["shuffle"] += self._epoch
         batches: Batches = self._frame.images.iter_batches(format="torch", **options)
         return batches
+
+
+def _plain(start: Any) -> Any:
+    return list(start) if isinstance(start, tuple) else start
 
 
 def _share_cores() -> None:

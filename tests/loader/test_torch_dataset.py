@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import copy
+import functools
 import os
+import pickle
 import subprocess
 import sys
 from collections import Counter
@@ -43,6 +46,11 @@ def ddf():
 
 def keys(batches):
     return [int(key) for batch in batches for key in batch["key"]]
+
+
+def share(ddf, rank, **options):
+    """What one of two workers has in batches of two."""
+    return ddf.images.iter_batches(2, shard=(rank, 2), **options)
 
 
 class TestShare:
@@ -119,17 +127,22 @@ class TestDataLoader:
     def data(self):
         return pytest.importorskip("torch.utils.data", reason=WHY)
 
-    @pytest.fixture(params=["fork", "spawn"])
-    def loader(self, request, data):
-        def load(dataset, workers=2):
+    @pytest.fixture
+    def load(self, data):
+        def load(dataset, context="fork", persistent=False):
             return data.DataLoader(
                 dataset,
                 batch_size=None,
-                num_workers=workers,
-                multiprocessing_context=request.param,
+                num_workers=2,
+                multiprocessing_context=context,
+                persistent_workers=persistent,
             )
 
         return load
+
+    @pytest.fixture(params=["fork", "spawn"])
+    def loader(self, request, load):
+        return functools.partial(load, context=request.param)
 
     @pytest.mark.parametrize("shuffle", [None, 1])
     def test_each_image_comes_once(self, ddf, loader, shuffle):
@@ -144,6 +157,61 @@ class TestDataLoader:
         assert keys(loader) == first
         dataset.set_epoch(1)
         assert keys(loader) == keys(ddf.images.iter_batches(3, shuffle=3)) != first
+
+    @pytest.mark.parametrize("persistent", [False, True])
+    @pytest.mark.parametrize("begin", [1, (1, 0)])
+    def test_start_is_of_one_epoch_whatever_the_workers(self, ddf, load, persistent, begin):
+        dataset = ddf.images.torch_dataset(2, start=begin)
+        loader = load(dataset, persistent=persistent)
+        want = [key for rank in (0, 1) for key in keys(share(ddf, rank, start=begin))]
+        assert 0 < len(want) < 23
+        assert sorted(keys(loader)) == sorted(want)
+        assert dataset.state_dict()["start"] == (1 if begin == 1 else [1, 0])
+        for _ in range(2):
+            assert sorted(keys(loader)) == list(range(23))
+            assert dataset.state_dict()["start"] == 0
+        dataset.load_state_dict({"epoch": 0, "start": begin})
+        assert sorted(keys(load(dataset))) == sorted(want)
+        assert sorted(keys(load(dataset))) == list(range(23))
+
+    def test_a_run_goes_on_in_the_epoch_where_it_was_stopped(self, ddf, load):
+        dataset = ddf.images.torch_dataset(2, shuffle=5, start=(1, 0))
+        dataset.set_epoch(3)
+        loader = load(dataset)
+        want = [key for rank in (0, 1) for key in keys(share(ddf, rank, shuffle=8, start=(1, 0)))]
+        assert sorted(keys(loader)) == sorted(want)
+        dataset.set_epoch(4)
+        assert sorted(keys(loader)) == list(range(23))
+
+    # A worker that is spawned imports torch and dask: once is enough.
+    @pytest.mark.parametrize("context", ["fork", pytest.param("spawn", marks=pytest.mark.slow)])
+    def test_workers_that_persist_hear_of_the_epoch(self, ddf, load, context):
+        dataset = ddf.images.torch_dataset(2, shuffle=5, start=1)
+        loader = load(dataset, context, persistent=True)
+        for epoch, start in ((0, 1), (0, 0), (1, 0), (7, 0)):
+            dataset.set_epoch(epoch)
+            got = [keys([batch]) for batch in loader]
+            shares = [share(ddf, rank, shuffle=5 + epoch, start=start) for rank in (0, 1)]
+            told = [[keys([batch]) for batch in batches] for batches in shares]
+            # The workers take turns; the batches of each come in order.
+            for batches in told:
+                assert [batch for batch in got if batch in batches] == batches
+            assert len(got) == sum(map(len, told))
+
+    @pytest.mark.parametrize("copied", [copy.deepcopy, lambda d: pickle.loads(pickle.dumps(d))])
+    def test_a_copy_has_an_epoch_of_its_own(self, ddf, load, copied):
+        dataset = ddf.images.torch_dataset(2, shuffle=5)
+        dataset.set_epoch(2)
+        other = copied(dataset)
+        loader = load(other, persistent=True)
+        first = keys(loader)
+        assert first == keys(load(dataset))
+        other.set_epoch(3)
+        dataset.set_epoch(2)
+        second = keys(loader)
+        assert second != first == keys(load(dataset))
+        dataset.set_epoch(3)
+        assert second == keys(load(dataset))
 
     @pytest.mark.filterwarnings("ignore:The given NumPy array is not writable:UserWarning")
     def test_a_dataset_of_the_users_own_has_each_image_once_too(self, ddf, data):
