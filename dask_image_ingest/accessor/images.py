@@ -69,7 +69,7 @@ class Images(ABC):
             per partition, whose length along axis 0 is unknown until computed; the other lengths
             are known where the images are read with ``size=``, and nothing that was done to them
             since may have changed it. Images that lie side by side in memory, as in every partition
-            that was just decoded, are not copied.
+            that was just decoded, are not copied: copy the array before you write to it.
 
         Raises
         ------
@@ -137,9 +137,9 @@ class Images(ABC):
         ----------
         fn
             Called with each batch: an array (n, height, width, channels) of uint8, NumPy or CuPy,
-            or a list of arrays where shapes differ. It gives an array (or a tensor, or a list of
-            strings) with a value for each image, or a dict of such. A batch never reaches across
-            partitions. A class, or a ``functools.partial`` of one, is called once in each worker
+            or a list of arrays where shapes differ: copies, which it may change. It gives an array
+            (or a tensor, or a list of strings) with a value for each image, or a dict of such. A
+            batch never reaches across partitions. A class, or a ``functools.partial`` of one, is called once in each worker
             process, and what it makes is called with the batches: load models there.
         outputs
             The new columns and their types: ``"float32"``, ``"int64"``, ``"bool"``, ``"string"``,
@@ -223,8 +223,9 @@ class Images(ABC):
         batch_size
             Images in a batch. Batches reach across partitions; the last one may be smaller.
         format
-            ``"numpy"``, ``"cupy"`` or ``"torch"``. Tensors share the partition's memory on its
-            device, without a copy: don't write to them.
+            ``"numpy"``, ``"cupy"`` or ``"torch"``. Arrays and tensors share the partition's memory
+            on its device, without a copy, but for images that ``normalize`` makes: don't write to
+            them, or the frame that was persisted changes.
         columns
             The other columns to have; all by default. Only these are read.
         shuffle
@@ -496,8 +497,8 @@ class FrameImages(Images):
         Returns
         -------
         list of array, shape (height, width, channels), uint8
-            NumPy or CuPy views into the column's one buffer, without a copy; None for a row without
-            an image.
+            NumPy or CuPy views into the column's one buffer, without a copy: copy them before you
+            write to them, or the frame changes. None for a row without an image.
 
         Raises
         ------

@@ -10,7 +10,7 @@ import pyarrow as pa
 
 from dask_image_ingest.arguments import whole_number
 from dask_image_ingest.errors import ArgumentError, FunctionError
-from dask_image_ingest.frames import IMAGE, Backend, backend_of, joined
+from dask_image_ingest.frames import IMAGE, Backend, backend_of
 from dask_image_ingest.ops.batch_function import BatchFunction
 from dask_image_ingest.ops.image_output import checked_images, image_column
 from dask_image_ingest.ops.outputs import checked_values, output_column, output_type
@@ -45,7 +45,7 @@ class BatchMap:
         function: Callable[..., Any] | None = None
         for start in range(0, len(rows), self.batch_size):
             batch = rows[start : start + self.batch_size]
-            images = joined([arrays[row] for row in batch], backend)
+            images = _copied([arrays[row] for row in batch], backend)
             try:
                 function = self.function.get() if function is None else function
                 given = function(images)
@@ -128,6 +128,16 @@ def make_batch_map(
             "another name, or leave that column out with columns="
         )
     return BatchMap(BatchFunction(function), types, batch_size, image, tuple(columns))
+
+
+def _copied(arrays: Sequence[Any], backend: Backend) -> Any:
+    """Images as one array, or as a list where their shapes differ, that a function may change.
+
+    NumPy could forbid it to write to the frame's own pixels; CuPy and torch could not.
+    """
+    if len({array.shape for array in arrays}) == 1:
+        return backend.numpy.stack(arrays)
+    return [array.copy() for array in arrays]
 
 
 def _makes_callables(kind: type) -> bool:

@@ -194,6 +194,24 @@ class TestMapBatches:
         assert len(ddf.images.map_batches(mean, MEAN).head(3)) == 3
         assert work["decoded"] == 3
 
+    @pytest.mark.parametrize("read", ["sized", "ddf"])
+    def test_a_function_may_write_to_its_images_and_changes_no_frame(self, read, request):
+        frames = request.getfixturevalue(read)
+        want = [array.copy() for array in frames.compute().images.arrays()]
+
+        def erase(images):
+            for image in images:
+                image[:] = 0
+            return mean(images)
+
+        persisted, eager = frames.persist(), frames.compute()
+        for frame in (frames, persisted, eager):
+            mapped = frame.images.map_batches(erase, MEAN, batch_size=5, keep_image=True)
+            made = mapped if frame is eager else mapped.compute()
+            assert made["mean"].tolist() == [0] * 24
+            for kept in (made, eager, persisted.compute()):
+                assert all(map(np.array_equal, kept.images.arrays(), want))
+
     def test_index_and_divisions_stay(self, sized):
         indexed = sized.persist().set_index("__key__", sorted=True)
         mapped = indexed.images.map_batches(mean, MEAN)
