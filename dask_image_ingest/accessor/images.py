@@ -139,8 +139,9 @@ class Images(ABC):
             Called with each batch: an array (n, height, width, channels) of uint8, NumPy or CuPy,
             or a list of arrays where shapes differ: copies, which it may change. It gives an array
             (or a tensor, or a list of strings) with a value for each image, or a dict of such. A
-            batch never reaches across partitions. A class, or a ``functools.partial`` of one, is called once in each worker
-            process, and what it makes is called with the batches: load models there.
+            batch never reaches across partitions. A class, or a ``functools.partial`` of one, is
+            called once in each worker process, and what it makes is called with the batches: load
+            models there.
         outputs
             The new columns and their types: ``"float32"``, ``"int64"``, ``"bool"``, ``"string"``,
             ``"binary"``; ``"list<float32>"`` where ``fn`` gives (n, d); ``"image"`` where it gives
@@ -164,7 +165,11 @@ class Images(ABC):
         ------
         ArgumentError
             For outputs of unknown type or with the name of a column that is kept, unknown columns;
-            when computed, if ``fn`` gives something else than ``outputs`` says.
+            when computed, if ``fn`` gives something else than ``outputs`` says, or a number that
+            the type can't hold: whole numbers and truth values have to be there exactly, floats are
+            rounded.
+        FunctionError
+            When computed, if ``fn`` fails.
 
         Examples
         --------

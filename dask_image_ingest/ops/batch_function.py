@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from dask_image_ingest.errors import FunctionError
+from dask_image_ingest.errors import ArgumentError, FunctionError
 from dask_image_ingest.frames import backend_of
 from dask_image_ingest.functions import code_of, refuse_other_code, token_of
 
@@ -63,17 +63,28 @@ class BatchFunction:
 
     def failed(self, error: Exception, frame: Any, rows: Sequence[int]) -> FunctionError:
         """What to raise where it fails for these rows of a frame."""
-        names = [name for name in ("__key__", "__url__") if name in frame.columns]
-        first = f"the images from row {rows[0]} of a partition on"
-        if names:
-            told = backend_of(frame).to_arrow(frame[names].iloc[[rows[0]]]).to_pylist()[0]
-            first = " of ".join(
-                f"sample {told[name]!r}" if name == "__key__" else f"{told[name]}" for name in names
-            )
         return FunctionError(
-            f"map_batches: {self.name} fails for {len(rows)} images, of which the first is that of "
-            f"{first}: {type(error).__name__}: {error}"
+            f"map_batches: {self.name} fails for {_told(frame, rows)}: "
+            f"{type(error).__name__}: {error}"
         )
+
+    def misfit(self, error: ArgumentError, frame: Any, rows: Sequence[int]) -> ArgumentError:
+        """The same where what it gives for them is not what ``outputs=`` says."""
+        return ArgumentError(
+            f"{error} (the function is {self.name}, called with {_told(frame, rows)})"
+        )
+
+
+def _told(frame: Any, rows: Sequence[int]) -> str:
+    """Which images of a frame these rows have."""
+    names = [name for name in ("__key__", "__url__") if name in frame.columns]
+    first = f"the images from row {rows[0]} of a partition on"
+    if names:
+        told = backend_of(frame).to_arrow(frame[names].iloc[[rows[0]]]).to_pylist()[0]
+        first = " of ".join(
+            f"sample {told[name]!r}" if name == "__key__" else f"{told[name]}" for name in names
+        )
+    return f"{len(rows)} images, of which the first is that of {first}"
 
 
 @functools.lru_cache(maxsize=1)

@@ -53,8 +53,13 @@ class BatchMap:
                 raise
             except Exception as error:
                 raise self.function.failed(error, frame, batch) from error
-            for name, values in self._checked(given, len(batch), backend):
-                results[name].append(values)
+            try:
+                for name, values in self._checked(given, len(batch), backend):
+                    results[name].append(values)
+            except ArgumentError as error:
+                raise self.function.misfit(error, frame, batch) from error
+            except Exception as error:
+                raise self.function.failed(error, frame, batch) from error
         return self._assembled(frame, results, rows)
 
     def meta(self, frame: Any) -> Any:

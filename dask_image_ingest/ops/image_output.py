@@ -10,6 +10,7 @@ import numpy as np
 from dask_image_ingest.decode import Pixels
 from dask_image_ingest.errors import ArgumentError
 from dask_image_ingest.frames import Backend
+from dask_image_ingest.ops.given_array import given_array
 
 __all__ = ["checked_images", "image_column"]
 
@@ -21,12 +22,12 @@ def checked_images(name: str, values: Any, count: int, backend: Backend) -> list
     ------
     ArgumentError
     """
-    as_array = backend.numpy.asarray
     if isinstance(values, (list, tuple)):
         told = f"a list of {len(values)}"
-        images, fits = [*map(as_array, values)], len(values) == count
+        images = [given_array(value, backend) for value in values]
+        fits = len(values) == count
     else:
-        batch = as_array(values)
+        batch = given_array(values, backend)
         told, fits = f"an array of shape {batch.shape}", batch.ndim == 4 and len(batch) == count
         images = list(batch) if fits else []
     if not fits:

@@ -7,8 +7,11 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
+from dask_image_ingest.arguments import shown
 from dask_image_ingest.errors import ArgumentError
 from dask_image_ingest.frames import IMAGE, Backend, NewColumn, is_text, parse_type
+from dask_image_ingest.ops.given_array import given_array
+from dask_image_ingest.ops.misfit import first_misfit
 
 __all__ = ["checked_values", "output_column", "output_type"]
 
@@ -46,13 +49,14 @@ def checked_values(name: str, values: Any, type_: pa.DataType, count: int, backe
     Raises
     ------
     ArgumentError
-        For another shape than that of one value for each image.
+        For another shape than that of one value for each image, and for values that the type can't
+        hold.
     """
     if _is_text_or_bytes(type_):
-        values = values.tolist() if hasattr(values, "tolist") else list(values)
+        values = _text_or_bytes(name, values, type_)
         shape: tuple[int, ...] = (len(values),)
     else:
-        values = backend.numpy.asarray(values)
+        values = _numbers(name, values, backend)
         shape = values.shape
     if not shape or shape[0] != count:
         raise ArgumentError(
@@ -68,7 +72,17 @@ def checked_values(name: str, values: Any, type_: pa.DataType, count: int, backe
             f"is {item} for each image"
             + (f": say outputs={{{name!r}: {instead!r}}}" if len(shape) in (1, 2) else "")
         )
-    return values if _is_text_or_bytes(type_) else values.astype(_item(type_), copy=False)
+    if _is_text_or_bytes(type_):
+        return values
+    dtype = np.dtype(_item(type_))
+    misfit = first_misfit(values, dtype, backend.numpy)
+    if misfit is not None:
+        other = f"list<{values.dtype}>" if vector else str(values.dtype)
+        raise ArgumentError(
+            f"map_batches: the function gave {misfit} in {name!r}, which {dtype} can't hold: say "
+            f"outputs={{{name!r}: {other!r}}}, or give values that it can"
+        )
+    return values.astype(dtype, copy=False)
 
 
 def output_column(name: str, parts: list[Any], type_: pa.DataType, backend: Backend) -> NewColumn:
@@ -81,6 +95,65 @@ def output_column(name: str, parts: list[Any], type_: pa.DataType, backend: Back
         )
     empty = np.empty((0, 0) if pa.types.is_list(type_) else 0, _item(type_))
     return backend.numpy.concatenate(parts) if parts else empty, type_
+
+
+def _text_or_bytes(name: str, values: Any, type_: pa.DataType) -> list[Any]:
+    """A list of strings or bytes, of which None is a null.
+
+    Raises
+    ------
+    ArgumentError
+    """
+    kind = "strings" if is_text(type_) else "bytes"
+    if isinstance(values, (str, bytes, set, frozenset)) or not hasattr(values, "__iter__"):
+        raise ArgumentError(
+            f"map_batches: the function gave {shown(values)} as {name!r}: give a list of {kind}, "
+            "one for each image"
+        )
+    values = values.tolist() if hasattr(values, "tolist") else list(values)
+    if not _are(values, type_):
+        other = next(value for value in values if not _are([value], type_))
+        raise ArgumentError(
+            f"map_batches: the function gave {shown(other)} in {name!r}: outputs= says {kind}; "
+            "give these, or say another type"
+        )
+    return values
+
+
+def _are(values: list[Any], type_: pa.DataType) -> bool:
+    try:
+        pa.array(values, type_)
+    except (pa.ArrowException, TypeError, ValueError):
+        return False
+    return True
+
+
+def _numbers(name: str, values: Any, backend: Backend) -> Any:
+    """An array of numbers or truth values.
+
+    Raises
+    ------
+    ArgumentError
+    """
+    if values is None or isinstance(values, (str, bytes)):
+        raise _no_numbers(name, values)
+    try:
+        array = given_array(values, backend)
+        if array.dtype == object:
+            # None is as good as NaN, and numbers of Python's are what they are.
+            array = backend.numpy.asarray(array.astype(np.float64))
+    except (ValueError, TypeError) as error:
+        raise _no_numbers(name, values) from error
+    if array.dtype.kind not in "biuf":
+        raise _no_numbers(name, values)
+    return array
+
+
+def _no_numbers(name: str, values: Any) -> ArgumentError:
+    return ArgumentError(
+        f"map_batches: the function gave {shown(values)} as {name!r}, which is no array of "
+        "numbers: give a number for each image, or for each a vector, all of one length"
+    )
 
 
 def _name(type_: pa.DataType) -> str:

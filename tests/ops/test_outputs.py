@@ -1,0 +1,206 @@
+"""What a function of ``map_batches`` gives comes out by value, or is an error that says where."""
+
+from __future__ import annotations
+
+import math
+import random
+from fractions import Fraction
+
+import numpy as np
+import pytest
+from small_frames import lazy_frame, small_frame
+
+import dask_image_ingest as dii
+from dask_image_ingest.ops.misfit import first_misfit
+
+
+@pytest.fixture
+def frame():
+    return small_frame(range(4), (2, 3, 3)).rename(columns={"key": "__key__"})
+
+
+def out(frame, values, type_):
+    """What becomes of ``values`` that a function gives for the four images."""
+    made = frame.images.map_batches(lambda images: values, {"o": type_}, columns=["__key__"])
+    column = made["o"]
+    return [None if value is None else value for value in column.astype(object)]
+
+
+class TestNumbers:
+    @pytest.mark.parametrize(
+        ("type_", "values", "told"),
+        [
+            ("uint8", np.full(4, 300), "300 in 'o', which uint8 can't hold.*'int64'"),
+            ("uint8", [1, 2, 3, -1], "-1 in 'o'"),
+            ("int64", np.full(4, 0.9), r"0\.9 in 'o', which int64 can't hold.*'float64'"),
+            ("int64", np.array([1, 2, np.nan, 3]), "nan in 'o'"),
+            ("int32", np.array([1, 2, np.inf, 3], "f4"), "inf in 'o'.*'float32'"),
+            ("int64", np.full(4, 2**63 + 5, "u8"), "9223372036854775813 in 'o'.*'uint64'"),
+            ("int64", np.full(4, 2.0**63), r"9\.223372036854776e\+18 in"),
+            ("int64", [2**64] * 4, "can't hold"),
+            ("int64", [1, None, 2, 3], "nan in 'o'"),
+            ("bool", np.full(4, 0.2), r"0\.2 in 'o', which bool can't hold"),
+            ("bool", [0, 1, 2, 0], "2 in 'o'"),
+            ("bool", [True, None, True, True], "nan in 'o'"),
+            ("float16", np.full(4, 70_000.0), r"70000\.0 in 'o', which float16 can't hold"),
+            ("float32", np.full(4, 1e300), r"1e\+300 in 'o'.*'float64'"),
+            ("list<int8>", np.full((4, 2), 200), "200 in 'o', which int8.*'list<int64>'"),
+        ],
+    )
+    def test_a_number_that_its_type_cannot_hold_is_refused(self, frame, type_, values, told):
+        with pytest.raises(dii.ArgumentError, match=told):
+            out(frame, values, type_)
+
+    @pytest.mark.parametrize(
+        ("type_", "values"),
+        [
+            ("uint8", np.array([0, 255, 1, 2])),
+            ("int64", np.array([1.0, -3.0, 2.0**52, 0.0])),
+            ("int64", np.array([0, 2**63 - 1, 1, 2], "u8")),
+            ("uint64", np.full(4, 2**64 - 1, "u8")),
+            ("int8", [True, False, True, True]),
+            ("bool", [0, 1, 1, 0]),
+            ("bool", np.array([0.0, 1, 1, 0])),
+            ("float32", np.array([0.5, np.inf, -np.inf, 0.25])),
+            ("float64", [1, 2.5, 3, 4]),
+        ],
+    )
+    def test_a_number_of_another_type_keeps_its_value(self, frame, type_, values):
+        assert out(frame, values, type_) == np.asarray(values).tolist()
+
+    def test_a_float_is_rounded_and_none_is_nan(self, frame):
+        given = [None, 0.1, 1 / 3, 2]
+        made = frame.images.map_batches(lambda images: given, {"o": "float32"})
+        np.testing.assert_array_equal(
+            made["o"].to_numpy("f4", na_value=np.nan), np.array([np.nan, 0.1, 1 / 3, 2], "f4")
+        )
+
+    def test_random_numbers_fit_where_python_says_so(self):
+        seed = random.randrange(2**32)
+        rng = random.Random(seed)
+        types = ["bool", "i1", "u1", "i2", "u2", "i4", "u4", "i8", "u8", "f2", "f4", "f8"]
+        edges = [2**n + d for n in (7, 8, 15, 16, 31, 32, 53, 63, 64) for d in (-1, 0, 1)]
+        edges += [-n for n in edges] + [0, 1, 2]
+        for _ in range(3000):
+            source, target = np.dtype(rng.choice(types)), np.dtype(rng.choice(types))
+            array = np.empty(3, source)
+            for place in range(3):
+                value = rng.choice(edges) * (rng.choice([1, 1, 0.5]) if source.kind == "f" else 1)
+                with np.errstate(over="ignore"):
+                    if source.kind in "iu":
+                        bounds = np.iinfo(source)
+                        value = min(max(value, bounds.min), bounds.max)
+                    array[place] = bool(value) if source.kind == "b" else value
+            if source.kind == "f" and rng.random() < 0.1:
+                array[1] = rng.choice([np.nan, np.inf, -np.inf])
+            bad = [value for value in array.tolist() if not holds(target, value)]
+            found = first_misfit(array, target, np)
+            told = (seed, source, target, array, found)
+            if bad:
+                assert any(found == value or found != found for value in bad), told
+            else:
+                assert found is None, told
+                if target.kind != "f":
+                    assert array.astype(target).tolist() == array.tolist(), told
+
+
+def holds(target, value):
+    """Whether a NumPy type has this number of Python's, floats but for their digits."""
+    if target.kind == "f":
+        most = Fraction(float(np.finfo(target).max))
+        # Half a unit behind the largest number is rounded to infinity.
+        unit = Fraction(2) ** (np.finfo(target).maxexp - np.finfo(target).nmant - 1)
+        return not math.isfinite(value) or abs(Fraction(value)) < most + unit / 2
+    if target.kind == "b":
+        return value in (0, 1)
+    if not math.isfinite(value) or Fraction(value).denominator != 1:
+        return False
+    return np.iinfo(target).min <= int(value) <= np.iinfo(target).max
+
+
+class TestOtherAnswers:
+    @pytest.mark.parametrize(
+        ("type_", "values", "told"),
+        [
+            ("string", [1, 2, 3, 4], "gave 1 in 'o': outputs= says strings"),
+            ("string", ["a", "b", 3.5, "d"], "gave 3.5 in 'o'"),
+            ("string", ["a", "b", "c", "\ud800"], "in 'o': outputs= says strings"),
+            ("string", "abcd", "gave 'abcd' as 'o': give a list of strings"),
+            ("string", {"a", "b", "c", "d"}, "give a list of strings"),
+            ("binary", b"abcd", "gave b'abcd' as 'o': give a list of bytes"),
+            ("binary", [1, 2, 3, 4], "gave 1 in 'o': outputs= says bytes"),
+            ("string", None, "gave None as 'o'"),
+            ("float32", None, "gave None as 'o', which is no array of numbers"),
+            ("float32", "abcd", "gave 'abcd' as 'o'"),
+            ("float32", ["a", "b", "c", "d"], "no array of numbers"),
+            ("float32", np.array([1j] * 4), "no array of numbers"),
+            ("int64", np.array(["2020-01-01"] * 4, "M8[s]"), "no array of numbers"),
+            ("list<float32>", [[1], [1, 2], [1], [1]], "all of one length"),
+            ("list<float32>", [np.ones(2), np.ones(2), None, np.ones(2)], "all of one length"),
+        ],
+    )
+    def test_what_is_no_value_of_the_type_is_refused(self, frame, type_, values, told):
+        with pytest.raises(dii.ArgumentError, match=told):
+            out(frame, values, type_)
+
+    @pytest.mark.parametrize(
+        ("type_", "values"),
+        [
+            ("string", ["a", None, "", "ä"]),
+            ("string", np.array(["a", "b", "c", "d"])),
+            ("string", ("a", "b", "c", "d")),
+            ("binary", [b"a", b"\xff", None, b""]),
+        ],
+    )
+    def test_texts_and_bytes_come_out_as_they_were(self, frame, type_, values):
+        got = frame.images.map_batches(lambda images: values, {"o": type_})["o"]
+        assert got.astype(object).where(got.notna(), None).tolist() == list(values)
+
+    def test_the_error_names_function_shard_and_sample(self):
+        parts = [small_frame(keys).rename(columns={"key": "__key__"}) for keys in ([0, 1], [7, 8])]
+        ddf = lazy_frame([part.assign(__url__=f"{n}.tar") for n, part in enumerate(parts)])
+
+        def brightest(images):
+            return np.full(len(images), 0.5 if images.max() > 5 else 1)
+
+        mapped = ddf.images.map_batches(brightest, {"o": "int64"}, batch_size=2)
+        with pytest.raises(dii.ArgumentError) as told:
+            mapped.compute()
+        where = "brightest, called with 2 images, of which the first is that of sample 7 of 1.tar"
+        assert where in str(told.value)
+
+    def test_an_answer_that_fails_when_it_is_looked_at_is_a_function_error(self, frame):
+        class Odd:
+            dtype = np.dtype("f4")
+
+            def __array__(self, dtype=None, copy=None):
+                raise MemoryError("not enough")
+
+        with pytest.raises(dii.FunctionError, match=r"<lambda> fails for 4 images.*not enough"):
+            out(frame, Odd(), "float32")
+
+
+class TestTensors:
+    @pytest.fixture
+    def torch(self):
+        return pytest.importorskip("torch", reason="pip install torch==2.13.0")
+
+    def test_a_model_in_training_need_not_detach(self, frame, torch):
+        values = torch.arange(4.0, requires_grad=True) * 2
+        assert out(frame, values, "float32") == [0, 2, 4, 6]
+        assert out(frame, list(values), "float32") == [0, 2, 4, 6]
+
+    @pytest.mark.parametrize("kind", ["bfloat16", "float8_e4m3fn", "float16"])
+    def test_floats_of_few_bits_keep_their_values(self, frame, torch, kind):
+        values = torch.tensor([0.5, 1, -2, 4], requires_grad=True).to(getattr(torch, kind))
+        assert out(frame, values, "float32") == [0.5, 1, -2, 4]
+        made = frame.images.map_batches(lambda x: values[:, None], {"v": "list<float32>"})
+        assert made.images.vectors("v").ravel().tolist() == [0.5, 1, -2, 4]
+
+    def test_images_may_be_tensors(self, frame, torch):
+        def doubled(images):
+            return torch.from_numpy(images).mul_(2)
+
+        made = frame.images.map_batches(doubled, {"image": "image"})
+        for one, other in zip(made.images.arrays(), frame.images.arrays(), strict=True):
+            np.testing.assert_array_equal(one, other * 2)
