@@ -53,7 +53,8 @@ def add_export(verbs: Any, parents: Sequence[argparse.ArgumentParser]) -> None:
         default=[],
         metavar="NAME=TYPE",
         help="a field of the json member as a typed column: similarity=float32. Fields in --where "
-        "are float64, string or bool, as what they are compared with, unless named here",
+        "are float64, string or bool, as what they are compared with, or int64 where they are to "
+        "equal large numbers, unless named here",
     )
     add("--samples-per-shard", type=int, metavar="N", help="(default 10,000)")
     add("--bytes-per-shard", metavar="SIZE", help="'1GB': a shard's size at most, headers and all")
@@ -82,7 +83,8 @@ def add_export(verbs: Any, parents: Sequence[argparse.ArgumentParser]) -> None:
 def export_command(args: argparse.Namespace) -> int:
     """Export, and tell what was written and what was left out."""
     filters = parse_where(args.where) if args.where else None
-    json_fields = json_fields_of(filters or ()) | dict(map(_json_field, args.json_field))
+    named = dict(map(_json_field, args.json_field))
+    json_fields = json_fields_of(filters or (), named) | named
     frame = read_webdataset_images(
         args.paths,
         filters=filters and [list(conjunction) for conjunction in filters],

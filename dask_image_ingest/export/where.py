@@ -8,9 +8,11 @@ from __future__ import annotations
 
 import ast
 import operator
+from collections.abc import Container
 from functools import reduce
 from typing import Any
 
+from dask_image_ingest.arguments import shown
 from dask_image_ingest.dataset import MIRRORED, NEGATED, Filters, Predicate, both, either
 from dask_image_ingest.errors import ArgumentError
 
@@ -26,6 +28,13 @@ _OPERATORS: dict[type[ast.cmpop], str] = {
     ast.In: "in",
     ast.NotIn: "not in",
 }
+
+_KINDS: dict[type, str] = {bool: "bool", str: "string"}
+
+# float64 has each whole number below this.
+_FIRST_INEXACT = 2**53
+
+_WHOLE = (("int64", -(2**63), 2**63 - 1), ("uint64", 0, 2**64 - 1))
 
 _EXAMPLE = "for example \"width >= 512 and json.similarity > 0.3 and format in ['jpeg', 'png']\""
 
@@ -47,15 +56,46 @@ def parse_where(text: str) -> Filters:
         raise ArgumentError(f"--where {text!r} is no condition; {_EXAMPLE}") from error
 
 
-def json_fields_of(filters: Filters) -> dict[str, str]:
-    """The JSON fields that filters look at, with the types of what they are compared with."""
-    fields: dict[str, str] = {}
-    for column, _, value in (predicate for conjunction in filters for predicate in conjunction):
-        if column.startswith("json."):
-            sample = value[0] if isinstance(value, tuple) else value
-            kinds = {bool: "bool", str: "string"}
-            fields[column.removeprefix("json.")] = kinds.get(type(sample), "float64")
-    return fields
+def json_fields_of(filters: Filters, named: Container[str] = ()) -> dict[str, str]:
+    """The JSON fields that filters look at, with the types of what they are compared with.
+
+    Fields that are ``named`` have a type already.
+
+    Raises
+    ------
+    ArgumentError
+        If what a field is compared with does not tell its type.
+    """
+    compared: dict[str, list[tuple[str, Any]]] = {}
+    for column, op, value in (predicate for conjunction in filters for predicate in conjunction):
+        field = column.removeprefix("json.")
+        if field != column and field not in named:
+            values = value if isinstance(value, tuple) else (value,)
+            compared.setdefault(field, []).extend((op, v) for v in values)
+    return {field: _type_of(field, pairs) for field, pairs in compared.items()}
+
+
+def _type_of(field: str, compared: list[tuple[str, Any]]) -> str:
+    """The type of a field that is compared so."""
+    kinds = {_KINDS.get(type(value), "float64") for _, value in compared}
+    if len(kinds) > 1:
+        raise ArgumentError(
+            f"--where compares json.{field} with {shown(compared[0][1])} and with values of other "
+            f"types: say which it has, --json-field {field}=string"
+        )
+    whole = [value for _, value in compared if isinstance(value, int)]
+    large = [value for value in whole if abs(value) >= _FIRST_INEXACT]
+    if not large:
+        return kinds.pop()
+    types = [name for name, least, most in _WHOLE if least <= min(whole) and max(whole) <= most]
+    # Only whole numbers are equal to them: it does not matter that other values become null.
+    if types and len(whole) == len(compared) and all(op in ("==", "in") for op, _ in compared):
+        return types[0]
+    advice = f"say --json-field {field}={types[0]}" if types else f"write {float(large[0])!r}"
+    raise ArgumentError(
+        f"--where compares json.{field} with {large[0]}, and numbers are read as float64, which "
+        f"does not tell that one from its neighbours: {advice}"
+    )
 
 
 def _filters(node: ast.expr, text: str, negated: bool) -> Filters:

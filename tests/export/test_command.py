@@ -47,6 +47,34 @@ def test_rows_that_meet_a_condition_become_shards(folder, photos, tmp_path, caps
     assert len(by_dali(paths, ["txt"], sorted(tmp_path.glob("*.idx")))) == len(expected)
 
 
+@pytest.mark.filterwarnings("ignore:.*of 'json.id' are not:UserWarning")
+def test_json_numbers_that_no_double_holds_are_told_from_their_neighbours(photos, tmp_path, capsys):
+    ids = [2**53, 2**53 + 1, 2**53 + 2, 2**53 + 1.5, "9007199254740993", None, 2**64 - 1, 1]
+    members = {}
+    for number, value in enumerate(ids):
+        members[f"{number}.jpg"] = photos[0].encoded
+        members[f"{number}.json"] = json.dumps({"id": value}).encode()
+    (tmp_path / "in.tar").write_bytes(tar(list(members.items())))
+
+    def kept(where, *options):
+        target = tmp_path / "out" / "{shard:01d}.tar"
+        where = ["--where", where, "--overwrite", *options]
+        status, _, err = run(capsys, tmp_path / "in.tar", "-o", target, *where)
+        assert (status, err) == (0, "")
+        return [key for key, _ in by_webdataset(shards_in(tmp_path / "out"))]
+
+    assert kept("json.id == 9007199254740993") == ["1"]
+    assert kept("json.id in [9007199254740992, 1]") == ["0", "7"]
+    assert kept("json.id == 18446744073709551615") == ["6"]
+    assert kept("json.id > 9007199254740992", "--json-field", "id=int64") == ["1", "2", "3"]
+    template = tmp_path / "out" / "{shard:01d}.tar"
+    status, _, err = run(
+        capsys, tmp_path / "in.tar", "-o", template, "--where", f"json.id > {2**53}"
+    )
+    assert status == 2
+    assert "--json-field id=int64" in err
+
+
 def test_json_says_what_was_written(folder, tmp_path, capsys):
     template = tmp_path / "{shard:02d}.tar"
     _, out, _ = run(capsys, folder, "-o", template, "--bytes-per-shard", "200kB", "--json")

@@ -80,6 +80,46 @@ def test_json_fields_have_the_type_of_what_they_are_compared_with():
     assert json_fields_of(filters) == {"score": "float64", "name": "string", "good": "bool"}
 
 
+@pytest.mark.parametrize(
+    ("text", "type_"),
+    [
+        ("json.x == 9007199254740993", "int64"),
+        ("json.x in [1, -9007199254740993]", "int64"),
+        ("json.x == 1 or json.x == 9007199254740992", "int64"),
+        ("json.x == 18446744073709551615", "uint64"),
+        ("json.x == 9007199254740991", "float64"),
+        ("json.x == 1e18", "float64"),
+        ("json.x >= 2 and json.x in [1, 2.5]", "float64"),
+        ("json.x in ['a', 'b'] or json.x == 'c'", "string"),
+    ],
+)
+def test_a_field_has_a_type_that_holds_all_it_is_compared_with(text, type_):
+    assert json_fields_of(parse_where(text)) == {"x": type_}
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("json.x > 9007199254740993", "--json-field x=int64"),
+        ("json.x != 9007199254740993", "--json-field x=int64"),
+        ("not json.x in [9007199254740993]", "--json-field x=int64"),
+        ("json.x == 9007199254740993 or json.x < 4", "--json-field x=int64"),
+        ("json.x == 9007199254740993 or json.x == 0.5", "--json-field x=int64"),
+        ("json.x == 99999999999999999999", r"write 1e\+20"),
+        ("json.x in [-1, 18446744073709551615]", r"write 1\.84\d+e\+19"),
+        ("json.x == 'a' or json.x == 1", "with 'a' and with values of other types"),
+        ("json.x in ['a', 1]", "other types"),
+        ("json.x == True or json.x == 1", "other types"),
+    ],
+)
+def test_a_field_whose_type_is_not_told_is_refused_unless_it_is_named(text, said):
+    with pytest.raises(ArgumentError, match=said):
+        json_fields_of(parse_where(text))
+    assert json_fields_of(parse_where(text + " and json.y == 1"), {"x": "int64"}) == {
+        "y": "float64"
+    }
+
+
 def test_random_conditions_agree_with_python():
     rng = random.Random(5)
 
