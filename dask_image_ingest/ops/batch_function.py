@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import functools
-import os
-import threading
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -12,9 +10,7 @@ from typing import Any
 from dask_image_ingest.errors import ArgumentError, FunctionError
 from dask_image_ingest.frames import backend_of
 from dask_image_ingest.functions import code_of, refuse_other_code, token_of
-
-# Models that a worker process keeps: enough for a query that uses a few side by side.
-_MODELS_KEPT = 4
+from dask_image_ingest.ops.models import models
 
 
 @dataclass(frozen=True, eq=False)
@@ -57,9 +53,7 @@ class BatchFunction:
             made_by = made_by.func
         if not isinstance(made_by, type):
             return self.function
-        process = os.getpid()
-        with _building(process):
-            return _instance(self, process)
+        return models.get(self.token, self.function)
 
     def failed(self, error: Exception, frame: Any, rows: Sequence[int]) -> FunctionError:
         """What to raise where it fails for these rows of a frame."""
@@ -85,14 +79,3 @@ def _told(frame: Any, rows: Sequence[int]) -> str:
             f"sample {told[name]!r}" if name == "__key__" else f"{told[name]}" for name in names
         )
     return f"{len(rows)} images, of which the first is that of {first}"
-
-
-@functools.lru_cache(maxsize=1)
-def _building(process: int) -> threading.Lock:
-    # Threads of one worker must not each build a model; a fork must not wait for such a thread.
-    return threading.Lock()
-
-
-@functools.lru_cache(_MODELS_KEPT)
-def _instance(function: BatchFunction, process: int) -> Callable[..., Any]:
-    return function.function()
