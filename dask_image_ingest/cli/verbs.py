@@ -53,7 +53,7 @@ def head(args: argparse.Namespace) -> int:
     frame = frame[[name for name in frame.columns if name not in _NEEDS_DECODING]]
     rows = first_rows(frame, args.n, lambda *heads: compute_all(heads, _on_terminal()))
     records = pa.Table.from_pandas(rows, preserve_index=False).to_pylist()
-    print(json.dumps(records, indent=2, default=_base64) if args.json else head_text(rows))
+    print(_as_json(records) if args.json else head_text(rows))
     return BAD_DATA if rows["height"].isna().any() else FINE
 
 
@@ -112,5 +112,14 @@ def _on_terminal() -> bool:
     return sys.stderr.isatty()
 
 
-def _base64(value: bytes) -> str:
-    return base64.b64encode(value).decode()
+def _as_json(records: list[dict[str, Any]]) -> str:
+    """Records of any types that a parquet file has; what JSON has no number for is null."""
+    text = json.dumps(records, default=_plain)
+    return json.dumps(json.loads(text, parse_constant=lambda _: None), indent=2)
+
+
+def _plain(value: Any) -> str:
+    """Bytes in base64, times in ISO 8601, the rest as Python writes it."""
+    if isinstance(value, bytes):
+        return base64.b64encode(value).decode()
+    return str(value.isoformat() if hasattr(value, "isoformat") else value)

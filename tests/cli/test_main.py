@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import datetime
 import json
 import subprocess
 import sys
+from decimal import Decimal
 
 import fsspec
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 from few_images import SIZES, write_good_shards
 from fsspec.implementations.local import LocalFileSystem
@@ -84,6 +88,44 @@ def test_head_prints_the_first_samples(good, capsys):
     assert [(row["width"], row["height"]) for row in rows] == [SIZES["000"], SIZES["001"]]
     assert rows[1]["txt"] == "caption of 001"
     assert "image" not in rows[0]
+
+
+def test_head_prints_every_type_of_a_parquet_file_beside_the_shard(tmp_path, capsys):
+    write_good_shards(tmp_path)
+    moment = datetime.datetime(2020, 1, 2, 3, 4, 5, 678901)
+    values = {
+        "when": pa.scalar(moment, pa.timestamp("us")),
+        "nanoseconds": pa.scalar(moment, pa.timestamp("ns")),
+        "zoned": pa.scalar(moment, pa.timestamp("us", "UTC")),
+        "day": pa.scalar(moment.date()),
+        "hour": pa.scalar(moment.time()),
+        "lasts": pa.scalar(datetime.timedelta(days=1, seconds=2)),
+        "price": pa.scalar(Decimal("12.30")),
+        "raw": pa.scalar(b"\x00\xff"),
+        "infinite": pa.scalar(float("inf")),
+        "nested": pa.scalar([{"when": moment, "raw": b"a"}]),
+        "none": pa.scalar(None, pa.int64()),
+    }
+    for shard, keys in (("a-0", [*SIZES]), ("a-1", ["100"])):
+        columns = {name: pa.repeat(value, len(keys)) for name, value in values.items()}
+        pq.write_table(pa.table({"key": keys, **columns}), tmp_path / f"{shard}.parquet")
+    options = ["-n", 1, "--json", "--read-sidecar", "parquet"]
+    status, out, _ = run(capsys, "head", tmp_path, *options)
+    assert status == 0
+    (row,) = json.loads(out, parse_constant=pytest.fail)
+    assert {name: row[name] for name in values} == {
+        "when": "2020-01-02T03:04:05.678901",
+        "nanoseconds": "2020-01-02T03:04:05.678901",
+        "zoned": "2020-01-02T03:04:05.678901+00:00",
+        "day": "2020-01-02",
+        "hour": "03:04:05.678901",
+        "lasts": "1 day, 0:00:02",
+        "price": "12.30",
+        "raw": "AP8=",
+        "infinite": None,
+        "nested": [{"when": "2020-01-02T03:04:05.678901", "raw": "YQ=="}],
+        "none": None,
+    }
 
 
 def test_head_goes_on_into_later_shards(good, capsys):
