@@ -415,7 +415,7 @@ class Images(ABC):
         Parameters
         ----------
         format
-            ``"jpeg"``, ``"png"`` or ``"webp"``.
+            ``"jpeg"``, of images with 1 or 3 channels, ``"png"`` or ``"webp"``, of 1 to 4.
         quality
             1 to 100, of JPEG and WebP.
 
@@ -425,6 +425,12 @@ class Images(ABC):
             Bytes, named as the image column; null where there is no image. Pillow encodes them, on
             the CPU. The files as they were are still in the shards: ``nbytes`` bytes of ``__url__``
             from ``offset`` on.
+
+        Raises
+        ------
+        ArgumentError
+            If an image has other channels than the format, or more pixels to an edge; of a lazy
+            frame when it is computed.
 
         Examples
         --------

@@ -10,7 +10,11 @@ import pyarrow as pa
 from PIL import Image
 
 from dask_image_ingest.decode import Pixels, make_decoding, resize_arrays
+from dask_image_ingest.errors import ArgumentError
 from dask_image_ingest.frames import backend_of
+
+# Grey, grey and alpha, RGB, RGBA.
+_CHANNELS = {"jpeg": (1, 3), "png": (1, 2, 3, 4), "webp": (1, 2, 3, 4)}
 
 
 def small_images(frame: Any, image: str, size: int | tuple[int, int], resize: str) -> Any:
@@ -40,8 +44,29 @@ def encoded_images(frame: Any, image: str, format: str, quality: int) -> Any:
 
 
 def encode(array: np.ndarray, format: str, quality: int) -> bytes:
-    """One image (height, width, channels) as a file."""
+    """One image (height, width, channels) as a file.
+
+    Raises
+    ------
+    ArgumentError
+        If files of this format have no such number of channels, or are not that large.
+    """
+    channels, takes = array.shape[2], _CHANNELS[format]
+    if channels not in takes:
+        instead = ", or encode('png')" if channels in _CHANNELS["png"] else ""
+        raise ArgumentError(
+            f"encode: an image has {channels} channels, and {format} takes "
+            f"{', '.join(map(str, takes[:-1]))} or {takes[-1]}: make such images first, as "
+            "map_batches(lambda images: [image[..., :3] for image in images], {'image': 'image'}) "
+            f"does{instead}"
+        )
     file = io.BytesIO()
     pixels = array[:, :, 0] if array.shape[2] == 1 else array
-    Image.fromarray(pixels).save(file, format, quality=quality)
+    try:
+        Image.fromarray(pixels).save(file, format, quality=quality)
+    except (OSError, ValueError) as error:
+        raise ArgumentError(
+            f"encode: an image of {array.shape[0]} × {array.shape[1]} pixels can't be a {format}: "
+            f"{error}"
+        ) from error
     return file.getvalue()

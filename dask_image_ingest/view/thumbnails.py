@@ -129,12 +129,17 @@ def _card(array: Any, record: dict[str, Any], texts: list[str], thumbnail: int) 
         scale = min(1.0, stored / max(array.shape[:2]))
         shape = (max(1, round(array.shape[0] * scale)), max(1, round(array.shape[1] * scale)))
     return Card(
-        jpeg=None if array is None else encode(array, "jpeg", 85),
+        jpeg=None if array is None else encode(_seen(array), "jpeg", 85),
         shape=shape,
         error=error,
         texts={name: _to_text(record[name]) for name in texts},
         facts=_facts(record),
     )
+
+
+def _seen(array: Any) -> Any:
+    """The channels of an image that can be shown: no alpha, and the first three of many."""
+    return array[:, :, :3] if array.shape[2] >= 3 else array[:, :, :1]
 
 
 def _facts(record: dict[str, Any]) -> str:
