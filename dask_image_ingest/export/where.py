@@ -7,7 +7,10 @@ are understood, ``and``, ``or``, ``not`` and parentheses.
 from __future__ import annotations
 
 import ast
+import io
+import keyword
 import operator
+import tokenize
 from collections.abc import Container
 from functools import reduce
 from typing import Any
@@ -29,6 +32,12 @@ _OPERATORS: dict[type[ast.cmpop], str] = {
     ast.NotIn: "not in",
 }
 
+# The words of Python that a condition has; all others are names of columns.
+_WORDS = {"and", "or", "not", "in", "is", "True", "False", "None", "lambda", "if", "else", "for"}
+
+# Stands before a name that is a word of Python.
+_MARK = "_name_of_a_column_"
+
 _KINDS: dict[type, str] = {bool: "bool", str: "string"}
 
 # float64 has each whole number below this.
@@ -48,9 +57,9 @@ def parse_where(text: str) -> Filters:
         For anything but comparisons of a column with a constant, and their combinations.
     """
     try:
-        tree = ast.parse(text.strip(), mode="eval")
+        tree = ast.parse(_without_keywords(text.strip()), mode="eval")
         return _filters(tree.body, text, negated=False)
-    except (SyntaxError, ValueError, RecursionError, MemoryError) as error:
+    except (SyntaxError, tokenize.TokenError, ValueError, RecursionError, MemoryError) as error:
         if isinstance(error, ArgumentError):
             raise
         raise ArgumentError(f"--where {text!r} is no condition; {_EXAMPLE}") from error
@@ -91,11 +100,25 @@ def _type_of(field: str, compared: list[tuple[str, Any]]) -> str:
     # Only whole numbers are equal to them: it does not matter that other values become null.
     if types and len(whole) == len(compared) and all(op in ("==", "in") for op, _ in compared):
         return types[0]
-    advice = f"say --json-field {field}={types[0]}" if types else f"write {float(large[0])!r}"
+    advice = f"say --json-field {field}={types[0]}" if types else "compare with a float"
     raise ArgumentError(
-        f"--where compares json.{field} with {large[0]}, and numbers are read as float64, which "
-        f"does not tell that one from its neighbours: {advice}"
+        f"--where compares json.{field} with {shown(large[0])}, and numbers are read as float64, "
+        f"which does not tell that one from its neighbours: {advice}"
     )
+
+
+def _without_keywords(text: str) -> str:
+    """The text with other names for fields that are called as a word of Python: ``json.class``."""
+    words, before = [], ""
+    for kind, word, *_ in tokenize.generate_tokens(io.StringIO(text).readline):
+        is_name = keyword.iskeyword(word) and (before == "." or word not in _WORDS)
+        words.append((kind, f"{_MARK}{word}" if is_name else word))
+        before = word
+    return tokenize.untokenize(words)
+
+
+def _written(node: ast.expr) -> str:
+    return ast.unparse(node).replace(_MARK, "")
 
 
 def _filters(node: ast.expr, text: str, negated: bool) -> Filters:
@@ -108,7 +131,7 @@ def _filters(node: ast.expr, text: str, negated: bool) -> Filters:
     if isinstance(node, ast.Compare):
         return _comparisons(node, text, negated)
     raise ArgumentError(
-        f"--where {text!r}: {ast.unparse(node)!r} is no comparison of a column; {_EXAMPLE}"
+        f"--where {text!r}: {_written(node)!r} is no comparison of a column; {_EXAMPLE}"
     )
 
 
@@ -129,7 +152,7 @@ def _predicate(left: ast.expr, op: ast.cmpop, right: ast.expr, text: str) -> Pre
     mirrored = None if name in ("in", "not in") else MIRRORED.get(name or "", name)
     for column, value, said in ((left, right, name), (right, left, mirrored)):
         if _is_column(column) and said is not None:
-            return ast.unparse(column), said, _constant(value, text, said)
+            return _written(column), said, _constant(value, text, said)
     raise ArgumentError(
         f"--where {text!r}: on one side of a comparison stands a column, on the other a constant; "
         f"the comparisons are {', '.join(_OPERATORS.values())}"
@@ -154,7 +177,7 @@ def _constant(node: ast.expr, text: str, op: str) -> Any:
         isinstance(v, (bool, int, float, str)) and operator.eq(v, v) for v in values
     ):
         raise ArgumentError(
-            f"--where {text!r}: {ast.unparse(node)!r} is no constant for {op!r}: give a number, a "
+            f"--where {text!r}: {_written(node)!r} is no constant for {op!r}: give a number, a "
             "text in quotes, True or False, or after 'in' a list of them"
         )
     return tuple(values) if is_list else value

@@ -53,7 +53,9 @@ def test_json_numbers_that_no_double_holds_are_told_from_their_neighbours(photos
     members = {}
     for number, value in enumerate(ids):
         members[f"{number}.jpg"] = photos[0].encoded
-        members[f"{number}.json"] = json.dumps({"id": value}).encode()
+        members[f"{number}.json"] = json.dumps(
+            {"id": value, "class": 3 + number, "from": "abcdefgh"[number]}
+        ).encode()
     (tmp_path / "in.tar").write_bytes(tar(list(members.items())))
 
     def kept(where, *options):
@@ -67,6 +69,7 @@ def test_json_numbers_that_no_double_holds_are_told_from_their_neighbours(photos
     assert kept("json.id in [9007199254740992, 1]") == ["0", "7"]
     assert kept("json.id == 18446744073709551615") == ["6"]
     assert kept("json.id > 9007199254740992", "--json-field", "id=int64") == ["1", "2", "3"]
+    assert kept("json.class == 3 or json.from in ['b']") == ["0", "1"]
     template = tmp_path / "out" / "{shard:01d}.tar"
     status, _, err = run(
         capsys, tmp_path / "in.tar", "-o", template, "--where", f"json.id > {2**53}"
