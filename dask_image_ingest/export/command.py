@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import re
 import sys
 import warnings
 from collections.abc import Sequence
@@ -103,7 +104,7 @@ def export_command(args: argparse.Namespace) -> int:
         samples_per_shard=args.samples_per_shard,
         bytes_per_shard=args.bytes_per_shard,
         shuffle=args.shuffle,
-        members=args.members.split(",") if args.members else "all",
+        members=re.split("[,;]", args.members) if args.members else "all",
         sidecar=None if args.no_sidecar else "parquet",
         index=args.index,
         jpeg=parse_jpeg(args.jpeg),

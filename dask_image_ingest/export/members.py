@@ -129,6 +129,11 @@ def _made(extension: str, value: Any, columns: Sequence[str]) -> Made:
 
 def _extension(text: Any) -> str:
     extension = text.strip().lstrip(".").lower() if isinstance(text, str) else ""
+    if "," in extension or ";" in extension:
+        raise ArgumentError(
+            f"members= names {text!r}, which is more than one extension: pass a list, ['jpg', "
+            "'txt'], or a text with semicolons, 'jpg;txt'; on the command line --members jpg,txt"
+        )
     if not extension or "/" in extension or not extension.isprintable():
         raise ArgumentError(f"members= names {text!r}, which is no extension of a member")
     return extension

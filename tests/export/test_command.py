@@ -78,6 +78,13 @@ def test_json_numbers_that_no_double_holds_are_told_from_their_neighbours(photos
     assert "--json-field id=int64" in err
 
 
+@pytest.mark.parametrize("members", ["txt,cls", "txt;cls", " .txt , CLS"])
+def test_members_are_separated_by_commas_or_semicolons(folder, photos, tmp_path, capsys, members):
+    assert run(capsys, folder, "-o", tmp_path / "{shard}.tar", "--members", members)[0] == 0
+    expected = [(p.key, {e: p.members[e] for e in ("txt", "cls")}) for p in photos]
+    assert by_webdataset(shards_in(tmp_path)) == expected
+
+
 def test_json_says_what_was_written(folder, tmp_path, capsys):
     template = tmp_path / "{shard:02d}.tar"
     _, out, _ = run(capsys, folder, "-o", template, "--bytes-per-shard", "200kB", "--json")
