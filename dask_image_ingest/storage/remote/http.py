@@ -17,6 +17,7 @@ from urllib3.exceptions import (
     InvalidHeader,
     LocationValueError,
     NewConnectionError,
+    ReadTimeoutError,
     ResponseError,
     SSLError,
 )
@@ -227,7 +228,9 @@ def _faults(url: str) -> Iterator[None]:
             raise ShardError(f"{url} cannot be read: {type(cause).__name__}: {cause}") from error
         found = cause if isinstance(cause, Exception) else error
         unreached = isinstance(found, (NewConnectionError, ConnectTimeoutError))
-        raise Fault(f"{type(found).__name__}: {found}", unreached=unreached) from error
+        stalled = isinstance(found, ReadTimeoutError)
+        said = f"{type(found).__name__}: {found}"
+        raise Fault(said, unreached=unreached, stalled=stalled) from error
     except OSError as error:
         raise Fault(f"{type(error).__name__}: {error}") from error
 

@@ -22,7 +22,7 @@ _BESIDE, _ENOUGH = 4, 32 << 10
 
 # In seconds, and in times of the usual latency: what a server is waited for at least; and one that
 # is not known yet.
-_PATIENCE, _LATENCIES, _UNKNOWN = 0.75, 20, 2.5
+_PATIENCE, _LATENCIES, _UNKNOWN = 0.5, 15, 2.5
 
 
 class Pace:
@@ -54,17 +54,17 @@ class Pace:
                 return None
             return median(self._latencies) * median(self._rates) * self._connections
 
-    def patience(self, longest: float, failures: int) -> float:
+    def patience(self, longest: float, stalls: int) -> float:
         """How long to wait for the next byte: of a server that answered fast so far not for long.
 
-        Twice as long after each failure, and while few answers are known.
+        Twice as long after each wait in vain, and while few answers are known.
         """
         with self._lock:
             usual = _UNKNOWN
             if self._latencies:
                 usual = max(_PATIENCE, _LATENCIES * median(self._latencies))
                 usual *= 2 if len(self._latencies) < _BESIDE else 1
-        return min(longest, usual * 2 ** min(failures, 10))
+        return min(longest, usual * 2 ** min(stalls, 10))
 
     @contextmanager
     def watch(self) -> Iterator[Request]:

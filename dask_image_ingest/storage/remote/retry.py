@@ -85,14 +85,14 @@ def first_bytes(
     source: Source, nbytes: int, retries: Retries, pace: Pace, read_timeout: float
 ) -> Head:
     """How a shard begins."""
-    failures = 0
+    stalls = 0
     while True:
         try:
             # So few bytes take no longer than an answer does.
             with pace.watch():
-                return source.head(nbytes, pace.patience(read_timeout, failures))
+                return source.head(nbytes, pace.patience(read_timeout, stalls))
         except Fault as fault:
-            failures += 1
+            stalls += fault.stalled
             retries.wait(fault)
 
 
@@ -101,10 +101,10 @@ def whole_range(
 ) -> bytearray:
     """The bytes of a range; where a request breaks off, the next one goes on from there."""
     data = bytearray()
-    failures = 0
+    stalls = 0
     while True:
         before = len(data)
-        patience = pace.patience(read_timeout, failures)
+        patience = pace.patience(read_timeout, stalls)
         try:
             with pace.watch() as request:
                 for piece in source.stream(start + before, stop, patience):
@@ -114,5 +114,5 @@ def whole_range(
                     raise Fault(f"{len(data)} of the {stop - start} bytes from {start} on came")
             return data
         except Fault as fault:
-            failures += 1
+            stalls += fault.stalled
             retries.wait(fault, progress=len(data) > before)

@@ -18,12 +18,17 @@ class Fault(Exception):
         Seconds that the server asks to wait.
     unreached
         Whether there was no connection to a server.
+    stalled
+        Whether the patience with a server ended it.
     """
 
-    def __init__(self, message: str, wait: float = 0.0, unreached: bool = False) -> None:
+    def __init__(
+        self, message: str, wait: float = 0.0, unreached: bool = False, stalled: bool = False
+    ) -> None:
         super().__init__(message)
         self.wait = wait
         self.unreached = unreached
+        self.stalled = stalled
 
 
 @dataclass(frozen=True, slots=True)

@@ -73,15 +73,15 @@ def test_answers_that_come_at_once_are_told_by_their_size():
 def test_a_server_that_answered_fast_is_not_waited_for_long():
     clock = Clock()
     paces = Pace(16, clock)
-    assert [paces.patience(20.0, failures) for failures in range(4)] == [2.5, 5, 10, 20]
+    assert [paces.patience(20.0, stalls) for stalls in range(4)] == [2.5, 5, 10, 20]
     answers(paces, clock, latency=0.03, rate=20e6, beside=1)
-    assert paces.patience(20.0, 0) == 1.5
+    assert paces.patience(20.0, 0) == 1.0
     answers(paces, clock, latency=0.03, rate=20e6, beside=16)
-    assert [paces.patience(20.0, failures) for failures in range(6)] == [0.75, 1.5, 3, 6, 12, 20]
-    assert paces.patience(0.5, 0) == 0.5
+    assert [paces.patience(20.0, stalls) for stalls in range(6)] == [0.5, 1, 2, 4, 8, 16]
+    assert paces.patience(0.3, 0) == 0.3
     far = Pace(16, clock)
     answers(far, clock, latency=0.4, rate=20e6, beside=16)
-    assert far.patience(20.0, 0) == pytest.approx(8.0)
+    assert far.patience(20.0, 0) == pytest.approx(6.0)
 
 
 LARGE = tar(
