@@ -40,6 +40,8 @@ class Pace:
         self._connections = connections
         self._clock = clock
         self._lock = threading.Lock()
+        #: Whether the last walk through a shard there has left out nothing.
+        self.reads_through = False
         self._under_way = 0
         self._latencies: deque[float] = deque(maxlen=_REMEMBERED)
         self._rates: deque[float] = deque(maxlen=_REMEMBERED)

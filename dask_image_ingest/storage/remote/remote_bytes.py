@@ -167,6 +167,7 @@ class RemoteBytes:
             self._left_out = (3 * self._left_out + left_out) // 4 if self._left_out else left_out
         self._extents.pass_by(start)
         if self._skips():
+            self._pace.reads_through = False
             self._window = 0
             self._front = stop
             self._extents.abandon()
@@ -175,7 +176,9 @@ class RemoteBytes:
         if self._window and self._front - stop > self._window // 2:
             return
         largest = self._settings.read_ahead
-        self._window = min(largest, self._window * _GROWTH or min(_FIRST_AHEAD, largest))
+        first = largest if self._pace.reads_through else min(_FIRST_AHEAD, largest)
+        self._window = min(largest, self._window * _GROWTH or first)
+        self._pace.reads_through = self._window == largest
         # Half of the largest request: a walk goes on with the first that comes, and asks for more.
         piece = min(self._settings.request_size // 2, self._window // _AT_LEAST)
         piece = max(_SMALLEST_REQUEST, piece - piece % PAGE)

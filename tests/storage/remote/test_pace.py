@@ -114,6 +114,28 @@ def test_a_walk_skips_where_the_link_is_the_limit(link, skips, monkeypatch):
             assert server.counts["GET"] < 45
 
 
+def test_a_walk_begins_with_large_requests_where_the_last_one_left_out_nothing(monkeypatch):
+    known = Known(16)
+    known.bytes_per_answer = 9_600_000
+    monkeypatch.setattr(remote_bytes, "pace_of", lambda url, connections: known)
+    requests, sent = [], []
+    with (
+        faulty_server(files={"/x.tar": LARGE}) as server,
+        dask.config.set({"image-ingest.remote.read-ahead": "8 MiB"}),
+    ):
+        for link in (9_600_000, 9_600_000, 50_000, 9_600_000):
+            known.bytes_per_answer = link
+            server.reset()
+            with open_shard(f"{server.url}/x.tar") as content:
+                assert index_tar(content).samples == index_tar(LARGE).samples
+            requests.append(server.counts["GET"])
+            sent.append(server.sent)
+    assert requests[1] < requests[0] - 5
+    assert requests[3] == requests[0]
+    assert max(sent) < len(LARGE) * 1.05
+    assert sent[2] < len(LARGE) / 2
+
+
 def test_requests_are_measured_as_they_are_made():
     pace._paces.clear()
     with (
