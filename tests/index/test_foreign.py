@@ -50,17 +50,6 @@ def memory():
     fs.rm("/foreign", recursive=True)
 
 
-@pytest.fixture
-def no_walk(monkeypatch):
-    """Whoever walks a tar fails."""
-
-    def fail(*args):
-        raise AssertionError("a tar was walked")
-
-    monkeypatch.setattr(opened, "index_tar", fail)
-    monkeypatch.setattr(first_shard, "index_head", fail)
-
-
 @WRITERS
 @pytest.mark.parametrize("tar_format", FORMATS)
 def test_it_spares_the_walk(memory, tmp_path, no_walk, write, tar_format):

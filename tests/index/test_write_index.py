@@ -15,7 +15,6 @@ from synthetic import write_shards
 from tars import tar
 
 import dask_image_ingest as dii
-from dask_image_ingest.dataset import first_shard, opened
 from dask_image_ingest.errors import ExportError
 from dask_image_ingest.export.local_place import LocalPlace
 
@@ -27,17 +26,6 @@ def shards(tmp_path):
 
 def captions(paths, **options):
     return dii.read_webdataset_images(paths, backend="pandas", **options)["txt"].compute().tolist()
-
-
-@pytest.fixture
-def no_walk(monkeypatch):
-    """Whoever walks a tar fails."""
-
-    def fail(*args):
-        raise AssertionError("a tar was walked")
-
-    monkeypatch.setattr(opened, "index_tar", fail)
-    monkeypatch.setattr(first_shard, "index_head", fail)
 
 
 def test_what_it_tells_and_where_it_lies(shards, tmp_path):
