@@ -6,6 +6,7 @@ import os
 import re
 
 import fsspec
+from fsspec.registry import known_implementations
 
 from dask_image_ingest.errors import ArgumentError
 
@@ -49,7 +50,8 @@ def _identity(url: str) -> tuple[str, str, str]:
     try:
         kind = fsspec.get_filesystem_class(protocol)
     except (ImportError, ValueError):
-        return protocol, "", rest
+        # Its package is not here, but by what name it would be called is known.
+        return known_implementations.get(protocol, {}).get("class", protocol), "", rest
     name = kind.protocol if isinstance(kind.protocol, str) else kind.protocol[0]
     # Some file systems have the host in the path, and some beside it.
     host = kind._get_kwargs_from_urls(url).get("host") or ""
