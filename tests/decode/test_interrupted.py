@@ -77,13 +77,15 @@ class Trace:
         self.lines = 0
         self._raises_at = raises_at
         self._error = error
+        self._before = None
 
     def __enter__(self):
+        self._before = sys.gettrace()  # what measures coverage, perhaps
         sys.settrace(self._called)
         return self
 
     def __exit__(self, *_):
-        sys.settrace(None)
+        sys.settrace(self._before)
 
     def _called(self, frame, event, argument):
         return self._run if frame.f_code.co_filename.startswith(PACKAGE) else None
