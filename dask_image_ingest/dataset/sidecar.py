@@ -69,11 +69,11 @@ class Sidecar:
 
     def rows(self, keys: Sequence[str]) -> list[int]:
         """Which row each key has."""
+        if self._file is None:
+            return [-1] * len(keys)
         try:
-            if self._file is None:
-                return [-1] * len(keys)
             return self._rows(keys)
-        except (ShardError, ShardNotFoundError) as error:
+        except ShardError as error:
             self._skip(error)
             return [-1] * len(keys)
 
@@ -133,16 +133,14 @@ class Sidecar:
 
     def _passing(self, filters: Filters, columns: Sequence[SidecarColumn]) -> np.ndarray:
         """Of each row of the file whether it may pass."""
-        count = 0
+        if self._file is None:
+            return np.zeros(0, bool)
         try:
-            if self._file is None:
-                return np.zeros(0, bool)
-            count = self._file.metadata.num_rows
             return self._passing_of(self._file, filters, columns)
-        except (ShardError, ShardNotFoundError) as error:
+        except ShardError as error:
             self._skip(error)
             # One of the columns may be whole: what passes is asked of all of them later.
-            return np.ones(count, bool)
+            return np.ones(self._file.metadata.num_rows, bool)
 
     def _passing_of(
         self, file: ParquetSource, filters: Filters, columns: Sequence[SidecarColumn]
@@ -177,10 +175,11 @@ class Sidecar:
             return None
         try:
             return self._opened.enter_context(open_parquet(self._url, self._storage_options))
-        except ShardNotFoundError:
-            if self._required:
-                raise
-            warn_user(f"{self._url} does not exist: its columns are null")
+        except (ShardError, ShardNotFoundError) as error:
+            if isinstance(error, ShardNotFoundError) and not self._required:
+                warn_user(f"{self._url} does not exist: its columns are null")
+            else:
+                self._skip(error)
             return None
 
     @cached_property
