@@ -237,6 +237,8 @@ class ReadWebDataset(dx.PartitionsFiltered, BlockwiseIO):
         if isinstance(parent, Len):
             return self._with(parent, columns=[])
         if isinstance(parent, dx.Index):
+            if not movable.is_dependent(parent, self, dependents):
+                return None
             columns = dx.determine_column_projection(self, parent, dependents)
             columns = [columns] if isinstance(columns, str) else columns
             return self._with(parent, columns=[c for c in self.columns if c in columns])

@@ -145,6 +145,16 @@ def all_through(expr: dx.Expr, target: dx.Expr, dependents: _Dependents) -> bool
     return True
 
 
+def is_dependent(parent: dx.Expr, expr: dx.Expr, dependents: _Dependents) -> bool:
+    """Whether ``parent`` is among the known dependents of ``expr``.
+
+    The optimiser looks for these before each of its rounds. What it makes within a round, such as
+    the index of a filtered frame whose length is asked for, is among them from the next one on:
+    only then is it known which columns others need of the same read.
+    """
+    return any(above._name == parent._name for above in _above(expr, dependents))
+
+
 def _above(expr: dx.Expr, dependents: _Dependents) -> list[dx.Expr]:
     above = (parent() for parent in dependents[expr._name])
     return [parent for parent in above if parent is not None]
@@ -200,4 +210,4 @@ def _moved_column(expr: dx.Projection, sources: _Sources) -> dx.Expr:
     return dx.Projection(sources.metadata, column)
 
 
-__all__ = ["all_through", "computed_above", "computed_filter", "computed_query"]
+__all__ = ["all_through", "computed_above", "computed_filter", "computed_query", "is_dependent"]

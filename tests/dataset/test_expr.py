@@ -158,6 +158,24 @@ def test_len_of_a_filter_reads_the_headers_once(ddf, work, reference):
     assert work["headers"] == 24
 
 
+@pytest.mark.parametrize(
+    "mask",
+    [
+        lambda frame: frame.width >= 200,
+        lambda frame: (frame.width >= 200) & (frame.height > 100),
+        lambda frame: frame.width * frame.height > 40_000,
+        lambda frame: frame.txt.str.contains("1"),
+    ],
+)
+@pytest.mark.parametrize("count", [len, lambda frame: len(frame.index)])
+def test_rows_of_a_filter_are_counted_in_one_walk(ddf, work, reference, mask, count):
+    expected = count(reference[mask(reference)])
+    assert expected
+    work.clear()
+    assert count(ddf[mask(ddf)]) == expected
+    assert work["partitions"] == 3
+
+
 def test_a_filter_goes_before_the_decode(ddf, work, reference):
     frame = ddf[ddf.width >= 250].compute()
     assert 0 < len(frame) < 24
