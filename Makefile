@@ -2,6 +2,7 @@
 
 PYTHON ?=                # the Python to build .venv with; empty: the newest 3.11+ that runs
 JOBS ?= 2                # how many tests run at once
+QUERIES_ARGS ?=          # e.g. make queries QUERIES_ARGS="--queries 5000 --seed 7"
 FUZZ_ARGS ?=             # e.g. make fuzz FUZZ_ARGS="--images 100000 --seed 7"
 PYTEST_ARGS ?=           # e.g. make test PYTEST_ARGS="-k tar -x"
 
@@ -11,7 +12,7 @@ checked := dask_image_ingest tests examples benchmarks tools docs
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help setup notebooks demo test test-fast coverage oldest fuzz lint format hooks docs wheel bench gpu-test gpu-api clean
+.PHONY: help setup notebooks demo test test-fast coverage oldest fuzz queries lint format hooks docs wheel bench gpu-test gpu-api clean
 
 help: ## this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-10s %s\n", $$1, $$2}' Makefile
@@ -41,6 +42,9 @@ oldest: .oldest/.stamp ## the tests with the oldest dependencies that pyproject.
 
 fuzz: .venv/.stamp-test ## 20,000 mutated images through a worker process (minutes)
 	@$(bin)/python tests/support/fuzz.py $(FUZZ_ARGS)
+
+queries: .venv/.stamp-test ## 20,000 random queries, each beside the same of rows in memory (an hour)
+	@PYTHONPATH=tests/support $(bin)/python tests/support/random_queries.py $(QUERIES_ARGS)
 
 lint: .venv/.stamp-test ## ruff and mypy
 	@$(bin)/ruff check $(checked)

@@ -8,6 +8,11 @@ import pytest
 pytest.register_assert_rewrite("contract", "kills")
 
 
+def pytest_collection_modifyitems(items):
+    """The slow tests come first, or a core waits at the end for one of a minute on another."""
+    items.sort(key=lambda item: item.get_closest_marker("slow") is None)
+
+
 @pytest.fixture(scope="session")
 def photos():
     """24 photographs with captions, labels and JSON, in JPEG, PNG and WebP."""

@@ -99,6 +99,7 @@ def test_every_module_has_a_room():
     assert {room(module) for module in modules()} == set(ROOMS)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ROOMS)
 def test_a_room_uses_only_those_below_it(name):
     upwards = [

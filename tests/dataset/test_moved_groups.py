@@ -102,6 +102,7 @@ PAIRS = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("function", "groups"), sorted(PAIRS))
 def test_a_function_of_groups_answers_as_in_pandas(ddf, whole, function, groups):
     lazy = applied(ddf, function, groups)

@@ -10,7 +10,7 @@ from dask_image_ingest.dataset.expr import ReadWebDataset
 
 pytestmark = pytest.mark.slow
 
-QUERIES = 1000
+QUERIES = 400
 PARTS = 4
 
 

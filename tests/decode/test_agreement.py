@@ -75,6 +75,7 @@ def test_what_kills_dali_is_never_given_to_it():
     assert not DEADLY & set(TRUSTED)
 
 
+@pytest.mark.slow
 def test_why_the_careful_images_are_careful(dali):
     needs_pillow = set(IMAGES) - set(TRUSTED) - DEADLY
     found = {

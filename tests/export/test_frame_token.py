@@ -78,6 +78,7 @@ BY_IMPORTED = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", BY_IMPORTED)
 def test_a_function_that_was_edited_makes_another_frame(kind, shards, edited):
     tokens = []
