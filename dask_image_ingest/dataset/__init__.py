@@ -5,6 +5,7 @@ task the dataframe of one part of one shard. ``partition.py`` is where to begin 
 """
 
 from dask_image_ingest.dataset.adds_columns import AddsColumns
+from dask_image_ingest.dataset.aligned import RowSource, row_sources
 from dask_image_ingest.dataset.by_piece import ByPiece
 from dask_image_ingest.dataset.every_row import EveryRow
 from dask_image_ingest.dataset.expr import SHAPE_IN_NAME, Dataset, ReadWebDataset
@@ -51,6 +52,7 @@ __all__ = [
     "Predicate",
     "ReadOptions",
     "ReadWebDataset",
+    "RowSource",
     "SampleRows",
     "both",
     "decode_frame",
@@ -62,6 +64,7 @@ __all__ = [
     "move_rows_now",
     "parse_image_extensions",
     "read_webdataset_images",
+    "row_sources",
     "take_walked",
     "warn_user",
     "with_sidecars",

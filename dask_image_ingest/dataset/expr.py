@@ -12,8 +12,8 @@ import pyarrow as pa
 
 from dask_image_ingest import dask_internals as dx
 from dask_image_ingest.dask_internals import BlockwiseIO, Len, Task
+from dask_image_ingest.dataset import aligned, masks, movable
 from dask_image_ingest.dataset import filters as dnf
-from dask_image_ingest.dataset import masks, movable
 from dask_image_ingest.dataset.computed import ComputedFilter
 from dask_image_ingest.dataset.head import HeadOfRead
 from dask_image_ingest.dataset.moved import move
@@ -28,6 +28,7 @@ from dask_image_ingest.dataset.splits import ShardSplit
 from dask_image_ingest.frames import BackendName
 from dask_image_ingest.storage import Shard, is_pipe
 
+aligned.install()
 masks.install()
 _NAME = "read-webdataset-images"
 
@@ -151,6 +152,12 @@ class ReadWebDataset(dx.PartitionsFiltered, BlockwiseIO):
             pointers=self.operand("pointers"),
             keeps_walk=self.operand("keeps_walk"),
         )
+
+    @functools.cached_property
+    def row_sources(self) -> tuple[aligned.RowSource, ...]:
+        """The part of a shard that each partition is made of."""
+        splits = (self.dataset.splits[number] for number in self._partitions)
+        return tuple((split.url, split.part, split.parts) for split in splits)
 
     def as_pointers(self) -> tuple[dx.Expr, tuple[MovedImages, ...]] | None:
         """The same rows without pixels, and what the pointers in their place stand for.

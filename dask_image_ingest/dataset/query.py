@@ -60,7 +60,7 @@ class Query:
             self.wants_pixels
             or "error" in self.columns
             or "error" in dnf.columns_of(self.filters)
-            or self.options.errors != "null"
+            or self.options.errors == "drop"
         )
 
     @property

@@ -278,6 +278,29 @@ def test_errors_raise_names_the_shard_and_the_key(partly_bad):
         read(partly_bad, errors="raise").compute()
 
 
+@pytest.mark.parametrize("late", [True, False])
+@pytest.mark.parametrize(
+    "question",
+    [
+        len,
+        lambda ddf: len(ddf[["__key__", "height"]].compute()),
+        lambda ddf: len(ddf.drop(columns=["image", "error"]).compute()),
+        lambda ddf: len(ddf.index),
+        lambda ddf: len(ddf.shuffle("__key__")[["__key__"]].compute()),
+        lambda ddf: ddf.groupby("__url__").size().compute().sum(),
+    ],
+)
+def test_errors_raise_has_metadata_of_bad_images(partly_bad, question, late):
+    with dask.config.set({"image-ingest.decode-late": late}):
+        assert question(read(partly_bad, errors="raise")) == 5
+
+
+@pytest.mark.parametrize("columns", [["image"], ["error"]])
+def test_errors_raise_where_errors_are_asked_for(partly_bad, columns):
+    with pytest.raises(dii.ImageDecodeError, match="'2'"):
+        read(partly_bad, errors="raise")[columns].compute()
+
+
 def test_bad_images_are_one_line_in_the_log(partly_bad, caplog):
     read(partly_bad).compute()
     (record,) = caplog.records

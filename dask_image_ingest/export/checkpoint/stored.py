@@ -12,7 +12,7 @@ from pyarrow import parquet
 
 from dask_image_ingest import dask_internals as dx
 from dask_image_ingest.dask_internals import BlockwiseIO, Task
-from dask_image_ingest.dataset import is_settled
+from dask_image_ingest.dataset import RowSource, is_settled, row_sources
 from dask_image_ingest.errors import ExportError
 from dask_image_ingest.export.place import Place
 from dask_image_ingest.frames import backend_of, index_columns
@@ -94,6 +94,12 @@ class ReadStored(dx.PartitionsFiltered, BlockwiseIO):
 
     def _divisions(self) -> tuple[Any, ...]:
         return self.stored.divisions
+
+    @functools.cached_property
+    def row_sources(self) -> tuple[RowSource, ...] | None:
+        """The part of a shard that each partition is made of."""
+        sources = row_sources(self.stored.made_of)
+        return None if sources is None else tuple(sources[n] for n in self._partitions)
 
     def _filtered_task(self, name: Any, index: int) -> Task:
         place, part = self.stored.place, self.stored.parts[index]
