@@ -128,4 +128,6 @@ def _found(expr: dx.Expr, known: dict[str, _Labels]) -> _Labels:
 def _same_index(frame: Any, expr: dx.Expr) -> bool:
     """Whether labels may still be those of ``frame``."""
     before, after = (getattr(each._meta, "index", each._meta) for each in (frame, expr))
-    return bool(before.dtype == after.dtype and before.name == after.name)
+    return all(
+        getattr(before, name, None) == getattr(after, name, None) for name in ("dtype", "name")
+    )
