@@ -31,6 +31,7 @@ def test_random_queries_have_the_answers_of_partitions_in_memory(made, part):
     # Most queries make sense, and many mean something in pandas as well.
     assert asked["nothing"] < len(seeds) / 10
     assert asked["pandas"] > len(seeds) / 10
+    assert asked["refused"] < len(seeds) / 20
 
 
 def test_random_queries_notice_partitions_that_are_joined_late(made, monkeypatch):
