@@ -1,9 +1,14 @@
 """Shards of real photographs and an S3 server, made once for all tests."""
 
+import os
 from pathlib import Path
 
 import dask
 import pytest
+
+# Whatever its endpoint, gcsfs asks Google for the type of each bucket, for up to 30 s a call where
+# there is no way out. It reads this when it is imported.
+os.environ["GCSFS_EXPERIMENTAL_ZB_HNS_SUPPORT"] = "false"
 
 pytest.register_assert_rewrite("contract", "kills")
 
