@@ -2,14 +2,20 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
+
+import numpy as np
 
 from dask_image_ingest.frames import Backend
 
-__all__ = ["given_array"]
+__all__ = ["given_array", "given_exactly"]
 
 # Types of floats that NumPy has no name for, torch's and those of JAX.
 _SMALL_FLOATS = ("torch.bfloat16", "torch.float8", "bfloat16", "float8")
+
+# Python makes numbers of them.
+_NO_NUMBERS = (str, bytes, np.datetime64, np.timedelta64)
 
 
 def given_array(values: Any, backend: Backend) -> Any:
@@ -17,6 +23,46 @@ def given_array(values: Any, backend: Backend) -> Any:
     if isinstance(values, (list, tuple)):
         values = [_plain(value, backend) for value in values]
     return backend.numpy.asarray(_plain(values, backend))
+
+
+def given_exactly(values: Any, backend: Backend) -> Any:
+    """An array of numbers none of which is rounded: of Python's, where no type has all of them.
+
+    Raises
+    ------
+    TypeError, ValueError
+        If some are no numbers.
+    """
+    array = given_array(values, backend)
+    if array.dtype.kind not in "fO" or (array.dtype.kind == "f" and _has_one_type(values)):
+        return array
+    # NumPy makes floats of int64 and uint64 together, and of whole numbers beside floats.
+    if isinstance(values, (list, tuple)):
+        values = [_plain(value, backend) for value in values]
+    objects = np.array(values, dtype=object)
+    for place, value in enumerate(objects.flat):
+        objects.flat[place] = _python_number(value)
+    return objects
+
+
+def _has_one_type(values: Any) -> bool:
+    each = values if isinstance(values, (list, tuple)) else [values]
+    types = {str(getattr(value, "dtype", "object")) for value in each}
+    return len(types) == 1 and "object" not in types
+
+
+def _python_number(value: Any) -> Any:
+    """A number that compares with Python's, a whole one as such; None is NaN."""
+    if value is None:
+        return math.nan
+    if isinstance(value, _NO_NUMBERS) or (hasattr(value, "ndim") and value.ndim):
+        raise TypeError
+    value = value.item() if hasattr(value, "item") else value
+    try:
+        whole = int(value)
+    except (ValueError, OverflowError):
+        return float(value)
+    return whole if whole == value else value
 
 
 def _plain(values: Any, backend: Backend) -> Any:

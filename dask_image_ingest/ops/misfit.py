@@ -18,12 +18,14 @@ def first_misfit(array: Any, dtype: np.dtype, numpy: Any) -> Any:
     Parameters
     ----------
     array
-        An array of NumPy or CuPy.
+        An array of NumPy or CuPy, or of Python's numbers.
     dtype
         The type that is asked for.
     numpy
         The library of the array.
     """
+    if array.dtype == object:
+        return next((value for value in array.flat if not _has(dtype, value)), None)
     if not array.size or np.can_cast(array.dtype, dtype, "safe"):
         return None
     if dtype.kind == "f":
@@ -42,6 +44,14 @@ def first_misfit(array: Any, dtype: np.dtype, numpy: Any) -> Any:
     if least < bounds.min:
         return least
     return most if most > bounds.max else None
+
+
+def _has(dtype: np.dtype, value: Any) -> bool:
+    """Whether a type of whole numbers or truth values has this number of Python's."""
+    if dtype.kind == "b":
+        return value in (0, 1)
+    bounds = np.iinfo(dtype)
+    return isinstance(value, int) and bounds.min <= value <= bounds.max
 
 
 def _first(array: Any, wrong: Any) -> Any:

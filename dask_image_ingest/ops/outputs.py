@@ -10,7 +10,7 @@ import pyarrow as pa
 from dask_image_ingest.arguments import shown
 from dask_image_ingest.errors import ArgumentError
 from dask_image_ingest.frames import IMAGE, Backend, NewColumn, is_text, parse_type
-from dask_image_ingest.ops.given_array import given_array
+from dask_image_ingest.ops.given_array import given_array, given_exactly
 from dask_image_ingest.ops.misfit import first_misfit
 
 __all__ = ["checked_values", "output_column", "output_type"]
@@ -56,7 +56,7 @@ def checked_values(name: str, values: Any, type_: pa.DataType, count: int, backe
         values = _text_or_bytes(name, values, type_)
         shape: tuple[int, ...] = (len(values),)
     else:
-        values = _numbers(name, values, backend)
+        values = _numbers(name, values, np.dtype(_item(type_)), backend)
         shape = values.shape
     if not shape or shape[0] != count:
         raise ArgumentError(
@@ -77,12 +77,12 @@ def checked_values(name: str, values: Any, type_: pa.DataType, count: int, backe
     dtype = np.dtype(_item(type_))
     misfit = first_misfit(values, dtype, backend.numpy)
     if misfit is not None:
-        other = f"list<{values.dtype}>" if vector else str(values.dtype)
+        other = f"list<{_type_of(values)}>" if vector else _type_of(values)
         raise ArgumentError(
             f"map_batches: the function gave {misfit} in {name!r}, which {dtype} can't hold: say "
             f"outputs={{{name!r}: {other!r}}}, or give values that it can"
         )
-    return values.astype(dtype, copy=False)
+    return backend.numpy.asarray(values.astype(dtype, copy=False))
 
 
 def output_column(name: str, parts: list[Any], type_: pa.DataType, backend: Backend) -> NewColumn:
@@ -128,8 +128,8 @@ def _are(values: list[Any], type_: pa.DataType) -> bool:
     return True
 
 
-def _numbers(name: str, values: Any, backend: Backend) -> Any:
-    """An array of numbers or truth values.
+def _numbers(name: str, values: Any, dtype: np.dtype, backend: Backend) -> Any:
+    """An array of numbers or truth values, which are exact where ``dtype`` has no fractions.
 
     Raises
     ------
@@ -138,13 +138,16 @@ def _numbers(name: str, values: Any, backend: Backend) -> Any:
     if values is None or isinstance(values, (str, bytes)):
         raise _no_numbers(name, values)
     try:
-        array = given_array(values, backend)
-        if array.dtype == object:
-            # None is as good as NaN, and numbers of Python's are what they are.
-            array = backend.numpy.asarray(array.astype(np.float64))
-    except (ValueError, TypeError) as error:
+        if dtype.kind != "f":
+            array = given_exactly(values, backend)
+        else:
+            array = given_array(values, backend)
+            if array.dtype == object:
+                # None is as good as NaN.
+                array = backend.numpy.asarray(array.astype(np.float64))
+    except (ValueError, TypeError, OverflowError) as error:
         raise _no_numbers(name, values) from error
-    if array.dtype.kind not in "biuf":
+    if array.dtype.kind not in ("biuf" if dtype.kind == "f" else "biufO"):
         raise _no_numbers(name, values)
     return array
 
@@ -154,6 +157,12 @@ def _no_numbers(name: str, values: Any) -> ArgumentError:
         f"map_batches: the function gave {shown(values)} as {name!r}, which is no array of "
         "numbers: give a number for each image, or for each a vector, all of one length"
     )
+
+
+def _type_of(numbers: Any) -> str:
+    """The name of a type that may have these."""
+    dtype = np.array(numbers.tolist()).dtype if numbers.dtype == object else numbers.dtype
+    return "float64" if dtype.kind == "O" else str(dtype)
 
 
 def _name(type_: pa.DataType) -> str:
