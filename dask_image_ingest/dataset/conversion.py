@@ -63,7 +63,7 @@ def convert(
     contents
         What each sample has; None where it has no such member.
     type_
-        Text and bytes are taken as they are, numbers are read, all else is JSON.
+        Bytes are taken as they are, text as UTF-8, numbers are read, all else is JSON.
     path
         A field of JSON, rather than the whole member.
     """
@@ -71,7 +71,7 @@ def convert(
     if path is None and _is_bytes(type_):
         values: Sequence[Any] = contents
     elif path is None and is_text(type_):
-        values = [None if c is None else c.decode("utf-8", "replace") for c in contents]
+        values, misfits = _read(contents, bytes.decode, _text)
     else:
         values, misfits = _read(contents, _reader(type_, path), _fitting(type_))
     try:
