@@ -7,16 +7,16 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Sequence
-from decimal import Decimal
 from typing import Any
 
 import pyarrow as pa
 
 from dask_image_ingest.arguments import shown
+from dask_image_ingest.dataset.fitting import fitting
 from dask_image_ingest.errors import ArgumentError
 from dask_image_ingest.frames import is_text, parse_type
 
-__all__ = ["arrow_type", "convert", "is_supported", "parse_json"]
+__all__ = ["arrow_type", "convert", "is_supported", "parse_integer", "parse_json"]
 
 # What Python and Arrow raise for values that don't fit.
 _MISFIT = (
@@ -71,9 +71,9 @@ def convert(
     if path is None and _is_bytes(type_):
         values: Sequence[Any] = contents
     elif path is None and is_text(type_):
-        values, misfits = _read(contents, bytes.decode, _text)
+        values, misfits = _read(contents, bytes.decode, fitting(type_))
     else:
-        values, misfits = _read(contents, _reader(type_, path), _fitting(type_))
+        values, misfits = _read(contents, _reader(type_, path), fitting(type_))
     try:
         return pa.array(values, type_), misfits
     except _MISFIT:
@@ -93,6 +93,27 @@ def parse_json(content: bytes) -> Any:
     if len(content) > _LARGEST_JSON:
         raise ValueError(f"JSON of {len(content)} bytes")
     return json.loads(content)
+
+
+def parse_integer(content: bytes) -> int:
+    """The whole number that a member holds.
+
+    Raises
+    ------
+    ValueError
+    """
+    return int(_without_underscores(content))
+
+
+def _parse_float(content: bytes) -> float:
+    return float(_without_underscores(content))
+
+
+def _without_underscores(content: bytes) -> bytes:
+    # Python reads 1_23 and 12_3 as 123; they are names.
+    if b"_" in content:
+        raise ValueError("no number")
+    return content
 
 
 def _read(
@@ -133,8 +154,8 @@ def _reader(type_: pa.DataType, path: str | None) -> Callable[[bytes], Any]:
     if path is not None:
         return _json_field(path)
     if pa.types.is_integer(type_):
-        return int
-    return float if pa.types.is_floating(type_) else parse_json
+        return parse_integer
+    return _parse_float if pa.types.is_floating(type_) else parse_json
 
 
 def _json_field(path: str) -> Callable[[bytes], Any]:
@@ -149,76 +170,6 @@ def _json_field(path: str) -> Callable[[bytes], Any]:
         return value
 
     return field
-
-
-def _fitting(type_: pa.DataType) -> Callable[[Any], Any]:
-    """What makes a value of this type of one that was read, or raises; Arrow alone takes too much.
-
-    To it, 1.5 is the integer 1 and "cat" a list of three texts, and 2**24 + 1 is no float.
-    """
-    if pa.types.is_list(type_) or pa.types.is_large_list(type_):
-        return _null_or(_items(_fitting(type_.value_type)))
-    if pa.types.is_struct(type_):
-        return _null_or(_record({field.name: _fitting(field.type) for field in type_}))
-    if pa.types.is_boolean(type_):
-        return _null_or(_flag)
-    if pa.types.is_integer(type_):
-        return _null_or(_integer)
-    if pa.types.is_floating(type_):
-        return _null_or(_float)
-    if is_text(type_):
-        return _null_or(_text)
-    if _is_bytes(type_):
-        return _null_or(lambda value: _text(value).encode())
-    if pa.types.is_decimal(type_):
-        return _null_or(lambda value: pa.scalar(_decimal(value), type_).as_py())
-    return _null_or(lambda value: _time(value, type_).as_py())
-
-
-def _null_or(fit: Callable[[Any], Any]) -> Callable[[Any], Any]:
-    return lambda value: None if value is None else fit(value)
-
-
-def _items(fit: Callable[[Any], Any]) -> Callable[[Any], list[Any]]:
-    return lambda value: [fit(item) for item in _of(list, value)]
-
-
-def _record(fits: dict[str, Callable[[Any], Any]]) -> Callable[[Any], dict[str, Any]]:
-    return lambda value: {name: fit(_of(dict, value).get(name)) for name, fit in fits.items()}
-
-
-def _flag(value: Any) -> bool:
-    return _of(bool, value)
-
-
-def _text(value: Any) -> str:
-    return _of(str, value)
-
-
-def _integer(value: Any) -> int:
-    return int(value) if isinstance(value, float) and value.is_integer() else _of(int, value)
-
-
-def _float(value: Any) -> float:
-    return value if isinstance(value, float) else float(_of(int, value))
-
-
-def _decimal(value: Any) -> Decimal:
-    return Decimal(str(value) if isinstance(value, float) else _of(int, value))
-
-
-def _time(value: Any, type_: pa.DataType) -> pa.Scalar:
-    # Days or seconds since an epoch, or ISO 8601.
-    if isinstance(value, str):
-        return pa.scalar(value).cast(type_)
-    return pa.scalar(_integer(value), type_)
-
-
-def _of(kind: type, value: Any) -> Any:
-    # Of this very type: Python takes True for a number.
-    if type(value) is not kind:
-        raise TypeError
-    return value
 
 
 def _one_by_one(

@@ -9,7 +9,7 @@ from typing import Any
 import pyarrow as pa
 
 from dask_image_ingest.arguments import is_utf8, list_of_names, shown
-from dask_image_ingest.dataset.conversion import arrow_type
+from dask_image_ingest.dataset.conversion import arrow_type, parse_integer
 from dask_image_ingest.errors import ArgumentError
 from dask_image_ingest.frames import IMAGE
 from dask_image_ingest.storage import LazyBytes
@@ -204,7 +204,7 @@ def _member_type(extension: str, index: TarIndex, content: LazyBytes) -> pa.Data
     labelled = (s for s in index.samples if extension in s.members)
     for _, sample in zip(range(_LABELS_LOOKED_AT), labelled, strict=False):
         try:
-            label = int(bytes(read_member(content, index, sample.members[extension])))
+            label = parse_integer(bytes(read_member(content, index, sample.members[extension])))
         except ValueError:
             return pa.string()
         if not -(2**63) <= label < 2**63:

@@ -206,7 +206,7 @@ def test_text_that_is_not_utf8_is_null_and_counted(type_, tmp_path):
         "a.txt": "Zürich".encode(),
         "b.txt": "Zürich".encode("latin-1"),
         "c.txt": "Zürich".encode("utf-16"),
-        "d.txt": "".encode(),
+        "d.txt": b"",
         "e.txt": "\ud800".encode("utf-8", "surrogatepass"),
         "f.txt": "\ufffd".encode(),
         "g.cls": b"1",
@@ -282,3 +282,23 @@ def test_labels_beyond_64_bits_are_strings(tmp_path):
     members = {"a.cls": b"1", "b.cls": str(2**70).encode()}
     frame = read_quietly(write_tar(tmp_path / "a.tar", members))[["cls"]].compute()
     assert frame["cls"].tolist() == ["1", str(2**70)]
+
+
+@pytest.mark.parametrize("extension", ["cls", "id", "index"])
+def test_labels_with_underscores_are_names_and_no_numbers(extension, tmp_path):
+    labels = ["1_23", "12_3", "123"]
+    members = {f"{n}.{extension}": label.encode() for n, label in enumerate(labels)}
+    path = write_tar(tmp_path / "a.tar", members)
+    assert read_quietly(path)[extension].compute().tolist() == labels
+    for type_, number in (("int64", 123), ("float64", 123.0)):
+        asked = read_quietly(path, components={extension: type_})
+        with pytest.warns(UserWarning, match=f"2 of 3 values of '{extension}' .*first that of '0'"):
+            column = asked[extension].compute()
+        assert pa.array(column, from_pandas=True).to_pylist() == [None, None, number]
+
+
+def test_labels_with_underscores_after_those_looked_at_are_null(tmp_path):
+    members = {f"{n:03d}.cls": b"7" if n < 100 else b"7_7" for n in range(101)}
+    ddf = read_quietly(write_tar(tmp_path / "a.tar", members))
+    with pytest.warns(UserWarning, match="1 of 101 values of 'cls'"):
+        assert ddf["cls"].compute().tolist() == [7] * 100 + [pd.NA]
