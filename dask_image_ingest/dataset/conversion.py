@@ -43,7 +43,7 @@ def arrow_type(argument: str, type_: Any) -> pa.DataType:
     try:
         found = parse_type(type_)
         if is_supported(found):
-            return found
+            return pa.string() if is_text(found) else found  # text is text, however it is stored
     except _MISFIT:
         pass
     raise ArgumentError(
@@ -137,7 +137,9 @@ def is_supported(type_: pa.DataType) -> bool:
     if pa.types.is_list(type_) or pa.types.is_large_list(type_):
         return is_supported(type_.value_type)
     if pa.types.is_struct(type_):
-        return type_.num_fields > 0 and all(is_supported(field.type) for field in type_)
+        names = {field.name for field in type_}
+        differ = 0 < len(names) == type_.num_fields
+        return differ and all(is_supported(field.type) for field in type_)
     if pa.types.is_temporal(type_) and not pa.types.is_interval(type_):
         pa.scalar(0, type_).as_py()  # a time zone may be none
         return True

@@ -144,7 +144,9 @@ def plain_type(type_: pa.DataType) -> pa.DataType | None:
         return pa.float32()
     if pa.types.is_struct(type_):
         fields = [(field.name, plain_type(field.type)) for field in type_]
-        return None if any(t is None for _, t in fields) or not fields else pa.struct(fields)
+        if any(t is None for _, t in fields) or not is_supported(made := pa.struct(fields)):
+            return None
+        return made
     if _is_list(type_):
         value = plain_type(type_.value_type)
         return None if value is None else pa.list_(value)

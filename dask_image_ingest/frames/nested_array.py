@@ -10,7 +10,8 @@ from __future__ import annotations
 import operator
 from abc import abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from typing import Any, ClassVar, NoReturn, TypeAlias
+from hashlib import blake2b
+from typing import Any, NoReturn, TypeAlias
 
 import numpy as np
 import pandas as pd
@@ -25,8 +26,8 @@ class NestedArray(pd.arrays.ArrowExtensionArray):
     """A column of values that have parts, over Arrow memory."""
 
     #: What is in the column, and where to go instead of an operation that it does not have.
-    _what: ClassVar[str]
-    _instead: ClassVar[str]
+    _what: str
+    _instead: str
 
     @classmethod
     @abstractmethod
@@ -168,8 +169,8 @@ class NestedArray(pd.arrays.ArrowExtensionArray):
         return bool(self.isin([key]).any())
 
     def _hash_pandas_object(self, *, encoding: str, hash_key: str, categorize: bool) -> np.ndarray:
-        hashes = (int.from_bytes((digest or b"")[:8], "little") for digest in self._bytes())
-        return np.fromiter(hashes, np.uint64, len(self))
+        short = (blake2b(each or b"", digest_size=8).digest() for each in self._bytes())
+        return np.frombuffer(b"".join(short), np.uint64).copy()
 
     def _cmp_method(self, other: Any, op: Any) -> Any:
         if op not in (operator.eq, operator.ne):

@@ -23,9 +23,10 @@ from dask_image_ingest.frames.image_dtype import (
     is_image_dtype,
 )
 from dask_image_ingest.frames.image_type import IMAGE
-from dask_image_ingest.frames.list_dtype import list_dtype, list_values
+from dask_image_ingest.frames.nested_dtype import list_values, nested_dtype
 from dask_image_ingest.frames.pixel_memory import pixel_memory
 from dask_image_ingest.frames.stored_frame import to_frame
+from dask_image_ingest.frames.type_names import is_text
 
 # Of a worker's memory: a partition may be copied twice by what follows, and a worker keeps several.
 _PARTITION_SHARE = 1 / 16
@@ -203,9 +204,9 @@ def pandas_type(type_: pa.DataType) -> pd.api.extensions.ExtensionDtype:
     """The pandas dtype of an Arrow type: strings as dask has them, all else as Arrow has it."""
     if type_ is IMAGE:
         return ImageDtype()
-    if pa.types.is_list(type_):
-        return list_dtype(type_)
-    return pd.StringDtype("pyarrow") if pa.types.is_string(type_) else pd.ArrowDtype(type_)
+    if pa.types.is_nested(type_):
+        return nested_dtype(type_)
+    return pd.StringDtype("pyarrow") if is_text(type_) else pd.ArrowDtype(type_)
 
 
 def _arrow(values: Any, type_: pa.DataType) -> pa.Array:

@@ -158,8 +158,10 @@ def test_any_json_becomes_any_type_or_null(type_, tmp_path):
         frame = ddf.compute()
     column = pa.array(frame["json.f"], from_pandas=False)
     assert len(column) == len(records)
+    texts = pa.types.is_string(type_) or pa.types.is_large_string(type_)
     # pandas keeps every string as a large one.
-    assert column.type == (pa.large_string() if type_ == pa.string() else type_)
+    assert column.type == (pa.large_string() if texts else type_)
+    assert not texts or frame["json.f"].dtype == "string[pyarrow]" == ddf["json.f"].dtype
     column.to_pylist()  # each can be shown
     repr(frame)
     if type_ in TYPES:
@@ -213,7 +215,7 @@ def test_text_that_is_not_utf8_is_null_and_counted(type_, tmp_path):
     }
     path = write_tar(tmp_path / "a.tar", members)
     ddf = read_quietly(path, components="infer" if type_ is None else {"txt": type_})
-    told = r"3 of 7 values of 'txt' are not (large_)?string and became null, first that of 'b'"
+    told = r"3 of 7 values of 'txt' are not string and became null, first that of 'b'"
     with pytest.warns(UserWarning, match=told):
         frame = ddf[["__key__", "txt"]].compute()
     assert frame["txt"].tolist() == ["Zürich", pd.NA, pd.NA, "", pd.NA, "\ufffd", pd.NA]
@@ -226,7 +228,10 @@ def test_text_that_is_not_utf8_is_null_and_counted(type_, tmp_path):
     [
         (str, "string"), (int, "int64"), (float, "double"), (bool, "bool"), (bytes, "binary"),
         (np.float32, "float"), (np.dtype("uint8"), "uint8"), (np.dtype("M8[s]"), "timestamp[s]"),
-        ("list<float32>", "list<element: float>"), (pa.large_string(), "large_string"),
+        ("list<float32>", "list<element: float>"), (pa.large_string(), "string"),
+        ("list<list<float32>>", "list<element: list<element: float>>"),
+        ("struct<x: list<timestamp[s]>>", "struct<x: list<element: timestamp[s]>>"),
+        ("decimal128(5, 2)", "decimal128(5, 2)"), ("timestamp[s, tz=UTC]", "timestamp[s, tz=UTC]"),
     ],
 )  # fmt: skip
 def test_types_of_python_numpy_and_arrow_are_types_of_columns(asked, type_, tmp_path):
@@ -242,7 +247,8 @@ def test_types_of_python_numpy_and_arrow_are_types_of_columns(asked, type_, tmp_
     [
         "strnig", 7, None, object, dict, [str], np.dtype("O"), np.dtype("c16"), "float16", "null",
         pa.map_(pa.string(), pa.int64()), pa.dictionary(pa.int8(), pa.string()), pa.struct([]),
-        pa.list_(pa.null()), pa.month_day_nano_interval(), pa.timestamp("s", tz="Nowhere/None"),
+        pa.list_(pa.null()), pa.struct([("x", pa.int8())] * 2), "map<string, int8>",
+        pa.month_day_nano_interval(), pa.timestamp("s", tz="Nowhere/None"),
         "list<image>", "list<" * 2000 + "int8" + ">" * 2000,
     ],
     ids=lambda type_: str(type_)[:30],

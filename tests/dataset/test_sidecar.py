@@ -118,7 +118,7 @@ def test_columns_come_in_the_types_of_the_file(collection):
     told = frame.dtypes.astype(str)
     assert told["score"] == "float[pyarrow]"
     assert told["sidecar.width"] == "int32[pyarrow]"
-    assert told["boxes"] == "list<item: list<item: double>>[pyarrow]"
+    assert told["boxes"] == "list<list<float64>>"
     assert frame.dtypes.equals(ddf.drop(columns=["image", "error"]).dtypes)
 
 

@@ -13,7 +13,6 @@ from pyarrow import parquet
 
 from dask_image_ingest.frames import get_backend
 from dask_image_ingest.frames.image_dtype import ImageArray, image_structs
-from dask_image_ingest.frames.list_dtype import ListDtype
 
 IMAGES = [np.full((2, 3 + n, 3), n, np.uint8) if n != 2 else None for n in range(6)]
 
@@ -28,7 +27,7 @@ def frame():
         "nullable": pd.array([1, None, 3, 4, 5, 6], "Int32"),
         "string": pd.array([*"abcde", None], pd.StringDtype("pyarrow")),
         "arrow": pd.array([1, 2, None, 4, 5, 6], pd.ArrowDtype(pa.int64())),
-        "vector": pd.array([[1.0], None, [3, 4], [], [1, 1], [2, 3]], ListDtype("float32")),
+        "vector": pd.array([[1.0], None, [3, 4], [], [1, 1], [2, 3]], "list<float32>"),
         "category": pd.Categorical([*"xxyyzz"], categories=[*"wxyz"], ordered=True),
         "number.category": pd.Categorical([300, 300, 2, 1, 2, 1]),
         "zone": pd.date_range("2020", periods=6, tz="Europe/Vienna"),
@@ -36,6 +35,7 @@ def frame():
         "bool": np.array([True, False] * 3),
         "object": ["q", None, "r", "s", "t", "u"],
         "struct": pd.array([{"x": 1}] * 6, pd.ArrowDtype(pa.struct([("x", pa.int32())]))),
+        "named struct": pd.array([{"x y": 1}, None] * 3, 'struct<"x y": int32>'),
         "bytes": pd.array([b"1", None] * 3, pd.ArrowDtype(pa.binary())),
     }
     return pd.DataFrame(columns)
