@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pickle
 import random
+from decimal import Decimal
 
 import dask.dataframe as dd
 import pandas as pd
@@ -148,6 +149,7 @@ class TestMoves:
     @pytest.mark.slow
     def test_between_workers(self, rng, tmp_path):
         frame, arrays = random_columns(rng, 60)
+        price = pa.array([*map(Decimal, range(ROWS - 1)), None], pa.decimal128(9, 2))
         members = {"0.jpg": b""}
         for row in range(ROWS):
             members[f"{row}.json"] = f'{{"x": [[{row}, 0.5], [], null]}}'.encode()
@@ -158,10 +160,17 @@ class TestMoves:
         ):
             moved = dd.from_pandas(frame, npartitions=4).shuffle("key", npartitions=3)
             assert_the_same(moved.compute().sort_values("key"), arrays)
+            prices = frame[["key"]].assign(price=pandas_type(price.type).__from_arrow__(price))
+            moved = dd.from_pandas(prices, npartitions=4).shuffle("key", npartitions=3)
+            told = moved.compute().sort_values("key")
+            as_said = moved.astype(moved.dtypes.to_dict()).compute().sort_values("key")
             ddf = dii.read_webdataset_images(
                 path, json_fields={"x": "list<list<float32>>"}, components={}, backend="pandas"
             )[["__key__", "json.x"]]
             got = ddf.shuffle("__key__").compute().set_index("__key__")["json.x"]
+        # Dask makes objects of decimals; the guide says how to have the type again.
+        assert pa.array(told["price"]).to_pylist() == price.to_pylist()
+        assert_the_same(as_said, {"price": price})
         assert got.dtype == ddf.dtypes["json.x"] == "list<list<float32>>"
         assert got.to_dict() == {str(n): [[n, 0.5], [], None] for n in range(ROWS)}
 
