@@ -8,26 +8,40 @@ functions and classes of the user's, and constants. Installed packages count by 
 
 from __future__ import annotations
 
-import functools
-import inspect
 import re
-import site
 import sys
-import sysconfig
 from collections.abc import Callable, Iterator, Mapping
-from pathlib import Path
-from types import FunctionType, MethodType, ModuleType
+from hashlib import blake2b
+from types import FunctionType, ModuleType
 from typing import Any
 
 import numpy as np
 from dask.base import normalize_token, tokenize
 
 from dask_image_ingest.errors import FunctionError
-from dask_image_ingest.functions.digest import closure, described, digest, name_of, names_in
+from dask_image_ingest.functions.digest import (
+    closure,
+    described,
+    digest,
+    name_of,
+    names_in,
+    names_set,
+)
+from dask_image_ingest.functions.objects import (
+    attributes,
+    contents,
+    functions_in,
+    has_meaning,
+    holds_data,
+)
+from dask_image_ingest.functions.whose import is_users
 
-_CONSTANTS = (type(None), bool, int, float, complex, str, bytes, type(...), range, re.Pattern)
+_CONSTANTS = (type(None), bool, int, float, complex, str, type(...), range, re.Pattern)
 
 _CONTAINERS = (list, tuple, set, frozenset, dict)
+
+# Bytes that are longer stand as a digest: the weights of a model need not be spelt out.
+_LONG = 1000
 
 
 def token_of(function: Callable[..., Any]) -> str:
@@ -113,11 +127,15 @@ class Reading:
         around = closure(function)
         namespace = {**function.__globals__, **around}
         names = sorted({*names_in(function.__code__), *around})
+        # What a function notes in itself comes with use.
+        set_here = names_set(function.__code__) | {"__wrapped__"}
+        own = {name: value for name, value in vars(function).items() if name not in set_here}
         return "\n".join(
             (
                 code,
                 self._describe(function.__defaults__),
                 self._describe(function.__kwdefaults__),
+                self._describe(own),
                 *self._used(namespace, names, set()),
             )
         )
@@ -135,12 +153,12 @@ class Reading:
                     yield from self._used(vars(value), names, modules)
 
     def _class(self, class_: type) -> str:
-        parts = [self._describe(class_.__bases__)]
-        for name, value in sorted(vars(class_).items()):
-            # Of names with underscores, Python makes data of its own.
-            method = isinstance(getattr(value, "__func__", value), FunctionType)
-            if method or not name.startswith("__"):
-                parts.append(f"{name} = {self._describe(value)}")
+        parts = [self._describe(type(class_)), self._describe(class_.__bases__)]
+        parts += (
+            f"{name} = {self._describe(value)}"
+            for name, value in sorted(vars(class_).items())
+            if has_meaning(name)
+        )
         return "\n".join(parts)
 
     def _describe(self, value: Any) -> str:
@@ -156,6 +174,9 @@ class Reading:
             return f"<module {value.__name__}>"
         if type(value) in _CONSTANTS or isinstance(value, np.generic):
             return f"{type(value).__name__} {value!r}"
+        if type(value) is bytes:
+            long = len(value) > _LONG
+            return f"bytes {blake2b(value).hexdigest() if long else repr(value)}"
         if id(value) in self._inside:
             return "<itself>"
         self._inside.add(id(value))
@@ -166,48 +187,41 @@ class Reading:
 
     def _describe_parts(self, value: Any) -> str:
         kind = type(value).__name__
-        if isinstance(value, _CONTAINERS) and len(value) > self._most_items:
+        if isinstance(value, FunctionType):
+            # A package's function may be a user's in disguise, as after a decorator.
+            return f"<{name_of(value)}> {self._describe(closure(value))}"
+        if type(value) not in _CONTAINERS:
+            return self._describe_object(value)
+        if len(value) > self._most_items:
             return f"{kind} of {len(value)}"
         if isinstance(value, dict):
             items = (f"{self._describe(k)}: {self._describe(v)}" for k, v in value.items())
             return f"{kind} {{{', '.join(items)}}}"
+        described = map(self._describe, value)
         if isinstance(value, (list, tuple)):
-            return f"{kind} [{', '.join(map(self._describe, value))}]"
-        if isinstance(value, (set, frozenset)):
-            return f"{kind} {{{', '.join(sorted(map(self._describe, value)))}}}"
-        if isinstance(value, FunctionType):
-            # A package's function may be a user's in disguise, as after a decorator.
-            return f"<{name_of(value)}> {self._describe(closure(value))}"
-        if type(value) in _INNER:
-            inner = [self._describe(getattr(value, name)) for name in _INNER[type(value)]]
-            return f"{kind} ({', '.join(inner)})"
-        # Not asked of the object itself, which may answer whatever it is asked.
-        wrapped = inspect.getattr_static(value, "__wrapped__", None)
-        if wrapped is not None:
-            return f"{kind} ({self._describe(wrapped)})"
-        return self._describe_object(value)
+            return f"{kind} [{', '.join(described)}]"
+        return f"{kind} {{{', '.join(sorted(described))}}}"
 
     def _describe_object(self, value: Any) -> str:
-        kind = type(value).__name__
-        if is_users(type(value)):
-            return (
-                f"{self._describe(type(value))} {self._describe(getattr(value, '__dict__', None))}"
-            )
-        if normalize_token.dispatch(type(value)) is not normalize_token.dispatch(object):
-            return f"{kind} {tokenize(value)}"
-        return f"<{name_of(type(value))}>"
+        kind, inner = type(value), contents(value)
+        known = not inner and is_known_to_dask(kind)
+        told = [self._describe(kind), *map(self._describe, inner)]
+        if known:
+            told.append(self._tokenize(value))
+        if holds_data(kind):
+            # What a package's frame keeps in its attributes is in the token.
+            told.append(self._describe(attributes(value, of_users=known)))
+        elif not (known or inner):
+            told += map(self._describe, functions_in(value))
+        return " ".join(told)
+
+    def _tokenize(self, value: Any) -> str:
+        return tokenize(value)
 
 
-# What is looked at in objects that stand for functions.
-_INNER: dict[type, tuple[str, ...]] = {
-    functools.partial: ("func", "args", "keywords"),
-    functools.partialmethod: ("func", "args", "keywords"),
-    MethodType: ("__self__", "__func__"),
-    staticmethod: ("__func__",),
-    classmethod: ("__func__",),
-    property: ("fget", "fset", "fdel"),
-    functools.cached_property: ("func",),
-}
+def is_known_to_dask(kind: type) -> bool:
+    """Whether there is a token of what is in objects of this class."""
+    return normalize_token.dispatch(kind) is not normalize_token.dispatch(object)
 
 
 def _is_imported(function: FunctionType) -> bool:
@@ -216,23 +230,3 @@ def _is_imported(function: FunctionType) -> bool:
     for name in function.__qualname__.split("."):
         found = getattr(found, name, None)
     return getattr(found, "__func__", found) is function
-
-
-def is_users(value: Any) -> bool:
-    """Whether a function, a class or a module is the user's own, and not an installed package's."""
-    if isinstance(value, FunctionType):
-        return not value.__code__.co_filename.startswith(_installed())
-    name = str(value.__name__ if isinstance(value, ModuleType) else value.__module__)
-    file = getattr(sys.modules.get(name), "__file__", None)
-    # In a notebook, the main module has no file.
-    return name not in sys.builtin_module_names and not str(file).startswith(_installed())
-
-
-@functools.cache
-def _installed() -> tuple[str, ...]:
-    """The folders of Python's library, of packages, and of this one."""
-    folders = [
-        sysconfig.get_paths()[name] for name in ("stdlib", "platstdlib", "purelib", "platlib")
-    ]
-    folders += [*site.getsitepackages(), site.getusersitepackages(), str(Path(__file__).parents[1])]
-    return ("<frozen", *{f"{folder}/" for folder in folders})

@@ -4,18 +4,29 @@ from __future__ import annotations
 
 import dis
 import hashlib
+from collections.abc import Iterator
 from contextlib import suppress
+from itertools import zip_longest
 from types import CodeType, FunctionType
 from typing import Any
 
+# Flag of functions that have a docstring, from Python 3.13 on.
+_HAS_DOCSTRING = 0x4000000
+
+# What the body of a class notes of itself.
+_NOTES = {"__doc__", "__firstlineno__", "__static_attributes__"}
+
 
 def described(code: CodeType) -> str:
-    """All of a code object that decides what it does; not where it stands."""
-    constants = [_constant(value) for value in code.co_consts]
+    """All of a code object that decides what it does; not where it stands, nor its docstring.
+
+    Constants stand where they are used: that of the docstring is not, unless the function has an
+    equal one that is.
+    """
     return repr(
         (
-            code.co_code,
-            code.co_flags,
+            list(_steps(code)),
+            code.co_flags & ~_HAS_DOCSTRING,
             code.co_argcount,
             code.co_posonlyargcount,
             code.co_kwonlyargcount,
@@ -24,9 +35,17 @@ def described(code: CodeType) -> str:
             code.co_freevars,
             code.co_cellvars,
             code.co_exceptiontable,
-            constants,
         )
     )
+
+
+def _steps(code: CodeType) -> Iterator[tuple[int, Any]]:
+    steps = list(dis.get_instructions(code))
+    for step, following in zip_longest(steps, steps[1:]):
+        if step.opcode not in dis.hasconst:
+            yield step.opcode, step.arg
+        elif not (following and following.opname == "STORE_NAME" and following.argval in _NOTES):
+            yield step.opcode, _constant(step.argval)
 
 
 def _constant(value: Any) -> Any:
@@ -35,7 +54,7 @@ def _constant(value: Any) -> Any:
     if isinstance(value, tuple):
         return [_constant(each) for each in value]
     if isinstance(value, frozenset):
-        return sorted(repr(each) for each in value)
+        return "frozenset", sorted(repr(each) for each in value)
     return repr(value)
 
 
@@ -46,6 +65,14 @@ def names_in(code: CodeType) -> set[str]:
     return used.difference(
         step.argval for step in dis.get_instructions(code) if step.opname == "STORE_GLOBAL"
     )
+
+
+def names_set(code: CodeType) -> set[str]:
+    """The names of attributes that code sets."""
+    inner = (value for value in code.co_consts if isinstance(value, CodeType))
+    steps = dis.get_instructions(code)
+    own = {step.argval for step in steps if step.opname == "STORE_ATTR"}
+    return own.union(*map(names_set, inner))
 
 
 def name_of(value: Any) -> str:

@@ -10,19 +10,17 @@ from __future__ import annotations
 import dataclasses
 import math
 from collections.abc import Iterator
-from hashlib import blake2b
 from types import FunctionType
 from typing import Any
 
-from dask.base import normalize_token, tokenize
+from dask.base import tokenize
 from dask.tokenize import TokenizationError
 
 from dask_image_ingest.errors import FunctionError
-from dask_image_ingest.functions.code import Reading, is_users
+from dask_image_ingest.functions.code import Reading, is_known_to_dask
 from dask_image_ingest.functions.digest import digest, name_of
-
-# Bytes that are longer stand as a digest: the weights of a model need not be spelt out.
-_LONG = 1000
+from dask_image_ingest.functions.objects import contents, wrapped
+from dask_image_ingest.functions.whose import is_users
 
 
 def lasting_token(value: Any, functions: bool = True) -> str:
@@ -50,11 +48,6 @@ class _Lasting(Reading):
 
     _most_items = math.inf
 
-    def _describe(self, value: Any) -> str:
-        if isinstance(value, (bytes, bytearray)) and len(value) > _LONG:
-            return f"bytes {blake2b(value).hexdigest()}"
-        return super()._describe(value)
-
     def _describe_parts(self, value: Any) -> str:
         if dataclasses.is_dataclass(value) and _is_ours(type(value)):
             # What follows from the fields that are given is no part of it.
@@ -63,22 +56,27 @@ class _Lasting(Reading):
         return super()._describe_parts(value)
 
     def _describe_object(self, value: Any) -> str:
-        if normalize_token.dispatch(type(value)) is not normalize_token.dispatch(object):
-            try:
-                return f"{type(value).__name__} {tokenize(value, ensure_deterministic=True)}"
-            except TokenizationError as error:
-                raise _cannot_tell(value) from error
+        if contents(value) or is_known_to_dask(type(value)):
+            return super()._describe_object(value)
         if type(value) is object:  # one is as good as another to pickle, and not to who compares
             raise _cannot_tell(value)
         try:
             reduced = value.__reduce_ex__(4)
         except Exception as error:  # whatever keeps it from being sent
-            raise _cannot_tell(value) from error
+            if is_users(type(value)) or wrapped(value) is None:
+                raise _cannot_tell(value) from error
+            return super()._describe_object(value)
         if isinstance(reduced, str):
-            return f"<{type(value).__module__}.{reduced}>"
+            return f"{super()._describe_object(value)} {reduced}"
         # How pickle makes the object again: a function, its arguments, a state, items, pairs.
         told = [list(part) if isinstance(part, Iterator) else part for part in reduced]
         return f"made by {', '.join(map(self._describe, told))}"
+
+    def _tokenize(self, value: Any) -> str:
+        try:
+            return tokenize(value, ensure_deterministic=True)
+        except TokenizationError as error:
+            raise _cannot_tell(value) from error
 
 
 class _WithoutFunctions(_Lasting):

@@ -125,6 +125,50 @@ def test_tokens_tell_rows_and_options_apart(shards):
     assert len(set(tokens)) == len(tokens)
 
 
+SETTINGS = """
+import argparse
+import scorer
+
+settings = argparse.Namespace(names=set("abcdef"), scorer=scorer.Scorer())
+
+def function(images):
+    return scorer.each(images.mean((1, 2, 3))) + len(settings.names)
+"""
+
+TOLD = """
+import sys
+import dask_image_ingest as dii
+from dask_image_ingest.export.frame_token import frame_token
+import scorer, settings_of_test
+
+ddf = dii.read_webdataset_images(sys.argv[1:], backend="pandas", size=8)
+mapped = ddf.images.map_batches(settings_of_test.function, outputs={"score": "float32"})
+scored = ddf.map_partitions(scorer.Scorer(), meta=ddf._meta.assign(score=1))
+for frame in (mapped, scored):
+    print(frame_token(frame, ["score"]))
+"""
+
+
+@pytest.mark.slow
+def test_a_token_of_a_frame_is_the_same_in_every_process(shards, edited, tmp_path):
+    edited(1)
+    (tmp_path / "settings_of_test.py").write_text(SETTINGS)
+    told = set()
+    for seed in "123":
+        path = os.pathsep.join([str(tmp_path), *sys.path])
+        finished = subprocess.run(
+            [sys.executable, "-c", TOLD, *map(str, shards)],
+            env=os.environ | {"PYTHONHASHSEED": seed, "PYTHONPATH": path},
+            capture_output=True,
+            text=True,
+            timeout=300,
+        )
+        assert finished.returncode == 0, finished.stderr
+        assert "None" not in finished.stdout
+        told.add(finished.stdout)
+    assert len(told) == 1
+
+
 # Is killed before the third shard, if asked; says whether it looked at the frame.
 RUN = """
 import os, signal, sys

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import importlib
 import os
 import shutil
+import sys
 import threading
 
 import dask
@@ -144,6 +146,47 @@ def test_an_edited_function_is_refused_until_overwrite(job, tmp_path):
     assert sorted(out.iterdir()) == before
     stored = dii.checkpoint(job(factor=2.0), out, overwrite=True)
     assert answer(stored.compute()) == answer(job(factor=2.0).compute())
+
+
+SETTINGS = """
+from typing import NamedTuple
+
+FACTOR = {factor}
+
+class Settings(NamedTuple):
+    k: float
+
+    def apply(self, images):
+        return images.mean(axis=(1, 2, 3)) * self.k * FACTOR
+
+settings = Settings(1.0)
+
+def function(images):
+    "{text}"
+    return settings.apply(images)
+"""
+
+
+def test_an_edit_of_what_a_settings_object_does_is_an_edit_and_a_docstring_is_none(
+    folder, tmp_path, monkeypatch
+):
+    monkeypatch.syspath_prepend(tmp_path)
+
+    def checkpointed(**source):
+        (tmp_path / "settings_of_test.py").write_text(SETTINGS.format(**source))
+        sys.modules.pop("settings_of_test", None)
+        importlib.invalidate_caches()
+        function = importlib.import_module("settings_of_test").function
+        ddf = dii.read_webdataset_images(folder, backend="pandas", size=16)
+        made = ddf.images.map_batches(function, outputs={"mean": "float32"})
+        return dii.checkpoint(made, tmp_path / "out")
+
+    monkeypatch.setattr(sys, "dont_write_bytecode", True)
+    checkpointed(factor=1.0, text="A docstring.")
+    checkpointed(factor=1.0, text="Another docstring.")
+    with pytest.raises(ExportError, match="another"):
+        checkpointed(factor=5.0, text="A docstring.")
+    del sys.modules["settings_of_test"]
 
 
 def test_a_version_stands_for_the_functions(job, tmp_path):

@@ -1,0 +1,39 @@
+"""Whether code is the user's own, or an installed package's."""
+
+from __future__ import annotations
+
+import functools
+import site
+import sys
+import sysconfig
+from pathlib import Path
+from types import FunctionType, ModuleType
+from typing import Any
+
+__all__ = ["is_users"]
+
+
+def is_users(value: Any) -> bool:
+    """Whether a function, a class or a module is the user's own, and not an installed package's."""
+    if isinstance(value, FunctionType):
+        return not value.__code__.co_filename.startswith(_installed())
+    name = str(value.__name__ if isinstance(value, ModuleType) else value.__module__)
+    module = sys.modules.get(name)
+    if module is None:
+        return name not in sys.builtin_module_names
+    file = getattr(module, "__file__", None)
+    places = [file] if file else list(getattr(module, "__path__", ()))
+    if not places:
+        # The main module of a notebook has no file, nor have modules that compiled code makes up.
+        return "__builtins__" in vars(module) and name not in sys.builtin_module_names
+    return not any(str(place).startswith(_installed()) for place in places)
+
+
+@functools.cache
+def _installed() -> tuple[str, ...]:
+    """The folders of Python's library, of packages, and of this one."""
+    folders = [
+        sysconfig.get_paths()[name] for name in ("stdlib", "platstdlib", "purelib", "platlib")
+    ]
+    folders += [*site.getsitepackages(), site.getusersitepackages(), str(Path(__file__).parents[1])]
+    return ("<frozen", *{f"{folder}/" for folder in folders})
