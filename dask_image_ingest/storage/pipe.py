@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import signal
 import subprocess
+from contextlib import suppress
 from typing import Any
 
 from dask_image_ingest.arguments import check_flag
@@ -77,10 +78,11 @@ def run_pipe(url: str, storage_options: dict[str, Any] | None) -> bytes:
     )
     try:
         data, told = process.communicate()
-    except BaseException:
-        os.killpg(process.pid, signal.SIGKILL)
+    finally:
+        # What it has left in the background, too.
+        with suppress(ProcessLookupError):
+            os.killpg(process.pid, signal.SIGKILL)
         process.communicate()
-        raise
     if process.returncode:
         status = process.returncode
         how = f"exit status {status}" if status > 0 else f"signal {-status}"

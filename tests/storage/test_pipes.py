@@ -7,6 +7,7 @@ import signal
 import time
 
 import numpy as np
+import psutil
 import pytest
 import webdataset as wds
 from tars import COMPRESSIONS, tar
@@ -118,6 +119,33 @@ def test_an_interrupt_ends_the_command_too(tmp_path):
         signal.signal(signal.SIGALRM, before)
     time.sleep(2.5)
     assert not evidence.exists()
+
+
+@pytest.mark.parametrize("status", [0, 3])
+def test_what_a_command_leaves_in_the_background_ends_with_it(shards, tmp_path, status):
+    noted = tmp_path / "pid"
+    command = f"sleep 97 >/dev/null 2>&1 & echo $! > {noted}; cat {shards[0]}; exit {status}"
+    if status:
+        with (
+            pytest.raises(dii.ShardError, match="exit status 3"),
+            open_shard(f"pipe:{command}", ALLOWED),
+        ):
+            pass
+    else:
+        with open_shard(f"pipe:{command}", ALLOWED) as content:
+            assert bytes(content[:]) == shards[0].read_bytes()
+    ended = time.monotonic() + 30
+    while is_running(int(noted.read_text())):
+        assert time.monotonic() < ended
+        time.sleep(0.01)
+
+
+def is_running(pid):
+    try:
+        told = psutil.Process(pid)
+        return told.status() != psutil.STATUS_ZOMBIE and "sleep" in told.cmdline()
+    except psutil.NoSuchProcess:
+        return False
 
 
 @pytest.mark.slow
