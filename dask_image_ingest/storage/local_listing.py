@@ -1,6 +1,5 @@
 """The shards behind a local path: a file, a folder, the matches of a glob; one ``stat`` each."""
 
-import glob
 import os
 import stat
 from collections.abc import Iterator
@@ -8,6 +7,7 @@ from collections.abc import Iterator
 from dask_image_ingest.errors import ShardError, ShardNotFoundError
 from dask_image_ingest.listing_progress import found
 from dask_image_ingest.storage.patterns import HIDDEN, is_glob, is_meant, is_shard
+from dask_image_ingest.storage.recursive_glob import find_matches
 from dask_image_ingest.storage.shard import Shard
 
 __all__ = ["find_local", "find_local_file"]
@@ -19,7 +19,7 @@ def find_local(path: str) -> list[Shard]:
         return list(_shards_at(path))
     return [
         shard
-        for match in glob.iglob(path, recursive=True)
+        for match in find_matches(path)
         if is_meant(path, os.path.basename(match), os.path.isdir(match))
         for shard in _shards_at(match)
     ]

@@ -35,8 +35,9 @@ def find_shards(
         - a folder, searched to the bottom for ``.tar``, ``.tar.gz``, ``.tgz`` and ``.tar.zst``;
           files and folders whose names begin with ``.`` or ``_`` are left out, and links to folders
           are not followed;
-        - a glob, with ``**`` for any depth. What it matches is taken whatever its suffix, unless
-          the glob ends with ``*``, and the folders it matches are searched;
+        - a glob, with ``**`` for any depth, which does not follow links to folders. What it matches
+          is taken whatever its suffix, unless the glob ends with ``*``, and the folders it matches
+          are searched;
         - braces, ``{000..127}`` or ``{train,val}``, around or inside any of these;
         - any of these as a URL that fsspec knows;
         - ``pipe:`` and a command, with braces, if ``allow_pipes`` is among the options.
