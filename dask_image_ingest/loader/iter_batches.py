@@ -85,6 +85,7 @@ class Batches:
         return self
 
     def __next__(self) -> dict[str, Any]:
+        self._source.check_process()
         return next(self._stream)
 
     def close(self) -> None:

@@ -42,6 +42,14 @@ class Source:
     def __exit__(self, *_: object) -> None:
         pass
 
+    def check_process(self) -> None:
+        """Refuse to go on in a fork of the process that reads ahead.
+
+        Raises
+        ------
+        ArgumentError
+        """
+
     def prefetch(self, buffered: int) -> int:
         """How many partitions to read ahead by default, ``buffered`` ones included."""
         return 1
@@ -70,6 +78,8 @@ class LazySource(Source):
     def __init__(self, frame: Any, image: str) -> None:
         super().__init__(frame, image)
         self._client = _client(frame)
+        # The process that this belongs to, while it has a thread or a client.
+        self._process = os.getpid() if self._client else None
         self._maps = backend_of(frame._meta).name == "pandas"
         self._threads: ThreadPoolExecutor | None = None
         self._futures: set[RemoteFuture] = set()
@@ -91,7 +101,23 @@ class LazySource(Source):
         self._graph = convert_legacy_graph(graph)
         self.partitions = len(self._keys)
 
+    def check_process(self) -> None:
+        """Refuse to go on in a fork of the process that reads ahead: its threads are not there.
+
+        Raises
+        ------
+        ArgumentError
+        """
+        if self._process not in (None, os.getpid()):
+            raise ArgumentError(
+                "iter_batches: this iterator belongs to the process of which this one is a fork, "
+                "and its threads do not read here. Make another in the fork; the position of this "
+                "one is .position, and with start= another goes on from there"
+            )
+
     def __enter__(self) -> LazySource:
+        self.check_process()
+        self._process = os.getpid()
         self._let_others_run()
         self._threads = ThreadPoolExecutor(1, "iter-batches")
         return self
@@ -105,6 +131,10 @@ class LazySource(Source):
 
     def __exit__(self, *_: object) -> None:
         assert self._threads is not None
+        if self._process != os.getpid():
+            return  # the thread and what it reads are not of this process
+        if self._client is None:
+            self._process = None
         for future in tuple(self._futures):
             future.release()
         self._futures.clear()

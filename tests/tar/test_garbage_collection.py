@@ -1,12 +1,11 @@
 """The garbage collector is off while a tar is indexed, and never for longer."""
 
 import gc
-import os
 import threading
-import warnings
 from contextlib import contextmanager
 
 import pytest
+from forks import in_fork
 
 from dask_image_ingest.tar.garbage_collection import gc_paused
 
@@ -29,19 +28,6 @@ def another_thread_inside():
     finally:
         done.set()
         thread.join()
-
-
-def in_fork(answer):
-    """What a function answers in a fork of this process."""
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", DeprecationWarning)  # of threads that run meanwhile
-        child = os.fork()
-    if not child:
-        try:
-            os._exit(answer())
-        finally:
-            os._exit(99)
-    return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
 
 
 @pytest.fixture(params=[True, False])

@@ -1,0 +1,67 @@
+"""An iterator of batches and a fork of its process: an answer or an error, and never a wait."""
+
+import dask
+import pytest
+from distributed import Client, LocalCluster
+from forks import in_fork
+
+import dask_image_ingest as dii
+
+
+@pytest.fixture
+def ddf(shards):
+    return dii.read_webdataset_images(shards, size=16, backend="pandas")
+
+
+def is_refused(batches):
+    with pytest.raises(dii.ArgumentError, match=r"process of which this one is a fork.*start="):
+        next(batches)
+    return 0
+
+
+def keys(batches):
+    return [key for batch in batches for key in batch["__key__"]]
+
+
+@pytest.mark.parametrize("prefetch", [None, 0, 2])
+def test_an_iterator_that_was_begun_is_refused_in_a_fork_and_goes_on_outside(ddf, prefetch):
+    whole = keys(ddf.images.iter_batches(5))
+    batches = ddf.images.iter_batches(5, prefetch=prefetch)
+    before = next(batches)["__key__"].tolist()
+
+    def answer():
+        is_refused(batches)
+        batches.close()
+        assert batches.position == position
+        return 0
+
+    position = batches.position
+    assert in_fork(answer) == 0
+    assert before + keys(batches) == whole
+    # At its end there is nothing left to read.
+    assert in_fork(lambda: len(keys(batches))) == 0
+
+
+def test_an_iterator_that_was_not_begun_may_begin_in_a_fork(ddf):
+    frame = ddf.drop(columns=["error"])
+    batches = frame.images.iter_batches(5, start=2)
+    assert batches.position == (1, 2)
+    assert in_fork(lambda: len(keys(batches))) == 14
+    assert len(keys(batches)) == 14
+
+
+def test_a_frame_in_memory_is_iterated_in_a_fork(ddf):
+    batches = ddf.compute().images.iter_batches(5)
+    assert len(next(batches)["__key__"]) == 5
+    assert in_fork(lambda: len(keys(batches))) == len(keys(batches)) > 10
+
+
+@pytest.mark.slow
+def test_an_iterator_of_a_cluster_is_refused_in_a_fork(ddf):
+    settings = {"n_workers": 1, "threads_per_worker": 1, "dashboard_address": None}
+    with LocalCluster(**settings) as cluster, Client(cluster), dask.config.set(scheduler=None):
+        begun, waiting = ddf.images.iter_batches(5), ddf.images.iter_batches(5, start=1)
+        count = len(next(begun)["__key__"])
+        assert in_fork(lambda: is_refused(begun)) == 0
+        assert in_fork(lambda: is_refused(waiting)) == 0
+        assert count + len(keys(begun)) == 5 + len(keys(waiting))
