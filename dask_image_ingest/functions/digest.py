@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import dis
+import functools
 import hashlib
 from collections.abc import Iterator
 from contextlib import suppress
 from itertools import zip_longest
 from types import CodeType, FunctionType
 from typing import Any
+
+# Each task asks anew whether it has the code of its query. Equal code objects do the same.
+_kept = functools.lru_cache(2000)
 
 # Flag of functions that have a docstring, from Python 3.13 on.
 _HAS_DOCSTRING = 0x4000000
@@ -17,6 +21,7 @@ _HAS_DOCSTRING = 0x4000000
 _NOTES = {"__doc__", "__firstlineno__", "__static_attributes__"}
 
 
+@_kept
 def described(code: CodeType) -> str:
     """All of a code object that decides what it does; not where it stands, nor its docstring.
 
@@ -58,20 +63,22 @@ def _constant(value: Any) -> Any:
     return repr(value)
 
 
-def names_in(code: CodeType) -> set[str]:
+@_kept
+def names_in(code: CodeType) -> frozenset[str]:
     """The names by which code refers to globals and attributes, but for globals that it sets."""
     inner = (value for value in code.co_consts if isinstance(value, CodeType))
-    used = set(code.co_names).union(*map(names_in, inner))
+    used = frozenset(code.co_names).union(*map(names_in, inner))
     return used.difference(
         step.argval for step in dis.get_instructions(code) if step.opname == "STORE_GLOBAL"
     )
 
 
-def names_set(code: CodeType) -> set[str]:
+@_kept
+def names_set(code: CodeType) -> frozenset[str]:
     """The names of attributes that code sets."""
     inner = (value for value in code.co_consts if isinstance(value, CodeType))
     steps = dis.get_instructions(code)
-    own = {step.argval for step in steps if step.opname == "STORE_ATTR"}
+    own = frozenset(step.argval for step in steps if step.opname == "STORE_ATTR")
     return own.union(*map(names_set, inner))
 
 
