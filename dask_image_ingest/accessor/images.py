@@ -248,7 +248,9 @@ class Images(ABC):
         start
             Where to begin. A number of batches to leave out: to find the place, the partitions
             before it are decoded and counted. Or the ``position`` of an earlier iterator: nothing
-            before it is read. The batches are those of an iteration that was not interrupted.
+            before it is read. The batches are those of an iteration that was not interrupted,
+            where the rows come in the same order again, as those of a read and of a shuffle of its
+            pointers do; Dask's merges, and its sorts of equal keys, may have another one.
         shard
             (rank, world): only every world-th partition, from that of this rank on, so that so many
             processes have each image once together. A shuffle orders the partitions before they

@@ -10,8 +10,11 @@ from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import replace
 from typing import Any, TypeAlias
 
+from dask.utils import get_default_shuffle_method
+
 from dask_image_ingest import dask_internals as dx
 from dask_image_ingest.dataset.divisions import copy_divisions
+from dask_image_ingest.dataset.in_order import InOrder
 from dask_image_ingest.dataset.moved_rows import MovedImages
 
 __all__ = ["Dependents", "Moved", "leads_to_a_move", "move_rows"]
@@ -40,6 +43,8 @@ def move_rows(
         moved = type(parent)(pointers, *parent.operands[1:])
         if isinstance(parent, dx.BaseSetIndexSortValues):
             copy_divisions(parent, moved)
+        if isinstance(parent, dx.RearrangeByColumn) and _in_any_order(parent):
+            moved = InOrder(moved, tuple(each.image for each in images))
         return moved, images
     rewrite = _REWRITES.get(type(parent))
     return None if rewrite is None else rewrite(parent, child, pointers, images)
@@ -135,6 +140,11 @@ _COLUMNS_LOOKED_AT: dict[type, Callable[[Any], _Columns]] = {
     dx.LocUnknown: _by_label,
     dx.ResetIndex: _nothing,
 }
+
+
+def _in_any_order(shuffle: dx.Expr) -> bool:
+    # One of tasks keeps the order of rows.
+    return (shuffle.method or get_default_shuffle_method()) != "tasks"
 
 
 def _rename(expr: dx.Expr, _: Any, pointers: dx.Expr, images: Any) -> Moved | None:

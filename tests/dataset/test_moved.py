@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import itertools
 import os
+import time
 
 import dask
 import numpy as np
@@ -97,6 +99,54 @@ def test_moved_rows_are_those_that_are_moved_with_their_pixels(ddf, name):
     pd.testing.assert_frame_equal(got, want)
     assert got.dtypes.equals(want.dtypes)
     assert moved.optimize().divisions == divisions
+
+
+@pytest.fixture
+def rows_in_any_order(monkeypatch):
+    """Shards are read on threads in another order each time, and shuffled as they come."""
+    from dask_image_ingest.dataset import expr
+
+    read_partition, delays = expr.read_partition, itertools.cycle([3, 0, 4, 1, 2])
+
+    def late(*args):
+        time.sleep(next(delays) * 0.03)
+        return read_partition(*args)
+
+    monkeypatch.setattr(expr, "read_partition", late)
+    options = {"scheduler": "threads", "num_workers": 4, "dataframe.shuffle.method": "disk"}
+    with dask.config.set(options):
+        yield
+
+
+@pytest.mark.parametrize("columns", [["__key__", "image", "cls"], ["__key__", "cls"]])
+def test_a_shuffle_has_the_order_of_shards_and_samples(shards, columns, rows_in_any_order):
+    ddf = read(shards[::-1])
+    shuffled = ddf.shuffle("cls", npartitions=3)
+    shuffled = shuffled.assign(twice=shuffled.cls * 2)
+    kept = shuffled[shuffled.offset > 600][[*columns, "twice"]]
+    order = ddf.compute(scheduler="sync").sort_values("__url__", kind="stable")
+    order = order[order.offset > 600]
+    for part in dask.compute(*kept.to_delayed()):
+        want = order[order.cls.isin(part.cls)]
+        assert (part.twice == 2 * part.cls).all()
+        if "image" in columns:
+            assert part["__key__"].tolist() == want["__key__"].tolist()
+            pd.testing.assert_series_equal(part.image, want.image)
+        else:
+            assert sorted(part["__key__"]) == sorted(want["__key__"])
+
+
+@pytest.mark.slow
+def test_batches_go_on_where_they_stopped_after_a_shuffle(shards, rows_in_any_order):
+    def batches(**options):
+        shuffled = read(shards).shuffle("cls", npartitions=4).persist()
+        return shuffled.images.iter_batches(4, columns=["__key__"], **options)
+
+    for _ in range(4):
+        begun = batches()
+        seen = [key for _ in range(3) for key in next(begun)["__key__"]]
+        seen += [key for batch in batches(start=begun.position) for key in batch["__key__"]]
+        assert len(set(seen)) == len(seen) == PHOTOS
 
 
 def decodes(ddf):
