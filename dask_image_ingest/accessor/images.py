@@ -462,6 +462,8 @@ class Images(ABC):
             The frame with small images in place of its own: ``images.arrays()``, ``stack()`` (after
             ``resize="crop"`` or another that makes them alike), ``encode()`` give them. The pixels
             pass through host memory; a whole dataset is better read with ``size=``.
+            With ``resize="shorter"`` an image of which more than 2 GiB would become has none, and
+            ``error``, where there is such a column, says so.
 
         Examples
         --------

@@ -67,8 +67,8 @@ class IndexedRows(SampleRows):
             if facts is None:
                 found.append(self._header(sample, span))
             else:
-                header = header_of(facts[0], Stored(*facts[1:]), self._max_pixels)
-                found.append(self._with_duplicates(header, sample))
+                header = header_of(facts[0], Stored(*facts[1:]), self._decoding.max_pixels)
+                found.append(self._judged(header, sample))
         return found
 
     def other_kinds(self, known: Set[str]) -> set[str]:

@@ -121,7 +121,9 @@ def decode_frame(
     pointers = _pointers(frame)
     encoded = read_encoded(pointers, storage_options)
     headers = [
-        data if isinstance(data, Header) else read_header(data, decoding.max_pixels)
+        data
+        if isinstance(data, Header)
+        else decoding.judged(read_header(data, decoding.max_pixels))
         for data in encoded
     ]
     nbytes = sum(map(decoding.nbytes, headers))

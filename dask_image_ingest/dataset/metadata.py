@@ -62,7 +62,7 @@ class SampleRows:
         self._content = content
         self._index = index
         self._image_extensions = options.image_extensions
-        self._max_pixels = options.decoding.max_pixels
+        self._decoding = options.decoding
         self._components = {component.column: component for component in components}
         self._sidecar = sidecar
 
@@ -200,10 +200,11 @@ class SampleRows:
             return _MISSING
         if error := too_large_error(self._index, span):
             return Header(None, None, None, None, error, True)
-        header = read_header(open_member(self._content, self._index, span), self._max_pixels)
-        return self._with_duplicates(header, sample)
+        content = open_member(self._content, self._index, span)
+        return self._judged(read_header(content, self._decoding.max_pixels), sample)
 
-    def _with_duplicates(self, header: Header, sample: Sample) -> Header:
+    def _judged(self, header: Header, sample: Sample) -> Header:
+        header = self._decoding.judged(header)
         if sample.duplicates and header.error is None:
             return header._replace(error=duplicate_error(sample))
         return header

@@ -233,7 +233,8 @@ def _read(pointers: Sequence[RowPointer], options: ReadOptions) -> tuple[list[He
             for row in sorted(places, key=places.__getitem__):
                 # Copied, so that the shard is read now.
                 encoded[row] = bytes(read_member(content, _PLAIN, places[row]))
-                headers[row] = read_header(encoded[row], options.decoding.max_pixels)
+                header = read_header(encoded[row], options.decoding.max_pixels)
+                headers[row] = options.decoding.judged(header)
             others = [row for row in rows if row not in places]
             if others:
                 samples = SampleRows(url, content, index_tar(content, url), options)

@@ -19,6 +19,9 @@ from dask_image_ingest.functions import code_of, token_of
 # Pillow's limit, twice its warning level: what decodes to more is taken for a bomb.
 MAX_PIXELS = 178_956_970
 
+# Bytes that an image may be resized to: a column of cuDF holds no more.
+LARGEST_IMAGE = 2**31 - 1
+
 # What ``size`` may be at most.
 LARGEST_EDGE = 2**15 - 1
 
@@ -89,6 +92,26 @@ class Decoding:
     def decoded_in_full(self) -> bool:
         """Whether the decoder gives an image as large as its header says."""
         return self.size is None or (self.resized_here and not self.scaled)
+
+    def judged(self, header: Header) -> Header:
+        """The header of an image, with its error where it is too large once it is resized.
+
+        Only the shorter edge being given, the other one is as long as the image's shape has it.
+        """
+        if header.error is not None or not header.height or not header.width:
+            return header
+        if self.size is None or self.resize != "shorter":
+            return header
+        height, width = fit(header.height, header.width, self.size, self.resize).shape
+        limit, held = self.max_pixels, LARGEST_IMAGE // self.channels
+        if height * width <= min(limit, held):
+            return header
+        most = f"max_pixels={limit:,}" if limit <= held else f"the {held:,} that a column can hold"
+        error = (
+            f"too-large: {header.width} x {header.height} resized to {width} x {height} is "
+            f"{height * width:,} pixels, more than {most}"
+        )
+        return header._replace(error=error, needs_pillow=True)
 
     def nbytes(self, header: Header) -> int:
         """Bytes of one decoded image, as its header foretells them; a transform may change them."""

@@ -127,7 +127,7 @@ class _Pictures:
         nbytes = 0
         for number in self._numbers:
             data = open_member(self._content, self._index, self._span(number))
-            header = read_header(data, MAX_PIXELS)
+            header = how.decoding.judged(read_header(data, MAX_PIXELS))
             nbytes += how.decoding.nbytes(header)
             if numbers and nbytes > _PIXELS:
                 yield numbers, headers

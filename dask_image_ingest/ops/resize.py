@@ -9,7 +9,7 @@ import numpy as np
 import pyarrow as pa
 from PIL import Image
 
-from dask_image_ingest.decode import Pixels, make_decoding, resize_arrays
+from dask_image_ingest.decode import Decoding, Header, Pixels, make_decoding, resize_arrays
 from dask_image_ingest.errors import ArgumentError
 from dask_image_ingest.frames import backend_of
 
@@ -24,14 +24,38 @@ def small_images(frame: Any, image: str, size: int | tuple[int, int], resize: st
         device=backend.device, size=size, resize=resize, mode="RGB", transform=None, max_pixels=None
     )
     arrays = backend.arrays(frame[image])
-    present = [row for row, array in enumerate(arrays) if array is not None]
+    errors = [_error(array, decoding) for array in arrays]
+    present = [row for row, error in enumerate(errors) if error is None]
     shapes = np.zeros((len(arrays), 3), np.int32)
     buffer = backend.pixel_buffer(0)
     given = [backend.host(arrays[row]) for row in present]
     shapes[present] = resize_arrays(given, decoding, buffer)
-    errors = [None if array is not None else "missing" for array in arrays]
     column = backend.with_images(frame[[]], Pixels(buffer.finish(), shapes, errors))["image"]
-    return frame.assign(**{image: column})
+    frame = frame.assign(**{image: column})
+    too_large = [row for row, array in enumerate(arrays) if array is not None and errors[row]]
+    return _with_errors(frame, errors, too_large) if too_large else frame
+
+
+def _error(array: Any, decoding: Decoding) -> str | None:
+    if array is None:
+        return "missing"
+    height, width, channels = array.shape
+    return decoding.judged(Header(None, height, width, channels, None, False)).error
+
+
+def _with_errors(frame: Any, errors: list[str | None], rows: list[int]) -> Any:
+    """``frame`` with the errors of some rows, where it has a column for them."""
+    if "error" not in frame.columns:
+        return frame
+    backend = backend_of(frame)
+    (known,) = backend.to_arrow(frame[["error"]]).columns
+    if not pa.types.is_string(known.type) and not pa.types.is_large_string(known.type):
+        return frame
+    told = known.to_pylist()
+    for row in rows:
+        told[row] = errors[row]
+    column = backend.with_columns(frame[[]], {"error": (told, pa.string())}, range(len(told)))
+    return frame.assign(error=column["error"])
 
 
 def encoded_images(frame: Any, image: str, format: str, quality: int) -> Any:

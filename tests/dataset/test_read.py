@@ -5,6 +5,7 @@ import warnings
 
 import dask
 import numpy as np
+import pandas as pd
 import pyarrow as pa
 import pytest
 from photo_shards import encode, write_tar
@@ -313,6 +314,77 @@ def test_a_bomb_is_an_error_row(shards, photos):
     frame = read(shards, max_pixels=limit).compute()
     assert frame["image"].isna().tolist() == [size > limit for size in sizes]
     assert frame["error"].dropna().str.startswith("too-large: ").all()
+
+
+LINES = {"line": (1, 60_000), "upright": (15_000, 1), "good": (40, 60)}
+
+
+@pytest.fixture(scope="module")
+def lines(tmp_path_factory):
+    """Images of one pixel's width among others, as PNG: 254 bytes would become 47 GB."""
+    members = {
+        f"{key}.png": encode(Image.fromarray(np.zeros((*shape, 3), np.uint8)), "png")
+        for key, shape in LINES.items()
+    }
+    return write_tar(tmp_path_factory.mktemp("lines") / "lines.tar", members)
+
+
+def the_line_is_too_large(frame, most="max_pixels=178,956,970"):
+    """An error for each of the two lines, and pixels for the other image, where asked for."""
+    frame = frame.sort_values("__key__")
+    first, second, third = frame["error"].tolist() if "error" in frame else [None] * 3
+    if "error" in frame:
+        assert pd.isna(first)
+        assert second == (
+            "too-large: 60000 x 1 resized to 30720000 x 512 is 15,728,640,000 pixels, "
+            f"more than {most}"
+        )
+        assert third.startswith("too-large: 1 x 15000 resized to 512 x 7680000 is ")
+    if "image" in frame:
+        shapes = [None if array is None else array.shape for array in frame.images.arrays()]
+        assert shapes == [(512, 768, 3), None, None]
+
+
+RESIZED = {"size": 512, "resize": "shorter"}
+WAYS = {
+    "read": lambda ddf, paths: ddf,
+    "errors alone": lambda ddf, paths: ddf[["__key__", "error"]],
+    "bad rows without pixels": lambda ddf, paths: ddf.drop(columns="image"),
+    "images alone": lambda ddf, paths: ddf[["__key__", "image"]],
+    "moved": lambda ddf, paths: ddf.shuffle("format"),
+    "moved before": lambda ddf, paths: ddf.sort_values("nbytes"),
+    "decoded late": lambda ddf, paths: dii.decode_images(
+        dii.read_webdataset_images(paths, backend="pandas")[list(ddf.columns[:6])], **RESIZED
+    ),
+    "no limit": lambda ddf, paths: read(paths, **RESIZED, max_pixels=None),
+}
+
+
+@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize("index", [False, True])
+def test_a_line_that_would_be_enormous_is_one_bad_row(lines, way, index):
+    if index:
+        dii.write_index(lines)
+    frame = WAYS[way](read(lines, index=index, **RESIZED), lines).compute(scheduler="sync")
+    no_limit = "the 715,827,882 that a column can hold"
+    the_line_is_too_large(frame, no_limit if way == "no limit" else "max_pixels=178,956,970")
+    assert sorted(frame["__key__"]) == sorted(LINES)
+
+
+def test_only_the_resize_that_makes_lines_long_refuses_them(lines):
+    for resize in ("stretch", "longer", "crop", "pad"):
+        assert read(lines, size=512, resize=resize).compute()["error"].isna().all()
+    assert read(lines).compute()["error"].isna().all()
+    assert len(read(lines, errors="drop", **RESIZED).compute()) == 1
+
+
+def test_thumbnails_of_lines_are_errors_too(lines):
+    ddf = read(lines)
+    frame = ddf.images.thumbnails(512, "shorter").compute()
+    the_line_is_too_large(frame, "the 715,827,882 that a column can hold")
+    assert frame.dtypes.equals(ddf._meta.dtypes)
+    narrow = ddf[["__key__", "image"]].compute().images.thumbnails(512, "shorter")
+    the_line_is_too_large(narrow)
 
 
 @pytest.mark.slow

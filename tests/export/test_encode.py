@@ -66,6 +66,16 @@ def test_a_turned_picture_leaves_upright_without_its_tag(orientation, tmp_path):
     assert np.abs(np.asarray(now).astype(int) - upright).mean() < 4
 
 
+def test_a_line_that_would_be_enormous_is_left_out(tmp_path):
+    line, good = (save(Image.new("RGB", shape), "PNG") for shape in ((60_000, 1), (60, 40)))
+    (tmp_path / "in.tar").write_bytes(tar({"a.png": line, "b.png": good}))
+    frame = dii.read_webdataset_images(tmp_path / "in.tar", backend="pandas")
+    exported(frame, tmp_path / "out", Encode(size=64, resize="shorter"), errors="drop")
+    assert list(written(tmp_path / "out")) == ["b"]
+    left_out = pd.read_parquet(tmp_path / "out" / "_left_out.parquet")
+    assert left_out["reason"].str.startswith("bad-image: too-large: ").tolist() == [True]
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("encode", "shape"),
