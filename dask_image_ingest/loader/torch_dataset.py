@@ -24,10 +24,11 @@ except ImportError as error:
 
 _THREADS = "image-ingest.decode-threads"
 
-# Places in the memory that workers share, and which iteration begins at start=, where that is not
-# the base seed of its workers.
-_EPOCH, _STARTED = range(2)
+# Places in the memory that workers share: which iteration begins at start=, and from _BEGUN on
+# whether each of its workers has begun.
+_EPOCH, _STARTED, _BEGUN = range(3)
 _NONE_YET, _WITHOUT_WORKERS, _OVER = -1, -2, -3
+_MOST_WORKERS = 4096
 
 
 class TorchDataset(IterableDataset):
@@ -46,7 +47,7 @@ class TorchDataset(IterableDataset):
         self._options = options
         # Workers have copies of this object, made anew for each iteration or, where they persist,
         # once for all: what is told to the one or the other has to be in shared memory.
-        self._shared = torch.tensor([0, _NONE_YET]).share_memory_()
+        self._shared = torch.tensor([0, _NONE_YET] + [0] * _MOST_WORKERS).share_memory_()
         self._batches: Batches | None = None
         self._iterated = 0
         self._rank: tuple[int, int] | None = None
@@ -82,6 +83,7 @@ class TorchDataset(IterableDataset):
         self.set_epoch(state["epoch"])
         self._options = self._options | {"start": state["start"]}
         self._shared[_STARTED] = _NONE_YET
+        self._shared[_BEGUN:] = 0
         self._batches = None
 
     def __getstate__(self) -> dict[str, Any]:
@@ -102,9 +104,15 @@ class TorchDataset(IterableDataset):
     def _is_first(self) -> bool:
         """Whether this is the iteration, in whatever processes, that begins at ``start=``."""
         worker = get_worker_info()
-        # A DataLoader draws a base seed for each iteration, from which its workers' seeds count.
-        iteration = _WITHOUT_WORKERS if worker is None else worker.seed - worker.id
-        first = self._batches is None and int(self._shared[_STARTED]) in (_NONE_YET, iteration)
+        iteration, begun = _WITHOUT_WORKERS, False
+        if worker is not None:
+            # A DataLoader draws a base seed for each iteration, from which its workers' seeds
+            # count. Whoever seeds torch for each iteration has the same one again.
+            iteration = _iteration(worker.seed - worker.id, worker.num_workers)
+            begun = bool(self._shared[_BEGUN + worker.id])
+            self._shared[_BEGUN + worker.id] = 1
+        started = int(self._shared[_STARTED])
+        first = self._batches is None and not begun and started in (_NONE_YET, iteration)
         self._shared[_STARTED] = iteration if first else _OVER
         return first
 
@@ -118,6 +126,11 @@ class TorchDataset(IterableDataset):
 
 def _plain(start: Any) -> Any:
     return list(start) if isinstance(start, tuple) else start
+
+
+def _iteration(base_seed: int, workers: int) -> int:
+    """A number from 0 for the iterations of a loader."""
+    return hash((base_seed, workers)) & (2**62 - 1)
 
 
 def _share_cores() -> None:

@@ -174,6 +174,23 @@ class TestDataLoader:
         assert sorted(keys(load(dataset))) == sorted(want)
         assert sorted(keys(load(dataset))) == list(range(23))
 
+    @pytest.mark.parametrize("persistent", [False, True])
+    def test_start_is_of_one_epoch_where_torch_is_seeded_for_each(self, ddf, load, persistent):
+        import torch
+
+        dataset = ddf.images.torch_dataset(2, start=1)
+        loader = load(dataset, persistent=persistent)
+        counts = []
+        for _ in range(3):
+            torch.manual_seed(0)
+            counts.append(len(keys(loader)))
+        want = sum(len(keys(share(ddf, rank, start=1))) for rank in (0, 1))
+        assert counts == [want, 23, 23]
+        dataset.load_state_dict({"epoch": 0, "start": 1})
+        for count in (want, 23):
+            torch.manual_seed(0)
+            assert len(keys(load(dataset))) == count
+
     def test_a_run_goes_on_in_the_epoch_where_it_was_stopped(self, ddf, load):
         dataset = ddf.images.torch_dataset(2, shuffle=5, start=(1, 0))
         dataset.set_epoch(3)
