@@ -12,6 +12,7 @@ from dask_image_ingest.cluster.arguments import check_arguments, check_names
 from dask_image_ingest.errors import ArgumentError, MissingDependencyError
 from dask_image_ingest.frames import gpus
 
+_THREADS = "image-ingest.decode-threads"
 _THREADS_VARIABLE = "DASK_IMAGE_INGEST__DECODE_THREADS"
 
 # Variables set before a worker starts; ``env=`` sets them too late for its allocator.
@@ -65,7 +66,9 @@ def start_cluster(
     dashboard_address
         Where the dashboard listens; None for any port that is free.
     **kwargs
-        For ``dask_cuda.LocalCUDACluster`` or ``distributed.LocalCluster``.
+        For ``dask_cuda.LocalCUDACluster`` or ``distributed.LocalCluster``. With
+        ``processes=False`` the workers are threads of this process, which then decodes with
+        ``decode_threads`` threads until the client is closed.
 
     Returns
     -------
@@ -89,19 +92,21 @@ def start_cluster(
     cores = CPU_COUNT
     use_gpu = bool(gpus()) if gpu is None else gpu
     n_workers = n_workers or (gpus() if use_gpu else min(cores, 8)) or 1
-    environment = {_THREADS_VARIABLE: str(decode_threads or max(1, cores // n_workers))}
+    threads = decode_threads or max(1, cores // n_workers)
     settings = {
         "n_workers": n_workers,
         "threads_per_worker": 1,
         "dashboard_address": dashboard_address or ":0",
         **kwargs,
     }
-    settings["env"] = environment | settings.get("env", {})
     intervals = {
         name: longer
         for name, (default, longer) in _INTERVALS.items()
         if dask.config.get(name, None) == default
     }
+    if not use_gpu and not settings.get("processes", True):
+        return _in_this_process(threads, settings)
+    settings["env"] = {_THREADS_VARIABLE: str(threads)} | settings.get("env", {})
     with dask.config.set(intervals):
         if use_gpu:
             cluster = _cuda_cluster(
@@ -122,6 +127,31 @@ class ClusterClient(Client):
         if cluster is not None and not self.asynchronous:
             cluster.close()
         return closing
+
+
+class ThreadsClient(ClusterClient):
+    """A client of workers in this process, whose configuration is that of the process."""
+
+    def __init__(self, cluster: LocalCluster, before: Any) -> None:
+        self._restored = {_THREADS: before}
+        super().__init__(cluster)
+
+    def close(self, *args: Any, **kwargs: Any) -> Any:
+        """Close the client and the cluster, and decode with as many threads as before."""
+        closing = super().close(*args, **kwargs)
+        dask.config.set(self._restored)
+        self._restored = {}
+        return closing
+
+
+def _in_this_process(threads: int, settings: dict[str, Any]) -> Client:
+    check_names(settings)
+    if "env" in settings:
+        raise ArgumentError("env= is for worker processes, and with processes=False there are none")
+    cluster = LocalCluster(**settings)
+    before = dask.config.get(_THREADS, None)
+    dask.config.set({_THREADS: threads})
+    return ThreadsClient(cluster, before)
 
 
 def _cpu_cluster(**settings: Any) -> LocalCluster:

@@ -44,6 +44,24 @@ def test_every_number_is_an_argument(shards):
         assert len(ddf) == 24
 
 
+def test_workers_without_processes_decode_in_this_one(shards):
+    before = decode_threads()
+    with dii.start_cluster(
+        2, gpu=False, decode_threads=before + 1, processes=False, dashboard_address=None
+    ) as client:
+        assert set(client.run(os.getpid).values()) == {os.getpid()}
+        assert list(client.run(decode_threads).values()) == [before + 1] * 2
+        assert dii.read_webdataset_images(shards, size=16).compute()["error"].isna().all()
+    assert decode_threads() == before
+    client.close()
+    assert decode_threads() == before
+
+
+def test_variables_of_processes_that_are_not_there_are_refused():
+    with pytest.raises(dii.ArgumentError, match="processes=False"):
+        dii.start_cluster(1, gpu=False, processes=False, env={"A": "1"})
+
+
 def test_clocks_of_dask_are_slowed_unless_somebody_has_set_them():
     tick, profile = "distributed.admin.tick.interval", "distributed.worker.profile.interval"
     assert (dask.config.get(tick), dask.config.get(profile)) == ("20ms", "10ms")
