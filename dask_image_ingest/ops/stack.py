@@ -23,7 +23,7 @@ def stack(frame: Any, image: str, shape: ImageShape | None = None, first: Any = 
     shape
         What is said of the shape of each image.
     first
-        A frame with the first image of all partitions, for one that has none itself.
+        A frame with the first image of all partitions, whose shape all have.
     """
     backend = backend_of(frame)
     arrays = backend.arrays(frame[image])
@@ -46,6 +46,12 @@ def stack(frame: Any, image: str, shape: ImageShape | None = None, first: Any = 
     if any(edge not in (None, is_) for edge, is_ in zip(told, images.shape[1:], strict=True)):
         raise ArgumentError(
             f"stack: the images of a partition have the shape {images.shape[1:]}, and not {told}"
+        )
+    known = _shape_of(first, image)
+    if known not in (None, images.shape[1:]):
+        raise ArgumentError(
+            f"stack: the images of partitions differ in shape, {known} and {images.shape[1:]}: "
+            "read with size="
         )
     return images
 
@@ -70,15 +76,20 @@ def parse_shape(shape: Any) -> ImageShape | None:
 
 def _shape_of_none(told: ImageShape, first: Any, image: str) -> tuple[int, ...]:
     """What an array of no images has to look like to be joined to the others."""
-    arrays = [] if first is None else backend_of(first).arrays(first[image])
-    known = arrays[0].shape if arrays and arrays[0] is not None else (0, 0, 0)
+    known = _shape_of(first, image) or (0, 0, 0)
     return tuple(is_ if edge is None else edge for edge, is_ in zip(told, known, strict=True))
+
+
+def _shape_of(first: Any, image: str) -> tuple[int, ...] | None:
+    """The shape of the first image of all partitions, None where that is not known."""
+    arrays = [] if first is None else backend_of(first).arrays(first[image])
+    return tuple(arrays[0].shape) if arrays and arrays[0] is not None else None
 
 
 def vectors(frame: Any, column: str, first: Any = None) -> Any:
     """A column of lists of a pandas or cuDF frame as (n, length).
 
-    ``first`` is a frame with the first list of all partitions, for one that has none itself.
+    ``first`` is a frame with the first list of all partitions, whose length all have.
     """
     if not is_column(column, frame.columns):
         raise ArgumentError(f"the frame has no column {column!r}")
@@ -89,11 +100,17 @@ def vectors(frame: Any, column: str, first: Any = None) -> Any:
             f"the lists of {column!r} differ in length, or some are null: drop these rows first, "
             f"frame[frame[{column!r}].notnull()]"
         )
+    known = None if first is None else backend.values(first[column])
+    length = None if known is None or not len(known) or known.ndim != 2 else known.shape[1]
     if len(values) == 0:
-        known = None if first is None else backend.values(first[column])
-        return values.reshape(0, 0 if known is None or not len(known) else known.shape[1])
+        return values.reshape(0, length or 0)
     if values.ndim != 2:
         raise ArgumentError(f"column {column!r} is no column of lists of numbers")
+    if length not in (None, values.shape[1]):
+        raise ArgumentError(
+            f"the lists of {column!r} differ in length, {length} in one partition and "
+            f"{values.shape[1]} in another"
+        )
     return values
 
 

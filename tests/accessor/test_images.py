@@ -68,6 +68,24 @@ class TestStack:
         want = np.stack(sized.compute().images.arrays()).mean(axis=(0, 1, 2))
         np.testing.assert_allclose(sized.images.stack().mean(axis=(0, 1, 2)).compute(), want)
 
+    @pytest.mark.parametrize("kept", [False, True])
+    def test_partitions_whose_images_differ_are_refused(self, tmp_path, kept):
+        """Each by itself could be stacked."""
+        from photo_shards import encode, write_tar
+
+        paths = []
+        for number, size in enumerate([(20, 30), (40, 50)]):
+            encoded = encode(Image.new("RGB", size), "png")
+            images = {f"{number}{key}.png": encoded for key in "ab"}
+            paths.append(write_tar(tmp_path / f"{number}.tar", images))
+        ddf = dii.read_webdataset_images(paths, backend="pandas")
+        ddf = ddf.persist() if kept else ddf
+        told = r"partitions differ in shape, \(30, 20, 3\) and \(50, 40, 3\): read with size="
+        with pytest.raises(dii.ArgumentError, match=told):
+            ddf.images.stack().compute()
+        with pytest.raises(dii.ArgumentError, match="partitions differ in shape"):
+            ddf.images.stack().sum().compute()
+
     def test_a_decoded_partition_is_stacked_without_a_copy(self, sized):
         frame = sized.get_partition(0).compute()
         arrays, stacked = frame.images.arrays(), frame.images.stack()
@@ -464,6 +482,14 @@ def test_a_class_is_built_once_in_each_worker_process(client, sized):
         frame = client.compute(mapped).result()
         assert set(frame["built"]) == {built}
         assert set(frame["pid"]) <= set(client.run(getpid).values())
+
+
+def test_vectors_of_partitions_that_differ_are_refused():
+    parts = [pd.DataFrame({"v": [[1.0] * length] * 2}) for length in (3, 4)]
+    parts = [part.astype({"v": "list<float32>"}) for part in parts]
+    ddf = dd.from_map(lambda part: parts[part], [0, 1], meta=parts[0].iloc[:0])
+    with pytest.raises(dii.ArgumentError, match="'v' differ in length, 3 in one partition and 4"):
+        ddf.images.vectors("v").compute()
 
 
 @pytest.mark.slow
