@@ -291,6 +291,11 @@ class Images(ABC):
         image = self.column
         check_choice("format", format, FORMATS)
         chosen = [image, *self._others(columns, image)]
+        if twice := sorted({str(name) for name in chosen if chosen.count(name) > 1}):
+            raise ArgumentError(
+                f"iter_batches: {', '.join(map(repr, twice))} would be in a batch twice: name each "
+                "column once in columns="
+            )
         rank, world = parse_shard(shard, format)
         return Batches(
             self._source(chosen, image, world),

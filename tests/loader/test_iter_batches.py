@@ -185,6 +185,7 @@ def test_no_more_is_read_than_asked_for(ddf, work):  # noqa: F811
         {"format": None},
         {"columns": 5},
         {"columns": ["nothing"]},
+        {"columns": ["cls", "__key__", "cls"]},
     ],
 )
 def test_wrong_arguments_are_refused_at_the_call(ddf, options):
