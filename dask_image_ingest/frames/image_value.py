@@ -88,6 +88,13 @@ class DecodedImage:
             return NotImplemented
         return self.shape == other.shape and bool((self._pixels == other._pixels).all())
 
+    def _no_order(self, other: object) -> Any:
+        if not isinstance(other, DecodedImage):
+            return NotImplemented
+        raise OperandError("images have no order: sort by another column")
+
+    __lt__ = __le__ = __gt__ = __ge__ = _no_order
+
     def __hash__(self) -> int:
         return hash(self.digest())
 

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 import cloudpickle
 import dask
 from dask.system import CPU_COUNT
 
-from dask_image_ingest.arguments import whole_number
-from dask_image_ingest.errors import MissingDependencyError
+from dask_image_ingest.arguments import shown, whole_number
+from dask_image_ingest.errors import ArgumentError, MissingDependencyError
 from dask_image_ingest.loader.iter_batches import Batches
 from dask_image_ingest.loader.shard import torch_rank, torch_worker
 
@@ -79,7 +80,17 @@ class TorchDataset(IterableDataset):
         """Begin the next iteration at the position of ``state``.
 
         Workers that persist, and have begun already, hear of the epoch alone.
+
+        Raises
+        ------
+        ArgumentError
+            If ``state`` is not what ``state_dict`` gave.
         """
+        if not isinstance(state, Mapping) or not {"epoch", "start"} <= set(state):
+            raise ArgumentError(
+                f"load_state_dict: {shown(state)} is not what state_dict() gives, which is a dict "
+                "of 'epoch' and 'start'"
+            )
         self.set_epoch(state["epoch"])
         self._options = self._options | {"start": state["start"]}
         self._shared[_STARTED] = _NONE_YET

@@ -72,10 +72,10 @@ class BatchFunction:
 def _told(frame: Any, rows: Sequence[int]) -> str:
     """Which images of a frame these rows have."""
     names = [name for name in ("__key__", "__url__") if name in frame.columns]
-    first = f"the images from row {rows[0]} of a partition on"
-    if names:
-        told = backend_of(frame).to_arrow(frame[names].iloc[[rows[0]]]).to_pylist()[0]
-        first = " of ".join(
-            f"sample {told[name]!r}" if name == "__key__" else f"{told[name]}" for name in names
-        )
+    if not names:
+        return f"{len(rows)} images, of which the first is in row {rows[0]} of a partition"
+    told = backend_of(frame).to_arrow(frame[names].iloc[[rows[0]]]).to_pylist()[0]
+    first = " of ".join(
+        f"sample {told[name]!r}" if name == "__key__" else f"{told[name]}" for name in names
+    )
     return f"{len(rows)} images, of which the first is that of {first}"

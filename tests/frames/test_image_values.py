@@ -288,6 +288,19 @@ class TestColumn:
         with pytest.raises(dii.ArgumentError, match="images"):
             operation(frame.image)
 
+    def test_frames_with_images_have_no_ranks(self, frame, one):
+        for columns in (["image"], ["key", "image"]):
+            with pytest.raises(dii.ArgumentError, match="images have no order"):
+                frame[columns].rank()
+        assert frame.rank(numeric_only=True).columns.tolist() == ["key"]
+        with pytest.raises(dii.ArgumentError, match="images have no order"):
+            max(one, frame.image.iloc[3])
+        assert (np.zeros(SHAPE) < one).all()
+
+    def test_types_are_converted_beside_images(self, frame):
+        converted = frame.convert_dtypes(dtype_backend="pyarrow")
+        assert converted.dtypes["image"] == frame.dtypes["image"]
+
     def test_hashes_are_those_of_the_content(self, frame):
         hashes = pd.util.hash_pandas_object(frame.image, index=False)
         assert hashes[0] == hashes[2] == hashes[4]

@@ -174,6 +174,13 @@ class TestDataLoader:
         assert sorted(keys(load(dataset))) == sorted(want)
         assert sorted(keys(load(dataset))) == list(range(23))
 
+    @pytest.mark.parametrize("state", [{}, {"epoch": 1}, None, [1, 2]])
+    def test_what_is_no_state_is_refused(self, ddf, data, state):
+        dataset = ddf.images.torch_dataset(2)
+        with pytest.raises(dii.ArgumentError, match=r"not what state_dict\(\) gives"):
+            dataset.load_state_dict(state)
+        assert dataset.state_dict() == {"epoch": 0, "start": 0}
+
     @pytest.mark.parametrize("persistent", [False, True])
     def test_start_is_of_one_epoch_where_torch_is_seeded_for_each(self, ddf, load, persistent):
         import torch

@@ -225,6 +225,15 @@ class TestOtherAnswers:
         where = "brightest, called with 2 images, of which the first is that of sample 7 of 1.tar"
         assert where in str(told.value)
 
+    def test_the_error_of_a_frame_without_keys_names_the_row(self, frame):
+        def none(images):
+            return np.zeros(0)
+
+        with pytest.raises(dii.ArgumentError) as told:
+            frame[["image"]].images.map_batches(none, {"o": "float32"}, batch_size=2)
+        where = "called with 2 images, of which the first is in row 0 of a partition)"
+        assert str(told.value).endswith(where)
+
     def test_an_answer_that_fails_when_it_is_looked_at_is_a_function_error(self, frame):
         class Odd:
             dtype = np.dtype("f4")
