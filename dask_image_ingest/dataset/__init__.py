@@ -17,7 +17,7 @@ from dask_image_ingest.dataset.filters import (
     both,
     either,
 )
-from dask_image_ingest.dataset.image_sources import image_sources
+from dask_image_ingest.dataset.image_sources import image_sources, value_sources
 from dask_image_ingest.dataset.late_decode import (
     LateDecode,
     decode_frame,
@@ -66,6 +66,7 @@ __all__ = [
     "read_webdataset_images",
     "row_sources",
     "take_walked",
+    "value_sources",
     "warn_user",
     "with_sidecars",
 ]

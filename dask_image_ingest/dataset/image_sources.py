@@ -1,4 +1,4 @@
-"""Where the images of a lazy frame come from: the expressions that make them."""
+"""Where the values of a lazy frame's columns come from: the expressions that make them."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from dask_image_ingest.dask_internals import (
 )
 from dask_image_ingest.dataset.adds_columns import AddsColumns
 
-__all__ = ["image_sources"]
+__all__ = ["image_sources", "value_sources"]
 
 # Expressions that select or reorder rows or columns, and change no values.
 _SELECTS_ROWS = (
@@ -40,6 +40,8 @@ _SELECTS_ROWS = (
     ShuffleBase,
     BaseSetIndexSortValues,
 )
+Columns = tuple[Any, ...]
+
 _RENAMES = (dx.RenameFrame, dx.AddPrefix, dx.RenameSeries, dx.ToFrame)
 
 
@@ -48,46 +50,78 @@ def image_sources(expr: Any, column: Any) -> Iterator[tuple[Any, Any]]:
 
     One that is not listed here, such as a user's function, may change the images: it makes them.
     """
-    columns = list(expr.columns)
-    below: list[tuple[Any, Any]] = []
-    if columns.count(column) != 1:
-        pass
-    elif isinstance(expr, AddsColumns):
-        below = [] if column in expr.added else [(expr.frame, column)]
-    elif isinstance(expr, _SELECTS_ROWS):
-        below = [(expr.frame, column)]
-    elif isinstance(expr, _RENAMES):
-        below = [(expr.frame, expr.frame.columns[columns.index(column)])]
-    elif isinstance(expr, dx.Assign):
-        below = _assigned(expr, column)
-    elif isinstance(expr, Concat):
-        # A frame without the column adds nulls, which are no images.
-        below = [(frame, column) for frame in expr._frames if column in frame.columns]
-    elif isinstance(expr, Merge):
-        below = _merged(expr, column)
+    for source, (name,) in value_sources(expr, (column,)):
+        yield source, name
+
+
+def value_sources(expr: Any, columns: Columns) -> Iterator[tuple[Any, Columns]]:
+    """The expressions that make the values of some columns, row by row, with their names there.
+
+    An expression that brings together columns of different rows, as a merge may, makes them.
+    """
+    below = _below(expr, columns)
     if not below:
-        yield expr, column
+        yield expr, columns
     for each in below:
-        yield from image_sources(*each)
+        yield from value_sources(*each)
 
 
-def _assigned(expr: dx.Assign, column: Any) -> list[tuple[Any, Any]]:
-    values = dict(zip(expr.keys, expr.vals, strict=True))
-    if column not in values:
-        return [(expr.frame, column)]
-    value = values[column]
-    series = isinstance(value, dx.Expr) and value.ndim == 1 and len(value.columns) == 1
-    return [(value, value.columns[0])] if series else []
-
-
-def _merged(expr: Merge, column: Any) -> list[tuple[Any, Any]]:
-    left, right = expr.left.columns, expr.right.columns
-    if column in left and column not in right:
-        return [(expr.left, column)]
-    if column in right and column not in left:
-        return [(expr.right, column)]
-    for side, suffix in zip((expr.left, expr.right), expr.suffixes, strict=True):
-        name = str(column).removesuffix(suffix or "")
-        if suffix and name != column and name in left and name in right:
-            return [(side, name)]
+def _below(expr: Any, columns: Columns) -> list[tuple[Any, Columns]]:
+    """The operands that all values of some columns come from, row by row; none if it makes them."""
+    names = list(expr.columns)
+    if any(names.count(column) != 1 for column in columns):
+        return []
+    if isinstance(expr, AddsColumns):
+        return [] if expr.added.intersection(columns) else [(expr.frame, columns)]
+    if isinstance(expr, _SELECTS_ROWS):
+        return [(expr.frame, columns)]
+    if isinstance(expr, _RENAMES):
+        return [(expr.frame, tuple(expr.frame.columns[names.index(name)] for name in columns))]
+    if isinstance(expr, dx.Assign):
+        return _assigned(expr, columns)
+    if isinstance(expr, Concat):
+        there = [(frame, set(columns).intersection(frame.columns)) for frame in expr._frames]
+        # A frame without the columns adds nulls, which are no images.
+        whole = all(not found or len(found) == len(columns) for _, found in there)
+        return [(frame, columns) for frame, found in there if found] if whole else []
+    if isinstance(expr, Merge):
+        for side in ("left", "right"):
+            before = tuple(_name_before(expr, side, column) for column in columns)
+            if None not in before:
+                return [(getattr(expr, side), before)]
     return []
+
+
+def _assigned(expr: dx.Assign, columns: Columns) -> list[tuple[Any, Columns]]:
+    values = dict(zip(expr.keys, expr.vals, strict=True))
+    if not values.keys() & set(columns):
+        return [(expr.frame, columns)]
+    value = values.get(columns[0])
+    # Several columns would be those of other rows, or partly so.
+    if len(columns) > 1 or not isinstance(value, dx.Expr):
+        return []
+    series = value.ndim == 1 and len(value.columns) == 1
+    return [(value, (value.columns[0],))] if series else []
+
+
+def _name_before(merge: Merge, side: str, column: Any) -> Any | None:
+    """What a column of a merge is called on one side; None if its values are not of that side."""
+    mine, other, suffix = merge.left.columns, merge.right.columns, merge.suffixes[0]
+    if side == "right":
+        mine, other, suffix = other, mine, merge.suffixes[1]
+    keys = _shared_keys(merge)
+    if column in mine and column not in other:
+        return column
+    if column in keys:
+        # Where this side has no row, a key has the value of the other one.
+        return column if merge.how in ("inner", side) else None
+    name = str(column).removesuffix(suffix) if suffix else column
+    found = name in mine and name in other and name not in keys
+    return name if found and (name != column or not suffix) else None
+
+
+def _shared_keys(merge: Merge) -> set[Any]:
+    """The columns of both sides of which a merge makes one."""
+    sides = [on if isinstance(on, list) else [on] for on in (merge.left_on, merge.right_on)]
+    pairs = zip(*sides, strict=False)
+    return {one for one, other in pairs if isinstance(one, str) and one == other}

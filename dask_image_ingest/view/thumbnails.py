@@ -17,7 +17,7 @@ from dask_image_ingest.dataset import (
     LateDecode,
     ReadWebDataset,
     decode_frame,
-    image_sources,
+    value_sources,
 )
 from dask_image_ingest.decode import make_decoding
 from dask_image_ingest.frames import backend_of, pandas_type
@@ -26,6 +26,9 @@ from dask_image_ingest.view.cards import Card, Thumbnails
 from dask_image_ingest.view.sample import first_rows, spread_rows
 
 __all__ = ["make_thumbnails"]
+
+# What a read or a late decode finds an image by.
+_PLACE = (*POINTER, "__key__")
 
 _FACTS = ("format", "height", "width", "nbytes")
 
@@ -56,7 +59,7 @@ def make_thumbnails(
     facts = [name for name in _FACTS if name in frame.columns]
     shown = POINTER if pointed else (*image, *({"error"} & set(frame.columns)))
     needed = list(dict.fromkeys([*texts, *facts, *shown]))
-    narrow = frame[needed]
+    narrow = _simplified(frame[needed])
     rows = (spread_rows if spread else first_rows)(narrow, n)
     if pointed:
         options = storage_options or _storage_options(frame)
@@ -66,6 +69,11 @@ def make_thumbnails(
     return Thumbnails(_cards(rows, texts, facts, thumbnail), thumbnail)
 
 
+def _simplified(frame: Any) -> Any:
+    """The same frame; dask takes no column out of a concatenation of which there is a head."""
+    return frame.simplify() if isinstance(frame, FrameBase) else frame
+
+
 def _is_as_stored(frame: Any) -> bool:
     """Whether the images are those that the rows point to, and none of them is decoded yet."""
     if not set(POINTER) <= set(frame.columns):
@@ -73,24 +81,24 @@ def _is_as_stored(frame: Any) -> bool:
     meta = frame._meta if isinstance(frame, FrameBase) else frame
     backend = backend_of(meta)
     images = [name for name in frame.columns if backend.is_images(meta[name].dtype)]
-    if len(images) != 1:
-        return True
-    if not isinstance(frame, FrameBase):
+    if len(images) != 1 or not isinstance(frame, FrameBase):
+        return not images
+    # Rows that no place tells are found by their key.
+    return all(_decodes(*source) for source in value_sources(frame.expr, (images[0], *_PLACE)))
+
+
+def _decodes(expr: Any, columns: tuple[Any, ...]) -> bool:
+    """Whether an expression decodes images by their pointers, and does nothing else to them."""
+    image, *place = columns
+    if tuple(place) != _PLACE or image not in expr.columns:
         return False
-    return all(_decodes(*source) for source in image_sources(frame.expr, images[0]))
-
-
-def _decodes(expr: Any, column: Any) -> bool:
-    """Whether an expression decodes a column's images, and does nothing else to them."""
     if isinstance(expr, ReadWebDataset):
-        decodings = [expr.dataset.options.decoding]
-    elif isinstance(expr, LateDecode):
-        decodings = [expr.decoding]
-    elif isinstance(expr, DecodeMoved):
-        decodings = [each.options.decoding for each in expr.images if each.image == column]
-    else:
-        return False
-    return all(decoding.transform is None for decoding in decodings)
+        return expr.dataset.options.decoding.transform is None
+    if isinstance(expr, LateDecode):
+        return expr.decoding.transform is None
+    if isinstance(expr, DecodeMoved):
+        return all(_decodes(*source) for source in value_sources(expr.frame, columns))
+    return False
 
 
 def _storage_options(frame: Any) -> dict[str, Any] | None:
