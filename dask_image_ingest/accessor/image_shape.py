@@ -9,12 +9,12 @@ from dask_image_ingest.dask_internals import FromGraph
 from dask_image_ingest.dataset import (
     SHAPE_IN_NAME,
     DecodeMoved,
+    KeepsResults,
     LateDecode,
     ReadWebDataset,
     image_sources,
 )
 from dask_image_ingest.decode import ImageShape
-from dask_image_ingest.export import ReadStored
 
 _UNKNOWN: ImageShape = (None, None, None)
 
@@ -40,8 +40,8 @@ def _made(expr: Any, column: Any) -> ImageShape:
         return expr.shapes.get(column) or _UNKNOWN
     if isinstance(expr, FromGraph):
         return _persisted(expr)
-    if isinstance(expr, ReadStored):
-        return image_shape(expr.stored.made_of, column)
+    if isinstance(expr, KeepsResults):
+        return image_shape(expr.made_of, column)
     return _UNKNOWN
 
 

@@ -7,6 +7,7 @@ task the dataframe of one part of one shard. ``partition.py`` is where to begin 
 from dask_image_ingest.dataset.adds_columns import AddsColumns
 from dask_image_ingest.dataset.aligned import RowSource, row_sources
 from dask_image_ingest.dataset.by_piece import ByPiece
+from dask_image_ingest.dataset.datasets import KeepsResults, datasets_of
 from dask_image_ingest.dataset.every_row import EveryRow
 from dask_image_ingest.dataset.expr import SHAPE_IN_NAME, Dataset, ReadWebDataset
 from dask_image_ingest.dataset.filters import (
@@ -47,6 +48,7 @@ __all__ = [
     "DecodeMoved",
     "EveryRow",
     "Filters",
+    "KeepsResults",
     "LateDecode",
     "NoPixels",
     "Predicate",
@@ -55,6 +57,7 @@ __all__ = [
     "RowSource",
     "SampleRows",
     "both",
+    "datasets_of",
     "decode_frame",
     "decode_images",
     "either",

@@ -4,7 +4,7 @@ A plan is made of pointers alone; then each new shard is one task that copies by
 frame computes is kept as parquet files, a partition each (``checkpoint/``).
 """
 
-from dask_image_ingest.export.checkpoint import ReadStored, checkpoint
+from dask_image_ingest.export.checkpoint import checkpoint
 from dask_image_ingest.export.command import add_export
 from dask_image_ingest.export.jpeg import Encode
 from dask_image_ingest.export.write import to_webdataset
@@ -12,7 +12,6 @@ from dask_image_ingest.export.write_index import write_index
 
 __all__ = [
     "Encode",
-    "ReadStored",
     "add_export",
     "checkpoint",
     "to_webdataset",

@@ -6,9 +6,8 @@ from collections.abc import Iterator
 from typing import Any
 
 from dask_image_ingest.dask_internals import FrameBase
-from dask_image_ingest.dataset import Dataset, ReadWebDataset
+from dask_image_ingest.dataset import Dataset, datasets_of
 from dask_image_ingest.errors import ArgumentError
-from dask_image_ingest.export.checkpoint import ReadStored
 from dask_image_ingest.storage import is_pipe, local_path
 
 __all__ = ["shards_read", "source_options_of"]
@@ -51,11 +50,4 @@ def _needs_options(url: str) -> bool:
 
 
 def _datasets(frame: Any) -> Iterator[Dataset]:
-    """What a lazy frame reads, now or when what it reads was stored."""
-    waiting = [frame.expr] if isinstance(frame, FrameBase) else []
-    while waiting:
-        for read in waiting.pop().find_operations((ReadWebDataset, ReadStored)):
-            if isinstance(read, ReadStored):
-                waiting.append(read.stored.made_of)
-            else:
-                yield read.dataset
+    return datasets_of(frame.expr) if isinstance(frame, FrameBase) else iter(())

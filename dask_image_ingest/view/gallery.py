@@ -23,6 +23,7 @@ from dask_image_ingest.arguments import (
     shown,
 )
 from dask_image_ingest.dask_internals import FrameBase
+from dask_image_ingest.dataset import datasets_of
 from dask_image_ingest.errors import ArgumentError
 from dask_image_ingest.frames import backend_of
 from dask_image_ingest.view.cards import Thumbnails
@@ -191,13 +192,9 @@ def _lead(facts: dict[str, Counter[str]], shown: int) -> str:
 
 
 def _where(frame: Any) -> str:
-    from dask_image_ingest.dataset import ReadWebDataset
-
-    if not isinstance(frame, FrameBase):
+    dataset = next(datasets_of(frame.expr), None) if isinstance(frame, FrameBase) else None
+    if dataset is None:
         return "Images"
-    reads = list(frame.expr.find_operations(ReadWebDataset))
-    if not reads:
-        return "Images"
-    urls = [split.url for split in reads[0].dataset.splits]
+    urls = [split.url for split in dataset.splits]
     first, last = (url.rpartition("/")[2] for url in (urls[0], urls[-1]))
     return first if first == last else f"{first} … {last}"

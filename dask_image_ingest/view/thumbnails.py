@@ -11,24 +11,14 @@ from dask.utils import format_bytes
 
 from dask_image_ingest.arguments import check_storage_options, column_names, whole_number
 from dask_image_ingest.dask_internals import FrameBase
-from dask_image_ingest.dataset import (
-    POINTER,
-    DecodeMoved,
-    LateDecode,
-    ReadWebDataset,
-    decode_frame,
-    value_sources,
-)
-from dask_image_ingest.decode import make_decoding
-from dask_image_ingest.frames import backend_of, pandas_type
+from dask_image_ingest.dataset import POINTER
+from dask_image_ingest.frames import backend_of
 from dask_image_ingest.ops import encode, small_images
 from dask_image_ingest.view.cards import Card, Thumbnails
+from dask_image_ingest.view.in_shards import in_shards
 from dask_image_ingest.view.sample import first_rows, spread_rows
 
 __all__ = ["make_thumbnails"]
-
-# What a read or a late decode finds an image by.
-_PLACE = (*POINTER, "__key__")
 
 _FACTS = ("format", "height", "width", "nbytes")
 
@@ -53,7 +43,7 @@ def make_thumbnails(
     n = whole_number("n", n, 1, "pass a positive number of images")
     thumbnail = whole_number("thumbnail", thumbnail, 1, "pass the longer edge in pixels")
     check_storage_options(storage_options)
-    pointed = _is_as_stored(frame)
+    pointed = in_shards(frame, storage_options)
     image = [] if pointed else [frame.images.column]
     texts = [name for name in columns if name not in image and not (pointed and name == "error")]
     facts = [name for name in _FACTS if name in frame.columns]
@@ -62,8 +52,7 @@ def make_thumbnails(
     narrow = _simplified(frame[needed])
     rows = (spread_rows if spread else first_rows)(narrow, n)
     if pointed:
-        options = storage_options or _storage_options(frame)
-        rows = _decoded_small(rows, thumbnail, options)
+        rows = pointed.decode(rows, thumbnail)
     else:
         rows = small_images(rows, image[0], thumbnail, "longer")
     return Thumbnails(_cards(rows, texts, facts, thumbnail), thumbnail)
@@ -72,49 +61,6 @@ def make_thumbnails(
 def _simplified(frame: Any) -> Any:
     """The same frame; dask takes no column out of a concatenation of which there is a head."""
     return frame.simplify() if isinstance(frame, FrameBase) else frame
-
-
-def _is_as_stored(frame: Any) -> bool:
-    """Whether the images are those that the rows point to, and none of them is decoded yet."""
-    if not set(POINTER) <= set(frame.columns):
-        return False
-    meta = frame._meta if isinstance(frame, FrameBase) else frame
-    backend = backend_of(meta)
-    images = [name for name in frame.columns if backend.is_images(meta[name].dtype)]
-    if len(images) != 1 or not isinstance(frame, FrameBase):
-        return not images
-    # Rows that no place tells are found by their key.
-    return all(_decodes(*source) for source in value_sources(frame.expr, (images[0], *_PLACE)))
-
-
-def _decodes(expr: Any, columns: tuple[Any, ...]) -> bool:
-    """Whether an expression decodes images by their pointers, and does nothing else to them."""
-    image, *place = columns
-    if tuple(place) != _PLACE or image not in expr.columns:
-        return False
-    if isinstance(expr, ReadWebDataset):
-        return expr.dataset.options.decoding.transform is None
-    if isinstance(expr, LateDecode):
-        return expr.decoding.transform is None
-    if isinstance(expr, DecodeMoved):
-        return all(_decodes(*source) for source in value_sources(expr.frame, columns))
-    return False
-
-
-def _storage_options(frame: Any) -> dict[str, Any] | None:
-    if not isinstance(frame, FrameBase):
-        return None
-    read = next(iter(frame.expr.find_operations(ReadWebDataset)), None)
-    return None if read is None else read.dataset.options.storage_options
-
-
-def _decoded_small(rows: Any, thumbnail: int, storage_options: dict[str, Any] | None) -> Any:
-    # On the CPU, since the images are few and a client may have no GPU.
-    frame = backend_of(rows).to_arrow(rows).to_pandas(types_mapper=pandas_type)
-    decoding = make_decoding(
-        device="cpu", size=thumbnail, resize="longer", mode="RGB", transform=None, max_pixels=None
-    )
-    return decode_frame(frame, decoding, storage_options)
 
 
 def _cards(rows: Any, texts: list[str], facts: list[str], thumbnail: int) -> list[Card]:

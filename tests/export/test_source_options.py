@@ -2,53 +2,22 @@
 
 from __future__ import annotations
 
-import fsspec
 import pytest
-from fsspec.implementations.memory import MemoryFileSystem
+from guarded import put_guarded
 from tars import tar
 
 import dask_image_ingest as dii
 from dask_image_ingest.errors import ArgumentError
 
 
-class Guarded(MemoryFileSystem):
-    """What is in memory, for whoever knows the word."""
-
-    protocol = "guarded"
-    cachable = False
-
-    def __init__(self, word=None, **options):
-        super().__init__(**options)
-        self.word = word
-
-    @classmethod
-    def _strip_protocol(cls, path):
-        return MemoryFileSystem._strip_protocol(path.replace("guarded://", "memory://"))
-
-    def _check(self):
-        if self.word not in ("sesame", "please"):
-            raise PermissionError("what is the word?")
-
-    def info(self, path, **options):
-        self._check()
-        return super().info(path, **options)
-
-    def ls(self, path, **options):
-        self._check()
-        return super().ls(path, **options)
-
-    def _open(self, path, *args, **options):
-        self._check()
-        return super()._open(path, *args, **options)
-
-
 @pytest.fixture
 def url():
-    fsspec.register_implementation("guarded", Guarded, clobber=True)
-    fs = MemoryFileSystem()
-    fs.store.clear()
-    for number in range(2):
-        fs.pipe(f"/in/{number}.tar", tar({f"{number}{n}.jpg": b"image" for n in range(3)}))
+    put_guarded(
+        {
+            f"/in/{number}.tar": tar({f"{number}{n}.jpg": b"image" for n in range(3)})
+            for number in range(2)
+        }
+    )
     return "guarded://in/"
 
 

@@ -12,7 +12,7 @@ from pyarrow import parquet
 
 from dask_image_ingest import dask_internals as dx
 from dask_image_ingest.dask_internals import BlockwiseIO, Task
-from dask_image_ingest.dataset import RowSource, is_settled, row_sources
+from dask_image_ingest.dataset import KeepsResults, RowSource, is_settled, row_sources
 from dask_image_ingest.errors import ExportError
 from dask_image_ingest.export.place import Place
 from dask_image_ingest.frames import backend_of, index_columns
@@ -69,7 +69,7 @@ class Stored:
         return Shard(f"{self.place.url}#{number}" if name is None else name, 0, name or "skipped")
 
 
-class ReadStored(dx.PartitionsFiltered, BlockwiseIO):
+class ReadStored(dx.PartitionsFiltered, BlockwiseIO, KeepsResults):
     """Reads what is stored; takes up projections and lengths from the query around it."""
 
     _parameters: ClassVar = ["stored", "columns", "_partitions"]
@@ -81,6 +81,11 @@ class ReadStored(dx.PartitionsFiltered, BlockwiseIO):
     @functools.cached_property
     def _name(self) -> str:
         return f"read-checkpoint-{self.deterministic_token}"
+
+    @property
+    def made_of(self) -> Any:
+        """The query whose results are stored."""
+        return self.stored.made_of
 
     @property
     def columns(self) -> list[str]:
