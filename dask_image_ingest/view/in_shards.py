@@ -126,7 +126,7 @@ def _sources(expr: Any, columns: tuple[Any, ...]) -> Iterator[tuple[Any, tuple[A
 
 def _decodes(expr: Any, columns: tuple[Any, ...]) -> bool:
     """Whether an expression decodes images by their pointers, and does nothing else to them."""
-    if columns != ("image", *_PLACE):
+    if columns != ("image", *_PLACE) or not set(columns) <= set(expr.columns):
         return False
     if isinstance(expr, ReadWebDataset):
         return expr.dataset.options.decoding.transform is None

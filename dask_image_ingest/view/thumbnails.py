@@ -47,8 +47,10 @@ def make_thumbnails(
     image = [] if pointed else [frame.images.column]
     texts = [name for name in columns if name not in image and not (pointed and name == "error")]
     facts = [name for name in _FACTS if name in frame.columns]
-    shown = POINTER if pointed else (*image, *({"error"} & set(frame.columns)))
-    needed = list(dict.fromkeys([*texts, *facts, *shown]))
+    # Some images are found by their key, which need not stand below them.
+    others = {"__key__"} if pointed else {"error"}
+    needed = [*texts, *facts, *(POINTER if pointed else image), *(others & set(frame.columns))]
+    needed = list(dict.fromkeys(needed))
     narrow = _simplified(frame[needed])
     rows = (spread_rows if spread else first_rows)(narrow, n)
     if pointed:

@@ -1,7 +1,6 @@
 """Rows that lost their pixels, or never had any, get them from the bytes they point to."""
 
 import io
-import subprocess
 
 import dask
 import dask.dataframe as dd
@@ -10,6 +9,7 @@ import pandas as pd
 import pytest
 from photo_shards import write_tar
 from PIL import Image
+from tars import sparse_tar
 
 import dask_image_ingest as dii
 from dask_image_ingest.dataset import late_decode
@@ -282,19 +282,6 @@ def test_columns_that_are_no_pointers_are_refused_by_name(table, column, values)
         lazy = dd.from_pandas(frame, npartitions=1)
     with pytest.raises(dii.ArgumentError, match=column):
         dii.decode_images(lazy).compute()
-
-
-def sparse_tar(path, members):
-    """A tar whose members GNU tar writes with holes, where they have any."""
-    for name, content in members.items():
-        with open(path.parent / name, "wb") as file:
-            for start in range(0, len(content), 4096):
-                block = content[start : start + 4096]
-                file.seek(len(block), 1) if not any(block) else file.write(block)
-            file.truncate(len(content))
-    command = ["tar", "--sparse", "--format=gnu", "-cf", path, "-C", path.parent, *members]
-    subprocess.run(command, check=True)
-    return path
 
 
 def bmp(shade):

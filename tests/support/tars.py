@@ -6,6 +6,7 @@ import contextlib
 import gzip
 import io
 import random
+import subprocess
 import tarfile
 from collections import Counter
 from collections.abc import Iterable
@@ -67,6 +68,19 @@ def zstd(data: bytes) -> bytes:
 
 
 COMPRESSIONS = {"": bytes, ".gz": gzip.compress, ".zst": zstd}
+
+
+def sparse_tar(path, members):
+    """A tar whose members GNU tar writes with holes, where they have any."""
+    for name, content in members.items():
+        with open(path.parent / name, "wb") as file:
+            for start in range(0, len(content), 4096):
+                block = content[start : start + 4096]
+                file.seek(len(block), 1) if not any(block) else file.write(block)
+            file.truncate(len(content))
+    command = ["tar", "--sparse", "--format=gnu", "-cf", path, "-C", path.parent, *members]
+    subprocess.run(command, check=True)
+    return path
 
 
 def webdataset_samples(shard: bytes) -> Samples:

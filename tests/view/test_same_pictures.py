@@ -11,6 +11,7 @@ import pytest
 from counted import work  # noqa: F401  a fixture
 from photo_shards import write_tar
 from PIL import Image
+from tars import sparse_tar, tar
 
 import dask_image_ingest as dii
 from dask_image_ingest.dataset import POINTER
@@ -106,6 +107,35 @@ def test_pointers_of_the_same_rows_are_decoded_for_what_is_shown(pair, work):  #
         before = work["decoded"]
         frame.images.show(2)
         assert work["decoded"] - before == 2, frame
+
+
+@pytest.fixture
+def odd(photos, tmp_path):
+    """A good image, one that is there twice, no image, and in another shard one with holes."""
+    jpeg = photos[0].encoded
+    members = [("a.jpg", jpeg), ("twice.jpg", jpeg), ("twice.jpg", jpeg), ("none.txt", b"none")]
+    (tmp_path / "0.tar").write_bytes(tar(members))
+    holes = io.BytesIO()
+    Image.new("RGB", (200, 200)).save(holes, "BMP")
+    sparse_tar(tmp_path / "1.tar", {"holes.bmp": holes.getvalue()})
+    return dii.read_webdataset_images(sorted(tmp_path.glob("*.tar")), backend="pandas")
+
+
+@pytest.mark.parametrize("columns", [None, ["width"], []])
+def test_images_that_only_their_key_tells_are_shown_whatever_the_caption(odd, columns, tmp_path):
+    want = odd.error.compute().isna().tolist()
+    assert want == [True, False, False, True]
+    assert odd.offset.compute().isna().tolist() == [False, True, True, True]
+    metadata = odd.drop(columns=["image", "error"])
+    without_key = odd.drop(columns="__key__")
+    for frame in (odd, metadata, metadata.compute(), without_key, without_key.simplify()):
+        sheet = frame.images.show(columns=columns)
+        assert [card.jpeg is not None for card in sheet.cards] == want
+        if columns is not None:
+            assert all(list(card.texts) == columns for card in sheet.cards)
+    sheet = dii.gallery(odd, tmp_path / "out.html", columns=columns)
+    assert [card.jpeg is not None for card in sheet.cards] == want
+    assert_shows_what_is_computed(odd)
 
 
 STEPS = {
