@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from collections import Counter
 from collections.abc import Sequence
+from functools import partial
 from html import escape
 from os import PathLike
 from pathlib import Path
@@ -23,10 +24,11 @@ from dask_image_ingest.arguments import (
     shown,
 )
 from dask_image_ingest.dask_internals import FrameBase
-from dask_image_ingest.dataset import datasets_of
+from dask_image_ingest.dataset import POINTER, datasets_of
 from dask_image_ingest.errors import ArgumentError
 from dask_image_ingest.frames import backend_of
 from dask_image_ingest.view.cards import Thumbnails
+from dask_image_ingest.view.in_shards import PLACE, InShards, in_shards
 from dask_image_ingest.view.page import bars_chart, columns_chart, page
 from dask_image_ingest.view.thumbnails import make_thumbnails
 
@@ -36,6 +38,8 @@ _ASPECTS = {
     "1:1": 1.0,
     "5:4": 5 / 4, "4:3": 4 / 3, "3:2": 3 / 2, "16:9": 16 / 9, "2:1": 2.0, "3:1": 3.0,
 }  # fmt: skip
+# The longer edge of images of which only the errors are wanted.
+_SMALL = 16
 _HEADER = ("format", "height", "width", "nbytes")
 
 
@@ -82,7 +86,8 @@ def gallery(
     Raises
     ------
     ArgumentError
-        If a column does not exist, or an argument is not of its kind.
+        If a column does not exist, or an argument is not of its kind; with ``decode=True`` if the
+        frame has no column ``error``, and its images are not those that its rows point to.
 
     Examples
     --------
@@ -95,8 +100,9 @@ def gallery(
     check_storage_options(storage_options)
     if title is not None and not (isinstance(title, str) and is_utf8(title)):
         raise ArgumentError(f"title={shown(title)}: pass a text, or None")
+    decoded = _decoding_all(frame, storage_options) if decode else None
     sheet = make_thumbnails(frame, n, thumbnail, columns, storage_options, spread=True)
-    facts = count_facts(frame, decode)
+    facts = count_facts(frame, decode, decoded)
     title = title or _where(frame)
     body = (
         f"<h1>{escape(title)}</h1>"
@@ -109,10 +115,29 @@ def gallery(
     return sheet
 
 
-def count_facts(frame: Any, decode: bool = False) -> dict[str, Counter[str]]:
-    """How many images have each size, aspect, format and error, in one pass over the headers."""
-    wanted = [*_HEADER, *(["error"] if decode else [])]
-    narrow = frame[[name for name in wanted if name in frame.columns]]
+def _decoding_all(frame: Any, storage_options: dict[str, Any] | None) -> InShards | None:
+    """How to decode all images of a frame, to know their errors; None where it tells them."""
+    if "error" in frame.columns:
+        return None
+    pointed = in_shards(frame, storage_options)
+    if pointed is None:
+        raise ArgumentError(
+            "decode=True: the frame has no column 'error', and its images are not those that its "
+            f"rows point to ({', '.join(POINTER)}, '__key__'): keep 'error', or pass decode=False"
+        )
+    return pointed
+
+
+def count_facts(
+    frame: Any, decode: bool = False, pointed: InShards | None = None
+) -> dict[str, Counter[str]]:
+    """How many images have each size, aspect, format and error, in one pass.
+
+    It looks at headers alone, unless it is to ``decode``: then the frame has its errors, or its
+    rows are decoded as they are ``pointed`` at.
+    """
+    wanted = [*_HEADER, *(["error"] if decode else []), *(PLACE if pointed else ())]
+    narrow = frame[[name for name in frame.columns if name in wanted]]
     if isinstance(frame, FrameBase):
         meta = pd.DataFrame(
             {
@@ -121,16 +146,19 @@ def count_facts(frame: Any, decode: bool = False) -> dict[str, Counter[str]]:
                 "count": pd.Series([], dtype="int64"),
             }
         )
-        table = narrow.reduction(_fact_table, combine=_added, aggregate=_added, meta=meta).compute()
+        chunk = partial(_fact_table, pointed=pointed)
+        table = narrow.reduction(chunk, combine=_added, aggregate=_added, meta=meta).compute()
     else:
-        table = _added(_fact_table(narrow))
+        table = _added(_fact_table(narrow, pointed))
     facts: dict[str, Counter[str]] = {}
     for fact, bin_, count in table.itertuples(index=False):
         facts.setdefault(fact, Counter())[bin_] = int(count)
     return facts
 
 
-def _fact_table(frame: Any) -> pd.DataFrame:
+def _fact_table(frame: Any, pointed: InShards | None = None) -> pd.DataFrame:
+    if pointed is not None:
+        frame = pointed.decode(frame, _SMALL).drop(columns="image")
     table = backend_of(frame).to_arrow(frame).to_pandas()
     facts: dict[str, Any] = {"total": Counter(rows=len(table))}
     if "nbytes" in table:

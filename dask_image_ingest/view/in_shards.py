@@ -22,10 +22,10 @@ from dask_image_ingest.dataset import (
 from dask_image_ingest.decode import MAX_PIXELS, make_decoding
 from dask_image_ingest.frames import backend_of, pandas_type
 
-__all__ = ["InShards", "in_shards"]
+__all__ = ["PLACE", "InShards", "in_shards"]
 
 # What a read or a late decode finds an image by: one that no place tells, by its key.
-_PLACE = (*POINTER, "__key__")
+PLACE = (*POINTER, "__key__")
 
 
 @dataclass(frozen=True)
@@ -101,7 +101,7 @@ def in_shards(frame: Any, storage_options: dict[str, Any] | None) -> InShards | 
     if not lazy:
         return InShards((_Way(storage_options),))
     if images:
-        sources = list(_sources(frame.expr, (images[0], *_PLACE)))
+        sources = list(_sources(frame.expr, (images[0], *PLACE)))
         if not all(_decodes(*source) for source in sources):
             return None
     else:
@@ -126,7 +126,7 @@ def _sources(expr: Any, columns: tuple[Any, ...]) -> Iterator[tuple[Any, tuple[A
 
 def _decodes(expr: Any, columns: tuple[Any, ...]) -> bool:
     """Whether an expression decodes images by their pointers, and does nothing else to them."""
-    if columns != ("image", *_PLACE) or not set(columns) <= set(expr.columns):
+    if columns != ("image", *PLACE) or not set(columns) <= set(expr.columns):
         return False
     if isinstance(expr, ReadWebDataset):
         return expr.dataset.options.decoding.transform is None

@@ -90,6 +90,25 @@ class TestGallery:
         dii.gallery(ddf, tmp_path / "out.html", n=1, decode=True)
         assert "2 of all images" in Page((tmp_path / "out.html").read_text()).text
 
+    def test_all_errors_are_counted_without_the_column_of_errors(self, bad, tmp_path):
+        whole = dii.read_webdataset_images(bad, backend="pandas")
+        want = count_facts(whole, decode=True)["error"]
+        assert want == {"truncated": 1, "missing": 1}
+        metadata = whole.drop(columns=["image", "error"])
+        for frame in (whole.drop(columns="error"), metadata, metadata.compute()):
+            dii.gallery(frame, tmp_path / "out.html", n=1, decode=True)
+            text = Page((tmp_path / "out.html").read_text()).text
+            assert "2 of all images" in text
+            assert set(want) == {
+                name for name in ("truncated", "missing", "corrupt") if name in text
+            }
+        for frame in (whole[["image", "txt"]], whole.drop(columns="error").compute()):
+            with pytest.raises(
+                dii.ArgumentError, match="decode=True: the frame has no column 'err"
+            ):
+                dii.gallery(frame, tmp_path / "none.html", decode=True)
+        assert not (tmp_path / "none.html").exists()
+
     @pytest.mark.slow
     def test_it_works_after_a_merge(self, ddf, tmp_path):
         merged = ddf.merge(ddf[["__key__", "cls"]], on="__key__")
