@@ -22,7 +22,7 @@ from dask_image_ingest.dataset import (
 from dask_image_ingest.decode import MAX_PIXELS, make_decoding
 from dask_image_ingest.frames import backend_of, pandas_type
 
-__all__ = ["PLACE", "InShards", "in_shards"]
+__all__ = ["PLACE", "InShards", "image_columns", "in_shards"]
 
 # What a read or a late decode finds an image by: one that no place tells, by its key.
 PLACE = (*POINTER, "__key__")
@@ -93,9 +93,7 @@ def in_shards(frame: Any, storage_options: dict[str, Any] | None) -> InShards | 
     if not set(POINTER) <= set(frame.columns):
         return None
     lazy = isinstance(frame, FrameBase)
-    meta = frame._meta if lazy else frame
-    backend = backend_of(meta)
-    images = [name for name in frame.columns if backend.is_images(meta[name].dtype)]
+    images = image_columns(frame)
     if len(images) > 1 or (images and not lazy):
         return None
     if not lazy:
@@ -112,6 +110,13 @@ def in_shards(frame: Any, storage_options: dict[str, Any] | None) -> InShards | 
         return found
     given = [replace(way, storage_options=storage_options) for way in found.ways]
     return replace(found, ways=tuple(given))
+
+
+def image_columns(frame: Any) -> list[Any]:
+    """The columns of a frame that hold images."""
+    meta = frame._meta if isinstance(frame, FrameBase) else frame
+    backend = backend_of(meta)
+    return [name for name in frame.columns if backend.is_images(meta[name].dtype)]
 
 
 def _sources(expr: Any, columns: tuple[Any, ...]) -> Iterator[tuple[Any, tuple[Any, ...]]]:

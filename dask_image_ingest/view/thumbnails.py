@@ -15,7 +15,7 @@ from dask_image_ingest.dataset import POINTER
 from dask_image_ingest.frames import backend_of
 from dask_image_ingest.ops import encode, small_images
 from dask_image_ingest.view.cards import Card, Thumbnails
-from dask_image_ingest.view.in_shards import in_shards
+from dask_image_ingest.view.in_shards import image_columns, in_shards
 from dask_image_ingest.view.sample import first_rows, spread_rows
 
 __all__ = ["make_thumbnails"]
@@ -45,7 +45,9 @@ def make_thumbnails(
     check_storage_options(storage_options)
     pointed = in_shards(frame, storage_options)
     image = [] if pointed else [frame.images.column]
-    texts = [name for name in columns if name not in image and not (pointed and name == "error")]
+    # Pixels are no text, and errors stand in the place of images.
+    made = {*image_columns(frame), *(("image", "error") if pointed else ())}
+    texts = [name for name in columns if name not in made]
     facts = [name for name in _FACTS if name in frame.columns]
     # Some images are found by their key, which need not stand below them.
     others = {"__key__"} if pointed else {"error"}

@@ -61,6 +61,14 @@ def test_captions_are_shown_on_demand(ddf, photos):
         ddf.images.show(columns=["nothing"])
 
 
+def test_an_image_is_no_caption(ddf, work):  # noqa: F811
+    shown = ddf.images.show(2, columns=("image", "txt"))
+    assert work["decoded"] == 2
+    frame = ddf.compute()
+    for sheet in (shown, frame.images.show(2, columns=("image", "txt"))):
+        assert [card.texts for card in sheet.cards] == [{"txt": text} for text in frame.txt[:2]]
+
+
 def test_errors_are_visible(bad):
     ddf = dii.read_webdataset_images(bad, backend="pandas")
     page = Page(ddf.images.show()._repr_html_())
