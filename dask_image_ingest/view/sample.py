@@ -36,8 +36,8 @@ def first_rows(frame: Any, n: int, compute: Callable[..., Any] = dask.compute) -
 def spread_rows(frame: Any, n: int) -> Any:
     """``n`` rows from all over the frame, computed, in its order."""
     if not isinstance(frame, FrameBase):
-        step = max(1, len(frame) // n)
-        return frame.iloc[::step].head(n)
+        shown = min(n, len(frame))
+        return frame.iloc[[row * len(frame) // shown for row in range(shown)]]
     count = min(frame.npartitions, n, _SPREAD)
     chosen = [frame.npartitions * i // count for i in range(count)]
     parts = dask.compute(*_heads(frame, chosen, n))

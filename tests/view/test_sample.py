@@ -76,3 +76,16 @@ def test_rows_are_spread_evenly_and_short_partitions_are_made_up_for():
     assert parts.index.tolist() == list(range(0, 50, 2))  # 25 of the 50
     assert parts[10] == 1
     assert sorted(parts.drop(10)) == [2] * 23 + [3]
+
+
+@pytest.mark.parametrize("n", [1, 3, 51, 60, 99, 100, 150])
+def test_rows_of_a_frame_in_memory_come_from_all_over_it(n):
+    frame = pd.DataFrame({"row": np.arange(100)})
+    rows = spread_rows(frame, n)["row"].to_numpy()
+    count = min(n, 100)
+    # As many of each part of it, but for one.
+    assert len(rows) == count
+    for parts in (2, 4):
+        found = np.histogram(rows, np.linspace(0, 100, parts + 1))[0]
+        assert found.max() - found.min() <= 1
+    assert len(spread_rows(frame[:0], n)) == 0
