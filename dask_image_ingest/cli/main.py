@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import os
 import sys
 import warnings
@@ -19,9 +20,13 @@ from dask_image_ingest.errors import (
     MissingDependencyError,
     ShardNotFoundError,
 )
+from dask_image_ingest.export import RefusedRowsError
 from dask_image_ingest.listing_progress import showing_listings
 
 __all__ = ["main"]
+
+# A full disk, or a quota.
+_NO_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 
 _ARGUMENT_ERRORS = (ArgumentError, MissingDependencyError, ShardNotFoundError)
 
@@ -32,16 +37,31 @@ def main(argv: Sequence[str] | None = None) -> int:
     try:
         out = sys.stderr if sys.stderr.isatty() else None
         with _plain_warnings(), _scheduler(args.scheduler), showing_listings(out):
-            return int(args.verb(args))
+            status = int(args.verb(args))
+        # Here, and not at exit, where no error could be told.
+        sys.stdout.flush()
+        return status
     except DaskImageIngestError as error:
         print(f"dask-image-ingest: {error}", file=sys.stderr)
-        return WRONG_ARGUMENTS if isinstance(error, _ARGUMENT_ERRORS) else BAD_DATA
+        wrong = isinstance(error, _ARGUMENT_ERRORS) and not isinstance(error, RefusedRowsError)
+        return WRONG_ARGUMENTS if wrong else BAD_DATA
     except KeyboardInterrupt:
         return INTERRUPTED
     except BrokenPipeError:
-        # The reader of a pipe has closed it: `... | head`. Python flushes this at exit.
-        sys.stdout = open(os.devnull, "w")  # noqa: SIM115
+        # The reader of a pipe has closed it: `... | head`.
+        _close_stdout()
         return FINE
+    except OSError as error:
+        if error.errno not in _NO_ROOM:
+            raise
+        _close_stdout()
+        print(f"dask-image-ingest: cannot write the output: {error}", file=sys.stderr)
+        return WRONG_ARGUMENTS
+
+
+def _close_stdout() -> None:
+    """Have Python write nowhere what is left when it exits."""
+    sys.stdout = open(os.devnull, "w")  # noqa: SIM115
 
 
 @contextlib.contextmanager

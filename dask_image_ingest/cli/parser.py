@@ -119,7 +119,10 @@ def _json(text: str) -> Any:
 
 
 def _positive(text: str) -> int:
-    number = int(text)
+    try:
+        number = int(text)
+    except ValueError:
+        number = 0
     if number < 1:
-        raise ValueError(text)
+        raise argparse.ArgumentTypeError(f"{text!r}: pass a whole number of at least 1")
     return number

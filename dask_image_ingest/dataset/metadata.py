@@ -13,6 +13,7 @@ import pyarrow as pa
 from dask_image_ingest.dataset.conversion import convert
 from dask_image_ingest.dataset.filters import Filters, columns_of, matching
 from dask_image_ingest.dataset.options import ReadOptions
+from dask_image_ingest.dataset.pointers import NO_MEMBER
 from dask_image_ingest.dataset.row_pointers import RowPointer, as_texts
 from dask_image_ingest.dataset.schema import POINTER_COLUMNS, Component, image_member
 from dask_image_ingest.dataset.sidecar import Sidecar
@@ -36,7 +37,6 @@ from dask_image_ingest.tar import (
 # The properties of SampleRows that are computed once, and keep their values when rows are taken.
 _CACHED = frozenset({"samples", "spans", "headers", "_sidecar_rows"})
 
-_MISSING = Header(None, None, None, None, "missing: the sample has no image member", True)
 _LARGEST_INT64 = 2**63 - 1
 _HEADER_COLUMNS = frozenset(Header._fields) & frozenset(POINTER_COLUMNS)
 
@@ -197,7 +197,7 @@ class SampleRows:
 
     def _header(self, sample: Sample, span: Span | None) -> Header:
         if span is None:
-            return _MISSING
+            return NO_MEMBER
         if error := too_large_error(self._index, span):
             return Header(None, None, None, None, error, True)
         content = open_member(self._content, self._index, span)

@@ -20,7 +20,7 @@ from dask_image_ingest.tar import (
     too_large_error,
 )
 
-__all__ = ["POINTER", "checked_pointers", "each_shard", "read_encoded"]
+__all__ = ["NO_MEMBER", "POINTER", "checked_pointers", "each_shard", "read_encoded"]
 
 # Shards whose rows are fetched at the same time.
 _REMOTE_AT_ONCE = 8
@@ -32,6 +32,7 @@ def _no_image(why: str) -> Header:
     return Header(None, None, None, None, f"missing: {why}", True)
 
 
+NO_MEMBER = _no_image("the sample has no image member")
 _NO_POINTER = _no_image("the row points to no image bytes")
 _OUTSIDE = _no_image("the row points beyond the end of its shard")
 _NO_KEY = _no_image("the row tells no place of its image; one with its __key__ may have it found")
@@ -72,6 +73,8 @@ def read_encoded(
     for row, (url, size) in enumerate(zip(urls, sizes, strict=True)):
         if url and size is not None:
             by_shard.setdefault(url, []).append(row)
+        elif url and offsets[row] is None:
+            encoded[row] = NO_MEMBER
 
     def read(url: str, rows: list[int]) -> None:
         placed = sorted((r for r in rows if offsets[r] is not None), key=offsets.__getitem__)

@@ -16,7 +16,13 @@ from dask_image_ingest.decode.formats.header import (
 )
 from dask_image_ingest.decode.formats.jpeg_frame import read_jpeg_frame
 from dask_image_ingest.decode.images import decode
-from dask_image_ingest.decode.options import MAX_PIXELS, Decoding, ImageShape, make_decoding
+from dask_image_ingest.decode.options import (
+    LARGEST_SIZE,
+    MAX_PIXELS,
+    Decoding,
+    ImageShape,
+    make_decoding,
+)
 from dask_image_ingest.decode.origin import Origin
 from dask_image_ingest.decode.pixels import PixelBuffer, Pixels
 from dask_image_ingest.decode.resize import ResizedImage
@@ -24,6 +30,7 @@ from dask_image_ingest.decode.scaled import require_simplejpeg
 from dask_image_ingest.decode.threads import decode_pool, decode_threads
 
 __all__ = [
+    "LARGEST_SIZE",
     "LONGEST_EDGE",
     "MAX_PIXELS",
     "SWAPPED",

@@ -23,7 +23,7 @@ MAX_PIXELS = 178_956_970
 LARGEST_IMAGE = 2**31 - 1
 
 # What ``size`` may be at most.
-LARGEST_EDGE = 2**15 - 1
+LARGEST_SIZE = 2**15 - 1
 
 RESIZES = ("stretch", "crop", "pad", "shorter", "longer")
 
@@ -172,7 +172,7 @@ def _size(size: Any, resize: str) -> tuple[int, ...] | None:
     if not all(_is_edge(edge) for edge in edges):
         raise ArgumentError(
             f"size={shown(size)}: pass one whole number of pixels, or (height, width), each from "
-            f"1 to {LARGEST_EDGE}"
+            f"1 to {LARGEST_SIZE}"
         )
     edges = [int(edge) for edge in edges]
     if resize in ("shorter", "longer"):
@@ -183,4 +183,4 @@ def _size(size: Any, resize: str) -> tuple[int, ...] | None:
 
 
 def _is_edge(edge: Any) -> bool:
-    return is_whole(edge) and 1 <= edge <= LARGEST_EDGE
+    return is_whole(edge) and 1 <= edge <= LARGEST_SIZE

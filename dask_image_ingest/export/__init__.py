@@ -7,11 +7,13 @@ frame computes is kept as parquet files, a partition each (``checkpoint/``).
 from dask_image_ingest.export.checkpoint import checkpoint
 from dask_image_ingest.export.command import add_export
 from dask_image_ingest.export.jpeg import Encode
+from dask_image_ingest.export.reasons import RefusedRowsError
 from dask_image_ingest.export.write import to_webdataset
 from dask_image_ingest.export.write_index import write_index
 
 __all__ = [
     "Encode",
+    "RefusedRowsError",
     "add_export",
     "checkpoint",
     "to_webdataset",

@@ -14,7 +14,7 @@ from dask_image_ingest.decode import printable
 from dask_image_ingest.errors import ArgumentError
 from dask_image_ingest.storage import local_path
 
-__all__ = ["Reasons"]
+__all__ = ["Reasons", "RefusedRowsError"]
 
 # Rows that are named of those that share a reason.
 _NAMED = 3
@@ -22,6 +22,10 @@ _NAMED = 3
 # A key that every reader gives back as it is: parts between slashes, the last one without a dot.
 _GOOD_KEY = r"^([^/\\[:cntrl:]]+/)*[^/.\\[:cntrl:]]+$"
 _BAD_PART = r"(^|/)(\.\.|__[^/]*__)(/|$)"
+
+
+class RefusedRowsError(ArgumentError):
+    """Rows that cannot be exported, of a frame of which all should be: bad data, to a shell."""
 
 
 class Reasons:
@@ -122,7 +126,7 @@ class Reasons:
         ]
         more = f" ... and {len(table) - _NAMED:,} more" if len(table) > _NAMED else ""
         drop = "Filter them out, or pass errors='drop' to leave them out and have them told"
-        raise ArgumentError(
+        raise RefusedRowsError(
             f"{len(table):,} of {len(self._rows):,} rows cannot be exported: {'; '.join(named)}"
             f"{more}. Nothing was written. {self._options_for_remote_shards()}"
             f"{'No shard of the frame can be read' if nothing_read else drop}"

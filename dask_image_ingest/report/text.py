@@ -19,9 +19,20 @@ __all__ = ["common_folder", "head_text", "index_text", "listing", "number"]
 def head_text(rows: pd.DataFrame) -> str:
     """Rows as a table that fits the terminal, without the folder that their shards share."""
     folder = common_folder(list(rows["__url__"]))
-    shown = rows.assign(__url__=rows["__url__"].str.removeprefix(folder))
+    shown = rows.assign(__url__=rows["__url__"].str.removeprefix(folder)).rename(columns=_escaped)
+    for name in shown.columns[shown.dtypes.map(pd.api.types.is_string_dtype)]:
+        shown[name] = shown[name].map(_escaped, na_action="ignore")
     width = shutil.get_terminal_size((120, 0)).columns
-    return str(shown.to_string(index=False, line_width=width, max_colwidth=40))
+    text = str(shown.to_string(index=False, line_width=width, max_colwidth=40))
+    # Lists and the like have texts, too.
+    return "\n".join(map(_escaped, text.split("\n")))
+
+
+def _escaped(text: str) -> str:
+    """A text in whatever script, with escapes for all that a terminal would not print but obey."""
+    if text.isprintable():
+        return text
+    return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in text)
 
 
 def index_text(indexes: Sequence[Mapping[str, Any]]) -> str:

@@ -12,6 +12,7 @@ from dask.utils import format_bytes
 from dask_image_ingest.arguments import check_storage_options, column_names, whole_number
 from dask_image_ingest.dask_internals import FrameBase
 from dask_image_ingest.dataset import POINTER
+from dask_image_ingest.decode import LARGEST_SIZE
 from dask_image_ingest.frames import backend_of
 from dask_image_ingest.ops import encode, small_images
 from dask_image_ingest.view.cards import Card, Thumbnails
@@ -41,7 +42,8 @@ def make_thumbnails(
         columns = [name for name in frame.columns if name == "__key__"]
     columns = column_names([columns] if isinstance(columns, str) else columns, frame.columns)
     n = whole_number("n", n, 1, "pass a positive number of images")
-    thumbnail = whole_number("thumbnail", thumbnail, 1, "pass the longer edge in pixels")
+    advice = f"pass the longer edge in pixels, from 1 to {LARGEST_SIZE}"
+    thumbnail = whole_number("thumbnail", thumbnail, 1, advice, LARGEST_SIZE)
     check_storage_options(storage_options)
     pointed = in_shards(frame, storage_options)
     image = [] if pointed else [frame.images.column]

@@ -215,3 +215,42 @@ def test_index_names_what_is_no_shard(capsys, good, tmp_path):
     assert status == 1
     assert "failed 1, written 1" in out
     assert "bad.tar is no tar archive" in out
+
+
+def test_texts_of_the_web_do_not_steer_the_terminal(tmp_path, capsys):
+    evil = "a\nb\r\x1b]0;t\x07\x9b1m\u202e日本ü"
+    members = {
+        "a\x1b[31m.jpg": b"none",
+        "a\x1b[31m.txt": evil.encode(),
+        "a\x1b[31m.json": json.dumps({"of": ["\x1b[2J"]}).encode(),
+    }
+    (tmp_path / "a.tar").write_bytes(tar(members))
+    evil_column = pa.array(["a\x1b[31m"])
+    lists = pa.array([["\x1b[2J", "b"]])
+    sidecar = pa.table({"__key__": evil_column, "in\x1b[2Jside": [1.5], "list": lists})
+    pq.write_table(sidecar, tmp_path / "a.parquet")
+    cli.main(["head", str(tmp_path / "a.tar"), "--read-sidecar", "parquet"])
+    out = capsys.readouterr().out
+    assert all(sign.isprintable() for sign in out.replace("\n", ""))
+    assert r"a\nb\r\x1b]0;t\x07\x9b1m\u202e日本ü" in out
+    for shown in (r"a\x1b[31m", r"in\x1b[2Jside", r"\x1b[2J, b", "1.5"):
+        assert shown in out
+
+
+def test_a_number_of_rows_has_to_be_positive(good, capsys):
+    for number in ("0", "-3", "few"):
+        with pytest.raises(SystemExit) as ended:
+            cli.main(["head", f"-n={number}", str(good)])
+        assert ended.value.code == WRONG_ARGUMENTS
+        told = capsys.readouterr().err
+        assert f"argument -n: '{number}': pass a whole number of at least 1" in told
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("verb", ["describe", "head"])
+def test_output_that_has_no_room_is_told_without_a_traceback(good, verb):
+    command = [sys.executable, "-m", "dask_image_ingest.cli", verb, str(good)]
+    with open("/dev/full", "w") as full:
+        ended = subprocess.run(command, stdout=full, stderr=subprocess.PIPE, text=True)
+    told = "dask-image-ingest: cannot write the output: [Errno 28] No space left on device\n"
+    assert (ended.returncode, ended.stderr) == (WRONG_ARGUMENTS, told)

@@ -209,3 +209,17 @@ def test_storage_options_reach_the_sources(folder, photos, tmp_path, capsys):
     status, _, _ = run(capsys, commands, *target, "--storage-options", "allow_pipes=true")
     assert status == 0
     assert by_webdataset(shards_in(tmp_path)) == [(p.key, p.members) for p in photos]
+
+
+def test_a_strict_export_of_rows_that_are_refused_has_found_bad_data(tmp_path, capsys):
+    (tmp_path / "in.tar").write_bytes(tar([("a.jpg", b"1"), ("a.jpg", b"2"), ("b.jpg", b"3")]))
+    template = tmp_path / "out" / "{shard:06d}.tar"
+    status, _, err = run(capsys, tmp_path / "in.tar", "-o", template, "--strict")
+    assert status == 1
+    assert "1 of 2 rows cannot be exported" in err
+    assert not template.parent.exists()
+    assert run(capsys, tmp_path / "in.tar", "-o", template)[0] == 1
+    assert (
+        run(capsys, tmp_path / "in.tar", "-o", template, "--strict", "--resume", "--overwrite")[0]
+        == 2
+    )

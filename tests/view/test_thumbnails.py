@@ -10,6 +10,7 @@ import pytest
 from counted import work  # noqa: F401  a fixture
 from html_page import Page, write_bad_photos
 from PIL import Image
+from tars import tar
 
 import dask_image_ingest as dii
 
@@ -138,3 +139,19 @@ def test_images_in_memory_are_shown_when_their_shards_are_gone(photos, tmp_path)
 def test_a_page_of_thumbnails_can_be_saved(ddf, tmp_path):
     ddf.images.show(3).save(tmp_path / "page.html")
     assert len(Page((tmp_path / "page.html").read_text()).sources()) == 3
+
+
+def test_the_edge_of_a_thumbnail_has_a_limit_of_its_own_name(ddf):
+    for thumbnail in (0, 40_000, 2.5):
+        with pytest.raises(dii.ArgumentError, match=rf"thumbnail={thumbnail}: .* 1 to 32767"):
+            ddf.images.show(thumbnail=thumbnail)
+
+
+def test_what_is_wrong_is_said_in_the_words_of_the_frame(tmp_path, photos):
+    (tmp_path / "a.tar").write_bytes(tar({"a.jpg": photos[0].encoded, "none.txt": b"no image"}))
+    ddf = dii.read_webdataset_images(tmp_path, backend="pandas")
+    told = "missing: the sample has no image member"
+    metadata = ddf.drop(columns=["image", "error"])
+    for frame in (ddf, metadata, metadata.compute(), ddf.compute()):
+        assert [card.error for card in frame.images.show().cards] == [None, told]
+    assert dii.decode_images(metadata).error.compute().iloc[1] == told
