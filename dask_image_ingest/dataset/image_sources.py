@@ -57,7 +57,8 @@ def image_sources(expr: Any, column: Any) -> Iterator[tuple[Any, Any]]:
 def value_sources(expr: Any, columns: Columns) -> Iterator[tuple[Any, Columns]]:
     """The expressions that make the values of some columns, row by row, with their names there.
 
-    An expression that brings together columns of different rows, as a merge may, makes them.
+    An expression that brings together columns of different rows, as a merge may, makes them. Where
+    it has no row of theirs they are null, but for two at most that are its keys.
     """
     below = _below(expr, columns)
     if not below:
@@ -87,7 +88,7 @@ def _below(expr: Any, columns: Columns) -> list[tuple[Any, Columns]]:
     if isinstance(expr, Merge):
         for side in ("left", "right"):
             before = tuple(_name_before(expr, side, column) for column in columns)
-            if None not in before:
+            if None not in before and _lacks_absent(expr, side, columns):
                 return [(getattr(expr, side), before)]
     return []
 
@@ -113,11 +114,19 @@ def _name_before(merge: Merge, side: str, column: Any) -> Any | None:
     if column in mine and column not in other:
         return column
     if column in keys:
-        # Where this side has no row, a key has the value of the other one.
-        return column if merge.how in ("inner", side) else None
+        return column
     name = str(column).removesuffix(suffix) if suffix else column
     found = name in mine and name in other and name not in keys
     return name if found and (name != column or not suffix) else None
+
+
+def _lacks_absent(merge: Merge, side: str, columns: Columns) -> bool:
+    """Whether columns of one side of a merge lack values where that side has no row.
+
+    Keys have those of the other side there. Of the three columns that say where an image is, one
+    without a value is enough.
+    """
+    return merge.how in ("inner", side) or len(_shared_keys(merge).intersection(columns)) < 3
 
 
 def _shared_keys(merge: Merge) -> set[Any]:

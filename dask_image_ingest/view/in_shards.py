@@ -116,7 +116,7 @@ def image_columns(frame: Any) -> list[Any]:
     """The columns of a frame that hold images."""
     meta = frame._meta if isinstance(frame, FrameBase) else frame
     backend = backend_of(meta)
-    return [name for name in frame.columns if backend.is_images(meta[name].dtype)]
+    return [name for name, dtype in meta.dtypes.items() if backend.is_images(dtype)]
 
 
 def _sources(expr: Any, columns: tuple[Any, ...]) -> Iterator[tuple[Any, tuple[Any, ...]]]:

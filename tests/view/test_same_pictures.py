@@ -91,12 +91,15 @@ def test_pointers_of_other_rows_are_not_believed(pair, name):
 def test_pointers_of_the_same_rows_are_decoded_for_what_is_shown(pair, work):  # noqa: F811
     a, b = pair
     scores = a[["__key__", "__url__", "width"]].rename(columns={"width": "score"})
+    more = dd.concat([scores, scores.assign(__key__=scores["__key__"] + "x")])[["__key__", "score"]]
     late = dii.decode_images(pixels_of_b(a, b).drop(columns="image"))
     frames = [
         a.merge(b.drop(columns=["image", "error"]), on="__key__", suffixes=("", "_b")),
         b.drop(columns=["image", "error"]).merge(a, on="__key__", suffixes=("_b", "")),
         a.merge(scores, on=["__key__", "__url__"]),
         a.merge(scores.drop(columns="__url__"), on="__key__", how="left"),
+        more.merge(a, on="__key__", how="left"),
+        a.merge(more, on="__key__", how="outer"),
         dd.concat([a, b]),
         a.shuffle("__key__").simplify(),
         a.rename(columns={"width": "w"}).assign(area=lambda d: d.w * d.height),
@@ -153,6 +156,13 @@ STEPS = {
     "url": lambda d, other: d.drop(columns="__url__").merge(
         other[["__key__", "__url__"]].drop_duplicates(subset="__key__"), on="__key__", how="left"
     ),
+    "outer": lambda d, other: d.merge(
+        other[["__key__", "__url__", "width"]]
+        .rename(columns={"width": "of"})
+        .assign(__url__=lambda rows: rows["__url__"] + "x"),
+        on=["__key__", "__url__"],
+        how="outer",
+    ).drop(columns="of"),
     "late": lambda d, other: dii.decode_images(d),
     "negative": lambda d, other: d.drop(columns="image").merge(
         other[["__key__", "image"]]
