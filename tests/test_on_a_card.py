@@ -2,12 +2,16 @@
 
 import sys
 import time
+import tomllib
 from pathlib import Path
 
 import psutil
 import pytest
+from packaging.requirements import Requirement
 
-TOOLS = Path(__file__).parents[1] / "tools"
+ROOT = Path(__file__).parents[1]
+TOOLS = ROOT / "tools"
+README = (ROOT / "tests" / "gpu" / "README.md").read_text()
 
 HANGS = (
     "import subprocess, sys; subprocess.run([sys.executable, '-c', 'import time; time.sleep(60)'])"
@@ -63,3 +67,38 @@ def test_the_steps_lead_to_files_that_there_are(tool, tmp_path, monkeypatch, cap
         for word in step.command.split():
             if word.endswith(".py") or word.startswith("tests/"):
                 assert (tool.ROOT / word).exists(), word
+
+
+MODULES = {"pillow": "PIL"}
+
+# As much of CuPy as the step asks, and Dask.
+CUPY = """
+class ndarray:
+    pass
+
+class cuda:
+    class runtime:
+        getDeviceProperties = staticmethod(lambda number: {"name": b"card", "totalGlobalMem": 1})
+        driverGetVersion = staticmethod(lambda: 1)
+"""
+
+
+def test_the_packages_to_bring_are_those_that_the_package_needs(tool):
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    pytest_ = next(n for n in project["optional-dependencies"]["test"] if n.startswith("pytest>"))
+    in_the_extra = {"dask", "numpy", "pandas"}
+    for each in map(Requirement, [*project["dependencies"], pytest_]):
+        module = MODULES.get(each.name, each.name.replace("-", "_"))
+        assert module in tool.IMPORTED.split()
+        if each.name not in in_the_extra:
+            assert f"`{each}`" in README
+
+
+def test_a_package_that_is_missing_is_named_by_the_first_steps(tool, tmp_path, monkeypatch):
+    (tmp_path / "cupy.py").write_text(CUPY)
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    (step,) = (step for step in tool.STEPS if step.name == "machine")
+    assert tool.run(step, 1, tmp_path)[0] == "ok", tool.tail(tmp_path / "01-machine.log", 5)
+    lacking = step._replace(command=step.command.replace("cykooz_resizer", "cykooz_absent"))
+    assert tool.run(lacking, 2, tmp_path)[0] == "exit status 1"
+    assert tool.tail(tmp_path / "02-machine.log", 1) == "missing: cykooz_absent"

@@ -5,8 +5,9 @@
     python tools/on_a_card.py OUT --list            # what each step shows, and its command
 
 OUT is a folder: ``NN-step.log`` holds what a step printed, ``summary.md`` how each ended. A step
-that fails or hangs keeps no other from running. The package need not be installed; its GPU
-dependencies, pytest and Pillow do. It has not run on a GPU yet.
+that fails or hangs keeps no other from running. The package need not be installed; what it needs
+has to be, as listed in tests/gpu/README.md: the step ``machine`` names what is missing. It has not
+run on a GPU yet.
 """
 
 # ruff: noqa: T201 - a command line tool
@@ -36,13 +37,21 @@ class Step(NamedTuple):
     environment: dict[str, str] = {}  # noqa: RUF012 - never written to
 
 
+# What is imported beside RAPIDS and DALI, which the step ``api`` looks at.
+IMPORTED = (
+    "braceexpand cykooz_resizer dask distributed fsspec numpy pandas PIL psutil pyarrow pytest "
+    "urllib3"
+)
 MACHINE = (
-    "import importlib.metadata as m, os, sys, cupy; "
+    "import importlib.metadata as m, importlib.util as u, os, sys, cupy; "
     "p = cupy.cuda.runtime.getDeviceProperties(0); "
     "print(sys.version); print(p['name'].decode(), p['totalGlobalMem'], 'bytes'); "
     "print(len(os.sched_getaffinity(0)), 'cores'); "
     "print('driver', cupy.cuda.runtime.driverGetVersion()); "
-    "print(*sorted(f'{d.name}=={d.version}' for d in m.distributions()), sep='\\n')"
+    "print(*sorted(f'{d.name}=={d.version}' for d in m.distributions()), sep='\\n'); "
+    f"missing = [n for n in '{IMPORTED}'.split() if u.find_spec(n) is None]; "
+    "missing and sys.exit('missing: ' + ' '.join(missing)); "
+    "import dask_image_ingest, dask.dataframe, pytest"
 )
 TESTS = "python -m pytest -p no:cacheprovider -rA --tb=long --durations=10"
 
@@ -50,7 +59,7 @@ STEPS = (
     Step("card", "the card, its driver, what else runs on it", "nvidia-smi -q", 1),
     Step(
         "machine",
-        "Python, cores and the release of each package",
+        "Python, cores, the release of each package, and that none is missing",
         f"python -c {shlex.quote(MACHINE)}",
         1,
     ),
@@ -128,8 +137,8 @@ def run(step: Step, number: int, out: Path) -> tuple[str, float]:
     """Run one step; gives how it ended and after how many seconds."""
     log = out / f"{number:02d}-{step.name}.log"
     environment = os.environ | step.environment | {"PYTHONUNBUFFERED": "1"}
-    paths = [str(ROOT), str(ROOT / "tests"), *filter(None, [os.environ.get("PYTHONPATH")])]
-    environment["PYTHONPATH"] = os.pathsep.join(paths)
+    paths = [str(ROOT), str(ROOT / "tests"), os.environ.get("PYTHONPATH")]
+    environment["PYTHONPATH"] = os.pathsep.join(filter(None, paths))
     command = [sys.executable if word == "python" else word for word in shlex.split(step.command)]
     start = time.monotonic()
     with log.open("w") as file:
