@@ -1,5 +1,7 @@
 """The steps for a GPU: each in a process of its own, its log kept, none in the way of another."""
 
+import os
+import subprocess
 import sys
 import time
 import tomllib
@@ -102,3 +104,23 @@ def test_a_package_that_is_missing_is_named_by_the_first_steps(tool, tmp_path, m
     lacking = step._replace(command=step.command.replace("cykooz_resizer", "cykooz_absent"))
     assert tool.run(lacking, 2, tmp_path)[0] == "exit status 1"
     assert tool.tail(tmp_path / "02-machine.log", 1) == "missing: cykooz_absent"
+
+
+def test_the_probe_of_pixels_under_load_finds_what_it_imports(tmp_path):
+    """From anywhere, as a script whose own folder alone is on the path."""
+    lines = (
+        "import runpy",
+        f"made = runpy.run_path({str(ROOT / 'tests' / 'gpu' / 'corruption.py')!r})",
+        "import synthetic, gpu_probes",
+    )
+    environment = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
+    subprocess.run(
+        [sys.executable, "-c", "\n".join(lines)], cwd=tmp_path, env=environment, check=True
+    )
+
+
+@pytest.mark.slow
+def test_what_the_steps_start_finds_the_modules_of_the_tests(tool, tmp_path):
+    """Workers too, which know of no settings of pytest."""
+    step = tool.Step("imports", "", "python -c 'import synthetic, gpu_probes, contract'")
+    assert tool.run(step, 1, tmp_path)[0] == "ok", tool.tail(tmp_path / "01-imports.log", 5)

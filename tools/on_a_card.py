@@ -137,7 +137,7 @@ def run(step: Step, number: int, out: Path) -> tuple[str, float]:
     """Run one step; gives how it ended and after how many seconds."""
     log = out / f"{number:02d}-{step.name}.log"
     environment = os.environ | step.environment | {"PYTHONUNBUFFERED": "1"}
-    paths = [str(ROOT), str(ROOT / "tests"), os.environ.get("PYTHONPATH")]
+    paths = [str(ROOT), str(ROOT / "tests" / "support"), os.environ.get("PYTHONPATH")]
     environment["PYTHONPATH"] = os.pathsep.join(filter(None, paths))
     command = [sys.executable if word == "python" else word for word in shlex.split(step.command)]
     start = time.monotonic()
