@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import copyreg
 import pickle
+from decimal import Decimal
 from typing import Any
 
 import cudf
@@ -42,15 +43,17 @@ from dask_image_ingest.frames.cudf_values import is_images, pixels_on_host
 from dask_image_ingest.frames.gpus import gpus
 from dask_image_ingest.frames.image_type import IMAGE
 from dask_image_ingest.frames.pandas import PandasBackend
+from dask_image_ingest.frames.type_names import is_text
 
 _NESTED = {plc.TypeId.LIST, plc.TypeId.STRING, plc.TypeId.STRUCT}
+_NESTED_DTYPES = (cudf.ListDtype, cudf.StructDtype)
 
 
 def register() -> None:
     """Lay this module's functions over those of dask_cudf."""
     concat_dispatch.register(cudf.DataFrame, concat)
     meta_nonempty.register(cudf.DataFrame, nonempty)
-    meta_nonempty.register(cudf.Series, _nonempty_images)
+    meta_nonempty.register(cudf.Series, _nonempty_nested)
     to_pandas_dispatch.register(cudf.DataFrame, to_pandas)
     to_pandas_dispatch.register(cudf.Series, _images_to_pandas)
     to_cudf_dispatch.register(pd.DataFrame, to_cudf)
@@ -82,17 +85,24 @@ def concat(frames: list[cudf.DataFrame], *args: Any, **kwargs: Any) -> cudf.Data
 
 
 def nonempty(frame: cudf.DataFrame) -> cudf.DataFrame:
-    """Two rows to try a function on; dask_cudf would make images of nulls."""
-    filled = meta_nonempty_cudf(frame)
-    images = _image_columns(frame)
-    if not images:
-        return filled
-    pixel = Pixels(
-        np.zeros(6, np.uint8), np.tile(np.array([1, 1, 3], np.int32), (2, 1)), [None] * 2
-    )
-    for name in images:
-        filled = with_columns_of(filled, _images_frame(name, pixel, filled.index))
-    return filled
+    """Two rows to try a function on, of the frame's own types.
+
+    dask_cudf would make images of nulls, and lists of lists of integers out of any lists.
+    """
+    nested = {n: t for n, t in frame.dtypes.items() if isinstance(t, _NESTED_DTYPES)}
+    filled = meta_nonempty_cudf(frame[[name for name in frame.columns if name not in nested]])
+    for name, dtype in nested.items():
+        if is_images(dtype):
+            shapes = np.tile(np.array([1, 1, 3], np.int32), (2, 1))
+            pixels = Pixels(np.zeros(6, np.uint8), shapes, [None] * 2)
+            made = _images_frame(name, pixels, filled.index)
+        else:
+            type_ = dtype.to_arrow()
+            table = pa.table({"nested": pa.array([_example(type_)] * 2, type_)})
+            made = make_frame(table, filled.index, None)
+            made.columns = [name]
+        filled = with_columns_of(filled, made)
+    return filled[list(frame.columns)]
 
 
 def to_pandas(frame: cudf.DataFrame, **options: Any) -> pd.DataFrame:
@@ -188,10 +198,21 @@ def _images_frame(name: Any, pixels: Pixels, index: cudf.Index) -> cudf.DataFram
     return frame
 
 
-def _nonempty_images(series: cudf.Series, *args: Any) -> cudf.Series:
-    if not is_images(series.dtype):
+def _nonempty_nested(series: cudf.Series, *args: Any) -> cudf.Series:
+    if not isinstance(series.dtype, _NESTED_DTYPES):
         return _nonempty_series(series, *args)
-    return _named(nonempty(series.to_frame("image"))["image"], series.name)
+    return _named(nonempty(series.to_frame("nested"))["nested"], series.name)
+
+
+def _example(type_: pa.DataType) -> Any:
+    """A value of a type, as Arrow takes it."""
+    if pa.types.is_struct(type_):
+        return {field.name: _example(field.type) for field in type_}
+    if pa.types.is_list(type_):
+        return [_example(type_.value_type)]
+    if pa.types.is_decimal(type_):
+        return Decimal(0)
+    return "cat" if is_text(type_) else pa.scalar(1).cast(type_)
 
 
 def _images_to_pandas(series: cudf.Series, **options: Any) -> pd.Series:

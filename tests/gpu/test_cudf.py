@@ -63,6 +63,14 @@ class TestCudf(BackendContract):
         part = frame.iloc[3:].images.arrays()
         assert address(part[0]) == address(whole[3])
 
+    def test_a_merge_and_a_concat_are_planned_with_the_types_that_they_give(self, frame):
+        import dask.dataframe as dd
+        import dask_cudf
+
+        ddf = dask_cudf.from_cudf(frame, npartitions=2)
+        for made in (ddf.merge(ddf[["__key__"]], on="__key__"), dd.concat([ddf, ddf])):
+            assert made._meta.dtypes.to_dict() == made.compute().dtypes.to_dict()
+
 
 @pytest.mark.parametrize("rows", [slice(None), slice(1, 4), slice(0, 0)])
 def test_files_of_one_backend_are_read_by_the_other(tmp_path, rows):

@@ -33,3 +33,13 @@ def pytest_collection_modifyitems(items):
         if _HERE in item.path.parents:
             # What RAPIDS' own packages warn of is not this package's to mend.
             item.add_marker(pytest.mark.filterwarnings("default"))
+
+
+@pytest.fixture
+def played(monkeypatch):
+    """Frames are made in host memory, and go to Arrow from there."""
+    import host_memory
+
+    from dask_image_ingest.frames import cudf_columns, cudf_dask, cudf_stored, cudf_values
+
+    host_memory.play(monkeypatch, cudf_columns, cudf_dask, cudf_stored, cudf_values)

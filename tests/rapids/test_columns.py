@@ -8,6 +8,7 @@ import host_memory as host
 import numpy as np
 import pyarrow as pa
 import pytest
+from contract import images, metadata
 from cudf.comm.serialize import cuda_serialize_cudf_object
 from distributed.protocol.cuda import cuda_serialize
 
@@ -138,3 +139,20 @@ def test_first_rows_are_pickled_without_the_others(arrays, monkeypatch):
 def test_whole_frames_are_sent_as_they_are(arrays):
     frame = host.frame({"a": host.column(np.arange(50)), "image": host.images(arrays)})
     assert compacted(frame) is frame
+
+
+def test_what_is_played_here_gives_back_what_it_is_given(backend, played):
+    """Else the tests that use it would show nothing."""
+    table = metadata()
+    arrays = images()
+    shapes = np.array([(0, 0, 0) if a is None else a.shape for a in arrays], np.int32)
+    errors = [None if a is not None else "why" for a in arrays]
+    flat = np.concatenate([a.reshape(-1) for a in arrays if a is not None])
+    frame = backend.frame(table, np.arange(3, 8), Pixels(flat, shapes, errors))
+    got = frame[table.column_names].to_arrow(preserve_index=False).to_pydict()
+    bytes_ = [None if value is None else list(value) for value in table["npy"].to_pylist()]
+    assert got == table.to_pydict() | {"npy": bytes_}
+    for one, other in zip(backend.arrays(frame["image"]), arrays, strict=True):
+        assert (one is None) == (other is None)
+        if other is not None:
+            np.testing.assert_array_equal(one, other)

@@ -14,6 +14,7 @@ from processes import printed
 import dask_image_ingest as dii
 from dask_image_ingest.decode import Pixels
 from dask_image_ingest.frames import cudf_dask, get_backend
+from dask_image_ingest.frames.image_type import IMAGE
 
 SIZE = """
 import dask_image_ingest.frames.cudf
@@ -47,6 +48,32 @@ def test_frames_of_images_are_filled_and_converted_by_this_package():
     assert meta_nonempty.dispatch(cudf.DataFrame) is cudf_dask.nonempty
     assert cudf_dask.to_pandas_dispatch.dispatch(cudf.DataFrame) is cudf_dask.to_pandas
     assert cudf_dask.to_cudf_dispatch.dispatch(pd.DataFrame) is cudf_dask.to_cudf
+
+
+NESTED = {
+    "image": IMAGE,
+    "bytes": pa.binary(),
+    "vector": pa.list_(pa.float32()),
+    "words": pa.list_(pa.string()),
+    "matrix": pa.list_(pa.list_(pa.int16())),
+    "boxes": pa.list_(pa.struct([("x", pa.float32()), ("at", pa.timestamp("us"))])),
+    "price": pa.list_(pa.decimal32(9, 9)),
+    "struct": pa.struct([("flags", pa.list_(pa.bool_())), ("name", pa.string())]),
+}
+
+
+def test_a_filled_meta_has_the_types_of_the_empty_one(played):
+    """A merge or a concat is planned with it, and its types stay for good."""
+    meta = get_backend("cudf").meta(NESTED)
+    meta.index = cudf.RangeIndex(0)
+    filled = meta_nonempty(meta)
+    assert len(filled) == 2
+    assert filled.dtypes.to_dict() == meta.dtypes.to_dict()
+    assert [array.shape for array in filled.images.arrays()] == [(1, 1, 3)] * 2
+    assert filled["boxes"].to_arrow().to_pylist()[0][0]["x"] == 1
+    for name in NESTED:
+        series = meta_nonempty(meta[name])
+        assert (series.name, series.dtype) == (name, meta[name].dtype)
 
 
 def test_a_converted_meta_has_images_of_the_other_backend():

@@ -1,8 +1,13 @@
 """cuDF columns over host memory: all of cuDF that needs no kernel takes them for its own."""
 
+import types
+
 import cudf
 import numpy as np
+import pyarrow as pa
 import pylibcudf as plc
+from cudf.core.column import column as cudf_column
+from cudf.utils.dtypes import cudf_dtype_to_pa_type
 
 from dask_image_ingest.frames.image_type import IMAGE
 
@@ -22,7 +27,8 @@ class Host:
 def column(array):
     """Numbers as a column."""
     array = np.asarray(array)
-    id_ = getattr(plc.TypeId, array.dtype.name.upper())
+    name = array.dtype.name.upper()
+    id_ = getattr(plc.TypeId, "BOOL8" if name == "BOOL" else name)
     return plc.Column(plc.DataType(id_), len(array), Host(array), None, 0, 0, [])
 
 
@@ -66,3 +72,112 @@ def addresses(data):
     column = data._column.plc_column if isinstance(data, cudf.Series) else data
     own = [] if column.data() is None else [column.data().ptr]
     return own + [address for child in column.children() for address in addresses(child)]
+
+
+def from_arrow(array):
+    """An Arrow array as the column that libcudf makes of it; what it refuses is an error here."""
+    if isinstance(array, pa.ChunkedArray):
+        array = array.combine_chunks()
+    type_, rows, data = array.type, len(array), None
+    if pa.types.is_struct(type_):
+        kind, children = plc.DataType(plc.TypeId.STRUCT), map(from_arrow, array.flatten())
+    elif pa.types.is_list(type_):
+        lengths = array.value_lengths().fill_null(0).to_numpy(zero_copy_only=False)
+        offsets = np.cumsum([0, *lengths]).astype(np.int32)
+        kind = plc.DataType(plc.TypeId.LIST)
+        children = column(offsets), from_arrow(array.flatten())
+    elif pa.types.is_string(type_) or pa.types.is_large_string(type_):
+        texts = [(text or "").encode() for text in array.to_pylist()]
+        kind, data = plc.DataType(plc.TypeId.STRING), Host(np.frombuffer(b"".join(texts), np.uint8))
+        children = (column(np.cumsum([0, *map(len, texts)]).astype(np.int32)),)
+    elif pa.types.is_boolean(type_):
+        kind, children = plc.DataType.from_arrow(type_), ()
+        data = Host(array.fill_null(False).to_numpy(zero_copy_only=False))
+    else:
+        kind, children, width = plc.DataType.from_arrow(type_), (), type_.bit_width // 8
+        buffer = array.buffers()[1] or b""
+        data = Host(np.frombuffer(buffer, np.uint8)[array.offset * width :][: rows * width])
+    mask = _mask(array.is_valid().to_numpy(zero_copy_only=False)) if array.null_count else None
+    return plc.Column(kind, rows, data, mask, array.null_count, 0, list(children))
+
+
+def to_arrow(column, type_):
+    """A column as the Arrow array that libcudf makes of it."""
+    children, data = column.children(), _buffer(column.data())
+    rows, buffers = column.size(), [_buffer(column.null_mask())]
+    if pa.types.is_struct(type_):
+        children = [to_arrow(*pair) for pair in zip(children, (f.type for f in type_), strict=True)]
+    elif pa.types.is_list(type_):
+        buffers.append(_buffer(children[0].data()) or pa.py_buffer(bytes(4)))
+        children = [to_arrow(children[1], type_.value_type)]
+    elif pa.types.is_string(type_):
+        offsets = _buffer(children[0].data()) if children else None
+        buffers += [offsets or pa.py_buffer(bytes(4)), data]
+        children = []
+    elif pa.types.is_boolean(type_):
+        bits = np.packbits(np.frombuffer(data or b"", np.uint8), bitorder="little")
+        buffers.append(pa.py_buffer(bits))
+    else:
+        buffers.append(data or pa.py_buffer(b""))
+    return pa.Array.from_buffers(type_, rows, buffers, offset=column.offset(), children=children)
+
+
+def _mask(valid):
+    bits = np.packbits(valid, bitorder="little")
+    return Host(np.pad(bits, (0, -len(bits) % 64)))
+
+
+def _buffer(span):
+    return pa.foreign_buffer(span.ptr, span.size, span) if span is not None and span.size else None
+
+
+class Played(plc.Column):
+    """What makes columns of memory, without a GPU."""
+
+    from_arrow = staticmethod(from_arrow)
+    from_array = from_cuda_array_interface = staticmethod(column)
+
+
+def play(monkeypatch, *modules):
+    """Have these modules of the package, and cuDF's ``to_arrow``, work over host memory."""
+    transform = types.SimpleNamespace(bools_to_mask=_bools_to_mask)
+    played = types.SimpleNamespace(**vars(plc) | {"Column": Played, "transform": transform})
+    for module in modules:
+        stand_ins = {"plc": played, "cupy": np, "require_gpu": lambda: None, "_read": _read}
+        for name, stand_in in stand_ins.items():
+            if hasattr(module, name):
+                monkeypatch.setattr(module, name, stand_in)
+    column_class = cudf_column.ColumnBase
+    monkeypatch.setattr(column_class, "to_arrow", _cudf_to_arrow)
+    monkeypatch.setattr(column_class, "notnull", _not_null)
+
+
+def _cudf_to_arrow(self):
+    made = to_arrow(self.plc_column, cudf_dtype_to_pa_type(self.dtype))
+    return cudf_column._handle_nulls(made)
+
+
+def _not_null(self):
+    valid = to_arrow(self.plc_column, cudf_dtype_to_pa_type(self.dtype)).is_valid()
+    return cudf_column.ColumnBase.create(from_arrow(valid), np.dtype(np.bool_))
+
+
+def _bools_to_mask(bools):
+    valid = np.frombuffer(_buffer(bools.data()), np.bool_)
+    return _mask(valid), int((~valid).sum())
+
+
+class _Array(np.ndarray):
+    def get(self):
+        return np.asarray(self)
+
+
+def _read(images):
+    struct = to_arrow(images._column.plc_column, images.dtype.to_arrow())
+    data, *edges = (struct.field(name) for name in IMAGE.names)
+    return types.SimpleNamespace(
+        flat=np.asarray(data.values).view(_Array),
+        ends=data.offsets.to_pylist(),
+        shapes=np.stack([edge.fill_null(0).to_numpy() for edge in edges], axis=1),
+        present=struct.is_valid().to_pylist(),
+    )
