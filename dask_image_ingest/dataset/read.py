@@ -237,7 +237,7 @@ def read_webdataset_images(
             components=components,
             json_fields=json_fields,
         )
-        beside = sidecar_columns(shards, schema.types, storage_options)
+        beside = sidecar_columns(shards, schema.types, storage_options, backend_)
         schema = replace(schema, sidecar=beside)
         selected = _columns(columns, schema)
         filters_ = normalize_filters(filters, schema.types)

@@ -14,7 +14,7 @@ from dask_image_ingest.dataset.parquet_source import open_parquet
 from dask_image_ingest.dataset.schema import POINTER_COLUMNS, SidecarColumn
 from dask_image_ingest.dataset.warning import warn_user
 from dask_image_ingest.errors import ArgumentError
-from dask_image_ingest.frames import is_text
+from dask_image_ingest.frames import Backend, is_text
 from dask_image_ingest.storage import Listings, Shard, find_beside
 
 __all__ = [
@@ -72,9 +72,14 @@ def with_sidecars(
 
 
 def sidecar_columns(
-    shards: Sequence[Shard], taken: Collection[str], storage_options: dict[str, Any] | None
+    shards: Sequence[Shard],
+    taken: Collection[str],
+    storage_options: dict[str, Any] | None,
+    backend: Backend,
 ) -> tuple[SidecarColumn, ...]:
     """The columns of the first sidecar, under names that are not ``taken``.
+
+    Those of a type that the backend has no column for are left out, with a warning.
 
     Raises
     ------
@@ -95,7 +100,7 @@ def sidecar_columns(
             f"column of text named {' or '.join(map(repr, _KEYS))}, each name once. It has "
             f"{', '.join(map(str, schema.names))}. Pass sidecar=None to read without it"
         )
-    types = {field.name: plain_type(field.type) for field in schema if field.name != key}
+    types = {f.name: _column_type(f.type, backend) for f in schema if f.name != key}
     if key == "__key__":
         # What to_webdataset has written tells of images what their shards do.
         types = {name: type_ for name, type_ in types.items() if name not in POINTER_COLUMNS}
@@ -104,6 +109,11 @@ def sidecar_columns(
         warn_user(f"{first.url} has columns of types that no column can have: {left_out}")
     names = _names([name for name, type_ in types.items() if type_ is not None], taken)
     return tuple(SidecarColumn(names[name], name, types[name]) for name in names)
+
+
+def _column_type(type_: pa.DataType, backend: Backend) -> pa.DataType | None:
+    plain = plain_type(type_)
+    return plain if plain is not None and backend.holds(plain) else None
 
 
 def key_of(schema: pa.Schema) -> str | None:

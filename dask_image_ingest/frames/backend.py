@@ -36,6 +36,9 @@ class Backend(Protocol):
     def numpy(self) -> Any:
         """The library of its arrays, with NumPy's names: NumPy or CuPy."""
 
+    def holds(self, type_: pa.DataType) -> bool:
+        """Whether a column can be of this type, of those that the metadata of a read may have."""
+
     def pixel_buffer(self, nbytes: int) -> PixelBuffer:
         """A buffer for about ``nbytes`` of pixels."""
 

@@ -23,6 +23,7 @@ from dask_image_ingest.frames.cudf_columns import (
 from dask_image_ingest.frames.cudf_dask import register
 from dask_image_ingest.frames.cudf_pixels import LARGEST_PARTITION, DevicePixels
 from dask_image_ingest.frames.cudf_stored import to_frame, to_table
+from dask_image_ingest.frames.cudf_types import holds
 from dask_image_ingest.frames.cudf_values import (
     bytes_of,
     empty_table,
@@ -55,6 +56,10 @@ class CudfBackend:
     device: Literal["gpu"] = "gpu"
     largest_partition = LARGEST_PARTITION
     numpy = cupy
+
+    def holds(self, type_: pa.DataType) -> bool:
+        """Whether cuDF has this type, or one that says the same."""
+        return holds(type_)
 
     def pixel_buffer(self, nbytes: int) -> DevicePixels:
         """A buffer for about ``nbytes`` of pixels."""

@@ -14,6 +14,7 @@ import pylibcudf as plc
 from dask_image_ingest.decode import Pixels
 from dask_image_ingest.frames.backend import NewColumn
 from dask_image_ingest.frames.cudf_pixels import check_pixels
+from dask_image_ingest.frames.cudf_types import as_stored, stored, stored_types
 from dask_image_ingest.frames.gpus import gpus, require_gpu
 from dask_image_ingest.frames.image_type import IMAGE
 
@@ -25,14 +26,13 @@ def make_frame(table: pa.Table, index: cudf.Index, pixels: Pixels | None) -> cud
     types = dict(zip(table.column_names, table.schema.types, strict=True))
     if pixels is not None:
         types["image"] = IMAGE
+    types = stored_types(types)
     if not len(index) and not gpus():
         return empty_frame(types, index)
     require_gpu()
-    columns = {
-        name: plc.Column.from_arrow(_for_cudf(table.column(name))) for name in table.column_names
-    }
+    columns = {name: _arrow_column(table.column(name)) for name in table.column_names}
     if pixels is not None:
-        columns["image"] = _image_column(pixels) if len(index) else _empty_column(stored(IMAGE))
+        columns["image"] = _image_column(pixels) if len(index) else _empty_column(types["image"])
     return _frame_of(columns, types, index)
 
 
@@ -40,7 +40,8 @@ def empty_frame(
     types: Mapping[str, pa.DataType], index: cudf.Index | None = None
 ) -> cudf.DataFrame:
     """A frame of no rows; unlike any other, it can be made where there is no GPU."""
-    columns = {name: _empty_column(stored(type_)) for name, type_ in types.items()}
+    types = stored_types(types)
+    columns = {name: _empty_column(type_) for name, type_ in types.items()}
     return _frame_of(columns, types, make_index(_NO_NUMBERS) if index is None else index)
 
 
@@ -52,7 +53,7 @@ def frame_of_new(
     if not len(index):
         return empty_frame(types, index)
     made = {n: _new_column(values, rows, len(index), t) for n, (values, t) in columns.items()}
-    return _frame_of(made, types, index)
+    return _frame_of(made, stored_types(types), index)
 
 
 def with_columns_of(frame: cudf.DataFrame, new: cudf.DataFrame) -> cudf.DataFrame:
@@ -80,15 +81,6 @@ def make_index(numbers: np.ndarray) -> cudf.Index:
     return cudf.Index(numbers)
 
 
-def stored(type_: pa.DataType) -> pa.DataType:
-    """The type as cuDF can hold it, which has no type for bytes but has lists of uint8."""
-    if _is_bytes(type_):
-        return pa.list_(pa.uint8())
-    if pa.types.is_struct(type_):
-        return pa.struct([(field.name, stored(field.type)) for field in type_])
-    return type_
-
-
 def _frame_of(
     columns: Mapping[str, plc.Column], types: Mapping[str, pa.DataType], index: cudf.Index
 ) -> cudf.DataFrame:
@@ -96,7 +88,7 @@ def _frame_of(
         plc.Table(list(columns.values())),
         metadata={
             "columns": list(columns),
-            "child_names": {name: _child_names(stored(types[name])) for name in columns},
+            "child_names": {name: _child_names(types[name]) for name in columns},
             "index": index,
         },
     )
@@ -106,40 +98,19 @@ def _child_names(type_: pa.DataType) -> dict[str, dict[str, Any]]:
     """The names inside a nested type, which pylibcudf's columns don't carry."""
     if pa.types.is_struct(type_):
         return {field.name: _child_names(field.type) for field in type_}
-    if pa.types.is_list(type_) or pa.types.is_large_list(type_):
+    if pa.types.is_list(type_):
         return {"offsets": {}, "element": _child_names(type_.value_type)}
     return {}
 
 
-def _is_bytes(type_: pa.DataType) -> bool:
-    return any(
-        is_(type_)
-        for is_ in (pa.types.is_binary, pa.types.is_large_binary, pa.types.is_fixed_size_binary)
-    )
-
-
-def _for_cudf(column: pa.ChunkedArray) -> pa.Array:
-    array = column.combine_chunks()
-    if not _is_bytes(array.type):
-        return array
-    # Lists of uint8 lie in memory as bytes do.
-    array = array.cast(pa.binary())
-    validity, offsets, data = array.buffers()
-    data = data or pa.py_buffer(b"")
-    values = pa.Array.from_buffers(pa.uint8(), data.size, [None, data])
-    return pa.Array.from_buffers(
-        pa.list_(pa.uint8()),
-        len(array),
-        [validity, offsets or pa.py_buffer(bytes(4))],
-        offset=array.offset,
-        children=[values],
-    )
+def _arrow_column(column: pa.ChunkedArray) -> plc.Column:
+    return plc.Column.from_arrow(as_stored(column.combine_chunks()))
 
 
 def _empty_column(type_: pa.DataType) -> plc.Column:
     if pa.types.is_struct(type_):
         id_, children = plc.TypeId.STRUCT, [_empty_column(field.type) for field in type_]
-    elif pa.types.is_list(type_) or pa.types.is_large_list(type_):
+    elif pa.types.is_list(type_):
         id_, children = (
             plc.TypeId.LIST,
             [_empty_column(pa.int32()), _empty_column(type_.value_type)],
@@ -155,7 +126,8 @@ def _new_column(values: Any, rows: Sequence[int], length: int, type_: pa.DataTyp
         spread: list[Any] = [None] * length
         for row, value in zip(rows, values, strict=True):
             spread[row] = value
-        return plc.Column.from_arrow(_for_cudf(pa.chunked_array([pa.array(spread, type_)])))
+        return plc.Column.from_arrow(as_stored(pa.array(spread, type_)))
+    type_ = stored(type_)
     present = np.zeros(length, np.bool_)
     present[rows] = True
     if pa.types.is_list(type_):

@@ -106,6 +106,10 @@ class PandasBackend:
         """What a worker can hold before it spills: more would never come out whole."""
         return int(_worker_memory() * _SPILL_SHARE)
 
+    def holds(self, type_: pa.DataType) -> bool:
+        """Any type that metadata may have."""
+        return True
+
     def pixel_buffer(self, nbytes: int) -> HostPixels:
         """A buffer for about ``nbytes`` of pixels."""
         return HostPixels(nbytes)

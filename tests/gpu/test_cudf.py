@@ -4,6 +4,7 @@ import numpy as np
 import pyarrow as pa
 import pytest
 from contract import BackendContract, address, images, on_host
+from held_types import HELD
 
 from dask_image_ingest.decode import Pixels
 from dask_image_ingest.errors import PartitionTooLargeError
@@ -70,6 +71,16 @@ class TestCudf(BackendContract):
         ddf = dask_cudf.from_cudf(frame, npartitions=2)
         for made in (ddf.merge(ddf[["__key__"]], on="__key__"), dd.concat([ddf, ddf])):
             assert made._meta.dtypes.to_dict() == made.compute().dtypes.to_dict()
+
+
+@pytest.mark.parametrize(("type_", "value", "held"), HELD, ids=[str(t) for t, _, _ in HELD])
+@pytest.mark.parametrize("rows", [slice(None), slice(1, 3), slice(0, 0), slice(1, 2)])
+def test_types_that_cudf_has_none_for_are_those_that_say_the_same(type_, value, held, rows):
+    backend = get_backend("cudf")
+    array = pa.array([value, None, value], type_)[rows]
+    frame = backend.frame(pa.table({"x": array}), np.arange(len(array)), None)
+    assert frame["x"].to_arrow().to_pylist() == [held, None, held][rows]
+    assert frame.dtypes.to_dict() == backend.meta({"x": type_}).dtypes.to_dict()
 
 
 @pytest.mark.parametrize("rows", [slice(None), slice(1, 4), slice(0, 0)])

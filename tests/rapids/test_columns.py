@@ -1,6 +1,7 @@
 """Columns of cuDF frames: nothing is copied that need not be, and bytes stay bytes."""
 
 import pickle
+import re
 
 import cloudpickle
 import cudf
@@ -11,7 +12,9 @@ import pytest
 from contract import images, metadata
 from cudf.comm.serialize import cuda_serialize_cudf_object
 from distributed.protocol.cuda import cuda_serialize
+from held_types import HELD, REFUSED
 
+import dask_image_ingest as dii
 from dask_image_ingest.decode import Pixels
 from dask_image_ingest.frames import cudf as backend_module
 from dask_image_ingest.frames import cudf_dask, get_backend
@@ -57,6 +60,27 @@ def test_a_late_decode_does_not_copy_the_pixels(backend, arrays, columns, monkey
     behind = [name for name in ("error", "image") if name not in columns]
     assert list(result.columns) == columns + behind
     assert result.index.equals(frame.index)
+
+
+@pytest.mark.parametrize(("type_", "value", "held"), HELD, ids=[str(t) for t, _, _ in HELD])
+@pytest.mark.parametrize("rows", [slice(None), slice(1, 3), slice(0, 0), slice(1, 2)])
+def test_types_that_cudf_has_none_for_are_those_that_say_the_same(
+    backend, played, type_, value, held, rows
+):
+    array = pa.array([value, None, value], type_)[rows]
+    frame = backend.frame(pa.table({"x": array}), np.arange(len(array)), None)
+    assert frame["x"].to_arrow().to_pylist() == [held, None, held][rows]
+    assert frame.dtypes.to_dict() == backend.meta({"x": type_}).dtypes.to_dict()
+    assert backend.holds(type_)
+
+
+@pytest.mark.parametrize("type_", REFUSED)
+def test_other_types_are_refused_by_the_name_of_their_column(backend, type_):
+    assert not backend.holds(type_)
+    with pytest.raises(dii.ArgumentError, match=rf"'when'.*{re.escape(str(type_))}.*pandas"):
+        backend.meta({"n": pa.int64(), "when": type_})
+    with pytest.raises(dii.ArgumentError, match="'when'"):
+        backend.frame(pa.table({"when": pa.nulls(2, type_)}), np.arange(2), None)
 
 
 class Lists:

@@ -1,6 +1,9 @@
 """A client without a GPU builds collections for workers that have one."""
 
+from pathlib import Path
+
 import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 from contract import METADATA
 from synthetic import write_shards
@@ -35,6 +38,23 @@ def test_the_collection_is_built_with_its_columns_and_partitions(ddf, expected):
     narrow = ddf[["width", "image"]]
     assert list(narrow.columns) == ["width", "image"]
     assert len(narrow.optimize().__dask_graph__()) == 3
+
+
+def test_columns_of_types_that_cudf_has_none_for_are_told(paths, tmp_path):
+    (shard,) = write_shards(tmp_path, 1, 2)
+    keys = {"key": ["0", "1"], "when": pa.nulls(2, pa.timestamp("us", "Europe/Berlin"))}
+    sidecar = pa.table({**keys, "at": pa.nulls(2, pa.time32("s")), "n": [1, 2]})
+    pq.write_table(sidecar, Path(shard).with_suffix(".parquet"))
+    with pytest.warns(UserWarning, match=r"'at' \(time32\[ms\]\)"):
+        ddf = dii.read_webdataset_images(shard, backend="cudf", sidecar="parquet")
+    assert ddf._meta["when"].dtype == "datetime64[us]"
+    assert "n" in ddf.columns
+    assert "at" not in ddf.columns
+    with (
+        pytest.warns(UserWarning, match="no GPU"),
+        pytest.raises(dii.ArgumentError, match=r"'json.at'.*time32\[s\]"),
+    ):
+        dii.read_webdataset_images(paths, backend="cudf", json_fields={"at": pa.time32("s")})
 
 
 def test_late_decode_and_new_columns_are_planned(ddf):

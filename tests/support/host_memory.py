@@ -112,7 +112,7 @@ def to_arrow(column, type_):
         children = [to_arrow(children[1], type_.value_type)]
     elif pa.types.is_string(type_):
         offsets = _buffer(children[0].data()) if children else None
-        buffers += [offsets or pa.py_buffer(bytes(4)), data]
+        buffers += [offsets or pa.py_buffer(bytes(4)), data or pa.py_buffer(b"")]
         children = []
     elif pa.types.is_boolean(type_):
         bits = np.packbits(np.frombuffer(data or b"", np.uint8), bitorder="little")

@@ -1,0 +1,136 @@
+"""Arrow types as cuDF can hold them, and columns of others brought to these."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import pyarrow as pa
+
+from dask_image_ingest.errors import ArgumentError
+
+# Decimals of more digits are none in cuDF.
+_MOST_DIGITS = 38
+
+
+def holds(type_: pa.DataType) -> bool:
+    """Whether a column of this type, or of one that says the same, can be made."""
+    return _stored(type_) is not None
+
+
+def stored(type_: pa.DataType) -> pa.DataType:
+    """The type as cuDF can hold it.
+
+    It has no type for bytes but lists of uint8, none for days but seconds, no half floats, and of
+    times with a zone this package takes the time in UTC.
+
+    Raises
+    ------
+    TypeError
+        For a type that nothing says the same as: times of day, maps, decimals of many digits.
+    """
+    found = _stored(type_)
+    if found is None:
+        raise TypeError(f"cuDF has no type for {type_}")
+    return found
+
+
+def stored_types(types: Mapping[str, pa.DataType]) -> dict[str, pa.DataType]:
+    """The types of columns as cuDF can hold them.
+
+    Raises
+    ------
+    ArgumentError
+        If it can't.
+    """
+    for name, type_ in types.items():
+        if not holds(type_):
+            raise ArgumentError(
+                f"column {name!r} is of type {type_}, for which cuDF has none: say another type, "
+                "leave the column out, or pass backend='pandas'"
+            )
+    return {name: stored(type_) for name, type_ in types.items()}
+
+
+def as_stored(array: pa.Array) -> pa.Array:
+    """A column in the type that cuDF can hold."""
+    type_ = array.type
+    if _is_bytes(type_):
+        return _byte_lists(array.cast(pa.binary()))
+    if pa.types.is_struct(type_):
+        children = [as_stored(child) for child in array.flatten()]
+        return pa.StructArray.from_arrays(children, type_.names, mask=array.is_null())
+    if pa.types.is_large_list(type_) or pa.types.is_fixed_size_list(type_):
+        array = array.cast(pa.list_(type_.value_type))
+    if pa.types.is_list(array.type):
+        values = as_stored(array.values)
+        parts = array.buffers()[:2]
+        return pa.Array.from_buffers(
+            pa.list_(values.type), len(array), parts, offset=array.offset, children=[values]
+        )
+    if pa.types.is_dictionary(type_):
+        return as_stored(array.dictionary_decode())
+    return array.cast(stored(type_))
+
+
+def _stored(type_: pa.DataType) -> pa.DataType | None:
+    if _is_bytes(type_):
+        return pa.list_(pa.uint8())
+    if pa.types.is_struct(type_):
+        fields = [(field.name, _stored(field.type)) for field in type_]
+        return None if any(found is None for _, found in fields) else pa.struct(fields)
+    if _is_list(type_):
+        value = _stored(type_.value_type)
+        return None if value is None else pa.list_(value)
+    if pa.types.is_dictionary(type_):
+        return _stored(type_.value_type)
+    if pa.types.is_timestamp(type_):
+        return pa.timestamp(type_.unit)
+    if pa.types.is_date(type_):
+        # Of days cuDF makes seconds, by a kernel even where there are none.
+        return pa.timestamp("s" if pa.types.is_date32(type_) else "ms")
+    if pa.types.is_decimal256(type_):
+        few = type_.precision <= _MOST_DIGITS
+        return pa.decimal128(type_.precision, type_.scale) if few else None
+    if pa.types.is_float16(type_):
+        return pa.float32()
+    if pa.types.is_null(type_) or pa.types.is_string_view(type_):
+        return pa.string()
+    return type_ if any(is_(type_) for is_ in _HELD) else None
+
+
+_HELD = (
+    pa.types.is_boolean,
+    pa.types.is_integer,
+    pa.types.is_floating,
+    pa.types.is_decimal,
+    pa.types.is_duration,
+    pa.types.is_string,
+    pa.types.is_large_string,
+)
+
+
+def _is_list(type_: pa.DataType) -> bool:
+    kinds = (pa.types.is_list, pa.types.is_large_list, pa.types.is_fixed_size_list)
+    return any(is_(type_) for is_ in kinds)
+
+
+def _is_bytes(type_: pa.DataType) -> bool:
+    kinds = (pa.types.is_binary, pa.types.is_large_binary, pa.types.is_fixed_size_binary)
+    return any(is_(type_) for is_ in kinds)
+
+
+def _byte_lists(array: pa.Array) -> pa.Array:
+    """Bytes as lists of uint8, which lie in memory as bytes do."""
+    validity, offsets, data = array.buffers()
+    data = data or pa.py_buffer(b"")
+    values = pa.Array.from_buffers(pa.uint8(), data.size, [None, data])
+    return pa.Array.from_buffers(
+        pa.list_(pa.uint8()),
+        len(array),
+        [validity, offsets or pa.py_buffer(bytes(4))],
+        offset=array.offset,
+        children=[values],
+    )
+
+
+__all__ = ["as_stored", "holds", "stored", "stored_types"]
