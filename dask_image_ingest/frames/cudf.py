@@ -23,9 +23,8 @@ from dask_image_ingest.frames.cudf_columns import (
 from dask_image_ingest.frames.cudf_dask import register
 from dask_image_ingest.frames.cudf_pixels import LARGEST_PARTITION, DevicePixels
 from dask_image_ingest.frames.cudf_stored import to_frame, to_table
-from dask_image_ingest.frames.cudf_types import holds
+from dask_image_ingest.frames.cudf_types import bytes_of, holds
 from dask_image_ingest.frames.cudf_values import (
-    bytes_of,
     empty_table,
     image_arrays,
     is_bytes,

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Collection
+from typing import Any
 
 import cudf
 import cupy
@@ -11,28 +13,41 @@ import pyarrow as pa
 
 from dask_image_ingest.decode import Pixels
 from dask_image_ingest.frames.cudf_columns import make_frame, with_columns_of
-from dask_image_ingest.frames.cudf_values import bytes_of, is_bytes, is_images, pixels_on_host
+from dask_image_ingest.frames.cudf_types import with_bytes
+from dask_image_ingest.frames.cudf_values import is_images, pixels_on_host
 from dask_image_ingest.frames.image_dtype import image_array, image_views
 from dask_image_ingest.frames.image_type import as_images, holds_images
 
 
 def to_table(frame: cudf.DataFrame) -> pa.Table:
     """A frame with its index as a table that parquet can hold."""
-    images = [name for name in frame.columns if is_images(frame[name].dtype)]
-    table = frame.drop(columns=images).to_arrow()
-    metadata = json.loads(table.schema.metadata[b"pandas"])
+    # A selection: drop() would copy the pixels, and keep cuDF from spilling them.
+    plain = frame[[name for name in frame.columns if not is_images(frame[name].dtype)]]
+    made = plain.to_arrow(preserve_index=False)
+    told = json.loads(made.schema.metadata[b"pandas"])
     # Types are named as cuDF has them: a reader with pandas goes by its own.
-    metadata["creator"] = {"library": "cudf", "version": cudf.__version__}
-    for name in (name for name in frame.columns if is_bytes(frame[name].dtype)):
-        number = table.schema.get_field_index(name)
-        table = table.set_column(number, name, bytes_of(table.column(number)))
-    for name in images:
-        pixels = pixels_on_host(frame[name])
-        absent = np.array([error is not None for error in pixels.errors], bool)
-        table = table.append_column(name, image_array(pixels.flat, pixels.shapes, absent))
-        told = {"name": name, "field_name": name, "pandas_type": "object", "numpy_type": "image"}
-        metadata["columns"].append({**told, "metadata": None})
-    return table.replace_schema_metadata({b"pandas": json.dumps(metadata).encode()})
+    told["creator"] = {"library": "cudf", "version": cudf.__version__}
+    columns = {}
+    for name, dtype in frame.dtypes.items():
+        if is_images(dtype):
+            columns[name] = _image_array(frame[name])
+            named = {"name": name, "field_name": name}
+            types = {"pandas_type": "object", "numpy_type": "image", "metadata": None}
+            told["columns"].append(named | types)
+        else:
+            columns[name] = _as_in_files(made.column(name), dtype)
+    index = frame.index
+    if isinstance(index, cudf.RangeIndex):
+        edges = {"start": index.start, "stop": index.stop, "step": index.step}
+        told["index_columns"] = [{"kind": "range", "name": index.name, **edges}]
+    else:
+        kept = _free_name("__index_level_0__" if index.name is None else index.name, columns)
+        alone = index.to_frame(index=False, name=kept).to_arrow(preserve_index=False)
+        (described,) = json.loads(alone.schema.metadata[b"pandas"])["columns"]
+        columns[kept] = alone.column(kept)
+        told["index_columns"] = [kept]
+        told["columns"].append(described | {"name": index.name})
+    return pa.table(columns).replace_schema_metadata({b"pandas": json.dumps(told).encode()})
 
 
 def to_frame(table: pa.Table, meta: cudf.DataFrame) -> cudf.DataFrame:
@@ -48,8 +63,30 @@ def to_frame(table: pa.Table, meta: cudf.DataFrame) -> cudf.DataFrame:
     frame = make_frame(plain.replace_schema_metadata(None), index, None)
     for name in images:
         made = make_frame(pa.table({}), index, _pixels(table.column(name)))
-        frame = with_columns_of(frame, made.rename(columns={"image": name}))
+        made.columns = [name]  # rename() would copy the pixels
+        frame = with_columns_of(frame, made)
     return frame[list(meta.columns)]
+
+
+def _image_array(series: cudf.Series) -> pa.Array:
+    pixels = pixels_on_host(series)
+    absent = np.array([error is not None for error in pixels.errors], bool)
+    return image_array(pixels.flat, pixels.shapes, absent)
+
+
+def _as_in_files(column: pa.ChunkedArray, dtype: Any) -> pa.Array:
+    """A column in its own type, which cuDF does not tell of one without a value, and with bytes."""
+    array = column.combine_chunks()
+    if isinstance(dtype, (cudf.ListDtype, cudf.StructDtype)):
+        return with_bytes(array.cast(dtype.to_arrow()))
+    return array
+
+
+def _free_name(name: Any, taken: Collection[Any]) -> str:
+    name = str(name)
+    while name in taken:
+        name = f"_{name}"
+    return name
 
 
 def _pixels(column: pa.ChunkedArray) -> Pixels:

@@ -62,14 +62,50 @@ def as_stored(array: pa.Array) -> pa.Array:
     if pa.types.is_large_list(type_) or pa.types.is_fixed_size_list(type_):
         array = array.cast(pa.list_(type_.value_type))
     if pa.types.is_list(array.type):
-        values = as_stored(array.values)
-        parts = array.buffers()[:2]
-        return pa.Array.from_buffers(
-            pa.list_(values.type), len(array), parts, offset=array.offset, children=[values]
-        )
+        return _with_values(array, as_stored(array.values))
     if pa.types.is_dictionary(type_):
         return as_stored(array.dictionary_decode())
     return array.cast(stored(type_))
+
+
+def with_bytes(array: pa.Array) -> pa.Array:
+    """A column as files have it: lists of uint8 as bytes again, within lists and structs too."""
+    if pa.types.is_struct(array.type):
+        children = [with_bytes(child) for child in array.flatten()]
+        return pa.StructArray.from_arrays(children, array.type.names, mask=array.is_null())
+    if not pa.types.is_list(array.type):
+        return array
+    if array.type.value_type == pa.uint8():
+        return bytes_of(array)
+    return _with_values(array, with_bytes(array.values))
+
+
+def bytes_of(array: pa.Array) -> pa.Array:
+    """Lists of uint8 as the bytes that they are, without a copy."""
+    if pa.types.is_null(array.type):
+        # What cuDF makes of a column of lists that are all null.
+        return pa.nulls(len(array), pa.binary())
+    validity, offsets = array.buffers()[:2]
+    data = array.values.buffers()[1]
+    start = array.values.offset
+    if start and data is not None:
+        data = data.slice(start)
+    return pa.Array.from_buffers(
+        pa.binary(),
+        len(array),
+        [validity, offsets, data or pa.py_buffer(b"")],
+        offset=array.offset,
+    )
+
+
+def _with_values(lists: pa.Array, values: pa.Array) -> pa.Array:
+    return pa.Array.from_buffers(
+        pa.list_(values.type),
+        len(lists),
+        lists.buffers()[:2],
+        offset=lists.offset,
+        children=[values],
+    )
 
 
 def _stored(type_: pa.DataType) -> pa.DataType | None:
@@ -133,4 +169,4 @@ def _byte_lists(array: pa.Array) -> pa.Array:
     )
 
 
-__all__ = ["as_stored", "holds", "stored", "stored_types"]
+__all__ = ["as_stored", "bytes_of", "holds", "stored", "stored_types", "with_bytes"]

@@ -47,25 +47,6 @@ def pixels_on_host(images: cudf.Series) -> Pixels:
     return Pixels(column.flat[column.ends[0] : column.ends[-1]].get(), shapes, errors)
 
 
-def bytes_of(lists: pa.Array | pa.ChunkedArray) -> pa.Array:
-    """Lists of uint8 as the bytes that they are, without a copy."""
-    array = lists.combine_chunks() if isinstance(lists, pa.ChunkedArray) else lists
-    if pa.types.is_null(array.type):
-        # What cuDF makes of a column of lists that are all null.
-        return pa.nulls(len(array), pa.binary())
-    validity, offsets = array.buffers()[:2]
-    data = array.values.buffers()[1]
-    start = array.values.offset
-    if start and data is not None:
-        data = data.slice(start)
-    return pa.Array.from_buffers(
-        pa.binary(),
-        len(array),
-        [validity, offsets, data or pa.py_buffer(b"")],
-        offset=array.offset,
-    )
-
-
 def empty_table(frame: cudf.DataFrame) -> pa.Table:
     """A frame of no rows as Arrow, told by its types: no GPU is asked."""
     types = {name: _arrow_type(dtype) for name, dtype in frame.dtypes.items()}

@@ -199,3 +199,22 @@ def test_a_checkpoint_gives_the_same_frame_back_and_opens_without_a_gpu(client, 
     ):
         np.testing.assert_array_equal(one.get(), other.get())
         np.testing.assert_array_equal(host, other.get())
+
+
+def test_partitions_of_a_checkpoint_without_a_value_have_the_types_of_the_others(
+    client, shards, tmp_path
+):
+    """A shard of which no image is decoded gives a column of lists that are all null."""
+    bad = write_shard(tmp_path / "bad.tar", {"0.jpg": b"no picture", "1.jpg": b"nor this"})
+
+    def made(backend):
+        ddf = dii.read_webdataset_images([bad, shards[0]], backend=backend, size=16)
+        return ddf.images.map_batches(
+            lambda images: images.mean((1, 2)), {"mean": "list<float32>"}, keep_image=True
+        )
+
+    dii.checkpoint(made("cudf"), tmp_path / "out", version="1").compute()
+    on_host = dii.checkpoint(made("pandas"), tmp_path / "out", version="1").compute()
+    assert on_host["mean"].isna().tolist()[:3] == [True, True, False]
+    alone = dii.checkpoint(made("cudf")[["image"]], tmp_path / "alone", version="1")
+    assert len(alone.compute()) == 102

@@ -19,7 +19,7 @@ from dask_image_ingest.decode import Pixels
 from dask_image_ingest.frames import cudf as backend_module
 from dask_image_ingest.frames import cudf_dask, get_backend
 from dask_image_ingest.frames.cudf_dask import compacted, is_head
-from dask_image_ingest.frames.cudf_values import bytes_of
+from dask_image_ingest.frames.cudf_types import bytes_of
 
 
 @pytest.fixture

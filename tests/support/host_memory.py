@@ -7,7 +7,7 @@ import numpy as np
 import pyarrow as pa
 import pylibcudf as plc
 from cudf.core.column import column as cudf_column
-from cudf.utils.dtypes import cudf_dtype_to_pa_type
+from cudf.utils.dtypes import cudf_dtype_from_pa_type, cudf_dtype_to_pa_type
 
 from dask_image_ingest.frames.image_type import IMAGE
 
@@ -139,7 +139,7 @@ class Played(plc.Column):
 
 
 def play(monkeypatch, *modules):
-    """Have these modules of the package, and cuDF's ``to_arrow``, work over host memory."""
+    """Have these modules of the package, and cuDF's way to Arrow and back, use host memory."""
     transform = types.SimpleNamespace(bools_to_mask=_bools_to_mask)
     played = types.SimpleNamespace(**vars(plc) | {"Column": Played, "transform": transform})
     for module in modules:
@@ -148,8 +148,13 @@ def play(monkeypatch, *modules):
             if hasattr(module, name):
                 monkeypatch.setattr(module, name, stand_in)
     column_class = cudf_column.ColumnBase
+    monkeypatch.setattr(column_class, "from_arrow", staticmethod(_cudf_from_arrow))
     monkeypatch.setattr(column_class, "to_arrow", _cudf_to_arrow)
     monkeypatch.setattr(column_class, "notnull", _not_null)
+
+
+def _cudf_from_arrow(array):
+    return cudf_column.ColumnBase.create(from_arrow(array), cudf_dtype_from_pa_type(array.type))
 
 
 def _cudf_to_arrow(self):
