@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Literal, Protocol, TypeAlias
 
 import numpy as np
@@ -38,6 +38,9 @@ class Backend(Protocol):
 
     def holds(self, type_: pa.DataType) -> bool:
         """Whether a column can be of this type, of those that the metadata of a read may have."""
+
+    def thread_setup(self) -> Callable[[], None]:
+        """What another thread calls first, to work on the device that this one works on."""
 
     def pixel_buffer(self, nbytes: int) -> PixelBuffer:
         """A buffer for about ``nbytes`` of pixels."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Literal
 
 import cudf
@@ -59,6 +59,12 @@ class CudfBackend:
     def holds(self, type_: pa.DataType) -> bool:
         """Whether cuDF has this type, or one that says the same."""
         return holds(type_)
+
+    def thread_setup(self) -> Callable[[], None]:
+        """Take the GPU of this thread: to CUDA, a new thread works on the first one."""
+        runtime = cupy.cuda.runtime
+        device = runtime.getDevice() if gpus() else None
+        return lambda: None if device is None else runtime.setDevice(device)
 
     def pixel_buffer(self, nbytes: int) -> DevicePixels:
         """A buffer for about ``nbytes`` of pixels."""

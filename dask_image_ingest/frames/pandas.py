@@ -5,7 +5,7 @@ from __future__ import annotations
 import ctypes
 import math
 from collections import deque
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Literal
 
 import numpy as np
@@ -110,6 +110,10 @@ class PandasBackend:
         """Any type that metadata may have."""
         return True
 
+    def thread_setup(self) -> Callable[[], None]:
+        """Nothing that a thread has to do first."""
+        return _nothing
+
     def pixel_buffer(self, nbytes: int) -> HostPixels:
         """A buffer for about ``nbytes`` of pixels."""
         return HostPixels(nbytes)
@@ -211,6 +215,10 @@ def pandas_type(type_: pa.DataType) -> pd.api.extensions.ExtensionDtype:
     if pa.types.is_nested(type_):
         return nested_dtype(type_)
     return pd.StringDtype("pyarrow") if is_text(type_) else pd.ArrowDtype(type_)
+
+
+def _nothing() -> None:
+    pass
 
 
 def _arrow(values: Any, type_: pa.DataType) -> pa.Array:

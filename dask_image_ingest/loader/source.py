@@ -80,7 +80,8 @@ class LazySource(Source):
         self._client = _client(frame)
         # The process that this belongs to, while it has a thread or a client.
         self._process = os.getpid() if self._client else None
-        self._maps = backend_of(frame._meta).name == "pandas"
+        self._backend = backend_of(frame._meta)
+        self._maps = self._backend.name == "pandas"
         self._threads: ThreadPoolExecutor | None = None
         self._futures: set[RemoteFuture] = set()
         unfused = frame.optimize(fuse=False).expr
@@ -119,7 +120,7 @@ class LazySource(Source):
         self.check_process()
         self._process = os.getpid()
         self._let_others_run()
-        self._threads = ThreadPoolExecutor(1, "iter-batches")
+        self._threads = ThreadPoolExecutor(1, "iter-batches", self._backend.thread_setup())
         return self
 
     def _let_others_run(self) -> None:

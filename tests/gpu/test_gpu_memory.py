@@ -1,5 +1,6 @@
 """What frames of pixels weigh on a GPU: as dask sees them, as they are sent, at their peak."""
 
+import dask
 import gpu_probes
 import numpy as np
 import pytest
@@ -112,3 +113,7 @@ def test_images_are_decoded_on_the_gpu_that_is_current(shards):
     with cupy.cuda.Device(1):
         frame = gpu_probes.compute(dii.read_webdataset_images(shards[0], backend="cudf"))
         assert {array.device.id for array in frame.images.arrays()} == {1}
+        ddf = dii.read_webdataset_images(shards[0], backend="cudf", size=32)
+        with dask.config.set(scheduler="synchronous"):
+            (batch,) = ddf.images.iter_batches(100, "cupy")
+        assert batch["image"].device.id == 1

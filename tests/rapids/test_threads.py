@@ -1,0 +1,44 @@
+"""Threads of a process work on the GPU that the process works on."""
+
+import threading
+
+import cupy
+import pytest
+from synthetic import write_shards
+
+import dask_image_ingest as dii
+from dask_image_ingest.dataset import partition
+from dask_image_ingest.decode.gpu import current_device
+from dask_image_ingest.frames import cudf as backend_module
+from dask_image_ingest.frames import get_backend
+from dask_image_ingest.loader import source
+
+
+@pytest.fixture
+def runtime(monkeypatch):
+    """CUDA's current device, which is a thread's own, and the first one in a new thread."""
+    own = threading.local()
+    runtime = cupy.cuda.runtime
+    monkeypatch.setattr(runtime, "getDevice", lambda: getattr(own, "device", 0))
+    monkeypatch.setattr(runtime, "setDevice", lambda device: setattr(own, "device", device))
+    monkeypatch.setattr(backend_module, "gpus", lambda: 4)
+    return runtime
+
+
+def test_batches_are_decoded_on_the_gpu_of_the_thread_that_asks_for_them(
+    runtime, tmp_path, monkeypatch
+):
+    paths = write_shards(tmp_path, 3, 4)
+    ddf = dii.read_webdataset_images(paths, backend="pandas", size=8)
+    devices = []
+    decode = partition.decode
+
+    def decode_and_tell(*args, **options):
+        devices.append(current_device())
+        return decode(*args, **options)
+
+    monkeypatch.setattr(partition, "decode", decode_and_tell)
+    monkeypatch.setattr(source, "backend_of", lambda meta: get_backend("cudf"))
+    runtime.setDevice(3)
+    assert len([*ddf.images.iter_batches(4)]) == 3
+    assert devices == [3] * 3
