@@ -29,10 +29,12 @@ from dask_image_ingest.frames.cudf_values import (
     image_arrays,
     is_bytes,
     is_images,
+    typed,
 )
 from dask_image_ingest.frames.gpus import gpus, require_gpu
 from dask_image_ingest.frames.image_type import IMAGE
 from dask_image_ingest.frames.joined import joined
+from dask_image_ingest.frames.nested_dtype import list_values
 
 # Of a GPU's memory, as dask_cudf's own readers have it.
 _PARTITION_SHARE = 1 / 32
@@ -129,11 +131,7 @@ class CudfBackend:
         if is_bytes(series.dtype):
             return np.array(bytes_of(series.to_arrow()).to_pylist(), object)
         if isinstance(series.dtype, cudf.ListDtype):
-            lengths = series.list.len()
-            if series.null_count or lengths.nunique() > 1:
-                return None
-            length = int(lengths.iloc[0]) if len(series) else 0
-            return series.list.leaves.to_cupy().reshape(len(series), length)
+            return None if series.null_count else _list_values(series)
         if series.dtype.kind == "f":
             return series.to_cupy(na_value=np.nan)
         if series.dtype.kind in "iub":
@@ -157,6 +155,20 @@ class CudfBackend:
     def partition_memory(self) -> int:
         """A thirty-second of the smallest GPU's memory."""
         return int(_gpu_memory() * _PARTITION_SHARE)
+
+
+def _list_values(series: cudf.Series) -> Any:
+    """Lists of one length as (n, length), None where their lengths differ."""
+    numbers = getattr(series.dtype.element_type, "kind", "") in ("i", "u", "f", "b")
+    if not numbers or series.list.leaves.null_count:
+        # Lists of lists, of text, or with nulls: as the pandas backend has them.
+        values = list_values(pa.chunked_array([typed(series.to_arrow(), series.dtype)]))
+        return cupy.asarray(values) if numbers and values is not None else values
+    lengths = series.list.len()
+    if lengths.nunique() > 1:
+        return None
+    length = int(lengths.iloc[0]) if len(series) else 0
+    return series.list.leaves.to_cupy().reshape(len(series), length)
 
 
 def _gpu_memory() -> int:

@@ -13,8 +13,7 @@ import pyarrow as pa
 
 from dask_image_ingest.decode import Pixels
 from dask_image_ingest.frames.cudf_columns import make_frame, with_columns_of
-from dask_image_ingest.frames.cudf_types import with_bytes
-from dask_image_ingest.frames.cudf_values import is_images, pixels_on_host
+from dask_image_ingest.frames.cudf_values import is_images, pixels_on_host, typed
 from dask_image_ingest.frames.image_dtype import image_array, image_views
 from dask_image_ingest.frames.image_type import as_images, holds_images
 
@@ -35,7 +34,7 @@ def to_table(frame: cudf.DataFrame) -> pa.Table:
             types = {"pandas_type": "object", "numpy_type": "image", "metadata": None}
             told["columns"].append(named | types)
         else:
-            columns[name] = _as_in_files(made.column(name), dtype)
+            columns[name] = typed(made.column(name).combine_chunks(), dtype)
     index = frame.index
     if isinstance(index, cudf.RangeIndex):
         edges = {"start": index.start, "stop": index.stop, "step": index.step}
@@ -72,14 +71,6 @@ def _image_array(series: cudf.Series) -> pa.Array:
     pixels = pixels_on_host(series)
     absent = np.array([error is not None for error in pixels.errors], bool)
     return image_array(pixels.flat, pixels.shapes, absent)
-
-
-def _as_in_files(column: pa.ChunkedArray, dtype: Any) -> pa.Array:
-    """A column in its own type, which cuDF does not tell of one without a value, and with bytes."""
-    array = column.combine_chunks()
-    if isinstance(dtype, (cudf.ListDtype, cudf.StructDtype)):
-        return with_bytes(array.cast(dtype.to_arrow()))
-    return array
 
 
 def _free_name(name: Any, taken: Collection[Any]) -> str:

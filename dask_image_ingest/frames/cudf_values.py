@@ -11,6 +11,7 @@ import pyarrow as pa
 import pylibcudf as plc
 
 from dask_image_ingest.decode import Pixels
+from dask_image_ingest.frames.cudf_types import with_bytes
 from dask_image_ingest.frames.image_type import IMAGE
 
 
@@ -45,6 +46,16 @@ def pixels_on_host(images: cudf.Series) -> Pixels:
     shapes = np.where(np.array(column.present)[:, None], column.shapes, 0).astype(np.int32)
     errors = [None if there else "no image" for there in column.present]
     return Pixels(column.flat[column.ends[0] : column.ends[-1]].get(), shapes, errors)
+
+
+def typed(array: pa.Array, dtype: Any) -> pa.Array:
+    """What ``to_arrow`` gives of a column of this dtype, in its own type and with bytes.
+
+    cuDF gives nested columns, and what they hold, as nulls where there is no value.
+    """
+    if isinstance(dtype, (cudf.ListDtype, cudf.StructDtype)):
+        return with_bytes(array.cast(dtype.to_arrow()))
+    return array
 
 
 def empty_table(frame: cudf.DataFrame) -> pa.Table:

@@ -125,6 +125,33 @@ def test_bytes_that_are_all_null_are_null():
     assert bytes_of(pa.nulls(3)).to_pylist() == [None] * 3
 
 
+LISTS = [
+    (pa.list_(pa.float32()), [[[1, 2, 3, 4]], [[5, 6, 7, 8]]]),
+    (pa.list_(pa.float32()), [[[1, 2], []], [[3], [4]]]),  # as many numbers as lists
+    (pa.list_(pa.float32()), [[[1, 2]], [[3], [4]]]),
+    (pa.string(), [["a", "b"], ["c", None]]),
+    (pa.string(), [[], []]),
+    (pa.string(), [["a"], None]),
+    (pa.binary(), [[b"a", b""], [b"\0", None]]),
+    (pa.binary(), [[None], [None]]),
+    (pa.timestamp("s"), [[0], [1]]),
+    (pa.struct([("x", pa.int8())]), [[{"x": 1}], [{"x": 2}]]),
+]
+
+
+@pytest.mark.parametrize(("item", "rows"), LISTS)
+def test_lists_of_what_is_no_number_come_as_they_do_from_pandas(backend, played, item, rows):
+    table = pa.table({"x": pa.array(rows, pa.list_(item))})
+    got, want = (
+        each.values(each.frame(table, np.arange(len(rows)), None)["x"])
+        for each in (backend, get_backend("pandas"))
+    )
+    assert (got is None) == (want is None)
+    if want is not None:
+        assert (got.shape, got.dtype) == (want.shape, want.dtype)
+        assert repr(got.tolist()) == repr(want.tolist())
+
+
 def test_first_rows_are_known_as_a_part(arrays):
     images = host.images(arrays)
     assert is_head(host.first_rows(images, 10))

@@ -457,6 +457,36 @@ class BackendContract:
             on_host(backend.values(new["v"].iloc[1:3])), on_host(vectors)[1:3]
         )
 
+    @pytest.mark.parametrize(
+        ("item", "rows", "expected"),
+        [
+            (pa.float32(), [[1, None], [3, 4]], [[1, np.nan], [3, 4]]),
+            (pa.int16(), [[1, None], [3, 4]], [[1, np.nan], [3, 4]]),
+            (pa.bool_(), [[True], [False]], [[True], [False]]),
+            (pa.float32(), [], []),
+        ],
+    )
+    def test_vectors_are_arrays_of_numbers_with_nan_for_null(self, backend, item, rows, expected):
+        table = pa.table({"x": pa.array(rows, pa.list_(item))})
+        got = backend.values(backend.frame(table, np.arange(len(rows)), None)["x"])
+        assert type(got) is backend.numpy.ndarray
+        np.testing.assert_array_equal(on_host(got), np.array(expected).reshape(on_host(got).shape))
+
+    @pytest.mark.parametrize(
+        ("item", "rows"),
+        [
+            (pa.list_(pa.float32()), [[[1, 2], []], [[3], [4]]]),
+            (pa.string(), [["a", "b"], ["c", None]]),
+            (pa.binary(), [[b"a", b""], [b"\0", None]]),
+        ],
+    )
+    def test_lists_of_what_is_no_number_are_objects(self, backend, item, rows):
+        table = pa.table({"x": pa.array(rows, pa.list_(item))})
+        got = backend.values(backend.frame(table, np.arange(len(rows)), None)["x"])
+        assert (got.shape, got.dtype) == ((2, 2), object)
+        listed = [[list(v) if isinstance(v, np.ndarray) else v for v in row] for row in got]
+        assert listed == rows
+
     # What .images does with one frame.
 
     def test_images_of_one_shape_are_stacked_without_a_copy(self, backend):
