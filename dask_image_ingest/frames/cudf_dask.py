@@ -12,7 +12,6 @@ from decimal import Decimal
 from typing import Any
 
 import cudf
-import cupy
 import numpy as np
 import pandas as pd
 import pyarrow as pa
@@ -24,25 +23,23 @@ from dask_cudf.backends import (
     concat_cudf,
     meta_nonempty_cudf,
     to_cudf_dispatch,
-    to_cudf_dispatch_from_pandas,
     to_pandas_dispatch,
-    to_pandas_dispatch_from_cudf,
 )
 from distributed.protocol import dask_serialize
 from distributed.protocol.cuda import cuda_serialize
 
 from dask_image_ingest.decode import Pixels
 from dask_image_ingest.errors import PartitionTooLargeError
-from dask_image_ingest.frames.cudf_columns import (
-    columns_of,
-    empty_frame,
-    make_frame,
-    with_columns_of,
+from dask_image_ingest.frames.cudf_columns import columns_of, make_frame, with_columns_of
+from dask_image_ingest.frames.cudf_convert import (
+    images_frame,
+    named,
+    series_to_cudf,
+    series_to_pandas,
+    to_cudf,
+    to_pandas,
 )
-from dask_image_ingest.frames.cudf_values import is_images, pixels_on_host
-from dask_image_ingest.frames.gpus import gpus
-from dask_image_ingest.frames.image_type import IMAGE
-from dask_image_ingest.frames.pandas import PandasBackend
+from dask_image_ingest.frames.cudf_values import is_images
 from dask_image_ingest.frames.type_names import is_text
 
 _NESTED = {plc.TypeId.LIST, plc.TypeId.STRING, plc.TypeId.STRUCT}
@@ -50,14 +47,14 @@ _NESTED_DTYPES = (cudf.ListDtype, cudf.StructDtype)
 
 
 def register() -> None:
-    """Lay this module's functions over those of dask_cudf."""
+    """Lay this package's functions over those of dask_cudf."""
     concat_dispatch.register(cudf.DataFrame, concat)
     meta_nonempty.register(cudf.DataFrame, nonempty)
     meta_nonempty.register(cudf.Series, _nonempty_nested)
     to_pandas_dispatch.register(cudf.DataFrame, to_pandas)
-    to_pandas_dispatch.register(cudf.Series, _images_to_pandas)
+    to_pandas_dispatch.register(cudf.Series, series_to_pandas)
     to_cudf_dispatch.register(pd.DataFrame, to_cudf)
-    to_cudf_dispatch.register(pd.Series, _images_to_cudf)
+    to_cudf_dispatch.register(pd.Series, series_to_cudf)
     cuda_serialize.register(cudf.DataFrame, lambda f: cuda_serialize_cudf_object(compacted(f)))
     dask_serialize.register(cudf.DataFrame, lambda f: dask_serialize_cudf_object(compacted(f)))
     copyreg.pickle(cudf.DataFrame, lambda f: compacted(f).__reduce_ex__(pickle.HIGHEST_PROTOCOL))
@@ -95,7 +92,7 @@ def nonempty(frame: cudf.DataFrame) -> cudf.DataFrame:
         if is_images(dtype):
             shapes = np.tile(np.array([1, 1, 3], np.int32), (2, 1))
             pixels = Pixels(np.zeros(6, np.uint8), shapes, [None] * 2)
-            made = _images_frame(name, pixels, filled.index)
+            made = images_frame(name, pixels, filled.index)
         else:
             type_ = dtype.to_arrow()
             table = pa.table({"nested": pa.array([_example(type_)] * 2, type_)})
@@ -103,49 +100,6 @@ def nonempty(frame: cudf.DataFrame) -> cudf.DataFrame:
             made.columns = [name]
         filled = with_columns_of(filled, made)
     return filled[list(frame.columns)]
-
-
-def to_pandas(frame: cudf.DataFrame, **options: Any) -> pd.DataFrame:
-    """A frame on the host: its images as the pandas backend has them, the rest as cuDF has it.
-
-    So that a column is the same whether or not dask has left out the images before.
-    """
-    images = _image_columns(frame)
-    others = frame[[name for name in frame.columns if name not in images]]
-    if len(frame) or gpus():
-        made = to_pandas_dispatch_from_cudf(others, **options)
-    else:
-        made = pd.DataFrame({n: pd.Series([], dtype=_on_host(t)) for n, t in others.dtypes.items()})
-    for name in images:
-        pixels = pixels_on_host(frame[name])
-        rows = PandasBackend().frame(pa.table({}), np.arange(len(frame)), pixels)
-        made[name] = rows["image"].array
-    return made[list(frame.columns)]
-
-
-def to_cudf(frame: pd.DataFrame, **options: Any) -> cudf.DataFrame:
-    """A pandas frame of images as the cuDF backend has it."""
-    pandas = PandasBackend()
-    images = [name for name, dtype in frame.dtypes.items() if pandas.is_images(dtype)]
-    if not images:
-        return to_cudf_dispatch_from_pandas(frame, **options)
-    others = frame.drop(columns=images)
-    if not len(frame):
-        schema = pa.Schema.from_pandas(others, preserve_index=False)
-        types = dict(zip(schema.names, schema.types, strict=True))
-        return empty_frame(types | dict.fromkeys(images, IMAGE))[list(frame.columns)]
-    made = make_frame(pandas.to_arrow(others), cudf.Index(frame.index), None)
-    for name in images:
-        arrays = pandas.arrays(frame[name])
-        shapes = [(0, 0, 0) if array is None else array.shape for array in arrays]
-        flat = [array.reshape(-1) for array in arrays if array is not None]
-        pixels = Pixels(
-            np.concatenate(flat) if flat else np.empty(0, np.uint8),
-            np.array(shapes, np.int32),
-            ["no image" if array is None else None for array in arrays],
-        )
-        made = with_columns_of(made, _images_frame(name, pixels, made.index))
-    return made[list(frame.columns)]
 
 
 def compacted(frame: cudf.DataFrame) -> cudf.DataFrame:
@@ -191,17 +145,10 @@ def _image_columns(frame: cudf.DataFrame) -> list[Any]:
     return [name for name, dtype in frame.dtypes.items() if is_images(dtype)]
 
 
-def _images_frame(name: Any, pixels: Pixels, index: cudf.Index) -> cudf.DataFrame:
-    on_device = Pixels(cupy.asarray(pixels.flat), pixels.shapes, pixels.errors)
-    frame = make_frame(pa.table({}), index, on_device)
-    frame.columns = [name]  # not rename(), as above
-    return frame
-
-
 def _nonempty_nested(series: cudf.Series, *args: Any) -> cudf.Series:
     if not isinstance(series.dtype, _NESTED_DTYPES):
         return _nonempty_series(series, *args)
-    return _named(nonempty(series.to_frame("nested"))["nested"], series.name)
+    return named(nonempty(series.to_frame("nested"))["nested"], series.name)
 
 
 def _example(type_: pa.DataType) -> Any:
@@ -213,25 +160,3 @@ def _example(type_: pa.DataType) -> Any:
     if pa.types.is_decimal(type_):
         return Decimal(0)
     return "cat" if is_text(type_) else pa.scalar(1).cast(type_)
-
-
-def _images_to_pandas(series: cudf.Series, **options: Any) -> pd.Series:
-    if not is_images(series.dtype):
-        return to_pandas_dispatch_from_cudf(series, **options)
-    return to_pandas(series.to_frame("image"))["image"].rename(series.name)
-
-
-def _images_to_cudf(series: pd.Series, **options: Any) -> cudf.Series:
-    if not PandasBackend().is_images(series.dtype):
-        return to_cudf_dispatch_from_pandas(series, **options)
-    return _named(to_cudf(series.to_frame("image"))["image"], series.name)
-
-
-def _named(series: cudf.Series, name: Any) -> cudf.Series:
-    series.name = name  # rename() would copy the pixels
-    return series
-
-
-def _on_host(dtype: Any) -> Any:
-    # As cuDF converts a column of this dtype, asked for without a GPU.
-    return dtype if isinstance(dtype, (np.dtype, pd.StringDtype)) else np.dtype(object)

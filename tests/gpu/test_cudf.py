@@ -3,7 +3,7 @@
 import numpy as np
 import pyarrow as pa
 import pytest
-from contract import BackendContract, address, images, on_host
+from contract import BackendContract, address, images, metadata, on_host
 from held_types import HELD
 
 from dask_image_ingest.decode import Pixels
@@ -71,6 +71,30 @@ class TestCudf(BackendContract):
         ddf = dask_cudf.from_cudf(frame, npartitions=2)
         for made in (ddf.merge(ddf[["__key__"]], on="__key__"), dd.concat([ddf, ddf])):
             assert made._meta.dtypes.to_dict() == made.compute().dtypes.to_dict()
+
+
+def test_columns_are_converted_alike_alone_and_with_their_index():
+    import cudf
+    import dask.dataframe as dd
+    import pandas as pd
+
+    table = metadata()
+    frame = get_backend("pandas").frame(table, np.arange(len(table)), None)
+    frame["category"] = pd.Categorical([*"aabba"])
+    frame["zone"] = pd.date_range("2026", periods=5, tz="UTC")
+    frame = frame.set_index("__key__")
+    ddf = dd.from_pandas(frame, npartitions=2, sort=False).to_backend("cudf")
+    whole = ddf.compute()
+    assert whole.index.to_arrow().to_pylist() == frame.index.tolist()
+    assert whole.index.name == "__key__"
+    assert whole["npy"].dtype == cudf.ListDtype("uint8")
+    for name in frame.columns:
+        alone = ddf[[name]].compute()
+        assert str(alone[name].dtype) == str(whole[name].dtype)
+        assert alone[name].to_arrow().equals(whole[name].to_arrow())
+        assert str(ddf[name]._meta.dtype) == str(whole[name].dtype)
+    back = ddf.partitions[0][ddf.partitions[0]["width"] < 0].to_backend("pandas").compute()
+    assert (len(back), back.index.name, back.index.dtype) == (0, "__key__", "str")
 
 
 @pytest.mark.parametrize(("type_", "value", "held"), HELD, ids=[str(t) for t, _, _ in HELD])
