@@ -72,8 +72,8 @@ INSTANCES = {
         "_image_column.child": "pylibcudf.Column",
     },
     "dask_image_ingest/frames/cudf_dask.py": {
-        "compacted.part": _COLUMN,
         "compacted.column": _COLUMN,
+        "compacted.accessed": _COLUMN,
         "_spilled.buffer": _BUFFER,
     },
     "dask_image_ingest/decode/batch_pipeline.py": {

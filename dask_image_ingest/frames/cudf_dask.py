@@ -55,9 +55,10 @@ def register() -> None:
     to_pandas_dispatch.register(cudf.Series, series_to_pandas)
     to_cudf_dispatch.register(pd.DataFrame, to_cudf)
     to_cudf_dispatch.register(pd.Series, series_to_cudf)
-    cuda_serialize.register(cudf.DataFrame, lambda f: cuda_serialize_cudf_object(compacted(f)))
-    dask_serialize.register(cudf.DataFrame, lambda f: dask_serialize_cudf_object(compacted(f)))
-    copyreg.pickle(cudf.DataFrame, lambda f: compacted(f).__reduce_ex__(pickle.HIGHEST_PROTOCOL))
+    for kind in (cudf.DataFrame, cudf.Series):
+        cuda_serialize.register(kind, lambda part: cuda_serialize_cudf_object(compacted(part)))
+        dask_serialize.register(kind, lambda part: dask_serialize_cudf_object(compacted(part)))
+        copyreg.pickle(kind, lambda part: compacted(part).__reduce_ex__(pickle.HIGHEST_PROTOCOL))
 
 
 def concat(frames: list[cudf.DataFrame], *args: Any, **kwargs: Any) -> cudf.DataFrame:
@@ -102,25 +103,32 @@ def nonempty(frame: cudf.DataFrame) -> cudf.DataFrame:
     return filled[list(frame.columns)]
 
 
-def compacted(frame: cudf.DataFrame) -> cudf.DataFrame:
-    """The frame to be sent: without what lies behind the rows of a slice.
+def compacted(part: cudf.DataFrame | cudf.Series) -> Any:
+    """The frame or series to be sent: without what lies around the rows of a slice.
 
     cuDF copies the part that a slice has before it is sent, but knows a slice of lists or structs
-    only by its offset: the first rows of a partition would be sent with all of its pixels.
+    only by its offset: the first rows of a partition would be sent with all of its pixels. Its own
+    copy would also keep these from being spilled ever after.
     """
-    columns = columns_of(frame)
-    parts = {
-        name: column
-        for name, column in columns.items()
-        if is_head(column.plc_column) and not _spilled(column.plc_column)
-    }
-    if not parts:
-        return frame
-    for name, part in parts.items():
-        with part.access(mode="read", scope="internal") as column:
-            columns[name] = column.copy()
+    if isinstance(part, cudf.Series):
+        frame = part.to_frame("series")
+        made = compacted(frame)
+        return part if made is frame else named(made["series"], part.name)
+    columns = columns_of(part)
+    slices = {name: column for name, column in columns.items() if _is_slice(column.plc_column)}
+    if not slices:
+        return part
+    for name, column in slices.items():
+        with column.access(mode="read", scope="internal") as accessed:
+            columns[name] = accessed.copy()
     # Not a copy of the frame: what two share, cuDF copies before it is sent.
-    return cudf.DataFrame._from_data(columns, index=frame.index)
+    return cudf.DataFrame._from_data(columns, index=part.index)
+
+
+def _is_slice(column: plc.Column) -> bool:
+    # What is in host memory already would come back to the GPU to be copied. cuDF copies what has
+    # an offset wherever it is.
+    return bool(column.offset()) or (is_head(column) and not _spilled(column))
 
 
 def is_head(column: plc.Column) -> bool:

@@ -58,6 +58,25 @@ class TestCudf(BackendContract):
         self.assert_pixels(frame, self.by_key(images()), len(images()))
         assert manager.spill_to_device_limit(0) > 0  # arrays() has not pinned it
 
+    @pytest.mark.parametrize("rows", [slice(2), slice(1, 3)])
+    def test_a_slice_is_sent_without_the_rest_and_pins_no_memory(self, backend, rows):
+        from cudf.core.buffer.spill_manager import get_global_manager
+        from distributed.protocol import deserialize, serialize
+
+        large = self.make(backend, images(((64, 64, 3),) * 50))
+        for part in (large.iloc[rows], large["image"].iloc[rows]):
+            header, frames = serialize(part, on_error="raise")
+            sent = sum(getattr(frame, "nbytes", None) or len(frame) for frame in frames)
+            assert 2 * 64 * 64 * 3 <= sent < 3 * 64 * 64 * 3
+            received = deserialize(header, frames)
+            for got, want in zip(
+                received.images.arrays(), large.images.arrays()[rows], strict=True
+            ):
+                np.testing.assert_array_equal(on_host(got), on_host(want))
+        manager = get_global_manager()
+        if manager is not None:
+            assert manager.spill_to_device_limit(0) >= 50 * 64 * 64 * 3
+
     def test_slices_of_frames_whose_views_were_asked_for_are_no_copies(self, backend):
         frame = self.make(backend)
         whole = frame.images.arrays()

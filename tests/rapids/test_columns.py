@@ -1,5 +1,6 @@
 """Columns of cuDF frames: nothing is copied that need not be, and bytes stay bytes."""
 
+import contextlib
 import pickle
 import re
 
@@ -173,6 +174,40 @@ def test_first_rows_are_sent_without_the_others(arrays, monkeypatch):
     sent = sent_bytes(head, cuda_serialize.dispatch(cudf.DataFrame))
     assert sum(array.size for array in arrays[:5]) <= sent < everything / 5
     assert host.addresses(head["image"]) == host.addresses(whole), "the frame itself was changed"
+
+
+@pytest.mark.parametrize("rows", [host.first_rows, host.last_rows])
+@pytest.mark.parametrize("kind", ["frame", "series"])
+def test_rows_are_copied_to_be_sent_where_that_pins_no_memory(arrays, rows, kind, monkeypatch):
+    """cuDF takes a pointer for its own copy, and never spills what it has given a pointer of."""
+    part = host.frame({"image": rows(host.images(arrays), 5)}, cudf.RangeIndex(7, 12))
+    if kind == "series":
+        part = part["image"]
+        part.name = "pixels"
+    few = host.frame({"image": host.images(arrays[:5])})["image"]._column
+    within, copied = [], []
+
+    @contextlib.contextmanager
+    def access(self, **how):
+        within.append(how)
+        yield self
+        within.pop()
+
+    def copy(self, deep=True):
+        copied.append(list(within))
+        return few
+
+    monkeypatch.setattr(type(few), "access", access)
+    monkeypatch.setattr(type(few), "copy", copy)
+    made = compacted(part)
+    assert copied == [[{"mode": "read", "scope": "internal"}]]
+    assert made.index.equals(part.index)
+    if kind == "series":
+        assert made.name == "pixels"
+    copied.clear()
+    sent = sent_bytes(part, cuda_serialize.dispatch(type(part)))
+    assert copied == [[{"mode": "read", "scope": "internal"}]]
+    assert sum(array.size for array in arrays[:5]) <= sent < sum(a.size for a in arrays) / 5
 
 
 def test_first_rows_are_pickled_without_the_others(arrays, monkeypatch):

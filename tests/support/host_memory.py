@@ -52,6 +52,12 @@ def first_rows(nested, count):
     return plc.Column(nested.type(), count, None, None, 0, 0, nested.children())
 
 
+def last_rows(nested, count):
+    """The last rows of a column, as libcudf's slice makes them: all of it, with an offset."""
+    rest = nested.size() - count
+    return plc.Column(nested.type(), count, nested.data(), None, 0, rest, nested.children())
+
+
 def frame(columns, index=None):
     """A frame of such columns; one named ``image...`` is of images."""
     names = {"data": {"offsets": {}, "element": {}}}
