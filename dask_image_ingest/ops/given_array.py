@@ -20,9 +20,17 @@ _NO_NUMBERS = (str, bytes, np.datetime64, np.timedelta64)
 
 def given_array(values: Any, backend: Backend) -> Any:
     """An array of the backend's library; tensors need be neither detached nor on this device."""
-    if isinstance(values, (list, tuple)):
-        values = [_plain(value, backend) for value in values]
-    return backend.numpy.asarray(_plain(values, backend))
+    listed = isinstance(values, (list, tuple))
+    values = [_plain(v, backend) for v in values] if listed else _plain(values, backend)
+    if backend.device == "cpu":
+        return np.asarray(values)
+    # CuPy takes neither None among numbers nor a list of arrays that are not its own.
+    if not listed and _is_on_gpu(values):
+        return backend.numpy.asarray(values)
+    if listed and values and all(map(_is_on_gpu, values)):
+        return backend.numpy.stack([backend.numpy.asarray(value) for value in values])
+    array = np.asarray([_on_host(value) for value in values] if listed else values)
+    return backend.numpy.asarray(array) if array.dtype.kind in "biuf" else array
 
 
 def given_exactly(values: Any, backend: Backend) -> Any:
@@ -38,7 +46,7 @@ def given_exactly(values: Any, backend: Backend) -> Any:
         return array
     # NumPy makes floats of int64 and uint64 together, and of whole numbers beside floats.
     if isinstance(values, (list, tuple)):
-        values = [_plain(value, backend) for value in values]
+        values = [_on_host(_plain(value, backend)) for value in values]
     objects = np.array(values, dtype=object)
     for place, value in enumerate(objects.flat):
         objects.flat[place] = _python_number(value)
@@ -63,6 +71,16 @@ def _python_number(value: Any) -> Any:
     except (ValueError, OverflowError):
         return float(value)
     return whole if whole == value else value
+
+
+def _is_on_gpu(value: Any) -> bool:
+    return hasattr(value, "__cuda_array_interface__")
+
+
+def _on_host(value: Any) -> Any:
+    if not _is_on_gpu(value):
+        return value
+    return value.cpu() if hasattr(value, "cpu") else value.get()
 
 
 def _plain(values: Any, backend: Backend) -> Any:

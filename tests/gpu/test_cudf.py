@@ -154,6 +154,35 @@ def test_files_of_one_backend_are_read_by_the_other(tmp_path, rows):
                 np.testing.assert_array_equal(on_host(one), other)
 
 
+def tensors(images):
+    import torch
+
+    return [
+        torch.as_tensor(image, device="cuda").float().mean().requires_grad_() for image in images
+    ]
+
+
+@pytest.mark.parametrize(
+    "function",
+    [
+        lambda images: [float(image.mean()) if n else None for n, image in enumerate(images)],
+        lambda images: [image.mean() for image in images],
+        tensors,
+    ],
+)
+def test_functions_may_give_lists_of_none_arrays_and_tensors(function):
+    if function is tensors:
+        pytest.importorskip("torch")
+    arrays = images(((4, 5, 3),) * 3)
+    contract = TestCudf()
+    frame = contract.make(get_backend("cudf"), arrays)
+    made = frame.images.map_batches(function, {"mean": "float64"})
+    got = made["mean"].to_arrow().to_pylist()
+    expected = [array.mean() for array in arrays]
+    assert got[1:] == pytest.approx(expected[1:], rel=1e-5)
+    assert got[0] is None or np.isnan(got[0]) or got[0] == pytest.approx(expected[0], rel=1e-5)
+
+
 def cupy_of(array):
     import cupy
 
