@@ -7,6 +7,7 @@ from typing import Any, NamedTuple
 import cudf
 import cupy
 import numpy as np
+import pandas as pd
 import pyarrow as pa
 import pylibcudf as plc
 
@@ -67,6 +68,8 @@ def empty_table(frame: cudf.DataFrame) -> pa.Table:
 def _arrow_type(dtype: Any) -> pa.DataType:
     if isinstance(dtype, np.dtype) and dtype.kind != "O":
         return pa.from_numpy_dtype(dtype)
+    if isinstance(dtype, pd.DatetimeTZDtype):
+        return pa.timestamp(dtype.unit, str(dtype.tz))
     return dtype.to_arrow() if hasattr(dtype, "to_arrow") else pa.string()
 
 

@@ -145,6 +145,8 @@ def test_a_meta_is_converted_column_by_column_with_its_index(index):
         back = cudf_convert.to_pandas(part)
         assert (type(back.index), back.index.name) == (type(index), index.name)
         assert back.index.dtype == index.dtype
+    told = get_backend("cudf").to_arrow(made[["zone", "date", "category"]]).schema.types
+    assert told == [pa.timestamp("s", "Europe/Berlin"), pa.timestamp("s"), pa.string()]
     dtypes = cudf_convert.to_pandas(made).dtypes
     assert str(dtypes["zone"]) == "datetime64[s, Europe/Berlin]"
     assert dtypes["category"] == "category"
