@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import math
 import os
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
@@ -21,6 +22,7 @@ __all__ = [
     "check_frame",
     "check_path",
     "check_storage_options",
+    "check_unique",
     "column_names",
     "is_column",
     "is_utf8",
@@ -117,6 +119,16 @@ def is_column(name: Any, known: Iterable[Any]) -> bool:
         return name in set(known)
     except TypeError:  # lists, arrays and the like
         return False
+
+
+def check_unique(names: Iterable[Any], known: Iterable[Any]) -> None:
+    """Refuse columns of a frame by whose names others go, too."""
+    counts = Counter(known)
+    twice = [name for name in dict.fromkeys(names) if counts[name] > 1]
+    if twice:
+        raise ArgumentError(
+            f"the frame has {counts[twice[0]]} columns {twice[0]!r}: rename or drop all but one"
+        )
 
 
 def check_frame(value: Any, argument: str = "frame") -> None:

@@ -8,7 +8,13 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import pandas as pd
 
-from dask_image_ingest.arguments import check_choice, check_flag, column_names, whole_number
+from dask_image_ingest.arguments import (
+    check_choice,
+    check_flag,
+    check_unique,
+    column_names,
+    whole_number,
+)
 from dask_image_ingest.errors import ArgumentError
 from dask_image_ingest.frames import Backend, backend_of, register_accessor
 from dask_image_ingest.loader import FORMATS, Batches, Format, Source, parse_shard
@@ -475,7 +481,9 @@ class Images(ABC):
         >>> frame.images.thumbnails(64, "crop").images.stack().shape
         (51, 64, 64, 3)
         """
-        return self._map(small_images, self._columns(), self.column, size, resize)
+        columns = self._columns()
+        check_unique(columns, columns)
+        return self._map(small_images, columns, self.column, size, resize)
 
     @abstractmethod
     def channel_stats(self) -> Any:
@@ -502,9 +510,10 @@ class Images(ABC):
         return list(self._frame.columns)
 
     def _others(self, columns: Sequence[str] | None, image: str) -> list[str]:
-        if columns is None:
-            return [name for name in self._columns() if name != image]
-        return [name for name in column_names(columns, self._columns()) if name != image]
+        known = self._columns()
+        names = known if columns is None else column_names(columns, known)
+        check_unique(names, known)
+        return [name for name in names if name != image]
 
 
 @register_accessor("dataframe", "images")

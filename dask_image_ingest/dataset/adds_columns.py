@@ -36,7 +36,7 @@ class AddsColumns(dx.Blockwise):
             return self._filter_simplification(parent)
         if isinstance(parent, (dx.Projection, dx.Index)):
             wanted = dx.determine_column_projection(self, parent, dependents)
-            return self._projected(parent, {wanted} if isinstance(wanted, str) else set(wanted))
+            return self._projected(parent, set(wanted) if isinstance(wanted, list) else {wanted})
         return super()._simplify_up(parent, dependents)
 
 

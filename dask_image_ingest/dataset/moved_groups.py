@@ -18,7 +18,7 @@ from dask_image_ingest.dataset.moved_rows import (
 )
 from dask_image_ingest.dataset.partition import check_size
 from dask_image_ingest.decode import Pixels
-from dask_image_ingest.frames import backend_of
+from dask_image_ingest.frames import assigned, backend_of
 
 # Of a partition of the read, what is decoded at a time of groups that are smaller: enough images to
 # keep a decoder busy, beside whatever the function makes of the largest group.
@@ -111,7 +111,7 @@ class _Groups:
     def places(self) -> Any:
         """The frame with the place of each row where its images will be."""
         places = np.arange(len(self._frame))
-        return self._frame.assign(**{each.image: places for each in self._images})
+        return assigned(self._frame, {each.image: places for each in self._images})
 
     def __call__(self, group: Any, /, *args: Any, **kwargs: Any) -> Any:
         """What the function makes of a group, which it gets as pandas would have given it."""

@@ -5,6 +5,7 @@ columns. A backend is a file of this room, and no other room imports cuDF.
 """
 
 from dask_image_ingest.frames.accessors import register_accessor
+from dask_image_ingest.frames.assigned import assigned
 from dask_image_ingest.frames.backend import Backend, BackendName, NewColumn
 from dask_image_ingest.frames.choose import backend_of, choose_backend, get_backend
 from dask_image_ingest.frames.gpus import gpus
@@ -22,6 +23,7 @@ __all__ = [
     "Backend",
     "BackendName",
     "NewColumn",
+    "assigned",
     "backend_of",
     "choose_backend",
     "get_backend",

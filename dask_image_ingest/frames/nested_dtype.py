@@ -121,7 +121,8 @@ def list_values(array: pa.ChunkedArray) -> np.ndarray | None:
     lengths = np.diff(chunk.offsets.to_numpy())
     if chunk.null_count or (lengths != lengths[:1]).any():
         return None
-    return chunk.flatten().to_numpy(zero_copy_only=False).reshape(len(chunk), *lengths[:1])
+    length = lengths[0] if len(lengths) else 0
+    return chunk.flatten().to_numpy(zero_copy_only=False).reshape(len(chunk), length)
 
 
 @make_array_nonempty.register(NestedDtype)

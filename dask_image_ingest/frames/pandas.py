@@ -15,6 +15,7 @@ import pyarrow as pa
 from distributed import default_client, get_worker
 
 from dask_image_ingest.decode import Pixels, ResizedImage, decode_pool, decode_threads
+from dask_image_ingest.frames.assigned import assigned
 from dask_image_ingest.frames.backend import NewColumn
 from dask_image_ingest.frames.image_dtype import (
     ImageArray,
@@ -26,7 +27,7 @@ from dask_image_ingest.frames.image_type import IMAGE
 from dask_image_ingest.frames.nested_dtype import list_values, nested_dtype
 from dask_image_ingest.frames.pixel_memory import pixel_memory
 from dask_image_ingest.frames.stored_frame import to_frame
-from dask_image_ingest.frames.type_names import is_text
+from dask_image_ingest.frames.type_names import is_list, is_text
 
 # Of a worker's memory: a partition may be copied twice by what follows, and a worker keeps several.
 _PARTITION_SHARE = 1 / 16
@@ -143,7 +144,7 @@ class PandasBackend:
     ) -> pd.DataFrame:
         """``frame`` with the columns of a late decode."""
         made = {} if error is None else {error: _error_array(pixels.errors)}
-        return frame.assign(**made, **{image: _image_array(pixels)})
+        return assigned(frame, made | {image: _image_array(pixels)})
 
     def meta(self, types: Mapping[str, pa.DataType]) -> pd.DataFrame:
         """An empty dataframe with these columns."""
@@ -173,12 +174,12 @@ class PandasBackend:
             array = _arrow(values, type_)
             array = array if places is None else array.take(places)
             made[name] = pandas_type(type_).__from_arrow__(array)
-        return frame.assign(**made)
+        return assigned(frame, made)
 
     def values(self, series: pd.Series) -> np.ndarray | None:
         """A column as an array, None where nulls or lists of differing lengths make that none."""
         dtype = series.dtype
-        if isinstance(dtype, pd.ArrowDtype) and pa.types.is_list(dtype.pyarrow_dtype):
+        if isinstance(dtype, pd.ArrowDtype) and is_list(dtype.pyarrow_dtype):
             return list_values(pa.chunked_array(pa.array(series, from_pandas=True)))
         if pd.api.types.is_float_dtype(dtype):
             return series.to_numpy(_numpy_type(dtype), na_value=np.nan)

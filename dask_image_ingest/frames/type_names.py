@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-__all__ = ["is_text", "named_type", "parse_type", "type_name"]
+__all__ = ["is_list", "is_text", "named_type", "parse_type", "type_name"]
 
 _PYTHON_TYPES = {
     str: pa.string(),
@@ -55,9 +55,14 @@ def is_text(type_: pa.DataType) -> bool:
     return bool(pa.types.is_string(type_) or pa.types.is_large_string(type_))
 
 
+def is_list(type_: pa.DataType) -> bool:
+    """Whether values of this type are lists, of whatever lengths."""
+    return bool(pa.types.is_list(type_) or pa.types.is_large_list(type_))
+
+
 def type_name(type_: pa.DataType) -> str:
     """The name by which `named_type` finds a type; of types that it does not know, Arrow's own."""
-    if pa.types.is_list(type_) or pa.types.is_large_list(type_):
+    if is_list(type_):
         kind = "list" if pa.types.is_list(type_) else "large_list"
         return f"{kind}<{type_name(type_.value_type)}>"
     if pa.types.is_struct(type_):

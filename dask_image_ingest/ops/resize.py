@@ -30,8 +30,7 @@ def small_images(frame: Any, image: str, size: int | tuple[int, int], resize: st
     buffer = backend.pixel_buffer(0)
     given = [backend.host(arrays[row]) for row in present]
     shapes[present] = resize_arrays(given, decoding, buffer)
-    column = backend.with_images(frame[[]], Pixels(buffer.finish(), shapes, errors))["image"]
-    frame = frame.assign(**{image: column})
+    frame = backend.with_images(frame, Pixels(buffer.finish(), shapes, errors), image, None)
     too_large = [row for row, array in enumerate(arrays) if array is not None and errors[row]]
     return _with_errors(frame, errors, too_large) if too_large else frame
 

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from dask_image_ingest.arguments import is_column
+from dask_image_ingest.arguments import check_unique, is_column
 from dask_image_ingest.decode import ImageShape
 from dask_image_ingest.errors import ArgumentError
 from dask_image_ingest.frames import backend_of, joined
@@ -93,8 +93,11 @@ def vectors(frame: Any, column: str, first: Any = None) -> Any:
     """
     if not is_column(column, frame.columns):
         raise ArgumentError(f"the frame has no column {column!r}")
+    check_unique([column], frame.columns)
     backend = backend_of(frame)
     values = backend.values(frame[column])
+    if values is not None and (values.ndim != 2 or values.dtype.kind not in "biuf"):
+        raise ArgumentError(f"column {column!r} is no column of lists of numbers")
     if values is None:
         raise ArgumentError(
             f"the lists of {column!r} differ in length, or some are null: drop these rows first, "
@@ -104,8 +107,6 @@ def vectors(frame: Any, column: str, first: Any = None) -> Any:
     length = None if known is None or not len(known) or known.ndim != 2 else known.shape[1]
     if len(values) == 0:
         return values.reshape(0, length or 0)
-    if values.ndim != 2:
-        raise ArgumentError(f"column {column!r} is no column of lists of numbers")
     if length not in (None, values.shape[1]):
         raise ArgumentError(
             f"the lists of {column!r} differ in length, {length} in one partition and "

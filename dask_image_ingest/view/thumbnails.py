@@ -9,7 +9,12 @@ from typing import Any
 import pandas as pd
 from dask.utils import format_bytes
 
-from dask_image_ingest.arguments import check_storage_options, column_names, whole_number
+from dask_image_ingest.arguments import (
+    check_storage_options,
+    check_unique,
+    column_names,
+    whole_number,
+)
 from dask_image_ingest.dask_internals import FrameBase
 from dask_image_ingest.dataset import POINTER
 from dask_image_ingest.decode import LARGEST_SIZE
