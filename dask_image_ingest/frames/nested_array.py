@@ -228,9 +228,6 @@ class NestedArray(pd.arrays.ArrowExtensionArray):
         counts = self.value_counts(dropna)
         return counts.index[(counts == counts.max()).to_numpy(bool)].array
 
-    def _explode(self) -> Any:
-        return pd.arrays.ArrowExtensionArray(self._pa_array)._explode()
-
     def _groupby_op(self, *, how: str, ngroups: int, ids: np.ndarray, **kwargs: Any) -> Any:
         if how not in ("first", "last"):
             self._refuse(f"have no {how}")

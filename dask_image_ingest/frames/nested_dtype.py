@@ -90,9 +90,14 @@ class NestedColumn(NestedArray):
         return (None if value is None else repr(value).encode() for value in self._objects())
 
     def _explode(self) -> Any:
-        if pa.types.is_struct(self._pa_array.type):
+        lists = self._pa_array
+        if pa.types.is_struct(lists.type):
             return self.copy(), np.ones(len(self), np.uint64)
-        return super()._explode()
+        if pa.types.is_large_list(lists.type):  # which pandas leaves as they are
+            lists = lists.cast(pa.list_(lists.type.value_type))
+        items, counts = pd.arrays.ArrowExtensionArray(lists)._explode()
+        nested = pa.types.is_nested(lists.type.value_type)
+        return NestedColumn(items.__arrow_array__()) if nested else items, counts
 
 
 def _words(type_: pa.DataType) -> tuple[str, str]:

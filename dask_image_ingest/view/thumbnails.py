@@ -60,6 +60,7 @@ def make_thumbnails(
     others = {"__key__"} if pointed else {"error"}
     needed = [*texts, *facts, *(POINTER if pointed else image), *(others & set(frame.columns))]
     needed = list(dict.fromkeys(needed))
+    check_unique(needed, frame.columns)
     narrow = _simplified(frame[needed])
     rows = (spread_rows if spread else first_rows)(narrow, n)
     if pointed:

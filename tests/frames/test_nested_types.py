@@ -175,6 +175,16 @@ class TestMoves:
         assert got.to_dict() == {str(n): [[n, 0.5], [], None] for n in range(ROWS)}
 
 
+@pytest.mark.parametrize("kind", ["list", "large_list"])
+def test_lists_of_lists_explode_to_lists(kind):
+    rows = [[[1], [2, 3]], None, [], [None, [4]]]
+    made = pd.Series(pd.array(rows, dtype=f"{kind}<{kind}<int8>>")).explode()
+    assert made.dtype == f"{kind}<int8>"
+    assert made.index.tolist() == [0, 0, 1, 2, 3, 3]
+    assert pa.array(made, from_pandas=False).to_pylist() == [[1], [2, 3], None, None, None, [4]]
+    assert made.explode().tolist() == [1, 2, 3, pd.NA, pd.NA, pd.NA, 4]
+
+
 class TestStructs:
     @pytest.fixture
     def structs(self):
