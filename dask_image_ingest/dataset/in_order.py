@@ -12,8 +12,8 @@ from typing import Any, ClassVar
 import numpy as np
 
 from dask_image_ingest import dask_internals as dx
+from dask_image_ingest.dataset.adds_columns import AddsColumns
 from dask_image_ingest.dataset.row_pointers import parse
-from dask_image_ingest.dataset.settled import is_settled
 from dask_image_ingest.frames import backend_of
 
 __all__ = ["InOrder"]
@@ -33,8 +33,8 @@ def _places(texts: list[str | None]) -> list[tuple[str, int]]:
     return [("", 0) if each is None else (each.shard, each.number) for each in pointers]
 
 
-class InOrder(dx.Blockwise):
-    """The rows of each partition of pointers, sorted by where their samples are.
+class InOrder(AddsColumns):
+    """The rows of each partition of pointers, sorted by where their samples are; adds no column.
 
     Attributes
     ----------
@@ -45,7 +45,6 @@ class InOrder(dx.Blockwise):
     _parameters: ClassVar = ["frame", "names"]
     _preserves_partitioning_information = True
     _is_length_preserving = True
-    _filter_passthrough = True
     names: tuple[Any, ...]
 
     operation = staticmethod(_in_order)
@@ -54,15 +53,10 @@ class InOrder(dx.Blockwise):
     def _meta(self) -> Any:
         return self.frame._meta
 
-    def _simplify_up(self, parent: dx.Expr, dependents: Any) -> dx.Expr | None:
-        if is_settled(self, dependents):
-            return None
-        if isinstance(parent, dx.Filter) and self._filter_passthrough_available(parent, dependents):
-            return self._filter_simplification(parent)
-        if isinstance(parent, (dx.Projection, dx.Index)):
-            wanted = dx.determine_column_projection(self, parent, dependents)
-            return self._projected(parent, {wanted} if isinstance(wanted, str) else set(wanted))
-        return super()._simplify_up(parent, dependents)
+    @property
+    def added(self) -> frozenset[Any]:
+        """No columns."""
+        return frozenset()
 
     def _projected(self, parent: dx.Expr, wanted: set[Any]) -> dx.Expr | None:
         names = tuple(name for name in self.names if name in wanted)

@@ -248,11 +248,15 @@ class TestShape:
         frame, shape = self.NOT_CERTAIN[name]
         stacked = frame(frames).images.stack()
         declared = stacked.shape[1:]
-        for part in stacked.to_delayed().ravel():
+        parts = stacked.to_delayed().ravel()
+        for part in parts if shape else parts[:1]:
             for said, is_ in zip(declared, part.compute().shape[1:], strict=True):
                 assert np.isnan(said) or said == is_
-        if shape is not None:
+        if shape:
             assert stacked.compute().shape[1:] == shape
+        else:
+            with pytest.raises(dii.ArgumentError, match="images of partitions differ in shape"):
+                stacked.compute()
 
     @pytest.mark.slow
     def test_persisted_on_a_cluster_it_is_still_told(self, frames):

@@ -89,7 +89,7 @@ def test_a_strict_export_writes_nothing(damaged, tmp_path, capsys):
     folder, _ = damaged
     out = tmp_path / "out"
     status = cli.main(["export", str(folder), "-o", str(out / "{shard}.tar"), "--strict"])
-    assert status == 2
+    assert status == 1
     assert "duplicate-member" in capsys.readouterr().err
     assert not out.exists()
 
