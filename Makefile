@@ -28,7 +28,7 @@ demo: .venv/.stamp-demo ## pack real photographs into shards, read them, show wh
 test: lint ## lint, then run the tests on this machine's CPU
 	@$(bin)/python -m pytest $(pytest_args)
 
-test-fast: .venv/.stamp-test ## the tests that take no time, while you edit: under a minute
+test-fast: .venv/.stamp-test ## the tests that take no time, while you edit: a minute or so
 	@$(bin)/python -m pytest -m "not slow" $(pytest_args)
 
 coverage: .venv/.stamp-test ## the tests, and which lines they never run, worker processes included
