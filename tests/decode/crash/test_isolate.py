@@ -109,10 +109,8 @@ def test_a_decoder_crash_costs_one_row_and_one_worker(shards, members, tmp_path,
 
 
 def died(dask_scheduler) -> int:
-    return sum(
-        event["action"] == "remove-worker" and not event["expected"]
-        for _, event in dask_scheduler.get_events("all")
-    )
+    # Which one Dask expects depends on who tells of it first: its nanny, or its connection.
+    return sum(event["action"] == "remove-worker" for _, event in dask_scheduler.get_events("all"))
 
 
 SCRIPT = """
