@@ -173,7 +173,7 @@ def test_metadata_is_read_with_few_calls_of_python(shard):
         finally:
             sys.setprofile(None)
     assert scanning / SAMPLES < 4 * 12
-    assert calls / SAMPLES < 68
+    assert calls / SAMPLES < 66
 
 
 def test_the_collector_works_again_after_a_rest():

@@ -71,7 +71,7 @@ def convert(
     if path is None and _is_bytes(type_):
         values: Sequence[Any] = contents
     elif path is None and is_text(type_):
-        values, misfits = _read(contents, bytes.decode, fitting(type_))
+        values, misfits = _texts(contents)
     else:
         values, misfits = _read(contents, _reader(type_, path), fitting(type_))
     try:
@@ -114,6 +114,20 @@ def _without_underscores(content: bytes) -> bytes:
     if b"_" in content:
         raise ValueError("no number")
     return content
+
+
+def _texts(contents: Sequence[bytes | None]) -> tuple[list[str | None], list[int]]:
+    values: list[str | None] = []
+    misfits = []
+    for row, content in enumerate(contents):
+        value = None
+        if content is not None:
+            try:
+                value = content.decode()
+            except UnicodeDecodeError:
+                misfits.append(row)
+        values.append(value)
+    return values, misfits
 
 
 def _read(
