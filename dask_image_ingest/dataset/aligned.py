@@ -13,15 +13,15 @@ from typing import Any, Final, Literal, TypeAlias
 from dask_image_ingest import dask_internals as dx
 from dask_image_ingest.errors import ArgumentError
 
-__all__ = ["RowSource", "install", "row_sources"]
+__all__ = ["READ_NAME", "RowSource", "install", "row_sources"]
 
 #: A shard, and which of how many parts of it.
 RowSource: TypeAlias = tuple[str, int, int]
 
 _Labels: TypeAlias = Sequence[RowSource] | Literal["moved"] | None
 
-# What persisted reads are called, of which nothing else is known.
-_PERSISTED = "read-webdataset-images-"
+#: How the names of reads begin: all that is known of one once it is persisted.
+READ_NAME = "read-webdataset-images"
 
 # What keeps labels, and moves rows to other partitions.
 _MOVES: Final = (
@@ -108,7 +108,7 @@ def _found(expr: dx.Expr, known: dict[str, _Labels]) -> _Labels:
         return sources
     if isinstance(expr, dx.FromGraph):
         name, *_ = expr.operand("keys")[0]
-        persisted = str(name).startswith(_PERSISTED) and expr.npartitions > 1
+        persisted = str(name).startswith(f"{READ_NAME}-") and expr.npartitions > 1
         return "moved" if persisted else None
     if isinstance(expr, dx.Partitions):
         whole = _labels(expr.frame, known)

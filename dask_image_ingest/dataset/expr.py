@@ -14,6 +14,7 @@ from dask_image_ingest import dask_internals as dx
 from dask_image_ingest.dask_internals import BlockwiseIO, Len, Task
 from dask_image_ingest.dataset import aligned, masks, movable
 from dask_image_ingest.dataset import filters as dnf
+from dask_image_ingest.dataset.aligned import READ_NAME, RowSource
 from dask_image_ingest.dataset.computed import ComputedFilter
 from dask_image_ingest.dataset.head import HeadOfRead
 from dask_image_ingest.dataset.moved import move
@@ -30,13 +31,12 @@ from dask_image_ingest.storage import Shard, is_pipe
 
 aligned.install()
 masks.install()
-_NAME = "read-webdataset-images"
 
 # How shards are called that have to be read from their beginning.
 _COMPRESSED = (".gz", ".tgz", ".zst")
 
 #: The name of a read whose images are of one shape: all that is known of it once it is persisted.
-SHAPE_IN_NAME = rf"{_NAME}-(\d+)x(\d+)x(\d+)-[0-9a-f]+"
+SHAPE_IN_NAME = rf"{READ_NAME}-(\d+)x(\d+)x(\d+)-[0-9a-f]+"
 
 
 @dataclass(frozen=True, eq=False)
@@ -99,8 +99,8 @@ class ReadWebDataset(dx.PartitionsFiltered, BlockwiseIO):
         shape = self.dataset.options.decoding.shape
         if "image" in self.columns and None not in shape and not self.operand("pointers"):
             height, width, channels = shape
-            return f"{_NAME}-{height}x{width}x{channels}-{self.deterministic_token}"
-        return f"{_NAME}-{self.deterministic_token}"
+            return f"{READ_NAME}-{height}x{width}x{channels}-{self.deterministic_token}"
+        return f"{READ_NAME}-{self.deterministic_token}"
 
     @property
     def columns(self) -> list[str]:
@@ -154,7 +154,7 @@ class ReadWebDataset(dx.PartitionsFiltered, BlockwiseIO):
         )
 
     @functools.cached_property
-    def row_sources(self) -> tuple[aligned.RowSource, ...]:
+    def row_sources(self) -> tuple[RowSource, ...]:
         """The part of a shard that each partition is made of."""
         splits = (self.dataset.splits[number] for number in self._partitions)
         return tuple((split.url, split.part, split.parts) for split in splits)
