@@ -106,8 +106,10 @@ def start_cluster(
     }
     if not use_gpu and not settings.get("processes", True):
         return _in_this_process(threads, settings)
+    # As a variable for workers that are added later. It alone would not do: of a worker's variables
+    # dask forgets those of image-ingest as soon as this process has configured any of its values.
     settings["env"] = {_THREADS_VARIABLE: str(threads)} | settings.get("env", {})
-    with dask.config.set(intervals):
+    with dask.config.set(intervals | {_THREADS: threads}):
         if use_gpu:
             cluster = _cuda_cluster(
                 rmm_pool_size=rmm_pool_size, device_memory_limit=device_memory_limit, **settings
@@ -133,15 +135,28 @@ class ThreadsClient(ClusterClient):
     """A client of workers in this process, whose configuration is that of the process."""
 
     def __init__(self, cluster: LocalCluster, before: Any) -> None:
-        self._restored = {_THREADS: before}
+        self._before = before
+        self._restored = False
         super().__init__(cluster)
 
     def close(self, *args: Any, **kwargs: Any) -> Any:
         """Close the client and the cluster, and decode with as many threads as before."""
         closing = super().close(*args, **kwargs)
-        dask.config.set(self._restored)
-        self._restored = {}
+        if not self._restored:
+            self._restored = True
+            _set_threads(self._before)
         return closing
+
+
+def _set_threads(threads: int | None) -> None:
+    """Configure how many threads this process decodes with; None leaves no trace of it."""
+    if threads is not None:
+        dask.config.set({_THREADS: threads})
+        return
+    dask.config.pop(_THREADS, None)
+    above = _THREADS.partition(".")[0]
+    if not dask.config.get(above, None):
+        dask.config.pop(above, None)
 
 
 def _in_this_process(threads: int, settings: dict[str, Any]) -> Client:
@@ -150,7 +165,7 @@ def _in_this_process(threads: int, settings: dict[str, Any]) -> Client:
         raise ArgumentError("env= is for worker processes, and with processes=False there are none")
     cluster = LocalCluster(**settings)
     before = dask.config.get(_THREADS, None)
-    dask.config.set({_THREADS: threads})
+    _set_threads(threads)
     return ThreadsClient(cluster, before)
 
 

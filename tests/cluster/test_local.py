@@ -1,5 +1,6 @@
 """A cluster whose workers decode side by side, and that goes when its client goes."""
 
+import copy
 import os
 
 import dask
@@ -44,8 +45,18 @@ def test_every_number_is_an_argument(shards):
         assert len(ddf) == 24
 
 
+def test_workers_decode_with_their_threads_whatever_else_is_configured():
+    with (
+        dask.config.set({"image-ingest.remote.retry-limit": "9s"}),
+        dii.start_cluster(1, gpu=False, decode_threads=3, dashboard_address=None) as client,
+    ):
+        assert list(client.run(decode_threads).values()) == [3]
+        (limit,) = client.run(dask.config.get, "image-ingest.remote.retry-limit").values()
+        assert limit == "9s"
+
+
 def test_workers_without_processes_decode_in_this_one(shards):
-    before = decode_threads()
+    before, configured = decode_threads(), copy.deepcopy(dask.config.config)
     with dii.start_cluster(
         2, gpu=False, decode_threads=before + 1, processes=False, dashboard_address=None
     ) as client:
@@ -55,6 +66,8 @@ def test_workers_without_processes_decode_in_this_one(shards):
     assert decode_threads() == before
     client.close()
     assert decode_threads() == before
+    # Workers of later clusters would take what is left over for their own configuration.
+    assert dask.config.config == configured
 
 
 def test_variables_of_processes_that_are_not_there_are_refused():
