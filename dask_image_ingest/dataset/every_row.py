@@ -30,7 +30,7 @@ class EveryRow(dx.Blockwise):
     def _last_rows(self, tail: dx.Expr) -> dx.Expr:
         if isinstance(tail, dx.Blockwise):  # the query is lowered
             return LastRows(self.frame, tail.n)
-        if self.frame.find_operations(dx.BaseSetIndexSortValues):
+        if next(self.frame.find_operations(dx.BaseSetIndexSortValues), None) is not None:
             return TailOfSorted(self.frame, tail.n)
         return _last_of_all(self.frame, tail.n)
 

@@ -12,10 +12,16 @@ import pyarrow as pa
 
 from dask_image_ingest import dask_internals as dx
 from dask_image_ingest.dask_internals import BlockwiseIO, Len, Task
-from dask_image_ingest.dataset import aligned, masks, movable
+from dask_image_ingest.dataset import aligned, fewer_columns, masks, movable
 from dask_image_ingest.dataset import filters as dnf
 from dask_image_ingest.dataset.aligned import READ_NAME, RowSource
 from dask_image_ingest.dataset.computed import ComputedFilter
+from dask_image_ingest.dataset.filters_above import (
+    all_through,
+    filters_above,
+    is_dependent,
+    once_a_round,
+)
 from dask_image_ingest.dataset.head import HeadOfRead
 from dask_image_ingest.dataset.moved import move
 from dask_image_ingest.dataset.moved_rows import MovedImages
@@ -30,6 +36,7 @@ from dask_image_ingest.frames import BackendName
 from dask_image_ingest.storage import Shard, is_pipe
 
 aligned.install()
+fewer_columns.install()
 masks.install()
 
 # How shards are called that have to be read from their beginning.
@@ -180,40 +187,64 @@ class ReadWebDataset(dx.PartitionsFiltered, BlockwiseIO):
 
     def _filter_passthrough_available(self, parent: dx.Expr, dependents: Any) -> bool:
         return super()._filter_passthrough_available(parent, dependents) and (
-            self._filtered_by(parent.predicate) is not None
+            self._filtered_by(parent) is not None
         )
 
-    def _filtered_by(self, predicate: dx.Expr) -> dict[str, Any] | None:
-        """The operands of this read with a predicate taken up, None where it can't be."""
+    def _filtered_by(self, above: dx.Filter) -> dict[str, Any] | None:
+        """The operands of this read with a filter taken up, None where it can't be."""
         if self.operand("limit") is not None:
             return None
-        filters = as_filters(predicate, self, *self._types)
+        filters = as_filters(above.predicate, self, *self._types)
         both = None if filters is None else dnf.both(self.operand("filters"), filters)
         if both is not None:
             return {"filters": both}
         if not self._may_compute:
             return None
-        return self._with_computed(movable.computed_filter(predicate, self, *self._types))
+        return self._with_computed(movable.computed_filter(above, self, *self._types))
 
     def _with_computed(self, computed: ComputedFilter | None) -> dict[str, Any] | None:
-        if computed is None or computed in self.operand("computed"):
+        if computed is None:
             return None
-        return {"computed": (*self.operand("computed"), computed)}
+        those = self.operand("computed")
+        return {"computed": those if computed in those else (*those, computed)}
 
     def _filtered_above(self, parent: dx.Expr, dependents: Any) -> dx.Expr | None:
         """``parent`` over the rows that a filter further up keeps; that filter stays there."""
         if not self._may_compute:
             return None
-        operands = self._with_computed(movable.computed_above(self, dependents, *self._types))
+        operands = once_a_round(self, dependents, self._filters_from_above)
         if operands is None:
             return None
         return parent.substitute(self, self.substitute_parameters(operands))
 
-    def _queried(self, query: dx.Expr, dependents: Any) -> dx.Expr | None:
-        """The read of the rows that the text of a ``query`` keeps."""
-        if not self._may_compute or not movable.all_through(self, query, dependents):
+    def _filters_from_above(self, dependents: Any) -> dict[str, Any] | None:
+        for above in filters_above(self, dependents):
+            computed = movable.computed_filter(above, self, *self._types)
+            operands = self._with_simple(computed) or self._with_computed(computed)
+            if operands and any(self.operand(name) != new for name, new in operands.items()):
+                return operands  # the others in the next rounds
+        return None
+
+    def _with_simple(self, computed: ComputedFilter | None) -> dict[str, Any] | None:
+        if computed is None or not isinstance(computed.kept, dx.Filter):
             return None
-        operands = self._with_computed(movable.computed_query(query, *self._types))
+        predicate, rows = computed.kept.predicate, computed.kept.frame.frame
+        filters = as_filters(predicate, rows, *self._types)
+        # Of alternatives it is not seen whether they are among the filters already.
+        if filters is None or len(filters) > 1:
+            return None
+        both = dnf.both(self.operand("filters"), filters)
+        return None if both is None else {"filters": both}
+
+    def takes_up(self, query: dx.Query, dependents: Any) -> bool:
+        """Whether the optimiser puts a ``query`` of this read into the read."""
+        return not is_settled(self, dependents) and self._queried(query, dependents) is not None
+
+    def _queried(self, query: dx.Query, dependents: Any) -> dx.Expr | None:
+        """The read of the rows that the text of a ``query`` keeps."""
+        if not self._may_compute or not all_through(self, query, dependents):
+            return None
+        operands = self._with_computed(movable.computed_filter(query, self, *self._types))
         return None if operands is None else self.substitute_parameters(operands)
 
     @property
@@ -232,19 +263,19 @@ class ReadWebDataset(dx.PartitionsFiltered, BlockwiseIO):
 
     def _taken_up(self, parent: dx.Expr, dependents: Any) -> dx.Expr | None:
         """``parent`` with what this read does in its place."""
+        made = self._filtered_above(parent, dependents)
+        if made is not None:
+            return made
         if isinstance(parent, dx.Filter):
             if self._filter_passthrough_available(parent, dependents):
-                return self.substitute_parameters(self._filtered_by(parent.predicate))
+                return self.substitute_parameters(self._filtered_by(parent))
             return None
         if isinstance(parent, dx.Query):
             return self._queried(parent, dependents)
-        if isinstance(parent, (dx.Assign, dx.Projection)):
-            made = self._filtered_above(parent, dependents)
-            return super()._simplify_up(parent, dependents) if made is None else made
         if isinstance(parent, Len):
             return self._with(parent, columns=[])
         if isinstance(parent, dx.Index):
-            if not movable.is_dependent(parent, self, dependents):
+            if not is_dependent(parent, self, dependents):
                 return None
             columns = dx.determine_column_projection(self, parent, dependents)
             columns = [columns] if isinstance(columns, str) else columns

@@ -7,9 +7,8 @@ frame to be judged. The others are evaluated by the frame's library, in the same
 from __future__ import annotations
 
 import re
-from collections.abc import Collection, Mapping
-from dataclasses import dataclass
-from typing import Any, TypeAlias
+from collections.abc import Mapping
+from typing import Any, NamedTuple
 
 import pyarrow as pa
 
@@ -17,14 +16,11 @@ from dask_image_ingest import dask_internals as dx
 from dask_image_ingest.dataset.computed import POSITION, ComputedFilter, Metadata
 from dask_image_ingest.frames import BackendName, get_backend
 
-# The expressions that use each one, by its name, as dask's optimiser has them.
-_Dependents: TypeAlias = Mapping[str, Collection[Any]]
-
 # Columns that are there only after a decode.
 _DECODED = frozenset({"image", "error"})
 
-# What looks at each row by itself, and changes no labels.
-_ROW_BY_ROW = (
+#: What looks at each row by itself, and changes no labels.
+ROW_BY_ROW = (
     dx.Abs,
     dx.Apply,
     dx.AsType,
@@ -55,133 +51,73 @@ _MAY_BE_CALLED = re.compile(
 
 
 def computed_filter(
-    predicate: dx.Expr,
+    above: dx.Filter | dx.Query,
     read: dx.Expr,
     types: Mapping[str, pa.DataType],
     backend: BackendName,
-    assigned: dx.Expr | None = None,
 ) -> ComputedFilter | None:
-    """A predicate over ``read`` as a task can evaluate it before the decode; None where it can't.
+    """A filter as a task of ``read`` can evaluate it before the decode; None where it can't.
 
-    ``assigned`` is a ``dx.Assign`` over ``read``, where the predicate is one over that.
+    Columns that were renamed or made of others since the read are made again of what was read.
     """
-    if predicate.ndim != 1 or "bool" not in str(predicate._meta.dtype):
-        return None
-    metadata = _metadata(types, backend)
-    columns: set[str] = set()
+    there = {name: type_ for name, type_ in types.items() if name not in _DECODED}
+    rows = Metadata(get_backend(backend).meta(there | {POSITION: pa.int64()}))
+    sources = _Sources(read, rows, set())
     try:
-        moved = _moved(predicate, _Sources(read, assigned, metadata, columns))
+        if isinstance(above, dx.Query):
+            return _computed_query(above, sources)
+        return _computed_predicate(above.predicate, sources)
     except _NotMovable:
         return None
-    kept = dx.Filter(dx.Projection(metadata, POSITION), moved)
-    return ComputedFilter(kept, tuple(sorted(columns)), str(moved))
 
 
-def computed_query(
-    query: dx.Query, types: Mapping[str, pa.DataType], backend: BackendName
-) -> ComputedFilter | None:
-    """The same of the text of a ``query``."""
+def _computed_predicate(predicate: dx.Expr, sources: _Sources) -> ComputedFilter:
+    if predicate.ndim != 1 or "bool" not in str(predicate._meta.dtype):
+        raise _NotMovable
+    moved = _moved(predicate, sources)
+    kept = dx.Filter(dx.Projection(sources.rows, POSITION), moved)
+    return ComputedFilter(kept, tuple(sorted(sources.columns)), str(moved))
+
+
+def _computed_query(query: dx.Query, sources: _Sources) -> ComputedFilter:
     text = query.operand("_expr")
-    if not isinstance(text, str) or "@" in text or "index" in text:
-        return None
-    if not all(_MAY_BE_CALLED.fullmatch(name) for name in _CALLED.findall(text)):
-        return None
+    if not is_row_by_row(text):
+        raise _NotMovable
+    rows = sources.rows
     # No name of a column is in the text where it is not written, though more may seem to be.
-    columns = [name for name in types if name in text]
-    if _DECODED.intersection(columns):
-        return None
-    metadata = _metadata(types, backend)
-    kept = dx.Query(metadata, text, query.operand("expr_kwargs"))
-    kept = dx.Projection(kept, POSITION)
-    return ComputedFilter(kept, tuple(columns), text)
+    for name in query.frame.columns:
+        if str(name) in text:
+            values = _moved_column(query.frame, name, sources)
+            if not (isinstance(values, dx.Projection) and values.columns == [name]):
+                rows = dx.Assign(rows, name, values.optimize(fuse=False))
+    kept = dx.Projection(dx.Query(rows, text, query.operand("expr_kwargs")), POSITION)
+    return ComputedFilter(kept, tuple(sorted(sources.columns)), text)
 
 
-def computed_above(
-    read: dx.Expr,
-    dependents: _Dependents,
-    types: Mapping[str, pa.DataType],
-    backend: BackendName,
-) -> ComputedFilter | None:
-    """A filter by new columns over ``read``, where whatever uses the read uses it through that."""
-    parents = _above(read, dependents)
-    frames = [read, *(each for each in parents if isinstance(each, dx.Projection))]
-    for frame in frames:
-        for assign in _above(frame, dependents):
-            if not isinstance(assign, dx.Assign) or assign.frame._name != frame._name:
-                continue
-            for above in _above(assign, dependents):
-                if not isinstance(above, dx.Filter) or above.frame._name != assign._name:
-                    continue
-                if all_through(read, above, dependents) and all(
-                    _is_row_by_row(value, read) for value in assign.vals
-                ):
-                    return computed_filter(above.predicate, read, types, backend, assign)
-    return None
-
-
-def _is_row_by_row(value: Any, read: dx.Expr) -> bool:
-    """Whether a new column is the same for a row, whichever others are there."""
-    if not isinstance(value, dx.Expr):
-        return True
-    if isinstance(value, dx.Projection):
-        return value.frame._name == read._name
-    return isinstance(value, _ROW_BY_ROW) and all(
-        _is_row_by_row(operand, read) for operand in value.operands
-    )
-
-
-def all_through(expr: dx.Expr, target: dx.Expr, dependents: _Dependents) -> bool:
-    """Whether whatever uses ``expr`` uses it through ``target``."""
-    seen = {target._name}
-    left = [expr]
-    while left:
-        node = left.pop()
-        if node._name not in seen:
-            seen.add(node._name)
-            above = _above(node, dependents)
-            if not above:
-                return False
-            left += above
-    return True
-
-
-def is_dependent(parent: dx.Expr, expr: dx.Expr, dependents: _Dependents) -> bool:
-    """Whether ``parent`` is among the known dependents of ``expr``.
-
-    The optimiser looks for these before each of its rounds. What it makes within a round, such as
-    the index of a filtered frame whose length is asked for, is among them from the next one on:
-    only then is it known which columns others need of the same read.
-    """
-    return any(above._name == parent._name for above in _above(expr, dependents))
-
-
-def _above(expr: dx.Expr, dependents: _Dependents) -> list[dx.Expr]:
-    above = (parent() for parent in dependents[expr._name])
-    return [parent for parent in above if parent is not None]
+def is_row_by_row(text: object) -> bool:
+    """Whether the text of a ``query`` asks each row by itself, of nothing but its columns."""
+    if not isinstance(text, str) or "@" in text or "index" in text:
+        return False
+    return all(_MAY_BE_CALLED.fullmatch(name) for name in _CALLED.findall(text))
 
 
 class _NotMovable(Exception):
     """A part of a predicate that can't be evaluated in the task of a read."""
 
 
-@dataclass(frozen=True)
-class _Sources:
+class _Sources(NamedTuple):
     read: dx.Expr
-    assigned: dx.Expr | None
-    metadata: Metadata
+    rows: Metadata
     columns: set[str]
-
-
-def _metadata(types: Mapping[str, pa.DataType], backend: BackendName) -> Metadata:
-    there = {name: type_ for name, type_ in types.items() if name not in _DECODED}
-    return Metadata(get_backend(backend).meta(there | {POSITION: pa.int64()}))
 
 
 def _moved(expr: dx.Expr, sources: _Sources) -> dx.Expr:
     """A part of a predicate, over metadata in place of the read."""
     if isinstance(expr, dx.Projection):
-        return _moved_column(expr, sources)
-    if not isinstance(expr, _ROW_BY_ROW):
+        if expr.ndim != 1:
+            raise _NotMovable
+        return _moved_column(expr.frame, expr.columns[0], sources)
+    if not isinstance(expr, ROW_BY_ROW):
         raise _NotMovable
     operands = [
         _moved(operand, sources) if isinstance(operand, dx.Expr) else operand
@@ -190,24 +126,33 @@ def _moved(expr: dx.Expr, sources: _Sources) -> dx.Expr:
     return type(expr)(*operands)
 
 
-def _moved_column(expr: dx.Projection, sources: _Sources) -> dx.Expr:
-    frame, column = expr.frame, expr.operand("columns")
-    if expr.ndim != 1:
-        raise _NotMovable
-    column = column[0] if isinstance(column, list) else column
-    assigned = sources.assigned
-    if assigned is not None and frame._name == assigned._name:
-        values = dict(zip(assigned.keys, assigned.vals, strict=True))
-        if column in values:
-            if not isinstance(values[column], dx.Expr):
-                raise _NotMovable
-            return _moved(values[column], sources)
-    elif frame._name != sources.read._name:
-        raise _NotMovable
-    if column in _DECODED or column not in sources.metadata.columns:
-        raise _NotMovable
-    sources.columns.add(column)
-    return dx.Projection(sources.metadata, column)
+def _moved_column(frame: dx.Expr, column: Any, sources: _Sources) -> dx.Expr:
+    """A column of a frame between the read and its filter."""
+    if frame._name == sources.read._name:
+        if column in _DECODED or column not in sources.rows.columns:
+            raise _NotMovable
+        sources.columns.add(column)
+        return dx.Projection(sources.rows, column)
+    if isinstance(frame, dx.Assign) and column in frame.keys:
+        value = dict(zip(frame.keys, frame.vals, strict=True))[column]
+        if not isinstance(value, dx.Expr):
+            raise _NotMovable
+        return _moved(value, sources)
+    if isinstance(frame, dx.RenameFrame):
+        return _moved_column(frame.frame, _old_name(frame, column), sources)
+    if isinstance(frame, (dx.Assign, dx.Filter, dx.Projection, dx.Query)):
+        return _moved_column(frame.frame, column, sources)
+    raise _NotMovable
 
 
-__all__ = ["all_through", "computed_above", "computed_filter", "computed_query", "is_dependent"]
+def _old_name(frame: dx.RenameFrame, column: Any) -> Any:
+    renamed = frame.operand("columns")
+    if not isinstance(renamed, Mapping):
+        raise _NotMovable
+    names = [name for name in frame.frame.columns if renamed.get(name, name) == column]
+    if len(names) != 1:
+        raise _NotMovable
+    return names[0]
+
+
+__all__ = ["ROW_BY_ROW", "computed_filter", "is_row_by_row"]

@@ -214,7 +214,7 @@ def _one_over(expr: dx.Expr, child: dx.Expr, pointers: dx.Expr, made: set[Any]) 
     if isinstance(expr, dx.Projection) and expr.frame._name == child._name:
         if not made.isdisjoint(expr.columns):
             raise _LooksAtPixels
-        return dx.Projection(pointers, *expr.operands[1:])
+        return type(expr)(pointers, *expr.operands[1:])
     if isinstance(expr, dx.Index) and expr.frame._name == child._name:
         return dx.Index(pointers)
     operands = _over(expr.operands, child, pointers, made)

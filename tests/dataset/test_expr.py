@@ -176,6 +176,23 @@ def test_rows_of_a_filter_are_counted_in_one_walk(ddf, work, reference, mask, co
     assert work["partitions"] == 3
 
 
+@pytest.mark.parametrize(
+    "ask",
+    [
+        lambda ddf: ddf[ddf.width >= 200],
+        lambda ddf: ddf[(ddf.cls == 1) | (ddf.height > 200)],
+        lambda ddf: ddf[ddf.width >= 200].query("txt.str.contains('1')"),
+        lambda ddf: ddf.query("width * height > 40_000"),
+    ],
+)
+def test_rows_that_are_only_counted_are_left_out_by_the_read(ddf, reference, ask):
+    labels = ask(ddf).index
+    (read,) = reads(labels)
+    assert read.columns == []
+    assert read.operand("filters") or read.operand("computed")
+    assert 0 < len(labels.compute()) == len(ask(reference)) < 24
+
+
 def test_a_filter_goes_before_the_decode(ddf, work, reference):
     frame = ddf[ddf.width >= 250].compute()
     assert 0 < len(frame) < 24

@@ -1,15 +1,15 @@
-"""Counts the images that are handed to the decoders, wherever in the package that is."""
+"""Counts the images that are handed to decoders, wherever that is, and the walks over shards."""
 
 from collections import Counter
 
 import pytest
 
-from dask_image_ingest.dataset import late_decode, moved_rows, partition
+from dask_image_ingest.dataset import late_decode, moved_rows, opened, partition
 
 
 @pytest.fixture
 def work(monkeypatch):
-    """``work["decoded"]`` images were decoded since the test began."""
+    """``work["decoded"]`` images were decoded, ``work["walks"]`` shards walked since it began."""
     counts = Counter()
 
     def counting(decode):
@@ -21,4 +21,10 @@ def work(monkeypatch):
 
     for module in (partition, late_decode, moved_rows):
         monkeypatch.setattr(module, "decode", counting(module.decode))
+
+    def walk(*args, _walk=opened.index_tar, **kwargs):
+        counts["walks"] += 1
+        return _walk(*args, **kwargs)
+
+    monkeypatch.setattr(opened, "index_tar", walk)
     return counts
