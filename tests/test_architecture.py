@@ -110,6 +110,7 @@ def test_a_room_uses_only_those_below_it(name):
     assert not upwards
 
 
+@pytest.mark.slow
 def test_other_rooms_are_entered_by_their_door():
     around = [
         f"{module} imports {imported}"
@@ -172,6 +173,7 @@ def is_private(module: str) -> bool:
     )
 
 
+@pytest.mark.slow
 def test_private_modules_of_dask_are_named_in_one_file():
     elsewhere = {
         (module, source)

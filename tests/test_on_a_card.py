@@ -96,6 +96,7 @@ def test_the_packages_to_bring_are_those_that_the_package_needs(tool):
             assert f"`{each}`" in README
 
 
+@pytest.mark.slow
 def test_a_package_that_is_missing_is_named_by_the_first_steps(tool, tmp_path, monkeypatch):
     (tmp_path / "cupy.py").write_text(CUPY)
     monkeypatch.setenv("PYTHONPATH", str(tmp_path))
@@ -106,6 +107,7 @@ def test_a_package_that_is_missing_is_named_by_the_first_steps(tool, tmp_path, m
     assert tool.tail(tmp_path / "02-machine.log", 1) == "missing: cykooz_absent"
 
 
+@pytest.mark.slow
 def test_the_probe_of_pixels_under_load_finds_what_it_imports(tmp_path):
     """From anywhere, as a script whose own folder alone is on the path."""
     lines = (

@@ -75,6 +75,7 @@ PARTNERS = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("partner", PARTNERS)
 def test_rows_of_two_reads_are_paired_shard_by_shard(partner, read, scores, tmp_path):
     other = PARTNERS[partner](read, tmp_path)
@@ -118,6 +119,7 @@ SIDE_BY_SIDE = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("way", SIDE_BY_SIDE)
 @pytest.mark.parametrize("partner", UNKNOWN)
 def test_rows_that_nobody_can_pair_are_refused(partner, way, read):
@@ -131,6 +133,7 @@ def test_sums_of_other_rows_are_refused(partner, read):
         operator.add(read().width, UNKNOWN[partner](read).score).compute()
 
 
+@pytest.mark.slow
 def test_the_way_that_the_error_names_is_right(read, scores):
     kept = scored(read(size=4)).persist()
     middle = float(np.median(list(scores.values())))
@@ -140,6 +143,7 @@ def test_the_way_that_the_error_names_is_right(read, scores):
     assert sorted(merged[merged.score > middle]["__key__"].compute()) == right
 
 
+@pytest.mark.slow
 def test_labels_of_one_shard_and_labels_of_ones_own_are_dasks_affair(read, scores):
     one = read(slice(1), partition_size=1000)
     other = read(slice(1), partition_size=2000)

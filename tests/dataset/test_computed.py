@@ -126,6 +126,7 @@ def test_a_function_never_sees_what_was_dropped_before(shards, late):
         whole[whole.height.astype("int64") > 200].compute(scheduler="sync")
 
 
+@pytest.mark.slow
 def test_seeds_belong_to_samples(shards):
     def brighter(images):
         return fn.brightness(images, brightness=fn.random.uniform(range=(0.5, 1.5)))
@@ -167,6 +168,7 @@ def test_a_read_that_is_used_elsewhere_is_not_done_twice(ddf, work):  # noqa: F8
     assert_same(both[0], both[1][(both[1].area > 40_000).fillna(False).astype(bool)])
 
 
+@pytest.mark.slow
 def test_persisted_frames_and_their_filters(ddf):
     kept = ddf[area(ddf) > 40_000].persist(scheduler="sync")
     assert_same(kept.compute(), both_ways(lambda: ddf[area(ddf) > 40_000])[1])

@@ -313,6 +313,7 @@ def test_a_constant_no_type_holds_is_compared_all_the_same(shard, frame):
     assert len(read(shard, filters=[("json.f64", "<", 10**400)])) == len(finite)
 
 
+@pytest.mark.slow
 def test_a_predicate_on_nan_keeps_what_pandas_keeps(table, frame):
     for predicate in (
         lambda f: ~(f["json.f32"] < 0.5),
@@ -345,6 +346,7 @@ def test_cudf_compares_float32_in_its_own_precision_and_takes_nan_for_missing(ta
     assert matching(column, ((filters(~missing, "cudf"),),)).tolist() == [0]
 
 
+@pytest.mark.slow
 def test_a_long_list_of_keys_is_not_carried_by_every_task(table, frame):
     keys = [*frame["__key__"].iloc[::3], *(f"none-{n}" for n in range(20_000))]
     kept = table[table["__key__"].isin(keys)]

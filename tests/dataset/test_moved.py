@@ -118,6 +118,7 @@ def rows_in_any_order(monkeypatch):
         yield
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("columns", [["__key__", "image", "cls"], ["__key__", "cls"]])
 def test_a_shuffle_has_the_order_of_shards_and_samples(shards, columns, rows_in_any_order):
     ddf = read(shards[::-1])
@@ -196,6 +197,7 @@ def test_the_ends_of_as_many_partitions_as_there_were_are_found(ddf, end, work):
     )
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("end", ["tail", "head"])
 @pytest.mark.parametrize("more", [False, True], ids=["alone", "with-another-type"])
 @pytest.mark.parametrize("sort", ["sort_values", "set_index"])
@@ -235,6 +237,7 @@ def test_what_is_persisted_is_not_decoded_again(ddf, work):  # noqa: F811
     assert len(kept.shuffle("cls").compute()) == decoded == work["decoded"]
 
 
+@pytest.mark.slow
 def test_random_numbers_are_those_of_the_sample(shards):
     def flip(images):
         return fn.flip(images, horizontal=fn.random.coin_flip())
@@ -344,6 +347,7 @@ def test_a_shard_that_is_replaced_before_its_images_are_decoded_is_an_error(
         decode_moved(pointers, decode.images)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("photos", [2, 60])
 def test_a_shard_behind_a_server_that_is_replaced_is_an_error(tmp_path, photos):
     (path,) = write_photo_shards(make_photos(photos), tmp_path, photos)

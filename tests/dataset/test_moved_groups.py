@@ -128,6 +128,7 @@ def in_order(result):
     return result.sort_index(kind="stable")
 
 
+@pytest.mark.slow
 def test_groups_of_a_frame_that_lies_by_its_keys_are_not_moved_again(ddf, whole):
     for moved in (ddf.shuffle("cls"), ddf.dropna(subset=["cls"]).set_index("cls")):
         lazy = moved.groupby("cls").apply(light, meta=(None, "float64"))

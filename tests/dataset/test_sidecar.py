@@ -444,6 +444,7 @@ def test_another_file_is_another_collection(collection):
 # --- as to_webdataset writes them -----------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_computed_columns_of_an_export_come_back(shards, tmp_path):
     ddf = dii.read_webdataset_images(shards, backend="pandas", size=16)
     frame = ddf.images.map_batches(

@@ -41,6 +41,7 @@ def turned(picture: Image.Image, orientation: int) -> bytes:
     return file.getvalue()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("resize", ["stretch", "crop", "pad"])
 @pytest.mark.parametrize("mode", ["RGB", "L"])
 def test_what_comes_out_is_the_full_way_but_for_little(tmp_path, picture, resize, mode):

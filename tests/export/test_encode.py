@@ -153,6 +153,7 @@ def test_a_sample_without_a_picture_leaves_as_it_is(tmp_path):
     assert written(tmp_path / "out")["b"] == {"txt": b"no picture"}
 
 
+@pytest.mark.slow
 def test_the_bytes_do_not_depend_on_partitions_order_or_memory(
     shards, table, tmp_path, monkeypatch
 ):

@@ -101,6 +101,7 @@ KNOWN_BY_NAME = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", KNOWN_BY_NAME)
 def test_what_is_known_by_name_alone_has_no_token(kind, edited):
     assert frame_token(KNOWN_BY_NAME[kind](edited(1)), ["x"]) is None

@@ -327,6 +327,7 @@ def used(made):
             isinstance(value, (made.abc.ABC, made.typing.Sized))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("of", [token_of, lasting_token])
 def test_an_edit_of_whatever_is_used_gives_another_token_and_nothing_else_does(of):
     seed = random.randrange(10**9)

@@ -54,6 +54,7 @@ def test_other_tools_can_read_it(shards):
         assert file.read(found["txt/size"][3]) == found["txt/content"][3] == b"picture 3"
 
 
+@pytest.mark.slow
 def test_a_shard_that_has_changed_makes_its_index_stale(shards):
     dii.write_index(shards)
     path = Path(shards[1])

@@ -23,6 +23,7 @@ def keys(batches):
     return [key for batch in batches for key in batch["__key__"]]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("prefetch", [None, 0, 2])
 def test_an_iterator_that_was_begun_is_refused_in_a_fork_and_goes_on_outside(ddf, prefetch):
     whole = keys(ddf.images.iter_batches(5))
@@ -42,6 +43,7 @@ def test_an_iterator_that_was_begun_is_refused_in_a_fork_and_goes_on_outside(ddf
     assert in_fork(lambda: len(keys(batches))) == 0
 
 
+@pytest.mark.slow
 def test_an_iterator_that_was_not_begun_may_begin_in_a_fork(ddf):
     frame = ddf.drop(columns=["error"])
     batches = frame.images.iter_batches(5, start=2)

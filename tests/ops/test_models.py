@@ -52,6 +52,7 @@ def chained(count, partitions=6):
     return frame[[f"m{number}" for number in range(count)]]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("count", [1, 4, 5, 9])
 @pytest.mark.parametrize("scheduler", ["synchronous", "threads"])
 def test_models_that_take_turns_are_not_built_for_each_partition(count, scheduler, built):
@@ -66,6 +67,7 @@ def test_models_that_take_turns_are_not_built_for_each_partition(count, schedule
     assert built().total() <= count + max(0, count - 4)
 
 
+@pytest.mark.slow
 def test_models_that_are_used_no_more_are_let_go(built):
     frame = small_frame([1])
     for number in range(40):

@@ -84,6 +84,7 @@ class TestNumbers:
             made["o"].to_numpy("f4", na_value=np.nan), np.array([np.nan, 0.1, 1 / 3, 2], "f4")
         )
 
+    @pytest.mark.slow
     def test_whole_numbers_are_exact_however_they_come(self, frame):
         seed = random.randrange(2**32)
         rng = random.Random(seed)

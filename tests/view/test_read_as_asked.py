@@ -68,6 +68,7 @@ GUARDED = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", GUARDED)
 def test_shards_open_with_the_options_they_were_read_with(guarded, kind, tmp_path):
     frame = GUARDED[kind](guarded, tmp_path)
@@ -117,6 +118,7 @@ class TestMaxPixels:
         file.unlink()
         return tmp_path / "large.tar"
 
+    @pytest.mark.slow
     def test_what_the_read_refuses_is_not_decoded_for_a_thumbnail(self, bomb, tmp_path):
         frame = dii.read_webdataset_images(bomb, backend="pandas")
         (told,) = frame.error.compute()

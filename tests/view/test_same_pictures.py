@@ -83,11 +83,13 @@ MIXED = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", MIXED)
 def test_pointers_of_other_rows_are_not_believed(pair, name):
     assert_shows_what_is_computed(MIXED[name](*pair))
 
 
+@pytest.mark.slow
 def test_pointers_of_the_same_rows_are_decoded_for_what_is_shown(pair, work):  # noqa: F811
     a, b = pair
     scores = a[["__key__", "__url__", "width"]].rename(columns={"width": "score"})

@@ -190,6 +190,7 @@ def test_endless_headers_end_soon(data):
     assert time.perf_counter() - start < 2
 
 
+@pytest.mark.slow
 def test_compressed_metadata_stays_compressed():
     bomb = zlib.compress(bytes(50_000_000))
     profile = png_chunk(b"iCCP", b"profile\0\0" + bomb)

@@ -83,6 +83,7 @@ def test_a_changed_shard_is_computed_again_and_no_other(job, folder, tmp_path):
     assert len(list((tmp_path / "out").glob("*.parquet"))) == 3
 
 
+@pytest.mark.slow
 def test_an_added_shard_is_computed_alone_and_a_removed_one_goes_away(job, folder, tmp_path):
     out = tmp_path / "out"
     first = min(folder.glob("*.tar"))
@@ -111,6 +112,7 @@ def test_stored_boundaries_win_over_those_of_another_machine(job, tmp_path):
     assert answer(stored.compute()) == answer(few.compute())
 
 
+@pytest.mark.slow
 def test_a_shard_of_which_nothing_is_stored_has_the_boundaries_of_this_machine(job, tmp_path):
     few, many = job(partition_size=None), job(partition_size=3000)
     (read,) = many.expr.find_operations(ReadWebDataset)
@@ -133,6 +135,7 @@ def test_some_partitions_first_and_the_others_later(job, tmp_path):
     assert job.calls() == 0
 
 
+@pytest.mark.slow
 def test_an_edited_function_is_refused_until_overwrite(job, tmp_path):
     out = tmp_path / "out"
     dii.checkpoint(job(), out)
@@ -261,6 +264,7 @@ def test_a_frame_of_no_shards_is_refused(folder, tmp_path):
         dii.checkpoint(ddf["__key__"], tmp_path / "out")
 
 
+@pytest.mark.slow
 def test_pixels_vectors_index_and_dtypes_survive(folder, tmp_path):
     ddf = dii.read_webdataset_images(folder, backend="pandas")
     ddf = ddf.images.map_batches(

@@ -114,6 +114,7 @@ def test_a_walk_skips_where_the_link_is_the_limit(link, skips, monkeypatch):
             assert server.counts["GET"] < 45
 
 
+@pytest.mark.slow
 def test_a_walk_begins_with_large_requests_where_the_last_one_left_out_nothing(monkeypatch):
     known = Known(16)
     known.bytes_per_answer = 9_600_000
