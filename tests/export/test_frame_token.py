@@ -21,6 +21,8 @@ from dask_image_ingest.errors import ExportError
 from dask_image_ingest.export import run
 from dask_image_ingest.export.frame_token import frame_token
 
+pytestmark = pytest.mark.newest
+
 SCORER = """
 import pandas as pd
 

@@ -16,7 +16,7 @@ from kills import assert_all_went_on, results, start
 from s3 import empty_bucket
 from witnesses import contents, shards_in
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.newest]
 
 SCRIPT = "killed_exports.py"
 SEED, MOMENTS = 3, 12

@@ -13,6 +13,8 @@ from distributed import Client, LocalCluster
 import dask_image_ingest as dii
 from dask_image_ingest.functions.code import code_of, token_of
 
+pytestmark = pytest.mark.newest
+
 
 @pytest.fixture
 def written(tmp_path, monkeypatch):

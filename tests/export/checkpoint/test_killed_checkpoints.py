@@ -17,7 +17,7 @@ from s3 import empty_bucket
 SCRIPT = "killed_checkpoints.py"
 SEED, MOMENTS = 5, 12
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.newest]
 
 
 def test_killed_at_any_moment_it_goes_on_to_the_same_files(shards, tmp_path):
