@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeAlias
 
 import pyarrow as pa
 
@@ -42,6 +42,9 @@ ROW_BY_ROW = (
     dx.Where,
 )
 
+# What is one row for each row of its frame, or for each that is kept.
+_OF_ROWS = (dx.Assign, dx.Filter, dx.Projection, dx.Query, dx.RenameFrame)
+
 # Functions that the text of a query may call: a mean of a column is that of the rows at hand.
 _CALLED = re.compile(r"([\w.]*)\s*\(")
 _MAY_BE_CALLED = re.compile(
@@ -62,36 +65,45 @@ def computed_filter(
     """
     there = {name: type_ for name, type_ in types.items() if name not in _DECODED}
     rows = Metadata(get_backend(backend).meta(there | {POSITION: pa.int64()}))
-    sources = _Sources(read, rows, set())
     try:
-        if isinstance(above, dx.Query):
-            return _computed_query(above, sources)
-        return _computed_predicate(above.predicate, sources)
+        return _computed(above, _Sources(read, rows, {}))
     except _NotMovable:
         return None
 
 
-def _computed_predicate(predicate: dx.Expr, sources: _Sources) -> ComputedFilter:
+def _computed(above: dx.Filter | dx.Query, sources: _Sources) -> ComputedFilter:
+    kept = _kept_by(above.frame, sources)
+    if isinstance(above, dx.Query):
+        return _computed_query(above, kept, sources)
+    predicate = above.predicate
     if predicate.ndim != 1 or "bool" not in str(predicate._meta.dtype):
         raise _NotMovable
-    moved = _moved(predicate, sources)
-    kept = dx.Filter(dx.Projection(sources.rows, POSITION), moved)
-    return ComputedFilter(kept, tuple(sorted(sources.columns)), str(moved))
+    moved = _moved(predicate, kept, sources)
+    position = dx.Projection(sources.rows, POSITION)
+    return ComputedFilter(dx.Filter(position, moved), _columns(moved), str(moved))
 
 
-def _computed_query(query: dx.Query, sources: _Sources) -> ComputedFilter:
+def _computed_query(query: dx.Query, kept: _Filters, sources: _Sources) -> ComputedFilter:
     text = query.operand("_expr")
     if not is_row_by_row(text):
         raise _NotMovable
-    rows = sources.rows
+    rows: dx.Expr = sources.rows
+    columns: set[str] = set()
     # No name of a column is in the text where it is not written, though more may seem to be.
     for name in query.frame.columns:
         if str(name) in text:
-            values = _moved_column(query.frame, name, sources)
+            values = _moved_column(query.frame, name, kept, sources)
+            columns.update(_columns(values))
             if not (isinstance(values, dx.Projection) and values.columns == [name]):
                 rows = dx.Assign(rows, name, values.optimize(fuse=False))
-    kept = dx.Projection(dx.Query(rows, text, query.operand("expr_kwargs")), POSITION)
-    return ComputedFilter(kept, tuple(sorted(sources.columns)), text)
+    asked = dx.Query(rows, text, query.operand("expr_kwargs"))
+    return ComputedFilter(dx.Projection(asked, POSITION), tuple(sorted(columns)), text)
+
+
+def _columns(moved: dx.Expr) -> tuple[str, ...]:
+    """The columns of the metadata that an expression looks at."""
+    projections = moved.find_operations(dx.Projection)
+    return tuple(sorted({name for each in projections for name in each.columns}))
 
 
 def is_row_by_row(text: object) -> bool:
@@ -105,44 +117,65 @@ class _NotMovable(Exception):
     """A part of a predicate that can't be evaluated in the task of a read."""
 
 
+# The filters that some rows have passed.
+_Filters: TypeAlias = frozenset[ComputedFilter]
+
+
 class _Sources(NamedTuple):
     read: dx.Expr
     rows: Metadata
-    columns: set[str]
+    kept: dict[str, _Filters]
 
 
-def _moved(expr: dx.Expr, sources: _Sources) -> dx.Expr:
-    """A part of a predicate, over metadata in place of the read."""
+def _kept_by(frame: dx.Expr, sources: _Sources) -> _Filters:
+    """The filters between the read and a frame."""
+    if frame._name == sources.read._name:
+        return frozenset()
+    if frame._name not in sources.kept:
+        if not isinstance(frame, _OF_ROWS):
+            raise _NotMovable
+        kept = _kept_by(frame.frame, sources)
+        if isinstance(frame, (dx.Filter, dx.Query)):
+            kept |= {_computed(frame, sources)}
+        sources.kept[frame._name] = kept
+    return sources.kept[frame._name]
+
+
+def _moved(expr: dx.Expr, kept: _Filters, sources: _Sources) -> dx.Expr:
+    """A part of a predicate, over metadata in place of the read.
+
+    ``kept`` are the filters that the rows have passed for which it is made.
+    """
     if isinstance(expr, dx.Projection):
         if expr.ndim != 1:
             raise _NotMovable
-        return _moved_column(expr.frame, expr.columns[0], sources)
+        return _moved_column(expr.frame, expr.columns[0], kept, sources)
     if not isinstance(expr, ROW_BY_ROW):
         raise _NotMovable
     operands = [
-        _moved(operand, sources) if isinstance(operand, dx.Expr) else operand
+        _moved(operand, kept, sources) if isinstance(operand, dx.Expr) else operand
         for operand in expr.operands
     ]
     return type(expr)(*operands)
 
 
-def _moved_column(frame: dx.Expr, column: Any, sources: _Sources) -> dx.Expr:
+def _moved_column(frame: dx.Expr, column: Any, kept: _Filters, sources: _Sources) -> dx.Expr:
     """A column of a frame between the read and its filter."""
     if frame._name == sources.read._name:
         if column in _DECODED or column not in sources.rows.columns:
             raise _NotMovable
-        sources.columns.add(column)
         return dx.Projection(sources.rows, column)
+    # Rows that it lacks are null, or not kept, where it is put beside others.
+    if not _kept_by(frame, sources) <= kept:
+        raise _NotMovable
     if isinstance(frame, dx.Assign) and column in frame.keys:
         value = dict(zip(frame.keys, frame.vals, strict=True))[column]
         if not isinstance(value, dx.Expr):
             raise _NotMovable
-        return _moved(value, sources)
+        return _moved(value, _kept_by(frame.frame, sources), sources)
     if isinstance(frame, dx.RenameFrame):
-        return _moved_column(frame.frame, _old_name(frame, column), sources)
-    if isinstance(frame, (dx.Assign, dx.Filter, dx.Projection, dx.Query)):
-        return _moved_column(frame.frame, column, sources)
-    raise _NotMovable
+        column = _old_name(frame, column)
+    return _moved_column(frame.frame, column, kept, sources)
 
 
 def _old_name(frame: dx.RenameFrame, column: Any) -> Any:
