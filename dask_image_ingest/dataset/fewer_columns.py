@@ -12,24 +12,25 @@ from __future__ import annotations
 from typing import Any
 
 from dask_image_ingest import dask_internals as dx
-from dask_image_ingest.dataset.movable import is_row_by_row
+from dask_image_ingest.dataset.adds_columns import AddsColumns
+from dask_image_ingest.dataset.movable import ROW_BY_ROW, is_row_by_row
 
 __all__ = ["install"]
 
-# Columns for which no image is looked at.
-_CHEAP = ("nbytes", "offset", "__key__", "__url__")
+# What makes rows of rows below which projections go.
+_KNOWN = (AddsColumns, dx.Assign, dx.Filter, dx.Projection, dx.Query, dx.RenameFrame, *ROW_BY_ROW)
 
 _simplify_up = dx.Query._simplify_up
 
 
 def install() -> None:
     """Have Dask's expressions ask for fewer columns."""
-    dx.Index._simplify_down = _of_few_columns
+    dx.Index._simplify_down = _of_no_columns
     dx.Query._simplify_up = _of_named_columns
 
 
 class RowLabels(dx.Projection):
-    """The rows of a frame, with as few columns as can be.
+    """The rows of a frame, without columns.
 
     Dask takes the length of a projection for that of its frame, and the length of a frame for that
     of its index: it would come back to where it was.
@@ -38,19 +39,14 @@ class RowLabels(dx.Projection):
     _is_length_preserving = False
 
 
-def _of_few_columns(self: dx.Index) -> dx.Index | None:
+def _of_no_columns(self: dx.Index) -> dx.Index | None:
     frame = self.frame
-    if frame.ndim < 2 or _is_read(frame) or not _reads_shards(frame):
+    if frame.ndim < 2 or not len(frame.columns) or _is_read(frame):
         return None
-    kept: list[str] = []
-    if next(frame.find_operations(dx.Concat), None) is not None:
-        # Dask leaves out frames of which no column is wanted, and fails if none is left.
-        kept = [column for column in _CHEAP if column in frame.columns][:1]
-        if not kept:
-            return None
-    if len(frame.columns) <= len(kept):
+    # Others may have no rule for a projection, or a wrong one: nlargest forgets by what it sorts.
+    if not all(isinstance(each, _KNOWN) or _is_read(each) for each in frame.walk()):
         return None
-    return dx.Index(RowLabels(frame, kept))
+    return dx.Index(RowLabels(frame, []))
 
 
 def _of_named_columns(self: dx.Query, parent: dx.Expr, dependents: Any) -> dx.Expr | None:

@@ -65,7 +65,21 @@ def once_a_round(read: dx.Expr, dependents: Any, decide: Callable[[Any], _T]) ->
 def _is_filter(expr: dx.Expr) -> bool:
     if isinstance(expr, dx.Query):
         return is_row_by_row(expr.operand("_expr"))
-    return isinstance(expr, dx.Filter)
+    return isinstance(expr, dx.Filter) and not _asks_a_function(expr.predicate)
+
+
+def _asks_a_function(predicate: dx.Expr) -> bool:
+    """Whether a function would be asked twice for a row, by the read and by the filter.
+
+    Of half the rows that it draws, it would leave a quarter.
+    """
+    if isinstance(predicate, dx.Projection):
+        return False
+    if isinstance(predicate, dx.Apply) or (
+        isinstance(predicate, dx.Map) and callable(predicate.operand("arg"))
+    ):
+        return True
+    return any(map(_asks_a_function, predicate.dependencies()))
 
 
 def all_through(

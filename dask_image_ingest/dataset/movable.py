@@ -6,6 +6,7 @@ frame to be judged. The others are evaluated by the frame's library, in the same
 
 from __future__ import annotations
 
+import ast
 import re
 from collections.abc import Mapping
 from typing import Any, NamedTuple, TypeAlias
@@ -45,12 +46,16 @@ ROW_BY_ROW = (
 # What is one row for each row of its frame, or for each that is kept.
 _OF_ROWS = (dx.Assign, dx.Filter, dx.Projection, dx.Query, dx.RenameFrame)
 
-# Functions that the text of a query may call: a mean of a column is that of the rows at hand.
-_CALLED = re.compile(r"([\w.]*)\s*\(")
-_MAY_BE_CALLED = re.compile(
-    r"(|and|or|not|in|.*\.(isin|isna|isnull|notna|notnull|between)"
-    r"|.*\.str\.(contains|startswith|endswith|match|fullmatch|len|lower|upper|strip))"
+# What the text of a query may be made of, and ask of a column: a mean is that of the rows at hand.
+_SYNTAX = (
+    *(ast.Expression, ast.Load, ast.Name, ast.Constant, ast.List, ast.Tuple, ast.Compare),
+    *(ast.BoolOp, ast.BinOp, ast.UnaryOp, ast.boolop, ast.operator, ast.unaryop, ast.cmpop),
 )
+_METHODS = {"isin", "isna", "isnull", "notna", "notnull", "between"}
+_OF_TEXT = {"contains", "startswith", "endswith", "match", "fullmatch"}
+_OF_TEXT |= {"len", "lower", "upper", "strip"}
+
+_QUOTED_NAME = re.compile(r"`[^`]*`")
 
 
 def computed_filter(
@@ -63,6 +68,8 @@ def computed_filter(
 
     Columns that were renamed or made of others since the read are made again of what was read.
     """
+    if POSITION in types:
+        return None
     there = {name: type_ for name, type_ in types.items() if name not in _DECODED}
     rows = Metadata(get_backend(backend).meta(there | {POSITION: pa.int64()}))
     try:
@@ -92,6 +99,8 @@ def _computed_query(query: dx.Query, kept: _Filters, sources: _Sources) -> Compu
     # No name of a column is in the text where it is not written, though more may seem to be.
     for name in query.frame.columns:
         if str(name) in text:
+            if name == POSITION:
+                raise _NotMovable
             values = _moved_column(query.frame, name, kept, sources)
             columns.update(_columns(values))
             if not (isinstance(values, dx.Projection) and values.columns == [name]):
@@ -110,7 +119,26 @@ def is_row_by_row(text: object) -> bool:
     """Whether the text of a ``query`` asks each row by itself, of nothing but its columns."""
     if not isinstance(text, str) or "@" in text or "index" in text:
         return False
-    return all(_MAY_BE_CALLED.fullmatch(name) for name in _CALLED.findall(text))
+    try:
+        tree = ast.parse(_QUOTED_NAME.sub("name", text).strip(), mode="eval")
+    except (SyntaxError, ValueError):
+        return False
+    return _asks_rows(tree)
+
+
+def _asks_rows(node: ast.AST) -> bool:
+    if isinstance(node, ast.Call):
+        asked, arguments = node.func, [*node.args, *(each.value for each in node.keywords)]
+        if not isinstance(asked, ast.Attribute) or not all(map(_asks_rows, arguments)):
+            return False
+        owner = asked.value
+        if isinstance(owner, ast.Attribute) and owner.attr == "str":
+            return asked.attr in _OF_TEXT and _asks_rows(owner.value)
+        return asked.attr in _METHODS and _asks_rows(owner)
+    if isinstance(node, ast.Attribute):  # ``taken.dt.year``
+        owner = node.value
+        return isinstance(owner, ast.Attribute) and owner.attr == "dt" and _asks_rows(owner.value)
+    return isinstance(node, _SYNTAX) and all(map(_asks_rows, ast.iter_child_nodes(node)))
 
 
 class _NotMovable(Exception):
