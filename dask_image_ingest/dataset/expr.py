@@ -194,13 +194,14 @@ class ReadWebDataset(dx.PartitionsFiltered, BlockwiseIO):
         """The operands of this read with a filter taken up, None where it can't be."""
         if self.operand("limit") is not None:
             return None
-        filters = as_filters(above.predicate, self, *self._types)
-        both = None if filters is None else dnf.both(self.operand("filters"), filters)
-        if both is not None:
-            return {"filters": both}
-        if not self._may_compute:
-            return None
+        simple = self._with_filters(as_filters(above.predicate, self, *self._types))
+        if simple is not None or not self._may_compute:
+            return simple
         return self._with_computed(movable.computed_filter(above, self, *self._types))
+
+    def _with_filters(self, filters: dnf.Filters | None) -> dict[str, Any] | None:
+        both = None if filters is None else dnf.both(self.operand("filters"), filters)
+        return None if both is None else {"filters": both}
 
     def _with_computed(self, computed: ComputedFilter | None) -> dict[str, Any] | None:
         if computed is None:
@@ -231,10 +232,7 @@ class ReadWebDataset(dx.PartitionsFiltered, BlockwiseIO):
         predicate, rows = computed.kept.predicate, computed.kept.frame.frame
         filters = as_filters(predicate, rows, *self._types)
         # Of alternatives it is not seen whether they are among the filters already.
-        if filters is None or len(filters) > 1:
-            return None
-        both = dnf.both(self.operand("filters"), filters)
-        return None if both is None else {"filters": both}
+        return None if filters is None or len(filters) > 1 else self._with_filters(filters)
 
     def takes_up(self, query: dx.Query, dependents: Any) -> bool:
         """Whether the optimiser puts a ``query`` of this read into the read."""

@@ -13,12 +13,12 @@ from typing import Any
 
 from dask_image_ingest import dask_internals as dx
 from dask_image_ingest.dataset.adds_columns import AddsColumns
-from dask_image_ingest.dataset.movable import ROW_BY_ROW, is_row_by_row
+from dask_image_ingest.dataset.movable import FEWER_ROWS, ROW_BY_ROW, SAME_ROWS, is_row_by_row
 
 __all__ = ["install"]
 
 # What makes rows of rows below which projections go.
-_KNOWN = (AddsColumns, dx.Assign, dx.Filter, dx.Projection, dx.Query, dx.RenameFrame, *ROW_BY_ROW)
+_KNOWN = (AddsColumns, *SAME_ROWS, *FEWER_ROWS, *ROW_BY_ROW)
 
 _simplify_up = dx.Query._simplify_up
 

@@ -12,7 +12,7 @@ from operator import itemgetter
 from typing import Any, TypeAlias, TypeVar
 
 from dask_image_ingest import dask_internals as dx
-from dask_image_ingest.dataset.movable import ROW_BY_ROW, is_row_by_row
+from dask_image_ingest.dataset.movable import ROW_BY_ROW, SAME_ROWS, is_row_by_row
 
 __all__ = ["all_through", "filters_above", "is_dependent", "once_a_round"]
 
@@ -22,7 +22,7 @@ _T = TypeVar("_T")
 _Dependents: TypeAlias = Mapping[str, Collection[Any]]
 
 # What makes of each row another, or a part of it.
-_OF_ROWS = (dx.Assign, dx.Projection, dx.RenameFrame, *ROW_BY_ROW)
+_OF_ROWS = (*SAME_ROWS, *ROW_BY_ROW)
 
 
 def filters_above(read: dx.Expr, dependents: _Dependents) -> Iterator[dx.Filter | dx.Query]:

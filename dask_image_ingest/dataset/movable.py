@@ -43,8 +43,9 @@ ROW_BY_ROW = (
     dx.Where,
 )
 
-# What is one row for each row of its frame, or for each that is kept.
-_OF_ROWS = (dx.Assign, dx.Filter, dx.Projection, dx.Query, dx.RenameFrame)
+#: What makes a frame of all rows of another, and what makes one of those that it keeps.
+SAME_ROWS = (dx.Assign, dx.Projection, dx.RenameFrame)
+FEWER_ROWS = (dx.Filter, dx.Query)
 
 # What the text of a query may be made of, and ask of a column: a mean is that of the rows at hand.
 _SYNTAX = (
@@ -160,10 +161,10 @@ def _kept_by(frame: dx.Expr, sources: _Sources) -> _Filters:
     if frame._name == sources.read._name:
         return frozenset()
     if frame._name not in sources.kept:
-        if not isinstance(frame, _OF_ROWS):
+        if not isinstance(frame, (*SAME_ROWS, *FEWER_ROWS)):
             raise _NotMovable
         kept = _kept_by(frame.frame, sources)
-        if isinstance(frame, (dx.Filter, dx.Query)):
+        if isinstance(frame, FEWER_ROWS):
             kept |= {_computed(frame, sources)}
         sources.kept[frame._name] = kept
     return sources.kept[frame._name]
@@ -216,4 +217,4 @@ def _old_name(frame: dx.RenameFrame, column: Any) -> Any:
     return names[0]
 
 
-__all__ = ["ROW_BY_ROW", "computed_filter", "is_row_by_row"]
+__all__ = ["FEWER_ROWS", "ROW_BY_ROW", "SAME_ROWS", "computed_filter", "is_row_by_row"]
