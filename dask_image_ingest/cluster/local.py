@@ -9,10 +9,10 @@ from dask.system import CPU_COUNT
 from distributed import Client, LocalCluster
 
 from dask_image_ingest.cluster.arguments import check_arguments, check_names
+from dask_image_ingest.cluster.client import THREADS, ClusterClient, ThreadsClient
 from dask_image_ingest.errors import ArgumentError, MissingDependencyError
 from dask_image_ingest.frames import gpus
 
-_THREADS = "image-ingest.decode-threads"
 _THREADS_VARIABLE = "DASK_IMAGE_INGEST__DECODE_THREADS"
 
 # Variables set before a worker starts; ``env=`` sets them too late for its allocator.
@@ -109,7 +109,7 @@ def start_cluster(
     # As a variable for workers that are added later. It alone would not do: of a worker's variables
     # dask forgets those of image-ingest as soon as this process has configured any of its values.
     settings["env"] = {_THREADS_VARIABLE: str(threads)} | settings.get("env", {})
-    with dask.config.set(intervals | {_THREADS: threads}):
+    with dask.config.set(intervals | {THREADS: threads}):
         if use_gpu:
             cluster = _cuda_cluster(
                 rmm_pool_size=rmm_pool_size, device_memory_limit=device_memory_limit, **settings
@@ -119,54 +119,11 @@ def start_cluster(
     return ClusterClient(cluster)
 
 
-class ClusterClient(Client):
-    """A client that closes its cluster when it is closed."""
-
-    def close(self, *args: Any, **kwargs: Any) -> Any:
-        """Close the client, then the cluster."""
-        cluster = self.cluster
-        closing = super().close(*args, **kwargs)
-        if cluster is not None and not self.asynchronous:
-            cluster.close()
-        return closing
-
-
-class ThreadsClient(ClusterClient):
-    """A client of workers in this process, whose configuration is that of the process."""
-
-    def __init__(self, cluster: LocalCluster, before: Any) -> None:
-        self._before = before
-        self._restored = False
-        super().__init__(cluster)
-
-    def close(self, *args: Any, **kwargs: Any) -> Any:
-        """Close the client and the cluster, and decode with as many threads as before."""
-        closing = super().close(*args, **kwargs)
-        if not self._restored:
-            self._restored = True
-            _set_threads(self._before)
-        return closing
-
-
-def _set_threads(threads: int | None) -> None:
-    """Configure how many threads this process decodes with; None leaves no trace of it."""
-    if threads is not None:
-        dask.config.set({_THREADS: threads})
-        return
-    dask.config.pop(_THREADS, None)
-    above = _THREADS.partition(".")[0]
-    if not dask.config.get(above, None):
-        dask.config.pop(above, None)
-
-
 def _in_this_process(threads: int, settings: dict[str, Any]) -> Client:
     check_names(settings)
     if "env" in settings:
         raise ArgumentError("env= is for worker processes, and with processes=False there are none")
-    cluster = LocalCluster(**settings)
-    before = dask.config.get(_THREADS, None)
-    _set_threads(threads)
-    return ThreadsClient(cluster, before)
+    return ThreadsClient(LocalCluster(**settings), threads)
 
 
 def _cpu_cluster(**settings: Any) -> LocalCluster:

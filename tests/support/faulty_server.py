@@ -38,6 +38,8 @@ class Faulty:
         Path → when it was changed, as the server tells it.
     latency, bandwidth
         Seconds before each answer; bytes per second and connection.
+    together
+        How many requests it waits for, half a minute at most, before it answers the first.
     """
 
     files: dict[str, bytes] = field(default_factory=dict)
@@ -49,6 +51,7 @@ class Faulty:
     rates: dict[str, float] = field(default_factory=dict)
     latency: float = 0.0
     bandwidth: float = 0.0
+    together: int = 0
     stall: float = 30.0
     seed: int = 0
     url: str = ""
@@ -59,7 +62,7 @@ class Faulty:
     peak: int = 0
     _now: int = 0
     _tags: dict[int, tuple[bytes, str]] = field(default_factory=dict)
-    _lock: threading.Lock = field(default_factory=threading.Lock)
+    _lock: threading.Condition = field(default_factory=threading.Condition)
     _random: random.Random | None = None
     _over: threading.Event = field(default_factory=threading.Event)
 
@@ -101,6 +104,8 @@ class _Handler(BaseHTTPRequestHandler):
             state.seen.append((self.command, self.path, dict(self.headers)))
             state._now += 1
             state.peak = max(state.peak, state._now)
+            state._lock.notify_all()
+            state._lock.wait_for(lambda: state.peak >= state.together, timeout=30)
         try:
             self._answer(state)
         finally:

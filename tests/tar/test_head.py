@@ -71,10 +71,10 @@ def test_a_walk_that_skips_finds_the_same(served):
 @pytest.mark.slow
 def test_what_was_announced_is_fetched_at_once_and_nothing_else(served):
     server, opened = served
-    server.latency = 0.3
     data = shard(200, 50_000)
     places = [sample.members["jpg"] for sample in index_tar(data).samples[::10]]
     with opened(data) as content:
+        server.together = 16
         announce(content, [(start, start + size) for start, size in places])
         for start, size in places:
             assert content[start : start + size] == data[start : start + size]

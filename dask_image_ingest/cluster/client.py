@@ -1,0 +1,76 @@
+"""Clients that take their cluster with them when they are closed."""
+
+from __future__ import annotations
+
+import contextlib
+from typing import Any
+
+import dask
+from distributed import Client, LocalCluster, Status
+
+THREADS = "image-ingest.decode-threads"
+
+_SECONDS = 10  # for closing what has failed to close
+
+
+class ClusterClient(Client):
+    """A client that closes its cluster when it is closed."""
+
+    def close(self, *args: Any, **kwargs: Any) -> Any:
+        """Close the client, then the cluster."""
+        cluster = self.cluster
+        closing = super().close(*args, **kwargs)
+        if cluster is not None and not self.asynchronous:
+            _close(cluster)
+        return closing
+
+
+class ThreadsClient(ClusterClient):
+    """A client of workers in this process, which until it is closed decodes with other threads.
+
+    Parameters
+    ----------
+    cluster
+        Of workers without processes.
+    threads
+        How many this process decodes with.
+    """
+
+    def __init__(self, cluster: LocalCluster, threads: int) -> None:
+        self._before = dask.config.get(THREADS, None)
+        self._restored = False
+        _set_threads(threads)
+        super().__init__(cluster)
+
+    def close(self, *args: Any, **kwargs: Any) -> Any:
+        """Close the client and the cluster, and decode with as many threads as before."""
+        closing = super().close(*args, **kwargs)
+        if not self._restored:
+            self._restored = True
+            _set_threads(self._before)
+        return closing
+
+
+def _close(cluster: LocalCluster) -> None:
+    """Close a cluster whose workers may be slow to end, as where the machine is busy."""
+    if cluster.status == Status.closing:
+        return  # it has failed to close, and dask would wait for it for ever
+    try:
+        cluster.close()
+    except TimeoutError:
+        # Workers were killed and had not ended seconds later. Their nannies are closed all the same,
+        # so that the rest can be closed now; before dask 2026.8 they are not.
+        cluster.status = Status.failed
+        with contextlib.suppress(TimeoutError):
+            cluster.close(timeout=_SECONDS)
+
+
+def _set_threads(threads: int | None) -> None:
+    """Configure how many threads this process decodes with; None leaves no trace of it."""
+    if threads is not None:
+        dask.config.set({THREADS: threads})
+        return
+    dask.config.pop(THREADS, None)
+    above = THREADS.partition(".")[0]
+    if not dask.config.get(above, None):
+        dask.config.pop(above, None)
