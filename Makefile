@@ -6,6 +6,9 @@ QUERIES_ARGS ?=          # e.g. make queries QUERIES_ARGS="--queries 5000 --seed
 FUZZ_ARGS ?=             # e.g. make fuzz FUZZ_ARGS="--images 100000 --seed 7"
 PYTEST_ARGS ?=           # e.g. make test PYTEST_ARGS="-k tar -x"
 
+# The tests start hundreds of processes: each would compile the package anew.
+unexport PYTHONDONTWRITEBYTECODE
+
 bin := .venv/bin
 pytest_args = -n $(strip $(JOBS)) --timeout 300 $(PYTEST_ARGS)
 checked := dask_image_ingest tests examples benchmarks tools docs

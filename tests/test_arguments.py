@@ -83,6 +83,7 @@ def passes(function, arguments):
 
 
 @pytest.mark.slow
+@pytest.mark.newest
 def test_one_wrong_argument_is_an_error_of_this_package(calls, monkeypatch, tmp_path):
     monkeypatch.chdir(tmp_path)
     accepted = {}

@@ -123,6 +123,7 @@ def names(demo_data) -> dict[str, Any]:
 
 
 @pytest.mark.slow
+@pytest.mark.newest
 @pytest.mark.filterwarnings("ignore:The inplace keyword")  # dask's own call of pandas 3.1
 @pytest.mark.parametrize("page", PAGES, ids=_name)
 def test_the_blocks_of_a_page_run_and_print_what_it_shows(page, workspace, request):
@@ -176,6 +177,7 @@ def test_only_the_blocks_listed_here_are_not_run_everywhere():
 
 
 @pytest.mark.slow
+@pytest.mark.newest
 @pytest.mark.parametrize("test", DOCSTRINGS, ids=lambda test: test.name)
 def test_the_examples_of_a_docstring_run_and_print_what_it_shows(test, names, workspace):
     if any("import torch" in e.source or "from torch" in e.source for e in test.examples):

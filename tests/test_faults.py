@@ -15,7 +15,7 @@ from photo_shards import make_photos, write_photo_shards
 
 import dask_image_ingest as dii
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.newest]
 
 
 @pytest.fixture(scope="module")

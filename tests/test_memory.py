@@ -17,7 +17,7 @@ from PIL import Image
 import dask_image_ingest as dii
 from dask_image_ingest.frames.pixel_memory import pixel_memory
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.newest]
 
 pytest.importorskip("nvidia.dali", reason="nothing is decoded without DALI")
 

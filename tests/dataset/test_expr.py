@@ -486,6 +486,7 @@ print(ddf.npartitions, len(graph), (peak - idle) * 1024, sum("shard-" in path fo
 
 
 @pytest.mark.slow
+@pytest.mark.newest
 def test_a_hundred_thousand_shards_are_a_small_collection_of_small_tasks(shards, tmp_path):
     (tmp_path / "shard-000000.tar").write_bytes(shards[0].read_bytes())
     for number in range(1, 100_000):

@@ -14,7 +14,7 @@ from PIL import Image
 
 import dask_image_ingest as dii
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.newest]
 
 SHARDS, IMAGES, CLASSES = 14, 10, 20
 SIZE = (2000, 1500)
