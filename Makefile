@@ -1,7 +1,7 @@
 # `make demo` and `make test` need Python 3.11+ and make, and set up the rest themselves.
 
 PYTHON ?=                # the Python to build .venv with; empty: the newest 3.11+ that runs
-JOBS ?= 2                # how many tests run at once
+JOBS ?= 3                # how many tests run at once: some wait for servers and processes
 QUERIES_ARGS ?=          # e.g. make queries QUERIES_ARGS="--queries 5000 --seed 7"
 FUZZ_ARGS ?=             # e.g. make fuzz FUZZ_ARGS="--images 100000 --seed 7"
 PYTEST_ARGS ?=           # e.g. make test PYTEST_ARGS="-k tar -x"

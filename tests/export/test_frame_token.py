@@ -47,6 +47,7 @@ class Scorer:
 def edited(tmp_path, monkeypatch):
     """Import a module whose functions give this value: each time as a new process would."""
     monkeypatch.syspath_prepend(str(tmp_path))
+    monkeypatch.setattr(sys, "dont_write_bytecode", True)  # of the same second and size, it is old
 
     def imported(value):
         gc.collect()  # dask gives back the query that it has of a name
