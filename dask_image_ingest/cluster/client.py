@@ -58,8 +58,8 @@ def _close(cluster: LocalCluster) -> None:
     try:
         cluster.close()
     except TimeoutError:
-        # Workers were killed and had not ended seconds later. Their nannies are closed all the same,
-        # so that the rest can be closed now; before dask 2026.8 they are not.
+        # Workers were killed and had not ended seconds later. Their nannies are closed already (not
+        # so before dask 2026.8), and the rest is closed now.
         cluster.status = Status.failed
         with contextlib.suppress(TimeoutError):
             cluster.close(timeout=_SECONDS)
