@@ -8,6 +8,8 @@ PYTEST_ARGS ?=           # e.g. make test PYTEST_ARGS="-k tar -x"
 
 # The tests start hundreds of processes: each would compile the package anew.
 unexport PYTHONDONTWRITEBYTECODE
+# What somebody has set for other programs.
+unexport PYTHONOPTIMIZE PYTHONSAFEPATH PYTHONWARNINGS PYTHONPATH PYTHONHOME PYTEST_ADDOPTS
 
 bin := .venv/bin
 pytest_args = -n $(strip $(JOBS)) --timeout 300 $(PYTEST_ARGS)

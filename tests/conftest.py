@@ -7,6 +7,20 @@ from pathlib import Path
 import dask
 import pytest
 
+# What somebody's machine has configured is not for the tests, nor for processes that they start.
+for _name in [*os.environ]:
+    if _name.startswith(("DASK_", "AWS_", "AZURE_STORAGE_", "GOOGLE_", "FSSPEC_", "STORAGE_")):
+        del os.environ[_name]
+dask.config.refresh(paths=[])
+os.environ |= {
+    "AWS_CONFIG_FILE": os.devnull,
+    "AWS_SHARED_CREDENTIALS_FILE": os.devnull,
+    "AWS_DEFAULT_REGION": "us-east-1",
+    "AWS_EC2_METADATA_DISABLED": "true",
+}
+for _name in ("no_proxy", "NO_PROXY"):
+    os.environ[_name] = ",".join(["127.0.0.1", "localhost", os.environ.get(_name, "")]).rstrip(",")
+
 # Whatever its endpoint, gcsfs asks Google for the type of each bucket, for up to 30 s a call where
 # there is no way out. It reads this when it is imported.
 os.environ["GCSFS_EXPERIMENTAL_ZB_HNS_SUPPORT"] = "false"

@@ -25,9 +25,10 @@ WRONG = (
     {"": "string"}, {"txt": [1]}, {"\ud83d": int}, set(), {"x"}, frozenset({1}),
     object(), object, int, len, Ellipsis, NotImplemented, range(2), iter("ab"), Decimal("NaN"),
     datetime.date(2020, 1, 1), np.int64(3), np.float32(1), np.bool_(1), np.str_("x"), np.array(1),
-    np.array([1, 2]), np.array(["txt"]), np.array([[1]]), np.array([]), np.datetime64("NaT"), pd.NA,
+    np.array([1, 2]), np.array(["txt"]), np.array([[1]]), np.array([]), pd.NA,
     pd.Series([1, 2]), pd.Series(["txt"]), pd.DataFrame({"a": [1]}), pd.Index(["txt"]), pa.string(),
     pa.map_(pa.string(), pa.int8()), pa.array([1]), pa.scalar(1), Path("/no/such/place"), Path("."),
+    np.datetime64("NaT", "s"),
 )  # fmt: skip
 
 

@@ -19,10 +19,11 @@ class ClusterClient(Client):
     def close(self, *args: Any, **kwargs: Any) -> Any:
         """Close the client, then the cluster."""
         cluster = self.cluster
-        closing = super().close(*args, **kwargs)
-        if cluster is not None and not self.asynchronous:
-            _close(cluster)
-        return closing
+        try:
+            return super().close(*args, **kwargs)
+        finally:
+            if cluster is not None and not self.asynchronous:
+                _close(cluster)
 
 
 class ThreadsClient(ClusterClient):
@@ -40,15 +41,23 @@ class ThreadsClient(ClusterClient):
         self._before = dask.config.get(THREADS, None)
         self._restored = False
         _set_threads(threads)
-        super().__init__(cluster)
+        try:
+            super().__init__(cluster)
+        except BaseException:
+            self._restore()
+            raise
 
     def close(self, *args: Any, **kwargs: Any) -> Any:
         """Close the client and the cluster, and decode with as many threads as before."""
-        closing = super().close(*args, **kwargs)
+        try:
+            return super().close(*args, **kwargs)
+        finally:
+            self._restore()
+
+    def _restore(self) -> None:
         if not self._restored:
             self._restored = True
             _set_threads(self._before)
-        return closing
 
 
 def _close(cluster: LocalCluster) -> None:

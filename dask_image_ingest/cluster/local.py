@@ -116,14 +116,23 @@ def start_cluster(
             )
         else:
             cluster = _cpu_cluster(**settings)
-    return ClusterClient(cluster)
+    return _connect(ClusterClient, cluster)
+
+
+def _connect(client: type[Client], cluster: LocalCluster, *args: Any) -> Client:
+    """A client of the cluster, which is closed where there is none."""
+    try:
+        return client(cluster, *args)
+    except BaseException:
+        cluster.close()
+        raise
 
 
 def _in_this_process(threads: int, settings: dict[str, Any]) -> Client:
     check_names(settings)
     if "env" in settings:
         raise ArgumentError("env= is for worker processes, and with processes=False there are none")
-    return ThreadsClient(LocalCluster(**settings), threads)
+    return _connect(ThreadsClient, LocalCluster(**settings), threads)
 
 
 def _cpu_cluster(**settings: Any) -> LocalCluster:

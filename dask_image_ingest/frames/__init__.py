@@ -16,6 +16,7 @@ from dask_image_ingest.frames.pixel_memory import LEAST_SHARED, pixel_memory
 from dask_image_ingest.frames.shared_memory import map_block, this_machine
 from dask_image_ingest.frames.stored_frame import index_columns
 from dask_image_ingest.frames.type_names import is_text, parse_type
+from dask_image_ingest.frames.workers import is_fork
 
 __all__ = [
     "IMAGE",
@@ -29,6 +30,7 @@ __all__ = [
     "get_backend",
     "gpus",
     "index_columns",
+    "is_fork",
     "is_text",
     "joined",
     "map_block",

@@ -35,6 +35,7 @@ from dask_image_ingest.frames.gpus import gpus, require_gpu
 from dask_image_ingest.frames.image_type import IMAGE
 from dask_image_ingest.frames.joined import joined
 from dask_image_ingest.frames.nested_dtype import list_values
+from dask_image_ingest.frames.workers import workers
 
 # Of a GPU's memory, as dask_cudf's own readers have it.
 _PARTITION_SHARE = 1 / 32
@@ -173,14 +174,9 @@ def _list_values(series: cudf.Series) -> Any:
 
 def _gpu_memory() -> int:
     """Memory of the workers' smallest GPU, or of this machine's, asked for without using it."""
-    from distributed.client import default_client
     from distributed.diagnostics import nvml
 
-    try:
-        workers = default_client().scheduler_info(n_workers=-1)["workers"].values()
-        sizes = [worker["gpu"]["memory-total"] for worker in workers if "gpu" in worker]
-    except ValueError:
-        sizes = []
+    sizes = [worker["gpu"]["memory-total"] for worker in workers() if "gpu" in worker]
     if not sizes:
         try:
             sizes = [nvml.one_time()["memory-total"]]

@@ -10,9 +10,9 @@ from typing import Any, Literal
 
 import numpy as np
 import pandas as pd
-import psutil
 import pyarrow as pa
-from distributed import default_client, get_worker
+from distributed import get_worker
+from distributed.system import MEMORY_LIMIT
 
 from dask_image_ingest.decode import Pixels, ResizedImage, decode_pool, decode_threads
 from dask_image_ingest.frames.assigned import assigned
@@ -28,6 +28,7 @@ from dask_image_ingest.frames.nested_dtype import list_values, nested_dtype
 from dask_image_ingest.frames.pixel_memory import pixel_memory
 from dask_image_ingest.frames.stored_frame import to_frame
 from dask_image_ingest.frames.type_names import is_list, is_text
+from dask_image_ingest.frames.workers import workers
 
 # Of a worker's memory: a partition may be copied twice by what follows, and a worker keeps several.
 _PARTITION_SHARE = 1 / 16
@@ -251,13 +252,9 @@ def _image_array(pixels: Pixels) -> ImageArray:
 
 
 def _worker_memory() -> int:
-    total = psutil.virtual_memory().total
     try:
-        return get_worker().memory_manager.memory_limit or total
+        return get_worker().memory_manager.memory_limit or MEMORY_LIMIT
     except ValueError:  # not in a worker: the client plans for the workers it has
         pass
-    try:
-        workers = default_client().scheduler_info(n_workers=-1)["workers"].values()
-    except ValueError:
-        return total
-    return min((w["memory_limit"] for w in workers if w["memory_limit"]), default=total)
+    limits = [worker["memory_limit"] for worker in workers()]
+    return min((limit for limit in limits if limit), default=MEMORY_LIMIT)

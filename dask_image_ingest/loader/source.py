@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import logging
 import os
+import threading
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any
 
@@ -17,7 +18,7 @@ from distributed import Future as RemoteFuture
 from dask_image_ingest.dask_internals import convert_legacy_graph, cull, new_collection
 from dask_image_ingest.dataset import move_rows_now
 from dask_image_ingest.errors import ArgumentError
-from dask_image_ingest.frames import backend_of
+from dask_image_ingest.frames import backend_of, is_fork
 from dask_image_ingest.loader.mapping import map_remote
 
 logger = logging.getLogger("dask_image_ingest")
@@ -83,6 +84,7 @@ class LazySource(Source):
         self._backend = backend_of(frame._meta)
         self._maps = self._backend.name == "pandas"
         self._threads: ThreadPoolExecutor | None = None
+        self._reader = 0  # the thread that asked for a partition last
         self._futures: set[RemoteFuture] = set()
         unfused = frame.optimize(fuse=False).expr
         self._let_others_run()
@@ -120,6 +122,7 @@ class LazySource(Source):
         self.check_process()
         self._process = os.getpid()
         self._let_others_run()
+        self._reader = threading.get_ident()
         self._threads = ThreadPoolExecutor(1, "iter-batches", self._backend.thread_setup())
         return self
 
@@ -139,7 +142,9 @@ class LazySource(Source):
         for future in tuple(self._futures):
             future.release()
         self._futures.clear()
-        self._threads.shutdown(wait=self._client is None, cancel_futures=True)
+        # The collector may close this on any thread, also on one that is waited for.
+        own = self._reader == threading.get_ident()
+        self._threads.shutdown(wait=self._client is None and own, cancel_futures=True)
 
     def prefetch(self, buffered: int) -> int:
         """How many partitions to read ahead by default, ``buffered`` ones included."""
@@ -151,6 +156,7 @@ class LazySource(Source):
     def read(self, number: int) -> Future[Any]:
         """Start reading a partition."""
         assert self._threads is not None
+        self._reader = threading.get_ident()
         key = self._keys[number]
         graph = cull(self._graph, [key])
         if self._client is None:
@@ -202,8 +208,7 @@ def _counted(frame: Any, image: str) -> pd.Series:
 
 def _client(frame: Any) -> Client | None:
     """The client of the cluster on which dask would compute this frame."""
-    if _is_fork:
-        # A fork has its parent's client but not the client's event loop: calls would never return.
+    if is_fork():
         return None
     client = getattr(get_scheduler(collections=[frame]), "__self__", None)
     return client if isinstance(client, Client) else None
@@ -216,14 +221,3 @@ def _refuse_remote(graph: Any) -> None:
             "client, as a worker of a torch DataLoader has none: iterate over the frame as it was "
             "before persist(), or in the process of the client"
         )
-
-
-_is_fork = False
-
-
-def _forked() -> None:
-    global _is_fork
-    _is_fork = True
-
-
-os.register_at_fork(after_in_child=_forked)

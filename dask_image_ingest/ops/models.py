@@ -23,8 +23,10 @@ class Models:
     """
 
     def __init__(self) -> None:
-        # Threads of one worker must not each build a model.
-        self._building = threading.Lock()
+        # Threads of one worker must not each build a model; of one may wait for another, which its
+        # constructor uses.
+        self._changing = threading.Lock()
+        self._building: dict[str, threading.RLock] = {}
         self._kept: OrderedDict[str, Callable[..., Any]] = OrderedDict()
         self._gone: set[str] = set()
         self._room = _KEPT
@@ -32,12 +34,24 @@ class Models:
 
     def get(self, token: str, make: Callable[[], Callable[..., Any]]) -> Callable[..., Any]:
         """The model of this token, which ``make`` builds where there is none."""
-        with self._building:
-            if token not in self._kept:
+        with self._changing:
+            if token in self._kept:
+                self._kept.move_to_end(token)
+                return self._kept[token]
+            building = self._building.setdefault(token, threading.RLock())
+        with building:
+            with self._changing:
+                if token in self._kept:  # built by another thread meanwhile
+                    return self._kept[token]
                 self._make_room(token)
-                self._kept[token] = make()
-            self._kept.move_to_end(token)
-            return self._kept[token]
+            try:
+                model = make()
+                with self._changing:
+                    self._kept[token] = model
+            finally:
+                with self._changing:
+                    self._building.pop(token, None)
+            return model
 
     def forked(self) -> None:
         """Begin anew in a fork, where no thread will ever release the lock.

@@ -1,12 +1,14 @@
 """A client closes its cluster, also one that fails to."""
 
+import copy
 import os
 import threading
 
+import dask
 import distributed.nanny
 import psutil
 import pytest
-from distributed import Status
+from distributed import Client, LocalCluster, Status
 
 import dask_image_ingest as dii
 
@@ -40,3 +42,34 @@ def test_a_cluster_that_has_failed_to_close_is_not_waited_for():
     assert not closing.is_alive()
     cluster.status = Status.running
     cluster.close()
+
+
+@pytest.mark.parametrize("processes", [True, False])
+def test_what_fails_to_connect_leaves_nothing_behind(processes, monkeypatch):
+    before = copy.deepcopy(dask.config.get("image-ingest", None))
+
+    def interrupted(*args, **kwargs):
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patched, dask.config.set(scheduler=None):
+        patched.setattr(Client, "start", interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            dii.start_cluster(1, gpu=False, processes=processes, dashboard_address=None)
+    assert {cluster.status for cluster in LocalCluster._instances} <= {Status.closed}
+    assert dask.config.get("image-ingest", None) == before
+
+
+def test_a_client_that_fails_to_close_closes_its_cluster(monkeypatch):
+    client = dii.start_cluster(1, gpu=False, processes=False, dashboard_address=None)
+    cluster, close = client.cluster, Client.close
+
+    def late(self, *args, **kwargs):
+        close(self)
+        raise TimeoutError("a scheduler that does not answer")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(Client, "close", late)
+        with pytest.raises(TimeoutError):
+            client.close()
+    assert cluster.status == Status.closed
+    assert dask.config.get("image-ingest.decode-threads", None) is None

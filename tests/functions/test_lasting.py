@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 import textwrap
@@ -54,7 +55,7 @@ def test_a_token_is_the_same_in_every_process(tmp_path):
     for seed in ("1", "2"):
         finished = subprocess.run(
             [sys.executable, program],
-            env={"PYTHONPATH": ":".join(sys.path), "PYTHONHASHSEED": seed},
+            env=os.environ | {"PYTHONPATH": os.pathsep.join(sys.path), "PYTHONHASHSEED": seed},
             capture_output=True,
             text=True,
             timeout=120,

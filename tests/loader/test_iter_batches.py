@@ -282,3 +282,10 @@ def keys_in_a_task(shards, start):
         ddf = dii.read_webdataset_images(shards, size=16, backend="pandas")
         batches = ddf.images.iter_batches(5, columns=["__key__"], start=start)
         return [key for batch in batches for key in batch["__key__"]]
+
+
+def test_the_collector_may_end_an_iteration_on_a_thread_that_reads(ddf):
+    batches = ddf.images.iter_batches(5)
+    next(batches)
+    batches._source._threads.submit(batches.close).result(20)
+    assert list(batches) == []

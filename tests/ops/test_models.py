@@ -99,6 +99,18 @@ def test_threads_that_need_a_model_at_once_build_one(models):
     assert len(built) == len(set(map(id, got))) == 1
 
 
+def test_a_model_may_use_another_when_it_is_built(models):
+    def one():
+        """As a constructor does that computes something of a frame."""
+        thread = threading.Thread(target=models.get, args=("other", lambda: "other"), daemon=True)
+        thread.start()
+        thread.join(20)
+        return "one" if not thread.is_alive() else "waits"
+
+    assert models.get("one", one) == "one"
+    assert models.get("other", one) == "other"
+
+
 def test_a_model_that_can_not_be_built_is_tried_again(models):
     def fails():
         raise OSError("no weights")

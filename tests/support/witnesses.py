@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import io
+import os
 import subprocess
 import tarfile
 from pathlib import Path
@@ -53,7 +54,7 @@ def by_gnu_tar(paths, folder: Path) -> dict[str, bytes]:
             ["tar", "-xf", path, "-C", target],
             capture_output=True,
             text=True,
-            env={"PATH": "/usr/bin:/bin", "LC_ALL": "C.UTF-8"},
+            env=os.environ | {"LC_ALL": "C.UTF-8"},
         )
         assert finished.returncode == 0, finished.stderr
         assert finished.stderr == ""

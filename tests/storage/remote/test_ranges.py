@@ -19,6 +19,7 @@ def bytes_of(ranges) -> set[int]:
     return {byte for start, stop in ranges for byte in range(start, stop)}
 
 
+@settings(deadline=None)
 @given(RANGES, st.integers(0, 30))
 def test_merged_ranges_have_all_bytes_and_only_small_gaps_besides(ranges, gap):
     merged = merge(ranges, gap)
@@ -34,6 +35,7 @@ def test_merged_ranges_have_all_bytes_and_only_small_gaps_besides(ranges, gap):
         assert longest <= gap
 
 
+@settings(deadline=None)
 @given(st.integers(0, 100), st.integers(0, 100), st.integers(1, 30))
 def test_a_range_is_cut_into_pieces_that_follow_one_another(start, size, largest):
     pieces = split(start, start + size, largest)
@@ -42,7 +44,7 @@ def test_a_range_is_cut_into_pieces_that_follow_one_another(start, size, largest
 
 
 @pytest.mark.slow
-@settings(max_examples=200)
+@settings(max_examples=200, deadline=None)
 @given(RANGES, st.integers(0, 12))
 def test_no_page_is_asked_for_while_it_is_here_and_no_more_is_kept(ranges, kept):
     """Ranges of pages, of which those used longest ago are let go of."""
