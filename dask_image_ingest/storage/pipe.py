@@ -21,6 +21,9 @@ _PROTOCOL = "pipe:"
 # Characters of what a command says on standard error that an error repeats.
 _MOST_SAID = 1000
 
+# Seconds after which it is looked whether a command has ended whose output has not.
+_LOOK = 5
+
 
 def is_pipe(url: str) -> bool:
     """Tell whether a URL is a command."""
@@ -77,12 +80,13 @@ def run_pipe(url: str, storage_options: dict[str, Any] | None) -> bytes:
         start_new_session=True,
     )
     try:
-        data, told = process.communicate()
+        data, told = _output(process)
     finally:
-        # What it has left in the background, too.
-        with suppress(ProcessLookupError):
-            os.killpg(process.pid, signal.SIGKILL)
-        process.communicate()
+        _kill(process)
+        process.wait()
+        for stream in (process.stdout, process.stderr):
+            if stream is not None:
+                stream.close()
     if process.returncode:
         status = process.returncode
         how = f"exit status {status}" if status > 0 else f"signal {-status}"
@@ -92,3 +96,28 @@ def run_pipe(url: str, storage_options: dict[str, Any] | None) -> bytes:
             f"error it said: {said or 'nothing'}"
         )
     return data
+
+
+def _output(process: subprocess.Popen[bytes]) -> tuple[bytes, bytes]:
+    """What a command has written until it ended, on standard output and on standard error.
+
+    What it leaves behind in a session of its own may hold both open for ever, as a connection does
+    that ssh keeps for the next call.
+    """
+    while True:
+        try:
+            return process.communicate(timeout=_LOOK)
+        except subprocess.TimeoutExpired:
+            if process.poll() is None:
+                continue
+        _kill(process)
+        try:
+            return process.communicate(timeout=_LOOK)
+        except subprocess.TimeoutExpired as held:
+            return held.output or b"", held.stderr or b""
+
+
+def _kill(process: subprocess.Popen[bytes]) -> None:
+    """End a command and what it has left in the background."""
+    with suppress(ProcessLookupError):
+        os.killpg(process.pid, signal.SIGKILL)

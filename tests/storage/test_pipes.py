@@ -5,6 +5,7 @@ from __future__ import annotations
 import shlex
 import signal
 import time
+from pathlib import Path
 
 import numpy as np
 import psutil
@@ -146,6 +147,14 @@ def is_running(pid):
         return told.status() != psutil.STATUS_ZOMBIE and "sleep" in told.cmdline()
     except psutil.NoSuchProcess:
         return False
+
+
+def test_what_a_command_leaves_in_a_session_of_its_own_is_not_waited_for(shards, monkeypatch):
+    monkeypatch.setattr("dask_image_ingest.storage.pipe._LOOK", 0.5)
+    began = time.monotonic()
+    with open_shard(f"pipe:cat '{shards[0]}'; setsid sleep 60 & exit 0", ALLOWED) as content:
+        assert bytes(content[:]) == Path(shards[0]).read_bytes()
+    assert time.monotonic() - began < 30
 
 
 @pytest.mark.slow
