@@ -29,6 +29,9 @@ _START = (
 )
 READY = "ready"
 
+# What its pipes say of a process that died: the last one, in the midst of an answer.
+_DEATH = (EOFError, BrokenPipeError, pickle.UnpicklingError)
+
 # For want of memory, for example, and perhaps only today.
 _KILLED_BY_OTHERS = ("SIGKILL", "SIGTERM", "SIGHUP")
 
@@ -63,7 +66,7 @@ class Guard:
             process = self._started()
             try:
                 reply = self._ask(process, (header, data, origin))
-            except (EOFError, BrokenPipeError):
+            except _DEATH:
                 death = _name_of(self._end())
                 continue
             if isinstance(reply, Exception):
@@ -80,7 +83,7 @@ class Guard:
             )
             try:
                 reply = self._ask(self._process, sys.path, self._decoding)
-            except (EOFError, BrokenPipeError):
+            except _DEATH:
                 reply = None
             if reply != READY:
                 raise DaskImageIngestError(

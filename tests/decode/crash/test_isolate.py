@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import pickle
 import signal
 import struct
 import subprocess
@@ -21,11 +22,13 @@ from photo_shards import write_tar
 
 import dask_image_ingest as dii
 from dask_image_ingest.decode import Decoding, Origin, decode
-from dask_image_ingest.decode.crash import journal
+from dask_image_ingest.decode.crash import isolate, journal
 from dask_image_ingest.decode.crash.isolate import Guard
 from dask_image_ingest.decode.dali import parses
+from dask_image_ingest.decode.formats import BadImage
 from dask_image_ingest.decode.formats.header import read_header
 from dask_image_ingest.decode.origin import unknown
+from dask_image_ingest.errors import DaskImageIngestError
 
 pytestmark = pytest.mark.slow
 
@@ -222,6 +225,30 @@ def test_a_kill_from_outside_blames_no_image(photos, folder):
                 3,
             )
             guard._process.kill()  # between two images, as an out-of-memory killer might
+    assert not journal.crashers()
+
+
+DIES_ANSWERING = """
+import os, pickle, sys
+for _ in "path", "decoding":
+    pickle.load(sys.stdin.buffer)
+for answer in {answers}:
+    sys.stdout.buffer.write(answer)
+    sys.stdout.buffer.flush()
+    if answer.endswith(b"."):  # whole
+        pickle.load(sys.stdin.buffer)
+os.kill(os.getpid(), 9)
+"""
+
+
+@pytest.mark.parametrize("begun", [False, True])
+def test_a_process_killed_in_the_midst_of_an_answer_is_a_dead_process(begun, folder, monkeypatch):
+    half = pickle.dumps(np.zeros(1000, np.uint8))[:500]
+    answers = [pickle.dumps(isolate.READY), half] if begun else [half]
+    monkeypatch.setattr(isolate, "_START", DIES_ANSWERING.format(answers=answers))
+    error, what = (BadImage, "SIGKILL") if begun else (DaskImageIngestError, "does not start")
+    with Guard(Decoding()) as guard, pytest.raises(error, match=what):
+        guard.decode(None, b"image", None)
     assert not journal.crashers()
 
 
