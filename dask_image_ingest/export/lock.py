@@ -60,9 +60,12 @@ def hold(place: Place, take_over: bool) -> Iterator[None]:
             try:
                 yield
             finally:
-                # While it is locked, so that nobody locks a file that is about to go.
-                place.remove([LOCK])
-                os.close(file)
+                try:
+                    # While it is locked, so that nobody locks a file that is about to go.
+                    place.remove([LOCK])
+                finally:
+                    # Else this process would lock itself out of the next try.
+                    os.close(file)
             return
     with _record(place, take_over):
         yield
