@@ -2,11 +2,15 @@
 
 import gc
 import threading
+import time
 from contextlib import contextmanager
+from itertools import pairwise
+from types import SimpleNamespace
 
 import pytest
 from forks import in_fork
 
+from dask_image_ingest.tar import garbage_collection
 from dask_image_ingest.tar.garbage_collection import gc_paused
 
 
@@ -79,3 +83,55 @@ def test_the_last_thread_that_leaves_turns_it_on(on):
             assert not gc.isenabled()
         assert not gc.isenabled()
     assert gc.isenabled() is on
+
+
+def test_a_pause_ends_after_a_second_and_the_next_begins_after_a_rest(on, monkeypatch):
+    now = [100.0]
+    clock = SimpleNamespace(monotonic=lambda: now[0])
+    monkeypatch.setattr(garbage_collection, "time", clock, raising=False)
+    with another_thread_inside():
+        for _ in range(3):
+            with gc_paused():
+                now[0] += 0.9
+            assert not gc.isenabled()
+            with gc_paused():
+                now[0] += 0.2
+                assert not gc.isenabled()
+            assert gc.isenabled() is on
+            now[0] += 0.05
+            with gc_paused():
+                assert gc.isenabled() is on
+            now[0] += 0.1
+            with gc_paused():
+                assert not gc.isenabled()
+        now[0] += 1.1
+        with gc_paused():
+            assert gc.isenabled() is on
+    assert gc.isenabled() is on
+
+
+@pytest.mark.slow
+def test_the_collector_runs_though_some_thread_is_always_inside():
+    runs = []
+
+    def note(phase, _):
+        runs.append(time.monotonic())
+
+    gc.callbacks.append(note)
+    try:
+        last = gc_paused()
+        last.__enter__()
+        began = time.monotonic()
+        while time.monotonic() < began + 4:
+            following = gc_paused()
+            following.__enter__()
+            last.__exit__(None, None, None)
+            last = following
+            kept = [[] for _ in range(1000)]
+            time.sleep(0.01)
+        last.__exit__(None, None, None)
+    finally:
+        gc.callbacks.remove(note)
+    seen = [began, *runs, time.monotonic()]
+    assert kept
+    assert max(b - a for a, b in pairwise(seen)) < 2
