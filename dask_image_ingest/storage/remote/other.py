@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import threading
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, nullcontext
@@ -41,6 +42,8 @@ _VERSIONS = (
 
 # A cache has one list of what it has, for all of its files.
 _caches = threading.Lock()
+# Renewed in place, since sources keep it: no thread of a fork will ever release it.
+os.register_at_fork(after_in_child=_caches._at_fork_reinit)  # type: ignore[attr-defined]
 
 # What the errors of aiohttp, Azure and gcsfs call the status of an answer.
 _STATUS = ("status", "status_code", "code")

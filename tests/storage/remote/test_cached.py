@@ -12,6 +12,7 @@ import numpy as np
 import pandas as pd
 import pytest
 from faulty_server import faulty_server
+from processes import printed
 from tars import COMPRESSIONS, samples_of, tar, webdataset_samples
 
 import dask_image_ingest as dii
@@ -188,3 +189,37 @@ def test_buckets_are_cached_with_the_options_of_both(bucket, s3_options, cache, 
             counts[turn] = proxy.sent
         assert counts["first"] >= sum(len(SHARDS[f"/d/{n}.tar"]) for n in range(3))
         assert counts["second"] < 4096
+
+
+FORKED = """
+import json, os, signal, tempfile, threading, time
+from dask_image_ingest.storage import open_shard
+from faulty_server import faulty_server
+
+data = os.urandom(1 << 20)
+folder = tempfile.TemporaryDirectory(ignore_cleanup_errors=True)
+options = {"blockcache": {"cache_storage": folder.name}}
+with faulty_server(files={"/x.tar": data, "/y.tar": data}) as server:
+    def read(name):
+        with open_shard(f"blockcache::{server.url}{name}", options) as content:
+            return content[:] == data
+
+    assert read("/x.tar")
+    server.reset()
+    server.rates["stall"] = 1.0
+    threading.Thread(target=read, args=["/y.tar"], daemon=True).start()
+    while not server.counts["206"]:
+        time.sleep(0.01)
+    server.rates.clear()
+    child = os.fork()
+    if not child:
+        signal.alarm(10)
+        os._exit(not read("/x.tar"))
+    print(json.dumps(os.waitpid(child, 0)[1]), flush=True)
+    folder.cleanup()
+    os._exit(0)  # the request is still under way
+"""
+
+
+def test_a_fork_does_not_wait_for_a_request_of_its_parent():
+    assert printed(FORKED) == 0
