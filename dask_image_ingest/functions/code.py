@@ -16,7 +16,7 @@ from types import FunctionType, ModuleType
 from typing import Any
 
 import numpy as np
-from dask.base import normalize_token, tokenize
+from dask.base import tokenize
 
 from dask_image_ingest.errors import FunctionError
 from dask_image_ingest.functions.digest import (
@@ -34,6 +34,7 @@ from dask_image_ingest.functions.objects import (
     has_meaning,
     holds_data,
 )
+from dask_image_ingest.functions.pickled import is_known_to_dask, to_tokenize
 from dask_image_ingest.functions.whose import is_users
 
 _CONSTANTS = (type(None), bool, int, float, complex, str, type(...), range, re.Pattern)
@@ -46,7 +47,7 @@ _LONG = 1000
 
 def token_of(function: Callable[..., Any]) -> str:
     """A token that changes when what the function does changes."""
-    return tokenize(function, Reading(function).parts)
+    return tokenize(to_tokenize(function), Reading(function).parts)
 
 
 def code_of(function: Callable[..., Any]) -> dict[str, str]:
@@ -217,11 +218,6 @@ class Reading:
 
     def _tokenize(self, value: Any) -> str:
         return tokenize(value)
-
-
-def is_known_to_dask(kind: type) -> bool:
-    """Whether there is a token of what is in objects of this class."""
-    return normalize_token.dispatch(kind) is not normalize_token.dispatch(object)
 
 
 def _is_imported(function: FunctionType) -> bool:

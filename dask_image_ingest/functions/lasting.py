@@ -17,9 +17,10 @@ from dask.base import tokenize
 from dask.tokenize import TokenizationError
 
 from dask_image_ingest.errors import FunctionError
-from dask_image_ingest.functions.code import Reading, is_known_to_dask
+from dask_image_ingest.functions.code import Reading
 from dask_image_ingest.functions.digest import digest, name_of
 from dask_image_ingest.functions.objects import contents, wrapped
+from dask_image_ingest.functions.pickled import is_known_to_dask
 from dask_image_ingest.functions.whose import is_users
 
 

@@ -168,6 +168,21 @@ def test_an_edit_changes_the_token_of_what_it_changes(edit, written):
     assert {name for name in FUNCTIONS if before[name] != after[name]} == concerned
 
 
+def test_which_equal_strings_are_one_object_does_not_count(written):
+    module = written("edited", ORIGINAL)
+
+    def tokens():
+        inner = module.cached.__wrapped__
+        held = module.Model(module.twice)
+        functions = [module.twice, inner, held, held.weigh, module.functools.partial(inner)]
+        return [token_of(function) for function in functions]
+
+    before = tokens()
+    # Python decides whether this is the object that the code has.
+    module.__file__ = "".join(list(module.__file__))
+    assert tokens() == before
+
+
 def test_what_a_module_imports_counts_if_it_is_the_users(written):
     written("helpers", "def flip(x):\n    return x\n\ndef crop(x):\n    return x\n")
     source = """
