@@ -131,9 +131,9 @@ def test_mutated_images_never_raise_nor_hang():
     files = [*IMAGES.values(), *(data for data, _ in BAD_IMAGES.values())]
     for number in range(12_000):
         data = mutated(chance.choice(files)[:20_000], chance)
-        start = time.perf_counter()
+        start = time.thread_time()
         header = read_header(data, MAX_PIXELS)
-        assert time.perf_counter() - start < 2, number
+        assert time.thread_time() - start < 2, number
         check(header)
 
 
@@ -185,9 +185,9 @@ def check(header: Header) -> None:
     ids=["fill", "junk", "segments", "exif", "chunks", "exif-chunks", "webp"],
 )
 def test_endless_headers_end_soon(data):
-    start = time.perf_counter()
+    start = time.thread_time()
     check(read_header(data, MAX_PIXELS))
-    assert time.perf_counter() - start < 2
+    assert time.thread_time() - start < 2
 
 
 @pytest.mark.slow
@@ -203,22 +203,6 @@ def test_compressed_metadata_stays_compressed():
         assert tracemalloc.get_traced_memory()[1] < 100_000
     finally:
         tracemalloc.stop()
-
-
-def test_header_is_many_times_cheaper_than_opening_with_pillow(photos):
-    data = [photo.encoded for photo in photos if photo.extension == "jpg"]
-
-    def seconds(read) -> float:
-        best = float("inf")
-        for _ in range(5):
-            start = time.perf_counter()
-            for encoded in data * 20:
-                read(encoded)
-            best = min(best, time.perf_counter() - start)
-        return best
-
-    by_pillow = seconds(lambda encoded: Image.open(io.BytesIO(encoded)).close())
-    assert seconds(lambda encoded: read_header(encoded, MAX_PIXELS)) < by_pillow / 4
 
 
 @pytest.mark.parametrize("image", ["jpeg", "png", "webp"])
