@@ -6,7 +6,7 @@ import contextlib
 import logging
 import os
 import threading
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import CancelledError, Executor, Future, ThreadPoolExecutor
 from typing import Any
 
 import dask
@@ -14,6 +14,7 @@ import pandas as pd
 from dask.base import get_scheduler
 from distributed import Client, secede, wait
 from distributed import Future as RemoteFuture
+from distributed.threadpoolexecutor import ThreadPoolExecutor as DaemonThreads
 
 from dask_image_ingest.dask_internals import convert_legacy_graph, cull, new_collection
 from dask_image_ingest.dataset import move_rows_now
@@ -83,7 +84,7 @@ class LazySource(Source):
         self._process = os.getpid() if self._client else None
         self._backend = backend_of(frame._meta)
         self._maps = self._backend.name == "pandas"
-        self._threads: ThreadPoolExecutor | None = None
+        self._threads: Executor | None = None
         self._reader = 0  # the thread that asked for a partition last
         self._futures: set[RemoteFuture] = set()
         unfused = frame.optimize(fuse=False).expr
@@ -123,7 +124,13 @@ class LazySource(Source):
         self._process = os.getpid()
         self._let_others_run()
         self._reader = threading.get_ident()
-        self._threads = ThreadPoolExecutor(1, "iter-batches", self._backend.thread_setup())
+        set_up = self._backend.thread_setup()
+        if self._client is None:
+            self._threads = ThreadPoolExecutor(1, "iter-batches", set_up)
+        else:
+            # A script that ends does not wait for what a cluster still computes, or never will.
+            self._threads = DaemonThreads(1, thread_name_prefix="iter-batches")
+            self._threads.submit(set_up)
         return self
 
     def _let_others_run(self) -> None:
@@ -142,9 +149,12 @@ class LazySource(Source):
         for future in tuple(self._futures):
             future.release()
         self._futures.clear()
-        # The collector may close this on any thread, also on one that is waited for.
-        own = self._reader == threading.get_ident()
-        self._threads.shutdown(wait=self._client is None and own, cancel_futures=True)
+        if isinstance(self._threads, DaemonThreads):
+            self._threads.shutdown(wait=False)
+        else:
+            # The collector may close this on any thread, also on one that is waited for.
+            own = self._reader == threading.get_ident()
+            self._threads.shutdown(wait=own, cancel_futures=True)
 
     def prefetch(self, buffered: int) -> int:
         """How many partitions to read ahead by default, ``buffered`` ones included."""
@@ -175,6 +185,8 @@ class LazySource(Source):
         return "synchronous" if self._client is None else self._client
 
     def _fetch(self, future: Any) -> Any:
+        if future not in self._futures:
+            raise CancelledError  # closed meanwhile
         try:
             frame = self._mapped(future) if self._maps else None
             if frame is not None:

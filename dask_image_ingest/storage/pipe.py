@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import signal
 import subprocess
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from typing import Any
 
@@ -21,8 +22,9 @@ _PROTOCOL = "pipe:"
 # Characters of what a command says on standard error that an error repeats.
 _MOST_SAID = 1000
 
-# Seconds after which it is looked whether a command has ended whose output has not.
-_LOOK = 5
+# Seconds after which it is looked whether a command whose output has not ended has itself ended, or
+# this process is about to.
+_LOOK = 2
 
 
 def is_pipe(url: str) -> bool:
@@ -108,13 +110,26 @@ def _output(process: subprocess.Popen[bytes]) -> tuple[bytes, bytes]:
         try:
             return process.communicate(timeout=_LOOK)
         except subprocess.TimeoutExpired:
-            if process.poll() is None:
+            if process.poll() is None and not _is_ending():
                 continue
         _kill(process)
         try:
             return process.communicate(timeout=_LOOK)
         except subprocess.TimeoutExpired as held:
             return held.output or b"", held.stderr or b""
+
+
+def _is_ending() -> bool:
+    """Whether the program has ended, as by Ctrl-C, and only waits for its threads.
+
+    Of which this is one: else the command would have to end first.
+    """
+    with ThreadPoolExecutor(1) as threads:
+        try:
+            threads.submit(int)
+        except RuntimeError:  # no calls "after interpreter shutdown"
+            return True
+    return False
 
 
 def _kill(process: subprocess.Popen[bytes]) -> None:

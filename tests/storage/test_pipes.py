@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import os
 import shlex
 import signal
+import subprocess
+import sys
 import time
 from pathlib import Path
 
@@ -16,6 +19,7 @@ from tars import COMPRESSIONS, tar
 import dask_image_ingest as dii
 from dask_image_ingest.storage import find_shards, open_shard
 
+ROOT = Path(__file__).parents[2]
 ALLOWED = {"allow_pipes": True}
 
 
@@ -155,6 +159,40 @@ def test_what_a_command_leaves_in_a_session_of_its_own_is_not_waited_for(shards,
     with open_shard(f"pipe:cat '{shards[0]}'; setsid sleep 60 & exit 0", ALLOWED) as content:
         assert bytes(content[:]) == Path(shards[0]).read_bytes()
     assert time.monotonic() - began < 30
+
+
+INTERRUPTED = """
+import sys
+import dask
+import dask_image_ingest as dii
+
+shard, command = sys.argv[1:]
+with dask.config.set(scheduler="threads"):
+    ddf = dii.read_webdataset_images([shard, command], backend="pandas", allow_pipes=True)
+    ddf.compute()
+"""
+
+
+@pytest.mark.slow
+def test_one_interrupt_ends_a_program_and_its_command(shards, tmp_path):
+    noted = tmp_path / "pid"
+    command = f"pipe:echo $$ > '{noted}.new'; mv '{noted}.new' '{noted}'; exec sleep 97"
+    program = subprocess.Popen(
+        [sys.executable, "-c", INTERRUPTED, shards[0], command],
+        env=os.environ | {"PYTHONPATH": str(ROOT)},
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    with program:
+        until = time.monotonic() + 60
+        while not noted.exists():
+            assert time.monotonic() < until
+            assert program.poll() is None
+            time.sleep(0.01)
+        program.send_signal(signal.SIGINT)
+        _, said = program.communicate(timeout=60)
+    assert "KeyboardInterrupt" in said
+    assert not is_running(int(noted.read_text()))
 
 
 @pytest.mark.slow
