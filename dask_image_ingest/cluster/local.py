@@ -15,12 +15,8 @@ from dask_image_ingest.frames import gpus
 
 _THREADS_VARIABLE = "DASK_IMAGE_INGEST__DECODE_THREADS"
 
-# Variables set before a worker starts; ``env=`` sets them too late for its allocator.
+# Variables of workers, also where a cluster's class sets ``env=`` itself.
 _SPAWN = "distributed.nanny.pre-spawn-environ"
-
-# malloc keeps freed memory for the next image. With dask's own trim threshold glibc would map every
-# block above 128 kB anew: 150 page faults an image, a tenth of the time of decoding it.
-_ALLOCATOR = {"MALLOC_MMAP_THRESHOLD_": 16 << 20, "MALLOC_TRIM_THRESHOLD_": 64 << 20}
 
 # Keywords of dask-cuda for device_memory_limit, as fractions.
 _LIMIT_KEYWORDS: dict[Any, float | None] = {"default": 0.8, "auto": None}
@@ -137,14 +133,10 @@ def _in_this_process(threads: int, settings: dict[str, Any]) -> Client:
 
 def _cpu_cluster(**settings: Any) -> LocalCluster:
     check_names(settings)
-    spawn = dask.config.get(_SPAWN)
-    if "MALLOC_MMAP_THRESHOLD_" not in spawn:
-        spawn = spawn | _ALLOCATOR
     # So that workers know the image dtype of frames that they read or receive, and have DALI ready.
     preload = ["dask_image_ingest", "dask_image_ingest.cluster.warm"]
     settings = {"preload": preload} | settings
-    with dask.config.set({_SPAWN: spawn}):
-        return LocalCluster(**settings)
+    return LocalCluster(**settings)
 
 
 def _cuda_cluster(*, env: dict[str, str], **settings: Any) -> LocalCluster:

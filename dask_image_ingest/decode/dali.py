@@ -9,6 +9,7 @@ from typing import Any, Literal, NamedTuple
 
 import numpy as np
 
+from dask_image_ingest.decode.allocator import keep_freed_memory
 from dask_image_ingest.decode.batch_pipeline import BatchPipeline
 from dask_image_ingest.decode.gpu import ROOM_FOR_DALI, current_device, is_gpu_failure
 from dask_image_ingest.decode.options import Decoding
@@ -129,6 +130,7 @@ class Decoder:
 def new_pipeline(device: str, threads: int) -> Any:
     """An empty pipeline, as all of this package are."""
     _, _, pipeline_class = dali()
+    keep_freed_memory()
     return pipeline_class(
         batch_size=BATCH_SIZE,
         num_threads=threads,

@@ -101,7 +101,8 @@ class PixelMemory:
             except OSError:
                 pass
             else:
-                self._shared[np.frombuffer(block, np.uint8).ctypes.data] = block
+                with self._lock:
+                    self._shared[np.frombuffer(block, np.uint8).ctypes.data] = block
                 return block
         return mmap.mmap(-1, nbytes, flags=_FLAGS)
 
@@ -130,10 +131,12 @@ class PixelMemory:
 
     def forked(self) -> None:
         """Leave to the fork what it may look at: blocks that can be mapped are its memory too."""
-        unused = {id(block) for _, block in self._unused}
-        for block in list(self._shared.values()):
-            block.in_fork |= id(block) not in unused
-        self._lock.release()
+        try:
+            unused = {id(block) for _, block in self._unused}
+            for block in list(self._shared.values()):
+                block.in_fork |= id(block) not in unused
+        finally:
+            self._lock.release()
 
     def begin_in_fork(self) -> None:
         """Begin anew in a fork, which has no thread of its parent, and a held lock."""
