@@ -47,13 +47,17 @@ def test_the_oldest_environment_has_the_lower_bounds():
     printed = subprocess.run(
         [sys.executable, ROOT / "tools" / "oldest.py"], capture_output=True, text=True, check=True
     ).stdout
-    pins = dict(line.split("==") for line in printed.splitlines())
+    pins = {}
+    for pin in map(Requirement, printed.splitlines()):
+        pins[pin.name, str(pin.marker)] = pin.specifier
     extras = PROJECT["optional-dependencies"]
     requirements = [
         Requirement(each) for each in [*PROJECT["dependencies"], *extras["cpu"], *extras["scaled"]]
     ]
-    assert set(pins) == {requirement.name for requirement in requirements}
+    assert set(pins) == {(each.name, str(each.marker)) for each in requirements}
     for requirement in requirements:
-        assert pins[requirement.name] in requirement.specifier
+        (pin,) = pins[requirement.name, str(requirement.marker)]
+        assert pin.operator == "=="
+        assert pin.version in requirement.specifier
         lower = [Version(spec.version) for spec in requirement.specifier if spec.operator == ">="]
-        assert lower == [Version(pins[requirement.name])]
+        assert lower == [Version(pin.version)]

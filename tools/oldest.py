@@ -22,16 +22,19 @@ EXTRAS = ("cpu", "scaled")
 def oldest(requirement: str) -> str:
     """The constraint for one requirement: ``dask[array]>=1.2,<3`` gives ``dask==1.2``.
 
+    What is said behind a semicolon, of the Pythons that it is for, stays.
+
     Raises
     ------
     ValueError
         If the requirement has no lower bound, or several.
     """
-    name = re.split(r"[\[<>=!~;\s]", requirement, maxsplit=1)[0]
-    lowest = re.findall(r">=\s*([\w.]+)", requirement)
+    versions, semicolon, marker = requirement.partition(";")
+    name = re.split(r"[\[<>=!~\s]", versions, maxsplit=1)[0]
+    lowest = re.findall(r">=\s*([\w.]+)", versions)
     if len(lowest) != 1:
         raise ValueError(f"{requirement!r} in pyproject.toml needs exactly one lower bound, >=")
-    return f"{name}=={lowest[0]}"
+    return f"{name}=={lowest[0]}{semicolon}{marker}"
 
 
 def constraints(project: dict) -> list[str]:
