@@ -12,7 +12,7 @@ def _start_workers_fast() -> None:
     """Fork the workers of clusters from a process that has imported what they need.
 
     Half of the time that it takes to start a cluster, which a hundred tests do. Programs that tests
-    run start theirs as users do, and so do the tests of `start_cluster`.
+    run start theirs as users do, and so do tests with ``spawned``.
     """
     dask.config.set({"distributed.worker.multiprocessing-method": "forkserver"})
     from distributed.utils import get_mp_context
@@ -27,7 +27,8 @@ for _name in [*os.environ]:
     if _name.startswith(("DASK_", "AWS_", "AZURE_STORAGE_", "GOOGLE_", "FSSPEC_", "STORAGE_")):
         del os.environ[_name]
 dask.config.refresh(paths=[])
-_start_workers_fast()
+if "COVERAGE_RUN" not in os.environ:  # it measures processes that are started, not such forks
+    _start_workers_fast()
 os.environ |= {
     "AWS_CONFIG_FILE": os.devnull,
     "AWS_SHARED_CREDENTIALS_FILE": os.devnull,
@@ -83,6 +84,13 @@ def s3_server():
     server.start()
     yield f"http://127.0.0.1:{server.get_host_and_port()[1]}"
     server.stop()
+
+
+@pytest.fixture(scope="module")
+def spawned():
+    """Workers that are started as users' are, with what the environment says by then."""
+    with dask.config.set({"distributed.worker.multiprocessing-method": "spawn"}):
+        yield
 
 
 @pytest.fixture(autouse=True)

@@ -12,7 +12,7 @@ from distributed import Client, LocalCluster, Status
 
 import dask_image_ingest as dii
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("spawned")]
 
 
 def test_workers_that_are_slow_to_end_are_no_error(monkeypatch):

@@ -10,7 +10,7 @@ import pytest
 import dask_image_ingest as dii
 from dask_image_ingest.decode.threads import decode_threads
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("spawned")]
 
 
 def test_workers_and_their_decoding_threads_fit_the_cores_and_go_with_the_client():
@@ -101,7 +101,7 @@ def test_a_gpu_cluster_without_dask_cuda_names_the_extra():
 
 
 @pytest.fixture(scope="module")
-def client():
+def client(spawned):
     with dii.start_cluster(1, gpu=False, dashboard_address=None) as client:
         yield client
 

@@ -7,7 +7,7 @@ import pytest
 
 import dask_image_ingest as dii
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("spawned")]
 
 pytest.importorskip("nvidia.dali", reason="nothing is decoded without DALI")
 

@@ -313,6 +313,7 @@ def test_a_helper_that_was_reloaded_is_not_mixed_with_the_old_query(shards, writ
 
 
 @pytest.mark.slow
+@pytest.mark.usefixtures("spawned")
 def test_a_worker_that_has_the_old_module_says_so(shards, written, tmp_path, monkeypatch):
     pytest.importorskip("nvidia.dali", reason="nothing is decoded without DALI")
     monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(tmp_path), *sys.path]))

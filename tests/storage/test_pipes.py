@@ -162,10 +162,12 @@ def test_what_a_command_leaves_in_a_session_of_its_own_is_not_waited_for(shards,
 
 
 INTERRUPTED = """
-import sys
+import signal, sys
 import dask
 import dask_image_ingest as dii
 
+# A shell has programs that it starts in the background ignore it.
+signal.signal(signal.SIGINT, signal.default_int_handler)
 shard, command = sys.argv[1:]
 with dask.config.set(scheduler="threads"):
     ddf = dii.read_webdataset_images([shard, command], backend="pandas", allow_pipes=True)

@@ -94,6 +94,7 @@ def pixels_alone(data: bytes) -> np.ndarray:
     return kept.image
 
 
+@pytest.mark.usefixtures("spawned")
 def test_a_decoder_crash_costs_one_row_and_one_worker(shards, members, tmp_path, monkeypatch):
     for name, value in plant(tmp_path / "bug").items():
         monkeypatch.setenv(name, value)
