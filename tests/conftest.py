@@ -7,28 +7,11 @@ from pathlib import Path
 import dask
 import pytest
 
-
-def _start_workers_fast() -> None:
-    """Fork the workers of clusters from a process that has imported what they need.
-
-    Half of the time that it takes to start a cluster, which a hundred tests do. Programs that tests
-    run start theirs as users do, and so do tests with ``spawned``.
-    """
-    dask.config.set({"distributed.worker.multiprocessing-method": "forkserver"})
-    from distributed.utils import get_mp_context
-
-    context = get_mp_context()
-    # After dask, which sets its own list in the first call.
-    context.set_forkserver_preload(["distributed", "dask.dataframe", "dask_image_ingest"])
-
-
 # What somebody's machine has configured is not for the tests, nor for processes that they start.
 for _name in [*os.environ]:
     if _name.startswith(("DASK_", "AWS_", "AZURE_STORAGE_", "GOOGLE_", "FSSPEC_", "STORAGE_")):
         del os.environ[_name]
 dask.config.refresh(paths=[])
-if "COVERAGE_RUN" not in os.environ:  # it measures processes that are started, not such forks
-    _start_workers_fast()
 os.environ |= {
     "AWS_CONFIG_FILE": os.devnull,
     "AWS_SHARED_CREDENTIALS_FILE": os.devnull,
@@ -84,6 +67,22 @@ def s3_server():
     server.start()
     yield f"http://127.0.0.1:{server.get_host_and_port()[1]}"
     server.stop()
+
+
+@pytest.fixture(scope="session", autouse=True)
+def forked():
+    """Fork the workers of clusters from a process that has imported what they need.
+
+    Half of the time that it takes to start a cluster, which a hundred tests do. Programs that tests
+    run start theirs as users do, and so do tests with ``spawned``.
+    """
+    if "COVERAGE_RUN" in os.environ:  # it measures processes that are started, not such forks
+        return
+    dask.config.set({"distributed.worker.multiprocessing-method": "forkserver"})
+    from distributed.utils import get_mp_context
+
+    # After dask, which sets a list of its own in the first call.
+    get_mp_context().set_forkserver_preload(["distributed", "dask.dataframe", "dask_image_ingest"])
 
 
 @pytest.fixture(scope="module")
