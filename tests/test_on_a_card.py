@@ -96,6 +96,7 @@ def test_the_packages_to_bring_are_those_that_the_package_needs(tool):
             assert f"`{each}`" in README
 
 
+@pytest.mark.newest
 @pytest.mark.slow
 def test_a_package_that_is_missing_is_named_by_the_first_steps(tool, tmp_path, monkeypatch):
     (tmp_path / "cupy.py").write_text(CUPY)

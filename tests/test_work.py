@@ -54,6 +54,7 @@ def counted(monkeypatch):
     return count
 
 
+@pytest.mark.newest
 def test_each_pixel_is_copied_once_on_its_way_to_the_frame(shard, counted):
     copied = counted(HostPixels, "_room", lambda _, nbytes: nbytes)
     frame = read_webdataset_images(shard, backend="pandas").compute()

@@ -68,6 +68,7 @@ def clean(tmp_path_factory):
     return write_tar(tmp_path_factory.mktemp("bombs") / "clean.tar", sound)
 
 
+@pytest.mark.newest
 def test_bombs_are_error_rows_and_memory_stays_where_it_was(clean, tmp_path):
     """In a process of its own, whose peak the system counts."""
     files = {f"{name}.img": data for name, data in bombs().items()}

@@ -110,6 +110,7 @@ def in_another_thread(call):
     return given[0]
 
 
+@pytest.mark.newest
 @pytest.mark.parametrize("options", OPTIONS)
 def test_an_interrupt_anywhere_spoils_nothing_for_the_next(options):
     options = OPTIONS[options]

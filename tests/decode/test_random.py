@@ -267,6 +267,7 @@ def test_a_late_decode_gives_a_row_the_same_picture_wherever_it_stands(shards):
             np.testing.assert_array_equal(array, want[key], key)
 
 
+@pytest.mark.newest
 @pytest.mark.slow
 def test_a_partition_under_guard_has_the_same_pictures(shards, monkeypatch):
     want = by_key(read(shards[0]).compute())

@@ -309,6 +309,7 @@ with dask.config.set(scheduler="synchronous"):
 """
 
 
+@pytest.mark.newest
 @pytest.mark.slow
 def test_a_full_disk_is_told_and_loses_nothing(shards, table, out, tmp_path):
     export(table, out, samples_per_shard=3, index=False)

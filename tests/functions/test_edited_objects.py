@@ -359,6 +359,7 @@ print(*tokens(made), *tokens(made, token_of))
 """
 
 
+@pytest.mark.newest
 @pytest.mark.slow
 def test_objects_have_the_same_token_in_every_process():
     seed = random.randrange(10**9)

@@ -47,6 +47,7 @@ for value in (
 """
 
 
+@pytest.mark.newest
 @pytest.mark.slow
 def test_a_token_is_the_same_in_every_process(tmp_path):
     program = tmp_path / "program.py"

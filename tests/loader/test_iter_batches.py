@@ -213,6 +213,7 @@ def test_a_package_that_is_missing_is_named(ddf, monkeypatch):
         ddf.images.iter_batches(4, "cupy")
 
 
+@pytest.mark.newest
 @pytest.mark.slow
 @pytest.mark.parametrize("shuffle", [[], ["3"]], ids=["in order", "shuffled"])
 def test_memory_stays_within_three_partitions_of_twenty(shuffle):
@@ -305,6 +306,7 @@ if __name__ == "__main__":
 """
 
 
+@pytest.mark.newest
 @pytest.mark.slow
 def test_a_script_that_ends_does_not_wait_for_a_partition_of_a_cluster(shards, ddf, tmp_path):
     script = tmp_path / "ends_early.py"

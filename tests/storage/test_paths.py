@@ -114,6 +114,7 @@ def test_a_shard_knows_its_size_and_version(folder):
     assert find_shards(path)[0].version != before.version
 
 
+@pytest.mark.newest
 @pytest.mark.slow
 def test_100_000_paths_are_found_and_none_is_opened(tmp_path):
     count = 100_000

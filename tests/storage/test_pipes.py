@@ -108,6 +108,7 @@ def test_a_command_that_fails_is_an_error_though_it_wrote_all(shards, command, h
         assert len(ddf) == 8
 
 
+@pytest.mark.newest
 @pytest.mark.slow
 def test_an_interrupt_ends_the_command_too(tmp_path):
     def interrupt(*args):
@@ -175,6 +176,7 @@ with dask.config.set(scheduler="threads"):
 """
 
 
+@pytest.mark.newest
 @pytest.mark.slow
 def test_one_interrupt_ends_a_program_and_its_command(shards, tmp_path):
     noted = tmp_path / "pid"

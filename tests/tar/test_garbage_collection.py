@@ -110,6 +110,7 @@ def test_a_pause_ends_after_a_second_and_the_next_begins_after_a_rest(on, monkey
     assert gc.isenabled() is on
 
 
+@pytest.mark.newest
 @pytest.mark.slow
 def test_the_collector_runs_though_some_thread_is_always_inside():
     runs = []

@@ -131,6 +131,7 @@ print(json.dumps(dict(zip(frame["__key__"], bad, strict=True))))
 """
 
 
+@pytest.mark.newest
 def test_a_script_that_died_finishes_when_it_is_run_again(shards, tmp_path):
     environment = os.environ | plant(tmp_path / "bug")
     command = [sys.executable, "-c", SCRIPT, str(shards[0])]
@@ -177,6 +178,7 @@ assert not left
 """
 
 
+@pytest.mark.newest
 def test_processes_at_the_same_partition_do_not_take_each_other_for_dead(folder):
     """As workers that read the same shard for several queries, over and over."""
     environment = os.environ | {"DASK_IMAGE_INGEST__CRASH_JOURNAL": str(folder.parent)}
@@ -214,6 +216,7 @@ def test_without_a_journal_work_goes_on(place, tmp_path):
     assert not list(tmp_path.glob("elsewhere/*"))
 
 
+@pytest.mark.newest
 def test_a_kill_from_outside_blames_no_image(photos, folder):
     """The partition is decoded under guard then, and its pixels are those of any other day."""
     data = [photo.encoded for photo in photos[:3]]
@@ -253,6 +256,7 @@ def test_a_process_killed_in_the_midst_of_an_answer_is_a_dead_process(begun, fol
     assert not journal.crashers()
 
 
+@pytest.mark.newest
 def test_an_error_of_a_transform_is_raised_from_the_guarded_process(photos):
     def to_float(images):
         from nvidia.dali import fn, types
@@ -280,6 +284,7 @@ for _ in range(12):
 """
 
 
+@pytest.mark.newest
 def test_an_image_that_the_parser_of_dali_refuses_does_not_reach_it(tmp_path):
     good = save(picture(), "WEBP", quality=80)
     exif = struct.pack("<HHIHHII", 0x4949, 42, 8, 0, 0, 0, 0)
