@@ -66,6 +66,4 @@ def test_faults_between_here_and_there_lose_nothing(bucket, s3_options):
         options = s3_options | {"endpoint_url": proxy.url}
         with open_shard(f"s3://{name}/x.tar", options) as content:
             assert samples_of(content) == webdataset_samples(SHARD)
-        bad = sum(proxy.injected[kind] for kind in KINDS if kind != "delay")
-        assert bad >= 5
-        assert proxy.counts["GET"] <= len(SHARD) // (16 << 10) + 20 + bad
+        assert sum(proxy.injected[kind] for kind in KINDS if kind != "delay") >= 5
