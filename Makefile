@@ -33,7 +33,8 @@ demo: .venv/.stamp-demo ## pack real photographs into shards, read them, show wh
 test: lint ## lint, then run the tests on this machine's CPU
 	@$(bin)/python -m pytest $(pytest_args)
 
-test-fast: .venv/.stamp-test ## the tests that take no time, while you edit: a minute or so
+test-fast: JOBS = 2  # none of them waits
+test-fast: .venv/.stamp-test ## the tests that take no time, while you edit: a minute
 	@$(bin)/python -m pytest -m "not slow" $(pytest_args)
 
 coverage: .venv/.stamp-test ## the tests, and which lines they never run, worker processes included

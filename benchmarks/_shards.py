@@ -98,8 +98,8 @@ def open_photograph(name: str, least: tuple[int, int] = (WIDTH * 5 // 4, HEIGHT 
     """A photograph, enlarged to this width and height at least."""
     # Their files alone: to import sklearn takes three seconds.
     folders = [
-        Path(distribution("scikit-image").locate_file("skimage/data")),
-        Path(distribution("scikit-learn").locate_file("sklearn/datasets/images")),
+        Path(str(distribution("scikit-image").locate_file("skimage/data"))),
+        Path(str(distribution("scikit-learn").locate_file("sklearn/datasets/images"))),
     ]
     source = next(folder / name for folder in folders if (folder / name).is_file())
     with Image.open(source) as photograph:

@@ -47,8 +47,8 @@ def write_shards(folder: Path, samples_per_shard: int = 13) -> list[Path]:
 def _photos() -> Iterator[tuple[int, str, Image.Image]]:
     # Their files alone: to import sklearn takes three seconds.
     folders = [
-        Path(distribution("scikit-image").locate_file("skimage/data")),
-        Path(distribution("scikit-learn").locate_file("sklearn/datasets/images")),
+        Path(str(distribution("scikit-image").locate_file("skimage/data"))),
+        Path(str(distribution("scikit-learn").locate_file("sklearn/datasets/images"))),
     ]
     for label, name in enumerate(CAPTIONS):
         source = next(folder / name for folder in folders if (folder / name).is_file())

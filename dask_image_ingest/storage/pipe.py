@@ -127,8 +127,8 @@ def _is_ending() -> bool:
     with ThreadPoolExecutor(1) as threads:
         try:
             threads.submit(int)
-        except RuntimeError:  # no calls "after interpreter shutdown"
-            return True
+        except RuntimeError as error:
+            return "shutdown" in str(error)  # not that there is no room for a thread
     return False
 
 

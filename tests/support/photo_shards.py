@@ -45,8 +45,8 @@ class Photo:
 def make_photos(count: int) -> list[Photo]:
     """``count`` crops of photographs, each of another size, always the same."""
     # Their files alone: to import sklearn takes three seconds.
-    sklearn = Path(distribution("scikit-learn").locate_file("sklearn/datasets/images"))
-    skimage = Path(distribution("scikit-image").locate_file("skimage/data"))
+    sklearn = Path(str(distribution("scikit-learn").locate_file("sklearn/datasets/images")))
+    skimage = Path(str(distribution("scikit-image").locate_file("skimage/data")))
     files = [sklearn / "china.jpg", sklearn / "flower.jpg", skimage / "astronaut.png"]
     sources = [Image.open(file).convert("RGB") for file in files]
     random = np.random.default_rng(7)
