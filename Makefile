@@ -68,7 +68,7 @@ hooks: .venv/.stamp-test ## let git check each commit as `make lint` does
 
 docs: .venv/.stamp-docs ## build docs/_build/html; a warning is an error
 	@rm -rf docs/_build docs/reference/api
-	@$(bin)/python -m sphinx -W --keep-going -n -q docs docs/_build/html
+	@$(bin)/python -m sphinx -W --keep-going -n -q -j auto docs docs/_build/html
 	@echo docs/_build/html/index.html
 
 wheel: .venv/.stamp-test ## build the wheel and the source distribution into dist/
