@@ -123,7 +123,6 @@ class LazySource(Source):
         self.check_process()
         self._process = os.getpid()
         self._let_others_run()
-        self._reader = threading.get_ident()
         set_up = self._backend.thread_setup()
         if self._client is None:
             self._threads = ThreadPoolExecutor(1, "iter-batches", set_up)

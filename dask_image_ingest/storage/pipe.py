@@ -73,22 +73,19 @@ def run_pipe(url: str, storage_options: dict[str, Any] | None) -> bytes:
     """
     refuse_pipes(url, storage_options)
     command = url.removeprefix(_PROTOCOL)
-    process = subprocess.Popen(
+    with subprocess.Popen(
         command,
         shell=True,
         stdin=subprocess.DEVNULL,
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         start_new_session=True,
-    )
-    try:
-        data, told = _output(process)
-    finally:
-        _kill(process)
-        process.wait()
-        for stream in (process.stdout, process.stderr):
-            if stream is not None:
-                stream.close()
+    ) as process:
+        try:
+            data, told = _output(process)
+        finally:
+            _kill(process)
+            process.wait()  # Popen does not, after an interrupt
     if process.returncode:
         status = process.returncode
         how = f"exit status {status}" if status > 0 else f"signal {-status}"

@@ -1,21 +1,18 @@
 """Freed memory is kept for the next image where dask would give it back to the system."""
 
 import io
-import os
-import subprocess
 import sys
-from pathlib import Path
 
 import numpy as np
 import pytest
 from PIL import Image
+from processes import printed
 from tars import tar
 
-ROOT = Path(__file__).parents[2]
 IMAGES = 64
 
 PRINT_FAULTS = """
-import resource, sys
+import os, resource
 import dask_image_ingest as dii
 
 def read():
@@ -24,7 +21,7 @@ def read():
     assert frame["error"].isna().all()
     return resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before
 
-ddf = dii.read_webdataset_images(sys.argv[1], size=224, backend="pandas")
+ddf = dii.read_webdataset_images(os.environ["SHARD"], size=224, backend="pandas")
 print(min([read() for _ in range(4)]) / len(ddf))
 """
 
@@ -41,15 +38,7 @@ def shard(tmp_path_factory):
 
 def faults_of_an_image(shard, trim_threshold: str) -> float:
     """Page faults for each image, in a process whose environment says this."""
-    finished = subprocess.run(
-        [sys.executable, "-c", PRINT_FAULTS, shard],
-        env=os.environ | {"PYTHONPATH": str(ROOT), "MALLOC_TRIM_THRESHOLD_": trim_threshold},
-        capture_output=True,
-        text=True,
-        timeout=120,
-    )
-    assert finished.returncode == 0, finished.stderr
-    return float(finished.stdout)
+    return printed(PRINT_FAULTS, SHARD=str(shard), MALLOC_TRIM_THRESHOLD_=trim_threshold)
 
 
 @pytest.mark.slow

@@ -15,6 +15,7 @@ import pytest
 from counted import work  # noqa: F401  a fixture
 from distributed import Client, LocalCluster
 from photo_shards import write_tar
+from processes import printed
 
 import dask_image_ingest as dii
 
@@ -286,7 +287,7 @@ def keys_in_a_task(shards, start):
 
 
 ENDS_EARLY = """
-import sys, time
+import json, os, time
 import dask_image_ingest as dii
 from distributed import Client, LocalCluster
 
@@ -298,28 +299,21 @@ def stalls(frame, first):
 if __name__ == "__main__":
     cluster = LocalCluster(n_workers=1, threads_per_worker=1, dashboard_address=None)
     client = Client(cluster)
-    ddf = dii.read_webdataset_images(sys.argv[2:], size=16, backend="pandas")
-    ddf = ddf.map_partitions(stalls, sys.argv[1], meta=ddf._meta)
+    paths = json.loads(os.environ["SHARDS"])
+    ddf = dii.read_webdataset_images(paths, size=16, backend="pandas")
+    ddf = ddf.map_partitions(stalls, os.environ["FIRST"], meta=ddf._meta)
     batches = ddf.images.iter_batches(5)
     next(batches)
-    print("ends", flush=True)
+    print(json.dumps("ends"), flush=True)
 """
 
 
 @pytest.mark.newest
 @pytest.mark.slow
-def test_a_script_that_ends_does_not_wait_for_a_partition_of_a_cluster(shards, ddf, tmp_path):
-    script = tmp_path / "ends_early.py"
-    script.write_text(ENDS_EARLY)
+def test_a_script_that_ends_does_not_wait_for_a_partition_of_a_cluster(shards, ddf):
     first = ddf.get_partition(0).compute()["__key__"].iloc[0]
-    finished = subprocess.run(
-        [sys.executable, script, first, *map(str, shards)],
-        env=os.environ | {"PYTHONPATH": str(ROOT)},
-        capture_output=True,
-        text=True,
-        timeout=90,
-    )
-    assert (finished.returncode, finished.stdout) == (0, "ends\n"), finished.stderr
+    paths = json.dumps([str(shard) for shard in shards])
+    assert printed(ENDS_EARLY, FIRST=first, SHARDS=paths) == "ends"
 
 
 def test_the_collector_may_end_an_iteration_on_a_thread_that_reads(ddf):

@@ -20,6 +20,8 @@ import urllib3
 from serving import serving
 
 KINDS = ("503", "429", "delay", "reset", "truncate", "stall")
+#: Those that a client is told of, and has not to wait for.
+FAILURES = tuple(kind for kind in KINDS if kind not in ("delay", "stall"))
 
 
 @dataclass

@@ -1,7 +1,10 @@
-"""A bucket of a real S3 server."""
+"""A bucket of a real S3 server, and how long servers are waited for."""
 
+import dask
 import pytest
 import s3
+
+from dask_image_ingest.storage.remote import pace
 
 BUCKET = "shards"
 
@@ -14,3 +17,12 @@ def s3_options(s3_server):
 @pytest.fixture
 def bucket(s3_server):
     return s3.empty_bucket(s3_server, BUCKET), BUCKET
+
+
+@pytest.fixture
+def patient(monkeypatch):
+    """Nothing is asked for again for being slow, as on a busy machine any answer may be."""
+    for name in ("_PATIENCE", "_UNKNOWN"):
+        monkeypatch.setattr(pace, name, 60.0)
+    with dask.config.set({"image-ingest.remote.read-timeout": 60.0}):
+        yield

@@ -5,13 +5,12 @@ import threading
 import dask
 import numpy as np
 import pytest
-from faulty_server import KINDS, faulty_server
+from faulty_server import FAILURES, KINDS, faulty_server
 from processes import printed
 from tars import COMPRESSIONS, samples_of, tar, webdataset_samples
 
 from dask_image_ingest.errors import ArgumentError, ShardError, ShardNotFoundError
 from dask_image_ingest.storage import find_shards, open_shard
-from dask_image_ingest.storage.remote import pace
 
 pytestmark = pytest.mark.slow
 
@@ -53,20 +52,17 @@ def test_all_kinds_at_once(compression):
         assert sum(server.injected[kind] for kind in KINDS if kind != "delay") >= 5
 
 
-def test_a_fault_costs_one_request(monkeypatch):
-    # None is asked for again for being slow, as on a busy machine any may be.
-    for name in ("_PATIENCE", "_UNKNOWN"):
-        monkeypatch.setattr(pace, name, 60.0)
-    rates = dict.fromkeys(("503", "429", "reset", "truncate"), 0.08)
-    with (
-        dask.config.set({"image-ingest.remote.read-timeout": 60.0}),
-        faulty_server(files={"/x.tar": SHARD}, rates=rates, seed=5) as server,
-    ):
+@pytest.mark.usefixtures("patient")
+@pytest.mark.parametrize("compression", COMPRESSIONS)
+def test_a_fault_costs_one_request(compression):
+    stored = COMPRESSIONS[compression](SHARD)
+    rates = dict.fromkeys(FAILURES, 0.08)
+    with faulty_server(files={"/x.tar": stored}, rates=rates, seed=5) as server:
         with open_shard(f"{server.url}/x.tar") as content:
             assert samples_of(content) == webdataset_samples(SHARD)
         bad = sum(server.injected[kind] for kind in rates)
         assert bad >= 5
-        clean = -(-len(SHARD) // (48 << 10)) + 20
+        clean = -(-len(stored) // (48 << 10)) + 20
         assert server.counts["GET"] <= clean + bad
 
 

@@ -3,7 +3,7 @@
 import dask
 import numpy as np
 import pytest
-from faulty_server import KINDS, faulty_server
+from faulty_server import FAILURES, KINDS, faulty_server
 from tars import COMPRESSIONS, samples_of, tar, webdataset_samples
 
 from dask_image_ingest.errors import ShardError, ShardNotFoundError
@@ -67,3 +67,21 @@ def test_faults_between_here_and_there_lose_nothing(bucket, s3_options):
         with open_shard(f"s3://{name}/x.tar", options) as content:
             assert samples_of(content) == webdataset_samples(SHARD)
         assert sum(proxy.injected[kind] for kind in KINDS if kind != "delay") >= 5
+
+
+@pytest.mark.usefixtures("patient")
+def test_a_fault_between_here_and_there_costs_one_request(bucket, s3_options):
+    fs, name = bucket
+    fs.pipe_file(f"{name}/x.tar", SHARD)
+    rates = dict.fromkeys(FAILURES, 0.1)
+    upstream = s3_options["endpoint_url"]
+    with (
+        faulty_server(upstream=upstream, rates=rates, seed=2) as proxy,
+        dask.config.set({"image-ingest.remote.request-size": "16 KiB"}),
+    ):
+        options = s3_options | {"endpoint_url": proxy.url}
+        with open_shard(f"s3://{name}/x.tar", options) as content:
+            assert samples_of(content) == webdataset_samples(SHARD)
+        bad = sum(proxy.injected.values())
+        assert bad >= 5
+        assert proxy.counts["GET"] <= len(SHARD) // (16 << 10) + 20 + bad
