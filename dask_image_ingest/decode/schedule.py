@@ -18,7 +18,7 @@ from dask_image_ingest.decode.pillow import decode_with_pillow
 from dask_image_ingest.decode.threads import decode_pool, decode_threads
 
 # Decoded bytes that a batch may hold, since DALI keeps two of them.
-_BATCH_BYTES = 2**27
+_BATCH_BYTES = 2**26
 
 # By how much a batch may pass them for the sake of two images for each thread.
 _STRETCH = 8

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-from distributed import Future, Worker
+from distributed import Client, Future, Worker
 
 from dask_image_ingest.frames import LEAST_SHARED, map_block, pixel_memory, this_machine
 
@@ -35,12 +35,20 @@ class _Mapping:
     buffers: list[bytes | _Pixels]
 
 
+def share_pixels(client: Client) -> None:
+    """Have workers of this machine decode to memory that the client can map.
+
+    They do so anyway once they are asked for a partition: the first ones would have been sent.
+    """
+    client.run(_share, this_machine(), on_error="ignore")
+
+
 def map_remote(future: Future) -> Any:
     """A finished partition with its pixels mapped, not copied; None where that is not possible.
 
     The worker has to be on this machine, of the same user, and has to have the pixels in memory
-    that can be shared. Workers use such memory from the first request on; a filter copies pixels
-    to other memory.
+    that can be shared. Workers use such memory from `share_pixels` or the first request on; a
+    filter copies pixels to other memory.
     """
     client, key = future.client, future.key
     for worker in client.who_has([future]).get(key, ()):
@@ -63,6 +71,11 @@ def map_remote(future: Future) -> Any:
         # As safe as dask's own transfer: a worker of this cluster pickled it.
         return pickle.loads(mapping.frame, buffers=buffers)
     return None
+
+
+def _share(machine: str) -> None:
+    if machine and machine == this_machine():
+        pixel_memory.share()
 
 
 def _export_mapping(key: Any, machine: str, dask_worker: Worker) -> _Mapping | None:

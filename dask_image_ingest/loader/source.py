@@ -7,6 +7,7 @@ import logging
 import os
 import threading
 from concurrent.futures import CancelledError, Executor, Future, ThreadPoolExecutor
+from concurrent.futures import wait as await_futures
 from typing import Any
 
 import dask
@@ -20,7 +21,7 @@ from dask_image_ingest.dask_internals import convert_legacy_graph, cull, new_col
 from dask_image_ingest.dataset import move_rows_now
 from dask_image_ingest.errors import ArgumentError
 from dask_image_ingest.frames import backend_of, is_fork
-from dask_image_ingest.loader.mapping import map_remote
+from dask_image_ingest.loader.mapping import map_remote, share_pixels
 
 logger = logging.getLogger("dask_image_ingest")
 
@@ -28,6 +29,10 @@ logger = logging.getLogger("dask_image_ingest")
 # the memory, and some more, so that no thread is idle until a partition is used.
 _MORE_THAN_THREADS = 2
 _MOST_THREADS = 8
+
+# Seconds in which workers, that may have to import the package first, are asked for memory that can
+# be mapped; those that answer later send their first partitions.
+_SHARE_SECONDS = 5.0
 
 
 class Source:
@@ -130,6 +135,9 @@ class LazySource(Source):
             # A script that ends does not wait for what a cluster still computes, or never will.
             self._threads = DaemonThreads(1, thread_name_prefix="iter-batches")
             self._threads.submit(set_up)
+            if self._maps:
+                asked = self._threads.submit(share_pixels, self._client)
+                await_futures([asked], timeout=_SHARE_SECONDS)
         return self
 
     def _let_others_run(self) -> None:

@@ -7,9 +7,11 @@ the next time.
 
 from __future__ import annotations
 
+import glob
 import os
 import shutil
 import threading
+import time
 import uuid
 from collections import defaultdict
 from contextlib import suppress
@@ -28,6 +30,9 @@ __all__ = ["cached_copy"]
 _WHOLE_FILES = ("filecache", "simplecache")
 
 _PIECE = 4 << 20
+
+# Seconds for which nothing was written to what is fetched: longer than any timeout.
+_ABANDONED = 3600.0
 
 # One for each file that was fetched: who comes second waits, and finds it.
 _fetching: dict[str, threading.Lock] = defaultdict(threading.Lock)
@@ -71,6 +76,7 @@ def _fetch(url: str, storage_options: dict[str, Any], place: str) -> None:
     """Fetch a shard; its copy appears when it is whole."""
     part = f"{place}.{uuid.uuid4().hex}.part"
     os.makedirs(os.path.dirname(place), exist_ok=True)
+    _remove_abandoned(place)
     try:
         path = local_path(url)
         if path is not None:
@@ -85,6 +91,14 @@ def _fetch(url: str, storage_options: dict[str, Any], place: str) -> None:
     finally:
         with suppress(FileNotFoundError):
             os.remove(part)
+
+
+def _remove_abandoned(place: str) -> None:
+    """Remove what processes that were killed have left of a copy."""
+    for part in glob.glob(f"{glob.escape(place)}.*.part"):
+        with suppress(FileNotFoundError):
+            if time.time() - os.stat(part).st_mtime > _ABANDONED:
+                os.remove(part)
 
 
 def _options_behind(

@@ -36,12 +36,9 @@ def client():
 
 @pytest.fixture
 def ddf(shards, client):
-    """Three partitions of 2 MB, on workers that were asked for their pixels before."""
-    ddf = dii.read_webdataset_images(shards, size=300, backend="pandas")
+    """Three partitions of 2 MB, on workers of this machine."""
     with dask.config.set(scheduler=None):
-        for _ in range(2):
-            batches(ddf)
-        yield ddf
+        yield dii.read_webdataset_images(shards, size=300, backend="pandas")
 
 
 def batches(ddf):
@@ -73,6 +70,15 @@ def test_pixels_of_a_worker_here_are_mapped_and_not_copied(ddf):
     for images in batches(ddf):
         address = images.__array_interface__["data"][0]
         assert any(address in range_ for range_ in mapped())
+
+
+def test_pixels_of_workers_that_never_read_before_are_mapped_too(shards):
+    workers = {"n_workers": 1, "threads_per_worker": 1, "dashboard_address": None}
+    with LocalCluster(**workers) as cluster, Client(cluster), dask.config.set(scheduler=None):
+        ddf = dii.read_webdataset_images(shards, size=300, backend="pandas")
+        for images in batches(ddf):
+            address = images.__array_interface__["data"][0]
+            assert any(address in range_ for range_ in mapped())
 
 
 def test_pixels_stay_the_same_while_anyone_looks_at_them(ddf):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import time
 from collections import Counter
 from concurrent.futures import ThreadPoolExecutor
@@ -118,6 +119,26 @@ def test_half_a_file_is_never_taken_for_a_copy(server, cache, options, tmp_path)
     server.rates = {"truncate": 0.3, "503": 0.2}
     with open_shard(url, options) as content:
         assert content[:] == SHARDS["/d/3.tar"]
+
+
+@pytest.mark.parametrize("cache", ["filecache", "simplecache"], indirect=True)
+def test_what_a_killed_process_left_goes_and_what_another_writes_stays(
+    server, cache, options, tmp_path
+):
+    url = f"{cache}::{server.url}/d/3.tar"
+    with open_shard(url, options):
+        pass
+    (copy,) = (path for path in (tmp_path / "copies").iterdir() if path.name != "cache")
+    left, written = (copy.with_name(f"{copy.name}.{name}.part") for name in ("left", "written"))
+    left.write_bytes(b"half")
+    written.write_bytes(b"half")
+    long_ago = time.time() - 7200
+    os.utime(left, (long_ago, long_ago))
+    copy.unlink()
+    with open_shard(url, options) as content:
+        assert content[:] == SHARDS["/d/3.tar"]
+    assert not left.exists()
+    assert written.exists()
 
 
 @pytest.mark.parametrize("cache", ["filecache", "simplecache"], indirect=True)
