@@ -12,7 +12,8 @@ unexport PYTHONDONTWRITEBYTECODE
 unexport PYTHONOPTIMIZE PYTHONSAFEPATH PYTHONWARNINGS PYTHONPATH PYTHONHOME PYTEST_ADDOPTS
 
 bin := .venv/bin
-pytest_args = -n $(strip $(JOBS)) --timeout 300 $(PYTEST_ARGS)
+# Tests of a file stay together, for what they share; a process that has none left takes another's.
+pytest_args = -n $(strip $(JOBS)) --dist worksteal --timeout 300 $(PYTEST_ARGS)
 checked := dask_image_ingest tests examples benchmarks tools docs
 
 .DEFAULT_GOAL := help
