@@ -136,9 +136,15 @@ class LazySource(Source):
             self._threads = DaemonThreads(1, thread_name_prefix="iter-batches")
             self._threads.submit(set_up)
             if self._maps:
-                asked = self._threads.submit(share_pixels, self._client)
-                await_futures([asked], timeout=_SHARE_SECONDS)
+                self._ask_for_mappings()
         return self
+
+    def _ask_for_mappings(self) -> None:
+        # On a thread of its own: a worker that never answers holds nobody up for long.
+        thread = DaemonThreads(1, thread_name_prefix="share-pixels")
+        asked = thread.submit(share_pixels, self._client)
+        thread.shutdown(wait=False)
+        await_futures([asked], timeout=_SHARE_SECONDS)
 
     def _let_others_run(self) -> None:
         if self._client is not None:

@@ -8,6 +8,7 @@ import pickle
 import signal
 import subprocess
 import sys
+import threading
 import time
 from pathlib import Path
 
@@ -20,6 +21,7 @@ import dask_image_ingest as dii
 from dask_image_ingest.frames.pixel_memory import PixelMemory
 from dask_image_ingest.frames.shared_memory import SharedBlock, map_block
 from dask_image_ingest.loader import mapping as shared_pixels
+from dask_image_ingest.loader import source
 
 pytestmark = pytest.mark.slow
 
@@ -79,6 +81,14 @@ def test_pixels_of_workers_that_never_read_before_are_mapped_too(shards):
         for images in batches(ddf):
             address = images.__array_interface__["data"][0]
             assert any(address in range_ for range_ in mapped())
+
+
+def test_workers_that_do_not_answer_hold_no_iteration_up(ddf, monkeypatch):
+    answered = threading.Event()
+    monkeypatch.setattr(source, "share_pixels", lambda client: answered.wait())
+    monkeypatch.setattr(source, "_SHARE_SECONDS", 0.1)
+    assert sum(map(len, batches(ddf))) == 24
+    answered.set()
 
 
 def test_pixels_stay_the_same_while_anyone_looks_at_them(ddf):
