@@ -96,7 +96,7 @@ def _fetch(url: str, storage_options: dict[str, Any], place: str) -> None:
 def _remove_abandoned(place: str) -> None:
     """Remove what processes that were killed have left of a copy."""
     for part in glob.glob(f"{glob.escape(place)}.*.part"):
-        with suppress(FileNotFoundError):
+        with suppress(OSError):  # gone meanwhile, or another user's
             if time.time() - os.stat(part).st_mtime > _ABANDONED:
                 os.remove(part)
 

@@ -129,16 +129,20 @@ def test_what_a_killed_process_left_goes_and_what_another_writes_stays(
     with open_shard(url, options):
         pass
     (copy,) = (path for path in (tmp_path / "copies").iterdir() if path.name != "cache")
-    left, written = (copy.with_name(f"{copy.name}.{name}.part") for name in ("left", "written"))
+    names = ("left", "written", "kept")
+    left, written, kept = (copy.with_name(f"{copy.name}.{name}.part") for name in names)
     left.write_bytes(b"half")
     written.write_bytes(b"half")
+    kept.mkdir()  # can't be removed as a file, as one of another user's
     long_ago = time.time() - 7200
-    os.utime(left, (long_ago, long_ago))
+    for old in (left, kept):
+        os.utime(old, (long_ago, long_ago))
     copy.unlink()
     with open_shard(url, options) as content:
         assert content[:] == SHARDS["/d/3.tar"]
     assert not left.exists()
     assert written.exists()
+    assert kept.exists()
 
 
 @pytest.mark.parametrize("cache", ["filecache", "simplecache"], indirect=True)
