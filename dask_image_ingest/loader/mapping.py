@@ -73,13 +73,17 @@ def map_remote(future: Future) -> Any:
     return None
 
 
+def _is_this(machine: str) -> bool:
+    return bool(machine) and machine == this_machine()
+
+
 def _share(machine: str) -> None:
-    if machine and machine == this_machine():
+    if _is_this(machine):
         pixel_memory.share()
 
 
 def _export_mapping(key: Any, machine: str, dask_worker: Worker) -> _Mapping | None:
-    if not machine or machine != this_machine() or key not in dask_worker.data:
+    if not _is_this(machine) or key not in dask_worker.data:
         return None
     pickled: list[pickle.PickleBuffer] = []
     frame = pickle.dumps(dask_worker.data[key], protocol=5, buffer_callback=pickled.append)

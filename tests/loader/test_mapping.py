@@ -57,6 +57,12 @@ def mapped():
     return ranges
 
 
+def is_mapped(images):
+    """Whether these are pixels of another process, where that has them."""
+    address = images.__array_interface__["data"][0]
+    return any(address in range_ for range_ in mapped())
+
+
 @pytest.fixture
 def block():
     block = SharedBlock(NBYTES)
@@ -70,8 +76,7 @@ def lent(block):
 
 def test_pixels_of_a_worker_here_are_mapped_and_not_copied(ddf):
     for images in batches(ddf):
-        address = images.__array_interface__["data"][0]
-        assert any(address in range_ for range_ in mapped())
+        assert is_mapped(images)
 
 
 def test_pixels_of_workers_that_never_read_before_are_mapped_too(shards):
@@ -79,8 +84,7 @@ def test_pixels_of_workers_that_never_read_before_are_mapped_too(shards):
     with LocalCluster(**workers) as cluster, Client(cluster), dask.config.set(scheduler=None):
         ddf = dii.read_webdataset_images(shards, size=300, backend="pandas")
         for images in batches(ddf):
-            address = images.__array_interface__["data"][0]
-            assert any(address in range_ for range_ in mapped())
+            assert is_mapped(images)
 
 
 def test_workers_that_do_not_answer_hold_no_iteration_up(ddf, monkeypatch):
