@@ -1,0 +1,197 @@
+"""Duplicates that were planted, how fast signals and hashes are, and the search among millions.
+
+    python benchmarks/curate.py --shards train-000000.tar train-000001.tar
+    python benchmarks/curate.py --hashes 10000000
+
+The first plants variants of photographs and counts which are found, and times signals and
+fingerprints beside the read alone, and beside cleanvision and imagededup where these are installed
+(imagededup needs torch, and is not in the extra `bench`). The second searches random hashes with
+planted pairs.
+"""
+
+import argparse
+import io
+import logging
+import resource
+import statistics
+import tempfile
+from collections.abc import Callable, Iterator
+from importlib.util import find_spec
+from itertools import cycle, islice
+from pathlib import Path
+from time import perf_counter, process_time
+
+import _checkout  # noqa: F401
+import dask
+import numpy as np
+import pandas as pd
+from _shards import Sample, from_tars, make_shards, photographs, write_shards
+from PIL import Image
+
+import dask_image_ingest as dii
+from dask_image_ingest.curate.hamming import near_to_first
+
+# How each photograph comes again: scale, format and options of Pillow.
+VARIANTS = {
+    "quality 30": (1, "JPEG", {"quality": 30}),
+    "quality 50": (1, "JPEG", {"quality": 50}),
+    "quality 75": (1, "JPEG", {"quality": 75}),
+    "quality 95": (1, "JPEG", {"quality": 95}),
+    "half the size": (0.5, "JPEG", {"quality": 90}),
+    "three quarters": (0.75, "JPEG", {"quality": 90}),
+    "one and a half": (1.5, "JPEG", {"quality": 90}),
+    "twice the size": (2, "JPEG", {"quality": 90}),
+    "WebP": (1, "WEBP", {"quality": 80}),
+    "PNG": (1, "PNG", {}),
+}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    parser.add_argument("--shards", nargs="*", default=(), help="default: photographs made here")
+    parser.add_argument("--images", type=int, default=500, help="to time, by repetition")
+    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--hashes", type=int, help="search so many random hashes instead")
+    args = parser.parse_args()
+    logging.getLogger("dask_image_ingest").setLevel(logging.ERROR)
+    if args.hashes:
+        search(args.hashes)
+        return
+    samples = list(from_tars(args.shards) if args.shards else photographs())
+    with tempfile.TemporaryDirectory() as folder, dask.config.set(scheduler="threads"):
+        find_planted(samples, Path(folder) / "planted")
+        times(samples, Path(folder) / "timed", args)
+
+
+def find_planted(samples: list[Sample], folder: Path) -> None:
+    """Print which variants of photographs are found, and how many others are."""
+    shards = write_shards(folder, planted(samples), per_shard=500)
+    ddf = dii.read_webdataset_images(shards, backend="pandas")
+    hashed = dii.curate.fingerprints(ddf, ["pdq"]).drop(columns=["image", "error"]).persist()
+    print(f"{len(samples):,} photographs and {len(VARIANTS)} variants of each, keep='first'\n")
+    for distance in (15, 24, 31):
+        found = dii.curate.duplicates(hashed, distance=distance, keep="first")
+        table = found[["__key__", "duplicate.keep", "duplicate.of"]].compute()
+        table = table.reset_index(drop=True)
+        number = table["__key__"].astype(int)
+        of = table["duplicate.of"].astype("Int64")
+        each = len(VARIANTS) + 1
+        gone = ~table["duplicate.keep"].astype(bool)
+        right = (number // each == of // each).fillna(False).astype(bool)
+        variant = number % each
+        recall = right[variant > 0].mean()
+        precision = (right & gone).sum() / max(gone.sum(), 1)
+        print(f"distance {distance}: recall {recall:.4f}, precision {precision:.4f}")
+        by_kind = right[variant > 0].groupby(variant).mean()
+        worst = {name: by_kind[place] for place, name in enumerate(VARIANTS, 1)}
+        print("  " + ", ".join(f"{name} {share:.3f}" for name, share in worst.items()))
+    quality = hashed["fingerprint.pdq_quality"].compute()
+    print(f"of a PDQ quality below 50, and so never found: {(quality < 50).mean():.2%} of rows\n")
+
+
+def planted(samples: list[Sample]) -> Iterator[Sample]:
+    for sample in samples:
+        yield sample
+        image = Image.open(io.BytesIO(sample.jpeg)).convert("RGB")
+        for scale, format, options in VARIANTS.values():
+            size = [max(round(edge * scale), 1) for edge in image.size]
+            file = io.BytesIO()
+            image.resize(size, Image.Resampling.LANCZOS).save(file, format, **options)
+            yield sample._replace(jpeg=file.getvalue())
+
+
+def times(samples: list[Sample], folder: Path, args: argparse.Namespace) -> None:
+    """Print how fast signals and fingerprints are, beside the read alone and the peers."""
+    shards = make_shards(folder, args.images, per_shard=250, sources=args.shards)
+    ddf = dii.read_webdataset_images(shards, backend="pandas")
+    signals = dii.curate.issues(ddf).drop(columns="image")
+    hashes = dii.curate.fingerprints(ddf, ["pdq"]).drop(columns="image")
+    both = dii.curate.fingerprints(dii.curate.quality(ddf)).drop(columns="image")
+    ways: dict[str, Callable[[], object]] = {
+        "read alone": lambda: ddf["image"].map_partitions(len, meta=("n", int)).compute(),
+        "fingerprint of bytes": dii.curate.fingerprints(ddf, ["bytes"])[
+            "fingerprint.bytes"
+        ].compute,
+        "quality, issues": signals.compute,
+        "PDQ": hashes.compute,
+        "quality and all fingerprints": both.compute,
+    }
+    files = folder / "files"
+    files.mkdir()
+    for number, sample in enumerate(islice(cycle(samples), args.images)):
+        (files / f"{number:06d}.jpg").write_bytes(sample.jpeg)
+    ways |= {name: way for name, package, way in peers(files) if find_spec(package)}
+    seconds: dict[str, list[tuple[float, float]]] = {name: [] for name in ways}
+    for turn in range(args.rounds + 1):
+        for name, way in ways.items():
+            start, used = perf_counter(), process_time()
+            way()
+            if turn:  # the first one warms up
+                seconds[name].append((perf_counter() - start, process_time() - used))
+    print(f"{args.images:,} images, medians of {args.rounds} rounds")
+    print(f"{'':36} {'images/s':>9} {'of the read':>12} {'core ms/image':>14}")
+    read = statistics.median(wall for wall, _ in seconds["read alone"])
+    for name, taken in seconds.items():
+        wall, cpu = (statistics.median(values) for values in zip(*taken, strict=True))
+        rate, core = args.images / wall, 1000 * cpu / args.images
+        print(f"{name:36} {rate:9,.0f} {read / wall:12.2f} {core:14.2f}")
+    missing = sorted({package for _, package, _ in peers(files) if not find_spec(package)})
+    if missing:
+        print(f"not installed, and so not compared: {', '.join(missing)}")
+
+
+def peers(files: Path) -> Iterator[tuple[str, str, Callable[[], object]]]:
+    """What other packages make of the same images, as files: name, package, function.
+
+    Processes of theirs do not count in the time of cores: both run in this one.
+    """
+
+    def cleanvision() -> object:
+        from cleanvision import Imagelab
+
+        lab = Imagelab(data_path=str(files), verbose=False)
+        kinds = ["dark", "light", "blurry", "low_information", "odd_aspect_ratio", "odd_size"]
+        lab.find_issues({kind: {} for kind in kinds}, n_jobs=1, verbose=False)
+        return lab.issues
+
+    def imagededup() -> object:
+        from imagededup.methods import PHash
+
+        return PHash(verbose=False).encode_images(str(files), num_enc_workers=0)
+
+    yield "cleanvision, one process", "cleanvision", cleanvision
+    yield "imagededup, pHash, one process", "imagededup", imagededup
+
+
+def search(count: int) -> None:
+    """Search random hashes with planted pairs, and print what is found and what it takes."""
+    pairs = min(10_000, count // 8)
+    random = np.random.default_rng(1)
+    hashes = random.integers(0, 2**64, (count, 1, 4), dtype=np.uint64)
+    near, far = np.arange(pairs), np.arange(pairs, 2 * pairs)
+    hashes[count - pairs :, 0] = flipped(random, hashes[near, 0], 15)
+    hashes[count - 2 * pairs : count - pairs, 0] = flipped(random, hashes[far, 0], 24)
+    start, used = perf_counter(), process_time()
+    of, _ = near_to_first(hashes, 24)
+    wall, cpu = perf_counter() - start, process_time() - used
+    rows = pd.Series(of)
+    print(f"{count:,} random hashes, {pairs:,} pairs planted at each distance")
+    print(f"{wall:,.1f} s, {cpu:,.1f} s of a core")
+    print(f"at 15 bits found: {(rows[count - pairs :].to_numpy() == near).mean():.4%}")
+    found = rows[count - 2 * pairs : count - pairs].to_numpy() == far
+    print(f"at 24 bits found: {found.mean():.4%}")
+    print(f"others found: {(rows[: count - 2 * pairs] >= 0).sum():,}")
+    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**20
+    print(f"peak memory, that of the hashes included: {peak:.2f} GiB")
+
+
+def flipped(random: np.random.Generator, hashes: np.ndarray, bits: int) -> np.ndarray:
+    """Hashes that differ from these in so many random bits each."""
+    raw = np.unpackbits(hashes.view(np.uint8), axis=1)
+    places = np.argpartition(random.random(raw.shape), bits, axis=1)[:, :bits]
+    np.put_along_axis(raw, places, 1 - np.take_along_axis(raw, places, axis=1), axis=1)
+    return np.packbits(raw, axis=1).view(np.uint64)
+
+
+if __name__ == "__main__":
+    main()

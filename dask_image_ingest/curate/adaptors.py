@@ -1,0 +1,198 @@
+"""Models of open_clip and transformers, as ``embed`` takes them."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+from PIL import Image
+
+from dask_image_ingest.errors import MissingDependencyError
+
+__all__ = ["OpenClipModel", "TransformersModel", "open_clip_model", "transformers_model"]
+
+
+def open_clip_model(name: str, pretrained: str | None = None) -> Callable[..., Any]:
+    """A model of open_clip, for ``embed``.
+
+    Parameters
+    ----------
+    name
+        As ``open_clip.create_model`` takes it: ``"local-dir:/path"`` of a folder with a model and
+        its ``open_clip_config.json``, or the name of an architecture.
+    pretrained
+        The weights of an architecture: a path, or a name that open_clip downloads.
+
+    Returns
+    -------
+    callable
+        Builds the model, once in each worker process: what ``embed`` and ``map_batches`` take.
+        Called without arguments here, it gives the model itself: with images (n, height, width,
+        channels), or a list of them, it gives embeddings, float32 (n, d), of length one; its method
+        ``texts`` gives those of strings.
+
+    Raises
+    ------
+    MissingDependencyError
+        When built, if open_clip is not installed.
+
+    Notes
+    -----
+    Images are prepared by the model's own transform of evaluation, from RGB. On a GPU the model
+    runs in float16.
+
+    Examples
+    --------
+    >>> model = curate.open_clip_model("ViT-B-32", pretrained="vit_b_32.safetensors")
+    >>> embedded = curate.embed(ddf, model)            # lazy: nothing is loaded yet
+    >>> embedded.dtypes["embedding"]
+    list<float32>
+    """
+    return functools.partial(OpenClipModel, name, pretrained)
+
+
+def transformers_model(path: str) -> Callable[..., Any]:
+    """A vision model of transformers, for ``embed``.
+
+    Parameters
+    ----------
+    path
+        A folder of ``save_pretrained``, with the model and its image processor, or a name on the
+        Hugging Face hub.
+
+    Returns
+    -------
+    callable
+        As that of :func:`open_clip_model`; ``texts`` is there for models that embed text and whose
+        folder has a tokenizer.
+
+    Raises
+    ------
+    MissingDependencyError
+        When built, if transformers is not installed.
+
+    Notes
+    -----
+    Images are prepared by the model's own image processor, from RGB. The embedding is what
+    ``get_image_features`` gives (CLIP, SigLIP); of other models the pooled output, or without one
+    the first token of the last layer. On a GPU the model runs in float16.
+
+    Examples
+    --------
+    >>> embedded = curate.embed(ddf, curate.transformers_model("models/clip-vit-l-14"))
+    >>> embedded.dtypes["embedding"]
+    list<float32>
+    """
+    return functools.partial(TransformersModel, path)
+
+
+class _TorchModel:
+    """A model of torch, on the GPU in float16 where there is one."""
+
+    def __init__(self, library: str, extra: str) -> None:
+        try:
+            import torch
+        except ModuleNotFoundError as error:
+            raise MissingDependencyError(_missing(library, "torch", extra)) from error
+        self._torch = torch
+        self._device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+        self._type = torch.float16 if self._device.type == "cuda" else torch.float32
+
+    def __call__(self, images: Any) -> np.ndarray:
+        """Embeddings of images, float32 (n, d), of length one."""
+        with self._torch.inference_mode():
+            return self._unit(self._of_images([_picture(image) for image in images]))
+
+    def texts(self, texts: Sequence[str]) -> np.ndarray:
+        """Embeddings of texts, float32 (n, d), of length one."""
+        with self._torch.inference_mode():
+            return self._unit(self._of_texts(list(texts)))
+
+    def _of_images(self, pictures: list[Image.Image]) -> Any:
+        raise NotImplementedError
+
+    def _of_texts(self, texts: list[str]) -> Any:
+        raise NotImplementedError
+
+    def _unit(self, vectors: Any) -> np.ndarray:
+        vectors = vectors.float()
+        lengths = vectors.norm(dim=-1, keepdim=True)
+        made: np.ndarray = (vectors / lengths).cpu().numpy()
+        return made
+
+
+class OpenClipModel(_TorchModel):
+    """A model of open_clip: what `open_clip_model` builds."""
+
+    def __init__(self, name: str, pretrained: str | None) -> None:
+        super().__init__("open_clip", "open-clip")
+        try:
+            import open_clip
+        except ModuleNotFoundError as error:
+            raise MissingDependencyError(
+                _missing("open_clip", "open_clip_torch", "open-clip")
+            ) from error
+        model, _, self._prepare = open_clip.create_model_and_transforms(name, pretrained=pretrained)
+        self._model = model.eval().to(self._device, self._type)
+        self._tokenize = open_clip.get_tokenizer(name)
+
+    def _of_images(self, pictures: list[Image.Image]) -> Any:
+        batch = self._torch.stack([self._prepare(picture) for picture in pictures])
+        return self._model.encode_image(batch.to(self._device, self._type))
+
+    def _of_texts(self, texts: list[str]) -> Any:
+        return self._model.encode_text(self._tokenize(texts).to(self._device))
+
+
+class TransformersModel(_TorchModel):
+    """A model of transformers: what `transformers_model` builds."""
+
+    def __init__(self, path: str) -> None:
+        super().__init__("transformers", "transformers")
+        try:
+            import transformers
+        except ModuleNotFoundError as error:
+            raise MissingDependencyError(
+                _missing("transformers", "transformers", "transformers")
+            ) from error
+        self._path = path
+        self._tokenizer = transformers.AutoTokenizer
+        self._prepare = transformers.AutoImageProcessor.from_pretrained(path)
+        model = transformers.AutoModel.from_pretrained(path)
+        self._model = model.eval().to(self._device, self._type)
+
+    def _of_images(self, pictures: list[Image.Image]) -> Any:
+        batch = self._prepare(images=pictures, return_tensors="pt")["pixel_values"]
+        batch = batch.to(self._device, self._type)
+        if hasattr(self._model, "get_image_features"):
+            return _pooled(self._model.get_image_features(pixel_values=batch))
+        return _pooled(self._model(pixel_values=batch))
+
+    def _of_texts(self, texts: list[str]) -> Any:
+        tokenizer = self._tokenizer.from_pretrained(self._path)
+        batch = tokenizer(texts, padding="max_length", truncation=True, return_tensors="pt")
+        return _pooled(self._model.get_text_features(**batch.to(self._device)))
+
+
+def _pooled(output: Any) -> Any:
+    """One vector of each image, of what a model gives: a tensor, or outputs by name."""
+    if not hasattr(output, "last_hidden_state"):
+        return output
+    pooled = getattr(output, "pooler_output", None)
+    return output.last_hidden_state[:, 0] if pooled is None else pooled
+
+
+def _picture(image: Any) -> Image.Image:
+    """An image (height, width, channels) as models' own preparation takes it."""
+    array = image.get() if hasattr(image, "get") else np.asarray(image)
+    picture = Image.fromarray(array[:, :, 0] if array.shape[2] == 1 else array)
+    return picture.convert("RGB")
+
+
+def _missing(library: str, package: str, extra: str) -> str:
+    return (
+        f"a model of {library} needs {package}, which is not installed: pip install "
+        f"'dask-image-ingest[{extra}]'"
+    )

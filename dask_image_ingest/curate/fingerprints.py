@@ -1,0 +1,209 @@
+"""``fingerprints``: hashes of the encoded bytes, of the pixels, and of what is seen."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Sequence
+from typing import Any, ClassVar, Literal
+
+import numpy as np
+import pyarrow as pa
+import xxhash
+
+from dask_image_ingest import dask_internals as dx
+from dask_image_ingest.arguments import (
+    check_choice,
+    check_frame,
+    check_storage_options,
+    list_of_names,
+)
+from dask_image_ingest.curate.batches import in_batches
+from dask_image_ingest.curate.pdq import VARIANTS, pdq
+from dask_image_ingest.dask_internals import FrameBase, new_collection
+from dask_image_ingest.dataset import (
+    POINTER,
+    AddsColumns,
+    EveryRow,
+    fetch_encoded,
+    references_of_pointers,
+)
+from dask_image_ingest.decode import Header
+from dask_image_ingest.errors import ArgumentError
+from dask_image_ingest.export import source_options_of
+from dask_image_ingest.frames import Backend, ImageReference, backend_of
+
+__all__ = ["KINDS", "PDQ_QUALITY", "Kind", "Variant", "column_of", "fingerprints"]
+
+Kind = Literal["bytes", "pixels", "pdq"]
+Variant = Literal[
+    "mirrored", "flipped", "rotated180", "transposed", "rotated90", "rotated270", "transversed"
+]
+
+KINDS: tuple[Kind, ...] = ("bytes", "pixels", "pdq")
+PDQ_QUALITY = "fingerprint.pdq_quality"
+
+
+def column_of(kind: str, variant: str | None = None) -> str:
+    """The name of a fingerprint's column."""
+    return f"fingerprint.{kind}" if variant is None else f"fingerprint.{kind}_{variant}"
+
+
+def fingerprints(
+    frame: Any,
+    kinds: Sequence[Kind] = KINDS,
+    *,
+    variants: Sequence[Variant] = (),
+    storage_options: dict[str, Any] | None = None,
+) -> Any:
+    """Add hashes by which images can be compared.
+
+    Parameters
+    ----------
+    frame
+        A dask, pandas or cuDF dataframe of :func:`~dask_image_ingest.read_webdataset_images`: with
+        a column of images, or for ``"bytes"`` alone with the columns ``__url__``, ``offset`` and
+        ``nbytes``.
+    kinds
+        Which to add.
+
+        ``"bytes"``
+            xxh3-128 of the encoded image. Nothing is decoded: the bytes are read where the row
+            points to.
+        ``"pixels"``
+            xxh3-128 of the shape and the decoded pixels: the same for one picture in two lossless
+            formats.
+        ``"pdq"``
+            PDQ of 256 bits, and its quality: nearly the same for a picture that was encoded again
+            or resized.
+    variants
+        PDQ of the image mirrored or turned, as columns of their own: ``"mirrored"`` (left and
+        right), ``"flipped"`` (top and bottom), ``"rotated90"`` and ``"rotated270"``
+        (counter-clockwise), ``"rotated180"``, ``"transposed"``, ``"transversed"``.
+    storage_options
+        For ``"bytes"`` of shards elsewhere; by default those of the read.
+
+    Returns
+    -------
+    dataframe
+        ``frame`` with columns of strings: ``fingerprint.bytes`` and ``fingerprint.pixels`` of 32
+        hexadecimal digits, ``fingerprint.pdq`` and ``fingerprint.pdq_mirrored`` ... of 64, and
+        ``fingerprint.pdq_quality``, uint8: 0 to 100, below 50 too little detail to go by. Null
+        where there is no image. Lazy if ``frame`` is: hashes that a query leaves out are not
+        computed, and filters on other columns run before any image is decoded.
+
+    Raises
+    ------
+    ArgumentError
+        For unknown kinds, and if a column is missing or there already.
+    FunctionError
+        When computed, for images of other than 1 or 3 channels.
+
+    Notes
+    -----
+    xxh3 is no cryptographic hash: who can choose the bytes of an image can make two of one hash.
+    PDQ is that of ThreatExchange, in the pixels as they were read: read photographs of many
+    megapixels with ``size=512, resize="longer"`` to have it faster.
+
+    Examples
+    --------
+    >>> hashed = curate.fingerprints(ddf, ["bytes", "pdq"])
+    >>> hashed[["fingerprint.bytes", "fingerprint.pdq_quality"]].head(2)
+                      fingerprint.bytes  fingerprint.pdq_quality
+    0  ...                                                   100
+    1  ...                                                   100
+    """
+    meta = frame._meta if isinstance(frame, FrameBase) else frame
+    check_frame(meta)
+    chosen = list_of_names("kinds", kinds, "kinds of fingerprints")
+    for kind in chosen:
+        check_choice("kinds", kind, KINDS)
+    turned = list_of_names("variants", variants, "variants of images")
+    for variant in turned:
+        check_choice("variants", variant, tuple(VARIANTS))
+    if turned and "pdq" not in chosen:
+        raise ArgumentError("variants= are those of PDQ: have 'pdq' among kinds=")
+    check_storage_options(storage_options)
+    outputs = {column_of("pixels"): "string"} if "pixels" in chosen else {}
+    if "pdq" in chosen:
+        outputs |= {column_of("pdq"): "string", PDQ_QUALITY: "uint8"}
+        outputs |= {column_of("pdq", variant): "string" for variant in turned}
+    if "bytes" in chosen:
+        frame = _with_bytes(frame, storage_options)
+    if not outputs:
+        return frame
+    return in_batches(frame, _of_pixels, outputs, kinds=tuple(chosen), variants=tuple(turned))
+
+
+def _of_pixels(
+    images: Any, backend: Backend, kinds: tuple[str, ...], variants: tuple[str, ...]
+) -> dict[str, Any]:
+    made: dict[str, Any] = {}
+    if "pixels" in kinds:
+        shape = np.array(images.shape[1:], "<i4").tobytes()
+        made[column_of("pixels")] = [_digest(shape, image) for image in backend.host(images)]
+    if "pdq" in kinds:
+        (own, *others), made[PDQ_QUALITY] = pdq(images, backend.numpy, variants)
+        made[column_of("pdq")] = _hexadecimal(own, backend)
+        for variant, hashes in zip(variants, others, strict=True):
+            made[column_of("pdq", variant)] = _hexadecimal(hashes, backend)
+    return made
+
+
+def _digest(*parts: Any) -> str:
+    digest = xxhash.xxh3_128()
+    for part in parts:
+        digest.update(part)
+    return digest.hexdigest()
+
+
+def _hexadecimal(hashes: Any, backend: Backend) -> list[str]:
+    return [each.tobytes().hex() for each in backend.host(hashes)]
+
+
+def _with_bytes(frame: Any, storage_options: dict[str, Any] | None) -> Any:
+    missing = [name for name in POINTER if name not in frame.columns]
+    if missing:
+        raise ArgumentError(
+            f"the frame has no column {', '.join(map(repr, missing))}: the fingerprint of bytes "
+            f"needs {', '.join(POINTER)}, which say where each image is"
+        )
+    name = column_of("bytes")
+    if name in frame.columns:
+        raise ArgumentError(f"the frame has a column {name!r} already: leave 'bytes' out of kinds=")
+    if not isinstance(frame, FrameBase):
+        return _hash_bytes(frame, storage_options)
+    if storage_options is None:
+        storage_options = source_options_of(frame)
+    return new_collection(HashBytes(frame.expr, storage_options))
+
+
+def _hash_bytes(frame: Any, storage_options: dict[str, Any] | None) -> Any:
+    """A partition with the hashes of the encoded images that its rows point to."""
+    backend = backend_of(frame)
+    references = [ImageReference(**row) for row in references_of_pointers(frame).to_pylist()]
+    encoded = fetch_encoded(references, storage_options)
+    rows = [row for row, data in enumerate(encoded) if not isinstance(data, Header)]
+    hashes = [_digest(encoded[row]) for row in rows]
+    return backend.with_columns(frame, {column_of("bytes"): (hashes, pa.string())}, rows)
+
+
+class HashBytes(AddsColumns, EveryRow):
+    """Hashes of encoded images; columns and filters that need none go below it."""
+
+    _parameters: ClassVar = ["frame", "storage_options"]
+    operation = staticmethod(_hash_bytes)
+    added = frozenset({column_of("bytes")})
+
+    @functools.cached_property
+    def _meta(self) -> Any:
+        return _hash_bytes(self.frame._meta, None)
+
+    def _projected(self, parent: dx.Expr, wanted: set[Any]) -> dx.Expr | None:
+        if not wanted & self.added:
+            return type(parent)(self.frame, *parent.operands[1:])
+        needed = [name for name in self.frame.columns if name in wanted | {*POINTER, "__key__"}]
+        if needed == list(self.frame.columns):
+            return None
+        return type(parent)(
+            type(self)(self.frame[needed], self.storage_options), *parent.operands[1:]
+        )

@@ -1,0 +1,81 @@
+"""Luma, reduced to a few pixels, on NumPy and CuPy arrays alike."""
+
+from __future__ import annotations
+
+import functools
+from typing import Any, NamedTuple
+
+import numpy as np
+
+__all__ = ["Taps", "area_taps", "make_taps", "reduced_luma"]
+
+# ITU-R BT.601, as in JPEG, Pillow's mode L and PDQ.
+_WEIGHTS = (0.299, 0.587, 0.114)
+
+
+class Taps(NamedTuple):
+    """A linear filter along an axis: of which old pixels each new one is made.
+
+    Few old pixels have a part in a new one. A matrix product would multiply hundreds of zeros for
+    each, on threads of BLAS beside those that decode.
+    """
+
+    pixels: Any  # (new, taps), int64
+    weights: Any  # (new, taps), float32
+
+    def reverse(self, length: int) -> Taps:
+        """The same for an axis of this length that runs the other way."""
+        return Taps(length - 1 - self.pixels, self.weights)
+
+
+def make_taps(matrix: np.ndarray, xp: Any) -> Taps:
+    """The taps of a filter that is given as a matrix (new, old)."""
+    there = matrix != 0
+    first = there.argmax(axis=1)
+    last = matrix.shape[1] - there[:, ::-1].argmax(axis=1)
+    pixels = first[:, None] + np.arange((last - first).max())
+    inside = pixels < matrix.shape[1]
+    pixels = np.minimum(pixels, matrix.shape[1] - 1)
+    weights = np.where(inside, np.take_along_axis(matrix, pixels, axis=1), 0)
+    return Taps(xp.asarray(pixels), xp.asarray(weights, xp.float32))
+
+
+def reduced_luma(images: Any, rows: Taps, columns: Taps, xp: Any) -> Any:
+    """Luma of images, filtered along both axes: float32 (n, new rows, new columns), 0 to 255.
+
+    Parameters
+    ----------
+    images
+        uint8 (n, height, width, channels), of 1 or 3 channels.
+    rows, columns
+        The filters.
+    xp
+        NumPy or CuPy.
+    """
+    count, height, width, channels = images.shape
+    # Rows first, and in one piece: few of the pixels are ever made floats.
+    reduced = _filtered(images.reshape(count, height, width * channels), rows)
+    reduced = reduced.reshape(count, -1, width, channels)
+    if channels == 1:
+        gray = reduced[..., 0]
+    else:
+        gray = sum(reduced[..., band] * xp.float32(w) for band, w in enumerate(_WEIGHTS))
+    return xp.swapaxes(_filtered(xp.swapaxes(gray, 1, 2), columns), 1, 2)
+
+
+def _filtered(values: Any, taps: Taps) -> Any:
+    """(n, old, length) to (n, new, length)."""
+    made = values[:, taps.pixels[:, 0]] * taps.weights[:, :1]
+    for tap in range(1, taps.pixels.shape[1]):
+        made += values[:, taps.pixels[:, tap]] * taps.weights[:, tap : tap + 1]
+    return made
+
+
+@functools.lru_cache(maxsize=1024)
+def area_taps(length: int, shorter: int, xp: Any) -> Taps:
+    """Means over the area that each of ``shorter`` new pixels covers."""
+    edges = np.linspace(0, length, shorter + 1)
+    pixels = np.arange(length)
+    start = np.maximum(edges[:-1, None], pixels)
+    stop = np.minimum(edges[1:, None], pixels + 1)
+    return make_taps(np.maximum(stop - start, 0) * (shorter / length), xp)

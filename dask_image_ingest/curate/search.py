@@ -1,0 +1,180 @@
+"""``nearest``: rows of a frame by what they look like."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pandas as pd
+
+from dask_image_ingest.arguments import shown, whole_number
+from dask_image_ingest.curate.vectors import check_vectors, unit, valid_vectors
+from dask_image_ingest.dask_internals import FrameBase
+from dask_image_ingest.errors import ArgumentError
+from dask_image_ingest.frames import backend_of, pandas_type
+
+__all__ = ["nearest"]
+
+# Of equally near rows those come first that are the first by these, as far as a frame has them.
+_ORDER = ("__key__", "__url__", "offset")
+
+
+def nearest(
+    frame: Any,
+    query: Any,
+    k: int = 10,
+    column: str = "embedding",
+    *,
+    model: Callable[..., Any] | None = None,
+) -> pd.DataFrame:
+    """Find the rows nearest to a vector or a picture; computed at once.
+
+    Each partition gives its ``k`` nearest, and these are merged as a tree: the vectors stay where
+    they are.
+
+    Parameters
+    ----------
+    frame
+        A dask, pandas or cuDF dataframe with a column of vectors.
+    query
+        A vector (d,), several (n, d), or with ``model`` an image (height, width, channels) or
+        several (n, height, width, channels), uint8.
+    k
+        Rows to find for each query, at most.
+    column
+        The column of vectors, such as ``embed`` makes.
+    model
+        What made the embeddings, as for ``embed``: the query is embedded by it in this process.
+
+    Returns
+    -------
+    pandas.DataFrame
+        The nearest rows of each query, the nearest first: ``query``, int64, the number of the
+        query; ``similarity``, float32, the cosine x·y / (‖x‖ ‖y‖); and the other columns of
+        ``frame`` but for images and the vectors. Of equally near rows those come first whose key,
+        URL and offset do. Rows without a vector, or with one that is zero or not finite, are left
+        out.
+
+    Raises
+    ------
+    ArgumentError
+        If the query is of another length than the vectors, zero or not finite, ``k`` is not
+        positive, or a column is missing.
+
+    Examples
+    --------
+    >>> query = frame.images.vectors("embedding")[0]
+    >>> found = curate.nearest(frame[["__key__", "embedding"]], query, k=3)
+    >>> found.head(1)
+       query  similarity __key__
+    0      0         1.0    0000
+    """
+    check_vectors(frame, column)
+    k = whole_number("k", k, 1, "pass a positive number of rows")
+    queries = _queries(query, model)
+    meta = frame._meta if isinstance(frame, FrameBase) else frame
+    backend = backend_of(meta)
+    kept = [
+        name
+        for name, dtype in meta.dtypes.items()
+        if name != column and not backend.is_images(dtype)
+    ]
+    taken = [name for name in ("query", "similarity") if name in kept]
+    if taken:
+        raise ArgumentError(
+            f"the frame has a column {taken[0]!r}, as the result has: rename or drop it first"
+        )
+    frame = frame[[*kept, column]]
+    find = functools.partial(_find, queries=queries, k=k, column=column)
+    merge = functools.partial(_merge, k=k)
+    if isinstance(frame, FrameBase):
+        empty = find(frame._meta)
+        found = frame.reduction(find, combine=merge, aggregate=merge, meta=empty).compute()
+    else:
+        found = merge(find(frame))
+    return found.reset_index(drop=True)
+
+
+def _queries(query: Any, model: Callable[..., Any] | None) -> np.ndarray:
+    array = _on_host(query)
+    if model is not None:
+        if array.dtype != np.uint8 or array.ndim not in (3, 4):
+            raise ArgumentError(
+                f"query= is an array of shape {array.shape} and {array.dtype}: with model= pass an "
+                "image (height, width, channels) of uint8, or several"
+            )
+        array = _on_host(_built(model)(array if array.ndim == 4 else array[None]))
+    if array.ndim not in (1, 2) or array.dtype.kind not in "iuf" or not array.size:
+        raise ArgumentError(
+            f"query={shown(query)}: pass a vector, several of them (n, d), or an image and model="
+        )
+    queries = np.atleast_2d(array).astype(np.float64)
+    lengths = np.linalg.norm(queries, axis=1)
+    if not (np.isfinite(lengths) & (lengths > 0)).all():
+        raise ArgumentError("a vector of query= is zero or not finite: it has no direction")
+    return unit(queries)
+
+
+def _built(model: Callable[..., Any]) -> Callable[..., Any]:
+    """What is called with images: where ``embed`` takes a class, an instance of it."""
+    made_by: Any = model
+    while isinstance(made_by, functools.partial):
+        made_by = made_by.func
+    return model() if isinstance(made_by, type) else model
+
+
+def _on_host(value: Any) -> np.ndarray:
+    """An array of NumPy, CuPy or torch, or lists of numbers."""
+    if hasattr(value, "detach"):
+        value = value.detach().cpu().float()
+    elif hasattr(value, "get"):
+        value = value.get()
+    try:
+        return np.asarray(value)
+    except (TypeError, ValueError):
+        raise ArgumentError(f"query={shown(value)}: pass an array") from None
+
+
+def _find(frame: Any, queries: np.ndarray, k: int, column: str) -> pd.DataFrame:
+    """The nearest rows of a partition."""
+    rows, vectors = valid_vectors(frame, column)
+    if len(rows) and vectors.shape[1] != queries.shape[1]:
+        raise ArgumentError(
+            f"query= has vectors of length {queries.shape[1]}, the column {column!r} of "
+            f"{vectors.shape[1]}"
+        )
+    backend = backend_of(frame)
+    table = backend.to_arrow(frame.drop(columns=column)).to_pandas(types_mapper=pandas_type)
+    found = []
+    if len(rows):
+        # In float64: the same for a row in whatever partition, once rounded.
+        cosines = (queries @ unit(vectors.astype(np.float64)).T).astype(np.float32)
+        for number, cosine in enumerate(cosines):
+            least = np.partition(cosine, -k)[-k] if k < len(cosine) else -np.inf
+            near = np.flatnonzero(cosine >= least)
+            some = table.iloc[rows[near]].copy()
+            some.insert(0, "similarity", cosine[near])
+            some.insert(0, "query", np.int64(number))
+            found.append(_first(some, k))
+    if found:
+        return pd.concat(found)
+    none = table.iloc[:0].copy()
+    none.insert(0, "similarity", np.empty(0, np.float32))
+    none.insert(0, "query", np.empty(0, np.int64))
+    return none
+
+
+def _merge(found: pd.DataFrame, k: int) -> pd.DataFrame:
+    """The nearest rows of those that several partitions have."""
+    return _first(found, k)
+
+
+def _first(found: pd.DataFrame, k: int) -> pd.DataFrame:
+    names = [name for name in _ORDER if name in found.columns]
+    ordered = found.sort_values(
+        ["query", "similarity", *names], ascending=[True, False, *(True for _ in names)],
+        kind="stable",
+    )  # fmt: skip
+    return ordered.groupby("query", sort=False).head(k)

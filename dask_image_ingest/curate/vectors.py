@@ -1,0 +1,131 @@
+"""Columns of vectors: taken from a frame, and columns that are made of them."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from typing import Any, ClassVar
+
+import numpy as np
+import pyarrow as pa
+
+from dask_image_ingest import dask_internals as dx
+from dask_image_ingest.arguments import check_frame, is_column
+from dask_image_ingest.dask_internals import FrameBase, new_collection
+from dask_image_ingest.dataset import AddsColumns, EveryRow
+from dask_image_ingest.errors import ArgumentError
+from dask_image_ingest.frames import backend_of
+from dask_image_ingest.ops import vectors
+
+__all__ = ["check_vectors", "from_vectors", "unit", "valid_vectors"]
+
+
+def check_vectors(frame: Any, column: Any) -> None:
+    """Refuse a frame without this column.
+
+    Raises
+    ------
+    ArgumentError
+    """
+    check_frame(frame._meta if isinstance(frame, FrameBase) else frame)
+    if not is_column(column, frame.columns):
+        raise ArgumentError(
+            f"the frame has no column {column!r}: pass column=, the name of a column of vectors, "
+            "such as embed() makes"
+        )
+
+
+def valid_vectors(frame: Any, column: str) -> tuple[np.ndarray, np.ndarray]:
+    """The vectors of a pandas or cuDF frame that point anywhere, on the host.
+
+    Returns
+    -------
+    rows : array, shape (n,), int64
+        Places of the rows whose vector is there, finite and not zero.
+    vectors : array, shape (n, d), float32
+        Their vectors.
+    """
+    backend = backend_of(frame)
+    there = frame[column].notnull()
+    found = backend.host(vectors(frame[there], column))
+    if not len(found):
+        return np.empty(0, np.int64), np.empty((0, found.shape[1]), np.float32)
+    rows = np.flatnonzero(backend.host(there.values))
+    found = found.astype(np.float32, copy=False)
+    lengths = np.linalg.norm(found.astype(np.float64), axis=1)
+    usable = np.isfinite(lengths) & (lengths > 0)
+    return rows[usable], found[usable]
+
+
+def unit(vectors: np.ndarray) -> np.ndarray:
+    """Vectors (n, d), of which none is zero, at length one; of their own type."""
+    return (vectors / np.linalg.norm(vectors.astype(np.float64), axis=1)[:, None]).astype(
+        vectors.dtype
+    )
+
+
+def from_vectors(
+    frame: Any,
+    columns: tuple[str, ...],
+    name: str,
+    function: Callable[..., Any],
+) -> Any:
+    """``frame`` with a column of float32 that a function makes of columns of vectors.
+
+    ``function`` takes an array (n, d) for each of ``columns``, NumPy or CuPy, and gives (n,). It is
+    null where one of the vectors is.
+    """
+    for column in columns:
+        check_vectors(frame, column)
+    if name in frame.columns:
+        raise ArgumentError(f"the frame has a column {name!r} already: rename or drop it first")
+    if not isinstance(frame, FrameBase):
+        return _map_vectors(frame, columns, name, function)
+    return new_collection(MapVectors(frame.expr, columns, name, function))
+
+
+def _map_vectors(
+    frame: Any, columns: tuple[str, ...], name: str, function: Callable[..., Any]
+) -> Any:
+    backend = backend_of(frame)
+    there = frame[columns[0]].notnull()
+    for column in columns[1:]:
+        there = there & frame[column].notnull()
+    some = frame[there]
+    made = backend.numpy.empty(0, np.float32)
+    if len(some):
+        made = function(*(vectors(some, column) for column in columns))
+        made = backend.numpy.asarray(made, dtype=np.float32)
+        if made.shape not in ((len(some),), (len(some), 1)):
+            raise ArgumentError(
+                f"{name!r}: the function gives an array of shape {tuple(made.shape)} for "
+                f"{len(some)} vectors; it has to give a number for each, ({len(some)},)"
+            )
+    rows = np.flatnonzero(backend.host(there.values)).tolist()
+    return backend.with_columns(frame, {name: (made.reshape(-1), pa.float32())}, rows)
+
+
+class MapVectors(AddsColumns, EveryRow):
+    """A number for each vector; columns and filters that need none go below it."""
+
+    _parameters: ClassVar = ["frame", "inputs", "name", "function"]
+    operation = staticmethod(_map_vectors)
+
+    @functools.cached_property
+    def _meta(self) -> Any:
+        return _map_vectors(self.frame._meta, *self.operands[1:])
+
+    @property
+    def added(self) -> frozenset[Any]:
+        """The name of the column."""
+        return frozenset([self.operand("name")])
+
+    def _projected(self, parent: dx.Expr, wanted: set[Any]) -> dx.Expr | None:
+        if not wanted & self.added:
+            return type(parent)(self.frame, *parent.operands[1:])
+        inputs = self.operand("inputs")
+        needed = [name for name in self.frame.columns if name in wanted | {*inputs}]
+        if needed == list(self.frame.columns):
+            return None
+        narrower = type(self)(self.frame[needed], *self.operands[1:])
+        return type(parent)(narrower, *parent.operands[1:])

@@ -1,0 +1,156 @@
+"""What was found of some rows of a frame, looked up wherever such a row turns up."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, ClassVar
+
+import numpy as np
+import pandas as pd
+import pyarrow as pa
+from dask import delayed
+
+from dask_image_ingest import dask_internals as dx
+from dask_image_ingest.dask_internals import FrameBase, new_collection
+from dask_image_ingest.dataset import AddsColumns, EveryRow
+from dask_image_ingest.errors import ArgumentError
+from dask_image_ingest.frames import backend_of
+
+__all__ = [
+    "IDENTITY",
+    "Verdicts",
+    "check_identity",
+    "identities",
+    "sorted_verdicts",
+    "with_verdicts",
+]
+
+#: What a row is known by, whatever partition it is in.
+IDENTITY = ("__url__", "__key__", "offset")
+
+
+@dataclass(frozen=True)
+class Verdicts:
+    """New columns of some rows of a frame.
+
+    Parameters
+    ----------
+    rows
+        Identities of the rows, ascending, uint64 (n,).
+    columns
+        For each name the value of each row; null where it has none.
+    others
+        The value of all other rows, for columns that have one.
+    """
+
+    rows: np.ndarray = field(repr=False)
+    columns: Mapping[str, pa.Array] = field(repr=False)
+    others: Mapping[str, bool]
+
+    def of_none(self) -> Verdicts:
+        """The same columns of no rows."""
+        columns = {name: values[:0] for name, values in self.columns.items()}
+        return Verdicts(self.rows[:0], columns, self.others)
+
+
+def check_identity(frame: Any, argument: str = "frame") -> None:
+    """Refuse a frame whose rows can't be told apart.
+
+    Raises
+    ------
+    ArgumentError
+    """
+    missing = [name for name in IDENTITY if name not in frame.columns]
+    if missing:
+        raise ArgumentError(
+            f"{argument}= has no column {', '.join(map(repr, missing))}: rows are told apart by "
+            f"{', '.join(IDENTITY)}, as read_webdataset_images gives them"
+        )
+
+
+def identities(table: pa.Table) -> np.ndarray:
+    """A number for each row of a table with ``IDENTITY``, uint64 (n,).
+
+    Of 10 million rows two have the same with a chance of 3 in a million.
+    """
+    columns = {
+        "__url__": table["__url__"].cast(pa.string()).to_pandas(),
+        "__key__": table["__key__"].cast(pa.string()).to_pandas(),
+        "offset": table["offset"].cast(pa.float64()).fill_null(-1).to_numpy(),
+    }
+    texts = {name: columns[name].astype(object) for name in ("__url__", "__key__")}
+    return pd.util.hash_pandas_object(pd.DataFrame(columns | texts), index=False).to_numpy()
+
+
+def with_verdicts(frame: Any, verdicts: Verdicts) -> Any:
+    """``frame`` with the columns of ``verdicts``, in place of those it has; lazy if it is."""
+    replaced = [name for name in verdicts.columns if name in frame.columns]
+    frame = frame.drop(columns=replaced) if replaced else frame
+    if not isinstance(frame, FrameBase):
+        return _look_up(frame, verdicts, verdicts.of_none())
+    # One task, of which each partition gets the result.
+    shared = dx._DelayedExpr(delayed(verdicts, traverse=False))
+    return new_collection(LookUp(frame.expr, shared, verdicts.of_none()))
+
+
+def _look_up(frame: Any, verdicts: Verdicts, _: Verdicts) -> Any:
+    backend = backend_of(frame)
+    wanted = identities(backend.to_arrow(frame[list(IDENTITY)]))
+    places = np.searchsorted(verdicts.rows, wanted)
+    places[places == len(verdicts.rows)] = 0
+    known = np.zeros(len(wanted), bool)
+    if len(verdicts.rows):
+        known = verdicts.rows[places] == wanted
+    taken = pa.array(places, mask=~known)
+    for name, values in verdicts.columns.items():
+        column = values.take(taken)
+        if name in verdicts.others:
+            column = column.fill_null(verdicts.others[name])
+        valid = np.flatnonzero(column.is_valid().to_numpy(zero_copy_only=False))
+        given = column.drop_null()
+        new = (
+            given.to_pylist() if pa.types.is_string(given.type) else _numbers(given, backend.numpy)
+        )
+        frame = backend.with_columns(frame, {name: (new, given.type)}, valid.tolist())
+    return frame
+
+
+def _numbers(values: pa.Array, xp: Any) -> Any:
+    return xp.asarray(values.to_numpy(zero_copy_only=False))
+
+
+class LookUp(AddsColumns, EveryRow):
+    """A frame with verdicts of its rows; columns and filters that need none go below it."""
+
+    _parameters: ClassVar = ["frame", "verdicts", "none"]
+    operation = staticmethod(_look_up)
+
+    @functools.cached_property
+    def _meta(self) -> Any:
+        return _look_up(self.frame._meta, self.none, self.none)
+
+    @property
+    def added(self) -> frozenset[Any]:
+        """The names of the columns."""
+        return frozenset(self.none.columns)
+
+    def _projected(self, parent: dx.Expr, wanted: set[Any]) -> dx.Expr | None:
+        if not wanted & self.added:
+            return type(parent)(self.frame, *parent.operands[1:])
+        needed = [name for name in self.frame.columns if name in wanted | {*IDENTITY}]
+        if needed == list(self.frame.columns):
+            return None
+        return type(parent)(
+            type(self)(self.frame[needed], *self.operands[1:]), *parent.operands[1:]
+        )
+
+
+def sorted_verdicts(
+    rows: np.ndarray, columns: Mapping[str, Any], others: Mapping[str, bool]
+) -> Verdicts:
+    """Verdicts of rows in any order."""
+    order = np.argsort(rows)
+    taken = pa.array(order)
+    return Verdicts(rows[order], {name: c.take(taken) for name, c in columns.items()}, others)

@@ -1,0 +1,294 @@
+"""Duplicates and overlaps: which rows go, for which, and what it costs to know."""
+
+import io
+
+import dask.dataframe as dd
+import numpy as np
+import pandas as pd
+import pytest
+from counted import work  # noqa: F401
+from distributed import Client
+from hashes import brute, clusters, flipped, random_hashes
+from PIL import Image
+
+import dask_image_ingest as dii
+from dask_image_ingest.curate import duplicates, fingerprints, overlaps, quality
+
+COLUMNS = ["duplicate.keep", "duplicate.group", "duplicate.of", "duplicate.distance"]
+
+
+@pytest.fixture
+def random():
+    seed = int(np.random.default_rng().integers(2**32))
+    print("seed", seed)
+    return np.random.default_rng(seed)
+
+
+def digits(hashes):
+    return [row.tobytes().hex() for row in hashes]
+
+
+def table_of(hashes, **columns):
+    """Rows as a read gives them, with a PDQ hash each and no image."""
+    count = len(hashes)
+    names = np.array([f"{number:07d}" for number in range(count)])
+    return pd.DataFrame(
+        {
+            "__key__": names,
+            "__url__": [f"/data/{number % 7}.tar" for number in range(count)],
+            "offset": np.arange(count) * 512,
+            "height": 100,
+            "width": 100,
+            "fingerprint.pdq": digits(hashes),
+            **columns,
+        }
+    )
+
+
+def planted(photos, folder):
+    """Photographs and what becomes of them: key of each variant -> the photograph's key."""
+    from photo_shards import write_tar
+
+    variants, members = {}, {}
+    for number, photo in enumerate(photos):
+        image = Image.fromarray(photo.pixels)
+        made = {
+            "a": (image.resize((image.width * 2, image.height * 2)), "PNG", {}),
+            "b": (image, "JPEG", {"quality": 60}),
+            "c": (image.transpose(Image.Transpose.FLIP_LEFT_RIGHT), "PNG", {}),
+        }
+        for name, (picture, format, options) in made.items():
+            file = io.BytesIO()
+            picture.save(file, format, **options)
+            members[f"{number:03d}{name}.{'jpg' if format == 'JPEG' else 'png'}"] = file.getvalue()
+            variants[f"{number:03d}{name}"] = f"{number:03d}a"
+        members[f"{number:03d}d.jpg"] = members[f"{number:03d}b.jpg"]
+        variants[f"{number:03d}d"] = f"{number:03d}a"
+    return write_tar(folder / "planted.tar", members), variants
+
+
+@pytest.fixture(scope="module")
+def detailed():
+    from importlib.metadata import distribution
+    from pathlib import Path
+
+    from photo_shards import Photo, encode
+
+    folder = Path(str(distribution("scikit-image").locate_file("skimage/data")))
+    names = ["astronaut", "coffee", "motorcycle_left", "camera", "coins", "chelsea"]
+    images = [Image.open(folder / f"{name}.png").convert("RGB") for name in names]
+    return [
+        Photo(name, "png", encode(image.resize((300, 200)), "png"), "", 0, 0)
+        for name, image in zip(names, images, strict=True)
+    ]
+
+
+@pytest.fixture(scope="module")
+def collection(detailed, tmp_path_factory):
+    shard, variants = planted(detailed, tmp_path_factory.mktemp("planted"))
+    return dii.read_webdataset_images(shard, backend="pandas"), variants
+
+
+def test_variants_of_a_photograph_go_and_the_largest_stays(collection):
+    ddf, variants = collection
+    found = duplicates(ddf)[["__key__", *COLUMNS]].compute().set_index("__key__")
+    kept = found[found["duplicate.keep"]]
+    assert sorted(kept.index) == sorted(key for key in variants if key[-1] in "ac")
+    gone = found[~found["duplicate.keep"]]
+    assert gone["duplicate.of"].to_dict() == {key: variants[key] for key in gone.index}
+    assert gone["duplicate.distance"].between(0, 24).all()
+    assert kept[["duplicate.of", "duplicate.distance"]].isna().all(axis=None)
+    assert found["duplicate.group"].isna().tolist() == [key[-1] == "c" for key in found.index]
+    assert found.groupby("duplicate.group")["duplicate.keep"].sum().eq(1).all()
+
+
+def test_mirror_images_go_too_where_that_is_asked(collection):
+    ddf, variants = collection
+    found = duplicates(ddf, mirrored=True).set_index("__key__")[COLUMNS].compute()
+    assert sorted(found.index[found["duplicate.keep"]]) == sorted({*variants.values()})
+    assert found.groupby("duplicate.group").size().eq(4).all()
+
+
+def test_equal_bytes_are_found_without_a_decode(collection, work):  # noqa: F811
+    ddf, _ = collection
+    found = duplicates(ddf, by="bytes")
+    gone = found[~found["duplicate.keep"]][["__key__", "duplicate.of", "duplicate.distance"]]
+    gone = gone.compute()
+    assert gone["__key__"].str[-1].tolist() == ["d"] * 6
+    assert gone["duplicate.of"].tolist() == [f"{key[:-1]}b" for key in gone["__key__"]]
+    assert gone["duplicate.distance"].tolist() == [0] * 6
+    assert work["decoded"] == 0
+
+
+def test_fingerprints_are_decoded_once_and_the_result_never(collection, work):  # noqa: F811
+    ddf, _ = collection
+    found = duplicates(ddf)
+    assert work["decoded"] == 24
+    assert len(found[found["duplicate.keep"]].drop(columns=["image", "error"]).compute()) == 12
+    assert work["decoded"] == 24
+
+
+def test_a_filter_on_other_columns_is_asked_before_the_decode(collection, work):  # noqa: F811
+    ddf, _ = collection
+    found = duplicates(ddf, by="bytes")
+    some = found[found["__key__"] < "002"].compute()
+    assert len(some) == work["decoded"] == 8
+    assert some["duplicate.keep"].sum() == 6
+
+
+@pytest.mark.parametrize("keep", ["largest", "best", "first", "score"])
+def test_the_answer_is_the_same_whatever_the_partitions_are(random, keep):
+    hashes = clusters(random, 60, 6, 15)
+    table = table_of(hashes, nbytes=random.integers(1, 9, len(hashes)))
+    table["width"] = random.integers(1, 4, len(hashes))
+    table["score"] = random.choice([0.5, 1.5, np.nan], len(hashes))
+    expected = duplicates(table, distance=15, keep=keep).set_index("__key__")[COLUMNS]
+    assert 0 < (~expected["duplicate.keep"]).sum() < len(table)
+    shuffled = table.sample(frac=1, random_state=1).reset_index(drop=True)
+    for count in (1, 3, 11):
+        lazy = duplicates(dd.from_pandas(shuffled, npartitions=count), distance=15, keep=keep)
+        found = lazy.compute().set_index("__key__").loc[expected.index, COLUMNS]
+        pd.testing.assert_frame_equal(found, expected, check_index_type=False)
+
+
+@pytest.mark.parametrize("keep", ["largest", "best", "first", "score"])
+def test_it_is_the_greedy_choice_in_the_order_of_keep(random, keep):
+    hashes = clusters(random, 60, 6, 15)
+    count = len(hashes)
+    table = table_of(hashes, nbytes=random.integers(1, 9, count))
+    table["width"] = random.integers(1, 4, count)
+    table["score"] = random.choice([0.5, 1.5, np.nan], count)
+    columns = {"largest": ["width"], "best": ["width", "nbytes"], "first": [], "score": ["score"]}
+    ascending = [False] * len(columns[keep]) + [True]
+    order = table.sort_values([*columns[keep], "__key__"], ascending=ascending).index.to_numpy()
+    of, bits = brute(hashes[order][:, None], 15)
+    found = duplicates(table, distance=15, keep=keep).loc[order]
+    assert found["duplicate.keep"].tolist() == (of < 0).tolist()
+    gone = found[~found["duplicate.keep"]]
+    assert gone["duplicate.of"].tolist() == table["__key__"][order[of[of >= 0]]].tolist()
+    assert gone["duplicate.distance"].tolist() == bits[of >= 0].tolist()
+
+
+def test_pictures_without_detail_and_rows_without_a_hash_stay(random):
+    hashes = np.repeat(random_hashes(random, 1), 6, axis=0)
+    table = table_of(hashes)
+    table["fingerprint.pdq_quality"] = [100, 50, 49, 0, 100, None]
+    table.loc[4, "fingerprint.pdq"] = None
+    found = duplicates(table)
+    assert found["duplicate.keep"].tolist() == [True, False, True, True, True, True]
+    assert found["duplicate.group"].isna().tolist() == [False, False, True, True, True, True]
+
+
+def test_a_row_that_the_frame_has_twice_is_one_row(random):
+    table = table_of(random_hashes(random, 5))
+    found = duplicates(pd.concat([table, table]))
+    assert found["duplicate.keep"].all()
+
+
+def test_verdicts_replace_those_of_an_earlier_call(random):
+    table = table_of(np.repeat(random_hashes(random, 2), 2, axis=0))
+    once = duplicates(table)
+    twice = duplicates(dd.from_pandas(once, npartitions=2)).compute()
+    assert list(twice.columns) == list(once.columns)
+    assert twice["duplicate.keep"].tolist() == [True, False, True, False]
+
+
+@pytest.mark.slow
+def test_it_runs_on_a_cluster(collection):
+    ddf, _ = collection
+    expected = duplicates(ddf)[["__key__", *COLUMNS]].compute()
+    with Client(n_workers=2, threads_per_worker=1, dashboard_address=":0"):
+        found = duplicates(ddf)[["__key__", *COLUMNS]].compute()
+    pd.testing.assert_frame_equal(found, expected)
+
+
+def test_a_frame_without_rows_has_the_columns(random):
+    found = duplicates(table_of(random_hashes(random, 0)).astype({"offset": int}))
+    assert list(found.columns[-4:]) == COLUMNS
+    assert len(found) == 0
+
+
+def test_lazy_columns_have_the_types_they_say(collection):
+    ddf, _ = collection
+    for lazy in (duplicates(ddf), overlaps(ddf, ddf)):
+        added = [name for name in lazy.columns if name.startswith(("duplicate", "overlap"))]
+        assert lazy[added].compute().dtypes.to_dict() == lazy[added].dtypes.to_dict()
+
+
+def test_overlaps_are_the_rows_of_one_that_the_other_has(random):
+    test = table_of(random_hashes(random, 300))
+    hashes = random_hashes(random, 500)
+    train = table_of(hashes)
+    train.loc[:99, "fingerprint.pdq"] = digits(
+        flipped(random, np.frombuffer(bytes.fromhex("".join(test["fingerprint.pdq"][:100])),
+                                      np.uint64).reshape(-1, 4), 9)
+    )  # fmt: skip
+    for partitions in (1, 4):
+        found = overlaps(dd.from_pandas(train, npartitions=partitions), test).compute()
+        assert found["overlap.found"].tolist() == [True] * 100 + [False] * 400
+        assert found["overlap.of"][:100].tolist() == test["__key__"][:100].tolist()
+        assert found["overlap.distance"][:100].tolist() == [9] * 100
+        assert found["overlap.of"][100:].isna().all()
+
+
+def test_overlaps_of_equal_bytes_and_mirror_images(collection):
+    ddf, _ = collection
+    jpegs, pngs = ddf[ddf.format == "jpeg"], ddf[ddf.format == "png"]
+    assert not overlaps(jpegs, pngs, by="bytes")["overlap.found"].any().compute()
+    assert overlaps(jpegs, pngs)["overlap.found"].all().compute()
+    mirrored = pngs[pngs["__key__"].str.endswith("c")]
+    assert not overlaps(mirrored, jpegs)["overlap.found"].any().compute()
+    assert overlaps(mirrored, jpegs, mirrored=True)["overlap.found"].all().compute()
+
+
+def test_what_is_kept_is_exported_with_its_original_bytes(collection, tmp_path):
+    ddf, variants = collection
+    found = duplicates(ddf, mirrored=True)
+    dii.to_webdataset(found[found["duplicate.keep"]], tmp_path / "{shard:03d}.tar")
+    again = dii.read_webdataset_images(tmp_path / "000.tar", backend="pandas")
+    both = [
+        fingerprints(each, ["bytes"])[["__key__", "fingerprint.bytes"]] for each in (ddf, again)
+    ]
+    before, after = (each.compute().set_index("__key__")["fingerprint.bytes"] for each in both)
+    assert after.to_dict() == before.loc[sorted({*variants.values()})].to_dict()
+
+
+def test_a_signal_of_quality_can_say_which_stays(collection):
+    ddf, _ = collection
+    judged = quality(ddf)
+    found = duplicates(judged, keep="quality.blur")[["__key__", "quality.blur", *COLUMNS]].compute()
+    for _, group in found.dropna(subset="duplicate.group").groupby("duplicate.group"):
+        assert (
+            group.loc[group["duplicate.keep"], "quality.blur"].item() == group["quality.blur"].max()
+        )
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        ({"by": "phash"}, "by='phash'; choose 'bytes', 'pixels' or 'pdq'"),
+        ({"distance": 32}, "pass 0 to 31"),
+        ({"distance": 1.5}, "pass 0 to 31"),
+        ({"mirrored": 1}, "pass True or False"),
+        ({"by": "bytes", "mirrored": True}, "mirrored=True is for by='pdq'"),
+        ({"keep": "prettiest"}, "choose 'largest', 'best', 'first' or a column"),
+        ({"keep": "format"}, "of numbers"),
+    ],
+)
+def test_wrong_arguments_are_refused(collection, arguments, said):
+    with pytest.raises(dii.ArgumentError, match=said):
+        duplicates(collection[0], **arguments)
+
+
+def test_a_frame_without_what_it_needs_is_refused(collection, random):
+    ddf, _ = collection
+    with pytest.raises(dii.ArgumentError, match="no column '__key__'"):
+        duplicates(ddf.drop(columns="__key__"))
+    with pytest.raises(dii.ArgumentError, match="no column 'height', 'width', which keep="):
+        duplicates(ddf.drop(columns=["height", "width"]), by="bytes")
+    with pytest.raises(dii.ArgumentError, match="test= has no column 'offset'"):
+        overlaps(ddf, ddf.drop(columns="offset"))
+    table = table_of(random_hashes(random, 3))
+    table["fingerprint.pdq"] = "no hash"
+    with pytest.raises(dii.ArgumentError, match="64 hexadecimal digits"):
+        duplicates(table)

@@ -1,0 +1,276 @@
+"""Embeddings, scores and similarity: numbers that NumPy and the models' own libraries give."""
+
+import builtins
+
+import dask.dataframe as dd
+import numpy as np
+import pandas as pd
+import pytest
+from counted import work  # noqa: F401
+from embeddings import column_of, table_of, topics
+from PIL import Image
+
+import dask_image_ingest as dii
+from dask_image_ingest.curate import (
+    Head,
+    embed,
+    fingerprints,
+    open_clip_model,
+    quality,
+    scores,
+    semantic_duplicates,
+    similarity,
+    transformers_model,
+)
+
+
+def means(images):
+    """A model as small as one can be."""
+    if isinstance(images, list):
+        return np.stack([image.mean(axis=(0, 1)) for image in images])
+    return images.mean(axis=(1, 2))
+
+
+@pytest.fixture
+def random():
+    seed = int(np.random.default_rng().integers(2**32))
+    print("seed", seed)
+    return np.random.default_rng(seed)
+
+
+@pytest.fixture
+def table(random):
+    return table_of([*topics(random, 50, 12), None])
+
+
+def test_an_embedding_is_what_the_model_gives(shards):
+    ddf = dii.read_webdataset_images(shards, backend="pandas", size=20)
+    embedded = embed(ddf, means)
+    assert list(embedded.columns) == [*ddf.columns, "embedding"]
+    computed = embedded.compute()
+    expected = [image.mean(axis=(0, 1)) for image in computed.images.arrays()]
+    np.testing.assert_allclose(np.stack(computed["embedding"].to_list()), expected, rtol=1e-6)
+
+
+def test_images_of_many_shapes_are_embedded_too(shards):
+    computed = embed(dii.read_webdataset_images(shards, backend="pandas"), means).compute()
+    expected = [image.mean(axis=(0, 1)) for image in computed.images.arrays()]
+    np.testing.assert_allclose(np.stack(computed["embedding"].to_list()), expected, rtol=1e-6)
+
+
+def test_signals_hashes_embeddings_and_scores_decode_once(shards, work):  # noqa: F811
+    ddf = dii.read_webdataset_images(shards, backend="pandas", size=32)
+    both = fingerprints(quality(embed(ddf, means)), ["pdq"])
+    scored = scores(both, lambda vectors: vectors[:, 0])
+    scored = similarity(scored, "embedding", np.ones(3))
+    some = scored[["score", "similarity", "quality.blur", "fingerprint.pdq"]].compute()
+    assert len(some) == work["decoded"] == 24
+    assert some.notna().all(axis=None)
+
+
+def test_filters_and_columns_that_need_no_score_go_below_the_decode(shards, work):  # noqa: F811
+    ddf = dii.read_webdataset_images(shards, backend="pandas", size=32)
+    scored = similarity(
+        scores(embed(ddf, means), lambda vectors: vectors[:, 0]), "embedding", [1, 1, 1]
+    )
+    assert len(scored[["__key__"]].compute()) == 24
+    assert work["decoded"] == 0
+    keys = scored["__key__"].compute().tolist()[:2]
+    few = scored[scored["__key__"].isin(keys)][["__key__", "score", "similarity"]].compute()
+    assert len(few) == work["decoded"] == 2
+
+
+def test_duplicates_by_meaning_of_embedded_photographs(shards):
+    ddf = dii.read_webdataset_images(shards, backend="pandas", size=16)
+    twice = dd.concat([ddf, dii.read_webdataset_images(shards[:1], backend="pandas", size=16)])
+    again = twice.assign(offset=twice["offset"])
+    flat = embed(again, lambda images: images.reshape(len(images), -1) - 128.0)
+    found = semantic_duplicates(flat, threshold=0.9999)
+    # The same file read twice is one row, not two.
+    assert found["semantic.keep"].sum().compute() == 32
+
+
+@pytest.mark.parametrize("hidden", ["none", "relu"])
+@pytest.mark.parametrize("output", ["none", "sigmoid"])
+def test_a_head_is_its_layers(random, hidden, output):
+    layers = [
+        (random.standard_normal((7, 12)), random.standard_normal(7)),
+        (random.standard_normal((5, 7)), random.standard_normal(5)),
+        (random.standard_normal((1, 5)), random.standard_normal(1)),
+    ]
+    vectors = random.standard_normal((9, 12))
+    expected = []
+    for vector in vectors:
+        for number, (weights, bias) in enumerate(layers):
+            if number and hidden == "relu":
+                vector = np.where(vector > 0, vector, 0)
+            vector = [sum(w * v for w, v in zip(row, vector, strict=True)) for row in weights]
+            vector = np.array(vector) + bias
+        expected.append(1 / (1 + np.exp(-vector[0])) if output == "sigmoid" else vector[0])
+    found = Head(layers, hidden, output)(vectors)
+    assert found.dtype == np.float32
+    np.testing.assert_allclose(found, expected, rtol=1e-4, atol=1e-4)
+
+
+def test_scores_are_what_heads_give_whatever_the_partitions_are(table, random):
+    head = Head([(random.standard_normal((1, 12)), [0.5])])
+    heads = {"a": head, "b": lambda vectors: vectors.sum(axis=1)}
+    vectors = np.stack(table["embedding"][:-1].to_list())
+    expected = {"score.a": head(vectors), "score.b": vectors.sum(axis=1)}
+    for frame in (table, dd.from_pandas(table, npartitions=6)):
+        found = scores(frame, heads)
+        if frame is not table:
+            assert found.dtypes["score.a"] == found.compute().dtypes["score.a"]
+            found = found.compute()
+        for name, values in expected.items():
+            np.testing.assert_allclose(found[name][:-1].astype(float), values, rtol=1e-5, atol=1e-6)
+            assert pd.isna(found[name].iloc[-1])
+
+
+def test_similarity_is_the_cosine_of_two_columns_or_with_a_vector(table, random):
+    others = random.standard_normal((51, 12))
+    table["caption"] = column_of([None, *others[1:]])
+    vectors = np.stack(table["embedding"][:-1].to_list()).astype(float)
+    cosines = [
+        v @ o / np.linalg.norm(v) / np.linalg.norm(o)
+        for v, o in zip(vectors[1:], others[1:-1], strict=True)
+    ]
+    for frame in (table, dd.from_pandas(table, npartitions=6)):
+        found = similarity(frame, "embedding", "caption")
+        found = found["similarity"].compute() if frame is not table else found["similarity"]
+        assert found.isna().tolist() == [True] + [False] * 49 + [True]
+        np.testing.assert_allclose(found[1:-1].astype(float), cosines, atol=1e-6)
+    with_one = similarity(table, "embedding", others[7])["similarity"][7]
+    assert with_one == pytest.approx(cosines[6], abs=1e-6)
+
+
+def test_wrong_arguments_are_refused(table):
+    with pytest.raises(dii.ArgumentError, match="the last gives one number"):
+        Head([(np.ones((2, 3)), np.ones(2))])
+    with pytest.raises(dii.ArgumentError, match="the last gives one number"):
+        Head([(np.ones((2, 3)), np.ones(2)), (np.ones((1, 3)), np.ones(1))])
+    with pytest.raises(dii.ArgumentError, match="choose 'none' or 'relu'"):
+        Head([(np.ones((1, 3)), np.ones(1))], hidden="tanh")
+    with pytest.raises(dii.ArgumentError, match="vectors of length 3, these are of 12"):
+        scores(table, Head([(np.ones((1, 3)), np.ones(1))]))
+    with pytest.raises(dii.ArgumentError, match="shape \\(50, 12\\) for 50 vectors"):
+        scores(table, lambda vectors: vectors)
+    with pytest.raises(dii.ArgumentError, match="pass a function or a Head"):
+        scores(table, np.ones(12))
+    with pytest.raises(dii.ArgumentError, match="has a column 'score' already"):
+        scores(table.assign(score=1.0), lambda vectors: vectors[:, 0])
+    with pytest.raises(dii.ArgumentError, match="no column 'x'"):
+        scores(table, lambda vectors: vectors[:, 0], column="x")
+    with pytest.raises(dii.ArgumentError, match="have no cosine"):
+        similarity(table, "embedding", np.ones(3))
+    with pytest.raises(dii.ArgumentError, match="name of a column, or a vector"):
+        similarity(table, "embedding", np.ones((3, 3)))
+
+
+@pytest.mark.parametrize(
+    ("model", "extra"),
+    [(open_clip_model("x"), "open-clip"), (transformers_model("x"), "transformers")],
+)
+def test_a_model_whose_library_is_not_installed_names_the_extra(model, extra, monkeypatch):
+    real = builtins.__import__
+
+    def without(name, *args):
+        if name.partition(".")[0] in ("open_clip", "transformers", "torch"):
+            raise ModuleNotFoundError(f"No module named {name!r}", name=name)
+        return real(name, *args)
+
+    monkeypatch.setattr(builtins, "__import__", without)
+    with pytest.raises(dii.MissingDependencyError, match=rf"dask-image-ingest\[{extra}\]"):
+        model()
+
+
+def pictures(random):
+    return [random.integers(0, 256, (*size, 3), dtype=np.uint8) for size in ((40, 30), (25, 60))]
+
+
+def check_unit(vectors, length):
+    assert vectors.dtype == np.float32
+    assert vectors.shape[1] == length
+    np.testing.assert_allclose(np.linalg.norm(vectors, axis=1), 1, atol=1e-5)
+
+
+@pytest.mark.slow
+def test_a_model_of_transformers_gives_what_transformers_gives(random, tmp_path):
+    torch = pytest.importorskip("torch", reason="needs torch")
+    transformers = pytest.importorskip("transformers", reason="needs transformers")
+    small = {"hidden_size": 16, "intermediate_size": 16, "num_hidden_layers": 1,
+             "num_attention_heads": 2}  # fmt: skip
+    config = transformers.CLIPConfig(
+        vision_config={**small, "image_size": 32, "patch_size": 16}, text_config=small,
+        projection_dim=8,
+    )  # fmt: skip
+    model = transformers.CLIPModel(config).eval()
+    model.save_pretrained(tmp_path)
+    processor = transformers.CLIPImageProcessor(size={"shortest_edge": 32}, crop_size=32)
+    processor.save_pretrained(tmp_path)
+    images = pictures(random)
+    with torch.inference_mode():
+        batch = processor([Image.fromarray(image) for image in images], return_tensors="pt")
+        expected = model.visual_projection(model.vision_model(**batch).pooler_output)
+    found = transformers_model(str(tmp_path))()(images)
+    check_unit(found, 8)
+    expected = torch.nn.functional.normalize(expected).numpy()
+    np.testing.assert_allclose(found, expected, atol=1e-5)
+
+
+@pytest.mark.slow
+def test_a_vision_model_without_text_gives_its_pooled_output(random, tmp_path):
+    torch = pytest.importorskip("torch", reason="needs torch")
+    transformers = pytest.importorskip("transformers", reason="needs transformers")
+    config = transformers.ViTConfig(
+        hidden_size=16, intermediate_size=16, num_hidden_layers=1, num_attention_heads=2,
+        image_size=32, patch_size=16,
+    )  # fmt: skip
+    model = transformers.ViTModel(config).eval()
+    model.save_pretrained(tmp_path)
+    processor = transformers.ViTImageProcessor(size={"height": 32, "width": 32})
+    processor.save_pretrained(tmp_path)
+    images = pictures(random)
+    with torch.inference_mode():
+        batch = processor([Image.fromarray(image) for image in images], return_tensors="pt")
+        expected = torch.nn.functional.normalize(model(**batch).pooler_output).numpy()
+    found = transformers_model(str(tmp_path))()(images)
+    np.testing.assert_allclose(found, expected, atol=1e-5)
+
+
+@pytest.mark.slow
+def test_a_model_of_open_clip_gives_what_open_clip_gives(random, tmp_path, shards):
+    torch = pytest.importorskip("torch", reason="needs torch")
+    open_clip = pytest.importorskip("open_clip", reason="needs open_clip")
+    import json
+
+    config = {
+        "model_cfg": {
+            "embed_dim": 8,
+            "vision_cfg": {"image_size": 32, "layers": 1, "width": 64, "patch_size": 16},
+            "text_cfg": {"context_length": 77, "vocab_size": 49408, "width": 64, "heads": 1,
+                         "layers": 1},
+        },
+        "preprocess_cfg": {"mean": [0.1, 0.2, 0.3], "std": [0.5, 0.6, 0.7]},
+    }  # fmt: skip
+    (tmp_path / "open_clip_config.json").write_text(json.dumps(config))
+    cfg = config["model_cfg"]
+    made = open_clip.CLIP(cfg["embed_dim"], cfg["vision_cfg"], cfg["text_cfg"]).eval()
+    torch.save(made.state_dict(), tmp_path / "open_clip_pytorch_model.bin")
+    model = open_clip_model(f"local-dir:{tmp_path}")
+    images = pictures(random)
+    prepare = open_clip.image_transform(
+        32, is_train=False, mean=(0.1, 0.2, 0.3), std=(0.5, 0.6, 0.7)
+    )
+    with torch.inference_mode():
+        batch = torch.stack([prepare(Image.fromarray(image)) for image in images])
+        expected = made.encode_image(batch, normalize=True).numpy()
+        texts = made.encode_text(open_clip.tokenize(["a cat", "a dog"]), normalize=True).numpy()
+    built = model()
+    check_unit(built(images), 8)
+    np.testing.assert_allclose(built(images), expected, atol=1e-5)
+    np.testing.assert_allclose(built.texts(["a cat", "a dog"]), texts, atol=1e-5)
+    ddf = dii.read_webdataset_images(shards[0], backend="pandas", size=48)
+    embedded = embed(ddf, model).compute()
+    again = built(embedded.images.arrays())
+    np.testing.assert_allclose(np.stack(embedded["embedding"].to_list()), again, atol=1e-5)

@@ -1,0 +1,127 @@
+"""Fingerprints: what they are equal for, and what is read to have them."""
+
+import sys
+
+import pandas as pd
+import pytest
+import xxhash
+from counted import work  # noqa: F401
+from photo_shards import encode, write_tar
+from PIL import Image
+from tars import tar
+
+import dask_image_ingest as dii
+from dask_image_ingest.curate import fingerprints, issues, quality
+
+
+@pytest.fixture(scope="module")
+def ddf(shards):
+    return dii.read_webdataset_images(shards, backend="pandas")
+
+
+def test_bytes_are_hashed_without_a_decode(ddf, photos, work):  # noqa: F811
+    hashed = fingerprints(ddf, ["bytes"])["fingerprint.bytes"].compute()
+    assert hashed.tolist() == [xxhash.xxh3_128(photo.encoded).hexdigest() for photo in photos]
+    assert work["decoded"] == 0
+
+
+def test_only_the_bytes_of_rows_that_a_filter_keeps_are_read(ddf, monkeypatch):
+    module = sys.modules["dask_image_ingest.curate.fingerprints"]
+    read = []
+
+    def counted(references, options, _read=module.fetch_encoded):
+        read.append(len(references))
+        return _read(references, options)
+
+    monkeypatch.setattr(module, "fetch_encoded", counted)
+    hashed = fingerprints(ddf, ["bytes"])
+    kept = hashed[hashed.cls == 1].compute()
+    assert 0 < len(kept) == sum(read) < 24
+    read.clear()
+    assert len(hashed) == 24
+    assert hashed["__key__"].compute().nunique() == 24
+    assert read == []
+
+
+def test_pixels_are_equal_in_two_lossless_formats_and_not_when_one_differs(photos, tmp_path):
+    image = Image.fromarray(photos[0].pixels)
+    other = image.copy()
+    other.putpixel((0, 0), (1, 2, 3))
+    turned = Image.fromarray(photos[0].pixels.reshape(image.width, image.height, 3))
+    members = {"0.png": encode(image, "png"), "2.png": encode(other, "png")}
+    members["3.png"] = encode(turned, "png")
+    file = tmp_path / "1.bmp"
+    image.save(file)
+    members["1.bmp"] = file.read_bytes()
+    shard = write_tar(tmp_path / "a.tar", members)
+    frame = dii.read_webdataset_images(shard, backend="pandas")
+    hashes = fingerprints(frame, ["pixels"]).set_index("__key__")["fingerprint.pixels"].compute()
+    assert hashes["0"] == hashes["1"]
+    assert hashes.nunique() == 3
+    assert hashes.str.len().eq(32).all()
+
+
+def test_quality_and_all_fingerprints_together_decode_each_image_once(ddf, work):  # noqa: F811
+    both = fingerprints(quality(ddf), variants=["mirrored"])
+    table = issues(both).drop(columns="image").compute()
+    assert work["decoded"] == 24
+    assert table["fingerprint.pdq"].str.len().eq(64).all()
+    assert (table["fingerprint.pdq_mirrored"] != table["fingerprint.pdq"]).all()
+    assert table["fingerprint.pdq_quality"].between(0, 100).all()
+    assert table["quality.blur"].notna().all()
+
+
+def test_lazy_and_eager_frames_give_the_same(ddf):
+    lazy = fingerprints(ddf)
+    eager = fingerprints(ddf.compute())
+    assert list(lazy.columns) == list(eager.columns)
+    added = [name for name in lazy.columns if name.startswith("fingerprint.")]
+    pd.testing.assert_frame_equal(lazy[added].compute(), eager[added])
+    assert lazy[added].dtypes.to_dict() == eager[added].dtypes.to_dict()
+
+
+def test_rows_without_an_image_have_no_fingerprint(tmp_path):
+    from few_images import write_bad_shard
+
+    bad = fingerprints(dii.read_webdataset_images(write_bad_shard(tmp_path), backend="pandas"))
+    bad = bad.compute()
+    assert bad["fingerprint.pdq"].isna().tolist() == bad["error"].notna().tolist()
+    assert bad["fingerprint.bytes"].notna().all()  # bytes that are no image are bytes all the same
+    (tmp_path / "b.tar").write_bytes(tar({"1.txt": b"no image here"}))
+    (tmp_path / "a.tar").write_bytes(tar({"2.jpg": b"bytes", "2.txt": b""}))
+    alone = dii.read_webdataset_images(
+        [tmp_path / "a.tar", tmp_path / "b.tar"], components={"txt": str}, backend="pandas"
+    )
+    hashed = fingerprints(alone, ["bytes"]).compute()
+    assert hashed["fingerprint.bytes"].isna().tolist() == [False, True]
+
+
+def test_an_export_of_the_frame_still_copies_the_original_bytes(ddf, photos, tmp_path):
+    hashed = fingerprints(ddf, ["bytes", "pdq"])
+    dii.to_webdataset(hashed[hashed.cls == 1], tmp_path / "out-{shard:03d}.tar")
+    again = dii.read_webdataset_images(tmp_path / "out-000.tar", backend="pandas")
+    found = fingerprints(again, ["bytes"])["fingerprint.bytes"].compute().tolist()
+    assert found == [xxhash.xxh3_128(p.encoded).hexdigest() for p in photos if p.label == 1]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        ({"kinds": ["phash"]}, "choose 'bytes', 'pixels' or 'pdq'"),
+        ({"kinds": "pdq"}, "pass a list"),
+        ({"variants": ["upside down"]}, "choose 'mirrored'"),
+        ({"kinds": ["bytes"], "variants": ["mirrored"]}, "have 'pdq' among kinds="),
+    ],
+)
+def test_wrong_arguments_are_refused(ddf, arguments, said):
+    with pytest.raises(dii.ArgumentError, match=said):
+        fingerprints(ddf, **arguments)
+
+
+def test_a_frame_without_what_it_needs_is_refused(ddf):
+    with pytest.raises(dii.ArgumentError, match="no column 'offset'"):
+        fingerprints(ddf.drop(columns="offset"), ["bytes"])
+    with pytest.raises(dii.ArgumentError, match="already"):
+        fingerprints(fingerprints(ddf, ["bytes"]), ["bytes"])
+    with pytest.raises(dii.ArgumentError, match="image"):
+        fingerprints(ddf.drop(columns="image"), ["pdq"])

@@ -1,0 +1,125 @@
+"""Semantic duplicates: which rows go, for which, beside a comparison of all with all."""
+
+import dask.dataframe as dd
+import numpy as np
+import pandas as pd
+import pytest
+from embeddings import brute, near, table_of, topics, unit
+
+import dask_image_ingest as dii
+from dask_image_ingest.curate import semantic_duplicates
+
+COLUMNS = ["semantic.keep", "semantic.group", "semantic.of", "semantic.similarity"]
+
+
+@pytest.fixture
+def random():
+    seed = int(np.random.default_rng().integers(2**32))
+    print("seed", seed)
+    return np.random.default_rng(seed)
+
+
+def test_few_vectors_get_the_greedy_choice_of_all_with_all(random):
+    # Chains, too: each vector of a walk is near to the next one alone.
+    walk = [unit(random.standard_normal((1, 32)))]
+    for _ in range(30):
+        walk.append(near(random, walk[-1], random.uniform(0.955, 0.97)))
+    vectors = np.concatenate([topics(random, 500, 32), *walk])
+    table = table_of(vectors, score=random.choice([0.5, 1.5, np.nan], len(vectors)))
+    order = table.sort_values(["score", "__key__"], ascending=[False, True]).index.to_numpy()
+    of, similarity = brute(vectors[order], 0.95)
+    found = semantic_duplicates(table, keep="score").loc[order]
+    assert 0 < (of >= 0).sum() < len(of)
+    assert found["semantic.keep"].tolist() == (of < 0).tolist()
+    gone = found[~found["semantic.keep"]]
+    assert gone["semantic.of"].tolist() == table["__key__"][order[of[of >= 0]]].tolist()
+    np.testing.assert_allclose(
+        gone["semantic.similarity"].astype(float), similarity[of >= 0], atol=1e-6
+    )
+    kept = found[found["semantic.keep"]]
+    assert kept[["semantic.of", "semantic.similarity"]].isna().all(axis=None)
+    assert found.groupby("semantic.group")["semantic.keep"].sum().eq(1).all()
+
+
+@pytest.mark.slow
+def test_many_vectors_lose_nearly_all_rows_that_all_with_all_finds(random):
+    vectors = topics(random, 6000)
+    of, _ = brute(vectors, 0.95)
+    found = semantic_duplicates(table_of(vectors), keep="first")
+    gone = ~found["semantic.keep"].to_numpy(bool)
+    assert (gone & (of >= 0)).sum() >= 0.99 * (of >= 0).sum() > 500
+    assert gone.sum() <= 1.01 * (of >= 0).sum()
+    # No chains: each is near to one that stays.
+    kept = found["semantic.of"][gone].astype(int).to_numpy()
+    assert not gone[kept].any()
+    cosines = (vectors[gone].astype(float) * vectors[kept]).sum(axis=1)
+    assert cosines.min() >= 0.95 - 2e-6
+    np.testing.assert_allclose(found["semantic.similarity"][gone].astype(float), cosines, atol=1e-5)
+
+
+@pytest.mark.slow
+def test_vectors_that_are_all_equal_leave_one():
+    vectors = np.repeat(unit(np.arange(1.0, 9)[None]), 9000, axis=0)
+    found = semantic_duplicates(table_of(vectors), keep="first")
+    assert found["semantic.keep"].tolist() == [True] + [False] * 8999
+    assert set(found["semantic.of"][1:]) == {"0000000"}
+
+
+@pytest.mark.parametrize("count", [300, pytest.param(5000, marks=pytest.mark.slow)])
+def test_the_answer_is_the_same_whatever_the_partitions_are(random, count):
+    table = table_of(topics(random, count, 32))
+    table["width"] = random.integers(1, 4, count)
+    expected = semantic_duplicates(table).set_index("__key__")[COLUMNS]
+    assert 0 < (~expected["semantic.keep"]).sum() < count
+    shuffled = table.sample(frac=1, random_state=1).reset_index(drop=True)
+    for partitions in (1, 11):
+        lazy = semantic_duplicates(dd.from_pandas(shuffled, npartitions=partitions))
+        found = lazy.compute().set_index("__key__").loc[expected.index, COLUMNS]
+        pd.testing.assert_frame_equal(found, expected, check_index_type=False, check_exact=True)
+
+
+def test_the_length_of_vectors_does_not_matter(random):
+    vectors = unit(random.standard_normal((2, 8)))
+    table = table_of(np.concatenate([vectors, 1e-3 * vectors, -vectors]))
+    found = semantic_duplicates(table, threshold=1)
+    assert found["semantic.keep"].tolist() == [True, True, False, False, True, True]
+
+
+def test_rows_without_a_direction_stay():
+    one = [1.0, 0.0]
+    table = table_of([one, None, [0.0, 0.0], [np.nan, 1.0], [np.inf, 1.0], [2.0, 0.0]])
+    for frame in (table, dd.from_pandas(table, npartitions=3)):
+        found = semantic_duplicates(frame)
+        found = found.compute() if frame is not table else found
+        assert found["semantic.keep"].tolist() == [True] * 5 + [False]
+        assert found["semantic.group"].isna().tolist() == [False] + [True] * 4 + [False]
+
+
+def test_a_frame_without_rows_or_vectors_has_the_columns(random):
+    for table in (table_of(topics(random, 100))[:0], table_of([None, None])):
+        found = semantic_duplicates(table)
+        assert list(found.columns[-4:]) == COLUMNS
+        assert found["semantic.keep"].all()
+
+
+def test_lazy_columns_have_the_types_they_say(random):
+    lazy = semantic_duplicates(dd.from_pandas(table_of(topics(random, 100)), npartitions=3))
+    assert lazy[COLUMNS].compute().dtypes.to_dict() == lazy[COLUMNS].dtypes.to_dict()
+
+
+def test_wrong_arguments_are_refused(random):
+    table = table_of(topics(random, 20))
+    for threshold in (0, 1.1, float("nan"), "0.9", None):
+        with pytest.raises(dii.ArgumentError, match="above 0 and up to 1"):
+            semantic_duplicates(table, threshold=threshold)
+    with pytest.raises(dii.ArgumentError, match="no column 'vector'"):
+        semantic_duplicates(table, "vector")
+    with pytest.raises(dii.ArgumentError, match="no column 'offset'"):
+        semantic_duplicates(table.drop(columns="offset"))
+    with pytest.raises(dii.ArgumentError, match="choose 'largest'"):
+        semantic_duplicates(table, keep="prettiest")
+    with pytest.raises(dii.ArgumentError, match="no column of lists"):
+        semantic_duplicates(table, "height")
+    mixed = dd.concat([dd.from_pandas(table), dd.from_pandas(table_of(topics(random, 9, 8)))])
+    with pytest.raises(dii.ArgumentError, match="differ in length"):
+        semantic_duplicates(mixed)
