@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import Any
+import os
+from typing import Any, Literal
 
 import dask
 from dask.system import CPU_COUNT
@@ -10,6 +11,7 @@ from distributed import Client, LocalCluster
 
 from dask_image_ingest.cluster.arguments import check_arguments, check_names
 from dask_image_ingest.cluster.client import THREADS, ClusterClient, ThreadsClient
+from dask_image_ingest.cluster.prepare import prepare_workers
 from dask_image_ingest.errors import ArgumentError, MissingDependencyError
 from dask_image_ingest.frames import gpus
 
@@ -47,7 +49,8 @@ def start_cluster(
     Parameters
     ----------
     n_workers
-        Worker processes. By default one per GPU, or one per core up to 8.
+        Worker processes. By default one per GPU, which is the most that there can be, or one per
+        core up to 8.
     decode_threads
         DALI threads of each worker; by default the cores divided by the workers.
     gpu
@@ -74,8 +77,8 @@ def start_cluster(
     Raises
     ------
     ArgumentError
-        For numbers that are not positive, sizes that are none, arguments that no worker has, and if
-        ``rmm_pool_size`` is larger than ``device_memory_limit``.
+        For numbers that are not positive, sizes that are none, arguments that no worker has, more
+        workers than GPUs, and if ``rmm_pool_size`` is larger than ``device_memory_limit``.
     MissingDependencyError
         With ``gpu=True`` on a machine without dask-cuda.
 
@@ -87,7 +90,11 @@ def start_cluster(
     check_arguments({**locals(), **kwargs})
     cores = CPU_COUNT
     use_gpu = bool(gpus()) if gpu is None else gpu
-    n_workers = n_workers or (gpus() if use_gpu else min(cores, 8)) or 1
+    devices = kwargs.get("CUDA_VISIBLE_DEVICES")
+    visible = 0
+    if use_gpu:
+        visible = gpus() if devices is None else _named(devices)
+    n_workers = n_workers or (visible if use_gpu else min(cores, 8)) or 1
     threads = decode_threads or max(1, cores // n_workers)
     settings = {
         "n_workers": n_workers,
@@ -107,12 +114,19 @@ def start_cluster(
     settings["env"] = {_THREADS_VARIABLE: str(threads)} | settings.get("env", {})
     with dask.config.set(intervals | {THREADS: threads}):
         if use_gpu:
+            if devices is None and visible:
+                # Of several parts of a GPU (MIG) that are named, a process sees the first alone.
+                visible = max(visible, _named(os.environ.get("CUDA_VISIBLE_DEVICES", "")))
             cluster = _cuda_cluster(
-                rmm_pool_size=rmm_pool_size, device_memory_limit=device_memory_limit, **settings
+                visible,
+                rmm_pool_size=rmm_pool_size,
+                device_memory_limit=device_memory_limit,
+                **settings,
             )
         else:
             cluster = _cpu_cluster(**settings)
-    return _connect(ClusterClient, cluster)
+    client = _connect(ClusterClient, cluster)
+    return _prepared(client, "gpu" if use_gpu else "cpu", {"decode-threads": threads})
 
 
 def _connect(client: type[Client], cluster: LocalCluster, *args: Any) -> Client:
@@ -124,22 +138,35 @@ def _connect(client: type[Client], cluster: LocalCluster, *args: Any) -> Client:
         raise
 
 
+def _prepared(client: Client, device: Literal["cpu", "gpu"], config: dict[str, Any]) -> Client:
+    """The client, its workers prepared; the cluster is closed where they can't be reached."""
+    try:
+        prepare_workers(client, device, config)
+    except BaseException:
+        client.close()
+        raise
+    return client
+
+
 def _in_this_process(threads: int, settings: dict[str, Any]) -> Client:
     check_names(settings)
     if "env" in settings:
         raise ArgumentError("env= is for worker processes, and with processes=False there are none")
-    return _connect(ThreadsClient, LocalCluster(**settings), threads)
+    return _prepared(_connect(ThreadsClient, LocalCluster(**settings), threads), "cpu", {})
 
 
 def _cpu_cluster(**settings: Any) -> LocalCluster:
     check_names(settings)
-    # So that workers know the image dtype of frames that they read or receive, and have DALI ready.
-    preload = ["dask_image_ingest", "dask_image_ingest.cluster.warm"]
-    settings = {"preload": preload} | settings
     return LocalCluster(**settings)
 
 
-def _cuda_cluster(*, env: dict[str, str], **settings: Any) -> LocalCluster:
+def _named(devices: Any) -> int:
+    """How many GPUs are named, as dask-cuda takes ``CUDA_VISIBLE_DEVICES``."""
+    names = devices.split(",") if isinstance(devices, str) else map(str, devices)
+    return len({name.strip() for name in names} - {""})
+
+
+def _cuda_cluster(visible: int, *, env: dict[str, str], **settings: Any) -> LocalCluster:
     try:
         from dask_cuda import LocalCUDACluster
     except ImportError as error:
@@ -147,7 +174,7 @@ def _cuda_cluster(*, env: dict[str, str], **settings: Any) -> LocalCluster:
             "a GPU cluster needs dask-cuda, which is not installed: pip install "
             "'dask-image-ingest[cuda12]' or [cuda13]"
         ) from error
-    gpu_defaults = {
+    gpu_defaults: dict[str, Any] = {
         "rmm_allocator_external_lib_list": "cupy",
         # Spilling when the pool is exhausted. With a limit of its own (CUDF_SPILL_DEVICE_LIMIT)
         # cuDF would spill a frame with each new one, however small they are.
@@ -156,12 +183,27 @@ def _cuda_cluster(*, env: dict[str, str], **settings: Any) -> LocalCluster:
         "pre_import": "dask_image_ingest.frames.cudf",
     }
     settings = gpu_defaults | _pool(settings)
+    if settings["n_workers"] > visible:
+        # dask-cuda would find out with its scheduler running, and leave it so.
+        raise ArgumentError(_too_few_gpus(settings["n_workers"], visible))
     # LocalCUDACluster overwrites env=.
     with dask.config.set({_SPAWN: dask.config.get(_SPAWN) | env}):
         cluster = LocalCUDACluster(**settings)
     if settings["enable_cudf_spill"]:
         _enable_spilling()
     return cluster
+
+
+def _too_few_gpus(n_workers: int, visible: int) -> str:
+    if not visible:
+        return (
+            "gpu=True, and there is no GPU that cuDF could use: CUDA finds none in this process, "
+            "or cuDF and CuPy are not installed. Pass gpu=False for a cluster without"
+        )
+    return (
+        f"n_workers={n_workers} is more than the {visible} GPUs that workers may have, of which "
+        "each takes one: pass a smaller number, or None for all of them"
+    )
 
 
 def _pool(settings: dict[str, Any]) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""A preload for workers: what the first decode would wait for, done before it comes.
+"""What the first decode of a worker would wait for, done before it comes.
 
 DALI takes as long to be imported and to build its first pipeline as a partition takes to decode. A
 worker has time for it while the client looks at the first shard and plans the query.
@@ -8,36 +8,47 @@ from __future__ import annotations
 
 import io
 import threading
+import time
 from contextlib import suppress
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
+from distributed import Status
 from PIL import Image
 
 from dask_image_ingest.decode import Decoding, decode_one
 from dask_image_ingest.errors import MissingDependencyError
 
-__all__ = ["dask_setup", "dask_teardown"]
+__all__ = ["end_warm_up", "warm_up"]
 
 _warming: list[threading.Thread] = []
 
+_STARTING = (Status.created, Status.init, Status.starting)
 
-def dask_setup(worker: Any) -> None:
-    """Begin, on a thread beside those for tasks; called by dask."""
-    thread = threading.Thread(target=_warm_up, name="warm-up", daemon=True)
+
+def warm_up(device: Literal["cpu", "gpu"], worker: Any = None) -> None:
+    """Have this process decode an image, on a thread beside those for tasks; once.
+
+    On a GPU not before ``worker`` has started: until then its memory is not divided.
+    """
+    if _warming:
+        return
+    thread = threading.Thread(target=_decode, args=(device, worker), name="warm-up", daemon=True)
     _warming.append(thread)
     thread.start()
 
 
-def dask_teardown(worker: Any) -> None:
-    """Let a worker that is closed at once end its imports; called by dask."""
+def end_warm_up() -> None:
+    """Let a worker that is closed at once end its imports."""
     while _warming:
         _warming.pop().join()
 
 
-def _warm_up() -> None:
+def _decode(device: Literal["cpu", "gpu"], worker: Any) -> None:
+    while device == "gpu" and worker is not None and worker.status in _STARTING:
+        time.sleep(0.05)
     file = io.BytesIO()
     Image.new("RGB", (16, 16)).save(file, "JPEG")
-    # Without DALI, the first read says what is missing.
-    with suppress(MissingDependencyError):
-        decode_one(np.frombuffer(file.getvalue(), np.uint8), Decoding())
+    # Without DALI, or memory on the GPU, the first read says what is missing.
+    with suppress(MissingDependencyError, RuntimeError):
+        decode_one(np.frombuffer(file.getvalue(), np.uint8), Decoding(device=device))

@@ -5,8 +5,10 @@ that may die, and a journal of the images that did it.
 """
 
 from dask_image_ingest.decode.crash.isolate import crashed, decode_guarded
+from dask_image_ingest.decode.crash.scheduler import CrashJournal
 
 __all__ = [
+    "CrashJournal",
     "crashed",
     "decode_guarded",
 ]

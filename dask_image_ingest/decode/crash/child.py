@@ -1,4 +1,4 @@
-"""The process that decodes images and may die of one; what ``guard.py`` talks to."""
+"""The process that decodes images and may die of one: the other end of `Guard`."""
 
 from __future__ import annotations
 

@@ -1,9 +1,10 @@
-"""What this machine remembers of decoders that crashed: partitions to guard, images to leave alone.
+"""What is remembered of decoders that crashed: partitions to guard, images to leave alone.
 
 A crash takes the process with it, so that only files can tell of it: one for each partition that is
 being decoded, locked by its process. A file that is there and not locked was left behind by a
 process that died. All worker processes of a machine share the folder, since the scheduler may give
-the partition to any of them next.
+the partition to any of them next. The scheduler of a cluster remembers for all its machines, which
+need not share a folder.
 """
 
 from __future__ import annotations
@@ -14,13 +15,15 @@ import hashlib
 import os
 import stat
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
 import dask
+
+from dask_image_ingest.decode.crash.scheduler import known_crashes, task_has_killed, tell_of_crash
 
 _CRASHED = "crashed-"
 
@@ -29,17 +32,19 @@ _CRASHED = "crashed-"
 def underway(name: str) -> Iterator[bool]:
     """Note that a partition is being decoded, for as long as the context lasts.
 
-    Gives whether an earlier process died with the same partition underway. Where no file can be
-    written, or another process is at the same partition, nothing is noted, and work goes on.
+    Gives whether an earlier process died with the same partition underway, by a file here or by
+    what the scheduler says. Where no file can be written, or another process is at the same
+    partition, nothing is noted, and work goes on.
     """
+    has_killed = task_has_killed()
     path = os.path.join(folder(), f"decoding-{name}")
     try:
         file, left_behind = _begin(path)
     except OSError:
-        yield False
+        yield has_killed
         return
     try:
-        yield left_behind
+        yield left_behind or has_killed
     finally:
         with suppress(OSError):
             os.unlink(path)
@@ -48,8 +53,10 @@ def underway(name: str) -> Iterator[bool]:
 
 def remember(data: bytes, death: str) -> None:
     """Note that decoding this image kills the process, so that nobody tries again."""
+    name = _crash_name(data)
     with suppress(OSError):
-        Path(folder(), _crash_name(data)).write_text(death, "ascii")
+        Path(folder(), name).write_text(death, "ascii")
+    tell_of_crash(_decoders(), name, death)
 
 
 def crashers() -> Crashers:
@@ -58,26 +65,34 @@ def crashers() -> Crashers:
         names = [name for name in os.listdir(folder()) if name.startswith(_CRASHED)]
     except OSError:
         names = []
-    return Crashers(names)
+    return Crashers(dict.fromkeys(names) | {**known_crashes(_decoders())})
 
 
 class Crashers:
-    """Images that kill a process; asking costs nothing while there are none of an image's size."""
+    """Images that kill a process; asking costs nothing while there are none of an image's size.
 
-    def __init__(self, names: list[str]) -> None:
-        self._names = frozenset(names)
-        self._sizes = frozenset(int(name.split("-")[1]) for name in names)
+    Parameters
+    ----------
+    deaths
+        By an image's name, how the process dies; None where a file says it.
+    """
+
+    def __init__(self, deaths: Mapping[str, str | None]) -> None:
+        self._deaths = deaths
+        self._sizes = frozenset(int(name.split("-")[1]) for name in deaths)
 
     def __bool__(self) -> bool:
-        return bool(self._names)
+        return bool(self._deaths)
 
     def death(self, data: Any) -> str | None:
         """How the process dies that decodes this image; None if it is not known to."""
         if len(data) not in self._sizes:
             return None
         name = _crash_name(bytes(data))
-        if name not in self._names:
+        if name not in self._deaths:
             return None
+        if (death := self._deaths[name]) is not None:
+            return death
         try:
             return Path(folder(), name).read_text("ascii", "replace")
         except OSError:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import pickle
+import re
 import signal
 import struct
 import subprocess
@@ -21,6 +22,7 @@ from handmade import insert_after_soi, jpeg_segment, webp_with_exif
 from photo_shards import write_tar
 
 import dask_image_ingest as dii
+from dask_image_ingest import cli
 from dask_image_ingest.decode import Decoding, Origin, decode
 from dask_image_ingest.decode.crash import isolate, journal
 from dask_image_ingest.decode.crash.isolate import Guard
@@ -119,6 +121,38 @@ def died(dask_scheduler) -> int:
         event["action"] == "remove-worker" and not event["expected"]
         for _, event in dask_scheduler.get_events("all")
     )
+
+
+@pytest.mark.usefixtures("spawned")
+def test_a_job_that_died_of_an_image_names_the_shard_and_finds_it_in_the_next_run(
+    shards, members, tmp_path, monkeypatch, capsys
+):
+    """Of workers without a folder for a journal, of which Dask allows none to die."""
+    for name, value in plant(tmp_path / "bug").items():
+        monkeypatch.setenv(name, value)
+    alone = {"image-ingest.crash-journal": os.devnull, "distributed.scheduler.allowed-failures": 0}
+    said = rf"1 worker that read .*{shards[3].name} died, the last one at tcp.* Run this again"
+    with (
+        dask.config.set(alone),
+        LocalCluster(n_workers=1, threads_per_worker=1, dashboard_address=":0") as cluster,
+        Client(cluster),
+        dask.config.set(scheduler=None),
+    ):
+        address = cluster.scheduler_address
+        assert cli.main(["check", str(shards[3]), "--scheduler", address]) == 1
+        assert re.search(said, capsys.readouterr().err)
+        ddf = dii.read_webdataset_images(shards[3], backend="pandas")
+        mapped = ddf[ddf.height > 1].images.map_batches(sums, {"n": "int64"}, keep_image=True)
+        with pytest.raises(DaskImageIngestError, match=said):
+            list(mapped.images.iter_batches(4))
+        with pytest.raises(DaskImageIngestError, match=said):
+            list(ddf.images.iter_batches(4))
+        assert sum(len(batch["image"]) for batch in ddf.images.iter_batches(4)) == 9
+        assert ddf.compute().set_index("__key__")["error"].dropna().index.tolist() == ["31"]
+
+
+def sums(images):
+    return [int(image.sum()) for image in images]
 
 
 SCRIPT = """

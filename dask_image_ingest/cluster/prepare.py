@@ -1,0 +1,254 @@
+"""``prepare``: whatever workers need, put there once, also for those that come later."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import platform
+import warnings
+from collections.abc import Iterable
+from typing import Any, Literal
+
+import dask
+import pandas as pd
+from distributed import Client, Scheduler, Worker, WorkerPlugin
+
+from dask_image_ingest.cluster.check import PACKAGE, check
+from dask_image_ingest.cluster.environment import Portable, environment
+from dask_image_ingest.cluster.warm import end_warm_up, warm_up
+from dask_image_ingest.decode import CrashJournal
+from dask_image_ingest.errors import ArgumentError, DaskImageIngestError
+from dask_image_ingest.frames import gpus
+from dask_image_ingest.storage import find_shards
+
+__all__ = ["dask_setup", "dask_teardown", "prepare", "prepare_workers"]
+
+_CONFIG = "image-ingest"
+
+# Of which other versions on a worker give other answers or none.
+_LIBRARIES = ("dask", "distributed", "pandas", "pyarrow")
+
+_NAMED = 5  # hosts in a warning
+
+
+class PrepareWorker(WorkerPlugin):
+    """Imports the package, configures it as the client is, and has DALI ready.
+
+    Parameters
+    ----------
+    config
+        The values of ``image-ingest``.
+    device
+        Where the worker decodes; None for what it has.
+    """
+
+    name = "image-ingest"
+
+    def __init__(self, config: dict[str, Any], device: Literal["cpu", "gpu"] | None = None) -> None:
+        self._config = config
+        self._device = device
+        self._process = _this_process()
+
+    def __reduce__(self) -> tuple[Portable, tuple[dict[str, Any]]]:
+        return Portable(_plugin), (self.__dict__,)
+
+    def setup(self, worker: Worker) -> None:
+        """Begin; called by dask for each worker."""
+        if self._process != _this_process():  # else it would outlast what the client configures
+            dask.config.set({f"{_CONFIG}.{name}": value for name, value in self._config.items()})
+        warm_up(self._device or _device(), worker)
+
+    def teardown(self, worker: Worker) -> None:
+        """Wait for what was begun; called by dask."""
+        end_warm_up()
+
+
+def _plugin(state: dict[str, Any]) -> WorkerPlugin:
+    """The plugin on a worker; one that does nothing where this package is not installed.
+
+    A worker that can't unpickle a plugin ends when it joins. Runs by value, see `Portable`.
+    """
+    try:
+        from dask_image_ingest.cluster.prepare import PrepareWorker as Plugin
+    except ImportError:
+        from distributed import WorkerPlugin
+
+        return WorkerPlugin()
+    plugin = Plugin.__new__(Plugin)
+    plugin.__dict__.update(state)
+    return plugin
+
+
+async def dask_setup(server: Any) -> None:
+    """Prepare a worker or scheduler with ``--preload dask_image_ingest``; called by dask."""
+    if isinstance(server, Worker):
+        warm_up(_device(), server)
+    elif isinstance(server, Scheduler):
+        await server.register_scheduler_plugin(CrashJournal(), idempotent=True)
+
+
+def dask_teardown(server: Any) -> None:
+    """Wait for what was begun; called by dask."""
+    end_warm_up()
+
+
+def prepare(
+    client: Client,
+    paths: str | os.PathLike[str] | Iterable[str | os.PathLike[str]] | None = None,
+    *,
+    storage_options: dict[str, Any] | None = None,
+) -> pd.DataFrame:
+    """Prepare the workers of a cluster, and those that join it later, for this package.
+
+    They import the package, load DALI, and take over the configuration of ``image-ingest`` that
+    this process has. Calling it again sends the configuration anew. Whatever will make a query slow
+    or wrong is a warning: other versions of libraries, more threads than cores, several threads on
+    a GPU, no memory limit, shards that a worker does not see.
+
+    Parameters
+    ----------
+    client
+        Of any Dask cluster.
+    paths
+        Shards as ``read_webdataset_images`` takes them, to be looked for on each worker.
+    storage_options
+        For the remote file system.
+
+    Returns
+    -------
+    pandas.DataFrame
+        A row for each worker: ``address``, ``host``, ``cores``, ``threads``, ``gpu``,
+        ``memory_limit``, a version of each package (None where it is not installed), and with
+        ``paths`` how many ``shards`` it sees.
+
+    Raises
+    ------
+    ArgumentError
+        For an asynchronous client.
+    ClusterError
+        If the scheduler or all workers lack this package, or DALI where this process has it, or
+        have another version of the package.
+    ShardNotFoundError
+        If ``paths`` lead to no shard in this process.
+
+    Examples
+    --------
+    >>> with start_cluster() as client:  # or Client("tcp://scheduler:8786")
+    ...     table = prepare(client, "train-{000..003}.tar")
+    >>> table["shards"].unique()
+    array([4])
+    """
+    if client.asynchronous:
+        raise ArgumentError("an asynchronous client can't wait: pass Client(address)")
+    shards = None if paths is None else find_shards(paths, storage_options)
+    check(client)
+    prepare_workers(client)
+    present = client.scheduler_info(n_workers=-1)["workers"]
+    answers = client.run(Portable(environment), workers=[*present])
+    table = pd.DataFrame(
+        [_row(address, worker, answers[address]) for address, worker in present.items()],
+        columns=["address", "host", "cores", "threads", "gpu", "memory_limit", *_versions()],
+    )
+    if shards is not None:
+        ready = table["address"][table[PACKAGE] == environment()[PACKAGE]].tolist()
+        seen = client.run(_count_shards, paths, storage_options, workers=ready) if ready else {}
+        table["shards"] = table["address"].map(seen).fillna(0).astype("int64")
+    for warning in _warnings(table, None if shards is None else len(shards)):
+        warnings.warn(warning, stacklevel=2)
+    return table
+
+
+def prepare_workers(
+    client: Client,
+    device: Literal["cpu", "gpu"] | None = None,
+    config: dict[str, Any] | None = None,
+) -> None:
+    """Register the plugin that prepares workers, with this process's configuration and ``config``.
+
+    In place of the one that is there, if there is one.
+    """
+    ours = dask.config.get(_CONFIG, None) or {}
+    client.register_plugin(PrepareWorker(ours | (config or {}), device))
+
+
+def _this_process() -> tuple[str, int]:
+    return platform.node(), os.getpid()
+
+
+def _device() -> Literal["cpu", "gpu"]:
+    """Where this process decodes: workers for a GPU are started with the variable that names it."""
+    return "gpu" if os.environ.get("CUDA_VISIBLE_DEVICES") and gpus() else "cpu"
+
+
+async def _count_shards(paths: Any, storage_options: dict[str, Any] | None) -> int:
+    """How many shards this process sees; beside the event loop, which must not wait for disks."""
+    try:
+        return len(await asyncio.to_thread(find_shards, paths, storage_options))
+    except DaskImageIngestError:
+        return 0
+
+
+def _versions() -> list[str]:
+    return [name for name in environment() if name not in ("host", "cores")]
+
+
+def _row(address: str, worker: dict[str, Any], there: dict[str, Any]) -> dict[str, Any]:
+    return {
+        **there,
+        "address": address,
+        "threads": worker["nthreads"],
+        "gpu": (worker.get("gpu") or {}).get("name"),
+        "memory_limit": worker["memory_limit"],
+    }
+
+
+def _warnings(table: pd.DataFrame, shards: int | None) -> Iterable[str]:
+    """What will be slow or wrong, with what to do."""
+    here = environment()
+    if table.empty:
+        return
+    for name in _LIBRARIES:
+        other = table[table[name] != here[name]]
+        if len(other):
+            versions = ", ".join(sorted(map(str, other[name].unique())))
+            yield (
+                f"{_workers(other)} {name} {versions}, and this process has {here[name]}: results "
+                "may differ or fail to arrive. Install the same versions everywhere"
+            )
+    by_host = table.groupby("host").agg(threads=("threads", "sum"), cores=("cores", "max"))
+    crowded = by_host[by_host["threads"] > by_host["cores"]]
+    if len(crowded):
+        hosts = [f"{host} ({threads} on {cores})" for host, threads, cores in crowded.itertuples()]
+        yield (
+            f"more threads of workers than cores on {_few(hosts)}: decoding gets slower. Start "
+            "fewer workers there, or with fewer threads (--nthreads)"
+        )
+    several = table[table["gpu"].notna() & (table["threads"] > 1)]
+    if len(several):
+        yield f"{_workers(several)} a GPU and several threads: start them with --nthreads 1"
+    unlimited = table[table["memory_limit"].fillna(0) == 0]
+    if len(unlimited):
+        yield (
+            f"{_workers(unlimited)} no memory limit: nothing is spilled to disk, and the system "
+            "kills them when memory is used up. Start them with --memory-limit"
+        )
+    if shards is not None:
+        blind = table[table["shards"] != shards]
+        if len(blind):
+            least = blind["shards"].min()
+            yield (
+                f"{_workers(blind)} other shards than this process, which sees {shards}: as few as "
+                f"{least}. Mount the folder at the same path on each host"
+            )
+
+
+def _workers(table: pd.DataFrame) -> str:
+    """Say which workers, as ``2 workers on node17, node18 have``."""
+    noun = "worker" if len(table) == 1 else "workers"
+    verb = "has" if len(table) == 1 else "have"
+    return f"{len(table)} {noun} on {_few(sorted(set(table['host'])))} {verb}"
+
+
+def _few(names: list[str]) -> str:
+    more = f" and {len(names) - _NAMED} more" if len(names) > _NAMED else ""
+    return ", ".join(names[:_NAMED]) + more

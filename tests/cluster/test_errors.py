@@ -1,0 +1,62 @@
+"""An error of a worker says which one, and whether the client sees what is missing there."""
+
+import pickle
+import platform
+
+import dask
+import pytest
+from hand_started import HandStarted
+
+import dask_image_ingest as dii
+
+pytestmark = pytest.mark.slow
+
+
+@pytest.fixture(scope="module")
+def client(tmp_path_factory):
+    with (
+        HandStarted(tmp_path_factory.mktemp("cluster")) as cluster,
+        dask.config.set(scheduler=None),
+    ):
+        cluster.worker()
+        with cluster.client(1) as client:
+            yield client
+
+
+def on_worker(client) -> str:
+    (address,) = client.scheduler_info()["workers"]
+    return rf" \[worker {address} on {platform.node()}\]"
+
+
+def test_a_shard_that_only_the_client_sees(client, shards, monkeypatch):
+    monkeypatch.chdir(shards[0].parent)
+    # The working directory of whichever process asks.
+    ddf = dii.read_webdataset_images("/proc/self/cwd/*.tar", backend="pandas")
+    said = rf"photos-00\d.tar does not exist, or .*{on_worker(client)}. This process sees it"
+    with pytest.raises(dii.ShardNotFoundError, match=said):
+        ddf.compute()
+
+
+def test_a_shard_that_nobody_sees_any_more(client, tmp_path, shards):
+    path = tmp_path / "gone.tar"
+    path.write_bytes(shards[0].read_bytes())
+    ddf = dii.read_webdataset_images(path, backend="pandas")
+    path.unlink()
+    said = (
+        rf"gone\.tar does not exist, or does no longer{on_worker(client)}\. Nor does this process"
+    )
+    with pytest.raises(dii.ShardNotFoundError, match=said):
+        ddf.compute()
+    with pytest.raises(dii.ShardNotFoundError) as raised:
+        ddf.compute(scheduler="synchronous")
+    assert "worker" not in str(raised.value)
+    assert str(pickle.loads(pickle.dumps(raised.value))) == str(raised.value)
+
+
+def test_a_shard_that_is_none(client, tmp_path, shards):
+    for name in ("0.tar", "1.tar"):
+        (tmp_path / name).write_bytes(shards[0].read_bytes())
+    ddf = dii.read_webdataset_images(tmp_path, backend="pandas")
+    (tmp_path / "1.tar").write_bytes(b"no tar" * 1000)
+    with pytest.raises(dii.ShardError, match=on_worker(client)):
+        ddf.compute()
