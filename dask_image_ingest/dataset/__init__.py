@@ -6,8 +6,9 @@ task the dataframe of one part of one shard. ``partition.py`` is where to begin 
 
 from dask_image_ingest.dataset.adds_columns import AddsColumns
 from dask_image_ingest.dataset.aligned import RowSource, row_sources
-from dask_image_ingest.dataset.by_piece import ByPiece
-from dask_image_ingest.dataset.datasets import KeepsResults, datasets_of
+from dask_image_ingest.dataset.datasets import KeepsResults, datasets_of, shard_of_partition
+from dask_image_ingest.dataset.decode_images import decode_frame, decode_images
+from dask_image_ingest.dataset.decode_rows import NoPixels
 from dask_image_ingest.dataset.every_row import EveryRow
 from dask_image_ingest.dataset.expr import SHAPE_IN_NAME, Dataset, ReadWebDataset
 from dask_image_ingest.dataset.filters import (
@@ -19,21 +20,20 @@ from dask_image_ingest.dataset.filters import (
     either,
 )
 from dask_image_ingest.dataset.image_sources import image_sources, value_sources
-from dask_image_ingest.dataset.late_decode import (
-    LateDecode,
-    decode_frame,
-    decode_images,
-)
+from dask_image_ingest.dataset.late.by_piece import ByPiece
+from dask_image_ingest.dataset.late.node import Decode, PointersToReferences
+from dask_image_ingest.dataset.late.pieces import move_rows_now
+from dask_image_ingest.dataset.late.pointers import POINTER, references_of_pointers
+from dask_image_ingest.dataset.late.resolve import fetch_encoded
 from dask_image_ingest.dataset.metadata import SampleRows
-from dask_image_ingest.dataset.moved import DecodeMoved
 from dask_image_ingest.dataset.options import ReadOptions
-from dask_image_ingest.dataset.partition import NoPixels
-from dask_image_ingest.dataset.pieces import move_rows_now
-from dask_image_ingest.dataset.pointers import POINTER
 from dask_image_ingest.dataset.read import read_webdataset_images
 from dask_image_ingest.dataset.schema import image_member, parse_image_extensions
 from dask_image_ingest.dataset.settled import is_settled
 from dask_image_ingest.dataset.sidecar_schema import with_sidecars
+from dask_image_ingest.dataset.sources.image_files import ReadImageFiles
+from dask_image_ingest.dataset.sources.read_images import read_images
+from dask_image_ingest.dataset.sources.read_parquet_images import read_parquet_images
 from dask_image_ingest.dataset.walked import take_walked
 from dask_image_ingest.dataset.warning import warn_user
 
@@ -45,13 +45,14 @@ __all__ = [
     "AddsColumns",
     "ByPiece",
     "Dataset",
-    "DecodeMoved",
+    "Decode",
     "EveryRow",
     "Filters",
     "KeepsResults",
-    "LateDecode",
     "NoPixels",
+    "PointersToReferences",
     "Predicate",
+    "ReadImageFiles",
     "ReadOptions",
     "ReadWebDataset",
     "RowSource",
@@ -61,13 +62,18 @@ __all__ = [
     "decode_frame",
     "decode_images",
     "either",
+    "fetch_encoded",
     "image_member",
     "image_sources",
     "is_settled",
     "move_rows_now",
     "parse_image_extensions",
+    "read_images",
+    "read_parquet_images",
     "read_webdataset_images",
+    "references_of_pointers",
     "row_sources",
+    "shard_of_partition",
     "take_walked",
     "value_sources",
     "warn_user",

@@ -16,7 +16,7 @@ from dask_image_ingest.dataset.fitting import fitting
 from dask_image_ingest.errors import ArgumentError
 from dask_image_ingest.frames import is_text, parse_type
 
-__all__ = ["arrow_type", "convert", "is_supported", "parse_integer", "parse_json"]
+__all__ = ["LARGEST_JSON", "arrow_type", "convert", "is_supported", "parse_integer", "parse_json"]
 
 # What Python and Arrow raise for values that don't fit.
 _MISFIT = (
@@ -28,8 +28,8 @@ _MISFIT = (
     pa.ArrowException,
 )
 
-# Larger members are not parsed, in bytes.
-_LARGEST_JSON = 16 << 20
+#: Larger members are not parsed, in bytes.
+LARGEST_JSON = 16 << 20
 
 
 def arrow_type(argument: str, type_: Any) -> pa.DataType:
@@ -90,7 +90,7 @@ def parse_json(content: bytes) -> Any:
     RecursionError
     """
     # Parsed it may take ten times the memory; its depth is bounded by Python's own recursion.
-    if len(content) > _LARGEST_JSON:
+    if len(content) > LARGEST_JSON:
         raise ValueError(f"JSON of {len(content)} bytes")
     return json.loads(content)
 

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import Any, ClassVar
 
 import dask
 import pyarrow as pa
+from dask.base import tokenize
 
 from dask_image_ingest import dask_internals as dx
 from dask_image_ingest.dask_internals import BlockwiseIO, Len, Task
@@ -23,8 +24,8 @@ from dask_image_ingest.dataset.filters_above import (
     once_a_round,
 )
 from dask_image_ingest.dataset.head import HeadOfRead
-from dask_image_ingest.dataset.moved import move
-from dask_image_ingest.dataset.moved_rows import MovedImages
+from dask_image_ingest.dataset.late.decode import ImageDecode
+from dask_image_ingest.dataset.late.node import move
 from dask_image_ingest.dataset.options import ReadOptions
 from dask_image_ingest.dataset.partition import read_partition
 from dask_image_ingest.dataset.predicates import as_filters
@@ -32,15 +33,13 @@ from dask_image_ingest.dataset.query import Query
 from dask_image_ingest.dataset.schema import Schema
 from dask_image_ingest.dataset.settled import is_settled
 from dask_image_ingest.dataset.splits import ShardSplit
-from dask_image_ingest.frames import BackendName
-from dask_image_ingest.storage import Shard, is_pipe
+from dask_image_ingest.frames import REFERENCE, BackendName
+from dask_image_ingest.passwords import without_passwords
+from dask_image_ingest.storage import Shard
 
 aligned.install()
 fewer_columns.install()
 masks.install()
-
-# How shards are called that have to be read from their beginning.
-_COMPRESSED = (".gz", ".tgz", ".zst")
 
 #: The name of a read whose images are of one shape: all that is known of it once it is persisted.
 SHAPE_IN_NAME = rf"{READ_NAME}-(\d+)x(\d+)x(\d+)-[0-9a-f]+"
@@ -62,14 +61,8 @@ class Dataset:
     def __dask_tokenize__(self) -> str:
         return self.token
 
-    @functools.cached_property
-    def has_places(self) -> bool:
-        """Whether one image of a shard can be read by itself: not of a command's, or compressed."""
-        urls = {split.url for split in self.splits}
-        return not any(is_pipe(url) or url.lower().endswith(_COMPRESSED) for url in urls)
-
     def __str__(self) -> str:
-        return f"{len(self.splits)} partitions from {self.splits[0].url}"
+        return without_passwords(f"{len(self.splits)} partitions from {self.splits[0].url}")
 
     __repr__ = __str__
 
@@ -83,7 +76,7 @@ class ReadWebDataset(dx.PartitionsFiltered, BlockwiseIO):
         "filters",
         "computed",
         "limit",
-        "pointers",
+        "references",
         "keeps_walk",
         "_partitions",
     ]
@@ -92,7 +85,7 @@ class ReadWebDataset(dx.PartitionsFiltered, BlockwiseIO):
         "filters": None,
         "computed": (),
         "limit": None,
-        "pointers": False,
+        "references": False,
         "keeps_walk": False,
         "_partitions": None,
     }
@@ -104,7 +97,7 @@ class ReadWebDataset(dx.PartitionsFiltered, BlockwiseIO):
     @functools.cached_property
     def _name(self) -> str:
         shape = self.dataset.options.decoding.shape
-        if "image" in self.columns and None not in shape and not self.operand("pointers"):
+        if "image" in self.columns and None not in shape and not self.operand("references"):
             height, width, channels = shape
             return f"{READ_NAME}-{height}x{width}x{channels}-{self.deterministic_token}"
         return f"{READ_NAME}-{self.deterministic_token}"
@@ -118,8 +111,8 @@ class ReadWebDataset(dx.PartitionsFiltered, BlockwiseIO):
     @functools.cached_property
     def _meta(self) -> Any:
         types = {name: self.dataset.schema.types[name] for name in self.columns}
-        if "image" in types and self.operand("pointers"):
-            types["image"] = pa.string()
+        if "image" in types and self.operand("references"):
+            types["image"] = REFERENCE
         return self.dataset.options.get_backend().meta(types)
 
     def _divisions(self) -> tuple[None, ...]:
@@ -156,7 +149,7 @@ class ReadWebDataset(dx.PartitionsFiltered, BlockwiseIO):
             components=dataset.schema.select(used),
             sidecar=dataset.schema.select_sidecar(used),
             known_extensions=known,
-            pointers=self.operand("pointers"),
+            references=self.operand("references"),
             keeps_walk=self.operand("keeps_walk"),
         )
 
@@ -166,20 +159,41 @@ class ReadWebDataset(dx.PartitionsFiltered, BlockwiseIO):
         splits = (self.dataset.splits[number] for number in self._partitions)
         return tuple((split.url, split.part, split.parts) for split in splits)
 
-    def as_pointers(self) -> tuple[dx.Expr, tuple[MovedImages, ...]] | None:
-        """The same rows without pixels, and what the pointers in their place stand for.
+    def as_references(self) -> tuple[dx.Expr, tuple[ImageDecode, ...]] | None:
+        """The same rows without pixels, and what the references in their place stand for.
 
-        None where there are no pixels, where only the decode tells which rows there are, or where
-        shards have to be read from their beginning for each of their images.
+        None where there are no pixels, or where only the decode tells which rows there are.
         """
-        query = self.query
-        if query.pointers or not query.wants_pixels or query.loses_rows_by_decode:
-            return None
-        if not self.dataset.has_places:
+        query, options = self.query, self.dataset.options
+        if query.references or not query.wants_pixels or query.loses_rows_by_decode:
             return None
         error = "error" if "error" in self.columns else None
-        images = MovedImages("image", error, self.dataset.options)
-        return self.substitute_parameters({"pointers": True}), (images,)
+        images = ImageDecode(
+            "image", error, options.decoding, options.errors, options.storage_options
+        )
+        return self.substitute_parameters({"references": True}), (images,)
+
+    def decoding(self, images: Sequence[ImageDecode]) -> ReadWebDataset | None:
+        """A read that decodes as is asked of the references that this one gives.
+
+        None where it gives none, or is asked for more than its images.
+        """
+        if not self.query.references or [each.image for each in images] != ["image"]:
+            return None
+        (how,) = images
+        options = replace(
+            self.dataset.options,
+            decoding=how.decoding,
+            errors=how.errors,
+            storage_options=how.storage_options or self.dataset.options.storage_options,
+        )
+        token = tokenize(self.dataset.token, options)
+        dataset = replace(self.dataset, options=options, token=token)
+        told = [] if how.error in (None, *self.columns) else [how.error]
+        if told not in ([], ["error"]):
+            return None
+        operands = {"dataset": dataset, "columns": [*self.columns, *told], "references": False}
+        return self.substitute_parameters(operands)
 
     def _filtered_task(self, name: Any, index: int) -> Task:
         split = self.dataset.splits[index]
@@ -300,7 +314,7 @@ class ReadWebDataset(dx.PartitionsFiltered, BlockwiseIO):
             "filters": query.filters,
             "computed": self.operand("computed") or None,
             "limit": query.limit,
-            "pointers": query.pointers or None,
+            "references": query.references or None,
             "decodes": query.must_decode,
         }
         described = ", ".join(f"{k}={v!r}" for k, v in shown.items() if v is not None)

@@ -21,6 +21,7 @@ __all__ = ["install"]
 _KNOWN = (AddsColumns, *SAME_ROWS, *FEWER_ROWS, *ROW_BY_ROW)
 
 _simplify_up = dx.Query._simplify_up
+_simplify_down = dx.Index._simplify_down
 
 
 def install() -> None:
@@ -41,11 +42,11 @@ class RowLabels(dx.Projection):
 
 def _of_no_columns(self: dx.Index) -> dx.Index | None:
     frame = self.frame
-    if frame.ndim < 2 or not len(frame.columns) or _is_read(frame):
-        return None
+    if frame.ndim < 2 or not len(frame.columns) or _is_read(frame) or not _reads_shards(frame):
+        return _simplify_down(self)
     # Others may have no rule for a projection, or a wrong one: nlargest forgets by what it sorts.
     if not all(isinstance(each, _KNOWN) or _is_read(each) for each in frame.walk()):
-        return None
+        return _simplify_down(self)
     return dx.Index(RowLabels(frame, []))
 
 

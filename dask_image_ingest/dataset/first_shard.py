@@ -4,19 +4,21 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Iterable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
-from dask_image_ingest.dataset.conversion import parse_json
+from dask_image_ingest.dataset.conversion import LARGEST_JSON, parse_json
 from dask_image_ingest.dataset.indexed import IndexedRows
 from dask_image_ingest.dataset.metadata import SampleRows
-from dask_image_ingest.dataset.opened import known_members, known_samples
+from dask_image_ingest.dataset.opened import give_up, known_members, known_samples
 from dask_image_ingest.dataset.options import ReadOptions
 from dask_image_ingest.dataset.schema import Schema, image_member
+from dask_image_ingest.decode import Header
 from dask_image_ingest.errors import ShardError, ShardNotFoundError
-from dask_image_ingest.index import IndexFile, KnownBytes, StoredIndex
+from dask_image_ingest.index import IndexFile, KnownBytes, StoredIndex, UnusableIndexError
+from dask_image_ingest.passwords import without_passwords
 from dask_image_ingest.storage import LazyBytes, Shard, open_late, open_shard
 from dask_image_ingest.tar import TarIndex, index_head, read_member
 
@@ -81,12 +83,16 @@ def _opened(
     storage_options: dict[str, Any] | None,
     indexes: dict[str, IndexFile],
 ) -> FirstShard:
-    stored = known_samples(opened, indexes.get(shard.url), storage_options, warn=True)
-    if stored is not None:
+    index = indexes.get(shard.url)
+    stored = known_samples(opened, index, storage_options, warn=True)
+    if stored is not None and index is not None:
         late = opened.enter_context(open_late(shard, storage_options))
-        return FirstShard(shard, KnownBytes(stored, late), stored.whole(), stored=stored)
+        try:
+            return FirstShard(shard, KnownBytes(stored, late), stored.whole(), stored=stored)
+        except UnusableIndexError as error:
+            give_up(index, error, warn=True)
     content = opened.enter_context(open_shard(shard.url, storage_options, wholly=False))
-    members = known_members(content, indexes.get(shard.url), storage_options, warn=True)
+    members = known_members(content, index, storage_options, warn=True)
     if members is not None:
         return FirstShard(shard, content, members)
     indexes.pop(shard.url, None)
@@ -118,16 +124,19 @@ class FirstShard:
 
     def decoded_bytes(self, options: ReadOptions) -> int:
         """What it decodes to, by the headers of some of its images."""
-        samples = len(self.index.samples)
-        step = max(1, samples // _HEADERS_LOOKED_AT)
-        url, content = self.shard.url, self.content
-        rows = (
-            SampleRows(url, content, self.index, options)
-            if self.stored is None
-            else IndexedRows(url, content, self.stored, options)
-        )
-        headers = rows.take(range(0, samples, step)).headers
+        step = max(1, len(self.index.samples) // _HEADERS_LOOKED_AT)
+        headers = self._headers(step, options)
         return round(sum(map(options.decoding.nbytes, headers)) * step / self.share)
+
+    def _headers(self, step: int, options: ReadOptions) -> list[Header]:
+        """What the first bytes tell of every so many-th image."""
+        url, content = self.shard.url, self.content
+        some = range(0, len(self.index.samples), step)
+        if self.stored is not None:
+            # Where a column of the index is damaged, the images have it still.
+            with suppress(UnusableIndexError):
+                return IndexedRows(url, content, self.stored, options).take(some).headers
+        return SampleRows(url, content, self.index, options).take(some).headers
 
     def warn_of_unknown(self, schema: Schema, image_extensions: Sequence[str]) -> None:
         """Say which members and fields it does not have that were asked for: misspelt, perhaps."""
@@ -150,8 +159,10 @@ class FirstShard:
         if seen:
             has += f"; the fields of its json are {_listed(seen)}"
         warnings.warn(
-            f"the first shard, {self.shard.url}, has {', '.join(unknown[:_NAMED])}; {has}. What a "
-            "shard does not have is null",
+            without_passwords(
+                f"the first shard, {self.shard.url}, has {', '.join(unknown[:_NAMED])}; {has}. "
+                "What a shard does not have is null"
+            ),
             stacklevel=3,
         )
 
@@ -162,6 +173,8 @@ class FirstShard:
         for _, span in zip(range(_RECORDS_LOOKED_AT), records, strict=False):
             if not missing:
                 break
+            if span[1] > LARGEST_JSON:
+                continue
             try:
                 record = parse_json(bytes(read_member(self.content, self.index, span)))
             except (ValueError, RecursionError):

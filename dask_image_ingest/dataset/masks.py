@@ -10,7 +10,8 @@ need nothing of this.
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Callable
+from typing import Any, TypeAlias
 
 import pandas as pd
 import pyarrow as pa
@@ -21,6 +22,8 @@ __all__ = ["install"]
 
 _ARROW = pd.ArrowDtype(pa.bool_())
 
+_Rule: TypeAlias = Callable[[Any], dx.Expr | None]
+
 
 def install() -> None:
     """Have Dask's expressions swap them, if this pandas needs it."""
@@ -28,14 +31,19 @@ def install() -> None:
         pd.array([True], "boolean") & pd.array([None], _ARROW)
     except TypeError:
         for operation in (dx.And, dx.Or, dx.XOr):
-            operation._simplify_down = _arrow_first
+            operation._simplify_down = _arrow_first(operation._simplify_down)
 
 
-def _arrow_first(self: dx.Binop) -> dx.Expr | None:
-    left, right = _dtype(self.left), _dtype(self.right)
-    if isinstance(left, pd.BooleanDtype) and right == _ARROW:
-        return _MaskAsType(type(self)(self.right, self.left), left)
-    return None
+def _arrow_first(simplify_down: _Rule) -> _Rule:
+    """Dask's own rule, and before it the one that swaps."""
+
+    def swapped(self: dx.Binop) -> dx.Expr | None:
+        left, right = _dtype(self.left), _dtype(self.right)
+        if isinstance(left, pd.BooleanDtype) and right == _ARROW:
+            return _MaskAsType(type(self)(self.right, self.left), left)
+        return simplify_down(self)
+
+    return swapped
 
 
 class _MaskAsType(dx.AsType):

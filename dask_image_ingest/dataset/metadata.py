@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterable, Sequence, Set
+from collections.abc import Iterable, Mapping, Sequence, Set
 from functools import cached_property
 from typing import Any
 
@@ -13,16 +13,21 @@ import pyarrow as pa
 from dask_image_ingest.dataset.conversion import convert
 from dask_image_ingest.dataset.filters import Filters, columns_of, matching
 from dask_image_ingest.dataset.options import ReadOptions
-from dask_image_ingest.dataset.pointers import NO_MEMBER
-from dask_image_ingest.dataset.row_pointers import RowPointer, as_texts
 from dask_image_ingest.dataset.schema import POINTER_COLUMNS, Component, image_member
 from dask_image_ingest.dataset.sidecar import Sidecar
 from dask_image_ingest.dataset.warning import warn_user
 from dask_image_ingest.decode import Header, Origin, read_header
-from dask_image_ingest.storage import LazyBytes, announce, as_listed
+from dask_image_ingest.errors import PartitionTooLargeError
+from dask_image_ingest.frames import REFERENCE, encoded_memory
+from dask_image_ingest.storage import (
+    LazyBytes,
+    announce,
+    as_listed,
+    has_random_access,
+    read_ahead,
+)
 from dask_image_ingest.tar import (
     HEAD,
-    LARGEST_VALUE,
     Damage,
     Sample,
     Span,
@@ -36,6 +41,14 @@ from dask_image_ingest.tar import (
 
 # The properties of SampleRows that are computed once, and keep their values when rows are taken.
 _CACHED = frozenset({"samples", "spans", "headers", "_sidecar_rows"})
+
+# How much of a range the images in it have to be, and how large, for all of it to be read at once.
+_DENSE, _LEAST_AHEAD = 0.75, 1 << 20
+
+#: What is known of an image that its sample does not have.
+NO_MEMBER = Header(
+    None, None, None, None, "missing: the sample has no image member", needs_pillow=True
+)
 
 _LARGEST_INT64 = 2**63 - 1
 _HEADER_COLUMNS = frozenset(Header._fields) & frozenset(POINTER_COLUMNS)
@@ -63,6 +76,8 @@ class SampleRows:
         self._index = index
         self._image_extensions = options.image_extensions
         self._decoding = options.decoding
+        self._max_member_bytes = options.max_member_bytes
+        self._get_backend = options.get_backend
         self._components = {component.column: component for component in components}
         self._sidecar = sidecar
 
@@ -102,6 +117,10 @@ class SampleRows:
     def other_kinds(self, known: Set[str]) -> set[str]:
         """The kinds of members that are not ``known``, and not the image of each sample."""
         others: set[str] = set()
+        kinds = others.union(*[sample.members for sample in self.samples])
+        images = kinds.intersection(self._image_extensions)
+        if len(images) < 2:  # where there is one, it is the image of each sample that has it
+            return kinds - known - images
         for sample in self.samples:
             if unknown := sample.members.keys() - known:
                 others.update(unknown - {image_member(sample, self._image_extensions)})
@@ -115,6 +134,12 @@ class SampleRows:
     def announce_images(self) -> None:
         """Have the images of these rows fetched, since they will be read soon."""
         self._announce(self.spans)
+        spans = [span for span in self.spans if span is not None]
+        if spans and not self._index.sparse:
+            start, stop = min(spans)[0], max(offset + size for offset, size in spans)
+            wanted = sum(size for _, size in spans)
+            if max(_LEAST_AHEAD, _DENSE * (stop - start)) <= wanted:
+                read_ahead(self._content, start, stop, encoded_memory)
 
     def opened(self, row: int) -> Any:
         """The encoded image of one row, read where it is sliced; only of a row that has one."""
@@ -147,26 +172,53 @@ class SampleRows:
         return taken
 
     def table(self, columns: Sequence[str]) -> pa.Table:
-        """The given metadata columns of every row."""
+        """The given metadata columns of every row.
+
+        Raises
+        ------
+        PartitionTooLargeError
+            If the members that are read for them are more than one partition can hold.
+        """
         with gc_paused():
-            arrays = [self.column(name) for name in columns]
+            asked = [self._components[name] for name in columns if name in self._components]
+            members = {each.extension: self._members(each.extension) for each in asked}
+            self._check_size(members)
+            made = {each.column: self._component(each, members[each.extension]) for each in asked}
+            arrays = [made[name] if name in made else self.column(name) for name in columns]
         if not arrays:
             return pa.table({"": pa.nulls(len(self))}).select([])
         return pa.table(arrays, names=list(columns))
 
-    def pointers(self) -> pa.Array:
-        """A pointer to each row, for a decode that comes later."""
+    def references(self) -> pa.StructArray:
+        """A reference to the image of each row, for a decode that comes later."""
         shard = as_listed(self.url, self._content)
-        rows = zip(self.numbers.tolist(), self.samples, self.spans, strict=True)
-        return as_texts(self._pointer(*row, shard) for row in rows)
+        size, version = (None, None) if shard is None else (shard.size, shard.version)
+        told = {
+            "url": self.column("__url__"),
+            "shard_size": pa.repeat(pa.scalar(size, pa.int64()), len(self)),
+            "version": pa.repeat(pa.scalar(version, pa.string()), len(self)),
+            "number": pa.array(self.numbers),
+            "key": self.column("__key__"),
+            "offset": self.column("offset"),
+            "nbytes": self.column("nbytes"),
+            "bytes": pa.array(self._carried(), pa.large_binary()),
+        }
+        fields = [told[field.name].cast(field.type) for field in REFERENCE]
+        return pa.StructArray.from_arrays(fields, fields=list(REFERENCE))
 
-    def _pointer(self, number: int, sample: Sample, span: Span | None, shard: Any) -> RowPointer:
-        offset = self._offset(sample, span)
-        place = None if span is None or offset is None else (offset, span[1])
-        return RowPointer(number, place, sample.key, self.url, shard)
+    def _carried(self) -> list[bytes | None]:
+        """The encoded images where a shard is read from its beginning for each of them."""
+        if has_random_access(self.url):
+            return [None] * len(self)
+        return [
+            None
+            if span is None or sample.duplicates or too_large_error(self._index, span)
+            else bytes(read_member(self._content, self._index, span))
+            for sample, span in zip(self.samples, self.spans, strict=True)
+        ]
 
     def column(self, name: str) -> pa.Array:
-        """One metadata column."""
+        """One metadata column, other than those of members."""
         if name == "__key__":
             return pa.array([sample.key for sample in self.samples], pa.string())
         if name == "__url__":
@@ -179,9 +231,9 @@ class SampleRows:
         if name in _HEADER_COLUMNS:
             position = Header._fields.index(name)
             return pa.array([header[position] for header in self.headers], POINTER_COLUMNS[name])
-        if self._sidecar is not None and name in self._sidecar:
-            return self._sidecar.column(name, self._sidecar_rows)
-        return self._component(self._components[name])
+        if self._sidecar is None:
+            raise KeyError(name)
+        return self._sidecar.column(name, self._sidecar_rows)
 
     @cached_property
     def _sidecar_rows(self) -> list[int]:
@@ -225,27 +277,48 @@ class SampleRows:
         """What each of these members holds, where that is known without reading it."""
         return [None] * len(self)
 
-    def _component(self, component: Component) -> pa.Array:
-        spans, contents = self._members(component.extension), self._known(component.extension)
-        unknown = [
-            row
-            for row, (span, known) in enumerate(zip(spans, contents, strict=True))
-            if span is not None and known is None
-        ]
-        self._announce(spans[row] for row in unknown)
-        failed = []
-        for row in unknown:
-            span = spans[row] or (0, 0)
-            if span[1] > LARGEST_VALUE:
-                failed.append(row)
-            else:
-                contents[row] = bytes(read_member(self._content, self._index, span))
-        array, misfits = convert(contents, component.type, component.path)
-        if failed := sorted(failed + misfits):
-            warn_user(
-                f"{self.url}: {len(failed)} of {len(contents)} values of {component.column!r} are "
-                f"not {component.type} and became null, first that of "
-                f"{self.samples[failed[0]].key!r}; ask for another type with components= or "
-                "json_fields="
+    def _check_size(self, members: Mapping[str, Sequence[Span | None]]) -> None:
+        """Refuse members that can't be held together, before any is read."""
+        limit = self._max_member_bytes
+        nbytes = {
+            extension: sum(span[1] for span in spans if span is not None and span[1] <= limit)
+            for extension, spans in members.items()
+        }
+        if nbytes and sum(nbytes.values()) > (largest := self._get_backend().largest_partition):
+            most = max(nbytes, key=nbytes.__getitem__)
+            raise PartitionTooLargeError(
+                f"the members of samples {self.numbers[0]}-{self.numbers[-1]} of {self.url} are "
+                f"{sum(nbytes.values()) / 1e9:.1f} GB, most of them of {most!r}, and one partition "
+                f"holds at most {largest / 1e9:.1f} GB here. Leave that column out, pass "
+                'partition_size="64 MiB" to split shards into more parts, or max_member_bytes= to '
+                "have large members as nulls"
             )
+
+    def _component(self, component: Component, spans: Sequence[Span | None]) -> pa.Array:
+        contents, limit = self._known(component.extension), self._max_member_bytes
+        too_large = [row for row, span in enumerate(spans) if span is not None and span[1] > limit]
+        unknown = [
+            (row, span)
+            for row, (span, known) in enumerate(zip(spans, contents, strict=True))
+            if span is not None and span[1] <= limit and known is None
+        ]
+        for row in too_large:
+            contents[row] = None
+        self._announce(span for _, span in unknown)
+        for row, span in unknown:
+            contents[row] = bytes(read_member(self._content, self._index, span))
+        array, misfits = convert(contents, component.type, component.path)
+        what = f"not {component.type}", "ask for another type with components= or json_fields="
+        self._warn_of_nulls(component, misfits, *what)
+        what = f"larger than max_member_bytes={limit:,}", "pass a larger one to have them"
+        self._warn_of_nulls(component, too_large, *what)
         return array
+
+    def _warn_of_nulls(
+        self, component: Component, rows: Sequence[int], are: str, advice: str
+    ) -> None:
+        if rows:
+            warn_user(
+                f"{self.url}: {len(rows)} of {len(self)} values of {component.column!r} are {are} "
+                f"and became null, first that of {self.samples[rows[0]].key!r}; {advice}"
+            )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from typing import Any
@@ -9,11 +10,12 @@ from typing import Any
 from dask_image_ingest.dataset.indexed import IndexedRows
 from dask_image_ingest.dataset.metadata import SampleRows
 from dask_image_ingest.dataset.options import ReadOptions
-from dask_image_ingest.dataset.schema import Component
+from dask_image_ingest.dataset.schema import Component, image_member
 from dask_image_ingest.dataset.sidecar import Sidecar
 from dask_image_ingest.dataset.walked import Walked, keep_walked
 from dask_image_ingest.dataset.warning import warn_of_unusable
 from dask_image_ingest.errors import ShardError
+from dask_image_ingest.frames import encoded_memory
 from dask_image_ingest.index import (
     IndexFile,
     StoredIndex,
@@ -21,10 +23,21 @@ from dask_image_ingest.index import (
     index_by_members,
     open_stored,
 )
-from dask_image_ingest.storage import LazyBytes, find_shards, open_late, open_shard
-from dask_image_ingest.tar import TarIndex, index_tar
+from dask_image_ingest.storage import (
+    LazyBytes,
+    beginning,
+    find_shards,
+    open_late,
+    open_shard,
+    read_ahead,
+)
+from dask_image_ingest.tar import TarIndex, index_head, index_tar
 
-__all__ = ["known_members", "known_samples", "open_rows"]
+__all__ = ["give_up", "known_members", "known_samples", "open_rows"]
+
+# The first bytes of a shard by which the rest is judged, how much of them has to be in whole
+# members, and how much of that may be of no use.
+_HEAD, _SEEN, _UNUSED = 4 << 20, 0.5, 0.25
 
 
 @contextmanager
@@ -36,10 +49,12 @@ def open_rows(
     sidecar: Sidecar | None = None,
     warn: bool = True,
     keep: bool = False,
+    whole: bool = False,
 ) -> Iterator[SampleRows]:
     """All samples of a shard; ``warn`` of an index that is not used, ``keep`` what a walk finds.
 
-    It is kept where the shard itself has each member in one piece.
+    It is kept where the shard itself has each member in one piece. With ``whole``, every image will
+    be read.
 
     Raises
     ------
@@ -55,12 +70,39 @@ def open_rows(
         # Looked up before the walk: a shard that is replaced meanwhile is seen to have changed.
         listed = find_shards(url, storage_options)[0] if keep else None
         content = opened.enter_context(open_shard(url, storage_options))
+        if whole:
+            needed = functools.partial(_memory_if_needed, content, url, options, components)
+            read_ahead(content, 0, len(content), needed)
         found = known_members(content, index, storage_options, warn) or index_tar(content, url)
-        yield SampleRows(url, content, found, options, components, sidecar)
+        read = beginning(content)
+        at_hand = read if len(read) == len(content) else content
+        yield SampleRows(url, at_hand, found, options, components, sidecar)
         is_stored = listed is not None and len(content) == listed.size and not found.sparse
     # Once the shard is closed, which it was not if that found it changed.
     if listed is not None and is_stored:
         keep_walked(Walked(listed, found))
+
+
+def _memory_if_needed(
+    content: LazyBytes,
+    url: str,
+    options: ReadOptions,
+    components: Sequence[Component],
+    nbytes: int,
+) -> Any:
+    """Memory for a whole shard, if most of what is in it will be read; judged by how it begins."""
+    head = bytes(content[:_HEAD])
+    index, _ = index_head(head, url)
+    extensions = {component.extension for component in components}
+    seen = unused = 0
+    for sample in index.samples:
+        image = image_member(sample, options.image_extensions)
+        for extension, (offset, size) in sample.members.items():
+            seen = max(seen, offset + size)
+            unused += 0 if extension == image or extension in extensions else size
+    if index.sparse or seen < _SEEN * len(head) or unused > _UNUSED * seen:
+        return None
+    return encoded_memory(nbytes)
 
 
 def known_samples(
@@ -78,14 +120,25 @@ def known_samples(
     try:
         return opened.enter_context(open_stored(index.url, index.shard, storage_options))
     except (UnusableIndexError, ShardError) as error:
-        if index.required:
-            raise ShardError(
-                f"the index {index.url} can't be used: {error}. Write it with write_index(), or "
-                "leave out index=True"
-            ) from error
-        if warn:
-            warn_of_unusable(error, index)
+        give_up(index, error, warn)
     return None
+
+
+def give_up(index: IndexFile, error: Exception, warn: bool) -> None:
+    """Have a shard read without its index, which can't be used.
+
+    Raises
+    ------
+    ShardError
+        If it is required.
+    """
+    if index.required:
+        raise ShardError(
+            f"the index {index.url} can't be used: {error}. Write it with write_index(), or "
+            "leave out index=True"
+        ) from error
+    if warn:
+        warn_of_unusable(error, index)
 
 
 def known_members(

@@ -5,10 +5,13 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any, Literal, TypeAlias
 
+from dask_image_ingest.arguments import number_of_bytes, shown
 from dask_image_ingest.decode import Decoding
+from dask_image_ingest.errors import ArgumentError
 from dask_image_ingest.frames import Backend, BackendName, get_backend
+from dask_image_ingest.tar import LARGEST_VALUE, MAX_MEMBER_BYTES
 
-__all__ = ["ErrorPolicy", "ReadOptions", "ShardErrorPolicy"]
+__all__ = ["ErrorPolicy", "ReadOptions", "ShardErrorPolicy", "parse_max_member_bytes"]
 
 ErrorPolicy: TypeAlias = Literal["null", "raise", "drop"]
 ShardErrorPolicy: TypeAlias = Literal["raise", "skip"]
@@ -32,6 +35,8 @@ class ReadOptions:
         For the file system of remote shards.
     needs_sidecars
         Whether a shard without the file beside it that it had is an error.
+    max_member_bytes
+        Members of more bytes, other than the image, are null.
     """
 
     image_extensions: tuple[str, ...]
@@ -41,7 +46,26 @@ class ReadOptions:
     backend: BackendName = "pandas"
     storage_options: dict[str, Any] | None = None
     needs_sidecars: bool = False
+    max_member_bytes: int = MAX_MEMBER_BYTES
 
     def get_backend(self) -> Backend:
         """The backend, which imports its library."""
         return get_backend(self.backend)
+
+
+def parse_max_member_bytes(value: Any) -> int:
+    """The argument ``max_member_bytes=``.
+
+    Raises
+    ------
+    ArgumentError
+    """
+    if value is None:
+        return LARGEST_VALUE
+    nbytes = number_of_bytes(value)
+    if nbytes is None:
+        raise ArgumentError(
+            f"max_member_bytes={shown(value)}: pass bytes, such as '1 GiB', or None for as many as "
+            "a column can hold"
+        )
+    return min(nbytes, LARGEST_VALUE)

@@ -52,7 +52,9 @@ class ParquetSource:
         with self._told():
             table = self._file.read_row_groups(groups, columns=[column], use_threads=False)
             # pyarrow takes a dot for a field of a struct, and may have read more than one column.
-            return table.column(column)
+            values = table.column(column)
+            values.validate(full=True)  # a parquet file may call any bytes text
+            return values
 
     def _places(self, column: str, groups: Sequence[int]) -> Iterator[tuple[int, int]]:
         metadata = self.metadata

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import functools
+from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
@@ -11,27 +13,26 @@ from dask.dataframe.dispatch import concat
 
 from dask_image_ingest.dataset import filters as dnf
 from dask_image_ingest.dataset.computed import EvaluatedFilter
+from dask_image_ingest.dataset.decode_rows import decode_rows
 from dask_image_ingest.dataset.metadata import SampleRows
-from dask_image_ingest.dataset.opened import open_rows
+from dask_image_ingest.dataset.opened import give_up, open_rows
 from dask_image_ingest.dataset.query import Query
 from dask_image_ingest.dataset.sidecar import Sidecar, open_sidecar
 from dask_image_ingest.dataset.splits import ShardSplit
 from dask_image_ingest.dataset.warning import (
-    logger,
     warn_of_damage,
     warn_of_late_members,
     warn_of_skipped,
 )
-from dask_image_ingest.decode import Pixels, decode
+from dask_image_ingest.decode import Pixels
 from dask_image_ingest.errors import (
-    ImageDecodeError,
-    PartitionTooLargeError,
     ShardError,
     ShardNotFoundError,
 )
+from dask_image_ingest.index import UnusableIndexError
 from dask_image_ingest.tar import TarIndex
 
-__all__ = ["NoPixels", "check_size", "read_partition"]
+__all__ = ["read_partition"]
 
 
 def read_partition(split: ShardSplit, query: Query) -> Any:
@@ -64,7 +65,7 @@ def _no_rows(split: ShardSplit, query: Query) -> Any:
         empty = SampleRows(split.url, b"", TarIndex(), query.options, query.components, sidecar)
         if not query.must_decode:
             return _undecoded(empty, query)
-        return _frame(empty, _decode(split, empty, query), query)
+        return _decoded(split, empty, query)
 
 
 def _read(split: ShardSplit, query: Query) -> Any:
@@ -78,7 +79,14 @@ def _read(split: ShardSplit, query: Query) -> Any:
     ) as sidecar:
         if not sidecar.may_have(query.filters_before_decode):
             return _no_rows(split, query)
-        return _read_shard(split, query, sidecar)
+        try:
+            return _read_shard(split, query, sidecar)
+        except UnusableIndexError as error:
+            # A column of it is damaged, which shows when that is read.
+            if split.index is None:
+                raise AssertionError("only an index is unusable") from error
+            give_up(split.index, error, warn=not split.part)
+            return _read_shard(replace(split, index=None), query, sidecar)
 
 
 def _read_shard(split: ShardSplit, query: Query, sidecar: Sidecar) -> Any:
@@ -90,6 +98,7 @@ def _read_shard(split: ShardSplit, query: Query, sidecar: Sidecar) -> Any:
         sidecar,
         warn=not split.part,
         keep=query.keeps_walk,
+        whole=split.parts == 1 and query.decodes_every_row,
     ) as rows:
         if not split.part:  # once for a shard, not once for each part of it
             _warn(rows, query)
@@ -102,17 +111,16 @@ def _read_shard(split: ShardSplit, query: Query, sidecar: Sidecar) -> Any:
             if query.loses_rows_by_decode:
                 return _first_rows(split, rows, query, query.limit)
             rows = rows.take(range(len(rows))[: query.limit])
-        pixels = _decode(split, rows, query)
-        return _frame(rows, pixels, query)
+        return _decoded(split, rows, query)
 
 
 def _undecoded(rows: SampleRows, query: Query) -> Any:
-    """A partition without pixels; pointers are in their place where the decode comes later."""
-    later = ("image", "error") if query.pointers else ()
+    """A partition without pixels; references are in their place where the decode comes later."""
+    later = ("image", "error") if query.references else ()
     table = rows.table([name for name in query.columns if name not in later])
     for place, name in enumerate(query.columns):
         if name in later:
-            made = rows.pointers() if name == "image" else pa.nulls(len(rows), pa.string())
+            made = rows.references() if name == "image" else pa.nulls(len(rows), pa.string())
             table = table.add_column(place, name, made)
     return query.options.get_backend().frame(table, rows.numbers, None)
 
@@ -151,45 +159,41 @@ def _first_rows(split: ShardSplit, rows: SampleRows, query: Query, limit: int) -
     start, size = 0, max(1, limit)
     while not parts or (start < len(rows) and sum(map(len, parts)) < limit):
         portion = rows.take(range(start, min(start + size, len(rows))))
-        parts.append(_frame(portion, _decode(split, portion, query), query))
+        parts.append(_decoded(split, portion, query))
         start, size = start + size, 2 * size
     return parts[0] if len(parts) == 1 else concat(parts).head(limit)
 
 
-def _decode(split: ShardSplit, rows: SampleRows, query: Query) -> Pixels:
-    decoding, backend = query.options.decoding, query.options.get_backend()
-    nbytes = sum(map(decoding.nbytes, rows.headers))
-    if query.wants_pixels:
-        what = f"samples {rows.numbers[0]}-{rows.numbers[-1]} of {split.url}" if len(rows) else ""
-        check_size(what, nbytes, backend.largest_partition)
-        buffer = backend.pixel_buffer(nbytes)
-    else:
-        buffer = NoPixels()
-    rows.announce_images()
-    pixels = decode(rows.headers, rows.image_bytes, decoding, buffer, rows.origin)
-    failed = [row for row, error in enumerate(pixels.errors) if error is not None]
-    if failed and query.options.errors == "raise":
-        row = failed[0]
-        raise ImageDecodeError(
-            f"{split.url}: the image of sample {rows.samples[row].key!r} can't be decoded: "
-            f"{pixels.errors[row]}. Pass errors='null' to get it as a row without an image"
-        )
-    if failed:
-        logger.warning(
-            "%s: %d of %d images could not be decoded, first that of %r: %s",
-            split.url,
-            len(failed),
-            len(rows),
-            rows.samples[failed[0]].key,
-            pixels.errors[failed[0]],
-        )
-    return pixels
+def _decoded(split: ShardSplit, rows: SampleRows, query: Query) -> Any:
+    """The frame of some rows, whose table is made while images are decoded."""
+    table = functools.cache(lambda: _table(rows, query))
+    return _frame(rows, _decode(split, rows, query, table), table(), query)
 
 
-def _frame(rows: SampleRows, pixels: Pixels, query: Query) -> Any:
+def _table(rows: SampleRows, query: Query) -> pa.Table:
     filtered_by = dnf.columns_of(query.filters_after_decode)
     names = [name for name in query.columns if name != "image"]
-    table = rows.table([*names, *sorted(filtered_by.difference(names))])
+    return rows.table([*names, *sorted(filtered_by.difference(names))])
+
+
+def _decode(
+    split: ShardSplit, rows: SampleRows, query: Query, meanwhile: Callable[[], Any]
+) -> Pixels:
+    return decode_rows(
+        rows.headers,
+        rows.image_bytes,
+        rows.origin,
+        query.options.decoding,
+        query.options.errors,
+        query.options.get_backend(),
+        what=f"samples {rows.numbers[0]}-{rows.numbers[-1]} of {split.url}" if len(rows) else "",
+        pixels=query.wants_pixels,
+        fetch=rows.announce_images,
+        meanwhile=meanwhile,
+    )
+
+
+def _frame(rows: SampleRows, pixels: Pixels, table: pa.Table, query: Query) -> Any:
     if "error" in table.column_names:
         position = table.column_names.index("error")
         table = table.set_column(position, "error", pa.array(pixels.errors, pa.string()))
@@ -204,33 +208,9 @@ def _frame(rows: SampleRows, pixels: Pixels, query: Query) -> Any:
     if len(kept) < len(rows):
         table, pixels = table.take(kept), pixels.take(kept)
     frame = query.options.get_backend().frame(
-        table.select(names), rows.numbers[kept], pixels if query.wants_pixels else None
+        table.select([name for name in query.columns if name != "image"]),
+        rows.numbers[kept],
+        pixels if query.wants_pixels else None,
     )
     columns = list(query.columns)
     return frame if list(frame.columns) == columns else frame[columns]
-
-
-def check_size(what: str, nbytes: int, largest: int) -> None:
-    """Refuse a partition that can't be held, before anything is decoded.
-
-    Raises
-    ------
-    PartitionTooLargeError
-    """
-    if nbytes > largest:
-        raise PartitionTooLargeError(
-            f"{what} decode to {nbytes / 1e9:.1f} GB, and one partition holds at most "
-            f'{largest / 1e9:.1f} GB of pixels here. Pass partition_size="512 MiB" to split shards '
-            "(or repartition a frame that is there already), or size= to decode smaller images"
-        )
-
-
-class NoPixels:
-    """Takes decoded images where only their errors are asked for."""
-
-    def append(self, images: Any) -> None:
-        """Forget a batch."""
-
-    def finish(self) -> np.ndarray:
-        """Nothing was kept."""
-        return np.empty(0, np.uint8)

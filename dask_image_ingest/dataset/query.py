@@ -31,8 +31,8 @@ class Query:
         The columns of the files beside the shards that these need.
     known_extensions
         Extensions of which no warning is given; None where none is given of any.
-    pointers
-        Whether ``image`` is a pointer to each row, and ``error`` null: the decode comes later.
+    references
+        Whether ``image`` is a reference, and ``error`` null: the decode comes later.
     keeps_walk
         Whether a later step of the same task wants what a walk through the shard finds.
     """
@@ -45,7 +45,7 @@ class Query:
     components: tuple[Component, ...]
     sidecar: tuple[SidecarColumn, ...]
     known_extensions: frozenset[str] | None
-    pointers: bool = False
+    references: bool = False
     keeps_walk: bool = False
 
     @property
@@ -56,12 +56,18 @@ class Query:
     @property
     def must_decode(self) -> bool:
         """Whether images are decoded: for their pixels, or because only that tells the errors."""
-        return not self.pointers and (
+        return not self.references and (
             self.wants_pixels
             or "error" in self.columns
             or "error" in dnf.columns_of(self.filters)
             or self.options.errors == "drop"
         )
+
+    @property
+    def decodes_every_row(self) -> bool:
+        """Whether no row is left out before images are decoded."""
+        chosen = self.filters_before_decode or self.computed or self.limit is not None
+        return self.must_decode and not chosen
 
     @property
     def filters_before_decode(self) -> Filters | None:

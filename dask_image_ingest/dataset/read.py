@@ -9,11 +9,13 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, Literal
 
+import pyarrow as pa
 from dask.base import tokenize
 
 from dask_image_ingest.arguments import (
     check_choice,
     check_columns,
+    check_flag,
     check_storage_options,
     list_of_names,
     shown,
@@ -22,9 +24,13 @@ from dask_image_ingest.dask_internals import new_collection
 from dask_image_ingest.dataset.expr import Dataset, ReadWebDataset
 from dask_image_ingest.dataset.filters import normalize_filters
 from dask_image_ingest.dataset.first_shard import open_first
-from dask_image_ingest.dataset.options import ErrorPolicy, ReadOptions, ShardErrorPolicy
+from dask_image_ingest.dataset.options import (
+    ErrorPolicy,
+    ReadOptions,
+    ShardErrorPolicy,
+    parse_max_member_bytes,
+)
 from dask_image_ingest.dataset.schema import (
-    Schema,
     make_schema,
     parse_image_extensions,
 )
@@ -35,17 +41,22 @@ from dask_image_ingest.dataset.sidecar_schema import (
     with_sidecars,
 )
 from dask_image_ingest.dataset.splits import parse_partition_size, split_shards
-from dask_image_ingest.decode import MAX_PIXELS, make_decoding, require_simplejpeg
+from dask_image_ingest.decode import MAX_PIXELS, Decoding, make_decoding, require_simplejpeg
 from dask_image_ingest.errors import ArgumentError
 from dask_image_ingest.frames import choose_backend, get_backend, gpus
+from dask_image_ingest.image_frame import ImageDataFrame
 from dask_image_ingest.index import find_indexes, parse_index
 from dask_image_ingest.storage import Listings, Shard, find_shards, with_permission
-from dask_image_ingest.tar import IMAGE_EXTENSIONS
+from dask_image_ingest.tar import IMAGE_EXTENSIONS, MAX_MEMBER_BYTES
 
-_NO_GPU_HERE = (
+__all__ = ["NO_GPU_HERE", "read_webdataset_images", "refuse_decoding"]
+
+#: The warning of a read that is made for workers with GPUs.
+NO_GPU_HERE = (
     "this process has no GPU: the collection is made for workers that have one. Columns can be "
-    "chosen and images decoded, mapped and written; a predicate such as ddf.width > 512 would ask "
-    "cuDF here, so pass filters= instead, and take results as pandas: ddf.to_backend('pandas')"
+    "chosen, and images decoded and mapped in batches; a predicate such as ddf.width > 512 would "
+    "ask cuDF here, so pass filters= instead. For all else, to_parquet() and results included, "
+    "go on with ddf.to_backend('pandas')"
 )
 
 
@@ -66,12 +77,14 @@ def read_webdataset_images(
     shard_errors: ShardErrorPolicy = "raise",
     partition_size: int | str | None = "auto",
     max_pixels: int | None = MAX_PIXELS,
+    max_member_bytes: int | str | None = MAX_MEMBER_BYTES,
     scaled_decode: bool = False,
     sidecar: SidecarChoice = None,
     allow_pipes: bool = False,
     index: Literal["auto"] | bool | str | os.PathLike[str] = "auto",
     storage_options: dict[str, Any] | None = None,
-) -> Any:
+    decode: bool = True,
+) -> ImageDataFrame:
     """Read WebDataset tar shards of images as a lazy Dask dataframe.
 
     One row per sample, one task per shard. Nothing is read but the first shard's tar headers, its
@@ -110,7 +123,9 @@ def read_webdataset_images(
     transform
         A function of DALI operators, images to uint8 images of layout HWC, after the resize.
     mode
-        ``"RGB"`` (3 channels) or ``"L"`` (1 channel, luma).
+        ``"RGB"`` (3 channels) or ``"L"`` (1 channel, luma). Neither is for masks of classes: with
+        ``size`` the filter blends classes into values that none has, and of a palette ``"L"`` gives
+        the luma of its colours, not its indices.
     backend
         ``"cudf"`` or ``"pandas"``. By default dask's ``dataframe.backend`` if that is set, else
         cuDF where this machine has it and a GPU.
@@ -128,6 +143,11 @@ def read_webdataset_images(
         one task per shard.
     max_pixels
         Images of more pixels are an error, before anything is allocated for them. None: no limit.
+    max_member_bytes
+        Members of more bytes than that, other than the image, are null, with a warning: by default
+        256 MiB. None: as many as a column can hold, 2 GiB. All those of a partition that a query
+        asks for together may be as much as a partition may hold; more is a
+        ``PartitionTooLargeError``.
     scaled_decode
         Decode a JPEG that is at least twice as large as ``size`` at a reduced scale: several times
         faster, at 30 to 50 dB PSNR to the full way. On the CPU, with resize ``"stretch"``,
@@ -150,6 +170,11 @@ def read_webdataset_images(
         used, with a warning.
     storage_options
         For the fsspec filesystem behind remote paths.
+    decode
+        Whether to decode images. With False ``image`` holds references, of the dtype
+        ``image_reference``: small values that filters, joins, shuffles and parquet files keep, and
+        of which :func:`decode_images` makes pixels, in this process or another one, today or later.
+        There is no column ``error``.
 
     Returns
     -------
@@ -197,7 +222,7 @@ def read_webdataset_images(
     """
     backend_ = get_backend(choose_backend(backend))
     if backend_.device == "gpu" and not gpus():
-        warnings.warn(_NO_GPU_HERE, stacklevel=2)
+        warnings.warn(NO_GPU_HERE, stacklevel=2)
     check_choice("errors", errors, ("null", "raise", "drop"))
     check_choice("shard_errors", shard_errors, ("raise", "skip"))
     check_sidecar(sidecar)
@@ -214,6 +239,9 @@ def read_webdataset_images(
     )
     if scaled_decode:
         require_simplejpeg()
+    check_flag("decode", decode)
+    if not decode:
+        refuse_decoding(decoding, errors)
     largest = parse_partition_size(partition_size, backend_)
     options = ReadOptions(
         image_extensions=parse_image_extensions(image),
@@ -223,6 +251,7 @@ def read_webdataset_images(
         backend=backend_.name,
         storage_options=storage_options,
         needs_sidecars=sidecar == "parquet",
+        max_member_bytes=parse_max_member_bytes(max_member_bytes),
     )
     where = parse_index(index)
     shards = find_shards(paths, storage_options)
@@ -239,22 +268,40 @@ def read_webdataset_images(
         )
         beside = sidecar_columns(shards, schema.types, storage_options, backend_)
         schema = replace(schema, sidecar=beside)
-        selected = _columns(columns, schema)
-        filters_ = normalize_filters(filters, schema.types)
+        types = {n: t for n, t in schema.types.items() if decode or n != "error"}
+        selected = _columns(columns, types, decode)
+        filters_ = normalize_filters(filters, types)
         first.warn_of_unknown(schema, options.image_extensions)
         splits = split_shards(shards, first, options, largest, indexes)
     told = str((schema.components, schema.sidecar))
     found = sorted((url, file.url) for url, file in indexes.items())
     token = tokenize(_fingerprint(shards), told, options, largest, found)
     dataset = Dataset(splits, tuple(shards), schema, options, token)
-    return new_collection(ReadWebDataset(dataset, selected, filters_))
+    return new_collection(ReadWebDataset(dataset, selected, filters_, references=not decode))
 
 
-def _columns(columns: Sequence[str] | None, schema: Schema) -> list[str] | None:
+def refuse_decoding(decoding: Decoding, errors: ErrorPolicy) -> None:
+    """Refuse options of a decode that is not made."""
+    given = {
+        "size": decoding.size is not None,
+        "mode": decoding.mode != "RGB",
+        "transform": decoding.transform is not None,
+        "errors": errors != "null",
+        "scaled_decode": decoding.scaled,
+    }
+    for name in filter(given.__getitem__, given):
+        raise ArgumentError(
+            f"decode=False makes no pixels, and {name}= says how: pass it to decode_images()"
+        )
+
+
+def _columns(
+    columns: Sequence[str] | None, types: Mapping[str, pa.DataType], decode: bool
+) -> list[str] | None:
     if columns is None:
-        return None
+        return None if decode else list(types)
     selected = list_of_names("columns", columns, "column names")
-    check_columns(selected, list(schema.types), "the columns of the first shard are")
+    check_columns(selected, list(types), "the columns of the first shard are")
     if len(set(selected)) < len(selected):
         raise ArgumentError(f"columns={shown(selected)} names a column twice")
     return selected

@@ -31,6 +31,9 @@ POINTER_COLUMNS: dict[str, pa.DataType] = {
 # How many samples of the first shard have their labels looked at, to see that they are integers.
 _LABELS_LOOKED_AT = 100
 
+# In bytes: what is longer is no label.
+_LONGEST_LABEL = 4096
+
 
 @dataclass(frozen=True, slots=True)
 class Component:
@@ -203,8 +206,11 @@ def _member_type(extension: str, index: TarIndex, content: LazyBytes) -> pa.Data
         return pa.binary()
     labelled = (s for s in index.samples if extension in s.members)
     for _, sample in zip(range(_LABELS_LOOKED_AT), labelled, strict=False):
+        span = sample.members[extension]
+        if span[1] > _LONGEST_LABEL:
+            return pa.string()
         try:
-            label = parse_integer(bytes(read_member(content, index, sample.members[extension])))
+            label = parse_integer(bytes(read_member(content, index, span)))
         except ValueError:
             return pa.string()
         if not -(2**63) <= label < 2**63:

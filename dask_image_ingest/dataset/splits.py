@@ -3,26 +3,23 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
-import numpy as np
-from dask.utils import parse_bytes
-
-from dask_image_ingest.arguments import is_whole, shown
+from dask_image_ingest.arguments import number_of_bytes, shown
 from dask_image_ingest.dataset.first_shard import FirstShard
 from dask_image_ingest.dataset.options import ReadOptions
 from dask_image_ingest.errors import ArgumentError
 from dask_image_ingest.frames import Backend
 from dask_image_ingest.index import IndexFile
+from dask_image_ingest.passwords import UrlHolder
 from dask_image_ingest.storage import Shard, is_pipe
 
 __all__ = ["ShardSplit", "parse_partition_size", "split_shards"]
 
 
-@dataclass(frozen=True, slots=True)
-class ShardSplit:
+@dataclass(frozen=True, slots=True, repr=False)
+class ShardSplit(UrlHolder):
     """The samples of one partition: the ``part``-th of ``parts`` equal parts of a shard.
 
     ``sidecar`` is the URL of the file beside the shard that has columns for them, ``index`` where
@@ -49,17 +46,11 @@ def parse_partition_size(partition_size: Any, backend: Backend) -> int | None:
     """
     if partition_size is None:
         return None
-    nbytes = 0
-    if isinstance(partition_size, str):
-        if partition_size == "auto":
-            # Shards are taken to decode to as much as the first one, and some decode to more.
-            return min(backend.partition_memory(), backend.largest_partition // 2)
-        with suppress(ValueError, OverflowError):
-            nbytes = parse_bytes(partition_size) if partition_size.strip() else 0
-    elif is_whole(partition_size) or isinstance(partition_size, (float, np.floating)):
-        with suppress(ValueError, OverflowError):
-            nbytes = int(partition_size)
-    if nbytes < 1:
+    if isinstance(partition_size, str) and partition_size == "auto":
+        # Shards are taken to decode to as much as the first one, and some decode to more.
+        return min(backend.partition_memory(), backend.largest_partition // 2)
+    nbytes = number_of_bytes(partition_size)
+    if nbytes is None:
         raise ArgumentError(
             f"partition_size={shown(partition_size)}: pass bytes, such as '512 MiB', 'auto', or "
             "None for one task per shard"

@@ -6,6 +6,7 @@ import logging
 import warnings
 
 from dask_image_ingest.index import IndexFile
+from dask_image_ingest.passwords import without_passwords
 from dask_image_ingest.tar import Damage
 
 __all__ = [
@@ -25,6 +26,7 @@ _warned_extensions: set[str] = set()
 
 def warn_user(message: str) -> None:
     """Warn here, and on a worker of a cluster also in the client that waits for it."""
+    message = without_passwords(message)
     try:
         from distributed.worker import get_worker, warn
 

@@ -65,6 +65,17 @@ class Backend(Protocol):
         ``image`` and ``error`` are their names, ``error`` None where none is wanted.
         """
 
+    def with_references(
+        self, frame: Any, references: pa.Array | pa.ChunkedArray, image: str, error: str | None
+    ) -> Any:
+        """``frame`` with references in place of images, and nulls in place of errors.
+
+        As with `with_images`; ``references`` are of the type ``REFERENCE``.
+        """
+
+    def is_references(self, dtype: Any) -> bool:
+        """Whether a column of this dtype holds image references."""
+
     def meta(self, types: Mapping[str, pa.DataType]) -> Any:
         """An empty dataframe with these columns."""
 
@@ -90,6 +101,12 @@ class Backend(Protocol):
 
         ``scale`` and ``shift`` are float32, one for each channel or one for all: what each value
         is multiplied by, and what is added then.
+        """
+
+    def count_levels(self, images: Sequence[Any]) -> np.ndarray:
+        """How many pixels of each channel have each of the 256 values: int64 (channels, 256).
+
+        All images are of as many channels.
         """
 
     def host(self, array: Any) -> np.ndarray:

@@ -21,6 +21,7 @@ from dask_image_ingest.frames.cudf_columns import (
     with_columns_of,
 )
 from dask_image_ingest.frames.cudf_dask import register
+from dask_image_ingest.frames.cudf_levels import count_levels
 from dask_image_ingest.frames.cudf_pixels import LARGEST_PARTITION, DevicePixels
 from dask_image_ingest.frames.cudf_stored import to_frame, to_table
 from dask_image_ingest.frames.cudf_types import bytes_of, holds
@@ -29,6 +30,7 @@ from dask_image_ingest.frames.cudf_values import (
     image_arrays,
     is_bytes,
     is_images,
+    is_references,
     typed,
 )
 from dask_image_ingest.frames.gpus import gpus, require_gpu
@@ -109,6 +111,22 @@ class CudfBackend:
         made.columns = [*told, image]
         return with_columns_of(frame, made)
 
+    def with_references(
+        self,
+        frame: cudf.DataFrame,
+        references: pa.Array | pa.ChunkedArray,
+        image: str,
+        error: str | None,
+    ) -> cudf.DataFrame:
+        """``frame`` with references in place of images, and no errors yet."""
+        told = {} if error is None else {error: pa.nulls(len(references), pa.string())}
+        made = make_frame(pa.table({**told, image: references}), frame.index, None)
+        return with_columns_of(frame, made)
+
+    def is_references(self, dtype: Any) -> bool:
+        """Whether a column of this dtype holds image references."""
+        return is_references(dtype)
+
     def meta(self, types: Mapping[str, pa.DataType]) -> cudf.DataFrame:
         """An empty dataframe with these columns; asks nothing of a GPU."""
         return empty_frame(types)
@@ -148,6 +166,10 @@ class CudfBackend:
         scale, shift = (cupy.asarray(part)[:, None, None] for part in (scale, shift))
         _scale_and_shift(batch, scale, shift, made)
         return made
+
+    def count_levels(self, images: Sequence[cupy.ndarray]) -> np.ndarray:
+        """How many pixels of each channel have each of the 256 values."""
+        return count_levels(images, self)
 
     def host(self, array: cupy.ndarray) -> np.ndarray:
         """A copy of the array in host memory."""

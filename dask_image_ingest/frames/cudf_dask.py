@@ -17,9 +17,14 @@ import pandas as pd
 import pyarrow as pa
 import pylibcudf as plc
 from cudf.comm.serialize import cuda_serialize_cudf_object, dask_serialize_cudf_object
-from dask.dataframe.dispatch import concat_dispatch, meta_nonempty
+from dask.dataframe.dispatch import (
+    concat_dispatch,
+    from_pyarrow_table_dispatch,
+    meta_nonempty,
+)
 from dask_cudf.backends import (
     _nonempty_series,
+    _table_to_cudf,
     concat_cudf,
     meta_nonempty_cudf,
     to_cudf_dispatch,
@@ -49,6 +54,7 @@ _NESTED_DTYPES = (cudf.ListDtype, cudf.StructDtype)
 def register() -> None:
     """Lay this package's functions over those of dask_cudf."""
     concat_dispatch.register(cudf.DataFrame, concat)
+    from_pyarrow_table_dispatch.register(cudf.DataFrame, from_table)
     meta_nonempty.register(cudf.DataFrame, nonempty)
     meta_nonempty.register(cudf.Series, _nonempty_nested)
     to_pandas_dispatch.register(cudf.DataFrame, to_pandas)
@@ -80,6 +86,21 @@ def concat(frames: list[cudf.DataFrame], *args: Any, **kwargs: Any) -> cudf.Data
             "them with to_parquet(), compute some of them at a time with .partitions[...], or drop "
             "the image column before compute()"
         ) from error
+
+
+def from_table(meta: cudf.DataFrame, table: pa.Table, **options: Any) -> cudf.DataFrame:
+    """A frame of what a shuffle between workers has sent, in the types of ``meta``.
+
+    cuDF sends lists and structs without a value, and fields of such, as Arrow's nulls. If all rows
+    of a partition are like that they would come back as ``object``.
+    """
+    for at, field in enumerate(table.schema):
+        if _has_null_type(field.type) and field.name in meta.columns:
+            dtype = meta[field.name].dtype
+            if isinstance(dtype, _NESTED_DTYPES):
+                typed = table.column(at).cast(dtype.to_arrow())
+                table = table.set_column(at, field.name, typed)
+    return _table_to_cudf(meta, table, **options)
 
 
 def nonempty(frame: cudf.DataFrame) -> cudf.DataFrame:
@@ -147,6 +168,11 @@ def _spilled(column: plc.Column) -> bool:
     if buffer is not None and getattr(buffer.owner, "is_spilled", False):
         return True
     return any(_spilled(child) for child in column.children())
+
+
+def _has_null_type(type_: pa.DataType) -> bool:
+    parts = (type_.field(number).type for number in range(type_.num_fields))
+    return pa.types.is_null(type_) or any(map(_has_null_type, parts))
 
 
 def _image_columns(frame: cudf.DataFrame) -> list[Any]:

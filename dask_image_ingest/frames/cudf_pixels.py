@@ -31,47 +31,53 @@ def check_pixels(nbytes: int) -> None:
 
 
 class DevicePixels:
-    """A flat buffer of pixels in GPU memory."""
+    """A flat buffer of pixels in GPU memory.
+
+    It is filled on a stream of its own: whatever else is queued on the default stream by then, such
+    as the kernels of a training step, is not waited for.
+    """
 
     def __init__(self, nbytes: int) -> None:
-        self._flat = cupy.empty(nbytes, cupy.uint8)
+        self._stream = cupy.cuda.Stream(non_blocking=True)
+        self._flat = self._allocated(nbytes)
         self._end = 0
-        # Memory from a pool is free on the stream that asked for it, and on no other: DALI has to
-        # copy on this one.
-        self._stream = cupy.cuda.get_current_stream()
 
     def append(self, images: Any) -> None:
         """Take a batch: a DALI tensor list whole, or a list of NumPy arrays or DALI tensors."""
+        try:
+            self._queue(images)
+        finally:
+            # DALI's images live until here, as the caller's: the JPEG engines of an H100 write when
+            # they are called, whatever their stream still waits for (torchcodec#1634), so memory
+            # that a copy has yet to read must not go back to DALI.
+            self._wait()
+
+    def finish(self) -> cupy.ndarray:
+        """The bytes taken."""
+        if self._end < len(self._flat) * 3 // 4:
+            # Many images could not be decoded: what was reserved for them goes back to the pool.
+            self._move(self._end)
+        return self._flat[: self._end]
+
+    def _queue(self, images: Any) -> None:
         if not isinstance(images, list):
             self._copy(images, sum(math.prod(shape) for shape in images.shape()))
             return
         for image in images:
             if isinstance(image, np.ndarray):
-                self._room(image.size).set(np.ascontiguousarray(image).reshape(-1))
+                array = np.ascontiguousarray(image).reshape(-1)
+                self._room(array.size).set(array, stream=self._stream)
             else:
                 self._copy(image, math.prod(image.shape()))
-
-    def finish(self) -> cupy.ndarray:
-        """The bytes taken."""
-        flat = self._flat[: self._end]
-        if len(flat) < len(self._flat) * 3 // 4:
-            # Many images could not be decoded: what was reserved for them goes back to the pool.
-            flat = flat.copy()
-        # pylibcudf wraps memory without waiting for whoever still writes to it.
-        self._stream.synchronize()
-        return flat
 
     def _copy(self, images: Any, nbytes: int) -> None:
         room = self._room(nbytes)
         if nbytes:
-            # The host waits for the copy. Else DALI would have its stream wait, and take the memory
-            # back at once; but the JPEG engines of an H100 write when they are called, whatever
-            # their stream still waits for (torchcodec#1634). A kernel copies a batch of many small
-            # images in one launch.
+            # A kernel copies a batch of many small images in one launch.
             images.copy_to_external(
                 ctypes.c_void_p(room.data.ptr),
                 cuda_stream=ctypes.c_void_p(self._stream.ptr),
-                non_blocking=False,
+                non_blocking=True,
                 use_copy_kernel=True,
             )
 
@@ -79,7 +85,26 @@ class DevicePixels:
         start, self._end = self._end, self._end + nbytes
         check_pixels(self._end)
         if self._end > len(self._flat):
-            grown = cupy.empty(max(self._end, len(self._flat) * 3 // 2), cupy.uint8)
-            grown[:start] = self._flat[:start]
-            self._flat = grown
+            self._move(start, max(self._end, len(self._flat) * 3 // 2))
         return self._flat[start : self._end]
+
+    def _move(self, taken: int, size: int | None = None) -> None:
+        """Copy the bytes taken to a buffer of another size, by default of theirs."""
+        moved = self._allocated(taken if size is None else size)
+        moved.data.copy_from_device_async(self._flat.data, taken, self._stream)
+        # The old memory goes back to the pool, which does not know of this stream.
+        self._wait()
+        self._flat = moved
+
+    def _wait(self) -> None:
+        # By CuPy, which lets other threads run: DALI would wait with the GIL.
+        self._stream.synchronize()
+
+    def _allocated(self, nbytes: int) -> cupy.ndarray:
+        """Memory that this buffer's own stream may write to."""
+        flat = cupy.empty(nbytes, cupy.uint8)
+        # A pool's memory is free on the stream that asked for it: work queued there may still use
+        # what was there before.
+        ready = cupy.cuda.Event(disable_timing=True)
+        self._stream.wait_event(cupy.cuda.get_current_stream().record(ready))
+        return flat

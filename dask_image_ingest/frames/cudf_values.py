@@ -14,11 +14,17 @@ import pylibcudf as plc
 from dask_image_ingest.decode import Pixels
 from dask_image_ingest.frames.cudf_types import with_bytes
 from dask_image_ingest.frames.image_type import IMAGE
+from dask_image_ingest.frames.reference_type import REFERENCE
 
 
 def is_images(dtype: Any) -> bool:
     """Whether a column of this dtype holds decoded images."""
     return isinstance(dtype, cudf.StructDtype) and set(dtype.fields) == set(IMAGE.names)
+
+
+def is_references(dtype: Any) -> bool:
+    """Whether a column of this dtype holds image references."""
+    return isinstance(dtype, cudf.StructDtype) and list(dtype.fields) == REFERENCE.names
 
 
 def is_bytes(dtype: Any) -> bool:

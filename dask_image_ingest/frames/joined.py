@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 from dask_image_ingest.frames.backend import Backend
@@ -23,13 +23,28 @@ def joined(arrays: Sequence[Any], backend: Backend) -> Any:
     return backend.numpy.stack(arrays)
 
 
+def runs(arrays: Sequence[Any], backend: Backend) -> Iterator[Any]:
+    """Images as few flat arrays: one of all that lie side by side in one buffer, without a copy."""
+    start = 0
+    for end in range(1, len(arrays) + 1):
+        if end == len(arrays) or not _side_by_side(arrays[end - 1 : end + 1]):
+            flat = arrays[start].reshape(-1)
+            size = sum(array.size for array in arrays[start:end])
+            yield backend.numpy.lib.stride_tricks.as_strided(flat, (size,), flat.strides)
+            start = end
+
+
 def _side_by_side(arrays: Sequence[Any]) -> bool:
     # Addresses alone prove nothing: two buffers may be neighbours, and one of them go.
     buffer = _buffer(arrays[0])
     if buffer is None or any(_buffer(array) is not buffer for array in arrays):
         return False
-    start, size = _address(arrays[0]), arrays[0].nbytes
-    return all(_address(array) == start + n * size for n, array in enumerate(arrays))
+    end = _address(arrays[0])
+    for array in arrays:
+        if _address(array) != end:
+            return False
+        end += array.nbytes
+    return True
 
 
 def _buffer(array: Any) -> Any:

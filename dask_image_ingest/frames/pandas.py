@@ -26,6 +26,8 @@ from dask_image_ingest.frames.image_dtype import (
 from dask_image_ingest.frames.image_type import IMAGE
 from dask_image_ingest.frames.nested_dtype import list_values, nested_dtype
 from dask_image_ingest.frames.pixel_memory import pixel_memory
+from dask_image_ingest.frames.reference_dtype import ReferenceDtype, is_reference_dtype
+from dask_image_ingest.frames.reference_type import REFERENCE
 from dask_image_ingest.frames.stored_frame import to_frame
 from dask_image_ingest.frames.type_names import is_list, is_text
 from dask_image_ingest.frames.workers import workers
@@ -33,11 +35,22 @@ from dask_image_ingest.frames.workers import workers
 # Of a worker's memory: a partition may be copied twice by what follows, and a worker keeps several.
 _PARTITION_SHARE = 1 / 16
 
+# Bytes of encoded images that a task holds at once; of more, it reads one by one.
+_MOST_ENCODED = 2**28
+
 # Of a worker's memory, what may be kept for the next pixels when partitions are let go.
 _KEPT_SHARE = 1 / 8
 
 # Where a worker begins to spill (distributed.worker.memory.target).
 _SPILL_SHARE = 0.6
+
+
+def encoded_memory(nbytes: int) -> np.ndarray | None:
+    """Memory for the encoded images of a partition, kept as that of pixels is; None if too much."""
+    memory = _worker_memory()
+    if nbytes > min(_MOST_ENCODED, memory * _PARTITION_SHARE):
+        return None
+    return pixel_memory.take(nbytes, int(memory * _KEPT_SHARE))
 
 
 class HostPixels:
@@ -147,6 +160,21 @@ class PandasBackend:
         made = {} if error is None else {error: _error_array(pixels.errors)}
         return assigned(frame, made | {image: _image_array(pixels)})
 
+    def with_references(
+        self,
+        frame: pd.DataFrame,
+        references: pa.Array | pa.ChunkedArray,
+        image: str,
+        error: str | None,
+    ) -> pd.DataFrame:
+        """``frame`` with references in place of images, and no errors yet."""
+        made = {} if error is None else {error: _error_array([None] * len(frame))}
+        return assigned(frame, made | {image: ReferenceDtype().__from_arrow__(references)})
+
+    def is_references(self, dtype: Any) -> bool:
+        """Whether a column of this dtype holds image references."""
+        return is_reference_dtype(dtype)
+
     def meta(self, types: Mapping[str, pa.DataType]) -> pd.DataFrame:
         """An empty dataframe with these columns."""
         columns = {name: pd.array([], dtype=pandas_type(type_)) for name, type_ in types.items()}
@@ -201,6 +229,14 @@ class PandasBackend:
             place += shift
         return made
 
+    def count_levels(self, images: Sequence[np.ndarray]) -> np.ndarray:
+        """How many pixels of each channel have each of the 256 values."""
+        counts = np.zeros((images[0].shape[2], 256), np.int64)
+        for array in images:
+            for channel, levels in enumerate(counts):
+                levels += np.bincount(array[:, :, channel].reshape(-1), minlength=256)
+        return counts
+
     def host(self, array: np.ndarray) -> np.ndarray:
         """The array itself, which is in host memory already."""
         return array
@@ -214,6 +250,8 @@ def pandas_type(type_: pa.DataType) -> pd.api.extensions.ExtensionDtype:
     """The pandas dtype of an Arrow type: strings as dask has them, all else as Arrow has it."""
     if type_ is IMAGE:
         return ImageDtype()
+    if type_.equals(REFERENCE):
+        return ReferenceDtype()
     if pa.types.is_nested(type_):
         return nested_dtype(type_)
     return pd.StringDtype("pyarrow") if is_text(type_) else pd.ArrowDtype(type_)

@@ -1,4 +1,4 @@
-"""Host memory for pixels, kept for a moment after use.
+"""Host memory for pixels, and for the encoded images of a partition, kept for a moment after use.
 
 A page that the kernel gives for the first time costs a fault and its zeroing: for the pixels of one
 partition as much as 10 % of decoding them, and several times that on virtual machines that hand

@@ -12,6 +12,8 @@ import pytest
 from tars import BLOCK, header, padded, tar, zstd
 
 import dask_image_ingest as dii
+from dask_image_ingest.dataset import metadata
+from dask_image_ingest.frames.pandas import PandasBackend
 
 
 @pytest.fixture(scope="module")
@@ -205,3 +207,62 @@ def test_a_member_that_claims_terabytes_costs_its_own_value(files, tmp_path, siz
     assert frame["txt"].fillna("none").tolist() == [*["none"] * 6, "text"]
     late = ddf.drop(columns=["image", "error", "txt"])
     assert dii.decode_images(late)["error"].compute().notna().sum() == 3
+
+
+def test_members_larger_than_max_member_bytes_are_null_and_counted(files, tmp_path, monkeypatch):
+    """Those with holes, whose claims cost nothing, and those that are there; the image is not."""
+    path = tmp_path / "a.tar"
+    large = [("v.txt", b"x" * 1001), ("w.txt", b"x" * 1000), ("v.jpg", files[0][1])]
+    assert len(files[0][1]) > 1000
+    path.write_bytes(claiming(b"u.txt", 2**30) + tar(large))
+    expanded = []
+    monkeypatch.setattr(metadata, "read_member", recording(metadata.read_member, expanded))
+    ddf = dii.read_webdataset_images(path, backend="pandas", max_member_bytes=1000)
+    said = r"2 of 3 values of 'txt' are larger than max_member_bytes=1,000 .*first that of 'u'"
+    with pytest.warns(UserWarning, match=said):
+        frame = ddf.compute()
+    assert frame["txt"].isna().tolist() == [True, True, False]
+    assert frame["image"].notna().tolist() == [False, True, False]
+    assert 2**30 not in expanded
+    with pytest.warns(UserWarning, match="larger than max_member_bytes=268,435,456"):
+        sizes = dii.read_webdataset_images(path, backend="pandas")["txt"].str.len().compute()
+    assert sizes.fillna(0).tolist() == [0, 1001, 1000]
+    dii.write_index(path)
+    indexed = dii.read_webdataset_images(path, backend="pandas", index=True, max_member_bytes=1000)
+    with pytest.warns(UserWarning, match=said):
+        assert indexed["txt"].isna().compute().tolist() == [True, True, False]
+
+
+def recording(read, sizes):
+    def recorded(content, index, span):
+        sizes.append(span[1])
+        return read(content, index, span)
+
+    return recorded
+
+
+@pytest.mark.parametrize("limit", [0, -1, "many", True, [5]])
+def test_max_member_bytes_is_a_number_of_bytes(files, tmp_path, limit):
+    path = tmp_path / "a.tar"
+    path.write_bytes(tar(files))
+    with pytest.raises(dii.ArgumentError, match=r"max_member_bytes=.* such as '1 GiB', or None"):
+        dii.read_webdataset_images(path, backend="pandas", max_member_bytes=limit)
+    for sound in (1, "1 MiB", None, 1e6):
+        dii.read_webdataset_images(path, backend="pandas", max_member_bytes=sound)
+
+
+def test_members_that_no_partition_can_hold_are_refused_before_they_are_read(
+    files, tmp_path, monkeypatch
+):
+    path = tmp_path / "a.tar"
+    path.write_bytes(b"".join(claiming(b"%02d.txt" % n, 2**28) for n in range(40)) + tar(files))
+    monkeypatch.setattr(PandasBackend, "largest_partition", 3 * 2**30)
+    ddf = dii.read_webdataset_images(path, backend="pandas")
+    monkeypatch.setattr(metadata, "read_member", lambda *args: pytest.fail("a member was read"))
+    said = r"the members of samples 0-43 of .*a\.tar are 10\.7 GB, most of them of 'txt'"
+    with pytest.raises(dii.PartitionTooLargeError, match=said):
+        ddf[["__key__", "txt"]].compute()
+    assert len(ddf[["__key__", "nbytes"]].compute()) == 44
+    less = dii.read_webdataset_images(path, backend="pandas", max_member_bytes="1 MiB")
+    with pytest.warns(UserWarning, match="40 of 44 values of 'txt'"):
+        assert less["txt"].isna().compute().all()

@@ -427,6 +427,20 @@ def test_files_that_are_no_parquet_are_named(collection):
         read(collection)[["uid"]].compute()
 
 
+@pytest.mark.parametrize("name", ["key", "uid"])
+def test_text_that_is_no_utf8_is_an_error_that_names_the_file(name, collection):
+    def spoiled(table):
+        number = table.schema.get_field_index(name)
+        count = len(table)
+        _, ends, content = pa.array([b"\xff\xfe"] * count).buffers()
+        text = pa.StringArray.from_buffers(count, ends, content)
+        return table.set_column(number, name, text)
+
+    rewrite(collection / "00001.parquet", spoiled)
+    with pytest.raises(dii.ShardError, match=r"00001\.parquet cannot be read as parquet: .*UTF8"):
+        read(collection)[["uid"]].compute()
+
+
 @pytest.mark.parametrize("choice", ["csv", True, 3])
 def test_other_choices_are_refused(collection, choice):
     with pytest.raises(dii.ArgumentError, match="sidecar="):

@@ -10,7 +10,7 @@ import pytest
 import dask_image_ingest as dii  # noqa: F401 - registers .images
 from dask_image_ingest.decode import Pixels
 from dask_image_ingest.frames import get_backend
-from dask_image_ingest.frames.joined import joined
+from dask_image_ingest.frames.joined import joined, runs
 
 SHAPE = (4, 5, 3)
 SIZE = 4 * 5 * 3
@@ -82,3 +82,26 @@ def test_the_same_holds_for_memory_on_a_device(memories, copied):
     arrays = [on_a_device(memory, 100 + 4 * n) for n, memory in enumerate(memories)]
     got = joined(arrays, SimpleNamespace(numpy=library))
     assert got == ("copied" if copied else "not copied")
+
+
+def test_runs_are_all_pixels_in_as_few_arrays_as_there_are_stretches_of_memory(backend):
+    memory = np.random.default_rng(2).integers(0, 256, 8 * SIZE, np.uint8)
+    first, second = frame_over(memory[: 5 * SIZE], backend), frame_over(memory[5 * SIZE :], backend)
+    arrays = [*first.images.arrays(), *second.images.arrays()]
+    alone = np.full((2, 7, 3), 9, np.uint8)
+    given = [*arrays[:2], arrays[4], alone, alone, *arrays[5:]]
+    found = list(runs(given, backend))
+    assert [run.size for run in found] == [2 * SIZE, SIZE, alone.size, alone.size, 3 * SIZE]
+    np.testing.assert_array_equal(np.concatenate(found), np.concatenate([a.ravel() for a in given]))
+    assert np.shares_memory(found[0], memory)
+    assert list(runs([], backend)) == []
+
+
+def test_images_of_several_shapes_are_one_run(backend):
+    memory = np.arange(3 * (2 + 6 + 4), dtype=np.uint8)
+    shapes = np.array([(1, 2, 3), (0, 0, 0), (2, 3, 3), (4, 1, 3)], np.int32)
+    pixels = Pixels(memory, shapes, [None, "why", None, None])
+    table = pa.table({"__key__": ["a", "b", "c", "d"]})
+    images = backend.frame(table, np.arange(4), pixels).images.arrays()
+    (run,) = runs([array for array in images if array is not None], backend)
+    np.testing.assert_array_equal(run, memory)

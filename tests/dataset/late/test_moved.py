@@ -18,10 +18,10 @@ from odd_shards import PHOTOS, in_this_process, read, write_odd_shards  # noqa: 
 from photo_shards import make_photos, write_photo_shards
 
 import dask_image_ingest as dii
-from dask_image_ingest.dataset import DecodeMoved, by_piece
-from dask_image_ingest.dataset.moved_groups import GroupsOfMoved
-from dask_image_ingest.dataset.moved_rows import decode_moved
-from dask_image_ingest.dataset.row_pointers import RowPointer, as_texts, parse
+from dask_image_ingest.dataset import Decode
+from dask_image_ingest.dataset.late import by_piece
+from dask_image_ingest.dataset.late.decode import decode_partition
+from dask_image_ingest.dataset.late.groups import GroupsOfReferences
 from dask_image_ingest.errors import (
     ImageDecodeError,
     PartitionTooLargeError,
@@ -29,7 +29,6 @@ from dask_image_ingest.errors import (
     ShardNotFoundError,
 )
 from dask_image_ingest.frames.pandas import PandasBackend
-from dask_image_ingest.storage import Shard
 
 
 @pytest.fixture(scope="module")
@@ -151,7 +150,7 @@ def test_batches_go_on_where_they_stopped_after_a_shuffle(shards, rows_in_any_or
 
 
 def decodes(ddf):
-    return len(list(ddf.optimize(fuse=False).expr.find_operations((DecodeMoved, GroupsOfMoved))))
+    return len(list(ddf.optimize(fuse=False).expr.find_operations((Decode, GroupsOfReferences))))
 
 
 LOOKS = {
@@ -256,9 +255,9 @@ def test_an_image_that_cannot_be_decoded_is_told_by_its_key(shards):
 def test_pprint_tells_where_images_are_decoded(ddf, capsys):
     ddf.shuffle("cls").optimize(fuse=False).pprint()
     shown = capsys.readouterr().out
-    assert "DecodeMoved: decodes='image'" in shown
+    assert "Decode: decodes='image'" in shown
     assert "decodes=False" in shown
-    assert "pointers=True" in shown
+    assert "references=True" in shown
 
 
 def test_a_partition_that_would_burst_is_refused_before_it_is_decoded(ddf, work, monkeypatch):  # noqa: F811
@@ -311,17 +310,6 @@ def test_batches_move_rows_once(ddf, monkeypatch):
     assert len(reads) == ddf.npartitions
 
 
-@pytest.mark.parametrize("place", [None, (512, 7)])
-@pytest.mark.parametrize("key", ["", "a", "a b/ü 7"])
-@pytest.mark.parametrize("shard", ["/a b.tar", "s3://b/1 2.tar?x=1"])
-@pytest.mark.parametrize("version", [None, "", '"0x8 D"', "Wed, 21 Oct 2015 07:28:00 GMT"])
-def test_pointers_are_read_as_they_were_written(place, key, shard, version):
-    listed = None if version is None else Shard(shard, 4096, version)
-    pointer = RowPointer(3, place, key, shard, listed)
-    (text,) = as_texts([pointer]).to_pylist()
-    assert parse(text) == pointer
-
-
 @pytest.mark.parametrize("index", [False, True])
 @pytest.mark.parametrize("change", ["shorter", "as long", "gone"])
 def test_a_shard_that_is_replaced_before_its_images_are_decoded_is_an_error(
@@ -331,9 +319,9 @@ def test_a_shard_that_is_replaced_before_its_images_are_decoded_is_an_error(
     if index:
         dii.write_index(paths)
     ddf = read([*map(str, paths)], index=index).shuffle("cls")
-    (decode,) = ddf.optimize(fuse=False).expr.find_operations(DecodeMoved)
+    (decode,) = ddf.optimize(fuse=False).expr.find_operations(Decode)
     pointers = new_collection(decode.frame).compute()
-    assert len(decode_moved(pointers, decode.images)) == 8
+    assert len(decode_partition(pointers, decode.images)) == 8
     changed = paths[1]
     content = changed.read_bytes()
     changed.unlink()
@@ -344,7 +332,7 @@ def test_a_shard_that_is_replaced_before_its_images_are_decoded_is_an_error(
         changed.write_bytes(content[:-512])
     error = ShardNotFoundError if change == "gone" else ShardError
     with pytest.raises(error, match=r"photos-001\.tar"):
-        decode_moved(pointers, decode.images)
+        decode_partition(pointers, decode.images)
 
 
 @pytest.mark.slow
@@ -354,12 +342,12 @@ def test_a_shard_behind_a_server_that_is_replaced_is_an_error(tmp_path, photos):
     content = path.read_bytes()
     with faulty_server(files={"/a.tar": content}) as server:
         ddf = read([f"{server.url}/a.tar"]).shuffle("cls")
-        (decode,) = ddf.optimize(fuse=False).expr.find_operations(DecodeMoved)
+        (decode,) = ddf.optimize(fuse=False).expr.find_operations(Decode)
         pointers = new_collection(decode.frame).compute()
         want = read([str(path)]).compute().set_index("__key__").image
-        got = decode_moved(pointers, decode.images).set_index("__key__").image
+        got = decode_partition(pointers, decode.images).set_index("__key__").image
         pd.testing.assert_series_equal(got.sort_index(), want.sort_index())
         server.files["/a.tar"] = content[:5000] + bytes(2000) + content[7000:]
         assert (len(content) > 64 << 10) == (photos == 60)  # or all of it comes at once
         with pytest.raises(ShardError, match="has changed since"):
-            decode_moved(pointers, decode.images)
+            decode_partition(pointers, decode.images)

@@ -10,36 +10,40 @@ import functools
 from typing import Any, ClassVar
 
 import numpy as np
+import pyarrow as pa
 
 from dask_image_ingest import dask_internals as dx
 from dask_image_ingest.dataset.adds_columns import AddsColumns
-from dask_image_ingest.dataset.row_pointers import parse
-from dask_image_ingest.frames import backend_of
+from dask_image_ingest.dataset.late.decode import field_of, references_of
 
 __all__ = ["InOrder"]
 
 
 def _in_order(frame: Any, names: tuple[Any, ...]) -> Any:
-    """Sort rows by the shard and the number of the samples that they point to."""
-    columns = backend_of(frame).to_arrow(frame[list(names)]).columns
-    keys = [_places(column.to_pylist()) for column in columns]
+    """Sort rows by the shard and the number of the samples that they refer to."""
+    keys = [_places(references_of(frame, name)) for name in names]
     order = sorted(range(len(frame)), key=lambda row: [key[row] for key in keys])
     return frame if order == list(range(len(frame))) else frame.take(np.array(order))
 
 
-def _places(texts: list[str | None]) -> list[tuple[str, int]]:
+def _places(references: pa.ChunkedArray) -> list[tuple[str, int]]:
     # A merge may have rows of no image: these come first, and their own order is any.
-    pointers = (None if text is None else parse(text) for text in texts)
-    return [("", 0) if each is None else (each.shard, each.number) for each in pointers]
+    urls, numbers, offsets = (
+        field_of(references, name).to_pylist() for name in ("url", "number", "offset")
+    )
+    return [
+        (url or "", (offset or 0) if number is None else number)
+        for url, number, offset in zip(urls, numbers, offsets, strict=True)
+    ]
 
 
 class InOrder(AddsColumns):
-    """The rows of each partition of pointers, sorted by where their samples are; adds no column.
+    """The rows of each partition, sorted by the samples that they refer to; adds no column.
 
     Attributes
     ----------
     names
-        The columns of pointers. Where nobody needs them, their order is dask's.
+        The columns of references. Where nobody needs them, their order is dask's.
     """
 
     _parameters: ClassVar = ["frame", "names"]

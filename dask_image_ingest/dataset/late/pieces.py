@@ -10,10 +10,11 @@ import dask
 import numpy as np
 
 from dask_image_ingest import dask_internals as dx
+from dask_image_ingest.dataset.decode_rows import cuts
 from dask_image_ingest.dataset.expr import ReadWebDataset
-from dask_image_ingest.dataset.moved import DecodeMoved
-from dask_image_ingest.dataset.moved_groups import GroupsOfMoved
-from dask_image_ingest.dataset.moved_rows import MovedImages, cuts, encoded_sizes
+from dask_image_ingest.dataset.late.decode import ImageDecode, encoded_sizes
+from dask_image_ingest.dataset.late.groups import GroupsOfReferences
+from dask_image_ingest.dataset.late.node import Decode
 
 __all__ = ["move_rows_now"]
 
@@ -57,7 +58,7 @@ def move_rows_now(expr: dx.Expr, scheduler: Any) -> dx.Expr | None:
         while isinstance(decode, dx.Projection):
             decode = decode.frame
         new = kept.expr
-        if isinstance(decode, DecodeMoved) and decode.frame._name == rows._name:
+        if isinstance(decode, Decode) and decode.frame._name == rows._name:
             partitions = max(
                 (r.npartitions for r in rows.find_operations(ReadWebDataset)), default=1
             )
@@ -68,7 +69,7 @@ def move_rows_now(expr: dx.Expr, scheduler: Any) -> dx.Expr | None:
 
 def _moved(expr: dx.Expr) -> list[dx.Expr]:
     """The pointers of a query which others than their own partition are needed for."""
-    decodes = expr.find_operations((DecodeMoved, GroupsOfMoved))
+    decodes = expr.find_operations((Decode, GroupsOfReferences))
     pointers = {decode.frame._name: decode.frame for decode in decodes}
     return [
         rows
@@ -77,7 +78,7 @@ def _moved(expr: dx.Expr) -> list[dx.Expr]:
     ]
 
 
-def _cut(kept: Any, images: Sequence[MovedImages], partitions: int, scheduler: Any) -> dx.Expr:
+def _cut(kept: Any, images: Sequence[ImageDecode], partitions: int, scheduler: Any) -> dx.Expr:
     tasks = [dask.delayed(_sizes)(part, images) for part in kept.to_delayed()]
     sizes = dask.compute(*tasks, scheduler=scheduler)
     largest = max(1, sum(int(each.sum()) for each in sizes) // partitions)
@@ -89,5 +90,5 @@ def _cut(kept: Any, images: Sequence[MovedImages], partitions: int, scheduler: A
     return Pieces(kept.expr, tuple(places)) if len(places) > len(sizes) else kept.expr
 
 
-def _sizes(frame: Any, images: Sequence[MovedImages]) -> np.ndarray:
+def _sizes(frame: Any, images: Sequence[ImageDecode]) -> np.ndarray:
     return np.sum([encoded_sizes(frame, each) for each in images], axis=0)

@@ -1,4 +1,4 @@
-"""Groups are made of pointers; their functions get them decoded, and pandas agrees."""
+"""Groups are made of references; their functions get them decoded, and pandas agrees."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ from counted import work  # noqa: F401
 from odd_shards import in_this_process, read, write_odd_shards  # noqa: F401
 from photo_shards import make_photos
 
-from dask_image_ingest.dataset import DecodeMoved, moved_groups
-from dask_image_ingest.dataset.moved_groups import GroupsOfMoved
+from dask_image_ingest.dataset import Decode
+from dask_image_ingest.dataset.late.groups import GroupsOfReferences
 from dask_image_ingest.errors import PartitionTooLargeError
 from dask_image_ingest.frames.pandas import PandasBackend
 
@@ -106,10 +106,10 @@ PAIRS = {
 @pytest.mark.parametrize(("function", "groups"), sorted(PAIRS))
 def test_a_function_of_groups_answers_as_in_pandas(ddf, whole, function, groups):
     lazy = applied(ddf, function, groups)
-    assert (found(lazy, GroupsOfMoved), found(lazy, DecodeMoved)) == (1, 0)
+    assert (found(lazy, GroupsOfReferences), found(lazy, Decode)) == (1, 0)
     got = lazy.compute()
     with dask.config.set({"image-ingest.decode-late": False}):
-        assert found(lazy, GroupsOfMoved) == 0
+        assert found(lazy, GroupsOfReferences) == 0
         moved = lazy.compute()
     want = applied(whole, function, groups)
     same = getattr(pd.testing, f"assert_{type(got).__name__.lower().replace('data', '')}_equal")
@@ -132,7 +132,7 @@ def in_order(result):
 def test_groups_of_a_frame_that_lies_by_its_keys_are_not_moved_again(ddf, whole):
     for moved in (ddf.shuffle("cls"), ddf.dropna(subset=["cls"]).set_index("cls")):
         lazy = moved.groupby("cls").apply(light, meta=(None, "float64"))
-        assert (found(lazy, GroupsOfMoved), found(lazy, DecodeMoved)) == (1, 0)
+        assert (found(lazy, GroupsOfReferences), found(lazy, Decode)) == (1, 0)
         want = whole.groupby("cls").apply(light)
         pd.testing.assert_series_equal(lazy.compute().sort_index(), want, check_names=False)
 
@@ -145,7 +145,7 @@ def test_a_category_of_no_row_is_an_empty_group(ddf, whole):
         return frame.groupby("kind", observed=False)
 
     lazy = kinds(ddf).apply(told, meta=FUNCTIONS["a series"][1])
-    assert found(lazy, GroupsOfMoved) == 1
+    assert found(lazy, GroupsOfReferences) == 1
     got = lazy.compute()
     want = kinds(whole).apply(told)
     pd.testing.assert_frame_equal(got[got.rows > 0], want[want.rows > 0], check_names=False)
@@ -167,7 +167,7 @@ LEFT = {
 
 @pytest.mark.parametrize("name", LEFT)
 def test_other_functions_of_groups_are_left_alone(ddf, name):
-    assert found(LEFT[name](ddf), GroupsOfMoved) == 0
+    assert found(LEFT[name](ddf), GroupsOfReferences) == 0
 
 
 def test_no_more_than_one_group_is_decoded_at_a_time(ddf, whole, monkeypatch):
@@ -182,22 +182,8 @@ def test_no_more_than_one_group_is_decoded_at_a_time(ddf, whole, monkeypatch):
     got = lazy.compute().sort_index()
     pd.testing.assert_series_equal(got, groups.apply(light), check_names=False)
     monkeypatch.setattr(PandasBackend, "largest_partition", (largest - 1) * ROW)
-    with pytest.raises(PartitionTooLargeError, match=r"a group of \d rows"):
+    with pytest.raises(PartitionTooLargeError, match=r"the \d images of a partition"):
         lazy.compute()
-
-
-def test_small_groups_are_read_and_decoded_together(ddf, monkeypatch):
-    decodes = []
-
-    class Counted(moved_groups.EncodedImages):
-        def decode(self, rows):
-            decodes.append(len(rows))
-            return super().decode(rows)
-
-    monkeypatch.setattr(moved_groups, "EncodedImages", Counted)
-    one = ddf.shuffle("__key__", npartitions=1)
-    assert len(one.groupby("__key__").apply(light, meta=(None, "float64")).compute()) == 28
-    assert decodes == [28]
 
 
 def test_rows_of_no_group_are_not_decoded(ddf, work):  # noqa: F811

@@ -12,7 +12,7 @@ from PIL import Image
 from tars import sparse_tar
 
 import dask_image_ingest as dii
-from dask_image_ingest.dataset import late_decode
+from dask_image_ingest.dataset.late import decode as late
 
 POINTERS = ["__url__", "offset", "nbytes"]
 
@@ -35,13 +35,13 @@ def decoded(monkeypatch):
     """How many images of how many bytes were read to be decoded, and in which order."""
     read = []
 
-    def reading(pointers, storage_options):
-        encoded = late_decode_read(pointers, storage_options)
+    def reading(*args):
+        headers, encoded = fetch(*args)
         read.extend(encoded)
-        return encoded
+        return headers, encoded
 
-    late_decode_read = late_decode.read_encoded
-    monkeypatch.setattr(late_decode, "read_encoded", reading)
+    fetch = late.fetch
+    monkeypatch.setattr(late, "fetch", reading)
     return read
 
 
@@ -203,14 +203,17 @@ def test_a_row_that_points_nowhere_is_an_error_row(table):
 
 def test_errors_can_be_raised_or_dropped(table):
     assert len(dii.decode_images(table, max_pixels=30_000, errors="drop")) < 24
-    with pytest.raises(dii.ImageDecodeError, match=r"byte .* too-large"):
+    with pytest.raises(dii.ImageDecodeError, match=r"the image of sample .* too-large"):
         dii.decode_images(table, max_pixels=30_000, errors="raise").compute()
 
 
 def test_bad_images_of_a_partition_are_one_line_in_the_log(table, caplog):
     frame = dii.decode_images(table.partitions[0], max_pixels=30_000).compute()
     (record,) = caplog.records
-    assert f"{frame.image.isna().sum()} of {len(frame)} images are bad" in record.getMessage()
+    assert (
+        f"{frame.image.isna().sum()} of {len(frame)} images could not be decoded"
+        in record.getMessage()
+    )
 
 
 def test_a_frame_without_pointers_is_refused_at_once(table):

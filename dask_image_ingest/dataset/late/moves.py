@@ -13,9 +13,8 @@ from typing import Any, TypeAlias
 from dask.utils import get_default_shuffle_method
 
 from dask_image_ingest import dask_internals as dx
-from dask_image_ingest.dataset.divisions import copy_divisions
-from dask_image_ingest.dataset.in_order import InOrder
-from dask_image_ingest.dataset.moved_rows import MovedImages
+from dask_image_ingest.dataset.late.decode import ImageDecode
+from dask_image_ingest.dataset.late.order import InOrder
 
 __all__ = ["Dependents", "Moved", "leads_to_a_move", "move_rows"]
 
@@ -23,13 +22,13 @@ __all__ = ["Dependents", "Moved", "leads_to_a_move", "move_rows"]
 Dependents: TypeAlias = Mapping[str, Collection[Any]]
 
 #: An expression over pointers, and the columns of it that are to be decoded.
-Moved: TypeAlias = tuple[dx.Expr, tuple[MovedImages, ...]]
+Moved: TypeAlias = tuple[dx.Expr, tuple[ImageDecode, ...]]
 
 _Columns: TypeAlias = Iterable[Any] | None
 
 
 def move_rows(
-    parent: dx.Expr, child: dx.Expr, pointers: dx.Expr, images: tuple[MovedImages, ...]
+    parent: dx.Expr, child: dx.Expr, pointers: dx.Expr, images: tuple[ImageDecode, ...]
 ) -> Moved | None:
     """``parent`` over ``pointers`` in place of ``child``; None where it looks at the pixels."""
     made = {name for each in images for name in each.columns}
@@ -42,7 +41,7 @@ def move_rows(
             return None
         moved = type(parent)(pointers, *parent.operands[1:])
         if isinstance(parent, dx.BaseSetIndexSortValues):
-            copy_divisions(parent, moved)
+            _copy_divisions(parent, moved)
         if isinstance(parent, dx.RearrangeByColumn) and _in_any_order(parent):
             moved = InOrder(moved, tuple(each.image for each in images))
         return moved, images
@@ -151,14 +150,7 @@ def _rename(expr: dx.Expr, _: Any, pointers: dx.Expr, images: Any) -> Moved | No
     names = expr.operand("columns")
     if not isinstance(names, Mapping):
         return None
-    renamed = tuple(
-        replace(
-            each,
-            image=names.get(each.image, each.image),
-            error=None if each.error is None else names.get(each.error, each.error),
-        )
-        for each in images
-    )
+    renamed = tuple(each.renamed(lambda name: names.get(name, name)) for each in images)
     return dx.RenameFrame(pointers, names), renamed
 
 
@@ -234,3 +226,27 @@ _PASS = (*_REWRITES, dx.ResetIndex, dx.Repartition, dx.Split, dx.DropnaFrame, dx
 
 # What moves rows and has rules of its own (``moved.py``).
 _OTHERS = (dx.Merge, dx.GroupByApply)
+
+
+def _copy_divisions(expr: dx.BaseSetIndexSortValues, other: dx.BaseSetIndexSortValues) -> None:
+    """Have ``other``, which sorts the same rows, fall into the partitions of ``expr``.
+
+    Dask draws divisions from a sample of the rows, whose seed is the name of the sorted frame.
+    """
+    if not _draws_divisions(expr):
+        return
+    if isinstance(expr, dx.SortValues):
+        column, its = expr.frame[expr.by[0]], other.frame[other.by[0]]
+        ascending = expr._divisions_ascending
+    else:
+        column, its, ascending = expr.other, other.other, expr.ascending
+    partitions, upsample = expr._npartitions_input, expr.upsample
+    found = dx._get_divisions(expr.frame, column, partitions, ascending, upsample=upsample)
+    dx.divisions_lru[(its._name, partitions, ascending, 128e6, upsample)] = found
+
+
+def _draws_divisions(expr: dx.BaseSetIndexSortValues) -> bool:
+    """Whether a sort's divisions are drawn from a sample of its rows."""
+    if isinstance(expr, dx.SetIndex) and expr.operand("user_divisions") is not None:
+        return False
+    return bool(expr._npartitions_input > 1 and expr.frame.npartitions > 1)

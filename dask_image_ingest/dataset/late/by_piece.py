@@ -9,8 +9,8 @@ from typing import Any, ClassVar
 from dask.dataframe.dispatch import concat
 
 from dask_image_ingest import dask_internals as dx
-from dask_image_ingest.dataset.moved import DecodeMoved
-from dask_image_ingest.dataset.moved_rows import decode_pieces
+from dask_image_ingest.dataset.late.decode import decode_pieces
+from dask_image_ingest.dataset.late.node import Decode
 from dask_image_ingest.frames import backend_of
 
 __all__ = ["ByPiece"]
@@ -46,7 +46,7 @@ class ByPiece(dx.Blockwise):
         return (None,) * (self.frame.npartitions + 1)
 
     def _simplify_down(self) -> dx.Expr | None:
-        if isinstance(self.frame, DecodeMoved):
+        if type(self.frame) is Decode:
             return _ByPieceOfMoved(self.frame.frame, self.frame.images, *self.operands[1:])
         return None
 

@@ -1,0 +1,161 @@
+"""``decode_images``: pixels for rows that were filtered, joined or shuffled without them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, Literal, TypeVar
+
+from dask_image_ingest.arguments import check_choice, check_frame, check_storage_options
+from dask_image_ingest.dask_internals import FrameBase, new_collection
+from dask_image_ingest.dataset.late.decode import ImageDecode, decode_partition
+from dask_image_ingest.dataset.late.encoded import (
+    BytesToReferences,
+    check_encoded,
+    references_of_bytes,
+)
+from dask_image_ingest.dataset.late.node import Decode, DecodeOrDrop, PointersToReferences
+from dask_image_ingest.dataset.late.pointers import POINTER, references_of_pointers
+from dask_image_ingest.dataset.options import ErrorPolicy
+from dask_image_ingest.decode import MAX_PIXELS, Decoding, make_decoding
+from dask_image_ingest.errors import ArgumentError
+from dask_image_ingest.frames import backend_of
+from dask_image_ingest.storage import with_permission
+
+__all__ = ["decode_frame", "decode_images"]
+
+# Of Dask, pandas or cuDF.
+Frame = TypeVar("Frame", bound=Any)
+
+
+def decode_images(
+    frame: Frame,
+    *,
+    encoded: str | None = None,
+    size: int | tuple[int, int] | None = None,
+    resize: Literal["stretch", "crop", "pad", "shorter", "longer"] = "stretch",
+    transform: Callable[..., Any] | None = None,
+    mode: Literal["RGB", "L"] = "RGB",
+    errors: ErrorPolicy = "null",
+    max_pixels: int | None = MAX_PIXELS,
+    allow_pipes: bool = False,
+    storage_options: dict[str, Any] | None = None,
+) -> Frame:
+    """Add pixels to a frame whose rows point to their encoded images, or have them as bytes.
+
+    Ask the metadata first (filter, join, sort, sample, shuffle: no image is decoded for that), then
+    decode what is left. Only the bytes of these images are read, shard by shard, in the order in
+    which they lie there. References name the version of their shard, so that one that was replaced
+    since is a `ShardError`; the columns do not, and their rows get what lies at their places now.
+
+    Parameters
+    ----------
+    frame
+        A dask, pandas or cuDF dataframe with references, as ``read_webdataset_images(...,
+        decode=False)`` gives them, in whatever columns; else with the columns ``__url__``,
+        ``offset`` and ``nbytes`` of :func:`read_webdataset_images`; or any frame, with ``encoded``.
+    encoded
+        The column that has the encoded images: bytes (Arrow's ``binary``, or Python objects), or
+        ``struct<bytes, path>`` as Hugging Face has them. Rows without bytes are ``missing``: a path
+        alone is not opened. The column stays, unless it is called ``image``.
+    size, resize, transform, mode, errors, max_pixels, allow_pipes, storage_options
+        As for :func:`read_webdataset_images`.
+
+    Returns
+    -------
+    dataframe
+        ``frame`` with the columns ``image`` and ``error``, which replace those it had, or with
+        images in place of references. Lazy if ``frame`` is: columns and filters asked of it later
+        are pushed below the decode.
+
+    Raises
+    ------
+    ArgumentError
+        If a column is missing or of another type, or arguments contradict each other.
+    ImageDecodeError
+        For the first image that can't be decoded, with ``errors="raise"``.
+    PartitionTooLargeError
+        Where the images of a partition would decode to more than it can hold, before they do.
+
+    Examples
+    --------
+    >>> table = read_webdataset_images("train-{000..003}.tar").drop(columns=["image", "error"])
+    >>> cats = table[table.txt.str.contains("cat")]
+    >>> decode_images(cats, size=224).images.stack().compute().shape
+    (4, 224, 224, 3)
+
+    Encoded images of any dataframe, here two that ``.images.encode`` has made:
+
+    >>> files = frame.head(2).images.encode("png").to_frame("png")
+    >>> decode_images(files, encoded="png").images.arrays()[0].shape
+    (224, 224, 3)
+    """
+    lazy = isinstance(frame, FrameBase)
+    meta = frame._meta if lazy else frame
+    check_frame(meta)
+    references = [
+        name for name in frame.columns if backend_of(meta).is_references(meta[name].dtype)
+    ]
+    if encoded is not None:
+        check_encoded(meta, encoded)
+        references = []
+    elif not references:
+        _check_pointers(meta)
+    check_choice("errors", errors, ("null", "raise", "drop"))
+    check_storage_options(storage_options)
+    storage_options = with_permission(storage_options, allow_pipes)
+    decoding = make_decoding(
+        device=backend_of(meta).device,
+        size=size,
+        resize=resize,
+        mode=mode,
+        transform=transform,
+        max_pixels=max_pixels,
+    )
+    error = "error" if len(references) < 2 else None
+    images = tuple(
+        ImageDecode(name, error, decoding, errors, storage_options)
+        for name in references or ("image",)
+    )
+    if not lazy:
+        return _decoded(frame, images, bool(references), encoded)
+    rows = frame.expr
+    if encoded is not None:
+        rows = BytesToReferences(rows, encoded, "image", "error")
+    elif not references:
+        rows = PointersToReferences(rows, "image", "error")
+    return new_collection((DecodeOrDrop if errors == "drop" else Decode)(rows, images))
+
+
+def decode_frame(
+    frame: Any, decoding: Decoding, storage_options: dict[str, Any] | None = None
+) -> Any:
+    """Decode the images that the columns of one pandas or cuDF frame point to."""
+    return _decoded(frame, (ImageDecode("image", "error", decoding, "null", storage_options),))
+
+
+def _decoded(
+    frame: Any,
+    images: tuple[ImageDecode, ...],
+    has_references: bool = False,
+    encoded: str | None = None,
+) -> Any:
+    if not has_references:
+        made = (
+            references_of_pointers(frame)
+            if encoded is None
+            else references_of_bytes(frame, encoded)
+        )
+        frame = backend_of(frame).with_references(frame, made, "image", "error")
+    return decode_partition(frame, images)
+
+
+def _check_pointers(meta: Any) -> None:
+    missing = [name for name in POINTER if name not in meta.columns]
+    if missing:
+        raise ArgumentError(
+            f"the frame has no column {', '.join(map(repr, missing))}: decode_images needs "
+            f"{', '.join(POINTER)}, which say where each image is, or a column of references, as "
+            "read_webdataset_images(decode=False) gives it, or encoded= with the name of a column "
+            "of encoded images"
+        )
+    references_of_pointers(meta.iloc[:0])

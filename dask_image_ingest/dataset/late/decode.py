@@ -1,0 +1,243 @@
+"""References → pixels: the one decode of rows, wherever they are when their pixels are needed."""
+
+from __future__ import annotations
+
+import zlib
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+
+from dask_image_ingest.dataset.decode_rows import check_size, cuts, decode_rows
+from dask_image_ingest.dataset.late.resolve import fetch
+from dask_image_ingest.dataset.options import ErrorPolicy
+from dask_image_ingest.dataset.schema import POINTER_COLUMNS
+from dask_image_ingest.decode import Decoding, Header, Origin, Pixels
+from dask_image_ingest.frames import ImageReference, as_references, backend_of
+
+__all__ = [
+    "EncodedImages",
+    "ImageDecode",
+    "decode_partition",
+    "decode_pieces",
+    "encoded_sizes",
+    "field_of",
+    "reference_rows",
+    "references_of",
+    "with_headers",
+]
+
+# A merge that found nothing on one side: no image, and nothing wrong with it.
+_NOTHING = Header(None, None, None, None, "", True)
+
+
+@dataclass(frozen=True)
+class ImageDecode:
+    """How a column of references becomes one of images, and of their errors.
+
+    Attributes
+    ----------
+    image, error
+        What the columns are called; ``error`` None where there is none.
+    decoding
+        What images should look like.
+    errors
+        What becomes of an image that can't be decoded.
+    storage_options
+        For the file system of remote shards.
+    """
+
+    image: Any
+    error: Any | None
+    decoding: Decoding
+    errors: ErrorPolicy = "null"
+    storage_options: dict[str, Any] | None = None
+
+    @property
+    def names(self) -> tuple[Any, Any | None]:
+        """What the columns of images and errors are called."""
+        return self.image, self.error
+
+    @property
+    def columns(self) -> set[Any]:
+        """The columns that are made by the decode."""
+        return {self.image} if self.error is None else {self.image, self.error}
+
+    def renamed(self, names: Callable[[Any], Any]) -> ImageDecode:
+        """The same for columns of other names."""
+        error = None if self.error is None else names(self.error)
+        return replace(self, image=names(self.image), error=error)
+
+
+def decode_partition(frame: Any, images: Sequence[ImageDecode], headers: Sequence[str] = ()) -> Any:
+    """Decode the images that the rows of a pandas or cuDF frame refer to.
+
+    ``headers`` are columns of the frame that get what the headers of its only images tell.
+
+    Raises
+    ------
+    PartitionTooLargeError
+        Where they would decode to more than a worker can hold; before they do.
+    ImageDecodeError
+        For the first image that can't be decoded, with ``errors="raise"``.
+    """
+    backend = backend_of(frame)
+    encoded = [EncodedImages(frame, each) for each in images]
+    nbytes = int(sum(each.nbytes.sum() for each in encoded))
+    check_size(f"the {len(frame)} images of a partition", nbytes, backend.largest_partition)
+    rows = np.arange(len(frame))
+    for each in encoded:
+        frame = backend.with_images(frame, each.decode(rows), *each.images.names)
+        frame = with_headers(frame, headers, each.headers, each.sizes)
+    dropping = [each.error for each in images if each.errors == "drop"]
+    return frame[frame[dropping[0]].isna()] if dropping else frame
+
+
+def reference_rows(references: pa.ChunkedArray) -> list[ImageReference | None]:
+    """The reference of each row; the bytes that it carries are views of the column's memory."""
+    carried = [
+        None if not value.is_valid else memoryview(value.as_buffer())
+        for value in field_of(references, "bytes")
+    ]
+    others = [field.name for field in references.type if field.name != "bytes"]
+    fields = {name: field_of(references, name).to_pylist() for name in others}
+    fields["bytes"] = carried
+    return [
+        ImageReference(**dict(zip(fields, values, strict=True))) if valid else None
+        for valid, *values in zip(references.is_valid().to_pylist(), *fields.values(), strict=True)
+    ]
+
+
+def with_headers(
+    frame: Any,
+    columns: Sequence[str],
+    headers: Sequence[Header],
+    sizes: Sequence[int | None],
+) -> Any:
+    """A frame with columns of what the header of each row's image tells, and of its size."""
+    backend = backend_of(frame)
+    for name in columns:
+        told = sizes if name == "nbytes" else [getattr(header, name) for header in headers]
+        rows = [row for row, value in enumerate(told) if value is not None]
+        type_ = POINTER_COLUMNS[name]
+        values: Any = [told[row] for row in rows]
+        if pa.types.is_integer(type_):
+            values = np.array(values, type_.to_pandas_dtype())
+        frame = backend.with_columns(frame, {name: (values, type_)}, rows)
+    return frame
+
+
+def field_of(references: pa.ChunkedArray, name: str) -> pa.ChunkedArray:
+    """One field of references, null where there is none."""
+    return references.flatten()[references.type.get_field_index(name)]
+
+
+def references_of(frame: Any, image: Any) -> pa.ChunkedArray:
+    """The references in a column of a pandas or cuDF frame, on the host; their bytes not copied."""
+    (column,) = backend_of(frame).to_arrow(frame[[image]]).columns
+    return as_references(column)
+
+
+def decode_pieces(frame: Any, images: Sequence[ImageDecode], largest: int) -> Iterator[Any]:
+    """The same rows, decoded in pieces of about ``largest`` bytes of pixels at most.
+
+    Nor are there more bytes of encoded images in memory at a time.
+    """
+    backend = backend_of(frame)
+    for rows in cuts([encoded_sizes(frame, each) for each in images], largest):
+        part = frame.iloc[rows]
+        encoded = [EncodedImages(part, each) for each in images]
+        for places in cuts([each.nbytes for each in encoded], largest):
+            piece = part.iloc[places]
+            for each in encoded:
+                decoded = each.decode(np.arange(len(part))[places])
+                piece = backend.with_images(piece, decoded, *each.images.names)
+            yield piece
+
+
+def encoded_sizes(frame: Any, images: ImageDecode) -> np.ndarray:
+    """The bytes of each encoded image that the rows of a frame refer to; 0 where none are known."""
+    nbytes = field_of(references_of(frame, images.image), "nbytes")
+    return nbytes.fill_null(0).to_numpy()
+
+
+class EncodedImages:
+    """The encoded images that the rows of a frame refer to, in memory; each of them once."""
+
+    def __init__(self, frame: Any, images: ImageDecode) -> None:
+        self.images = images
+        self._backend = backend_of(frame)
+        rows = reference_rows(references_of(frame, images.image))
+        # A merge may have many rows of one image, and rows of none.
+        known: dict[ImageReference, int] = {}
+        which = [-1 if row is None else known.setdefault(row, len(known)) for row in rows]
+        self._references = list(known)
+        self._which = np.array(which, np.int64)
+        self._which[self._which < 0] = len(known)
+        self._headers, self._encoded = fetch(
+            self._references, images.decoding, images.storage_options
+        )
+        self._headers.append(_NOTHING)
+        self._encoded.append(None)
+        sizes = [images.decoding.nbytes(header) for header in self._headers]
+        self.nbytes = np.array(sizes, np.int64)[self._which]
+
+    @property
+    def headers(self) -> list[Header]:
+        """What the header of each row's image tells."""
+        return [self._headers[one] for one in self._which.tolist()]
+
+    @property
+    def sizes(self) -> list[int | None]:
+        """The bytes of each row's encoded image; None where they are not known."""
+        sizes = [*(each.nbytes for each in self._references), None]
+        return [sizes[one] for one in self._which.tolist()]
+
+    def decode(self, rows: np.ndarray) -> Pixels:
+        """The images of the given rows."""
+        which, places = np.unique(self._which[rows], return_index=True)
+        order = which[np.argsort(places)]
+        made = self._decode(order)
+        if len(order) == len(rows):
+            return made
+        position = np.zeros(len(self._headers), np.int64)
+        position[order] = np.arange(len(order))
+        return made.take(position[self._which[rows]])
+
+    def _decode(self, order: np.ndarray) -> Pixels:
+        wanted = order.tolist()
+        headers = [self._headers[one] for one in wanted]
+
+        def image_bytes(row: int) -> Any:
+            return self._encoded[wanted[row]]
+
+        def origin(row: int) -> Origin:
+            one = wanted[row]
+            return _origin(self._references[one] if one < len(self._references) else None)
+
+        return decode_rows(
+            headers,
+            image_bytes,
+            origin,
+            self.images.decoding,
+            self.images.errors,
+            self._backend,
+            what=f"{len(headers)} images",
+        )
+
+
+def _origin(reference: ImageReference | None) -> Origin:
+    """What errors and random numbers know an image by."""
+    if reference is None:
+        return Origin("", 0, "no image")
+    url, number, offset = reference.url or "", reference.number, reference.offset or 0
+    if number is None:
+        # The bytes tell images apart that come from no shard, wherever their rows are.
+        number = offset if reference.bytes is None else zlib.crc32(reference.bytes)
+    if reference.key is not None:
+        return Origin(url, number, f"sample {reference.key!r}")
+    if reference.url is None and reference.bytes is not None:
+        return Origin(url, number, f"the image of {len(reference.bytes):,} bytes")
+    return Origin(url, number, f"the image at byte {offset}")

@@ -1,0 +1,236 @@
+"""Images in parquet files, as other tools write them, are the frame that a read of shards gives."""
+
+import io
+
+import dask
+import numpy as np
+import pandas as pd
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from counted import work  # noqa: F401
+from PIL import Image
+
+import dask_image_ingest as dii
+from dask_image_ingest.dataset.sources import read_parquet_images as module
+
+# Dask's own call of pandas 3.1.
+pytestmark = pytest.mark.filterwarnings("ignore:The inplace keyword")
+
+STRUCT = pa.struct([("bytes", pa.binary()), ("path", pa.string())])
+ROWS = 14  # the last two of them bad
+
+
+@pytest.fixture(autouse=True)
+def threads():
+    with dask.config.set(scheduler="sync"):
+        yield
+
+
+@pytest.fixture(autouse=True)
+def many_partitions(monkeypatch):
+    """Each row group a partition: they are far smaller than what a partition takes."""
+    monkeypatch.setattr(module, "_MOST_ENCODED", 1000)
+
+
+@pytest.fixture(scope="module")
+def encoded(photos):
+    images = [photo.encoded for photo in photos[:12]]
+    return [*images, images[0][:-200], None]
+
+
+def write(path, encoded, kind="struct", **columns):
+    """As ``datasets`` and others have them: 14 rows, in row groups of 5."""
+    if kind == "struct":
+        values = [{"bytes": data, "path": f"{n}.jpg"} for n, data in enumerate(encoded)]
+        image = pa.array(values, STRUCT)
+    else:
+        image = pa.array(encoded, kind)
+    count = len(encoded)
+    table = {
+        "image": image,
+        "label": np.arange(count) // 5,
+        "caption": [f"c{n}" for n in range(count)],
+    }
+    pq.write_table(pa.table({**table, **columns}), path, row_group_size=5)
+    return path
+
+
+@pytest.fixture(scope="module")
+def file(encoded, tmp_path_factory):
+    return write(tmp_path_factory.mktemp("parquet") / "train-00000.parquet", encoded)
+
+
+@pytest.mark.parametrize("kind", ["struct", "binary", "large_binary"])
+def test_pixels_errors_and_headers_are_those_of_pillow(kind, encoded, photos, tmp_path):
+    path = write(tmp_path / "a.parquet", encoded, kind)
+    ddf = dii.read_parquet_images(path, backend="pandas")
+    assert ddf.npartitions == 3
+    frame = ddf.compute()
+    assert frame.caption.tolist() == [f"c{n}" for n in range(ROWS)]
+    for array, photo in zip(frame.images.arrays()[:12], photos, strict=False):
+        assert array.shape == photo.pixels.shape
+        assert np.abs(array.astype(int) - photo.pixels).mean() < 1
+    assert frame.error[:12].isna().all()
+    assert [error.partition(":")[0] for error in frame.error[12:]] == ["truncated", "missing"]
+    for number, (_, row) in enumerate(frame[:12].iterrows()):
+        with Image.open(io.BytesIO(encoded[number])) as picture:
+            assert (row.width, row.height) == picture.size
+            assert row.format == picture.format.lower()
+            assert row.channels == len(picture.getbands())
+        assert row["nbytes"] == len(encoded[number])
+    assert pd.isna(frame.width.iloc[13])
+    assert frame.dtypes.equals(ddf.dtypes)
+    assert frame.height.dtype == "int32[pyarrow]"
+
+
+def test_only_what_a_query_needs_is_read_and_decoded(file, work, tmp_path):  # noqa: F811
+    damaged = tmp_path / "damaged.parquet"
+    content = bytearray(file.read_bytes())
+    for group in range(3):
+        # The image column of every row group is destroyed: whoever reads it fails.
+        chunk = pq.ParquetFile(file).metadata.row_group(group).column(0)
+        assert chunk.path_in_schema == "image.bytes"
+        start = chunk.dictionary_page_offset or chunk.data_page_offset
+        content[start : start + chunk.total_compressed_size] = bytes(chunk.total_compressed_size)
+    damaged.write_bytes(content)
+    ddf = dii.read_parquet_images(damaged, backend="pandas")
+    assert len(ddf) == ROWS
+    assert ddf[["caption"]].compute().caption.tolist() == [f"c{n}" for n in range(ROWS)]
+    assert ddf[ddf.label > 1].caption.compute().tolist() == ["c10", "c11", "c12", "c13"]
+    with pytest.raises((OSError, pa.ArrowException)):
+        ddf.compute()
+    assert work["decoded"] == 0
+
+
+def test_row_groups_are_pruned_by_filters(file, work, tmp_path):  # noqa: F811
+    pruned = tmp_path / "damaged.parquet"
+    content = bytearray(file.read_bytes())
+    for group in (0, 2):
+        chunk = pq.ParquetFile(file).metadata.row_group(group).column(0)
+        start = chunk.dictionary_page_offset or chunk.data_page_offset
+        content[start : start + chunk.total_compressed_size] = bytes(chunk.total_compressed_size)
+    pruned.write_bytes(content)
+    filters = [("label", "==", 1), ("caption", "!=", "c7")]
+    frame = dii.read_parquet_images(pruned, backend="pandas", filters=filters).compute()
+    assert frame.caption.tolist() == ["c5", "c6", "c8", "c9"]
+    assert work["decoded"] == 4
+
+
+def test_filters_run_before_the_decode_and_headers_decode_nothing(file, work):  # noqa: F811
+    ddf = dii.read_parquet_images(file, backend="pandas")
+    widths = ddf.width.compute()
+    assert work["decoded"] == 0
+    kept = ddf[ddf.width > 200].compute()
+    assert len(kept) == (widths > 200).sum() == work["decoded"] > 0
+    assert len(ddf[ddf.caption == "c3"].compute()) == 1
+    assert work["decoded"] == len(kept) + 1
+
+
+def test_partitions_of_images_are_not_put_together_by_dask(encoded, tmp_path):
+    """Dask would, where few of many columns are read: by their number, not by their size."""
+    extra = {f"n{n}": np.arange(ROWS) for n in range(40)}
+    ddf = dii.read_parquet_images(write(tmp_path / "a.parquet", encoded, **extra), backend="pandas")
+    assert ddf[["image"]].optimize().npartitions == 3
+    assert ddf[["width"]].optimize().npartitions == 3
+
+
+def test_columns_are_chosen_and_ordered(file):
+    ddf = dii.read_parquet_images(file, backend="pandas", columns=["width", "caption", "image"])
+    assert list(ddf.columns) == ["width", "caption", "image"]
+    assert list(ddf.compute().columns) == ["width", "caption", "image"]
+    full = dii.read_parquet_images(file, backend="pandas")
+    behind = ["error", "nbytes", "format", "height", "width", "channels"]
+    assert list(full.columns) == ["image", "label", "caption", *behind]
+
+
+def test_columns_of_the_file_keep_their_names(encoded, tmp_path):
+    path = write(tmp_path / "a.parquet", encoded, width=["wide"] * ROWS, error=["x"] * ROWS)
+    with pytest.raises(dii.ArgumentError, match="column 'error' of their own"):
+        dii.read_parquet_images(path, backend="pandas")
+    ddf = dii.read_parquet_images(path, backend="pandas", columns=["image", "width", "height"])
+    frame = ddf.compute()
+    assert set(frame.width) == {"wide"}
+    assert frame.height[:12].notna().all()
+    references = dii.read_parquet_images(path, backend="pandas", decode=False)
+    assert set(references.error.compute()) == {"x"}
+
+
+@pytest.mark.parametrize("errors", ["drop", "raise"])
+def test_bad_images_are_dropped_or_raised(errors, file):
+    ddf = dii.read_parquet_images(file, backend="pandas", errors=errors)
+    if errors == "drop":
+        assert len(ddf) == 12
+        assert len(ddf.compute()) == 12
+    else:
+        with pytest.raises(dii.ImageDecodeError, match=r"image of sample '12.jpg'.*truncated"):
+            ddf.compute()
+
+
+def test_references_carry_the_bytes_through_parquet(file, tmp_path):
+    references = dii.read_parquet_images(file, backend="pandas", decode=False)
+    assert "error" not in references.columns
+    expected = dii.read_parquet_images(file, backend="pandas").compute()
+    stored = references.compute()
+    stored.to_parquet(tmp_path / "stored.parquet")
+    again = dii.decode_images(pd.read_parquet(tmp_path / "stored.parquet"))
+    assert again.error.tolist() == expected.error.tolist()
+    for one, other in zip(again.images.arrays(), expected.images.arrays(), strict=True):
+        assert np.array_equal(one, other) if one is not None else other is None
+
+
+def test_operations_of_images_work(file, tmp_path):
+    ddf = dii.read_parquet_images(file, backend="pandas", size=32)
+    good = ddf[ddf.error.isna()]
+    assert good.images.stack().compute().shape == (12, 32, 32, 3)
+    means = good.images.map_batches(lambda x: x.mean(axis=(1, 2, 3)), {"mean": "float32"})
+    assert means["mean"].compute().notna().all()
+    batches = list(good[["image", "label"]].images.iter_batches(5))
+    assert sum(len(batch["label"]) for batch in batches) == 12
+    assert len(dii.gallery(ddf, tmp_path / "page.html")) == ROWS
+    assert len(ddf.images.show(20)) == ROWS
+
+
+def test_rows_are_decoded_after_a_shuffle(file, work):  # noqa: F811
+    ddf = dii.read_parquet_images(file, backend="pandas")
+    frame = ddf.sort_values("caption", ascending=False).head(2)
+    assert frame.caption.tolist() == ["c9", "c8"]
+    assert frame.image.notna().all()
+
+
+def test_a_checkpoint_and_an_export_say_what_to_do(file, tmp_path):
+    ddf = dii.read_parquet_images(file, backend="pandas")
+    with pytest.raises(dii.ArgumentError, match="read_webdataset_images"):
+        dii.checkpoint(ddf, tmp_path / "kept")
+    with pytest.raises(dii.ArgumentError, match="__key__"):
+        dii.to_webdataset(ddf, tmp_path / "{shard}.tar")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "error", "message"),
+    [
+        ({"column": "caption"}, dii.ArgumentError, "holds no encoded images"),
+        ({"column": "png"}, dii.ArgumentError, "has 'image', 'label', 'caption'"),
+        ({"columns": ["png"]}, dii.ArgumentError, "columns= names 'png'"),
+        ({"filters": [("score", ">", 1)]}, dii.ArgumentError, "score"),
+        ({"size": 0}, dii.ArgumentError, "size=0"),
+        ({"decode": False, "size": 8}, dii.ArgumentError, "decode=False makes no pixels"),
+        ({"errors": "ignore"}, dii.ArgumentError, "errors='ignore'"),
+    ],
+)
+def test_arguments_that_make_no_sense_are_refused(arguments, error, message, file):
+    with pytest.raises(error, match=message):
+        dii.read_parquet_images(file, backend="pandas", **arguments)
+
+
+def test_paths_follow_the_rules_of_shards(file, tmp_path):
+    for name in ("p-2.parquet", "p-10.parquet"):
+        (tmp_path / name).symlink_to(file)
+    ddf = dii.read_parquet_images(tmp_path, backend="pandas")
+    assert len(ddf) == 2 * ROWS
+    assert len(dii.read_parquet_images(tmp_path / "p-{2,10}.parquet", backend="pandas")) == 2 * ROWS
+    with pytest.raises(dii.ShardNotFoundError, match="leads to no parquet file"):
+        dii.read_parquet_images(tmp_path / "q-*.parquet", backend="pandas")
+    (tmp_path / "text.parquet").write_text("no parquet")
+    with pytest.raises(dii.ShardError, match=r"text.parquet cannot be read"):
+        dii.read_parquet_images(tmp_path / "text.parquet", backend="pandas")

@@ -1,0 +1,112 @@
+"""Rules that are added to Dask's expressions: few, chained, and without effect on other frames."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+import pytest
+
+# Dask's expressions of which a method is replaced: (class, method).
+REPLACED = [
+    ("MaybeAlignPartitions", "_lower"),
+    ("OpAlignPartitions", "_lower"),
+    ("Index", "_simplify_down"),
+    ("Query", "_simplify_up"),
+    ("And", "_simplify_down"),
+    ("Or", "_simplify_down"),
+    ("XOr", "_simplify_down"),
+]
+
+# Prints the name of each optimised query, which stands for all that it does.
+PLAIN = """
+import sys
+import pandas as pd
+import dask.dataframe as dd
+if sys.argv[1] == "imported":
+    import dask_image_ingest
+frame = pd.DataFrame({"a": range(20), "b": [1.5] * 20, "c": list("xy") * 10})
+ddf = dd.from_pandas(frame, npartitions=4)
+other = dd.from_pandas(frame.set_index("a"), npartitions=3)
+for query in (
+    ddf[ddf.a > 3],
+    ddf[(ddf.a > 3) & (ddf.b < 2) | (ddf.c == "x") ^ (ddf.a < 9)],
+    ddf[ddf.a > 3].index,
+    ddf.query("a > 3")[["b"]],
+    ddf.query("a > 3 and c == 'x'").index,
+    ddf.assign(d=ddf.a + 1).query("d > 3")["b"],
+    ddf.assign(e=other.b),
+    other + other,
+    ddf.sort_values("b")[["a"]],
+    ddf.merge(other, on="b").groupby("c_x").a.sum(),
+):
+    print(query.optimize(fuse=False).expr._name)
+"""
+
+CHAINED = """
+from dask.dataframe.dask_expr import _expr
+calls = []
+
+def counting(method):
+    def counted(self, *args):
+        calls.append(type(self).__name__)
+        return method(self, *args)
+    return counted
+
+for name in ("Index", "And", "Or", "XOr"):
+    kind = getattr(_expr, name)
+    kind._simplify_down = counting(kind._simplify_down)
+_expr.Query._simplify_up = counting(_expr.Query._simplify_up)
+for name in ("MaybeAlignPartitions", "OpAlignPartitions"):
+    kind = getattr(_expr, name)
+    kind._lower = counting(kind._lower)
+
+import pandas as pd
+import dask.dataframe as dd
+import dask_image_ingest
+
+ddf = dd.from_pandas(pd.DataFrame({"a": range(20), "b": range(20)}), npartitions=4)
+other = dd.from_pandas(pd.DataFrame({"a": range(20)}), npartitions=3)
+mask = ((ddf.a > 3) & (ddf.a < 9)) | (ddf.a == 1) ^ (ddf.a == 2)
+for query in (ddf[mask].index, ddf.query("a > 3")[["a"]], ddf.assign(b=other.a), ddf.a + other.a):
+    query.optimize()
+print(*sorted(set(calls)))
+"""
+
+
+def told(script: str, *args: str) -> list[str]:
+    finished = subprocess.run(
+        [sys.executable, "-c", script, *args], capture_output=True, text=True, timeout=120
+    )
+    assert finished.returncode == 0, finished.stderr
+    return finished.stdout.split()
+
+
+def test_frames_without_images_are_optimised_as_without_this_package():
+    assert told(PLAIN, "imported") == told(PLAIN, "not")
+
+
+def test_every_rule_calls_the_one_that_was_there():
+    assert {"And", "Index", "Or", "Query", "XOr"} <= {*told(CHAINED)}
+
+
+@pytest.mark.parametrize("name", ["Index", "And", "Or", "XOr"])
+def test_dask_has_no_rule_of_its_own_yet(name):
+    # If it brings one, look whether ours is still needed: dataset/fewer_columns.py and masks.py.
+    script = (
+        f"from dask.dataframe.dask_expr import _expr; print('_simplify_down' in vars(_expr.{name}))"
+    )
+    assert told(script) == ["False"]
+
+
+def test_no_other_method_of_dask_is_replaced():
+    script = (
+        "from dask.dataframe.dask_expr import _expr\n"
+        "import dask_image_ingest\n"
+        "for name, kind in sorted(vars(_expr).items()):\n"
+        "    if isinstance(kind, type):\n"
+        "        for method, value in vars(kind).items():\n"
+        "            if str(getattr(value, '__module__', '')).startswith('dask_image_ingest'):\n"
+        "                print(f'{kind.__name__}.{method}')\n"
+    )
+    assert {*told(script)} == {f"{kind}.{method}" for kind, method in REPLACED}
