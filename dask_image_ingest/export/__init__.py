@@ -8,6 +8,7 @@ from dask_image_ingest.export.checkpoint import checkpoint
 from dask_image_ingest.export.command import add_export
 from dask_image_ingest.export.jpeg import Encode
 from dask_image_ingest.export.reasons import RefusedRowsError
+from dask_image_ingest.export.sources import source_options_of
 from dask_image_ingest.export.write import to_webdataset
 from dask_image_ingest.export.write_index import write_index
 
@@ -16,6 +17,7 @@ __all__ = [
     "RefusedRowsError",
     "add_export",
     "checkpoint",
+    "source_options_of",
     "to_webdataset",
     "write_index",
 ]

@@ -3,21 +3,24 @@
 from __future__ import annotations
 
 import os
+import re
 import string
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from dask.utils import parse_bytes
 
-from dask_image_ingest.arguments import is_whole, shown, whole_number
+from dask_image_ingest.arguments import is_utf8, is_whole, shown, whole_number
 from dask_image_ingest.errors import ArgumentError
 from dask_image_ingest.export.baseline import require_turbojpeg
 from dask_image_ingest.export.job import Options
-from dask_image_ingest.export.jpeg import Jpeg, make_jpeg
+from dask_image_ingest.export.jpeg import Encode, Jpeg, make_jpeg
 from dask_image_ingest.export.local_place import LocalPlace
-from dask_image_ingest.export.members import make_members
+from dask_image_ingest.export.members import Members, make_members
 from dask_image_ingest.export.place import EXPORT, Place, Writer
 from dask_image_ingest.export.remote_place import RemotePlace
-from dask_image_ingest.export.stage import metadata_columns
+from dask_image_ingest.export.sources import makers_of_images
+from dask_image_ingest.export.stage import image_columns, metadata_columns
 from dask_image_ingest.storage import local_path
 
 __all__ = ["make_options", "place_of", "split_path"]
@@ -37,7 +40,7 @@ def split_path(path: Any, storage_options: dict[str, Any] | None) -> tuple[Place
     if not isinstance(text, str):
         raise ArgumentError(f"{path!r} is no path")
     folder, _, template = text.rpartition("/")
-    if not _is_template(template) or _fields(folder) != []:
+    if not _is_template(template) or _fields(folder) != [] or "\0" in folder:
         raise ArgumentError(
             f"{text!r} is no name for shards: it needs one field for their number, in its last "
             "part, and ends with .tar, as 'out/{shard:06d}.tar' does"
@@ -96,6 +99,10 @@ def make_options(
         )
     if bytes_per_shard is None and samples_per_shard is None:
         samples_per_shard = _SAMPLES
+    makers = {name: list(makers_of_images(frame, name)) for name in image_columns(frame)}
+    chosen = make_members(members, columns, list(makers))
+    how = _jpeg(jpeg)
+    _refuse_other_pixels(makers, chosen, how)
     return Options(
         template=template,
         samples_per_shard=None
@@ -103,24 +110,48 @@ def make_options(
         else whole_number("samples_per_shard", samples_per_shard, 1),
         bytes_per_shard=_bytes(bytes_per_shard),
         shuffle=None if shuffle is None else int(shuffle),
-        members=make_members(members, columns),
+        members=chosen,
         sidecar=sidecar is not None,
         index=bool(index),
-        jpeg=_jpeg(jpeg),
+        jpeg=how,
         drop_rows=errors == "drop",
         drop_bad_images=bool(drop_bad_images),
     )
 
 
+def _refuse_other_pixels(makers: Mapping[str, Sequence[str]], members: Members, jpeg: Jpeg) -> None:
+    """Refuse to copy stored images where the frame shows others, which nobody asked to encode."""
+    encoded = {made.columns for made in members.pixels}
+    for name, made in makers.items():
+        if made and name not in encoded and members.copies_images:
+            raise ArgumentError(
+                f"the pixels of {name!r} come from {made[0]}, and to_webdataset would write the "
+                f"stored images. members={{'jpg': {name!r}}} encodes the pixels instead; "
+                f"drop(columns={name!r}) first says that the stored images are meant"
+            )
+    if encoded and isinstance(jpeg, Encode) and jpeg.size is not None:
+        raise ArgumentError(
+            f"Encode(size=...) is for stored images, and members= makes one of the pixels in "
+            f"{members.pixels[0].columns!r}: resize them where they are made"
+        )
+
+
 def _is_template(template: str) -> bool:
     if not template.endswith(".tar") or _fields(template) != ["shard"]:
         return False
+    if re.search(r"\d{4}", template.partition("{")[2].partition("}")[0]):
+        return False  # a width that no file system has room for, and memory may not either
     try:
         names = {template.format(shard=number) for number in (0, 1, 10_000_000)}
-    except (ValueError, KeyError, IndexError):
+    except (ValueError, KeyError, IndexError, OverflowError):
         return False
     hidden = template.startswith((".", "_"))
-    return len(names) == 3 and not hidden and not any("/" in name or " " in name for name in names)
+    return len(names) == 3 and not hidden and all(map(_is_file_name, names))
+
+
+def _is_file_name(name: str) -> bool:
+    fits = is_utf8(name) and len(name.encode()) <= 255
+    return fits and name.isprintable() and not any(sign in name for sign in "/ ")
 
 
 def _fields(text: str) -> list[str] | None:
@@ -142,7 +173,7 @@ def _bytes(size: Any) -> int | None:
         return None
     try:
         nbytes = int(parse_bytes(size))
-    except (ValueError, TypeError, AttributeError):
+    except (ValueError, TypeError, AttributeError, OverflowError):
         nbytes = 0
     if nbytes < 1:
         raise ArgumentError(f"bytes_per_shard={size!r}: pass bytes, or a text such as '1 GB'")

@@ -151,6 +151,13 @@ def _chosen(
         if size is not None:  # in the place of one that the sample had, or last
             chosen[made.extension] = (made.extension, COLUMN, 0, size)
     made_now = {member[0] for member in chosen.values() if member[1] == COLUMN}
+    picture = members.picture
+    if picture is not None and image is not None:
+        if picture.extension not in made_now:
+            return Row(reason=f"bad-image: {picture.columns!r} has no pixels for it")
+        if image != picture.extension:
+            chosen.pop(image, None)
+        image = picture.extension
     chosen = {e: m for e, m in chosen.items() if e not in members.left_out or e in made_now}
     reason = _problem(key, chosen, options) or _ambiguous(
         [e for e in sample.duplicates if e in chosen and e not in made_now]

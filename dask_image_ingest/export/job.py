@@ -61,21 +61,18 @@ class Job:
         Where to write what.
     source_options
         For the file systems of the shards that are read.
-    plan
-        The digest of the plan, once there is one.
+    run
+        The name of this attempt.
     pointers, planned
         Staged files: a batch for each source shard, and a batch for each shard to write.
-    check_columns
-        Whether a shard that is finished may have columns of other values than those of now.
     """
 
     place: Place
     options: Options
     source_options: dict[str, Any] | None = field(default=None, hash=False)
-    plan: str = ""
+    run: str = ""
     pointers: str = ""
     planned: str = ""
-    check_columns: bool = False
 
 
 def staged_name(what: str) -> str:

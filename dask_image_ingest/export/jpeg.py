@@ -17,7 +17,8 @@ class Encode:
     """How :func:`to_webdataset` encodes pictures anew: ``jpeg=Encode(quality=90, size=512)``.
 
     Every picture is decoded as :func:`read_webdataset_images` decodes it (RGB, turned as its EXIF
-    says), and encoded as baseline JPEG without EXIF or a colour profile.
+    says), and encoded as baseline JPEG without EXIF or a colour profile. A member ``jpg`` that
+    ``members=`` makes of a column of images is encoded so, too, but for ``size`` and ``resize``.
 
     Parameters
     ----------
@@ -54,6 +55,16 @@ class Encode:
             advice = "pass a whole number from 1 to 65,535, or None for no restart markers"
             whole_number("restart_rows", self.restart_rows, 1, advice, most=65_535)
         _ = self.decoding  # checks the others
+
+    @property
+    def settings(self) -> dict[str, Any]:
+        """Its settings, as Pillow's JPEG encoder takes them."""
+        restarts = {} if self.restart_rows is None else {"restart_marker_rows": self.restart_rows}
+        return {
+            "quality": self.quality,
+            "subsampling": ":".join(self.subsampling),
+            **restarts,
+        }
 
     @property
     def decoding(self) -> Decoding:

@@ -12,7 +12,7 @@ from io import BufferedRandom
 
 import pyarrow as pa
 
-from dask_image_ingest.export.place import EXPORT, STAGING, Writer, writing
+from dask_image_ingest.export.place import EXPORT, STAGING, Check, Writer, writing
 
 __all__ = ["LocalPlace"]
 
@@ -46,42 +46,43 @@ class LocalPlace:
         self.settle()
         return True
 
-    def put(self, name: str, content: bytes) -> None:
+    def put(self, name: str, content: bytes, check: Check | None = None) -> None:
         """Write a small file, whole, in the place of any that there is."""
         with self.scratch() as file:
             file.write(content)
-            self.commit(file, name)
+            self.commit(file, name, check)
 
     @contextmanager
     def scratch(self) -> Iterator[BufferedRandom]:
         """A file beside those that there will be, so that it can be renamed to one of them."""
         path = self.locate(f"{STAGING}/{uuid.uuid4().hex}.tmp")
-        with writing(self.url, self.writer):
-            os.makedirs(os.path.dirname(path), exist_ok=True)
-            file = open(path, "x+b")  # noqa: SIM115 - closed below
         try:
-            with file, writing(self.url, self.writer):
+            # Closing writes too: what the disk has no room for is told there.
+            with writing(self.url, self.writer), _created(path) as file:
                 yield file
         finally:
-            with suppress(FileNotFoundError):
+            with suppress(OSError):  # gone, or left for the next run to remove
                 os.unlink(path)
 
-    def commit(self, file: BufferedRandom, name: str) -> None:
+    def commit(self, file: BufferedRandom, name: str, check: Check | None = None) -> None:
         """Let what was written to a scratch file appear under a name, whole."""
         with writing(self.locate(name), self.writer):
             file.flush()
             if not name.startswith(f"{STAGING}/done-"):  # what these say may be lost
                 os.fsync(file.fileno())
+            if check is not None:
+                check()
             os.replace(file.name, self.locate(name))
 
     def settle(self) -> None:
         """Make sure that what appeared under its name stays there."""
         # A new name is on the disk only when its folder is.
-        folder = os.open(self.url, os.O_RDONLY)
-        try:
-            os.fsync(folder)
-        finally:
-            os.close(folder)
+        with writing(self.url, self.writer):
+            folder = os.open(self.url, os.O_RDONLY)
+            try:
+                os.fsync(folder)
+            finally:
+                os.close(folder)
 
     def read(self, name: str) -> bytes | None:
         """A small file, None if there is none."""
@@ -126,3 +127,13 @@ class LocalPlace:
         """Remove what is not finished."""
         with writing(self.url, self.writer), suppress(FileNotFoundError):
             shutil.rmtree(self.locate(STAGING))
+
+
+def _created(path: str) -> BufferedRandom:
+    """A new file in a folder that others may remove at any moment, as long as it is empty."""
+    for _ in range(100):
+        # Gone before the file is in it, or between the two looks of makedirs.
+        with suppress(FileNotFoundError, FileExistsError):
+            os.makedirs(os.path.dirname(path), exist_ok=True)
+            return open(path, "x+b")
+    return open(path, "x+b")

@@ -23,8 +23,8 @@ from dask_image_ingest.export.choose import EXPANDED, SOURCE, Row, choose_member
 from dask_image_ingest.export.job import Job, staged_name
 from dask_image_ingest.export.kept import keep, kept_name, read_kept
 from dask_image_ingest.export.pictures import prepare_pictures
-from dask_image_ingest.storage import Shard, find_shards, open_shard
-from dask_image_ingest.tar import TarIndex, gc_paused, index_tar, read_member
+from dask_image_ingest.storage import LazyBytes, Shard, find_shards, is_web, open_shard
+from dask_image_ingest.tar import Sample, TarIndex, gc_paused, index_tar, read_member
 
 __all__ = ["POINTERS", "Located", "locate", "locate_in_task", "version_of"]
 
@@ -40,6 +40,9 @@ _MEMBER = pa.struct(
         pa.field("size", pa.int64()),
     ]
 )
+
+# The member of an image file whose name has none; readers take it for an image.
+_NO_EXTENSION = "img"
 
 # What the reader of sparse members takes.
 LARGEST_MEMBER = 2**31 - 1
@@ -121,7 +124,7 @@ def locate(source: tuple[int, str], job: Job) -> Located:
             if kept := read_kept(job.place, name):
                 return Located(url, version, kept[0], **kept[1])
         with open_shard(url, job.source_options) as content:
-            index = index_tar(content, url)
+            index = _index(content, url, wanted)
             with gc_paused():
                 rows = choose_members(index, wanted, job.options)
             # Where a stream was decompressed, there is more than is stored.
@@ -135,6 +138,17 @@ def locate(source: tuple[int, str], job: Job) -> Located:
     if job.options.jpeg is not None:
         keep(job.place, name, found, facts)
     return Located(url, version, found, **facts)
+
+
+def _index(content: LazyBytes, url: str, wanted: pa.RecordBatch) -> TarIndex:
+    """The samples of a source: of a shard, or the one of a file that is an image."""
+    if any(offset != 0 for offset in wanted.column("offset").to_pylist()):
+        return index_tar(content, url)
+    # Where a tar's first image lies there is a header before it.
+    name = (url.partition("?")[0] if is_web(url) else url).rpartition("/")[2]
+    extension = name.rpartition(".")[2].lower() if "." in name else _NO_EXTENSION
+    key = wanted.column("key")[0].as_py()
+    return TarIndex([Sample(key, {extension: (0, len(content))})], members=1)
 
 
 def version_of(shard: Shard) -> str:

@@ -3,6 +3,11 @@
 On this machine the kernel keeps the lock, and lets it go when the process ends, however it ends.
 Elsewhere a writer leaves a record and renews it: a record that is renewed has a living owner. One
 that is not is taken over by ``resume=True`` or ``overwrite=True``, after it was watched a while.
+
+Tasks may outlive their writer, on a cluster that goes on without its client. So each run has a
+random name, which lies in the place while it writes, and no task puts a file under its final name
+when that is another one. A writer that was stopped for a while, as on a laptop that was shut, asks
+whether the record is still its own before it removes or replaces what is there.
 """
 
 from __future__ import annotations
@@ -16,20 +21,24 @@ import socket
 import threading
 import time
 import uuid
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
+from functools import partial
 
 from dask_image_ingest.errors import ExportError
 from dask_image_ingest.export.local_place import LocalPlace
-from dask_image_ingest.export.place import Place, writing
+from dask_image_ingest.export.place import STAGING, Place, writing
 
-__all__ = ["LOCK", "hold"]
+__all__ = ["LOCK", "RUN", "begin_run", "hold", "refuse_other_run"]
 
+#: Who holds a place, where the kernel keeps no lock; and the name of the run that writes there.
 LOCK = "_lock"
+RUN = f"{STAGING}/run"
 
 # A record is renewed this often, and is watched three times as long before it is taken over.
 _RENEWED_EVERY = 10.0
 _WATCHED_FOR = 3
+_TAKEN_OVER_AFTER = _RENEWED_EVERY * _WATCHED_FOR
 
 _NO_LOCKS = (errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP)
 
@@ -37,8 +46,8 @@ logger = logging.getLogger("dask_image_ingest")
 
 
 @contextmanager
-def hold(place: Place, take_over: bool) -> Iterator[None]:
-    """Be the only writer of a place.
+def hold(place: Place, take_over: bool) -> Iterator[Callable[[], None]]:
+    """Be the only writer of a place; gives a check that this is still so.
 
     Parameters
     ----------
@@ -48,7 +57,7 @@ def hold(place: Place, take_over: bool) -> Iterator[None]:
     Raises
     ------
     ExportError
-        If somebody else writes there.
+        If somebody else writes there; from the check, if somebody has taken over meanwhile.
     """
     if isinstance(place, LocalPlace):
         try:
@@ -58,7 +67,7 @@ def hold(place: Place, take_over: bool) -> Iterator[None]:
                 raise
         else:
             try:
-                yield
+                yield lambda: None  # the kernel takes no lock away
             finally:
                 try:
                     # While it is locked, so that nobody locks a file that is about to go.
@@ -67,8 +76,26 @@ def hold(place: Place, take_over: bool) -> Iterator[None]:
                     # Else this process would lock itself out of the next try.
                     os.close(file)
             return
-    with _record(place, take_over):
-        yield
+    with _record(place, take_over) as check:
+        yield check
+
+
+def begin_run(place: Place) -> str:
+    """Let no task of an earlier run write to a place that is held; give the name of this one."""
+    run = uuid.uuid4().hex
+    place.put(RUN, run.encode())
+    return run
+
+
+def refuse_other_run(place: Place, run: str) -> None:
+    """Let a task that outlived its run not write into another one, nor into what is finished.
+
+    Raises
+    ------
+    ExportError
+    """
+    if place.read(RUN) != run.encode():
+        raise ExportError(f"another run writes to {place.url}, or has: this one ends here")
 
 
 def _lock_file(place: LocalPlace) -> int:
@@ -81,8 +108,9 @@ def _lock_file(place: LocalPlace) -> int:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
             with suppress(FileNotFoundError):
                 if os.path.samestat(os.fstat(file), os.stat(path)):
-                    os.truncate(file, 0)
-                    os.write(file, _who().encode())
+                    with suppress(OSError):  # a full disk: the lock holds, whatever is in it
+                        os.truncate(file, 0)
+                        os.write(file, _who().encode())
                     return file
             os.close(file)  # its last owner has removed it in the meantime
         except BlockingIOError:
@@ -105,16 +133,16 @@ def _who() -> str:
 
 
 @contextmanager
-def _record(place: Place, take_over: bool) -> Iterator[None]:
+def _record(place: Place, take_over: bool) -> Iterator[Callable[[], None]]:
     run = uuid.uuid4().hex
     _claim(place, run, take_over)
-    stop = threading.Event()
+    stop, busy = threading.Event(), threading.Lock()
     renewing = threading.Thread(
-        target=_renew, args=(place, run, stop), name="renew-export-lock", daemon=True
+        target=_renew, args=(place, run, stop, busy), name="renew-export-lock", daemon=True
     )
     renewing.start()
     try:
-        yield
+        yield partial(_refuse_other_owner, place, run, stop, busy)
     finally:
         stop.set()
         renewing.join()
@@ -147,17 +175,36 @@ def _claim(place: Place, run: str, take_over: bool) -> None:
         raise ExportError(f"another run took over {place.url} at this moment")
 
 
-def _renew(place: Place, run: str, stop: threading.Event) -> None:
+def _renew(place: Place, run: str, stop: threading.Event, busy: threading.Lock) -> None:
+    """Renew a record until it is another's; ``stop`` says so too, ``busy`` that it is written."""
     beat = 0
     while not stop.wait(_RENEWED_EVERY):
         beat += 1
+        began = time.time()  # which goes on where a machine sleeps
         try:
-            if _owner(place) != run:
-                logger.error("another run took over %s", place.url)
-                return
-            place.put(LOCK, _written(run, beat))
+            with busy:
+                is_lost = _owner(place) != run
+                if not is_lost:
+                    place.put(LOCK, _written(run, beat))
         except ExportError as error:  # one renewal may fail; the next may not
             logger.warning("the lock of %s was not renewed: %s", place.url, error)
+            continue
+        # What took so long may have been written over the record of another.
+        if is_lost or time.time() - began > _TAKEN_OVER_AFTER:
+            stop.set()
+            logger.error("another run took over %s", place.url)
+
+
+def _refuse_other_owner(
+    place: Place, run: str, stop: threading.Event, busy: threading.Lock
+) -> None:
+    with busy:  # half written, a record is nobody's
+        is_lost = stop.is_set() or _owner(place) != run
+    if is_lost:
+        raise ExportError(
+            f"another run has taken over {place.url}, where this one was not heard of for a while: "
+            "this one ends here"
+        )
 
 
 def _owner(place: Place) -> str | None:

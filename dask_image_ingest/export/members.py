@@ -16,8 +16,12 @@ import pandas as pd
 import pyarrow as pa
 
 from dask_image_ingest.errors import ArgumentError
+from dask_image_ingest.tar import IMAGE_EXTENSIONS
 
 __all__ = ["Made", "Members", "make_members", "member_bytes"]
+
+# How pixels are encoded, by the last part of a member's extension.
+_FORMATS = {"jpg": "jpeg", "jpeg": "jpeg", "png": "png", "webp": "webp"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,11 +29,12 @@ class Made:
     """A member that is made of columns.
 
     ``columns`` has one name for a member that is the column's value, and is a tuple for one that is
-    a JSON object of several columns.
+    a JSON object of several columns. ``format`` is that of a member made of pixels, else None.
     """
 
     extension: str
     columns: str | tuple[str, ...]
+    format: str | None = None
 
     @property
     def needs(self) -> tuple[str, ...]:
@@ -52,13 +57,38 @@ class Members:
         return extension not in self.left_out
 
     @property
+    def pixels(self) -> tuple[Made, ...]:
+        """The members that are made of pixels."""
+        return tuple(made for made in self.made if made.format is not None)
+
+    @property
+    def picture(self) -> Made | None:
+        """The member made of pixels that takes the place of a sample's own image, if there is one.
+
+        It has a plain extension: "mask.png" lies beside the image, "png" is the image.
+        """
+        return next((made for made in self.pixels if "." not in made.extension), None)
+
+    @property
+    def copies_images(self) -> bool:
+        """Whether a sample's own image may be copied, as far as extensions tell."""
+        return self.picture is None and any(map(self.keeps, IMAGE_EXTENSIONS.split(";")))
+
+    @property
     def columns(self) -> tuple[str, ...]:
         """The columns that members are made of."""
         return tuple(dict.fromkeys(name for made in self.made for name in made.needs))
 
 
-def make_members(members: Any, columns: Sequence[str]) -> Members:
+def make_members(members: Any, columns: Sequence[str], images: Sequence[str]) -> Members:
     """Read ``members=``: ``"all"``, extensions, or a mapping of extension to columns.
+
+    Parameters
+    ----------
+    columns
+        The metadata columns of the frame.
+    images
+        Its columns of images.
 
     Raises
     ------
@@ -85,7 +115,7 @@ def make_members(members: Any, columns: Sequence[str]) -> Members:
             extension = _extension(key)
             left_out.add(extension)
             if value is not None:
-                made[extension] = _made(extension, value, columns)
+                made[extension] = _made(extension, value, columns, images)
     copied = None if "all" in names else frozenset(names) - left_out
     return Members(copied, frozenset(left_out), tuple(made.values()))
 
@@ -110,19 +140,27 @@ def member_bytes(table: pa.Table, made: Made) -> pa.Array:
     return pa.array(encoded, pa.large_binary())
 
 
-def _made(extension: str, value: Any, columns: Sequence[str]) -> Made:
+def _made(extension: str, value: Any, columns: Sequence[str], images: Sequence[str]) -> Made:
     wanted = value if isinstance(value, str) else tuple(value) if _is_list(value) else None
     if not wanted:
         raise ArgumentError(
             f"members= makes {extension!r} of {value!r}: give the name of a column, a list of "
             "names for a JSON object of them, or None for no such member"
         )
+    if isinstance(wanted, str) and wanted in images:
+        format_ = _FORMATS.get(extension.rpartition(".")[2])
+        if format_ is None:
+            raise ArgumentError(
+                f"members= makes {extension!r} of the images in {wanted!r}: choose an extension "
+                f"that ends with {', '.join(_FORMATS)}, which says how they are encoded"
+            )
+        return Made(extension, wanted, format_)
     made = Made(extension, wanted)
     missing = [name for name in made.needs if name not in columns]
     if missing:
         raise ArgumentError(
             f"members= makes {extension!r} of {missing[0]!r}, and the frame has no such metadata "
-            f"column; it has {', '.join(columns)}"
+            f"column; it has {', '.join([*columns, *images])}"
         )
     return made
 

@@ -173,9 +173,5 @@ class _Pictures:
 
 def _encoded(pixels: np.ndarray, how: Encode) -> bytes:
     file = io.BytesIO()
-    restarts = {} if how.restart_rows is None else {"restart_marker_rows": how.restart_rows}
-    subsampling = ":".join(how.subsampling)
-    Image.fromarray(pixels).save(
-        file, "JPEG", quality=how.quality, subsampling=subsampling, **restarts
-    )
+    Image.fromarray(pixels).save(file, "JPEG", **how.settings)
     return file.getvalue()

@@ -7,7 +7,7 @@ know the rest. Workers get a place by pickle.
 from __future__ import annotations
 
 import errno
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 from io import BufferedRandom
@@ -17,10 +17,13 @@ import pyarrow as pa
 
 from dask_image_ingest.errors import DaskImageIngestError, ExportError
 
-__all__ = ["CHECKPOINT", "EXPORT", "INDEX", "STAGING", "Place", "Writer", "writing"]
+__all__ = ["CHECKPOINT", "EXPORT", "INDEX", "STAGING", "Check", "Place", "Writer", "writing"]
 
 #: A folder inside a place for whatever is not finished. Readers of shards leave it out.
 STAGING = "_staging"
+
+
+Check = Callable[[], None]
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,14 +59,17 @@ class Place(Protocol):
     def create(self, name: str, content: bytes) -> bool:
         """Write a small file, whole, unless there is one; say whether there was none."""
 
-    def put(self, name: str, content: bytes) -> None:
+    def put(self, name: str, content: bytes, check: Check | None = None) -> None:
         """Write a small file, whole, in the place of any that there is."""
 
     def scratch(self) -> AbstractContextManager[BufferedRandom]:
         """A file to write to and to read again, gone in the end unless committed."""
 
-    def commit(self, file: BufferedRandom, name: str) -> None:
-        """Let what was written to a scratch file appear under a name, whole."""
+    def commit(self, file: BufferedRandom, name: str, check: Check | None = None) -> None:
+        """Let what was written to a scratch file appear under a name, whole.
+
+        ``check`` is called right before, and raises if it must not.
+        """
 
     def settle(self) -> None:
         """Make sure that what appeared under its name outlives the machine."""

@@ -15,7 +15,7 @@ import dask
 import pyarrow as pa
 
 from dask_image_ingest.errors import ExportError
-from dask_image_ingest.export.place import EXPORT, STAGING, Writer, writing
+from dask_image_ingest.export.place import EXPORT, STAGING, Check, Writer, writing
 from dask_image_ingest.storage import FileSystem, file_system
 
 __all__ = ["RemotePlace"]
@@ -49,16 +49,18 @@ class RemotePlace:
             try:
                 self._fs.pipe_file(self._path(name), content, mode="create")
             except Exception:  # a condition that does not hold has many names
-                if self.read(name) is None:
+                found = self.read(name)
+                if found is None:
                     raise
-                return False
+                # Where the answer to the first try was lost, the second finds what that one wrote.
+                return found == content
         return True
 
-    def put(self, name: str, content: bytes) -> None:
+    def put(self, name: str, content: bytes, check: Check | None = None) -> None:
         """Write a small file, whole, in the place of any that there is."""
         with self.scratch() as file:
             file.write(content)
-            self.commit(file, name)
+            self.commit(file, name, check)
 
     @contextmanager
     def scratch(self) -> Iterator[BufferedRandom]:
@@ -68,7 +70,7 @@ class RemotePlace:
         with writing(where, self.writer), tempfile.TemporaryFile(dir=folder) as file:
             yield file
 
-    def commit(self, file: BufferedRandom, name: str) -> None:
+    def commit(self, file: BufferedRandom, name: str, check: Check | None = None) -> None:
         """Upload what was written to a scratch file; it appears when it is complete."""
         file.flush()
         size = os.fstat(file.fileno()).st_size
@@ -78,11 +80,15 @@ class RemotePlace:
             target = self._path(name)
             self._make_folder(name)
             if self._uploads_are_whole:
+                if check is not None:
+                    check()
                 self._fs.put_file(source, target)
             else:
                 aside = f"{STAGING}/{uuid.uuid4().hex}.tmp"
                 self._make_folder(aside)
                 self._fs.put_file(source, self._path(aside))
+                if check is not None:
+                    check()
                 self._fs.mv(self._path(aside), target)
             self._fs.invalidate_cache()
             arrived = self._fs.info(target)["size"]

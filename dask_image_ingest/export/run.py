@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import os
+from collections import Counter
+from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import replace
 from functools import partial
@@ -24,11 +26,10 @@ from dask_image_ingest.export.job import LEFT_OUT, MANIFEST, PLAN, Job, Options,
 from dask_image_ingest.export.kept import is_kept
 from dask_image_ingest.export.keys import assigns_keys
 from dask_image_ingest.export.local_place import LocalPlace
-from dask_image_ingest.export.lock import hold
+from dask_image_ingest.export.lock import RUN, begin_run, hold, refuse_other_run
 from dask_image_ingest.export.place import STAGING, Place
 from dask_image_ingest.export.prepare import Prepared, prepare
-from dask_image_ingest.export.reasons import Reasons
-from dask_image_ingest.export.shard import write_shard
+from dask_image_ingest.export.shard import compare_shard, write_shard
 from dask_image_ingest.export.sidecar import table_bytes
 from dask_image_ingest.export.sources import shards_read
 from dask_image_ingest.export.stage import Staged, metadata_columns, stage
@@ -38,6 +39,7 @@ __all__ = ["export"]
 
 # What is known of an export besides its plan, for whoever goes on.
 _FACTS = f"{STAGING}/facts.json"
+_LEFT_OUT = f"{STAGING}/left_out.parquet"
 
 
 def export(
@@ -58,11 +60,11 @@ def export(
     job = Job(place, options, source_options)
     is_new = isinstance(place, LocalPlace) and not os.path.exists(place.url)
     try:
-        with hold(place, take_over=resume or overwrite):
+        with hold(place, take_over=resume or overwrite) as check_lock:
             earlier = find_earlier(place)
             if not resume and not overwrite:
                 earlier.refuse()
-            return _Run(frame, job, earlier, resume, show).run()
+            return _Run(frame, job, earlier, check_lock, resume, show).run()
     finally:
         if is_new:
             with suppress(OSError):  # something is in it
@@ -72,15 +74,25 @@ def export(
 class _Run:
     """One attempt to bring an export to its end."""
 
-    def __init__(self, frame: Any, job: Job, earlier: Earlier, resume: bool, show: bool) -> None:
+    def __init__(
+        self,
+        frame: Any,
+        job: Job,
+        earlier: Earlier,
+        check_lock: Callable[[], None],
+        resume: bool,
+        show: bool,
+    ) -> None:
         self.frame = frame
         self.job = job
         self.place = job.place
         self.earlier = earlier
+        self.check_lock = check_lock
         self.resume = resume
         self.show = show
         self.columns = metadata_columns(frame)
-        told = [name for name in self.columns if name in frame.columns]
+        pixels = [name for made in job.options.members.pixels for name in made.needs]
+        told = [name for name in [*self.columns, *pixels] if name in frame.columns]
         self.token = frame_token(frame, told, job.source_options)
 
     def run(self) -> Exported:
@@ -89,16 +101,17 @@ class _Run:
             self.place.remove_staging()
             return self._exported(self.earlier.manifest or {})
         facts = self._facts_of_earlier() or self._plan()
-        job = replace(
-            self.job,
-            plan=facts["plan"],
-            planned=facts["planned"],
-            check_columns=facts["check_columns"],
-        )
-        shards = run(partial(write_shard, job=job), range(facts["shards"]), self.show)
+        numbers = range(facts["shards"])
+        job = replace(self.job, planned=facts["planned"], run=self._begin_run())
+        if facts["check_columns"]:
+            run(partial(compare_shard, job=job), numbers, self.show)
+        self._put_left_out(facts["left_out"])
+        shards = run(partial(write_shard, job=job), numbers, self.show)
+        refuse_other_run(self.place, job.run)
+        self.check_lock()
         manifest = {
             "format": FORMAT,
-            "plan": job.plan,
+            "plan": facts["plan"],
             "samples": sum(written["samples"] for written in shards),
             **facts["told"],
             "shards": shards,
@@ -151,6 +164,7 @@ class _Run:
             refused = True
             described = self._accepted(staged, prepared, read)
         except BaseException as error:
+            self.check_lock()  # else what is staged may be another run's
             # Nothing of this attempt stays but pictures, if it broke off while it made them.
             refused = refused or isinstance(error, ArgumentError)
             made = set(self._staged()) - set(before)
@@ -159,19 +173,24 @@ class _Run:
                 self.place.remove_staging()
             raise
         going_on = self.resume and self.earlier.plan is not None
+        # From here on tasks of an earlier run write nothing, or they would what is removed now.
+        self._begin_run()
         if going_on:
             self.earlier.keep_what_is_there()
         else:
             self.earlier.remove()
-            self.place.remove(name for name in before if not is_kept(name))
+            self.place.remove(name for name in before if not is_kept(name) and name != RUN)
             self._begin(described)
-        self._put_left_out(prepared.reasons)
         plan = prepared.plan
+        left_out = prepared.reasons.table()
+        if len(left_out):
+            self.place.put(_LEFT_OUT, table_bytes(left_out))
         facts = {
             "frame": self.token,
             "plan": described["plan"],
             "planned": job.planned,
             "check_columns": going_on,
+            "left_out": len(left_out),
             "shards": plan.shards,
             "told": {
                 "left_out": prepared.reasons.summary(),
@@ -191,6 +210,12 @@ class _Run:
         if self.resume:
             self.earlier.refuse_other_plan(described)
         files = [name for number in range(plan.shards) for name in options.files_of(number)]
+        twice = [name for name, count in Counter(files).items() if count > 1]
+        if twice:
+            raise ArgumentError(
+                f"{options.template!r} gives {plan.shards:,} shards the same names, {twice[0]!r} "
+                "among them: number them in full, as 'out/{shard:06d}.tar' does"
+            )
         refuse_foreign(self.place, [*files, LEFT_OUT], self.earlier)
         # Of what was computed before, only rows tell what it reads: those that are left out too.
         of_rows = staged.rows.column("url").combine_chunks().dictionary.to_pylist()
@@ -201,13 +226,19 @@ class _Run:
         if not self.place.create(PLAN, json.dumps(described, indent=1).encode()):
             raise ExportError(f"another export began in {self.place.url} just now")
 
-    def _put_left_out(self, reasons: Reasons) -> None:
-        """Say which rows are left out, also where a run before this one did not or had others."""
-        left_out = reasons.table()
-        if len(left_out):
-            self.place.put(LEFT_OUT, table_bytes(left_out))
-        else:
+    def _begin_run(self) -> str:
+        self.check_lock()
+        run = begin_run(self.place)
+        self.check_lock()
+        return run
+
+    def _put_left_out(self, count: int) -> None:
+        """Write the table of the rows that are left out, or remove that of a run before."""
+        table = self.place.read(_LEFT_OUT) if count else None
+        if table is None:
             self.place.remove([LEFT_OUT])
+        else:
+            self.place.put(LEFT_OUT, table)
 
     def _sign(self) -> None:
         """Let the plan say whose values the shards have, once all have been written or compared."""

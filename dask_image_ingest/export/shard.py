@@ -10,7 +10,8 @@ import hashlib
 import json
 from collections.abc import Callable
 from contextlib import suppress
-from typing import Any
+from functools import partial
+from typing import Any, NamedTuple
 
 import pyarrow as pa
 
@@ -18,12 +19,19 @@ from dask_image_ingest.errors import ExportError
 from dask_image_ingest.export.arrow_files import read_batch, take_rows
 from dask_image_ingest.export.copy import copy_members
 from dask_image_ingest.export.index_file import index_file
-from dask_image_ingest.export.job import PLAN, Job
+from dask_image_ingest.export.job import Job
 from dask_image_ingest.export.layout import Layout, lay_out
+from dask_image_ingest.export.lock import refuse_other_run
 from dask_image_ingest.export.place import STAGING
 from dask_image_ingest.export.sidecar import sidecar, table_bytes
 
-__all__ = ["Written", "done_name", "is_there", "write_shard"]
+__all__ = [
+    "Written",
+    "compare_shard",
+    "done_name",
+    "is_there",
+    "write_shard",
+]
 
 #: What is known of a shard that is written, as JSON knows it.
 Written = dict[str, Any]
@@ -37,32 +45,22 @@ def done_name(number: int) -> str:
 def write_shard(number: int, job: Job) -> Written:
     """Write a shard and what lies beside it, unless a run before this one did.
 
-    Whatever is beside a shard appears before it: a shard that is there is complete.
+    Nothing appears under its name before all of it is written, and the shard last: one that is
+    there is complete.
 
     Raises
     ------
     ExportError
-        If it can't be written, or if somebody else's export took over.
+        If it can't be written, or if another export has begun there.
     ShardError
         If a source can't be read, or has changed.
     """
     finished = _finished(number, job)
-    if finished and not job.check_columns:
+    if finished:
         return finished
     place = job.place
-    batch = read_batch(place, job.planned, number)
-    *beside, name = job.options.files_of(number)
-    layout = lay_out(batch)
-    columns = take_rows(place, *(batch.column(of) for of in ("part", "batch", "row")))
-    contents = _contents(beside, batch, layout, columns, place.locate(name))
-    digest = _columns_digest(contents, columns)
-    if finished:
-        if finished["columns"] != digest:
-            raise ExportError(
-                f"the columns of the samples in {place.locate(name)} have other values now than "
-                "when it was written. overwrite=True begins anew; or choose another folder"
-            )
-        return finished
+    batch, layout, columns, contents, digest = _planned(number, job)
+    name = job.options.files_of(number)[-1]
     with place.scratch() as file:
         sha256 = copy_members(file.fileno(), layout, batch, columns, job)
         written = {
@@ -74,13 +72,53 @@ def write_shard(number: int, job: Job) -> Written:
             "columns": digest,
             "beside": [_facts(*entry) for entry in contents.items()],
         }
-        _refuse_if_taken_over(job)
+        check = partial(refuse_other_run, place, job.run)
         for beside_name, content in contents.items():
-            place.put(beside_name, content)
-        place.commit(file, name)
+            place.put(beside_name, content, check)
+        place.commit(file, name, check)
     place.settle()
-    place.put(done_name(number), json.dumps(written).encode())
+    place.put(done_name(number), json.dumps(written).encode(), check)
     return written
+
+
+def compare_shard(number: int, job: Job) -> None:
+    """Refuse to go on if a run before this one wrote a shard with other values in its columns.
+
+    Raises
+    ------
+    ExportError
+    """
+    finished = _finished(number, job)
+    if finished and finished["columns"] != _planned(number, job).digest:
+        raise ExportError(
+            f"the columns of the samples in {job.place.locate(finished['name'])} have other values "
+            "now than when it was written, and nothing was written by this run. overwrite=True "
+            "begins anew; or choose another folder"
+        )
+
+
+class _Planned(NamedTuple):
+    """What the plan says of a shard: its samples, and what lies beside it."""
+
+    batch: pa.RecordBatch
+    layout: Layout
+    columns: pa.Table | None
+    contents: dict[str, bytes]
+    digest: str
+
+
+def _planned(number: int, job: Job) -> _Planned:
+    place = job.place
+    *beside, name = job.options.files_of(number)
+    try:
+        batch = read_batch(place, job.planned, number)
+        columns = take_rows(place, *(batch.column(of) for of in ("part", "batch", "row")))
+    except OSError:
+        refuse_other_run(place, job.run)  # which has removed what this one had staged
+        raise
+    layout = lay_out(batch)
+    contents = _contents(beside, batch, layout, columns, place.locate(name))
+    return _Planned(batch, layout, columns, contents, _columns_digest(contents, columns))
 
 
 def _finished(number: int, job: Job) -> Written | None:
@@ -115,11 +153,17 @@ def _contents(
 
 
 def _columns_digest(contents: dict[str, bytes], columns: pa.Table | None) -> str:
-    """Stands for the values of the columns that went into a shard or its sidecar."""
+    """Stands for the values of the columns that went into a shard and its sidecar."""
+    if columns is None:
+        return ""
+    digest = hashlib.sha256()
     for name, content in contents.items():
         if name.endswith(".parquet"):
-            return hashlib.sha256(content).hexdigest()
-    return "" if columns is None else hashlib.sha256(table_bytes(columns)).hexdigest()
+            digest.update(content)
+    made = [name for name in columns.column_names if name.startswith("made:")]
+    if made:
+        digest.update(table_bytes(columns.select(made)))
+    return digest.hexdigest()
 
 
 def _facts(name: str, content: bytes) -> dict[str, Any]:
@@ -128,10 +172,3 @@ def _facts(name: str, content: bytes) -> dict[str, Any]:
         "bytes": len(content),
         "sha256": hashlib.sha256(content).hexdigest(),
     }
-
-
-def _refuse_if_taken_over(job: Job) -> None:
-    """Let a task that outlived its export not write into another one."""
-    plan = job.place.read(PLAN)
-    if plan is None or json.loads(plan)["plan"] != job.plan:
-        raise ExportError(f"another export has begun in {job.place.url}: this one ends here")

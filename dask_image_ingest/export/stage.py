@@ -8,7 +8,7 @@ larger than this machine's memory.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -23,19 +23,22 @@ from dask_image_ingest.dataset import ReadWebDataset
 from dask_image_ingest.errors import ArgumentError
 from dask_image_ingest.export.arrow_files import from_bytes, to_bytes, write_batches
 from dask_image_ingest.export.job import Job, staged_name
+from dask_image_ingest.export.jpeg import Encode, Jpeg
 from dask_image_ingest.export.known import Known
 from dask_image_ingest.export.locate import Located, locate_in_task
-from dask_image_ingest.export.members import member_bytes
+from dask_image_ingest.export.members import Made, member_bytes
 from dask_image_ingest.export.sidecar import table_bytes
 from dask_image_ingest.frames import backend_of
+from dask_image_ingest.ops import encoded_images
 from dask_image_ingest.progress import compute
 
-__all__ = ["Staged", "metadata_columns", "stage"]
+__all__ = ["Staged", "image_columns", "metadata_columns", "stage"]
 
 _POINTER = ("__key__", "__url__", "offset")
 
 # A batch is what is read at once to have one of its rows.
 _ROWS = 4096
+_BATCH_BYTES = 16 << 20
 
 _BYTES = pd.ArrowDtype(pa.large_binary())
 
@@ -75,7 +78,9 @@ def metadata_columns(frame: Any) -> list[str]:
     if missing:
         raise ArgumentError(
             f"the frame has no column {', '.join(map(repr, missing))}: to_webdataset needs "
-            f"{', '.join(_POINTER)}, which say where each sample is"
+            f"{', '.join(_POINTER)}, which say where each sample is. Images of parquet files and "
+            "of columns of bytes are in no shard: write these bytes to files, one for each image, "
+            "and export the frame that read_images() makes of them"
         )
     odd = [name for name in columns if not isinstance(name, str)]
     if odd or len(set(columns)) < len(columns):
@@ -83,12 +88,20 @@ def metadata_columns(frame: Any) -> list[str]:
     return columns
 
 
+def image_columns(frame: Any) -> list[str]:
+    """The columns of a frame that hold images."""
+    empty = frame._meta if isinstance(frame, FrameBase) else frame
+    backend = backend_of(empty)
+    return [name for name in empty.columns if backend.is_images(empty[name].dtype)]
+
+
 def stage(frame: Any, job: Job, columns: Sequence[str], show: bool) -> Staged:
     """Compute a frame without its pixels."""
     frame = _named_index(frame)
     options = job.options
     wanted = list(columns if options.sidecar else (*_POINTER, *options.members.columns))
-    wanted = list(dict.fromkeys([*wanted, *({"nbytes"} & set(columns))]))
+    pixels = [name for made in options.members.pixels for name in made.needs]
+    wanted = list(dict.fromkeys([*wanted, *pixels, *({"nbytes"} & set(columns))]))
     if options.drop_bad_images:
         if "error" not in frame.columns:
             raise ArgumentError("the frame has no column 'error', which names the bad images")
@@ -106,6 +119,7 @@ def stage(frame: Any, job: Job, columns: Sequence[str], show: bool) -> Staged:
         parts, empty = staging(frame), frame[:0]
     tables = [from_bytes(part) for part in parts["rows"]]
     rows = pa.concat_tables(tables, promote_options="permissive").unify_dictionaries()
+    empty = empty.drop(columns=image_columns(empty))
     schema = _sidecar_schema(empty, tables) if options.sidecar else None
     for field in schema or ():
         try:
@@ -143,9 +157,19 @@ def _named_index(frame: Any) -> Any:
 
 def _stage_partition(frame: Any, job: Job) -> pd.DataFrame:
     """Write a partition's columns to a file of their own; give its pointers."""
-    table = _without_dictionaries(_to_arrow(frame).replace_schema_metadata(None))
+    options = job.options
+    metadata = frame.drop(columns=image_columns(frame))
+    table = _without_dictionaries(_to_arrow(metadata).replace_schema_metadata(None))
+    made = {
+        made.extension: member_bytes(
+            table if made.format is None else _encoded(frame, made, options.jpeg), made
+        )
+        for made in options.members.made
+    }
+    if options.members.picture is not None:
+        table = _with_shapes(table, frame, options.members.picture)
     count = len(table)
-    made = {m.extension: member_bytes(table, m) for m in job.options.members.made}
+    batch_rows = _rows_of_a_batch(made.values())
     rows = {
         "key": table.column("__key__").cast(pa.string()),
         "url": table.column("__url__").cast(pa.string()).dictionary_encode(),
@@ -153,12 +177,12 @@ def _stage_partition(frame: Any, job: Job) -> pd.DataFrame:
         "nbytes": _column(table, "nbytes", pa.int64()),
         "error": _column(table, "error", pa.string()),
         "part": pa.nulls(count, pa.string()),
-        "batch": pa.array(np.arange(count) // _ROWS, pa.int32()),
-        "row": pa.array(np.arange(count) % _ROWS, pa.int32()),
+        "batch": pa.array(np.arange(count) // batch_rows, pa.int32()),
+        "row": pa.array(np.arange(count) % batch_rows, pa.int32()),
         **{f"made:{name}": pc.binary_length(data).cast(pa.int64()) for name, data in made.items()},
     }
     kept = table.select([])
-    if job.options.sidecar:
+    if options.sidecar:
         kept = table.drop_columns([n for n in ("error",) if n in table.column_names])
     columns = kept.schema
     for extension, data in made.items():
@@ -166,7 +190,7 @@ def _stage_partition(frame: Any, job: Job) -> pd.DataFrame:
     if count and kept.num_columns:
         name = staged_name("columns")
         kept = _with_large_values(kept)
-        write_batches(job.place, name, kept.schema, _batches(kept))
+        write_batches(job.place, name, kept.schema, _batches(kept, batch_rows))
         rows["part"] = pa.array([name] * count, pa.string())
     rows["part"] = rows["part"].dictionary_encode()
     described = pa.table(rows).replace_schema_metadata(
@@ -197,10 +221,44 @@ def _unfit(name: str, error: Exception) -> ArgumentError:
     )
 
 
-def _batches(table: pa.Table) -> Iterator[pa.RecordBatch]:
+def _encoded(frame: Any, made: Made, jpeg: Jpeg) -> pa.Table:
+    """The pixels of a column as files, under its name."""
+    how = jpeg if isinstance(jpeg, Encode) else Encode()
+    settings = how.settings if made.format == "jpeg" else {"quality": how.quality}
+    files = encoded_images(frame, str(made.columns), str(made.format), **settings)
+    return backend_of(frame).to_arrow(files.to_frame())
+
+
+def _with_shapes(table: pa.Table, frame: Any, made: Made) -> pa.Table:
+    """The columns that tell of a stored image, as they are for the one that takes its place."""
+    shapes = [
+        (None, None, None) if image is None else image.shape
+        for image in backend_of(frame).arrays(frame[made.columns])
+    ]
+    told: dict[str, list[Any]] = {
+        name: [shape[axis] for shape in shapes]
+        for axis, name in enumerate(("height", "width", "channels"))
+    }
+    told["format"] = [None if shape[0] is None else made.format for shape in shapes]
+    for name, values in told.items():
+        number = table.schema.get_field_index(name)
+        if number >= 0:
+            type_ = table.schema.field(number).type
+            table = table.set_column(number, name, pa.array(values, type_))
+    return table
+
+
+def _rows_of_a_batch(made: Iterable[pa.Array]) -> int:
+    """Rows that are read together to have one of them: fewer where members are large."""
+    arrays = list(made)
+    mean = sum(array.nbytes for array in arrays) / max(len(arrays[0]), 1) if arrays else 0
+    return max(1, min(_ROWS, int(_BATCH_BYTES / max(mean, 1))))
+
+
+def _batches(table: pa.Table, rows: int) -> Iterator[pa.RecordBatch]:
     """Each of as many rows, however the table is cut into chunks."""
-    for start in range(0, len(table), _ROWS):
-        yield table.slice(start, _ROWS).combine_chunks().to_batches()[0]
+    for start in range(0, len(table), rows):
+        yield table.slice(start, rows).combine_chunks().to_batches()[0]
 
 
 def _with_large_values(table: pa.Table) -> pa.Table:

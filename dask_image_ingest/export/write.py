@@ -40,13 +40,15 @@ def to_webdataset(
     Only the pointers and the metadata columns of the frame are computed: no image is decoded,
     unless ``jpeg`` asks for it. Then
     each sample's members are copied from its shard, a task for each new shard. Rows may come out of
-    any filter, join, sort or shuffle, and their order is kept.
+    any filter, join, sort or shuffle, and their order is kept. A frame with other pixels than the
+    stored ones is refused, unless ``members`` encodes them.
 
     Parameters
     ----------
     frame
         A dask, pandas or cuDF dataframe with the columns ``__key__``, ``__url__`` and ``offset`` of
-        :func:`read_webdataset_images`. A sample gets the name in ``__key__``, which may be new.
+        :func:`read_webdataset_images`, or of :func:`read_images`: each file is the image of its
+        sample. A sample gets the name in ``__key__``, which may be new.
     path
         The shards' names, with a field for their number: ``"out/{shard:06d}.tar"``. A path, or a
         URL of a file system that fsspec writes to.
@@ -65,7 +67,9 @@ def to_webdataset(
         of columns, ``{"txt": "caption", "json": ["caption", "score"], "cls": None}``: these are
         added to the sample's own or replace them, and None leaves one out. A list may hold
         mappings. Text is written as UTF-8, bytes as they are, numbers in decimal, lists, structs
-        and several columns as JSON; where the value is null, there is no member.
+        and several columns as JSON; where the value is null, there is no member. Pixels are
+        encoded: ``{"jpg": "image"}`` takes the place of the sample's own image, and
+        ``{"mask.png": "mask"}``, with more than one part in its extension, lies beside it.
     sidecar
         ``"parquet"`` writes a table of all metadata columns beside each shard, computed ones
         included, whose ``__url__``, ``offset`` and ``nbytes`` point to the new shard. None writes
@@ -111,8 +115,9 @@ def to_webdataset(
     Raises
     ------
     ArgumentError
-        For arguments that make no sense, for rows that can't be exported, and for shards that were
-        read with different options.
+        For arguments that make no sense, for rows that can't be exported, for shards that were
+        read with different options; for a column of images whose pixels are not those of the
+        stored images, unless it is encoded: drop it where these are meant.
     MissingDependencyError
         If ``jpeg="baseline"`` finds no libjpeg-turbo.
     ExportError

@@ -4,7 +4,13 @@ In: paths, globs, braces and URLs. Out: a list of shards with sizes and versions
 of them its bytes, decompressed.
 """
 
-from dask_image_ingest.storage.announce import announce, announce_walk, is_fetched
+from dask_image_ingest.storage.announce import (
+    announce,
+    announce_walk,
+    beginning,
+    is_fetched,
+    read_ahead,
+)
 from dask_image_ingest.storage.beside import find_beside
 from dask_image_ingest.storage.compressed import CompressedBytes
 from dask_image_ingest.storage.file_system import FileSystem, file_system, keeps_copies
@@ -12,8 +18,8 @@ from dask_image_ingest.storage.folder_names import folder_names, folder_of, insi
 from dask_image_ingest.storage.late_bytes import open_late
 from dask_image_ingest.storage.lazy_bytes import LazyBytes
 from dask_image_ingest.storage.open import open_shard
-from dask_image_ingest.storage.paths import find_shards
-from dask_image_ingest.storage.patterns import INDEX_SUFFIX
+from dask_image_ingest.storage.paths import common_root, find_shards
+from dask_image_ingest.storage.patterns import INDEX_SUFFIX, FileKind, has_random_access
 from dask_image_ingest.storage.pipe import is_pipe, with_permission
 from dask_image_ingest.storage.remote_listing import Listings
 from dask_image_ingest.storage.shard import Shard, as_listed, modified
@@ -22,6 +28,7 @@ from dask_image_ingest.storage.url import identities, is_web, local_path
 __all__ = [
     "INDEX_SUFFIX",
     "CompressedBytes",
+    "FileKind",
     "FileSystem",
     "LazyBytes",
     "Listings",
@@ -29,11 +36,14 @@ __all__ = [
     "announce",
     "announce_walk",
     "as_listed",
+    "beginning",
+    "common_root",
     "file_system",
     "find_beside",
     "find_shards",
     "folder_names",
     "folder_of",
+    "has_random_access",
     "identities",
     "inside",
     "is_fetched",
@@ -45,5 +55,6 @@ __all__ = [
     "names_in",
     "open_late",
     "open_shard",
+    "read_ahead",
     "with_permission",
 ]

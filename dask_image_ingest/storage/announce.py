@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from dask_image_ingest.storage.lazy_bytes import LazyBytes
+from dask_image_ingest.storage.local import LocalBytes, Memory
 from dask_image_ingest.storage.remote import RemoteBytes
 
-__all__ = ["announce", "announce_walk", "is_fetched"]
+__all__ = ["announce", "announce_walk", "beginning", "is_fetched", "read_ahead"]
 
 
 def is_fetched(content: LazyBytes) -> bool:
@@ -33,3 +34,20 @@ def announce_walk(content: LazyBytes) -> None:
     """
     if isinstance(content, RemoteBytes):
         content.walk()
+
+
+def read_ahead(content: LazyBytes, start: int, stop: int, memory: Memory) -> None:
+    """Have all of a range of a local shard read in large pieces, by other threads, from now on.
+
+    Nothing happens where ``memory`` gives none, or bytes are fetched or at hand anyway.
+    """
+    told = getattr(content, "read_ahead", None)
+    if told is not None and stop > start:
+        told(start, stop, memory)
+
+
+def beginning(content: LazyBytes) -> bytes | memoryview:
+    """As much of a shard, from its first byte on, as can be sliced with no further ado by now."""
+    if isinstance(content, LocalBytes):
+        return content.ready()
+    return content if isinstance(content, (bytes, memoryview)) else b""

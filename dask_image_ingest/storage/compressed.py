@@ -1,18 +1,27 @@
-"""Shards that are compressed, by gzip or Zstandard: decompressed at once, or as far as is read."""
+"""Shards that are compressed, by gzip or Zstandard: decompressed at once, or as far as is read.
+
+A small file may decompress to any size, so memory holds the beginning and a file the rest.
+"""
 
 from __future__ import annotations
 
 import io
 import zlib
 from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import pyarrow as pa
 
+from dask_image_ingest.errors import ShardError
 from dask_image_ingest.storage.announce import announce, is_fetched
 from dask_image_ingest.storage.lazy_bytes import LazyBytes
+from dask_image_ingest.storage.spill import SpillFile
 
-__all__ = ["BrokenStream", "CompressedBytes", "decompress"]
+__all__ = ["CompressedBytes", "decompressed"]
+
+# In bytes: what of a decompressed shard is held in memory.
+_IN_MEMORY = 256 << 20
 
 # A corrupt stream loses at most what one of these steps gives.
 _STEP = 1 << 14
@@ -21,66 +30,87 @@ _STEP = 1 << 14
 _FIRST_AHEAD, _GROWTH = 1 << 20, 4
 
 
-def decompress(stored: LazyBytes, wholly: bool = True) -> LazyBytes:
+@contextmanager
+def decompressed(stored: LazyBytes, url: str, wholly: bool = True) -> Iterator[LazyBytes]:
     """The content of a shard, told by its first bytes to be compressed or not.
 
     Parameters
     ----------
+    url
+        What errors call the shard.
     wholly
         Without it, a remote one is fetched and decompressed as far as it is read.
+
+    Raises
+    ------
+    ShardError
+        If neither memory nor the disk has room for it, now or when it is read.
     """
-    magic = bytes(stored[:4])
+    name = _compression(bytes(stored[:4]))
+    if name is None:
+        yield stored
+        return
+    late = not wholly and is_fetched(stored)
+    source: io.IOBase = _StoredFile(stored) if late else io.BytesIO(stored[:])
+    stream = _Stream(source, name, url)
+    try:
+        if late:
+            yield CompressedBytes(stored, source, stream)
+        else:
+            stream.read_to(None)
+            yield stream.in_memory() or _Decompressed(stream)
+    finally:
+        stream.close()
+
+
+def _compression(magic: bytes) -> str | None:
     if magic.startswith(b"\x1f\x8b"):
-        name = "gzip"
-    elif magic == b"\x28\xb5\x2f\xfd" or (magic[1:] == b"\x2a\x4d\x18" and magic[0] >> 4 == 5):
+        return "gzip"
+    if magic == b"\x28\xb5\x2f\xfd" or (magic[1:] == b"\x2a\x4d\x18" and magic[0] >> 4 == 5):
         # The second is a skippable frame, which parallel compressors put first.
-        name = "Zstandard"
-    else:
-        return stored
-    if not wholly and is_fetched(stored):
-        return CompressedBytes(stored, name)
-    stream = _Stream(io.BytesIO(stored[:]), name)
-    stream.read_to(None)
-    view = memoryview(stream.data).toreadonly()
-    return view if stream.broken is None else BrokenStream(view, stream.broken)
+        return "Zstandard"
+    return None
 
 
-class BrokenStream:
-    """What could be decompressed of a shard whose compressed stream is damaged."""
+class _Decompressed:
+    """A shard whose stream is damaged or larger than memory may hold, as far as it goes."""
 
-    def __init__(self, data: memoryview, broken: str) -> None:
-        self.broken = broken
-        self._data = data
+    def __init__(self, stream: _Stream) -> None:
+        self.broken = stream.broken
+        self._stream = stream
 
     def __len__(self) -> int:
-        return len(self._data)
+        return self._stream.size
 
-    def __getitem__(self, part: slice, /) -> memoryview:
-        return self._data[part]
+    def __getitem__(self, part: slice, /) -> bytes:
+        start, stop, _ = part.indices(len(self))
+        return self._stream.read(start, stop)
 
 
 class CompressedBytes:
     """A remote shard that is decompressed as far as it is read; only its length needs all of it."""
 
-    def __init__(self, stored: LazyBytes, name: str) -> None:
+    def __init__(self, stored: LazyBytes, file: io.IOBase, stream: _Stream) -> None:
         self._stored_size = len(stored)
-        self._file = _StoredFile(stored)
-        self._stream = _Stream(self._file, name)
+        self._file = file
+        self._stream = stream
 
     def __len__(self) -> int:
         self._stream.read_to(None)
-        return len(self._stream.data)
+        return self._stream.size
 
     def __getitem__(self, part: slice, /) -> bytes:
         if part.stop is None or part.stop < 0 or (part.start or 0) < 0:
-            return bytes(self._stream.data[slice(*part.indices(len(self)))])
-        self._stream.read_to(part.stop)
-        return bytes(self._stream.data[part])
+            self._stream.read_to(None)
+        else:
+            self._stream.read_to(part.stop)
+        start, stop, _ = part.indices(self._stream.size)
+        return self._stream.read(start, stop)
 
     def has(self, nbytes: int) -> bool:
         """Whether it decompresses to so many bytes at least."""
         self._stream.read_to(nbytes)
-        return len(self._stream.data) >= nbytes
+        return self._stream.size >= nbytes
 
     @property
     def broken(self) -> str | None:
@@ -96,25 +126,61 @@ class CompressedBytes:
 class _Stream:
     """What was decompressed so far, and the rest."""
 
-    def __init__(self, stored: Any, name: str) -> None:
-        self.data = bytearray()
+    def __init__(self, stored: Any, name: str, url: str) -> None:
+        self.size = 0
         self.broken: str | None = None
+        self._url = url
         self._name = name
         self._steps = _gunzip(stored) if name == "gzip" else _unzstd(stored)
+        self._beginning = bytearray()
+        self._rest = SpillFile()
 
     def read_to(self, stop: int | None) -> None:
         """Decompress at least so many bytes, None for all, if there are as many."""
-        try:
-            while stop is None or len(self.data) < stop:
+        while stop is None or self.size < stop:
+            try:
                 step = next(self._steps, None)
-                if step is None:
-                    break
-                self.data += step
-        except (EOFError, OSError, zlib.error) as error:
-            self.broken = (
-                f"the {self._name} stream breaks off after {len(self.data)} decompressed bytes "
-                f"({error})"
-            )
+            except (EOFError, OSError, zlib.error) as error:
+                self.broken = (
+                    f"the {self._name} stream breaks off after {self.size} decompressed bytes "
+                    f"({error})"
+                )
+                return
+            if step is None:
+                return
+            self._keep(step)
+
+    def in_memory(self) -> memoryview | None:
+        """What was decompressed, if it is sound and all of it is in memory."""
+        if self.broken is not None or self.size > len(self._beginning):
+            return None
+        return memoryview(self._beginning).toreadonly()
+
+    def read(self, start: int, stop: int) -> bytes:
+        """A range of what was decompressed."""
+        held = len(self._beginning)
+        beginning = bytes(memoryview(self._beginning)[start:stop])
+        if stop <= held:
+            return beginning
+        return beginning + self._rest.read(max(start - held, 0), stop - max(start, held))
+
+    def close(self) -> None:
+        """Give the room of the file back."""
+        self._rest.close()
+
+    def _keep(self, step: bytes) -> None:
+        room = _IN_MEMORY - len(self._beginning)
+        self._beginning += step[:room]
+        if room < len(step):
+            try:
+                self._rest.write(step[room:])
+            except OSError as error:
+                raise ShardError(
+                    f"{self._url} decompresses to more than {self.size:,} bytes, for which there "
+                    f"is no room: {error}. Set temporary-directory in Dask's configuration to a "
+                    "folder of a larger disk"
+                ) from error
+        self.size += len(step)
 
 
 class _StoredFile(io.RawIOBase):

@@ -23,7 +23,9 @@ def guarded(url: str, read: Any, *args: Any, **kwargs: Any) -> Any:
         hides = isinstance(error, FileNotFoundError) and _is_fault(error.__cause__)
         fault = error.__cause__ if hides else error
         if isinstance(fault, FileNotFoundError):
-            raise ShardNotFoundError(f"{url} does not exist, or does no longer") from error
+            raise ShardNotFoundError(
+                f"{url} does not exist, or does no longer", path=local_path(url)
+            ) from error
         behind = (fault, fault.__cause__ if fault else None)
         unreached = any(isinstance(e, _UNREACHED) for e in behind)
         why = "its server cannot be reached: " if unreached and local_path(url) is None else ""

@@ -52,7 +52,7 @@ def folder_names(
 ) -> set[str]:
     """The names of the files in a folder that begin with one of ``stems``, and perhaps others.
 
-    None where the folder can't be listed: many a web server refuses that.
+    Empty where the folder can't be listed: many a web server refuses that.
     """
     path = local_path(folder)
     try:

@@ -7,8 +7,9 @@ from collections.abc import Iterable, Iterator
 from contextlib import ExitStack, contextmanager
 from typing import Any
 
-from dask_image_ingest.storage.announce import announce
+from dask_image_ingest.storage.announce import announce, read_ahead
 from dask_image_ingest.storage.lazy_bytes import LazyBytes
+from dask_image_ingest.storage.local import Memory
 from dask_image_ingest.storage.open import open_shard
 from dask_image_ingest.storage.shard import Shard
 
@@ -49,6 +50,10 @@ class LateBytes:
         ranges = list(ranges)
         if ranges:
             announce(self.content, ranges)
+
+    def read_ahead(self, start: int, stop: int, memory: Memory) -> None:
+        """Have a range read by other threads; the shard is open from now on."""
+        read_ahead(self.content, start, stop, memory)
 
 
 @contextmanager

@@ -3,10 +3,19 @@
 from __future__ import annotations
 
 import os
+import stat
+from collections.abc import Callable
+from typing import Any
 
 from dask_image_ingest.errors import ShardError
+from dask_image_ingest.storage.ahead import ReadAhead
 from dask_image_ingest.storage.faults import guarded
 from dask_image_ingest.storage.shard import Shard
+
+__all__ = ["LocalBytes", "Memory", "refuse_special"]
+
+#: Gives so many bytes of memory, or more; None for no room.
+Memory = Callable[[int], Any]
 
 
 class LocalBytes:
@@ -19,9 +28,11 @@ class LocalBytes:
 
     def __init__(self, path: str) -> None:
         self._path = path
-        self._file = guarded(path, open, path, "rb", buffering=0)
+        self._ahead: ReadAhead | None = None
+        self._file = guarded(path, open, path, "rb", buffering=0, opener=_without_waiting)
         self._number = self._file.fileno()
         try:
+            refuse_special(path, os.fstat(self._number).st_mode)
             self._size = guarded(path, self._file.seek, 0, os.SEEK_END)
             self._version = self._state()
         except BaseException:
@@ -31,19 +42,38 @@ class LocalBytes:
     def __len__(self) -> int:
         return self._size
 
-    def __getitem__(self, part: slice, /) -> bytes:
+    def __getitem__(self, part: slice, /) -> bytes | memoryview:
         # Called for every header of every member, so with few calls of its own.
         start, stop, _ = part.indices(self._size)
         if start >= stop:
             return b""
+        if self._ahead is not None and (ready := self._ahead.part(start, stop)) is not None:
+            return ready
         try:
             data = os.pread(self._number, stop - start, start)
         except OSError as error:
             raise ShardError(f"{self._path} cannot be read: {error}") from error
         return data if len(data) == stop - start else self._rest(data, start, stop)
 
+    def read_ahead(self, start: int, stop: int, memory: Memory) -> None:
+        """Have a range read by other threads; the last one replaces the one before."""
+        if self.has_ahead(start, stop) or (buffer := memory(stop - start)) is None:
+            return
+        self._end_ahead()
+        self._ahead = ReadAhead(self._number, start, memoryview(buffer)[: stop - start])
+
+    def ready(self) -> memoryview:
+        """The shard from its first byte on, as far as other threads have read it."""
+        ahead = self._ahead
+        return memoryview(b"") if ahead is None or ahead.start else ahead.ready
+
+    def has_ahead(self, start: int, stop: int) -> bool:
+        """Whether a range is read by other threads."""
+        return self._ahead is not None and self._ahead.start <= start <= stop <= self._ahead.stop
+
     def close(self) -> None:
         """Let go of the file, whose number another one may get."""
+        self._end_ahead()
         self._number = -1
         self._file.close()
 
@@ -70,6 +100,11 @@ class LocalBytes:
                 "versions. Read it again when it is complete"
             )
 
+    def _end_ahead(self) -> None:
+        ahead, self._ahead = self._ahead, None
+        if ahead is not None:
+            ahead.close()
+
     def _state(self) -> tuple[int, int]:
         found = guarded(self._path, os.fstat, self._number)
         return found.st_size, found.st_mtime_ns
@@ -86,3 +121,24 @@ class LocalBytes:
                     f"no more than {at} are left. Read it again when it is complete"
                 )
         return b"".join(parts)
+
+
+def refuse_special(path: str, mode: int) -> None:
+    """Refuse what is no regular file, and whose bytes may never come.
+
+    Raises
+    ------
+    ShardError
+    """
+    if not stat.S_ISREG(mode):
+        kinds = {stat.S_IFIFO: "a named pipe", stat.S_IFSOCK: "a socket"}
+        kind = kinds.get(stat.S_IFMT(mode), "a device")
+        raise ShardError(
+            f"{path} is {kind}, and only regular files are shards: save what it gives to a file, "
+            "or run the command that writes it (pipe:, with allow_pipes=True)"
+        )
+
+
+def _without_waiting(path: str, flags: int) -> int:
+    # Whoever opens a named pipe waits for its writer otherwise.
+    return os.open(path, flags | os.O_NONBLOCK)

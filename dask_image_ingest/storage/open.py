@@ -5,7 +5,7 @@ from contextlib import closing, contextmanager
 from typing import Any
 
 from dask_image_ingest.storage.cached import cached_copy
-from dask_image_ingest.storage.compressed import decompress
+from dask_image_ingest.storage.compressed import decompressed
 from dask_image_ingest.storage.lazy_bytes import LazyBytes
 from dask_image_ingest.storage.local import LocalBytes
 from dask_image_ingest.storage.pipe import is_pipe, run_pipe
@@ -25,12 +25,13 @@ def open_shard(
 ) -> Iterator[LazyBytes]:
     """Open a shard for :func:`~dask_image_ingest.tar.index_tar` and ``read_member``.
 
-    A shard is read, or fetched in ranges if it is a remote one, as its bytes are asked for; one
-    that is compressed (gzip or Zstandard, told by its first bytes) is decompressed into memory, and
-    what a ``pipe:`` command writes is kept there until the shard is closed. If the compressed
-    stream breaks off, the content ends there and has an attribute ``broken`` that says why. If the
-    shard was ``listed``, it has to be that version. Without ``wholly``, a remote one is fetched and
-    decompressed as far as it is read, and is a :class:`CompressedBytes`.
+    A shard is read, or fetched in ranges if it is a remote one, as its bytes are asked for. One
+    that is compressed (gzip or Zstandard, told by its first bytes) is decompressed, into memory and
+    from 256 MiB on into a file of Dask's ``temporary-directory``; what a ``pipe:`` command writes
+    is held in memory. Both until the shard is closed. If the compressed stream breaks off, the
+    content ends there and has an attribute ``broken`` that says why. If the shard was ``listed``,
+    it has to be that version. Without ``wholly``, a remote one is fetched and decompressed as far
+    as it is read, and is a :class:`CompressedBytes`.
 
     Raises
     ------
@@ -43,13 +44,17 @@ def open_shard(
         or if it has changed when it is closed.
     """
     if is_pipe(url):
-        yield decompress(run_pipe(url, storage_options))
+        with decompressed(run_pipe(url, storage_options), url) as content:
+            yield content
         return
     local = local_path(url)
     path = local or cached_copy(url, storage_options)
     if path is None:
-        with open_remote(url, storage_options, listed) as fetched:
-            yield decompress(fetched, wholly)
+        with (
+            open_remote(url, storage_options, listed) as fetched,
+            decompressed(fetched, url, wholly) as content,
+        ):
+            yield content
         return
     with closing(LocalBytes(path)) as stored:
         if listed is not None:
@@ -57,5 +62,6 @@ def open_shard(
             same = stored.is_version(listed) if local else listed.size in (len(stored), -1)
             if not same:
                 raise changed(url)
-        yield decompress(stored)
+        with decompressed(stored, url) as content:
+            yield content
         stored.refuse_changes()

@@ -5,24 +5,24 @@ import re
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
-from braceexpand import braceexpand
-
 from dask_image_ingest.arguments import is_utf8, shown
 from dask_image_ingest.errors import ArgumentError, ShardNotFoundError
 from dask_image_ingest.listing_progress import listing
+from dask_image_ingest.storage.braces import expand_braces
 from dask_image_ingest.storage.local_listing import find_local
-from dask_image_ingest.storage.patterns import glob_root, is_glob
+from dask_image_ingest.storage.patterns import SHARDS, FileKind, glob_root, is_glob
 from dask_image_ingest.storage.pipe import is_pipe, refuse_pipes
 from dask_image_ingest.storage.remote_listing import exists_remote, find_remote
 from dask_image_ingest.storage.shard import Shard
 from dask_image_ingest.storage.url import local_path
 
-__all__ = ["find_shards"]
+__all__ = ["common_root", "find_shards"]
 
 
 def find_shards(
     paths: str | os.PathLike[str] | Iterable[str | os.PathLike[str]],
     storage_options: dict[str, Any] | None = None,
+    kind: FileKind = SHARDS,
 ) -> list[Shard]:
     """Find the shards that ``paths`` means, each once and in natural order (2 before 10).
 
@@ -45,6 +45,8 @@ def find_shards(
         What exists under the very name that was given is taken as it is, braces and all.
     storage_options
         For the remote file system.
+    kind
+        What is found instead, where these are not shards.
 
     Raises
     ------
@@ -66,15 +68,51 @@ def find_shards(
     patterns = _as_patterns(paths)
     more = f" and {len(patterns) - 1} more" if len(patterns) > 1 else ""
     with listing(f"{shown(patterns[0])}{more}"):
-        return _find(patterns, storage_options)
+        return _find(patterns, storage_options, kind)
 
 
-def _find(patterns: list[str], storage_options: dict[str, Any] | None) -> list[Shard]:
+def common_root(
+    paths: str | os.PathLike[str] | Iterable[str | os.PathLike[str]], files: Iterable[str]
+) -> str:
+    """The folder that all ``paths`` search or lie in, whatever is found; no slash at its end.
+
+    Parameters
+    ----------
+    paths
+        As given to `find_shards`.
+    files
+        The URLs of what was found.
+    """
+    found = set(files)
+    roots = []
+    for pattern in _as_patterns(paths):
+        path = local_path(pattern)
+        whole = pattern if path is None else os.path.abspath(os.path.expanduser(path))
+        for each in _expand_braces(whole, found.__contains__ if path is None else os.path.lexists):
+            if each in found:
+                roots.append(each.rpartition("/")[0])
+            elif is_glob(each) and not (path and os.path.lexists(each)):
+                roots.append(glob_root(each))
+            else:
+                roots.append(each.rstrip("/"))
+    common = roots[0].split("/")
+    for root in roots[1:]:
+        pairs = zip(common, root.split("/"), strict=False)
+        common = common[: next((n for n, (a, b) in enumerate(pairs) if a != b), len(common))]
+        common = common[: len(root.split("/"))]
+    return "/".join(common)
+
+
+def _find(
+    patterns: list[str], storage_options: dict[str, Any] | None, kind: FileKind
+) -> list[Shard]:
     local: list[str] = []
     remote: list[str] = []
     found: dict[str, list[Shard]] = {}
     for pattern in patterns:
         if is_pipe(pattern):
+            if not kind.commands:
+                raise ArgumentError(f"{shown(pattern)} is a command, which gives no {kind.name}")
             refuse_pipes(pattern, storage_options)
             commands = _expand_braces(pattern, lambda command: False)
             found |= {command: [Shard(command, -1, "")] for command in commands}
@@ -85,12 +123,12 @@ def _find(patterns: list[str], storage_options: dict[str, Any] | None) -> list[S
         else:
             expanded = _expand_braces(os.path.expanduser(path), os.path.lexists)
             local += map(os.path.abspath, expanded)
-    found |= {path: find_local(path) for path in local}
-    found |= find_remote(remote, storage_options)
+    found |= {path: find_local(path, kind) for path in local}
+    found |= find_remote(remote, storage_options, kind)
 
     missing = [path for path, shards in found.items() if not shards]
     if missing:
-        raise ShardNotFoundError(_explain(missing, len(found), patterns))
+        raise ShardNotFoundError(_explain(missing, len(found), patterns, kind))
     shards = {shard.url: shard for shards in found.values() for shard in shards}
     for url in shards:
         if not is_utf8(url):
@@ -131,13 +169,7 @@ def _as_pattern(path: Any) -> str:
 def _expand_braces(pattern: str, exists: Callable[[str], bool]) -> list[str]:
     if "{" not in pattern or exists(pattern):
         return [pattern]
-    try:
-        # A backslash is no escape here: it may be part of a name.
-        return list(braceexpand(pattern, escape=False))
-    except ValueError as error:
-        raise ArgumentError(
-            f"{pattern!r} has unbalanced braces, and no such file exists"
-        ) from error
+    return expand_braces(pattern)
 
 
 def _natural_order(shard: Shard) -> tuple[list[str | int], str]:
@@ -147,22 +179,23 @@ def _natural_order(shard: Shard) -> tuple[list[str | int], str]:
     return parts, shard.url
 
 
-def _explain(missing: list[str], asked: int, patterns: list[str]) -> str:
+def _explain(missing: list[str], asked: int, patterns: list[str], kind: FileKind) -> str:
     if asked == 1:
-        return f"{patterns[0]!r} leads to no shard: {_why(missing[0])}"
+        return f"{patterns[0]!r} leads to no {kind.name}: {_why(missing[0], kind)}"
     few = ", ".join(missing[:3]) + (f" and {len(missing) - 3} more" if len(missing) > 3 else "")
     source = f" ({patterns[0]!r})" if len(patterns) == 1 else ""
     return (
-        f"{len(missing)} of {asked} paths{source} lead to no shard: {few}. "
-        f"The first: {_why(missing[0])}"
+        f"{len(missing)} of {asked} paths{source} lead to no {kind.name}: {few}. "
+        f"The first: {_why(missing[0], kind)}"
     )
 
 
-def _why(path: str) -> str:
+def _why(path: str, kind: FileKind) -> str:
     if local_path(path) is None:
-        return "no such file, no match, and no folder of this name with shards in it"
+        return f"no such file, no match, and no folder of this name with {kind.name}s in it"
     if os.path.isdir(path):
-        return "the folder holds no .tar, .tar.gz, .tgz or .tar.zst file"
+        *first, last = kind.suffixes
+        return f"the folder holds no {', '.join(first)} or {last} file"
     folder = glob_root(path) if is_glob(path) else os.path.dirname(path)
     if os.path.isdir(folder):
         return f"nothing in {folder} matches" if is_glob(path) else f"no such file in {folder}"

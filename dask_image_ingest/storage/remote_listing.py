@@ -7,7 +7,7 @@ from typing import Any
 from dask_image_ingest.errors import ShardError, ShardNotFoundError
 from dask_image_ingest.listing_progress import found as count
 from dask_image_ingest.storage.file_system import FileSystem, file_system, uncached
-from dask_image_ingest.storage.patterns import glob_root, is_glob, is_meant, is_shard_below
+from dask_image_ingest.storage.patterns import SHARDS, FileKind, glob_root, is_glob
 from dask_image_ingest.storage.remote import asked, version_of
 from dask_image_ingest.storage.shard import Shard
 from dask_image_ingest.storage.url import is_web, split_url
@@ -35,18 +35,20 @@ Info = dict[str, Any]
 Listings = dict[str, dict[str, Info]]
 
 
-def find_remote(urls: list[str], storage_options: dict[str, Any] | None) -> dict[str, list[Shard]]:
-    """Find the shards behind each URL; an empty list if nothing is there."""
+def find_remote(
+    urls: list[str], storage_options: dict[str, Any] | None, kind: FileKind = SHARDS
+) -> dict[str, list[Shard]]:
+    """Find the files of a kind behind each URL; an empty list if nothing is there."""
     found: dict[str, list[Shard]] = {}
     by_folder: dict[str, list[str]] = defaultdict(list)
     for url in urls:
         head, path, tail = split_url(url)
         if path.endswith("/") or (is_glob(url) and not exists_remote(url, storage_options)):
-            found[url] = _search(url, storage_options)
+            found[url] = _search(url, storage_options, kind)
         else:
             by_folder[head + path.rpartition("/")[0] + tail].append(url)
     for folder, members in by_folder.items():
-        found |= _look_up(folder, members, storage_options)
+        found |= _look_up(folder, members, storage_options, kind)
     return found
 
 
@@ -124,7 +126,7 @@ def _web_infos(
 
 
 def _look_up(
-    folder: str, urls: list[str], storage_options: dict[str, Any] | None
+    folder: str, urls: list[str], storage_options: dict[str, Any] | None, kind: FileKind
 ) -> dict[str, list[Shard]]:
     fs, folder_path = _behind_caches(folder, storage_options)
     # What is known from an earlier call may be out of date by now.
@@ -136,7 +138,7 @@ def _look_up(
     else:
         infos = _infos(fs, paths, urls)
     return {
-        url: [] if info is None else _shards_of(url, info, storage_options)
+        url: [] if info is None else _files_of(url, info, storage_options, kind)
         for url, info in zip(urls, infos, strict=True)
     }
 
@@ -147,7 +149,7 @@ def _paths(folder_path: str, urls: list[str]) -> list[str]:
     return [f"{folder_path.rstrip('/')}/{name}" if folder_path else name for name in names]
 
 
-def _search(url: str, storage_options: dict[str, Any] | None) -> list[Shard]:
+def _search(url: str, storage_options: dict[str, Any] | None, kind: FileKind) -> list[Shard]:
     """Search a folder to the bottom, or see what a glob matches."""
     head, path, tail = split_url(url)
     folder = path.endswith("/")
@@ -171,11 +173,11 @@ def _search(url: str, storage_options: dict[str, Any] | None) -> list[Shard]:
         found = "/".join(filter(None, (root, below)))
         is_folder = entry["type"] == "directory"
         if folder:
-            wanted = is_shard_below(below)
+            wanted = kind.is_below(below)
         else:
-            wanted = is_meant(path, found.rpartition("/")[2], is_folder)
+            wanted = kind.is_meant(path, found.rpartition("/")[2], is_folder)
         if wanted and is_folder:
-            shards += _search(f"{head}{found}/{tail}", storage_options)
+            shards += _search(f"{head}{found}/{tail}", storage_options, kind)
         elif wanted:
             files[head + found + tail] = name
     # Listings of web pages know no sizes.
@@ -217,11 +219,13 @@ def _info(fs: FileSystem, path: str, url: str) -> Info | None:
     return info
 
 
-def _shards_of(url: str, info: Info, storage_options: dict[str, Any] | None) -> list[Shard]:
+def _files_of(
+    url: str, info: Info, storage_options: dict[str, Any] | None, kind: FileKind
+) -> list[Shard]:
     if info["type"] != "directory":
         return [_shard(url, info)]
     head, path, tail = split_url(url)
-    return _search(f"{head}{path}/{tail}", storage_options)
+    return _search(f"{head}{path}/{tail}", storage_options, kind)
 
 
 def _shard(url: str, info: Info) -> Shard:

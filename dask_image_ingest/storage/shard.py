@@ -3,13 +3,14 @@
 from dataclasses import dataclass
 
 from dask_image_ingest.errors import ShardError
+from dask_image_ingest.passwords import UrlHolder
 from dask_image_ingest.storage.lazy_bytes import LazyBytes
 
 __all__ = ["Shard", "as_listed", "changed", "modified"]
 
 
-@dataclass(frozen=True, slots=True)
-class Shard:
+@dataclass(frozen=True, slots=True, repr=False)
+class Shard(UrlHolder):
     """A shard as it was when it was found.
 
     Attributes

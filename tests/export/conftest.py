@@ -25,3 +25,9 @@ def remote(request):
 def quick(monkeypatch):
     """Records are renewed and watched in no time."""
     monkeypatch.setattr(lock, "_RENEWED_EVERY", 0.05)
+
+
+@pytest.fixture
+def patient(quick, monkeypatch):
+    """And a living writer is waited for, however seldom a busy machine lets it renew its record."""
+    monkeypatch.setattr(lock, "_WATCHED_FOR", 1000)

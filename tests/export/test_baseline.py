@@ -121,10 +121,10 @@ def test_a_stopped_export_goes_on_to_the_same_bytes_and_another_way_is_refused(
     dii.to_webdataset(frame, tmp_path / "whole" / "{shard}.tar", **options)
     commit = local_place.LocalPlace.commit
 
-    def stopping(self, file, name):
+    def stopping(self, file, name, *args):
         if name == "2.tar":
             raise KeyboardInterrupt
-        commit(self, file, name)
+        commit(self, file, name, *args)
 
     with monkeypatch.context() as patched:
         patched.setattr(local_place.LocalPlace, "commit", stopping)

@@ -12,6 +12,7 @@ import sys
 import threading
 from pathlib import Path
 
+import dask.dataframe as dd
 import pandas as pd
 import pytest
 from witnesses import contents, shards_in
@@ -36,6 +37,10 @@ def export(frame, out, **options):
     return dii.to_webdataset(frame, out / "{shard:03d}.tar", **options)
 
 
+def finished_files(out):
+    return {name: content for name, content in contents(out).items() if "_staging" not in name}
+
+
 class Stopped(Exception):
     pass
 
@@ -48,12 +53,12 @@ def stop_at(monkeypatch):
         commits = []
         commit = local_place.LocalPlace.commit
 
-        def committing(self, file, name):
+        def committing(self, file, name, *args):
             if name.endswith(".tar"):
                 commits.append(name)
                 if len(commits) == number:
                     raise Stopped
-            commit(self, file, name)
+            commit(self, file, name, *args)
 
         monkeypatch.setattr(local_place.LocalPlace, "commit", committing)
 
@@ -174,16 +179,37 @@ def test_another_plan_in_the_same_place_is_refused(other, said, table, out, stop
     export(table, out, resume=True)
 
 
-def test_columns_of_other_values_are_not_mixed(table, out, stop_at, monkeypatch):
+def test_columns_of_other_values_are_refused_before_anything_is_written(
+    table, out, stop_at, monkeypatch
+):
     with monkeypatch.context():
         stop_at(3)
         with pytest.raises(Stopped):
             export(table.assign(score=1), out)
     monkeypatch.undo()
+    before = finished_files(out)
     with pytest.raises(
         ExportError, match=r"the columns of the samples in .*\d.tar have other values"
     ):
         export(table.assign(score=2), out, resume=True)
+    assert finished_files(out) == before
+    export(table.assign(score=1), out, resume=True)
+    assert {score for path in out.glob("0*.parquet") for score in pd.read_parquet(path).score} == {
+        1
+    }
+
+
+def test_what_a_refused_run_would_leave_out_is_not_told(table, out, stop_at, monkeypatch):
+    with monkeypatch.context():
+        stop_at(3)
+        with pytest.raises(Stopped):
+            export(table.assign(score=1), out, errors="drop")
+    monkeypatch.undo()
+    others = table.assign(score=2)
+    twice = dd.concat([others, others.partitions[[0]]])
+    with pytest.raises(ExportError, match="have other values"):
+        export(twice, out, errors="drop", resume=True)
+    assert not (out / "_left_out.parquet").exists()
 
 
 def test_a_source_that_changed_is_another_plan(shards, out, tmp_path, stop_at, monkeypatch):
@@ -279,18 +305,44 @@ def test_the_second_of_two_writers_is_refused(table, out, monkeypatch):
     assert not (out / "_lock").exists()
 
 
-def test_a_task_that_outlived_its_export_writes_nothing(table, out, monkeypatch):
-    def taken_over(*args):
-        sha256 = copy_members(*args)
-        plan = json.loads((out / "_plan.json").read_text())
-        (out / "_plan.json").write_text(json.dumps(plan | {"plan": "another"}))
-        return sha256
+def test_a_task_that_outlived_its_export_changes_nothing_of_a_later_one(table, out, monkeypatch):
+    # The same samples with other scores: the same plan.
+    jobs, copying, going_on = [], threading.Event(), threading.Event()
+    write_shard, copy_members = run.write_shard, shard.copy_members
 
-    copy_members = shard.copy_members
-    monkeypatch.setattr(shard, "copy_members", taken_over)
-    with pytest.raises(ExportError, match="another export has begun"):
-        export(table, out)
-    assert not shards_in(out)
+    def killed(number, job):
+        jobs.append(job)
+        raise Stopped
+
+    def slow(*args):
+        copying.set()
+        assert going_on.wait(60)
+        return copy_members(*args)
+
+    told = []
+
+    def outlive(job):
+        try:
+            write_shard(0, job)
+        except ExportError as error:
+            told.append(str(error))
+
+    monkeypatch.setattr(run, "write_shard", killed)
+    with pytest.raises(Stopped):
+        export(table.assign(score=1), out)
+    monkeypatch.setattr(run, "write_shard", write_shard)
+    monkeypatch.setattr(shard, "copy_members", slow)
+    task = threading.Thread(target=outlive, args=(jobs[0],))
+    task.start()
+    assert copying.wait(60)
+    monkeypatch.setattr(shard, "copy_members", copy_members)
+    export(table.assign(score=2), out, overwrite=True)
+    expected = contents(out)
+    going_on.set()
+    task.join(60)
+    assert "another run writes to" in told[0]
+    assert contents(out) == expected
+    assert set(pd.read_parquet(out / "000.parquet").score) == {2}
 
 
 # Runs with a limit on the size of a file, which is to a writer what a full disk is.

@@ -190,10 +190,10 @@ def staging(*args):
     print("staged")
     return stage(*args)
 
-def committing(self, file, name):
+def committing(self, file, name, *args):
     if killed and name == "002.tar":
         os.kill(os.getpid(), signal.SIGKILL)
-    commit(self, file, name)
+    commit(self, file, name, *args)
 
 run.stage, local_place.LocalPlace.commit = staging, committing
 frame = dii.read_webdataset_images(sys.argv[1], backend="pandas").drop(columns=["image", "error"])

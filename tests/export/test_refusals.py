@@ -12,7 +12,7 @@ from tars import tar
 from witnesses import by_webdataset, shards_in
 
 import dask_image_ingest as dii
-from dask_image_ingest.errors import ArgumentError, ShardError
+from dask_image_ingest.errors import ArgumentError, ExportError, ShardError
 
 
 @pytest.fixture
@@ -23,8 +23,8 @@ def rows(tmp_path):
     return frame.drop(columns=["image", "error"]).compute()
 
 
-def export(frame, tmp_path, **options):
-    return dii.to_webdataset(frame, tmp_path / "out" / "{shard:03d}.tar", **options)
+def export(frame, tmp_path, name="{shard:03d}.tar", **options):
+    return dii.to_webdataset(frame, tmp_path / "out" / name, **options)
 
 
 HOSTILE = {
@@ -73,7 +73,8 @@ def test_odd_keys_that_are_read_as_they_are_written(key, rows, tmp_path):
 
 def test_a_name_that_readers_skip_because_of_its_extension(tmp_path):
     (tmp_path / "in.tar").write_bytes(tar({"a.jpg": b"a", "a.txt__": b"a"}))
-    frame = dii.read_webdataset_images(tmp_path / "in.tar", backend="pandas").compute()
+    lazy = dii.read_webdataset_images(tmp_path / "in.tar", backend="pandas")
+    frame = lazy.drop(columns="image").compute()
     export(frame, tmp_path)
     with pytest.raises(ArgumentError, match=r"readers skip __a.txt__"):
         export(frame.assign(__key__="__a"), tmp_path, overwrite=True)
@@ -89,7 +90,8 @@ def test_a_merge_that_multiplies_rows_is_refused(rows, tmp_path):
 
 def test_rows_twice_without_an_image_are_refused_too(tmp_path):
     (tmp_path / "in.tar").write_bytes(tar({"a.jpg": b"a", "b.txt": b"b"}))
-    rows = dii.read_webdataset_images(tmp_path / "in.tar", backend="pandas").compute()
+    lazy = dii.read_webdataset_images(tmp_path / "in.tar", backend="pandas")
+    rows = lazy.drop(columns="image").compute()
     with pytest.raises(ArgumentError, match=r"1 of 3 rows .* b of .*: repeated-row"):
         export(pd.concat([rows, rows[1:]]), tmp_path)
 
@@ -190,13 +192,29 @@ def test_a_frame_without_pointers_is_refused(column, rows, tmp_path):
     [
         *("out.tar", "{shard}.zip", "{shard}.tar.gz", "{x}.tar", "{shard}-{shard}.tar"),
         *("{shard}/a.tar", "_{shard}.tar", ".{shard}.tar", "{shard.tar", "{}.tar"),
-        *("{shard:q}.tar", "{shard!r:>9}.tar"),
+        *("{shard:q}.tar", "{shard!r:>9}.tar", "{shard:c}.tar", "\0{shard}.tar", "\0/{shard}.tar"),
+        *("{shard:>99999999999}.tar", "{shard:0300d}.tar", "\ud800{shard}.tar"),
     ],
 )
 def test_names_that_are_none_for_shards_are_refused(name, rows, tmp_path):
     with pytest.raises(ArgumentError, match="is no name for shards"):
         dii.to_webdataset(rows, str(tmp_path / "out" / name))
     assert not (tmp_path / "out").exists()
+
+
+def test_shards_of_one_name_are_refused_before_anything_is_written(rows, tmp_path):
+    members = {f"{number}.jpg": b"text" for number in range(12)}
+    (tmp_path / "many.tar").write_bytes(tar(members))
+    many = dii.read_webdataset_images(tmp_path / "many.tar", backend="pandas")
+    with pytest.raises(ArgumentError, match=r"gives 12 shards the same names, .1e\+01"):
+        export(many, tmp_path, name="{shard:.0e}.tar", samples_per_shard=1, errors="drop")
+    assert not list((tmp_path / "out").glob("*"))
+
+
+def test_a_folder_that_is_a_link_to_itself_is_told(rows, tmp_path):
+    (tmp_path / "out").symlink_to(tmp_path / "out")
+    with pytest.raises(ExportError, match="out cannot be written"):
+        export(rows, tmp_path)
 
 
 @pytest.mark.parametrize(
@@ -207,6 +225,7 @@ def test_names_that_are_none_for_shards_are_refused(name, rows, tmp_path):
         {"samples_per_shard": True},
         {"bytes_per_shard": "much"},
         {"bytes_per_shard": 0},
+        {"bytes_per_shard": "1e400 GB"},
         {"shuffle": True},
         {"shuffle": "x"},
         {"sidecar": "csv"},

@@ -5,13 +5,18 @@ from __future__ import annotations
 import json
 import os
 import threading
+from functools import partial
+from unittest import mock
 
 import dask.dataframe as dd
 import pytest
+from faulty_server import faulty_server
+from s3 import empty_bucket, s3_options
+from sleeper import Sleeper
 from witnesses import by_webdataset, contents
 
 import dask_image_ingest as dii
-from dask_image_ingest.errors import ExportError
+from dask_image_ingest.errors import ArgumentError, ExportError
 from dask_image_ingest.export import remote_place, run, shard
 
 pytestmark = pytest.mark.slow
@@ -131,7 +136,7 @@ def test_an_upload_that_arrives_short_is_told(table, remote, monkeypatch):
         export(table, remote)
 
 
-def test_the_second_of_two_writers_is_refused(table, remote, quick, monkeypatch):
+def test_the_second_of_two_writers_is_refused(table, remote, patient, monkeypatch):
     begun, go_on = threading.Event(), threading.Event()
 
     def waiting(*args, **kwargs):
@@ -174,6 +179,50 @@ def test_what_a_killed_writer_leaves_is_taken_over(table, remote, quick):
     assert files(remote) == expected
 
 
+@pytest.mark.parametrize("step", ["stage", "prepare", "run", "refuse_other_run"])
+@pytest.mark.parametrize("taken_over", ["resume", "overwrite"])
+def test_a_run_that_slept_while_another_took_over_changes_nothing(
+    step, taken_over, table, remote, quick, monkeypatch
+):
+    export(table.assign(score=2), remote)
+    first = partial(export, table.assign(score=1), remote, samples_per_shard=3, overwrite=True)
+    sleeper = Sleeper(monkeypatch, run, step, first)
+    try:
+        planned = step in ("stage", "prepare")
+        frame = table.assign(score=2 if planned and taken_over == "resume" else 1)
+        per_shard = 5 if planned else 3
+        export(frame, remote, samples_per_shard=per_shard, **{taken_over: True})
+        expected = files(remote)
+    finally:
+        sleeper.wake()
+    (error,) = sleeper.errors
+    assert isinstance(error, ExportError)
+    assert "another run" in str(error)
+    found = files(remote)
+    assert {name: found[name] for name in found if not name.startswith("_staging/")} == expected
+
+
+@pytest.mark.parametrize("error", [None, ArgumentError("refused")])
+def test_a_run_that_wakes_while_another_plans_takes_nothing_from_it(
+    error, table, remote, quick, monkeypatch
+):
+    prepare = run.prepare
+    sleeper = Sleeper(monkeypatch, run, "stage", partial(export, table, remote))
+
+    def waking(*args, **kwargs):
+        if threading.current_thread() is not sleeper.thread:
+            sleeper.wake()
+        elif error:
+            raise error
+        return prepare(*args, **kwargs)
+
+    monkeypatch.setattr(run, "prepare", waking)
+    export(table, remote, resume=True)
+    (told,) = sleeper.errors
+    assert "another run has taken over" in str(told)
+    assert sum(name.endswith(".tar") for name in files(remote)) == 5
+
+
 def test_a_file_system_without_whole_uploads_gets_files_by_renaming(table, remote, monkeypatch):
     export(table, remote)
     expected = files(remote)
@@ -200,3 +249,19 @@ def test_reading_back_by_webdataset(table, remote, tmp_path, photos):
             (tmp_path / name).write_bytes(content)
     found = by_webdataset(sorted(tmp_path.glob("*.tar")))
     assert found == [(photo.key, photo.members) for photo in photos]
+
+
+def test_a_record_whose_answer_was_lost_is_its_writers_own(s3_server):
+    """The store has it, and refuses the second try: that is no other writer."""
+    empty_bucket(s3_server, "lost")
+    with faulty_server(upstream=s3_server) as proxy:
+        place = remote_place.RemotePlace("s3://lost/out", s3_options(proxy.url))
+        assert place.read("_lock") is None
+        # Before it is written, its writer looks whether there is one: by two requests.
+        with mock.patch.object(
+            proxy, "fault", side_effect=[None, None, "lost", *[None] * 9]
+        ) as met:
+            assert place.create("_lock", b"mine")
+        assert met.call_count > 3
+        assert place.read("_lock") == b"mine"
+        assert not place.create("_lock", b"another's")

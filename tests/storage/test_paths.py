@@ -5,7 +5,9 @@ import functools
 import gzip
 import http.server
 import os
+import socket
 import sys
+from contextlib import ExitStack
 from pathlib import Path
 from typing import ClassVar
 
@@ -79,6 +81,31 @@ def test_a_folder_is_searched_to_the_bottom_for_visible_shards(folder):
     expected = ["UPPER.TAR", "a.tar.gz", "a.tar.zst", "a.tgz", "deep/er/z.tar", *NUMBERED]
     assert names_of(find_shards(folder), folder) == expected
     assert names_of(find_shards(f"{folder}/*"), folder) == expected
+
+
+@pytest.mark.parametrize("kind", ["named pipe", "socket", "device"])
+def test_only_regular_files_are_shards(tmp_path, kind, monkeypatch):
+    monkeypatch.chdir(tmp_path)  # where the name of a socket is short enough
+    (tmp_path / "a.tar").write_bytes(SHARD)
+    special = tmp_path / "b.tar"
+    with ExitStack() as opened:
+        if kind == "named pipe":
+            os.mkfifo(special)
+        elif kind == "socket":
+            opened.enter_context(socket.socket(socket.AF_UNIX)).bind(special.name)
+        else:
+            special.symlink_to("/dev/zero")
+        for searched in (tmp_path, f"{tmp_path}/*.tar", f"{tmp_path}/**"):
+            assert names_of(find_shards(searched), tmp_path) == ["a.tar"]
+        for named in (special, [tmp_path / "a.tar", special], f"{tmp_path}/{{a,b}}.tar"):
+            with pytest.raises(ShardError, match=rf"b\.tar is a {kind}, and only regular files"):
+                find_shards(named)
+        # As where a shard has become one since it was listed; a socket can't be opened at all.
+        with (
+            pytest.raises(ShardError, match=r"b\.tar (is a|cannot be read)"),
+            open_shard(str(special)),
+        ):
+            pass
 
 
 def test_a_glob_that_names_a_suffix_gets_what_it_asks_for(folder):

@@ -5,6 +5,8 @@ from __future__ import annotations
 import os
 from typing import Any
 
+import dask.dataframe as dd
+
 from dask_image_ingest.arguments import check_flag, check_storage_options
 from dask_image_ingest.dask_internals import FrameBase, new_collection
 from dask_image_ingest.errors import ArgumentError
@@ -13,19 +15,20 @@ from dask_image_ingest.export.checkpoint.store import store
 from dask_image_ingest.export.checkpoint.stored import ReadStored
 from dask_image_ingest.export.checkpoint.work import read_work
 from dask_image_ingest.export.place import CHECKPOINT
+from dask_image_ingest.image_frame import ImageDataFrame
 
 __all__ = ["checkpoint"]
 
 
 def checkpoint(
-    frame: Any,
+    frame: dd.DataFrame,
     path: str | os.PathLike[str],
-    version: str | None = None,
     *,
+    version: str | None = None,
     overwrite: bool = False,
     progress: bool = False,
     storage_options: dict[str, Any] | None = None,
-) -> Any:
+) -> ImageDataFrame:
     """Compute a frame once, keep each partition's result in a file, and read it back ever after.
 
     Computes at once what is not stored yet, and gives a lazy frame that reads what is. Called

@@ -12,14 +12,14 @@ from typing import Any
 from dask.base import tokenize
 
 from dask_image_ingest import dask_internals as dx
-from dask_image_ingest.dataset import Dataset, ReadWebDataset
+from dask_image_ingest.dataset import Dataset, Decode, ReadWebDataset
 from dask_image_ingest.errors import ArgumentError
 from dask_image_ingest.export.checkpoint.parts import VersionedSplit
 from dask_image_ingest.export.checkpoint.stored import ReadStored
-from dask_image_ingest.ops import MapBatches
+from dask_image_ingest.export.sources import name_of
 from dask_image_ingest.storage import Shard
 
-__all__ = ["name_of", "shards_of", "splits_of", "with_splits"]
+__all__ = ["shards_of", "splits_of", "with_splits"]
 
 # The ways in which dask makes a task of a partition of each operand, and of nothing else.
 _BY_PARTITION = {kind._task for kind in (dx.Blockwise, dx.MapPartitions, dx.Apply, dx.Index)}
@@ -71,7 +71,7 @@ def _is_by_partition(expr: Any) -> bool:
     return (
         isinstance(expr, dx.Blockwise)
         and kind._task in _BY_PARTITION
-        and kind._lower is dx.Expr._lower
+        and kind._lower in (dx.Expr._lower, Decode._lower)
         and kind._layer is dx.Expr._layer
         # What a function is told of its partition's number is not the same next time.
         and not (isinstance(expr, dx.MapPartitions) and expr._has_partition_info)
@@ -143,14 +143,3 @@ def _dataset_of(dataset: Dataset, splits: Sequence[VersionedSplit]) -> Dataset:
     # A shard that cannot be read leaves its mark in a checkpoint, and no empty partition for good.
     options = replace(dataset.options, shard_errors="raise")
     return replace(dataset, splits=chosen, token=token, options=options)
-
-
-def name_of(expr: Any) -> str:
-    """What users know an operation by."""
-    if isinstance(expr, ReadWebDataset):
-        return "read_webdataset_images"
-    if isinstance(expr, MapBatches):
-        return f"map_batches({expr.batch_map.function.name})"
-    if isinstance(expr, dx.MapPartitions):
-        return str(expr)
-    return type(expr).__name__

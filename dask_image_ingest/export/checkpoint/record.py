@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any, TypedDict
 
@@ -75,23 +76,49 @@ def find_record(place: Place) -> Record:
     ExportError
         If that is of a later release, or of nobody.
     """
-    work, parts = (_parsed(place, name) for name in (WORK, PARTS))
-    return Record(place, work, {} if parts is None else parts["parts"])
+    work = _parsed(place, WORK)
+    if work is not None and not _is_work(work):
+        raise ExportError(
+            f"{place.locate(WORK)} is not what this release writes there, or is damaged: choose "
+            "another folder, or move it away; what is beside it is then taken for nobody's, and "
+            "is computed again"
+        )
+    parts = (_parsed(place, PARTS) or {}).get("parts")
+    if parts is not None and not _are_parts(parts):
+        parts = None
+    return Record(place, work, parts or {})
 
 
 def _parsed(place: Place, name: str) -> dict[str, Any] | None:
+    """What a file says; nothing if it is damaged, None if it is not there."""
     content = place.read(name)
     if content is None:
         return None
-    try:
+    with suppress(ValueError):
         parsed = json.loads(content)
-        if parsed["format"] == _FORMAT:
-            return dict(parsed)
-    except (ValueError, KeyError, TypeError):
-        pass
-    raise ExportError(
-        f"{place.locate(name)} is not what this release writes there: choose another folder, or "
-        "move it away"
+        if isinstance(parsed, dict):
+            return parsed
+    return {}
+
+
+def _is_work(told: Mapping[str, Any]) -> bool:
+    steps = told.get("steps")
+    return (
+        told.get("format") == _FORMAT
+        and isinstance(told.get("work"), str)
+        and "version" in told
+        and isinstance(steps, list)
+        and all(isinstance(step, list) and len(step) == 2 for step in steps)
+    )
+
+
+def _are_parts(told: Any) -> bool:
+    """Whether a file says what it should of each partition; else the partitions are looked at."""
+    return isinstance(told, dict) and all(
+        isinstance(part, dict)
+        and isinstance(part.get("rows"), int)
+        and isinstance(part.get("bytes"), int)
+        for part in told.values()
     )
 
 

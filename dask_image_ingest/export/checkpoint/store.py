@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
 import dask
+import pyarrow as pa
 from pyarrow import parquet
 
 from dask_image_ingest.dask_internals import cull
@@ -24,7 +25,7 @@ from dask_image_ingest.export.checkpoint.parts import (
 from dask_image_ingest.export.checkpoint.record import PARTS, WORK, Part, Record, find_record
 from dask_image_ingest.export.checkpoint.stored import Stored
 from dask_image_ingest.export.checkpoint.work import Work
-from dask_image_ingest.export.lock import LOCK, hold
+from dask_image_ingest.export.lock import LOCK, begin_run, hold, refuse_other_run
 from dask_image_ingest.export.place import STAGING, Place
 from dask_image_ingest.frames import backend_of
 from dask_image_ingest.progress import run
@@ -48,14 +49,14 @@ def store(work: Work, place: Place, meta: Any, *, overwrite: bool, show: bool) -
         found = _Run(work, place, record, meta)
         if found.is_finished():
             return found.stored(record.parts)
-    with hold(place, take_over=True):
+    with hold(place, take_over=True) as check_lock:
         record = find_record(place)
         if overwrite:
             record = _remove_all(record)
         record.refuse_other(work)
         if record.work is None:
             record.begin(work)
-        return _Run(work, place, record, meta).finish(show)
+        return _Run(work, place, record, meta).finish(check_lock, show)
 
 
 def _remove_all(record: Record) -> Record:
@@ -104,39 +105,40 @@ class _Run:
             made_of=self.work.expr,
         )
 
-    def finish(self, show: bool) -> Stored:
-        """Compute what is missing, and write down what is there."""
-        known = {
+    def finish(self, check_lock: Callable[[], None], show: bool) -> Stored:
+        """Compute what is missing, and write down what is there, if nobody has taken over."""
+        kept = self._kept()
+        parts = {
             name: part
             for name, part in self.record.parts.items()
-            if self.there.get(name) == part["bytes"]
-        }
-        wanted = dict(zip(self.names, self.splits, strict=True))
-        missing = {
-            name: split
-            for name, split in wanted.items()
             # A file of another size than was written down has been cut short since.
-            if name not in self.there or (name in self.record.parts and name not in known)
+            if name in kept and self.there.get(name) == part["bytes"]
         }
+        untold = [name for name in self.there if name in kept and name not in self.record.parts]
+        looked = run(partial(_look, place=self.place, meta=self.meta), untold, show)
+        parts |= {name: part for name, part in zip(untold, looked, strict=True) if part is not None}
+        wanted = dict(zip(self.names, self.splits, strict=True))
+        missing = {name: split for name, split in wanted.items() if name not in parts}
         logger.info("%d of %d partitions are stored", len(wanted) - len(missing), len(wanted))
-        parts = known | self._compute(missing, show)
-        kept = self._kept()
-        untold = [name for name in self.there if name in kept and name not in parts | missing]
-        looked = run(partial(_look, place=self.place), untold, show)
-        parts |= dict(zip(untold, looked, strict=True))
-        parts = {name: parts[name] for name in sorted(kept & parts.keys())}
+        parts |= self._compute(missing, check_lock, show)
+        parts = {name: parts[name] for name in sorted(parts)}
+        check_lock()
         self.record.finish(parts)
         self.place.remove(self._superfluous(parts))
         self.place.remove_staging()
         return self.stored(parts)
 
-    def _compute(self, missing: Mapping[str, VersionedSplit], show: bool) -> dict[str, Part]:
+    def _compute(
+        self, missing: Mapping[str, VersionedSplit], check_lock: Callable[[], None], show: bool
+    ) -> dict[str, Part]:
         if not missing:
             return {}
         graph, keys = self.work.tasks_of(list(missing.values()))
         read = next(iter(self.work.expr.find_operations(ReadWebDataset)), None)
+        check_lock()
         job = _Job(
             self.place,
+            begin_run(self.place),
             list(self.meta.columns),
             None if read is None else read.dataset.options.storage_options,
             skip=read is not None and read.dataset.options.shard_errors == "skip",
@@ -175,6 +177,7 @@ class _Job:
     """What every task has to know."""
 
     place: Place
+    run: str
     columns: list[str]
     source_options: dict[str, Any] | None
     skip: bool
@@ -212,7 +215,7 @@ def _store(task: _Task, job: _Job) -> Part | str:
     table = backend_of(frame).to_storage(frame)
     with job.place.scratch() as file:
         parquet.write_table(table, file, compression="zstd", row_group_size=len(table) or None)
-        job.place.commit(file, task.name)
+        job.place.commit(file, task.name, partial(refuse_other_run, job.place, job.run))
     size = job.place.size(task.name)
     if size is None:
         raise ExportError(f"{job.place.locate(task.name)} was removed as soon as it was written")
@@ -233,8 +236,13 @@ def _refuse_changes(shard: Shard | None, before: Shard | None, job: _Job) -> Sha
     return now
 
 
-def _look(name: str, place: Place) -> Part:
-    """What is known of a partition that a killed run has stored."""
-    with place.open(name) as source, parquet.ParquetFile(source) as file:
-        rows = file.metadata.num_rows
+def _look(name: str, place: Place, meta: Any) -> Part | None:
+    """What is known of a partition that a killed run has stored; None if it can't be read."""
+    try:
+        with place.open(name) as source, parquet.ParquetFile(source) as file:
+            if not {*map(str, meta.columns)} <= {*file.schema_arrow.names}:
+                return None
+            rows = file.metadata.num_rows
+    except (OSError, pa.ArrowException):
+        return None
     return Part(rows=rows, bytes=place.size(name) or 0)

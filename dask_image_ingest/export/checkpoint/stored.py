@@ -140,7 +140,7 @@ def read_part(place: Place, part: str | None, meta: Any) -> Any:
             wanted = [*meta.columns, *index_columns(file.schema_arrow)]
             # Parquet takes the name of a column for a prefix too: "json" of "json.score".
             table = file.read(wanted).select(wanted)
-    except (OSError, pa.ArrowException) as error:
+    except (OSError, KeyError, pa.ArrowException) as error:
         raise ExportError(
             f"{place.locate(part)} cannot be read any more: {error}. If it is gone or damaged, "
             "remove it, and let checkpoint() make it again"

@@ -18,9 +18,10 @@ from dask_image_ingest.dask_internals import convert_legacy_graph, new_collectio
 from dask_image_ingest.dataset import ReadWebDataset
 from dask_image_ingest.decode import Decoding
 from dask_image_ingest.errors import ArgumentError, FunctionError
-from dask_image_ingest.export.checkpoint.origin import name_of, shards_of, splits_of, with_splits
+from dask_image_ingest.export.checkpoint.origin import shards_of, splits_of, with_splits
 from dask_image_ingest.export.checkpoint.parts import VersionedSplit, digest_of
 from dask_image_ingest.export.checkpoint.stored import ReadStored
+from dask_image_ingest.export.sources import name_of
 from dask_image_ingest.functions import lasting_token
 from dask_image_ingest.storage import Shard
 

@@ -2,7 +2,7 @@
 
 In: a URL and the options of its file system. Out: its bytes, as something that is fetched where it
 is sliced. From the ground up: ranges (which requests to make), source (what a protocol has to
-give: `http`, `other`), modified, pace, retry, threads, spill, extents (what is here), remote_bytes,
+give: `http`, `other`), modified, pace, retry, threads, extents (what is here), remote_bytes,
 connect.
 """
 

@@ -6,7 +6,7 @@ from collections import OrderedDict
 from concurrent.futures import Future
 
 from dask_image_ingest.storage.remote.ranges import Range
-from dask_image_ingest.storage.remote.spill import SpillFile
+from dask_image_ingest.storage.spill import SpillFile
 
 __all__ = ["PAGE", "Extent", "Extents"]
 

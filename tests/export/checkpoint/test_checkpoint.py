@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import json
 import os
 import shutil
 import sys
@@ -14,11 +15,13 @@ import numpy as np
 import pandas as pd
 import pytest
 from query_answers import answer
+from witnesses import contents
 
 import dask_image_ingest as dii
 from dask_image_ingest.dataset import ReadWebDataset
 from dask_image_ingest.errors import ArgumentError, ExportError, FunctionError, ShardError
 from dask_image_ingest.export.checkpoint import store
+from dask_image_ingest.frames import backend_of
 
 
 class Counted:
@@ -343,7 +346,7 @@ def test_a_checkpoint_of_a_checkpoint(job, folder, tmp_path):
 
 def test_late_decode_and_pointers_go_through(folder, tmp_path):
     table = dii.read_webdataset_images(folder, backend="pandas").drop(columns=["image", "error"])
-    decoded = dii.decode_images(table[table.width > 200], size=16)
+    decoded = dii.decode_images(table[table.width > 200])
     stored = dii.checkpoint(decoded, tmp_path / "out")
     assert answer(stored.compute()) == answer(decoded.compute())
     written = dii.to_webdataset(stored, tmp_path / "shards" / "{shard}.tar")
@@ -385,6 +388,92 @@ def test_a_damaged_file_is_made_again(job, tmp_path):
     file.unlink()
     with pytest.raises(ExportError, match=r"let checkpoint.. make it again"):
         stored.compute()
+
+
+def cut_short(path):
+    os.truncate(path, path.stat().st_size // 2)
+
+
+DAMAGES = {
+    "parts gone": lambda folder, part: (folder / "_parts.json").unlink(),
+    "parts cut": lambda folder, part: cut_short(folder / "_parts.json"),
+    "parts of another form": lambda folder, part: (folder / "_parts.json").write_text("[1]"),
+    "parts without rows": lambda folder, part: (folder / "_parts.json").write_text(
+        json.dumps({"format": 1, "parts": {part.name: {"bytes": part.stat().st_size}}})
+    ),
+    "parts gone, and one cut": lambda folder, part: (
+        (folder / "_parts.json").unlink(),
+        cut_short(part),
+    ),
+    "parts gone, and one of other columns": lambda folder, part: (
+        (folder / "_parts.json").unlink(),
+        pd.DataFrame({"a": [1]}).to_parquet(part),
+    ),
+}
+
+
+@pytest.mark.parametrize("damage", DAMAGES)
+@pytest.mark.parametrize("overwrite", [False, True])
+def test_a_damaged_folder_is_made_whole(damage, overwrite, job, tmp_path):
+    expected = answer(dii.checkpoint(job(), tmp_path / "out").compute())
+    files = {path.name for path in (tmp_path / "out").iterdir()}
+    part = min((tmp_path / "out").glob("*-of-*.parquet"))
+    DAMAGES[damage](tmp_path / "out", part)
+    job.calls()
+    stored = dii.checkpoint(job(), tmp_path / "out", overwrite=overwrite)
+    assert answer(stored.compute()) == expected
+    assert {path.name for path in (tmp_path / "out").iterdir()} == files
+    assert job.calls() == (len(files) - 2 if overwrite else "and one" in damage)
+
+
+@pytest.mark.parametrize("content", ["", "{}", "[]", '{"format": 1}', '{"format": 2}'])
+@pytest.mark.parametrize("overwrite", [False, True])
+def test_a_folder_that_does_not_say_whose_it_is_is_refused_by_name(
+    content, overwrite, job, tmp_path
+):
+    dii.checkpoint(job(), tmp_path / "out")
+    (tmp_path / "out" / "_checkpoint.json").write_text(content)
+    with pytest.raises(ExportError, match=r"_checkpoint\.json is not what .* or move it away"):
+        dii.checkpoint(job(), tmp_path / "out", overwrite=overwrite)
+
+
+def test_a_task_that_outlived_its_run_changes_nothing_of_a_later_one(job, tmp_path, monkeypatch):
+    # The same version= of a model whose weights have changed: the same files.
+    computing, going_on, tasks, told = threading.Event(), threading.Event(), [], []
+    task_of = store._store
+
+    def killed(task, job):
+        tasks.append((task, job))
+        raise KeyboardInterrupt
+
+    def slow(frame):
+        computing.set()
+        assert going_on.wait(60)
+        return to_storage(frame)
+
+    def outlive():
+        try:
+            task_of(*tasks[0])
+        except ExportError as error:
+            told.append(str(error))
+
+    monkeypatch.setattr(store, "_store", killed)
+    with pytest.raises(KeyboardInterrupt), dask.config.set(scheduler="sync"):
+        dii.checkpoint(job(1.0), tmp_path / "out", version="1")
+    monkeypatch.setattr(store, "_store", task_of)
+    with monkeypatch.context() as patched:
+        backend = backend_of(pd.DataFrame())
+        to_storage = backend.to_storage
+        patched.setattr(type(backend), "to_storage", lambda self, frame: slow(frame))
+        outlived = threading.Thread(target=outlive)
+        outlived.start()
+        assert computing.wait(60)
+    dii.checkpoint(job(2.0), tmp_path / "out", version="1", overwrite=True)
+    expected = contents(tmp_path / "out")
+    going_on.set()
+    outlived.join(60)
+    assert "another run writes to" in told[0]
+    assert contents(tmp_path / "out") == expected
 
 
 def test_a_second_writer_is_refused(job, tmp_path, monkeypatch):

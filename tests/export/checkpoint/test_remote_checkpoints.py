@@ -5,10 +5,13 @@ from __future__ import annotations
 import numpy as np
 import pytest
 from query_answers import answer
+from sleeper import Sleeper
 
 import dask_image_ingest as dii
 from dask_image_ingest.errors import ExportError
 from dask_image_ingest.export import lock, remote_place
+from dask_image_ingest.export.checkpoint import store
+from dask_image_ingest.export.checkpoint.work import Work
 
 pytestmark = pytest.mark.slow
 
@@ -69,7 +72,7 @@ def test_the_record_of_a_dead_writer_is_taken_over(frame, remote, quick):
     assert not any(name.endswith(lock.LOCK) for name in files(remote))
 
 
-def test_a_living_writer_is_left_alone(frame, remote, quick):
+def test_a_living_writer_is_left_alone(frame, remote, patient):
     url, options, _ = remote
     with (
         lock.hold(remote_place.RemotePlace(url, options), take_over=False),
@@ -96,3 +99,22 @@ def test_a_failing_upload_is_told_and_loses_nothing(frame, remote, monkeypatch):
     checkpoint(frame, remote)
     # The second and the third are sent again, the first is not.
     assert len(uploads) == 4
+
+
+@pytest.mark.parametrize("step", ["tasks_of", "run"])
+def test_a_checkpoint_that_slept_while_another_took_over_changes_nothing(
+    step, frame, remote, quick, monkeypatch
+):
+    owner = {"tasks_of": Work, "run": store}[step]
+    sleeper = Sleeper(monkeypatch, owner, step, lambda: checkpoint(frame, remote))
+    try:
+        other = frame.assign(more=frame["width"] * 2)
+        checkpoint(other, remote, overwrite=True)
+        expected = files(remote)
+    finally:
+        sleeper.wake()
+    (error,) = sleeper.errors
+    assert "another run has taken over" in str(error)
+    assert files(remote) == expected
+    monkeypatch.setattr(remote_place.RemotePlace, "commit", None)  # nothing is to be written
+    assert len(checkpoint(other, remote)) == 24

@@ -153,6 +153,7 @@ def test_no_more_than_the_connections_that_were_set_are_used():
         dask.config.set({"image-ingest.remote.connections": 5}),
         open_shard(f"{server.url}/x.tar") as content,
     ):
+        server.together = 5
         assert content[:] == SHARD
         assert server.peak == 5
 

@@ -1,4 +1,4 @@
-"""What of a shard has no room in memory any more, and will be read again."""
+"""What of a shard has no room in memory, and will be read again."""
 
 from __future__ import annotations
 
@@ -30,6 +30,11 @@ class SpillFile:
             folder = dask.config.get("temporary-directory", None)
             self._file = tempfile.TemporaryFile(dir=folder)  # noqa: SIM115
         start = self._end
+        if not data.lstrip(b"\0"):
+            # A hole takes no room: what claims to be large is mostly zeros.
+            self._end += len(data)
+            os.ftruncate(self._file.fileno(), self._end)
+            return start
         view = memoryview(data)
         while view:
             written = os.pwrite(self._file.fileno(), view, self._end)

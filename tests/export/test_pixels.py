@@ -1,0 +1,229 @@
+"""What a frame shows is what leaves, or its user says otherwise."""
+
+from __future__ import annotations
+
+import io
+
+import numpy as np
+import pandas as pd
+import pytest
+from PIL import Image
+from tars import tar
+from witnesses import by_webdataset, shards_in
+
+import dask_image_ingest as dii
+from dask_image_ingest.errors import ArgumentError
+
+
+@pytest.fixture
+def ddf(shards):
+    return dii.read_webdataset_images(shards, backend="pandas")
+
+
+def black(images):
+    return {"image": [np.zeros_like(image) for image in images]}
+
+
+def blackened(ddf):
+    return ddf.images.map_batches(black, {"image": "image"})
+
+
+def export(frame, tmp_path, **options):
+    options = {"errors": "drop"} | options
+    return dii.to_webdataset(frame, tmp_path / "out" / "{shard}.tar", **options)
+
+
+def written(tmp_path):
+    return dict(by_webdataset(shards_in(tmp_path / "out")))
+
+
+LABEL = pd.DataFrame({"cls": pd.array([1], "int64[pyarrow]"), "n": [1]})
+
+POINTER = ["__key__", "__url__", "offset", "nbytes"]
+
+OTHERS = {
+    "function": (lambda shards: blackened(read(shards)), r"map_batches\(.*black"),
+    "size": (lambda shards: read(shards, size=32), "read_webdataset_images with size="),
+    "mode": (lambda shards: read(shards, mode="L"), "read_webdataset_images with mode="),
+    "late": (
+        lambda shards: dii.decode_images(read(shards).drop(columns="image"), size=32),
+        "decode_images with size=",
+    ),
+    "partitions": (lambda shards: read(shards).map_partitions(as_it_is), "as_it_is"),
+    "computed": (lambda shards: read(shards).compute(), "frame is computed"),
+    "sorted": (lambda shards: blackened(read(shards)).sort_values("width"), "black"),
+    "joined": (
+        lambda shards: read(shards)[["__key__", "__url__", "offset"]].merge(
+            blackened(read(shards))[["__key__", "image"]], on="__key__"
+        ),
+        "black",
+    ),
+    "renamed": (
+        lambda shards: blackened(read(shards)).rename(columns={"image": "picture"}),
+        "the pixels of 'picture' come from map_batches",
+    ),
+    "assigned": (
+        lambda shards: assigned(read(shards), blackened(read(shards))),
+        "black",
+    ),
+}
+
+
+def read(shards, **options):
+    return dii.read_webdataset_images(shards, backend="pandas", **options)
+
+
+def as_it_is(frame):
+    return frame
+
+
+def assigned(ddf, other):
+    return ddf.assign(image=other["image"])
+
+
+@pytest.mark.parametrize("name", OTHERS)
+def test_pixels_that_are_not_the_stored_ones_are_refused(name, shards, tmp_path):
+    make, maker = OTHERS[name]
+    frame = make(shards)
+    with pytest.raises(ArgumentError, match=maker) as error:
+        export(frame, tmp_path)
+    assert "members={'jpg': '" in str(error.value)
+    assert "drop(columns='" in str(error.value)
+    assert not (tmp_path / "out").exists()
+
+
+PLAIN = {
+    "read": lambda ddf: ddf,
+    "filtered": lambda ddf: ddf[ddf.width > 100].sort_values("width"),
+    "scored": lambda ddf: ddf.images.map_batches(lambda x: [i.mean() for i in x], {"m": "float"}),
+    "joined": lambda ddf: ddf.merge(LABEL, on="cls"),
+    "late": lambda ddf: dii.decode_images(ddf.drop(columns="image")),
+}
+
+
+@pytest.mark.parametrize("name", PLAIN)
+def test_a_frame_of_the_stored_pixels_is_copied_as_before(name, ddf, photos, tmp_path):
+    export(PLAIN[name](ddf), tmp_path)
+    stored = {photo.key: photo.members for photo in photos}
+    found = written(tmp_path)
+    assert found
+    assert all(members == stored[key] for key, members in found.items())
+
+
+@pytest.mark.parametrize("name", ["function", "size", "mode"])
+def test_dropping_the_column_says_that_the_stored_images_are_meant(name, shards, photos, tmp_path):
+    export(OTHERS[name][0](shards).drop(columns="image"), tmp_path)
+    assert written(tmp_path) == {photo.key: photo.members for photo in photos}
+
+
+def test_members_without_an_image_are_copied_whatever_the_pixels_are(ddf, tmp_path):
+    export(blackened(ddf), tmp_path, members="txt;json")
+    assert {name for members in written(tmp_path).values() for name in members} == {"txt", "json"}
+
+
+@pytest.mark.parametrize("extension", ["jpg", "jpeg", "png", "webp"])
+@pytest.mark.parametrize("computed", [False, True])
+def test_pixels_take_the_place_of_the_stored_image(extension, computed, ddf, photos, tmp_path):
+    frame = blackened(ddf)
+    frame = frame.compute() if computed else frame
+    export(frame, tmp_path, members={extension: "image"})
+    found = written(tmp_path)
+    stored = {photo.key: photo for photo in photos if photo.pixels is not None}
+    assert set(found) == set(stored)  # a bad image is a row that is left out
+    for key, members in found.items():
+        image = Image.open(io.BytesIO(members.pop(extension)))
+        assert image.format == {"jpg": "JPEG"}.get(extension, extension.upper())
+        assert np.asarray(image).max() == 0
+        assert image.size == stored[key].pixels.shape[1::-1]
+        others = set(stored[key].members) - {stored[key].extension, extension}
+        assert set(members) == others  # and the stored one is not beside it
+
+
+def test_png_keeps_every_pixel_and_the_sidecar_tells_of_it(ddf, tmp_path):
+    rng = np.random.default_rng(4)
+    sizes = {}
+
+    def noise(images):
+        made = [rng.integers(0, 256, (i.shape[0] // 2, 7, 1), "uint8") for i in images]
+        return {"image": made}
+
+    frame = ddf[ddf.error.isna()].images.map_batches(noise, {"image": "image"}).compute()
+    for key, array in zip(frame["__key__"], frame.images.arrays(), strict=True):
+        sizes[key] = array.copy()
+    export(frame, tmp_path, members={"png": "image"})
+    found = written(tmp_path)
+    for key, array in sizes.items():
+        image = Image.open(io.BytesIO(found[key]["png"]))
+        assert (np.asarray(image) == array[:, :, 0]).all()
+    side = pd.concat([pd.read_parquet(path) for path in (tmp_path / "out").glob("[0-9]*.parquet")])
+    for _, row in side.iterrows():
+        assert (row["height"], row["width"], row["channels"]) == sizes[row["__key__"]].shape
+        assert row["format"] == "png"
+        with open(row["__url__"], "rb") as shard:
+            shard.seek(row["offset"])
+            assert shard.read(row["nbytes"]) == found[row["__key__"]]["png"]
+    again = dii.read_webdataset_images(tmp_path / "out", backend="pandas").compute()
+    assert (
+        again["nbytes"].tolist()
+        == side.set_index("__key__").loc[again["__key__"], "nbytes"].tolist()
+    )
+
+
+def test_a_mask_beside_its_image(ddf, photos, tmp_path):
+    def mask(images):
+        return {"mask": [image[..., :1] // 128 * 255 for image in images]}
+
+    masked = ddf.images.map_batches(mask, {"mask": "image"}, columns=["image", *POINTER])
+    with pytest.raises(ArgumentError, match="the pixels of 'mask' come from map_batches"):
+        export(masked, tmp_path)
+    export(masked, tmp_path, members={"mask.png": "mask"})
+    stored = {photo.key: photo for photo in photos}
+    for key, members in written(tmp_path).items():
+        made = members.pop("mask.png", None)
+        assert members == stored[key].members  # the image too
+        assert (made is None) == (stored[key].pixels is None)
+        if made is not None:
+            assert set(np.unique(np.asarray(Image.open(io.BytesIO(made))))) <= {0, 255}
+
+
+def test_settings_of_the_jpeg_are_those_of_encode(ddf, tmp_path):
+    frame = ddf.partitions[[0]]
+    coarse, fine = dii.Encode(quality=5), dii.Encode(quality=95, subsampling="444")
+    sizes = []
+    for number, encode in enumerate((coarse, fine)):
+        folder = tmp_path / str(number)
+        export(frame, folder, members={"jpg": "image"}, jpeg=encode)
+        sizes.append(sum(len(members["jpg"]) for members in written(folder).values()))
+    assert sizes[1] > 3 * sizes[0]
+    with pytest.raises(ArgumentError, match=r"Encode\(size=...\) is for stored images"):
+        export(frame, tmp_path, members={"jpg": "image"}, jpeg=dii.Encode(size=32))
+
+
+@pytest.mark.parametrize("members", [{"txt": "image"}, {"json": ["image"]}, {"tif": "image"}])
+def test_pixels_are_no_text(members, ddf, tmp_path):
+    with pytest.raises(ArgumentError, match="image"):
+        export(ddf, tmp_path, members=members)
+
+
+def test_an_edited_function_does_not_go_on_with_the_old_pixels(tmp_path, ddf):
+    first, second = (
+        blackened(ddf),
+        ddf.images.map_batches(
+            lambda images: {"image": [np.full_like(i, 9) for i in images]}, {"image": "image"}
+        ),
+    )
+    export(first, tmp_path, members={"png": "image"})
+    with pytest.raises(dii.errors.ExportError, match=r"have other values|another plan"):
+        export(second, tmp_path, members={"png": "image"}, resume=True)
+
+
+def test_a_sample_without_an_image_stays_without(tmp_path):
+    picture = io.BytesIO()
+    Image.new("RGB", (8, 8)).save(picture, "PNG")
+    (tmp_path / "in.tar").write_bytes(tar({"a.png": picture.getvalue(), "b.txt": b"b"}))
+    ddf = dii.read_webdataset_images(tmp_path / "in.tar", backend="pandas")
+    export(blackened(ddf), tmp_path, members={"jpg": "image"})
+    assert {key: list(members) for key, members in written(tmp_path).items()} == {
+        "a": ["jpg"],
+        "b": ["txt"],
+    }
