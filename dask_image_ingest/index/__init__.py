@@ -14,8 +14,8 @@ from dask_image_ingest.index.find import (
 )
 from dask_image_ingest.index.foreign import index_by_members
 from dask_image_ingest.index.known_bytes import KnownBytes
-from dask_image_ingest.index.read import UnusableIndexError, open_stored, unknown_version
-from dask_image_ingest.index.stored import FIELDS, StoredIndex
+from dask_image_ingest.index.read import open_stored, unknown_version
+from dask_image_ingest.index.stored import FIELDS, StoredIndex, UnusableIndexError
 from dask_image_ingest.index.table import shard_table
 from dask_image_ingest.index.wds2idx import wds2idx_text
 

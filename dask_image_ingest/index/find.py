@@ -10,6 +10,7 @@ from typing import Any, Literal
 
 from dask_image_ingest.arguments import is_utf8, shown
 from dask_image_ingest.errors import ArgumentError, ShardNotFoundError
+from dask_image_ingest.passwords import UrlHolder, without_passwords
 from dask_image_ingest.storage import (
     INDEX_SUFFIX,
     Listings,
@@ -28,8 +29,8 @@ __all__ = ["IndexFile", "find_indexes", "index_place", "parse_index", "refuse_un
 IndexKind = Literal["own", "wds2idx", "members"]
 
 
-@dataclass(frozen=True, slots=True)
-class IndexFile:
+@dataclass(frozen=True, slots=True, repr=False)
+class IndexFile(UrlHolder):
     """Where the index of a shard is.
 
     Attributes
@@ -105,8 +106,10 @@ def find_indexes(
                     break
     if folder is not None and not found:
         warnings.warn(
-            f"index={folder!r} holds an index of none of the {len(shards)} shards, which are read "
-            "without. write_index(..., folder=) writes indexes there",
+            without_passwords(
+                f"index={folder!r} holds an index of none of the {len(shards)} shards, which are "
+                "read without. write_index(..., folder=) writes indexes there"
+            ),
             stacklevel=3,
         )
     return found

@@ -21,7 +21,7 @@ from typing import Any
 
 from dask_image_ingest.errors import ShardError, ShardNotFoundError
 from dask_image_ingest.index.find import IndexFile
-from dask_image_ingest.index.read import UnusableIndexError
+from dask_image_ingest.index.stored import UnusableIndexError
 from dask_image_ingest.index.wds2idx import members_of
 from dask_image_ingest.storage import LazyBytes, announce, is_fetched, modified, open_shard
 from dask_image_ingest.tar import BLOCK, Member, TarIndex, gc_paused, group, read_plain_header

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from functools import cached_property
 
-from dask_image_ingest.index.stored import StoredIndex
+from dask_image_ingest.index.stored import StoredIndex, UnusableIndexError
 from dask_image_ingest.storage import LazyBytes
 
 __all__ = ["KnownBytes"]
@@ -28,7 +28,13 @@ class KnownBytes:
 
     @cached_property
     def _known(self) -> dict[int, bytes]:
-        """Offset → the member that begins there."""
+        """Offset → the member that begins there; nothing where that can't be read."""
+        try:
+            return self._contents()
+        except UnusableIndexError:
+            return {}
+
+    def _contents(self) -> dict[int, bytes]:
         index = self._index
         return {
             offset: content

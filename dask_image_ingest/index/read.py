@@ -9,10 +9,19 @@ from contextlib import ExitStack, closing, contextmanager
 from typing import Any
 
 import pyarrow as pa
+import pyarrow.compute as pc
 from pyarrow import parquet
 
-from dask_image_ingest.errors import ShardError, ShardNotFoundError
-from dask_image_ingest.index.stored import FORMAT, METADATA, ShardFacts, StoredIndex
+from dask_image_ingest.errors import DaskImageIngestError, ShardNotFoundError
+from dask_image_ingest.index.check import why_broken
+from dask_image_ingest.index.stored import (
+    FORMAT,
+    METADATA,
+    ShardFacts,
+    StoredIndex,
+    UnusableIndexError,
+    broken,
+)
 from dask_image_ingest.storage import LazyBytes, Shard, as_listed, open_shard
 
 __all__ = ["UnusableIndexError", "open_stored", "unknown_version"]
@@ -25,9 +34,8 @@ _READ_WHOLE = 4 << 20
 _MOST_KEPT = 4
 _kept: dict[tuple[Shard, Shard] | None, StoredIndex] = {}
 
-
-class UnusableIndexError(Exception):
-    """Why an index is not used."""
+# What a parquet file makes pyarrow raise that is damaged somewhere.
+_DAMAGE = (pa.ArrowException, OSError, ValueError, LookupError, OverflowError)
 
 
 @contextmanager
@@ -39,7 +47,8 @@ def open_stored(
     Raises
     ------
     UnusableIndexError
-        If it can't be read, or is one of another version of the shard, or if that can't be known.
+        If it can't be read, or is one of another version of the shard, or if that can't be known;
+        while it is open, if a column turns out to be damaged.
     """
     if why := unknown_version(shard):
         raise UnusableIndexError(why)
@@ -48,11 +57,9 @@ def open_stored(
             content = opened.enter_context(open_shard(url, storage_options))
             known = _known(url, shard, content)
             if (found := _kept.get(known)) is None:
-                found = _stored(opened, content, url, shard)
+                found = _stored(opened, content, shard)
         except ShardNotFoundError as error:
             raise UnusableIndexError("there is no such file") from error
-        except pa.ArrowException as error:
-            raise UnusableIndexError(f"it is no whole parquet file ({error})") from error
         if found.nbytes > _READ_WHOLE:
             yield found
             return
@@ -69,20 +76,18 @@ def _known(url: str, shard: Shard, content: LazyBytes) -> tuple[Shard, Shard] | 
     return None if file is None or not file.version else (shard, file)
 
 
-def _stored(opened: ExitStack, content: LazyBytes, url: str, shard: Shard) -> StoredIndex:
+def _stored(opened: ExitStack, content: LazyBytes, shard: Shard) -> StoredIndex:
     """An index that is read whole, or while its file is ``opened``."""
     if len(content) > _READ_WHOLE:
         large = opened.enter_context(closing(_parquet(pa.PythonFile(_File(content), mode="r"))))
         facts = _facts(large, shard)
-        return StoredIndex(facts, len(content), lambda name: _column(large, url, name))
+        return StoredIndex(facts, len(content), lambda name: _column(large, name))
     whole = pa.py_buffer(content[:])
     with closing(_parquet(whole)) as file:
         metadata = file.metadata
         facts = _facts(file, shard)
     # A file for each column, since threads may share the index.
-    return StoredIndex(
-        facts, len(content), lambda name: _column(_parquet(whole, metadata), url, name)
-    )
+    return StoredIndex(facts, len(content), lambda name: _column(_parquet(whole, metadata), name))
 
 
 def unknown_version(shard: Shard) -> str:
@@ -97,7 +102,12 @@ def unknown_version(shard: Shard) -> str:
 
 def _parquet(source: Any, metadata: Any = None) -> parquet.ParquetFile:
     opened = pa.BufferReader(source) if isinstance(source, pa.Buffer) else source
-    return parquet.ParquetFile(opened, metadata=metadata)
+    try:
+        return parquet.ParquetFile(opened, metadata=metadata)
+    except DaskImageIngestError:
+        raise
+    except _DAMAGE as error:
+        raise UnusableIndexError(f"it is no whole parquet file ({error})") from error
 
 
 def _facts(file: parquet.ParquetFile, shard: Shard) -> ShardFacts:
@@ -106,22 +116,33 @@ def _facts(file: parquet.ParquetFile, shard: Shard) -> ShardFacts:
         if facts["format"] != FORMAT:
             raise UnusableIndexError("another release of this package has written it")
         facts = ShardFacts(**facts)
-    except (KeyError, ValueError, TypeError) as error:
+    except (*_DAMAGE, TypeError, RecursionError) as error:
         raise UnusableIndexError("it is none that this package has written") from error
     if (facts.size, facts.version) != (shard.size, shard.version):
         raise UnusableIndexError(
             "it is stale: the shard has changed, or was copied, since it was written. "
             "write_index() writes it anew"
         )
+    try:
+        why = why_broken(file, facts)
+    except (*_DAMAGE, TypeError) as error:
+        why = str(error)
+    if why:
+        raise broken(why)
     return facts
 
 
-def _column(file: parquet.ParquetFile, url: str, name: str) -> pa.Array:
+def _column(file: parquet.ParquetFile, name: str) -> pa.Array:
     try:
-        column = file.read(columns=[name], use_threads=False).column(name)
-    except (pa.ArrowException, OSError) as error:
-        raise ShardError(f"the index {url} cannot be read: {error}. Write it anew") from error
-    return column.combine_chunks()
+        column = file.read(columns=[name], use_threads=False).column(name).combine_chunks()
+        column.validate(full=True)
+    except DaskImageIngestError:
+        raise
+    except _DAMAGE as error:
+        raise broken(f"its column {name!r} cannot be read ({error})") from error
+    if pa.types.is_signed_integer(column.type) and (pc.min(column).as_py() or 0) < 0:
+        raise broken(f"its column {name!r} has negative numbers")
+    return column
 
 
 class _File(io.RawIOBase):

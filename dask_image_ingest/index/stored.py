@@ -19,7 +19,17 @@ import pyarrow.compute as pc
 
 from dask_image_ingest.tar import Damage, Sample, Span, TarIndex, gc_paused
 
-__all__ = ["FIELDS", "FORMAT", "KEY", "METADATA", "SPAN_FIELDS", "ShardFacts", "StoredIndex"]
+__all__ = [
+    "FIELDS",
+    "FORMAT",
+    "KEY",
+    "METADATA",
+    "SPAN_FIELDS",
+    "ShardFacts",
+    "StoredIndex",
+    "UnusableIndexError",
+    "broken",
+]
 
 #: Changes with the layout: an index of another one is written anew.
 FORMAT = 1
@@ -44,6 +54,15 @@ FIELDS = {
     "error": pa.string(),
     "content": pa.large_binary(),
 }
+
+
+class UnusableIndexError(Exception):
+    """Why an index is not used."""
+
+
+def broken(why: str) -> UnusableIndexError:
+    """What is raised for an index that this package can't have written as it is."""
+    return UnusableIndexError(f"it is broken: {why}. write_index(overwrite=True) writes it anew")
 
 
 @dataclass
@@ -110,7 +129,10 @@ class StoredIndex:
     @property
     def keys(self) -> pa.Array:
         """The key of each sample."""
-        return self._column(KEY)
+        keys = self._column(KEY)
+        if keys.null_count:
+            raise broken(f"{keys.null_count} of its samples have no key")
+        return keys
 
     @cached_property
     def extensions(self) -> list[str]:
@@ -180,6 +202,8 @@ class StoredIndex:
 
     def joined(self, offsets: pa.Array, sizes: pa.Array) -> list[Span | None]:
         """Offsets and sizes, as columns have them, as spans."""
+        if not offsets.is_valid().equals(sizes.is_valid()):
+            raise broken("some of its members have a place and no size, or the reverse")
         pairs = zip(offsets.to_pylist(), sizes.to_pylist(), strict=True)
         if not self._sparse_sizes:
             return [None if offset is None else (offset, size) for offset, size in pairs]

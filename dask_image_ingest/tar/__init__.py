@@ -7,6 +7,7 @@ are read, contents are not.
 from dask_image_ingest.tar.content import (
     HEAD,
     LARGEST_VALUE,
+    MAX_MEMBER_BYTES,
     duplicate_error,
     open_member,
     read_member,
@@ -26,6 +27,7 @@ __all__ = [
     "IMAGE_EXTENSIONS",
     "INTEGERS",
     "LARGEST_VALUE",
+    "MAX_MEMBER_BYTES",
     "TEXTS",
     "Damage",
     "Member",

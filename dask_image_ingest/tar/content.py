@@ -10,6 +10,7 @@ from dask_image_ingest.tar.index import TarIndex
 __all__ = [
     "HEAD",
     "LARGEST_VALUE",
+    "MAX_MEMBER_BYTES",
     "duplicate_error",
     "open_member",
     "read_member",
@@ -18,6 +19,10 @@ __all__ = [
 
 #: More bytes cannot be one value of an Arrow binary column.
 LARGEST_VALUE = 2**31 - 1
+
+#: Larger members are not read for a column unless more is asked for: a hole of any size takes a few
+#: bytes of a tar, and what compresses well takes a thousandth of its size.
+MAX_MEMBER_BYTES = 256 << 20
 
 #: The bytes of a member that are read when it is opened: most headers of images fit.
 HEAD = 4096

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from dask_image_ingest.errors import ShardError
-from dask_image_ingest.storage import LazyBytes
+from dask_image_ingest.storage import LazyBytes, beginning
 from dask_image_ingest.tar.header import (
     BLOCK,
     UNREADABLE,
@@ -96,11 +96,19 @@ class Walk:
     ) -> int:
         """Append what the next headers say, and return the offset of the first one not taken."""
         content, end, library = self._content, self._end, self._library
+        near = beginning(content)
+        at_hand = len(near)
         for _ in range(_BATCH):
             data = offset + BLOCK
-            if data > end:
+            if data <= at_hand:
+                header = bytes(near[offset:data])
+            elif data > end:
                 return self._end_of_bytes(offset)
-            header = bytes(content[offset:data])
+            else:
+                header = bytes(content[offset:data])
+                if at_hand:  # there is more of it by now
+                    near = beginning(content)
+                    at_hand = len(near)
             kind = header[156]
             try:
                 size = int(header[124:136].rstrip(b" \0"), 8)

@@ -105,7 +105,7 @@ def test_an_index_that_goes_away_costs_a_walk(shards):
 
 
 def test_a_write_that_fails_leaves_nothing(shards, tmp_path, monkeypatch):
-    def full(self, file, name):
+    def full(self, file, *args):
         file.flush()
         raise dii.ExportError("the disk is full")
 
@@ -189,10 +189,10 @@ def test_a_read_with_an_index_is_another_task_than_one_without(shards):
 def test_errors_of_writing_say_what_to_do_about_an_index(code, said, shards, monkeypatch):
     commit = LocalPlace.commit
 
-    def failing(self, file, name):
+    def failing(self, *args):
         with monkeypatch.context() as patch:
             patch.setattr(os, "replace", refuse)
-            commit(self, file, name)
+            commit(self, *args)
 
     def refuse(*args):
         raise OSError(code, os.strerror(code))
