@@ -1,10 +1,23 @@
 """WebDataset tar shards of images as lazy Dask dataframes, decoded by DALI."""
 
 import dask_image_ingest.accessor  # noqa: F401  registers .images
-from dask_image_ingest.cluster import start_cluster
-from dask_image_ingest.dataset import decode_images, read_webdataset_images
+from dask_image_ingest import curate
+from dask_image_ingest.cluster import (
+    dask_setup,  # noqa: F401  what dask calls with --preload dask_image_ingest
+    dask_teardown,  # noqa: F401
+    prepare,
+    start_cluster,
+    versions,
+)
+from dask_image_ingest.dataset import (
+    decode_images,
+    read_images,
+    read_parquet_images,
+    read_webdataset_images,
+)
 from dask_image_ingest.errors import (
     ArgumentError,
+    ClusterError,
     DaskImageIngestError,
     ExportError,
     FunctionError,
@@ -16,16 +29,19 @@ from dask_image_ingest.errors import (
     ShardNotFoundError,
 )
 from dask_image_ingest.export import Encode, checkpoint, to_webdataset, write_index
+from dask_image_ingest.image_frame import ImageDataFrame
 from dask_image_ingest.view import gallery
 
 __version__ = "0.1.0"
 
 __all__ = [
     "ArgumentError",
+    "ClusterError",
     "DaskImageIngestError",
     "Encode",
     "ExportError",
     "FunctionError",
+    "ImageDataFrame",
     "ImageDecodeError",
     "MissingDependencyError",
     "OperandError",
@@ -33,11 +49,16 @@ __all__ = [
     "ShardError",
     "ShardNotFoundError",
     "checkpoint",
+    "curate",
     "decode_images",
     "gallery",
+    "prepare",
+    "read_images",
+    "read_parquet_images",
     "read_webdataset_images",
     "start_cluster",
     "to_webdataset",
+    "versions",
     "write_index",
 ]
 

@@ -7,13 +7,17 @@ from __future__ import annotations
 
 import math
 import os
+import re
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
+from contextlib import suppress
 from typing import Any
 
 import numpy as np
+from dask.utils import parse_bytes
 
 from dask_image_ingest.errors import ArgumentError
+from dask_image_ingest.passwords import without_passwords
 
 __all__ = [
     "check_choice",
@@ -28,6 +32,7 @@ __all__ = [
     "is_utf8",
     "is_whole",
     "list_of_names",
+    "number_of_bytes",
     "shown",
     "whole_number",
 ]
@@ -35,10 +40,14 @@ __all__ = [
 # Of a value that an error repeats.
 _MOST_CHARACTERS = 100
 
+# As RFC 9110 has them; many servers take bytes beyond ASCII in a value.
+_HEADER_NAME = re.compile(r"[!#$%&'*+.^_`|~0-9A-Za-z-]+")
+_HEADER_VALUE = re.compile(r"[^\x00-\x08\x0a-\x1f\x7f\u0100-\U0010ffff]*")
+
 
 def shown(value: Any) -> str:
     """A value as an error shows it: short and on one line."""
-    text = " ".join(repr(value).split())
+    text = without_passwords(" ".join(repr(value).split()))
     return text if len(text) <= _MOST_CHARACTERS else f"{text[:_MOST_CHARACTERS]}…"
 
 
@@ -79,6 +88,17 @@ def whole_number(
     return number
 
 
+def number_of_bytes(value: Any) -> int | None:
+    """A number of at least one byte, also as text such as ``512 MiB``; None if it is none."""
+    nbytes = 0
+    with suppress(ValueError, OverflowError):
+        if isinstance(value, str):
+            nbytes = parse_bytes(value) if value.strip() else 0
+        elif is_whole(value) or isinstance(value, (float, np.floating)):
+            nbytes = int(value)
+    return nbytes if nbytes >= 1 else None
+
+
 def list_of_names(argument: str, value: Any, what: str) -> list[str]:
     """A list of strings, given as any kind of list."""
     try:
@@ -92,25 +112,26 @@ def list_of_names(argument: str, value: Any, what: str) -> list[str]:
     return [str(name) for name in found]
 
 
-def column_names(columns: Any, known: Iterable[Any]) -> list[Any]:
+def column_names(columns: Any, known: Iterable[Any], argument: str = "columns") -> list[Any]:
     """The names in ``columns=`` of a frame that has the columns ``known``."""
     try:
         names = None if isinstance(columns, str) else list(columns)
     except TypeError:
         names = None
     if names is None:
-        raise ArgumentError(f"columns={shown(columns)}: pass a list of column names")
-    check_columns(names, list(known), "the frame has")
+        raise ArgumentError(f"{argument}={shown(columns)}: pass a list of column names")
+    check_columns(names, list(known), "the frame has", argument)
     return names
 
 
-def check_columns(names: Iterable[Any], known: Sequence[Any], has: str) -> None:
+def check_columns(
+    names: Iterable[Any], known: Sequence[Any], has: str, argument: str = "columns"
+) -> None:
     """Refuse names in ``columns=`` that are not ``known``, which ``has`` introduces."""
     unknown = [name for name in names if not is_column(name, known)]
     if unknown:
-        raise ArgumentError(
-            f"columns= names {', '.join(map(repr, unknown))}; {has} {', '.join(map(repr, known))}"
-        )
+        listed = ", ".join(map(repr, known))
+        raise ArgumentError(f"{argument}= names {', '.join(map(repr, unknown))}; {has} {listed}")
 
 
 def is_column(name: Any, known: Iterable[Any]) -> bool:
@@ -152,10 +173,35 @@ def check_path(argument: str, value: Any) -> None:
 
 
 def check_storage_options(value: Any) -> None:
-    """Refuse what is not a dict of a file system's options."""
-    if value is None or (isinstance(value, dict) and all(isinstance(k, str) for k in value)):
+    """Refuse what is not a dict of a file system's options, and headers that no request can have.
+
+    Such headers fail in a file system, which takes that for a file that is not there.
+    """
+    if value is None:
         return
-    raise ArgumentError(
-        f"storage_options={shown(value)}: pass a dict of the file system's options, such as "
-        "{'anon': True}, or None"
-    )
+    if not isinstance(value, dict) or not all(isinstance(k, str) for k in value):
+        raise ArgumentError(
+            f"storage_options={shown(value)}: pass a dict of the file system's options, such as "
+            "{'anon': True}, or None"
+        )
+    for options in (value, value.get("http"), value.get("https"), value.get("client_kwargs")):
+        if isinstance(options, dict) and options.get("headers") is not None:
+            _check_headers(options["headers"])
+
+
+def _check_headers(headers: Any) -> None:
+    # Values are secrets, and not repeated.
+    if not isinstance(headers, Mapping):
+        raise ArgumentError(
+            "storage_options: headers is no dict; pass for example {'Authorization': 'Bearer ...'}"
+        )
+    for name, value in headers.items():
+        if not isinstance(name, str) or not _HEADER_NAME.fullmatch(name):
+            raise ArgumentError(
+                f"storage_options: headers has {shown(name)}, which names no header"
+            )
+        if not isinstance(value, str) or not _HEADER_VALUE.fullmatch(value):
+            raise ArgumentError(
+                f"storage_options: the value of the header {name!r} must be a str of Latin-1 "
+                "characters, on one line"
+            )

@@ -98,6 +98,7 @@ from dask.dataframe.dask_expr._shuffle import (
     divisions_lru,
 )
 from dask.dataframe.dask_expr.io.io import BlockwiseIO, FromGraph
+from dask.dataframe.dask_expr.io.parquet import ReadParquetFSSpec
 
 __all__ = [
     "EQ",
@@ -163,6 +164,7 @@ __all__ = [
     "Projection",
     "PropertyMap",
     "Query",
+    "ReadParquetFSSpec",
     "RearrangeByColumn",
     "RenameAxis",
     "RenameFrame",

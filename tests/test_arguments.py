@@ -12,6 +12,7 @@ import numpy as np
 import pandas as pd
 import pyarrow as pa
 import pytest
+from faulty_server import faulty_server
 from photo_shards import write_photo_shards, write_tar
 
 import dask_image_ingest as dii
@@ -47,7 +48,8 @@ def calls(shard, tmp_path_factory):
         "paths": shard, "columns": None, "filters": None, "image": "jpg;png", "components": "infer",
         "json_fields": None, "size": None, "resize": "stretch", "transform": None, "mode": "RGB",
         "backend": "pandas", "errors": "null", "shard_errors": "raise", "partition_size": "auto",
-        "max_pixels": 10**6, "scaled_decode": False, "storage_options": None,
+        "max_pixels": 10**6, "max_member_bytes": 10**6, "scaled_decode": False,
+        "storage_options": None,
     }  # fmt: skip
     late = {
         "frame": table, "size": None, "resize": "stretch", "transform": None, "mode": "RGB",
@@ -203,3 +205,42 @@ def test_many_kinds_of_members_are_one_warning(tmp_path, photos):
         assert len(dii.read_webdataset_images(tmp_path, backend="pandas").compute()) == 2
     assert len(caught) == 1
     assert re.search("'kind00003'", str(caught[0].message)) is None
+
+
+NO_HEADERS = {
+    "a list": ["x"],
+    "text": "x",
+    "a number": {"X": 1},
+    "two lines": {"X": "a\nb"},
+    "a carriage return": {"X": "a\r"},
+    "letters that no header has": {"X": "é☃"},
+    "a name with a blank": {"a b": "x"},
+    "a name on two lines": {"a\n": "x"},
+    "no name": {"": "x"},
+    "a name that is a number": {1: "x"},
+}
+
+
+@pytest.mark.parametrize("kind", NO_HEADERS)
+@pytest.mark.parametrize("place", [(), ("http",), ("https",), ("client_kwargs",)])
+def test_headers_that_no_request_can_have_are_no_missing_file(kind, place):
+    options = {"headers": NO_HEADERS[kind]}
+    for name in place:
+        options = {name: options}
+    with pytest.raises(dii.ArgumentError, match=r"storage_options: .*header"):
+        dii.read_webdataset_images("http://127.0.0.1:9/a.tar", storage_options=options)
+
+
+def test_headers_are_sent_as_they_are_and_their_values_not_repeated(shard):
+    sent = {"Authorization": "Bearer s3cret==", "X-Name": "é\tü", "x!": ""}
+    with faulty_server(files={"/a.tar": Path(shard).read_bytes()}) as server:
+        options = {"headers": sent}
+        ddf = dii.read_webdataset_images(
+            f"{server.url}/a.tar", backend="pandas", storage_options=options
+        )
+        assert len(ddf) > 0
+    with pytest.raises(dii.ArgumentError, match="header 'Authorization' must be") as raised:
+        dii.read_webdataset_images(
+            "http://h/a.tar", storage_options={"headers": {"Authorization": "s3cret\n"}}
+        )
+    assert "s3cret" not in str(raised.value)

@@ -39,14 +39,19 @@ GPU_PACKAGES = {"cudf", "cupy", "dask_cuda", "dask_cudf", "pylibcudf", "rmm"}
 
 #: The blocks that are not run, or not everywhere, and why: no others may be marked so.
 MARKED: dict[str, list[str]] = {
-    "docs/guide/clusters.md": ["needs cudf"],
+    "docs/guide/clusters.md": [
+        "needs cudf",
+        "needs a cluster with GPUs",
+        "needs several hosts",
+        "needs hosts with GPUs",
+    ],
     "docs/guide/export.md": ["needs a damaged collection"],
     "docs/guide/read.md": [
         "needs a bucket of S3",
         "needs a bucket of S3",
         "needs a collection of img2dataset",
     ],
-    "docs/guide/train.md": ["needs torch", "needs torch"],
+    "docs/guide/train.md": ["needs torch", "needs torch", "needs a GPU"],
 }
 
 
@@ -178,6 +183,7 @@ def test_only_the_blocks_listed_here_are_not_run_everywhere():
 
 @pytest.mark.slow
 @pytest.mark.newest
+@pytest.mark.filterwarnings("ignore:The inplace keyword")  # dask's own call of pandas 3.1
 @pytest.mark.parametrize("test", DOCSTRINGS, ids=lambda test: test.name)
 def test_the_examples_of_a_docstring_run_and_print_what_it_shows(test, names, workspace):
     if any("import torch" in e.source or "from torch" in e.source for e in test.examples):
@@ -196,8 +202,9 @@ def test_no_example_is_skipped():
 
 
 def _public() -> dict[str, Any]:
-    """The public functions and classes, and what ``.images`` has, by the names that users write."""
-    found = {name: getattr(dii, name) for name in dii.__all__}
+    """The public names as users write them, those of ``curate`` and ``.images`` too."""
+    found = {name: getattr(dii, name) for name in dii.__all__ if name != "curate"}
+    found |= {f"curate.{name}": getattr(dii.curate, name) for name in dii.curate.__all__}
     for accessor in (dd.DataFrame.images, pd.DataFrame.images):
         for name, member in inspect.getmembers(accessor):
             if not name.startswith("_"):
@@ -214,6 +221,8 @@ def test_every_public_function_has_an_example():
 
 def test_the_reference_has_every_public_name_and_no_other():
     pages = "\n".join(page.read_text() for page in sorted((DOCS / "reference").glob("*.rst")))
-    listed = re.findall(r"^(?: {3}|\.\. autoexception:: )([A-Za-z_][\w.]+)$", pages, re.MULTILINE)
+    listed = re.findall(
+        r"^(?: {3}|\.\. (?:autoexception|py:class):: )([A-Za-z_][\w.]+)$", pages, re.MULTILINE
+    )
     sections = {page.stem for page in (DOCS / "reference").glob("*.rst")}
     assert sorted(set(listed) - sections) == sorted(_public())

@@ -47,7 +47,7 @@ def test_the_package_beside_it_is_found_uninstalled():
 
 def test_its_help_says_what_each_figure_is():
     text = run(ROOT / "benchmarks" / "gpu.py", "--help")
-    for figure in "ansbcde":
+    for figure in "ansbicde":
         assert f"\n{figure}    " in text
     assert "not run on a GPU yet" in text
 
@@ -58,3 +58,30 @@ def test_without_a_gpu_it_says_so_and_tries_the_rest():
     )
     assert "nothing measured" in text
     assert "| 0.2 MP |" in text
+
+
+def test_partitions_have_more_images_than_the_batches_that_begin_and_end_them(monkeypatch):
+    """Else nothing of a partition is decoded while another part of it is prepared."""
+    monkeypatch.syspath_prepend(str(ROOT / "benchmarks"))
+    from _gpu_images import KINDS
+
+    for kind in KINDS:
+        assert kind.per_shard >= (256 if kind.name == "12 MP" else 2000)
+
+
+def test_reads_with_an_index_are_the_same_images(monkeypatch, tmp_path):
+    """What the figures b and i have in common, as far as a CPU can have it."""
+    monkeypatch.syspath_prepend(str(ROOT / "benchmarks"))
+    from _gpu_images import KINDS, make_images, write_shards
+
+    import dask_image_ingest as dii
+
+    kind = KINDS[0]._replace(shards=2, per_shard=3, distinct=2)
+    paths = write_shards(kind, make_images(kind), tmp_path)
+    dii.write_index(paths)
+    counts = [
+        sum(a is not None for a in frame.images.arrays())
+        for index in (False, True)
+        for frame in [dii.read_webdataset_images(paths, backend="pandas", index=index).compute()]
+    ]
+    assert counts == [6, 6]

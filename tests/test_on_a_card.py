@@ -32,20 +32,24 @@ def tool(monkeypatch):
 def test_a_step_that_fails_or_hangs_keeps_no_other_from_running(
     tool, tmp_path, monkeypatch, capsys
 ):
-    steps = (
+    first = (
         tool.Step("wrong", "a failure", "python -c 'print(1); raise SystemExit(3)'"),
         tool.Step("slow", "a hang", f'python -c "{HANGS}"', 0.03),
+    )
+    second = (
         tool.Step("absent", "no such program", "no-such-program --version"),
         tool.Step(
             "right", "a variable", "python -c 'import os; print(os.environ[\"X\"])'", 1, {"X": "y"}
         ),
     )
-    monkeypatch.setattr(tool, "STEPS", steps)
+    groups = (tool.Group("what is wrong", first), tool.Group("what is right", second))
+    monkeypatch.setattr(tool, "GROUPS", groups)
     monkeypatch.setattr(sys, "argv", ["on_a_card.py", str(tmp_path / "out")])
     assert tool.main() == 1
     logs = {path.name: path.read_text() for path in (tmp_path / "out").glob("*.log")}
-    assert logs["01-wrong.log"].endswith("1\n")
-    assert logs["04-right.log"].endswith("y\n")
+    assert set(logs) == {"group-1.log", "group-2.log"}
+    assert "\n1\n===== slow" in logs["group-1.log"]
+    assert logs["group-2.log"].endswith("y\n")
     summary = (tmp_path / "out" / "summary.md").read_text()
     for row in (
         "| exit status 3 |",
@@ -54,17 +58,49 @@ def test_a_step_that_fails_or_hangs_keeps_no_other_from_running(
         "| ok |",
     ):
         assert row in summary
+    told = capsys.readouterr().out
+    assert "group 1: what is wrong" in told
+    assert "group 2: what is right" in told
     time.sleep(0.1)
     assert not [
         p for p in psutil.Process().children(recursive=True) if "sleep(60)" in str(p.cmdline())
     ]
 
 
-def test_the_steps_lead_to_files_that_there_are(tool, tmp_path, monkeypatch, capsys):
-    monkeypatch.setattr(sys, "argv", ["on_a_card.py", str(tmp_path), "--list"])
+def test_a_group_runs_alone_and_its_figures_are_gathered(tool, tmp_path, monkeypatch, capsys):
+    speak = 'python -c \'print("noise"); print("speed:", 3 + 4, "images/s")\''
+    groups = (
+        tool.Group("nothing", (tool.Step("other", "", "no-such-program"),)),
+        tool.Group("a speed", (tool.Step("speed", "it", speak, figures="images/s"),)),
+    )
+    monkeypatch.setattr(tool, "GROUPS", groups)
+    for _ in range(2):  # once more, into the same folder
+        monkeypatch.setattr(sys, "argv", ["on_a_card.py", str(tmp_path), "--group", "2"])
+        assert tool.main() == 0
+    assert {path.name for path in tmp_path.iterdir()} == {"group-2.log", "summary.md"}
+    summary = (tmp_path / "summary.md").read_text()
+    _, copied = summary.split("## Into docs/benchmarks.md")
+    assert f"$ {speak}" in copied
+    assert copied.count("speed: 7 images/s") == 1
+    assert "    noise" not in copied
+
+
+def test_each_group_fits_a_call_of_ten_minutes_and_brings_few_files(tool):
+    for group in tool.GROUPS:
+        assert sum(step.minutes for step in group.steps) <= tool.GROUP_MINUTES < 10
+        assert all(0 < step.minutes <= 8 for step in group.steps)
+        assert group.shows
+    # One log for each group, and the summary.
+    assert len(tool.GROUPS) + 1 <= 8
+    names = [step.name for group in tool.GROUPS for step in group.steps]
+    assert len(names) == len(set(names))
+
+
+def test_the_steps_lead_to_files_that_there_are(tool, monkeypatch, capsys):
+    monkeypatch.setattr(sys, "argv", ["on_a_card.py", "--list"])
     assert tool.main() == 0
     listed = capsys.readouterr().out
-    for step in tool.STEPS:
+    for step in (step for group in tool.GROUPS for step in group.steps):
         assert step.command in listed
         for word in step.command.split():
             if word.endswith(".py") or word.startswith("tests/"):
@@ -101,19 +137,21 @@ def test_the_packages_to_bring_are_those_that_the_package_needs(tool):
 def test_a_package_that_is_missing_is_named_by_the_first_steps(tool, tmp_path, monkeypatch):
     (tmp_path / "cupy.py").write_text(CUPY)
     monkeypatch.setenv("PYTHONPATH", str(tmp_path))
-    (step,) = (step for step in tool.STEPS if step.name == "machine")
-    assert tool.run(step, 1, tmp_path)[0] == "ok", tool.tail(tmp_path / "01-machine.log", 5)
+    (step,) = (s for group in tool.GROUPS for s in group.steps if s.name == "machine")
+    log = tmp_path / "group-1.log"
+    assert tool.run(step, log)[0] == "ok", tool.printed(step, log)[-5:]
     lacking = step._replace(command=step.command.replace("cykooz_resizer", "cykooz_absent"))
-    assert tool.run(lacking, 2, tmp_path)[0] == "exit status 1"
-    assert tool.tail(tmp_path / "02-machine.log", 1) == "missing: cykooz_absent"
+    assert tool.run(lacking, log)[0] == "exit status 1"
+    assert tool.printed(lacking, log)[-1] == "missing: cykooz_absent"
 
 
 @pytest.mark.slow
-def test_the_probe_of_pixels_under_load_finds_what_it_imports(tmp_path):
+@pytest.mark.parametrize("name", ["corruption.py", "engines.py"])
+def test_a_probe_finds_what_it_imports(tmp_path, name):
     """From anywhere, as a script whose own folder alone is on the path."""
     lines = (
         "import runpy",
-        f"made = runpy.run_path({str(ROOT / 'tests' / 'gpu' / 'corruption.py')!r})",
+        f"made = runpy.run_path({str(ROOT / 'tests' / 'gpu' / name)!r})",
         "import synthetic, gpu_probes",
     )
     environment = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
@@ -126,4 +164,5 @@ def test_the_probe_of_pixels_under_load_finds_what_it_imports(tmp_path):
 def test_what_the_steps_start_finds_the_modules_of_the_tests(tool, tmp_path):
     """Workers too, which know of no settings of pytest."""
     step = tool.Step("imports", "", "python -c 'import synthetic, gpu_probes, contract'")
-    assert tool.run(step, 1, tmp_path)[0] == "ok", tool.tail(tmp_path / "01-imports.log", 5)
+    log = tmp_path / "imports.log"
+    assert tool.run(step, log)[0] == "ok", tool.printed(step, log)

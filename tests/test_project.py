@@ -87,12 +87,11 @@ def test_every_module_imports_without_dali_and_gpu_packages():
 
 def test_no_backend_imports_an_accessor():
     """An accessor takes itself to whatever backend is loaded."""
-    accessors = ("images", "lazy_images")
     for path in (PACKAGE / "frames").glob("*.py"):
         imported = re.findall(
             r"^\s*(?:from|import) (dask_image_ingest\S*)", path.read_text(), re.MULTILINE
         )
-        assert not [m for m in imported if m.rpartition(".")[2] in accessors], path.name
+        assert not [m for m in imported if m.startswith("dask_image_ingest.accessor")], path.name
 
 
 def test_the_package_shows_its_public_names_and_no_others():
@@ -137,6 +136,44 @@ def test_console_script_is_the_command_line():
     from dask_image_ingest.cli import main
 
     assert pkgutil.resolve_name(PROJECT["scripts"]["dask-image-ingest"]) is main
+
+
+def rooms_in_contributing() -> dict[str, str]:
+    """Folder → its files, as the table of CONTRIBUTING.md has them."""
+    rows = re.findall(
+        r"^\| `([\w/]+)/` \| .*? \| (.*) \|$", (ROOT / "CONTRIBUTING.md").read_text(), re.MULTILINE
+    )
+    return dict(rows)
+
+
+def test_contributing_has_a_row_for_each_folder_of_the_package():
+    folders = {path.parent.relative_to(PACKAGE).as_posix() for path in PACKAGE.rglob("*.py")}
+    inside = {"export/checkpoint"}  # as part of the row of export
+    assert {*rooms_in_contributing()} == folders - inside - {"."}
+
+
+@pytest.mark.parametrize(("room", "told"), rooms_in_contributing().items())
+def test_contributing_tells_where_each_file_is_and_of_none_that_is_gone(room, told):
+    files = {path.stem for path in (PACKAGE / room).glob("*.py") if not path.stem.startswith("_")}
+    words = {*re.findall(r"\w+", told)}
+    # What a group of files has in common: `cudf_*`.
+    groups = tuple(re.findall(r"`(\w+_)\*`", told))
+    assert {file for file in files - words if not file.startswith(groups)} == set()
+    outside = re.sub(r"\([^)]*\)|`[^`]*`|\band its parts\b", "", told)
+    named = {*re.findall(r"\w+", outside), *(word for word in words if "_" in word[:-1])}
+    assert named - files - set(groups) == set()
+
+
+def test_mypy_makes_exceptions_for_packages_that_are_used():
+    overrides = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["mypy"]["overrides"]
+    used = {
+        name
+        for folder in (PACKAGE, ROOT / "examples")
+        for path in folder.rglob("*.py")
+        for name in re.findall(r"^\s*(?:import|from) (\w+)", path.read_text(), re.MULTILINE)
+    }
+    packages = {name.split(".")[0] for each in overrides for name in each["module"]}
+    assert packages - used == set()
 
 
 def test_package_says_that_it_is_typed():

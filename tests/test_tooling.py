@@ -61,3 +61,12 @@ def test_the_oldest_environment_has_the_lower_bounds():
         assert pin.version in requirement.specifier
         lower = [Version(spec.version) for spec in requirement.specifier if spec.operator == ">="]
         assert lower == [Version(pin.version)]
+
+
+@pytest.mark.skipif(not (ROOT / ".git").exists(), reason="needs a checkout")
+def test_what_is_gathered_for_a_gpu_machine_is_neither_committed_nor_removed():
+    """`.gpu` is made anew by `make gpu-api`; `.gpu-pack` takes long to gather."""
+    for folder in (".gpu", ".gpu-pack"):
+        done = subprocess.run(["git", "check-ignore", f"{folder}/part"], cwd=ROOT, check=False)
+        assert done.returncode == 0, folder
+    assert ".gpu-pack" not in (ROOT / "Makefile").read_text()

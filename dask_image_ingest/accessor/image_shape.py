@@ -8,9 +8,8 @@ from typing import Any
 from dask_image_ingest.dask_internals import FromGraph
 from dask_image_ingest.dataset import (
     SHAPE_IN_NAME,
-    DecodeMoved,
+    Decode,
     KeepsResults,
-    LateDecode,
     ReadWebDataset,
     image_sources,
 )
@@ -34,9 +33,7 @@ def _made(expr: Any, column: Any) -> ImageShape:
         return _UNKNOWN
     if isinstance(expr, ReadWebDataset) and column == "image":
         return expr.dataset.options.decoding.shape
-    if isinstance(expr, LateDecode) and column == "image":
-        return expr.decoding.shape
-    if isinstance(expr, DecodeMoved):
+    if isinstance(expr, Decode):
         return expr.shapes.get(column) or _UNKNOWN
     if isinstance(expr, FromGraph):
         return _persisted(expr)

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Generic, Literal, TypeVar
 
+import dask.dataframe as dd
 import pandas as pd
 
 from dask_image_ingest.arguments import (
@@ -31,10 +32,16 @@ from dask_image_ingest.ops import (
 from dask_image_ingest.view import Thumbnails, make_thumbnails
 
 if TYPE_CHECKING:
+    from torch.utils.data import DataLoader
+
     from dask_image_ingest.loader.torch_dataset import TorchDataset
 
+# What the methods give: those of Dask, or those of pandas or cuDF, of which the data tells which.
+Frame = TypeVar("Frame")
+Series = TypeVar("Series")
 
-class Images(ABC):
+
+class Images(ABC, Generic[Frame, Series]):
     """The methods of ``.images``: eager frames compute at once, lazy ones when asked."""
 
     def __init__(self, frame: Any) -> None:
@@ -47,6 +54,19 @@ class Images(ABC):
     @abstractmethod
     def _map(self, function: Callable[..., Any], columns: Sequence[str], *args: Any) -> Any:
         """``function(frame[columns], *args)`` for each partition."""
+
+    @abstractmethod
+    def _facts(self, image: str) -> list[str]:
+        """What is known of the images without computing anything, as phrases."""
+
+    def __repr__(self) -> str:
+        columns = ", ".join(map(repr, self._columns()))
+        try:
+            image = self.column
+        except ArgumentError as error:
+            return f"<images of {columns}: {error}>"
+        told = "; ".join([f"images in column {image!r}", *self._facts(image), f"columns {columns}"])
+        return f"<{told}>"
 
     @property
     def column(self) -> str:
@@ -131,10 +151,13 @@ class Images(ABC):
         self,
         fn: Callable[..., Any],
         outputs: Mapping[str, Any],
+        *,
+        inputs: Sequence[str] | None = None,
         batch_size: int = 256,
         keep_image: bool = False,
         columns: Sequence[str] | None = None,
-    ) -> Any:
+        skip_missing: bool = True,
+    ) -> Frame:
         """A frame with columns that a function or a model makes of the images, batch by batch.
 
         The image column itself is left out, unless ``keep_image=True``.
@@ -154,12 +177,21 @@ class Images(ABC):
             ``"binary"``; ``"list<float32>"`` where ``fn`` gives (n, d); ``"image"`` where it gives
             an array (n, height, width, channels) of uint8, or a list of arrays. A lazy frame has to
             know its types before anything is computed. No column that is kept may have such a name.
+        inputs
+            The columns that ``fn`` gets, each as one argument, in this order; by default the image
+            column alone. Numbers come as an array (n,), nulls of floats as NaN. Lists come as a
+            list of arrays, of lists of lists (k, d) where their lengths are one. Strings and
+            anything else come as a list, of Python's values. Null is None in lists. Only these
+            columns and those that are kept are read: no image is decoded where none is named.
         batch_size
-            Images in a batch, at most.
+            Rows in a batch, at most.
         keep_image
             Whether the result has the image column too.
         columns
             The other columns to keep; all by default.
+        skip_missing
+            Whether ``fn`` gets no row that lacks an image which ``inputs`` names: the outputs are
+            null there. Otherwise it gets None in place of the image, in a list.
 
         Returns
         -------
@@ -174,7 +206,7 @@ class Images(ABC):
             For outputs of unknown type or with the name of a column that is kept, unknown columns;
             when computed, if ``fn`` gives something else than ``outputs`` says, or a number that
             the type can't hold: whole numbers and truth values have to be there exactly, floats are
-            rounded.
+            rounded. When computed, if whole numbers or truth values of an input are null.
         FunctionError
             When computed, if ``fn`` fails.
 
@@ -195,6 +227,16 @@ class Images(ABC):
         >>> mirrored.head(1).images.arrays()[0].shape
         (224, 224, 3)
 
+        Pictures beside their captions:
+
+        >>> def letters_per_pixel(images, captions):
+        ...     return [len(text) / image[..., 0].size for image, text in zip(images, captions)]
+        >>> scored = ddf.images.map_batches(
+        ...     letters_per_pixel, {"score": "float32"}, inputs=["image", "txt"]
+        ... )
+        >>> float(scored["score"].head(1).iloc[0])
+        0.00105...
+
         A model, loaded once per worker:
 
         >>> class Embed:
@@ -210,8 +252,15 @@ class Images(ABC):
         image = self.column
         others = self._others(columns, image)
         check_flag("keep_image", keep_image)
-        kept = [c for c in self._columns() if c in others or (keep_image and c == image)]
-        return self._map_batches(make_batch_map(fn, outputs, batch_size, image, kept))
+        known = self._columns()
+        kept = [c for c in known if c in others or (keep_image and c == image)]
+        chosen = [image] if inputs is None else column_names(inputs, known, "inputs")
+        check_unique(chosen, known)
+        if not chosen:
+            raise ArgumentError("inputs=[]: name at least one column that the function gets")
+        return self._map_batches(
+            make_batch_map(fn, outputs, batch_size, chosen, skip_missing, kept)
+        )
 
     @abstractmethod
     def _map_batches(self, batch_map: Any) -> Any: ...
@@ -219,9 +268,11 @@ class Images(ABC):
     def iter_batches(
         self,
         batch_size: int,
+        *,
         format: Format = "numpy",
         columns: Sequence[str] | None = None,
         shuffle: int | None = None,
+        shuffle_buffer: int | None = None,
         drop_last: bool = False,
         prefetch: int | None = None,
         start: int | Sequence[int] = 0,
@@ -241,22 +292,26 @@ class Images(ABC):
         columns
             The other columns to have; all by default. Only these are read.
         shuffle
-            A seed: partitions come in another order, and the rows of each are mixed with those of
-            the next one. Take another seed for each epoch.
+            A seed: partitions come in another order, and their rows are mixed in a buffer. Take
+            another seed for each epoch.
+        shuffle_buffer
+            How many rows to mix: the partitions that have as many together, or one that has more.
+            By default those with 1 GiB of pixels together, at least two and at most 16. The order
+            depends on the seed and on this, not on ``batch_size`` and ``prefetch``.
         drop_last
             Leave out a last batch that is smaller.
         prefetch
             Partitions that are read ahead while one is used: on the workers where there is a
             ``distributed`` client, else on a thread. So at most ``prefetch + 1`` partitions are in
-            memory, whatever the size of the frame. A shuffle's buffer is one of them. By default 1;
-            on a cluster two more than its workers have threads, and no more than 10, with a
-            shuffle one more.
+            memory, and those in the buffer of a shuffle, whatever the size of the frame. By default
+            1; on a cluster two more than its workers have threads, and no more than 10.
         start
             Where to begin. A number of batches to leave out: to find the place, the partitions
             before it are decoded and counted. Or the ``position`` of an earlier iterator: nothing
-            before it is read. The batches are those of an iteration that was not interrupted,
-            where the rows come in the same order again, as those of a read and of a shuffle of its
-            pointers do; Dask's merges, and its sorts of equal keys, may have another one.
+            before it is read; with a shuffle, as many partitions before it as its buffer has. The
+            batches are those of an iteration that was not interrupted, where the rows come in the
+            same order again, as those of a read and of a shuffle of its pointers do; Dask's merges,
+            and its sorts of equal keys, may have another one.
         shard
             (rank, world): only every world-th partition, from that of this rank on, so that so many
             processes have each image once together. A shuffle orders the partitions before they
@@ -305,11 +360,12 @@ class Images(ABC):
         rank, world = parse_shard(shard, format)
         return Batches(
             self._source(chosen, image, world),
-            self._meta(),
+            self._meta()[chosen],
             image,
             batch_size=batch_size,
             format=format,
             shuffle=shuffle,
+            shuffle_buffer=shuffle_buffer,
             drop_last=drop_last,
             prefetch=prefetch,
             start=start,
@@ -323,8 +379,10 @@ class Images(ABC):
     def torch_dataset(
         self,
         batch_size: int,
+        *,
         columns: Sequence[str] | None = None,
         shuffle: int | None = None,
+        shuffle_buffer: int | None = None,
         drop_last: bool = False,
         prefetch: int | None = None,
         start: int | Sequence[int] = 0,
@@ -333,11 +391,12 @@ class Images(ABC):
         """Batches of tensors for a torch ``DataLoader``, whose workers share them.
 
         On a CPU, where worker processes decode while the model runs. On a GPU, or with a cluster,
-        :meth:`iter_batches` itself reads ahead, and copies nothing between processes.
+        :meth:`iter_batches` itself reads ahead: on the GPU of this process, or by mapping what the
+        CPU workers of this machine decode. What workers with GPUs decode is sent to this process.
 
         Parameters
         ----------
-        batch_size, columns, shuffle, drop_last, prefetch, start, normalize
+        batch_size, columns, shuffle, shuffle_buffer, drop_last, prefetch, start, normalize
             As for :meth:`iter_batches`, of each worker and rank by itself: a worker's last batch
             may be smaller. ``start`` is of the first iteration; those after it begin at the
             beginning.
@@ -345,12 +404,12 @@ class Images(ABC):
         Returns
         -------
         torch.utils.data.IterableDataset
-            For ``DataLoader(dataset, batch_size=None, num_workers=4)``, since it gives whole
-            batches. Each image comes once from all workers and, where ``torch.distributed`` runs,
-            all ranks together; ranks may have different numbers of batches. ``set_epoch(epoch)``
-            has another order after a shuffle, with ``persistent_workers=True`` too. It has
-            ``state_dict`` and ``load_state_dict``, by which torchdata's ``StatefulDataLoader``
-            goes on where it stopped.
+            For ``DataLoader(dataset, batch_size=None, num_workers=4)``, as :meth:`dataloader` makes
+            it: it gives whole batches, and refuses another batch size. Each image comes once from
+            all workers and, where ``torch.distributed`` runs, all ranks together; ranks may have
+            different numbers of batches. ``set_epoch(epoch)`` has another order after a shuffle,
+            with ``persistent_workers=True`` too. It has ``state_dict`` and ``load_state_dict``, by
+            which torchdata's ``StatefulDataLoader`` goes on where it stopped.
 
         Raises
         ------
@@ -368,7 +427,7 @@ class Images(ABC):
         Examples
         --------
         >>> from torch.utils.data import DataLoader
-        >>> dataset = ddf.images.torch_dataset(16, ["cls"], shuffle=0)
+        >>> dataset = ddf.images.torch_dataset(16, columns=["cls"], shuffle=0)
         >>> loader = DataLoader(dataset, batch_size=None, num_workers=2)
         >>> sum(len(batch["cls"]) for batch in loader)
         51
@@ -379,6 +438,7 @@ class Images(ABC):
             "batch_size": batch_size,
             "columns": columns,
             "shuffle": shuffle,
+            "shuffle_buffer": shuffle_buffer,
             "drop_last": drop_last,
             "prefetch": prefetch,
             "start": start,
@@ -386,9 +446,68 @@ class Images(ABC):
         }
         return TorchDataset(self._frame, options)
 
+    def dataloader(
+        self,
+        batch_size: int,
+        *,
+        columns: Sequence[str] | None = None,
+        shuffle: int | None = None,
+        shuffle_buffer: int | None = None,
+        drop_last: bool = False,
+        prefetch: int | None = None,
+        start: int | Sequence[int] = 0,
+        normalize: tuple[Any, Any] | None = None,
+        **options: Any,
+    ) -> DataLoader:
+        """A torch ``DataLoader`` of batches of tensors, whose workers share them.
+
+        Parameters
+        ----------
+        batch_size, columns, shuffle, shuffle_buffer, drop_last, prefetch, start, normalize
+            As for :meth:`torch_dataset`.
+        **options
+            Further arguments of ``DataLoader``: ``num_workers=4``, ``persistent_workers=True``,
+            ``pin_memory=True``, ``multiprocessing_context="spawn"``.
+
+        Returns
+        -------
+        torch.utils.data.DataLoader
+            Its ``dataset`` is a :meth:`torch_dataset`: ``loader.dataset.set_epoch(epoch)``.
+
+        Raises
+        ------
+        ArgumentError
+            As :meth:`iter_batches`, and for options that a ``DataLoader`` refuses or that make
+            batches another way (``sampler``, ``batch_sampler``, ``collate_fn``).
+        MissingDependencyError
+            If torch is not installed.
+
+        Examples
+        --------
+        >>> import torch
+        >>> loader = ddf.images.dataloader(16, columns=["cls"], shuffle=0, num_workers=2)
+        >>> sum(len(batch["cls"]) for batch in loader)
+        51
+        """
+        # Before the dataset, since its module says that torch is missing.
+        from dask_image_ingest.loader.torch_dataset import make_dataloader
+
+        dataset = self.torch_dataset(
+            batch_size,
+            columns=columns,
+            shuffle=shuffle,
+            shuffle_buffer=shuffle_buffer,
+            drop_last=drop_last,
+            prefetch=prefetch,
+            start=start,
+            normalize=normalize,
+        )
+        return make_dataloader(dataset, options)
+
     def show(
         self,
         n: int = 16,
+        *,
         thumbnail: int = 160,
         columns: Sequence[str] | None = None,
         storage_options: dict[str, Any] | None = None,
@@ -422,7 +541,9 @@ class Images(ABC):
         """
         return make_thumbnails(self._frame, n, thumbnail, columns, storage_options)
 
-    def encode(self, format: Literal["jpeg", "png", "webp"] = "jpeg", quality: int = 92) -> Any:
+    def encode(
+        self, format: Literal["jpeg", "png", "webp"] = "jpeg", *, quality: int = 92
+    ) -> Series:
         """Encode the images as files.
 
         Parameters
@@ -458,8 +579,9 @@ class Images(ABC):
     def thumbnails(
         self,
         size: int | tuple[int, int] = 160,
+        *,
         resize: Literal["stretch", "crop", "pad", "shorter", "longer"] = "longer",
-    ) -> Any:
+    ) -> Frame:
         """Shrink the images.
 
         Parameters
@@ -478,7 +600,7 @@ class Images(ABC):
 
         Examples
         --------
-        >>> frame.images.thumbnails(64, "crop").images.stack().shape
+        >>> frame.images.thumbnails(64, resize="crop").images.stack().shape
         (51, 64, 64, 3)
         """
         columns = self._columns()
@@ -486,7 +608,7 @@ class Images(ABC):
         return self._map(small_images, columns, self.column, size, resize)
 
     @abstractmethod
-    def channel_stats(self) -> Any:
+    def channel_stats(self) -> pd.DataFrame | dd.DataFrame:
         """Mean, standard deviation, minimum, maximum and number of pixels of each channel.
 
         Counted exactly and in one pass, whatever the number of images and partitions; 0 to 255.
@@ -518,7 +640,7 @@ class Images(ABC):
 
 @register_accessor("dataframe", "images")
 @pd.api.extensions.register_dataframe_accessor("images")
-class FrameImages(Images):
+class FrameImages(Images[Any, Any]):
     """Pixels of a pandas or cuDF dataframe."""
 
     def arrays(self) -> list[Any]:
@@ -551,6 +673,16 @@ class FrameImages(Images):
     def channel_stats(self) -> pd.DataFrame:  # noqa: D102
         return statistics(count_levels(self._frame, self.column))
 
+    def _facts(self, image: str) -> list[str]:
+        arrays = self.arrays()
+        shapes = {array.shape for array in arrays if array is not None}
+        missing = sum(array is None for array in arrays)
+        return [
+            f"{len(arrays)} rows" + (f", {missing} without an image" if missing else ""),
+            told_shape(*shapes.pop()) if len(shapes) == 1 else f"{len(shapes)} shapes",
+            f"{sum(array.nbytes for array in arrays if array is not None):,} bytes of pixels",
+        ]
+
     def _meta(self) -> Any:
         return self._frame
 
@@ -571,6 +703,11 @@ class SeriesImages(FrameImages):
 
     def __init__(self, series: Any) -> None:
         super().__init__(as_frame(series))
+
+
+def told_shape(height: int | None, width: int | None, channels: int | None) -> str:
+    """The shape that images have, as far as it is known."""
+    return " × ".join("?" if edge is None else str(edge) for edge in (height, width, channels))
 
 
 def as_frame(series: Any) -> Any:

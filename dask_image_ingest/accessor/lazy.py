@@ -5,16 +5,19 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any, NoReturn
 
+import dask.array as da
+import dask.dataframe as dd
 import numpy as np
 import pandas as pd
 from dask.dataframe.extensions import register_dataframe_accessor, register_series_accessor
 
 from dask_image_ingest.accessor.image_shape import image_shape
-from dask_image_ingest.accessor.images import Images, as_frame
+from dask_image_ingest.accessor.images import Images, as_frame, told_shape
 from dask_image_ingest.dask_internals import new_collection
-from dask_image_ingest.dataset import ByPiece, ReadWebDataset
+from dask_image_ingest.dataset import ByPiece, Decode, ReadWebDataset
 from dask_image_ingest.errors import ArgumentError
 from dask_image_ingest.frames import backend_of
+from dask_image_ingest.image_frame import ImageDataFrame
 from dask_image_ingest.loader import LazySource, Source
 from dask_image_ingest.ops import (
     MapBatches,
@@ -29,7 +32,7 @@ from dask_image_ingest.ops import (
 
 
 @register_dataframe_accessor("images")
-class LazyImages(Images):
+class LazyImages(Images[ImageDataFrame, dd.Series]):
     """Pixels of a dask dataframe, lazily."""
 
     def arrays(self) -> NoReturn:
@@ -45,7 +48,7 @@ class LazyImages(Images):
             "(of .partitions[0] or .head() for a few), or .images.stack() for a dask array"
         )
 
-    def stack(self, shape: tuple[int, int, int] | None = None) -> Any:  # noqa: D102 - told by Images
+    def stack(self, shape: tuple[int, int, int] | None = None) -> da.Array:  # noqa: D102 - told by Images
         told = parse_shape(shape) or image_shape(self._frame.expr, self.column)
         images = self._frame[[self.column]]
         # An empty partition needs the shape of the others, or dask could not concatenate them.
@@ -55,7 +58,7 @@ class LazyImages(Images):
         array._chunks = (array.chunks[0], *((edge or np.nan,) for edge in told))
         return array
 
-    def vectors(self, column: str) -> Any:  # noqa: D102
+    def vectors(self, column: str) -> da.Array:  # noqa: D102
         meta = vectors(self._meta(), column)
         lists = self._frame[[column]]
         first = _first(lists)
@@ -63,7 +66,7 @@ class LazyImages(Images):
         array._chunks = (array.chunks[0], (np.nan,))
         return array
 
-    def channel_stats(self) -> Any:  # noqa: D102
+    def channel_stats(self) -> dd.DataFrame:  # noqa: D102
         empty = pd.DataFrame(
             np.empty((0, 256), np.int64), index=pd.Index([], dtype="int64", name="channel")
         )
@@ -72,6 +75,15 @@ class LazyImages(Images):
         return counts.reduction(
             add_levels, combine=add_levels, aggregate=statistics, meta=statistics(empty)
         )
+
+    def _facts(self, image: str) -> list[str]:
+        expr = self._frame.expr
+        pending = next(expr.find_operations((ReadWebDataset, Decode)), None) is not None
+        return [
+            f"{expr.npartitions} partitions",
+            told_shape(*image_shape(expr, image)),
+            "decoded when computed" if pending else "made by the tasks of the frame",
+        ]
 
     def _meta(self) -> Any:
         return self._frame._meta

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import io
 import os
 import sys
 import warnings
@@ -33,6 +34,7 @@ _ARGUMENT_ERRORS = (ArgumentError, MissingDependencyError, ShardNotFoundError)
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the command line and return its exit status."""
+    _escape_what_has_no_letter()
     args = make_parser().parse_args(argv)
     try:
         out = sys.stderr if sys.stderr.isatty() else None
@@ -57,6 +59,12 @@ def main(argv: Sequence[str] | None = None) -> int:
         _close_stdout()
         print(f"dask-image-ingest: cannot write the output: {error}", file=sys.stderr)
         return WRONG_ARGUMENTS
+
+
+def _escape_what_has_no_letter() -> None:
+    """Have captions of any script printed where the locale knows few letters, as ``LC_ALL=C``."""
+    if isinstance(sys.stdout, io.TextIOWrapper):
+        sys.stdout.reconfigure(errors="backslashreplace")
 
 
 def _close_stdout() -> None:

@@ -6,6 +6,7 @@ import argparse
 import json
 from typing import Any
 
+from dask_image_ingest.cli.curation import duplicates, quality
 from dask_image_ingest.cli.verbs import check, describe, gallery, head, index
 from dask_image_ingest.export import add_export
 
@@ -87,6 +88,34 @@ def make_parser() -> argparse.ArgumentParser:
         "--overwrite", action="store_true", help="write those anew that are up to date"
     )
     indexing.set_defaults(verb=index)
+
+    told = "how many images are dark, blurred, empty, odd: decodes every image"
+    judging = verbs.add_parser("quality", parents=[common], help=told, description=told)
+    judging.set_defaults(verb=quality)
+
+    told = "images that are there more than once, and which of each to keep"
+    comparing = verbs.add_parser("duplicates", parents=[common], help=told, description=told)
+    comparing.add_argument(
+        "--by",
+        choices=["bytes", "pixels", "pdq"],
+        default="pdq",
+        help="what is compared: bytes decodes nothing, pdq finds near images (default)",
+    )
+    comparing.add_argument(
+        "--distance",
+        type=int,
+        default=24,
+        metavar="BITS",
+        help="bits of 256 that near images may differ in, 0 to 31 (default 24)",
+    )
+    comparing.add_argument("--mirrored", action="store_true", help="find mirror images too")
+    comparing.add_argument(
+        "--keep",
+        default="largest",
+        metavar="WHICH",
+        help="largest (default), best, first, or the column whose largest value stays",
+    )
+    comparing.set_defaults(verb=duplicates)
 
     add_export(verbs, [common, columns])
     return parser

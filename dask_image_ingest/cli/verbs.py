@@ -16,6 +16,7 @@ from dask.diagnostics import ProgressBar
 from dask_image_ingest.cli.status import BAD_DATA, FINE
 from dask_image_ingest.dataset import read_webdataset_images
 from dask_image_ingest.export import write_index
+from dask_image_ingest.passwords import without_passwords
 from dask_image_ingest.progress import compute_all, run
 from dask_image_ingest.report import (
     check_shard,
@@ -43,7 +44,7 @@ def describe(args: argparse.Namespace) -> int:
         describe_shard, storage_options=args.storage_options, decode_too=args.decode
     )
     summary = summarize(run(function, _urls(args), _on_terminal()))
-    print(json.dumps(summary, indent=2) if args.json else describe_text(summary))
+    print(json.dumps(summary, indent=2) if args.json else without_passwords(describe_text(summary)))
     return BAD_DATA if is_bad(summary) else FINE
 
 
@@ -53,7 +54,7 @@ def head(args: argparse.Namespace) -> int:
     frame = frame[[name for name in frame.columns if name not in _NEEDS_DECODING]]
     rows = first_rows(frame, args.n, lambda *heads: compute_all(heads, _on_terminal()))
     records = pa.Table.from_pandas(rows, preserve_index=False).to_pylist()
-    print(_as_json(records) if args.json else head_text(rows))
+    print(_as_json(records) if args.json else without_passwords(head_text(rows)))
     return BAD_DATA if rows["height"].isna().any() else FINE
 
 
@@ -75,7 +76,9 @@ def check(args: argparse.Namespace) -> int:
     """Print a report of the shards' health, after decoding every image."""
     function = functools.partial(check_shard, storage_options=args.storage_options)
     found = run(function, _urls(args), _on_terminal())
-    print(json.dumps(in_total(found), indent=2) if args.json else in_words(found))
+    print(
+        json.dumps(in_total(found), indent=2) if args.json else without_passwords(in_words(found))
+    )
     return BAD_DATA if any(shard.is_bad for shard in found) else FINE
 
 
@@ -90,7 +93,7 @@ def index(args: argparse.Namespace) -> int:
         storage_options=args.storage_options,
     )
     records = told.astype(object).where(told.notna(), None).to_dict("records")
-    print(json.dumps(records, indent=2) if args.json else index_text(records))
+    print(json.dumps(records, indent=2) if args.json else without_passwords(index_text(records)))
     return BAD_DATA if told["damage"].notna().any() or told["error"].notna().any() else FINE
 
 

@@ -5,6 +5,7 @@ pixels for a partition, with a reason for every image that has none.
 """
 
 from dask_image_ingest.decode.arrays import resize_arrays
+from dask_image_ingest.decode.crash import CrashJournal
 from dask_image_ingest.decode.decoders import decode_one
 from dask_image_ingest.decode.formats import SWAPPED, Stored, measure
 from dask_image_ingest.decode.formats.bad_image import printable
@@ -34,6 +35,7 @@ __all__ = [
     "LONGEST_EDGE",
     "MAX_PIXELS",
     "SWAPPED",
+    "CrashJournal",
     "Decoding",
     "Header",
     "ImageShape",

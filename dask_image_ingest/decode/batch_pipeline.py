@@ -10,7 +10,7 @@ from typing import Any
 
 
 class BatchPipeline:
-    """A pipeline that is built when it is first needed, and again after it has failed.
+    """A pipeline that is built when it is first needed, and again after a failure that ends it.
 
     For one caller at a time, who collects what was scheduled. A caller who does not get that far,
     for an error or an interrupt, must not leave a batch to the next one: see `clear`.
@@ -19,10 +19,16 @@ class BatchPipeline:
     ----------
     build
         Makes the pipeline, of one output.
+    survives
+        Whether a pipeline can go on after this error. DALI calls it invalid after any; but its
+        executor (``exec2.cc``) has popped the batch by then, and runs the next one as any other.
     """
 
-    def __init__(self, build: Callable[[], Any]) -> None:
+    def __init__(
+        self, build: Callable[[], Any], survives: Callable[[str], bool] = lambda error: False
+    ) -> None:
         self._build = build
+        self._survives = survives
         self._pipeline: Any = None
         self._busy = False
         _all.add(self)
@@ -49,12 +55,16 @@ class BatchPipeline:
         Raises
         ------
         RuntimeError
-            Where an operator fails. The pipeline is dead then, and the next batch gets another.
+            Where an operator fails. Unless the pipeline survives, the next batch gets another.
         """
         try:
             (images,) = self._pipeline.share_outputs()
-        except RuntimeError:
-            self._busy, self._pipeline = False, None
+        except RuntimeError as error:
+            if self._survives(str(error)):
+                self._pipeline.inputs_underway = None
+            else:
+                self._pipeline = None
+            self._busy = False
             raise
         # The outputs stay valid: in the default execution model they own their buffers.
         self._pipeline.release_outputs()

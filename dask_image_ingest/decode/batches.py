@@ -28,6 +28,7 @@ def decode_in_batches(
     decoding: Decoding,
     buffer: PixelBuffer,
     origin: Callable[[int], Origin] = unknown,
+    meanwhile: Callable[[], Any] | None = None,
 ) -> Pixels:
     """Decode in this very process."""
     errors = [header.error for header in headers]
@@ -50,6 +51,10 @@ def decode_in_batches(
                     images = dali.transform.run(_in_memory(images), [origin(row) for row in rows])
                 shapes[rows] = _shapes(images)
                 buffer.append(images)
+                if meanwhile is not None:
+                    # The next batch has begun: each does, before the one in front is worked on.
+                    meanwhile()
+                    meanwhile = None
         finally:
             dali.clear()
     return Pixels(buffer.finish(), shapes, errors)

@@ -11,7 +11,13 @@ import numpy as np
 
 from dask_image_ingest.decode.allocator import keep_freed_memory
 from dask_image_ingest.decode.batch_pipeline import BatchPipeline
-from dask_image_ingest.decode.gpu import ROOM_FOR_DALI, current_device, is_gpu_failure
+from dask_image_ingest.decode.first_batch import first_batch
+from dask_image_ingest.decode.gpu import (
+    ROOM_FOR_DALI,
+    batch_bytes,
+    current_device,
+    is_gpu_failure,
+)
 from dask_image_ingest.decode.options import Decoding
 from dask_image_ingest.decode.threads import decode_threads
 from dask_image_ingest.errors import MissingDependencyError
@@ -48,7 +54,8 @@ class Decoder:
     def __init__(self, decoding: Decoding, source: Input) -> None:
         self._decoding = decoding
         self._source = source
-        self._pipeline = BatchPipeline(lambda: self._build())
+        # One on a GPU has states of the decoder for each thread, and its first batch behind it.
+        self._pipeline = BatchPipeline(lambda: self._build(), self._is_bad_image)
 
     def run(self, batches: Iterable[list[np.ndarray]]) -> Iterator[Any]:
         """Decode batches one after the other, each while the caller uses the one before.
@@ -66,7 +73,7 @@ class Decoder:
         DALI tensor list, or `Refused` for a batch in which DALI could not decode an image. Empty
         batches give an empty list.
         """
-        batches = iter(batches)
+        batches = map(self._as_input, batches)
         batch = next(batches, None)
         if batch:
             self._schedule(batch)
@@ -83,7 +90,13 @@ class Decoder:
         """Make sure that nothing of one caller comes out for the next."""
         self._pipeline.clear()
 
-    def _schedule(self, batch: list[np.ndarray]) -> None:
+    def _as_input(self, batch: list[np.ndarray]) -> Any:
+        # Made while the batch before is decoded; of arrays, DALI would make it when it is fed.
+        if not batch or self._source == "pixels":
+            return batch
+        return tensor_list(batch)
+
+    def _schedule(self, batch: Any) -> None:
         self._pipeline.schedule(**{_INPUT: batch})
 
     def _collect(self) -> Any:
@@ -100,6 +113,10 @@ class Decoder:
             named = _CULPRIT.search(str(error))
             return Refused(int(named[1]) if named else None)
 
+    def _is_bad_image(self, error: str) -> bool:
+        """Whether DALI says which image it could not decode, which leaves no other one underway."""
+        return bool(_CULPRIT.search(error)) and self._source != "pixels"
+
     def _build(self) -> Any:
         fn, types, _ = dali()
         options = self._decoding
@@ -114,8 +131,7 @@ class Decoder:
                     encoded,
                     device="mixed" if gpu else "cpu",
                     output_type=types.RGB if options.mode == "RGB" else types.GRAY,
-                    # Without it the GPU's chroma upsampling is not the CPU's.
-                    **({"jpeg_fancy_upsampling": True} if gpu else {}),
+                    **(_gpu_options(options) if gpu else {}),
                 )
             else:
                 images = fn.external_source(
@@ -124,7 +140,21 @@ class Decoder:
                 images = images.gpu() if gpu else images
             pipeline.set_outputs(resized(images, options) if gpu else images)
         pipeline.build()
+        if gpu and self._source != "pixels":
+            self._prime(pipeline)
         return pipeline
+
+    def _prime(self, pipeline: Any) -> None:
+        """Have a pipeline decode a full batch, whatever comes first after it."""
+        room = batch_bytes(current_device())
+        pipeline.feed_input(_INPUT, first_batch(self._decoding, BATCH_SIZE, room))
+        pipeline.schedule_run()
+        try:
+            pipeline.share_outputs()
+        except RuntimeError as error:
+            error.add_note(ROOM_FOR_DALI)
+            raise
+        pipeline.release_outputs()
 
 
 def new_pipeline(device: str, threads: int) -> Any:
@@ -137,6 +167,19 @@ def new_pipeline(device: str, threads: int) -> Any:
         device_id=current_device() if device == "gpu" else None,
         prefetch_queue_depth=1,
     )
+
+
+def tensor_list(arrays: list[np.ndarray]) -> Any:
+    """Arrays as DALI takes them without a look at each: they stay where they are."""
+    tensor, tensors = _tensors()
+    return tensors([tensor(array) for array in arrays], contiguous=False)
+
+
+def _gpu_options(decoding: Decoding) -> dict[str, Any]:
+    # Without it the GPU's chroma upsampling is not the CPU's.
+    options: dict[str, Any] = {"jpeg_fancy_upsampling": True}
+    load = decoding.hw_load
+    return options if load is None else options | {"hw_decoder_load": load}
 
 
 def parses(data: Any) -> bool:
@@ -186,6 +229,13 @@ def _parser() -> Any:
     from nvidia.nvimgcodec import CodeStream  # DALI depends on it, and decodes with it
 
     return CodeStream
+
+
+@functools.cache
+def _tensors() -> Any:
+    from nvidia.dali.tensors import TensorCPU, TensorListCPU
+
+    return TensorCPU, TensorListCPU
 
 
 @functools.cache

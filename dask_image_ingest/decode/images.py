@@ -20,6 +20,7 @@ def decode(
     decoding: Decoding,
     buffer: PixelBuffer,
     origin: Callable[[int], Origin] = unknown,
+    meanwhile: Callable[[], Any] | None = None,
 ) -> Pixels:
     """Decode the images of a partition, in the order of its rows.
 
@@ -36,6 +37,8 @@ def decode(
     origin
         Gives the origin of a row, for the random operators of a transform, and to know a partition
         again: where a process has died in its midst, its images are decoded under guard.
+    meanwhile
+        Called at a moment when the decoder is busy, if there is one.
 
     Raises
     ------
@@ -53,7 +56,7 @@ def decode(
         if died_before:
             shapes, errors = decode_guarded(headers, image_bytes, decoding, buffer, origin)
             return Pixels(buffer.finish(), shapes, errors)
-        return decode_in_batches(headers, image_bytes, decoding, buffer, origin)
+        return decode_in_batches(headers, image_bytes, decoding, buffer, origin, meanwhile)
 
 
 def _name(decoding: Decoding, count: int, origin: Callable[[int], Origin]) -> str:

@@ -7,6 +7,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
+import dask
 import numpy as np
 from dask.base import tokenize
 
@@ -25,6 +26,8 @@ LARGEST_IMAGE = 2**31 - 1
 # What ``size`` may be at most.
 LARGEST_SIZE = 2**15 - 1
 
+_HW_LOAD = "image-ingest.hw-decoder-load"
+
 RESIZES = ("stretch", "crop", "pad", "shorter", "longer")
 
 Device = Literal["cpu", "gpu"]
@@ -38,7 +41,8 @@ class Decoding:
     """How images are decoded; equal options share one DALI pipeline in a process.
 
     ``size`` is (height, width) for the resizes ``stretch``, ``crop`` and ``pad``, and (edge,) for
-    ``shorter`` and ``longer``.
+    ``shorter`` and ``longer``. ``hw_load`` is the share of a batch that the JPEG engines of a GPU
+    get, None for DALI's own.
     """
 
     device: Device = "cpu"
@@ -48,15 +52,25 @@ class Decoding:
     transform: Callable[..., Any] | None = None
     max_pixels: int = sys.maxsize
     scaled: bool = False
+    hw_load: float | None = None
     token: str = field(init=False, repr=False)
     transform_code: Mapping[str, str] = field(init=False, repr=False)
 
     def __post_init__(self) -> None:
-        options = (self.device, self.size, self.resize, self.mode, self.max_pixels, self.scaled)
+        options: list[Any] = [
+            self.device,
+            self.size,
+            self.resize,
+            self.mode,
+            self.max_pixels,
+            self.scaled,
+        ]
+        if self.hw_load is not None:
+            options.append(self.hw_load)
         transform, code = None, {}
         if self.transform is not None:
             transform, code = token_of(self.transform), code_of(self.transform)
-        object.__setattr__(self, "token", tokenize(options, transform))
+        object.__setattr__(self, "token", tokenize(tuple(options), transform))
         object.__setattr__(self, "transform_code", code)
 
     # A transform comes out of every task's pickle as another object: only its token is the same.
@@ -158,7 +172,21 @@ def make_decoding(
     if max_pixels is not None:
         advice = "pass a whole number of at least 1, or None for no limit"
         limit = min(limit, whole_number("max_pixels", max_pixels, 1, advice))
-    return Decoding(device, _size(size, resize), resize, mode, transform, limit, scaled_decode)
+    load = _hw_load() if device == "gpu" else None
+    made = _size(size, resize)
+    return Decoding(device, made, resize, mode, transform, limit, scaled_decode, load)
+
+
+def _hw_load() -> float | None:
+    """What is configured here: with it in the options, workers need not have the configuration."""
+    load = dask.config.get(_HW_LOAD, None)
+    if load is None:
+        return None
+    if isinstance(load, bool) or not isinstance(load, (int, float)) or not 0 <= load <= 1:
+        raise ArgumentError(
+            f"{_HW_LOAD}={shown(load)} in dask's configuration; set 0 to 1, or None"
+        )
+    return float(load)
 
 
 def _size(size: Any, resize: str) -> tuple[int, ...] | None:

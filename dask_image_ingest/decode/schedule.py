@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from dask_image_ingest.decode.dali import BATCH_SIZE, parses
-from dask_image_ingest.decode.formats import Header, is_valid
+from dask_image_ingest.decode.formats import Header, is_jpeg_head, is_valid, jpeg_head
 from dask_image_ingest.decode.gpu import batch_bytes, current_device
 from dask_image_ingest.decode.options import Decoding
 from dask_image_ingest.decode.pillow import decode_with_pillow
@@ -23,13 +23,17 @@ _BATCH_BYTES = 2**26
 # By how much a batch may pass them for the sake of two images for each thread.
 _STRETCH = 8
 
-# While the first images are decoded, the next ones are looked at.
-_FIRST_BATCH = 64
+# While the first images are decoded, the next ones are looked at; a GPU wants more work at once.
+_FIRST_BATCH = {"cpu": 64, "gpu": BATCH_SIZE}
 _SMALLEST_BATCH = 8
 
 # What part of a partition's images a format must be for DALI to get it, since one image that it
 # refuses costs the batch. It gets every JPEG, of which few are refused after a look at them.
 _LEAST_SHARE = 0.5
+
+# All before the pixels of JPEGs that were sound.
+_sound: set[bytes | None] = set()
+_MOST_SOUND = 1024
 
 
 @dataclass(slots=True)
@@ -92,13 +96,11 @@ class Schedule:
         self._size = _SMALLEST_BATCH if formats else min(BATCH_SIZE, 4 * self._size)
 
     def __iter__(self) -> Iterator[Batch]:
-        batch, nbytes, most = Batch(), 0, _FIRST_BATCH
+        batch, nbytes, most = Batch(), 0, _FIRST_BATCH[self._decoding.device]
         for row, header in enumerate(self._headers):
-            size = self._nbytes(header)
-            enough = batch.images >= self._least_images
-            room = self._most_bytes if enough else self._stretched
-            full = batch.images > 0 and nbytes + size > room
-            if full or batch.images >= most:
+            size, images = self._nbytes(header), batch.images
+            room = self._most_bytes if images >= self._least_images else self._stretched
+            if images >= most or (images > 0 and nbytes + size > room):
                 yield batch
                 batch, nbytes, most = Batch(), 0, self._size
             nbytes += size
@@ -120,12 +122,10 @@ class Schedule:
     def _assign(self, row: int, header: Header, batch: Batch) -> None:
         data = self._image_bytes(row)
         wanted = header.format in self._for_dali or _is_deep(header.format, data)
-        if wanted and not header.needs_pillow and is_valid(header.format, data, self._thorough):
-            encoded = np.frombuffer(data, np.uint8)
-            if parses(encoded):
-                batch.dali_rows.append(row)
-                batch.encoded.append(encoded)
-                return
+        if wanted and not header.needs_pillow and _is_sound(header.format, data, self._thorough):
+            batch.dali_rows.append(row)
+            batch.encoded.append(np.frombuffer(data, np.uint8))
+            return
         self.assign_to_pillow(row, batch)
 
     def _nbytes(self, header: Header) -> int:
@@ -138,6 +138,20 @@ class Schedule:
             # The smallest scale that is large enough is less than twice as large.
             in_full = min(in_full, 4 * resized)
         return max(in_full, resized)
+
+
+def _is_sound(format: str | None, data: Any, thorough: bool) -> bool:
+    """Whether DALI surely takes an image, as far as its structure goes."""
+    # Neither look nor parser goes further than to the pixels: one like another is not looked at.
+    head = jpeg_head(data) if format == "jpeg" and not thorough else None
+    if head in _sound:
+        return True
+    sound = is_valid(format, data, thorough) and parses(np.frombuffer(data, np.uint8))
+    if sound and head is not None and is_jpeg_head(head):
+        if len(_sound) >= _MOST_SOUND:
+            _sound.clear()
+        _sound.add(head)
+    return sound
 
 
 def _is_deep(format: str | None, data: Any) -> bool:

@@ -11,10 +11,11 @@ from collections.abc import Generator, Sequence
 from typing import Any
 
 from dask_image_ingest.arguments import check_flag, whole_number
+from dask_image_ingest.errors import ArgumentError
 from dask_image_ingest.frames import backend_of
 from dask_image_ingest.loader.formats import Format, batch_of, converter
 from dask_image_ingest.loader.normalize import parse_normalize
-from dask_image_ingest.loader.order import Order, Position, Shuffle, parse_start
+from dask_image_ingest.loader.order import Buffer, Order, Position, Shuffle, Size, parse_start
 from dask_image_ingest.loader.read_ahead import ReadAhead
 from dask_image_ingest.loader.rows import Rows
 from dask_image_ingest.loader.source import Source
@@ -41,6 +42,7 @@ class Batches:
         format: Format,
         normalize: Any,
         shuffle: int | None,
+        shuffle_buffer: int | None,
         drop_last: bool,
         prefetch: int | None,
         start: int | Sequence[int],
@@ -48,6 +50,7 @@ class Batches:
     ) -> None:
         self._source = source
         self._image = image
+        self._columns = list(meta.columns)
         self._backend = backend_of(meta)
         self._size = whole_number("batch_size", batch_size, 1, "pass a positive number of images")
         check_flag("drop_last", drop_last)
@@ -58,10 +61,7 @@ class Batches:
             self._prefetch = whole_number("prefetch", prefetch, 0, advice)
         self._convert = converter(format, self._backend)
         self._normalize = parse_normalize(normalize)
-        self._order = Order(source.partitions, shard)
-        if shuffle is not None:
-            seed = whole_number("shuffle", shuffle, 0, "pass a seed, a number from 0, or None")
-            self._order = Shuffle(seed, source.partitions, shard)
+        self._order = _order(source.partitions, shard, shuffle, shuffle_buffer)
         begin = parse_start(start, self._order.end)
         self._skip = 0 if isinstance(begin, Position) else begin * self._size
         self._position = begin if isinstance(begin, Position) else Position(0, 0)
@@ -77,9 +77,23 @@ class Batches:
         """
         if self._skip:
             with self._source as source:
-                counts = map(source.count, self._order.partitions)
-                self._position, self._skip = self._order.find(self._skip, counts), 0
+                sizes = map(source.size, self._order.partitions)
+                self._position, self._skip = self._order.find(self._skip, sizes), 0
         return self._position
+
+    def __repr__(self) -> str:
+        columns = ", ".join(repr(name) for name in self._columns if name != self._image)
+        if self._skip:
+            place = f"after {self._skip} rows"
+        elif self._position >= self._order.end:
+            place = "at the end"
+        else:
+            place = f"at {tuple(self._position)}"
+        count = len(self._order.partitions)
+        return (
+            f"<Batches of {self._size} rows from {count} partitions, {place}: "
+            f"images {self._image!r}" + (f" and {columns}>" if columns else ">")
+        )
 
     def __iter__(self) -> Batches:
         return self
@@ -95,11 +109,18 @@ class Batches:
     def _batches(self) -> Generator[dict[str, Any], None, None]:
         """Cut portions of rows into batches; the rest of one portion begins the next batch."""
         begin, order = self.position, self._order
-        ahead = ReadAhead(self._source, order.partitions[order.first_read(begin) :], self._depth())
+        depth = self._source.prefetch() if self._prefetch is None else self._prefetch
+        sizes = self._history(begin)
+        ahead = ReadAhead(self._source, order.partitions[begin.partition :], depth)
         carried: Rows | None = None
         # No variables for the iterators: a traceback would keep them open.
         for place, rows in portions(
-            order, begin, ahead.partitions(self._image, self._backend), self._backend
+            order,
+            begin,
+            ahead.partitions(self._image, self._backend),
+            sizes,
+            ahead.fill,
+            self._backend,
         ):
             at = 0
             if carried is not None:
@@ -124,14 +145,29 @@ class Batches:
         if carried is not None and not self._drop_last:
             yield self._batch(carried)
 
-    def _depth(self) -> int:
-        """How many partitions to read ahead; the buffer of a shuffle counts as one of them."""
-        buffered = self._order.buffered
-        prefetch = self._source.prefetch(buffered) if self._prefetch is None else self._prefetch
-        return max(1, prefetch - buffered) if prefetch else 0
+    def _history(self, begin: Position) -> dict[int, Size]:
+        """Sizes of partitions before a position, of which a shuffle depends on some."""
+        if not isinstance(self._order, Shuffle) or not begin.partition:
+            return {}
+        with self._source as source:
+            return self._order.history(begin.partition, source.size)
 
     def _batch(self, rows: Rows) -> dict[str, Any]:
         return batch_of(rows, self._image, self._backend, self._convert, self._normalize)
+
+
+def _order(partitions: int, shard: tuple[int, int], shuffle: Any, shuffle_buffer: Any) -> Order:
+    if shuffle_buffer is not None:
+        advice = "pass how many rows to mix, or None"
+        shuffle_buffer = whole_number("shuffle_buffer", shuffle_buffer, 1, advice)
+        if shuffle is None:
+            raise ArgumentError(
+                f"shuffle_buffer={shuffle_buffer} is for a shuffle: pass a seed as shuffle= too"
+            )
+    if shuffle is None:
+        return Order(partitions, shard)
+    seed = whole_number("shuffle", shuffle, 0, "pass a seed, a number from 0, or None")
+    return Shuffle(seed, partitions, shard, Buffer(shuffle_buffer))
 
 
 def _warn_of_no_share(partitions: int, shard: tuple[int, int]) -> None:

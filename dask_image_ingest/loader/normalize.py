@@ -63,4 +63,10 @@ def parse_normalize(normalize: Any) -> Normalize | None:
             f"normalize={shown(normalize)}: pass (mean, std) of values from 0 to 1, each a number "
             "or one for each channel, such as ((0.485, 0.456, 0.406), (0.229, 0.224, 0.225))"
         )
+    if mean.max() > 1 or std.max() > 1:
+        meant = tuple(tuple((part / 255).round(3).tolist()) for part in (mean, std))
+        raise ArgumentError(
+            f"normalize={shown(normalize)}: means and deviations are of values from 0 to 1, and "
+            f"these are of values from 0 to 255, it seems: divide both by 255, {meant}"
+        )
     return Normalize((1 / (255 * std)).astype(np.float32), (-mean / std).astype(np.float32))

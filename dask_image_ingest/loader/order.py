@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import operator
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -12,6 +12,10 @@ from dask_image_ingest.arguments import whole_number
 from dask_image_ingest.errors import ArgumentError
 
 _ORDER, _SPLIT, _MIX = range(3)
+
+# What a shuffle mixes by default.
+_LEAST_MIXED, _MOST_MIXED = 2, 16
+_MIXED_BYTES = 2**30
 
 
 class Position(NamedTuple):
@@ -37,9 +41,33 @@ class Position(NamedTuple):
         if self.row > count:
             raise ArgumentError(
                 f"start={tuple(self)!r}: partition {self.partition} of this iteration has {count} "
-                "images: the position is of another frame, shuffle= or shard="
+                "images: the position is of another frame, shuffle=, shuffle_buffer= or shard="
             )
         return self.row
+
+
+class Size(NamedTuple):
+    """How many images a partition has, and how large they are decoded."""
+
+    rows: int
+    nbytes: int
+
+
+class Buffer(NamedTuple):
+    """How many partitions a shuffle mixes: as many as have ``rows`` rows together.
+
+    By default partitions with 1 GiB of pixels together; never fewer than two, nor more than 16.
+    """
+
+    rows: int | None = None
+
+    def is_full(self, sizes: Sequence[Size]) -> bool:
+        """Whether partitions of these sizes fill it, so that no other one is added."""
+        if self.rows is not None:
+            return sum(size.rows for size in sizes) >= self.rows
+        if len(sizes) < _LEAST_MIXED:
+            return False
+        return len(sizes) >= _MOST_MIXED or sum(size.nbytes for size in sizes) >= _MIXED_BYTES
 
 
 class Order:
@@ -51,74 +79,105 @@ class Order:
         What is read, in this order.
     end : Position
         The position after the last row.
-    buffered : int
-        How many partitions wait in a buffer.
     """
-
-    buffered = 0
 
     def __init__(self, partitions: int, shard: tuple[int, int]) -> None:
         rank, world = shard
         self.partitions = self._all(partitions)[rank::world]
         self.end = Position(len(self.partitions), 0)
 
-    def first_read(self, begin: Position) -> int:
-        """The first step whose partition is read to begin at a position."""
-        return begin.partition
-
-    def find(self, images: int, counts: Iterable[int]) -> Position:
-        """The position after so many images; ``counts`` are those of the partitions, in order."""
-        for step, count in enumerate(self._portions(counts)):
+    def find(self, images: int, sizes: Iterable[Size]) -> Position:
+        """The position after so many images; ``sizes`` are those of the partitions, in order."""
+        for step, count in enumerate(self._portions(sizes)):
             if images < count:
                 return Position(step, images)
             images -= count
         return self.end
 
-    def _portions(self, counts: Iterable[int]) -> Iterable[int]:
-        """The number of images of each step, of those of each partition."""
-        return counts
+    def _portions(self, sizes: Iterable[Size]) -> Iterable[int]:
+        """The number of images of each step."""
+        return (size.rows for size in sizes)
 
     def _all(self, partitions: int) -> list[int]:
         return list(range(partitions))
 
 
 class Shuffle(Order):
-    """A repeatable order: partitions in another order, rows mixed with those of the next one.
+    """A repeatable order: partitions in another order, rows mixed with those of the next ones.
 
-    A step gives half the rows of its partition, drawn at random, mixed with the other half of the
-    partition before, which waited in a buffer. So to begin at a position, one partition before it
-    is read, however far in it is. The order of the partitions is that of all shards together, of
-    which each has its share.
+    Step s reads partitions from s on until the buffer is full, and gives a share of the rows of
+    each. The rows of a partition are spread evenly, at random, over the steps from the first one
+    that has it in the buffer to the one of its own number. The step that reads the last partition
+    gives all that is left. The order of the partitions is that of all shards together, of which
+    each has its share.
     """
 
-    buffered = 1
-
-    def __init__(self, seed: int, partitions: int, shard: tuple[int, int]) -> None:
+    def __init__(self, seed: int, partitions: int, shard: tuple[int, int], buffer: Buffer) -> None:
         self._seed = seed
+        self._buffer = buffer
         super().__init__(partitions, shard)
-        # One step more, for the rows in the buffer after the last partition.
-        self.end = Position(len(self.partitions) + 1, 0)
 
-    def first_read(self, begin: Position) -> int:
-        """The step before, whose partition fills the buffer."""
-        return max(0, begin.partition - 1)
+    def history(self, step: int, size: Callable[[int], Size]) -> dict[int, Size]:
+        """Sizes of the partitions before a step, as far back as it depends on them."""
+        known: dict[int, Size] = {}
+        while step and not self._buffer.is_full([*known.values()]):
+            step -= 1
+            known[step] = size(self.partitions[step])
+        return known
 
-    def split(self, step: int, count: int) -> tuple[np.ndarray, np.ndarray]:
-        """Rows of a partition that its step gives, and those that wait in the buffer."""
-        rows = self._generator(_SPLIT, step).permutation(count)
-        now = _now(count)
-        return rows[:now], np.sort(rows[now:])
+    def steps(
+        self, first: int, sizes: dict[int, Size], read: Callable[[int], Size]
+    ) -> Iterator[tuple[int, dict[int, slice]]]:
+        """Each step from ``first`` on, and which of the shuffled rows of partitions it gives.
+
+        Parameters
+        ----------
+        first
+            The step.
+        sizes
+            The `history` of it; those of the partitions that are read are added.
+        read
+            Called with the number of each partition when it comes into the buffer.
+        """
+        count, upcoming = len(self.partitions), first
+        entered: dict[int, int] = {}
+        for step in range(first, count):
+            while upcoming < count and self._entry(upcoming, sizes) <= step:
+                entered[upcoming] = self._entry(upcoming, sizes)
+                sizes[upcoming] = read(upcoming)
+                upcoming += 1
+            last = upcoming == count
+            if last and step > entered[count - 1]:
+                return
+            yield (
+                step,
+                {
+                    number: _share(sizes[number].rows, entered[number], step, number, last)
+                    for number in range(step, upcoming)
+                },
+            )
+
+    def rows(self, number: int, count: int) -> np.ndarray:
+        """The shuffled rows of a partition, of which each step gives a share."""
+        return self._generator(_SPLIT, number).permutation(count)
 
     def mix(self, step: int, count: int) -> np.ndarray:
         """The order of the rows of one step."""
         return self._generator(_MIX, step).permutation(count)
 
-    def _portions(self, counts: Iterable[int]) -> Iterable[int]:
-        waiting = 0
-        for count in counts:
-            yield waiting + _now(count)
-            waiting = count - _now(count)
-        yield waiting
+    def _entry(self, number: int, sizes: Mapping[int, Size]) -> int:
+        """The first step that has a partition in the buffer."""
+        between: list[Size] = []
+        for step in reversed(range(number)):
+            between.append(sizes[step])
+            if self._buffer.is_full(between):
+                return step + 1
+        return 0
+
+    def _portions(self, sizes: Iterable[Size]) -> Iterable[int]:
+        upcoming = iter(sizes)
+        for _, shares in self.steps(0, {}, lambda _: next(upcoming)):
+            yield sum(share.stop - share.start for share in shares.values())
 
     def _all(self, partitions: int) -> list[int]:
         order: list[int] = self._generator(_ORDER, 0).permutation(partitions).tolist()
@@ -128,9 +187,11 @@ class Shuffle(Order):
         return np.random.default_rng([self._seed, purpose, step])
 
 
-def _now(count: int) -> int:
-    """How many rows of a partition its own step gives: half of them, rounded up."""
-    return count - count // 2
+def _share(rows: int, entered: int, step: int, left: int, is_last: bool) -> slice:
+    """The share of a step in the rows of a partition that is there from one step to another."""
+    steps = left - entered + 1
+    start, stop = (rows * edge // steps for edge in (step - entered, step - entered + 1))
+    return slice(start, rows if is_last else stop)
 
 
 def parse_start(start: Any, end: Position) -> int | Position:
@@ -157,4 +218,4 @@ def parse_start(start: Any, end: Position) -> int | Position:
     return position
 
 
-__all__ = ["Order", "Position", "Shuffle", "parse_start"]
+__all__ = ["Buffer", "Order", "Position", "Shuffle", "Size", "parse_start"]

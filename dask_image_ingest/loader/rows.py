@@ -10,6 +10,7 @@ import numpy as np
 
 from dask_image_ingest.errors import ArgumentError
 from dask_image_ingest.frames import Backend
+from dask_image_ingest.loader.order import Size
 
 
 @dataclass(frozen=True)
@@ -21,6 +22,11 @@ class Rows:
 
     def __len__(self) -> int:
         return len(self.images)
+
+    @property
+    def size(self) -> Size:
+        """The number of rows, and the bytes of their pixels."""
+        return Size(len(self.images), sum(image.nbytes for image in self.images))
 
     def take(self, rows: Any) -> Rows:
         """Select rows by number; views, without a copy, where they are a range."""

@@ -15,13 +15,16 @@ import pandas as pd
 from dask.base import get_scheduler
 from distributed import Client, secede, wait
 from distributed import Future as RemoteFuture
+from distributed.scheduler import KilledWorker
 from distributed.threadpoolexecutor import ThreadPoolExecutor as DaemonThreads
 
 from dask_image_ingest.dask_internals import convert_legacy_graph, cull, new_collection
-from dask_image_ingest.dataset import move_rows_now
+from dask_image_ingest.dataset import move_rows_now, shard_of_partition
 from dask_image_ingest.errors import ArgumentError
 from dask_image_ingest.frames import backend_of, is_fork
+from dask_image_ingest.killed_workers import killed_by
 from dask_image_ingest.loader.mapping import map_remote, share_pixels
+from dask_image_ingest.loader.order import Size
 
 logger = logging.getLogger("dask_image_ingest")
 
@@ -57,8 +60,8 @@ class Source:
         ArgumentError
         """
 
-    def prefetch(self, buffered: int) -> int:
-        """How many partitions to read ahead by default, ``buffered`` ones included."""
+    def prefetch(self) -> int:
+        """How many partitions to read ahead by default."""
         return 1
 
     def read(self, number: int) -> Future[Any]:
@@ -67,9 +70,9 @@ class Source:
         done.set_result(self._part(number))
         return done
 
-    def count(self, number: int) -> int:
-        """The number of images of a partition."""
-        return count_images(self._part(number), self._image)
+    def size(self, number: int) -> Size:
+        """How many images a partition has, and how large they are."""
+        return _size(self._part(number), self._image)
 
     def _part(self, number: int) -> Any:
         if self.partitions == 1:
@@ -101,7 +104,7 @@ class LazySource(Source):
     def _plan(self, frame: Any) -> None:
         """Have the graph of a frame ready, of which each partition is asked for by itself."""
         nothing = pd.Series([], dtype="int64")
-        self._counts = frame[[self._image]].map_partitions(_counted, self._image, meta=nothing)
+        self._sizes = frame[[self._image]].map_partitions(_sizes, self._image, meta=nothing)
         optimized = frame.optimize()
         self._keys = optimized.__dask_keys__()
         graph = optimized.__dask_graph__()
@@ -169,12 +172,12 @@ class LazySource(Source):
             own = self._reader == threading.get_ident()
             self._threads.shutdown(wait=own, cancel_futures=True)
 
-    def prefetch(self, buffered: int) -> int:
-        """How many partitions to read ahead by default, ``buffered`` ones included."""
+    def prefetch(self) -> int:
+        """How many partitions to read ahead by default."""
         if self._client is None:
-            return super().prefetch(buffered)
+            return super().prefetch()
         threads: int = sum(self._client.nthreads().values())
-        return _MORE_THAN_THREADS + min(threads, _MOST_THREADS) + buffered
+        return _MORE_THAN_THREADS + min(threads, _MOST_THREADS)
 
     def read(self, number: int) -> Future[Any]:
         """Start reading a partition."""
@@ -186,18 +189,18 @@ class LazySource(Source):
             return self._threads.submit(dask.get, graph, key)
         (future,) = self._client.get(graph, [key], sync=False)
         self._futures.add(future)
-        return self._threads.submit(self._fetch, future)
+        return self._threads.submit(self._fetch, future, number)
 
-    def count(self, number: int) -> int:
-        """The number of images of a partition."""
-        counts = self._counts.partitions[number]
-        return int(counts.compute(scheduler=self._scheduler).sum())
+    def size(self, number: int) -> Size:
+        """How many images a partition has, and how large they are."""
+        rows, nbytes = self._sizes.partitions[number].compute(scheduler=self._scheduler)
+        return Size(int(rows), int(nbytes))
 
     @property
     def _scheduler(self) -> Any:
         return "synchronous" if self._client is None else self._client
 
-    def _fetch(self, future: Any) -> Any:
+    def _fetch(self, future: Any, number: int) -> Any:
         if future not in self._futures:
             raise CancelledError  # closed meanwhile
         try:
@@ -206,6 +209,10 @@ class LazySource(Source):
                 return frame
             # Directly from the worker, where the client can reach it, not through the scheduler.
             return future.client.gather(future, direct=True)
+        except KilledWorker as error:
+            shard = shard_of_partition(self._frame.expr, number)
+            what = f"partition {number}" + (f", {shard}" if shard else "")
+            raise killed_by(error, what) from error
         finally:
             self._futures.discard(future)
             future.release()
@@ -222,13 +229,14 @@ class LazySource(Source):
             return None
 
 
-def count_images(frame: Any, image: str) -> int:
-    """The number of rows that have an image."""
-    return int(frame[image].notna().sum())
+def _size(frame: Any, image: str) -> Size:
+    arrays = backend_of(frame).arrays(frame[image])
+    present = [array.nbytes for array in arrays if array is not None]
+    return Size(len(present), sum(present))
 
 
-def _counted(frame: Any, image: str) -> pd.Series:
-    return pd.Series([count_images(frame, image)])
+def _sizes(frame: Any, image: str) -> pd.Series:
+    return pd.Series(_size(frame, image))
 
 
 def _client(frame: Any) -> Client | None:

@@ -6,17 +6,22 @@ this one. For the same reason no loop uses ``enumerate``, which keeps its last i
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 from dask_image_ingest.frames import Backend
-from dask_image_ingest.loader.order import Order, Position, Shuffle
+from dask_image_ingest.loader.order import Order, Position, Shuffle, Size
 from dask_image_ingest.loader.rows import Rows
 
 __all__ = ["portions"]
 
 
 def portions(
-    order: Order, begin: Position, partitions: Iterator[Rows], backend: Backend
+    order: Order,
+    begin: Position,
+    partitions: Iterator[Rows],
+    sizes: dict[int, Size],
+    fill: Callable[[], None],
+    backend: Backend,
 ) -> Iterator[tuple[Position, Rows]]:
     """Portions of rows from ``begin`` on, and where each begins.
 
@@ -27,12 +32,16 @@ def portions(
     begin
         Where to begin.
     partitions
-        Those of ``order.partitions``, from ``order.first_read(begin)`` on.
+        Those of ``order.partitions``, from that of ``begin`` on.
+    sizes
+        Those of partitions before ``begin`` that a shuffle depends on.
+    fill
+        Reads ahead; called by a shuffle, which takes many partitions before its first portion.
     backend
         Of the frame.
     """
     if isinstance(order, Shuffle):
-        return _shuffled(order, begin, partitions, backend)
+        return _shuffled(order, begin, partitions, sizes, fill, backend)
     return _in_order(begin, partitions)
 
 
@@ -45,28 +54,32 @@ def _in_order(begin: Position, partitions: Iterator[Rows]) -> Iterator[tuple[Pos
 
 
 def _shuffled(
-    order: Shuffle, begin: Position, partitions: Iterator[Rows], backend: Backend
+    order: Shuffle,
+    begin: Position,
+    partitions: Iterator[Rows],
+    sizes: dict[int, Size],
+    fill: Callable[[], None],
+    backend: Backend,
 ) -> Iterator[tuple[Position, Rows]]:
-    """Half of each partition, mixed with the other half of the partition before."""
-    step = order.first_read(begin)
-    buffered: Rows | None = None
-    for rows in partitions:
-        now, later = order.split(step, len(rows))
-        if step >= begin.partition:
-            mixed = _mixed(order, step, [buffered, rows.take(now)], backend)
-            yield _from(begin, step, mixed)
-            del mixed
-        buffered = None  # free its memory before the next buffer is made
-        buffered = rows.take(later).copied()
+    """Shares of the partitions in the buffer, mixed."""
+    held: dict[int, Rows] = {}
+
+    def read(number: int) -> Size:
+        held[number] = next(partitions)
+        fill()
+        return held[number].size
+
+    for step, shares in order.steps(begin.partition, sizes, read):
+        parts = [
+            held[number].take(order.rows(number, len(held[number]))[share])
+            for number, share in shares.items()
+        ]
+        held.pop(step)
+        rows = Rows.of(parts, backend)
+        del parts
+        rows = rows.take(order.mix(step, len(rows)))
+        yield _from(begin, step, rows)
         del rows
-        step += 1
-    if buffered is not None:
-        yield _from(begin, step, _mixed(order, step, [buffered], backend))
-
-
-def _mixed(order: Shuffle, step: int, parts: list[Rows | None], backend: Backend) -> Rows:
-    rows = Rows.of([part for part in parts if part is not None], backend)
-    return rows.take(order.mix(step, len(rows)))
 
 
 def _from(begin: Position, step: int, rows: Rows) -> tuple[Position, Rows]:

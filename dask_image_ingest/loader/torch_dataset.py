@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import cloudpickle
@@ -16,11 +16,12 @@ from dask_image_ingest.loader.shard import torch_rank, torch_worker
 
 try:
     import torch
-    from torch.utils.data import IterableDataset, get_worker_info
+    from torch.utils.data import DataLoader, IterableDataset, get_worker_info
+    from torch.utils.data._utils.collate import default_collate_fn_map
 except ImportError as error:
     raise MissingDependencyError(
-        "torch_dataset needs torch, which is not installed: see its web page for the build that "
-        "fits this machine"
+        "torch_dataset and dataloader need torch, which is not installed: see its web page for the "
+        "build that fits this machine"
     ) from error
 
 _THREADS = "image-ingest.decode-threads"
@@ -30,6 +31,9 @@ _THREADS = "image-ingest.decode-threads"
 _EPOCH, _STARTED, _BEGUN = range(3)
 _NONE_YET, _WITHOUT_WORKERS, _OVER = -1, -2, -3
 _MOST_WORKERS = 4096
+
+# Arguments of a DataLoader that choose samples or make batches of them.
+_OTHER_WAYS = frozenset({"dataset", "sampler", "batch_sampler", "collate_fn"})
 
 
 class TorchDataset(IterableDataset):
@@ -55,13 +59,13 @@ class TorchDataset(IterableDataset):
         # Checks the arguments here, rather than in a worker.
         self._iterate(shard=None)
 
-    def __iter__(self) -> Batches:
+    def __iter__(self) -> _WholeBatches:
         _share_cores()
         rank = torch_rank() if self._rank is None else self._rank
         start = self._options["start"] if self._is_first() else 0
         self._iterated = self._epoch
         self._batches = self._iterate(shard=torch_worker(rank), start=start)
-        return self._batches
+        return _WholeBatches(self._batches)
 
     def set_epoch(self, epoch: int) -> None:
         """Shuffle the next iteration with the seed ``shuffle + epoch``."""
@@ -135,6 +139,63 @@ class TorchDataset(IterableDataset):
         return batches
 
 
+def make_dataloader(dataset: TorchDataset, options: dict[str, Any]) -> DataLoader:
+    """A ``DataLoader`` that hands on the batches of a dataset as they are.
+
+    Raises
+    ------
+    ArgumentError
+        For options that no ``DataLoader`` has, or that make batches another way.
+    """
+    refused = sorted(options.keys() & _OTHER_WAYS)
+    if refused:
+        raise ArgumentError(
+            f"dataloader: {refused[0]}= is not for batches that are made already; batch_size=, "
+            "columns=, shuffle= and drop_last= say which these are"
+        )
+    try:
+        return DataLoader(dataset, batch_size=None, **options)
+    except (TypeError, ValueError) as error:
+        raise ArgumentError(f"dataloader: {error}") from error
+
+
+class WholeBatch(dict[str, Any]):
+    """A batch, which torch must not make a batch of."""
+
+
+class _WholeBatches:
+    """The batches of an iteration, as `WholeBatch`."""
+
+    def __init__(self, batches: Batches) -> None:
+        self._batches = batches
+
+    def __iter__(self) -> Iterator[WholeBatch]:
+        return self
+
+    def __next__(self) -> WholeBatch:
+        return WholeBatch(next(self._batches))
+
+    @property
+    def position(self) -> Any:
+        """Where the next batch begins."""
+        return self._batches.position
+
+    def close(self) -> None:
+        """Stop reading ahead and free what was read."""
+        self._batches.close()
+
+
+def _refuse_collation(batch: Any, *, collate_fn_map: Any = None) -> Any:
+    raise ArgumentError(
+        "torch_dataset gives whole batches, of which a DataLoader with a batch size would make "
+        "batches of batches: pass it batch_size=None, or take ddf.images.dataloader()"
+    )
+
+
+# Torch's way to say what becomes of a type where a DataLoader has a batch size.
+default_collate_fn_map[WholeBatch] = _refuse_collation
+
+
 def _plain(start: Any) -> Any:
     return list(start) if isinstance(start, tuple) else start
 
@@ -151,4 +212,4 @@ def _share_cores() -> None:
         dask.config.set({_THREADS: max(1, CPU_COUNT // worker.num_workers)})
 
 
-__all__ = ["TorchDataset"]
+__all__ = ["TorchDataset", "WholeBatch", "make_dataloader"]

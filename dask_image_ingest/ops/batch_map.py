@@ -1,4 +1,4 @@
-"""``map_batches`` on one partition: images in batches, and a function over them."""
+"""``map_batches`` on one partition: columns in batches, and a function over them."""
 
 from __future__ import annotations
 
@@ -8,11 +8,12 @@ from typing import Any
 
 import pyarrow as pa
 
-from dask_image_ingest.arguments import whole_number
+from dask_image_ingest.arguments import check_flag, whole_number
 from dask_image_ingest.errors import ArgumentError, FunctionError
 from dask_image_ingest.frames import IMAGE, Backend, backend_of
 from dask_image_ingest.ops.batch_function import BatchFunction
-from dask_image_ingest.ops.image_output import checked_images, image_column
+from dask_image_ingest.ops.batch_inputs import input_columns, rows_with_images
+from dask_image_ingest.ops.image_output import checked_images, with_image_column
 from dask_image_ingest.ops.outputs import checked_values, output_column, output_type
 
 __all__ = ["BatchMap", "make_batch_map"]
@@ -25,30 +26,35 @@ class BatchMap:
     function: BatchFunction
     outputs: Mapping[str, pa.DataType]
     batch_size: int
-    image: str
+    inputs: tuple[str, ...]
+    skip_missing: bool
     kept: tuple[str, ...]
 
     def __dask_tokenize__(self) -> tuple[Any, ...]:
         outputs = [(name, str(type_)) for name, type_ in self.outputs.items()]
-        return (self.function.token, outputs, self.batch_size, self.image, self.kept)
+        asked = (outputs, self.batch_size, self.inputs, self.skip_missing, self.kept)
+        return (self.function.token, *asked)
 
     def needed(self, columns: Sequence[str]) -> list[str]:
         """The columns, of these, that are read."""
-        return [name for name in columns if name in self.kept or name == self.image]
+        return [name for name in columns if name in self.kept or name in self.inputs]
 
     def __call__(self, frame: Any) -> Any:
         """The kept columns of a pandas or cuDF frame, and the outputs beside them."""
         backend = backend_of(frame)
-        arrays = backend.arrays(frame[self.image])
-        rows = [row for row, array in enumerate(arrays) if array is not None]
+        rows = list(range(len(frame)))
+        if self.skip_missing:
+            rows = rows_with_images(frame, self.inputs)
+        columns = input_columns(frame, self.inputs, rows)
         results: dict[str, list[Any]] = {name: [] for name in self.outputs}
         function: Callable[..., Any] | None = None
         for start in range(0, len(rows), self.batch_size):
-            batch = rows[start : start + self.batch_size]
-            images = _copied([arrays[row] for row in batch], backend)
+            places = slice(start, start + self.batch_size)
+            batch = rows[places]
+            arguments = [column.batch(places, backend) for column in columns]
             try:
                 function = self.function.get() if function is None else function
-                given = function(images)
+                given = function(*arguments)
             except FunctionError:
                 raise
             except Exception as error:
@@ -79,7 +85,7 @@ class BatchMap:
         made = backend.with_columns(kept, columns, rows) if columns else kept
         for name, parts in pictures.items():
             images = [image for part in parts for image in part]
-            made = made.assign(**{name: image_column(kept, images, rows, backend)})
+            made = with_image_column(made, name, images, rows, backend)
         return made[[*self.kept, *self.outputs]]
 
     def _checked(self, given: Any, count: int, backend: Backend) -> Iterator[tuple[str, Any]]:
@@ -106,7 +112,8 @@ def make_batch_map(
     function: Callable[..., Any],
     outputs: Mapping[str, Any],
     batch_size: int,
-    image: str,
+    inputs: Sequence[str],
+    skip_missing: bool,
     columns: Sequence[str],
 ) -> BatchMap:
     """Check the arguments of ``map_batches`` and bring them together.
@@ -132,17 +139,9 @@ def make_batch_map(
             f"outputs= names {', '.join(map(repr, twice))}, which the frame has already: take "
             "another name, or leave that column out with columns="
         )
-    return BatchMap(BatchFunction(function), types, batch_size, image, tuple(columns))
-
-
-def _copied(arrays: Sequence[Any], backend: Backend) -> Any:
-    """Images as one array, or as a list where their shapes differ, that a function may change.
-
-    NumPy could forbid it to write to the frame's own pixels; CuPy and torch could not.
-    """
-    if len({array.shape for array in arrays}) == 1:
-        return backend.numpy.stack(arrays)
-    return [array.copy() for array in arrays]
+    check_flag("skip_missing", skip_missing)
+    called = BatchFunction(function)
+    return BatchMap(called, types, batch_size, tuple(inputs), skip_missing, tuple(columns))
 
 
 def _makes_callables(kind: type) -> bool:

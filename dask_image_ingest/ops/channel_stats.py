@@ -20,15 +20,14 @@ def count_levels(frame: Any, image: str) -> pd.DataFrame:
     order, and every statistic follows from them.
     """
     backend = backend_of(frame)
-    counts: dict[int, Any] = {}
+    kinds: dict[int, list[Any]] = {}
     for array in backend.arrays(frame[image]):
         if array is not None:
-            for channel in range(array.shape[2]):
-                levels = backend.numpy.bincount(array[:, :, channel].reshape(-1), minlength=256)
-                counts[channel] = counts.get(channel, 0) + levels
-    rows = {channel: backend.host(levels) for channel, levels in sorted(counts.items())}
-    table = np.stack(list(rows.values())) if rows else np.empty((0, 256), np.int64)
-    return pd.DataFrame(table, index=pd.Index(list(rows), dtype="int64", name="channel"))
+            kinds.setdefault(array.shape[2], []).append(array)
+    parts = [pd.DataFrame(backend.count_levels(images)) for images in kinds.values()]
+    counts = pd.concat(parts) if parts else pd.DataFrame(np.empty((0, 256), np.int64))
+    counts.index = counts.index.astype("int64").rename("channel")
+    return add_levels(counts)
 
 
 def add_levels(counts: pd.DataFrame) -> pd.DataFrame:

@@ -12,7 +12,7 @@ from dask_image_ingest.errors import ArgumentError
 from dask_image_ingest.frames import Backend
 from dask_image_ingest.ops.given_array import given_array
 
-__all__ = ["checked_images", "image_column"]
+__all__ = ["checked_images", "with_image_column"]
 
 
 def checked_images(name: str, values: Any, count: int, backend: Backend) -> list[Any]:
@@ -46,13 +46,16 @@ def checked_images(name: str, values: Any, count: int, backend: Backend) -> list
     return images
 
 
-def image_column(frame: Any, images: Sequence[Any], rows: Sequence[int], backend: Backend) -> Any:
-    """A column of images, which belong to ``rows`` of the frame; null in the others."""
+def with_image_column(
+    frame: Any, name: str, images: Sequence[Any], rows: Sequence[int], backend: Backend
+) -> Any:
+    """``frame`` with a column of images, which belong to ``rows`` of it; null in the others."""
     shapes = np.zeros((len(frame), 3), np.int32)
     errors: list[str | None] = ["missing"] * len(frame)
     for row, image in zip(rows, images, strict=True):
         shapes[row], errors[row] = image.shape, None
-    flat = backend.numpy.empty(0, np.uint8)
+    # Of a frame of no rows no GPU is asked: a client plans with one, and may have none.
+    flat = (backend.numpy if len(frame) else np).empty(0, np.uint8)
     if images:
         flat = backend.numpy.concatenate([image.reshape(-1) for image in images])
-    return backend.with_images(frame[[]], Pixels(flat, shapes, errors))["image"]
+    return backend.with_images(frame, Pixels(flat, shapes, errors), name, None)

@@ -57,16 +57,19 @@ def _with_errors(frame: Any, errors: list[str | None], rows: list[int]) -> Any:
     return frame.assign(error=column["error"])
 
 
-def encoded_images(frame: Any, image: str, format: str, quality: int) -> Any:
-    """The images of a pandas or cuDF frame as a series of encoded bytes, by Pillow."""
+def encoded_images(frame: Any, image: str, format: str, quality: int, **options: Any) -> Any:
+    """The images of a pandas or cuDF frame as a series of encoded bytes, by Pillow.
+
+    It takes further ``options`` of its own for the format.
+    """
     backend = backend_of(frame)
     arrays = backend.arrays(frame[image])
     rows = [row for row, array in enumerate(arrays) if array is not None]
-    values = [encode(backend.host(arrays[row]), format, quality) for row in rows]
+    values = [encode(backend.host(arrays[row]), format, quality, **options) for row in rows]
     return backend.with_columns(frame[[]], {image: (values, pa.binary())}, rows)[image]
 
 
-def encode(array: np.ndarray, format: str, quality: int) -> bytes:
+def encode(array: np.ndarray, format: str, quality: int, **options: Any) -> bytes:
     """One image (height, width, channels) as a file.
 
     Raises
@@ -86,7 +89,7 @@ def encode(array: np.ndarray, format: str, quality: int) -> bytes:
     file = io.BytesIO()
     pixels = array[:, :, 0] if array.shape[2] == 1 else array
     try:
-        Image.fromarray(pixels).save(file, format, quality=quality)
+        Image.fromarray(pixels).save(file, format, quality=quality, **options)
     except (OSError, ValueError) as error:
         raise ArgumentError(
             f"encode: an image of {array.shape[0]} × {array.shape[1]} pixels can't be a {format}: "

@@ -6,7 +6,7 @@ people.
 
 from dask_image_ingest.report.check import check_shard, in_total, in_words
 from dask_image_ingest.report.describe import describe_shard, describe_text, is_bad, summarize
-from dask_image_ingest.report.text import head_text, index_text
+from dask_image_ingest.report.text import head_text, index_text, number, printable_text
 
 __all__ = [
     "check_shard",
@@ -17,5 +17,7 @@ __all__ = [
     "in_words",
     "index_text",
     "is_bad",
+    "number",
+    "printable_text",
     "summarize",
 ]

@@ -13,7 +13,7 @@ from dask.utils import format_bytes
 
 from dask_image_ingest.decode import printable
 
-__all__ = ["common_folder", "head_text", "index_text", "listing", "number"]
+__all__ = ["common_folder", "head_text", "index_text", "listing", "number", "printable_text"]
 
 
 def head_text(rows: pd.DataFrame) -> str:
@@ -24,7 +24,11 @@ def head_text(rows: pd.DataFrame) -> str:
         shown[name] = shown[name].map(_escaped, na_action="ignore")
     width = shutil.get_terminal_size((120, 0)).columns
     text = str(shown.to_string(index=False, line_width=width, max_colwidth=40))
-    # Lists and the like have texts, too.
+    return printable_text(text)  # lists and the like have texts, too
+
+
+def printable_text(text: str) -> str:
+    """A text of several lines, with escapes for all that would steer a terminal."""
     return "\n".join(map(_escaped, text.split("\n")))
 
 

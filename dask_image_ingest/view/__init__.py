@@ -4,13 +4,18 @@ In: a few rows of a frame. Out: HTML that needs no other file.
 """
 
 from dask_image_ingest.view.cards import Thumbnails
-from dask_image_ingest.view.gallery import gallery
+from dask_image_ingest.view.gallery import gallery, refuse_source
+from dask_image_ingest.view.page import columns_chart, page, write_page
 from dask_image_ingest.view.sample import first_rows
 from dask_image_ingest.view.thumbnails import make_thumbnails
 
 __all__ = [
     "Thumbnails",
+    "columns_chart",
     "first_rows",
     "gallery",
     "make_thumbnails",
+    "page",
+    "refuse_source",
+    "write_page",
 ]

@@ -6,9 +6,8 @@ import base64
 from dataclasses import dataclass
 from html import escape
 from os import PathLike
-from pathlib import Path
 
-from dask_image_ingest.view.page import STYLE, page
+from dask_image_ingest.view.page import STYLE, page, write_page
 
 __all__ = ["Card", "Thumbnails"]
 
@@ -46,7 +45,7 @@ class Thumbnails:
 
     def save(self, path: str | PathLike[str]) -> None:
         """Write a page that needs no other file."""
-        Path(path).write_text(page("Images", self.html()), encoding="utf-8")
+        write_page(path, page("Images", self.html()))
 
 
 @dataclass(frozen=True)

@@ -8,7 +8,6 @@ from collections.abc import Sequence
 from functools import partial
 from html import escape
 from os import PathLike
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -27,9 +26,10 @@ from dask_image_ingest.dask_internals import FrameBase
 from dask_image_ingest.dataset import POINTER, datasets_of
 from dask_image_ingest.errors import ArgumentError
 from dask_image_ingest.frames import backend_of
+from dask_image_ingest.storage import identities
 from dask_image_ingest.view.cards import Thumbnails
 from dask_image_ingest.view.in_shards import PLACE, InShards, in_shards
-from dask_image_ingest.view.page import bars_chart, columns_chart, page
+from dask_image_ingest.view.page import bars_chart, columns_chart, page, write_page
 from dask_image_ingest.view.thumbnails import make_thumbnails
 
 _EDGES = (0, 32, 64, 96, 128, 192, 256, 384, 512, 768, 1024, 1536, 2048, 3072, 4096, 6144, 8192)
@@ -86,8 +86,11 @@ def gallery(
     Raises
     ------
     ArgumentError
-        If a column does not exist, or an argument is not of its kind; with ``decode=True`` if the
+        If a column does not exist, or an argument is not of its kind; if ``path`` is a file that
+        the frame reads; with ``decode=True`` if the
         frame has no column ``error``, and its images are not those that its rows point to.
+    ExportError
+        If the page can't be written.
 
     Examples
     --------
@@ -100,6 +103,7 @@ def gallery(
     check_storage_options(storage_options)
     if title is not None and not (isinstance(title, str) and is_utf8(title)):
         raise ArgumentError(f"title={shown(title)}: pass a text, or None")
+    refuse_source(frame, path)
     decoded = _decoding_all(frame, storage_options) if decode else None
     sheet = make_thumbnails(frame, n, thumbnail, columns, storage_options, spread=True)
     facts = count_facts(frame, decode, decoded)
@@ -109,10 +113,22 @@ def gallery(
         f'<p class="dii-lead">{escape(_lead(facts, len(sheet)))}</p>'
         f'<div class="dii-charts">{_charts(facts, sheet, decode)}</div>{sheet.html()}'
     )
-    temporary = Path(f"{os.fspath(path)}.part")
-    temporary.write_text(page(title, body), encoding="utf-8")
-    temporary.replace(path)
+    write_page(path, page(title, body))
     return sheet
+
+
+def refuse_source(frame: Any, path: str | PathLike[str]) -> None:
+    """Refuse to write a page over a file that the frame reads."""
+    if isinstance(frame, FrameBase):
+        shards = [shard for dataset in datasets_of(frame.expr) for shard in dataset.shards]
+        read = [shard.url for shard in shards]
+        read += [shard.sidecar_url for shard in shards if shard.sidecar_url]
+    else:
+        read = frame["__url__"].dropna().unique().tolist() if "__url__" in frame.columns else []
+    written = identities(os.path.abspath(path))
+    for url in read:
+        if not written.isdisjoint(identities(url)):
+            raise ArgumentError(f"the frame reads {url}: write the page to another file")
 
 
 def _decoding_all(frame: Any, storage_options: dict[str, Any] | None) -> InShards | None:

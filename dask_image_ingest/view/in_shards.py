@@ -12,8 +12,9 @@ import pandas as pd
 from dask_image_ingest.dask_internals import FrameBase
 from dask_image_ingest.dataset import (
     POINTER,
-    DecodeMoved,
-    LateDecode,
+    Decode,
+    PointersToReferences,
+    ReadImageFiles,
     ReadWebDataset,
     datasets_of,
     decode_frame,
@@ -122,11 +123,19 @@ def image_columns(frame: Any) -> list[Any]:
 def _sources(expr: Any, columns: tuple[Any, ...]) -> Iterator[tuple[Any, tuple[Any, ...]]]:
     """What decodes images, with the names of their column and of what they are found by."""
     for source, names in value_sources(expr, columns):
-        if isinstance(source, DecodeMoved) and names[0] in source.shapes:
-            # The pointers that stand in the place of the images are those of a read.
+        if _is_of_references(source):
+            # The references that stand in the place of the images are those of a read.
             yield from _sources(source.frame, names)
         else:
             yield source, names
+
+
+def _is_of_references(expr: Any) -> bool:
+    return (
+        isinstance(expr, Decode)
+        and not isinstance(expr.frame, PointersToReferences)
+        and all(each.decoding.transform is None for each in expr.images)
+    )
 
 
 def _decodes(expr: Any, columns: tuple[Any, ...]) -> bool:
@@ -135,13 +144,21 @@ def _decodes(expr: Any, columns: tuple[Any, ...]) -> bool:
         return False
     if isinstance(expr, ReadWebDataset):
         return expr.dataset.options.decoding.transform is None
-    return isinstance(expr, LateDecode) and expr.decoding.transform is None
+    if isinstance(expr, ReadImageFiles):
+        return True
+    return isinstance(expr, Decode) and expr.images[0].decoding.transform is None
 
 
 def _ways(expr: Any) -> Iterator[_Known]:
     """How an expression reads images, or those that it is made of."""
-    if isinstance(expr, LateDecode):
-        yield _Way(expr.storage_options, expr.decoding.max_pixels), _urls(expr.frame)
+    if isinstance(expr, Decode):
+        (images,) = expr.images
+        yield _Way(images.storage_options, images.decoding.max_pixels), _urls(expr.frame)
+        return
+    if isinstance(expr, ReadImageFiles):
+        images = expr.files.images
+        way = _Way(images.storage_options, images.decoding.max_pixels)
+        yield way, {file.url for file in expr.files.files}
         return
     for dataset in datasets_of(expr):
         options = dataset.options

@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import os
+from collections.abc import Collection, Mapping
 from html import escape
+from pathlib import Path
+
+from dask_image_ingest.errors import ExportError
 
 STYLE = """
 .dii-sheet { display: grid; gap: 14px; align-items: start;
@@ -55,25 +59,52 @@ h2 { font-size: 13px; margin: 0 0 2px; }
 .dii-chart svg .dii-quiet { opacity: .65; }
 .dii-chart rect { fill: var(--bar); }
 .dii-chart g:hover rect { filter: brightness(1.2); }
-.dii-chart.dii-errors rect { fill: #d64545; }
+.dii-chart.dii-errors rect, .dii-chart .dii-marked rect { fill: #d64545; }
 .dii-sheet .dii-card { content-visibility: auto; }
 """
 
 _WIDTH, _HEIGHT = 320, 150
 
 
-def page(title: str, body: str) -> str:
+def write_page(path: str | os.PathLike[str], html: str) -> None:
+    """Write a page, whole or not at all.
+
+    Raises
+    ------
+    ExportError
+        If that is not possible.
+    """
+    temporary = Path(f"{os.fspath(path)}.part")
+    try:
+        try:
+            temporary.write_text(html, encoding="utf-8")
+            temporary.replace(path)
+        finally:
+            temporary.unlink(missing_ok=True)
+    except OSError as error:
+        raise ExportError(
+            f"{os.fspath(path)} cannot be written: {error.strerror or error}. Make room there, or "
+            "write it elsewhere"
+        ) from error
+
+
+def page(title: str, body: str, style: str = "") -> str:
     """A complete page, which follows the reader's light or dark color scheme."""
     return (
         '<!doctype html>\n<html lang="en"><head><meta charset="utf-8">'
         '<meta name="viewport" content="width=device-width, initial-scale=1">'
-        f"<title>{escape(title)}</title><style>{STYLE}{_PAGE_STYLE}</style></head>"
+        f"<title>{escape(title)}</title><style>{STYLE}{_PAGE_STYLE}{style}</style></head>"
         f"<body>{body}</body></html>\n"
     )
 
 
-def columns_chart(title: str, note: str, counts: Mapping[str, int]) -> str:
-    """A histogram: a column for each bin, from the first to the last that is not empty."""
+def columns_chart(
+    title: str, note: str, counts: Mapping[str, int], marked: Collection[str] = ()
+) -> str:
+    """A histogram: a column for each bin, from the first to the last that is not empty.
+
+    Bins that are ``marked`` are red.
+    """
     bins = list(counts.items())
     filled = [number for number, (_, count) in enumerate(bins) if count]
     if not filled:
@@ -90,7 +121,8 @@ def columns_chart(title: str, note: str, counts: Mapping[str, int]) -> str:
         top = _HEIGHT - 20 - height
         middle = x + step / 2
         drawn.append(
-            f"<g><title>{escape(label)}: {count:,}</title>"
+            f'<g class="{"dii-marked" if label in marked else ""}">'
+            f"<title>{escape(label)}: {count:,}</title>"
             f'<rect x="{x + step * 0.08:.1f}" y="{top:.1f}" width="{step * 0.84:.1f}" '
             f'height="{height:.1f}" rx="2"/>'
             + _svg_text(middle, top - 4, f"{count:,}" if count and step >= 24 else "", "middle")

@@ -60,15 +60,18 @@ METHODS = {
     "map_batches": {
         "fn": mean,
         "outputs": {"mean": "float32"},
+        "inputs": ["image"],
         "batch_size": 2,
         "keep_image": False,
         "columns": ["key"],
+        "skip_missing": True,
     },
     "iter_batches": {
         "batch_size": 2,
         "format": "numpy",
         "columns": ["key"],
         "shuffle": 1,
+        "shuffle_buffer": 5,
         "drop_last": False,
         "prefetch": 1,
         "start": 0,

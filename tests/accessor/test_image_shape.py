@@ -227,7 +227,7 @@ class TestShape:
             lambda f: f["small"].map_partitions(smaller, meta=f["small"]._meta).persist(),
             (2, 2, 3),
         ),
-        "thumbnails": (lambda f: f["small"].images.thumbnails(2, "crop"), (2, 2, 3)),
+        "thumbnails": (lambda f: f["small"].images.thumbnails(2, resize="crop"), (2, 2, 3)),
         "merge of two": (
             lambda f: (
                 f["small"][["__key__", "image"]]
@@ -270,7 +270,7 @@ class TestShape:
 
 
 def smaller(part):
-    return part.images.thumbnails(2, "crop")
+    return part.images.thumbnails(2, resize="crop")
 
 
 def other(part):

@@ -122,7 +122,7 @@ class TestStack:
 
     def test_shapes_that_are_not_known_are_not_told(self, ddf, sized):
         assert np.isnan(ddf.images.stack().shape[1])
-        small = sized.images.thumbnails(8, "crop").images.stack()
+        small = sized.images.thumbnails(8, resize="crop").images.stack()
         assert np.isnan(small.shape[1])
         assert small.compute().shape == (24, 8, 8, 3)
 
@@ -403,7 +403,7 @@ class TestSmallImages:
         assert small.columns.tolist() == ddf.columns.tolist()
 
     def test_missing_images_stay_missing(self, with_a_gap):
-        small = with_a_gap.compute().images.thumbnails(8, "crop").images.arrays()
+        small = with_a_gap.compute().images.thumbnails(8, resize="crop").images.arrays()
         assert [None if a is None else a.shape for a in small] == [
             (8, 8, 3),
             (8, 8, 3),

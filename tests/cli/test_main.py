@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import datetime
 import json
+import os
 import subprocess
 import sys
 from decimal import Decimal
@@ -12,7 +13,7 @@ import fsspec
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from few_images import SIZES, write_good_shards
+from few_images import SIZES, encoded, write_good_shards
 from fsspec.implementations.local import LocalFileSystem
 from tars import tar
 
@@ -255,3 +256,17 @@ def test_output_that_has_no_room_is_told_without_a_traceback(good, verb):
         ended = subprocess.run(command, stdout=full, stderr=subprocess.PIPE, text=True)
     told = "dask-image-ingest: cannot write the output: [Errno 28] No space left on device\n"
     assert (ended.returncode, ended.stderr) == (WRONG_ARGUMENTS, told)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("verb", ["describe", "head", "check", "index"])
+def test_whatever_letters_the_locale_knows_it_prints_all_of_them(verb, tmp_path):
+    """Those that it does not know with escapes; in a process that has this locale."""
+    path = tmp_path / "a.tar"
+    path.write_bytes(tar({"ä.jpg": encoded((8, 8), "JPEG"), "ä.txt": "Grüße, 世界".encode()}))
+    command = [sys.executable, "-m", "dask_image_ingest.cli", verb, path]
+    ascii_only = {"LC_ALL": "C", "PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0"}
+    finished = subprocess.run(command, capture_output=True, env=os.environ | ascii_only, timeout=60)
+    assert finished.returncode == 0, finished.stderr.decode()
+    out = finished.stdout.decode("ascii")
+    assert {"head": r"Gr\xfc\xdfe, \u4e16\u754c", "describe": r"8 \xd7 8"}.get(verb, "") in out

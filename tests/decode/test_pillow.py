@@ -11,8 +11,10 @@ import corpus
 import numpy as np
 import pytest
 from handmade import exif, png, png_chunk
+from photo_shards import write_tar
 from PIL import Image, ImageFile, ImageOps
 
+import dask_image_ingest as dii
 from dask_image_ingest.decode.formats.bad_image import BadImage
 from dask_image_ingest.decode.formats.header import read_header
 from dask_image_ingest.decode.pillow import decode_with_pillow
@@ -202,3 +204,24 @@ def test_first_of_two_exif_blocks_wins():
     image = IMAGES["png-rgb-8"]
     data = image[:33] + b"".join(blocks) + image[33:]
     np.testing.assert_array_equal(decode(data), np.rot90(PICTURE, -1))
+
+
+def test_masks_keep_their_classes_only_where_the_guide_says_so(tmp_path):
+    """Grey, of 8 bits, and not resized; what is done to others is what a picture wants."""
+    mask = np.repeat(np.repeat(np.array([[1, 9], [200, 9]], np.uint8), 10, 0), 10, 1)
+    grey, palette = Image.fromarray(mask), Image.fromarray(mask, "P")
+    palette.putpalette([value for n in range(256) for value in (n // 2, 255 - n, 7)])
+    files = {
+        f"{name}.png": corpus.save(image, "PNG")
+        for name, image in {"grey": grey, "palette": palette}.items()
+    }
+    shard = write_tar(tmp_path / "masks.tar", files)
+
+    def read(**options):
+        frame = dii.read_webdataset_images(shard, mode="L", backend="pandas", **options).compute()
+        return dict(zip(frame["__key__"], frame.images.arrays(), strict=True))
+
+    assert (read()["grey"][..., 0] == mask).all()
+    assert len(np.unique(read(size=7)["grey"])) > 3
+    assert (read()["palette"][..., 0] == np.asarray(palette.convert("RGB").convert("L"))).all()
+    assert (np.asarray(Image.open(io.BytesIO(files["palette.png"]))) == mask).all()

@@ -3,11 +3,11 @@
 nvJPEG's hardware decoder writes when it is called, whatever its stream still waits for
 (torchcodec#1634, on an H100). So a copy of a batch that has not begun, because work is queued
 before it, could find the next batch's pixels in its place. A shard of baseline JPEG is read 20
-times with 200 ms of work queued on the null stream before each copy, and compared with a quiet
-read:
+times with 200 ms of work queued before each copy, on the default stream and on that of the copies,
+and compared with a quiet read:
 
-shipped   the copy as it is, which the host waits for
-queued    a copy that the host does not wait for, as it was: to see whether the danger is real
+shipped   the copy as it is, for which the host waits before DALI's images go
+queued    copies for which nobody waits before the last batch: to see whether the danger is real
 
 each with DALI's default load of the hardware decoder and with none, in a process of its own. Exits
 with 1 if the shipped way gave a wrong pixel, or could not be tried.
@@ -26,7 +26,7 @@ ROOT = Path(__file__).resolve().parents[2]
 sys.path[1:1] = [str(ROOT), str(ROOT / "tests" / "support")]
 
 READS = 20
-BACKLOG_MS = 200
+BACKLOG = 0.2  # seconds
 
 
 def main():
@@ -55,7 +55,7 @@ def probe(load, copy):
         (path,) = write_shards(Path(folder), 1, 1200, distinct=16)
         with hardware_load(load):
             quiet = pixels(path)
-            with backlog(), copied(copy):
+            with copied(copy), backlog():
                 wrong = sum(not (pixels(path) == quiet).all() for _ in range(READS))
     label = "DALI's own" if load is None else load
     print(f"hardware load {label}, copy {copy}: {wrong} of {READS} reads wrong", flush=True)
@@ -86,13 +86,17 @@ def hardware_load(load):
 
 @contextlib.contextmanager
 def backlog():
-    """Queue work on the current stream before each copy out of DALI's memory."""
+    """Queue work before each copy out of DALI's memory, on both streams that there are."""
+    import cupy
+    from gpu_probes import queue_work
+
     from dask_image_ingest.frames.cudf_pixels import DevicePixels
 
     append = DevicePixels.append
 
     def append_late(self, images):
-        queue_work()
+        queue_work(cupy.cuda.Stream.null, BACKLOG)
+        queue_work(self._stream, BACKLOG)
         append(self, images)
 
     with mock.patch.object(DevicePixels, "append", append_late):
@@ -101,40 +105,24 @@ def backlog():
 
 @contextlib.contextmanager
 def copied(how):
-    """Have the host wait for the copies, or not."""
-    from nvidia.dali.backend import TensorListGPU
+    """Have the host wait for the copies of each batch, or for all of them at the end."""
+    from dask_image_ingest.frames.cudf_pixels import DevicePixels
 
-    copy = TensorListGPU.copy_to_external
+    append, finish = DevicePixels.append, DevicePixels.finish
 
-    def copy_without_waiting(self, *arguments, **options):
-        copy(self, *arguments, **options | {"non_blocking": True})
+    def append_without_waiting(self, images):
+        with mock.patch.object(DevicePixels, "_wait"):
+            append(self, images)
+
+    def finish_late(self):
+        self._wait()
+        return finish(self)
 
     if how == "shipped":
         yield
         return
-    with mock.patch.object(TensorListGPU, "copy_to_external", copy_without_waiting):
+    with mock.patch.multiple(DevicePixels, append=append_without_waiting, finish=finish_late):
         yield
-
-
-@functools.cache
-def _spin():
-    import cupy
-
-    source = """
-    extern "C" __global__ void spin(long long cycles) {
-        long long start = clock64();
-        while (clock64() - start < cycles) {}
-    }
-    """
-    return cupy.RawKernel(source, "spin")
-
-
-def queue_work():
-    """Keep the current stream busy for a while."""
-    import cupy
-
-    kilohertz = cupy.cuda.Device().attributes["ClockRate"]
-    _spin()((1,), (1,), (cupy.int64(BACKLOG_MS * kilohertz),))
 
 
 if __name__ == "__main__":

@@ -7,7 +7,7 @@ import pytest
 from contract import on_host, to_arrow
 from distributed import wait
 from processes import printed
-from synthetic import write_shards
+from synthetic import write_shard, write_shards
 
 import dask_image_ingest as dii
 
@@ -57,6 +57,21 @@ def test_a_shuffle_loses_no_pixel(client, shards, method):
     shuffled = ddf.shuffle("__key__", shuffle_method=method)
     assert pixels_in(shuffled) == before
     assert len(shuffled) == 400
+
+
+@pytest.mark.parametrize("method", ["tasks", "p2p"])
+@pytest.mark.parametrize("by", ["__key__", "error"])
+def test_pixels_in_memory_are_shuffled_beside_rows_without(client, shards, tmp_path, method, by):
+    """By their error, the rows without a picture have a partition for themselves."""
+    bad = write_shard(tmp_path / "bad.tar", {f"bad-{n:02}.jpg": b"no picture" for n in range(20)})
+    ddf = dii.read_webdataset_images([*shards, bad], backend="cudf", size=32).persist()
+    wait(ddf)
+    before = pixels_in(ddf)
+    shuffled = ddf.shuffle(by, shuffle_method=method).persist()
+    assert len(shuffled) == 420
+    assert pixels_in(shuffled) == before
+    frame = shuffled[["image"]].compute()
+    assert sum(array is None for array in frame.images.arrays()) == 20
 
 
 def test_a_late_decode_takes_the_memory_of_its_pixels_and_little_more(client, shards):
@@ -115,5 +130,5 @@ def test_images_are_decoded_on_the_gpu_that_is_current(shards):
         assert {array.device.id for array in frame.images.arrays()} == {1}
         ddf = dii.read_webdataset_images(shards[0], backend="cudf", size=32)
         with dask.config.set(scheduler="synchronous"):
-            (batch,) = ddf.images.iter_batches(100, "cupy")
+            (batch,) = ddf.images.iter_batches(100, format="cupy")
         assert batch["image"].device.id == 1

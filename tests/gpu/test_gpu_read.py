@@ -44,6 +44,11 @@ def on_worker(client, function, *args, **kwargs):
     return client.submit(function, *args, **kwargs, pure=False).result()
 
 
+def test_a_worker_has_a_pipeline_before_its_first_task():
+    with dii.start_cluster(1, gpu=True, rmm_pool_size=0.2, dashboard_address=None) as fresh:
+        assert list(fresh.run(gpu_probes.pipelines).values()) == [1]
+
+
 def test_images_are_cupy_views_inside_the_buffer_of_the_column(client, shards):
     found = on_worker(client, gpu_probes.where_the_pixels_are, shards[0])
     assert found["library"] == "cupy"
@@ -68,6 +73,13 @@ def test_pixels_never_visit_the_host(client, shards):
     assert copied["read"]["device to device"] <= 1.01 * copied["pixels"]
 
 
+def test_decoding_does_not_wait_for_what_is_queued_on_the_default_stream(client, shards):
+    """As the kernels of a training step are, which torch queues there."""
+    busy = on_worker(client, gpu_probes.copies_beside_a_backlog, shards[0])
+    print(busy)
+    assert busy[0]
+
+
 @pytest.mark.parametrize(
     "options",
     [
@@ -90,6 +102,15 @@ def test_bad_images_are_the_same_error_rows_as_on_the_cpu(client, mixed_shard):
     errors = dict(zip(table["__key__"].to_pylist(), table["error"].to_pylist(), strict=True))
     bad = {key for key, error in errors.items() if error is not None}
     assert bad == {f"bad-{name}" for name in bad_files()} | {"no-image"}
+
+
+@pytest.mark.parametrize(("load", "most"), [(None, 2), (0, 0), (1, 0)])
+def test_a_photograph_is_the_same_picture_at_any_place_of_a_batch(client, tmp_path, load, most):
+    photo = encode(photograph(375, 500))
+    path = write_shard(tmp_path / "same.tar", {f"{n:03}.jpg": photo for n in range(600)})
+    found = on_worker(client, gpu_probes.apart, path, load)
+    print(f"hw-decoder-load {load}: {found} levels apart at most")
+    assert found <= most
 
 
 def test_a_damaged_image_does_no_harm_to_its_neighbours(client, tmp_path):

@@ -52,8 +52,10 @@ def test_each_image_comes_once_whoever_iterates_and_wherever_they_go_on(seed):
     good = [[key for key in rows if key not in bad] for rows, bad in partitions]
     size, world = rng.randint(1, 9), rng.randint(1, 4)
     shuffle = rng.choice([None, rng.randint(0, 5)])
+    buffer = None if shuffle is None else rng.choice([None, 1, 2, 4, 8, 100])
     drop_last, prefetch = rng.random() < 0.3, rng.choice([None, 0, 1, 3])
     options = {"shuffle": shuffle, "drop_last": drop_last, "prefetch": prefetch}
+    options["shuffle_buffer"] = buffer
 
     seen = Counter()
     for rank in range(world):
@@ -65,8 +67,8 @@ def test_each_image_comes_once_whoever_iterates_and_wherever_they_go_on(seed):
         if shuffle is None:
             rows = [key for part in good[rank::world] for key in part]
             assert whole == batched(rows, size, drop_last)
-        elif not drop_last:
-            check_neighbours([key for batch in whole for key in batch], good)
+        elif not drop_last and buffer is not None:
+            check_buffer([key for batch in whole for key in batch], good, buffer)
         check_going_on(ddf, size, mine, whole, rng)
     every = Counter(key for part in good for key in part)
     assert seen <= every
@@ -92,17 +94,18 @@ def with_warnings(ddf, size, options, partitions):
             ddf.images.iter_batches(size, **options)
 
 
-def check_neighbours(rows, good):
-    """Rows are mixed with those of the next partition, and no further."""
+def check_buffer(rows, good, buffer):
+    """Of no more partitions than fill the buffer, rows are given and others still to come."""
     place = {key: number for number, part in enumerate(good) for key in part}
-    # The order of the partitions, by their first row.
-    order = list(dict.fromkeys(place[key] for key in rows))
-    spans = {number: [] for number in order}
+    spans = {}
     for index, key in enumerate(rows):
-        spans[place[key]].append(index)
-    for number, others in spans.items():
-        inside = set(rows[min(others) : max(others) + 1])
-        assert len({place[key] for key in inside} - {number}) <= 2
+        first, _ = spans.get(place[key], (index, index))
+        spans[place[key]] = (first, index)
+    for index in range(len(rows)):
+        open_ = [number for number, (first, last) in spans.items() if first <= index < last]
+        # Without the one that has begun last, and the largest, they don't fill it.
+        sizes = sorted(len(good[number]) for number in open_)
+        assert sum(sizes[:-1]) < buffer + max(map(len, good))
 
 
 def check_going_on(ddf, size, options, whole, rng):
@@ -127,6 +130,8 @@ def test_after_a_failure_or_a_break_the_position_is_where_to_go_on(seed):
     parts = frames(random_partitions(rng))
     sound = lazy_frame(parts)
     options = {"shuffle": rng.choice([None, 3]), "prefetch": rng.choice([0, 1, 2])}
+    if options["shuffle"] is not None:
+        options["shuffle_buffer"] = rng.choice([None, 1, 5, 50])
     size = rng.randint(1, 5)
     whole = keys(sound.images.iter_batches(size, **options))
     failing = lazy_frame(parts, fails={rng.randrange(len(parts))})
@@ -156,6 +161,6 @@ def test_positions_of_other_iterations_are_refused():
         with pytest.raises(dii.ArgumentError, match="start="):
             ddf.images.iter_batches(2, start=start)
     assert list(ddf.images.iter_batches(2, start=(2, 0))) == []
-    assert list(ddf.images.iter_batches(2, start=(3, 0), shuffle=1)) == []
+    assert list(ddf.images.iter_batches(2, start=(2, 0), shuffle=1)) == []
     with pytest.raises(dii.ArgumentError, match="has 3 images"):
         next(ddf.images.iter_batches(2, start=(0, 4)))

@@ -1,5 +1,7 @@
 """``normalize=``: batches as a network takes them, the numbers that torch would make."""
 
+import re
+
 import numpy as np
 import pytest
 
@@ -57,11 +59,32 @@ def test_what_is_no_mean_and_deviation_is_refused(ddf, wrong):
         ddf.images.iter_batches(5, normalize=wrong)
 
 
+@pytest.mark.parametrize(
+    ("normalize", "meant"),
+    [
+        (((123, 116, 103), (58, 57, 57)), "((0.482, 0.455, 0.404), (0.227, 0.224, 0.224))"),
+        ((127.5, 127.5), "((0.5,), (0.5,))"),
+        (((0.5, 0.5, 1.1), 0.25), "((0.002, 0.002, 0.004), (0.001, 0.001, 0.001))"),
+        ((0.5, 64), "((0.002,), (0.251,))"),
+    ],
+)
+def test_means_of_values_up_to_255_are_refused_with_those_that_were_meant(ddf, normalize, meant):
+    said = rf"values from 0 to 1, .* divide both by 255, {re.escape(meant)}"
+    with pytest.raises(ArgumentError, match=said):
+        ddf.images.iter_batches(5, normalize=normalize)
+
+
+def test_zero_and_one_are_values_from_0_to_1(ddf):
+    batch = next(ddf.images.iter_batches(5, normalize=((0, 1, 0), 1)))
+    plain = next(ddf.images.iter_batches(5))
+    np.testing.assert_allclose(batch["image"], expected(plain["image"], (0, 1, 0), 1), atol=2e-6)
+
+
 def test_a_tensor_is_what_torch_makes_by_itself(ddf):
     torch = pytest.importorskip("torch")
     mean, std = (torch.tensor(part)[:, None, None] for part in (MEAN, STD))
-    plain = ddf.images.iter_batches(7, "torch")
-    ready = ddf.images.iter_batches(7, "torch", normalize=(MEAN, STD))
+    plain = ddf.images.iter_batches(7, format="torch")
+    ready = ddf.images.iter_batches(7, format="torch", normalize=(MEAN, STD))
     for one, other in zip(plain, ready, strict=True):
         made = (one["image"].permute(0, 3, 1, 2).float() / 255 - mean) / std
         torch.testing.assert_close(other["image"], made)

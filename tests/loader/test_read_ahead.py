@@ -9,8 +9,10 @@ from concurrent.futures import Future
 import pytest
 from small_frames import BACKEND, small_frame
 
+from dask_image_ingest.loader.order import Buffer, Position, Shuffle
 from dask_image_ingest.loader.read_ahead import ReadAhead
 from dask_image_ingest.loader.source import Source
+from dask_image_ingest.loader.steps import portions
 
 
 class Reads(Source):
@@ -57,6 +59,16 @@ def test_nothing_is_read_until_the_queue_may_be_filled():
     partitions = ReadAhead(source, range(9), 2).partitions("image", BACKEND)
     next(partitions)
     assert source.begun == [0, 1]
+
+
+@pytest.mark.parametrize("depth", [0, 2, 5])
+def test_it_goes_on_while_a_shuffle_fills_its_buffer(depth):
+    source = Reads()
+    order = Shuffle(1, 20, (0, 1), Buffer(rows=24))
+    ahead = ReadAhead(source, order.partitions, depth)
+    partitions = ahead.partitions("image", BACKEND)
+    next(portions(order, Position(0, 0), partitions, {}, ahead.fill, BACKEND))
+    assert source.begun == order.partitions[: 8 + depth]  # of three images each
 
 
 @pytest.mark.slow

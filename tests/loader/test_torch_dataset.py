@@ -116,6 +116,8 @@ def test_a_package_that_is_missing_is_named(ddf, monkeypatch):
     monkeypatch.delitem(sys.modules, "dask_image_ingest.loader.torch_dataset", raising=False)
     with pytest.raises(dii.MissingDependencyError, match="torch"):
         ddf.images.torch_dataset(4)
+    with pytest.raises(dii.MissingDependencyError, match="dataloader need torch"):
+        ddf.images.dataloader(4)
 
 
 # distributed warns where a process forks whose threads run.
@@ -158,6 +160,44 @@ class TestDataLoader:
         dataset.set_epoch(1)
         assert keys(loader) == keys(ddf.images.iter_batches(3, shuffle=3)) != first
 
+    def test_a_loader_that_is_made_for_it_gives_whole_batches(self, shards):
+        torch = pytest.importorskip("torch", reason=WHY)
+        ddf = dii.read_webdataset_images(shards, size=(16, 24), backend="pandas")
+        for options in ({}, {"num_workers": 2, "persistent_workers": True}):
+            loader = ddf.images.dataloader(
+                5, columns=["cls"], shuffle=3, normalize=(0.5, 0.5), **options
+            )
+            assert (loader.batch_size, loader.num_workers) == (None, options.get("num_workers", 0))
+            for epoch in range(2):
+                loader.dataset.set_epoch(epoch)
+                batches = list(loader)
+                assert {batch["image"].shape[1:] for batch in batches} == {(3, 16, 24)}
+                assert {len(batch["image"]) for batch in batches} <= {1, 2, 3, 4, 5}
+                assert sum(len(batch["cls"]) for batch in batches) == 24
+                assert all(isinstance(batch["cls"], torch.Tensor) for batch in batches)
+
+    @pytest.mark.parametrize("workers", [0, 2])
+    @pytest.mark.parametrize("batches", [{}, {"batch_size": 1}, {"batch_size": 4}])
+    def test_a_loader_that_would_batch_the_batches_says_so(self, ddf, data, workers, batches):
+        loader = data.DataLoader(ddf.images.torch_dataset(3), num_workers=workers, **batches)
+        with pytest.raises(dii.ArgumentError, match=r"batch_size=None, or take .*dataloader\(\)"):
+            next(iter(loader))
+
+    @pytest.mark.parametrize(
+        ("options", "said"),
+        [
+            ({"sampler": [1]}, "sampler= is not for batches that are made already"),
+            ({"batch_sampler": [[1]]}, "batch_sampler= is not"),
+            ({"collate_fn": len}, "collate_fn= is not"),
+            ({"colour": 1}, "unexpected keyword argument 'colour'"),
+            ({"num_workers": -1}, "num_workers"),
+            ({"persistent_workers": True}, "persistent_workers"),
+        ],
+    )
+    def test_what_no_such_loader_takes_is_refused(self, ddf, data, options, said):
+        with pytest.raises(dii.ArgumentError, match=f"dataloader: .*{said}"):
+            ddf.images.dataloader(3, **options)
+
     @pytest.mark.parametrize("persistent", [False, True])
     @pytest.mark.parametrize("begin", [1, (1, 0)])
     def test_start_is_of_one_epoch_whatever_the_workers(self, ddf, load, persistent, begin):
@@ -199,10 +239,12 @@ class TestDataLoader:
             assert len(keys(load(dataset))) == count
 
     def test_a_run_goes_on_in_the_epoch_where_it_was_stopped(self, ddf, load):
-        dataset = ddf.images.torch_dataset(2, shuffle=5, start=(1, 0))
+        options = {"shuffle_buffer": 1, "start": (1, 0)}
+        dataset = ddf.images.torch_dataset(2, shuffle=5, **options)
         dataset.set_epoch(3)
         loader = load(dataset)
-        want = [key for rank in (0, 1) for key in keys(share(ddf, rank, shuffle=8, start=(1, 0)))]
+        want = [key for rank in (0, 1) for key in keys(share(ddf, rank, shuffle=8, **options))]
+        assert 0 < len(want) < 23
         assert sorted(keys(loader)) == sorted(want)
         dataset.set_epoch(4)
         assert sorted(keys(loader)) == list(range(23))

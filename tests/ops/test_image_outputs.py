@@ -49,10 +49,14 @@ def compare(made, ddf, change):
 @pytest.mark.parametrize("change", [mirrored, grey])
 @pytest.mark.parametrize("batch_size", [3, 256])
 def test_arrays_of_one_shape_or_of_several_become_images_again(ddf, change, batch_size):
-    lazy = ddf.images.map_batches(change, {"image": "image"}, batch_size)
+    lazy = ddf.images.map_batches(change, {"image": "image"}, batch_size=batch_size)
     assert lazy.dtypes["image"] == ddf.dtypes["image"]
     compare(lazy.compute(), ddf, change)
-    compare(ddf.compute().images.map_batches(change, {"image": "image"}, batch_size), ddf, change)
+    compare(
+        ddf.compute().images.map_batches(change, {"image": "image"}, batch_size=batch_size),
+        ddf,
+        change,
+    )
 
 
 @pytest.mark.slow

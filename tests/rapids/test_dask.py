@@ -7,8 +7,10 @@ import pandas as pd
 import pyarrow as pa
 import pytest
 from contract import TYPES, images, metadata
+from cudf.core.column import ColumnBase
 from dask.dataframe import methods
 from dask.dataframe.utils import meta_nonempty
+from distributed.shuffle._arrow import convert_shards
 from processes import printed
 
 import dask_image_ingest as dii
@@ -42,6 +44,50 @@ def test_more_pixels_than_a_column_holds_are_an_error_that_says_what_to_do(monke
     others = [host.frame({"a": host.column(np.arange(3))}) for _ in range(2)]
     with pytest.raises(OverflowError, match="CUDF failure"):
         methods.concat(others)
+
+
+SHUFFLED = {
+    "image": IMAGE,
+    "vector": pa.list_(pa.float32()),
+    "words": pa.list_(pa.string()),
+    "struct": pa.struct([("flags", pa.list_(pa.bool_())), ("name", pa.string())]),
+    "text": pa.string(),
+}
+
+
+@pytest.mark.parametrize("shards", [[[0]], [[0], [1]], [[1], [0]], [[0, 1]]], ids=str)
+def test_rows_without_a_value_come_out_of_a_shuffle_in_the_types_that_went_in(
+    played, shards, monkeypatch
+):
+    """Row 0 has no picture, no list, and a struct of which no field is there; row 1 has all."""
+    # distributed casts all columns, to their own types; cuDF makes copies for that.
+    monkeypatch.setattr(ColumnBase, "copy", lambda self, deep=True: self)
+    backend = get_backend("cudf")
+    values = {
+        "vector": [None, [1.0, 2.0]],
+        "words": [None, ["a", None]],
+        "struct": [{"flags": None, "name": None}, {"flags": [True], "name": "b"}],
+        "text": [None, "c"],
+    }
+    pixels = [Pixels(np.empty(0, np.uint8), np.zeros((1, 3), np.int32), ["why"])]
+    pixels += [Pixels(np.arange(3, dtype=np.uint8), np.array([[1, 1, 3]], np.int32), [None])]
+
+    def sent(row):
+        table = pa.table({n: pa.array([v[row]], SHUFFLED[n]) for n, v in values.items()})
+        frame = backend.frame(table, np.array([row]), pixels[row])
+        made = frame.to_arrow(preserve_index=False)
+        return made.append_column("__input_partition_id__", pa.array([0], pa.uint32()))
+
+    meta = backend.meta({name: SHUFFLED[name] for name in [*values, "image"]})
+    tables = [pa.concat_tables(map(sent, shard), promote_options="permissive") for shard in shards]
+    got = convert_shards(tables, meta, "none", False)
+    assert got.dtypes.to_dict() == meta.dtypes.to_dict()
+    rows = sorted(row for shard in shards for row in shard)
+    for name, column in values.items():
+        told = sorted(got[name].to_arrow().to_pylist(), key=str)
+        assert told == sorted((column[row] for row in rows), key=str), name
+    pictures = [a is None for a in got.images.arrays()]
+    assert sorted(pictures) == sorted(row == 0 for row in rows)
 
 
 def test_frames_of_images_are_filled_and_converted_by_this_package():

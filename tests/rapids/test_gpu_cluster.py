@@ -15,9 +15,11 @@ def look_around():
     import cudf
     from cudf.core.buffer import spill_manager
     from dask.sizeof import sizeof
+    from dask_image_ingest.cluster import warm
     from dask_image_ingest.decode.threads import decode_threads
 
     return {
+        "warmed": len(warm._warming),
         "threads": decode_threads(),
         "spill": cudf.get_option("spill"),
         "limit": cudf.get_option("spill_device_limit"),
@@ -47,6 +49,7 @@ if __name__ == "__main__":
 def test_a_worker_is_ready_before_its_first_task():
     # A switch for dask-cuda's own tests: its workers then start without a GPU.
     assert printed(LOOK_AROUND, DASK_CUDA_TEST_DISABLE_DEVICE_SPECIFIC="1") == {
+        "warmed": 1,
         "threads": 3,
         "spill": True,
         # None: with a limit of its own, cuDF spills whatever is made.

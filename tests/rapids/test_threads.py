@@ -7,7 +7,7 @@ import pytest
 from synthetic import write_shards
 
 import dask_image_ingest as dii
-from dask_image_ingest.dataset import partition
+from dask_image_ingest.dataset import decode_rows
 from dask_image_ingest.decode.gpu import current_device
 from dask_image_ingest.frames import cudf as backend_module
 from dask_image_ingest.frames import get_backend
@@ -31,13 +31,13 @@ def test_batches_are_decoded_on_the_gpu_of_the_thread_that_asks_for_them(
     paths = write_shards(tmp_path, 3, 4)
     ddf = dii.read_webdataset_images(paths, backend="pandas", size=8)
     devices = []
-    decode = partition.decode
+    decode = decode_rows.decode
 
     def decode_and_tell(*args, **options):
         devices.append(current_device())
         return decode(*args, **options)
 
-    monkeypatch.setattr(partition, "decode", decode_and_tell)
+    monkeypatch.setattr(decode_rows, "decode", decode_and_tell)
     monkeypatch.setattr(source, "backend_of", lambda meta: get_backend("cudf"))
     runtime.setDevice(3)
     assert len([*ddf.images.iter_batches(4)]) == 3

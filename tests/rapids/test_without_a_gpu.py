@@ -63,6 +63,31 @@ def test_late_decode_and_new_columns_are_planned(ddf):
     mapped = late.images.map_batches(len, {"score": "float32", "v": "list<float32>"})
     assert {n: str(t) for n, t in mapped.dtypes[-2:].items()} == {"score": "float32", "v": "list"}
     assert mapped.npartitions == 3
+    pictures = ddf.images.map_batches(lambda images: images[:, ::2], {"image": "image"})
+    assert list(pictures.columns) == list(ddf.columns)
+    assert pictures._meta.dtypes.to_dict() == ddf._meta.dtypes.to_dict()
+    assert ddf.images.channel_stats().npartitions == 1
+
+
+ON_PANDAS = {
+    "drop": lambda ddf: ddf.drop(columns="txt"),
+    "rename": lambda ddf: ddf.rename(columns={"txt": "caption"}),
+    "assign": lambda ddf: ddf.assign(split="train"),
+    "merge": lambda ddf: ddf.merge(ddf[["__key__", "width"]], on="__key__"),
+    "to_parquet": lambda ddf: ddf.to_parquet("out", compute=False),
+    "stack": lambda ddf: ddf.images.stack((8, 8, 3)),
+    "encode": lambda ddf: ddf.images.encode("png"),
+    "thumbnails": lambda ddf: ddf.images.thumbnails(16),
+    "vectors": lambda ddf: ddf.images.map_batches(len, {"v": "list<float32>"}).images.vectors("v"),
+}
+
+
+@pytest.mark.parametrize("name", ON_PANDAS)
+def test_all_else_is_planned_behind_to_backend(ddf, name, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    plan = ON_PANDAS[name](ddf.to_backend("pandas"))
+    plan = plan.optimize() if hasattr(plan, "optimize") else plan
+    assert len(plan.__dask_graph__()) >= 3
 
 
 def test_results_are_planned_as_pandas(ddf, expected):

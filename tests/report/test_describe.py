@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import gzip
 import json
 import random
+import subprocess
+import sys
 from collections import Counter
 
 import pytest
 from few_images import SIZES, encoded, write_bad_shard, write_good_shards
-from tars import tar
+from tars import header, tar
 
 from dask_image_ingest import cli
 
@@ -173,3 +176,33 @@ def test_totals_are_those_of_the_samples(seed, tmp_path, capsys):
     for url, samples in shards.items():
         expected = recounted(samples)
         assert {name: told[url][name] for name in expected} == expected, f"seed {seed}"
+
+
+@pytest.mark.slow
+@pytest.mark.newest
+def test_a_small_file_that_unpacks_to_a_gigabyte_is_described_in_bounded_memory(tmp_path):
+    """In a process of its own, whose peak the system counts."""
+    shard = tmp_path / "bomb.tar.gz"
+    size = 1 << 30
+    with gzip.open(shard, "wb", compresslevel=1) as file:
+        file.write(header(b"a.bin", b"%011o\0" % size))
+        for _ in range(size >> 24):
+            file.write(b"a" * (1 << 24))
+        file.write(tar({"a.jpg": encoded((64, 48), "JPEG")}))
+    assert shard.stat().st_size < 10 << 20
+    script = """
+import resource, sys
+from dask_image_ingest import cli
+peak = lambda: resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+before = peak()
+status = cli.main(["describe", sys.argv[1], "--json"])
+print(peak() - before, file=sys.stderr)
+sys.exit(status)
+"""
+    finished = subprocess.run(
+        [sys.executable, "-c", script, shard], capture_output=True, text=True, timeout=120
+    )
+    assert finished.returncode == 0, finished.stderr
+    summary = json.loads(finished.stdout)
+    assert (summary["samples"], summary["images"]) == (1, 1)
+    assert int(finished.stderr.split()[-1]) < size / 2

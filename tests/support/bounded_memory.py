@@ -27,12 +27,12 @@ def partition(number, images=IMAGES):
     return get_backend("pandas").frame(table, np.arange(images), pixels)
 
 
-def main(shuffle):
+def main(shuffle, buffer=None):
     ddf = dd.from_map(partition, range(PARTITIONS), meta=partition(0, images=1).iloc[:0])
     before = status("VmRSS")
     Path("/proc/self/clear_refs").write_text("5")  # the peak so far is forgotten
     numbers = []
-    for batch in ddf.images.iter_batches(7, shuffle=shuffle):
+    for batch in ddf.images.iter_batches(7, shuffle=shuffle, shuffle_buffer=buffer):
         assert (batch["image"][:, 0, 0, 0] == batch["number"] // IMAGES).all()
         numbers += batch["number"].tolist()
     assert sorted(numbers) == list(range(PARTITIONS * IMAGES))
@@ -49,4 +49,4 @@ def status(name):
 
 if __name__ == "__main__":
     with dask.config.set(scheduler="threads"):
-        main(int(sys.argv[1]) if len(sys.argv) > 1 else None)
+        main(*map(int, sys.argv[1:])) if sys.argv[1:] else main(None)

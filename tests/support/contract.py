@@ -511,8 +511,24 @@ class BackendContract:
             [array.mean() for array in arrays if array is not None],
         )
         assert means[2] is None
+        told = []
+
+        def keep(batch, vectors, keys):
+            told.append((batch, vectors, keys))
+            return {"n": batch.mean(axis=(1, 2, 3))}
+
+        beside = mapped.assign(image=frame["image"])
+        beside.images.map_batches(keep, {"n": "float64"}, inputs=["image", "v", "__key__"])
+        ((batch, vectors, keys),) = told
+        assert type(batch) is backend.numpy.ndarray
+        there = [array for array in arrays if array is not None]
+        np.testing.assert_array_equal(on_host(batch), there)
+        for vector, array in zip(vectors, there, strict=True):
+            assert type(vector) is backend.numpy.ndarray
+            np.testing.assert_array_equal(on_host(vector), array[0, 0])
+        assert keys == to_arrow(frame[["__key__"]].take([0, 1, 3]))["__key__"].to_pylist()
         for format, library in (("numpy", np), (backend.numpy.__name__, backend.numpy)):
-            first, second = frame.images.iter_batches(2, format, columns=["__key__"])
+            first, second = frame.images.iter_batches(2, format=format, columns=["__key__"])
             assert type(first["image"]) is library.ndarray
             np.testing.assert_array_equal(on_host(first["image"]), arrays[:2])
             assert second["__key__"].tolist() == ["folder/ä3"]

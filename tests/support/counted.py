@@ -4,7 +4,7 @@ from collections import Counter
 
 import pytest
 
-from dask_image_ingest.dataset import late_decode, moved_rows, opened, partition
+from dask_image_ingest.dataset import decode_rows, opened
 
 
 @pytest.fixture
@@ -19,8 +19,7 @@ def work(monkeypatch):
 
         return counted
 
-    for module in (partition, late_decode, moved_rows):
-        monkeypatch.setattr(module, "decode", counting(module.decode))
+    monkeypatch.setattr(decode_rows, "decode", counting(decode_rows.decode))
 
     def walk(*args, _walk=opened.index_tar, **kwargs):
         counts["walks"] += 1

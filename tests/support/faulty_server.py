@@ -28,6 +28,8 @@ FAILURES = tuple(kind for kind in KINDS if kind not in ("delay", "stall"))
 class Faulty:
     """What it has, how it behaves, what it has seen.
 
+    Whatever a client has got is counted: an answer that has come is over, and its bytes are sent.
+
     Attributes
     ----------
     files
@@ -35,7 +37,8 @@ class Faulty:
     upstream
         Where it passes requests on instead.
     rates
-        Kind of fault → how often, at random.
+        Kind of fault → how often, at random. One besides those of ``KINDS`` is ``"lost"``: what is
+        asked for is done, and the answer never comes.
     times
         Path → when it was changed, as the server tells it.
     latency, bandwidth
@@ -101,6 +104,7 @@ class _Handler(BaseHTTPRequestHandler):
 
     def do_GET(self) -> None:
         state: Faulty = self.server.state
+        self._is_under_way = True
         with state._lock:
             state.counts[self.command] += 1
             state.seen.append((self.command, self.path, dict(self.headers)))
@@ -111,8 +115,7 @@ class _Handler(BaseHTTPRequestHandler):
         try:
             self._answer(state)
         finally:
-            with state._lock:
-                state._now -= 1
+            self._end(state)
 
     do_HEAD = do_PUT = do_POST = do_DELETE = do_GET  # noqa: N815
 
@@ -125,7 +128,9 @@ class _Handler(BaseHTTPRequestHandler):
             time.sleep(0.2)
         if kind in ("503", "429"):
             return self._send(state, int(kind), {}, b"")
-        if kind == "reset":
+        if kind == "lost" and state.upstream:
+            self._relay(state, sent)
+        if kind in ("reset", "lost"):
             self.connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
             self.connection.close()
             self.close_connection = True
@@ -189,6 +194,8 @@ class _Handler(BaseHTTPRequestHandler):
             self.send_header(name, value)
         if "Content-Length" not in headers:
             self.send_header("Content-Length", str(len(body)))
+        if self.command == "HEAD" or not body:
+            self._end(state)
         self.end_headers()
         if self.command == "HEAD":
             return
@@ -199,17 +206,26 @@ class _Handler(BaseHTTPRequestHandler):
         began, sent = time.monotonic(), 0
         with contextlib.suppress(ConnectionError):
             for at in range(0, len(body), step):
-                self.wfile.write(body[at : at + step])
-                sent += len(body[at : at + step])
+                piece = body[at : at + step]
+                sent += len(piece)
+                with state._lock:
+                    state.sent += len(piece)
+                if sent == len(body) and kind != "stall":
+                    self._end(state)
+                self.wfile.write(piece)
                 if state.bandwidth:
                     ahead = sent / state.bandwidth - (time.monotonic() - began)
                     if ahead > 0.002:
                         time.sleep(ahead)
-        with state._lock:
-            state.sent += sent
         if kind == "stall":
             self.wfile.flush()
             state._over.wait(state.stall)
+
+    def _end(self, state: Faulty) -> None:
+        """Count a request as over, before its client can make another."""
+        with state._lock:
+            state._now -= self._is_under_way
+            self._is_under_way = False
 
     def log_message(self, *args) -> None:
         pass

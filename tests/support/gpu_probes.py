@@ -2,11 +2,13 @@
 
 import contextlib
 import ctypes
+import functools
 import glob
 import site
 import sys
 import threading
 from collections import Counter
+from unittest import mock
 
 import dask
 import numpy as np
@@ -94,6 +96,75 @@ def peak_of_a_late_decode(path):
         peak = rmm.statistics.get_statistics().peak_bytes - before
     pixels = sum(array.nbytes for array in frame.images.arrays() if array is not None)
     return {"peak": peak, "pixels": pixels}
+
+
+def copies_beside_a_backlog(path):
+    """Whether a second of work on the default stream was still going on after each batch's copy."""
+    import cupy
+
+    from dask_image_ingest.frames.cudf_pixels import DevicePixels
+
+    begin, append, busy = DevicePixels.__init__, DevicePixels.append, []
+
+    def begin_and_queue(self, nbytes):
+        begin(self, nbytes)
+        queue_work(cupy.cuda.Stream.null, 1)
+
+    def append_and_look(self, images):
+        append(self, images)
+        busy.append(not cupy.cuda.Stream.null.done)
+
+    ddf = dii.read_webdataset_images(path, backend="cudf")
+    compute(ddf)  # builds the pipeline
+    with mock.patch.multiple(DevicePixels, __init__=begin_and_queue, append=append_and_look):
+        compute(ddf)
+    return busy
+
+
+def queue_work(stream, seconds):
+    """Keep a stream busy for a while."""
+    import cupy
+
+    with stream:
+        _spin()((1,), (1,), (cupy.int64(seconds * 1e9),))
+
+
+SPIN = """
+__device__ long long now() {
+    long long nanoseconds;
+    asm volatile("mov.u64 %0, %globaltimer;" : "=l"(nanoseconds));
+    return nanoseconds;
+}
+extern "C" __global__ void spin(long long nanoseconds) {
+    long long start = now();
+    while (now() - start < nanoseconds) {}
+}
+"""
+
+
+@functools.cache
+def _spin():
+    import cupy
+
+    return cupy.RawKernel(SPIN, "spin")
+
+
+def apart(path, load):
+    """How far the pictures of a shard of one photograph over and over are apart, at most."""
+    with dask.config.set({"image-ingest.hw-decoder-load": load}):
+        arrays = compute(dii.read_webdataset_images(path, backend="cudf")).images.arrays()
+    first = arrays[0].astype("int16")
+    return max(int(abs(array.astype("int16") - first).max()) for array in arrays)
+
+
+def pipelines():
+    """How many GPU pipelines of DALI this process has, once it has warmed up."""
+    from dask_image_ingest.cluster import warm
+    from dask_image_ingest.decode import batch_pipeline
+
+    for thread in warm._warming:
+        thread.join()
+    return sum(each._pipeline is not None for each in batch_pipeline._all)
 
 
 def flip(images):

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import errno
 import re
 import shutil
 import subprocess
 import sys
+from pathlib import Path
 
 import dask.dataframe as dd
 import numpy as np
@@ -17,6 +19,7 @@ from PIL import Image
 
 import dask_image_ingest as dii
 from dask_image_ingest import cli
+from dask_image_ingest.errors import ArgumentError, ExportError
 from dask_image_ingest.view.gallery import count_facts
 
 CHROMIUM = next(filter(None, map(shutil.which, ("chromium", "chromium-browser"))), None)
@@ -189,3 +192,29 @@ def test_importing_the_gallery_draws_in_no_browser_and_no_notebook():
         check=True,
     )
     assert not re.search(r"\b(IPython|torch|matplotlib)\b", run.stdout)
+
+
+@pytest.mark.parametrize("kind", ["lazy", "computed", "linked"])
+def test_a_shard_is_not_overwritten(kind, shards, tmp_path):
+    folder = shutil.copytree(shards[0].parent, tmp_path / "in")
+    target = folder / shards[0].name
+    before = target.read_bytes()
+    ddf = dii.read_webdataset_images(folder, backend="pandas", columns=["__key__", "__url__"])
+    if kind == "linked":
+        (tmp_path / "link.html").symlink_to(target)
+        target = tmp_path / "link.html"
+    with pytest.raises(ArgumentError, match=r"the frame reads .*: write the page to another file"):
+        dii.gallery(ddf.compute() if kind == "computed" else ddf, target)
+    assert target.read_bytes() == before
+    assert not list(tmp_path.rglob("*.part"))
+
+
+def test_a_page_that_cannot_be_written_leaves_nothing(ddf, tmp_path, monkeypatch):
+    def full(self, text, **_):
+        self.write_bytes(b"cut short")
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(Path, "write_text", full)
+    with pytest.raises(ExportError, match=r"out\.html cannot be written: No space left on device"):
+        dii.gallery(ddf, tmp_path / "out.html", n=1)
+    assert not list(tmp_path.iterdir())

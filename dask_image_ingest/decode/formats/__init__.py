@@ -8,14 +8,16 @@ from dask_image_ingest.decode.formats.bad_image import BadImage
 from dask_image_ingest.decode.formats.exif import SWAPPED
 from dask_image_ingest.decode.formats.header import Header, Stored, measure, too_large
 from dask_image_ingest.decode.formats.pillow_image import open_image, pillow_errors
-from dask_image_ingest.decode.formats.verify import is_valid
+from dask_image_ingest.decode.formats.verify import is_jpeg_head, is_valid, jpeg_head
 
 __all__ = [
     "SWAPPED",
     "BadImage",
     "Header",
     "Stored",
+    "is_jpeg_head",
     "is_valid",
+    "jpeg_head",
     "measure",
     "open_image",
     "pillow_errors",

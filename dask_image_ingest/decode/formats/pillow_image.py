@@ -15,6 +15,7 @@ from typing import IO, Any, Final
 from PIL import Image, ImageFile
 
 from dask_image_ingest.decode.formats.bad_image import BadImage
+from dask_image_ingest.decode.formats.libtiff import libtiff_messages
 from dask_image_ingest.storage import LazyBytes
 
 _PLUGINS: Final = {
@@ -43,8 +44,11 @@ def open_image(file: IO[bytes], format: str) -> Image.Image:
 
 @contextmanager
 def pillow_errors() -> Iterator[None]:
-    """Make of whatever Pillow raises a `BadImage`, and nothing of what it warns of."""
-    with _silence:
+    """Make of whatever Pillow raises a `BadImage`, and nothing of what it warns of.
+
+    What libtiff says of a bad image is part of the error.
+    """
+    with _silence, libtiff_messages() as messages:
         try:
             yield
         except BadImage:
@@ -57,7 +61,7 @@ def pillow_errors() -> Iterator[None]:
         except Exception as error:
             # Plugins raise whatever happens to go wrong in them: OSError, SyntaxError, ValueError,
             # OverflowError, MemoryError, zlib.error, ...
-            message = str(error) or type(error).__name__
+            message = ": ".join([str(error) or type(error).__name__, *messages[:1]])
             code = "truncated" if "truncated" in message.lower() else "corrupt"
             raise BadImage(code, message) from None
 

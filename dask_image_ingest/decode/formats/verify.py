@@ -1,6 +1,6 @@
 """Whether a file's structure holds, so that DALI will not refuse it, and its whole batch with it.
 
-Looked at just before decoding, in a hundredth of its time; `stored` reads the headers of images
+Looked at just before decoding, in a hundredth of its time; `measure` reads the headers of images
 that nobody may ever decode. A file that is not sound is not bad yet: Pillow has the last word.
 """
 
@@ -14,6 +14,7 @@ from typing import Any, Final
 import numpy as np
 
 from dask_image_ingest.decode.formats.dimensions import (
+    FRAMES,
     MAX_PARTS,
     ORDINARY_FRAMES,
     PNG_CHUNK,
@@ -37,11 +38,57 @@ def is_valid(format: str | None, data: Any, thorough: bool = False) -> bool:
     return format != "png" or _png(data)
 
 
+def jpeg_head(data: Any) -> bytes | None:
+    """All of a JPEG before its pixels, height and width being zeros; None if that is not short.
+
+    Files of one origin often have the same. It is a guess: such bytes may also be in a table.
+    """
+    head = bytes(data[:_SHORT])
+    frame = _frame(head)
+    scan = head.find(_SCAN_START, frame)
+    if frame < 0 or not 0 < scan < len(head) - 3:
+        return None
+    end = scan + 2 + head[scan + 3]
+    # What has no height or no width is no picture, whatever comes before and after.
+    if (
+        end > len(head)
+        or not any(head[frame + 5 : frame + 7])
+        or not any(head[frame + 7 : frame + 9])
+    ):
+        return None
+    return head[: frame + 5] + bytes(4) + head[frame + 9 : end]
+
+
+def is_jpeg_head(head: bytes) -> bool:
+    """Whether `jpeg_head` has guessed rightly: one frame where it is taken to be, then a scan."""
+    at, frames = 2, []
+    while at + 4 <= len(head):
+        mark, kind, length = SEGMENT(head, at)
+        if mark != 0xFF or (length < 8 and kind in FRAMES):
+            return False
+        if kind in FRAMES:
+            frames.append(at)
+        at += 2 + length
+        if kind == _SCAN:
+            return at == len(head) and frames == [_frame(head)]
+    return False
+
+
+def _frame(head: bytes) -> int:
+    """Where the first thing is that looks like a frame of a common kind."""
+    baseline = head.find(b"\xff\xc0\0")
+    return baseline if baseline >= 0 else head.find(b"\xff\xc2\0")
+
+
 _HUFFMAN, _QUANTIZATION, _RESTART, _SCAN = 0xC4, 0xDB, 0xDD, 0xDA
 _PROGRESSIVE: Final = 0xC2
 # Application data and comments.
 _NO_TABLES: Final = frozenset((0xFE, *range(0xE0, 0xF0)))
 _END: Final = b"\xd9"
+_SCAN_START: Final = b"\xff\xda\0"
+# Up to the pixels in most photos, and in those that have little but tables before them.
+_WINDOW: Final = 2048
+_SHORT: Final = 1024
 _TABLE_NAMES: Final = frozenset((0, 1, 2, 3, 0x10, 0x11, 0x12, 0x13))
 
 
@@ -50,24 +97,43 @@ def _jpeg(data: Any, thorough: bool) -> bool:
 
     Damage among the pixels is no reason for it to stop, unless it looks like a marker.
     """
-    tables = _Tables()
+    head = bytes(data[:_WINDOW])
+    frame, progressive = b"", False
+    huffman: frozenset[int] = frozenset()
+    quantization: frozenset[int] = frozenset()
     markers: Iterator[int] | None = None
-    at = 2
-    while at + 4 <= len(data):
+    at, size = 2, len(data)
+    while at + 4 <= size:
         mark, kind, length = SEGMENT(data, at)
         if mark != 0xFF or length < 2:
             return False
-        body = bytes(data[at + 4 : at + 2 + length])
-        if kind not in _NO_TABLES and not tables.take(kind, body):
-            return False
-        at += 2 + length
-        if kind == _SCAN:
+        start, at = at + 4, at + 2 + length
+        if kind in _NO_TABLES:
+            continue
+        body = head[start:at] if at <= _WINDOW else bytes(data[start:at])
+        if kind == _HUFFMAN:
+            if not (defined := _huffman_tables(body)):
+                return False
+            huffman |= defined
+        elif kind == _QUANTIZATION:
+            if not (defined := _quantization_tables(body)):
+                return False
+            quantization |= defined
+        elif kind in ORDINARY_FRAMES:
+            if frame or not _is_frame(body[5:]):
+                return False
+            frame, progressive = body[5:], kind == _PROGRESSIVE
+        elif kind == _SCAN:
+            if not _is_scan(body, frame, progressive, huffman, quantization):
+                return False
             if not thorough:
                 return True
             markers = markers or _markers(data, at)
-            at = next((place for place in markers if place >= at), len(data))
+            at = next((place for place in markers if place >= at), size)
             if data[at + 1 : at + 2] == _END:
                 return True
+        elif kind != _RESTART or len(body) != 2:
+            return False
     return False
 
 
@@ -80,35 +146,6 @@ def _markers(data: Any, start: int) -> Iterator[int]:
     kinds = pixels[places + 1]
     meant = ((kinds < 0xD0) | (kinds > 0xD7)) & (kinds != 0xFF)
     return iter((start + places[meant]).tolist())
-
-
-class _Tables:
-    """What the segments of a JPEG have defined so far."""
-
-    def __init__(self) -> None:
-        self._index = False
-        self._frame = b""
-        self._progressive = False
-        self._huffman: frozenset[int] = frozenset()
-        self._quantization: frozenset[int] = frozenset()
-
-    def take(self, kind: int, body: bytes) -> bool:
-        """Take account of a segment; False if no decoder could."""
-        if kind == _HUFFMAN:
-            defined = _huffman_tables(body)
-            self._huffman |= defined
-            return bool(defined)
-        if kind == _QUANTIZATION:
-            defined = _quantization_tables(body)
-            self._quantization |= defined
-            return bool(defined)
-        if kind in ORDINARY_FRAMES:
-            twice, self._frame = bool(self._frame), body[5:]
-            self._progressive = kind == _PROGRESSIVE
-            return not twice and _is_frame(self._frame)
-        if kind == _SCAN:
-            return _is_scan(body, self._frame, self._progressive, self._huffman, self._quantization)
-        return kind == _RESTART and len(body) == 2
 
 
 # Few tables and frames are in use, and most files have the same ones.

@@ -1,0 +1,56 @@
+"""What ``.images`` and its batches say of themselves, without computing anything."""
+
+from __future__ import annotations
+
+import pytest
+from counted import work  # noqa: F401  a fixture
+from small_frames import small_frame
+
+import dask_image_ingest as dii
+
+
+@pytest.fixture
+def ddf(shards):
+    return dii.read_webdataset_images(shards, size=(20, 30), columns=["cls", "image"])
+
+
+def test_a_lazy_frame_tells_partitions_shape_and_columns(ddf, work):  # noqa: F811
+    assert repr(ddf.images) == (
+        "<images in column 'image'; 3 partitions; 20 × 30 × 3; decoded when computed; "
+        "columns 'cls', 'image'>"
+    )
+    assert "; 1 partitions; " in repr(ddf.partitions[:1].images)
+    assert not work
+
+
+def test_shapes_that_differ_and_frames_that_are_computed_say_so(ddf, shards):
+    assert "; ? × ? × 3; decoded when" in repr(dii.read_webdataset_images(shards).images)
+    assert "20 × 30 × 3; made by the tasks of the frame" in repr(ddf.persist().images)
+
+
+def test_an_eager_frame_tells_rows_and_bytes():
+    frame = small_frame([1, 2, 3], (4, 5, 3), bad=[2])
+    assert repr(frame.images) == (
+        "<images in column 'image'; 3 rows, 1 without an image; 4 × 5 × 3; 120 bytes of pixels; "
+        "columns 'key', 'image'>"
+    )
+
+
+def test_a_frame_without_images_says_what_is_missing(ddf):
+    assert repr(ddf[["cls"]].images).startswith("<images of 'cls': the frame has no column of imag")
+
+
+def test_batches_tell_their_size_their_columns_and_where_they_are(ddf, work):  # noqa: F811
+    batches = ddf.images.iter_batches(5)
+    assert (
+        repr(batches)
+        == "<Batches of 5 rows from 3 partitions, at (0, 0): images 'image' and 'cls'>"
+    )
+    assert not work
+    next(batches)
+    assert "at (0, 5)" in repr(batches)
+    for _ in batches:
+        pass
+    assert "at the end" in repr(batches)
+    skipping = ddf.images.iter_batches(5, columns=[], start=2)
+    assert repr(skipping) == "<Batches of 5 rows from 3 partitions, after 10 rows: images 'image'>"

@@ -1,0 +1,79 @@
+"""A bad image costs its batch, and not the pipeline that decodes the others."""
+
+import numpy as np
+import played_dali
+import pytest
+from PIL import Image
+from synthetic import encode, photograph
+
+from dask_image_ingest.decode.dali import Decoder, Refused
+from dask_image_ingest.decode.options import Decoding
+
+CALLS = {
+    "a bad image": ("Failed to decode sample #{number} : ", True),
+    "a file that can't be parsed": ("nvImageCodec failure: '#4'", False),
+    "no memory": ("CUDA allocation failed", False),
+}
+
+
+def flat(image):
+    return np.frombuffer(encode(image), np.uint8)
+
+
+def undecodable():
+    good = encode(photograph(60, 80))
+    table = good.index(b"\xff\xc4") + 5
+    return np.frombuffer(good[:table] + b"\xff" * 16 + good[table + 16 :], np.uint8)
+
+
+def test_the_pipeline_goes_on_with_the_right_pictures_behind_a_bad_image():
+    pytest.importorskip("nvidia.dali")
+    colours = [(40 * n, 10, 250 - 40 * n) for n in range(6)]
+    files = [flat(Image.new("RGB", (16 + n, 24), colour)) for n, colour in enumerate(colours)]
+    decoder = Decoder(Decoding(), "encoded")
+    list(decoder.run([files]))
+    pipeline = decoder._pipeline._pipeline
+    random = np.random.default_rng(0)
+    for _ in range(100):
+        # Two batches after each refused one: one underway when it fails is not lost or mixed up.
+        orders = [random.permutation(6) for _ in range(2)]
+        bad = [files[0], undecodable(), files[1]]
+        refused, *decoded = decoder.run([bad, *([files[n] for n in order] for order in orders)])
+        assert refused == Refused(1)
+        for images, order in zip(decoded, orders, strict=True):
+            for image, n in zip(images, order, strict=True):
+                array = np.asarray(image)
+                assert array.shape == (24, 16 + n, 3)
+                assert np.abs(array.astype(int) - colours[n]).max() <= 3
+    assert decoder._pipeline._pipeline is pipeline
+
+
+def test_a_file_that_cannot_be_parsed_ends_it():
+    """DALI's threads go on with the others of the batch then, in memory that is gone."""
+    pytest.importorskip("nvidia.dali")
+    good = flat(photograph(20, 30))
+    decoder = Decoder(Decoding(), "suspect")
+    first, refused, last = decoder.run([[good], [good, np.frombuffer(b"no image", np.uint8)], []])
+    assert len(first) == 1
+    assert refused == Refused(None)
+    assert last == []
+    assert decoder._pipeline._pipeline is None
+
+
+@pytest.mark.parametrize("name", CALLS)
+def test_on_a_gpu_too_and_another_one_is_primed_where_there_has_to_be_one(monkeypatch, name):
+    message, kept = CALLS[name]
+    made = played_dali.play(monkeypatch)
+    monkeypatch.setattr(played_dali, "REFUSED", {b"bad": message})
+    good, bad = (np.frombuffer(content, np.uint8) for content in (b"good", b"bad"))
+    decoder = Decoder(Decoding(device="gpu"), "encoded")
+    if "memory" in message or "CUDA" in message:
+        with pytest.raises(RuntimeError, match="CUDA"):
+            list(decoder.run([[good, bad]]))
+    else:
+        (refused,) = decoder.run([[good, bad]])
+        assert isinstance(refused, Refused)
+    (images,) = decoder.run([[good]])
+    assert images == [b"good"]
+    fed = [[len(batch) for batch in pipeline.fed] for pipeline in made]
+    assert fed == ([[256, 2, 1]] if kept else [[256, 2], [256, 1]])

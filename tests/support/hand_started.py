@@ -1,0 +1,98 @@
+"""Clusters of ``dask scheduler`` and ``dask worker`` processes that share only the network.
+
+Each process has a working directory, temporary files and a local directory of its own.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import sysconfig
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+
+from distributed import Client
+
+_TESTS = Path(__file__).parent
+_PACKAGES = Path(sysconfig.get_path("purelib"))
+_SECONDS = 60
+
+
+class HandStarted:
+    """A scheduler and the workers that were started for it; a context manager ends them all.
+
+    ``folder`` holds what belongs to each process.
+    """
+
+    def __init__(self, folder: Path, *, site: bool = False, **environment: str) -> None:
+        # Without site, packages are nowhere but on the path that a test sets.
+        self._options = [] if site else ["-S"]
+        self.folder = folder
+        self._environment = environment
+        self._processes: list[subprocess.Popen[bytes]] = []
+        self.address = ""
+
+    def __enter__(self) -> HandStarted:
+        self.folder.mkdir(parents=True, exist_ok=True)
+        file = self.folder / "scheduler.json"
+        self.start(
+            "scheduler", "--port", "0", "--dashboard-address", ":0", f"--scheduler-file={file}"
+        )
+        self.address = str(file)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        for process in self._processes:
+            os.killpg(process.pid, signal.SIGKILL)  # with those that nannies have started
+        for process in self._processes:
+            process.wait()
+
+    @staticmethod
+    def path(first: Sequence[Path] = ()) -> str:
+        """The path of processes that have all packages, this one, and what tests share."""
+        return os.pathsep.join(map(str, (*first, _TESTS.parent.parent, _TESTS, _PACKAGES)))
+
+    def worker(self, *options: str, **environment: str) -> None:
+        """Start a worker of one thread."""
+        where = ["--scheduler-file", self.address, "--no-dashboard"]
+        self.start("worker", *where, "--nthreads", "1", *options, **environment)
+
+    def start(self, what: str, *options: str, **environment: str) -> None:
+        own = self.folder / f"{what}-{len(self._processes)}"
+        (own / "tmp").mkdir(parents=True)
+        path = {"PYTHONPATH": self.path()}
+        variables = (
+            os.environ | path | self._environment | {"TMPDIR": str(own / "tmp")} | environment
+        )
+        command = [sys.executable, *self._options, "-m", "dask", what, *options]
+        if what == "worker":
+            command += ["--local-directory", str(own / "local")]
+        with (own / "log").open("wb") as log:
+            self._processes.append(
+                subprocess.Popen(
+                    command, cwd=own, env=variables, stdout=log, stderr=log, start_new_session=True
+                )
+            )
+
+    @contextmanager
+    def client(self, n_workers: int) -> Iterator[Client]:
+        """A client, as soon as that many workers are there."""
+        with Client(scheduler_file=self.address, timeout=_SECONDS) as client:
+            client.wait_for_workers(n_workers, timeout=_SECONDS)
+            yield client
+
+    def log(self) -> str:
+        """All that the processes have said."""
+        return "\n".join(path.read_text() for path in sorted(self.folder.glob("*/log")))
+
+
+def packages_without(folder: Path, *names: str) -> str:
+    """A path of all that is installed, but for this package and packages of these names."""
+    folder.mkdir()
+    for entry in _PACKAGES.iterdir():
+        if not entry.name.startswith(("dask_image_ingest", *names)):
+            (folder / entry.name).symlink_to(entry)
+    return str(folder)
