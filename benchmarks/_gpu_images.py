@@ -22,12 +22,13 @@ class Kind(NamedTuple):
     distinct: int
 
 
-# Decoded, each set is 4 to 7 GB: it fits a large GPU many times and takes DALI about a second.
+# Decoded, each set is 9 to 18 GB: it fits a large GPU several times and takes DALI some seconds. A
+# shard has several batches of each partition, so that what is not decoding overlaps with it.
 KINDS = (
-    Kind("0.2 MP", 375, 500, 32, 256, 64),
-    Kind("1 MP", 866, 1155, 24, 64, 16),
-    Kind("12 MP", 3000, 4000, 12, 16, 4),
-    Kind("mixed", 0, 0, 24, 64, 24),
+    Kind("0.2 MP", 375, 500, 8, 2048, 64),
+    Kind("1 MP", 866, 1155, 2, 2048, 16),
+    Kind("12 MP", 3000, 4000, 2, 256, 4),
+    Kind("mixed", 0, 0, 1, 2048, 24),
 )
 
 # Of the mixed kind: height and width, from thumbnails to what a camera makes.

@@ -7,18 +7,20 @@ a    DALI alone: mixed decoding in one pipeline, files in memory, outputs droppe
 n    nvImageCodec alone, without DALI: into one buffer for each batch.
 s    ``read_webdataset_images`` in this process, one partition after the other.
 b    ``read_webdataset_images`` on a cluster of one GPU, persisted.
-c    The same with ``size=224``.
+i    The same with an index beside each shard.
+c    As b, with ``size=224``.
 d    One DALI pipeline for each shard, every batch copied to NumPy arrays on the host: the pattern
      of NeMo Curator's image reader.
 e    Pillow on all cores, over the webdataset library where it is installed.
 f, g As b, with 1 % and 10 % of the images bad; before the clock starts, that exactly these rows are
      null.
 
-Each is the best of ``--repeats`` runs after one to warm up. What was busy in a, n, s and b is
-printed too (the GPU's cores, its JPEG engines, PCIe, the CPU), with what the run waited for, and
-the GPU's memory at its peak. Needs no installation of this package: it is found beside this script.
+Shards hold 2,048 images, those of 12 million pixels 256. Each is the best of ``--repeats`` runs
+after one to warm up. What was busy in a, n, s, b and i is printed too (the GPU's cores, its JPEG
+engines, PCIe, the CPU), with what the run waited for, and the GPU's memory at its peak. Needs no
+installation of this package: it is found beside this script.
 
-    python benchmarks/gpu.py             # all of it, under 10 minutes on an H100 with 16 cores
+    python benchmarks/gpu.py             # all of it
     python benchmarks/gpu.py --tune      # a over batch sizes, threads, JPEG engine loads, depths
     python benchmarks/gpu.py --profile   # where the host's time goes in s
 """
@@ -45,7 +47,7 @@ from _gpu_ways import (
     read_here,
 )
 
-FIGURES = "ansbcdefg"
+FIGURES = "ansbicdefg"
 
 #: What is hoped for on an H200 with 16 cores: (a ratio's parts, or one figure of a kind), at least.
 TARGETS = (
@@ -84,7 +86,7 @@ class Results:
 
     def print(self, data) -> None:
         """The figures, their ratios, what was busy, and what was hoped for."""
-        ratios = ("ba", "sa", "na", "bd", "fb", "gb")
+        ratios = ("ba", "ia", "sa", "na", "bd", "fb", "gb")
         heads = [*FIGURES, *(f"{one}/{other}" for one, other in ratios)]
         print(f"\n| images | KB | {' | '.join(heads)} |")
         print(f"|---|---:|{'---:|' * len(heads)}")
@@ -98,7 +100,7 @@ class Results:
                 row.append("" if ratio is None else f"{ratio:.2f}")
             print(f"| {' | '.join(row)} |")
         for (kind, figure), found in self.busy.items():
-            if figure in "ansb" and str(found):
+            if figure in "ansbi" and str(found):
                 print(f"{kind} ({figure}): {found}; {found.limit()}")
         self._print_targets()
 
@@ -129,13 +131,15 @@ def benchmark(arguments) -> None:
             results.record(kind, "a", partial(dali_alone, images, count, hw_load=load, **settings))
             results.record(kind, "n", partial(nvimagecodec_alone, images, count, **settings))
             results.record(kind, "d", partial(a_pipeline_per_shard, paths, count))
-            results.record(kind, "s", partial(read_here, paths, count))
+            results.record(kind, "s", partial(read_here, paths, count, index=False))
             release_memory()
         with dii.start_cluster(1, gpu=True, dashboard_address=None) as client:
             for kind, (_, paths) in data.items():
                 count = kind.shards * kind.per_shard
-                results.record(kind, "b", partial(read, client, paths, count))
-                results.record(kind, "c", partial(read, client, paths, count, size=224))
+                unindexed = partial(read, client, paths, count, index=False)
+                results.record(kind, "b", unindexed)
+                results.record(kind, "i", partial(read, client, paths, count, index=True))
+                results.record(kind, "c", partial(unindexed, size=224))
             kind, (images, _) = next(iter(data.items()))
             for figure, every in (("f", 100), ("g", 10)):
                 paths = write_shards(kind, images, Path(folder) / f"bad-{every}", every)
@@ -148,11 +152,14 @@ def benchmark(arguments) -> None:
 
 
 def prepare(arguments, folder: str) -> dict:
-    """Images and shards of each kind."""
+    """Images and shards of each kind, with indexes beside them."""
+    import dask_image_ingest as dii
+
     data = {}
     for kind in chosen(arguments):
         images = make_images(kind)
         data[kind] = images, write_shards(kind, images, Path(folder) / kind.name)
+        dii.write_index(data[kind][1])
         say(f"made {kind.name}: {kind.shards * kind.per_shard} images of {kbytes(images)} KB")
     return data
 
@@ -204,8 +211,9 @@ def profile_read(arguments) -> None:
     print_machine()
     with tempfile.TemporaryDirectory(dir=arguments.folder) as folder:
         for kind, (_, paths) in prepare(arguments, folder).items():
-            print(f"\n{kind.name}")
-            profile(read_here(paths, kind.shards * kind.per_shard))
+            for index in (False, True):
+                print(f"\n{kind.name}, {'with an' if index else 'no'} index")
+                profile(read_here(paths, kind.shards * kind.per_shard, index=index))
 
 
 def without_gpu(arguments) -> None:

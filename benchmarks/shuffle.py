@@ -1,4 +1,4 @@
-"""What it costs to move rows whose images are then used: pointers that move, beside pixels that do.
+"""The cost of moving rows whose images are used then: references that move, beside pixels.
 
     python benchmarks/shuffle.py                            # synthetic photographs
     python benchmarks/shuffle.py --shards train/*.tar       # photographs of one's own, repeated
@@ -105,8 +105,8 @@ def daft_sort(paths: list[str]) -> dict:
 
 ROWS = {
     **{
-        f"{move}-{'pointers' if late else 'pixels'}": Row(
-            f"`{move}`, {'pointers' if late else 'pixels'} move", ours(move, late)
+        f"{move}-{'references' if late else 'pixels'}": Row(
+            f"`{move}`, {'references' if late else 'pixels'} move", ours(move, late)
         )
         for move in MOVES
         for late in (True, False)

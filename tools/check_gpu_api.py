@@ -56,9 +56,10 @@ _COLUMN = "cudf.core.column.ColumnBase"
 #: itself.
 INSTANCES = {
     "dask_image_ingest/frames/cudf_pixels.py": {
-        "append.images": _BATCH,
+        "_queue.images": _BATCH,
         "_copy.images": _BATCH,
         "_copy.room": "cupy.ndarray",
+        "_move.moved": "cupy.ndarray",
         "self._flat": "cupy.ndarray",
         "self._room()": "cupy.ndarray",
         "self._stream": "cupy.cuda.Stream",
@@ -81,6 +82,7 @@ INSTANCES = {
     },
     "dask_image_ingest/decode/dali.py": {
         "_build.pipeline": "nvidia.dali.Pipeline",
+        "_prime.pipeline": "nvidia.dali.Pipeline",
         "new_pipeline.pipeline_class": "class nvidia.dali.Pipeline",
     },
     "dask_image_ingest/decode/transform.py": {

@@ -1,13 +1,15 @@
-"""Everything that is to be seen on a GPU, each step in a process of its own, with its log kept.
+"""Everything that is to be seen on a GPU, in groups that each fit a call of ten minutes.
 
-    python tools/on_a_card.py OUT                   # all steps, in order; about 40 minutes
-    python tools/on_a_card.py OUT --only contract   # one or some of them
-    python tools/on_a_card.py OUT --list            # what each step shows, and its command
+    python tools/on_a_card.py --list             # the groups, their steps, and what each shows
+    python tools/on_a_card.py OUT --group 1      # one group
+    python tools/on_a_card.py OUT                # all groups, in order: an hour at most
+    python tools/on_a_card.py OUT --only read    # one or some steps
 
-OUT is a folder: ``NN-step.log`` holds what a step printed, ``summary.md`` how each ended. A step
-that fails or hangs keeps no other from running. The package need not be installed; what it needs
-has to be, as listed in tests/gpu/README.md: the step ``machine`` names what is missing. It has not
-run on a GPU yet.
+OUT is a folder. ``group-N.log`` holds what the steps of a group printed; ``summary.md`` how each
+step of this call ended, and the lines that belong into docs/benchmarks.md: no more than eight files
+of one call. Each step is a process of its own, and one that fails or hangs keeps no other from
+running. The package need not be installed; what it needs has to be, as listed in
+tests/gpu/README.md: the step ``machine`` names what is missing. It has not run on a GPU yet.
 """
 
 # ruff: noqa: T201 - a command line tool
@@ -16,6 +18,7 @@ from __future__ import annotations
 
 import argparse
 import os
+import re
 import shlex
 import signal
 import subprocess
@@ -26,21 +29,32 @@ from typing import NamedTuple
 
 ROOT = Path(__file__).resolve().parents[1]
 
+#: What a call may take, with the start of the machine and the way back of the logs beside it.
+GROUP_MINUTES = 9.5
+
 
 class Step(NamedTuple):
-    """A command, and what it shows."""
+    """A command, what it shows, and a pattern of the lines that are figures to be kept."""
 
     name: str
     shows: str
     command: str
     minutes: float = 5
     environment: dict[str, str] = {}  # noqa: RUF012 - never written to
+    figures: str = ""
+
+
+class Group(NamedTuple):
+    """Steps that fit one call together, and what they show."""
+
+    shows: str
+    steps: tuple[Step, ...]
 
 
 # What is imported beside RAPIDS and DALI, which the step ``api`` looks at.
 IMPORTED = (
     "braceexpand cykooz_resizer dask distributed fsspec numpy pandas PIL psutil pyarrow pytest "
-    "urllib3"
+    "urllib3 xxhash"
 )
 MACHINE = (
     "import importlib.metadata as m, importlib.util as u, os, sys, cupy; "
@@ -55,94 +69,164 @@ MACHINE = (
 )
 TESTS = "python -m pytest -p no:cacheprovider -rA --tb=long --durations=10"
 
-STEPS = (
-    Step("card", "the card, its driver, what else runs on it", "nvidia-smi -q", 1),
-    Step(
-        "machine",
-        "Python, cores, the release of each package, and that none is missing",
-        f"python -c {shlex.quote(MACHINE)}",
-        1,
+# Of a benchmark: the table, what was busy, bad rows, and what was hoped for.
+FIGURES = r"^\||^target|images/s|rows without an image|^NVIDIA|\([ansb]\):"
+
+GROUPS = (
+    Group(
+        "the machine has all that is needed, and a cuDF partition does what a pandas one does",
+        (
+            Step("card", "the card, its driver, what else runs on it", "nvidia-smi -q", 0.5),
+            Step(
+                "machine",
+                "Python, cores, the release of each package, and that none is missing",
+                f"python -c {shlex.quote(MACHINE)}",
+                1,
+                figures=r"bytes$|cores$|^driver|^(nvidia-dali|nvidia-nvimgcodec|cudf|cupy|dask)",
+            ),
+            Step(
+                "api",
+                "every name and signature used",
+                "python tools/check_gpu_api.py --require -v",
+                1,
+            ),
+            Step(
+                "contract",
+                "a cuDF partition does what a pandas one does",
+                f"{TESTS} tests/gpu/test_cudf.py",
+                3,
+            ),
+            Step(
+                "contract-spilling",
+                "the same with cuDF's spilling, and that pixels come back from host memory",
+                f"{TESTS} tests/gpu/test_cudf.py",
+                3,
+                {"CUDF_SPILL": "1"},
+            ),
+        ),
     ),
-    Step("api", "every name and signature used", "python tools/check_gpu_api.py --require -v", 2),
-    Step(
-        "contract",
-        "a cuDF partition does what a pandas one does",
-        f"{TESTS} tests/gpu/test_cudf.py",
-    ),
-    Step(
-        "contract-spilling",
-        "the same with cuDF's spilling, and that pixels come back from host memory",
-        f"{TESTS} tests/gpu/test_cudf.py",
-        5,
-        {"CUDF_SPILL": "1"},
-    ),
-    Step(
-        "read",
+    Group(
         "a read on a cluster: GPU = CPU, bad images, 500 tasks, spilling",
-        f"{TESTS} -s tests/gpu/test_gpu_read.py",
-        15,
+        (
+            Step(
+                "read",
+                "all promises of a read, and of a checkpoint",
+                f"{TESTS} -s tests/gpu/test_gpu_read.py",
+                8,
+                figures=r"bytes grown since|^\{'host to device'",
+            ),
+        ),
     ),
-    Step(
-        "memory",
-        "what dask sees, what is sent, the peak of a late decode, pandas and back",
-        f"{TESTS} -s tests/gpu/test_gpu_memory.py",
-        10,
+    Group(
+        "pixels are right under load, and frames weigh what their pixels do",
+        (
+            Step(
+                "corruption",
+                "right pixels while other work is queued; whether the old way was wrong",
+                "python tests/gpu/corruption.py",
+                4,
+                figures=r"^hardware load",
+            ),
+            Step(
+                "memory",
+                "what dask sees, what is sent, the peak of a late decode, shuffles of real pixels",
+                f"{TESTS} -s tests/gpu/test_gpu_memory.py",
+                5,
+                figures=r"bytes of pixels|^\{'peak'",
+            ),
+        ),
     ),
-    Step(
-        "without-kernels",
-        "the tests that a machine without a GPU runs too",
-        f"{TESTS} tests/rapids",
-        5,
+    Group(
+        "the decoder: its engines' share, places in a batch, what a pipeline costs; first figures",
+        (
+            Step(
+                "engines",
+                "whether the first batch settles the engines' share, and whether places matter",
+                "python tests/gpu/engines.py",
+                3,
+                figures=r"^(share|places|build|refused):",
+            ),
+            Step(
+                "smoke",
+                "the benchmark on a tenth of the data, before the long runs",
+                "python benchmarks/gpu.py --scale 0.1 --repeats 1",
+                5,
+            ),
+            Step(
+                "without-kernels",
+                "the tests that a machine without a GPU runs too",
+                f"{TESTS} tests/rapids",
+                1.5,
+            ),
+        ),
     ),
-    Step(
-        "corruption",
-        "right pixels while other work is queued; whether the old way was wrong",
-        "python tests/gpu/corruption.py",
-        10,
+    Group(
+        "images per second of small photographs, beside DALI alone and the other ways",
+        (
+            Step(
+                "benchmark",
+                "each way, with an index and without, bad images, what is busy, memory at the peak",
+                "python benchmarks/gpu.py --only '0.2 MP'",
+                8,
+                figures=FIGURES,
+            ),
+            Step(
+                "profile",
+                "where the host's time goes",
+                "python benchmarks/gpu.py --profile --only '0.2 MP' --scale 0.5",
+                1.5,
+            ),
+        ),
     ),
-    Step(
-        "smoke",
-        "the benchmark on a tenth of the data, before the long runs",
-        "python benchmarks/gpu.py --scale 0.1 --repeats 1",
-        8,
+    Group(
+        "the same for large photographs and for a mixture",
+        (
+            Step(
+                "benchmark-large",
+                "each way for 1 MP, 12 MP and mixed sizes",
+                "python benchmarks/gpu.py --only '12 MP' '1 MP' mixed --scale 0.5 --repeats 2",
+                8,
+                figures=FIGURES,
+            ),
+            Step(
+                "profile-large",
+                "where the host's time goes",
+                "python benchmarks/gpu.py --profile --only '12 MP' --scale 0.5",
+                1.5,
+            ),
+        ),
     ),
-    Step(
-        "benchmark",
-        "images per second of each way, bad images, what is busy, memory at the peak",
-        "python benchmarks/gpu.py",
-        25,
-    ),
-    Step(
-        "tune",
-        "DALI alone over batches, threads, hardware loads and batches in flight",
-        "python benchmarks/gpu.py --tune --only '0.2 MP'",
-        15,
-    ),
-    Step(
-        "tune-large",
-        "the same for large photographs",
-        "python benchmarks/gpu.py --tune --only '12 MP' --scale 0.5",
-        15,
-    ),
-    Step(
-        "profile",
-        "where the host's time goes",
-        "python benchmarks/gpu.py --profile --only '0.2 MP' '12 MP'",
-        5,
+    Group(
+        "the settings of DALI: batch sizes, threads, shares of the engines, batches in flight",
+        (
+            Step(
+                "tune",
+                "DALI alone over them, for small photographs",
+                "python benchmarks/gpu.py --tune --only '0.2 MP' --scale 0.25",
+                5,
+                figures=r"^\|",
+            ),
+            Step(
+                "tune-large",
+                "the same for large ones",
+                "python benchmarks/gpu.py --tune --only '12 MP' --scale 0.25",
+                4.5,
+                figures=r"^\|",
+            ),
+        ),
     ),
 )
 
 
-def run(step: Step, number: int, out: Path) -> tuple[str, float]:
-    """Run one step; gives how it ended and after how many seconds."""
-    log = out / f"{number:02d}-{step.name}.log"
+def run(step: Step, log: Path) -> tuple[str, float]:
+    """Run one step, to the end of a log; gives how it ended and after how many seconds."""
     environment = os.environ | step.environment | {"PYTHONUNBUFFERED": "1"}
     paths = [str(ROOT), str(ROOT / "tests" / "support"), os.environ.get("PYTHONPATH")]
     environment["PYTHONPATH"] = os.pathsep.join(filter(None, paths))
     command = [sys.executable if word == "python" else word for word in shlex.split(step.command)]
     start = time.monotonic()
-    with log.open("w") as file:
-        file.write(f"$ {step.command}\n")
+    with log.open("a") as file:
+        file.write(f"{_headline(step)}\n$ {step.command}\n")
         file.flush()
         try:
             # A group of its own, so that the workers that it started end with it.
@@ -167,39 +251,80 @@ def run(step: Step, number: int, out: Path) -> tuple[str, float]:
     return ended, time.monotonic() - start
 
 
-def tail(log: Path, lines: int) -> str:
-    """The end of a log."""
-    return "\n".join(log.read_text(errors="replace").splitlines()[-lines:])
+def printed(step: Step, log: Path) -> list[str]:
+    """What a step printed the last time that it ran, by lines."""
+    text = log.read_text(errors="replace")
+    return text.rpartition(f"{_headline(step)}\n")[2].splitlines()[1:]
+
+
+def _headline(step: Step) -> str:
+    return f"===== {step.name}: {step.shows}"
+
+
+def summary(rows: list[str], figures: dict[str, list[str]]) -> str:
+    """How steps ended, and what to copy."""
+    lines = ["| step | shows | ended | took |", "|---|---|---|---:|", *rows, ""]
+    if figures:
+        lines += [
+            "## Into docs/benchmarks.md",
+            "",
+            "With the card's name, the driver and the date, and the command above each:",
+        ]
+        for command, found in figures.items():
+            lines += ["", f"    $ {command}", "", *(f"    {line}" for line in found)]
+    return "\n".join([*lines, ""])
+
+
+def show_list() -> None:
+    """Say what there is."""
+    for number, group in enumerate(GROUPS, 1):
+        minutes = sum(step.minutes for step in group.steps)
+        print(f"group {number}, {minutes:g} minutes at most: {group.shows}")
+        for step in group.steps:
+            variables = "".join(f"{name}={value} " for name, value in step.environment.items())
+            copied = " [its figures go into docs/benchmarks.md]" if step.figures else ""
+            print(f"    {step.name}: {step.shows}{copied}\n        {variables}{step.command}")
 
 
 def main() -> int:
-    """Run the steps, keep their logs, say how each ended."""
+    """Run the steps, keep their logs, say how each ended and what is to be copied."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    names = [step.name for step in STEPS]
-    parser.add_argument("out", type=Path, help="folder for the logs")
+    names = [step.name for group in GROUPS for step in group.steps]
+    numbers = range(1, len(GROUPS) + 1)
+    parser.add_argument("out", type=Path, nargs="?", help="folder for the logs")
+    parser.add_argument("--group", type=int, choices=numbers, help="one group alone")
     parser.add_argument("--only", nargs="+", choices=names, metavar="STEP", help="some steps alone")
     parser.add_argument("--list", action="store_true", help="say what there is, and run nothing")
     arguments = parser.parse_args()
     if arguments.list:
-        for step in STEPS:
-            variables = "".join(f"{name}={value} " for name, value in step.environment.items())
-            print(f"{step.name}: {step.shows}\n    {variables}{step.command}")
+        show_list()
         return 0
+    if arguments.out is None:
+        parser.error("OUT is missing: the folder for the logs")
     arguments.out.mkdir(parents=True, exist_ok=True)
-    rows = []
-    for number, step in enumerate(STEPS, 1):
-        if arguments.only and step.name not in arguments.only:
+    rows: list[str] = []
+    figures: dict[str, list[str]] = {}
+    for number, group in enumerate(GROUPS, 1):
+        steps = [s for s in group.steps if not arguments.only or s.name in arguments.only]
+        if not steps or arguments.group not in (None, number):
             continue
-        print(f"{time.strftime('%X')} {step.name}: {step.shows}", flush=True)
-        ended, seconds = run(step, number, arguments.out)
-        rows.append(f"| {step.name} | {step.shows} | {ended} | {seconds:.0f} s |")
-        print(tail(arguments.out / f"{number:02d}-{step.name}.log", 3 if ended == "ok" else 30))
-        print(f"{time.strftime('%X')} {step.name}: {ended}, {seconds:.0f} s\n", flush=True)
-        # After each step, for whoever is cut off.
-        head = ["| step | shows | ended | took |", "|---|---|---|---:|"]
-        (arguments.out / "summary.md").write_text("\n".join([*head, *rows, ""]))
+        print(f"{time.strftime('%X')} group {number}: {group.shows}", flush=True)
+        log = arguments.out / f"group-{number}.log"
+        for step in steps:
+            print(f"{time.strftime('%X')} {step.name}: {step.shows}", flush=True)
+            ended, seconds = run(step, log)
+            rows.append(f"| {step.name} | {step.shows} | {ended} | {seconds:.0f} s |")
+            lines = printed(step, log)
+            found = [line for line in lines if step.figures and re.search(step.figures, line)]
+            if found:
+                figures[step.command] = found
+            shown = found if ended == "ok" and found else lines[-3 if ended == "ok" else -30 :]
+            print("\n".join(shown))
+            print(f"{time.strftime('%X')} {step.name}: {ended}, {seconds:.0f} s\n", flush=True)
+            # After each step, for whoever is cut off.
+            (arguments.out / "summary.md").write_text(summary(rows, figures))
     return int(any("| ok |" not in row for row in rows))
 
 
