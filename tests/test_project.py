@@ -138,32 +138,6 @@ def test_console_script_is_the_command_line():
     assert pkgutil.resolve_name(PROJECT["scripts"]["dask-image-ingest"]) is main
 
 
-def rooms_in_contributing() -> dict[str, str]:
-    """Folder → its files, as the table of CONTRIBUTING.md has them."""
-    rows = re.findall(
-        r"^\| `([\w/]+)/` \| .*? \| (.*) \|$", (ROOT / "CONTRIBUTING.md").read_text(), re.MULTILINE
-    )
-    return dict(rows)
-
-
-def test_contributing_has_a_row_for_each_folder_of_the_package():
-    folders = {path.parent.relative_to(PACKAGE).as_posix() for path in PACKAGE.rglob("*.py")}
-    inside = {"export/checkpoint"}  # as part of the row of export
-    assert {*rooms_in_contributing()} == folders - inside - {"."}
-
-
-@pytest.mark.parametrize(("room", "told"), rooms_in_contributing().items())
-def test_contributing_tells_where_each_file_is_and_of_none_that_is_gone(room, told):
-    files = {path.stem for path in (PACKAGE / room).glob("*.py") if not path.stem.startswith("_")}
-    words = {*re.findall(r"\w+", told)}
-    # What a group of files has in common: `cudf_*`.
-    groups = tuple(re.findall(r"`(\w+_)\*`", told))
-    assert {file for file in files - words if not file.startswith(groups)} == set()
-    outside = re.sub(r"\([^)]*\)|`[^`]*`|\band its parts\b", "", told)
-    named = {*re.findall(r"\w+", outside), *(word for word in words if "_" in word[:-1])}
-    assert named - files - set(groups) == set()
-
-
 def test_mypy_makes_exceptions_for_packages_that_are_used():
     overrides = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["mypy"]["overrides"]
     used = {
