@@ -63,7 +63,7 @@ html_theme = "pydata_sphinx_theme"
 html_title = "dask-image-ingest"
 html_static_path = ["_static"]
 html_css_files = ["site.css"]
-html_sidebars = {"index": [], "changes": [], "design": [], "benchmarks": [], "contributing": []}
+html_sidebars = {"index": [], "changes": [], "benchmarks": [], "contributing": []}
 html_theme_options = {
     "navigation_with_keys": False,
     "show_toc_level": 2,
