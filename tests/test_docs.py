@@ -224,5 +224,5 @@ def test_the_reference_has_every_public_name_and_no_other():
     listed = re.findall(
         r"^(?: {3}|\.\. (?:autoexception|py:class):: )([A-Za-z_][\w.]+)$", pages, re.MULTILINE
     )
-    sections = {page.stem for page in (DOCS / "reference").glob("*.rst")}
+    sections = {page.stem for page in (DOCS / "reference").iterdir()}
     assert sorted(set(listed) - sections) == sorted(_public())
