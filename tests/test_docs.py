@@ -46,11 +46,8 @@ MARKED: dict[str, list[str]] = {
         "needs hosts with GPUs",
     ],
     "docs/guide/export.md": ["needs a damaged collection"],
-    "docs/guide/read.md": [
-        "needs a bucket of S3",
-        "needs a bucket of S3",
-        "needs a collection of img2dataset",
-    ],
+    "docs/guide/read.md": ["needs a collection of img2dataset"],
+    "docs/guide/remote.md": ["needs a bucket of S3", "needs a bucket of S3"],
     "docs/guide/train.md": ["needs torch", "needs torch", "needs a GPU"],
 }
 
