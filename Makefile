@@ -18,10 +18,10 @@ checked := dask_image_ingest tests examples benchmarks tools docs
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help setup notebooks demo test test-fast coverage oldest fuzz queries lint format hooks docs wheel bench gpu-test gpu-api clean
+.PHONY: help setup notebooks demo test test-fast test-packaging nightly coverage oldest fuzz queries lint format hooks docs wheel bench gpu-test gpu-api clean
 
 help: ## this list
-	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-10s %s\n", $$1, $$2}' Makefile
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-14s %s\n", $$1, $$2}' Makefile
 
 setup: .venv/.stamp-test ## make .venv with all that the demo and the tests need
 
@@ -32,11 +32,17 @@ demo: .venv/.stamp-demo ## pack real photographs into shards, read them, show wh
 	@$(bin)/python examples/demo.py
 
 test: lint ## lint, then run the tests on this machine's CPU
-	@$(bin)/python -m pytest $(pytest_args)
+	@$(bin)/python -m pytest -m "not packaging" $(pytest_args)
 
 test-fast: JOBS = 2  # none of them waits
 test-fast: .venv/.stamp-test ## the tests that take no time, while you edit: a minute
-	@$(bin)/python -m pytest -m "not slow" $(pytest_args)
+	@$(bin)/python -m pytest -m "not slow and not packaging" $(pytest_args)
+
+test-packaging: .venv/.stamp-test ## test the wheel, tools, examples and documentation
+	@$(bin)/python -m pytest -m packaging $(pytest_args)
+
+nightly: .venv/.stamp-test ## all tests, random ones with fresh seeds and many rounds (an hour)
+	@$(bin)/python -m pytest --nightly $(pytest_args) --timeout 1800
 
 coverage: .venv/.stamp-test ## the tests, and which lines they never run, worker processes included
 	@rm -rf .coverage
@@ -45,7 +51,7 @@ coverage: .venv/.stamp-test ## the tests, and which lines they never run, worker
 	@$(bin)/python -m coverage report
 
 oldest: .oldest/.stamp ## the tests with the oldest dependencies that pyproject.toml allows
-	@.oldest/bin/python -m pytest -m "not newest" $(pytest_args)
+	@.oldest/bin/python -m pytest -m "not newest and not packaging" $(pytest_args)
 
 fuzz: .venv/.stamp-test ## 20,000 mutated images through a worker process (minutes)
 	@$(bin)/python tests/support/fuzz.py $(FUZZ_ARGS)

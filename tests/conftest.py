@@ -1,7 +1,9 @@
-"""Shards of real photographs and an S3 server, made once for all tests."""
+"""Seeds of random tests; shards of real photographs and an S3 server, made once for all."""
 
+import contextlib
 import gc
 import os
+import random
 from pathlib import Path
 
 import dask
@@ -28,9 +30,69 @@ os.environ["GCSFS_EXPERIMENTAL_ZB_HNS_SUPPORT"] = "false"
 pytest.register_assert_rewrite("contract", "kills")
 
 
+def pytest_addoption(parser):
+    parser.addoption(
+        "--nightly", action="store_true", help="all rounds of random tests, with fresh seeds"
+    )
+    parser.addoption(
+        "--seed", type=int, help="first seed of random tests (0; with --nightly a fresh one)"
+    )
+
+
+def pytest_configure(config):
+    option = config.option
+    if option.seed is None:  # processes of pytest-xdist are given the seed of the first one
+        option.seed = random.SystemRandom().randrange(10**6) if option.nightly else 0
+    with contextlib.suppress(ImportError):  # a GPU machine may lack it
+        from hypothesis import core, settings
+
+        settings.register_profile("fixed", derandomize=True, database=None, deadline=None)
+        settings.register_profile("seeded", database=None, deadline=None)
+        settings.load_profile("seeded" if option.seed else "fixed")
+        core.global_force_seed = option.seed
+
+
+def pytest_report_header(config):
+    return f"random tests: --seed {config.option.seed}{' --nightly' * config.option.nightly}"
+
+
+def pytest_generate_tests(metafunc):
+    """A test that takes a ``seed`` runs with one, or with as many as its mark ``rounds`` says."""
+    if "seed" not in metafunc.fixturenames:
+        return
+    option, rounds = metafunc.config.option, 1
+    if mark := metafunc.definition.get_closest_marker("rounds"):
+        rounds = mark.kwargs["nightly"] if option.nightly else mark.args[0]
+    metafunc.parametrize("seed", range(option.seed, option.seed + rounds))
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_makereport(item, call):
+    """Tell how a test that failed is run again with what it drew."""
+    report = yield
+    if report.failed:
+        params = item.callspec.params if hasattr(item, "callspec") else {}
+        seed = params.get("seed", item.config.option.seed)
+        again = f"make test PYTEST_ARGS=\"--seed {seed} '{item.nodeid}'\""
+        report.sections.append(("Run again", again))
+    return report
+
+
 def pytest_collection_modifyitems(items):
     """The slow tests come first, or a core waits at the end for one of a minute on another."""
     items.sort(key=lambda item: item.get_closest_marker("slow") is None)
+
+
+@pytest.fixture(autouse=True)
+def seeded(request):
+    """Whatever a test draws without a seed of its own is the same each time."""
+    random.seed(request.config.option.seed)
+
+
+@pytest.fixture
+def rng(seed) -> random.Random:
+    """Random numbers that the seed of the test gives."""
+    return random.Random(seed)
 
 
 def pytest_collection_finish():

@@ -12,6 +12,8 @@ from pathlib import Path
 
 import pytest
 
+pytestmark = pytest.mark.packaging
+
 PACKAGE = "dask_image_ingest"
 ROOT = Path(__file__).parent.parent / PACKAGE
 
@@ -92,7 +94,6 @@ def edges() -> Iterator[tuple[str, str]]:
                 yield module, imported
 
 
-@pytest.mark.slow
 def test_no_import_leads_back_to_where_it_started():
     after: dict[str, set[str]] = {module: set() for module in modules()}
     for module, imported in edges():
@@ -114,7 +115,6 @@ def test_every_module_has_a_room():
     assert {room(module) for module in modules()} == set(ROOMS)
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("name", ROOMS)
 def test_a_room_uses_only_those_below_it(name):
     upwards = [
@@ -125,7 +125,6 @@ def test_a_room_uses_only_those_below_it(name):
     assert not upwards
 
 
-@pytest.mark.slow
 def test_other_rooms_are_entered_by_their_door():
     around = [
         f"{module} imports {imported}"
@@ -191,7 +190,6 @@ def is_private(module: str) -> bool:
     )
 
 
-@pytest.mark.slow
 def test_private_modules_of_dask_are_named_in_one_file():
     elsewhere = {
         (module, source)

@@ -28,6 +28,8 @@ from PIL import Image
 import dask_image_ingest as dii
 from dask_image_ingest.cli import main
 
+pytestmark = pytest.mark.packaging
+
 ROOT = Path(__file__).parents[1]
 DOCS = ROOT / "docs"
 PAGES = [
@@ -124,8 +126,6 @@ def names(demo_data) -> dict[str, Any]:
     }
 
 
-@pytest.mark.slow
-@pytest.mark.newest
 @pytest.mark.filterwarnings("ignore:The inplace keyword")  # dask's own call of pandas 3.1
 @pytest.mark.parametrize("page", PAGES, ids=_name)
 def test_the_blocks_of_a_page_run_and_print_what_it_shows(page, workspace, request):
@@ -178,8 +178,6 @@ def test_only_the_blocks_listed_here_are_not_run_everywhere():
     assert {page: whys for page, whys in found.items() if whys} == MARKED
 
 
-@pytest.mark.slow
-@pytest.mark.newest
 @pytest.mark.filterwarnings("ignore:The inplace keyword")  # dask's own call of pandas 3.1
 @pytest.mark.parametrize("test", DOCSTRINGS, ids=lambda test: test.name)
 def test_the_examples_of_a_docstring_run_and_print_what_it_shows(test, names, workspace):

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from PIL import Image
 
-pytestmark = [pytest.mark.slow, pytest.mark.newest]
+pytestmark = pytest.mark.packaging
 
 ROOT = Path(__file__).parents[1]
 

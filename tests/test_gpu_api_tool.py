@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-pytestmark = pytest.mark.slow
+pytestmark = pytest.mark.packaging
 
 ROOT = Path(__file__).parents[1]
 TOOL = ROOT / "tools" / "check_gpu_api.py"

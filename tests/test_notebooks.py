@@ -10,6 +10,8 @@ from pathlib import Path
 
 import pytest
 
+pytestmark = pytest.mark.packaging
+
 ROOT = Path(__file__).parents[1]
 EXAMPLES = ROOT / "examples"
 NOTEBOOKS = sorted(EXAMPLES.glob("*.ipynb"))
@@ -30,7 +32,6 @@ def test_notebooks_are_small_and_show_their_outputs():
         assert "/tmp/" not in path.read_text()
 
 
-@pytest.mark.slow
 @pytest.mark.filterwarnings("default")  # Jupyter's own packages warn of each other
 @pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)
 def test_a_notebook_runs_from_top_to_bottom(path, tmp_path, monkeypatch):
@@ -58,7 +59,6 @@ def test_a_notebook_runs_from_top_to_bottom(path, tmp_path, monkeypatch):
         assert int(right[1]) >= 95
 
 
-@pytest.mark.slow
 def test_training_learns(tmp_path):
     pytest.importorskip("torch", reason=WHY)
     finished = subprocess.run(

@@ -13,6 +13,8 @@ from pathlib import Path
 import pytest
 import yaml
 
+pytestmark = pytest.mark.packaging
+
 ROOT = Path(__file__).parents[1]
 PACKAGE = ROOT / "dask_image_ingest"
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
@@ -71,7 +73,6 @@ def test_cuda13_extra_differs_from_cuda12_by_cuda_alone():
 OPTIONAL = ("dask_image_ingest.frames.cudf", "dask_image_ingest.loader.torch_dataset")
 
 
-@pytest.mark.slow
 def test_every_module_imports_without_dali_and_gpu_packages():
     modules = [module for module in MODULES if not module.startswith(OPTIONAL)]
     run = subprocess.run(

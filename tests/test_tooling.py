@@ -13,6 +13,8 @@ import yaml
 from packaging.requirements import Requirement
 from packaging.version import Version
 
+pytestmark = pytest.mark.packaging
+
 ROOT = Path(__file__).parents[1]
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
 WORKFLOWS = sorted((ROOT / ".github" / "workflows").glob("*.yml"))
@@ -32,7 +34,10 @@ def test_ci_calls_make_targets_that_exist(path):
 
 def test_workflows_run_what_a_contributor_runs():
     in_workflows = set().union(*(made(path.read_text()) for path in WORKFLOWS))
-    assert in_workflows >= {"lint", "test", "oldest", "docs", "wheel", "gpu-api", "coverage"}
+    assert in_workflows >= {
+        "lint", "test", "test-packaging", "nightly", "oldest", "coverage", "docs", "wheel",
+        "gpu-api",
+    }  # fmt: skip
 
 
 def test_workflows_test_every_python_that_is_promised():

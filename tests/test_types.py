@@ -10,6 +10,8 @@ from pathlib import Path
 
 import pytest
 
+pytestmark = pytest.mark.packaging
+
 ROOT = Path(__file__).parents[1]
 
 # Each line of the first kind ends in the type that mypy has to reveal of what it begins with; each
@@ -54,8 +56,6 @@ ddf.images.iter_batches(64, format="jax")  # ! arg-type
 """
 
 
-@pytest.mark.slow
-@pytest.mark.newest
 def test_mypy_knows_the_types_of_a_users_script(tmp_path):
     lines, expected = [], {}
     for number, line in enumerate(SCRIPT.splitlines(), 1):

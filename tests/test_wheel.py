@@ -11,11 +11,7 @@ from pathlib import Path
 
 import pytest
 
-pytestmark = [
-    pytest.mark.slow,
-    pytest.mark.newest,
-    pytest.mark.timeout(900),
-]  # pip writes a gigabyte: DALI
+pytestmark = [pytest.mark.packaging, pytest.mark.timeout(900)]  # pip writes a gigabyte: DALI
 
 ROOT = Path(__file__).parents[1]
 

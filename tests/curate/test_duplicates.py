@@ -17,13 +17,6 @@ from dask_image_ingest.curate import duplicates, fingerprints, overlaps, quality
 COLUMNS = ["duplicate.keep", "duplicate.group", "duplicate.of", "duplicate.distance"]
 
 
-@pytest.fixture
-def random():
-    seed = int(np.random.default_rng().integers(2**32))
-    print("seed", seed)
-    return np.random.default_rng(seed)
-
-
 def digits(hashes):
     return [row.tobytes().hex() for row in hashes]
 

@@ -32,13 +32,6 @@ def means(images):
 
 
 @pytest.fixture
-def random():
-    seed = int(np.random.default_rng().integers(2**32))
-    print("seed", seed)
-    return np.random.default_rng(seed)
-
-
-@pytest.fixture
 def table(random):
     return table_of([*topics(random, 50, 12), None])
 

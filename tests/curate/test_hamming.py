@@ -7,13 +7,6 @@ from hashes import brute, clusters, flipped, random_hashes
 from dask_image_ingest.curate.hamming import equal_to_first, near_to_first, nearest
 
 
-@pytest.fixture
-def random():
-    seed = int(np.random.default_rng().integers(2**32))
-    print("seed", seed)
-    return np.random.default_rng(seed)
-
-
 @pytest.mark.parametrize("distance", [0, 3, 15])
 def test_up_to_15_bits_it_finds_what_all_with_all_finds(random, distance):
     hashes = clusters(random, 150, 9, max(distance, 1))[:, None]

@@ -10,13 +10,6 @@ import dask_image_ingest as dii
 from dask_image_ingest.curate import embed, nearest, search
 
 
-@pytest.fixture
-def random():
-    seed = int(np.random.default_rng().integers(2**32))
-    print("seed", seed)
-    return np.random.default_rng(seed)
-
-
 @pytest.mark.parametrize("partitions", [None, 1, 7, 40])
 def test_it_is_what_a_search_of_all_finds(random, partitions):
     vectors = topics(random, 500, 32)

@@ -135,10 +135,7 @@ def test_lazy_and_eager_frames_give_the_same_columns(ddf):
     assert set(added) > set(COLUMNS)
 
 
-def test_odd_sizes_are_numpys_fence_whatever_the_partitions_are():
-    seed = int(np.random.default_rng().integers(2**32))
-    print("seed", seed)
-    random = np.random.default_rng(seed)
+def test_odd_sizes_are_numpys_fence_whatever_the_partitions_are(random):
     sides = random.integers(300, 400, (500, 2))
     sides[:3] = [[5000, 4000], [8, 9], [1, 1]]
     table = pd.DataFrame(sides, columns=["height", "width"])

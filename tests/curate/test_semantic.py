@@ -12,13 +12,6 @@ from dask_image_ingest.curate import semantic_duplicates
 COLUMNS = ["semantic.keep", "semantic.group", "semantic.of", "semantic.similarity"]
 
 
-@pytest.fixture
-def random():
-    seed = int(np.random.default_rng().integers(2**32))
-    print("seed", seed)
-    return np.random.default_rng(seed)
-
-
 def test_few_vectors_get_the_greedy_choice_of_all_with_all(random):
     # Chains, too: each vector of a walk is near to the next one alone.
     walk = [unit(random.standard_normal((1, 32)))]

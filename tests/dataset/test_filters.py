@@ -132,10 +132,7 @@ def random_predicate(source, depth=2):
 
 
 @pytest.mark.slow
-def test_predicates_that_become_filters_keep_the_rows_that_pandas_keeps(table, frame):
-    seed = 20261203
-    print("seed", seed)
-    source = random.Random(seed)
+def test_predicates_that_become_filters_keep_the_rows_that_pandas_keeps(table, frame, rng):
     (whole,) = table.expr.find_operations(ReadWebDataset)
     read, dataset = type(table)(whole), whole.dataset
     metadata = pa.Table.from_pandas(frame, preserve_index=False)
@@ -143,7 +140,7 @@ def test_predicates_that_become_filters_keep_the_rows_that_pandas_keeps(table, f
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # of NumPy, about NaN
         for round_ in range(1200):
-            predicate = random_predicate(source)
+            predicate = random_predicate(rng)
             try:
                 lazy = predicate(read)
             except Exception:  # what pandas raises for an empty frame, Dask raises at once
@@ -155,7 +152,7 @@ def test_predicates_that_become_filters_keep_the_rows_that_pandas_keeps(table, f
                 part = frame.iloc[start:stop]
                 got = part.iloc[matching(metadata.slice(start, stop - start), filters)]
                 want = part[predicate(part)]
-                assert got.index.tolist() == want.index.tolist(), (seed, round_, filters)
+                assert got.index.tolist() == want.index.tolist(), (round_, filters)
             pushed.add(filters)
     assert pushed.operators >= {*COMPARISONS, "in", "not in", "is null", "not null"}
     assert {"not <", "not <=", "not >", "not >="} & pushed.operators
@@ -178,21 +175,18 @@ class Counted:
 
 
 @pytest.mark.slow
-def test_random_queries_keep_the_rows_that_pandas_keeps(table, frame):
-    seed = 20261204
-    print("seed", seed)
-    source = random.Random(seed)
+def test_random_queries_keep_the_rows_that_pandas_keeps(table, frame, rng):
     compared = 0
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         while compared < 60:
-            predicate = random_predicate(source)
+            predicate = random_predicate(rng)
             try:
                 want = frame[predicate(frame)]["__key__"].tolist()
                 lazy = table[predicate(table)]["__key__"]
             except Exception:  # what pandas can't answer, nobody answers
                 continue
-            assert lazy.compute().tolist() == want, (seed, compared)
+            assert lazy.compute().tolist() == want, compared
             compared += 1
 
 
@@ -208,18 +202,14 @@ def holds(value, op, constant):
 
 
 @pytest.mark.slow
-def test_the_filters_argument_means_what_plain_python_means(shard, table, frame):
-    seed = 20261205
-    print("seed", seed)
-    source = random.Random(seed)
+def test_the_filters_argument_means_what_plain_python_means(shard, table, frame, rng):
     types = next(table.expr.find_operations(ReadWebDataset)).dataset.schema.types
     metadata = pa.Table.from_pandas(frame, preserve_index=False)
     columns = {name: metadata.column(name).to_pylist() for name in COLUMNS}
     refused = answered = 0
     for round_ in range(2000):
         filters = [
-            [random_filter(source) for _ in range(source.randint(1, 2))]
-            for _ in range(source.randint(1, 2))
+            [random_filter(rng) for _ in range(rng.randint(1, 2))] for _ in range(rng.randint(1, 2))
         ]
         try:
             normal = normalize_filters(filters, types)
@@ -237,7 +227,7 @@ def test_the_filters_argument_means_what_plain_python_means(shard, table, frame)
                 for conjunction in filters
             )
         ]
-        assert matching(metadata, normal).tolist() == want, (seed, round_, filters)
+        assert matching(metadata, normal).tolist() == want, (round_, filters)
         if answered % 40 == 0:
             lazy = read(shard, filters=filters)
             assert lazy["__key__"].compute().tolist() == frame["__key__"].iloc[want].tolist()

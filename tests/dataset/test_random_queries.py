@@ -10,8 +10,7 @@ from dask_image_ingest.dataset.expr import ReadWebDataset
 
 pytestmark = pytest.mark.slow
 
-QUERIES = 400
-PARTS = 2
+QUERIES = 200
 
 
 @pytest.fixture(scope="module")
@@ -20,12 +19,9 @@ def made(tmp_path_factory):
         return sources(tmp_path_factory.mktemp("queries"))
 
 
-@pytest.mark.parametrize(
-    "part", [0, *(pytest.param(n, marks=pytest.mark.newest) for n in range(1, PARTS))]
-)
-def test_random_queries_have_the_answers_of_partitions_in_memory(made, part):
-    seeds = range(part * QUERIES // PARTS, (part + 1) * QUERIES // PARTS)
-    print("seeds", seeds)
+@pytest.mark.rounds(1, nightly=20)
+def test_random_queries_have_the_answers_of_partitions_in_memory(made, seed):
+    seeds = range(seed * QUERIES, (seed + 1) * QUERIES)
     found: list[str] = []
     with quiet():
         differences, asked = run(made, seeds, found.append)

@@ -5,7 +5,6 @@ The witness is pandas: each file merged with the keys of its shard.
 
 from __future__ import annotations
 
-import random
 import warnings
 from collections import Counter
 
@@ -130,10 +129,9 @@ def test_downloads_that_failed_are_no_rows(collection):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("seed", range(25))
-def test_rows_are_those_of_a_merge_by_key(seed, tmp_path):
+@pytest.mark.rounds(4, nightly=60)
+def test_rows_are_those_of_a_merge_by_key(rng, tmp_path):
     """Random shards and files: their orders, keys, row groups, nulls and NaN differ."""
-    rng = random.Random(seed)
     expected = []
     for shard in range(rng.randint(1, 4)):
         rows, keys = random_rows(rng, shard), [f"{shard}-{n}" for n in range(rng.randint(1, 30))]

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import random
-
 import pytest
 from distributed import Client, LocalCluster
 from fuzz import MUTANTS, fuzz
@@ -11,9 +9,7 @@ from fuzz import MUTANTS, fuzz
 pytestmark = pytest.mark.slow
 
 
-def test_mutated_images_cost_their_own_rows_only(tmp_path):
-    seed = random.SystemRandom().randrange(1_000_000, 2**31)
-    print(f"seed {seed}")
+def test_mutated_images_cost_their_own_rows_only(tmp_path, seed):
     with (
         LocalCluster(n_workers=1, threads_per_worker=1, dashboard_address=":0") as cluster,
         Client(cluster) as client,

@@ -111,8 +111,9 @@ def in_another_thread(call):
 
 
 @pytest.mark.newest
+@pytest.mark.rounds(1, nightly=20)
 @pytest.mark.parametrize("options", OPTIONS)
-def test_an_interrupt_anywhere_spoils_nothing_for_the_next(options):
+def test_an_interrupt_anywhere_spoils_nothing_for_the_next(options, rng):
     options = OPTIONS[options]
     red, blue = files("red"), files("blue")
     want = decoded(blue, options)
@@ -122,10 +123,8 @@ def test_an_interrupt_anywhere_spoils_nothing_for_the_next(options):
     with Trace() as whole:
         decoded(red, options)
     assert whole.lines > 1000
-    seed = 7
-    print("seed", seed)
     kept = []
-    for number in random.Random(seed).sample(range(1, whole.lines), INTERRUPTS):
+    for number in rng.sample(range(1, whole.lines), INTERRUPTS):
         error = random.Random(number).choice([KeyboardInterrupt, MemoryError])
         try:
             with Trace(number, error):

@@ -28,7 +28,9 @@ def many(tmp_path):
     folder.mkdir()
     samples = {}
     for shard in range(100):
-        part = {f"{shard:02d}{n}": {"jpg": os.urandom(700 * n), "txt": b"t" * n} for n in range(3)}
+        part = {
+            f"{shard:02d}{n}": {"jpg": random.randbytes(700 * n), "txt": b"t" * n} for n in range(3)
+        }
         members = {f"{key}.{e}": data for key, m in part.items() for e, data in m.items()}
         (folder / f"{shard:02d}.tar").write_bytes(tar(members))
         samples |= part
@@ -85,7 +87,7 @@ def test_a_source_that_is_cut_while_it_is_read_is_an_error(many, tmp_path, monke
 
 @pytest.mark.slow
 def test_a_shard_is_not_in_memory_while_it_is_written(tmp_path):
-    members = {f"{number:03d}.jpg": os.urandom(1 << 20) for number in range(64)}
+    members = {f"{number:03d}.jpg": random.randbytes(1 << 20) for number in range(64)}
     (tmp_path / "in.tar").write_bytes(tar(members))
     frame = dii.read_webdataset_images(tmp_path / "in.tar", backend="pandas")
     rows = frame.drop(columns=["image", "error"]).compute()
@@ -98,27 +100,23 @@ def test_a_shard_is_not_in_memory_while_it_is_written(tmp_path):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("seed", range(12))
-def test_members_of_any_size_in_any_order_with_anything_between(seed, tmp_path, monkeypatch):
+@pytest.mark.rounds(4, nightly=60)
+def test_members_of_any_size_in_any_order_with_anything_between(seed, rng, tmp_path, monkeypatch):
     """Few bytes at once, so that runs, pieces and blocks end in all places."""
-    print("seed", seed)
-    randomly = random.Random(seed)
-    at_once = randomly.choice([1, 700, 5000])
+    at_once = rng.choice([1, 700, 5000])
     monkeypatch.setattr(copy, "AT_ONCE", at_once)
-    monkeypatch.setattr(output, "AT_ONCE", randomly.choice([1, 700, 5000, 1 << 18]))
-    monkeypatch.setattr(output, "_BEHIND", randomly.choice([1, 5000, 4 << 20]))
-    monkeypatch.setattr(copy, "_GAP", randomly.choice([0, 512, 2000]))
-    monkeypatch.setattr(copy, "_LARGE", randomly.choice([6000, 20_000]))
+    monkeypatch.setattr(output, "AT_ONCE", rng.choice([1, 700, 5000, 1 << 18]))
+    monkeypatch.setattr(output, "_BEHIND", rng.choice([1, 5000, 4 << 20]))
+    monkeypatch.setattr(copy, "_GAP", rng.choice([0, 512, 2000]))
+    monkeypatch.setattr(copy, "_LARGE", rng.choice([6000, 20_000]))
     sizes = [0, 0, 0, 1, 511, 512, 513, 3000, 6001, 30_000]
     samples = {}
     for shard in range(3):
         part = {}
-        for number in range(randomly.randrange(1, 12)):
-            others = randomly.sample(["txt", "json", "cls", "a.b"], randomly.choice([0, 1, 4]))
-            extensions = randomly.sample(["jpg", *others], 1 + len(others))
-            part[f"{shard}{number:02d}"] = {
-                e: randomly.randbytes(randomly.choice(sizes)) for e in extensions
-            }
+        for number in range(rng.randrange(1, 12)):
+            others = rng.sample(["txt", "json", "cls", "a.b"], rng.choice([0, 1, 4]))
+            extensions = rng.sample(["jpg", *others], 1 + len(others))
+            part[f"{shard}{number:02d}"] = {e: rng.randbytes(rng.choice(sizes)) for e in extensions}
         members = {f"{key}.{e}": data for key, m in part.items() for e, data in m.items()}
         (tmp_path / f"{shard}.tar").write_bytes(tar(members))
         samples |= part
@@ -131,7 +129,7 @@ def test_members_of_any_size_in_any_order_with_anything_between(seed, tmp_path, 
 
 
 def test_neighbours_are_read_together(tmp_path, monkeypatch):
-    members = {f"{n:03d}.{e}": os.urandom(900) for n in range(200) for e in ("jpg", "txt")}
+    members = {f"{n:03d}.{e}": random.randbytes(900) for n in range(200) for e in ("jpg", "txt")}
     (tmp_path / "in.tar").write_bytes(tar(members))
     frame = dii.read_webdataset_images(tmp_path / "in.tar", backend="pandas")
     rows = frame.drop(columns=["image", "error"]).compute()

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import random
-
 import numpy as np
 import pandas as pd
 import pytest
@@ -122,10 +120,9 @@ def test_rows_of_one_new_key_are_not_said_to_be_one_sample(tmp_path):
     assert left_out == {"repeated-row": 3}
 
 
-@pytest.mark.parametrize("seed", range(10))
-def test_keys_that_moved_take_no_text_along(seed, tmp_path):
+@pytest.mark.rounds(4, nightly=40)
+def test_keys_that_moved_take_no_text_along(seed, rng, tmp_path):
     """Every row has another row's key: each sample that is written has the text of its row."""
-    rng = random.Random(seed)
     names = [f"k{number:02d}" for number in range(20)]
     names = [name.upper() if rng.random() < rng.choice([0.1, 0.9]) else name for name in names]
     names[rng.randrange(20)] = "K99"

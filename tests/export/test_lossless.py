@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import gzip
-import random
 import subprocess
 
 import pandas as pd
@@ -215,10 +214,9 @@ REASONS = {
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("seed", range(30))
-def test_random_tars_come_back(seed, tmp_path):
+@pytest.mark.rounds(5, nightly=100)
+def test_random_tars_come_back(seed, rng, tmp_path):
     """What webdataset reads in shards of any making, it reads in ours, or the row is named."""
-    rng = random.Random(seed)
     tars = [random_tar(seed * 100 + number) for number in range(rng.randrange(1, 4))]
     expected = []
     for number, shard in enumerate(tars):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gzip
 import os
+import random
 import shutil
 from collections import Counter
 from pathlib import Path
@@ -112,7 +113,7 @@ def test_rows_that_left_their_task_are_located_all_the_same(change, read, walks,
 @pytest.mark.filterwarnings("ignore:.*became null")  # texts of random bytes
 @pytest.mark.parametrize("compress", [bytes, gzip.compress], ids=["plain", "gzip"])
 def test_members_of_a_compressed_shard_are_decompressed(compress, walks, tmp_path):
-    members = {f"{n}.{e}": os.urandom(900) for n in range(6) for e in ("jpg", "txt")}
+    members = {f"{n}.{e}": random.randbytes(900) for n in range(6) for e in ("jpg", "txt")}
     suffix = ".tar.gz" if compress is gzip.compress else ".tar"
     (tmp_path / f"in{suffix}").write_bytes(compress(tar(members)))
     frame = dii.read_webdataset_images(tmp_path / f"in{suffix}", backend="pandas")
@@ -123,13 +124,13 @@ def test_members_of_a_compressed_shard_are_decompressed(compress, walks, tmp_pat
 
 def test_a_source_that_is_replaced_after_its_walk_is_an_error(tmp_path, monkeypatch):
     source = tmp_path / "in.tar"
-    source.write_bytes(tar({f"{n}.jpg": os.urandom(900) for n in range(6)}))
+    source.write_bytes(tar({f"{n}.jpg": random.randbytes(900) for n in range(6)}))
     frame = dii.read_webdataset_images(source, backend="pandas")
     stage = run.stage
 
     def replacing(*args):
         staged = stage(*args)
-        source.write_bytes(tar({f"{n}.jpg": os.urandom(900) for n in range(6)}))
+        source.write_bytes(tar({f"{n}.jpg": random.randbytes(900) for n in range(6)}))
         os.utime(source, (1, 1))
         return staged
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import pickle
-import random
 
 import dask.dataframe as dd
 import numpy as np
@@ -155,10 +154,8 @@ def test_an_image_with_a_null_among_its_bytes_is_refused():
 class TestMoves:
     """Rows of images move as rows of Python objects would."""
 
-    @pytest.mark.parametrize("seed", range(40))
-    def test_random_moves_have_the_answer_of_objects(self, seed, tmp_path):
-        print("seed", seed)
-        rng = random.Random(seed)
+    @pytest.mark.rounds(5, nightly=400)
+    def test_random_moves_have_the_answer_of_objects(self, rng, tmp_path):
         keys = [rng.randrange(50) for _ in range(rng.choice([0, 1, 5, 12]))]
         frame = small_frame(keys, (2, 1, 3), bad={key for key in keys if rng.random() < 0.2})
         frame["n"] = range(len(frame))

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import pickle
-import random
 from decimal import Decimal
 
 import dask.dataframe as dd
@@ -19,13 +18,6 @@ from dask_image_ingest.frames import pandas_type, parse_type
 from dask_image_ingest.frames.type_names import type_name
 
 ROWS = 12
-
-
-@pytest.fixture
-def rng():
-    seed = random.randrange(2**32)
-    print(f"{seed=}")
-    return random.Random(seed)
 
 
 def random_columns(rng, count):

@@ -329,9 +329,7 @@ def used(made):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("of", [token_of, lasting_token])
-def test_an_edit_of_whatever_is_used_gives_another_token_and_nothing_else_does(of):
-    seed = random.randrange(10**9)
-    print("seed", seed)
+def test_an_edit_of_whatever_is_used_gives_another_token_and_nothing_else_does(of, seed):
     choices = chosen(seed)
     number, other = random.Random(seed).sample(range(1, 250), 2)
     # Some objects know only odd from even.
@@ -361,9 +359,7 @@ print(*tokens(made), *tokens(made, token_of))
 
 @pytest.mark.newest
 @pytest.mark.slow
-def test_objects_have_the_same_token_in_every_process():
-    seed = random.randrange(10**9)
-    print("seed", seed)
+def test_objects_have_the_same_token_in_every_process(seed):
     told = []
     for hash_seed in "12":
         finished = subprocess.run(

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import random
 import warnings
 from pathlib import Path
 from typing import Any
@@ -70,10 +69,9 @@ def assert_same(one: Any, other: Any) -> None:
         pd.testing.assert_frame_equal(mine, theirs)
 
 
-@pytest.mark.parametrize("seed", range(60))
-def test_any_tar_reads_the_same_with_our_index(tmp_path, caplog, seed):
+@pytest.mark.rounds(5, nightly=200)
+def test_any_tar_reads_the_same_with_our_index(tmp_path, caplog, seed, rng):
     paths = random_shards(tmp_path / "shards", seed)
-    rng = random.Random(seed)
     chosen = rng.choice(OPTIONS) | {"shard_errors": rng.choice(["raise", "skip"])}
     query = rng.choice(QUERIES)
     expected = answer(paths, query, caplog, index=False, **chosen)
@@ -86,10 +84,11 @@ def test_any_tar_reads_the_same_with_our_index(tmp_path, caplog, seed):
 
 
 @pytest.mark.parametrize("write", [wds2idx_file, members_json])
-@pytest.mark.parametrize("seed", range(40))
-def test_any_tar_reads_the_same_with_the_indexes_of_others(tmp_path, caplog, memory, seed, write):
+@pytest.mark.rounds(4, nightly=100)
+def test_any_tar_reads_the_same_with_the_indexes_of_others(
+    tmp_path, caplog, memory, seed, rng, write
+):
     paths = random_shards(tmp_path, seed)
-    rng = random.Random(seed)
     chosen, query = rng.choice(OPTIONS), rng.choice(QUERIES)
     urls = [memory(path) for path in paths]
     # So that no shard is fetched whole where it is opened.

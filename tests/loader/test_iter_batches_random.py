@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import gc
 import json
-import random
 from collections import Counter
 
 import pytest
@@ -13,8 +12,6 @@ from small_frames import lazy_frame, small_frame
 import dask_image_ingest as dii
 
 pytestmark = pytest.mark.slow
-
-TRIALS = 50
 
 
 def random_partitions(rng):
@@ -44,9 +41,8 @@ def batched(rows, size, drop_last):
     return whole[:-1] if drop_last and whole and len(whole[-1]) < size else whole
 
 
-@pytest.mark.parametrize("seed", range(TRIALS))
-def test_each_image_comes_once_whoever_iterates_and_wherever_they_go_on(seed):
-    rng = random.Random(seed)
+@pytest.mark.rounds(5, nightly=200)
+def test_each_image_comes_once_whoever_iterates_and_wherever_they_go_on(rng):
     partitions = random_partitions(rng)
     ddf = lazy_frame(frames(partitions))
     good = [[key for key in rows if key not in bad] for rows, bad in partitions]
@@ -124,9 +120,8 @@ def check_going_on(ddf, size, options, whole, rng):
     assert keys(iterate(ddf, size, options, start=len(whole) + rng.randint(1, 5))) == []
 
 
-@pytest.mark.parametrize("seed", range(25))
-def test_after_a_failure_or_a_break_the_position_is_where_to_go_on(seed):
-    rng = random.Random(seed)
+@pytest.mark.rounds(5, nightly=100)
+def test_after_a_failure_or_a_break_the_position_is_where_to_go_on(rng):
     parts = frames(random_partitions(rng))
     sound = lazy_frame(parts)
     options = {"shuffle": rng.choice([None, 3]), "prefetch": rng.choice([0, 1, 2])}

@@ -153,12 +153,11 @@ def recounted(samples: list[dict]) -> dict:
     }
 
 
-@pytest.mark.parametrize("seed", range(10))
-def test_totals_are_those_of_the_samples(seed, tmp_path, capsys):
-    choose = random.Random(seed)
+@pytest.mark.rounds(4, nightly=40)
+def test_totals_are_those_of_the_samples(rng, tmp_path, capsys):
     shards = {}
-    for number in range(choose.randrange(1, 4)):
-        members, samples = random_members(choose)
+    for number in range(rng.randrange(1, 4)):
+        members, samples = random_members(rng)
         shard = tmp_path / f"{number}.tar"
         shard.write_bytes(tar(members))
         shards[str(shard)] = samples
@@ -168,14 +167,14 @@ def test_totals_are_those_of_the_samples(seed, tmp_path, capsys):
     status, out, _ = run(capsys, "describe", tmp_path, "--decode", "--json")
     summary = json.loads(out)
     expected = recounted(everything)
-    assert {name: summary[name] for name in expected} == expected, f"seed {seed}"
-    assert sum(summary["errors"].values()) == bad, f"seed {seed}"
+    assert {name: summary[name] for name in expected} == expected
+    assert sum(summary["errors"].values()) == bad
     assert status == (1 if bad else 0)
     told = {shard["url"]: shard for shard in summary["per_shard"]}
     assert list(told) == list(shards)
     for url, samples in shards.items():
         expected = recounted(samples)
-        assert {name: told[url][name] for name in expected} == expected, f"seed {seed}"
+        assert {name: told[url][name] for name in expected} == expected
 
 
 @pytest.mark.slow

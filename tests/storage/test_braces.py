@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import random
-
 import pytest
 from braceexpand import braceexpand
 
@@ -13,10 +11,7 @@ from dask_image_ingest.storage.braces import _count, expand_braces
 PARTS = ["a", "-", ",", "{", "}", "{0..9}", "{007..-3..2}", "{b..k}", "{x,y}", "{}", "{5}", ".."]
 
 
-def test_how_many_there_are_is_known_without_expanding_them():
-    seed = random.randrange(10**6)
-    print("seed", seed)
-    rng = random.Random(seed)
+def test_how_many_there_are_is_known_without_expanding_them(rng):
     balanced = 0
     for _ in range(3000):
         pattern = "".join(rng.choices(PARTS, k=rng.randrange(1, 9)))

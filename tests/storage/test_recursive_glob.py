@@ -2,7 +2,6 @@
 
 import glob
 import os
-import random
 
 import pytest
 
@@ -54,10 +53,7 @@ def test_what_matches_nothing_is_named(runs):
         find_shards(f"{runs}/nothing/**/*.tar")
 
 
-def test_matches_are_those_of_python_where_there_are_no_links(tmp_path):
-    seed = random.randrange(10**9)
-    print("seed", seed)
-    rng = random.Random(seed)
+def test_matches_are_those_of_python_where_there_are_no_links(tmp_path, rng):
     names = ["a", "b.tar", ".c", "_d", "a1.tar", "[x]"]
     folders = [tmp_path]
     for _ in range(25):

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import io
-import random
 
 import dask.dataframe as dd
 import numpy as np
@@ -176,11 +175,10 @@ STEPS = {
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("seed", range(25))
-def test_whatever_was_done_before_the_frames_own_images_are_shown(pair, seed):
-    choose = random.Random(seed)
-    frame = choose.choice(pair)[["__key__", *POINTER, "height", "width", "image"]]
-    names = choose.choices(list(STEPS), k=choose.randrange(1, 5))
+@pytest.mark.rounds(4, nightly=100)
+def test_whatever_was_done_before_the_frames_own_images_are_shown(pair, rng):
+    frame = rng.choice(pair)[["__key__", *POINTER, "height", "width", "image"]]
+    names = rng.choices(list(STEPS), k=rng.randrange(1, 5))
     for name in names:
-        frame = STEPS[name](frame, choose.choice(pair)[list(frame.columns)])
-    assert_shows_what_is_computed(frame, f"seed {seed}: {names}")
+        frame = STEPS[name](frame, rng.choice(pair)[list(frame.columns)])
+    assert_shows_what_is_computed(frame, f"{names}")

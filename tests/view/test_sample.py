@@ -36,35 +36,31 @@ class Counted:
         return dask.compute(*frames)
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("seed", range(30))
-def test_first_rows_are_the_first_rows(seed):
-    choose = random.Random(seed)
-    frames, lazy = random_frame(choose)
+@pytest.mark.rounds(5, nightly=100)
+def test_first_rows_are_the_first_rows(rng):
+    frames, lazy = random_frame(rng)
     whole = pd.concat(frames)
-    n = choose.randrange(1, 40)
+    n = rng.randrange(1, 40)
     compute = Counted()
-    assert first_rows(lazy, n, compute)["row"].tolist() == list(range(min(n, len(whole)))), seed
+    assert first_rows(lazy, n, compute)["row"].tolist() == list(range(min(n, len(whole))))
     assert first_rows(whole, n)["row"].tolist() == whole.head(n)["row"].tolist()
 
     lengths = np.cumsum([len(frame) for frame in frames])
     needed = int((lengths < min(n, len(whole))).sum()) + 1
     # Numbers of partitions double: 1, 3, 7 ... in all.
-    assert compute.frames < 2 * needed or n > len(whole), seed
+    assert compute.frames < 2 * needed or n > len(whole)
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("seed", range(30))
-def test_spread_rows_are_in_order_none_twice_and_as_many_as_there_are(seed):
-    choose = random.Random(seed)
-    frames, lazy = random_frame(choose)
+@pytest.mark.rounds(5, nightly=100)
+def test_spread_rows_are_in_order_none_twice_and_as_many_as_there_are(rng):
+    frames, lazy = random_frame(rng)
     total = sum(map(len, frames))
-    n = choose.randrange(1, 40)
+    n = rng.randrange(1, 40)
     for frame in (lazy, pd.concat(frames)):
         rows = spread_rows(frame, n)["row"].tolist()
-        assert len(rows) == min(n, total), seed
-        assert rows == sorted(set(rows)), seed
-        assert set(rows) <= set(range(total)), seed
+        assert len(rows) == min(n, total)
+        assert rows == sorted(set(rows))
+        assert set(rows) <= set(range(total))
 
 
 @pytest.mark.slow

@@ -1,6 +1,5 @@
 """Which files DALI may get: those that it would not refuse, DALI itself being the witness."""
 
-import random
 import struct
 
 import numpy as np
@@ -84,18 +83,17 @@ def test_checksums_of_other_chunks_do_not_matter():
     assert size < len(PNG)
 
 
-def test_dali_refuses_no_jpeg_that_has_passed_a_thorough_look():
+def test_dali_refuses_no_jpeg_that_has_passed_a_thorough_look(rng):
     pytest.importorskip("nvidia.dali", reason="nothing is decoded without DALI")
     from dask_image_ingest.decode import Decoding
     from dask_image_ingest.decode.dali import Refused
     from dask_image_ingest.decode.decoders import decoders_for
 
-    random_ = random.Random(20)
     originals = [data for name, data in images().items() if name.startswith("jpeg")]
     dali = decoders_for(Decoding()).suspect
     refused = 0
     for _ in range(600):
-        mutant = mutate(random_, random_.choice(originals), random_.choice(originals))
+        mutant = mutate(rng, rng.choice(originals), rng.choice(originals))
         header = read_header(mutant, MAX_PIXELS)
         if header.format != "jpeg" or header.error is not None or header.needs_pillow:
             continue
@@ -106,22 +104,21 @@ def test_dali_refuses_no_jpeg_that_has_passed_a_thorough_look():
     assert refused > 20
 
 
-def test_a_jpeg_that_begins_like_a_sound_one_is_judged_as_by_itself():
+def test_a_jpeg_that_begins_like_a_sound_one_is_judged_as_by_itself(rng):
     pytest.importorskip("nvidia.dali", reason="its parser is the other witness")
     from dask_image_ingest.decode import schedule
     from dask_image_ingest.decode.dali import parses
 
-    random_ = random.Random(27)
     originals = [data for name, data in images().items() if name.startswith("jpeg")]
     remembered = 0
     for _ in range(4000):
-        original = random_.choice(originals)
-        if random_.random() < 0.5:
-            mutant = mutate(random_, original, random_.choice(originals))
+        original = rng.choice(originals)
+        if rng.random() < 0.5:
+            mutant = mutate(rng, original, rng.choice(originals))
         else:  # among the tables, or of another height and width
-            begin = original.find(b"\xff\xc0\0") + 5 if random_.random() < 0.5 else 2
-            at = random_.randrange(begin, begin + 4 if begin > 4 else min(len(original), 900))
-            mutant = original[:at] + bytes((random_.randrange(256),)) + original[at + 1 :]
+            begin = original.find(b"\xff\xc0\0") + 5 if rng.random() < 0.5 else 2
+            at = rng.randrange(begin, begin + 4 if begin > 4 else min(len(original), 900))
+            mutant = original[:at] + bytes((rng.randrange(256),)) + original[at + 1 :]
         if not mutant.startswith(b"\xff\xd8\xff"):
             continue
         remembered += schedule.jpeg_head(mutant) in schedule._sound

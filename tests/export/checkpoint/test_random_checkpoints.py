@@ -98,10 +98,8 @@ def _mean(images):
     }
 
 
-@pytest.mark.parametrize("seed", range(8))
-def test_other_boundaries_and_lost_files_change_no_row(made, tmp_path, seed):
-    print("seed", seed)
-    rng = random.Random(seed)
+@pytest.mark.rounds(3, nightly=30)
+def test_other_boundaries_and_lost_files_change_no_row(made, tmp_path, seed, rng):
     path = tmp_path / "stored"
     paths = sorted(shard.url for shard in made["whole"].lazy.expr.dataset.shards)
 

@@ -217,11 +217,11 @@ def test_buckets_are_cached_with_the_options_of_both(bucket, s3_options, cache, 
 
 
 FORKED = """
-import json, os, signal, tempfile, threading, time
+import json, os, random, signal, tempfile, threading, time
 from dask_image_ingest.storage import open_shard
 from faulty_server import faulty_server
 
-data = os.urandom(1 << 20)
+data = random.Random(0).randbytes(1 << 20)
 folder = tempfile.TemporaryDirectory(ignore_cleanup_errors=True)
 options = {"blockcache": {"cache_storage": folder.name}}
 with faulty_server(files={"/x.tar": data, "/y.tar": data}) as server:

@@ -185,10 +185,10 @@ def test_threads_read_one_shard_at_once():
 
 
 FORKED = """
-import json, os, signal, sys
+import json, os, random, signal, sys
 from dask_image_ingest.storage import open_shard
 from faulty_server import faulty_server
-data = os.urandom(1 << 20)
+data = random.Random(0).randbytes(1 << 20)
 with faulty_server(files={"/x.tar": data}) as server:
     def read():
         with open_shard(server.url + "/x.tar") as content:
