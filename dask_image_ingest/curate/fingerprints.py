@@ -135,14 +135,16 @@ def fingerprints(
 
 
 def _of_pixels(
-    images: Any, backend: Backend, kinds: tuple[str, ...], variants: tuple[str, ...]
+    groups: Sequence[Any], backend: Backend, kinds: tuple[str, ...], variants: tuple[str, ...]
 ) -> dict[str, Any]:
     made: dict[str, Any] = {}
     if "pixels" in kinds:
-        shape = np.array(images.shape[1:], "<i4").tobytes()
-        made[column_of("pixels")] = [_digest(shape, image) for image in backend.host(images)]
+        images = [image for group in groups for image in backend.host(group)]
+        made[column_of("pixels")] = [
+            _digest(np.array(image.shape, "<i4").tobytes(), image) for image in images
+        ]
     if "pdq" in kinds:
-        (own, *others), made[PDQ_QUALITY] = pdq(images, backend.numpy, variants)
+        (own, *others), made[PDQ_QUALITY] = pdq(groups, backend.numpy, variants)
         made[column_of("pdq")] = _hexadecimal(own, backend)
         for variant, hashes in zip(variants, others, strict=True):
             made[column_of("pdq", variant)] = _hexadecimal(hashes, backend)

@@ -59,7 +59,7 @@ def reduced_luma(images: Any, rows: Taps, columns: Taps, xp: Any) -> Any:
     if channels == 1:
         gray = reduced[..., 0]
     else:
-        gray = sum(reduced[..., band] * xp.float32(w) for band, w in enumerate(_WEIGHTS))
+        gray = reduced @ xp.asarray(_WEIGHTS, xp.float32)
     return xp.swapaxes(_filtered(xp.swapaxes(gray, 1, 2), columns), 1, 2)
 
 

@@ -8,6 +8,7 @@ linear and separable: here they are one filter for each axis.
 from __future__ import annotations
 
 import functools
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -32,13 +33,13 @@ VARIANTS = {
 }
 
 
-def pdq(images: Any, xp: Any, variants: tuple[str, ...] = ()) -> tuple[list[Any], Any]:
-    """Hashes of images of one shape, and their quality.
+def pdq(groups: Sequence[Any], xp: Any, variants: tuple[str, ...] = ()) -> tuple[list[Any], Any]:
+    """Hashes of images, and their quality.
 
     Parameters
     ----------
-    images
-        uint8 (n, height, width, channels), of 1 or 3 channels.
+    groups
+        Images of one shape each, uint8 (n, height, width, channels), of 1 or 3 channels.
     xp
         NumPy or CuPy.
     variants
@@ -51,21 +52,24 @@ def pdq(images: Any, xp: Any, variants: tuple[str, ...] = ()) -> tuple[list[Any]
     quality : array, shape (n,), uint8
         0 to 100, by the gradients of the 64 × 64 pixels.
     """
-    height, width = images.shape[1:3]
-    rows, columns = _sampled_boxes(height, xp), _sampled_boxes(width, xp)
-    small = reduced_luma(images, rows, columns, xp)
+    small = xp.concatenate([_reduced(images, (False, False), xp) for images in groups])
     hashes = [_hash(small, xp)]
     for name in variants:
         # The places are not symmetric: signs of frequencies alone would be bits apart.
-        upside_down, mirrored, swapped = VARIANTS[name]
-        turned = reduced_luma(
-            images,
-            rows.reverse(height) if upside_down else rows,
-            columns.reverse(width) if mirrored else columns,
-            xp,
-        )
+        *backwards, swapped = VARIANTS[name]
+        turned = xp.concatenate([_reduced(images, backwards, xp) for images in groups])
         hashes.append(_hash(xp.swapaxes(turned, 1, 2) if swapped else turned, xp))
     return hashes, _quality(small, xp)
+
+
+def _reduced(images: Any, backwards: Sequence[bool], xp: Any) -> Any:
+    """Luma (n, 64, 64) of images of one shape, of which rows or columns run backwards."""
+    taps = (_sampled_boxes(length, xp) for length in images.shape[1:3])
+    rows, columns = (
+        each.reverse(length) if reverse else each
+        for each, length, reverse in zip(taps, images.shape[1:3], backwards, strict=True)
+    )
+    return reduced_luma(images, rows, columns, xp)
 
 
 def _hash(small: Any, xp: Any) -> Any:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import dask
@@ -212,8 +213,8 @@ def issue_summary(frame: Any) -> pd.DataFrame:
     return summary.rename(index=lambda name: name.removeprefix("issue."))
 
 
-def _signals(images: Any, backend: Backend) -> dict[str, Any]:
-    signals = pixel_signals(images, backend.numpy)
+def _signals(groups: Sequence[Any], backend: Backend) -> dict[str, Any]:
+    signals = pixel_signals(groups, backend.numpy)
     return {f"quality.{name}": values for name, values in signals.items()}
 
 

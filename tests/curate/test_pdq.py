@@ -42,7 +42,7 @@ def apart(one, other):
 
 
 def ours(pixels, variants=()):
-    hashes, quality = pdq(pixels[None], np, variants)
+    hashes, quality = pdq([pixels[None]], np, variants)
     return [each[0] for each in hashes], int(quality[0])
 
 
@@ -105,6 +105,6 @@ def test_half_of_the_bits_are_set_and_pictures_without_detail_say_so(random):
 
 def test_a_batch_of_one_shape_gives_what_each_image_gives_alone(photos):
     crops = np.stack([photo.pixels[:80, :80] for photo in photos])
-    (together,), _ = pdq(crops, np)
+    (together,), _ = pdq([crops], np)
     for crop, hash_ in zip(crops, together, strict=True):
         assert apart(hash_, ours(crop)[0][0]) <= 2

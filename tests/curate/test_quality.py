@@ -22,7 +22,7 @@ def ddf(shards):
 def signals(image):
     pixels = np.asarray(image)
     pixels = pixels[..., None] if pixels.ndim == 2 else pixels
-    return {name: float(value) for name, (value,) in pixel_signals(pixels[None], np).items()}
+    return {name: float(value) for name, (value,) in pixel_signals([pixels[None]], np).items()}
 
 
 def flat(*colour, size=(40, 30)):
@@ -90,7 +90,7 @@ def test_pictures_made_bad_have_the_issue_and_good_ones_have_not(photos):
 
 @pytest.mark.parametrize("shape", [(1, 1, 3), (1, 300, 3), (2, 2, 1), (129, 5, 3)])
 def test_pictures_of_any_shape_have_all_signals(shape):
-    found = pixel_signals(np.full((1, *shape), 255, np.uint8), np)
+    found = pixel_signals([np.full((1, *shape), 255, np.uint8)], np)
     assert set(found) == set(PIXEL_SIGNALS)
     assert np.isfinite(list(found.values())).all()
     assert (found["dark"], found["light"], found["grayscale"]) == (1, 0, 1)
@@ -98,7 +98,7 @@ def test_pictures_of_any_shape_have_all_signals(shape):
 
 def test_a_batch_of_one_shape_and_one_of_many_give_the_same(photos):
     crops = [photo.pixels[:80, :80] for photo in photos]
-    together = pixel_signals(np.stack(crops), np)
+    together = pixel_signals([np.stack(crops)], np)
     for number, crop in enumerate(crops):
         alone = signals(crop)
         for name in PIXEL_SIGNALS:
