@@ -20,7 +20,7 @@ def test_demo_shows_a_damaged_image_and_writes_its_contact_sheet(tmp_path):
         env=os.environ | {"PYTHONPATH": str(ROOT)},
         capture_output=True,
         text=True,
-        timeout=120,
+        timeout=240,
     )
     assert finished.returncode == 0, finished.stderr
     assert "51 images of 29 sizes" in finished.stdout

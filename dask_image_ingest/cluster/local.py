@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import os
+import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any, Literal
 
 import dask
@@ -63,7 +66,8 @@ def start_cluster(
         most that the pool may grow to. DALI has a pool of its own beside it, which never shrinks:
         leave it room.
     dashboard_address
-        Where the dashboard listens; None for any port that is free.
+        Where the dashboard listens, or at any port that is free if this one is taken:
+        ``client.dashboard_link`` says where. None for any port.
     **kwargs
         For ``dask_cuda.LocalCUDACluster`` or ``distributed.LocalCluster``. With
         ``processes=False`` the workers are threads of this process, which then decodes with
@@ -108,11 +112,12 @@ def start_cluster(
         if dask.config.get(name, None) == default
     }
     if not use_gpu and not settings.get("processes", True):
-        return _in_this_process(threads, settings)
+        with _any_port():
+            return _in_this_process(threads, settings)
     # As a variable for workers that are added later. It alone would not do: of a worker's variables
     # dask forgets those of image-ingest as soon as this process has configured any of its values.
     settings["env"] = {_THREADS_VARIABLE: str(threads)} | settings.get("env", {})
-    with dask.config.set(intervals | {THREADS: threads}):
+    with dask.config.set(intervals | {THREADS: threads}), _any_port():
         if use_gpu:
             if devices is None and visible:
                 # Of several parts of a GPU (MIG) that are named, a process sees the first alone.
@@ -127,6 +132,14 @@ def start_cluster(
             cluster = _cpu_cluster(**settings)
     client = _connect(ClusterClient, cluster)
     return _prepared(client, "gpu" if use_gpu else "cpu", {"decode-threads": threads})
+
+
+@contextmanager
+def _any_port() -> Iterator[None]:
+    """No warning that the dashboard is elsewhere than by default: its link says where."""
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", r"\s*Port \d+ is already in use", UserWarning)
+        yield
 
 
 def _connect(client: type[Client], cluster: LocalCluster, *args: Any) -> Client:

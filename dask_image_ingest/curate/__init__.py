@@ -5,6 +5,7 @@ filter by. All of it is public, as ``dask_image_ingest.curate``.
 """
 
 from dask_image_ingest.curate.adaptors import open_clip_model, transformers_model
+from dask_image_ingest.curate.clusters import clusters
 from dask_image_ingest.curate.duplicates import duplicates, overlaps
 from dask_image_ingest.curate.embed import Head, embed, scores, similarity
 from dask_image_ingest.curate.fingerprints import fingerprints
@@ -16,6 +17,7 @@ from dask_image_ingest.curate.semantic import semantic_duplicates
 __all__ = [
     "Head",
     "Report",
+    "clusters",
     "duplicates",
     "embed",
     "fingerprints",

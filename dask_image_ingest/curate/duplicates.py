@@ -23,13 +23,13 @@ from dask_image_ingest.curate.verdicts import check_identity, sorted_verdicts, w
 from dask_image_ingest.dask_internals import FrameBase
 from dask_image_ingest.errors import ArgumentError
 
-__all__ = ["duplicates", "overlaps"]
+__all__ = ["KEEP", "check_columns", "columns_of_groups", "duplicates", "overlaps"]
 
 # ThreatExchange's own limit for a match; the search by bands finds nine of ten there.
 _FARTHEST = 31
 
-# The columns that ``keep=`` goes by.
-_KEEP = {"largest": (AREA,), "best": (AREA, "nbytes"), "first": ()}
+#: The columns that ``keep=`` goes by.
+KEEP = {"largest": (AREA,), "best": (AREA, "nbytes"), "first": ()}
 
 
 def duplicates(
@@ -106,21 +106,21 @@ def duplicates(
     _check(by, distance, mirrored)
     check_frame(frame._meta if isinstance(frame, FrameBase) else frame)
     check_identity(frame)
-    largest = _KEEP.get(keep) if isinstance(keep, str) else None
+    largest = KEEP.get(keep) if isinstance(keep, str) else None
     if largest is None:
         if not is_column(keep, frame.columns):
             raise ArgumentError(
                 f"keep={shown(keep)}: choose 'largest', 'best', 'first' or a column of the frame"
             )
         largest = (keep,)
-    _check_columns(frame, largest)
+    check_columns(frame, largest)
     ranked = rank_rows(frame, by, _variants(mirrored), largest)
     if by == "pdq":
         of, apart = near_to_first(ranked.hashes, distance)
     else:
         of = equal_to_first(ranked.hashes[:, 0])
         apart = np.zeros(len(of), np.int64)
-    columns, concerned = _of_groups(ranked, of, apart)
+    columns, concerned = columns_of_groups(ranked, of, apart)
     verdicts = sorted_verdicts(ranked.rows[concerned], columns, {"duplicate.keep": True})
     return with_verdicts(frame, verdicts)
 
@@ -198,7 +198,13 @@ def _check(by: Any, distance: Any, mirrored: Any) -> None:
         raise ArgumentError(f"mirrored=True is for by='pdq': by={by!r} finds equal images alone")
 
 
-def _check_columns(frame: Any, largest: Sequence[str]) -> None:
+def check_columns(frame: Any, largest: Sequence[str]) -> None:
+    """Refuse a frame without the columns that ``keep=`` goes by.
+
+    Raises
+    ------
+    ArgumentError
+    """
     needed = [*(["height", "width"] if AREA in largest else []), *set(largest) - {AREA}]
     missing = [name for name in needed if name not in frame.columns]
     if missing:
@@ -212,7 +218,7 @@ def _variants(mirrored: bool) -> tuple[Variant, ...]:
     return ("mirrored",) if mirrored else ()
 
 
-def _of_groups(
+def columns_of_groups(
     ranked: Ranked, of: np.ndarray, apart: np.ndarray
 ) -> tuple[dict[str, pa.Array], np.ndarray]:
     """The columns of all rows that are in a group, and which rows these are."""

@@ -11,7 +11,7 @@ from typing import Any, Literal
 import numpy as np
 
 from dask_image_ingest.arguments import check_choice, check_frame, shown
-from dask_image_ingest.curate.vectors import check_vectors, from_vectors
+from dask_image_ingest.curate.vectors import beside, check_vectors, from_vectors
 from dask_image_ingest.dask_internals import FrameBase
 from dask_image_ingest.errors import ArgumentError
 
@@ -129,7 +129,7 @@ class Head:
         for number, (weights, bias) in enumerate(self.layers):
             if number and self.hidden == "relu":
                 values = np.maximum(values, 0)
-            values = values @ _beside(weights, values).T + _beside(bias, values)
+            values = values @ beside(weights, values).T + beside(bias, values)
         values = values[:, 0]
         return 0.5 + 0.5 * np.tanh(0.5 * values) if self.output == "sigmoid" else values
 
@@ -231,19 +231,10 @@ def _cosines(vectors: Any, others: Any) -> Any:
             f"vectors of length {vectors.shape[-1]} and {others.shape[-1]} have no cosine: take "
             "both from one model"
         )
-    others = _beside(others, vectors)
+    others = beside(others, vectors)
     # In float64: the same for a row in whatever partition, once rounded.
     vectors, others = vectors.astype(np.float64), others.astype(np.float64)
     products = (vectors * others).sum(axis=-1)
     lengths = np.sqrt((vectors**2).sum(axis=-1) * (others**2).sum(axis=-1))
     with np.errstate(invalid="ignore"):
         return products / lengths
-
-
-def _beside(array: Any, vectors: Any) -> Any:
-    """An array in the library, and the memory, of vectors."""
-    if isinstance(vectors, np.ndarray) or not isinstance(array, np.ndarray):
-        return array
-    import cupy
-
-    return cupy.asarray(array)

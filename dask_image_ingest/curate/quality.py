@@ -16,21 +16,24 @@ from dask_image_ingest.dask_internals import FrameBase
 from dask_image_ingest.errors import ArgumentError
 from dask_image_ingest.frames import Backend, backend_of
 
-__all__ = ["issue_summary", "issues", "quality"]
+__all__ = ["BELOW", "LEAST_GRAYSCALE", "issue_summary", "issues", "quality"]
 
-# cleanvision's thresholds (0.3.7), but for grayscale: there it is a file's mode, here what is seen.
-_BELOW = {
+#: Issue → signal and cleanvision's threshold (0.3.7).
+BELOW = {
     "dark": ("dark", 0.32),
     "light": ("light", 0.05),
     "blurry": ("blur", 0.29),
     "low_information": ("entropy", 3.0),
     "odd_aspect": ("aspect", 0.35),
 }
-_LEAST_GRAYSCALE = 0.96
+
+#: Of ``quality.grayscale``: what is seen, where cleanvision looks at the file's mode.
+LEAST_GRAYSCALE = 0.96
+
 _RANGES = 3.0  # odd sizes lie so many interquartile ranges outside the quartiles
 
 _ISSUES = (
-    *(f"issue.{name}" for name in _BELOW),
+    *(f"issue.{name}" for name in BELOW),
     "issue.odd_size",
     "issue.grayscale",
 )
@@ -88,7 +91,8 @@ def quality(frame: Any) -> Any:
     -----
     Histograms are of every k-th row and column, k = ceil(longer side / 128): levels differ from
     those of all pixels by about a percent. The small picture for ``quality.blur`` is made of area
-    means, cleanvision's by Pillow's bicubic filter. Images that are read with ``size=`` are judged
+    means, of at least 3 × 3 pixels of each area if it has them, cleanvision's by Pillow's bicubic
+    filter. Images that are read with ``size=`` are judged
     as they were resized.
 
     Examples
@@ -163,15 +167,15 @@ def issues(frame: Any) -> Any:
     check_frame(frame._meta if isinstance(frame, FrameBase) else frame)
     if "quality.area" not in frame.columns:
         frame = quality(frame)
-    known = {name: f"quality.{signal}" for name, (signal, _) in _BELOW.items()}
+    known = {name: f"quality.{signal}" for name, (signal, _) in BELOW.items()}
     added = {
         f"issue.{name}": frame[known[name]] < threshold
-        for name, (_, threshold) in _BELOW.items()
+        for name, (_, threshold) in BELOW.items()
         if known[name] in frame.columns
     }
     added["issue.odd_size"] = _has_odd_size(frame["quality.area"])
     if "quality.grayscale" in frame.columns:
-        added["issue.grayscale"] = frame["quality.grayscale"] > _LEAST_GRAYSCALE
+        added["issue.grayscale"] = frame["quality.grayscale"] > LEAST_GRAYSCALE
     return frame.assign(**{name: added[name] for name in _ISSUES if name in added})
 
 

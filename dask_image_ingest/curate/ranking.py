@@ -23,7 +23,7 @@ from dask_image_ingest.dask_internals import FrameBase
 from dask_image_ingest.errors import ArgumentError
 from dask_image_ingest.frames import backend_of
 
-__all__ = ["AREA", "Ranked", "rank_rows"]
+__all__ = ["AREA", "Ranked", "RowsToRank", "as_number", "merge_ranked", "rank_rows"]
 
 # ThreatExchange's advice: hashes of a lower quality say too little.
 _LEAST_QUALITY = 50
@@ -70,12 +70,12 @@ def rank_rows(frame: Any, by: Kind, variants: Sequence[Variant], largest: Sequen
     frame = frame[list(dict.fromkeys(needed))]
     if isinstance(frame, FrameBase):
         parts = [dask.delayed(_compact)(part, hashes, largest) for part in frame.to_delayed()]
-        return _ranked(list(dask.compute(*parts)))
-    return _ranked([_compact(frame, hashes, largest)])
+        return merge_ranked(list(dask.compute(*parts)))
+    return merge_ranked([_compact(frame, hashes, largest)])
 
 
 @dataclass(frozen=True)
-class _Rows:
+class RowsToRank:
     """What is needed of a partition's rows that have hashes: identities, hashes, and the order."""
 
     rows: np.ndarray
@@ -83,7 +83,7 @@ class _Rows:
     order: pa.Table
 
 
-def _compact(frame: Any, hashes: Sequence[str], largest: Sequence[str]) -> _Rows:
+def _compact(frame: Any, hashes: Sequence[str], largest: Sequence[str]) -> RowsToRank:
     table = backend_of(frame).to_arrow(frame)
     usable = pc.is_valid(table[hashes[0]])
     for name in hashes[1:]:
@@ -92,12 +92,12 @@ def _compact(frame: Any, hashes: Sequence[str], largest: Sequence[str]) -> _Rows
         enough = pc.greater_equal(table[PDQ_QUALITY], _LEAST_QUALITY)
         usable = pc.and_(usable, pc.fill_null(enough, False))
     table = table.filter(usable)
-    order = {f"largest.{number}": _number(table, name) for number, name in enumerate(largest)}
+    order = {f"largest.{number}": as_number(table, name) for number, name in enumerate(largest)}
     order["__key__"] = table["__key__"].cast(pa.string())
     order["__url__"] = table["__url__"].cast(pa.string()).dictionary_encode()
     order["offset"] = table["offset"].cast(pa.int64())
     words = np.stack([_words(table[name], name) for name in hashes], axis=1)
-    return _Rows(identities(table), words, pa.table(order))
+    return RowsToRank(identities(table), words, pa.table(order))
 
 
 def _words(column: pa.ChunkedArray, name: str) -> np.ndarray:
@@ -116,7 +116,8 @@ def _words(column: pa.ChunkedArray, name: str) -> np.ndarray:
     return np.frombuffer(data, np.uint64).reshape(-1, words)
 
 
-def _number(table: pa.Table, name: str) -> pa.Array:
+def as_number(table: pa.Table, name: str) -> pa.Array:
+    """A column, or the area, as float64 without NaN."""
     if name == AREA:
         return pc.multiply(table["height"].cast(pa.float64()), table["width"].cast(pa.float64()))
     try:
@@ -129,7 +130,8 @@ def _number(table: pa.Table, name: str) -> pa.Array:
     return pc.if_else(pc.is_nan(values), pa.scalar(None, pa.float64()), values)
 
 
-def _ranked(parts: Sequence[_Rows]) -> Ranked:
+def merge_ranked(parts: Sequence[RowsToRank]) -> Ranked:
+    """Rows of several partitions in one order, each once."""
     table = pa.concat_tables([part.order for part in parts]).unify_dictionaries()
     largest = [name for name in table.column_names if name.startswith("largest.")]
     keys = table["__key__"]

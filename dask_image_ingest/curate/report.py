@@ -11,7 +11,7 @@ import numpy as np
 import pandas as pd
 
 from dask_image_ingest.arguments import check_frame, check_path, check_storage_options
-from dask_image_ingest.curate.quality import _BELOW, _LEAST_GRAYSCALE
+from dask_image_ingest.curate.quality import BELOW, LEAST_GRAYSCALE
 from dask_image_ingest.curate.summary import Plan, Summary, summarize
 from dask_image_ingest.curate.verdicts import check_identity
 from dask_image_ingest.dask_internals import FrameBase
@@ -64,8 +64,8 @@ _GROUPED = {
 }
 
 # For each signal the threshold of its issue, and whether what is above it is bad.
-_THRESHOLDS = {f"quality.{signal}": (least, False) for signal, least in _BELOW.values()} | {
-    "quality.grayscale": (_LEAST_GRAYSCALE, True)
+_THRESHOLDS = {f"quality.{signal}": (least, False) for signal, least in BELOW.values()} | {
+    "quality.grayscale": (LEAST_GRAYSCALE, True)
 }
 
 _STYLE = """

@@ -9,9 +9,9 @@ import numpy as np
 import pyarrow as pa
 
 from dask_image_ingest.arguments import is_column, shown
-from dask_image_ingest.curate.clusters import near_to_first
-from dask_image_ingest.curate.duplicates import _KEEP, _check_columns, _of_groups
-from dask_image_ingest.curate.ranking import AREA, Ranked, _number, _ranked, _Rows
+from dask_image_ingest.curate.duplicates import KEEP, check_columns, columns_of_groups
+from dask_image_ingest.curate.near_vectors import near_to_first
+from dask_image_ingest.curate.ranking import AREA, Ranked, RowsToRank, as_number, merge_ranked
 from dask_image_ingest.curate.vectors import check_vectors, unit, valid_vectors
 from dask_image_ingest.curate.verdicts import (
     IDENTITY,
@@ -95,17 +95,17 @@ def semantic_duplicates(
     # NaN is not in the range.
     if not (isinstance(threshold, (int, float, np.number)) and 0 < threshold <= 1):
         raise ArgumentError(f"threshold={shown(threshold)}: pass a cosine, above 0 and up to 1")
-    largest = _KEEP.get(keep) if isinstance(keep, str) else None
+    largest = KEEP.get(keep) if isinstance(keep, str) else None
     if largest is None:
         if not is_column(keep, frame.columns):
             raise ArgumentError(
                 f"keep={shown(keep)}: choose 'largest', 'best', 'first' or a column of the frame"
             )
         largest = (keep,)
-    _check_columns(frame, largest)
+    check_columns(frame, largest)
     ranked, vectors = _rank_vectors(frame, column, largest)
     of, similarity = near_to_first(vectors, float(threshold))
-    columns, concerned = _of_groups(ranked, of, np.zeros(len(of)))
+    columns, concerned = columns_of_groups(ranked, of, np.zeros(len(of)))
     stays = of[concerned] < 0
     columns = {
         "semantic.keep": columns["duplicate.keep"],
@@ -136,10 +136,10 @@ def _rank_vectors(frame: Any, column: str, largest: tuple[str, ...]) -> tuple[Ra
     starts = np.cumsum([0, *(len(found) for _, found in parts)])
     # The number of each row among all of them takes the place of a hash.
     numbered = [
-        _Rows(rows.rows, np.arange(start, start + len(found)), rows.order)
+        RowsToRank(rows.rows, np.arange(start, start + len(found)), rows.order)
         for (rows, found), start in zip(parts, starts[:-1], strict=True)
     ]
-    ranked = _ranked(numbered)
+    ranked = merge_ranked(numbered)
     place = np.full(starts[-1], -1)
     place[ranked.hashes] = np.arange(len(ranked.hashes))
     vectors = np.empty((len(ranked.hashes), max(lengths, default=0)), np.float32)
@@ -153,12 +153,12 @@ def _rank_vectors(frame: Any, column: str, largest: tuple[str, ...]) -> tuple[Ra
     return ranked, vectors
 
 
-def _compact(frame: Any, column: str, largest: tuple[str, ...]) -> tuple[_Rows, np.ndarray]:
+def _compact(frame: Any, column: str, largest: tuple[str, ...]) -> tuple[RowsToRank, np.ndarray]:
     rows, vectors = valid_vectors(frame, column)
     backend = backend_of(frame)
     table = backend.to_arrow(frame.drop(columns=column)).take(pa.array(rows))
-    order = {f"largest.{number}": _number(table, name) for number, name in enumerate(largest)}
+    order = {f"largest.{number}": as_number(table, name) for number, name in enumerate(largest)}
     order["__key__"] = table["__key__"].cast(pa.string())
     order["__url__"] = table["__url__"].cast(pa.string()).dictionary_encode()
     order["offset"] = table["offset"].cast(pa.int64())
-    return _Rows(identities(table), np.empty(0, np.int64), pa.table(order)), vectors
+    return RowsToRank(identities(table), np.empty(0, np.int64), pa.table(order)), vectors

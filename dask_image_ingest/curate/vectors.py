@@ -17,7 +17,10 @@ from dask_image_ingest.errors import ArgumentError
 from dask_image_ingest.frames import backend_of
 from dask_image_ingest.ops import vectors
 
-__all__ = ["check_vectors", "from_vectors", "unit", "valid_vectors"]
+__all__ = ["beside", "check_vectors", "from_vectors", "unit", "valid_vectors"]
+
+
+_FLOAT = pa.float32()
 
 
 def check_vectors(frame: Any, column: Any) -> None:
@@ -64,13 +67,23 @@ def unit(vectors: np.ndarray) -> np.ndarray:
     )
 
 
+def beside(array: np.ndarray, vectors: Any) -> Any:
+    """An array in the library, and the memory, of vectors."""
+    if isinstance(vectors, np.ndarray) or not isinstance(array, np.ndarray):
+        return array
+    import cupy
+
+    return cupy.asarray(array)
+
+
 def from_vectors(
     frame: Any,
     columns: tuple[str, ...],
     name: str,
     function: Callable[..., Any],
+    type_: pa.DataType = _FLOAT,
 ) -> Any:
-    """``frame`` with a column of float32 that a function makes of columns of vectors.
+    """``frame`` with a column of numbers that a function makes of columns of vectors.
 
     ``function`` takes an array (n, d) for each of ``columns``, NumPy or CuPy, and gives (n,). It is
     null where one of the vectors is.
@@ -80,35 +93,40 @@ def from_vectors(
     if name in frame.columns:
         raise ArgumentError(f"the frame has a column {name!r} already: rename or drop it first")
     if not isinstance(frame, FrameBase):
-        return _map_vectors(frame, columns, name, function)
-    return new_collection(MapVectors(frame.expr, columns, name, function))
+        return _map_vectors(frame, columns, name, function, type_)
+    return new_collection(MapVectors(frame.expr, columns, name, function, type_))
 
 
 def _map_vectors(
-    frame: Any, columns: tuple[str, ...], name: str, function: Callable[..., Any]
+    frame: Any,
+    columns: tuple[str, ...],
+    name: str,
+    function: Callable[..., Any],
+    type_: pa.DataType,
 ) -> Any:
     backend = backend_of(frame)
     there = frame[columns[0]].notnull()
     for column in columns[1:]:
         there = there & frame[column].notnull()
     some = frame[there]
-    made = backend.numpy.empty(0, np.float32)
+    dtype = type_.to_pandas_dtype()
+    made = backend.numpy.empty(0, dtype)
     if len(some):
         made = function(*(vectors(some, column) for column in columns))
-        made = backend.numpy.asarray(made, dtype=np.float32)
+        made = backend.numpy.asarray(made, dtype=dtype)
         if made.shape not in ((len(some),), (len(some), 1)):
             raise ArgumentError(
                 f"{name!r}: the function gives an array of shape {tuple(made.shape)} for "
                 f"{len(some)} vectors; it has to give a number for each, ({len(some)},)"
             )
     rows = np.flatnonzero(backend.host(there.values)).tolist()
-    return backend.with_columns(frame, {name: (made.reshape(-1), pa.float32())}, rows)
+    return backend.with_columns(frame, {name: (made.reshape(-1), type_)}, rows)
 
 
 class MapVectors(AddsColumns, EveryRow):
     """A number for each vector; columns and filters that need none go below it."""
 
-    _parameters: ClassVar = ["frame", "inputs", "name", "function"]
+    _parameters: ClassVar = ["frame", "inputs", "name", "function", "type"]
     operation = staticmethod(_map_vectors)
 
     @functools.cached_property

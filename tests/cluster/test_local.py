@@ -2,6 +2,8 @@
 
 import copy
 import os
+import socket
+import warnings
 
 import dask
 import psutil
@@ -135,3 +137,17 @@ def test_nonsense_is_refused_before_anything_starts(arguments, monkeypatch):
     monkeypatch.setattr("dask_image_ingest.cluster.local.LocalCluster", None)
     with pytest.raises(dii.ArgumentError, match=next(iter(arguments))):
         dii.start_cluster(**{"gpu": False} | arguments)
+
+
+def test_a_port_that_is_taken_is_no_matter_for_a_warning():
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        port = taken.getsockname()[1]
+        with (
+            warnings.catch_warnings(action="error"),
+            dii.start_cluster(
+                1, gpu=False, processes=False, dashboard_address=f"127.0.0.1:{port}"
+            ) as client,
+        ):
+            assert f":{port}/" not in client.dashboard_link

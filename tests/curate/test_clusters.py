@@ -1,0 +1,53 @@
+"""Numbers of clusters: the same in all partitions, beside scikit-learn's k-means."""
+
+import dask.dataframe as dd
+import numpy as np
+import pytest
+from embeddings import table_of, topics
+from sklearn.cluster import KMeans
+
+import dask_image_ingest as dii
+from dask_image_ingest.curate import clusters
+
+
+@pytest.fixture
+def vectors():
+    return topics(np.random.default_rng(3), 3000, 32)
+
+
+def within(vectors, numbers):
+    """The mean cosine of vectors with the center of their cluster."""
+    total = 0.0
+    for number in np.unique(numbers):
+        total += np.linalg.norm(vectors[numbers == number].sum(axis=0))
+    return total / len(vectors)
+
+
+def test_vectors_are_as_near_to_their_centers_as_those_of_k_means_by_scikit_learn(vectors):
+    found = clusters(table_of(vectors), 20)["cluster"]
+    assert str(found.dtype).startswith("int32")
+    assert set(found) == set(range(20))
+    witness = KMeans(20, n_init=1, random_state=0).fit_predict(vectors)
+    assert within(vectors, found.to_numpy()) > 0.95 * within(vectors, witness)
+
+
+@pytest.mark.parametrize("partitions", [1, 3, 40])
+def test_the_numbers_are_the_same_whatever_the_partitions_are(vectors, partitions):
+    table = table_of(vectors)
+    lazy = clusters(dd.from_pandas(table, npartitions=partitions, sort=False), 7)
+    assert lazy["cluster"].compute().tolist() == clusters(table, 7)["cluster"].tolist()
+    assert clusters(table, 7, seed=1)["cluster"].tolist() != lazy["cluster"].compute().tolist()
+
+
+def test_rows_without_a_vector_have_no_number(vectors):
+    table = table_of(vectors[:50])
+    table.loc[table.index[3], "embedding"] = None
+    found = clusters(table, 4)["cluster"]
+    assert found.isna().tolist() == [row == 3 for row in range(50)]
+
+
+def test_more_clusters_than_vectors_are_refused(vectors):
+    with pytest.raises(dii.ArgumentError, match="k=6: the column 'embedding' has 5 vectors"):
+        clusters(table_of(vectors[:5]), 6)
+    with pytest.raises(dii.ArgumentError, match="k=0"):
+        clusters(table_of(vectors[:5]), 0)
