@@ -12,7 +12,7 @@ from typing import Any
 from dask_image_ingest.dataset.conversion import LARGEST_JSON, parse_json
 from dask_image_ingest.dataset.indexed import IndexedRows
 from dask_image_ingest.dataset.metadata import SampleRows
-from dask_image_ingest.dataset.opened import give_up, known_members, known_samples
+from dask_image_ingest.dataset.opened import give_up, known_samples
 from dask_image_ingest.dataset.options import ReadOptions
 from dask_image_ingest.dataset.schema import Schema, image_member
 from dask_image_ingest.decode import Header
@@ -91,10 +91,7 @@ def _opened(
             return FirstShard(shard, KnownBytes(stored, late), stored.whole(), stored=stored)
         except UnusableIndexError as error:
             give_up(index, error, warn=True)
-    content = opened.enter_context(open_shard(shard.url, storage_options, wholly=False))
-    members = known_members(content, index, storage_options, warn=True)
-    if members is not None:
-        return FirstShard(shard, content, members)
+    content = opened.enter_context(open_shard(shard.url, storage_options))
     indexes.pop(shard.url, None)
     return FirstShard(shard, content, *index_head(content, shard.url))
 

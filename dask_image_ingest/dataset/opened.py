@@ -20,7 +20,6 @@ from dask_image_ingest.index import (
     IndexFile,
     StoredIndex,
     UnusableIndexError,
-    index_by_members,
     open_stored,
 )
 from dask_image_ingest.storage import (
@@ -31,9 +30,9 @@ from dask_image_ingest.storage import (
     open_shard,
     read_ahead,
 )
-from dask_image_ingest.tar import TarIndex, index_head, index_tar
+from dask_image_ingest.tar import index_head, index_tar
 
-__all__ = ["give_up", "known_members", "known_samples", "open_rows"]
+__all__ = ["give_up", "known_samples", "open_rows"]
 
 # The first bytes of a shard by which the rest is judged, how much of them has to be in whole
 # members, and how much of that may be of no use.
@@ -73,7 +72,7 @@ def open_rows(
         if whole:
             needed = functools.partial(_memory_if_needed, content, url, options, components)
             read_ahead(content, 0, len(content), needed)
-        found = known_members(content, index, storage_options, warn) or index_tar(content, url)
+        found = index_tar(content, url)
         read = beginning(content)
         at_hand = read if len(read) == len(content) else content
         yield SampleRows(url, at_hand, found, options, components, sidecar)
@@ -108,14 +107,14 @@ def _memory_if_needed(
 def known_samples(
     opened: ExitStack, index: IndexFile | None, storage_options: dict[str, Any] | None, warn: bool
 ) -> StoredIndex | None:
-    """Our own index of a shard, which ``opened`` closes; None if there is none that holds.
+    """The index of a shard, which ``opened`` closes; None if there is none that holds.
 
     Raises
     ------
     ShardError
         If it is required.
     """
-    if index is None or index.kind != "own":
+    if index is None:
         return None
     try:
         return opened.enter_context(open_stored(index.url, index.shard, storage_options))
@@ -139,17 +138,3 @@ def give_up(index: IndexFile, error: Exception, warn: bool) -> None:
         ) from error
     if warn:
         warn_of_unusable(error, index)
-
-
-def known_members(
-    content: LazyBytes, index: IndexFile | None, storage_options: dict[str, Any] | None, warn: bool
-) -> TarIndex | None:
-    """The samples of an open shard by what another tool has written beside it, if that holds."""
-    if index is None or index.kind == "own":
-        return None
-    try:
-        return index_by_members(content, index, storage_options)
-    except UnusableIndexError as error:
-        if warn:
-            warn_of_unusable(error, index)
-    return None

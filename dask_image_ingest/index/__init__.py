@@ -1,8 +1,7 @@
-"""What is known of shards that nobody has to open.
+"""Indexes of shards, which spare opening them.
 
-In: shards, and files beside them that say what they hold: our own, and those of other tools.
-Out: a shard's samples and what its images' headers tell, or where its members are. What is stale
-or incomplete is not believed.
+In: shards and the index files beside them. Out: a shard's samples, the headers of its images and
+its small members. An index that is stale or broken is not used.
 """
 
 from dask_image_ingest.index.find import (
@@ -12,7 +11,6 @@ from dask_image_ingest.index.find import (
     parse_index,
     refuse_unindexed,
 )
-from dask_image_ingest.index.foreign import index_by_members
 from dask_image_ingest.index.known_bytes import KnownBytes
 from dask_image_ingest.index.read import open_stored, unknown_version
 from dask_image_ingest.index.stored import FIELDS, StoredIndex, UnusableIndexError
@@ -26,7 +24,6 @@ __all__ = [
     "StoredIndex",
     "UnusableIndexError",
     "find_indexes",
-    "index_by_members",
     "index_place",
     "open_stored",
     "parse_index",

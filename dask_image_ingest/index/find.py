@@ -26,8 +26,6 @@ from dask_image_ingest.storage import (
 
 __all__ = ["IndexFile", "find_indexes", "index_place", "parse_index", "refuse_unindexed"]
 
-IndexKind = Literal["own", "wds2idx", "members"]
-
 
 @dataclass(frozen=True, slots=True, repr=False)
 class IndexFile(UrlHolder):
@@ -37,8 +35,6 @@ class IndexFile(UrlHolder):
     ----------
     url
         The file.
-    kind
-        What it holds.
     shard
         The shard as it was listed.
     required
@@ -46,7 +42,6 @@ class IndexFile(UrlHolder):
     """
 
     url: str
-    kind: IndexKind
     shard: Shard
     required: bool = False
 
@@ -82,7 +77,7 @@ def find_indexes(
     folder = where if isinstance(where, str) and where != "auto" else None
     if where is True:
         return {
-            shard.url: IndexFile(index_place(shard.url, None), "own", shard, required=True)
+            shard.url: IndexFile(index_place(shard.url, None), shard, required=True)
             for shard in shards
         }
     listings = {} if listings is None else listings
@@ -100,10 +95,8 @@ def find_indexes(
         else:
             names = _in_folder(folder, stems, storage_options)
         for shard, name in members:
-            for candidate, kind in _candidates(name):
-                if candidate in names:
-                    found[shard.url] = IndexFile(inside(looked_at, candidate), kind, shard)
-                    break
+            if (candidate := name + INDEX_SUFFIX) in names:
+                found[shard.url] = IndexFile(inside(looked_at, candidate), shard)
     if folder is not None and not found:
         warnings.warn(
             without_passwords(
@@ -172,16 +165,6 @@ def _has_none(url: str) -> str:
             "lists. Name the shard without the cache"
         )
     return ""
-
-
-def _candidates(name: str) -> list[tuple[str, IndexKind]]:
-    """The names that an index of a shard may have, the one that knows most first."""
-    own: list[tuple[str, IndexKind]] = [(name + INDEX_SUFFIX, "own")]
-    stem, suffix = os.path.splitext(name)
-    # What others write has offsets in a file, and not in what is compressed in it.
-    return (
-        own if suffix != ".tar" else [*own, (f"{stem}.idx", "wds2idx"), (f"{stem}.json", "members")]
-    )
 
 
 def _stem(name: str) -> str:

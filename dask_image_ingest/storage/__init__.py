@@ -12,7 +12,6 @@ from dask_image_ingest.storage.announce import (
     read_ahead,
 )
 from dask_image_ingest.storage.beside import find_beside
-from dask_image_ingest.storage.compressed import CompressedBytes
 from dask_image_ingest.storage.file_system import FileSystem, file_system, keeps_copies
 from dask_image_ingest.storage.folder_names import folder_names, folder_of, inside, names_in
 from dask_image_ingest.storage.late_bytes import open_late
@@ -27,7 +26,6 @@ from dask_image_ingest.storage.url import identities, is_web, local_path
 
 __all__ = [
     "INDEX_SUFFIX",
-    "CompressedBytes",
     "FileKind",
     "FileSystem",
     "LazyBytes",

@@ -21,7 +21,6 @@ def open_shard(
     url: str,
     storage_options: dict[str, Any] | None = None,
     listed: Shard | None = None,
-    wholly: bool = True,
 ) -> Iterator[LazyBytes]:
     """Open a shard for :func:`~dask_image_ingest.tar.index_tar` and ``read_member``.
 
@@ -30,8 +29,7 @@ def open_shard(
     from 256 MiB on into a file of Dask's ``temporary-directory``; what a ``pipe:`` command writes
     is held in memory. Both until the shard is closed. If the compressed stream breaks off, the
     content ends there and has an attribute ``broken`` that says why. If the shard was ``listed``,
-    it has to be that version. Without ``wholly``, a remote one is fetched and decompressed as far
-    as it is read, and is a :class:`CompressedBytes`.
+    it has to be that version.
 
     Raises
     ------
@@ -52,7 +50,7 @@ def open_shard(
     if path is None:
         with (
             open_remote(url, storage_options, listed) as fetched,
-            decompressed(fetched, url, wholly) as content,
+            decompressed(fetched, url) as content,
         ):
             yield content
         return

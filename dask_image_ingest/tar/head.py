@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from dask_image_ingest.storage import CompressedBytes, LazyBytes, announce, is_fetched
+from dask_image_ingest.storage import LazyBytes, announce, is_fetched
 from dask_image_ingest.tar.grouping import Sample, group
 from dask_image_ingest.tar.header import BLOCK, checksum_holds
 from dask_image_ingest.tar.index import TarIndex, index_tar
@@ -25,7 +25,7 @@ def index_head(content: LazyBytes, url: str) -> tuple[TarIndex, float]:
     -------
     index
         Whole samples. If members of a kind that the first samples don't have are at the end of the
-        shard, it is that of all of the shard; of a compressed one the end is not looked at.
+        shard, it is that of all of the shard.
     share
         Which share of the shard's bytes they take up.
 
@@ -34,8 +34,6 @@ def index_head(content: LazyBytes, url: str) -> tuple[TarIndex, float]:
     ShardError
         As `index_tar`.
     """
-    if isinstance(content, CompressedBytes):
-        return _compressed_head(content, url)
     size = len(content)
     if not is_fetched(content) or size <= 2 * _FIRST:
         return index_tar(content, url), 1.0
@@ -49,18 +47,6 @@ def index_head(content: LazyBytes, url: str) -> tuple[TarIndex, float]:
             if _at_end(content, size) <= seen | set(last.members):
                 return index, min(span[0] for span in last.members.values()) / size
             break
-        length *= 4
-    return index_tar(content, url), 1.0
-
-
-def _compressed_head(content: CompressedBytes, url: str) -> tuple[TarIndex, float]:
-    length = _FIRST
-    while content.has(length):
-        index = index_tar(_Beginning(content, length), url)
-        if len(index.samples) > _SAMPLES:
-            last = index.samples.pop()
-            before = min(span[0] for span in last.members.values())
-            return index, content.share * before / length
         length *= 4
     return index_tar(content, url), 1.0
 

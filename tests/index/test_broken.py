@@ -43,7 +43,7 @@ def answers(shard, **options):
     ddf = dii.read_webdataset_images(shard, backend="pandas", partition_size=100_000, **options)
     table = ddf[["__key__", "__url__", "offset", "nbytes", "height", "format", "txt", "cls"]]
     late = dii.decode_images(table[table.cls < 3]).compute()
-    pixels = [image.sum() for image in late.images.arrays()]
+    pixels = [None if image is None else image.sum() for image in late.images.arrays()]
     return len(ddf), table.compute().to_dict("list"), pixels, ddf.head(2)["txt"].tolist()
 
 

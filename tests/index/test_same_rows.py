@@ -4,14 +4,11 @@ from __future__ import annotations
 
 import logging
 import warnings
-from pathlib import Path
 from typing import Any
 
-import dask
-import fsspec
 import pandas as pd
 import pytest
-from random_shards import members_json, random_shards, wds2idx_file
+from random_shards import random_shards
 
 import dask_image_ingest as dii
 from dask_image_ingest.dataset import warning as warning_module
@@ -81,33 +78,3 @@ def test_any_tar_reads_the_same_with_our_index(tmp_path, caplog, seed, rng):
     if not (written["state"] == "failed").any() and not folder:
         index = rng.choice([index, {"index": True}])
     assert_same(expected, answer(paths, query, caplog, **chosen, **index))
-
-
-@pytest.mark.parametrize("write", [wds2idx_file, members_json])
-@pytest.mark.rounds(4, nightly=100)
-def test_any_tar_reads_the_same_with_the_indexes_of_others(
-    tmp_path, caplog, memory, seed, rng, write
-):
-    paths = random_shards(tmp_path, seed)
-    chosen, query = rng.choice(OPTIONS), rng.choice(QUERIES)
-    urls = [memory(path) for path in paths]
-    # So that no shard is fetched whole where it is opened.
-    with dask.config.set({"image-ingest.remote.head": 600}):
-        expected = answer(urls, query, caplog, index=False, **chosen)
-        for path in paths:
-            if made := write(Path(path)):
-                memory(made)
-        assert_same(expected, answer(urls, query, caplog, **chosen))
-
-
-@pytest.fixture
-def memory():
-    """Puts a file where it is fetched from."""
-    fs = fsspec.filesystem("memory")
-
-    def put(path):
-        fs.put_file(str(path), f"/same/{Path(path).name}")
-        return f"memory://same/{Path(path).name}"
-
-    yield put
-    fs.rm("/same", recursive=True)

@@ -10,7 +10,6 @@ from contextlib import suppress
 
 import dask
 import pytest
-from faulty_server import faulty_server
 from tars import samples_of, tar, zstd
 
 import dask_image_ingest as dii
@@ -44,17 +43,6 @@ def test_what_memory_does_not_hold_is_read_from_a_file(tmp_path, compress, cut, 
     whole = samples_of(SHARD, index_tar(SHARD))
     assert len(found) == 10 if cut is None else 5 < len(found) < 10
     assert all(whole[key].items() >= sample.items() for key, sample in found.items())
-
-
-def test_a_remote_one_is_unpacked_into_the_file_as_far_as_it_is_read(small_memory):
-    with (
-        faulty_server(files={"/a.tar.gz": gzip.compress(SHARD)}) as server,
-        open_shard(f"{server.url}/a.tar.gz", wholly=False) as content,
-    ):
-        assert bytes(content[90_000:120_000]) == SHARD[90_000:120_000]
-        assert content.share < 0.5
-        assert bytes(content[-20_000:]) == SHARD[-20_000:]
-        assert len(content) == len(SHARD)
 
 
 def test_a_disk_without_room_is_an_error_that_names_the_shard(tmp_path, small_memory, monkeypatch):

@@ -9,7 +9,6 @@ import random
 import tarfile
 from pathlib import Path
 
-import wds2idx
 from corpus import bad_images, images
 from tars import COMPRESSIONS, FORMATS, add, header, padded
 
@@ -97,34 +96,3 @@ def _content(rng: random.Random, extension: str) -> bytes:
     if rng.random() < 0.2:
         return rng.choice([content for content, _ in bad_images().values()])
     return rng.choice(list(images().values()))
-
-
-def wds2idx_file(path: Path) -> Path | None:
-    """The index that wds2idx makes of a shard, if it makes one."""
-    made = path.with_suffix(".idx")
-    creator = wds2idx.IndexCreator(str(path), str(made), verbose=False)
-    try:
-        creator.create_index()
-    except (ValueError, tarfile.TarError, RuntimeError, OSError):
-        made.unlink(missing_ok=True)
-        return None
-    finally:
-        creator.close()
-    return made
-
-
-def members_json(path: Path) -> Path | None:
-    """The index that hfutils and webshart know: where each name is."""
-    try:
-        with tarfile.open(path) as archive:
-            files = {
-                member.name: {"offset": member.offset_data, "size": member.size}
-                for member in archive
-                if member.isreg()
-            }
-        text = json.dumps({"filesize": path.stat().st_size, "files": files})
-    except (tarfile.TarError, OSError):
-        return None
-    made = path.with_suffix(".json")
-    made.write_text(text)
-    return made

@@ -4,7 +4,7 @@ import dask
 import numpy as np
 import pytest
 from faulty_server import faulty_server
-from tars import COMPRESSIONS, samples_of, tar, webdataset_samples
+from tars import samples_of, tar, webdataset_samples
 
 from dask_image_ingest.storage import announce, open_shard
 from dask_image_ingest.tar import index_head, index_tar
@@ -97,34 +97,3 @@ def test_memory_for_what_is_fetched_ahead_is_bounded(served):
             most = max(most, extents.unused + extents._used)
         assert most <= (2 << 20) + (256 << 10)
         assert samples_of(content) == webdataset_samples(data)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("compression", [".gz", ".zst"])
-def test_a_compressed_shard_is_fetched_as_far_as_it_is_looked_at(compression, served):
-    server, opened = served
-    data = shard(200, 50_000)
-    with opened(COMPRESSIONS[compression](data), wholly=False) as content:
-        index, share = index_head(content, "x")
-        whole = index_tar(data).samples
-        assert 4 <= len(index.samples) < 100
-        assert index.samples == whole[: len(index.samples)]
-        assert len(index.samples) / share == pytest.approx(200, rel=0.3)
-        assert server.sent < 2_000_000
-        assert samples_of(content) == webdataset_samples(data)
-
-
-@pytest.mark.parametrize("compression", [".gz", ".zst"])
-@pytest.mark.parametrize("length", [0.3, 0.99, 1.0])
-def test_read_in_parts_a_compressed_shard_is_that_which_is_read_at_once(
-    compression, length, served
-):
-    """One that breaks off as well."""
-    _, opened = served
-    stored = COMPRESSIONS[compression](shard(60, 20_000))
-    stored = stored[: int(length * len(stored))]
-    with opened(stored) as at_once, opened(stored, wholly=False) as in_parts:
-        assert in_parts[5:2000] == bytes(at_once[5:2000])
-        assert in_parts[:] == bytes(at_once[:])
-        assert len(in_parts) == len(at_once)
-        assert in_parts.broken == getattr(at_once, "broken", None)
