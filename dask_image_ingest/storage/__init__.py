@@ -11,18 +11,28 @@ from dask_image_ingest.storage.announce import (
     is_fetched,
     read_ahead,
 )
-from dask_image_ingest.storage.beside import find_beside
-from dask_image_ingest.storage.file_system import FileSystem, file_system, keeps_copies
-from dask_image_ingest.storage.folder_names import folder_names, folder_of, inside, names_in
-from dask_image_ingest.storage.late_bytes import open_late
+from dask_image_ingest.storage.fsspec_compat import FileSystem, file_system, keeps_copies
 from dask_image_ingest.storage.lazy_bytes import LazyBytes
-from dask_image_ingest.storage.open import open_shard
-from dask_image_ingest.storage.paths import common_root, find_shards
+from dask_image_ingest.storage.listing import common_root, find_shards
+from dask_image_ingest.storage.open import open_late, open_shard
 from dask_image_ingest.storage.patterns import INDEX_SUFFIX, FileKind, has_random_access
 from dask_image_ingest.storage.pipe import is_pipe, with_permission
 from dask_image_ingest.storage.remote_listing import Listings
-from dask_image_ingest.storage.shard import Shard, as_listed, modified
-from dask_image_ingest.storage.url import identities, is_web, local_path
+from dask_image_ingest.storage.shard import (
+    Shard,
+    as_listed,
+    identities,
+    is_web,
+    local_path,
+    modified,
+)
+from dask_image_ingest.storage.sidecar_files import (
+    find_beside,
+    folder_names,
+    folder_of,
+    inside,
+    names_in,
+)
 
 __all__ = [
     "INDEX_SUFFIX",

@@ -1,19 +1,22 @@
-"""A shard's URL → its bytes: read or fetched as they are asked for, or decompressed."""
+"""Opening of a shard, now or on first access."""
 
-from collections.abc import Iterator
-from contextlib import closing, contextmanager
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterable, Iterator
+from contextlib import ExitStack, closing, contextmanager
 from typing import Any
 
-from dask_image_ingest.storage.cached import cached_copy
-from dask_image_ingest.storage.compressed import decompressed
+from dask_image_ingest.storage.announce import announce, read_ahead
+from dask_image_ingest.storage.cached_copy import cached_copy
+from dask_image_ingest.storage.compression import decompressed
 from dask_image_ingest.storage.lazy_bytes import LazyBytes
-from dask_image_ingest.storage.local import LocalBytes
+from dask_image_ingest.storage.local import LocalBytes, Memory
 from dask_image_ingest.storage.pipe import is_pipe, run_pipe
 from dask_image_ingest.storage.remote import open_remote
-from dask_image_ingest.storage.shard import Shard, changed
-from dask_image_ingest.storage.url import local_path
+from dask_image_ingest.storage.shard import Shard, changed, local_path
 
-__all__ = ["open_shard"]
+__all__ = ["LateBytes", "open_late", "open_shard"]
 
 
 @contextmanager
@@ -63,3 +66,50 @@ def open_shard(
         with decompressed(stored, url) as content:
             yield content
         stored.refuse_changes()
+
+
+class LateBytes:
+    """The bytes of a shard of which perhaps none are needed."""
+
+    def __init__(
+        self, shard: Shard, storage_options: dict[str, Any] | None, opened: ExitStack
+    ) -> None:
+        self.listed = shard
+        self._storage_options = storage_options
+        self._opened = opened
+        self._content: LazyBytes | None = None
+        self._lock = threading.Lock()
+
+    @property
+    def content(self) -> LazyBytes:
+        """The bytes of the shard, which is open from now on."""
+        with self._lock:
+            if self._content is None:
+                url = self.listed.url
+                self._content = self._opened.enter_context(
+                    open_shard(url, self._storage_options, self.listed)
+                )
+            return self._content
+
+    def __len__(self) -> int:
+        return len(self.content)
+
+    def __getitem__(self, part: slice, /) -> bytes | bytearray | memoryview:
+        return self.content[part]
+
+    def announce(self, ranges: Iterable[tuple[int, int]]) -> None:
+        """Say what will be read from here on; if that is nothing, it need not be opened."""
+        ranges = list(ranges)
+        if ranges:
+            announce(self.content, ranges)
+
+    def read_ahead(self, start: int, stop: int, memory: Memory) -> None:
+        """Have a range read by other threads; the shard is open from now on."""
+        read_ahead(self.content, start, stop, memory)
+
+
+@contextmanager
+def open_late(shard: Shard, storage_options: dict[str, Any] | None) -> Iterator[LateBytes]:
+    """As `open_shard`, but at its first use; it has to be the version that was listed then."""
+    with ExitStack() as opened:
+        yield LateBytes(shard, storage_options, opened)

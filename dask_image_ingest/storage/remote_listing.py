@@ -6,11 +6,10 @@ from typing import Any
 
 from dask_image_ingest.errors import ShardError, ShardNotFoundError
 from dask_image_ingest.listing_progress import found as count
-from dask_image_ingest.storage.file_system import FileSystem, file_system, uncached
+from dask_image_ingest.storage.fsspec_compat import FileSystem, file_system, uncached
 from dask_image_ingest.storage.patterns import SHARDS, FileKind, glob_root, is_glob
 from dask_image_ingest.storage.remote import asked, version_of
-from dask_image_ingest.storage.shard import Shard
-from dask_image_ingest.storage.url import is_web, split_url
+from dask_image_ingest.storage.shard import Shard, is_web, split_url
 
 __all__ = [
     "WORTH_A_LISTING",

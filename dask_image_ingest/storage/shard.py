@@ -1,12 +1,66 @@
-"""A shard as a listing tells of it."""
+"""A shard: its URL, its size and its version."""
 
+from __future__ import annotations
+
+import os
+import re
 from dataclasses import dataclass
 
-from dask_image_ingest.errors import ShardError
+import fsspec
+from fsspec.registry import known_implementations
+
+from dask_image_ingest.errors import ArgumentError, ShardError
 from dask_image_ingest.passwords import UrlHolder
 from dask_image_ingest.storage.lazy_bytes import LazyBytes
 
 __all__ = ["Shard", "as_listed", "changed", "modified"]
+
+
+def local_path(url: str) -> str | None:
+    """Give the path of a local shard, None if it is a remote one."""
+    if url.startswith(("file://", "local://")):
+        return fsspec.get_filesystem_class("file")._strip_protocol(url)
+    return None if "://" in url else url
+
+
+def is_web(url: str) -> bool:
+    """Tell whether a remote shard is one of a web server, whatever caches it."""
+    return re.match(r"(\w+::)*https?://", url) is not None
+
+
+def split_url(url: str) -> tuple[str, str, str]:
+    """Split a remote URL around its path: ``simplecache::zip://``, ``a.tar``, ``::s3://b/c.zip``."""
+    match = re.fullmatch(r"((?:\w+::)*[^:/]+://)(.*?)(::.*)?", url)
+    if match is None:
+        raise ArgumentError(f"{url!r} is no URL that fsspec could read")
+    return match[1], match[2], match[3] or ""
+
+
+def identities(url: str) -> set[tuple[str, str, str]]:
+    """What the files of a URL are known by, however it is written; those of each link of a chain.
+
+    Two URLs have one in common if they lead to the same file, as far as they tell: with a cache in
+    front, by another name of the protocol, or over a symbolic link.
+    """
+    path = local_path(url)
+    links = [url] if path is not None else [link for link in url.split("::") if "://" in link]
+    return {_identity(link) for link in links}
+
+
+def _identity(url: str) -> tuple[str, str, str]:
+    path = local_path(url)
+    if path is not None:
+        return "file", "", os.path.realpath(path)
+    protocol, _, rest = url.partition("://")
+    try:
+        kind = fsspec.get_filesystem_class(protocol)
+    except (ImportError, ValueError):
+        # Its package is not here, but by what name it would be called is known.
+        return known_implementations.get(protocol, {}).get("class", protocol), "", rest
+    name = kind.protocol if isinstance(kind.protocol, str) else kind.protocol[0]
+    # Some file systems have the host in the path, and some beside it.
+    host = kind._get_kwargs_from_urls(url).get("host") or ""
+    return name, host, kind._strip_protocol(url)
 
 
 @dataclass(frozen=True, slots=True, repr=False)
@@ -29,7 +83,7 @@ class Shard(UrlHolder):
     url: str
     size: int
     version: str
-    sidecar: "Shard | None" = None
+    sidecar: Shard | None = None
 
     @property
     def sidecar_url(self) -> str | None:

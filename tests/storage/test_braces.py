@@ -6,7 +6,7 @@ import pytest
 from braceexpand import braceexpand
 
 import dask_image_ingest as dii
-from dask_image_ingest.storage.braces import _count, expand_braces
+from dask_image_ingest.storage.patterns import _count, expand_braces
 
 PARTS = ["a", "-", ",", "{", "}", "{0..9}", "{007..-3..2}", "{b..k}", "{x,y}", "{}", "{5}", ".."]
 

@@ -10,16 +10,16 @@ import numpy as np
 import pytest
 
 from dask_image_ingest.errors import ShardError
-from dask_image_ingest.storage import ahead, beginning, open_late, open_shard, read_ahead
-from dask_image_ingest.storage.paths import find_shards
-from dask_image_ingest.storage.remote.threads import request_threads
+from dask_image_ingest.storage import beginning, local, open_late, open_shard, read_ahead
+from dask_image_ingest.storage.listing import find_shards
+from dask_image_ingest.storage.remote.fetch import request_threads
 
 PIECE, SIZE = 1000, 10_500
 
 
 @pytest.fixture(autouse=True)
 def small_pieces(monkeypatch):
-    monkeypatch.setattr(ahead, "_PIECE", PIECE)
+    monkeypatch.setattr(local, "_PIECE", PIECE)
 
 
 @pytest.fixture

@@ -7,7 +7,7 @@ import pytest
 
 from dask_image_ingest.errors import ShardNotFoundError
 from dask_image_ingest.storage import find_shards
-from dask_image_ingest.storage.recursive_glob import find_matches
+from dask_image_ingest.storage.listing import find_matches
 
 
 @pytest.fixture

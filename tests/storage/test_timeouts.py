@@ -6,8 +6,7 @@ import aiohttp
 import dask
 import pytest
 
-from dask_image_ingest.storage.file_system import file_system
-from dask_image_ingest.storage.timeouts import with_timeouts
+from dask_image_ingest.storage.fsspec_compat import file_system, with_timeouts
 
 OURS = aiohttp.ClientTimeout(total=None, sock_connect=1.5, sock_read=2.5)
 THEIRS = aiohttp.ClientTimeout(total=7)

@@ -23,8 +23,7 @@ from urllib3.exceptions import (
 )
 
 from dask_image_ingest.errors import ShardError, ShardNotFoundError
-from dask_image_ingest.storage.remote.modified import seconds
-from dask_image_ingest.storage.remote.source import Fault, Head
+from dask_image_ingest.storage.remote.fetch import Fault, Head, seconds
 from dask_image_ingest.storage.settings import Settings
 
 __all__ = ["HTTPSource", "pool_manager"]

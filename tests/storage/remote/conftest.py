@@ -4,7 +4,7 @@ import dask
 import pytest
 import s3
 
-from dask_image_ingest.storage.remote import pace
+from dask_image_ingest.storage.remote import fetch
 
 BUCKET = "shards"
 
@@ -23,6 +23,6 @@ def bucket(s3_server):
 def patient(monkeypatch):
     """Nothing is asked for again for being slow, as on a busy machine any answer may be."""
     for name in ("_PATIENCE", "_UNKNOWN"):
-        monkeypatch.setattr(pace, name, 60.0)
+        monkeypatch.setattr(fetch, name, 60.0)
     with dask.config.set({"image-ingest.remote.read-timeout": 60.0}):
         yield

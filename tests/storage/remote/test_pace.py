@@ -13,8 +13,8 @@ from faulty_server import faulty_server
 from tars import add, random_tar, samples_of, tar
 
 from dask_image_ingest.storage import open_shard
-from dask_image_ingest.storage.remote import pace, remote_bytes
-from dask_image_ingest.storage.remote.pace import Pace
+from dask_image_ingest.storage.remote import fetch, reader
+from dask_image_ingest.storage.remote.fetch import Pace
 from dask_image_ingest.tar import index_tar
 
 RNG = np.random.default_rng(15)
@@ -101,7 +101,7 @@ def test_a_walk_skips_where_the_link_is_the_limit(link, skips, monkeypatch):
     """At 30 ms and 20 MB/s on each of 16 connections; where these share 1.7 MB/s."""
     known = Known(16)
     known.bytes_per_answer = link
-    monkeypatch.setattr(remote_bytes, "pace_of", lambda url, connections: known)
+    monkeypatch.setattr(reader, "pace_of", lambda url, connections: known)
     with (
         faulty_server(files={"/x.tar": LARGE}) as server,
         open_shard(f"{server.url}/x.tar") as content,
@@ -118,7 +118,7 @@ def test_a_walk_skips_where_the_link_is_the_limit(link, skips, monkeypatch):
 def test_a_walk_begins_with_large_requests_where_the_last_one_left_out_nothing(monkeypatch):
     known = Known(16)
     known.bytes_per_answer = 9_600_000
-    monkeypatch.setattr(remote_bytes, "pace_of", lambda url, connections: known)
+    monkeypatch.setattr(reader, "pace_of", lambda url, connections: known)
     requests, sent = [], []
     with (
         faulty_server(files={"/x.tar": LARGE}) as server,
@@ -138,13 +138,13 @@ def test_a_walk_begins_with_large_requests_where_the_last_one_left_out_nothing(m
 
 
 def test_requests_are_measured_as_they_are_made():
-    pace._paces.clear()
+    fetch._paces.clear()
     with (
         faulty_server(files={"/x.tar": LARGE}, latency=0.05) as server,
         open_shard(f"{server.url}/x.tar") as content,
     ):
         assert content[:] == LARGE
-        seen = pace.pace_of(server.url, 16)
+        seen = fetch.pace_of(server.url, 16)
         assert seen.break_even() > 0
         assert min(seen._latencies) >= 0.05
 

@@ -15,9 +15,9 @@ from serving import serving
 
 import dask_image_ingest as dii
 from dask_image_ingest.storage import find_shards, open_shard
-from dask_image_ingest.storage.remote import pace
+from dask_image_ingest.storage.remote import fetch
+from dask_image_ingest.storage.remote.fetch import Fault
 from dask_image_ingest.storage.remote.http import HTTPSource
-from dask_image_ingest.storage.remote.source import Fault
 from dask_image_ingest.storage.settings import Settings
 
 SIZE = 1000
@@ -105,7 +105,7 @@ def test_the_wait_for_a_connection_is_not_that_for_the_next_byte(said):
 def test_stalled_answers_of_a_fast_server_are_asked_for_anew_soon(monkeypatch):
     """With a ``read-timeout`` that one stall alone would take."""
     for name in ("_PATIENCE", "_UNKNOWN"):
-        monkeypatch.setattr(pace, name, SHORT)
+        monkeypatch.setattr(fetch, name, SHORT)
     data = np.random.default_rng(3).bytes(4 << 20)
     long = {"connect-timeout": LONG, "read-timeout": LONG, "request-size": "128 KiB"}
     with (

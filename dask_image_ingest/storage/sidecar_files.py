@@ -1,4 +1,4 @@
-"""The names of the files in a folder, by one listing."""
+"""Files beside shards, found by one listing of each folder."""
 
 from __future__ import annotations
 
@@ -9,19 +9,23 @@ from collections.abc import Collection, Iterable
 from typing import Any
 
 from dask_image_ingest.errors import ShardNotFoundError
-from dask_image_ingest.storage.faults import guarded
-from dask_image_ingest.storage.file_system import FileSystem, file_system
+from dask_image_ingest.listing_progress import listing
+from dask_image_ingest.storage.fsspec_compat import FileSystem, file_system, guarded
+from dask_image_ingest.storage.listing import find_local_file
+from dask_image_ingest.storage.patterns import without_suffix
+from dask_image_ingest.storage.pipe import is_pipe
 from dask_image_ingest.storage.remote import asked
 from dask_image_ingest.storage.remote_listing import (
     WORTH_A_LISTING,
     Listings,
     exists_remote,
+    find_files,
     list_existing,
     list_folder,
 )
-from dask_image_ingest.storage.url import local_path, split_url
+from dask_image_ingest.storage.shard import Shard, local_path, split_url
 
-__all__ = ["folder_names", "folder_of", "inside", "names_in"]
+__all__ = ["find_beside", "folder_names", "folder_of", "inside", "names_in"]
 
 logger = logging.getLogger("dask_image_ingest")
 
@@ -113,3 +117,31 @@ def _with_prefix(
 def _knows_prefixes(fs: FileSystem) -> bool:
     find = getattr(fs, "_find", fs.find)
     return "prefix" in inspect.signature(find).parameters
+
+
+def find_beside(
+    shards: Iterable[Shard],
+    suffix: str,
+    storage_options: dict[str, Any] | None,
+    listings: Listings,
+) -> list[Shard | None]:
+    """Find the file with this suffix beside each shard; None where there is none.
+
+    A folder is listed once, a web page too. A web server that lists nothing is asked for one file,
+    and has the others if it has that: their size is -1 then, and no version is known.
+    """
+    urls = [_beside(shard.url, suffix) for shard in shards]
+    named = list(filter(None, urls))
+    with listing(f"the {suffix} files beside the shards"):
+        found = {url: find_local_file(url) for url in named if local_path(url) is not None}
+        remote = [url for url in named if local_path(url) is None]
+        found |= find_files(remote, storage_options, listings)
+    return [None if url is None else found[url] for url in urls]
+
+
+def _beside(url: str, suffix: str) -> str | None:
+    if is_pipe(url):
+        return None
+    head, path, tail = ("", url, "") if local_path(url) is not None else split_url(url)
+    stem = without_suffix(path)
+    return None if stem is None else f"{head}{stem}{suffix}{tail}"

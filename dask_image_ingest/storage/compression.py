@@ -14,8 +14,8 @@ from typing import Any
 import pyarrow as pa
 
 from dask_image_ingest.errors import ShardError
+from dask_image_ingest.storage.disk_cache import SpillFile
 from dask_image_ingest.storage.lazy_bytes import LazyBytes
-from dask_image_ingest.storage.spill import SpillFile
 
 __all__ = ["decompressed"]
 

@@ -1,4 +1,4 @@
-"""What of a shard has no room in memory, and will be read again."""
+"""A temporary file for bytes that memory has no room for."""
 
 from __future__ import annotations
 

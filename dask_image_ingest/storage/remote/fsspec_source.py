@@ -1,4 +1,4 @@
-"""Shards of any protocol that fsspec knows."""
+"""Remote shards of any protocol that fsspec knows."""
 
 from __future__ import annotations
 
@@ -11,11 +11,8 @@ from datetime import datetime
 from typing import Any
 
 from dask_image_ingest.errors import ShardError, ShardNotFoundError
-from dask_image_ingest.storage.faults import guarded
-from dask_image_ingest.storage.file_system import FileSystem, uncached
-from dask_image_ingest.storage.remote.modified import modified_of
-from dask_image_ingest.storage.remote.retry import Retries, retried
-from dask_image_ingest.storage.remote.source import Fault, Head
+from dask_image_ingest.storage.fsspec_compat import FileSystem, guarded, uncached
+from dask_image_ingest.storage.remote.fetch import Fault, Head, Retries, modified_of, retried
 from dask_image_ingest.storage.settings import settings
 
 __all__ = ["FsspecSource", "asked", "version_of"]

@@ -1,22 +1,134 @@
-"""Which shards there are: what a user writes, braces and all → a list of shards."""
+"""Listing of shards: files, folders, globs and braces, local and remote."""
 
+from __future__ import annotations
+
+import fnmatch
+import glob
 import os
 import re
-from collections.abc import Callable, Iterable, Mapping
+import stat
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from typing import Any
 
 from dask_image_ingest.arguments import is_utf8, shown
-from dask_image_ingest.errors import ArgumentError, ShardNotFoundError
-from dask_image_ingest.listing_progress import listing
-from dask_image_ingest.storage.braces import expand_braces
-from dask_image_ingest.storage.local_listing import find_local
-from dask_image_ingest.storage.patterns import SHARDS, FileKind, glob_root, is_glob
+from dask_image_ingest.errors import ArgumentError, ShardError, ShardNotFoundError
+from dask_image_ingest.listing_progress import found, listing
+from dask_image_ingest.storage.local import refuse_special
+from dask_image_ingest.storage.patterns import (
+    HIDDEN,
+    SHARDS,
+    FileKind,
+    expand_braces,
+    glob_root,
+    is_glob,
+)
 from dask_image_ingest.storage.pipe import is_pipe, refuse_pipes
 from dask_image_ingest.storage.remote_listing import exists_remote, find_remote
-from dask_image_ingest.storage.shard import Shard
-from dask_image_ingest.storage.url import local_path
+from dask_image_ingest.storage.shard import Shard, local_path
 
-__all__ = ["common_root", "find_shards"]
+__all__ = ["common_root", "find_local", "find_local_file", "find_matches", "find_shards"]
+
+_ANY_DEPTH = "**"
+
+
+def find_matches(pattern: str) -> Iterator[str]:
+    """The paths that match an absolute pattern, each once.
+
+    After a ``**``, a link to a folder is followed only by its own name, not by one with wildcards.
+    """
+    parts = pattern.split("/")
+    if _ANY_DEPTH not in parts:
+        return glob.iglob(pattern)
+    first = parts.index(_ANY_DEPTH)
+    tops = glob.iglob("/".join(parts[:first]) or "/")
+    return iter(dict.fromkeys(path for top in tops for path in _below(top, parts[first:])))
+
+
+def _below(path: str, parts: Sequence[str]) -> Iterator[str]:
+    if not parts:
+        yield path
+        return
+    part, rest = parts[0], parts[1:]
+    if part == _ANY_DEPTH:
+        if rest or os.path.isdir(path):
+            yield from _below(path, rest)
+        for entry in _entries(path):
+            if entry.is_dir(follow_symlinks=False):
+                yield from _below(entry.path, parts)
+            elif not rest and not entry.is_dir():
+                yield entry.path
+    elif glob.has_magic(part):
+        for entry in _entries(path, hidden=part.startswith(".")):
+            if fnmatch.fnmatch(entry.name, part) and not _is_linked_folder(entry):
+                yield from _below(entry.path, rest)
+    elif os.path.lexists(found := os.path.join(path, part)):
+        yield from _below(found, rest)
+
+
+def _entries(folder: str, hidden: bool = False) -> list[os.DirEntry[str]]:
+    with suppress(OSError), os.scandir(folder) as entries:  # of what is no folder, or is not ours
+        return [entry for entry in entries if hidden or not entry.name.startswith(".")]
+    return []
+
+
+def _is_linked_folder(entry: os.DirEntry[str]) -> bool:
+    return entry.is_symlink() and entry.is_dir()
+
+
+def find_local(path: str, kind: FileKind = SHARDS) -> list[Shard]:
+    """Find the files of a kind behind an absolute path; none if nothing is there.
+
+    Raises
+    ------
+    ShardError
+        If a folder cannot be listed, or the path itself is no regular file.
+    """
+    if not is_glob(path) or os.path.lexists(path):
+        return list(_files_at(path, kind))
+    return [
+        shard
+        for match in find_matches(path)
+        if kind.is_meant(path, os.path.basename(match), os.path.isdir(match))
+        for shard in _files_at(match, kind, searched=True)
+    ]
+
+
+def find_local_file(path: str) -> Shard | None:
+    """Find the regular file of this very name."""
+    return None if os.path.isdir(path) else next(_files_at(path, SHARDS, searched=True), None)
+
+
+def _files_at(path: str, kind: FileKind, searched: bool = False) -> Iterator[Shard]:
+    """The regular files there; what is none is left out where it was found by a search."""
+    try:
+        facts = os.stat(path)
+    except (FileNotFoundError, NotADirectoryError):
+        return
+    except OSError as error:
+        raise ShardError(f"{path} cannot be read: {error}") from error
+    if stat.S_ISDIR(facts.st_mode):
+        yield from _files_below(path, kind)
+    elif stat.S_ISREG(facts.st_mode):
+        found()
+        yield Shard(path, facts.st_size, str(facts.st_mtime_ns))
+    elif not searched:
+        refuse_special(path, facts.st_mode)
+
+
+def _files_below(top: str, kind: FileKind) -> Iterator[Shard]:
+    for folder, folders, files in os.walk(top, onerror=_refuse_unreadable):
+        folders[:] = [name for name in folders if not name.startswith(HIDDEN)]
+        for name in filter(kind.has, files):
+            path = os.path.join(folder, name)
+            shards = list(_files_at(path, kind, searched=True))
+            if not shards and not os.path.exists(path):
+                raise ShardNotFoundError(f"{path} is a link to a file that does not exist")
+            yield from shards
+
+
+def _refuse_unreadable(error: OSError) -> None:
+    raise ShardError(f"the folder {error.filename} cannot be listed: {error}") from error
 
 
 def find_shards(

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections import OrderedDict
 from concurrent.futures import Future
 
-from dask_image_ingest.storage.remote.ranges import Range
-from dask_image_ingest.storage.spill import SpillFile
+from dask_image_ingest.storage.disk_cache import SpillFile
+from dask_image_ingest.storage.remote.fetch import Range
 
 __all__ = ["PAGE", "Extent", "Extents"]
 

@@ -20,10 +20,9 @@ from typing import Any
 from fsspec.implementations.cached import CachingFileSystem
 
 from dask_image_ingest.storage.announce import announce
-from dask_image_ingest.storage.faults import guarded
-from dask_image_ingest.storage.file_system import file_system
+from dask_image_ingest.storage.fsspec_compat import file_system, guarded
 from dask_image_ingest.storage.remote import open_remote
-from dask_image_ingest.storage.url import local_path
+from dask_image_ingest.storage.shard import local_path
 
 __all__ = ["cached_copy"]
 

@@ -1,0 +1,404 @@
+"""Requests for the bytes of a remote shard: sources, latencies, retries and threads."""
+
+from __future__ import annotations
+
+import os
+import random
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from dataclasses import dataclass
+from datetime import datetime
+from email.utils import parsedate_to_datetime
+from statistics import median
+from threading import Event
+from typing import Any, Protocol, TypeVar
+from urllib.parse import urlsplit
+
+from dask_image_ingest.errors import ShardError
+
+__all__ = [
+    "Fault",
+    "Head",
+    "Pace",
+    "Range",
+    "Request",
+    "Retries",
+    "Source",
+    "first_bytes",
+    "merge",
+    "modified_of",
+    "pace_of",
+    "request_threads",
+    "retried",
+    "seconds",
+    "split",
+    "whole_range",
+]
+
+
+class Fault(Exception):
+    """A request has failed, and may succeed when it is made again.
+
+    Attributes
+    ----------
+    wait
+        Seconds that the server asks to wait.
+    unreached
+        Whether there was no connection to a server.
+    stalled
+        Whether the patience with a server ended it.
+    """
+
+    def __init__(
+        self, message: str, wait: float = 0.0, unreached: bool = False, stalled: bool = False
+    ) -> None:
+        super().__init__(message)
+        self.wait = wait
+        self.unreached = unreached
+        self.stalled = stalled
+
+
+@dataclass(frozen=True, slots=True)
+class Head:
+    """How a shard begins.
+
+    Attributes
+    ----------
+    data
+        Its first bytes; all of them where its server knows no ranges.
+    size
+        In bytes.
+    """
+
+    data: bytes
+    size: int
+
+
+class Source(Protocol):
+    """A remote shard as it is when its head is read; any number of threads read its ranges.
+
+    ``head`` and ``stream`` make one request each. They raise `Fault` where it may be made again,
+    ``ShardNotFoundError`` where there is no such shard, and ``ShardError`` where nothing helps, or
+    where the shard is not the one any more whose head was read.
+    """
+
+    url: str
+
+    def head(self, nbytes: int, patience: float | None = None) -> Head:
+        """Read the first bytes, and keep in mind which version this is."""
+        ...
+
+    def stream(self, start: int, stop: int, patience: float | None = None) -> Iterator[bytes]:
+        """Read a range, piece by piece; an empty one first says that the answer has begun.
+
+        To wait for the next byte longer than ``patience`` seconds is a fault, where that is known.
+        """
+        ...
+
+    @property
+    def version(self) -> str:
+        """Which version this is, as a listing would tell it; empty where nothing does."""
+        ...
+
+    @property
+    def modified(self) -> float | None:
+        """When it was changed, in seconds; None where nobody tells."""
+        ...
+
+    def is_version(self, version: str) -> bool:
+        """Whether this is the version that a listing has told, as far as that can be said."""
+        ...
+
+    def refuse_changes(self) -> None:
+        """Say so where what was read may be of two versions."""
+        ...
+
+
+#: Start and stop.
+Range = tuple[int, int]
+
+
+def merge(ranges: Iterable[Range], gap: int = 0) -> list[Range]:
+    """Join ranges that overlap, touch, or lie no more than ``gap`` bytes apart; in order."""
+    merged: list[Range] = []
+    for start, stop in sorted(ranges):
+        if start >= stop:
+            continue
+        if merged and start - merged[-1][1] <= gap:
+            merged[-1] = (merged[-1][0], max(stop, merged[-1][1]))
+        else:
+            merged.append((start, stop))
+    return merged
+
+
+def split(start: int, stop: int, largest: int) -> list[Range]:
+    """Cut a range into pieces of ``largest`` bytes at most."""
+    return [(at, min(at + largest, stop)) for at in range(start, stop, largest)]
+
+
+_lock = threading.Lock()
+_pools: dict[int, ThreadPoolExecutor] = {}
+
+
+def request_threads(connections: int) -> ThreadPoolExecutor:
+    """The pool with that many threads: all shards that are open in this process share it."""
+    with _lock:
+        if connections not in _pools:
+            _pools[connections] = ThreadPoolExecutor(connections, "image-ingest-remote")
+        return _pools[connections]
+
+
+def _forget() -> None:
+    """A forked process has none of the threads, and the lock may be held for ever."""
+    global _lock
+    _lock = threading.Lock()
+    _pools.clear()
+
+
+os.register_at_fork(after_in_child=_forget)
+
+
+_TIMES = ("LastModified", "last_modified", "mtime", "modified", "updated", "Last-Modified")
+
+
+def modified_of(info: dict[str, Any]) -> float | None:
+    """When a file was changed, in seconds, of what fsspec tells about it; None if it tells none."""
+    return next((found for name in _TIMES if (found := seconds(info.get(name)))), None)
+
+
+def seconds(time: Any) -> float | None:
+    """A time as a number, None if it is none that is known."""
+    if isinstance(time, datetime):
+        return time.timestamp()
+    if isinstance(time, (int, float)):
+        return float(time)
+    for read in (parsedate_to_datetime, datetime.fromisoformat):
+        try:
+            return read(time).timestamp()
+        except (TypeError, ValueError):
+            continue
+    return None
+
+
+# Of so many requests the median counts.
+_REMEMBERED = 32
+
+# A connection alone may be faster than one beside others: the rate counts of requests that had at
+# least so many beside them, and of answers of at least so many bytes.
+_BESIDE, _ENOUGH = 4, 32 << 10
+
+# In seconds, and in times of the usual latency: what a server is waited for at least; and one that
+# is not known yet.
+_PATIENCE, _LATENCIES, _UNKNOWN = 0.5, 15, 2.5
+
+
+class Pace:
+    """What requests to one server have cost.
+
+    Parameters
+    ----------
+    connections
+        How many requests are made at once.
+    clock
+        Gives seconds.
+    """
+
+    def __init__(self, connections: int, clock: Callable[[], float] = time.monotonic) -> None:
+        self._connections = connections
+        self._clock = clock
+        self._lock = threading.Lock()
+        #: Whether the last walk through a shard there has left out nothing.
+        self.reads_through = False
+        self._under_way = 0
+        self._latencies: deque[float] = deque(maxlen=_REMEMBERED)
+        self._rates: deque[float] = deque(maxlen=_REMEMBERED)
+
+    def break_even(self) -> float | None:
+        """How many bytes all connections fetch in the time of one answer; None if not known yet.
+
+        To leave out more than that pays, though it takes a request that waits for the last one.
+        """
+        with self._lock:
+            if len(self._rates) < _BESIDE or not self._latencies:
+                return None
+            return median(self._latencies) * median(self._rates) * self._connections
+
+    def patience(self, longest: float, stalls: int) -> float:
+        """How long to wait for the next byte: of a server that answered fast so far not for long.
+
+        Twice as long after each wait in vain, and while few answers are known.
+        """
+        with self._lock:
+            usual = _UNKNOWN
+            if self._latencies:
+                usual = max(_PATIENCE, _LATENCIES * median(self._latencies))
+                usual *= 2 if len(self._latencies) < _BESIDE else 1
+        return min(longest, usual * 2 ** min(stalls, 10))
+
+    @contextmanager
+    def watch(self) -> Iterator[Request]:
+        """Measure a request; one that fails counts for nothing."""
+        with self._lock:
+            self._under_way += 1
+            beside = self._under_way
+        request = Request(self._clock)
+        try:
+            yield request
+            self._count(request, beside)
+        finally:
+            with self._lock:
+                self._under_way -= 1
+
+    def _count(self, request: Request, beside: int) -> None:
+        end = self._clock()
+        with self._lock:
+            beside = max(beside, self._under_way)
+            if request.answered is not None:
+                self._latencies.append(request.answered - request.began)
+                seconds = end - request.answered
+            elif request.nbytes < _ENOUGH:
+                # All of it came at once, as from fsspec: a small answer is one that was waited for.
+                self._latencies.append(end - request.began)
+                return
+            else:
+                waited = min(self._latencies, default=0.0)
+                seconds = max(end - request.began - waited, (end - request.began) / 10)
+            if request.nbytes >= _ENOUGH and beside >= _BESIDE:
+                self._rates.append(request.nbytes / max(seconds, 1e-6))
+
+
+class Request:
+    """One that is under way."""
+
+    def __init__(self, clock: Callable[[], float]) -> None:
+        self.began = clock()
+        #: When the answer began, if that was told apart from its end.
+        self.answered: float | None = None
+        self.nbytes = 0
+        self._clock = clock
+
+    def take(self, piece: bytes) -> None:
+        """Count a piece; an empty one says that the answer has begun."""
+        if not piece and self.answered is None:
+            self.answered = self._clock()
+        self.nbytes += len(piece)
+
+
+_paces: dict[tuple[str, str, int], Pace] = {}
+# A lock may be held for ever in a forked process.
+os.register_at_fork(after_in_child=_paces.clear)
+
+
+def pace_of(url: str, connections: int) -> Pace:
+    """The pace of the server or bucket of a shard: all shards there share it, in this process."""
+    parts = urlsplit(url)
+    key = (parts.scheme, parts.netloc, connections)
+    return _paces.get(key) or _paces.setdefault(key, Pace(connections))
+
+
+Result = TypeVar("Result")
+
+# Seconds. The pause doubles with each failure, and some of it is left to chance, so that those who
+# failed together don't come back together.
+_FIRST_PAUSE, _LONGEST_PAUSE = 0.1, 10.0
+
+# How often to knock where no server has answered yet: its name may be misspelt.
+_KNOCKS = 3
+
+
+class Retries:
+    """The failures of one task, and whether and when to try again.
+
+    Parameters
+    ----------
+    url
+        What errors call the shard.
+    limit
+        Seconds from the first failure to the last try.
+    reached
+        Whether its server has answered before.
+    stopped
+        Set when nobody waits for the result any more.
+    """
+
+    def __init__(
+        self, url: str, limit: float, reached: bool = True, stopped: Event | None = None
+    ) -> None:
+        self._url = url
+        self._limit = limit
+        self._reached = reached
+        self._stopped = stopped or Event()
+        self._failures = self._in_vain = 0
+        self._since = 0.0
+
+    def wait(self, fault: Fault, progress: bool = False) -> None:
+        """Pause before the next try, a short while if this one had some ``progress``.
+
+        Raises
+        ------
+        ShardError
+            If there is to be none.
+        """
+        now = time.monotonic()
+        self._since = self._since or now
+        self._failures += 1
+        self._in_vain = 0 if progress else self._in_vain + 1
+        pause = min(_LONGEST_PAUSE, _FIRST_PAUSE * 2 ** min(self._in_vain, 20) / 2)
+        pause = max(pause * random.uniform(0.5, 1.0), fault.wait)
+        over = now + pause - self._since > self._limit
+        if over or (fault.unreached and not self._reached and self._failures >= _KNOCKS):
+            why = "its server cannot be reached: " if fault.unreached else ""
+            tried = f" ({self._failures} tries)" if self._failures > 1 else ""
+            raise ShardError(f"{self._url} cannot be read: {why}{fault}{tried}") from fault
+        if self._stopped.wait(pause):
+            raise ShardError(f"{self._url} was closed while it was read")
+
+
+def retried(task: Callable[[], Result], retries: Retries) -> Result:
+    """What ``task`` gives, as soon as it raises no `Fault`."""
+    while True:
+        try:
+            return task()
+        except Fault as fault:
+            retries.wait(fault)
+
+
+def first_bytes(
+    source: Source, nbytes: int, retries: Retries, pace: Pace, read_timeout: float
+) -> Head:
+    """How a shard begins."""
+    stalls = 0
+    while True:
+        try:
+            # So few bytes take no longer than an answer does.
+            with pace.watch():
+                return source.head(nbytes, pace.patience(read_timeout, stalls))
+        except Fault as fault:
+            stalls += fault.stalled
+            retries.wait(fault)
+
+
+def whole_range(
+    source: Source, start: int, stop: int, retries: Retries, pace: Pace, read_timeout: float
+) -> bytearray:
+    """The bytes of a range; where a request breaks off, the next one goes on from there."""
+    data = bytearray()
+    stalls = 0
+    while True:
+        before = len(data)
+        patience = pace.patience(read_timeout, stalls)
+        try:
+            with pace.watch() as request:
+                for piece in source.stream(start + before, stop, patience):
+                    request.take(piece)
+                    data.extend(piece)
+                if len(data) != stop - start:
+                    raise Fault(f"{len(data)} of the {stop - start} bytes from {start} on came")
+            return data
+        except Fault as fault:
+            stalls += fault.stalled
+            retries.wait(fault, progress=len(data) > before)
