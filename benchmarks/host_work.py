@@ -35,7 +35,7 @@ from _shards import make_shards
 import dask_image_ingest as dii
 from dask_image_ingest.dataset.opened import open_rows
 from dask_image_ingest.dataset.partition import read_partition
-from dask_image_ingest.decode import dali, schedule
+from dask_image_ingest.decode import dali, planner
 from dask_image_ingest.decode.formats import is_valid
 from dask_image_ingest.decode.options import Decoding
 from dask_image_ingest.frames.pandas import PandasBackend
@@ -195,7 +195,7 @@ def stand_in(clock: Clock) -> None:
     """Have every read of this process decoded by a stand-in, and told by the clock."""
     dali.Decoder._build = lambda _: InstantPipeline(clock)
     PandasBackend.pixel_buffer = lambda _, nbytes: NothingWritten(nbytes)
-    schedule._BATCH_BYTES = BATCH_BYTES
+    planner._BATCH_BYTES = BATCH_BYTES
 
 
 class InstantPipeline:

@@ -4,11 +4,11 @@ In: the bytes of images, what their headers tell, and the options of a read. Out
 pixels for a partition, with a reason for every image that has none.
 """
 
-from dask_image_ingest.decode.arrays import resize_arrays
-from dask_image_ingest.decode.crash import CrashJournal
-from dask_image_ingest.decode.decoders import decode_one
+from dask_image_ingest.decode.buffers import Origin, PixelBuffer, Pixels
+from dask_image_ingest.decode.crash_guard import CrashJournal
+from dask_image_ingest.decode.decode import decode
+from dask_image_ingest.decode.decoders import decode_one, resize_arrays
 from dask_image_ingest.decode.formats import SWAPPED, Stored, measure
-from dask_image_ingest.decode.formats.bad_image import printable
 from dask_image_ingest.decode.formats.header import (
     LONGEST_EDGE,
     Header,
@@ -16,7 +16,7 @@ from dask_image_ingest.decode.formats.header import (
     read_header,
 )
 from dask_image_ingest.decode.formats.jpeg_frame import read_jpeg_frame
-from dask_image_ingest.decode.images import decode
+from dask_image_ingest.decode.formats.sniff import printable
 from dask_image_ingest.decode.options import (
     LARGEST_SIZE,
     MAX_PIXELS,
@@ -24,11 +24,9 @@ from dask_image_ingest.decode.options import (
     ImageShape,
     make_decoding,
 )
-from dask_image_ingest.decode.origin import Origin
-from dask_image_ingest.decode.pixels import PixelBuffer, Pixels
 from dask_image_ingest.decode.resize import ResizedImage
-from dask_image_ingest.decode.scaled import require_simplejpeg
-from dask_image_ingest.decode.threads import decode_pool, decode_threads
+from dask_image_ingest.decode.resources import decode_pool, decode_threads
+from dask_image_ingest.decode.scaled_jpeg import require_simplejpeg
 
 __all__ = [
     "LARGEST_SIZE",

@@ -1,26 +1,143 @@
-"""What is decoded by DALI: encoded images to pixels, and pixels to another size."""
+"""Decoders of DALI: pipelines that are kept between partitions and fed batch by batch."""
 
 from __future__ import annotations
 
+import ctypes
 import functools
+import io
+import os
 import re
-from collections.abc import Iterable, Iterator
+import weakref
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any, Literal, NamedTuple
 
 import numpy as np
+from PIL import Image
 
-from dask_image_ingest.decode.allocator import keep_freed_memory
-from dask_image_ingest.decode.batch_pipeline import BatchPipeline
-from dask_image_ingest.decode.first_batch import first_batch
-from dask_image_ingest.decode.gpu import (
+from dask_image_ingest.decode.formats import Header
+from dask_image_ingest.decode.options import Decoding
+from dask_image_ingest.decode.resources import (
     ROOM_FOR_DALI,
     batch_bytes,
     current_device,
+    decode_threads,
     is_gpu_failure,
+    keep_freed_memory,
 )
-from dask_image_ingest.decode.options import Decoding
-from dask_image_ingest.decode.threads import decode_threads
 from dask_image_ingest.errors import MissingDependencyError
+
+
+class BatchPipeline:
+    """A pipeline that is built when it is first needed, and again after a failure that ends it.
+
+    For one caller at a time, who collects what was scheduled. A caller who does not get that far,
+    for an error or an interrupt, must not leave a batch to the next one: see `clear`.
+
+    Parameters
+    ----------
+    build
+        Makes the pipeline, of one output.
+    survives
+        Whether a pipeline can go on after this error. DALI calls it invalid after any; but its
+        executor (``exec2.cc``) has popped the batch by then, and runs the next one as any other.
+    """
+
+    def __init__(
+        self, build: Callable[[], Any], survives: Callable[[str], bool] = lambda error: False
+    ) -> None:
+        self._build = build
+        self._survives = survives
+        self._pipeline: Any = None
+        self._busy = False
+        _all.add(self)
+
+    def build(self) -> None:
+        """Build the pipeline, if it is not there."""
+        if self._pipeline is None:
+            self._pipeline = self._build()
+
+    def schedule(self, **inputs: Any) -> None:
+        """Begin a batch, given by the names of the pipeline's external sources."""
+        # Before all else: an interrupt may come anywhere.
+        self._busy = True
+        self.build()
+        # Read where they lie, so they live as long as what reads them.
+        self._pipeline.inputs_underway = inputs
+        for name, batch in inputs.items():
+            self._pipeline.feed_input(name, batch)
+        self._pipeline.schedule_run()
+
+    def collect(self) -> Any:
+        """Wait for the batch, and give it as a tensor list.
+
+        Raises
+        ------
+        RuntimeError
+            Where an operator fails. Unless the pipeline survives, the next batch gets another.
+        """
+        try:
+            (images,) = self._pipeline.share_outputs()
+        except RuntimeError as error:
+            if self._survives(str(error)):
+                self._pipeline.inputs_underway = None
+            else:
+                self._pipeline = None
+            self._busy = False
+            raise
+        # The outputs stay valid: in the default execution model they own their buffers.
+        self._pipeline.release_outputs()
+        self._pipeline.inputs_underway = None
+        self._busy = False
+        return images
+
+    def clear(self) -> None:
+        """Throw the pipeline away if a batch is in it that nobody has collected."""
+        if self._busy:
+            self._busy, self._pipeline = False, None
+
+    def abandon(self) -> None:
+        """Let go of a pipeline that another process has: nothing can be ended that does not run."""
+        pipeline, self._pipeline = self._pipeline, None
+        if pipeline is not None:
+            # Never freed, since that would wait for threads that are not there.
+            ctypes.pythonapi.Py_IncRef(ctypes.py_object(pipeline._pipe))
+            pipeline._pipe = None
+
+
+_all: weakref.WeakSet[BatchPipeline] = weakref.WeakSet()
+
+
+def _forked() -> None:
+    for pipeline in list(_all):
+        pipeline.abandon()
+
+
+os.register_at_fork(after_in_child=_forked)
+
+
+# Height and width: whole blocks of 4:2:0, and none too small for a hardware decoder.
+_EDGE = 64
+
+
+def first_batch(decoding: Decoding, size: int, room: int) -> list[np.ndarray]:
+    """Tiny JPEGs, as many as a batch can have: ``size``, or what fits ``room`` once it is resized.
+
+    How many images of each batch the hardware's JPEG engines get at most is settled by the first
+    one that a decoder sees, as a share of it (``assigned_batch_size_`` in nvImageCodec's
+    ``image_generic_codec.h``): after one of 64 they would idle through most of each 256, after a
+    ``head(1)`` through nearly all.
+    """
+    nbytes = decoding.nbytes(Header("jpeg", _EDGE, _EDGE, decoding.channels, None, False))
+    return [tiny_jpeg()] * min(size, max(1, room // nbytes))
+
+
+@functools.cache
+def tiny_jpeg() -> np.ndarray:
+    """A small file that any JPEG decoder takes, a hardware one too."""
+    file = io.BytesIO()
+    Image.new("RGB", (_EDGE, _EDGE)).save(file, "JPEG", subsampling="4:2:0")
+    return np.frombuffer(file.getvalue(), np.uint8)
+
 
 #: Images in a batch at most: each batch costs 1.3 ms more than its images, on two threads.
 BATCH_SIZE = 256

@@ -12,8 +12,8 @@ import numpy as np
 from dask.base import tokenize
 
 from dask_image_ingest.arguments import check_choice, check_flag, is_whole, shown, whole_number
-from dask_image_ingest.decode.fit import fit
 from dask_image_ingest.decode.formats import Header
+from dask_image_ingest.decode.resize import fit
 from dask_image_ingest.errors import ArgumentError
 from dask_image_ingest.functions import code_of, token_of
 

@@ -34,16 +34,27 @@ import numpy as np
 from PIL import Image, ImageChops
 
 from dask_image_ingest.decode.formats import (
+    SWAPPED,
     BadImage,
     measure,
     open_image,
     pillow_errors,
     too_large,
 )
-from dask_image_ingest.decode.orientation import upright
 from dask_image_ingest.storage import LazyBytes
 
-__all__ = ["decode_with_pillow"]
+__all__ = ["decode_with_pillow", "upright"]
+
+
+def upright(stored: np.ndarray, orientation: int) -> np.ndarray:
+    """Apply an EXIF orientation, 1 to 8, to an array (height, width, channels): a view."""
+    if orientation in SWAPPED:
+        stored = stored.swapaxes(0, 1)
+    if orientation in (2, 3, 6, 7):
+        stored = stored[:, ::-1]
+    if orientation in (3, 4, 7, 8):
+        stored = stored[::-1]
+    return stored
 
 
 def decode_with_pillow(data: LazyBytes, mode: Literal["RGB", "L"], max_pixels: int) -> np.ndarray:

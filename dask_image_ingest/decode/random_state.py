@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from dask_image_ingest.decode.origin import Origin
+from dask_image_ingest.decode.buffers import Origin
 from dask_image_ingest.errors import ArgumentError
 
 # In DALI's counter, from an image to its neighbour in the batch (`kSkipaheadPerSample`).

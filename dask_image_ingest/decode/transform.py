@@ -16,17 +16,20 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from dask_image_ingest.decode.batch_pipeline import BatchPipeline
-from dask_image_ingest.decode.dali import BATCH_SIZE, dali, new_pipeline
-from dask_image_ingest.decode.gpu import ROOM_FOR_DALI, is_gpu_failure
+from dask_image_ingest.decode.buffers import Origin
+from dask_image_ingest.decode.dali import BATCH_SIZE, BatchPipeline, dali, new_pipeline
 from dask_image_ingest.decode.options import Decoding
-from dask_image_ingest.decode.origin import Origin
 from dask_image_ingest.decode.random_state import (
     state_from,
     state_name,
     take_over_random_numbers,
 )
-from dask_image_ingest.decode.threads import decode_pool, decode_threads
+from dask_image_ingest.decode.resources import (
+    ROOM_FOR_DALI,
+    decode_pool,
+    decode_threads,
+    is_gpu_failure,
+)
 from dask_image_ingest.errors import ArgumentError, FunctionError
 from dask_image_ingest.functions import refuse_other_code
 

@@ -10,7 +10,7 @@ import psutil
 import pytest
 
 import dask_image_ingest as dii
-from dask_image_ingest.decode.threads import decode_threads
+from dask_image_ingest.decode.resources import decode_threads
 
 pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("spawned")]
 

@@ -15,7 +15,7 @@ import pytest
 import dask_image_ingest as dii
 from dask_image_ingest.dataset import metadata, opened, splits
 from dask_image_ingest.dataset.expr import ReadWebDataset
-from dask_image_ingest.decode.schedule import Schedule
+from dask_image_ingest.decode.planner import Schedule
 
 
 class CountedBytes:

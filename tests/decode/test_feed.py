@@ -13,8 +13,7 @@ from dask_image_ingest.decode import Decoding
 pytest.importorskip("nvidia.dali", reason="nothing is decoded without DALI")
 
 from dask_image_ingest import read_webdataset_images
-from dask_image_ingest.decode.batch_pipeline import BatchPipeline
-from dask_image_ingest.decode.dali import Decoder, tensor_list
+from dask_image_ingest.decode.dali import BatchPipeline, Decoder, tensor_list
 
 JPEGS = [images()[name] for name in ("jpeg-444", "jpeg-420", "jpeg-grey", "jpeg-progressive")]
 
@@ -72,7 +71,7 @@ def test_the_table_is_made_while_images_are_decoded(shards, monkeypatch):
 
         monkeypatch.setattr(owner, name, noting)
 
-    monkeypatch.setattr("dask_image_ingest.decode.schedule._FIRST_BATCH", {"cpu": 2})
+    monkeypatch.setattr("dask_image_ingest.decode.planner._FIRST_BATCH", {"cpu": 2})
     noted(SampleRows, "table")
     noted(BatchPipeline, "schedule")
     noted(BatchPipeline, "collect")

@@ -14,9 +14,8 @@ from tars import tar
 
 import dask_image_ingest as dii
 from dask_image_ingest import cli
-from dask_image_ingest.decode import schedule
-from dask_image_ingest.decode.dali import BATCH_SIZE, Decoder
-from dask_image_ingest.decode.first_batch import tiny_jpeg
+from dask_image_ingest.decode import planner
+from dask_image_ingest.decode.dali import BATCH_SIZE, Decoder, tiny_jpeg
 from dask_image_ingest.decode.formats.header import Header
 from dask_image_ingest.decode.options import Decoding, make_decoding
 
@@ -68,11 +67,11 @@ def test_its_image_is_one_that_a_hardware_decoder_takes(tmp_path, capsys):
 
 @pytest.mark.parametrize(("device", "first"), [("gpu", 256), ("cpu", 64)])
 def test_a_gpu_has_no_small_first_batch(monkeypatch, device, first):
-    monkeypatch.setattr(schedule, "current_device", lambda: 0)
-    monkeypatch.setattr(schedule, "batch_bytes", lambda device: 2**30)
+    monkeypatch.setattr(planner, "current_device", lambda: 0)
+    monkeypatch.setattr(planner, "batch_bytes", lambda device: 2**30)
     content = encode(photograph(40, 50))
     headers = [Header("jpeg", 40, 50, 3, None, False)] * 600
-    batches = schedule.Schedule(headers, lambda row: content, Decoding(device=device))
+    batches = planner.Schedule(headers, lambda row: content, Decoding(device=device))
     assert len(next(iter(batches)).rows) == first
 
 

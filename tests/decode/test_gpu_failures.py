@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 from synthetic import encode, photograph
 
-from dask_image_ingest.decode.gpu import is_gpu_failure
+from dask_image_ingest.decode.resources import is_gpu_failure
 
 PIPELINE = """Critical error in pipeline:
 Error in MIXED operator `nvidia.dali.fn.decoders.image`,

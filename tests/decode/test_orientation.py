@@ -7,7 +7,7 @@ import pytest
 from PIL import Image, ImageOps
 
 from dask_image_ingest.decode.formats import SWAPPED
-from dask_image_ingest.decode.orientation import upright
+from dask_image_ingest.decode.pillow import upright
 
 PICTURE = np.arange(2 * 3 * 3, dtype=np.uint8).reshape(2, 3, 3)
 

@@ -11,7 +11,7 @@ from witnesses import resized_by_dali, resized_by_pillow
 
 import dask_image_ingest as dii
 from dask_image_ingest.decode import Decoding, ResizedImage, resize
-from dask_image_ingest.decode.fit import fit
+from dask_image_ingest.decode.resize import fit
 
 RESIZES = ("stretch", "crop", "pad", "shorter", "longer")
 

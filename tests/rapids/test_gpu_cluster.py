@@ -16,7 +16,7 @@ def look_around():
     from cudf.core.buffer import spill_manager
     from dask.sizeof import sizeof
     from dask_image_ingest.cluster import warm
-    from dask_image_ingest.decode.threads import decode_threads
+    from dask_image_ingest.decode.resources import decode_threads
 
     return {
         "warmed": len(warm._warming),

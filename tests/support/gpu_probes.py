@@ -160,11 +160,11 @@ def apart(path, load):
 def pipelines():
     """How many GPU pipelines of DALI this process has, once it has warmed up."""
     from dask_image_ingest.cluster import warm
-    from dask_image_ingest.decode import batch_pipeline
+    from dask_image_ingest.decode import dali
 
     for thread in warm._warming:
         thread.join()
-    return sum(each._pipeline is not None for each in batch_pipeline._all)
+    return sum(each._pipeline is not None for each in dali._all)
 
 
 def flip(images):

@@ -4,10 +4,10 @@ In: encoded bytes. Out: format, shape, orientation, and whether a decoder can be
 nothing is decoded.
 """
 
-from dask_image_ingest.decode.formats.bad_image import BadImage
 from dask_image_ingest.decode.formats.exif import SWAPPED
 from dask_image_ingest.decode.formats.header import Header, Stored, measure, too_large
 from dask_image_ingest.decode.formats.pillow_image import open_image, pillow_errors
+from dask_image_ingest.decode.formats.sniff import BadImage
 from dask_image_ingest.decode.formats.verify import is_jpeg_head, is_valid, jpeg_head
 
 __all__ = [

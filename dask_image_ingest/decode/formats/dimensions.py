@@ -12,9 +12,9 @@ from typing import Final, NamedTuple
 
 from PIL import Image
 
-from dask_image_ingest.decode.formats.bad_image import BadImage
 from dask_image_ingest.decode.formats.exif import read_orientation
 from dask_image_ingest.decode.formats.pillow_image import EncodedFile, open_image, pillow_errors
+from dask_image_ingest.decode.formats.sniff import BadImage
 from dask_image_ingest.storage import LazyBytes
 
 # Up to the pixels in most photos. Segments that are passed over are not read.

@@ -24,10 +24,10 @@ from __future__ import annotations
 
 from typing import Final, NamedTuple
 
-from dask_image_ingest.decode.formats import signatures as sniff
-from dask_image_ingest.decode.formats.bad_image import BadImage
+from dask_image_ingest.decode.formats import sniff
 from dask_image_ingest.decode.formats.dimensions import Stored, jpeg, png, webp, with_pillow
 from dask_image_ingest.decode.formats.exif import SWAPPED
+from dask_image_ingest.decode.formats.sniff import BadImage
 from dask_image_ingest.storage import LazyBytes
 
 __all__ = ["LONGEST_EDGE", "BadImage", "Header", "Stored", "header_of", "measure", "read_header"]

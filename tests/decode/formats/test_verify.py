@@ -106,7 +106,7 @@ def test_dali_refuses_no_jpeg_that_has_passed_a_thorough_look(rng):
 
 def test_a_jpeg_that_begins_like_a_sound_one_is_judged_as_by_itself(rng):
     pytest.importorskip("nvidia.dali", reason="its parser is the other witness")
-    from dask_image_ingest.decode import schedule
+    from dask_image_ingest.decode import planner
     from dask_image_ingest.decode.dali import parses
 
     originals = [data for name, data in images().items() if name.startswith("jpeg")]
@@ -121,9 +121,9 @@ def test_a_jpeg_that_begins_like_a_sound_one_is_judged_as_by_itself(rng):
             mutant = original[:at] + bytes((rng.randrange(256),)) + original[at + 1 :]
         if not mutant.startswith(b"\xff\xd8\xff"):
             continue
-        remembered += schedule.jpeg_head(mutant) in schedule._sound
+        remembered += planner.jpeg_head(mutant) in planner._sound
         sound = is_valid("jpeg", mutant) and parses(np.frombuffer(mutant, np.uint8))
-        assert schedule._is_sound("jpeg", mutant, thorough=False) == sound, mutant.hex()
+        assert planner._is_sound("jpeg", mutant, thorough=False) == sound, mutant.hex()
     assert remembered > 500
 
 

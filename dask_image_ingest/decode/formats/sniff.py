@@ -1,11 +1,53 @@
-"""Which format some bytes are, told by how they begin."""
+"""Format of an image by its first bytes, and what is said of bytes that are none."""
 
 from __future__ import annotations
 
 import re
 from typing import Final
 
-from dask_image_ingest.decode.formats.bad_image import printable
+MAX_DETAIL = 200
+
+
+class BadImage(Exception):
+    """An image that cannot be decoded, and why.
+
+    Parameters
+    ----------
+    code : str
+        The stable part, to group and filter by: ``empty``, ``not-an-image``,
+        ``unsupported-format``, ``too-large``, ``truncated`` or ``corrupt``.
+    detail : object
+        The part for a human reader. It may quote the image, and is escaped and shortened here.
+    """
+
+    def __init__(self, code: str, detail: object) -> None:
+        self.code = code
+        self.detail = printable(str(detail))
+        super().__init__(f"{code}: {self.detail}")
+
+    @classmethod
+    def of(cls, error: str) -> BadImage:
+        """The exception of which ``error`` is the text."""
+        code, _, detail = error.partition(": ")
+        return cls(code, detail)
+
+    def __reduce__(self) -> tuple[type[BadImage], tuple[str, str]]:
+        # Exceptions travel between workers by pickle, which would pass on the joined message alone.
+        return BadImage, (self.code, self.detail)
+
+
+def printable(text: str, limit: int = MAX_DETAIL) -> str:
+    """``text`` on one line of ASCII, at most ``limit`` characters.
+
+    What an image says about itself ends up in logs and on screens: control characters and endless
+    lines must not.
+    """
+    escaped = "".join(
+        sign if " " <= sign <= "~" else sign.encode("unicode_escape").decode()
+        for sign in text[:limit]
+    )
+    return escaped if len(text) <= limit >= len(escaped) else escaped[: limit - 3] + "..."
+
 
 HEAD: Final = 64
 """How many bytes `format_of` needs at most."""

@@ -1,11 +1,34 @@
-"""The decoded images of a partition, and the buffer that takes them."""
+"""Decoded pixels of a partition: their buffer, and where each image comes from."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import numpy as np
+
+
+class Origin(NamedTuple):
+    """What an image's random numbers, and the errors about it, know it by.
+
+    Attributes
+    ----------
+    shard : str
+        URL of its shard.
+    number : int
+        Of its sample in the shard; after a late decode the place of its bytes there.
+    name : str
+        What errors call it.
+    """
+
+    shard: str
+    number: int
+    name: str
+
+
+def unknown(row: int) -> Origin:
+    """The origin of an image of which no more is known."""
+    return Origin("", row, f"image {row}")
 
 
 class PixelBuffer(Protocol):

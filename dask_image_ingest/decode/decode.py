@@ -1,7 +1,8 @@
-"""The images of a partition, decoded batch by batch: by DALI, and by Pillow beside it."""
+"""Decoding of a partition's images, batch by batch: DALI, and Pillow beside it."""
 
 from __future__ import annotations
 
+import zlib
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import nullcontext
 from itertools import tee
@@ -9,17 +10,84 @@ from typing import Any
 
 import numpy as np
 
-from dask_image_ingest.decode.dali import Refused
+from dask_image_ingest.decode.buffers import Origin, PixelBuffer, Pixels, unknown
+from dask_image_ingest.decode.crash_guard import crash_log, crashed, decode_guarded
+from dask_image_ingest.decode.dali import Decoder, Refused
 from dask_image_ingest.decode.decoders import Decoders, decoders_for
 from dask_image_ingest.decode.formats import BadImage, Header
 from dask_image_ingest.decode.options import Decoding
-from dask_image_ingest.decode.origin import Origin, unknown
-from dask_image_ingest.decode.pixels import PixelBuffer, Pixels
-from dask_image_ingest.decode.refused import decode_in_parts
+from dask_image_ingest.decode.planner import Batch, Schedule
 from dask_image_ingest.decode.resize import ResizedImage
-from dask_image_ingest.decode.scaled import ScaledDecoder, any_reduced
-from dask_image_ingest.decode.schedule import Batch, Schedule
-from dask_image_ingest.decode.threads import decode_pool
+from dask_image_ingest.decode.resources import decode_pool
+from dask_image_ingest.decode.scaled_jpeg import ScaledDecoder, any_reduced
+
+__all__ = ["decode"]
+
+
+def decode(
+    headers: Sequence[Header],
+    image_bytes: Callable[[int], Any],
+    decoding: Decoding,
+    buffer: PixelBuffer,
+    origin: Callable[[int], Origin] = unknown,
+    meanwhile: Callable[[], Any] | None = None,
+) -> Pixels:
+    """Decode the images of a partition, in the order of its rows.
+
+    Parameters
+    ----------
+    headers
+        What each image's first bytes told; images with an error are not decoded.
+    image_bytes
+        Gives the encoded bytes of a row.
+    decoding
+        What the images should look like.
+    buffer
+        Takes the pixels.
+    origin
+        Gives the origin of a row, for the random operators of a transform, and to know a partition
+        again: where a process has died in its midst, its images are decoded under guard.
+    meanwhile
+        Called at a moment when the decoder is busy, if there is one.
+
+    Raises
+    ------
+    FunctionError
+        If a transform fails.
+
+    Notes
+    -----
+    DALI gets the images that are surely sound for it; while one batch is copied out, the next is
+    decoded. What it should not see is decoded by Pillow meanwhile, and after it what it refuses.
+    What both refuse becomes an error.
+    """
+    headers = _without_crashers(headers, image_bytes)
+    with crash_log.in_progress(_name(decoding, len(headers), origin)) as died_before:
+        if died_before:
+            shapes, errors = decode_guarded(headers, image_bytes, decoding, buffer, origin)
+            return Pixels(buffer.finish(), shapes, errors)
+        return decode_in_batches(headers, image_bytes, decoding, buffer, origin, meanwhile)
+
+
+def _name(decoding: Decoding, count: int, origin: Callable[[int], Origin]) -> str:
+    """What tells a partition from others of the same options."""
+    ends = repr([origin(row) for row in (0, count - 1)]) if count else ""
+    return f"{decoding.token}-{zlib.crc32(ends.encode()):08x}-{count}"
+
+
+def _without_crashers(
+    headers: Sequence[Header], image_bytes: Callable[[int], Any]
+) -> Sequence[Header]:
+    """Give the images that are known to kill a process an error, so that they are left alone."""
+    crashers = crash_log.crashers()
+    if not crashers:
+        return headers
+    return [
+        header
+        if header.error is not None or (death := crashers.death(image_bytes(row))) is None
+        else header._replace(error=str(crashed(death)), needs_pillow=True)
+        for row, header in enumerate(headers)
+    ]
 
 
 def decode_in_batches(
@@ -163,3 +231,33 @@ def _in_memory(images: Any) -> Any:
     if not any(isinstance(image, (np.ndarray, ResizedImage)) for image in images):
         return images
     return list(decode_pool().map(np.asarray, images))
+
+
+def decode_in_parts(
+    images: list[np.ndarray], failed_index: int | None, suspect: Decoder
+) -> list[Any]:
+    """Decode a batch that was refused in smaller parts; None for what DALI can't decode."""
+    if failed_index is None or failed_index >= len(images):
+        parts = list(_split(images, max(1, len(images) // 8)))
+    else:
+        step = max(1, len(images) // 4)
+        before, after = images[:failed_index], images[failed_index + 1 :]
+        parts = [*_split(before, step), [], *_split(after, step)]
+    # All of them before the next step down, which runs on the same pipeline.
+    outputs = list(suspect.run(parts))
+    isolated: list[Any] = []
+    for encoded, decoded in zip(parts, outputs, strict=True):
+        if not encoded:
+            isolated.append(None)  # the image that failed
+        elif not isinstance(decoded, Refused):
+            isolated.extend(decoded)
+        else:
+            alone = len(encoded) == 1
+            isolated.extend(
+                [None] if alone else decode_in_parts(encoded, decoded.failed_index, suspect)
+            )
+    return isolated
+
+
+def _split(images: list[np.ndarray], size: int) -> Iterator[list[np.ndarray]]:
+    return (images[start : start + size] for start in range(0, len(images), size))

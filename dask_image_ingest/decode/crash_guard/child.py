@@ -1,4 +1,4 @@
-"""The process that decodes images and may die of one: the other end of `Guard`."""
+"""The process that decodes images and may die of one: the other end of `DecodeSubprocess`."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ from typing import Any
 
 import numpy as np
 
-from dask_image_ingest.decode.batches import decode_in_batches
-from dask_image_ingest.decode.crash.isolate import READY
+from dask_image_ingest.decode.crash_guard.guard import READY
+from dask_image_ingest.decode.decode import decode_in_batches
 from dask_image_ingest.decode.formats import BadImage
 
 

@@ -24,12 +24,12 @@ from photo_shards import write_tar
 import dask_image_ingest as dii
 from dask_image_ingest import cli
 from dask_image_ingest.decode import Decoding, Origin, decode
-from dask_image_ingest.decode.crash import isolate, journal
-from dask_image_ingest.decode.crash.isolate import Guard
+from dask_image_ingest.decode.buffers import unknown
+from dask_image_ingest.decode.crash_guard import crash_log, guard
+from dask_image_ingest.decode.crash_guard.guard import DecodeSubprocess
 from dask_image_ingest.decode.dali import parses
 from dask_image_ingest.decode.formats import BadImage
 from dask_image_ingest.decode.formats.header import read_header
-from dask_image_ingest.decode.origin import unknown
 from dask_image_ingest.errors import DaskImageIngestError
 
 pytestmark = pytest.mark.slow
@@ -180,32 +180,32 @@ def test_a_script_that_died_finishes_when_it_is_run_again(shards, tmp_path):
 @pytest.fixture
 def folder(tmp_path):
     with dask.config.set({"image-ingest.crash-journal": str(tmp_path)}):
-        yield Path(journal.folder())
+        yield Path(crash_log.folder())
 
 
 def test_the_journal_tells_a_dead_process_from_a_living_one(folder):
-    with journal.underway("piece") as died_before, journal.underway("piece") as again:
+    with crash_log.in_progress("piece") as died_before, crash_log.in_progress("piece") as again:
         assert not died_before
         assert not again
     assert not list(folder.iterdir())
-    dying = "import os, sys; from dask_image_ingest.decode.crash import journal; "
-    dying += "here = journal.underway(sys.argv[1]); here.__enter__(); os.kill(os.getpid(), 9)"
+    dying = "import os, sys; from dask_image_ingest.decode.crash_guard import crash_log; "
+    dying += "here = crash_log.in_progress(sys.argv[1]); here.__enter__(); os.kill(os.getpid(), 9)"
     environment = os.environ | {"DASK_IMAGE_INGEST__CRASH_JOURNAL": str(folder.parent)}
     subprocess.run([sys.executable, "-c", dying, "piece"], env=environment, timeout=60)
     assert [path.name for path in folder.iterdir()] == ["decoding-piece"]
-    with journal.underway("piece") as died_before:
+    with crash_log.in_progress("piece") as died_before:
         assert died_before
     assert not list(folder.iterdir())
 
 
 BUSY = """
 import sys, time
-from dask_image_ingest.decode.crash import journal
+from dask_image_ingest.decode.crash_guard import crash_log
 
 until = time.monotonic() + 60
 left = int(sys.argv[1])
 while left and time.monotonic() < until:
-    with journal.underway("piece") as died_before:
+    with crash_log.in_progress("piece") as died_before:
         assert not died_before, "a living process was taken for a dead one"
     left -= 1
 assert not left
@@ -225,7 +225,7 @@ def test_processes_at_the_same_partition_do_not_take_each_other_for_dead(folder)
 def test_a_file_that_was_not_begun_tells_of_no_death(folder):
     """Of a process that was killed just as it had made the file, before it had decoded anything."""
     (folder / "decoding-piece").touch()
-    with journal.underway("piece") as died_before:
+    with crash_log.in_progress("piece") as died_before:
         assert not died_before
 
 
@@ -238,15 +238,15 @@ def test_without_a_journal_work_goes_on(place, tmp_path):
     if place == "a link":  # planted by somebody else, in a folder for all
         place = str(tmp_path / "temporary")
         with dask.config.set({"image-ingest.crash-journal": place}):
-            ours = Path(journal.folder())
+            ours = Path(crash_log.folder())
         ours.rmdir()
         (tmp_path / "elsewhere").mkdir()
         ours.symlink_to(tmp_path / "elsewhere")
     with dask.config.set({"image-ingest.crash-journal": place}):
-        with journal.underway("piece") as died_before:
+        with crash_log.in_progress("piece") as died_before:
             assert not died_before
-        journal.remember(b"image", "SIGSEGV")
-        assert not journal.crashers()
+        crash_log.remember(b"image", "SIGSEGV")
+        assert not crash_log.crashers()
     assert not list(tmp_path.glob("elsewhere/*"))
 
 
@@ -254,7 +254,7 @@ def test_without_a_journal_work_goes_on(place, tmp_path):
 def test_a_kill_from_outside_blames_no_image(photos, folder):
     """The partition is decoded under guard then, and its pixels are those of any other day."""
     data = [photo.encoded for photo in photos[:3]]
-    with Guard(Decoding()) as guard:
+    with DecodeSubprocess(Decoding()) as guard:
         for encoded in data:
             header = read_header(encoded, 10**9)
             assert guard.decode(header, encoded, unknown(0)).shape == (
@@ -263,7 +263,7 @@ def test_a_kill_from_outside_blames_no_image(photos, folder):
                 3,
             )
             guard._process.kill()  # between two images, as an out-of-memory killer might
-    assert not journal.crashers()
+    assert not crash_log.crashers()
 
 
 DIES_ANSWERING = """
@@ -282,12 +282,12 @@ os.kill(os.getpid(), 9)
 @pytest.mark.parametrize("begun", [False, True])
 def test_a_process_killed_in_the_midst_of_an_answer_is_a_dead_process(begun, folder, monkeypatch):
     half = pickle.dumps(np.zeros(1000, np.uint8))[:500]
-    answers = [pickle.dumps(isolate.READY), half] if begun else [half]
-    monkeypatch.setattr(isolate, "_START", DIES_ANSWERING.format(answers=answers))
+    answers = [pickle.dumps(guard.READY), half] if begun else [half]
+    monkeypatch.setattr(guard, "_START", DIES_ANSWERING.format(answers=answers))
     error, what = (BadImage, "SIGKILL") if begun else (DaskImageIngestError, "does not start")
-    with Guard(Decoding()) as guard, pytest.raises(error, match=what):
-        guard.decode(None, b"image", None)
-    assert not journal.crashers()
+    with DecodeSubprocess(Decoding()) as process, pytest.raises(error, match=what):
+        process.decode(None, b"image", None)
+    assert not crash_log.crashers()
 
 
 @pytest.mark.newest
@@ -299,7 +299,7 @@ def test_an_error_of_a_transform_is_raised_from_the_guarded_process(photos):
 
     encoded = photos[0].encoded
     with (
-        Guard(Decoding(transform=to_float)) as guard,
+        DecodeSubprocess(Decoding(transform=to_float)) as guard,
         pytest.raises(dii.ArgumentError, match="FLOAT"),
     ):
         guard.decode(read_header(encoded, 10**9), encoded, unknown(0))

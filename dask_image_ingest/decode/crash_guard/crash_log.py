@@ -23,13 +23,17 @@ from typing import Any
 
 import dask
 
-from dask_image_ingest.decode.crash.scheduler import known_crashes, task_has_killed, tell_of_crash
+from dask_image_ingest.decode.crash_guard.scheduler_log import (
+    known_crashes,
+    task_has_killed,
+    tell_of_crash,
+)
 
 _CRASHED = "crashed-"
 
 
 @contextmanager
-def underway(name: str) -> Iterator[bool]:
+def in_progress(name: str) -> Iterator[bool]:
     """Note that a partition is being decoded, for as long as the context lasts.
 
     Gives whether an earlier process died with the same partition underway, by a file here or by

@@ -1,4 +1,4 @@
-"""Small pictures from big JPEGs: decoded at a reduced scale, and only then resized.
+"""Decoding of large JPEGs at a reduced scale, for small results.
 
 libjpeg-turbo makes a half, a quarter or an eighth of a picture straight from its frequencies, at a
 fraction of the work. All other images are decoded in full by DALI: those that are not large enough,
@@ -17,12 +17,11 @@ import numpy as np
 
 from dask_image_ingest.decode.dali import Refused
 from dask_image_ingest.decode.decoders import Decoders
-from dask_image_ingest.decode.fit import fit
 from dask_image_ingest.decode.formats import SWAPPED, Header, measure
 from dask_image_ingest.decode.options import Decoding
-from dask_image_ingest.decode.orientation import upright
-from dask_image_ingest.decode.resize import Extent, ResizedImage
-from dask_image_ingest.decode.threads import decode_pool
+from dask_image_ingest.decode.pillow import upright
+from dask_image_ingest.decode.resize import Extent, ResizedImage, fit
+from dask_image_ingest.decode.resources import decode_pool
 from dask_image_ingest.errors import MissingDependencyError
 
 __all__ = ["ScaledDecoder", "any_reduced", "reduction", "require_simplejpeg"]

@@ -4,8 +4,8 @@ In: partitions in whose midst a process has died. Out: the same, decoded image b
 that may die, and a journal of the images that did it.
 """
 
-from dask_image_ingest.decode.crash.isolate import crashed, decode_guarded
-from dask_image_ingest.decode.crash.scheduler import CrashJournal
+from dask_image_ingest.decode.crash_guard.guard import crashed, decode_guarded
+from dask_image_ingest.decode.crash_guard.scheduler_log import CrashJournal
 
 __all__ = [
     "CrashJournal",

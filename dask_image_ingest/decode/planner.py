@@ -1,4 +1,4 @@
-"""Which decoder gets which image of a partition, and how many at once."""
+"""Planning of a partition: which decoder gets which image, and how many at once."""
 
 from __future__ import annotations
 
@@ -12,10 +12,14 @@ import numpy as np
 
 from dask_image_ingest.decode.dali import BATCH_SIZE, parses
 from dask_image_ingest.decode.formats import Header, is_jpeg_head, is_valid, jpeg_head
-from dask_image_ingest.decode.gpu import batch_bytes, current_device
 from dask_image_ingest.decode.options import Decoding
 from dask_image_ingest.decode.pillow import decode_with_pillow
-from dask_image_ingest.decode.threads import decode_pool, decode_threads
+from dask_image_ingest.decode.resources import (
+    batch_bytes,
+    current_device,
+    decode_pool,
+    decode_threads,
+)
 
 # Decoded bytes that a batch may hold, since DALI keeps two of them.
 _BATCH_BYTES = 2**26

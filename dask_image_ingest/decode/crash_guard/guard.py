@@ -16,16 +16,16 @@ from typing import Any
 import numpy as np
 from distributed.protocol.pickle import dumps
 
-from dask_image_ingest.decode.crash import journal
+from dask_image_ingest.decode.buffers import Origin
+from dask_image_ingest.decode.crash_guard import crash_log
 from dask_image_ingest.decode.formats import BadImage, Header
 from dask_image_ingest.decode.options import Decoding
-from dask_image_ingest.decode.origin import Origin
 from dask_image_ingest.errors import DaskImageIngestError
 
 # The path first: it may lead to this very package.
 _START = (
     "import pickle, sys; sys.path[:] = pickle.load(sys.stdin.buffer); "
-    "from dask_image_ingest.decode.crash.child import serve; serve()"
+    "from dask_image_ingest.decode.crash_guard.child import serve; serve()"
 )
 READY = "ready"
 
@@ -36,7 +36,7 @@ _DEATH = (EOFError, BrokenPipeError, pickle.UnpicklingError)
 _KILLED_BY_OTHERS = ("SIGKILL", "SIGTERM", "SIGHUP")
 
 
-class Guard:
+class DecodeSubprocess:
     """A process that decodes images for this one, and is started anew when it dies.
 
     A context manager; the process ends with it.
@@ -46,7 +46,7 @@ class Guard:
         self._decoding = dumps(decoding)
         self._process: subprocess.Popen[bytes] | None = None
 
-    def __enter__(self) -> Guard:
+    def __enter__(self) -> DecodeSubprocess:
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -73,7 +73,7 @@ class Guard:
                 raise reply
             return reply
         if death not in _KILLED_BY_OTHERS:
-            journal.remember(data, death)
+            crash_log.remember(data, death)
         raise crashed(death)
 
     def _started(self) -> subprocess.Popen[bytes]:
@@ -122,7 +122,7 @@ def decode_guarded(
     """Decode the images of a partition one by one in a guarded process: shapes and errors."""
     errors = [header.error for header in headers]
     shapes = np.zeros((len(headers), 3), np.int32)
-    with Guard(decoding) as guard:
+    with DecodeSubprocess(decoding) as guard:
         for row, header in enumerate(headers):
             if header.error is not None:
                 continue
