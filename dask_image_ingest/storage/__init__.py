@@ -24,7 +24,6 @@ from dask_image_ingest.storage.shard import (
     identities,
     is_web,
     local_path,
-    modified,
 )
 from dask_image_ingest.storage.sidecar_files import (
     find_beside,
@@ -59,7 +58,6 @@ __all__ = [
     "is_web",
     "keeps_copies",
     "local_path",
-    "modified",
     "names_in",
     "open_late",
     "open_shard",

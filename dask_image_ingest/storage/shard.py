@@ -13,7 +13,15 @@ from dask_image_ingest.errors import ArgumentError, ShardError
 from dask_image_ingest.passwords import UrlHolder
 from dask_image_ingest.storage.lazy_bytes import LazyBytes
 
-__all__ = ["Shard", "as_listed", "changed", "modified"]
+__all__ = [
+    "Shard",
+    "as_listed",
+    "changed",
+    "identities",
+    "is_web",
+    "local_path",
+    "split_url",
+]
 
 
 def local_path(url: str) -> str | None:
@@ -99,12 +107,6 @@ def as_listed(url: str, content: LazyBytes) -> Shard | None:
     """
     listed: Shard | None = getattr(content, "listed", None)
     return listed if listed is not None and listed.url == url else None
-
-
-def modified(content: LazyBytes) -> float | None:
-    """When what is open was changed, in seconds; None where its server does not tell."""
-    found: float | None = getattr(content, "modified", None)
-    return found
 
 
 def changed(url: str) -> ShardError:
