@@ -38,7 +38,7 @@ from dask_image_ingest.dataset.partition import read_partition
 from dask_image_ingest.decode import dali, planner
 from dask_image_ingest.decode.formats import is_valid
 from dask_image_ingest.decode.options import Decoding
-from dask_image_ingest.frames.pandas import PandasBackend
+from dask_image_ingest.frames.pandas_backend import PandasBackend
 
 # As on a GPU, whose batches are of so many images and not limited by their bytes.
 BATCH, BATCH_BYTES = 256, 2**30

@@ -27,7 +27,7 @@ ROOMS = (
 )  # fmt: skip
 
 # Modules for those who have another package, which rooms can't show to all.
-ON_DEMAND = ("frames.cudf", "loader.torch_dataset")
+ON_DEMAND = ("frames.cudf.backend", "loader.torch_dataset")
 
 # What type checkers alone see there is of the highest room, and not imported when the package runs.
 ANNOTATIONS = "image_frame"

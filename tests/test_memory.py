@@ -15,7 +15,7 @@ from photo_shards import encode, make_photos, write_photo_shards, write_tar
 from PIL import Image
 
 import dask_image_ingest as dii
-from dask_image_ingest.frames.pixel_memory import pixel_memory
+from dask_image_ingest.frames.pixel_pool import pixel_memory
 
 pytestmark = [pytest.mark.slow, pytest.mark.newest]
 

@@ -21,8 +21,8 @@ from dask_image_ingest.tar.garbage_collection import gc_paused
 pytest.importorskip("nvidia.dali", reason="nothing is decoded without DALI")
 
 from dask_image_ingest.decode.dali import BATCH_SIZE, Decoder
-from dask_image_ingest.frames.pandas import HostPixels
-from dask_image_ingest.frames.pixel_memory import PixelMemory, pixel_memory
+from dask_image_ingest.frames.pandas_backend import HostPixels
+from dask_image_ingest.frames.pixel_pool import PixelMemory, pixel_memory
 
 pytestmark = pytest.mark.slow
 

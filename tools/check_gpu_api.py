@@ -55,7 +55,7 @@ _COLUMN = "cudf.core.column.ColumnBase"
 #: What variables are, by file, function and name: objects of a class, or the ``class`` or module
 #: itself.
 INSTANCES = {
-    "dask_image_ingest/frames/cudf_pixels.py": {
+    "dask_image_ingest/frames/cudf/pixels.py": {
         "_queue.images": _BATCH,
         "_copy.images": _BATCH,
         "_copy.room": "cupy.ndarray",
@@ -64,23 +64,19 @@ INSTANCES = {
         "self._room()": "cupy.ndarray",
         "self._stream": "cupy.cuda.Stream",
     },
-    "dask_image_ingest/frames/cudf_values.py": {
+    "dask_image_ingest/frames/cudf/columns.py": {
+        "_image_column.child": "pylibcudf.Column",
         "_read.column": _COLUMN,
         "_read.data": "pylibcudf.Column",
         "_memory.buffer": _BUFFER,
     },
-    "dask_image_ingest/frames/cudf_columns.py": {
-        "_image_column.child": "pylibcudf.Column",
-    },
-    "dask_image_ingest/frames/cudf_dask.py": {
+    "dask_image_ingest/frames/cudf/dask_hooks.py": {
         "compacted.column": _COLUMN,
         "compacted.accessed": _COLUMN,
         "_spilled.buffer": _BUFFER,
     },
-    "dask_image_ingest/decode/batch_pipeline.py": {
-        "self._pipeline": "nvidia.dali.Pipeline",
-    },
     "dask_image_ingest/decode/dali.py": {
+        "self._pipeline": "nvidia.dali.Pipeline",
         "_build.pipeline": "nvidia.dali.Pipeline",
         "_prime.pipeline": "nvidia.dali.Pipeline",
         "new_pipeline.pipeline_class": "class nvidia.dali.Pipeline",

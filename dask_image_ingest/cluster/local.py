@@ -193,7 +193,7 @@ def _cuda_cluster(visible: int, *, env: dict[str, str], **settings: Any) -> Loca
         # cuDF would spill a frame with each new one, however small they are.
         "enable_cudf_spill": True,
         # Registers sizeof and .images before the first task.
-        "pre_import": "dask_image_ingest.frames.cudf",
+        "pre_import": "dask_image_ingest.frames.cudf.backend",
     }
     settings = gpu_defaults | _pool(settings)
     if settings["n_workers"] > visible:

@@ -4,25 +4,33 @@ In: a table of metadata and decoded pixels. Out: a dataframe of the backend, and
 columns. A backend is a file of this room, and no other room imports cuDF.
 """
 
-from dask_image_ingest.frames.accessors import register_accessor
-from dask_image_ingest.frames.backend import Backend, BackendName, NewColumn
-from dask_image_ingest.frames.choose import backend_of, choose_backend, get_backend
-from dask_image_ingest.frames.cudf_types import bytes_of
-from dask_image_ingest.frames.gpus import gpus
-from dask_image_ingest.frames.image_type import IMAGE
-from dask_image_ingest.frames.joined import joined
-from dask_image_ingest.frames.pandas import encoded_memory, pandas_type
-from dask_image_ingest.frames.pixel_memory import LEAST_SHARED, pixel_memory
-from dask_image_ingest.frames.reference_type import (
+from dask_image_ingest.frames.backend import (
+    Backend,
+    BackendName,
+    NewColumn,
+    backend_of,
+    choose_backend,
+    get_backend,
+    gpus,
+    is_fork,
+    register_accessor,
+)
+from dask_image_ingest.frames.cudf.column_types import bytes_of
+from dask_image_ingest.frames.image_dtype import IMAGE
+from dask_image_ingest.frames.pandas_backend import (
+    encoded_memory,
+    index_columns,
+    joined,
+    pandas_type,
+)
+from dask_image_ingest.frames.pixel_pool import LEAST_SHARED, map_block, pixel_memory, this_machine
+from dask_image_ingest.frames.reference_dtype import (
     REFERENCE,
     ImageReference,
     as_references,
     reference_array,
 )
-from dask_image_ingest.frames.shared_memory import map_block, this_machine
-from dask_image_ingest.frames.stored_frame import index_columns
 from dask_image_ingest.frames.type_names import is_list, is_text, parse_type
-from dask_image_ingest.frames.workers import is_fork
 
 __all__ = [
     "IMAGE",

@@ -1,14 +1,20 @@
-"""What a dataframe library has to do for this package."""
+"""Backends: what a dataframe library has to offer, and which one a collection gets."""
 
 from __future__ import annotations
 
+import functools
+import importlib.util
+import os
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Literal, Protocol, TypeAlias
 
+import dask
 import numpy as np
 import pyarrow as pa
 
+from dask_image_ingest.arguments import check_choice
 from dask_image_ingest.decode import PixelBuffer, Pixels
+from dask_image_ingest.errors import MissingDependencyError
 
 BackendName = Literal["cudf", "pandas"]
 
@@ -114,3 +120,148 @@ class Backend(Protocol):
 
     def partition_memory(self) -> int:
         """Bytes of pixels that a partition should hold at most, judged by the memory here."""
+
+
+Kind = Literal["dataframe", "series"]
+
+# How a backend takes an accessor of a kind and a name.
+Attach: TypeAlias = Callable[[Kind, str, type], None]
+
+# All accessors, and how each loaded backend takes one: no backend has to know of any.
+_accessors: dict[tuple[Kind, str], type] = {}
+_attaching: dict[BackendName, Attach] = {}
+
+
+def register_accessor(kind: Kind, name: str) -> Callable[[type], type]:
+    """Class decorator: an accessor on what every backend has of this kind, once it is loaded.
+
+    pandas' own, which are always there, are for whoever defines the accessor.
+    """
+
+    def register(accessor: type) -> type:
+        _accessors[kind, name] = accessor
+        for attach in _attaching.values():
+            attach(kind, name, accessor)
+        return accessor
+
+    return register
+
+
+def attach_accessors(backend: BackendName, attach: Attach) -> None:
+    """Say how a backend that has just been loaded takes an accessor."""
+    _attaching[backend] = attach
+    for (kind, name), accessor in _accessors.items():
+        attach(kind, name, accessor)
+
+
+def gpus() -> int:
+    """How many GPUs this machine has for a cuDF backend; 0 where cuDF is not installed."""
+    if importlib.util.find_spec("cudf") is None or importlib.util.find_spec("cupy") is None:
+        return 0
+    import cupy
+
+    try:
+        return int(cupy.cuda.runtime.getDeviceCount())
+    except cupy.cuda.runtime.CUDARuntimeError:
+        return 0
+
+
+@functools.cache
+def require_gpu() -> None:
+    """Refuse to make a cuDF frame in a process without a GPU.
+
+    Raises
+    ------
+    MissingDependencyError
+    """
+    if not gpus():
+        raise MissingDependencyError(
+            "backend='cudf' needs a GPU, and CUDA finds none in this process. Compute on the "
+            "workers of a cluster that have one, and take the result as pandas, "
+            "ddf.to_backend('pandas').compute(); or read with backend='pandas'"
+        )
+
+
+_is_fork = False
+
+
+def is_fork() -> bool:
+    """Whether this process is a fork, which has its parent's client but not its event loop.
+
+    Calls of that client would never return.
+    """
+    return _is_fork
+
+
+def workers() -> list[dict[str, Any]]:
+    """The workers as the scheduler knows them; none without a client."""
+    from distributed.client import default_client
+
+    if _is_fork:
+        return []
+    try:
+        return [*default_client().scheduler_info(n_workers=-1)["workers"].values()]
+    except ValueError:
+        return []
+
+
+def _forked() -> None:
+    global _is_fork
+    _is_fork = True
+
+
+os.register_at_fork(after_in_child=_forked)
+
+
+def choose_backend(name: str | None = None) -> BackendName:
+    """The backend by argument, else dask's ``dataframe.backend`` if set, else what the machine has.
+
+    Raises
+    ------
+    ArgumentError
+        For a name that is neither ``"cudf"`` nor ``"pandas"``.
+    """
+    if name is None:
+        # dask's own default is "pandas", which can't be told from a user's choice of it.
+        name = dask.config.get("dataframe.backend", "pandas")
+        if name == "pandas" and not _chosen_pandas() and gpus():
+            name = "cudf"
+    check_choice("backend", name, ("cudf", "pandas"))
+    return name  # type: ignore[return-value]
+
+
+@functools.cache
+def get_backend(name: BackendName) -> Backend:
+    """The backend of this name, which imports its library.
+
+    Raises
+    ------
+    MissingDependencyError
+        Where the library is not installed.
+    """
+    if name == "pandas":
+        from dask_image_ingest.frames.pandas_backend import PandasBackend
+
+        return PandasBackend()
+    try:
+        from dask_image_ingest.frames.cudf.backend import CudfBackend
+    except ImportError as error:
+        raise MissingDependencyError(
+            "backend='cudf' needs cuDF and CuPy, which are not installed: pip install "
+            "'dask-image-ingest[cuda12]', or [cuda13]; on a machine with no GPU pass "
+            "backend='pandas'"
+        ) from error
+    return CudfBackend()
+
+
+def backend_of(frame: Any) -> Backend:
+    """The backend that a pandas or cuDF object belongs to."""
+    library = type(frame).__module__.partition(".")[0]
+    return get_backend("cudf" if library == "cudf" else "pandas")
+
+
+def _chosen_pandas() -> bool:
+    return any(
+        layer.get("dataframe", {}).get("backend") == "pandas"
+        for layer in (*dask.config.collect_yaml(dask.config.paths), dask.config.collect_env())
+    )

@@ -1,24 +1,223 @@
-"""The pandas dtype of decoded images: Arrow structs under a name that pandas finds again.
-
-pandas names an Arrow struct by its fields and can't read that name back, which dask's shuffle
-between workers and ``read_parquet`` both ask of it. A dtype with a name can be found, and whoever
-unpickles a frame of it imports this module, so that it always is.
-"""
+"""Image columns: their Arrow type, their pandas dtype, and a single image."""
 
 from __future__ import annotations
 
+import hashlib
+import io
 import itertools
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any, TypeAlias
 
 import numpy as np
 import pandas as pd
 import pyarrow as pa
+import pyarrow.compute as pc
 from dask.dataframe.extensions import make_array_nonempty
+from PIL import Image
 
-from dask_image_ingest.frames.image_type import IMAGE, as_images, holds_images
-from dask_image_ingest.frames.image_value import DecodedImage, as_pixels
-from dask_image_ingest.frames.nested_array import NestedArray, arrow_of
+from dask_image_ingest.errors import OperandError
+from dask_image_ingest.frames.nested_dtype import NestedArray, arrow_of
+
+__all__ = ["IMAGE", "DecodedImage", "as_images", "as_pixels", "holds_images"]
+
+#: Decoded pixels of one row: row-major ``height x width x channels``, with its own shape, so that a
+#: row keeps its meaning through any filter, merge, shuffle or file. Arrow moves bytes in one piece,
+#: and lists of bytes one by one.
+IMAGE = pa.struct(
+    [
+        pa.field("data", pa.large_binary()),
+        pa.field("height", pa.int32()),
+        pa.field("width", pa.int32()),
+        pa.field("channels", pa.int32()),
+    ]
+)
+
+
+def holds_images(type_: pa.DataType) -> bool:
+    """Whether a column of this Arrow type holds images, in our type or in one like it.
+
+    cuDF has lists of bytes, and so have older frames and files.
+    """
+    if not pa.types.is_struct(type_) or type_.names != IMAGE.names:
+        return False
+    data, *edges = (field.type for field in type_)
+    return all(edge == pa.int32() for edge in edges) and (_is_bytes(data) or _is_bytes_list(data))
+
+
+def as_images(array: Any) -> Any:
+    """An Arrow array, or a chunked one, in our type; the pixels are not copied.
+
+    Raises
+    ------
+    pyarrow.ArrowException
+        If it holds no images.
+    """
+    if array.type.equals(IMAGE):
+        return array
+    if not holds_images(array.type):
+        return array.cast(IMAGE)
+    if isinstance(array, pa.ChunkedArray):
+        return pa.chunked_array([as_images(chunk) for chunk in array.chunks], IMAGE)
+    data, *edges = (array.field(name) for name in IMAGE.names)
+    absent = pc.or_(array.is_null(), data.is_null())
+    data = _bytes_of(data) if _is_bytes_list(data.type) else data.cast(pa.large_binary())
+    return pa.StructArray.from_arrays([data, *edges], fields=list(IMAGE), mask=absent)
+
+
+def _is_bytes(type_: pa.DataType) -> bool:
+    return pa.types.is_binary(type_) or pa.types.is_large_binary(type_)
+
+
+def _is_bytes_list(type_: pa.DataType) -> bool:
+    lists = pa.types.is_list(type_) or pa.types.is_large_list(type_)
+    return lists and type_.value_type == pa.uint8()
+
+
+def _bytes_of(lists: pa.ListArray | pa.LargeListArray) -> pa.LargeBinaryArray:
+    """Lists of bytes as the bytes that they are; nulls become empty."""
+    if lists.values.null_count:
+        raise pa.ArrowInvalid("an image has nulls among its bytes")
+    offsets = np.asarray(lists.offsets).astype(np.int64)
+    buffers = [None, pa.py_buffer(offsets), pa.py_buffer(np.asarray(lists.values))]
+    return pa.Array.from_buffers(pa.large_binary(), len(lists), buffers)
+
+
+# The longer edge of what a notebook shows.
+_THUMBNAIL = 256
+
+
+class DecodedImage:
+    """One decoded image: an array (height, width, channels) of uint8, and a picture in a notebook.
+
+    ``np.asarray(image)`` is a view of its pixels, which can't be written to. Images are equal where
+    their shapes and pixels are; compared with an array they are that array.
+
+    Parameters
+    ----------
+    pixels
+        The array.
+    """
+
+    __slots__ = ("_pixels",)
+
+    def __init__(self, pixels: np.ndarray) -> None:
+        self._pixels = pixels.view()
+        self._pixels.flags.writeable = False
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """Height, width and channels."""
+        return self._pixels.shape
+
+    @property
+    def dtype(self) -> np.dtype:
+        """The type of a pixel's channel, uint8."""
+        return self._pixels.dtype
+
+    @property
+    def ndim(self) -> int:
+        """Three."""
+        return self._pixels.ndim
+
+    @property
+    def size(self) -> int:
+        """How many numbers it has."""
+        return self._pixels.size
+
+    @property
+    def nbytes(self) -> int:
+        """How many bytes they take."""
+        return self._pixels.nbytes
+
+    def digest(self) -> bytes:
+        """What tells it from any other image."""
+        digest = hashlib.blake2b(np.array(self.shape, np.int64).tobytes(), digest_size=16)
+        digest.update(np.ascontiguousarray(self._pixels).data)
+        return digest.digest()
+
+    def tobytes(self) -> bytes:
+        """A copy of its pixels, row by row."""
+        return self._pixels.tobytes()
+
+    @property
+    def __array_interface__(self) -> dict[str, Any]:
+        # What NumPy, Pillow and others make an array of. Not __array__, for which pandas takes one
+        # image for many values wherever it is asked whether that is null.
+        # With strides, since Pillow then asks for bytes, which it can't take from here itself.
+        return self._pixels.__array_interface__ | {"strides": self._pixels.strides}
+
+    def __getitem__(self, item: Any) -> Any:
+        return self._pixels[item]
+
+    # Nor is it a list of rows.
+    __iter__ = None
+
+    def __eq__(self, other: object) -> Any:
+        if not isinstance(other, DecodedImage):
+            return NotImplemented
+        return self.shape == other.shape and bool((self._pixels == other._pixels).all())
+
+    def _no_order(self, other: object) -> Any:
+        if not isinstance(other, DecodedImage):
+            return NotImplemented
+        raise OperandError("images have no order: sort by another column")
+
+    __lt__ = __le__ = __gt__ = __ge__ = _no_order
+
+    def __hash__(self) -> int:
+        return hash(self.digest())
+
+    def __reduce__(self) -> tuple[type[DecodedImage], tuple[np.ndarray]]:
+        return DecodedImage, (np.ascontiguousarray(self._pixels),)
+
+    def __repr__(self) -> str:
+        return f"<image {'×'.join(map(str, self.shape))}>"
+
+    def _repr_png_(self) -> bytes | None:
+        if self.shape[2] not in (1, 3, 4) or not self.size:
+            return None
+        picture = Image.fromarray(self._pixels[:, :, 0] if self.shape[2] == 1 else self._pixels)
+        picture.thumbnail((_THUMBNAIL, _THUMBNAIL))
+        file = io.BytesIO()
+        picture.save(file, "PNG")
+        return file.getvalue()
+
+
+def as_pixels(value: Any) -> np.ndarray | None:
+    """The pixels of an image, an array, or a row of the Arrow struct; None for a null.
+
+    Raises
+    ------
+    OperandError
+        For anything else.
+    """
+    if isinstance(value, DecodedImage):
+        return np.asarray(value)
+    if isinstance(value, Mapping):
+        return _from_struct(value)
+    if hasattr(value, "__array__") or hasattr(value, "__array_interface__"):
+        array = np.asarray(value)
+        if array.dtype == np.uint8 and array.ndim in (2, 3):
+            return array if array.ndim == 3 else array[:, :, None]
+        value = f"an array of {array.dtype} with the shape {array.shape}"
+    elif pd.api.types.is_scalar(value) and pd.isna(value):
+        return None
+    raise OperandError(
+        f"{value if isinstance(value, str) else repr(value)} is no image: an image column takes "
+        "arrays (height, width) or (height, width, channels) of uint8, and None"
+    )
+
+
+def _from_struct(row: Mapping[str, Any]) -> np.ndarray:
+    try:
+        data, shape = row["data"], (row["height"], row["width"], row["channels"])
+        flat = np.frombuffer(data, np.uint8) if isinstance(data, bytes) else np.array(data, "uint8")
+        return flat.reshape(shape)
+    except (KeyError, TypeError, ValueError, OverflowError):
+        raise OperandError(
+            "this dict is no image: it needs data, height, width and channels that fit each other"
+        ) from None
+
 
 # Inside ImageDtype, "type" is something else.
 _Class: TypeAlias = type

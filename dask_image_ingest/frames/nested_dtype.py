@@ -7,19 +7,271 @@ fail on a column of embeddings.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
-from typing import Any
+import operator
+from abc import abstractmethod
+from collections.abc import Callable, Iterable, Iterator
+from hashlib import blake2b
+from typing import Any, NoReturn, TypeAlias
 
 import numpy as np
 import pandas as pd
 import pyarrow as pa
 from dask.dataframe.extensions import make_array_nonempty
 
-from dask_image_ingest.errors import OperandError
-from dask_image_ingest.frames.nested_array import NestedArray, arrow_of
+from dask_image_ingest.errors import ArgumentError, OperandError
 from dask_image_ingest.frames.type_names import named_type, type_name
 
-__all__ = ["NestedDtype", "list_values", "nested_dtype"]
+__all__ = ["NestedArray", "NestedDtype", "arrow_of", "list_values", "nested_dtype"]
+
+_ArrowArray: TypeAlias = pa.Array | pa.ChunkedArray
+
+
+class NestedArray(pd.arrays.ArrowExtensionArray):
+    """A column of values that have parts, over Arrow memory."""
+
+    #: What is in the column, and where to go instead of an operation that it does not have.
+    _what: str
+    _instead: str
+
+    @classmethod
+    @abstractmethod
+    def _to_arrow(cls, values: Iterable[Any], dtype: Any) -> _ArrowArray:
+        """Values as a user has them, in Arrow's type of this column."""
+
+    @abstractmethod
+    def _objects(self) -> Iterator[Any]:
+        """What each row is outside of the column, None where it is null."""
+
+    @abstractmethod
+    def _bytes(self) -> Iterator[bytes | None]:
+        """What tells each row from others, None where it is null."""
+
+    # How values get in and out.
+
+    @classmethod
+    def _from_sequence(cls, scalars: Any, *, dtype: Any = None, copy: bool = False) -> NestedArray:
+        if isinstance(scalars, cls) and (dtype is None or dtype == scalars.dtype):
+            return scalars.copy() if copy else scalars
+        if isinstance(dtype, pd.ArrowDtype) and not _is_nested(dtype):
+            # So does pandas make the counts of a groupby.
+            return pd.array(scalars, dtype=dtype)
+        return cls(cls._to_arrow(scalars, dtype))
+
+    @classmethod
+    def _from_sequence_of_strings(
+        cls, strings: Any, *, dtype: Any, copy: bool = False
+    ) -> NestedArray:
+        return cls._from_sequence(strings, dtype=dtype, copy=copy)
+
+    def _from_pyarrow_array(self, array: _ArrowArray) -> Any:
+        # What pandas computes of the column: of this type, or of another one.
+        kind = type(self) if array.type == self._pa_type else pd.arrays.ArrowExtensionArray
+        return kind(array)
+
+    def __getitem__(self, item: Any) -> Any:
+        if not isinstance(item, (int, np.integer)):
+            return super().__getitem__(item)
+        place = operator.index(item)
+        if not -len(self) <= place < len(self):
+            raise IndexError(f"index {place} is out of bounds for a column of {len(self)} rows")
+        (value,) = self._from_pyarrow_array(self._pa_array.slice(place % len(self), 1))
+        return value
+
+    def __iter__(self) -> Iterator[Any]:
+        missing = self.dtype.na_value
+        return (missing if value is None else value for value in self._objects())
+
+    def __setitem__(self, key: Any, value: Any) -> None:
+        key = pd.api.indexers.check_array_indexer(self, key)
+        rows = np.atleast_1d(np.arange(len(self))[key])
+        one = isinstance(key, (int, np.integer)) or self._is_one(value)
+        values = self._from_sequence([value] if one else value, dtype=self.dtype)
+        if not one and len(values) != len(rows):
+            raise ValueError("Length of indexer and values mismatch")
+        places = np.arange(len(self))
+        places[rows] = len(self) + np.arange(len(rows)) % max(1, len(values))
+        both = pa.chunked_array([*self._pa_array.chunks, *values._pa_array.chunks], self._pa_type)
+        super().__setitem__(slice(None), self._from_pyarrow_array(both.take(places)))
+
+    def fillna(self, value: Any, limit: int | None = None, copy: bool = True) -> NestedArray:
+        """The column with ``value``, or those of an array, where it is null."""
+        missing = self.isna()
+        if limit is not None:
+            missing &= missing.cumsum() <= limit
+        filled = self.copy()
+        if missing.any():
+            filled[missing] = value if self._is_one(value) else value[missing]
+        return filled
+
+    def _is_one(self, value: Any) -> bool:
+        """Whether this is the value of one row, and not a sequence of such."""
+        return isinstance(value, dict) or not pd.api.types.is_list_like(value)
+
+    def to_numpy(
+        self, dtype: Any = None, copy: bool = False, na_value: Any = pd.api.extensions.no_default
+    ) -> np.ndarray:
+        """An array of objects, one for each row."""
+        if na_value is pd.api.extensions.no_default:
+            na_value = self.dtype.na_value
+        if dtype is not None and np.dtype(dtype) != object:
+            self._refuse(f"are no {np.dtype(dtype)}")
+        objects = np.empty(len(self), object)
+        # Row by row: NumPy takes objects that are arrays apart.
+        for row, value in enumerate(self._objects()):
+            objects[row] = na_value if value is None else value
+        return objects
+
+    def __array__(self, dtype: Any = None, copy: bool | None = None) -> np.ndarray:
+        return self.to_numpy(dtype)
+
+    def astype(self, dtype: Any, copy: bool = True) -> Any:
+        """The column as text, objects or categories; it can't be numbers."""
+        dtype = pd.api.types.pandas_dtype(dtype)
+        if isinstance(dtype, pd.StringDtype) or _is_arrow_text(dtype):
+            texts = [None if value is None else str(value) for value in self._objects()]
+            return pd.array(texts, dtype=dtype)
+        possible = isinstance(dtype, (type(self.dtype), pd.CategoricalDtype)) or _is_nested(dtype)
+        if not possible and dtype != np.dtype(object):
+            self._refuse(f"are no {dtype}")
+        return super().astype(dtype, copy=copy)
+
+    def _values_for_json(self) -> np.ndarray:
+        return self.to_numpy()
+
+    # Which rows are alike.
+
+    def _digests(self) -> pa.Array:
+        return pa.array(self._bytes(), pa.binary())
+
+    def factorize(self, use_na_sentinel: bool = True) -> tuple[np.ndarray, Any]:
+        """Numbers of the rows, the same for equal ones, and the values behind them."""
+        encoded = self._digests().dictionary_encode("mask" if use_na_sentinel else "encode")
+        codes = encoded.indices.fill_null(-1).to_numpy(zero_copy_only=False).astype(np.intp)
+        numbers, firsts = np.unique(codes, return_index=True)
+        return codes, self.take(firsts[numbers >= 0])
+
+    def _values_for_factorize(self) -> tuple[np.ndarray, Any]:
+        return np.array(self._digests().to_pylist(), object), None
+
+    def unique(self) -> NestedArray:
+        """The rows that differ, in the order of their first appearance."""
+        return self.factorize(use_na_sentinel=False)[1]
+
+    def value_counts(self, dropna: bool = True) -> pd.Series:
+        """How often each of the rows that differ is there."""
+        codes, values = self.factorize(use_na_sentinel=dropna)
+        counts = np.bincount(codes[codes >= 0], minlength=len(values))
+        index = pd.Index(values)
+        return pd.Series(counts, index=index, name="count", dtype="int64[pyarrow]")
+
+    def isin(self, values: Any) -> np.ndarray:
+        """Whether each row is one of ``values``."""
+        found = set(self._others(values))
+        return np.array([digest in found for digest in self._bytes()], bool)
+
+    def __contains__(self, key: Any) -> bool:
+        return bool(self.isin([key]).any())
+
+    def _hash_pandas_object(self, *, encoding: str, hash_key: str, categorize: bool) -> np.ndarray:
+        short = (blake2b(each or b"", digest_size=8).digest() for each in self._bytes())
+        return np.frombuffer(b"".join(short), np.uint64).copy()
+
+    def _cmp_method(self, other: Any, op: Any) -> Any:
+        if op not in (operator.eq, operator.ne):
+            self._no_order()
+        mine = list(self._bytes())
+        theirs = self._others([other] * len(self) if self._is_one(other) else other)
+        alike = [
+            None if one is None or another is None else (one == another) is (op is operator.eq)
+            for one, another in zip(mine, theirs, strict=True)
+        ]
+        return pd.arrays.ArrowExtensionArray(pa.array(alike, pa.bool_()))
+
+    def _others(self, values: Any) -> list[bytes | None]:
+        """What tells other values from these: nothing is like a value that could not be a row."""
+        if isinstance(values, NestedArray):
+            return list(values._bytes())
+        told: dict[int, bytes | None] = {}
+        for value in values:
+            if id(value) not in told:
+                try:
+                    told[id(value)] = next(self._from_sequence([value], dtype=self.dtype)._bytes())
+                except OperandError:
+                    told[id(value)] = b""
+        return [told[id(value)] for value in values]
+
+    # What they don't have.
+
+    def _refuse(self, why: str) -> NoReturn:
+        raise OperandError(f"{self._what} {why}: {self._instead}")
+
+    def argsort(self, **how: Any) -> np.ndarray:
+        """An order of groups, which pandas asks for without saying how to sort."""
+        if how:
+            self._no_order()
+        digests = [digest or b"" for digest in self._bytes()]
+        return np.array(sorted(range(len(self)), key=digests.__getitem__), np.intp)
+
+    def _no_order(self, *args: Any, **kwargs: Any) -> NoReturn:
+        # No TypeError, after which pandas would try to sort objects.
+        raise ArgumentError(f"{self._what} have no order: sort by another column")
+
+    sort = searchsorted = argmin = argmax = _rank = _quantile = _no_order
+
+    def _no_numbers(self, *args: Any, **kwargs: Any) -> NoReturn:
+        self._refuse("are no numbers")
+
+    _arith_method = _logical_method = _accumulate = _no_numbers
+    __invert__ = __neg__ = __pos__ = __abs__ = __array_ufunc__ = _no_numbers
+    round = interpolate = _no_numbers
+
+    def _reduce(self, name: str, **kwargs: Any) -> NoReturn:
+        self._refuse(f"have no {name}")
+
+    def _mode(self, dropna: bool = True) -> NestedArray:
+        counts = self.value_counts(dropna)
+        return counts.index[(counts == counts.max()).to_numpy(bool)].array
+
+    def _groupby_op(self, *, how: str, ngroups: int, ids: np.ndarray, **kwargs: Any) -> Any:
+        if how not in ("first", "last"):
+            self._refuse(f"have no {how}")
+        rows = np.full(ngroups, -1, np.intp)
+        there = np.flatnonzero(~self.isna() & (ids >= 0))
+        there = there[::-1] if how == "first" else there
+        rows[ids[there]] = there
+        return self.take(rows, allow_fill=True)
+
+    @property
+    def _pa_type(self) -> pa.DataType:
+        return self._pa_array.type
+
+
+def _is_arrow_text(dtype: Any) -> bool:
+    return isinstance(dtype, pd.ArrowDtype) and (
+        pa.types.is_string(dtype.pyarrow_dtype) or pa.types.is_large_string(dtype.pyarrow_dtype)
+    )
+
+
+def _is_nested(dtype: Any) -> bool:
+    return isinstance(dtype, pd.ArrowDtype) and pa.types.is_nested(dtype.pyarrow_dtype)
+
+
+def arrow_of(
+    values: Any, type_: pa.DataType, convert: Callable[[_ArrowArray], _ArrowArray] | None = None
+) -> _ArrowArray | None:
+    """The Arrow array behind a pandas or Arrow column, in this type; None where there is none.
+
+    ``convert`` is used where Arrow's own cast does not do.
+    """
+    values = getattr(values, "array", values)
+    if isinstance(values, pd.arrays.ArrowExtensionArray):
+        values = values.__arrow_array__()
+    if not isinstance(values, (pa.Array, pa.ChunkedArray)):
+        return None
+    try:
+        return values.cast(type_) if convert is None else convert(values)
+    except (pa.ArrowInvalid, pa.ArrowTypeError, pa.ArrowNotImplementedError):
+        raise OperandError(f"a column of {values.type} can't be one of {type_}") from None
 
 
 @pd.api.extensions.register_extension_dtype

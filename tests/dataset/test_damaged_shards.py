@@ -13,7 +13,7 @@ from tars import BLOCK, header, padded, tar, zstd
 
 import dask_image_ingest as dii
 from dask_image_ingest.dataset import metadata
-from dask_image_ingest.frames.pandas import PandasBackend
+from dask_image_ingest.frames.pandas_backend import PandasBackend
 
 
 @pytest.fixture(scope="module")

@@ -14,8 +14,7 @@ from tars import tar
 from webdataset.tariterators import group_by_keys, tar_file_iterator
 
 import dask_image_ingest as dii
-from dask_image_ingest.frames.image_dtype import ImageDtype
-from dask_image_ingest.frames.image_type import IMAGE
+from dask_image_ingest.frames.image_dtype import IMAGE, ImageDtype
 
 COLUMNS = {
     "__key__": "string",
@@ -496,7 +495,7 @@ def test_a_shard_that_breaks_off_keeps_its_whole_samples(shards, photos, tmp_pat
 
 def test_automatic_partitions_leave_room_for_shards_larger_than_the_first(tmp_path, monkeypatch):
     """On a large GPU the limit of a column is what counts, and images vary."""
-    from dask_image_ingest.frames.pandas import PandasBackend
+    from dask_image_ingest.frames.pandas_backend import PandasBackend
 
     def shard(name, height):
         image = Image.fromarray(np.zeros((height, 100, 3), np.uint8))

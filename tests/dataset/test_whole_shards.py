@@ -10,8 +10,7 @@ from photo_shards import write_tar
 
 import dask_image_ingest as dii
 from dask_image_ingest.dataset import metadata, opened
-from dask_image_ingest.frames import encoded_memory
-from dask_image_ingest.frames import pandas as pandas_backend
+from dask_image_ingest.frames import encoded_memory, pandas_backend
 
 pytest.importorskip("nvidia.dali", reason="nothing is decoded without DALI")
 

@@ -13,7 +13,7 @@ from PIL import Image
 import dask_image_ingest as dii
 from dask_image_ingest.decode import Decoding, decode
 from dask_image_ingest.decode.formats.header import read_header
-from dask_image_ingest.frames.pandas import HostPixels
+from dask_image_ingest.frames.pandas_backend import HostPixels
 
 pytest.importorskip("nvidia.dali", reason="nothing is decoded without DALI")
 

@@ -14,8 +14,8 @@ from PIL import Image
 import dask_image_ingest
 from dask_image_ingest.decode import Decoding, Origin, decode
 from dask_image_ingest.decode.formats.header import read_header
-from dask_image_ingest.frames.pandas import HostPixels, PandasBackend
-from dask_image_ingest.frames.pixel_memory import pixel_memory
+from dask_image_ingest.frames.pandas_backend import HostPixels, PandasBackend
+from dask_image_ingest.frames.pixel_pool import pixel_memory
 
 pytest.importorskip("nvidia.dali", reason="nothing is decoded without DALI")
 

@@ -10,7 +10,7 @@ import dask_image_ingest as dii
 from dask_image_ingest.decode import Decoding, Origin, decode
 from dask_image_ingest.decode.crash_guard import crash_log
 from dask_image_ingest.decode.formats.header import read_header
-from dask_image_ingest.frames.pandas import HostPixels
+from dask_image_ingest.frames.pandas_backend import HostPixels
 
 pytest.importorskip("nvidia.dali", reason="nothing is decoded without DALI")
 

@@ -14,7 +14,7 @@ def card():
 
 @pytest.fixture
 def module(card, monkeypatch):
-    return played_card.loaded("dask_image_ingest.frames.cudf_pixels", monkeypatch, card)
+    return played_card.loaded("dask_image_ingest.frames.cudf.pixels", monkeypatch, card)
 
 
 def pictures(count, seed=0):

@@ -15,7 +15,7 @@ from small_frames import lazy_frame, small_frame
 
 import dask_image_ingest as dii
 from dask_image_ingest.errors import OperandError
-from dask_image_ingest.frames.image_value import DecodedImage
+from dask_image_ingest.frames.image_dtype import DecodedImage
 
 SHAPE = (2, 3, 3)
 KEYS = [1, 2, 1, 3, 1]

@@ -10,7 +10,7 @@ import pytest
 import dask_image_ingest as dii  # noqa: F401 - registers .images
 from dask_image_ingest.decode import Pixels
 from dask_image_ingest.frames import get_backend
-from dask_image_ingest.frames.joined import joined, runs
+from dask_image_ingest.frames.pandas_backend import joined, runs
 
 SHAPE = (4, 5, 3)
 SIZE = 4 * 5 * 3

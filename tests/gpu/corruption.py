@@ -90,7 +90,7 @@ def backlog():
     import cupy
     from gpu_probes import queue_work
 
-    from dask_image_ingest.frames.cudf_pixels import DevicePixels
+    from dask_image_ingest.frames.cudf.pixels import DevicePixels
 
     append = DevicePixels.append
 
@@ -106,7 +106,7 @@ def backlog():
 @contextlib.contextmanager
 def copied(how):
     """Have the host wait for the copies of each batch, or for all of them at the end."""
-    from dask_image_ingest.frames.cudf_pixels import DevicePixels
+    from dask_image_ingest.frames.cudf.pixels import DevicePixels
 
     append, finish = DevicePixels.append, DevicePixels.finish
 

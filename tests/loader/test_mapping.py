@@ -18,8 +18,7 @@ import pytest
 from distributed import Client, LocalCluster
 
 import dask_image_ingest as dii
-from dask_image_ingest.frames.pixel_memory import PixelMemory
-from dask_image_ingest.frames.shared_memory import SharedBlock, map_block
+from dask_image_ingest.frames.pixel_pool import PixelMemory, SharedBlock, map_block
 from dask_image_ingest.loader import mapping as shared_pixels
 from dask_image_ingest.loader import source
 
@@ -190,7 +189,7 @@ def test_a_block_has_no_other_use_while_it_is_lent(block):
 
 def test_a_borrower_that_is_killed_holds_nothing(block):
     program = (
-        "import sys, time; from dask_image_ingest.frames.shared_memory import map_block;"
+        "import sys, time; from dask_image_ingest.frames.pixel_pool import map_block;"
         f"seal = bytes.fromhex('{block.seal.hex()}');"
         f"a = map_block({os.getpid()}, {block.file}, {NBYTES}, seal);"
         "print(int(a.sum()), flush=True); time.sleep(60)"
@@ -227,7 +226,7 @@ def test_what_a_borrower_writes_is_its_own(block):
 
 def test_a_fork_does_not_write_where_its_parent_reads(block):
     program = (
-        "import os; from dask_image_ingest.frames.shared_memory import SharedBlock;"
+        "import os; from dask_image_ingest.frames.pixel_pool import SharedBlock;"
         "block = SharedBlock(5000); child = os.fork();"
         "os._exit(block.claim()) if not child else None;"
         "assert os.waitpid(child, 0)[1] == 0 and block.claim()"
@@ -239,7 +238,7 @@ def test_a_fork_does_not_write_where_its_parent_reads(block):
 
 FORK = """
 import os
-from dask_image_ingest.frames.pixel_memory import pixel_memory
+from dask_image_ingest.frames.pixel_pool import pixel_memory
 
 pixel_memory.share()
 images, unused = (pixel_memory.take(3_000_000, keep=10**9) for _ in range(2))

@@ -14,7 +14,7 @@ from small_frames import small_frame
 
 import dask_image_ingest as dii
 from dask_image_ingest.dataset.expr import ReadWebDataset
-from dask_image_ingest.frames.pandas import pandas_type
+from dask_image_ingest.frames.pandas_backend import pandas_type
 
 BOXES = [[[0, 0, 20, 10], [5, 5, 15, 45]], [], None, [[1, 2, 31, 42]], [[0, 0, 8, 8]]]
 

@@ -40,6 +40,6 @@ def played(monkeypatch):
     """Frames are made in host memory, and go to Arrow from there."""
     import host_memory
 
-    from dask_image_ingest.frames import cudf_columns, cudf_convert, cudf_stored, cudf_values
+    from dask_image_ingest.frames.cudf import columns, convert
 
-    host_memory.play(monkeypatch, cudf_columns, cudf_convert, cudf_stored, cudf_values)
+    host_memory.play(monkeypatch, columns, convert)

@@ -15,11 +15,12 @@ from processes import printed
 
 import dask_image_ingest as dii
 from dask_image_ingest.decode import Pixels
-from dask_image_ingest.frames import cudf_convert, cudf_dask, get_backend, gpus
-from dask_image_ingest.frames.image_type import IMAGE
+from dask_image_ingest.frames import get_backend, gpus
+from dask_image_ingest.frames.cudf import convert, dask_hooks
+from dask_image_ingest.frames.image_dtype import IMAGE
 
 SIZE = """
-import dask_image_ingest.frames.cudf
+import dask_image_ingest.frames.cudf.backend
 import host_memory as host, numpy as np
 from dask.sizeof import sizeof
 print(sizeof(host.frame({"a": host.column(np.zeros(10**6, np.uint8))})))
@@ -36,7 +37,7 @@ def test_more_pixels_than_a_column_holds_are_an_error_that_says_what_to_do(monke
         raise OverflowError("CUDF failure: Total number of concatenated rows exceeds the limit")
 
     get_backend("cudf")
-    monkeypatch.setattr(cudf_dask, "concat_cudf", too_many)
+    monkeypatch.setattr(dask_hooks, "concat_cudf", too_many)
     arrays = [np.zeros((2, 2, 3), np.uint8)]
     frames = [host.frame({"image": host.images(arrays)}) for _ in range(2)]
     with pytest.raises(dii.PartitionTooLargeError, match=r"to_parquet.*partitions"):
@@ -92,9 +93,9 @@ def test_rows_without_a_value_come_out_of_a_shuffle_in_the_types_that_went_in(
 
 def test_frames_of_images_are_filled_and_converted_by_this_package():
     get_backend("cudf")
-    assert meta_nonempty.dispatch(cudf.DataFrame) is cudf_dask.nonempty
-    assert cudf_dask.to_pandas_dispatch.dispatch(cudf.DataFrame) is cudf_convert.to_pandas
-    assert cudf_dask.to_cudf_dispatch.dispatch(pd.DataFrame) is cudf_convert.to_cudf
+    assert meta_nonempty.dispatch(cudf.DataFrame) is dask_hooks.nonempty
+    assert dask_hooks.to_pandas_dispatch.dispatch(cudf.DataFrame) is convert.to_pandas
+    assert dask_hooks.to_cudf_dispatch.dispatch(pd.DataFrame) is convert.to_cudf
 
 
 NESTED = {
@@ -125,7 +126,7 @@ def test_a_filled_meta_has_the_types_of_the_empty_one(played):
 
 def test_a_converted_meta_has_images_of_the_other_backend():
     metas = {name: get_backend(name).meta(TYPES) for name in ("cudf", "pandas")}
-    as_pandas = cudf_convert.to_pandas(metas["cudf"])
+    as_pandas = convert.to_pandas(metas["cudf"])
     assert list(as_pandas.columns) == list(TYPES)
     assert as_pandas["image"].dtype == metas["pandas"]["image"].dtype
     assert {n: str(as_pandas[n].dtype) for n in ("txt", "width", "json.box")} == {
@@ -134,13 +135,13 @@ def test_a_converted_meta_has_images_of_the_other_backend():
         "json.box": "object",
     }
     # Whatever columns are left of it, each is the same.
-    part = cudf_convert.to_pandas(metas["cudf"][["txt", "width"]])
+    part = convert.to_pandas(metas["cudf"][["txt", "width"]])
     assert part.dtypes.to_dict() == as_pandas[["txt", "width"]].dtypes.to_dict()
-    again = cudf_convert.to_cudf(metas["pandas"])
+    again = convert.to_cudf(metas["pandas"])
     assert again.dtypes.to_dict() == metas["cudf"].dtypes.to_dict()
-    series = cudf_dask.to_pandas_dispatch(metas["cudf"]["image"])
+    series = dask_hooks.to_pandas_dispatch(metas["cudf"]["image"])
     assert (series.dtype, series.name) == (metas["pandas"]["image"].dtype, "image")
-    assert cudf_dask.to_cudf_dispatch(series).dtype == metas["cudf"]["image"].dtype
+    assert dask_hooks.to_cudf_dispatch(series).dtype == metas["cudf"]["image"].dtype
 
 
 USERS = {
@@ -176,11 +177,11 @@ def test_a_meta_is_converted_column_by_column_with_its_index(index):
     """Dask converts the columns that a query asks for, some time one and then another."""
     empty = get_backend("pandas").meta(TYPES).assign(**USERS)
     empty.index = index
-    made = cudf_convert.to_cudf(empty)
+    made = convert.to_cudf(empty)
     assert list(made.columns) == list(empty.columns)
     for name in empty.columns:
-        alone = cudf_convert.to_cudf(empty[[name]])
-        series = cudf_convert.series_to_cudf(empty[name])
+        alone = convert.to_cudf(empty[[name]])
+        series = convert.series_to_cudf(empty[name])
         assert said(alone[name].dtype) == said(made[name].dtype) == said(series.dtype)
         assert series.name == name
     assert str(made["zone"].dtype) == "datetime64[s, Europe/Berlin]"
@@ -188,15 +189,15 @@ def test_a_meta_is_converted_column_by_column_with_its_index(index):
     assert made["bytes"].dtype == cudf.ListDtype("uint8")
     for part in (made, made[["text"]], made[[]]):
         assert type(part.index).__name__ == type(index).__name__
-        back = cudf_convert.to_pandas(part)
+        back = convert.to_pandas(part)
         assert (type(back.index), back.index.name) == (type(index), index.name)
         assert back.index.dtype == index.dtype
     told = get_backend("cudf").to_arrow(made[["zone", "date", "category"]]).schema.types
     assert told == [pa.timestamp("s", "Europe/Berlin"), pa.timestamp("s"), pa.string()]
-    dtypes = cudf_convert.to_pandas(made).dtypes
+    dtypes = convert.to_pandas(made).dtypes
     assert str(dtypes["zone"]) == "datetime64[s, Europe/Berlin]"
     assert dtypes["category"] == "category"
-    assert cudf_convert.series_to_pandas(made["text"]).dtype == "str"
+    assert convert.series_to_pandas(made["text"]).dtype == "str"
 
 
 def test_a_column_of_arrows_dtypes_becomes_the_same_with_and_without_images(played):
@@ -204,14 +205,14 @@ def test_a_column_of_arrows_dtypes_becomes_the_same_with_and_without_images(play
     table = pa.table({n: metadata()[n] for n in ("width", "npy", "json.box", "json.safe")})
     frame = pandas.frame(table, np.arange(7, 12), None)
     read = get_backend("cudf").frame(table, np.arange(7, 12), None)
-    made = cudf_convert.to_cudf(frame)
+    made = convert.to_cudf(frame)
     assert made.dtypes.to_dict() == read.dtypes.to_dict()
     assert made.to_arrow(preserve_index=False).equals(read.to_arrow(preserve_index=False))
     assert (made.index.start, made.index.stop) == (7, 12)
     for name in frame.columns:
         for series in (
-            cudf_convert.to_cudf(frame[[name]])[name],
-            cudf_convert.series_to_cudf(frame[name]),
+            convert.to_cudf(frame[[name]])[name],
+            convert.series_to_cudf(frame[name]),
         ):
             assert (series.name, series.dtype) == (name, read[name].dtype)
             assert series.to_arrow().equals(read[name].to_arrow())
@@ -232,7 +233,7 @@ def test_converted_images_are_those_of_the_pandas_backend(monkeypatch):
     columns = {"image": host.images(stand_ins), "a": host.column(np.arange(rows))}
     frame = host.frame(columns, cudf.RangeIndex(7, 7 + rows))
     others = pd.DataFrame({"a": np.arange(rows)}, index=pd.RangeIndex(7, 7 + rows))
-    monkeypatch.setattr(cudf_convert, "pixels_on_host", lambda series: pixels)
-    monkeypatch.setattr(cudf_convert, "to_pandas_dispatch_from_cudf", lambda frame: others.copy())
+    monkeypatch.setattr(convert, "pixels_on_host", lambda series: pixels)
+    monkeypatch.setattr(convert, "to_pandas_dispatch_from_cudf", lambda frame: others.copy())
     expected = pandas.frame(pa.table({}), np.arange(7, 7 + rows), pixels).assign(a=others["a"])
-    pd.testing.assert_frame_equal(cudf_convert.to_pandas(frame), expected)
+    pd.testing.assert_frame_equal(convert.to_pandas(frame), expected)

@@ -25,7 +25,7 @@ def look_around():
         "limit": cudf.get_option("spill_device_limit"),
         "undecided": spill_manager._global_manager_uninitialized,
         "sizes": sizeof.dispatch(cudf.DataFrame).__module__,
-        "loaded": "dask_image_ingest.frames.cudf" in sys.modules,
+        "loaded": "dask_image_ingest.frames.cudf.backend" in sys.modules,
         "accessor": cudf.DataFrame.images.__name__,
         "process": os.getpid(),
     }

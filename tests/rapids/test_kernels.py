@@ -3,13 +3,13 @@
 import gpu_probes
 import pytest
 
-from dask_image_ingest.frames import cudf_levels
+from dask_image_ingest.frames.cudf import pixels
 
 nvrtc = pytest.importorskip("cuda.bindings.nvrtc")
 
 
 @pytest.mark.parametrize("architecture", [b"compute_75", b"sm_90"])
-@pytest.mark.parametrize("source", [cudf_levels.SOURCE, gpu_probes.SPIN], ids=["levels", "spin"])
+@pytest.mark.parametrize("source", [pixels.SOURCE, gpu_probes.SPIN], ids=["levels", "spin"])
 def test_a_kernel_compiles(source, architecture):
     status, program = nvrtc.nvrtcCreateProgram(source.encode(), b"kernel.cu", 0, [], [])
     assert status == nvrtc.nvrtcResult.NVRTC_SUCCESS

@@ -9,7 +9,7 @@ MADE = """
 import json
 import dask_image_ingest as dii
 from dask_image_ingest.frames import get_backend
-from dask_image_ingest.frames.image_type import IMAGE
+from dask_image_ingest.frames.image_dtype import IMAGE
 import pyarrow as pa
 backend = get_backend("cudf")
 meta = backend.meta({"txt": pa.string(), "width": pa.int32(), "image": IMAGE})

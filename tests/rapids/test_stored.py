@@ -15,7 +15,7 @@ from held_types import HELD
 
 from dask_image_ingest.decode import Pixels
 from dask_image_ingest.frames import get_backend
-from dask_image_ingest.frames.image_type import IMAGE
+from dask_image_ingest.frames.image_dtype import IMAGE
 
 pytestmark = pytest.mark.usefixtures("played")
 

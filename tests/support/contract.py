@@ -19,7 +19,7 @@ from PIL import Image
 from dask_image_ingest.dataset.schema import Component, Schema
 from dask_image_ingest.decode import Decoding, Pixels
 from dask_image_ingest.decode.decoders import decoders_for
-from dask_image_ingest.frames.image_type import IMAGE
+from dask_image_ingest.frames.image_dtype import IMAGE
 
 COMPONENTS = (
     Component("txt", "txt", pa.string()),

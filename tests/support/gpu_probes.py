@@ -102,7 +102,7 @@ def copies_beside_a_backlog(path):
     """Whether a second of work on the default stream was still going on after each batch's copy."""
     import cupy
 
-    from dask_image_ingest.frames.cudf_pixels import DevicePixels
+    from dask_image_ingest.frames.cudf.pixels import DevicePixels
 
     begin, append, busy = DevicePixels.__init__, DevicePixels.append, []
 

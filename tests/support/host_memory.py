@@ -9,7 +9,7 @@ import pylibcudf as plc
 from cudf.core.column import column as cudf_column
 from cudf.utils.dtypes import cudf_dtype_from_pa_type, cudf_dtype_to_pa_type
 
-from dask_image_ingest.frames.image_type import IMAGE
+from dask_image_ingest.frames.image_dtype import IMAGE
 
 
 class Host:

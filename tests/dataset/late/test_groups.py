@@ -15,7 +15,7 @@ from photo_shards import make_photos
 from dask_image_ingest.dataset import Decode
 from dask_image_ingest.dataset.late.groups import GroupsOfReferences
 from dask_image_ingest.errors import PartitionTooLargeError
-from dask_image_ingest.frames.pandas import PandasBackend
+from dask_image_ingest.frames.pandas_backend import PandasBackend
 
 ROW = 16 * 16 * 3
 

@@ -28,7 +28,7 @@ from dask_image_ingest.errors import (
     ShardError,
     ShardNotFoundError,
 )
-from dask_image_ingest.frames.pandas import PandasBackend
+from dask_image_ingest.frames.pandas_backend import PandasBackend
 
 
 @pytest.fixture(scope="module")

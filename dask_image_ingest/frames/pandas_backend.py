@@ -1,11 +1,13 @@
-"""The CPU backend: pandas over Arrow memory."""
+"""The pandas backend: Arrow and NumPy memory on the host."""
 
 from __future__ import annotations
 
 import ctypes
+import json
 import math
 from collections import deque
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from typing import Any, Literal
 
 import numpy as np
@@ -15,22 +17,128 @@ from distributed import get_worker
 from distributed.system import MEMORY_LIMIT
 
 from dask_image_ingest.decode import Pixels, ResizedImage, decode_pool, decode_threads
-from dask_image_ingest.frames.assigned import assigned
-from dask_image_ingest.frames.backend import NewColumn
+from dask_image_ingest.frames.backend import Backend, NewColumn, workers
 from dask_image_ingest.frames.image_dtype import (
+    IMAGE,
     ImageArray,
     ImageDtype,
     image_array,
     is_image_dtype,
 )
-from dask_image_ingest.frames.image_type import IMAGE
 from dask_image_ingest.frames.nested_dtype import list_values, nested_dtype
-from dask_image_ingest.frames.pixel_memory import pixel_memory
-from dask_image_ingest.frames.reference_dtype import ReferenceDtype, is_reference_dtype
-from dask_image_ingest.frames.reference_type import REFERENCE
-from dask_image_ingest.frames.stored_frame import to_frame
+from dask_image_ingest.frames.pixel_pool import pixel_memory
+from dask_image_ingest.frames.reference_dtype import REFERENCE, ReferenceDtype, is_reference_dtype
 from dask_image_ingest.frames.type_names import is_list, is_text
-from dask_image_ingest.frames.workers import workers
+
+__all__ = ["assigned", "index_columns", "to_frame"]
+
+
+def assigned(frame: Any, columns: Mapping[Any, Any]) -> Any:
+    """``frame`` with these columns, as ``assign`` gives it, which takes only names of strings."""
+    made = frame.copy(deep=False)
+    for name, values in columns.items():
+        made[name] = values
+    return made
+
+
+def joined(arrays: Sequence[Any], backend: Backend) -> Any:
+    """Images as one array (n, height, width, channels), or as a list where their shapes differ.
+
+    Images that lie side by side in one buffer are not copied; the result keeps the buffer.
+    """
+    first = arrays[0]
+    if any(array.shape != first.shape for array in arrays):
+        return list(arrays)
+    if _side_by_side(arrays):
+        return backend.numpy.lib.stride_tricks.as_strided(
+            first, (len(arrays), *first.shape), (first.nbytes, *first.strides)
+        )
+    return backend.numpy.stack(arrays)
+
+
+def runs(arrays: Sequence[Any], backend: Backend) -> Iterator[Any]:
+    """Images as few flat arrays: one of all that lie side by side in one buffer, without a copy."""
+    start = 0
+    for end in range(1, len(arrays) + 1):
+        if end == len(arrays) or not _side_by_side(arrays[end - 1 : end + 1]):
+            flat = arrays[start].reshape(-1)
+            size = sum(array.size for array in arrays[start:end])
+            yield backend.numpy.lib.stride_tricks.as_strided(flat, (size,), flat.strides)
+            start = end
+
+
+def _side_by_side(arrays: Sequence[Any]) -> bool:
+    # Addresses alone prove nothing: two buffers may be neighbours, and one of them go.
+    buffer = _buffer(arrays[0])
+    if buffer is None or any(_buffer(array) is not buffer for array in arrays):
+        return False
+    end = _address(arrays[0])
+    for array in arrays:
+        if _address(array) != end:
+            return False
+        end += array.nbytes
+    return True
+
+
+def _buffer(array: Any) -> Any:
+    """What keeps the memory of an array and of all other views of it; None where it is its own."""
+    if hasattr(array, "__cuda_array_interface__"):
+        return array.data.mem
+    return array.base
+
+
+def _address(array: Any) -> int:
+    interface = getattr(array, "__cuda_array_interface__", None) or array.__array_interface__
+    return int(interface["data"][0])
+
+
+def to_frame(table: pa.Table, meta: pd.DataFrame) -> pd.DataFrame:
+    """A frame again, of the columns of ``meta``."""
+    told = json.loads(table.schema.metadata[b"pandas"])
+    types = {column["field_name"]: column for column in told["columns"]}
+    if told["creator"]["library"] == "cudf":  # which has fewer dtypes, by other names
+        types = {name: column | {"numpy_type": None} for name, column in types.items()}
+    columns = {
+        name: _values(table.column(name), types[name], meta[name].dtype) for name in meta.columns
+    }
+    frame = pd.DataFrame(columns, index=_index(table, told, types, meta.index))
+    return frame if len(meta.columns) else frame.set_axis(meta.columns, axis=1)
+
+
+def index_columns(schema: pa.Schema) -> list[str]:
+    """The columns of a table that are the index of its frame; none if that is a range."""
+    told = json.loads(schema.metadata[b"pandas"])["index_columns"]
+    return [name for name in told if isinstance(name, str)]
+
+
+def _index(table: pa.Table, told: Any, types: Any, meta: pd.Index) -> pd.Index:
+    (kept,) = told["index_columns"]
+    if isinstance(kept, dict):
+        return pd.RangeIndex(kept["start"], kept["stop"], kept["step"], name=meta.name)
+    return pd.Index(_values(table.column(kept), types[kept], meta.dtype), name=meta.name)
+
+
+def _values(column: pa.ChunkedArray, told: dict[str, Any], meta: Any) -> Any:
+    """A column's values, in the dtype that they had."""
+    if told["pandas_type"] == "categorical":
+        return _categories(column.to_pandas(), told["metadata"]["ordered"], meta)
+    dtype = meta
+    if told["numpy_type"] not in (None, str(meta)):
+        # A function that gave other types than it had said; those with no name stay Arrow's.
+        with suppress(TypeError, ValueError, NotImplementedError):
+            dtype = pd.api.types.pandas_dtype(told["numpy_type"])
+    if hasattr(dtype, "__from_arrow__"):
+        return dtype.__from_arrow__(column)
+    values = column.to_pandas()
+    return (values.astype(dtype) if dtype.kind in "iufb" else values).array
+
+
+def _categories(values: pd.Series, ordered: bool, meta: Any) -> Any:
+    # Parquet keeps only the categories that occur, and those of numbers as numbers.
+    made = pd.Categorical(values, ordered=None if values.dtype == "category" else ordered)
+    known = isinstance(meta, pd.CategoricalDtype) and set(made.categories) <= set(meta.categories)
+    return made.astype(meta) if known else made
+
 
 # Of a worker's memory: a partition may be copied twice by what follows, and a worker keeps several.
 _PARTITION_SHARE = 1 / 16

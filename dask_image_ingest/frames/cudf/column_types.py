@@ -1,4 +1,4 @@
-"""Arrow types as cuDF can hold them, and columns of others brought to these."""
+"""Arrow types as cuDF stores them, and conversion of frames between backends."""
 
 from __future__ import annotations
 
@@ -7,6 +7,8 @@ from collections.abc import Mapping
 import pyarrow as pa
 
 from dask_image_ingest.errors import ArgumentError
+
+__all__ = ["as_stored", "bytes_of", "holds", "stored", "stored_types", "with_bytes"]
 
 # Decimals of more digits are none in cuDF.
 _MOST_DIGITS = 38
@@ -167,6 +169,3 @@ def _byte_lists(array: pa.Array) -> pa.Array:
         offset=array.offset,
         children=[values],
     )
-
-
-__all__ = ["as_stored", "bytes_of", "holds", "stored", "stored_types", "with_bytes"]

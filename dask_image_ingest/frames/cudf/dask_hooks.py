@@ -35,8 +35,8 @@ from distributed.protocol.cuda import cuda_serialize
 
 from dask_image_ingest.decode import Pixels
 from dask_image_ingest.errors import PartitionTooLargeError
-from dask_image_ingest.frames.cudf_columns import columns_of, make_frame, with_columns_of
-from dask_image_ingest.frames.cudf_convert import (
+from dask_image_ingest.frames.cudf.columns import columns_of, is_images, make_frame, with_columns_of
+from dask_image_ingest.frames.cudf.convert import (
     images_frame,
     named,
     series_to_cudf,
@@ -44,7 +44,6 @@ from dask_image_ingest.frames.cudf_convert import (
     to_cudf,
     to_pandas,
 )
-from dask_image_ingest.frames.cudf_values import is_images
 from dask_image_ingest.frames.type_names import is_text
 
 _NESTED = {plc.TypeId.LIST, plc.TypeId.STRING, plc.TypeId.STRUCT}

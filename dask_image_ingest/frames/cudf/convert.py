@@ -17,15 +17,18 @@ from cudf.core.column import ColumnBase
 from dask_cudf.backends import to_cudf_dispatch_from_pandas, to_pandas_dispatch_from_cudf
 
 from dask_image_ingest.decode import Pixels
-from dask_image_ingest.frames.cudf_columns import (
+from dask_image_ingest.frames.backend import gpus
+from dask_image_ingest.frames.cudf.columns import (
     empty_frame,
+    is_images,
     make_frame,
+    pixels_on_host,
     with_columns_of,
 )
-from dask_image_ingest.frames.cudf_values import is_images, pixels_on_host
-from dask_image_ingest.frames.gpus import gpus
-from dask_image_ingest.frames.image_type import IMAGE
-from dask_image_ingest.frames.pandas import PandasBackend
+from dask_image_ingest.frames.image_dtype import IMAGE
+from dask_image_ingest.frames.pandas_backend import PandasBackend
+
+__all__ = ["images_frame", "named", "series_to_cudf", "series_to_pandas", "to_cudf", "to_pandas"]
 
 
 def to_pandas(frame: cudf.DataFrame, **options: Any) -> pd.DataFrame:
@@ -153,13 +156,3 @@ def _on_host(dtype: Any) -> Any:
         return pd.CategoricalDtype(ordered=dtype.ordered)
     plain = (np.dtype, pd.StringDtype, pd.DatetimeTZDtype)
     return dtype if isinstance(dtype, plain) else np.dtype(object)
-
-
-__all__ = [
-    "images_frame",
-    "named",
-    "series_to_cudf",
-    "series_to_pandas",
-    "to_cudf",
-    "to_pandas",
-]

@@ -11,33 +11,35 @@ import numpy as np
 import pyarrow as pa
 
 from dask_image_ingest.decode import Pixels
-from dask_image_ingest.frames.accessors import Kind, attach_accessors
-from dask_image_ingest.frames.backend import NewColumn
-from dask_image_ingest.frames.cudf_columns import (
-    empty_frame,
-    frame_of_new,
-    make_frame,
-    make_index,
-    with_columns_of,
+from dask_image_ingest.frames.backend import (
+    Kind,
+    NewColumn,
+    attach_accessors,
+    gpus,
+    require_gpu,
+    workers,
 )
-from dask_image_ingest.frames.cudf_dask import register
-from dask_image_ingest.frames.cudf_levels import count_levels
-from dask_image_ingest.frames.cudf_pixels import LARGEST_PARTITION, DevicePixels
-from dask_image_ingest.frames.cudf_stored import to_frame, to_table
-from dask_image_ingest.frames.cudf_types import bytes_of, holds
-from dask_image_ingest.frames.cudf_values import (
+from dask_image_ingest.frames.cudf.column_types import bytes_of, holds
+from dask_image_ingest.frames.cudf.columns import (
+    empty_frame,
     empty_table,
+    frame_of_new,
     image_arrays,
     is_bytes,
     is_images,
     is_references,
+    make_frame,
+    make_index,
+    to_frame,
+    to_table,
     typed,
+    with_columns_of,
 )
-from dask_image_ingest.frames.gpus import gpus, require_gpu
-from dask_image_ingest.frames.image_type import IMAGE
-from dask_image_ingest.frames.joined import joined
+from dask_image_ingest.frames.cudf.dask_hooks import register
+from dask_image_ingest.frames.cudf.pixels import LARGEST_PARTITION, DevicePixels, count_levels
+from dask_image_ingest.frames.image_dtype import IMAGE
 from dask_image_ingest.frames.nested_dtype import list_values
-from dask_image_ingest.frames.workers import workers
+from dask_image_ingest.frames.pandas_backend import joined
 
 # Of a GPU's memory, as dask_cudf's own readers have it.
 _PARTITION_SHARE = 1 / 32
