@@ -101,7 +101,13 @@ class Card:
             Event=lambda disable_timing: SimpleNamespace(),
             get_current_stream=lambda: self.null,
         )
-        self.cupy = SimpleNamespace(cuda=cuda, empty=self._empty, uint8=np.uint8, ndarray=Array)
+        self.cupy = SimpleNamespace(
+            cuda=cuda,
+            empty=self._empty,
+            uint8=np.uint8,
+            ndarray=Array,
+            RawKernel=lambda source, name: None,  # compiled when it is launched
+        )
 
     def images(self, arrays):
         """A batch of DALI's, which overwrites its memory when it goes."""
