@@ -8,13 +8,11 @@ from dask_image_ingest.frames.backend import (
     Backend,
     BackendName,
     NewColumn,
-    backend_of,
-    choose_backend,
-    get_backend,
     gpus,
     is_fork,
     register_accessor,
 )
+from dask_image_ingest.frames.choose import backend_of, choose_backend, get_backend
 from dask_image_ingest.frames.cudf.column_types import bytes_of
 from dask_image_ingest.frames.image_dtype import IMAGE
 from dask_image_ingest.frames.pandas_backend import (

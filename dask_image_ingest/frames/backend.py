@@ -8,11 +8,9 @@ import os
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Literal, Protocol, TypeAlias
 
-import dask
 import numpy as np
 import pyarrow as pa
 
-from dask_image_ingest.arguments import check_choice
 from dask_image_ingest.decode import PixelBuffer, Pixels
 from dask_image_ingest.errors import MissingDependencyError
 
@@ -211,57 +209,3 @@ def _forked() -> None:
 
 
 os.register_at_fork(after_in_child=_forked)
-
-
-def choose_backend(name: str | None = None) -> BackendName:
-    """The backend by argument, else dask's ``dataframe.backend`` if set, else what the machine has.
-
-    Raises
-    ------
-    ArgumentError
-        For a name that is neither ``"cudf"`` nor ``"pandas"``.
-    """
-    if name is None:
-        # dask's own default is "pandas", which can't be told from a user's choice of it.
-        name = dask.config.get("dataframe.backend", "pandas")
-        if name == "pandas" and not _chosen_pandas() and gpus():
-            name = "cudf"
-    check_choice("backend", name, ("cudf", "pandas"))
-    return name  # type: ignore[return-value]
-
-
-@functools.cache
-def get_backend(name: BackendName) -> Backend:
-    """The backend of this name, which imports its library.
-
-    Raises
-    ------
-    MissingDependencyError
-        Where the library is not installed.
-    """
-    if name == "pandas":
-        from dask_image_ingest.frames.pandas_backend import PandasBackend
-
-        return PandasBackend()
-    try:
-        from dask_image_ingest.frames.cudf.backend import CudfBackend
-    except ImportError as error:
-        raise MissingDependencyError(
-            "backend='cudf' needs cuDF and CuPy, which are not installed: pip install "
-            "'dask-image-ingest[cuda12]', or [cuda13]; on a machine with no GPU pass "
-            "backend='pandas'"
-        ) from error
-    return CudfBackend()
-
-
-def backend_of(frame: Any) -> Backend:
-    """The backend that a pandas or cuDF object belongs to."""
-    library = type(frame).__module__.partition(".")[0]
-    return get_backend("cudf" if library == "cudf" else "pandas")
-
-
-def _chosen_pandas() -> bool:
-    return any(
-        layer.get("dataframe", {}).get("backend") == "pandas"
-        for layer in (*dask.config.collect_yaml(dask.config.paths), dask.config.collect_env())
-    )

@@ -15,14 +15,12 @@ from dask_image_ingest.tar.content import (
 )
 from dask_image_ingest.tar.extensions import IMAGE_EXTENSIONS, INTEGERS, TEXTS
 from dask_image_ingest.tar.garbage_collection import gc_paused
-from dask_image_ingest.tar.grouping import Sample, Span, group
+from dask_image_ingest.tar.grouping import Sample, Span
 from dask_image_ingest.tar.head import index_head
-from dask_image_ingest.tar.header import BLOCK
 from dask_image_ingest.tar.index import TarIndex, index_tar
-from dask_image_ingest.tar.members import Damage, Member, read_plain_header
+from dask_image_ingest.tar.members import Damage
 
 __all__ = [
-    "BLOCK",
     "HEAD",
     "IMAGE_EXTENSIONS",
     "INTEGERS",
@@ -30,17 +28,14 @@ __all__ = [
     "MAX_MEMBER_BYTES",
     "TEXTS",
     "Damage",
-    "Member",
     "Sample",
     "Span",
     "TarIndex",
     "duplicate_error",
     "gc_paused",
-    "group",
     "index_head",
     "index_tar",
     "open_member",
     "read_member",
-    "read_plain_header",
     "too_large_error",
 ]

@@ -23,7 +23,7 @@ from dask_image_ingest.tar.header import (
     sparse_map,
 )
 
-__all__ = ["Damage", "Member", "Walk", "plain_name", "read_plain_header"]
+__all__ = ["Damage", "Member", "Walk", "plain_name"]
 
 # Name, offset and size. Plain tuples, since there are millions.
 Member = tuple[str, int, int]
@@ -207,17 +207,6 @@ def plain_name(header: bytes) -> str:
     if header[345]:
         name = header[345:500].partition(b"\0")[0] + b"/" + name
     return str(name, "utf-8", "backslashreplace")
-
-
-def read_plain_header(header: bytes) -> tuple[str, int] | None:
-    """Name and size of the regular file that a header describes by itself; None if it doesn't."""
-    if len(header) < BLOCK or header[156] not in (_REGULAR, _REGULAR_V7):
-        return None
-    try:
-        size = int(header[124:136].rstrip(b" \0"), 8)
-    except ValueError:
-        return None
-    return (plain_name(header), size) if checksum_holds(header) else None
 
 
 def _names_folder(header: bytes) -> bool:
