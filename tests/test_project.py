@@ -133,6 +133,12 @@ def _anchors(page: Path) -> set[str]:
     return {re.sub(r"[^\w -]", "", heading).lower().replace(" ", "-") for heading in headings}
 
 
+@pytest.mark.parametrize("page", [page for page in PAGES if page != "CHANGELOG.md"])
+def test_files_that_a_page_names_exist(page):
+    named = re.findall(r"`([\w/]+\.py)`", (ROOT / page).read_text())
+    assert [n for n in named if not (ROOT / n).exists() and not (PACKAGE / n).exists()] == []
+
+
 def test_console_script_is_the_command_line():
     from dask_image_ingest.cli import main
 
