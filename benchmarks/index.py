@@ -26,8 +26,8 @@ import pyarrow as pa
 from PIL import Image
 
 import dask_image_ingest as dii
-from dask_image_ingest.export.sidecar import table_bytes
-from dask_image_ingest.index import index_place, shard_table
+from dask_image_ingest.index.find import index_place
+from dask_image_ingest.index.table import parquet_bytes, shard_table
 from dask_image_ingest.storage import find_shards
 from dask_image_ingest.tar import index_tar
 
@@ -121,7 +121,7 @@ def make_indexes(folder: Path, shards: int, samples: int) -> None:
         ((key, facts),) = made.schema.metadata.items()
         facts = json.loads(facts) | {"size": shard.size, "version": shard.version}
         made = made.replace_schema_metadata({key: json.dumps(facts)})
-        Path(index_place(shard.url, None)).write_bytes(table_bytes(made))
+        Path(index_place(shard.url, None)).write_bytes(parquet_bytes(made))
     (folder / "whole").touch()
 
 

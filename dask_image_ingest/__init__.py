@@ -2,6 +2,7 @@
 
 import dask_image_ingest.accessor  # noqa: F401  registers .images
 from dask_image_ingest import curate
+from dask_image_ingest.checkpoint import checkpoint
 from dask_image_ingest.cluster import (
     dask_setup,  # noqa: F401  what dask calls with --preload dask_image_ingest
     dask_teardown,  # noqa: F401
@@ -28,8 +29,9 @@ from dask_image_ingest.errors import (
     ShardError,
     ShardNotFoundError,
 )
-from dask_image_ingest.export import Encode, checkpoint, to_webdataset, write_index
+from dask_image_ingest.export import Encode, to_webdataset
 from dask_image_ingest.image_frame import ImageDataFrame
+from dask_image_ingest.index import write_index
 from dask_image_ingest.view import gallery
 
 __version__ = "0.1.0"

@@ -29,6 +29,8 @@ os.environ["GCSFS_EXPERIMENTAL_ZB_HNS_SUPPORT"] = "false"
 
 pytest.register_assert_rewrite("contract", "kills")
 
+pytest_plugins = ["output_folders"]
+
 
 def pytest_addoption(parser):
     parser.addoption(

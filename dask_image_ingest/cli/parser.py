@@ -7,8 +7,8 @@ import json
 from typing import Any
 
 from dask_image_ingest.cli.curation import duplicates, quality
+from dask_image_ingest.cli.export import add_export
 from dask_image_ingest.cli.verbs import check, describe, gallery, head, index
-from dask_image_ingest.export import add_export
 
 __all__ = ["make_parser"]
 

@@ -15,7 +15,7 @@ from dask.diagnostics import ProgressBar
 
 from dask_image_ingest.cli.status import BAD_DATA, FINE
 from dask_image_ingest.dataset import read_webdataset_images
-from dask_image_ingest.export import write_index
+from dask_image_ingest.index import write_index
 from dask_image_ingest.passwords import without_passwords
 from dask_image_ingest.progress import compute_all, run
 from dask_image_ingest.report import (

@@ -11,29 +11,44 @@ from dataclasses import replace
 from functools import partial
 from typing import Any
 
+import pandas as pd
+
 from dask_image_ingest.errors import ArgumentError, ExportError
-from dask_image_ingest.export.commit import (
+from dask_image_ingest.export.fingerprint import frame_fingerprint
+from dask_image_ingest.export.lineage import shards_read
+from dask_image_ingest.export.manifest import (
     FORMAT,
-    Earlier,
+    PreviousExport,
     describe_plan,
-    find_earlier,
+    find_previous,
     refuse_foreign,
     refuse_sources,
+    result_frame,
 )
-from dask_image_ingest.export.exported import Exported
-from dask_image_ingest.export.frame_token import frame_token
-from dask_image_ingest.export.job import LEFT_OUT, MANIFEST, PLAN, Job, Options, staged_name
-from dask_image_ingest.export.kept import is_kept
-from dask_image_ingest.export.keys import assigns_keys
-from dask_image_ingest.export.local_place import LocalPlace
-from dask_image_ingest.export.lock import RUN, begin_run, hold, refuse_other_run
-from dask_image_ingest.export.place import STAGING, Place
-from dask_image_ingest.export.prepare import Prepared, prepare
-from dask_image_ingest.export.shard import compare_shard, write_shard
-from dask_image_ingest.export.sidecar import table_bytes
-from dask_image_ingest.export.sources import shards_read
-from dask_image_ingest.export.stage import Staged, metadata_columns, stage
+from dask_image_ingest.export.options import (
+    LEFT_OUT,
+    MANIFEST,
+    PLAN,
+    ExportContext,
+    Options,
+    staged_name,
+)
+from dask_image_ingest.export.plan.planner import Prepared, prepare
+from dask_image_ingest.export.plan.rejected_rows import assigns_keys
+from dask_image_ingest.export.plan.staging import StagedRows, metadata_columns, stage_frame
+from dask_image_ingest.export.transcode.transcode import is_transcoded
+from dask_image_ingest.export.write.shard import compare_shard, write_shard
+from dask_image_ingest.index import parquet_bytes
 from dask_image_ingest.progress import run
+from dask_image_ingest.storage import (
+    RUN,
+    STAGING,
+    LocalStore,
+    OutputStore,
+    acquire,
+    begin_run,
+    refuse_other_run,
+)
 
 __all__ = ["export"]
 
@@ -44,31 +59,31 @@ _LEFT_OUT = f"{STAGING}/left_out.parquet"
 
 def export(
     frame: Any,
-    place: Place,
+    output: OutputStore,
     options: Options,
     *,
     resume: bool,
     overwrite: bool,
     source_options: dict[str, Any] | None,
     show: bool,
-) -> Exported:
+) -> pd.DataFrame:
     """Write a frame's samples to a place as shards, whole or not at all."""
     if resume and overwrite:
         raise ArgumentError(
             "resume=True goes on with what is there and overwrite=True removes it: choose one"
         )
-    job = Job(place, options, source_options)
-    is_new = isinstance(place, LocalPlace) and not os.path.exists(place.url)
+    context = ExportContext(output, options, source_options)
+    is_new = isinstance(output, LocalStore) and not os.path.exists(output.url)
     try:
-        with hold(place, take_over=resume or overwrite) as check_lock:
-            earlier = find_earlier(place)
+        with acquire(output, steal=resume or overwrite) as check_lock:
+            previous = find_previous(output)
             if not resume and not overwrite:
-                earlier.refuse()
-            return _Run(frame, job, earlier, check_lock, resume, show).run()
+                previous.refuse()
+            return _Run(frame, context, previous, check_lock, resume, show).run()
     finally:
         if is_new:
             with suppress(OSError):  # something is in it
-                os.rmdir(place.url)
+                os.rmdir(output.url)
 
 
 class _Run:
@@ -77,37 +92,37 @@ class _Run:
     def __init__(
         self,
         frame: Any,
-        job: Job,
-        earlier: Earlier,
+        context: ExportContext,
+        previous: PreviousExport,
         check_lock: Callable[[], None],
         resume: bool,
         show: bool,
     ) -> None:
         self.frame = frame
-        self.job = job
-        self.place = job.place
-        self.earlier = earlier
+        self.context = context
+        self.output = context.output
+        self.previous = previous
         self.check_lock = check_lock
         self.resume = resume
         self.show = show
         self.columns = metadata_columns(frame)
-        pixels = [name for made in job.options.members.pixels for name in made.needs]
+        pixels = [name for made in context.options.members.pixels for name in made.needs]
         told = [name for name in [*self.columns, *pixels] if name in frame.columns]
-        self.token = frame_token(frame, told, job.source_options)
+        self.token = frame_fingerprint(frame, told, context.source_options)
 
-    def run(self) -> Exported:
+    def run(self) -> pd.DataFrame:
         """Plan what is not planned, write what is not written."""
         if self._is_finished():
-            self.place.remove_staging()
-            return self._exported(self.earlier.manifest or {})
+            self.output.remove_staging()
+            return result_frame(self.output, self.previous.manifest or {})
         facts = self._facts_of_earlier() or self._plan()
         numbers = range(facts["shards"])
-        job = replace(self.job, planned=facts["planned"], run=self._begin_run())
+        context = replace(self.context, planned=facts["planned"], run=self._begin_run())
         if facts["check_columns"]:
-            run(partial(compare_shard, job=job), numbers, self.show)
+            run(partial(compare_shard, context=context), numbers, self.show)
         self._put_left_out(facts["left_out"])
-        shards = run(partial(write_shard, job=job), numbers, self.show)
-        refuse_other_run(self.place, job.run)
+        shards = run(partial(write_shard, context=context), numbers, self.show)
+        refuse_other_run(self.output, context.run)
         self.check_lock()
         manifest = {
             "format": FORMAT,
@@ -116,51 +131,53 @@ class _Run:
             **facts["told"],
             "shards": shards,
         }
-        self._sign()
-        self.place.put(MANIFEST, json.dumps(manifest, indent=1).encode())
-        self.place.settle()
-        self.place.remove_staging()
-        return self._exported(manifest)
+        self._record_fingerprint()
+        self.output.put(MANIFEST, json.dumps(manifest, indent=1).encode())
+        self.output.fsync()
+        self.output.remove_staging()
+        return result_frame(self.output, manifest)
 
     def _is_finished(self) -> bool:
         """Whether the earlier export was of this frame, with these options, and is complete."""
-        plan = self.earlier.plan
+        plan = self.previous.plan
         if plan is None or not self._is_same(plan["frame"]):
             return False
-        return self.earlier.is_finished()
+        return self.previous.is_finished()
 
     def _is_same(self, frame: str | None) -> bool:
         """Whether an export of a frame with this token, planned as the earlier one, goes on."""
-        options = (self.earlier.plan or {}).get("options")
+        options = (self.previous.plan or {}).get("options")
         known = self.token is not None and frame == self.token
-        return self.resume and known and options == self.job.options.described()
+        return self.resume and known and options == self.context.options.described()
 
     def _facts_of_earlier(self) -> dict[str, Any] | None:
         """What a run that was killed while it wrote shards knew; None if there is no such thing."""
-        if self.earlier.plan is None:
+        if self.previous.plan is None:
             if self.resume:
-                self.place.remove(name for name in self._staged() if not is_kept(name))
+                self.output.remove(name for name in self._staged() if not is_transcoded(name))
             else:
-                self.place.remove_staging()
+                self.output.remove_staging()
             return None
-        staged = self.place.sizes(STAGING)
-        self.place.remove(f"{STAGING}/{name}" for name in staged if name.endswith(".tmp"))
-        facts = json.loads(self.place.read(_FACTS) or b"{}")
-        same = self._is_same(facts.get("frame")) and facts["plan"] == self.earlier.plan["plan"]
+        staged = self.output.sizes(STAGING)
+        self.output.remove(f"{STAGING}/{name}" for name in staged if name.endswith(".tmp"))
+        facts = json.loads(self.output.read(_FACTS) or b"{}")
+        same = self._is_same(facts.get("frame")) and facts["plan"] == self.previous.plan["plan"]
         return facts if same else None
 
     def _plan(self) -> dict[str, Any]:
         """Find out what is to be written, and begin."""
         read = shards_read(self.frame)
-        refuse_sources(self.place, self.earlier.files, read)
+        refuse_sources(self.output, self.previous.files, read)
         before = self._staged()
-        job = replace(self.job, pointers=staged_name("pointers"), planned=staged_name("planned"))
+        context = replace(
+            self.context, pointers=staged_name("pointers"), planned=staged_name("planned")
+        )
         refused = False
         try:
-            staged = stage(self.frame, job, self.columns, self.show)
-            prepared = prepare(staged, job, assigns_keys(self.frame), self.show)
+            staged = stage_frame(self.frame, context, self.columns, self.show)
+            prepared = prepare(staged, context, assigns_keys(self.frame), self.show)
             if not self.resume:
-                self.earlier.refuse_loss(prepared.plan, prepared.reasons.summary())
+                self.previous.refuse_loss(prepared.plan, prepared.rejected.summary())
             refused = True
             described = self._accepted(staged, prepared, read)
         except BaseException as error:
@@ -168,47 +185,47 @@ class _Run:
             # Nothing of this attempt stays but pictures, if it broke off while it made them.
             refused = refused or isinstance(error, ArgumentError)
             made = set(self._staged()) - set(before)
-            self.place.remove(name for name in made if refused or not is_kept(name))
+            self.output.remove(name for name in made if refused or not is_transcoded(name))
             if not self._staged():
-                self.place.remove_staging()
+                self.output.remove_staging()
             raise
-        going_on = self.resume and self.earlier.plan is not None
+        going_on = self.resume and self.previous.plan is not None
         # From here on tasks of an earlier run write nothing, or they would what is removed now.
         self._begin_run()
         if going_on:
-            self.earlier.keep_what_is_there()
+            self.previous.keep_what_is_there()
         else:
-            self.earlier.remove()
-            self.place.remove(name for name in before if not is_kept(name) and name != RUN)
+            self.previous.remove()
+            self.output.remove(name for name in before if not is_transcoded(name) and name != RUN)
             self._begin(described)
         plan = prepared.plan
-        left_out = prepared.reasons.table()
+        left_out = prepared.rejected.table()
         if len(left_out):
-            self.place.put(_LEFT_OUT, table_bytes(left_out))
+            self.output.put(_LEFT_OUT, parquet_bytes(left_out))
         facts = {
             "frame": self.token,
             "plan": described["plan"],
-            "planned": job.planned,
+            "planned": context.planned,
             "check_columns": going_on,
             "left_out": len(left_out),
             "shards": plan.shards,
             "told": {
-                "left_out": prepared.reasons.summary(),
+                "left_out": prepared.rejected.summary(),
                 "damaged": {s.url: s.damage for s in plan.sources if s.damage},
                 "interleaved": sum(source.interleaved for source in plan.sources),
                 "sources": [source.url for source in plan.sources],
             },
         }
-        self.place.put(_FACTS, json.dumps(facts).encode())
+        self.output.put(_FACTS, json.dumps(facts).encode())
         return facts
 
-    def _accepted(self, staged: Staged, prepared: Prepared, read: set[str]) -> dict[str, Any]:
+    def _accepted(self, staged: StagedRows, prepared: Prepared, read: set[str]) -> dict[str, Any]:
         """A plan in words, if it may be carried out here."""
-        plan, options = prepared.plan, self.job.options
+        plan, options = prepared.plan, self.context.options
         columns = [] if staged.schema is None else [f"{f.name}: {f.type}" for f in staged.schema]
         described = describe_plan(plan, options, self.token, columns)
         if self.resume:
-            self.earlier.refuse_other_plan(described)
+            self.previous.refuse_other_plan(described)
         files = [name for number in range(plan.shards) for name in options.files_of(number)]
         twice = [name for name, count in Counter(files).items() if count > 1]
         if twice:
@@ -216,39 +233,35 @@ class _Run:
                 f"{options.template!r} gives {plan.shards:,} shards the same names, {twice[0]!r} "
                 "among them: number them in full, as 'out/{shard:06d}.tar' does"
             )
-        refuse_foreign(self.place, [*files, LEFT_OUT], self.earlier)
+        refuse_foreign(self.output, [*files, LEFT_OUT], self.previous)
         # Of what was computed before, only rows tell what it reads: those that are left out too.
         of_rows = staged.rows.column("url").combine_chunks().dictionary.to_pylist()
-        refuse_sources(self.place, [*files, *self.earlier.files], read.union(of_rows))
+        refuse_sources(self.output, [*files, *self.previous.files], read.union(of_rows))
         return described
 
     def _begin(self, described: dict[str, Any]) -> None:
-        if not self.place.create(PLAN, json.dumps(described, indent=1).encode()):
-            raise ExportError(f"another export began in {self.place.url} just now")
+        if not self.output.create(PLAN, json.dumps(described, indent=1).encode()):
+            raise ExportError(f"another export began in {self.output.url} just now")
 
     def _begin_run(self) -> str:
         self.check_lock()
-        run = begin_run(self.place)
+        run = begin_run(self.output)
         self.check_lock()
         return run
 
     def _put_left_out(self, count: int) -> None:
         """Write the table of the rows that are left out, or remove that of a run before."""
-        table = self.place.read(_LEFT_OUT) if count else None
+        table = self.output.read(_LEFT_OUT) if count else None
         if table is None:
-            self.place.remove([LEFT_OUT])
+            self.output.remove([LEFT_OUT])
         else:
-            self.place.put(LEFT_OUT, table)
+            self.output.put(LEFT_OUT, table)
 
-    def _sign(self) -> None:
+    def _record_fingerprint(self) -> None:
         """Let the plan say whose values the shards have, once all have been written or compared."""
-        plan = json.loads(self.place.read(PLAN) or b"{}")
+        plan = json.loads(self.output.read(PLAN) or b"{}")
         if plan["frame"] != self.token:
-            self.place.put(PLAN, json.dumps(plan | {"frame": self.token}, indent=1).encode())
+            self.output.put(PLAN, json.dumps(plan | {"frame": self.token}, indent=1).encode())
 
     def _staged(self) -> list[str]:
-        return [f"{STAGING}/{name}" for name in self.place.sizes(STAGING)]
-
-    def _exported(self, manifest: dict[str, Any]) -> Exported:
-        told = ("shards", "left_out", "damaged", "interleaved", "sources")
-        return Exported(self.place, **{name: manifest[name] for name in told})
+        return [f"{STAGING}/{name}" for name in self.output.sizes(STAGING)]

@@ -7,15 +7,14 @@ its small members. An index that is stale or broken is not used.
 from dask_image_ingest.index.find import (
     IndexFile,
     find_indexes,
-    index_place,
     parse_index,
-    refuse_unindexed,
 )
 from dask_image_ingest.index.known_bytes import KnownBytes
-from dask_image_ingest.index.read import open_stored, unknown_version
+from dask_image_ingest.index.read import open_stored
 from dask_image_ingest.index.stored import FIELDS, StoredIndex, UnusableIndexError
-from dask_image_ingest.index.table import shard_table
+from dask_image_ingest.index.table import parquet_bytes
 from dask_image_ingest.index.wds2idx import wds2idx_text
+from dask_image_ingest.index.write_index import write_index
 
 __all__ = [
     "FIELDS",
@@ -24,11 +23,9 @@ __all__ = [
     "StoredIndex",
     "UnusableIndexError",
     "find_indexes",
-    "index_place",
     "open_stored",
+    "parquet_bytes",
     "parse_index",
-    "refuse_unindexed",
-    "shard_table",
-    "unknown_version",
     "wds2idx_text",
+    "write_index",
 ]

@@ -9,6 +9,7 @@ from dataclasses import asdict
 from typing import Any
 
 import pyarrow as pa
+from pyarrow import parquet
 
 from dask_image_ingest.decode import Stored, measure
 from dask_image_ingest.index.stored import FIELDS, KEY, METADATA, SPAN_FIELDS, ShardFacts
@@ -26,7 +27,7 @@ from dask_image_ingest.tar import (
     read_member,
 )
 
-__all__ = ["shard_table"]
+__all__ = ["parquet_bytes", "shard_table"]
 
 _IMAGES = frozenset(IMAGE_EXTENSIONS.split(";"))
 _CONTENTS = TEXTS | INTEGERS
@@ -149,3 +150,10 @@ def _contents(members: Members, content: LazyBytes, index: TarIndex) -> Iterator
     announce(content, (span for span in spans if span[0] not in index.sparse))
     for span in small:
         yield None if span is None else bytes(read_member(content, index, span))
+
+
+def parquet_bytes(table: pa.Table) -> bytes:
+    """A table as a parquet file; the same table gives the same bytes."""
+    sink = pa.BufferOutputStream()
+    parquet.write_table(table, sink, compression="zstd", row_group_size=len(table) or None)
+    return sink.getvalue().to_pybytes()

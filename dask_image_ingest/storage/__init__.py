@@ -11,10 +11,20 @@ from dask_image_ingest.storage.announce import (
     is_fetched,
     read_ahead,
 )
-from dask_image_ingest.storage.fsspec_compat import FileSystem, file_system, keeps_copies
+from dask_image_ingest.storage.fsspec_compat import keeps_copies
 from dask_image_ingest.storage.lazy_bytes import LazyBytes
 from dask_image_ingest.storage.listing import common_root, find_shards
 from dask_image_ingest.storage.open import open_late, open_shard
+from dask_image_ingest.storage.output.local_store import LocalStore
+from dask_image_ingest.storage.output.lock import LOCK, RUN, acquire, begin_run, refuse_other_run
+from dask_image_ingest.storage.output.open import open_output
+from dask_image_ingest.storage.output.store import (
+    CHECKPOINT_ADVICE,
+    EXPORT_ADVICE,
+    INDEX_ADVICE,
+    STAGING,
+    OutputStore,
+)
 from dask_image_ingest.storage.patterns import INDEX_SUFFIX, FileKind, has_random_access
 from dask_image_ingest.storage.pipe import is_pipe, with_permission
 from dask_image_ingest.storage.remote_listing import Listings
@@ -34,18 +44,26 @@ from dask_image_ingest.storage.sidecar_files import (
 )
 
 __all__ = [
+    "CHECKPOINT_ADVICE",
+    "EXPORT_ADVICE",
+    "INDEX_ADVICE",
     "INDEX_SUFFIX",
+    "LOCK",
+    "RUN",
+    "STAGING",
     "FileKind",
-    "FileSystem",
     "LazyBytes",
     "Listings",
+    "LocalStore",
+    "OutputStore",
     "Shard",
+    "acquire",
     "announce",
     "announce_walk",
     "as_listed",
+    "begin_run",
     "beginning",
     "common_root",
-    "file_system",
     "find_beside",
     "find_shards",
     "folder_names",
@@ -60,7 +78,9 @@ __all__ = [
     "local_path",
     "names_in",
     "open_late",
+    "open_output",
     "open_shard",
     "read_ahead",
+    "refuse_other_run",
     "with_permission",
 ]

@@ -14,8 +14,9 @@ from witnesses import by_webdataset, contents, shards_in
 
 import dask_image_ingest as dii
 from dask_image_ingest.errors import ArgumentError, ExportError, MissingDependencyError
-from dask_image_ingest.export import baseline, local_place
-from dask_image_ingest.export.baseline import BaselineError, to_baseline
+from dask_image_ingest.export.transcode import libjpeg_turbo
+from dask_image_ingest.export.transcode.libjpeg_turbo import BaselineError, to_baseline
+from dask_image_ingest.storage.output import local_store
 
 BASELINE, SCAN = 0xC0, 0xDA
 
@@ -118,7 +119,7 @@ def test_a_stopped_export_goes_on_to_the_same_bytes_and_another_way_is_refused(
     frame = table_of(tmp_path, not_baseline())
     options = {"jpeg": "baseline", "samples_per_shard": 3}
     dii.to_webdataset(frame, tmp_path / "whole" / "{shard}.tar", **options)
-    commit = local_place.LocalPlace.commit
+    commit = local_store.LocalStore.commit
 
     def stopping(self, file, name, *args):
         if name == "2.tar":
@@ -126,12 +127,12 @@ def test_a_stopped_export_goes_on_to_the_same_bytes_and_another_way_is_refused(
         commit(self, file, name, *args)
 
     with monkeypatch.context() as patched:
-        patched.setattr(local_place.LocalPlace, "commit", stopping)
+        patched.setattr(local_store.LocalStore, "commit", stopping)
         with pytest.raises(KeyboardInterrupt):
             dii.to_webdataset(frame, tmp_path / "out" / "{shard}.tar", **options)
     with pytest.raises(ExportError, match="jpeg was 'baseline' and is 'keep' now"):
         dii.to_webdataset(frame, tmp_path / "out" / "{shard}.tar", samples_per_shard=3, resume=True)
-    monkeypatch.setattr("dask_image_ingest.export.pictures.to_baseline", None)  # all is there
+    monkeypatch.setattr("dask_image_ingest.export.transcode.transcode.to_baseline", None)
     dii.to_webdataset(frame, tmp_path / "out" / "{shard}.tar", resume=True, **options)
     for name in ("0.tar", "1.tar", "2.tar", "3.tar"):
         assert contents(tmp_path / "out")[name] == contents(tmp_path / "whole")[name]
@@ -155,13 +156,13 @@ def test_compressed_shards_too(tmp_path):
 
 
 def test_without_the_library_it_is_said_what_to_install(tmp_path, monkeypatch):
-    monkeypatch.setattr(baseline, "_candidates", lambda: iter(["libnone.so"]))
-    baseline.require_turbojpeg.cache_clear()
+    monkeypatch.setattr(libjpeg_turbo, "_candidates", lambda: iter(["libnone.so"]))
+    libjpeg_turbo.require_turbojpeg.cache_clear()
     try:
         with pytest.raises(MissingDependencyError, match=r"dask-image-ingest\[jpeg\]"):
             exported(table_of(tmp_path, not_baseline()), tmp_path)
     finally:
-        baseline.require_turbojpeg.cache_clear()
+        libjpeg_turbo.require_turbojpeg.cache_clear()
 
 
 def test_damaged_jpegs_are_refused_or_keep_their_coefficients(tmp_path, rng):

@@ -19,7 +19,9 @@ from witnesses import contents, shards_in
 
 import dask_image_ingest as dii
 from dask_image_ingest.errors import ArgumentError, ExportError
-from dask_image_ingest.export import local_place, run, shard
+from dask_image_ingest.export import run
+from dask_image_ingest.export.write import shard
+from dask_image_ingest.storage.output import local_store
 
 
 @pytest.fixture
@@ -51,7 +53,7 @@ def stop_at(monkeypatch):
 
     def stop(number):
         commits = []
-        commit = local_place.LocalPlace.commit
+        commit = local_store.LocalStore.commit
 
         def committing(self, file, name, *args):
             if name.endswith(".tar"):
@@ -60,7 +62,7 @@ def stop_at(monkeypatch):
                     raise Stopped
             commit(self, file, name, *args)
 
-        monkeypatch.setattr(local_place.LocalPlace, "commit", committing)
+        monkeypatch.setattr(local_store.LocalStore, "commit", committing)
 
     return stop
 
@@ -91,7 +93,7 @@ def test_a_second_export_to_a_place_is_refused(table, out):
 
 def test_a_finished_export_is_found_finished(table, out, monkeypatch):
     told = export(table, out)
-    monkeypatch.setattr(run, "stage", None)
+    monkeypatch.setattr(run, "stage_frame", None)
     again = export(table, out, resume=True)
     pd.testing.assert_frame_equal(told, again)
     assert told.attrs == again.attrs
@@ -116,7 +118,7 @@ def test_a_stopped_export_goes_on_where_it_stopped(
     written = []
     write = shard.copy_members
     monkeypatch.setattr(shard, "copy_members", lambda *args: written.append(args) or write(*args))
-    monkeypatch.setattr(run, "stage", None)  # the plan is there already
+    monkeypatch.setattr(run, "stage_frame", None)  # the plan is there already
     export(table, out, resume=True)
     assert len(written) == 5 - (number - 1)
     assert contents(out) == expected
@@ -287,8 +289,8 @@ def test_the_second_of_two_writers_is_refused(table, out, monkeypatch):
         assert go_on.wait(60)
         return stage(*args, **kwargs)
 
-    stage = run.stage
-    monkeypatch.setattr(run, "stage", waiting)
+    stage = run.stage_frame
+    monkeypatch.setattr(run, "stage_frame", waiting)
     first = threading.Thread(target=export, args=(table, out))
     first.start()
     assert begun.wait(60)
@@ -307,11 +309,11 @@ def test_the_second_of_two_writers_is_refused(table, out, monkeypatch):
 
 def test_a_task_that_outlived_its_export_changes_nothing_of_a_later_one(table, out, monkeypatch):
     # The same samples with other scores: the same plan.
-    jobs, copying, going_on = [], threading.Event(), threading.Event()
+    contexts, copying, going_on = [], threading.Event(), threading.Event()
     write_shard, copy_members = run.write_shard, shard.copy_members
 
-    def killed(number, job):
-        jobs.append(job)
+    def killed(number, context):
+        contexts.append(context)
         raise Stopped
 
     def slow(*args):
@@ -321,9 +323,9 @@ def test_a_task_that_outlived_its_export_changes_nothing_of_a_later_one(table, o
 
     told = []
 
-    def outlive(job):
+    def outlive(context):
         try:
-            write_shard(0, job)
+            write_shard(0, context)
         except ExportError as error:
             told.append(str(error))
 
@@ -332,7 +334,7 @@ def test_a_task_that_outlived_its_export_changes_nothing_of_a_later_one(table, o
         export(table.assign(score=1), out)
     monkeypatch.setattr(run, "write_shard", write_shard)
     monkeypatch.setattr(shard, "copy_members", slow)
-    task = threading.Thread(target=outlive, args=(jobs[0],))
+    task = threading.Thread(target=outlive, args=(contexts[0],))
     task.start()
     assert copying.wait(60)
     monkeypatch.setattr(shard, "copy_members", copy_members)

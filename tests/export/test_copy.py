@@ -14,8 +14,8 @@ from witnesses import by_webdataset, shards_in
 
 import dask_image_ingest as dii
 from dask_image_ingest.errors import ShardError
-from dask_image_ingest.export import copy, output
-from dask_image_ingest.export.output import Output
+from dask_image_ingest.export.write import copy
+from dask_image_ingest.export.write.copy import TarWriter
 
 # Members of random bytes, whatever their extension: as columns they have no text.
 pytestmark = pytest.mark.filterwarnings("ignore:.*became null")
@@ -42,13 +42,13 @@ def many(tmp_path):
 def test_a_shuffle_over_many_shards_keeps_few_files_open(many, tmp_path, monkeypatch):
     rows, samples = many
     opened = []
-    write = Output.write
+    write = TarWriter.write
 
     def counting(self, member, content):
         opened.append(len(os.listdir("/proc/self/fd")))
         write(self, member, content)
 
-    monkeypatch.setattr(Output, "write", counting)
+    monkeypatch.setattr(TarWriter, "write", counting)
     before = len(os.listdir("/proc/self/fd"))
     dii.to_webdataset(rows, tmp_path / "out" / "{shard}.tar", shuffle=1)
     assert dict(by_webdataset(shards_in(tmp_path / "out"))) == samples
@@ -103,10 +103,8 @@ def test_a_shard_is_not_in_memory_while_it_is_written(tmp_path):
 @pytest.mark.rounds(4, nightly=60)
 def test_members_of_any_size_in_any_order_with_anything_between(seed, rng, tmp_path, monkeypatch):
     """Few bytes at once, so that runs, pieces and blocks end in all places."""
-    at_once = rng.choice([1, 700, 5000])
-    monkeypatch.setattr(copy, "AT_ONCE", at_once)
-    monkeypatch.setattr(output, "AT_ONCE", rng.choice([1, 700, 5000, 1 << 18]))
-    monkeypatch.setattr(output, "_BEHIND", rng.choice([1, 5000, 4 << 20]))
+    monkeypatch.setattr(copy, "AT_ONCE", rng.choice([1, 700, 5000]))
+    monkeypatch.setattr(copy, "_BEHIND", rng.choice([1, 5000, 4 << 20]))
     monkeypatch.setattr(copy, "_GAP", rng.choice([0, 512, 2000]))
     monkeypatch.setattr(copy, "_LARGE", rng.choice([6000, 20_000]))
     sizes = [0, 0, 0, 1, 511, 512, 513, 3000, 6001, 30_000]

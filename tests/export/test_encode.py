@@ -18,7 +18,7 @@ from witnesses import by_webdataset, contents, shards_in
 import dask_image_ingest as dii
 from dask_image_ingest import Encode
 from dask_image_ingest.errors import ArgumentError, ExportError
-from dask_image_ingest.export import pictures
+from dask_image_ingest.export.transcode import transcode
 
 RESTART_INTERVAL = 0xDD
 
@@ -163,7 +163,7 @@ def test_the_bytes_do_not_depend_on_partitions_order_or_memory(
     frame = table.compute().sample(frac=1, random_state=3)
     exported(frame, tmp_path / "b", encode, sidecar=None)
     assert written(tmp_path / "b") == expected
-    monkeypatch.setattr("dask_image_ingest.export.pictures._PIXELS", 1)
+    monkeypatch.setattr("dask_image_ingest.export.transcode.transcode._PIXELS", 1)
     exported(table.repartition(npartitions=1), tmp_path / "c", encode, sidecar=None)
     assert (tmp_path / "c" / "000.tar").read_bytes() == (tmp_path / "a" / "000.tar").read_bytes()
 
@@ -240,7 +240,7 @@ def test_jpeg_takes_two_words_and_an_encode(jpeg, table, tmp_path):
 def encoded(monkeypatch):
     """The pictures that are encoded, one after the other; the run breaks off where it is told."""
     seen = []
-    real = pictures._encoded
+    real = transcode._encoded
 
     def counting(array, how):
         if len(seen) == counting.until:
@@ -249,7 +249,7 @@ def encoded(monkeypatch):
         return real(array, how)
 
     counting.until = None
-    monkeypatch.setattr(pictures, "_encoded", counting)
+    monkeypatch.setattr(transcode, "_encoded", counting)
     return counting, seen
 
 

@@ -8,7 +8,7 @@ from tars import tar
 
 import dask_image_ingest as dii
 from dask_image_ingest.export import run
-from dask_image_ingest.export.local_place import LocalPlace
+from dask_image_ingest.storage.output.local_store import LocalStore
 
 
 @pytest.fixture
@@ -35,7 +35,7 @@ class Stopped(Exception):
 
 
 def test_it_is_there_after_a_run_that_stopped_before_it(rows, tmp_path, monkeypatch):
-    put = LocalPlace.put
+    put = LocalStore.put
 
     def putting(self, name, content):
         if name == "_left_out.parquet":
@@ -43,7 +43,7 @@ def test_it_is_there_after_a_run_that_stopped_before_it(rows, tmp_path, monkeypa
         put(self, name, content)
 
     with monkeypatch.context() as context:
-        context.setattr(LocalPlace, "put", putting)
+        context.setattr(LocalStore, "put", putting)
         with pytest.raises(Stopped):
             export(repeated(rows, 2), tmp_path)
     assert export(repeated(rows, 2), tmp_path, resume=True) == ["a", "b"]

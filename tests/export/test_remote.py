@@ -17,7 +17,9 @@ from witnesses import by_webdataset, contents
 
 import dask_image_ingest as dii
 from dask_image_ingest.errors import ArgumentError, ExportError
-from dask_image_ingest.export import remote_place, run, shard
+from dask_image_ingest.export import run
+from dask_image_ingest.export.write import shard
+from dask_image_ingest.storage.output import remote_store
 
 pytestmark = pytest.mark.slow
 
@@ -144,8 +146,8 @@ def test_the_second_of_two_writers_is_refused(table, remote, patient, monkeypatc
         assert go_on.wait(60)
         return stage(*args, **kwargs)
 
-    stage = run.stage
-    monkeypatch.setattr(run, "stage", waiting)
+    stage = run.stage_frame
+    monkeypatch.setattr(run, "stage_frame", waiting)
     first = threading.Thread(target=export, args=(table, remote))
     first.start()
     assert begun.wait(60)
@@ -179,7 +181,7 @@ def test_what_a_killed_writer_leaves_is_taken_over(table, remote, quick):
     assert files(remote) == expected
 
 
-@pytest.mark.parametrize("step", ["stage", "prepare", "run", "refuse_other_run"])
+@pytest.mark.parametrize("step", ["stage_frame", "prepare", "run", "refuse_other_run"])
 @pytest.mark.parametrize("taken_over", ["resume", "overwrite"])
 def test_a_run_that_slept_while_another_took_over_changes_nothing(
     step, taken_over, table, remote, quick, monkeypatch
@@ -188,7 +190,7 @@ def test_a_run_that_slept_while_another_took_over_changes_nothing(
     first = partial(export, table.assign(score=1), remote, samples_per_shard=3, overwrite=True)
     sleeper = Sleeper(monkeypatch, run, step, first)
     try:
-        planned = step in ("stage", "prepare")
+        planned = step in ("stage_frame", "prepare")
         frame = table.assign(score=2 if planned and taken_over == "resume" else 1)
         per_shard = 5 if planned else 3
         export(frame, remote, samples_per_shard=per_shard, **{taken_over: True})
@@ -207,7 +209,7 @@ def test_a_run_that_wakes_while_another_plans_takes_nothing_from_it(
     error, table, remote, quick, monkeypatch
 ):
     prepare = run.prepare
-    sleeper = Sleeper(monkeypatch, run, "stage", partial(export, table, remote))
+    sleeper = Sleeper(monkeypatch, run, "stage_frame", partial(export, table, remote))
 
     def waking(*args, **kwargs):
         if threading.current_thread() is not sleeper.thread:
@@ -227,7 +229,7 @@ def test_a_file_system_without_whole_uploads_gets_files_by_renaming(table, remot
     export(table, remote)
     expected = files(remote)
     remote[2].rm(remote[0], recursive=True)
-    monkeypatch.setattr(remote_place, "_WHOLE_UPLOADS", frozenset())
+    monkeypatch.setattr(remote_store, "_WHOLE_UPLOADS", frozenset())
     fs = remote[2]
     put_file = fs.put_file
     targets = []
@@ -255,7 +257,7 @@ def test_a_record_whose_answer_was_lost_is_its_writers_own(s3_server):
     """The store has it, and refuses the second try: that is no other writer."""
     empty_bucket(s3_server, "lost")
     with faulty_server(upstream=s3_server) as proxy:
-        place = remote_place.RemotePlace("s3://lost/out", s3_options(proxy.url))
+        place = remote_store.RemoteStore("s3://lost/out", s3_options(proxy.url))
         assert place.read("_lock") is None
         # Before it is written, its writer looks whether there is one: by two requests.
         with mock.patch.object(

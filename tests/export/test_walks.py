@@ -18,7 +18,8 @@ from witnesses import shards_in
 import dask_image_ingest as dii
 from dask_image_ingest.dataset import opened, take_walked
 from dask_image_ingest.errors import ShardError
-from dask_image_ingest.export import locate, run
+from dask_image_ingest.export import run
+from dask_image_ingest.export.plan import locate
 
 
 @pytest.fixture
@@ -126,7 +127,7 @@ def test_a_source_that_is_replaced_after_its_walk_is_an_error(tmp_path, monkeypa
     source = tmp_path / "in.tar"
     source.write_bytes(tar({f"{n}.jpg": random.randbytes(900) for n in range(6)}))
     frame = dii.read_webdataset_images(source, backend="pandas")
-    stage = run.stage
+    stage = run.stage_frame
 
     def replacing(*args):
         staged = stage(*args)
@@ -134,7 +135,7 @@ def test_a_source_that_is_replaced_after_its_walk_is_an_error(tmp_path, monkeypa
         os.utime(source, (1, 1))
         return staged
 
-    monkeypatch.setattr(run, "stage", replacing)
+    monkeypatch.setattr(run, "stage_frame", replacing)
     with pytest.raises(ShardError, match="has changed since its samples were read"):
         export(frame, tmp_path / "out")
     assert not shards_in(tmp_path / "out")

@@ -16,7 +16,7 @@ from tars import tar
 
 import dask_image_ingest as dii
 from dask_image_ingest.errors import ExportError
-from dask_image_ingest.export.local_place import LocalPlace
+from dask_image_ingest.storage.output.local_store import LocalStore
 
 
 @pytest.fixture
@@ -109,7 +109,7 @@ def test_a_write_that_fails_leaves_nothing(shards, tmp_path, monkeypatch):
         file.flush()
         raise dii.ExportError("the disk is full")
 
-    monkeypatch.setattr(LocalPlace, "commit", full)
+    monkeypatch.setattr(LocalStore, "commit", full)
     with pytest.raises(dii.ExportError):
         dii.write_index(shards)
     assert sorted(os.listdir(tmp_path)) == sorted(map(os.path.basename, shards))
@@ -187,7 +187,7 @@ def test_a_read_with_an_index_is_another_task_than_one_without(shards):
     ],
 )
 def test_errors_of_writing_say_what_to_do_about_an_index(code, said, shards, monkeypatch):
-    commit = LocalPlace.commit
+    commit = LocalStore.commit
 
     def failing(self, *args):
         with monkeypatch.context() as patch:
@@ -197,7 +197,7 @@ def test_errors_of_writing_say_what_to_do_about_an_index(code, said, shards, mon
     def refuse(*args):
         raise OSError(code, os.strerror(code))
 
-    monkeypatch.setattr(LocalPlace, "commit", failing)
+    monkeypatch.setattr(LocalStore, "commit", failing)
     with pytest.raises(ExportError, match=said) as raised:
         dii.write_index(shards)
     assert "to_webdataset" not in str(raised.value)

@@ -18,11 +18,11 @@ import sys
 from typing import Any
 
 import numpy as np
-from killed_exports import Place, dying_at, in_a_child
+from killed_exports import OutputStore, dying_at, in_a_child
 from s3 import s3_options
 
 import dask_image_ingest as dii
-from dask_image_ingest.export import lock
+from dask_image_ingest.storage.output import lock
 
 FACTOR = 2.0
 
@@ -71,14 +71,14 @@ def at_moments(folder: str, out: str, seed: int, number: int, endpoint: str | No
         checkpoint(folder, out, endpoint)
 
     assert in_a_child(lambda: dying_at(0, whole, remote, count))
-    expected = Place(out, endpoint).contents()
+    expected = OutputStore(out, endpoint).contents()
     moments = list(range(1, count.value + 1))
     for moment in sorted(random.Random(seed).sample(moments, min(number, len(moments)))):
-        Place(out, endpoint).clear()
+        OutputStore(out, endpoint).clear()
         ended = in_a_child(lambda: dying_at(moment, whole, remote))  # noqa: B023
-        found = Place(out, endpoint).contents()
+        found = OutputStore(out, endpoint).contents()
         resumed = in_a_child(lambda: whole(resume=True))
-        there = Place(out, endpoint).contents()
+        there = OutputStore(out, endpoint).contents()
         told = {
             "moment": moment,
             "of": len(moments),
@@ -89,7 +89,7 @@ def at_moments(folder: str, out: str, seed: int, number: int, endpoint: str | No
             "same": there == expected,
         }
         print(json.dumps(told), flush=True)
-    Place(out, endpoint).clear()
+    OutputStore(out, endpoint).clear()
 
 
 def run(folder: str, out: str, calls: str, where: str = "here") -> None:

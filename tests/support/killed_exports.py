@@ -27,7 +27,7 @@ from distributed import Client, LocalCluster
 from s3 import s3_options
 
 import dask_image_ingest as dii
-from dask_image_ingest.export import lock
+from dask_image_ingest.storage.output import lock
 
 # What an export calls to change what is on a disk, or on a server.
 LOCAL = ("pwritev", "replace", "link", "unlink", "fsync", "truncate", "rmdir", "mkdir")
@@ -92,7 +92,7 @@ def dying_at(moment: int, function: Callable[[], None], remote: bool, made: Any 
     function()
 
 
-class Place:
+class OutputStore:
     """Where exports go, as an onlooker sees it."""
 
     def __init__(self, out: str, endpoint: str | None) -> None:
@@ -131,12 +131,12 @@ def at_moments(folder: str, out: str, seed: int, number: int, endpoint: str | No
             export(folder, out, endpoint, shuffle=shuffle, resume=resume)
 
         assert in_a_child(lambda: dying_at(0, whole, remote, count))  # noqa: B023
-        expected = Place(out, endpoint).contents()
+        expected = OutputStore(out, endpoint).contents()
         moments = list(range(1, count.value + 1))
         for moment in sorted(random.Random(seed).sample(moments, number)) if number else moments:
-            Place(out, endpoint).clear()
+            OutputStore(out, endpoint).clear()
             ended = in_a_child(lambda: dying_at(moment, whole, remote))  # noqa: B023
-            found = Place(out, endpoint).contents()
+            found = OutputStore(out, endpoint).contents()
             resumed = in_a_child(lambda: whole(resume=True))
             told = {
                 "shuffle": shuffle,
@@ -146,10 +146,10 @@ def at_moments(folder: str, out: str, seed: int, number: int, endpoint: str | No
                 "partial": partial_files(found, expected),
                 "finished": sum("/done-" in name for name in found),
                 "resumed": resumed,
-                "same": Place(out, endpoint).contents() == expected,
+                "same": OutputStore(out, endpoint).contents() == expected,
             }
             print(json.dumps(told), flush=True)
-        Place(out, endpoint).clear()
+        OutputStore(out, endpoint).clear()
 
 
 def on_a_cluster(folder: str, out: str) -> None:

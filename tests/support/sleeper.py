@@ -8,7 +8,7 @@ from typing import Any
 
 import dask
 
-from dask_image_ingest.export import lock
+from dask_image_ingest.storage.output import lock
 
 
 class Sleeper:

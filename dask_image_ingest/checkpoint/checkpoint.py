@@ -1,0 +1,108 @@
+"""``checkpoint``: what a frame computes, kept."""
+
+from __future__ import annotations
+
+import os
+from typing import Any
+
+import dask.dataframe as dd
+
+from dask_image_ingest.arguments import check_flag, check_storage_options
+from dask_image_ingest.checkpoint.fingerprint import read_work
+from dask_image_ingest.checkpoint.runner import store
+from dask_image_ingest.checkpoint.scan import ReadStored
+from dask_image_ingest.dask_internals import FrameBase, new_collection
+from dask_image_ingest.errors import ArgumentError
+from dask_image_ingest.image_frame import ImageDataFrame
+from dask_image_ingest.storage import CHECKPOINT_ADVICE, open_output
+
+__all__ = ["checkpoint"]
+
+
+def checkpoint(
+    frame: dd.DataFrame,
+    path: str | os.PathLike[str],
+    *,
+    version: str | None = None,
+    overwrite: bool = False,
+    progress: bool = False,
+    storage_options: dict[str, Any] | None = None,
+) -> ImageDataFrame:
+    """Compute a frame once, keep each partition's result in a file, and read it back ever after.
+
+    Computes at once what is not stored yet, and gives a lazy frame that reads what is. Called
+    again, after a crash or a month later, it computes only what is missing: partitions that a
+    killed run did not come to, and those of shards that were added or have changed.
+
+    Parameters
+    ----------
+    frame
+        A dask dataframe of :func:`read_webdataset_images`, or of `checkpoint`, after whatever works
+        row by row or partition by partition: filters, new columns, ``.images.map_batches``,
+        ``map_partitions``, :func:`decode_images`.
+    path
+        A folder, or a URL of a file system that fsspec writes to. One folder for one query.
+    version
+        What stands for your functions. By default their code does: who edits one gets an error that
+        says so. With a version they may be edited, and results stay until the version is another.
+    overwrite
+        Whether to remove what is there and to compute all anew.
+    progress
+        Whether to show a bar on standard error.
+    storage_options
+        For the file system that is written to.
+
+    Returns
+    -------
+    dask.dataframe.DataFrame
+        The same rows, columns, types and index. Only the columns that are asked for are read, and
+        ``len`` reads nothing. The partitions are those that were stored first, also where the frame
+        has others by now, since ``partition_size="auto"`` follows the memory of the machine.
+
+    Raises
+    ------
+    ArgumentError
+        If a partition of the frame is not made of one part of one shard, as after a merge, a
+        shuffle or ``persist``: checkpoint the frame before that step.
+    FunctionError
+        If a function has no token that is the same in every process: pass ``version``.
+    ExportError
+        If the folder has results of another query, cannot be written, or if somebody else writes
+        there now.
+    ShardError
+        If a shard can't be read, or changes while it is.
+
+    Notes
+    -----
+    A partition is known by its shard (URL, size and time or ETag), by which part of it this is, by
+    the options of the read, and by the functions. A file appears under its name when it is
+    complete. Partitions of shards that the read no longer has are removed.
+
+    Examples
+    --------
+    >>> ddf = read_webdataset_images("train-{000..003}.tar", size=64)
+    >>> mean = ddf.images.map_batches(lambda x: x.mean((1, 2, 3)), outputs={"mean": "float32"})
+    >>> stored = checkpoint(mean, "means", version="1")
+    >>> len(stored), stored["mean"].count().compute().item()
+    (52, 51)
+    """
+    if not isinstance(frame, FrameBase) or frame.ndim != 2:
+        raise ArgumentError(
+            f"checkpoint takes a dask dataframe, not {type(frame).__name__}: one column is "
+            "ddf[['column']], and a pandas frame is computed already"
+        )
+    columns = list(frame.columns)
+    if not all(isinstance(name, str) for name in columns) or len(set(columns)) < len(columns):
+        raise ArgumentError(f"the frame has columns that are no names, or not unique: {columns}")
+    if version is not None and (not isinstance(version, str) or not version):
+        raise ArgumentError(f"version={version!r}: pass a string, such as '1'")
+    check_flag("overwrite", overwrite)
+    check_flag("progress", progress)
+    check_storage_options(storage_options)
+    folder = os.fspath(path) if isinstance(path, os.PathLike) else path
+    if not isinstance(folder, str) or not folder:
+        raise ArgumentError(f"{path!r} is no path")
+    output = open_output(folder, CHECKPOINT_ADVICE, storage_options)
+    work = read_work(frame.expr, version)
+    stored = store(work, output, frame._meta, overwrite=overwrite, show=progress)
+    return new_collection(ReadStored(stored))

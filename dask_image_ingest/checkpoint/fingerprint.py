@@ -1,0 +1,189 @@
+"""What a frame computes, partition by partition: what its results are known by.
+
+A frame's query is told in steps, each with a digest of what it does and of the steps before it,
+and without the shards. So a partition is known by the last step, by its shard, and by which part of
+that it is; what other partitions there are does not matter. That is so only where each partition
+comes out of one part of one shard, and nothing else: any other query is refused.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from typing import Any
+
+from dask_image_ingest import dask_internals as dx
+from dask_image_ingest.checkpoint.lineage import shards_of, splits_of, with_splits
+from dask_image_ingest.checkpoint.partition_files import VersionedSplit, digest_of
+from dask_image_ingest.checkpoint.scan import ReadStored
+from dask_image_ingest.dask_internals import convert_legacy_graph, new_collection
+from dask_image_ingest.dataset import ReadWebDataset
+from dask_image_ingest.decode import Decoding
+from dask_image_ingest.errors import ArgumentError, FunctionError
+from dask_image_ingest.export import operation_name
+from dask_image_ingest.functions import lasting_token
+from dask_image_ingest.storage import Shard
+
+__all__ = ["Step", "Work", "read_work"]
+
+# Operands that don't change results: who may read, and what dask calls the tasks.
+_BESIDE = {"storage_options", "token"}
+_EMPTY_FRAMES = {"meta", "parent_meta"}
+
+
+@dataclass(frozen=True)
+class Step:
+    """One operation of a query: what users know it by, and a digest of all that it does."""
+
+    name: str
+    digest: str
+
+
+@dataclass(frozen=True)
+class Work:
+    """What a frame computes.
+
+    Attributes
+    ----------
+    expr
+        The frame's query.
+    steps
+        Its operations, in order.
+    splits
+        What each partition is made of.
+    shards
+        All that the read knows, those of no partition included.
+    version
+        What stands for the user's functions, None where their code does.
+    """
+
+    expr: Any
+    steps: tuple[Step, ...]
+    splits: tuple[VersionedSplit, ...]
+    shards: tuple[Shard, ...]
+    version: str | None
+
+    @functools.cached_property
+    def digest(self) -> str:
+        """Stands for all that is done to each partition."""
+        return digest_of(self.steps[-1].digest, repr(self.version))
+
+    @property
+    def has_divisions(self) -> bool:
+        """Whether the labels at which partitions begin are known, so that they have to stay."""
+        return bool(self.expr.known_divisions)
+
+    def tasks_of(self, splits: list[VersionedSplit]) -> tuple[dict[Any, Any], list[Any]]:
+        """A graph that makes these partitions, whatever the frame's own are, and their keys."""
+        if self.has_divisions:
+            numbers = {split: number for number, split in enumerate(self.splits)}
+            frame = new_collection(self.expr).partitions[[numbers[split] for split in splits]]
+        else:
+            frame = new_collection(with_splits(self.expr, splits))
+        if splits_of(frame.optimize(fuse=False).expr) != splits:
+            raise ArgumentError(
+                "checkpoint: dask brings rows of several partitions together for this frame, so "
+                "that its results cannot be told by their shards"
+            )
+        optimized = frame.optimize()
+        return convert_legacy_graph(optimized.__dask_graph__()), optimized.__dask_keys__()
+
+
+def read_work(expr: Any, version: str | None) -> Work:
+    """Find out what a query computes, without computing any of it.
+
+    Parameters
+    ----------
+    expr
+        The query of a frame.
+    version
+        What stands for the user's functions, None where their code does.
+
+    Raises
+    ------
+    ArgumentError
+        If a partition of it is not made of one part of one shard.
+    FunctionError
+        If it has functions that no digest can stand for.
+    """
+    steps: dict[str, Step] = {}
+    splits = splits_of(expr)
+    _describe(expr, version, steps)
+    read = next(node for node in expr.walk() if isinstance(node, (ReadWebDataset, ReadStored)))
+    work = Work(expr, tuple(steps.values()), tuple(splits), shards_of(read), version)
+    files = (file for shard in work.shards for file in filter(None, (shard, shard.sidecar)))
+    unknown = next((file for file in files if not file.version), None)
+    if unknown and version is None and isinstance(read, ReadWebDataset):
+        raise ArgumentError(
+            f"checkpoint: {unknown.url} has neither an ETag nor a time, so that nobody would see "
+            "that it has changed. If it never does, pass version='1'; to compute all anew, "
+            "another version"
+        )
+    return work
+
+
+def _describe(expr: Any, version: str | None, steps: dict[str, Step]) -> str:
+    """Add the steps of a query in their order; give the digest of the last one."""
+    if isinstance(expr, dx.Partitions):
+        return _describe(expr.frame, version, steps)
+    if expr._name in steps:
+        return steps[expr._name].digest
+    if isinstance(expr, ReadWebDataset):
+        told = list(_read_operands(expr, version))
+    elif isinstance(expr, ReadStored):
+        told = [",".join(expr.columns)]
+    else:
+        told = [
+            _describe(value, version, steps)
+            if isinstance(value, dx.Expr)
+            else _operand(expr, name, value, version)
+            for name, value in _operands(expr)
+        ]
+    name = operation_name(expr)
+    steps[expr._name] = Step(name, digest_of(type(expr).__qualname__, *told))
+    return steps[expr._name].digest
+
+
+def _operands(expr: Any) -> Iterator[tuple[str, Any]]:
+    parameters = expr._parameters
+    names = [*parameters, *map(str, range(len(expr.operands) - len(parameters)))]
+    for name, value in zip(names, expr.operands, strict=True):
+        if name not in _BESIDE:
+            yield name, value
+
+
+def _operand(expr: Any, name: str, value: Any, version: str | None) -> str:
+    if name in _EMPTY_FRAMES:
+        # Its dtypes are those of a backend.
+        value = list(map(str, getattr(value, "columns", ()))) or str(getattr(value, "name", ""))
+    return f"{name}={_token(expr, _of_any_device(value), version)}"
+
+
+def _read_operands(expr: ReadWebDataset, version: str | None) -> Iterator[str]:
+    query, schema = expr.query, expr.dataset.schema
+    told = (
+        query.columns,
+        query.filters,
+        query.options.errors,
+        query.options.image_extensions,
+        [(c.column, c.extension, str(c.type), c.path) for c in schema.components],
+        [(c.column, c.name, str(c.type)) for c in schema.sidecar],
+        _of_any_device(query.options.decoding),
+    )
+    return (_token(expr, value, version) for value in told)
+
+
+def _of_any_device(value: Any) -> Any:
+    """The same decoding, wherever it is done: a machine without a GPU reads what one with has."""
+    return replace(value, device="cpu") if isinstance(value, Decoding) else value
+
+
+def _token(expr: Any, value: Any, version: str | None) -> str:
+    try:
+        return lasting_token(value, functions=version is None)
+    except FunctionError as error:
+        raise FunctionError(
+            f"checkpoint: {operation_name(expr)} uses what no digest can stand for: {error}. Pass "
+            "version='1' to vouch for the functions yourself, and another one when they change"
+        ) from error

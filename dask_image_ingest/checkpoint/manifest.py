@@ -1,0 +1,134 @@
+"""The two files beside the partitions: what is done to them, written first, and what is there.
+
+A folder belongs to one work. Results of other functions, or of other options, may have taken days:
+they are never removed, nor mixed with new ones, unless a user says so.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from contextlib import suppress
+from dataclasses import dataclass
+from typing import Any, TypedDict
+
+from dask_image_ingest.checkpoint.fingerprint import Work
+from dask_image_ingest.errors import ExportError
+from dask_image_ingest.storage import OutputStore
+
+__all__ = ["PARTS", "WORK", "Part", "Record", "find_record"]
+
+#: What is done to each partition; and how many rows and bytes each has, when all are there.
+WORK, PARTS = "_checkpoint.json", "_parts.json"
+
+_FORMAT = 1
+
+
+class Part(TypedDict):
+    """What is known of a partition's file."""
+
+    rows: int
+    bytes: int
+
+
+@dataclass(frozen=True)
+class Record:
+    """What a checkpoint's folder says of itself."""
+
+    output: OutputStore
+    work: Mapping[str, Any] | None
+    parts: Mapping[str, Part]
+
+    def is_of(self, work: Work) -> bool:
+        """Whether this is the work that the folder belongs to."""
+        return self.work is not None and self.work["work"] == work.digest
+
+    def refuse_other(self, work: Work) -> None:
+        """Say how a work differs from that which the folder belongs to, if it does."""
+        if self.work is not None and not self.is_of(work):
+            raise ExportError(
+                f"{self.output.url} has the results of other work: {_difference(self.work, work)}. "
+                "overwrite=True removes them; or choose another folder"
+            )
+
+    def begin(self, work: Work) -> None:
+        """Let the folder belong to a work."""
+        described = {
+            "format": _FORMAT,
+            "work": work.digest,
+            "version": work.version,
+            "steps": [[step.name, step.digest] for step in work.steps],
+        }
+        if not self.output.create(WORK, json.dumps(described, indent=1).encode()):
+            raise ExportError(f"another checkpoint began in {self.output.url} just now")
+
+    def finish(self, parts: Mapping[str, Part]) -> None:
+        """Say what is there."""
+        self.output.put(PARTS, json.dumps({"format": _FORMAT, "parts": parts}, indent=0).encode())
+        self.output.fsync()
+
+
+def find_record(output: OutputStore) -> Record:
+    """Look at what a folder says of itself.
+
+    Raises
+    ------
+    ExportError
+        If that is of a later release, or of nobody.
+    """
+    work = _parsed(output, WORK)
+    if work is not None and not _is_work(work):
+        raise ExportError(
+            f"{output.locate(WORK)} is not what this release writes there, or is damaged: choose "
+            "another folder, or move it away; what is beside it is then taken for nobody's, and "
+            "is computed again"
+        )
+    parts = (_parsed(output, PARTS) or {}).get("parts")
+    if parts is not None and not _are_parts(parts):
+        parts = None
+    return Record(output, work, parts or {})
+
+
+def _parsed(output: OutputStore, name: str) -> dict[str, Any] | None:
+    """What a file says; nothing if it is damaged, None if it is not there."""
+    content = output.read(name)
+    if content is None:
+        return None
+    with suppress(ValueError):
+        parsed = json.loads(content)
+        if isinstance(parsed, dict):
+            return parsed
+    return {}
+
+
+def _is_work(told: Mapping[str, Any]) -> bool:
+    steps = told.get("steps")
+    return (
+        told.get("format") == _FORMAT
+        and isinstance(told.get("work"), str)
+        and "version" in told
+        and isinstance(steps, list)
+        and all(isinstance(step, list) and len(step) == 2 for step in steps)
+    )
+
+
+def _are_parts(told: Any) -> bool:
+    """Whether a file says what it should of each partition; else the partitions are looked at."""
+    return isinstance(told, dict) and all(
+        isinstance(part, dict)
+        and isinstance(part.get("rows"), int)
+        and isinstance(part.get("bytes"), int)
+        for part in told.values()
+    )
+
+
+def _difference(old: Mapping[str, Any], new: Work) -> str:
+    if old["version"] != new.version:
+        return f"version= was {old['version']!r} and is {new.version!r} now"
+    before = [tuple(step) for step in old["steps"]]
+    now = [(step.name, step.digest) for step in new.steps]
+    names = [[name for name, _ in steps] for steps in (before, now)]
+    if names[0] != names[1]:
+        return f"its steps were {', '.join(names[0])} and are {', '.join(names[1])} now"
+    # Those that come after it have changed with it.
+    return f"{next(name for name, digest in now if (name, digest) not in before)} has changed"

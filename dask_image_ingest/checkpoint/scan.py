@@ -1,0 +1,147 @@
+"""A checkpoint as a lazy frame: a task reads one file, and of it what is asked for."""
+
+from __future__ import annotations
+
+import functools
+from dataclasses import dataclass, field
+from typing import Any, ClassVar
+
+import pyarrow as pa
+from dask.base import tokenize
+from pyarrow import parquet
+
+from dask_image_ingest import dask_internals as dx
+from dask_image_ingest.dask_internals import BlockwiseIO, Task
+from dask_image_ingest.dataset import KeepsResults, RowSource, is_settled, row_sources
+from dask_image_ingest.errors import ExportError
+from dask_image_ingest.frames import backend_of, index_columns
+from dask_image_ingest.storage import OutputStore, Shard
+
+__all__ = ["ReadStored", "Stored", "read_part"]
+
+
+@dataclass(frozen=True, eq=False)
+class Stored:
+    """What is stored of a frame.
+
+    Attributes
+    ----------
+    output
+        Where its files are.
+    parts
+        The file of each partition, None where its shard could not be read.
+    rows
+        How many rows each has.
+    meta
+        An empty frame of the same columns, types and index.
+    divisions
+        The labels at which partitions begin, as dask has them.
+    made_of
+        The query whose results are stored.
+    """
+
+    output: OutputStore
+    parts: tuple[str | None, ...]
+    rows: tuple[int, ...]
+    meta: Any
+    divisions: tuple[Any, ...]
+    made_of: Any
+    token: str = field(init=False)
+
+    def __post_init__(self) -> None:
+        names = list(map(str, self.meta.columns))
+        token = tokenize(self.output.url, self.parts, names, backend_of(self.meta).name)
+        object.__setattr__(self, "token", token)
+
+    def __dask_tokenize__(self) -> str:
+        return self.token
+
+    def __str__(self) -> str:
+        return f"{len(self.parts)} partitions in {self.output.url}"
+
+    __repr__ = __str__
+
+    def source(self, number: int) -> Shard:
+        """What a partition is known by where a checkpoint is made of this one."""
+        name = self.parts[number]
+        # The name is a digest of all that decides what is in the file.
+        return Shard(f"{self.output.url}#{number}" if name is None else name, 0, name or "skipped")
+
+
+class ReadStored(dx.PartitionsFiltered, BlockwiseIO, KeepsResults):
+    """Reads what is stored; takes up projections and lengths from the query around it."""
+
+    _parameters: ClassVar = ["stored", "columns", "_partitions"]
+    _defaults: ClassVar = {"columns": None, "_partitions": None}
+    _absorb_projections = True
+
+    stored: Stored
+
+    @functools.cached_property
+    def _name(self) -> str:
+        return f"read-checkpoint-{self.deterministic_token}"
+
+    @property
+    def made_of(self) -> Any:
+        """The query whose results are stored."""
+        return self.stored.made_of
+
+    @property
+    def columns(self) -> list[str]:
+        """The columns that are read."""
+        columns = self.operand("columns")
+        return list(self.stored.meta.columns) if columns is None else list(columns)
+
+    @functools.cached_property
+    def _meta(self) -> Any:
+        return self.stored.meta[self.columns]
+
+    def _divisions(self) -> tuple[Any, ...]:
+        return self.stored.divisions
+
+    @functools.cached_property
+    def row_sources(self) -> tuple[RowSource, ...] | None:
+        """The part of a shard that each partition is made of."""
+        sources = row_sources(self.stored.made_of)
+        return None if sources is None else tuple(sources[n] for n in self._partitions)
+
+    def _filtered_task(self, name: Any, index: int) -> Task:
+        output, part = self.stored.output, self.stored.parts[index]
+        return Task(name, read_part, output, part, self._meta, _data_producer=True)
+
+    def _simplify_up(self, parent: dx.Expr, dependents: Any) -> dx.Expr | None:
+        if is_settled(self, dependents):
+            return None
+        if isinstance(parent, dx.Len):
+            return dx.Literal(sum(self.stored.rows[number] for number in self._partitions))
+        if isinstance(parent, dx.Index) and self.columns:
+            # The index needs no column.
+            return dx.Index(self.substitute_parameters({"columns": []}))
+        return super()._simplify_up(parent, dependents)
+
+    def __str__(self) -> str:
+        return f"ReadStored({self.stored}, columns={self.columns})"
+
+
+def read_part(output: OutputStore, part: str | None, meta: Any) -> Any:
+    """Read one partition, or the columns of it that an empty frame has.
+
+    Raises
+    ------
+    ExportError
+        If its file is gone or damaged.
+    """
+    if part is None:
+        return meta
+    backend = backend_of(meta)
+    try:
+        with output.open(part) as source, parquet.ParquetFile(source) as file:
+            wanted = [*meta.columns, *index_columns(file.schema_arrow)]
+            # Parquet takes the name of a column for a prefix too: "json" of "json.score".
+            table = file.read(wanted).select(wanted)
+    except (OSError, KeyError, pa.ArrowException) as error:
+        raise ExportError(
+            f"{output.locate(part)} cannot be read any more: {error}. If it is gone or damaged, "
+            "remove it, and let checkpoint() make it again"
+        ) from error
+    return backend.from_storage(table, meta)

@@ -1,0 +1,218 @@
+"""``dask-image-ingest export``: shards in, filters, shards out."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import re
+import sys
+import warnings
+from collections.abc import Container, Sequence
+from functools import partial
+from typing import Any
+
+import pandas as pd
+from dask.utils import format_bytes
+
+from dask_image_ingest.cli.where import json_fields_of, parse_where
+from dask_image_ingest.dataset import read_webdataset_images
+from dask_image_ingest.decode import printable
+from dask_image_ingest.errors import ArgumentError, ShardError, ShardNotFoundError
+from dask_image_ingest.export import Encode, to_webdataset
+from dask_image_ingest.progress import run
+from dask_image_ingest.storage import find_shards, open_shard
+from dask_image_ingest.tar import index_tar
+
+__all__ = ["add_export", "export_command"]
+
+_NO_PIXELS = ["image", "error"]
+
+
+def add_export(verbs: Any, parents: Sequence[argparse.ArgumentParser]) -> None:
+    """Add the verb to the command line."""
+    told = "write the samples that a condition keeps as new shards, with the bytes as they are"
+    parser = verbs.add_parser("export", parents=parents, help=told, description=told)
+    add = parser.add_argument
+    add(
+        "-o",
+        dest="output",
+        required=True,
+        metavar="TEMPLATE",
+        help="the names of the new shards: 'out/{shard:06d}.tar', a path or a URL",
+    )
+    add(
+        "--where",
+        metavar="CONDITION",
+        help='rows to keep: "width >= 512 and json.similarity > 0.3"',
+    )
+    add(
+        "--json-field",
+        action="append",
+        default=[],
+        metavar="NAME=TYPE",
+        help="a field of the json member as a typed column: similarity=float32. Fields in --where "
+        "are float64, string or bool, as what they are compared with, or int64 where they are to "
+        "equal large numbers, unless named here",
+    )
+    add("--samples-per-shard", type=int, metavar="N", help="(default 10,000)")
+    add("--bytes-per-shard", metavar="SIZE", help="'1GB': a shard's size at most, headers and all")
+    add("--shuffle", type=int, metavar="SEED", help="a random order over all shards")
+    add("--members", metavar="jpg,txt", help="only these members (default: all)")
+    add("--no-sidecar", action="store_true", help="no parquet files beside the shards")
+    add("--index", action="store_true", help=".idx files beside the shards, for DALI's reader")
+    add(
+        "--jpeg",
+        default="keep",
+        metavar="HOW",
+        help="keep (default), baseline (progressive JPEG becomes baseline without loss), or "
+        "encode:quality=92,size=512,resize=shorter,subsampling=420,restart_rows=1, each if wanted",
+    )
+    add(
+        "--drop-bad-images",
+        action="store_true",
+        help="decode every image, and leave out those that are bad",
+    )
+    add("--strict", action="store_true", help="write nothing if a row would be left out")
+    add("--resume", action="store_true", help="go on where a killed export stopped")
+    add("--overwrite", action="store_true", help="remove what an earlier export wrote there first")
+    parser.set_defaults(verb=export_command)
+
+
+def export_command(args: argparse.Namespace) -> int:
+    """Export, and tell what was written and what was left out."""
+    filters = parse_where(args.where) if args.where else None
+    named = dict(map(_json_field, args.json_field))
+    json_fields = json_fields_of(filters or (), named) | named
+    frame = read_webdataset_images(
+        args.paths,
+        filters=filters and [list(conjunction) for conjunction in filters],
+        json_fields=json_fields or None,
+        backend="pandas",
+        shard_errors="skip",
+        sidecar=args.read_sidecar,
+        storage_options=args.storage_options,
+    )
+    if not args.drop_bad_images:
+        frame = frame.drop(columns=_NO_PIXELS)
+    show = sys.stderr.isatty()
+    with warnings.catch_warnings():
+        # The summary tells both.
+        warnings.filterwarnings("ignore", message="skipped: |.* is damaged at byte ")
+        result = to_webdataset(
+            frame,
+            args.output,
+            samples_per_shard=args.samples_per_shard,
+            bytes_per_shard=args.bytes_per_shard,
+            shuffle=args.shuffle,
+            members=re.split("[,;]", args.members) if args.members else "all",
+            sidecar=None if args.no_sidecar else "parquet",
+            index=args.index,
+            jpeg=_parse_jpeg(args.jpeg),
+            errors="raise" if args.strict else "drop",
+            drop_bad_images=args.drop_bad_images,
+            resume=args.resume,
+            overwrite=args.overwrite,
+            progress=show,
+        )
+    sources = set(result.attrs["sources"])
+    elsewhere = _damage_elsewhere(args.paths, args.storage_options, sources, show)
+    damaged = result.attrs["damaged"] | elsewhere
+    summary = _summary(result, damaged)
+    print(json.dumps(summary, indent=2) if args.json else _in_words(summary))
+    return 1 if summary["left_out"] or summary["damaged"] else 0
+
+
+def _json_field(text: str) -> tuple[str, str]:
+    name, _, type_ = text.partition("=")
+    if not name or not type_:
+        raise ArgumentError(f"--json-field {text!r}: write a name and a type, similarity=float32")
+    return name, type_
+
+
+def _parse_jpeg(text: str) -> Any:
+    """What ``--jpeg`` says, as :func:`to_webdataset` takes it.
+
+    >>> _parse_jpeg("encode:quality=90,size=480x640").size
+    (480, 640)
+
+    Raises
+    ------
+    ArgumentError
+    """
+    word, _, settings = text.partition(":")
+    if word != "encode":
+        return text
+    given: dict[str, Any] = {}
+    for setting in settings.split(",") if settings else ():
+        name, _, value = setting.partition("=")
+        if name not in Encode.__dataclass_fields__:
+            known = ", ".join(Encode.__dataclass_fields__)
+            raise ArgumentError(f"--jpeg {text!r} sets {name!r}; encode has {known}")
+        given[name] = value if name in ("resize", "subsampling") else _number(value, text)
+    return Encode(**given)
+
+
+def _number(value: str, text: str) -> Any:
+    edges = value.split("x")
+    if not all(edge.isdecimal() for edge in edges):
+        raise ArgumentError(f"--jpeg {text!r}: {value!r} is neither a number nor a size as 480x640")
+    numbers = tuple(map(int, edges))
+    return numbers if len(numbers) > 1 else numbers[0]
+
+
+def _damage_elsewhere(
+    paths: Any, storage_options: dict[str, Any] | None, exported: Container[str], show: bool
+) -> dict[str, str]:
+    """What is wrong with shards of which no row was exported."""
+    found = find_shards(paths, storage_options)
+    others = [shard.url for shard in found if shard.url not in exported]
+    damages = run(partial(_damage, storage_options=storage_options), others, show)
+    return {url: damage for url, damage in zip(others, damages, strict=True) if damage}
+
+
+def _damage(url: str, storage_options: dict[str, Any] | None) -> str | None:
+    try:
+        with open_shard(url, storage_options) as content:
+            damage = index_tar(content, url).damage
+    except (ShardError, ShardNotFoundError) as error:
+        return f"unreadable: {error}"
+    return None if damage is None else f"{damage.code}: {damage.reason}"
+
+
+def _summary(result: pd.DataFrame, damaged: dict[str, str]) -> dict[str, Any]:
+    shards = result.rename(columns={"shard": "name"}).drop(columns="url")
+    return {
+        "samples": int(shards["samples"].sum()),
+        "shards": len(shards),
+        "members": int(shards["members"].sum()),
+        "bytes": int(shards["bytes"].sum()),
+        **{name: result.attrs[name] for name in ("folder", "interleaved", "left_out")},
+        "damaged": damaged,
+        "per_shard": shards.to_dict("records"),
+    }
+
+
+def _in_words(summary: dict[str, Any]) -> str:
+    lines = [
+        f"{summary['folder']}: {summary['samples']:,} samples in {summary['shards']:,} shards, "
+        f"{summary['members']:,} members, {format_bytes(summary['bytes'])}"
+    ]
+    if summary["interleaved"]:
+        lines.append(f"{summary['interleaved']:,} samples whose members lay apart lie together now")
+    left_out = summary["left_out"]
+    if left_out:
+        rows = sum(entry["count"] for entry in left_out.values())
+        lines.append(f"left out: {rows:,} rows, named in _left_out.parquet")
+        width = max(map(len, left_out))
+        for code, entry in left_out.items():
+            more = " ..." if entry["count"] > len(entry["first"]) else ""
+            named = ", ".join(entry["first"]) + more
+            detail = printable(entry["detail"], 200)
+            lines.append(f"  {code:{width}}  {entry['count']:>7,}  {named} ({detail})")
+    if summary["damaged"]:
+        lines.append(f"damaged: {len(summary['damaged']):,} of the shards that were read")
+        lines += [
+            f"  {printable(url, 1000)}: {printable(damage, 300)}"
+            for url, damage in summary["damaged"].items()
+        ]
+    return "\n".join(lines)

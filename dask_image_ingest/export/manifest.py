@@ -1,0 +1,241 @@
+"""What is in a place: a plan first, a manifest last, and between them an export under way."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import logging
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import pandas as pd
+
+from dask_image_ingest.errors import ExportError
+from dask_image_ingest.export.options import LEFT_OUT, MANIFEST, PLAN, Options, file_names
+from dask_image_ingest.export.plan.shard_plan import ShardPlan
+from dask_image_ingest.export.write.shard import done_name, is_there
+from dask_image_ingest.storage import OutputStore, identities
+
+__all__ = [
+    "FORMAT",
+    "PreviousExport",
+    "describe_plan",
+    "find_previous",
+    "refuse_foreign",
+    "refuse_sources",
+    "result_frame",
+]
+
+#: Of plans and manifests.
+FORMAT = 1
+
+logger = logging.getLogger("dask_image_ingest")
+
+
+@dataclass(frozen=True)
+class PreviousExport:
+    """What an earlier export left in a place."""
+
+    output: OutputStore
+    plan: dict[str, Any] | None
+    manifest: dict[str, Any] | None
+
+    @property
+    def files(self) -> list[str]:
+        """What it wrote, or would have written."""
+        if self.plan is None:
+            return []
+        options = self.plan["options"]
+        shards = [
+            name
+            for number in range(self.plan["shards"])
+            for name in file_names(
+                options["template"], options["sidecar"], options["index"], number
+            )
+        ]
+        return [MANIFEST, *shards, LEFT_OUT, PLAN]
+
+    def refuse(self) -> None:
+        """Say that there is an export already, and what can be done."""
+        if self.plan is None:
+            return
+        raise ExportError(
+            f"{self.output.url} has {self._state(self.plan)}. resume=True goes on where it "
+            "stopped, overwrite=True removes it first; or choose another folder"
+        )
+
+    def refuse_loss(self, new: ShardPlan, left_out: dict[str, Any]) -> None:
+        """Refuse to be replaced by an export that has nothing, or not all that there might be.
+
+        Parameters
+        ----------
+        new, left_out
+            The new plan, and which rows are left out of it, by reason.
+        """
+        if self.plan is None:
+            return
+        has = f"{self.output.url} has {self._state(self.plan)}, which overwrite=True would remove"
+        unreadable = left_out.get("unreadable-shard")
+        if unreadable:
+            raise ExportError(
+                f"{has}, and {unreadable['count']:,} rows of the frame point to shards that cannot "
+                f"be read now: {unreadable['detail']}. Nothing was removed. Run it again when they "
+                "can be read, or filter these rows out; or choose another folder"
+            )
+        if self.plan["samples"] and not len(new.rows):
+            raise ExportError(
+                f"{has}, and the frame has no row to take its place. Nothing was removed. If that "
+                "is meant, remove the folder yourself; or choose another one"
+            )
+
+    def _state(self, plan: dict[str, Any]) -> str:
+        if self.manifest is not None:
+            return f"an export of {plan['samples']:,} samples"
+        there = self.output.sizes()
+        shards = sum(name in there for name in self.files if name.endswith(".tar"))
+        return f"an unfinished export, {shards:,} of {plan['shards']:,} shards"
+
+    def is_finished(self) -> bool:
+        """Whether all that its manifest names is there."""
+        if self.manifest is None:
+            return False
+        there = self.output.sizes()
+        told = bool(self.manifest["left_out"]) == (LEFT_OUT in there)
+        return told and all(is_there(written, there.get) for written in self.manifest["shards"])
+
+    def keep_what_is_there(self) -> None:
+        """Begin to go on: what is finished stays so, what was under way is removed."""
+        if self.manifest is not None:
+            there = self.output.sizes()
+            for number, written in enumerate(self.manifest["shards"]):
+                if is_there(written, there.get):
+                    self.output.put(done_name(number), json.dumps(written).encode())
+            if not self.is_finished():
+                self.output.remove([MANIFEST])
+
+    def refuse_other_plan(self, described: dict[str, Any]) -> None:
+        """Say how a plan differs from the one that is there, if it does."""
+        if self.plan is None or self.plan["plan"] == described["plan"]:
+            return
+        raise ExportError(
+            f"{self.output.url} has an export of another plan: "
+            f"{_difference(self.plan, described)}. overwrite=True removes it; "
+            "or choose another folder"
+        )
+
+    def remove(self) -> None:
+        """Remove what it wrote, and say what that is."""
+        there = self.output.sizes()
+        files = [name for name in self.files if name in there]
+        if files:
+            logger.warning(
+                "overwrite=True removes %d files of an earlier export from %s: %s",
+                len(files),
+                self.output.url,
+                ", ".join(files[:5]) + (" ..." if len(files) > 5 else ""),
+            )
+        self.output.remove(files)
+
+
+def find_previous(output: OutputStore) -> PreviousExport:
+    """Look at what is in a place.
+
+    Raises
+    ------
+    ExportError
+        If its plan is none of this package, or of a later release.
+    """
+    plan, manifest = (
+        None if content is None else _parsed(content, output.locate(name))
+        for name, content in ((name, output.read(name)) for name in (PLAN, MANIFEST))
+    )
+    return PreviousExport(output, plan, manifest)
+
+
+def describe_plan(
+    plan: ShardPlan, options: Options, frame: str | None, columns: Sequence[str]
+) -> dict[str, Any]:
+    """A plan as it stands in a place; ``plan`` in it stands for all but the frame's token."""
+    described = {
+        "format": FORMAT,
+        "options": options.described(),
+        "samples": len(plan.rows),
+        "shards": plan.shards,
+        "samples_sha256": plan.samples_digest,
+        "sources_sha256": plan.sources_digest,
+        "columns": list(columns),
+    }
+    text = json.dumps(described, sort_keys=True)
+    return {**described, "plan": hashlib.sha256(text.encode()).hexdigest(), "frame": frame}
+
+
+def refuse_foreign(output: OutputStore, names: Iterable[str], previous: PreviousExport) -> None:
+    """Refuse to write over files of others."""
+    there = output.sizes()
+    ours = set(previous.files)
+    foreign = [name for name in names if name in there and name not in ours]
+    if foreign:
+        raise ExportError(
+            f"{output.url} has {len(foreign):,} files which no export wrote and which this one "
+            f"would replace, first {foreign[0]}. Move them away, or choose another folder"
+        )
+
+
+def refuse_sources(output: OutputStore, names: Iterable[str], sources: Iterable[str]) -> None:
+    """Refuse to write over the shards that are read, or to remove them."""
+    written = set().union(*(identities(output.locate(name)) for name in names))
+    for source in sorted(sources):
+        if not written.isdisjoint(identities(source)):
+            raise ExportError(
+                f"the frame reads {source}, which this export would write or remove. Choose "
+                "another folder"
+            )
+
+
+def _parsed(content: bytes, where: str) -> dict[str, Any]:
+    try:
+        parsed = json.loads(content)
+        # What may be removed by these names must lie in the place.
+        if parsed["format"] == FORMAT and "/" not in parsed.get("options", {}).get("template", ""):
+            return dict(parsed)
+    except (ValueError, KeyError, TypeError, AttributeError):
+        pass
+    raise ExportError(
+        f"{where} is not what this release writes there: choose another folder, or move it away"
+    )
+
+
+def _difference(old: dict[str, Any], new: dict[str, Any]) -> str:
+    told = [
+        f"{name} was {old['options'].get(name)!r} and is {value!r} now"
+        for name, value in new["options"].items()
+        if old["options"].get(name) != value
+    ]
+    if old["columns"] != new["columns"]:
+        told.append(f"the columns were {old['columns']} and are {new['columns']} now")
+    if old["samples"] != new["samples"]:
+        told.append(f"{old['samples']:,} samples were planned, and are {new['samples']:,} now")
+    elif old["samples_sha256"] != new["samples_sha256"] and not told:
+        told.append("the samples, their order or their members are others")
+    if old["sources_sha256"] != new["sources_sha256"]:
+        told.append("the source shards are others, or have changed")
+    return "; ".join(told)
+
+
+def result_frame(output: OutputStore, manifest: Mapping[str, Any]) -> pd.DataFrame:
+    """A finished export as its caller gets it: a row for each shard, the rest in ``attrs``."""
+    shards = manifest["shards"]
+    frame = pd.DataFrame(
+        {
+            "shard": [written["name"] for written in shards],
+            "url": [output.locate(written["name"]) for written in shards],
+            **{
+                name: [written[name] for written in shards]
+                for name in ("samples", "members", "bytes", "sha256")
+            },
+        }
+    )
+    facts = ("left_out", "damaged", "interleaved", "sources")
+    frame.attrs = {"folder": output.url, **{name: manifest[name] for name in facts}}
+    return frame

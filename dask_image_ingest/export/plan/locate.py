@@ -1,0 +1,257 @@
+"""A source shard → where the members of the chosen samples are.
+
+A frame points to images; what else belongs to a sample is known by its shard. Where a task of the
+frame has read it, that task says where its rows' members are; any other source is walked once, by a
+task of its own. What is no range of bytes of it (members of a compressed shard, or stored with
+holes, and pictures that are made anew) is written to a file of its own, so that whoever writes
+shards reads ranges and nothing else.
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from itertools import accumulate
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+
+from dask_image_ingest.dataset import take_walked
+from dask_image_ingest.errors import ShardError, ShardNotFoundError
+from dask_image_ingest.export.options import ExportContext, staged_name
+from dask_image_ingest.export.plan.member_selection import EXPANDED, SOURCE, Row, select_members
+from dask_image_ingest.export.plan.staged_tables import from_bytes, read_batch, to_bytes
+from dask_image_ingest.export.transcode.transcode import (
+    load_transcoded,
+    save_transcoded,
+    transcode_images,
+    transcoded_name,
+)
+from dask_image_ingest.storage import LazyBytes, Shard, find_shards, is_web, open_shard
+from dask_image_ingest.tar import Sample, TarIndex, gc_paused, index_tar, read_member
+
+__all__ = ["POINTERS", "Located", "LocatedCache", "locate", "locate_in_task", "version_of"]
+
+#: What is asked of each row, besides the sizes of members that are made.
+POINTERS = ("key", "offset", "nbytes")
+
+#: One member. The offset of one from a column means nothing.
+_MEMBER = pa.struct(
+    [
+        pa.field("extension", pa.string()),
+        pa.field("where", pa.int8()),
+        pa.field("offset", pa.int64()),
+        pa.field("size", pa.int64()),
+    ]
+)
+
+# The member of an image file whose name has none; readers take it for an image.
+_NO_EXTENSION = "img"
+
+# What the reader of sparse members takes.
+LARGEST_MEMBER = 2**31 - 1
+
+
+@dataclass
+class Located:
+    """What was found in a source shard.
+
+    Attributes
+    ----------
+    url, version
+        The shard, and what changes when it does.
+    rows
+        For each row asked for, in order: ``members``, in the order of the source; ``image``, which
+        of them is the image; ``height`` and ``width`` of one that was encoded anew; ``reason`` why
+        the row can't be exported, else null; ``same_key``, whether its key is that of the shard.
+    expanded
+        The file of members that are no ranges of the source, if there is one.
+    damage
+        What is wrong with the shard.
+    interleaved
+        How many samples' members lie apart in it.
+    """
+
+    url: str
+    version: str
+    rows: pa.Table
+    expanded: str | None = None
+    damage: str | None = None
+    interleaved: int = 0
+
+    @staticmethod
+    def no_rows() -> pa.Table:
+        """The rows of no shard."""
+        return _table([])
+
+    def to_bytes(self) -> bytes:
+        """As it is sent."""
+        facts = {name: value for name, value in vars(self).items() if name != "rows"}
+        return to_bytes(self.rows.replace_schema_metadata({"facts": json.dumps(facts)}))
+
+    @staticmethod
+    def from_bytes(data: bytes) -> Located:
+        """As it was before it was sent."""
+        rows = from_bytes(data)
+        facts = json.loads(rows.schema.metadata[b"facts"])
+        return Located(rows=rows.replace_schema_metadata(None), **facts)
+
+
+def locate_in_task(rows: pa.Table, context: ExportContext) -> Located | None:
+    """Find the members of a partition's samples by what its read has walked through in this task.
+
+    None where it is not known: with several shards, or another step between.
+    """
+    walked = take_walked()
+    if walked is None or context.options.jpeg is not None or rows.column("key").null_count:
+        return None
+    if rows.column("url").unique().to_pylist() != [walked.shard.url]:
+        return None
+    wanted = rows.combine_chunks().to_batches()[0]
+    with gc_paused():
+        chosen = select_members(walked.index, wanted, context.options)
+    return Located(
+        walked.shard.url, version_of(walked.shard), _table(chosen), **_facts(walked.index)
+    )
+
+
+def locate(source: tuple[int, str], context: ExportContext) -> Located:
+    """Find the members of the samples that a batch of pointers points to."""
+    number, url = source
+    wanted = read_batch(context.output, context.pointers, number)
+    try:
+        shard = find_shards(url, context.source_options)[0]
+        version = version_of(shard)
+        name = staged_name("expanded")
+        if context.options.jpeg is not None:
+            name = transcoded_name(url, version, wanted, context.options)
+            if kept := load_transcoded(context.output, name):
+                return Located(url, version, kept[0], **kept[1])
+        with open_shard(url, context.source_options) as content:
+            index = _index(content, url, wanted)
+            with gc_paused():
+                rows = select_members(index, wanted, context.options)
+            # Where a stream was decompressed, there is more than is stored.
+            stored = len(content) == shard.size
+            rows, expanded = _expand(rows, url, content, index, stored, context, f"{name}.bytes")
+    except (ShardError, ShardNotFoundError) as error:
+        reason = f"unreadable-shard: {error}"
+        return Located(url, "", _table([Row(reason=reason)] * len(wanted)))
+    found = _table(rows)
+    facts = {"expanded": expanded, **_facts(index)}
+    if context.options.jpeg is not None:
+        save_transcoded(context.output, name, found, facts)
+    return Located(url, version, found, **facts)
+
+
+def _index(content: LazyBytes, url: str, wanted: pa.RecordBatch) -> TarIndex:
+    """The samples of a source: of a shard, or the one of a file that is an image."""
+    if any(offset != 0 for offset in wanted.column("offset").to_pylist()):
+        return index_tar(content, url)
+    # Where a tar's first image lies there is a header before it.
+    name = (url.partition("?")[0] if is_web(url) else url).rpartition("/")[2]
+    extension = name.rpartition(".")[2].lower() if "." in name else _NO_EXTENSION
+    key = wanted.column("key")[0].as_py()
+    return TarIndex([Sample(key, {extension: (0, len(content))})], members=1)
+
+
+def version_of(shard: Shard) -> str:
+    """What changes when a shard does."""
+    return f"{shard.size} {shard.version}"
+
+
+def _facts(index: TarIndex) -> dict[str, Any]:
+    damage = index.damage
+    return {
+        "damage": None if damage is None else f"{damage.code}: {damage.reason}",
+        "interleaved": len(index.interleaved),
+    }
+
+
+def _expand(
+    rows: list[Row],
+    url: str,
+    content: Any,
+    index: TarIndex,
+    stored: bool,
+    context: ExportContext,
+    name: str,
+) -> tuple[list[Row], str | None]:
+    """Write members that are no ranges of what is stored to a file, and point there."""
+    jpeg = context.options.jpeg
+    if stored and not index.sparse and jpeg is None:
+        return rows, None
+    with context.output.scratch() as file:
+        if jpeg is not None:
+            rows = transcode_images(rows, url, content, index, jpeg, file)
+        rows = [_expanded(row, content, index, stored, file) for row in rows]
+        if not file.tell():
+            return rows, None
+        context.output.commit(file, name)
+    return rows, name
+
+
+def _expanded(row: Row, content: Any, index: TarIndex, stored: bool, file: Any) -> Row:
+    members = []
+    for extension, where, offset, size in row.members:
+        if size and where == SOURCE and (not stored or offset in index.sparse):
+            if offset in index.sparse and size > LARGEST_MEMBER:
+                return Row(reason=f"too-large: a sparse member of {size} bytes")
+            data = read_member(content, index, (offset, size))
+            where, offset = EXPANDED, file.tell()
+            file.write(data)
+        members.append((extension, where, offset, size))
+    return row._replace(members=tuple(members))
+
+
+def _table(rows: list[Row]) -> pa.Table:
+    members = [member for row in rows for member in row.members]
+    ends = np.cumsum([0, *(len(row.members) for row in rows)], dtype=np.int32)
+    fields = list(zip(*members, strict=True)) or [()] * len(_MEMBER)
+    arrays = [pa.array(values, field.type) for values, field in zip(fields, _MEMBER, strict=True)]
+    shapes = [row.shape or (None, None) for row in rows]
+    return pa.table(
+        {
+            "members": pa.ListArray.from_arrays(
+                pa.array(ends), pa.StructArray.from_arrays(arrays, fields=list(_MEMBER))
+            ),
+            "image": pa.array([row.image for row in rows], pa.int32()),
+            "height": pa.array([height for height, _ in shapes], pa.int32()),
+            "width": pa.array([width for _, width in shapes], pa.int32()),
+            "reason": pa.array([row.reason for row in rows], pa.string()),
+            "same_key": pa.array([row.same_key for row in rows], pa.bool_()),
+        }
+    )
+
+
+class LocatedCache:
+    """Rows of the frame whose members are known."""
+
+    def __init__(self) -> None:
+        # Source → the first row of a partition, and what was located for it and those that follow.
+        self._parts: dict[str, list[tuple[int, Located]]] = {}
+
+    def add(self, first: int, located: Located) -> None:
+        """Add a partition, which begins with this row of the frame; in the frame's order."""
+        self._parts.setdefault(located.url, []).append((first, located))
+
+    def take(self, url: str, rows: np.ndarray) -> Located | None:
+        """What is known of some rows of a source, and forget it.
+
+        None if not all of them are known, or if the source has changed while it was read.
+        """
+        parts = self._parts.pop(url, [])
+        if len({located.version for _, located in parts}) != 1:
+            return None
+        firsts = np.array([first for first, _ in parts])
+        counts = [len(located.rows) for _, located in parts]
+        part = np.searchsorted(firsts, rows, side="right") - 1
+        within = rows - firsts[part]
+        if (part < 0).any() or (within >= np.array(counts)[part]).any():
+            return None
+        before = np.array([0, *accumulate(counts)])
+        whole = pa.concat_tables([located.rows for _, located in parts])
+        taken = whole.take(pa.array(before[part] + within)).combine_chunks()
+        first = parts[0][1]
+        return Located(url, first.version, taken, first.expanded, first.damage, first.interleaved)

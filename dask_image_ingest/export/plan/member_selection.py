@@ -1,0 +1,189 @@
+"""A shard's samples and the rows that point to them → the members that leave, or why none do."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Collection, Sequence
+from typing import NamedTuple
+
+import pyarrow as pa
+
+from dask_image_ingest.dataset import image_member
+from dask_image_ingest.export.options import Options
+from dask_image_ingest.tar import IMAGE_EXTENSIONS, Sample, TarIndex
+
+__all__ = ["COLUMN", "EXPANDED", "SOURCE", "Row", "select_members"]
+
+#: Where a member's bytes are: in the source shard, in the file of expanded members, in a column.
+SOURCE, EXPANDED, COLUMN = range(3)
+
+_IMAGES = IMAGE_EXTENSIONS.split(";")
+
+# webdataset's skip_meta, which decides by the whole name.
+_SKIPPED = re.compile(r"__[^/]*__($|/)")
+
+
+class Row(NamedTuple):
+    """One row: its members, which of them is the image, or why it can't be exported.
+
+    A member is its extension, where its bytes are, at which offset, and how many. ``shape`` is the
+    height and width of an image that was encoded anew. ``same_key`` says whether the key is that
+    of its shard, None where the key alone says which sample is meant.
+    """
+
+    members: tuple[tuple[str, int, int, int], ...] = ()
+    image: int | None = None
+    reason: str | None = None
+    shape: tuple[int, int] | None = None
+    same_key: bool | None = None
+
+
+def select_members(index: TarIndex, wanted: pa.RecordBatch, options: Options) -> list[Row]:
+    """For each pointer, in order: the members that its sample gets."""
+    columns = wanted.to_pydict()
+    offsets = set(columns["offset"])
+    keys = {k for k, o in zip(columns["key"], columns["offset"], strict=True) if o is None}
+    by_offset: dict[int, Sample] = {}
+    by_key: dict[str, list[Sample]] = {}
+    for sample in index.samples:
+        for span in sample.members.values():
+            if span[0] in offsets:
+                by_offset[span[0]] = sample
+        if sample.key in keys:
+            by_key.setdefault(sample.key, []).append(sample)
+    made_sizes = [columns[f"made:{made.extension}"] for made in options.members.made]
+    plain = _Plain(options)
+    rows = []
+    pointers = zip(columns["key"], columns["offset"], columns["nbytes"], strict=True)
+    for number, (key, offset, nbytes) in enumerate(pointers):
+        if offset is None:
+            found = _without_pointer(by_key.get(key, ()), nbytes, index)
+            same_key = None if key in by_key else False
+        else:
+            found = _pointed_to(by_offset.get(offset), offset, nbytes)
+            same_key = None if isinstance(found, str) else found[0].key == key
+        if isinstance(found, str):
+            rows.append(Row(reason=found, same_key=same_key))
+            continue
+        sample, image = found
+        row = plain.chosen(key, sample, image, same_key)
+        if row is None:
+            made = [sizes[number] for sizes in made_sizes]
+            row = _chosen(key, sample, image, made, options)._replace(same_key=same_key)
+        rows.append(row)
+    return rows
+
+
+class _Plain:
+    """Chooses for most samples: what was chosen for one with the same kinds of members."""
+
+    def __init__(self, options: Options) -> None:
+        self._options = options
+        self._kept: dict[tuple[str, ...], tuple[str, ...]] = {}
+
+    def chosen(
+        self, key: str, sample: Sample, image: str | None, same_key: bool | None
+    ) -> Row | None:
+        """As `_chosen`; None for samples that need a closer look."""
+        if self._options.members.made or sample.duplicates or key.startswith("_"):
+            return None
+        found = sample.members
+        kinds = tuple(found)
+        kept = self._kept.get(kinds)
+        if kept is None:
+            kept = self._kept[kinds] = tuple(filter(self._options.members.keeps, kinds))
+            if _problem("", kept, self._options):
+                kept = self._kept[kinds] = ()
+        if not kept:
+            return None
+        members = tuple([(extension, SOURCE, *found[extension]) for extension in kept])
+        return Row(members, kept.index(image) if image in kept else None, same_key=same_key)
+
+
+def _pointed_to(
+    sample: Sample | None, offset: int, nbytes: int | None
+) -> tuple[Sample, str | None] | str:
+    """The sample with a member at this place, and the extension of that member."""
+    for extension, span in sample.members.items() if sample else ():
+        if span[0] == offset and nbytes in (None, span[1]):
+            return sample, extension  # type: ignore[return-value]
+    return (
+        f"lost-sample: its shard has no member of {nbytes} bytes at byte {offset}; has it changed "
+        "since it was read?"
+    )
+
+
+def _without_pointer(
+    samples: Sequence[Sample], nbytes: int | None, index: TarIndex
+) -> tuple[Sample, str | None] | str:
+    """The sample of a key that no place points to, by the size of its image if it has one.
+
+    Its image is missing or stored with holes, or the sample has a member twice.
+    """
+    found = []
+    for sample in samples:
+        image = image_member(sample, _IMAGES)
+        span = None if image is None else sample.members[image]
+        if nbytes is None and len(samples) == 1:
+            return sample, None
+        size = None
+        if span is not None and (sample.duplicates or span[0] in index.sparse):
+            size = span[1]
+        if size == nbytes:
+            found.append((sample, image))
+    if len(found) == 1:
+        return found[0]
+    if found:
+        return "ambiguous-sample: its shard has several samples of this key without an image"
+    return "lost-sample: its shard has no sample of this key without an image"
+
+
+def _chosen(
+    key: str, sample: Sample, image: str | None, made_sizes: list[int | None], options: Options
+) -> Row:
+    members = options.members
+    chosen = {
+        extension: (extension, SOURCE, *span)
+        for extension, span in sample.members.items()
+        if members.keeps(extension) or extension in members.left_out
+    }
+    for made, size in zip(members.made, made_sizes, strict=True):
+        if size is not None:  # in the place of one that the sample had, or last
+            chosen[made.extension] = (made.extension, COLUMN, 0, size)
+    made_now = {member[0] for member in chosen.values() if member[1] == COLUMN}
+    picture = members.picture
+    if picture is not None and image is not None:
+        if picture.extension not in made_now:
+            return Row(reason=f"bad-image: {picture.columns!r} has no pixels for it")
+        if image != picture.extension:
+            chosen.pop(image, None)
+        image = picture.extension
+    chosen = {e: m for e, m in chosen.items() if e not in members.left_out or e in made_now}
+    reason = _problem(key, chosen, options) or _ambiguous(
+        [e for e in sample.duplicates if e in chosen and e not in made_now]
+    )
+    if reason:
+        return Row(reason=reason)
+    order = list(chosen)
+    return Row(tuple(chosen.values()), order.index(image) if image in chosen else None)
+
+
+def _problem(key: str, chosen: Collection[str], options: Options) -> str | None:
+    """Why the members' names would not be read as they are written."""
+    if not chosen:
+        return "no-members: none of the members that are wanted"
+    for extension in chosen:
+        if not extension.isprintable() or "\\" in extension:
+            return f"bad-extension: {extension!r} has characters that not every reader takes"
+        if options.index and (not extension or any(map(str.isspace, extension))):
+            return f"bad-extension: {extension!r} cannot stand in an index, where blanks separate"
+        if key.startswith("__") and _SKIPPED.match(f"{key}.{extension}"):
+            return f"bad-key: readers skip {key}.{extension}, as they do __this__"
+    return None
+
+
+def _ambiguous(extensions: list[str]) -> str | None:
+    if not extensions:
+        return None
+    what = ", ".join(sorted(extensions))
+    return f"duplicate-member: its sample has more than one {what}; which is meant?"

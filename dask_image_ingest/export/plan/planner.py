@@ -1,0 +1,161 @@
+"""A staged frame → a plan: which rows can be exported, where their members are, in which order."""
+
+from __future__ import annotations
+
+import logging
+from dataclasses import dataclass
+from functools import partial
+from itertools import accumulate, chain, pairwise
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from dask_image_ingest.export.options import ExportContext
+from dask_image_ingest.export.plan.locate import POINTERS, Located, LocatedCache, locate
+from dask_image_ingest.export.plan.rejected_rows import UNSURE, RejectedRows, unsure_rows
+from dask_image_ingest.export.plan.shard_plan import ShardPlan, make_plan
+from dask_image_ingest.export.plan.spill_repartition import repartition_spill
+from dask_image_ingest.export.plan.staged_tables import write_batches
+from dask_image_ingest.export.plan.staging import StagedRows
+from dask_image_ingest.progress import run
+
+__all__ = ["Prepared", "prepare"]
+
+logger = logging.getLogger("dask_image_ingest")
+
+
+@dataclass(frozen=True)
+class Prepared:
+    """A plan, and the rows that are not in it."""
+
+    plan: ShardPlan
+    rejected: RejectedRows
+
+
+def prepare(
+    staged: StagedRows, context: ExportContext, keys_assigned: bool, show: bool
+) -> Prepared:
+    """Find out what is to be written, and leave it where tasks find it.
+
+    Parameters
+    ----------
+    keys_assigned
+        Whether the frame says that keys were given anew.
+
+    Raises
+    ------
+    ArgumentError
+        If rows can't be exported, unless such are to be left out and some shard can be read.
+    """
+    rows = staged.rows
+    rejected = RejectedRows(rows)
+    rejected.find_bad_pointers()
+    rejected.find_bad_keys()
+    if context.options.drop_bad_images:
+        rejected.find_bad_images()
+    urls, sources = _numbered(rows.column("url"))
+    rejected.find_repeated_rows(sources)
+    kept = rejected.kept
+    by_source = kept[np.argsort(sources[kept], kind="stable")]
+    located = _locate(rows, by_source, sources, urls, staged.known, context, show)
+    found = _found(rows, by_source, located)
+    for number in by_source[unsure_rows(found, keys_assigned)]:
+        rejected.add(number, UNSURE)
+    for number, reason in zip(by_source, found.column("reason").to_pylist(), strict=True):
+        if reason is not None:
+            rejected.add(number, reason)
+    rejected.find_repeated_keys(sources)
+    # Back into the order of the frame.
+    position = np.empty(len(rows), np.int64)
+    position[by_source] = np.arange(len(by_source))
+    found = found.drop_columns(["reason", "same_key"]).take(pa.array(position[rejected.kept]))
+    plan, repeated = make_plan(found, located, context.options)
+    for number in repeated:
+        rejected.add(
+            number,
+            "repeated-key: its shard has another sample of this key; give it another __key__",
+        )
+    # What could be read has a version. An empty export of nothing but errors is nobody's wish.
+    nothing_read = bool(located) and not any(source.version for source in located)
+    if nothing_read or not context.options.drop_rows:
+        rejected.refuse(nothing_read)
+    if context.options.shuffle is not None:
+        plan = repartition_spill(plan, context, show)
+    schema = None if staged.schema is None else {b"sidecar": staged.schema.serialize().to_pybytes()}
+    batches = plan.batches()
+    for first in batches:
+        schema = first.schema.with_metadata(schema)
+        # One after the other: together they are several times the plan, with URLs in every row.
+        write_batches(
+            context.output, context.planned, schema, chain([first], batches), compressed=True
+        )
+    logger.info(
+        "%d samples of %d source shards are planned in %d shards",
+        len(plan.rows),
+        len(located),
+        plan.shards,
+    )
+    return Prepared(plan, rejected)
+
+
+def _numbered(urls: pa.ChunkedArray) -> tuple[list[str], np.ndarray]:
+    """The shards in the order of their names, and for each row the number of its shard."""
+    whole = urls.combine_chunks()
+    names = whole.dictionary.to_pylist()
+    order = sorted(range(len(names)), key=names.__getitem__)
+    rank = np.empty(len(names) + 1, np.int32)
+    rank[order] = np.arange(len(names))
+    rank[-1] = -1  # where there is no shard
+    codes = pc.fill_null(whole.indices, len(names)).to_numpy()
+    return [names[code] for code in order], rank[codes]
+
+
+def _locate(
+    rows: pa.Table,
+    by_source: np.ndarray,
+    sources: np.ndarray,
+    urls: list[str],
+    known: LocatedCache,
+    context: ExportContext,
+    show: bool,
+) -> list[Located]:
+    """Walk each source of which something is not known, once, in a task of its own."""
+    used, starts = np.unique(sources[by_source], return_index=True)
+    names = [urls[source] for source in used.tolist()]
+    wanted = [by_source[start:end] for start, end in pairwise([*starts.tolist(), len(by_source)])]
+    located = {
+        url: found
+        for url, numbers in zip(names, wanted, strict=True)
+        if (found := known.take(url, numbers)) is not None
+    }
+    unknown = [number for number, url in enumerate(names) if url not in located]
+    if unknown:
+        made = [f"made:{made.extension}" for made in context.options.members.made]
+        counts = [len(wanted[number]) for number in unknown]
+        taken = np.concatenate([wanted[number] for number in unknown])
+        pointers = rows.select([*POINTERS, *made]).take(pa.array(taken))
+        batches = (
+            pointers.slice(end - count, count).combine_chunks().to_batches()[0]
+            for count, end in zip(counts, accumulate(counts), strict=True)
+        )
+        write_batches(context.output, context.pointers, pointers.schema, batches, compressed=True)
+        items = [(batch, names[number]) for batch, number in enumerate(unknown)]
+        walked: list[Located] = run(partial(locate, context=context), items, show)
+        located |= {source.url: source for source in walked}
+    return [located[url] for url in names]
+
+
+def _found(rows: pa.Table, by_source: np.ndarray, located: list[Located]) -> pa.Table:
+    """What the tasks found beside what the frame says, in the order of the sources."""
+    told = ["key", "offset", "part", "batch", "row"]
+    found = rows.select(told).take(pa.array(by_source, pa.int64()))
+    found = found.append_column("number", pa.array(by_source, pa.int64()))
+    counts = [len(source.rows) for source in located]
+    source = np.repeat(np.arange(len(located)), counts)
+    found = found.append_column("source", pa.array(source, pa.int32()))
+    tables = [source.rows for source in located] or [Located.no_rows()]
+    whole = pa.concat_tables(tables)
+    for name in whole.column_names:
+        found = found.append_column(name, whole.column(name))
+    return found

@@ -1,0 +1,230 @@
+"""Rows that cannot be exported, and why: found before the first byte is written."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from itertools import islice
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from dask_image_ingest import dask_internals as dx
+from dask_image_ingest.dask_internals import FrameBase
+from dask_image_ingest.decode import printable
+from dask_image_ingest.errors import ArgumentError
+from dask_image_ingest.storage import local_path
+
+__all__ = ["UNSURE", "RefusedRowsError", "RejectedRows", "assigns_keys", "unsure_rows"]
+
+# Rows that are named of those that share a reason.
+_NAMED = 3
+
+# A key that every reader gives back as it is: parts between slashes, the last one without a dot.
+_GOOD_KEY = r"^([^/\\[:cntrl:]]+/)*[^/.\\[:cntrl:]]+$"
+_BAD_PART = r"(^|/)(\.\.|__[^/]*__)(/|$)"
+
+
+class RefusedRowsError(ArgumentError):
+    """Rows that cannot be exported, of a frame of which all should be: bad data, to a shell."""
+
+
+class RejectedRows:
+    """Why rows are left out: none of them at first.
+
+    Parameters
+    ----------
+    rows
+        The rows of a frame: ``key``, ``url``, ``offset``.
+    """
+
+    def __init__(self, rows: pa.Table) -> None:
+        self._rows = rows
+        self._found: dict[int, str] = {}
+
+    @property
+    def kept(self) -> np.ndarray:
+        """The rows without a reason, in order."""
+        kept = np.ones(len(self._rows), bool)
+        kept[list(self._found)] = False
+        return np.flatnonzero(kept)
+
+    def add(self, row: int, reason: str) -> None:
+        """Leave out a row. A reason begins with a code: ``bad-key: it has an empty part``."""
+        self._found.setdefault(int(row), reason)
+
+    def find_bad_pointers(self) -> None:
+        """Leave out rows that say nothing of where they come from."""
+        for name, column in (("key", "__key__"), ("url", "__url__")):
+            for row in _where(pc.is_null(self._rows.column(name))):
+                self.add(row, f"no-pointer: its {column} is null")
+
+    def find_bad_keys(self) -> None:
+        """Leave out rows whose key no reader would give back, or that would leave a folder."""
+        keys = self._rows.column("key")
+        good = pc.and_(
+            pc.match_substring_regex(keys, _GOOD_KEY),
+            pc.invert(pc.match_substring_regex(keys, _BAD_PART)),
+        )
+        for row in _where(pc.equal(good, pa.scalar(False))):
+            self.add(row, f"bad-key: {_key_problem(keys[row].as_py())}")
+
+    def find_bad_images(self) -> None:
+        """Leave out rows whose images could not be decoded."""
+        errors = self._rows.column("error")
+        for row in _where(pc.is_valid(errors)):
+            self.add(row, f"bad-image: {errors[row].as_py()}")
+
+    def find_repeated_rows(self, sources: np.ndarray) -> None:
+        """Leave out rows that point to a sample which an earlier row points to."""
+        kept = self.kept
+        offsets = pc.fill_null(self._rows.column("offset"), -1).to_numpy()
+        rows = kept[offsets[kept] >= 0]
+        self._add_repeated(rows, [offsets[rows], sources[rows]])
+
+    def find_repeated_keys(self, sources: np.ndarray) -> None:
+        """Leave out rows that are found by their key, as an earlier row is."""
+        kept = self.kept
+        rows = kept[pc.is_null(self._rows.column("offset")).to_numpy()[kept]]
+        keys = self._rows.column("key").take(pa.array(rows)).combine_chunks().dictionary_encode()
+        self._add_repeated(rows, [keys.indices.to_numpy(), sources[rows]])
+
+    def table(self) -> pa.Table:
+        """The rows that are left out, with reasons."""
+        rows = sorted(self._found)
+        table = self._rows.select(["key", "url", "offset"]).take(pa.array(rows, pa.int64()))
+        table = table.set_column(1, "url", table.column("url").cast(pa.string()))
+        rejected = pa.array([self._found[row] for row in rows], pa.string())
+        named = table.rename_columns(["__key__", "__url__", "offset"])
+        return named.append_column("reason", rejected)
+
+    def summary(self) -> dict[str, dict[str, Any]]:
+        """For each code of a reason: how many rows, the first keys, the first reason."""
+        summary: dict[str, dict[str, Any]] = {}
+        for row in self.table().to_pylist():
+            code, _, detail = row["reason"].partition(": ")
+            entry = summary.setdefault(code, {"count": 0, "first": [], "detail": detail})
+            entry["count"] += 1
+            if len(entry["first"]) < _NAMED:
+                entry["first"].append(printable(str(row["__key__"])))
+        return dict(sorted(summary.items(), key=lambda item: -item[1]["count"]))
+
+    def refuse(self, nothing_read: bool = False) -> None:
+        """Raise if there is any row to leave out, naming the first ones.
+
+        Parameters
+        ----------
+        nothing_read
+            Whether no shard could be read at all, so that nothing is left.
+        """
+        if not self._found:
+            return
+        table = self.table()
+        named = [
+            f"{printable(str(row['__key__']))} of {row['__url__']}, byte {row['offset']}: "
+            f"{row['reason']}"
+            for row in table[:_NAMED].to_pylist()
+        ]
+        more = f" ... and {len(table) - _NAMED:,} more" if len(table) > _NAMED else ""
+        drop = "Filter them out, or pass errors='drop' to leave them out and have them told"
+        raise RefusedRowsError(
+            f"{len(table):,} of {len(self._rows):,} rows cannot be exported: {'; '.join(named)}"
+            f"{more}. Nothing was written. {self._options_for_remote_shards()}"
+            f"{'No shard of the frame can be read' if nothing_read else drop}"
+        )
+
+    def _options_for_remote_shards(self) -> str:
+        """What to do where a shard elsewhere cannot be read; nothing where there is none."""
+        urls = (
+            self._rows.column("url")[row].as_py()
+            for row, reason in self._found.items()
+            if reason.startswith("unreadable-shard")
+        )
+        if all(local_path(url) is not None for url in islice(urls, _NAMED)):
+            return ""
+        return (
+            "If its file system needs options, pass them as source_options=: a frame that is "
+            "computed or persisted has lost the storage_options= of its read. "
+        )
+
+    def _add_repeated(self, rows: np.ndarray, by: Sequence[np.ndarray]) -> None:
+        if len(rows) < 2:
+            return
+        order = np.lexsort([rows, *by])
+        same = np.ones(len(rows) - 1, bool)
+        for column in by:
+            same &= column[order[1:]] == column[order[:-1]]
+        for row in rows[order[1:][same]]:
+            self.add(row, "repeated-row: the frame has this sample more than once")
+
+
+def _where(mask: pa.ChunkedArray) -> list[int]:
+    true = pc.fill_null(mask, False).to_numpy(zero_copy_only=False)
+    return [int(row) for row in np.flatnonzero(true)]
+
+
+def _key_problem(key: str) -> str:
+    """What is wrong with a key, in words."""
+    parts = key.split("/")
+    if not key or "" in parts[1:]:
+        return "it has an empty part"
+    if not parts[0]:
+        return "it begins with a slash, and would be written anywhere"
+    if ".." in parts:
+        return "it leads out of its folder with '..'"
+    if "\\" in key:
+        return "it has a backslash, which some systems take for a slash"
+    if "." in parts[-1]:
+        return "readers take all after the first dot of its last part for an extension"
+    if any(part.startswith("__") and part.endswith("__") for part in parts):
+        return "readers skip names __like_this__"
+    return "it has control characters"
+
+
+_KEY = "__key__"
+
+#: Why a row is left out.
+UNSURE = (
+    "no-pointer: it has no offset (its sample has no image, a sparse one, or a member twice), and "
+    "keys in the frame are not those of the shards any more, so that nothing says which sample it "
+    "is; give new keys to rows with an offset alone, or export these with the keys that they had"
+)
+
+
+def assigns_keys(frame: Any) -> bool:
+    """Whether a lazy frame says that it gives keys anew."""
+    if not isinstance(frame, FrameBase):
+        return False
+    return any(map(_assigns_keys, frame.expr.find_operations((dx.Assign, dx.RenameFrame))))
+
+
+def unsure_rows(found: pa.Table, assigned: bool) -> np.ndarray:
+    """Which rows were found by a key that may be another sample's.
+
+    Where rows with an offset have the keys of their shard, other rows of this shard have them too.
+    Where there is none, nobody must have changed any key of the frame.
+
+    Parameters
+    ----------
+    found
+        For each row its ``source``, its ``offset``, and whether it has the ``same_key``.
+    assigned
+        Whether the frame says that keys were given anew.
+    """
+    source = found.column("source").to_numpy()
+    pointed = pc.is_valid(found.column("offset")).to_numpy()
+    same = pc.fill_null(found.column("same_key").cast(pa.int8()), -1).to_numpy()
+    sources = source.max(initial=-1) + 1
+    changed, kept = np.zeros(sources, bool), np.zeros(sources, bool)
+    changed[source[same == 0]] = True
+    kept[source[(same == 1) & pointed]] = True
+    unsure = changed | ~kept if assigned or changed.any() else changed
+    return ~pointed & unsure[source]
+
+
+def _assigns_keys(step: Any) -> bool:
+    if isinstance(step, dx.Assign):
+        return _KEY in step.keys
+    renamed = zip(step.frame.columns, step.columns, strict=True)
+    return any(new == _KEY != old for old, new in renamed)

@@ -1,0 +1,322 @@
+"""``to_webdataset``: a frame's samples as WebDataset shards again, with the bytes that they had."""
+
+from __future__ import annotations
+
+import os
+import re
+import string
+from collections.abc import Mapping, Sequence
+from typing import Any, Literal
+
+import pandas as pd
+from dask.utils import parse_bytes
+
+from dask_image_ingest.arguments import is_utf8, is_whole, shown, whole_number
+from dask_image_ingest.errors import ArgumentError
+from dask_image_ingest.export.lineage import pixel_operations, source_options_of
+from dask_image_ingest.export.members import Members, make_members
+from dask_image_ingest.export.options import Encode, Jpeg, Options, make_jpeg
+from dask_image_ingest.export.plan.staging import image_columns, metadata_columns
+from dask_image_ingest.export.run import export
+from dask_image_ingest.export.transcode.libjpeg_turbo import require_turbojpeg
+from dask_image_ingest.storage import (
+    EXPORT_ADVICE,
+    OutputStore,
+    open_output,
+)
+
+__all__ = ["to_webdataset"]
+
+
+def to_webdataset(
+    frame: Any,
+    path: str | os.PathLike[str],
+    *,
+    samples_per_shard: int | None = None,
+    bytes_per_shard: int | str | None = None,
+    shuffle: int | None = None,
+    members: str | Sequence[Any] | Mapping[str, Any] = "all",
+    sidecar: Literal["parquet"] | None = "parquet",
+    index: bool = False,
+    jpeg: Literal["keep", "baseline"] | Encode = "keep",
+    errors: Literal["raise", "drop"] = "raise",
+    drop_bad_images: bool = False,
+    resume: bool = False,
+    overwrite: bool = False,
+    progress: bool = False,
+    storage_options: dict[str, Any] | None = None,
+    source_options: dict[str, Any] | None = None,
+) -> pd.DataFrame:
+    """Write the samples of a frame as WebDataset shards, each member byte for byte as it was.
+
+    Only the pointers and the metadata columns of the frame are computed: no image is decoded,
+    unless ``jpeg`` asks for it. Then
+    each sample's members are copied from its shard, a task for each new shard. Rows may come out of
+    any filter, join, sort or shuffle, and their order is kept. A frame with other pixels than the
+    stored ones is refused, unless ``members`` encodes them.
+
+    Parameters
+    ----------
+    frame
+        A dask, pandas or cuDF dataframe with the columns ``__key__``, ``__url__`` and ``offset`` of
+        :func:`read_webdataset_images`, or of :func:`read_images`: each file is the image of its
+        sample. A sample gets the name in ``__key__``, which may be new.
+    path
+        The shards' names, with a field for their number: ``"out/{shard:06d}.tar"``. A path, or a
+        URL of a file system that fsspec writes to.
+    samples_per_shard
+        How many samples each shard has, but for the last one; 10,000 unless ``bytes_per_shard`` is
+        given.
+    bytes_per_shard
+        How large a shard may become, as ``"1 GB"``, with headers and all. A sample that is larger
+        has a shard of its own. With ``samples_per_shard`` too, a shard ends where either is
+        reached.
+    shuffle
+        A seed: samples in a random order over all shards, the same for the same seed whatever the
+        order of the frame is.
+    members
+        ``"all"``; a list of extensions, ``["jpg", "txt"]``; or a mapping for members that are made
+        of columns, ``{"txt": "caption", "json": ["caption", "score"], "cls": None}``: these are
+        added to the sample's own or replace them, and None leaves one out. A list may hold
+        mappings. Text is written as UTF-8, bytes as they are, numbers in decimal, lists, structs
+        and several columns as JSON; where the value is null, there is no member. Pixels are
+        encoded: ``{"jpg": "image"}`` takes the place of the sample's own image, and
+        ``{"mask.png": "mask"}``, with more than one part in its extension, lies beside it.
+    sidecar
+        ``"parquet"`` writes a table of all metadata columns beside each shard, computed ones
+        included, whose ``__url__``, ``offset`` and ``nbytes`` point to the new shard. None writes
+        none.
+    index
+        Whether to write ``.idx`` files, as wds2idx does, for DALI's reader.
+    jpeg
+        What becomes of the pictures that the rows point to. ``"keep"``: nothing, they leave byte
+        for byte. ``"baseline"``: JPEGs that are progressive, arithmetic or in several scans become
+        baseline in one scan, without loss: the same coefficients, EXIF and colour profile; all
+        other pictures stay. This is what hardware decoders take, and needs libjpeg-turbo (extra
+        ``jpeg``). :class:`Encode`: every picture is decoded, resized if asked, and encoded as a
+        member ``jpg``. A picture for which that fails is a row that can't be exported.
+    errors
+        What becomes of rows that can't be exported (a key that readers would not give back, a
+        sample twice, a shard that is gone): ``"raise"`` refuses all before anything is written,
+        ``"drop"`` leaves them out, and tells, unless no shard can be read at all.
+    drop_bad_images
+        Whether to decode every image and leave out rows whose image is bad.
+    resume
+        Go on where a killed run of the same export stopped; what is finished is not done again.
+    overwrite
+        Remove what an earlier export wrote there, and say what that is. Other files stay. Refused
+        if the frame reads from it, if no row would take its place, and if rows point to shards that
+        cannot be read at the moment.
+    progress
+        Whether to show a bar on standard error.
+    storage_options
+        For the file system that is written to.
+    source_options
+        For the file systems of the shards that the frame points to; by default those that it was
+        read with, which a lazy frame knows, one of a checkpoint too. A frame that is computed or
+        persisted does not.
+
+    Returns
+    -------
+    pandas.DataFrame
+        A row for each shard: ``shard``, ``url``, ``samples``, ``members``, ``bytes``, ``sha256``.
+        ``attrs["left_out"]`` counts the rows that were left out, by reason; ``attrs["damaged"]``
+        says what is wrong with source shards; ``attrs["interleaved"]`` counts samples whose members
+        lay apart, and lie together now; ``attrs["sources"]`` are the shards that were copied from,
+        ``attrs["folder"]`` the one that was written to.
+
+    Raises
+    ------
+    ArgumentError
+        For arguments that make no sense, for rows that can't be exported, for shards that were
+        read with different options; for a column of images whose pixels are not those of the
+        stored images, unless it is encoded: drop it where these are meant.
+    MissingDependencyError
+        If ``jpeg="baseline"`` finds no libjpeg-turbo.
+    ExportError
+        If the place can't be written to, has other files of these names or an export already, or if
+        another export writes there now.
+    ShardError, ShardNotFoundError
+        If a source changes while it is copied.
+
+    Notes
+    -----
+    A shard appears under its name when it is complete. ``_plan.json`` is there first,
+    ``_manifest.json`` last, with sizes and SHA-256 of all files; ``_left_out.parquet`` has the rows
+    that were left out. The same samples give the same bytes, whatever the partitions are.
+
+    Examples
+    --------
+    >>> table = read_webdataset_images("train-{000..003}.tar").drop(columns=["image", "error"])
+    >>> wide = table[table.width >= 400]
+    >>> written = to_webdataset(wide, "wide/{shard:03d}.tar", samples_per_shard=10)
+    >>> written[["shard", "samples", "members"]]
+         shard  samples  members
+    0  000.tar       10       40
+    1  001.tar       10       40
+    2  002.tar        8       32
+    """
+    output, template = split_path(path, storage_options)
+    options = make_options(
+        frame,
+        template,
+        samples_per_shard=samples_per_shard,
+        bytes_per_shard=bytes_per_shard,
+        shuffle=shuffle,
+        members=members,
+        sidecar=sidecar,
+        index=index,
+        jpeg=jpeg,
+        errors=errors,
+        drop_bad_images=drop_bad_images,
+    )
+    return export(
+        frame,
+        output,
+        options,
+        resume=resume,
+        overwrite=overwrite,
+        source_options=source_options_of(frame) if source_options is None else source_options,
+        show=progress,
+    )
+
+
+_SAMPLES = 10_000
+
+
+def split_path(path: Any, storage_options: dict[str, Any] | None) -> tuple[OutputStore, str]:
+    """The folder that a path of shards leads to, and how they are called in it.
+
+    Raises
+    ------
+    ArgumentError
+        If the path has no field for the number, or is of no kind that can be written.
+    """
+    text = os.fspath(path) if isinstance(path, os.PathLike) else path
+    if not isinstance(text, str):
+        raise ArgumentError(f"{path!r} is no path")
+    folder, _, template = text.rpartition("/")
+    if not _is_template(template) or _fields(folder) != [] or "\0" in folder:
+        raise ArgumentError(
+            f"{text!r} is no name for shards: it needs one field for their number, in its last "
+            "part, and ends with .tar, as 'out/{shard:06d}.tar' does"
+        )
+    return open_output(
+        folder or ("/" if text[0] == "/" else "."), EXPORT_ADVICE, storage_options
+    ), template
+
+
+def make_options(
+    frame: Any,
+    template: str,
+    *,
+    samples_per_shard: Any,
+    bytes_per_shard: Any,
+    shuffle: Any,
+    members: Any,
+    sidecar: Any,
+    index: bool,
+    jpeg: Any,
+    errors: Any,
+    drop_bad_images: bool,
+) -> Options:
+    """Check the arguments of an export, one against the other and against the frame.
+
+    Raises
+    ------
+    ArgumentError
+    MissingDependencyError
+        If a library is missing that ``jpeg`` needs.
+    """
+    if sidecar not in ("parquet", None):
+        raise ArgumentError(f"sidecar={sidecar!r}; choose 'parquet' or None")
+    if errors not in ("raise", "drop"):
+        raise ArgumentError(f"errors={errors!r}; choose 'raise' or 'drop'")
+    if shuffle is not None and not is_whole(shuffle):
+        raise ArgumentError(f"shuffle={shown(shuffle)}: pass a number, the seed of the order")
+    columns = metadata_columns(frame)
+    if drop_bad_images and "error" not in frame.columns:
+        raise ArgumentError(
+            "drop_bad_images=True needs the column 'error' of the read, which the frame has not"
+        )
+    if bytes_per_shard is None and samples_per_shard is None:
+        samples_per_shard = _SAMPLES
+    makers = {name: list(pixel_operations(frame, name)) for name in image_columns(frame)}
+    chosen = make_members(members, columns, list(makers))
+    how = _jpeg(jpeg)
+    _refuse_other_pixels(makers, chosen, how)
+    return Options(
+        template=template,
+        samples_per_shard=None
+        if samples_per_shard is None
+        else whole_number("samples_per_shard", samples_per_shard, 1),
+        bytes_per_shard=_bytes(bytes_per_shard),
+        shuffle=None if shuffle is None else int(shuffle),
+        members=chosen,
+        sidecar=sidecar is not None,
+        index=bool(index),
+        jpeg=how,
+        drop_rows=errors == "drop",
+        drop_bad_images=bool(drop_bad_images),
+    )
+
+
+def _refuse_other_pixels(makers: Mapping[str, Sequence[str]], members: Members, jpeg: Jpeg) -> None:
+    """Refuse to copy stored images where the frame shows others, which nobody asked to encode."""
+    encoded = {made.columns for made in members.pixels}
+    for name, made in makers.items():
+        if made and name not in encoded and members.copies_images:
+            raise ArgumentError(
+                f"the pixels of {name!r} come from {made[0]}, and to_webdataset would write the "
+                f"stored images. members={{'jpg': {name!r}}} encodes the pixels instead; "
+                f"drop(columns={name!r}) first says that the stored images are meant"
+            )
+    if encoded and isinstance(jpeg, Encode) and jpeg.size is not None:
+        raise ArgumentError(
+            f"Encode(size=...) is for stored images, and members= makes one of the pixels in "
+            f"{members.pixels[0].columns!r}: resize them where they are made"
+        )
+
+
+def _is_template(template: str) -> bool:
+    if not template.endswith(".tar") or _fields(template) != ["shard"]:
+        return False
+    if re.search(r"\d{4}", template.partition("{")[2].partition("}")[0]):
+        return False  # a width that no file system has room for, and memory may not either
+    try:
+        names = {template.format(shard=number) for number in (0, 1, 10_000_000)}
+    except (ValueError, KeyError, IndexError, OverflowError):
+        return False
+    hidden = template.startswith((".", "_"))
+    return len(names) == 3 and not hidden and all(map(_is_file_name, names))
+
+
+def _is_file_name(name: str) -> bool:
+    fits = is_utf8(name) and len(name.encode()) <= 255
+    return fits and name.isprintable() and not any(sign in name for sign in "/ ")
+
+
+def _fields(text: str) -> list[str] | None:
+    try:
+        return [name for _, name, _, _ in string.Formatter().parse(text) if name is not None]
+    except ValueError:
+        return None
+
+
+def _jpeg(jpeg: Any) -> Jpeg:
+    made = make_jpeg(jpeg)
+    if made == "baseline":
+        require_turbojpeg()
+    return made
+
+
+def _bytes(size: Any) -> int | None:
+    if size is None:
+        return None
+    try:
+        nbytes = int(parse_bytes(size))
+    except (ValueError, TypeError, AttributeError, OverflowError):
+        nbytes = 0
+    if nbytes < 1:
+        raise ArgumentError(f"bytes_per_shard={size!r}: pass bytes, or a text such as '1 GB'")
+    return nbytes

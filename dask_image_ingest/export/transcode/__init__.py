@@ -1,0 +1,1 @@
+"""Stored images that are rewritten before export: as baseline JPEG, or encoded anew."""

@@ -1,0 +1,221 @@
+"""One task: a batch of the plan becomes a shard, with its sidecar and its index.
+
+Where everything will lie is known before a byte is read, so that members are written where they
+belong in whatever order they come, and nothing but what is on its way is in memory.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Callable
+from contextlib import suppress
+from functools import partial
+from typing import Any, NamedTuple
+
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from dask_image_ingest.errors import ExportError
+from dask_image_ingest.export.options import ExportContext
+from dask_image_ingest.export.plan.staged_tables import read_batch, take_rows
+from dask_image_ingest.export.write.copy import copy_members
+from dask_image_ingest.export.write.layout import Layout, index_file, lay_out
+from dask_image_ingest.index import parquet_bytes
+from dask_image_ingest.storage import STAGING, refuse_other_run
+
+__all__ = ["Written", "compare_shard", "done_name", "is_there", "sidecar", "write_shard"]
+
+#: What is known of a shard that is written, as JSON knows it.
+Written = dict[str, Any]
+
+
+def done_name(number: int) -> str:
+    """The record of a shard that is written, for whoever goes on."""
+    return f"{STAGING}/done-{number}.json"
+
+
+def write_shard(number: int, context: ExportContext) -> Written:
+    """Write a shard and what lies beside it, unless a run before this one did.
+
+    Nothing appears under its name before all of it is written, and the shard last: one that is
+    there is complete.
+
+    Raises
+    ------
+    ExportError
+        If it can't be written, or if another export has begun there.
+    ShardError
+        If a source can't be read, or has changed.
+    """
+    finished = _finished(number, context)
+    if finished:
+        return finished
+    output = context.output
+    batch, layout, columns, contents, digest = _planned(number, context)
+    name = context.options.files_of(number)[-1]
+    with output.scratch() as file:
+        sha256 = copy_members(file.fileno(), layout, batch, columns, context)
+        written = {
+            "name": name,
+            "samples": len(batch),
+            "members": len(layout.names),
+            "bytes": layout.size,
+            "sha256": sha256,
+            "columns": digest,
+            "beside": [_facts(*entry) for entry in contents.items()],
+        }
+        check = partial(refuse_other_run, output, context.run)
+        for beside_name, content in contents.items():
+            output.put(beside_name, content, check)
+        output.commit(file, name, check)
+    output.fsync()
+    output.put(done_name(number), json.dumps(written).encode(), check)
+    return written
+
+
+def compare_shard(number: int, context: ExportContext) -> None:
+    """Refuse to go on if a run before this one wrote a shard with other values in its columns.
+
+    Raises
+    ------
+    ExportError
+    """
+    finished = _finished(number, context)
+    if finished and finished["columns"] != _planned(number, context).digest:
+        raise ExportError(
+            f"the columns of the samples in {context.output.locate(finished['name'])} have "
+            "other values now than when it was written, and nothing was written by this run. "
+            "overwrite=True begins anew; or choose another folder"
+        )
+
+
+class _Planned(NamedTuple):
+    """What the plan says of a shard: its samples, and what lies beside it."""
+
+    batch: pa.RecordBatch
+    layout: Layout
+    columns: pa.Table | None
+    contents: dict[str, bytes]
+    digest: str
+
+
+def _planned(number: int, context: ExportContext) -> _Planned:
+    output = context.output
+    *beside, name = context.options.files_of(number)
+    try:
+        batch = read_batch(output, context.planned, number)
+        columns = take_rows(output, *(batch.column(of) for of in ("part", "batch", "row")))
+    except OSError:
+        refuse_other_run(output, context.run)  # which has removed what this one had staged
+        raise
+    layout = lay_out(batch)
+    contents = _contents(beside, batch, layout, columns, output.locate(name))
+    return _Planned(batch, layout, columns, contents, _columns_digest(contents, columns))
+
+
+def _finished(number: int, context: ExportContext) -> Written | None:
+    """What an earlier run wrote of a shard, if it is still there."""
+    record = context.output.read(done_name(number))
+    if record is None:
+        return None
+    with suppress(ValueError):  # cut short by a machine that went down
+        written: Written = json.loads(record)
+        return written if is_there(written, context.output.size) else None
+    return None
+
+
+def is_there(written: Written, size_of: Callable[[str], int | None]) -> bool:
+    """Whether a shard and what lies beside it have the sizes that they should."""
+    return all(size_of(file["name"]) == file["bytes"] for file in (written, *written["beside"]))
+
+
+def _contents(
+    names: list[str], batch: pa.RecordBatch, layout: Layout, columns: pa.Table | None, url: str
+) -> dict[str, bytes]:
+    """What lies beside a shard, by name."""
+    contents = {}
+    for name in names:
+        if name.endswith(".idx"):
+            contents[name] = index_file(layout, len(batch))
+        elif columns is not None:
+            schema = pa.ipc.read_schema(pa.py_buffer(batch.schema.metadata[b"sidecar"]))
+            shapes = pa.Table.from_batches([batch.select(["height", "width"])])
+            contents[name] = sidecar(columns, schema, layout, shapes, url)
+    return contents
+
+
+def _columns_digest(contents: dict[str, bytes], columns: pa.Table | None) -> str:
+    """Stands for the values of the columns that went into a shard and its sidecar."""
+    if columns is None:
+        return ""
+    digest = hashlib.sha256()
+    for name, content in contents.items():
+        if name.endswith(".parquet"):
+            digest.update(content)
+    made = [name for name in columns.column_names if name.startswith("made:")]
+    if made:
+        digest.update(parquet_bytes(columns.select(made)))
+    return digest.hexdigest()
+
+
+def _facts(name: str, content: bytes) -> dict[str, Any]:
+    return {
+        "name": name,
+        "bytes": len(content),
+        "sha256": hashlib.sha256(content).hexdigest(),
+    }
+
+
+def sidecar(
+    columns: pa.Table, schema: pa.Schema, layout: Layout, shapes: pa.Table, url: str
+) -> bytes:
+    """The columns of a shard's samples as a parquet file.
+
+    ``__url__``, ``offset`` and ``nbytes`` are those of the image in the shard at ``url``, null
+    where a sample has none; with them ``decode_images`` finds it. Of an image that was encoded anew
+    (``shapes`` has heights and widths, null for all others), columns of its shape tell the new one.
+    """
+    columns = _reshaped(columns, shapes)
+    table = pa.table([_conform(columns, field) for field in schema], schema=schema)
+    # There is no sample without members, so that some member stands in for an image that is none.
+    absent = layout.images < 0
+    pointers = {
+        "__url__": pa.array([url] * len(table), pa.string()),
+        "offset": pa.array(layout.places[layout.images], pa.int64(), mask=absent),
+        "nbytes": pa.array(layout.sizes[layout.images], pa.int64(), mask=absent),
+    }
+    for name, values in pointers.items():
+        number = schema.get_field_index(name)
+        if number < 0:
+            table = table.append_column(name, values)
+        else:
+            field = schema.field(number)
+            table = table.set_column(number, field, values.cast(field.type))
+    return parquet_bytes(table)
+
+
+def _reshaped(columns: pa.Table, shapes: pa.Table) -> pa.Table:
+    """The columns with the shapes of the images that were encoded anew."""
+    anew = pc.is_valid(shapes.column("height"))
+    new = {
+        "height": shapes.column("height"),
+        "width": shapes.column("width"),
+        "channels": pa.scalar(3),
+        "format": pa.scalar("jpeg"),
+    }
+    if not pc.any(anew).as_py():
+        return columns
+    for name, values in new.items():
+        number = columns.schema.get_field_index(name)
+        if number >= 0:
+            values = values.cast(columns.schema.field(number).type)
+            values = pc.if_else(anew, values, columns.column(number))
+            columns = columns.set_column(number, name, values)
+    return columns
+
+
+def _conform(table: pa.Table, field: pa.Field) -> pa.ChunkedArray | pa.Array:
+    if field.name not in table.column_names:
+        return pa.nulls(len(table), field.type)
+    return table.column(field.name).cast(field.type)

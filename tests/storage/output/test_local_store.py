@@ -1,0 +1,75 @@
+"""What is kept in a folder of this machine."""
+
+import errno
+import os
+import threading
+
+import pytest
+
+from dask_image_ingest.errors import ExportError
+from dask_image_ingest.storage.output import local_store
+from dask_image_ingest.storage.output.local_store import LocalStore
+
+
+def test_a_file_that_is_cut_off_while_it_is_read_ends_no_process(tmp_path):
+    path = tmp_path / "part"
+    path.write_bytes(bytes(1 << 20))
+    with LocalStore(str(tmp_path)).open("part") as file:
+        assert file.size() == 1 << 20
+        os.truncate(path, 10)
+        file.seek(1 << 19)
+        assert file.read() == b""
+
+
+def test_a_disk_that_is_full_when_a_file_is_closed_is_told(tmp_path, monkeypatch):
+    class Full:
+        name = str(tmp_path / "_staging" / "x")
+
+        def __enter__(self):
+            return self
+
+        def __exit__(self, *_):
+            raise OSError(errno.ENOSPC, "No space left on device")
+
+        def write(self, content):
+            pass
+
+    monkeypatch.setattr(local_store, "_created", lambda path: Full())
+    place = LocalStore(str(tmp_path))
+    told = r"No space left on device\. What is finished stays"
+    with pytest.raises(ExportError, match=told), place.scratch() as file:
+        file.write(b"content")
+
+
+def test_many_writers_make_and_remove_one_staging_folder(tmp_path):
+    place = LocalStore(str(tmp_path))
+    errors = []
+
+    def write(number):
+        try:
+            for time in range(100):
+                place.put(f"{number}-{time}", b"content")
+                place.remove_empty_staging()
+        except BaseException as error:
+            errors.append(error)
+
+    threads = [threading.Thread(target=write, args=(number,)) for number in range(8)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert not errors
+    assert len(place.sizes()) == 800
+
+
+def test_a_scratch_file_that_cannot_be_removed_hides_no_error(tmp_path, monkeypatch):
+    def failing(path):
+        raise OSError(errno.EROFS, "Read-only file system")
+
+    place = LocalStore(str(tmp_path))
+    monkeypatch.setattr(os, "unlink", failing)
+    place.put("name", b"content")
+    assert place.read("name") == b"content"
+    told = r"Input/output error\. What is finished stays"
+    with pytest.raises(ExportError, match=told), place.scratch():
+        raise OSError(errno.EIO, "Input/output error")
