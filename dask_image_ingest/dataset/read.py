@@ -164,10 +164,9 @@ def read_webdataset_images(
         would run as programs.
     index
         Where to look for indexes, with which no shard is opened until its pixels are asked for.
-        ``"auto"``: beside the shards, those of :func:`write_index` and of other tools, by one
-        listing of each folder. A folder: there. True: one of :func:`write_index` is beside each
-        shard, or that is an error; nothing is listed. False: none is used. What is stale is not
-        used, with a warning.
+        ``"auto"``: beside the shards, those of :func:`write_index`, by one listing of each folder.
+        A folder: there. True: one of :func:`write_index` is beside each shard, or that is an error;
+        nothing is listed. False: none is used. What is stale is not used, with a warning.
     storage_options
         For the fsspec filesystem behind remote paths.
     decode
