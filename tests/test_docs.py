@@ -42,10 +42,10 @@ GPU_PACKAGES = {"cudf", "cupy", "dask_cuda", "dask_cudf", "pylibcudf", "rmm"}
 #: The blocks that are not run, or not everywhere, and why: no others may be marked so.
 MARKED: dict[str, list[str]] = {
     "docs/guide/clusters.md": [
-        "needs cudf",
-        "needs a cluster with GPUs",
         "needs several hosts",
         "needs hosts with GPUs",
+        "needs cudf",
+        "needs a cluster with GPUs",
     ],
     "docs/guide/export.md": ["needs a damaged collection"],
     "docs/guide/read.md": ["needs a collection of img2dataset"],
