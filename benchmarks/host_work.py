@@ -83,19 +83,19 @@ def measure(path: Path, arguments: Any, clock: "Clock") -> dict[str, float]:
     """µs an image of the whole and of each stage, each the least of all rounds."""
     ddf = dii.read_webdataset_images(str(path), backend="pandas", partition_size=None)
     expr = ddf.expr.optimize(fuse=False)
-    (split,), query = expr.dataset.splits, expr.query
+    split, query, decode = expr._filtered_task("partition", 0).args
     with open_rows(split.url, split.index, query.options) as rows:
         clock.shapes = np.array([[one.height, one.width, CHANNELS] for one in rows.headers])
     best: dict[str, float] = {}
     for _ in range(1 + arguments.rounds):
-        found = whole(split, query, clock) | stages(split, query)
+        found = whole(split, query, decode, clock) | stages(split, query)
         if arguments.paced:
-            found |= paced(split, query, clock)
+            found |= paced(split, query, decode, clock)
         for stage, seconds in found.items():
             best[stage] = min(best.get(stage, math.inf), seconds / arguments.images * 1e6)
     if arguments.profile:
         profiler = cProfile.Profile()
-        profiler.runcall(whole, split, query, clock)
+        profiler.runcall(whole, split, query, decode, clock)
         pstats.Stats(profiler).strip_dirs().sort_stats("tottime").print_stats(40)
     return best
 
@@ -125,11 +125,11 @@ class Clock:
         self.since = time.thread_time()
 
 
-def whole(split: Any, query: Any, clock: Clock) -> dict[str, float]:
+def whole(split: Any, query: Any, decode: Any, clock: Clock) -> dict[str, float]:
     """Seconds that one partition takes, from the shard's name to its dataframe."""
     clock.reset()
     start, busy = time.perf_counter(), time.process_time()
-    frame = read_partition(split, query)
+    frame = read_partition(split, query, decode)
     clock.begins()  # what follows the last batch is waited for, too
     found = {
         "**whole**, processor time of all threads": time.process_time() - busy,
@@ -141,15 +141,16 @@ def whole(split: Any, query: Any, clock: Clock) -> dict[str, float]:
     return found
 
 
-def paced(split: Any, query: Any, clock: Clock) -> dict[str, float]:
+def paced(split: Any, query: Any, decode: Any, clock: Clock) -> dict[str, float]:
     """Seconds for each of some partitions where decoding takes as long as on a fast GPU."""
     found = {}
     clock.seconds, clock.images = 1 / SPEED, 0
     for threads in (1, 2):
         start = time.perf_counter()
         with ThreadPoolExecutor(threads) as pool:
-            for frame in pool.map(lambda _: len(read_partition(split, query)), range(PARTITIONS)):
-                assert frame == len(clock.shapes)
+            read = lambda _: len(read_partition(split, query, decode))  # noqa: E731
+            for rows in pool.map(read, range(PARTITIONS)):
+                assert rows == len(clock.shapes)
         spent = (time.perf_counter() - start) / PARTITIONS
         found[f"beside a decoder of {SPEED:,} images/s, {threads} at a time"] = spent
     clock.seconds = 0.0

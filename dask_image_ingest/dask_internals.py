@@ -69,7 +69,9 @@ from dask.dataframe.dask_expr._expr import (
     Where,
     XOr,
     _DelayedExpr,
+    are_co_aligned,
     determine_column_projection,
+    is_filter_pushdown_available,
     plain_column_projection,
 )
 from dask.dataframe.dask_expr._groupby import (
@@ -190,11 +192,13 @@ __all__ = [
     "XOr",
     "_DelayedExpr",
     "_get_divisions",
+    "are_co_aligned",
     "convert_legacy_graph",
     "cull",
     "determine_column_projection",
     "divisions_lru",
     "groupby_slice_apply",
+    "is_filter_pushdown_available",
     "new_collection",
     "plain_column_projection",
 ]

@@ -10,7 +10,6 @@ from dask_image_ingest.dataset import (
     SHAPE_IN_NAME,
     Decode,
     KeepsResults,
-    ReadWebDataset,
     image_sources,
 )
 from dask_image_ingest.decode import ImageShape
@@ -31,8 +30,6 @@ def _made(expr: Any, column: Any) -> ImageShape:
     """The shape of the images that an expression makes."""
     if list(expr.columns).count(column) != 1:
         return _UNKNOWN
-    if isinstance(expr, ReadWebDataset) and column == "image":
-        return expr.dataset.options.decoding.shape
     if isinstance(expr, Decode):
         return expr.shapes.get(column) or _UNKNOWN
     if isinstance(expr, FromGraph):

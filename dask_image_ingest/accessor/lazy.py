@@ -13,7 +13,7 @@ from dask.dataframe.extensions import register_dataframe_accessor, register_seri
 
 from dask_image_ingest.accessor.image_shape import image_shape
 from dask_image_ingest.accessor.images import Images, as_frame, told_shape
-from dask_image_ingest.dask_internals import new_collection
+from dask_image_ingest.dask_internals import Head, new_collection
 from dask_image_ingest.dataset import ByPiece, Decode, ReadWebDataset
 from dask_image_ingest.errors import ArgumentError
 from dask_image_ingest.frames import backend_of
@@ -110,10 +110,19 @@ class LazySeriesImages(LazyImages):
 def _first_image(images: Any) -> Any:
     """A lazy frame of the first row that any partition has."""
     heads = images.head(1, npartitions=-1, compute=False)
-    reads = list(heads.simplify().expr.find_operations(ReadWebDataset))
-    if reads and all(read.limit is not None for read in reads):
-        return heads  # pushed down to the read: one image of each partition is decoded
+    decodes = list(heads.simplify().expr.find_operations(Decode))
+    if decodes and all(map(_is_limited, decodes)):
+        # They go below the decode. Dask would repeat it in each task that has use for the result,
+        # were it not reduced.
+        return _first(heads)
     return _first(images)
+
+
+def _is_limited(decode: Decode) -> bool:
+    """Whether the first rows are taken before their images are decoded."""
+    if decode.limit is not None or next(decode.find_operations(Head), None) is not None:
+        return True
+    return any(read.limit is not None for read in decode.find_operations(ReadWebDataset))
 
 
 def _first(frame: Any) -> Any:

@@ -10,7 +10,7 @@ from dask_image_ingest.dataset.datasets import KeepsResults, datasets_of, shard_
 from dask_image_ingest.dataset.decode_images import decode_frame, decode_images
 from dask_image_ingest.dataset.decode_rows import NoPixels
 from dask_image_ingest.dataset.every_row import EveryRow
-from dask_image_ingest.dataset.expr import SHAPE_IN_NAME, Dataset, ReadWebDataset
+from dask_image_ingest.dataset.expr import Dataset, ReadWebDataset
 from dask_image_ingest.dataset.filters import (
     MIRRORED,
     NEGATED,
@@ -21,6 +21,7 @@ from dask_image_ingest.dataset.filters import (
 )
 from dask_image_ingest.dataset.image_sources import image_sources, value_sources
 from dask_image_ingest.dataset.late.by_piece import ByPiece
+from dask_image_ingest.dataset.late.in_read import SHAPE_IN_NAME
 from dask_image_ingest.dataset.late.node import Decode, PointersToReferences
 from dask_image_ingest.dataset.late.pieces import move_rows_now
 from dask_image_ingest.dataset.late.pointers import POINTER, references_of_pointers

@@ -7,13 +7,13 @@ from typing import Any, Literal, TypeVar
 
 from dask_image_ingest.arguments import check_choice, check_frame, check_storage_options
 from dask_image_ingest.dask_internals import FrameBase, new_collection
-from dask_image_ingest.dataset.late.decode import ImageDecode, decode_partition
+from dask_image_ingest.dataset.late.decode import ImageDecode, decode_partition, kept_by
 from dask_image_ingest.dataset.late.encoded import (
     BytesToReferences,
     check_encoded,
     references_of_bytes,
 )
-from dask_image_ingest.dataset.late.node import Decode, DecodeOrDrop, PointersToReferences
+from dask_image_ingest.dataset.late.node import Decode, PointersToReferences
 from dask_image_ingest.dataset.late.pointers import POINTER, references_of_pointers
 from dask_image_ingest.dataset.options import ErrorPolicy
 from dask_image_ingest.decode import MAX_PIXELS, Decoding, make_decoding
@@ -123,7 +123,7 @@ def decode_images(
         rows = BytesToReferences(rows, encoded, "image", "error")
     elif not references:
         rows = PointersToReferences(rows, "image", "error")
-    return new_collection((DecodeOrDrop if errors == "drop" else Decode)(rows, images))
+    return new_collection(Decode(rows, images, kept_by(errors)))
 
 
 def decode_frame(
@@ -146,7 +146,7 @@ def _decoded(
             else references_of_bytes(frame, encoded)
         )
         frame = backend_of(frame).with_references(frame, made, "image", "error")
-    return decode_partition(frame, images)
+    return decode_partition(frame, images, kept_by(images[0].errors))
 
 
 def _check_pointers(meta: Any) -> None:

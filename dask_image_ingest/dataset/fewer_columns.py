@@ -54,8 +54,6 @@ def _of_named_columns(self: dx.Query, parent: dx.Expr, dependents: Any) -> dx.Ex
     text = self.operand("_expr")
     if not (isinstance(parent, dx.Projection) and is_row_by_row(text) and _reads_shards(self)):
         return _simplify_up(self, parent, dependents)
-    if _is_read(self.frame) and self.frame.takes_up(self, dependents):
-        return None  # the read asks for no column of the text then
     named = [column for column in self.frame.columns if str(column) in text]
     wanted = dx.determine_column_projection(self, parent, dependents, named)
     wanted = wanted if isinstance(wanted, list) else [wanted]
@@ -75,4 +73,4 @@ def _reads_shards(expr: dx.Expr) -> bool:
 
 
 def _is_read(expr: dx.Expr) -> bool:
-    return hasattr(type(expr), "takes_up")
+    return hasattr(type(expr), "reads_shards")

@@ -9,11 +9,9 @@ from typing import Any
 
 import numpy as np
 import pyarrow as pa
-from dask.dataframe.dispatch import concat
 
-from dask_image_ingest.dataset import filters as dnf
-from dask_image_ingest.dataset.computed import EvaluatedFilter
 from dask_image_ingest.dataset.decode_rows import decode_rows
+from dask_image_ingest.dataset.late.decode import Decoded, DecodeInRead, first_rows, keep_rows
 from dask_image_ingest.dataset.metadata import SampleRows
 from dask_image_ingest.dataset.opened import give_up, open_rows
 from dask_image_ingest.dataset.query import Query
@@ -35,10 +33,11 @@ from dask_image_ingest.tar import TarIndex
 __all__ = ["read_partition"]
 
 
-def read_partition(split: ShardSplit, query: Query) -> Any:
+def read_partition(split: ShardSplit, query: Query, decode: DecodeInRead | None = None) -> Any:
     """Read one partition: the samples ``split`` of one shard, as a dataframe.
 
-    Pixels are decoded last, and only for the rows that the filters keep.
+    Without ``decode`` it has references in place of images. Pixels are decoded last, and only for
+    the rows that are left.
 
     Raises
     ------
@@ -50,25 +49,23 @@ def read_partition(split: ShardSplit, query: Query) -> Any:
         For the first image that can't be decoded, with ``errors="raise"``.
     """
     try:
-        return _read(split, query)
+        return _read(split, query, decode)
     except (ShardError, ShardNotFoundError) as error:
         if query.options.shard_errors == "raise":
             raise
         if not split.part:
             warn_of_skipped(error)
-        return _no_rows(split, query)
+        return _no_rows(split, query, decode)
 
 
-def _no_rows(split: ShardSplit, query: Query) -> Any:
+def _no_rows(split: ShardSplit, query: Query, decode: DecodeInRead | None) -> Any:
     nothing = open_sidecar(None, query.sidecar, None, False)
     with nothing as sidecar:
         empty = SampleRows(split.url, b"", TarIndex(), query.options, query.components, sidecar)
-        if not query.must_decode:
-            return _undecoded(empty, query)
-        return _decoded(split, empty, query)
+        return _frame(split, empty, query, decode)
 
 
-def _read(split: ShardSplit, query: Query) -> Any:
+def _read(split: ShardSplit, query: Query, decode: DecodeInRead | None) -> Any:
     options = query.options
     with open_sidecar(
         split.sidecar,
@@ -77,19 +74,22 @@ def _read(split: ShardSplit, query: Query) -> Any:
         options.needs_sidecars,
         skips_errors=options.shard_errors == "skip",
     ) as sidecar:
-        if not sidecar.may_have(query.filters_before_decode):
-            return _no_rows(split, query)
+        if not sidecar.may_have(query.filters):
+            return _no_rows(split, query, decode)
         try:
-            return _read_shard(split, query, sidecar)
+            return _read_shard(split, query, decode, sidecar)
         except UnusableIndexError as error:
             # A column of it is damaged, which shows when that is read.
             if split.index is None:
                 raise AssertionError("only an index is unusable") from error
             give_up(split.index, error, warn=not split.part)
-            return _read_shard(replace(split, index=None), query, sidecar)
+            return _read_shard(replace(split, index=None), query, decode, sidecar)
 
 
-def _read_shard(split: ShardSplit, query: Query, sidecar: Sidecar) -> Any:
+def _read_shard(
+    split: ShardSplit, query: Query, decode: DecodeInRead | None, sidecar: Sidecar
+) -> Any:
+    every_image = decode is not None and decode.steps is None
     with open_rows(
         split.url,
         split.index,
@@ -98,31 +98,13 @@ def _read_shard(split: ShardSplit, query: Query, sidecar: Sidecar) -> Any:
         sidecar,
         warn=not split.part,
         keep=query.keeps_walk,
-        whole=split.parts == 1 and query.decodes_every_row,
+        whole=split.parts == 1 and every_image and not query.filters and query.limit is None,
     ) as rows:
         if not split.part:  # once for a shard, not once for each part of it
             _warn(rows, query)
-        rows = rows.take(split.rows(len(rows))).keep(query.filters_before_decode)
-        rows, query = _keep_computed(rows, query)
-        if not query.must_decode:
-            rows = rows.take(range(len(rows))[: query.limit])
-            return _undecoded(rows, query)
-        if query.limit is not None:
-            if query.loses_rows_by_decode:
-                return _first_rows(split, rows, query, query.limit)
-            rows = rows.take(range(len(rows))[: query.limit])
-        return _decoded(split, rows, query)
-
-
-def _undecoded(rows: SampleRows, query: Query) -> Any:
-    """A partition without pixels; references are in their place where the decode comes later."""
-    later = ("image", "error") if query.references else ()
-    table = rows.table([name for name in query.columns if name not in later])
-    for place, name in enumerate(query.columns):
-        if name in later:
-            made = rows.references() if name == "image" else pa.nulls(len(rows), pa.string())
-            table = table.add_column(place, name, made)
-    return query.options.get_backend().frame(table, rows.numbers, None)
+        rows = rows.take(split.rows(len(rows))).keep(query.filters)
+        rows = rows.take(range(len(rows))[: query.limit])
+        return _frame(split, rows, query, decode)
 
 
 def _warn(rows: SampleRows, query: Query) -> None:
@@ -131,86 +113,76 @@ def _warn(rows: SampleRows, query: Query) -> None:
         warn_of_late_members(rows.url, rows.other_kinds(query.known_extensions))
 
 
-def _keep_computed(rows: SampleRows, query: Query) -> tuple[SampleRows, Query]:
-    """The rows for which computed filters hold, and the query with those that can't tell yet."""
-    left = []
-    for each in query.computed:
-        try:
-            kept = _matching(rows, each, query)
-        except Exception:
-            # Of rows that are gone when all is decoded a function need not know what to make.
-            if not query.loses_rows_by_decode:
-                raise
-            left.append(each)
-        else:
-            rows = rows.take(kept)
-    return rows, replace(query, computed=tuple(left))
+def _frame(split: ShardSplit, rows: SampleRows, query: Query, decode: DecodeInRead | None) -> Any:
+    if decode is None:
+        return _metadata(rows, query, rows.references)
+    if decode.steps is None and decode.limit is None:
+        # The table is made while images are decoded.
+        return keep_rows(_whole_frame(split, rows, query, decode), decode.keep)
+    frame = _metadata(rows, query, lambda: pa.array(np.arange(len(rows))))
+    frame = frame if decode.steps is None else decode.steps(frame)
+    make = functools.partial(_with_images, split, rows, query, decode)
+    return first_rows(frame, make, decode.keep, decode.limit)
 
 
-def _matching(rows: SampleRows, computed: EvaluatedFilter, query: Query) -> np.ndarray:
-    return computed.matching(
-        rows.table(computed.columns), rows.numbers, query.options.get_backend()
-    )
+def _metadata(rows: SampleRows, query: Query, references: Callable[[], pa.Array]) -> Any:
+    """A partition without pixels: references are in the place of images."""
+    made: dict[str, Callable[[], pa.Array]] = {
+        "image": references,
+        "error": lambda: pa.nulls(len(rows), pa.string()),
+    }
+    table = rows.table([name for name in query.columns if name not in made])
+    for place, name in enumerate(query.columns):
+        if name in made:
+            table = table.add_column(place, name, made[name]())
+    return query.options.get_backend().frame(table, rows.numbers, None)
 
 
-def _first_rows(split: ShardSplit, rows: SampleRows, query: Query, limit: int) -> Any:
-    """The first rows where only the decoder tells which these are: few at first, then more."""
-    parts: list[Any] = []
-    start, size = 0, max(1, limit)
-    while not parts or (start < len(rows) and sum(map(len, parts)) < limit):
-        portion = rows.take(range(start, min(start + size, len(rows))))
-        parts.append(_decoded(split, portion, query))
-        start, size = start + size, 2 * size
-    return parts[0] if len(parts) == 1 else concat(parts).head(limit)
+def _whole_frame(
+    split: ShardSplit, rows: SampleRows, query: Query, decode: DecodeInRead
+) -> Decoded:
+    names = [name for name in query.columns if name not in decode.images.columns]
+    table = functools.cache(lambda: rows.table(names))
+    pixels = _decode(split, rows, query, decode, table)
+    told = table()
+    if decode.images.error is not None:
+        errors = pa.array([error or None for error in pixels.errors], pa.string())
+        told = told.append_column(decode.images.error, errors)
+    made = pixels if decode.images.pixels else None
+    frame = query.options.get_backend().frame(told, rows.numbers, made)
+    return _in_order(frame, decode), pixels.errors
 
 
-def _decoded(split: ShardSplit, rows: SampleRows, query: Query) -> Any:
-    """The frame of some rows, whose table is made while images are decoded."""
-    table = functools.cache(lambda: _table(rows, query))
-    return _frame(rows, _decode(split, rows, query, table), table(), query)
+def _in_order(frame: Any, decode: DecodeInRead) -> Any:
+    columns = list(decode.columns)
+    return frame if list(frame.columns) == columns else frame[columns]
 
 
-def _table(rows: SampleRows, query: Query) -> pa.Table:
-    filtered_by = dnf.columns_of(query.filters_after_decode)
-    names = [name for name in query.columns if name != "image"]
-    return rows.table([*names, *sorted(filtered_by.difference(names))])
+def _with_images(
+    split: ShardSplit, rows: SampleRows, query: Query, decode: DecodeInRead, frame: Any
+) -> Decoded:
+    backend = query.options.get_backend()
+    positions = backend.host(backend.values(frame[decode.images.image]))
+    pixels = _decode(split, rows.take(np.asarray(positions, np.int64)), query, decode)
+    return _in_order(decode.images.into(frame, pixels), decode), pixels.errors
 
 
 def _decode(
-    split: ShardSplit, rows: SampleRows, query: Query, meanwhile: Callable[[], Any]
+    split: ShardSplit,
+    rows: SampleRows,
+    query: Query,
+    decode: DecodeInRead,
+    meanwhile: Callable[[], Any] | None = None,
 ) -> Pixels:
     return decode_rows(
         rows.headers,
         rows.image_bytes,
         rows.origin,
-        query.options.decoding,
-        query.options.errors,
+        decode.images.decoding,
+        decode.images.errors,
         query.options.get_backend(),
         what=f"samples {rows.numbers[0]}-{rows.numbers[-1]} of {split.url}" if len(rows) else "",
-        pixels=query.wants_pixels,
+        pixels=decode.images.pixels,
         fetch=rows.announce_images,
         meanwhile=meanwhile,
     )
-
-
-def _frame(rows: SampleRows, pixels: Pixels, table: pa.Table, query: Query) -> Any:
-    if "error" in table.column_names:
-        position = table.column_names.index("error")
-        table = table.set_column(position, "error", pa.array(pixels.errors, pa.string()))
-    kept = np.arange(len(rows))
-    if query.filters_after_decode:
-        kept = dnf.matching(table, query.filters_after_decode)
-    if query.options.errors == "drop":
-        kept = kept[[pixels.errors[row] is None for row in kept]]
-    for each in query.computed:
-        kept = kept[_matching(rows.take(kept), each, query)]
-    kept = kept[: query.limit]
-    if len(kept) < len(rows):
-        table, pixels = table.take(kept), pixels.take(kept)
-    frame = query.options.get_backend().frame(
-        table.select([name for name in query.columns if name != "image"]),
-        rows.numbers[kept],
-        pixels if query.wants_pixels else None,
-    )
-    columns = list(query.columns)
-    return frame if list(frame.columns) == columns else frame[columns]

@@ -103,7 +103,8 @@ def _column(expr: Any, read: dx.Expr) -> str | None:
         return None
     column = expr.operand("columns")
     column = column[0] if isinstance(column, list) else column
-    return None if column == "image" else column
+    # These are not known before the decode.
+    return None if column in ("image", "error") else column
 
 
 def _constant(value: Any, type_: pa.DataType, backend: BackendName) -> Any:

@@ -20,10 +20,12 @@ from dask_image_ingest.arguments import (
     list_of_names,
     shown,
 )
-from dask_image_ingest.dask_internals import new_collection
+from dask_image_ingest.dask_internals import Expr, new_collection
 from dask_image_ingest.dataset.expr import Dataset, ReadWebDataset
-from dask_image_ingest.dataset.filters import normalize_filters
+from dask_image_ingest.dataset.filters import Filters, columns_of, normalize_filters, without
 from dask_image_ingest.dataset.first_shard import open_first
+from dask_image_ingest.dataset.late.decode import ImageDecode, kept_by
+from dask_image_ingest.dataset.late.node import Decode, KeepMatching
 from dask_image_ingest.dataset.options import (
     ErrorPolicy,
     ReadOptions,
@@ -276,7 +278,33 @@ def read_webdataset_images(
     found = sorted((url, file.url) for url, file in indexes.items())
     token = tokenize(_fingerprint(shards), told, options, largest, found)
     dataset = Dataset(splits, tuple(shards), schema, options, token)
-    return new_collection(ReadWebDataset(dataset, selected, filters_, references=not decode))
+    if not decode:
+        return new_collection(ReadWebDataset(dataset, selected, filters_))
+    return new_collection(_decoded(dataset, selected, filters_))
+
+
+def _decoded(dataset: Dataset, columns: list[str] | None, filters: Filters | None) -> Expr:
+    """A scan, and the decode of what it finds where pixels or errors are needed."""
+    options, types = dataset.options, dataset.schema.types
+    by_error = "error" in columns_of(filters)
+    keep = kept_by(options.errors)
+    wanted = list(types) if columns is None else columns
+    made = {"image", "error"}.intersection(wanted)
+    if not made and not by_error and keep is None:
+        return ReadWebDataset(dataset, columns, filters)
+    scanned = columns
+    if "image" not in wanted or by_error:
+        scanned = [*wanted, *({"image", *columns_of(filters)}.difference(wanted))]
+    scan = ReadWebDataset(dataset, scanned, without(filters, "error") if by_error else filters)
+    error = "error" if "error" in scan.columns else None
+    pixels = "image" in wanted
+    images = ImageDecode(
+        "image", error, options.decoding, options.errors, options.storage_options, pixels
+    )
+    frame = Decode(scan, (images,), keep)
+    if by_error:
+        frame = KeepMatching(frame, filters)
+    return frame if frame.columns == wanted else frame[wanted]
 
 
 def refuse_decoding(decoding: Decoding, errors: ErrorPolicy) -> None:

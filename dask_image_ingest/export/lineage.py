@@ -97,7 +97,8 @@ def operation_name(expr: Any) -> str:
     if isinstance(expr, ReadImageFiles):
         return "read_images"
     if isinstance(expr, Decode):
-        return "decode_images"
+        of_read = isinstance(expr.frame, ReadWebDataset)
+        return operation_name(expr.frame) if of_read else "decode_images"
     if isinstance(expr, MapBatches):
         return f"map_batches({expr.batch_map.function.name})"
     if isinstance(expr, dx.MapPartitions):

@@ -101,7 +101,7 @@ def _mean(images):
 @pytest.mark.rounds(3, nightly=30)
 def test_other_boundaries_and_lost_files_change_no_row(made, tmp_path, seed, rng):
     path = tmp_path / "stored"
-    paths = sorted(shard.url for shard in made["whole"].lazy.expr.dataset.shards)
+    paths = sorted(shard.url for shard in made["whole"].lazy.expr.frame.dataset.shards)
 
     def query(partition_size):
         read = dii.read_webdataset_images(
@@ -122,7 +122,7 @@ def test_other_boundaries_and_lost_files_change_no_row(made, tmp_path, seed, rng
 
 def test_no_row_is_there_twice_where_boundaries_were_mixed(made, tmp_path):
     """Parts of a shard by two boundaries, as two machines without locks might leave them."""
-    paths = [shard.url for shard in made["whole"].lazy.expr.dataset.shards]
+    paths = [shard.url for shard in made["whole"].lazy.expr.frame.dataset.shards]
     with quiet():
         reads = [
             dii.read_webdataset_images(paths, backend="pandas", size=8, partition_size=size)

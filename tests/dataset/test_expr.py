@@ -184,11 +184,10 @@ def test_rows_of_a_filter_are_counted_in_one_walk(ddf, work, reference, mask, co
         lambda ddf: ddf.query("width * height > 40_000"),
     ],
 )
-def test_rows_that_are_only_counted_are_left_out_by_the_read(ddf, reference, ask):
+def test_rows_that_are_only_counted_have_no_images(ddf, reference, ask):
     labels = ask(ddf).index
-    (read,) = reads(labels)
-    assert read.columns == []
-    assert read.operand("filters") or read.operand("computed")
+    (read,) = {each._name: each for each in reads(labels)}.values()
+    assert not {"image", "error"}.intersection(read.columns)
     assert 0 < len(labels.compute()) == len(ask(reference)) < 24
 
 

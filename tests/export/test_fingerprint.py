@@ -75,7 +75,7 @@ BY_IMPORTED = {
         lambda x: m.each(x.mean((1, 2, 3))), outputs={"score": "float32"}
     ),
     "transform": lambda d, m: dii.read_webdataset_images(
-        d.expr.dataset.shards[0].url, backend="pandas", transform=m.each
+        d.expr.frame.dataset.shards[0].url, backend="pandas", transform=m.each
     ),
     "from_map": lambda d, m: dd.from_map(m.made, [1], meta=pd.DataFrame({"x": [1]})),
 }

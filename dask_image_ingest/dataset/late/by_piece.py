@@ -45,9 +45,10 @@ class ByPiece(dx.Blockwise):
     def _divisions(self) -> tuple[None, ...]:
         return (None,) * (self.frame.npartitions + 1)
 
-    def _simplify_down(self) -> dx.Expr | None:
-        if type(self.frame) is Decode:
-            return _ByPieceOfMoved(self.frame.frame, self.frame.images, *self.operands[1:])
+    def _lower(self) -> dx.Expr | None:
+        frame = self.frame
+        if type(frame) is Decode and frame._lower() is None and frame.keep is None:
+            return _ByPieceOfMoved(frame.frame, frame.images, *self.operands[1:])
         return None
 
 
@@ -57,7 +58,7 @@ class _ByPieceOfMoved(ByPiece):
     _parameters: ClassVar = ["frame", "images", "function", "args", "meta"]
     operation = staticmethod(_of_pieces)
 
-    def _simplify_down(self) -> None:
+    def _lower(self) -> None:
         return None
 
     def __str__(self) -> str:

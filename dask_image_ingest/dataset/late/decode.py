@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import functools
 import zlib
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, Literal, TypeAlias
 
 import numpy as np
 import pyarrow as pa
+from dask.dataframe.dispatch import concat
 
 from dask_image_ingest.dataset.decode_rows import check_size, cuts, decode_rows
 from dask_image_ingest.dataset.late.resolve import fetch
@@ -18,12 +20,19 @@ from dask_image_ingest.decode import Decoding, Header, Origin, Pixels
 from dask_image_ingest.frames import ImageReference, as_references, backend_of
 
 __all__ = [
+    "DecodeInRead",
+    "Decoded",
     "EncodedImages",
     "ImageDecode",
+    "Kept",
     "decode_partition",
     "decode_pieces",
+    "decoded_meta",
     "encoded_sizes",
     "field_of",
+    "first_rows",
+    "keep_rows",
+    "kept_by",
     "reference_rows",
     "references_of",
     "with_headers",
@@ -47,6 +56,8 @@ class ImageDecode:
         What becomes of an image that can't be decoded.
     storage_options
         For the file system of remote shards.
+    pixels
+        Whether the images are asked for, or only their errors: their column goes then.
     """
 
     image: Any
@@ -54,11 +65,7 @@ class ImageDecode:
     decoding: Decoding
     errors: ErrorPolicy = "null"
     storage_options: dict[str, Any] | None = None
-
-    @property
-    def names(self) -> tuple[Any, Any | None]:
-        """What the columns of images and errors are called."""
-        return self.image, self.error
+    pixels: bool = True
 
     @property
     def columns(self) -> set[Any]:
@@ -70,11 +77,85 @@ class ImageDecode:
         error = None if self.error is None else names(self.error)
         return replace(self, image=names(self.image), error=error)
 
+    def into(self, frame: Any, decoded: Pixels) -> Any:
+        """A frame with references, with what was decoded in their place."""
+        backend = backend_of(frame)
+        if self.pixels:
+            return backend.with_images(frame, decoded, self.image, self.error)
+        if self.error is not None:
+            rows = [row for row, error in enumerate(decoded.errors) if error]
+            values = [decoded.errors[row] for row in rows]
+            frame = backend.with_columns(frame, {self.error: (values, pa.string())}, rows)
+        return frame.drop(columns=[self.image])
 
-def decode_partition(frame: Any, images: Sequence[ImageDecode], headers: Sequence[str] = ()) -> Any:
+
+#: A frame with its images, and the error of each row.
+Decoded: TypeAlias = tuple[Any, Sequence[str | None]]
+
+#: Which rows a decode keeps: those of good images, those of bad ones, or all.
+Kept: TypeAlias = Literal["good", "bad"] | None
+
+
+def kept_by(errors: ErrorPolicy) -> Kept:
+    """Which rows a decode keeps by its policy for errors."""
+    return "good" if errors == "drop" else None
+
+
+def keep_rows(decoded: Decoded, keep: Kept) -> Any:
+    """The rows of a decoded frame that are kept."""
+    frame, errors = decoded
+    if keep is None:
+        return frame
+    rows = [row for row, error in enumerate(errors) if bool(error) is (keep == "bad")]
+    return frame if len(rows) == len(frame) else frame.iloc[rows]
+
+
+def first_rows(frame: Any, decode: Callable[[Any], Decoded], keep: Kept, limit: int | None) -> Any:
+    """The first ``limit`` rows that are kept once they are decoded: few at first, then more."""
+    if limit is None:
+        return keep_rows(decode(frame), keep)
+    parts: list[Any] = []
+    start, size = 0, max(1, limit)
+    while not parts or (start < len(frame) and sum(map(len, parts)) < limit):
+        parts.append(keep_rows(decode(frame.iloc[start : start + size]), keep))
+        start, size = start + size, 2 * size
+    return (parts[0] if len(parts) == 1 else concat(parts)).head(limit)
+
+
+@dataclass(frozen=True)
+class DecodeInRead:
+    """A decode in the task of a read, which has the shard open.
+
+    Attributes
+    ----------
+    images
+        How images are decoded.
+    columns
+        Those of the result, in order.
+    keep, limit
+        Which rows are kept of those that are decoded, and how many of them at most.
+    steps
+        What is done to the rows before, with positions in place of their images; None for nothing.
+    """
+
+    images: ImageDecode
+    columns: tuple[Any, ...]
+    keep: Kept
+    limit: int | None
+    steps: Callable[[Any], Any] | None
+
+
+def decode_partition(
+    frame: Any,
+    images: Sequence[ImageDecode],
+    keep: Kept = None,
+    limit: int | None = None,
+    headers: Sequence[str] = (),
+) -> Any:
     """Decode the images that the rows of a pandas or cuDF frame refer to.
 
-    ``headers`` are columns of the frame that get what the headers of its only images tell.
+    ``keep`` and ``limit`` say which rows are left by the errors of the first images. ``headers``
+    are columns of the frame that get what the headers of its only images tell.
 
     Raises
     ------
@@ -83,16 +164,28 @@ def decode_partition(frame: Any, images: Sequence[ImageDecode], headers: Sequenc
     ImageDecodeError
         For the first image that can't be decoded, with ``errors="raise"``.
     """
-    backend = backend_of(frame)
+    return first_rows(frame, functools.partial(_decoded, images, headers), keep, limit)
+
+
+def _decoded(images: Sequence[ImageDecode], headers: Sequence[str], frame: Any) -> Decoded:
     encoded = [EncodedImages(frame, each) for each in images]
-    nbytes = int(sum(each.nbytes.sum() for each in encoded))
-    check_size(f"the {len(frame)} images of a partition", nbytes, backend.largest_partition)
-    rows = np.arange(len(frame))
+    nbytes = int(sum(each.nbytes.sum() for each in encoded if each.images.pixels))
+    largest = backend_of(frame).largest_partition
+    check_size(f"the {len(frame)} images of a partition", nbytes, largest)
+    rows, errors = np.arange(len(frame)), []
     for each in encoded:
-        frame = backend.with_images(frame, each.decode(rows), *each.images.names)
+        decoded = each.decode(rows)
+        errors.append(decoded.errors)
+        frame = each.images.into(frame, decoded)
         frame = with_headers(frame, headers, each.headers, each.sizes)
-    dropping = [each.error for each in images if each.errors == "drop"]
-    return frame[frame[dropping[0]].isna()] if dropping else frame
+    return frame, errors[0]
+
+
+def decoded_meta(meta: Any, images: Sequence[ImageDecode]) -> Any:
+    """The empty frame that a decode makes of one."""
+    for each in images:
+        meta = each.into(meta, Pixels(np.empty(0, np.uint8), np.empty((0, 3), np.int32), []))
+    return meta
 
 
 def reference_rows(references: pa.ChunkedArray) -> list[ImageReference | None]:
@@ -145,7 +238,6 @@ def decode_pieces(frame: Any, images: Sequence[ImageDecode], largest: int) -> It
 
     Nor are there more bytes of encoded images in memory at a time.
     """
-    backend = backend_of(frame)
     for rows in cuts([encoded_sizes(frame, each) for each in images], largest):
         part = frame.iloc[rows]
         encoded = [EncodedImages(part, each) for each in images]
@@ -153,7 +245,7 @@ def decode_pieces(frame: Any, images: Sequence[ImageDecode], largest: int) -> It
             piece = part.iloc[places]
             for each in encoded:
                 decoded = each.decode(np.arange(len(part))[places])
-                piece = backend.with_images(piece, decoded, *each.images.names)
+                piece = each.images.into(piece, decoded)
             yield piece
 
 
@@ -225,6 +317,7 @@ class EncodedImages:
             self.images.errors,
             self._backend,
             what=f"{len(headers)} images",
+            pixels=self.images.pixels,
         )
 
 

@@ -14,7 +14,7 @@ from dask_image_ingest.dataset.late.decode import (
     references_of,
     with_headers,
 )
-from dask_image_ingest.dataset.late.node import Decode, DecodeOrDrop
+from dask_image_ingest.dataset.late.node import Decode
 from dask_image_ingest.dataset.late.resolve import fetch_headers
 from dask_image_ingest.decode import Decoding
 from dask_image_ingest.frames import ImageReference
@@ -73,17 +73,17 @@ class ReadHeaders(AddsColumns, EveryRow):
         return type(parent)(narrower, *parent.operands[1:])
 
     def _tune_up(self, parent: dx.Expr) -> dx.Expr | None:
-        if type(parent) not in (Decode, DecodeOrDrop):
+        if type(parent) is not Decode:
             return None
         if [each.image for each in parent.images] != [self.image]:
             return None
-        return DecodeWithHeaders(self.frame, parent.images, self.headers)
+        return DecodeWithHeaders(self.frame, *parent.operands[1:], self.headers)
 
 
 class DecodeWithHeaders(dx.Blockwise):
     """A decode that tells what the headers of its images told; the optimiser's last word."""
 
-    _parameters: ClassVar = ["frame", "images", "headers"]
+    _parameters: ClassVar = ["frame", "images", "keep", "limit", "headers"]
     _preserves_partitioning_information = True
     operation = staticmethod(decode_partition)
 

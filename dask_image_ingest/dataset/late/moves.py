@@ -6,20 +6,18 @@ What is not listed here is not rewritten.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
 from typing import Any, TypeAlias
 
 from dask.utils import get_default_shuffle_method
 
 from dask_image_ingest import dask_internals as dx
+from dask_image_ingest.dataset.dependents import Dependents
 from dask_image_ingest.dataset.late.decode import ImageDecode
 from dask_image_ingest.dataset.late.order import InOrder
 
-__all__ = ["Dependents", "Moved", "leads_to_a_move", "move_rows"]
-
-# The expressions that use each one, by its name, as dask's optimiser has them.
-Dependents: TypeAlias = Mapping[str, Collection[Any]]
+__all__ = ["ROW_WISE", "Moved", "leads_to_a_move", "move_rows"]
 
 #: An expression over pointers, and the columns of it that are to be decoded.
 Moved: TypeAlias = tuple[dx.Expr, tuple[ImageDecode, ...]]
@@ -150,6 +148,9 @@ def _rename(expr: dx.Expr, _: Any, pointers: dx.Expr, images: Any) -> Moved | No
     names = expr.operand("columns")
     if not isinstance(names, Mapping):
         return None
+    hidden = {each.image for each in images if not each.pixels}
+    if hidden.intersection(names) or hidden.intersection(names.values()):
+        return None
     renamed = tuple(each.renamed(lambda name: names.get(name, name)) for each in images)
     return dx.RenameFrame(pointers, names), renamed
 
@@ -159,14 +160,18 @@ def _project(expr: dx.Expr, _: Any, pointers: dx.Expr, images: Any) -> Moved | N
     if not isinstance(columns, list):
         return None
     kept = tuple(
-        replace(each, error=each.error if each.error in columns else None)
+        replace(
+            each,
+            error=each.error if each.error in columns else None,
+            pixels=each.pixels and each.image in columns,
+        )
         for each in images
-        if each.image in columns
+        if each.error in columns or (each.pixels and each.image in columns)
     )
-    # Errors are told by the decode of their images.
-    lost = any(each.error in columns for each in images if each.image not in columns)
-    if not kept or lost:
+    if not kept:
         return None
+    # Errors are told by the decode of their images.
+    columns = [*columns, *(each.image for each in kept if not each.pixels)]
     return dx.Projection(pointers, columns), kept
 
 
@@ -220,6 +225,9 @@ _REWRITES: dict[type, Callable[[Any, Any, Any, Any], Moved | None]] = {
     dx.Filter: _filter,
     dx.Projection: _project,
 }
+
+#: What looks at each row by itself: a decode may always come after it.
+ROW_WISE = (dx.RenameFrame, dx.Assign, dx.Projection, dx.Query, dx.DropnaFrame)
 
 # What is rewritten only below a move: there is nothing to win by it otherwise.
 _PASS = (*_REWRITES, dx.ResetIndex, dx.Repartition, dx.Split, dx.DropnaFrame, dx.Query)

@@ -9,29 +9,40 @@ further up: a chain is decoded once, at its end.
 from __future__ import annotations
 
 import functools
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from typing import Any, ClassVar
 
 import dask
-import numpy as np
 
 from dask_image_ingest import dask_internals as dx
-from dask_image_ingest.dataset.adds_columns import AddsColumns
+from dask_image_ingest.dataset import filters as dnf
+from dask_image_ingest.dataset.adds_columns import AddsColumns, looks_at
+from dask_image_ingest.dataset.dependents import Dependents, all_through
 from dask_image_ingest.dataset.every_row import EveryRow
-from dask_image_ingest.dataset.late.decode import ImageDecode, decode_partition
+from dask_image_ingest.dataset.expr import ReadWebDataset
+from dask_image_ingest.dataset.head import HeadOfRead
+from dask_image_ingest.dataset.late.decode import (
+    ImageDecode,
+    Kept,
+    decode_partition,
+    decoded_meta,
+)
 from dask_image_ingest.dataset.late.groups import apply_to_groups
+from dask_image_ingest.dataset.late.in_read import decode_in_read
 from dask_image_ingest.dataset.late.moves import (
-    Dependents,
+    ROW_WISE,
     Moved,
     leads_to_a_move,
     move_rows,
 )
 from dask_image_ingest.dataset.late.pointers import POINTER, references_of_pointers
+from dask_image_ingest.dataset.movable import ROW_BY_ROW
 from dask_image_ingest.dataset.settled import is_settled
-from dask_image_ingest.decode import ImageShape, Pixels
+from dask_image_ingest.decode import ImageShape
 from dask_image_ingest.frames import backend_of, reference_array
 
-__all__ = ["Decode", "DecodeOrDrop", "PointersToReferences", "move"]
+__all__ = ["Decode", "KeepMatching", "PointersToReferences", "move"]
 
 
 def move(parent: dx.Expr, child: dx.Expr, dependents: Dependents) -> dx.Expr | None:
@@ -48,7 +59,10 @@ def move(parent: dx.Expr, child: dx.Expr, dependents: Dependents) -> dx.Expr | N
         return None
     if type(parent) is dx.GroupByApply:
         return apply_to_groups(parent, child, *moved)
-    if not leads_to_a_move(parent, dependents):
+    if not (
+        leads_to_a_move(parent, dependents)
+        or (isinstance(parent, ROW_WISE) and all_through(child, parent, dependents))
+    ):
         return None
     return _decoded(parent, move_rows(parent, child, *moved))
 
@@ -83,6 +97,8 @@ def _merged(merge: dx.Expr) -> Moved | None:
             return None
         if moved is None or len(set(side.columns)) < len(side.columns):
             continue
+        if not all(each.pixels for each in moved[1]):
+            continue  # a column that is not asked for may share its name with one of the other side
         made = {name for each in moved[1] for name in each.columns}
         if not made.isdisjoint(keys):
             continue
@@ -96,21 +112,30 @@ def _merged(merge: dx.Expr) -> Moved | None:
 
 
 class Decode(AddsColumns, EveryRow):
-    """Makes pixels and errors of references; what needs no pixels goes below it."""
+    """Makes pixels and errors of references; what needs no pixels goes below it.
 
-    _parameters: ClassVar = ["frame", "images"]
+    Attributes
+    ----------
+    keep, limit
+        Whether rows of good or of bad images alone are kept, and how many at most.
+    """
+
+    _parameters: ClassVar = ["frame", "images", "keep", "limit"]
+    _defaults: ClassVar = {"keep": None, "limit": None}
     _preserves_partitioning_information = True
     images: tuple[ImageDecode, ...]
+    keep: Kept
+    limit: int | None
 
     operation = staticmethod(decode_partition)
 
     @functools.cached_property
     def _meta(self) -> Any:
-        meta = self.frame._meta
-        for each in self.images:
-            nothing = Pixels(np.empty(0, np.uint8), np.empty((0, 3), np.int32), [])
-            meta = backend_of(meta).with_images(meta, nothing, *each.names)
-        return meta
+        return decoded_meta(self.frame._meta, self.images)
+
+    @property
+    def _is_length_preserving(self) -> bool:  # type: ignore[override] # Dask has it so, too
+        return self.keep is None and self.limit is None
 
     @property
     def added(self) -> frozenset[Any]:
@@ -124,38 +149,128 @@ class Decode(AddsColumns, EveryRow):
 
     def as_references(self) -> Moved | None:
         """The same rows without pixels, and what the references in their place stand for."""
-        return self.frame, self.images
+        return (self.frame, self.images) if self._is_length_preserving else None
 
     def _simplify_down(self) -> dx.Expr | None:
-        if type(self.frame) is Decode:
-            return type(self)(self.frame.frame, (*self.frame.images, *self.images))
+        below = self.frame
+        if type(below) is Decode and below._is_length_preserving and self._is_length_preserving:
+            return type(self)(below.frame, (*below.images, *self.images))
         return None
 
     def _simplify_up(self, parent: dx.Expr, dependents: Any) -> dx.Expr | None:
+        if is_settled(self, dependents):
+            return None
+        if isinstance(parent, dx.Filter):
+            return self._filtered(parent, dependents)
+        if isinstance(parent, (dx.Head, dx.Tail)) and not self._is_length_preserving:
+            return self._limited(parent) if type(parent) is dx.Head else None
         made = super()._simplify_up(parent, dependents)
-        if made is not None or is_settled(self, dependents):
-            return made
-        return move(parent, self, dependents)
-
-    def _lower(self) -> dx.Expr | None:
-        # Directly above a read both are one task, which has the shard open already.
-        decoding = getattr(self.frame, "decoding", None)
-        made = None if decoding is None else decoding(self.images)
-        if made is None or list(made.columns) != list(self.columns):
-            return super()._lower()
+        if made is None and self._is_length_preserving:
+            made = move(parent, self, dependents)
         return made
 
+    def _limited(self, head: dx.Head) -> dx.Expr | None:
+        if head.n < 0 or (self.limit is not None and self.limit <= head.n):
+            return None
+        return HeadOfRead(self.substitute_parameters({"limit": head.n}), *head.operands[1:])
+
+    def _filter_passthrough_available(self, parent: dx.Expr, dependents: Any) -> bool:
+        return self._filtered(parent, dependents) is not None
+
+    def _filtered(self, parent: dx.Filter, dependents: Any) -> dx.Expr | None:
+        """A filter of what is decoded, of which as much as can be is asked before the decode."""
+        if (
+            parent.frame._name != self._name
+            or self.limit is not None
+            or not dx.is_filter_pushdown_available(self, parent, dependents)
+        ):
+            return None
+        late = dask.config.get("image-ingest.decode-late", True)
+        if late and self.keep is None and not looks_at(parent.predicate, self, self.added):
+            return self._over(parent.predicate)
+        rows = (self._name, self.frame._name)
+        below, above, keep = [], [], self.keep
+        for part in conjuncts(parent.predicate):
+            kept = self._kept_by(part)
+            if kept is not None and keep in (None, kept):
+                keep = kept
+            elif (
+                not looks_at(part, self, self.added)
+                and is_total(part, rows)
+                and (late or self._takes_up(part))
+            ):
+                below.append(part)
+            elif is_row_wise(part, rows):
+                above.append(part)
+            else:
+                return None
+        if not below and keep == self.keep:
+            return None
+        made = self._over(functools.reduce(dx.And, below)) if below else self
+        if made is None:
+            return None
+        made = made.substitute_parameters({"keep": keep})
+        if not above:
+            return made
+        mask = _over_rows(functools.reduce(dx.And, above), rows, made)
+        return dx.Filter(made, mask)
+
+    def _takes_up(self, part: dx.Expr) -> bool:
+        """Whether a predicate is simple enough to be one of the scan below."""
+        scan = self.frame
+        plain = dx.Filter(scan, part.substitute(self, scan))
+        return isinstance(scan, ReadWebDataset) and scan.filtered_by(plain) is not None
+
+    def _over(self, predicate: dx.Expr) -> Decode | None:
+        """The same decode of the rows for which a predicate holds."""
+        mask = predicate.substitute(self, self.frame)
+        if not dx.are_co_aligned(self.frame, mask):
+            return None
+        return type(self)(dx.Filter(self.frame, mask), *self.operands[1:])
+
+    def _kept_by(self, part: dx.Expr) -> Kept:
+        """Which rows a predicate keeps that only asks whether there is an error."""
+        negated = isinstance(part, dx.Invert)
+        part = part.frame if negated else part
+        if not isinstance(part, (dx.IsNa, dx.NotNull)) or not self.images[0].error:
+            return None
+        asked = part.frame
+        if not (
+            isinstance(asked, dx.Projection)
+            and asked.frame._name == self._name
+            and asked.columns == [self.images[0].error]
+            and asked.ndim == 1
+        ):
+            return None
+        return "good" if isinstance(part, dx.IsNa) is not negated else "bad"
+
+    def _lower(self) -> dx.Expr | None:
+        made = decode_in_read(self.frame, self.images, self.keep, self.limit, self.columns)
+        return super()._lower() if made is None else made
+
     def _projected(self, parent: dx.Expr, wanted: set[Any]) -> dx.Expr | None:
-        images = tuple(each for each in self.images if wanted & each.columns)
+        keeps = not self._is_length_preserving
+        if not keeps and (isinstance(parent, dx.Index) or self.added.isdisjoint(parent.columns)):
+            return type(parent)(self.frame, *parent.operands[1:])
+        images = tuple(each for each in self.images if wanted & each.columns or keeps)
         if not images:
             return type(parent)(self.frame, *parent.operands[1:])
+        kept = tuple(
+            replace(
+                each,
+                error=each.error if each.error in wanted else None,
+                pixels=each.pixels and each.image in wanted,
+            )
+            for each in images
+        )
         # Errors are told by the decode of their images.
         wanted = wanted.union(each.image for each in images)
         needed = [name for name in self.frame.columns if name in wanted]
-        if needed == self.frame.columns:
+        if needed == self.frame.columns and kept == self.images:
             return None
-        kept = tuple(each if each.error in wanted else replace(each, error=None) for each in images)
-        return type(parent)(type(self)(self.frame[needed], kept), *parent.operands[1:])
+        frame = self.frame if needed == self.frame.columns else self.frame[needed]
+        narrower = type(self)(frame, kept, self.keep, self.limit)
+        return type(parent)(narrower, *parent.operands[1:])
 
     def __str__(self) -> str:
         names = ", ".join(str(each.image) for each in self.images)
@@ -168,34 +283,21 @@ class Decode(AddsColumns, EveryRow):
         return super()._tree_repr_argument_construction(i, op, header)
 
 
-class DecodeOrDrop(Decode):
-    """A decode that drops the rows of bad images.
+def conjuncts(predicate: dx.Expr) -> Iterator[dx.Expr]:
+    """The parts of a predicate that must all hold."""
+    if isinstance(predicate, dx.And):
+        yield from conjuncts(predicate.left)
+        yield from conjuncts(predicate.right)
+    else:
+        yield predicate
 
-    A filter of its result would do as well, but dask joins it with those that follow, and then none
-    of them goes below the decode.
-    """
 
-    _is_length_preserving = False
-
-    def as_references(self) -> None:
-        """Nothing: only the decode tells which rows there are."""
-
-    def _simplify_down(self) -> None:
-        return None
-
-    def _simplify_up(self, parent: dx.Expr, dependents: Any) -> dx.Expr | None:
-        if isinstance(parent, (dx.Head, dx.Tail)):
-            return None
-        return super()._simplify_up(parent, dependents)
-
-    def _projected(self, parent: dx.Expr, wanted: set[Any]) -> dx.Expr | None:
-        return super()._projected(parent, wanted | self.added)
-
-    def _filter_passthrough_available(self, parent: dx.Expr, dependents: Any) -> bool:
-        # Whatever counts or adds up rows has to count those that are left.
-        return super()._filter_passthrough_available(parent, dependents) and row_by_row(
-            parent.predicate, self
-        )
+def _over_rows(expr: dx.Expr, old: Sequence[str], new: dx.Expr) -> dx.Expr:
+    """An expression over ``new`` in place of those of these names."""
+    if expr._name in old:
+        return new
+    operands = (_over_rows(o, old, new) if isinstance(o, dx.Expr) else o for o in expr.operands)
+    return type(expr)(*operands)
 
 
 # What raises for no row, whatever is in it, as astype("int64") does of a null.
@@ -206,19 +308,51 @@ _RAISE_FOR_NO_ROW = (
 )
 
 
-def row_by_row(predicate: dx.Expr, frame: dx.Expr) -> bool:
-    """Whether a predicate can be asked of more rows of ``frame`` than there are in the end.
+def is_total(predicate: dx.Expr, rows: Sequence[str]) -> bool:
+    """Whether a predicate can be asked of more rows than there are in the end.
 
     What it says of a row must depend on that row alone, and it must not raise for the others. A
-    mask of another frame may say nothing of them.
+    mask of another frame may say nothing of them. ``rows`` are the names of the frame.
     """
-    if predicate._name == frame._name:
+    return _is_of(predicate, rows, _RAISE_FOR_NO_ROW)
+
+
+def is_row_wise(predicate: dx.Expr, rows: Sequence[str]) -> bool:
+    """Whether what a predicate says of a row depends on that row alone."""
+    return _is_of(predicate, rows, (*ROW_BY_ROW, dx.Projection))
+
+
+def _is_of(predicate: Any, rows: Sequence[str], kinds: tuple[type, ...]) -> bool:
+    if predicate._name in rows:
         return True
-    if predicate.ndim == 0 and all(node._name != frame._name for node in predicate.walk()):
+    parts = predicate.dependencies()
+    if predicate.ndim == 0 and all(node._name not in rows for node in predicate.walk()):
         return True
-    return isinstance(predicate, _RAISE_FOR_NO_ROW) and all(
-        row_by_row(part, frame) for part in predicate.dependencies()
-    )
+    return isinstance(predicate, kinds) and all(_is_of(part, rows, kinds) for part in parts)
+
+
+def _keep_matching(frame: Any, filters: dnf.Filters) -> Any:
+    table = backend_of(frame).to_arrow(frame[sorted(dnf.columns_of(filters))])
+    rows = dnf.matching(table, filters)
+    return frame if len(rows) == len(frame) else frame.iloc[rows]
+
+
+class KeepMatching(dx.Blockwise):
+    """The rows for which filters in normal form hold, after a decode on which they depend."""
+
+    _parameters: ClassVar = ["frame", "filters"]
+    _preserves_partitioning_information = True
+    operation = staticmethod(_keep_matching)
+
+    @functools.cached_property
+    def _meta(self) -> Any:
+        return self.frame._meta
+
+    def _simplify_up(self, parent: dx.Expr, dependents: Any) -> dx.Expr | None:
+        if isinstance(parent, dx.Projection) and not is_settled(self, dependents):
+            needed = sorted(dnf.columns_of(self.filters))
+            return dx.plain_column_projection(self, parent, dependents, needed)
+        return None
 
 
 def _to_references(frame: Any, image: Any, error: Any) -> Any:

@@ -8,9 +8,9 @@ from typing import Any, Literal
 
 from dask_image_ingest import dask_internals as dx
 from dask_image_ingest.arguments import check_choice, check_flag, check_storage_options
-from dask_image_ingest.dataset.late.decode import ImageDecode
+from dask_image_ingest.dataset.late.decode import ImageDecode, kept_by
 from dask_image_ingest.dataset.late.headers import ReadHeaders
-from dask_image_ingest.dataset.late.node import Decode, DecodeOrDrop
+from dask_image_ingest.dataset.late.node import Decode
 from dask_image_ingest.dataset.options import ErrorPolicy
 from dask_image_ingest.dataset.read import NO_GPU_HERE, refuse_decoding
 from dask_image_ingest.decode import make_decoding
@@ -67,5 +67,5 @@ def with_images(
     if headers:
         rows = ReadHeaders(rows, images.image, headers, images.decoding, images.storage_options)
     if decode:
-        rows = (DecodeOrDrop if images.errors == "drop" else Decode)(rows, (images,))
+        rows = Decode(rows, (images,), kept_by(images.errors))
     return dx.new_collection(rows)
