@@ -22,9 +22,9 @@ ROOT = Path(__file__).parent.parent / PACKAGE
 # among the rooms.
 ROOMS = (
     "passwords", "errors", "arguments", "dask_internals", "killed_workers", "progress",
-    "listing_progress", "image_frame", "functions", "storage", "tar", "decode", "index", "frames",
-    "dataset", "cluster", "ops", "loader", "view", "export", "checkpoint", "report", "accessor",
-    "curate", "cli", "__init__",
+    "listing_progress", "image_frame", "user_functions", "storage", "tar", "decode", "index",
+    "frames", "dataset", "cluster", "ops", "loader", "view", "export", "checkpoint", "report",
+    "accessor", "curate", "cli", "__init__",
 )  # fmt: skip
 
 # Modules for those who have another package, which rooms can't show to all.

@@ -22,8 +22,8 @@ from dask_image_ingest.dataset import ReadWebDataset
 from dask_image_ingest.decode import Decoding
 from dask_image_ingest.errors import ArgumentError, FunctionError
 from dask_image_ingest.export import operation_name
-from dask_image_ingest.functions import lasting_token
 from dask_image_ingest.storage import Shard
+from dask_image_ingest.user_functions import stable_token
 
 __all__ = ["Step", "Work", "read_work"]
 
@@ -181,7 +181,7 @@ def _of_any_device(value: Any) -> Any:
 
 def _token(expr: Any, value: Any, version: str | None) -> str:
     try:
-        return lasting_token(value, functions=version is None)
+        return stable_token(value, functions=version is None)
     except FunctionError as error:
         raise FunctionError(
             f"checkpoint: {operation_name(expr)} uses what no digest can stand for: {error}. Pass "

@@ -15,7 +15,7 @@ from dask_image_ingest.arguments import check_choice, check_flag, is_whole, show
 from dask_image_ingest.decode.formats import Header
 from dask_image_ingest.decode.resize import fit
 from dask_image_ingest.errors import ArgumentError
-from dask_image_ingest.functions import code_of, token_of
+from dask_image_ingest.user_functions import code_digests, token_of
 
 # Pillow's limit, twice its warning level: what decodes to more is taken for a bomb.
 MAX_PIXELS = 178_956_970
@@ -69,7 +69,7 @@ class Decoding:
             options.append(self.hw_load)
         transform, code = None, {}
         if self.transform is not None:
-            transform, code = token_of(self.transform), code_of(self.transform)
+            transform, code = token_of(self.transform), code_digests(self.transform)
         object.__setattr__(self, "token", tokenize(tuple(options), transform))
         object.__setattr__(self, "transform_code", code)
 

@@ -31,7 +31,7 @@ from dask_image_ingest.decode.resources import (
     is_gpu_failure,
 )
 from dask_image_ingest.errors import ArgumentError, FunctionError
-from dask_image_ingest.functions import refuse_other_code
+from dask_image_ingest.user_functions import refuse_other_code
 
 _INPUT = "images"
 

@@ -16,7 +16,7 @@ from dask_image_ingest import dask_internals as dx
 from dask_image_ingest.dask_internals import FrameBase
 from dask_image_ingest.dataset import Dataset, KeepsResults
 from dask_image_ingest.errors import FunctionError
-from dask_image_ingest.functions import lasting_token
+from dask_image_ingest.user_functions import stable_token
 
 __all__ = ["frame_fingerprint"]
 
@@ -32,7 +32,7 @@ def frame_fingerprint(frame: Any, columns: Sequence[str], *more: Any) -> str | N
     if not isinstance(frame, FrameBase):
         return token
     try:
-        return tokenize(token, [lasting_token(value) for value in _operands(frame.expr)])
+        return tokenize(token, [stable_token(value) for value in _operands(frame.expr)])
     except Exception:  # whatever keeps an object from being told, the export does not need it
         return None
 

@@ -9,8 +9,8 @@ from typing import Any
 
 from dask_image_ingest.errors import ArgumentError, FunctionError
 from dask_image_ingest.frames import backend_of
-from dask_image_ingest.functions import code_of, refuse_other_code, token_of
 from dask_image_ingest.ops.models import models
+from dask_image_ingest.user_functions import code_digests, refuse_other_code, token_of
 
 
 @dataclass(frozen=True, eq=False)
@@ -23,7 +23,7 @@ class BatchFunction:
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "token", token_of(self.function))
-        object.__setattr__(self, "code", code_of(self.function))
+        object.__setattr__(self, "code", code_digests(self.function))
 
     def __eq__(self, other: object) -> bool:
         return isinstance(other, BatchFunction) and self.token == other.token

@@ -1,4 +1,4 @@
-"""Whether code is the user's own, or an installed package's."""
+"""Tell the user's own code from that of installed packages."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ from pathlib import Path
 from types import FunctionType, ModuleType
 from typing import Any
 
-__all__ = ["is_users"]
+__all__ = ["is_user_code"]
 
 
-def is_users(value: Any) -> bool:
+def is_user_code(value: Any) -> bool:
     """Whether a function, a class or a module is the user's own, and not an installed package's."""
     if isinstance(value, FunctionType):
         return not value.__code__.co_filename.startswith(_installed())

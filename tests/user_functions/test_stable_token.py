@@ -12,13 +12,13 @@ import numpy as np
 import pytest
 
 from dask_image_ingest.errors import FunctionError
-from dask_image_ingest.functions import lasting_token
+from dask_image_ingest.user_functions import stable_token
 
 PROGRAM = """
 import enum, functools, logging
 import numpy as np
 from dask.utils import M
-from dask_image_ingest.functions import lasting_token
+from dask_image_ingest.user_functions import stable_token
 
 WEIGHTS, NAMES, LOGGER = np.arange(10.0), {"a", "b", "c"}, logging.getLogger("x")
 
@@ -43,7 +43,7 @@ for value in (
     function, Model, Model(5), functools.partial(function, 3), lambda x: x + 1, Model(2).__call__,
     M.reset_index, np.mean, np.add, len, [1, {"a": function}], Kind.A, b"1" * 5000, WEIGHTS,
 ):
-    print(lasting_token(value), lasting_token(value, functions=False))
+    print(stable_token(value), stable_token(value, functions=False))
 """
 
 
@@ -92,13 +92,13 @@ OTHERS = {
 @pytest.mark.parametrize("name", OTHERS)
 def test_what_does_something_else_has_another_token(name):
     one, other = OTHERS[name]
-    assert lasting_token(one) != lasting_token(other)
-    assert lasting_token(one) == lasting_token(one)
+    assert stable_token(one) != stable_token(other)
+    assert stable_token(one) == stable_token(one)
 
 
 @pytest.mark.parametrize("value", [threading.Lock(), object(), (n for n in ()), threading.local()])
 def test_what_cannot_be_told_is_refused_and_named(value):
     name = type(value).__name__
     with pytest.raises(FunctionError, match=rf"{name} has no token"):
-        lasting_token(Holds(value))
-    assert lasting_token(Holds(value), functions=False) == lasting_token(Holds(1), functions=False)
+        stable_token(Holds(value))
+    assert stable_token(Holds(value), functions=False) == stable_token(Holds(1), functions=False)

@@ -4,7 +4,7 @@ import itertools
 
 import pytest
 
-from dask_image_ingest.functions.digest import described
+from dask_image_ingest.user_functions.bytecode_fingerprint import bytecode_fingerprint
 
 # {0} is to be edited.
 WITH_DOCSTRINGS = {
@@ -45,7 +45,7 @@ TEXTS = ("a docstring", "another", "m", "")
 def told(source):
     space = {}
     exec(source, space)
-    return described(space["f"].__code__)
+    return bytecode_fingerprint(space["f"].__code__)
 
 
 @pytest.mark.parametrize("name", WITH_DOCSTRINGS)
