@@ -149,6 +149,24 @@ def forked():
     get_mp_context().set_forkserver_preload(["distributed", "dask.dataframe", "dask_image_ingest"])
 
 
+@pytest.fixture(scope="session")
+def cluster(forked):
+    """Two worker processes for all tests that need no others: none may end them or change them."""
+    from distributed import LocalCluster
+
+    with LocalCluster(n_workers=2, threads_per_worker=1, dashboard_address=None) as started:
+        yield started
+
+
+@pytest.fixture
+def client(cluster, synchronous):
+    """A client of that cluster, which computes what a test computes."""
+    from distributed import Client
+
+    with Client(cluster) as connected:
+        yield connected
+
+
 @pytest.fixture(scope="module")
 def spawned():
     """Workers that are started as users' are, with what the environment says by then."""

@@ -5,7 +5,6 @@ from time import sleep
 import dask.dataframe as dd
 import pandas as pd
 import pytest
-from distributed import Client, LocalCluster
 
 import dask_image_ingest as dii
 
@@ -88,13 +87,6 @@ def test_describe_is_that_of_pandas(ddf):
 
 def test_no_column_is_of_objects(ddf):
     assert "object" not in {str(dtype) for dtype in ddf.compute().dtypes}
-
-
-@pytest.fixture(scope="module")
-def client():
-    settings = {"n_workers": 2, "threads_per_worker": 1, "dashboard_address": ":0"}
-    with LocalCluster(**settings) as cluster, Client(cluster) as client:
-        yield client
 
 
 @pytest.mark.slow

@@ -7,7 +7,6 @@ import time
 
 import dask
 import pytest
-from distributed import Client, LocalCluster
 
 from dask_image_ingest import progress
 
@@ -55,13 +54,8 @@ def test_a_file_gets_a_line_from_time_to_time(often, capsys, scheduler):
 
 
 @pytest.mark.slow
-def test_with_a_cluster_too(often, capsys):
-    settings = {"n_workers": 1, "threads_per_worker": 1, "dashboard_address": None}
-    with (
-        LocalCluster(**settings) as cluster,
-        Client(cluster) as client,
-        dask.config.set(scheduler=client),
-    ):
+def test_with_a_cluster_too(often, client, capsys):
+    with dask.config.set(scheduler=client):
         most = run_and_count(range(20))
     told = lines(capsys)
     assert 1 <= len(told) <= most

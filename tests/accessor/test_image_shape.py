@@ -10,7 +10,6 @@ import numpy as np
 import pandas as pd
 import pytest
 from counted import work  # noqa: F401  a fixture
-from distributed import Client, LocalCluster
 from photo_shards import encode, write_tar
 from PIL import Image
 from small_frames import lazy_frame, small_frame
@@ -260,14 +259,12 @@ class TestShape:
                 stacked.compute()
 
     @pytest.mark.slow
-    def test_persisted_on_a_cluster_it_is_still_told(self, frames):
-        settings = {"n_workers": 1, "threads_per_worker": 1, "dashboard_address": None}
-        with LocalCluster(**settings) as cluster, Client(cluster) as client:
-            persisted = client.persist(frames["small"])
-            assert persisted.images.stack().shape[1:] == (4, 4, 3)
-            empty = client.persist(some(frames["own"], {1}))
-            stacked = client.compute(empty.images.stack()).result()
-            assert stacked.shape == (3, 6, 8, 3)
+    def test_persisted_on_a_cluster_it_is_still_told(self, frames, client):
+        persisted = client.persist(frames["small"])
+        assert persisted.images.stack().shape[1:] == (4, 4, 3)
+        empty = client.persist(some(frames["own"], {1}))
+        stacked = client.compute(empty.images.stack()).result()
+        assert stacked.shape == (3, 6, 8, 3)
 
 
 def smaller(part):

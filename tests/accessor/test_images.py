@@ -12,7 +12,6 @@ import pyarrow as pa
 import pytest
 from contract import BackendContract, images
 from counted import work  # noqa: F401  a fixture
-from distributed import Client, LocalCluster
 from PIL import Image
 
 import dask_image_ingest as dii
@@ -463,15 +462,6 @@ def test_the_head_of_metadata_decodes_nothing_and_reads_one_shard(ddf, work, mon
 
 def parts(ddf):
     return [ddf.get_partition(number).compute() for number in range(ddf.npartitions)]
-
-
-@pytest.fixture(scope="module")
-def client():
-    with (
-        LocalCluster(n_workers=2, threads_per_worker=1, dashboard_address=None) as cluster,
-        Client(cluster) as client,
-    ):
-        yield client
 
 
 @pytest.mark.slow

@@ -175,15 +175,9 @@ def test_scheduler_that_does_not_answer_is_a_wrong_argument(good, capsys):
 
 
 @pytest.mark.slow
-def test_runs_on_a_cluster_by_its_address(good, capsys):
-    from distributed import LocalCluster
-
-    with LocalCluster(
-        n_workers=1, threads_per_worker=1, processes=False, dashboard_address=":0"
-    ) as cluster:
-        status, out, _ = run(
-            capsys, "describe", good, "--json", "--scheduler", cluster.scheduler_address
-        )
+def test_runs_on_a_cluster_by_its_address(good, cluster, capsys):
+    address = cluster.scheduler_address
+    status, out, _ = run(capsys, "describe", good, "--json", "--scheduler", address)
     assert status == 0
     assert json.loads(out)["samples"] == 6
 

@@ -9,7 +9,6 @@ import dask.dataframe as dd
 import pandas as pd
 import pyarrow as pa
 import pytest
-from distributed import Client, LocalCluster
 from photo_shards import write_tar
 from random_types import random_nested_type, random_type, random_value
 
@@ -139,27 +138,23 @@ class TestMoves:
             assert got.to_pylist() == [None, *array.to_pylist()[:-1]]
 
     @pytest.mark.slow
-    def test_between_workers(self, rng, tmp_path):
+    def test_between_workers(self, rng, client, tmp_path):
         frame, arrays = random_columns(rng, 60)
         price = pa.array([*map(Decimal, range(ROWS - 1)), None], pa.decimal128(9, 2))
         members = {"0.jpg": b""}
         for row in range(ROWS):
             members[f"{row}.json"] = f'{{"x": [[{row}, 0.5], [], null]}}'.encode()
         path = write_tar(tmp_path / "a.tar", members)
-        with (
-            LocalCluster(2, threads_per_worker=1, dashboard_address=None) as cluster,
-            Client(cluster),
-        ):
-            moved = dd.from_pandas(frame, npartitions=4).shuffle("key", npartitions=3)
-            assert_the_same(moved.compute().sort_values("key"), arrays)
-            prices = frame[["key"]].assign(price=pandas_type(price.type).__from_arrow__(price))
-            moved = dd.from_pandas(prices, npartitions=4).shuffle("key", npartitions=3)
-            told = moved.compute().sort_values("key")
-            as_said = moved.astype(moved.dtypes.to_dict()).compute().sort_values("key")
-            ddf = dii.read_webdataset_images(
-                path, json_fields={"x": "list<list<float32>>"}, components={}, backend="pandas"
-            )[["__key__", "json.x"]]
-            got = ddf.shuffle("__key__").compute().set_index("__key__")["json.x"]
+        moved = dd.from_pandas(frame, npartitions=4).shuffle("key", npartitions=3)
+        assert_the_same(moved.compute().sort_values("key"), arrays)
+        prices = frame[["key"]].assign(price=pandas_type(price.type).__from_arrow__(price))
+        moved = dd.from_pandas(prices, npartitions=4).shuffle("key", npartitions=3)
+        told = moved.compute().sort_values("key")
+        as_said = moved.astype(moved.dtypes.to_dict()).compute().sort_values("key")
+        ddf = dii.read_webdataset_images(
+            path, json_fields={"x": "list<list<float32>>"}, components={}, backend="pandas"
+        )[["__key__", "json.x"]]
+        got = ddf.shuffle("__key__").compute().set_index("__key__")["json.x"]
         # Dask makes objects of decimals; the guide says how to have the type again.
         assert pa.array(told["price"]).to_pylist() == price.to_pylist()
         assert_the_same(as_said, {"price": price})

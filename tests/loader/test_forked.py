@@ -2,7 +2,6 @@
 
 import dask
 import pytest
-from distributed import Client, LocalCluster
 from forks import in_fork
 
 import dask_image_ingest as dii
@@ -59,23 +58,20 @@ def test_a_frame_in_memory_is_iterated_in_a_fork(ddf):
 
 
 @pytest.mark.slow
-def test_shards_are_read_in_a_fork_of_the_process_of_a_client(ddf, shards):
-    settings = {"n_workers": 1, "threads_per_worker": 1, "dashboard_address": None}
-
+def test_shards_are_read_in_a_fork_of_the_process_of_a_client(ddf, shards, client):
     def read():
         again = dii.read_webdataset_images(shards, size=16, backend="pandas")
         with dask.config.set(scheduler="synchronous"):
             assert len(again.compute()) == 24
         return len(keys(ddf.images.iter_batches(5)))
 
-    with LocalCluster(**settings) as cluster, Client(cluster), dask.config.set(scheduler=None):
+    with dask.config.set(scheduler=None):
         assert in_fork(read) == len(keys(ddf.images.iter_batches(5)))
 
 
 @pytest.mark.slow
-def test_an_iterator_of_a_cluster_is_refused_in_a_fork(ddf):
-    settings = {"n_workers": 1, "threads_per_worker": 1, "dashboard_address": None}
-    with LocalCluster(**settings) as cluster, Client(cluster), dask.config.set(scheduler=None):
+def test_an_iterator_of_a_cluster_is_refused_in_a_fork(ddf, client):
+    with dask.config.set(scheduler=None):
         begun, waiting = ddf.images.iter_batches(5), ddf.images.iter_batches(5, start=1)
         count = len(next(begun)["__key__"])
         assert in_fork(lambda: is_refused(begun)) == 0

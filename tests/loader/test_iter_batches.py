@@ -13,7 +13,6 @@ import dask
 import numpy as np
 import pytest
 from counted import work  # noqa: F401  a fixture
-from distributed import Client, LocalCluster
 from photo_shards import write_tar
 from processes import printed
 
@@ -248,13 +247,6 @@ def test_torch_tensors_share_the_memory_of_the_partition(ddf):
         assert batch["cls"].dtype == torch.int64
         assert isinstance(batch["__key__"], list)
     np.testing.assert_array_equal(batches[1]["image"], np.stack(arrays[4:]))
-
-
-@pytest.fixture(scope="module")
-def client():
-    settings = {"n_workers": 2, "threads_per_worker": 1, "dashboard_address": None}
-    with LocalCluster(**settings) as cluster, Client(cluster) as client:
-        yield client
 
 
 @pytest.mark.slow

@@ -28,13 +28,6 @@ ROOT = Path(__file__).parents[2]
 NBYTES = 3_000_000
 
 
-@pytest.fixture(scope="module")
-def client():
-    settings = {"n_workers": 2, "threads_per_worker": 1, "dashboard_address": None}
-    with LocalCluster(**settings) as cluster, Client(cluster) as client:
-        yield client
-
-
 @pytest.fixture
 def ddf(shards, client):
     """Three partitions of 2 MB, on workers of this machine."""

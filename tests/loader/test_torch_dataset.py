@@ -14,7 +14,6 @@ from types import SimpleNamespace
 
 import dask
 import pytest
-from distributed import Client, LocalCluster
 from small_frames import lazy_frame, small_frame
 
 import dask_image_ingest as dii
@@ -295,12 +294,8 @@ class TestDataLoader:
         got = [key for batch in loader(dataset) for key in batch["__key__"]]
         assert sorted(got) == sorted(want)
 
-    def test_a_client_of_a_cluster_does_not_hold_up_the_workers(self, ddf, data):
-        with (
-            LocalCluster(n_workers=1, threads_per_worker=1, dashboard_address=None) as cluster,
-            Client(cluster),
-            dask.config.set(scheduler=None),
-        ):
+    def test_a_client_of_a_cluster_does_not_hold_up_the_workers(self, ddf, data, client):
+        with dask.config.set(scheduler=None):
             dataset = ddf.images.torch_dataset(3, start=1)
             loader = data.DataLoader(dataset, batch_size=None, num_workers=2, timeout=60)
             got = keys(loader)

@@ -4,7 +4,6 @@ import dask
 import numpy as np
 import pytest
 from corpus import save
-from distributed import Client, LocalCluster
 from photo_shards import write_tar
 from PIL import Image
 
@@ -22,13 +21,6 @@ def shard(tmp_path_factory):
         data = save(Image.new("RGB", (edge, edge), "red"), "JPEG")
         files[f"{number:02}.jpg"] = data[:60] if number % 10 == 3 else data
     return write_tar(tmp_path_factory.mktemp("errors") / "a.tar", files)
-
-
-@pytest.fixture(scope="module")
-def client():
-    settings = {"n_workers": 1, "threads_per_worker": 1, "dashboard_address": None}
-    with LocalCluster(**settings) as cluster, Client(cluster) as client:
-        yield client
 
 
 @pytest.fixture(params=["synchronous", "threads", "cluster"])

@@ -4,7 +4,6 @@ import dask.dataframe as dd
 import numpy as np
 import pytest
 from corpus import save
-from distributed import Client, LocalCluster
 from photo_shards import write_tar
 from PIL import Image
 
@@ -60,15 +59,11 @@ def test_arrays_of_one_shape_or_of_several_become_images_again(ddf, change, batc
 
 
 @pytest.mark.slow
-def test_on_a_cluster_too_and_from_a_file(ddf, tmp_path):
-    with (
-        LocalCluster(1, threads_per_worker=1, dashboard_address=None) as cluster,
-        Client(cluster),
-    ):
-        made = ddf.images.map_batches(mirrored, {"image": "image"})
-        compare(made.compute(), ddf, mirrored)
-        made.to_parquet(tmp_path / "made", write_index=False)
-        compare(dd.read_parquet(tmp_path / "made").compute(), ddf, mirrored)
+def test_on_a_cluster_too_and_from_a_file(ddf, client, tmp_path):
+    made = ddf.images.map_batches(mirrored, {"image": "image"})
+    compare(made.compute(), ddf, mirrored)
+    made.to_parquet(tmp_path / "made", write_index=False)
+    compare(dd.read_parquet(tmp_path / "made").compute(), ddf, mirrored)
 
 
 def test_images_stand_beside_other_outputs_in_the_order_that_was_said(ddf):
