@@ -80,8 +80,12 @@ def pytest_runtest_makereport(item, call):
     return report
 
 
-def pytest_collection_modifyitems(items):
+def pytest_collection_modifyitems(config, items):
     """The slow tests come first, or a core waits at the end for one of a minute on another."""
+    if not config.option.nightly:
+        left_out = [item for item in items if item.get_closest_marker("nightly")]
+        config.hook.pytest_deselected(items=left_out)
+        items[:] = [item for item in items if not item.get_closest_marker("nightly")]
     items.sort(key=lambda item: item.get_closest_marker("slow") is None)
 
 
@@ -99,6 +103,13 @@ def rng(seed) -> random.Random:
 
 def pytest_collection_finish():
     """Modules and tests stay: to look at them in each collection took an eighth of the time."""
+    gc.collect()
+    gc.freeze()
+
+
+@pytest.fixture(scope="module", autouse=True)
+def frozen():
+    """What other modules have left behind stays as well: a collection looks at a module's own."""
     gc.collect()
     gc.freeze()
 

@@ -15,21 +15,23 @@ from query_answers import answer
 from s3 import empty_bucket
 
 SCRIPT = "killed_checkpoints.py"
-SEED, MOMENTS = 5, 12
+MOMENTS = 5
 
 pytestmark = [pytest.mark.slow, pytest.mark.newest]
 
 
-def test_killed_at_any_moment_it_goes_on_to_the_same_files(shards, tmp_path):
-    told = results(start(SCRIPT, "moments", shards[0].parent, tmp_path / "out", SEED, MOMENTS))
+@pytest.mark.rounds(1, nightly=10)
+def test_killed_at_any_moment_it_goes_on_to_the_same_files(shards, tmp_path, seed):
+    told = results(start(SCRIPT, "moments", shards[0].parent, tmp_path / "out", seed, MOMENTS))
     assert len(told) == MOMENTS
     assert_all_went_on(told)
 
 
-def test_killed_while_it_sends_to_s3_it_goes_on_to_the_same_files(shards, s3_server):
+@pytest.mark.rounds(1, nightly=5)
+def test_killed_while_it_sends_to_s3_it_goes_on_to_the_same_files(shards, s3_server, seed):
     empty_bucket(s3_server, "checkpoints")
     out = "s3://checkpoints/out"
-    assert_all_went_on(results(start(SCRIPT, "moments", shards[0].parent, out, SEED, 6, s3_server)))
+    assert_all_went_on(results(start(SCRIPT, "moments", shards[0].parent, out, seed, 3, s3_server)))
 
 
 @pytest.mark.parametrize("where", ["here", "cluster"])

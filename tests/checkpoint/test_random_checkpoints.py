@@ -17,7 +17,7 @@ from random_queries import choose, quiet
 import dask_image_ingest as dii
 from dask_image_ingest.errors import ArgumentError
 
-QUERIES = 60
+QUERIES = 30
 
 
 pytestmark = pytest.mark.slow
@@ -53,13 +53,14 @@ def stored_or_refused(frame, path, rng):
     return dii.checkpoint(frame, path).compute()
 
 
-def test_a_checkpoint_has_the_rows_that_its_frame_computes_or_is_refused(made, tmp_path):
+@pytest.mark.rounds(1, nightly=20)
+def test_a_checkpoint_has_the_rows_that_its_frame_computes_or_is_refused(made, tmp_path, seed):
     asked = Counter()
     names = list(made)
-    for seed in range(QUERIES):
-        rng = random.Random(seed)
+    for each in range(seed * QUERIES, (seed + 1) * QUERIES):
+        rng = random.Random(each)
         with quiet():
-            for lines, frame in frames_of(made[names[seed % len(names)]], seed)[-2:]:
+            for lines, frame in frames_of(made[names[each % len(names)]], each)[-2:]:
                 try:
                     want = answer(frame.compute())
                 except Exception:
@@ -67,10 +68,10 @@ def test_a_checkpoint_has_the_rows_that_its_frame_computes_or_is_refused(made, t
                 got = stored_or_refused(frame, tmp_path / "stored", rng)
                 asked["refused" if got is None else "stored"] += 1
                 if got is not None:
-                    assert answer(got) == want, f"# seed {seed}\n" + "\n".join(lines)
+                    assert answer(got) == want, f"# seed {each}\n" + "\n".join(lines)
                 shutil.rmtree(tmp_path / "stored", ignore_errors=True)
     assert asked["stored"] > QUERIES / 2, asked
-    assert asked["refused"] > QUERIES / 10, asked
+    assert asked["refused"] > 1, asked
 
 
 def some_query(ddf, rng):

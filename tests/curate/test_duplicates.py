@@ -7,7 +7,6 @@ import numpy as np
 import pandas as pd
 import pytest
 from counted import work  # noqa: F401
-from distributed import Client
 from hashes import brute, clusters, flipped, random_hashes
 from PIL import Image
 
@@ -187,11 +186,10 @@ def test_verdicts_replace_those_of_an_earlier_call(random):
 
 
 @pytest.mark.slow
-def test_it_runs_on_a_cluster(collection):
+def test_it_runs_on_a_cluster(collection, client):
     ddf, _ = collection
-    expected = duplicates(ddf)[["__key__", *COLUMNS]].compute()
-    with Client(n_workers=2, threads_per_worker=1, dashboard_address=":0"):
-        found = duplicates(ddf)[["__key__", *COLUMNS]].compute()
+    expected = duplicates(ddf)[["__key__", *COLUMNS]].compute(scheduler="synchronous")
+    found = duplicates(ddf)[["__key__", *COLUMNS]].compute()
     pd.testing.assert_frame_equal(found, expected)
 
 

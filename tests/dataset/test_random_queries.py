@@ -10,7 +10,7 @@ from dask_image_ingest.dataset.expr import ReadWebDataset
 
 pytestmark = pytest.mark.slow
 
-QUERIES = 200
+QUERIES = 60
 
 
 @pytest.fixture(scope="module")
@@ -19,17 +19,17 @@ def made(tmp_path_factory):
         return sources(tmp_path_factory.mktemp("queries"))
 
 
-@pytest.mark.rounds(1, nightly=20)
+@pytest.mark.rounds(1, nightly=70)
 def test_random_queries_have_the_answers_of_partitions_in_memory(made, seed):
     seeds = range(seed * QUERIES, (seed + 1) * QUERIES)
     found: list[str] = []
     with quiet():
         differences, asked = run(made, seeds, found.append)
     assert not differences, "\n".join(found)
-    # Most queries make sense, and many mean something in pandas as well.
-    assert asked["nothing"] < len(seeds) / 10
-    assert asked["pandas"] > len(seeds) / 10
-    assert asked["refused"] < len(seeds) / 20
+    # Most queries make sense, and some mean something in pandas as well.
+    assert asked["nothing"] < len(seeds) / 5
+    assert asked["pandas"] > 2
+    assert asked["refused"] < len(seeds) / 10
 
 
 def test_random_queries_notice_partitions_that_are_joined_late(made, monkeypatch):

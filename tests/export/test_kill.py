@@ -19,7 +19,7 @@ from witnesses import contents, shards_in
 pytestmark = [pytest.mark.slow, pytest.mark.newest]
 
 SCRIPT = "killed_exports.py"
-SEED, MOMENTS = 3, 12
+MOMENTS = 4
 
 
 @pytest.fixture
@@ -32,17 +32,19 @@ def cluster_export(shards, tmp_path):
     process.communicate()
 
 
-def test_killed_at_any_moment_it_goes_on_to_the_same_bytes(shards, tmp_path):
-    told = results(start(SCRIPT, "moments", shards[0].parent, tmp_path / "out", SEED, MOMENTS))
+@pytest.mark.rounds(1, nightly=10)
+def test_killed_at_any_moment_it_goes_on_to_the_same_bytes(shards, tmp_path, seed):
+    told = results(start(SCRIPT, "moments", shards[0].parent, tmp_path / "out", seed, MOMENTS))
     assert len(told) == 2 * MOMENTS
     assert_all_went_on(told)
 
 
-def test_killed_while_it_sends_to_s3_it_goes_on_to_the_same_bytes(shards, s3_server):
+@pytest.mark.rounds(1, nightly=5)
+def test_killed_while_it_sends_to_s3_it_goes_on_to_the_same_bytes(shards, s3_server, seed):
     empty_bucket(s3_server, "killed")
     out = "s3://killed/out"
-    told = results(start(SCRIPT, "moments", shards[0].parent, out, SEED, MOMENTS // 4, s3_server))
-    assert len(told) == 2 * (MOMENTS // 4)
+    told = results(start(SCRIPT, "moments", shards[0].parent, out, seed, 2, s3_server))
+    assert len(told) == 2 * 2
     assert_all_went_on(told)
 
 

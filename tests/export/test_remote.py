@@ -6,6 +6,7 @@ import json
 import os
 import threading
 from functools import partial
+from itertools import product
 from unittest import mock
 
 import dask.dataframe as dd
@@ -22,6 +23,12 @@ from dask_image_ingest.export.write import shard
 from dask_image_ingest.storage.output import remote_store
 
 pytestmark = pytest.mark.slow
+
+
+STEPS = ["stage_frame", "prepare", "run", "refuse_other_run"]
+# The server makes an export slow: two of its cases stand for the others.
+ONLY_NIGHTLY = {("s3", step, how) for step in STEPS for how in ("resume", "overwrite")}
+ONLY_NIGHTLY -= {("s3", "stage_frame", "overwrite"), ("s3", "run", "resume")}
 
 
 @pytest.fixture
@@ -181,8 +188,14 @@ def test_what_a_killed_writer_leaves_is_taken_over(table, remote, quick):
     assert files(remote) == expected
 
 
-@pytest.mark.parametrize("step", ["stage_frame", "prepare", "run", "refuse_other_run"])
-@pytest.mark.parametrize("taken_over", ["resume", "overwrite"])
+@pytest.mark.parametrize(
+    ("remote", "step", "taken_over"),
+    [
+        pytest.param(*case, marks=[pytest.mark.nightly] if case in ONLY_NIGHTLY else [])
+        for case in product(["memory", "s3"], STEPS, ["resume", "overwrite"])
+    ],
+    indirect=["remote"],
+)
 def test_a_run_that_slept_while_another_took_over_changes_nothing(
     step, taken_over, table, remote, quick, monkeypatch
 ):
