@@ -63,7 +63,11 @@ def duplicates(args: argparse.Namespace) -> int:
     bar = ProgressBar(minimum=1.0, out=sys.stderr) if sys.stderr.isatty() else None
     with bar or contextlib.nullcontext():
         found = find_duplicates(
-            _read(args), args.by, args.distance, mirrored=args.mirrored, keep=args.keep
+            _read(args),
+            args.by,
+            args.distance,
+            variants=args.variants.split(",") if args.variants else (),
+            keep=args.keep,
         )
     table = compute(
         found[["__key__", "__url__", "duplicate.group", "duplicate.keep", "duplicate.distance"]],

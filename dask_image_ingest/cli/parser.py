@@ -108,7 +108,12 @@ def make_parser() -> argparse.ArgumentParser:
         metavar="BITS",
         help="bits of 256 that near images may differ in, 0 to 31 (default 24)",
     )
-    comparing.add_argument("--mirrored", action="store_true", help="find mirror images too")
+    comparing.add_argument(
+        "--variants",
+        default="",
+        metavar="mirrored,rotated90",
+        help="find images that are mirrored or turned, too",
+    )
     comparing.add_argument(
         "--keep",
         default="largest",

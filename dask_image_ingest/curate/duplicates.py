@@ -10,13 +10,12 @@ import pyarrow as pa
 
 from dask_image_ingest.arguments import (
     check_choice,
-    check_flag,
     check_frame,
     is_column,
     shown,
     whole_number,
 )
-from dask_image_ingest.curate.fingerprints import KINDS, Kind, Variant
+from dask_image_ingest.curate.fingerprints import KINDS, Kind, Variant, check_variants
 from dask_image_ingest.curate.hamming import equal_to_first, near_to_first, nearest
 from dask_image_ingest.curate.ranking import AREA, Ranked, rank_rows
 from dask_image_ingest.curate.verdicts import check_identity, sorted_verdicts, with_verdicts
@@ -37,7 +36,7 @@ def duplicates(
     by: Kind = "pdq",
     distance: int = 24,
     *,
-    mirrored: bool = False,
+    variants: Sequence[Variant] = (),
     keep: Literal["largest", "best", "first"] | str = "largest",
 ) -> Any:
     """Find images that are there more than once, and say which of each to keep.
@@ -57,8 +56,9 @@ def duplicates(
         near ones too: encoded again, resized, slightly changed.
     distance
         For ``"pdq"``: the most bits, of 256, that two images may differ in, 0 to 31.
-    mirrored
-        For ``"pdq"``: whether an image and its mirror image are near.
+    variants
+        For ``"pdq"``: the ways in which an image may be mirrored or turned and be near still, by
+        their names in :func:`fingerprints`: ``["mirrored"]``, ``["mirrored", "rotated90"]``.
     keep
         Which image of a group stays: the ``"largest"`` by height × width; the ``"best"``, which is
         the largest, and of equally large ones that of the most encoded bytes; the ``"first"``; or
@@ -103,7 +103,7 @@ def duplicates(
     >>> len(unique)
     52
     """
-    _check(by, distance, mirrored)
+    turned = _check(by, distance, variants)
     check_frame(frame._meta if isinstance(frame, FrameBase) else frame)
     check_identity(frame)
     largest = KEEP.get(keep) if isinstance(keep, str) else None
@@ -114,7 +114,7 @@ def duplicates(
             )
         largest = (keep,)
     check_columns(frame, largest)
-    ranked = rank_rows(frame, by, _variants(mirrored), largest)
+    ranked = rank_rows(frame, by, turned, largest)
     if by == "pdq":
         of, apart = near_to_first(ranked.hashes, distance)
     else:
@@ -126,7 +126,7 @@ def duplicates(
 
 
 def overlaps(
-    train: Any, test: Any, by: Kind = "pdq", distance: int = 24, *, mirrored: bool = False
+    train: Any, test: Any, by: Kind = "pdq", distance: int = 24, *, variants: Sequence[Variant] = ()
 ) -> Any:
     """Find the images of one collection that are in another one too.
 
@@ -138,7 +138,7 @@ def overlaps(
         The frame whose rows are judged, as for :func:`duplicates`.
     test
         The frame that they should not be in.
-    by, distance, mirrored
+    by, distance, variants
         As for :func:`duplicates`.
 
     Returns
@@ -167,11 +167,11 @@ def overlaps(
     >>> len(train) - len(clean)
     4
     """
-    _check(by, distance, mirrored)
+    turned = _check(by, distance, variants)
     for argument, frame in (("train", train), ("test", test)):
         check_frame(frame._meta if isinstance(frame, FrameBase) else frame, argument)
         check_identity(frame, argument)
-    judged = rank_rows(train, by, _variants(mirrored), ())
+    judged = rank_rows(train, by, turned, ())
     others = rank_rows(test, by, (), ())
     if by == "pdq":
         of, apart = nearest(judged.hashes, others.hashes[:, 0], distance)
@@ -189,13 +189,15 @@ def overlaps(
     )
 
 
-def _check(by: Any, distance: Any, mirrored: Any) -> None:
+def _check(by: Any, distance: Any, variants: Any) -> tuple[Variant, ...]:
+    """The variants, if all of these make sense."""
     check_choice("by", by, KINDS)
     advice = f"pass 0 to {_FARTHEST}: bits that PDQ hashes may differ in"
     whole_number("distance", distance, 0, advice, _FARTHEST)
-    check_flag("mirrored", mirrored)
-    if mirrored and by != "pdq":
-        raise ArgumentError(f"mirrored=True is for by='pdq': by={by!r} finds equal images alone")
+    turned = check_variants(variants)
+    if turned and by != "pdq":
+        raise ArgumentError(f"variants= are those of PDQ: by={by!r} finds equal images alone")
+    return turned
 
 
 def check_columns(frame: Any, largest: Sequence[str]) -> None:
@@ -212,10 +214,6 @@ def check_columns(frame: Any, largest: Sequence[str]) -> None:
             f"the frame has no column {', '.join(map(repr, missing))}, which keep= goes by: pass "
             "keep='first', or a column of the frame"
         )
-
-
-def _variants(mirrored: bool) -> tuple[Variant, ...]:
-    return ("mirrored",) if mirrored else ()
 
 
 def columns_of_groups(

@@ -32,7 +32,7 @@ from dask_image_ingest.errors import ArgumentError
 from dask_image_ingest.export import source_options_of
 from dask_image_ingest.frames import Backend, ImageReference, backend_of
 
-__all__ = ["KINDS", "PDQ_QUALITY", "Kind", "Variant", "column_of", "fingerprints"]
+__all__ = ["KINDS", "PDQ_QUALITY", "Kind", "Variant", "check_variants", "column_of", "fingerprints"]
 
 Kind = Literal["bytes", "pixels", "pdq"]
 Variant = Literal[
@@ -117,9 +117,7 @@ def fingerprints(
     chosen = list_of_names("kinds", kinds, "kinds of fingerprints")
     for kind in chosen:
         check_choice("kinds", kind, KINDS)
-    turned = list_of_names("variants", variants, "variants of images")
-    for variant in turned:
-        check_choice("variants", variant, tuple(VARIANTS))
+    turned = check_variants(variants)
     if turned and "pdq" not in chosen:
         raise ArgumentError("variants= are those of PDQ: have 'pdq' among kinds=")
     check_storage_options(storage_options)
@@ -131,7 +129,20 @@ def fingerprints(
         frame = _with_bytes(frame, storage_options)
     if not outputs:
         return frame
-    return in_batches(frame, _of_pixels, outputs, kinds=tuple(chosen), variants=tuple(turned))
+    return in_batches(frame, _of_pixels, outputs, kinds=tuple(chosen), variants=turned)
+
+
+def check_variants(variants: Any) -> tuple[Variant, ...]:
+    """The argument, if it is a list of variants.
+
+    Raises
+    ------
+    ArgumentError
+    """
+    turned = list_of_names("variants", variants, "variants of images")
+    for variant in turned:
+        check_choice("variants", variant, tuple(VARIANTS))
+    return tuple(turned)
 
 
 def _of_pixels(

@@ -82,7 +82,8 @@ def test_good_pictures_are_fine(photos, tmp_path, capsys):
 
 
 @pytest.mark.parametrize(
-    "arguments", [["--distance", "32"], ["--keep", "prettiest"], ["--by", "bytes", "--mirrored"]]
+    "arguments",
+    [["--distance", "32"], ["--keep", "prettiest"], ["--by", "bytes", "--variants=mirrored"]],
 )
 def test_wrong_arguments_end_with_status_2(copies, capsys, arguments):
     assert cli.main(["duplicates", copies, *arguments]) == 2

@@ -96,7 +96,7 @@ def test_variants_of_a_photograph_go_and_the_largest_stays(collection):
 
 def test_mirror_images_go_too_where_that_is_asked(collection):
     ddf, variants = collection
-    found = duplicates(ddf, mirrored=True).set_index("__key__")[COLUMNS].compute()
+    found = duplicates(ddf, variants=["mirrored"]).set_index("__key__")[COLUMNS].compute()
     assert sorted(found.index[found["duplicate.keep"]]) == sorted({*variants.values()})
     assert found.groupby("duplicate.group").size().eq(4).all()
 
@@ -229,12 +229,12 @@ def test_overlaps_of_equal_bytes_and_mirror_images(collection):
     assert overlaps(jpegs, pngs)["overlap.found"].all().compute()
     mirrored = pngs[pngs["__key__"].str.endswith("c")]
     assert not overlaps(mirrored, jpegs)["overlap.found"].any().compute()
-    assert overlaps(mirrored, jpegs, mirrored=True)["overlap.found"].all().compute()
+    assert overlaps(mirrored, jpegs, variants=["mirrored"])["overlap.found"].all().compute()
 
 
 def test_what_is_kept_is_exported_with_its_original_bytes(collection, tmp_path):
     ddf, variants = collection
-    found = duplicates(ddf, mirrored=True)
+    found = duplicates(ddf, variants=["mirrored"])
     dii.to_webdataset(found[found["duplicate.keep"]], tmp_path / "{shard:03d}.tar")
     again = dii.read_webdataset_images(tmp_path / "000.tar", backend="pandas")
     both = [
@@ -260,8 +260,8 @@ def test_a_signal_of_quality_can_say_which_stays(collection):
         ({"by": "phash"}, "by='phash'; choose 'bytes', 'pixels' or 'pdq'"),
         ({"distance": 32}, "pass 0 to 31"),
         ({"distance": 1.5}, "pass 0 to 31"),
-        ({"mirrored": 1}, "pass True or False"),
-        ({"by": "bytes", "mirrored": True}, "mirrored=True is for by='pdq'"),
+        ({"variants": 1}, "variants=1"),
+        ({"by": "bytes", "variants": ["mirrored"]}, "by='bytes' finds equal"),
         ({"keep": "prettiest"}, "choose 'largest', 'best', 'first' or a column"),
         ({"keep": "format"}, "of numbers"),
     ],
