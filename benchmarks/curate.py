@@ -26,7 +26,7 @@ import dask
 import numpy as np
 import pandas as pd
 from _shards import Sample, from_tars, make_shards, photographs, write_shards
-from PIL import Image
+from PIL import Image, ImageOps
 
 import dask_image_ingest as dii
 from dask_image_ingest.curate.hamming import near_to_first
@@ -45,11 +45,23 @@ VARIANTS = {
     "PNG": (1, "PNG", {}),
 }
 
+# The five transforms of imagededup's benchmark, of the sizes of a photograph.
+TRANSFORMS: dict[str, Callable[[Image.Image], Image.Image]] = {
+    "cropped to 7/8": lambda image: ImageOps.crop(
+        image, (image.width // 16, image.height // 16) * 2
+    ),
+    "mirrored": ImageOps.mirror,
+    "flipped": ImageOps.flip,
+    "rotated by 25 degrees": lambda image: image.rotate(25),
+    "resized to 1:1": lambda image: image.resize((min(image.size), min(image.size))),
+}
+
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("--shards", nargs="*", default=(), help="default: photographs made here")
     parser.add_argument("--images", type=int, default=500, help="to time, by repetition")
+    parser.add_argument("--quarters", action="store_true", help="those of each photograph as well")
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--hashes", type=int, help="search so many random hashes instead")
     args = parser.parse_args()
@@ -58,24 +70,75 @@ def main() -> None:
         search(args.hashes)
         return
     samples = list(from_tars(args.shards) if args.shards else photographs())
+    photos = list(with_quarters(samples)) if args.quarters else samples
     with tempfile.TemporaryDirectory() as folder, dask.config.set(scheduler="threads"):
-        find_planted(samples, Path(folder) / "planted")
+        find_planted(photos, Path(folder) / "planted")
+        find_transformed(photos, Path(folder) / "transformed")
         times(samples, Path(folder) / "timed", args)
+
+
+def with_quarters(samples: list[Sample]) -> Iterator[Sample]:
+    """Five pictures of each photograph: itself and its quarters, which have nothing in common."""
+    for sample in samples:
+        yield sample
+        image = Image.open(io.BytesIO(sample.jpeg)).convert("RGB")
+        right, bottom = image.width // 2, image.height // 2
+        for left, top in ((0, 0), (right, 0), (0, bottom), (right, bottom)):
+            quarter = image.crop((left, top, left + right, top + bottom))
+            yield sample._replace(jpeg=encoded(quarter, "JPEG", quality=95))
 
 
 def find_planted(samples: list[Sample], folder: Path) -> None:
     """Print which variants of photographs are found, and how many others are."""
-    shards = write_shards(folder, planted(samples), per_shard=500)
-    ddf = dii.read_webdataset_images(shards, backend="pandas")
-    hashed = dii.curate.fingerprints(ddf, ["pdq"]).drop(columns=["image", "error"]).persist()
+
+    def made() -> Iterator[Sample]:
+        for sample in samples:
+            yield sample
+            image = Image.open(io.BytesIO(sample.jpeg)).convert("RGB")
+            for scale, format, options in VARIANTS.values():
+                size = [max(round(edge * scale), 1) for edge in image.size]
+                scaled = image.resize(size, Image.Resampling.LANCZOS)
+                yield sample._replace(jpeg=encoded(scaled, format, **options))
+
     print(f"{len(samples):,} photographs and {len(VARIANTS)} variants of each, keep='first'\n")
+    tell_found(made(), [*VARIANTS], folder, [])
+
+
+def find_transformed(samples: list[Sample], folder: Path) -> None:
+    """The same of the transforms of imagededup's benchmark."""
+
+    def made() -> Iterator[Sample]:
+        for sample in samples:
+            yield sample
+            image = Image.open(io.BytesIO(sample.jpeg)).convert("RGB")
+            for change in TRANSFORMS.values():
+                yield sample._replace(jpeg=encoded(change(image), "JPEG", quality=90))
+
+    print(f"{len(samples):,} photographs and imagededup's {len(TRANSFORMS)} transforms of each\n")
+    tell_found(made(), [*TRANSFORMS], folder, ["mirrored", "flipped"])
+
+
+def encoded(image: Image.Image, format: str, **options: object) -> bytes:
+    file = io.BytesIO()
+    image.save(file, format, **options)
+    return file.getvalue()
+
+
+def tell_found(
+    samples: Iterator[Sample], kinds: list[str], folder: Path, variants: list[str]
+) -> None:
+    """Print recall and precision, where each photograph comes before its ``kinds``."""
+    shards = write_shards(folder, samples, per_shard=500)
+    ddf = dii.read_webdataset_images(shards, backend="pandas")
+    hashed = dii.curate.fingerprints(ddf, ["pdq"], variants=variants)
+    hashed = hashed.drop(columns=["image", "error"]).persist()
+    each = len(kinds) + 1
     for distance in (15, 24, 31):
-        found = dii.curate.duplicates(hashed, distance=distance, keep="first")
+        found = dii.curate.duplicates(hashed, distance=distance, keep="first", variants=variants)
         table = found[["__key__", "duplicate.keep", "duplicate.of"]].compute()
         table = table.reset_index(drop=True)
         number = table["__key__"].astype(int)
         of = table["duplicate.of"].astype("Int64")
-        each = len(VARIANTS) + 1
         gone = ~table["duplicate.keep"].astype(bool)
         right = (number // each == of // each).fillna(False).astype(bool)
         variant = number % each
@@ -83,21 +146,10 @@ def find_planted(samples: list[Sample], folder: Path) -> None:
         precision = (right & gone).sum() / max(gone.sum(), 1)
         print(f"distance {distance}: recall {recall:.4f}, precision {precision:.4f}")
         by_kind = right[variant > 0].groupby(variant).mean()
-        worst = {name: by_kind[place] for place, name in enumerate(VARIANTS, 1)}
+        worst = {name: by_kind[place] for place, name in enumerate(kinds, 1)}
         print("  " + ", ".join(f"{name} {share:.3f}" for name, share in worst.items()))
     quality = hashed["fingerprint.pdq_quality"].compute()
     print(f"of a PDQ quality below 50, and so never found: {(quality < 50).mean():.2%} of rows\n")
-
-
-def planted(samples: list[Sample]) -> Iterator[Sample]:
-    for sample in samples:
-        yield sample
-        image = Image.open(io.BytesIO(sample.jpeg)).convert("RGB")
-        for scale, format, options in VARIANTS.values():
-            size = [max(round(edge * scale), 1) for edge in image.size]
-            file = io.BytesIO()
-            image.resize(size, Image.Resampling.LANCZOS).save(file, format, **options)
-            yield sample._replace(jpeg=file.getvalue())
 
 
 def times(samples: list[Sample], folder: Path, args: argparse.Namespace) -> None:
