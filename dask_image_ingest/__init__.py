@@ -32,6 +32,7 @@ from dask_image_ingest.errors import (
 from dask_image_ingest.export import Encode, to_webdataset
 from dask_image_ingest.image_frame import ImageDataFrame
 from dask_image_ingest.index import write_index
+from dask_image_ingest.loader import MixedBatches, mix
 from dask_image_ingest.view import gallery
 
 __version__ = "0.1.0"
@@ -46,6 +47,7 @@ __all__ = [
     "ImageDataFrame",
     "ImageDecodeError",
     "MissingDependencyError",
+    "MixedBatches",
     "OperandError",
     "PartitionTooLargeError",
     "ShardError",
@@ -54,6 +56,7 @@ __all__ = [
     "curate",
     "decode_images",
     "gallery",
+    "mix",
     "prepare",
     "read_images",
     "read_parquet_images",

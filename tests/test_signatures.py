@@ -20,6 +20,7 @@ SUBJECTS = {
     dii.checkpoint: ["frame", "path"],
     dii.to_webdataset: ["frame", "path"],
     dii.write_index: ["paths"],
+    dii.mix: ["frames", "batch_size", "weights"],
     dii.gallery: ["frame", "path", "n"],
     dii.start_cluster: ["n_workers"],
     dii.prepare: ["client", "paths"],

@@ -139,7 +139,7 @@ def check_variants(variants: Any) -> tuple[Variant, ...]:
     ------
     ArgumentError
     """
-    turned = list_of_names("variants", variants, "variants of images")
+    turned: list[Any] = list_of_names("variants", variants, "variants of images")
     for variant in turned:
         check_choice("variants", variant, tuple(VARIANTS))
     return tuple(turned)

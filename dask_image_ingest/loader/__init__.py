@@ -6,6 +6,7 @@ at a time, shared out among processes, with a position to go on from.
 
 from dask_image_ingest.loader.formats import FORMATS, Format
 from dask_image_ingest.loader.iter_batches import Batches
+from dask_image_ingest.loader.mix import MixedBatches, mix
 from dask_image_ingest.loader.shard import parse_shard
 from dask_image_ingest.loader.source import LazySource, Source
 
@@ -14,6 +15,8 @@ __all__ = [
     "Batches",
     "Format",
     "LazySource",
+    "MixedBatches",
     "Source",
+    "mix",
     "parse_shard",
 ]

@@ -1,0 +1,125 @@
+"""``mix``: rows of several frames by weights, each once, and resumable at any batch."""
+
+from __future__ import annotations
+
+import itertools
+import json
+
+import numpy as np
+import pytest
+
+import dask_image_ingest as dii
+
+
+@pytest.fixture(scope="module")
+def frames(shards):
+    """Sixteen and eight rows; keys tell them apart."""
+    read = [dii.read_webdataset_images(some, size=16) for some in (shards[:2], shards[2:])]
+    return [frame[["__key__", "image", "cls"]] for frame in read]
+
+
+def keys(batches):
+    return [key for batch in batches for key in batch["__key__"]]
+
+
+def of(frame):
+    return frame["__key__"].compute().tolist()
+
+
+def test_all_rows_come_once_with_their_own_pixels(frames):
+    batches = list(dii.mix(frames, 5, longest=True))
+    assert [len(batch["image"]) for batch in batches] == [5, 5, 5, 5, 4]
+    assert sorted(keys(batches)) == sorted(of(frames[0]) + of(frames[1]))
+    mixed = dict(zip(keys(batches), np.concatenate([b["image"] for b in batches]), strict=True))
+    for frame in frames:
+        table = frame.compute()
+        for key, pixels in zip(table["__key__"], table.images.arrays(), strict=True):
+            np.testing.assert_array_equal(mixed[key], pixels)
+
+
+def test_rows_of_a_frame_keep_the_order_that_they_have_alone(frames):
+    mixed = keys(dii.mix(frames, 3, longest=True, shuffle=4))
+    for frame in frames:
+        alone = keys(frame.images.iter_batches(3, shuffle=4))
+        assert [key for key in mixed if key in set(alone)] == alone
+
+
+def test_the_stream_ends_with_the_first_frame_that_ends(frames):
+    few = set(of(frames[1]))
+    seen = keys(dii.mix(frames, 4, weights=[1, 9]))
+    assert few <= set(seen)
+    assert len(seen) < 24
+    assert all(len(b["cls"]) == 4 for b in dii.mix(frames, 4, weights=[1, 9], drop_last=True))
+
+
+def test_shares_are_the_weights(frames):
+    many = [frames[0].repartition(npartitions=1)] * 2
+    first = [next(dii.mix(many, 12, weights=[3, 1], seed=seed)) for seed in range(60)]
+    # Each batch has rows of the first copy, then of the second, both from the beginning.
+    begin = of(frames[0])[0]
+    counts = [
+        12 - batch["__key__"].tolist().index(begin, 1)
+        if batch["__key__"].tolist().count(begin) > 1
+        else 0
+        for batch in first
+    ]
+    assert 0.18 < np.mean(counts) / 12 < 0.32
+    assert len(set(counts)) > 3
+
+
+@pytest.mark.parametrize("longest", [True, False])
+@pytest.mark.parametrize("options", [{}, {"shuffle": 3}])
+def test_a_stream_goes_on_from_any_position(frames, longest, options):
+    def make(start=None):
+        return dii.mix(frames, 3, weights=[1, 2], seed=7, longest=longest, start=start, **options)
+
+    whole = [keys([batch]) for batch in make()]
+    stream = make()
+    positions = [json.dumps(stream.position), *(json.dumps(stream.position) for _ in stream)]
+    assert len(whole) > 3
+    for number, position in enumerate(positions[: len(whole) + 1]):
+        assert [keys([batch]) for batch in make(json.loads(position))] == whole[number:]
+
+
+def test_frames_of_other_shapes_give_lists(shards):
+    sizes = [dii.read_webdataset_images(shards, size=size)[["__key__", "image"]] for size in (8, 9)]
+    shapes = {
+        image.shape for batch in itertools.islice(dii.mix(sizes, 8), 3) for image in batch["image"]
+    }
+    assert shapes == {(8, 8, 3), (9, 9, 3)}
+
+
+def test_tensors_stay_tensors(frames):
+    torch = pytest.importorskip("torch", reason="pip install torch==2.13.0")
+    batch = next(dii.mix(frames, 6, format="torch", columns=["cls"], normalize=(0.5, 0.5)))
+    assert batch["image"].shape == (6, 3, 16, 16)
+    assert batch["image"].dtype == torch.float32
+    assert batch["cls"].shape == (6,)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        ({"frames": []}, "pass a list of dataframes"),
+        ({"frames": 3}, "pass a list of dataframes"),
+        ({"weights": [1]}, "a number above 0 for each of 2 frames"),
+        ({"weights": [1, 0]}, "a number above 0 for each of 2 frames"),
+        ({"weights": "ab"}, "a number above 0 for each of 2 frames"),
+        ({"batch_size": 0}, "batch_size=0"),
+        ({"seed": -1}, "seed=-1"),
+        ({"start": [0]}, "the position of a stream of 2 frames"),
+        ({"longest": 1}, "longest=1"),
+        ({"colums": ["cls"]}, "colums= is none of"),
+    ],
+    ids=str,
+)
+def test_wrong_arguments_are_refused(frames, arguments, said):
+    with pytest.raises(dii.ArgumentError, match=said):
+        dii.mix(**{"frames": frames, "batch_size": 4} | arguments)
+
+
+def test_frames_of_other_columns_are_refused(frames):
+    others = [frames[0], frames[1].drop(columns="cls")]
+    with pytest.raises(dii.ArgumentError, match="pass columns= that all have"):
+        list(dii.mix(others, 8))
+    assert len(list(dii.mix(others, 8, columns=[], longest=True))) == 3
