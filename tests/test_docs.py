@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import doctest
 import importlib
 import inspect
@@ -27,6 +28,7 @@ from PIL import Image
 
 import dask_image_ingest as dii
 from dask_image_ingest.cli import main
+from dask_image_ingest.storage.settings import Settings
 
 pytestmark = pytest.mark.packaging
 
@@ -221,3 +223,17 @@ def test_the_reference_has_every_public_name_and_no_other():
     )
     sections = {page.stem for page in (DOCS / "reference").iterdir()}
     assert sorted(set(listed) - sections) == sorted(_public())
+
+
+def test_the_page_of_settings_has_each_one():
+    page = (DOCS / "reference" / "configuration.md").read_text()
+    listed = {
+        name
+        for row in re.findall(r"^\| (`.*?) \|", page, re.MULTILINE)
+        for name in re.findall(r"`([a-z-]+)`", row)
+    }
+    remote = {field.name.replace("_", "-") for field in dataclasses.fields(Settings)}
+    code = "\n".join(path.read_text() for path in (ROOT / "dask_image_ingest").rglob("*.py"))
+    others = set(re.findall(r"\"image-ingest\.([a-z]+-[a-z-]+)\"", code))
+    assert (remote | others) - listed == set()
+    assert listed - remote - others == {"temporary-directory"}  # of Dask
