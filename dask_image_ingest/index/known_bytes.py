@@ -5,15 +5,15 @@ from __future__ import annotations
 from functools import cached_property
 
 from dask_image_ingest.index.stored import StoredIndex, UnusableIndexError
-from dask_image_ingest.storage import LazyBytes
+from dask_image_ingest.storage import ByteReader
 
 __all__ = ["KnownBytes"]
 
 
-class KnownBytes:
-    """The bytes of a shard; members that its index has are not read from it."""
+class KnownBytes(ByteReader):
+    """Reader that takes small members from the index of a shard, and the rest from the shard."""
 
-    def __init__(self, index: StoredIndex, content: LazyBytes) -> None:
+    def __init__(self, index: StoredIndex, content: ByteReader) -> None:
         self._index = index
         self._content = content
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import io
 import json
 from collections.abc import Iterator
 from contextlib import ExitStack, closing, contextmanager
@@ -22,7 +21,7 @@ from dask_image_ingest.index.stored import (
     UnusableIndexError,
     broken,
 )
-from dask_image_ingest.storage import LazyBytes, Shard, as_listed, open_shard
+from dask_image_ingest.storage import ByteReader, ReaderFile, Shard, open_shard
 
 __all__ = ["UnusableIndexError", "open_stored", "unknown_version"]
 
@@ -70,16 +69,18 @@ def open_stored(
     yield found
 
 
-def _known(url: str, shard: Shard, content: LazyBytes) -> tuple[Shard, Shard] | None:
+def _known(url: str, shard: Shard, content: ByteReader) -> tuple[Shard, Shard] | None:
     """What an index is kept by; None where it may be written anew without anybody knowing."""
-    file = as_listed(url, content)
-    return None if file is None or not file.version else (shard, file)
+    file = content.shard
+    return (shard, file) if file is not None and file.url == url and file.version else None
 
 
-def _stored(opened: ExitStack, content: LazyBytes, shard: Shard) -> StoredIndex:
+def _stored(opened: ExitStack, content: ByteReader, shard: Shard) -> StoredIndex:
     """An index that is read whole, or while its file is ``opened``."""
     if len(content) > _READ_WHOLE:
-        large = opened.enter_context(closing(_parquet(pa.PythonFile(_File(content), mode="r"))))
+        large = opened.enter_context(
+            closing(_parquet(pa.PythonFile(ReaderFile(content), mode="r")))
+        )
         facts = _facts(large, shard)
         return StoredIndex(facts, len(content), lambda name: _column(large, name))
     whole = pa.py_buffer(content[:])
@@ -143,31 +144,3 @@ def _column(file: parquet.ParquetFile, name: str) -> pa.Array:
     if pa.types.is_signed_integer(column.type) and (pc.min(column).as_py() or 0) < 0:
         raise broken(f"its column {name!r} has negative numbers")
     return column
-
-
-class _File(io.RawIOBase):
-    """Bytes that are fetched in ranges, as a file."""
-
-    def __init__(self, content: LazyBytes) -> None:
-        self._content = content
-        self._position = 0
-
-    def readable(self) -> bool:
-        return True
-
-    def seekable(self) -> bool:
-        return True
-
-    def tell(self) -> int:
-        return self._position
-
-    def seek(self, offset: int, whence: int = io.SEEK_SET, /) -> int:
-        start = {io.SEEK_SET: 0, io.SEEK_CUR: self._position, io.SEEK_END: len(self._content)}
-        self._position = start[whence] + offset
-        return self._position
-
-    def read(self, size: int = -1, /) -> bytes:
-        stop = len(self._content) if size < 0 else self._position + size
-        data = bytes(self._content[self._position : stop])
-        self._position += len(data)
-        return data

@@ -13,7 +13,7 @@ from pyarrow import parquet
 
 from dask_image_ingest.decode import Stored, measure
 from dask_image_ingest.index.stored import FIELDS, KEY, METADATA, SPAN_FIELDS, ShardFacts
-from dask_image_ingest.storage import LazyBytes, Shard, announce
+from dask_image_ingest.storage import ByteReader, Shard
 from dask_image_ingest.tar import (
     HEAD,
     IMAGE_EXTENSIONS,
@@ -46,7 +46,7 @@ _MEASURED = tuple(name for name in FIELDS if name not in (*SPAN_FIELDS, "content
 Members = list[Span | None]
 
 
-def shard_table(shard: Shard, content: LazyBytes, index: TarIndex) -> pa.Table:
+def shard_table(shard: Shard, content: ByteReader, index: TarIndex) -> pa.Table:
     """Everything about a shard that can be asked without pixels.
 
     Parameters
@@ -106,7 +106,7 @@ def _plain(span: Span) -> Span:
 
 
 def _columns(
-    extension: str, members: Members, content: LazyBytes, index: TarIndex
+    extension: str, members: Members, content: ByteReader, index: TarIndex
 ) -> dict[str, pa.Array]:
     spans = [(None, None) if span is None else _plain(span) for span in members]
     made: dict[str, list[Any]] = {
@@ -124,11 +124,11 @@ def _columns(
 
 
 def _measured(
-    members: Members, content: LazyBytes, index: TarIndex
+    members: Members, content: ByteReader, index: TarIndex
 ) -> Iterator[tuple[Any, ...] | None]:
     """What the first bytes of each image tell, None where whoever reads it has to look."""
     heads = ((at, at + min(size, HEAD)) for at, size in filter(None, members))
-    announce(content, (head for head in heads if head[0] not in index.sparse))
+    content.prefetch(head for head in heads if head[0] not in index.sparse)
     for span in members:
         if span is None or (span[0] in index.sparse and span[1] > LARGEST_VALUE):
             yield None
@@ -144,10 +144,10 @@ def _is_lasting(stored: Stored) -> bool:
     return all(number is None or number <= _LARGEST_INT64 for number in stored[:2])
 
 
-def _contents(members: Members, content: LazyBytes, index: TarIndex) -> Iterator[bytes | None]:
+def _contents(members: Members, content: ByteReader, index: TarIndex) -> Iterator[bytes | None]:
     small = [span if span and span[1] <= _LARGEST_CONTENT else None for span in members]
     spans = ((at, at + size) for at, size in filter(None, small))
-    announce(content, (span for span in spans if span[0] not in index.sparse))
+    content.prefetch(span for span in spans if span[0] not in index.sparse)
     for span in small:
         yield None if span is None else bytes(read_member(content, index, span))
 

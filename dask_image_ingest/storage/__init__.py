@@ -4,15 +4,7 @@ In: paths, globs, braces and URLs. Out: a list of shards with sizes and versions
 of them its bytes, decompressed.
 """
 
-from dask_image_ingest.storage.announce import (
-    announce,
-    announce_walk,
-    beginning,
-    is_fetched,
-    read_ahead,
-)
 from dask_image_ingest.storage.fsspec_compat import keeps_copies
-from dask_image_ingest.storage.lazy_bytes import LazyBytes
 from dask_image_ingest.storage.listing import common_root, find_shards
 from dask_image_ingest.storage.open import open_late, open_shard
 from dask_image_ingest.storage.output.local_store import LocalStore
@@ -27,10 +19,20 @@ from dask_image_ingest.storage.output.store import (
 )
 from dask_image_ingest.storage.patterns import INDEX_SUFFIX, FileKind, has_random_access
 from dask_image_ingest.storage.pipe import is_pipe, with_permission
+from dask_image_ingest.storage.reader import (
+    ByteReader,
+    LazyBytes,
+    MemoryReader,
+    ReaderFile,
+    announce,
+    as_listed,
+    as_reader,
+    beginning,
+    read_ahead,
+)
 from dask_image_ingest.storage.remote_listing import Listings
 from dask_image_ingest.storage.shard import (
     Shard,
-    as_listed,
     identities,
     is_web,
     local_path,
@@ -51,16 +53,19 @@ __all__ = [
     "LOCK",
     "RUN",
     "STAGING",
+    "ByteReader",
     "FileKind",
     "LazyBytes",
     "Listings",
     "LocalStore",
+    "MemoryReader",
     "OutputStore",
+    "ReaderFile",
     "Shard",
     "acquire",
     "announce",
-    "announce_walk",
     "as_listed",
+    "as_reader",
     "begin_run",
     "beginning",
     "common_root",
@@ -71,7 +76,6 @@ __all__ = [
     "has_random_access",
     "identities",
     "inside",
-    "is_fetched",
     "is_pipe",
     "is_web",
     "keeps_copies",

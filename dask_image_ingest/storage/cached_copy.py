@@ -19,8 +19,7 @@ from typing import Any
 
 from fsspec.implementations.cached import CachingFileSystem
 
-from dask_image_ingest.storage.announce import announce
-from dask_image_ingest.storage.fsspec_compat import file_system, guarded
+from dask_image_ingest.storage.fsspec_compat import file_system, translate_errors
 from dask_image_ingest.storage.remote import open_remote
 from dask_image_ingest.storage.shard import local_path
 
@@ -58,7 +57,7 @@ def cached_copy(url: str, storage_options: dict[str, Any] | None) -> str | None:
         if copy is None:
             _fetch(behind, _options_behind(behind, protocol, storage_options), place)
             # This is how filecache knows since when it has it; and simplecache does not care.
-            guarded(url, fs._make_local_details, path)
+            translate_errors(url, fs._make_local_details, path)
             fs.save_cache()
     return copy or place
 
@@ -79,11 +78,11 @@ def _fetch(url: str, storage_options: dict[str, Any], place: str) -> None:
     try:
         path = local_path(url)
         if path is not None:
-            guarded(url, shutil.copyfile, path, part)
+            translate_errors(url, shutil.copyfile, path, part)
         else:
             with open_remote(url, storage_options) as content, open(part, "wb") as file:
                 size = len(content)
-                announce(content, [(0, size)])
+                content.prefetch([(0, size)])
                 pieces = range(0, size, _PIECE)
                 file.writelines(content[start : start + _PIECE] for start in pieces)
         os.replace(part, place)

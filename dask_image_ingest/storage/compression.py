@@ -15,7 +15,7 @@ import pyarrow as pa
 
 from dask_image_ingest.errors import ShardError
 from dask_image_ingest.storage.disk_cache import SpillFile
-from dask_image_ingest.storage.lazy_bytes import LazyBytes
+from dask_image_ingest.storage.reader import ByteReader, MemoryReader
 
 __all__ = ["decompressed"]
 
@@ -27,7 +27,7 @@ _STEP = 1 << 14
 
 
 @contextmanager
-def decompressed(stored: LazyBytes, url: str) -> Iterator[LazyBytes]:
+def decompressed(stored: ByteReader, url: str) -> Iterator[ByteReader]:
     """Decompress a shard whose first bytes are those of gzip or Zstandard; pass others through.
 
     Raises
@@ -42,7 +42,8 @@ def decompressed(stored: LazyBytes, url: str) -> Iterator[LazyBytes]:
     stream = _Stream(name, url)
     try:
         stream.fill(io.BytesIO(stored[:]))
-        yield stream.in_memory() or stream
+        whole = stream.in_memory()
+        yield MemoryReader(whole) if len(whole) == len(stream) and not stream.damage else stream
     finally:
         stream.close()
 
@@ -56,17 +57,10 @@ def _compression(magic: bytes) -> str | None:
     return None
 
 
-class _Stream:
-    """A decompressed shard: its beginning in memory, and the rest in a file.
-
-    Attributes
-    ----------
-    broken
-        Why the compressed stream is interrupted; None if it is whole.
-    """
+class _Stream(ByteReader):
+    """A decompressed shard: its beginning in memory, and the rest in a file."""
 
     def __init__(self, name: str, url: str) -> None:
-        self.broken: str | None = None
         self._url = url
         self._name = name
         self._size = 0
@@ -91,7 +85,7 @@ class _Stream:
             try:
                 step = next(steps, None)
             except (EOFError, OSError, zlib.error) as error:
-                self.broken = (
+                self.damage = (
                     f"the {self._name} stream breaks off after {self._size} decompressed bytes "
                     f"({error})"
                 )
@@ -100,10 +94,8 @@ class _Stream:
                 return
             self._append(step)
 
-    def in_memory(self) -> memoryview | None:
-        """The whole shard, if it is intact and in memory."""
-        if self.broken is not None or self._size > len(self._beginning):
-            return None
+    def in_memory(self) -> memoryview:
+        """The bytes that no file holds."""
         return memoryview(self._beginning).toreadonly()
 
     def close(self) -> None:

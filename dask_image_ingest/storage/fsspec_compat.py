@@ -67,7 +67,7 @@ def _timeout(known: Settings) -> Any:
 _UNREACHED = (ConnectionError, socket.gaierror)
 
 
-def guarded(url: str, read: Any, *args: Any, **kwargs: Any) -> Any:
+def translate_errors(url: str, read: Any, *args: Any, **kwargs: Any) -> Any:
     """Call ``read``, and let its errors name the shard."""
     try:
         return read(*args, **kwargs)

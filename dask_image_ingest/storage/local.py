@@ -4,16 +4,16 @@ from __future__ import annotations
 
 import os
 import stat
-from collections.abc import Callable
 from concurrent.futures import Future, wait
 from typing import Any
 
 from dask_image_ingest.errors import ShardError
-from dask_image_ingest.storage.fsspec_compat import guarded
+from dask_image_ingest.storage.fsspec_compat import translate_errors
+from dask_image_ingest.storage.reader import ByteReader, Memory
 from dask_image_ingest.storage.remote.fetch import request_threads
 from dask_image_ingest.storage.shard import Shard
 
-__all__ = ["LocalBytes", "Memory", "ReadAhead", "refuse_special"]
+__all__ = ["LocalReader", "ReadAhead", "refuse_special"]
 
 # Bytes that are read by one call: enough that calls cost nothing, few enough to begin at once.
 _PIECE = 8 << 20
@@ -79,12 +79,8 @@ class ReadAhead:
         return True
 
 
-#: Gives so many bytes of memory, or more; None for no room.
-Memory = Callable[[int], Any]
-
-
-class LocalBytes:
-    """A local shard, of which bytes are read when they are asked for.
+class LocalReader(ByteReader):
+    """Reader of a local shard.
 
     It is not mapped into memory. Where a mapped file is cut short, or its disk or its server fails,
     the process dies without a word; a read is an error that names the shard. Nor would a map be
@@ -94,12 +90,13 @@ class LocalBytes:
     def __init__(self, path: str) -> None:
         self._path = path
         self._ahead: ReadAhead | None = None
-        self._file = guarded(path, open, path, "rb", buffering=0, opener=_without_waiting)
+        self._file = translate_errors(path, open, path, "rb", buffering=0, opener=_without_waiting)
         self._number = self._file.fileno()
         try:
             refuse_special(path, os.fstat(self._number).st_mode)
-            self._size = guarded(path, self._file.seek, 0, os.SEEK_END)
-            self._version = self._state()
+            self._size = translate_errors(path, self._file.seek, 0, os.SEEK_END)
+            self._version = size, changed_at = self._state()
+            self.shard = Shard(path, size, str(changed_at))
         except BaseException:
             self.close()
             raise
@@ -120,15 +117,15 @@ class LocalBytes:
             raise ShardError(f"{self._path} cannot be read: {error}") from error
         return data if len(data) == stop - start else self._rest(data, start, stop)
 
-    def read_ahead(self, start: int, stop: int, memory: Memory) -> None:
-        """Have a range read by other threads; the last one replaces the one before."""
-        if self.has_ahead(start, stop) or (buffer := memory(stop - start)) is None:
+    def prefetch_into(self, start: int, stop: int, memory: Memory) -> None:
+        """Read a range by other threads; the last one replaces the one before."""
+        if stop <= start or self.has_ahead(start, stop) or (buffer := memory(stop - start)) is None:
             return
         self._end_ahead()
         self._ahead = ReadAhead(self._number, start, memoryview(buffer)[: stop - start])
 
-    def ready(self) -> memoryview:
-        """The shard from its first byte on, as far as other threads have read it."""
+    def in_memory(self) -> memoryview:
+        """The first bytes, as far as other threads have read them."""
         ahead = self._ahead
         return memoryview(b"") if ahead is None or ahead.start else ahead.ready
 
@@ -141,12 +138,6 @@ class LocalBytes:
         self._end_ahead()
         self._number = -1
         self._file.close()
-
-    @property
-    def listed(self) -> Shard:
-        """The shard as a listing would tell of it now."""
-        size, changed_at = self._version
-        return Shard(self._path, size, str(changed_at))
 
     def is_version(self, listed: Shard) -> bool:
         """Whether this is the version that was listed."""
@@ -171,14 +162,14 @@ class LocalBytes:
             ahead.close()
 
     def _state(self) -> tuple[int, int]:
-        found = guarded(self._path, os.fstat, self._number)
+        found = translate_errors(self._path, os.fstat, self._number)
         return found.st_size, found.st_mtime_ns
 
     def _rest(self, data: bytes, start: int, stop: int) -> bytes:
         """What one call has not given, which gives 2 GiB at most."""
         parts, at = [data], start + len(data)
         while at < stop:
-            parts.append(guarded(self._path, os.pread, self._number, stop - at, at))
+            parts.append(translate_errors(self._path, os.pread, self._number, stop - at, at))
             at += len(parts[-1])
             if not parts[-1]:
                 raise ShardError(

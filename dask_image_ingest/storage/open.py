@@ -7,16 +7,15 @@ from collections.abc import Iterable, Iterator
 from contextlib import ExitStack, closing, contextmanager
 from typing import Any
 
-from dask_image_ingest.storage.announce import announce, read_ahead
 from dask_image_ingest.storage.cached_copy import cached_copy
 from dask_image_ingest.storage.compression import decompressed
-from dask_image_ingest.storage.lazy_bytes import LazyBytes
-from dask_image_ingest.storage.local import LocalBytes, Memory
+from dask_image_ingest.storage.local import LocalReader
 from dask_image_ingest.storage.pipe import is_pipe, run_pipe
+from dask_image_ingest.storage.reader import ByteReader, Memory, MemoryReader
 from dask_image_ingest.storage.remote import open_remote
 from dask_image_ingest.storage.shard import Shard, changed, local_path
 
-__all__ = ["LateBytes", "open_late", "open_shard"]
+__all__ = ["LazyReader", "open_late", "open_shard"]
 
 
 @contextmanager
@@ -24,15 +23,14 @@ def open_shard(
     url: str,
     storage_options: dict[str, Any] | None = None,
     listed: Shard | None = None,
-) -> Iterator[LazyBytes]:
+) -> Iterator[ByteReader]:
     """Open a shard for :func:`~dask_image_ingest.tar.index_tar` and ``read_member``.
 
-    A shard is read, or fetched in ranges if it is a remote one, as its bytes are asked for. One
-    that is compressed (gzip or Zstandard, told by its first bytes) is decompressed, into memory and
-    from 256 MiB on into a file of Dask's ``temporary-directory``; what a ``pipe:`` command writes
-    is held in memory. Both until the shard is closed. If the compressed stream breaks off, the
-    content ends there and has an attribute ``broken`` that says why. If the shard was ``listed``,
-    it has to be that version.
+    Ranges are read, or fetched from a remote shard, when they are sliced. A shard that is
+    compressed (gzip or Zstandard, by its first bytes) is decompressed into memory, and from 256 MiB
+    on into a file of Dask's ``temporary-directory``; the output of a ``pipe:`` command is held in
+    memory. Both until the shard is closed. A compressed stream that is interrupted ends there, and
+    `ByteReader.damage` says why. If the shard was ``listed``, it has to be that version.
 
     Raises
     ------
@@ -45,7 +43,8 @@ def open_shard(
         or if it has changed when it is closed.
     """
     if is_pipe(url):
-        with decompressed(run_pipe(url, storage_options), url) as content:
+        output = MemoryReader(memoryview(run_pipe(url, storage_options)))
+        with decompressed(output, url) as content:
             yield content
         return
     local = local_path(url)
@@ -57,7 +56,7 @@ def open_shard(
         ):
             yield content
         return
-    with closing(LocalBytes(path)) as stored:
+    with closing(LocalReader(path)) as stored:
         if listed is not None:
             # A copy has a time of its own, and how old it may be is said where it is asked for.
             same = stored.is_version(listed) if local else listed.size in (len(stored), -1)
@@ -68,28 +67,37 @@ def open_shard(
         stored.refuse_changes()
 
 
-class LateBytes:
-    """The bytes of a shard of which perhaps none are needed."""
+class LazyReader(ByteReader):
+    """Reader that opens its shard on first access.
+
+    Parameters
+    ----------
+    shard
+        As it was listed; it has to be that version when it is opened.
+    storage_options
+        For its file system.
+    exit_stack
+        Closes it.
+    """
 
     def __init__(
-        self, shard: Shard, storage_options: dict[str, Any] | None, opened: ExitStack
+        self, shard: Shard, storage_options: dict[str, Any] | None, exit_stack: ExitStack
     ) -> None:
-        self.listed = shard
+        self.shard: Shard = shard
         self._storage_options = storage_options
-        self._opened = opened
-        self._content: LazyBytes | None = None
+        self._exit_stack = exit_stack
+        self._opened: ByteReader | None = None
         self._lock = threading.Lock()
 
     @property
-    def content(self) -> LazyBytes:
-        """The bytes of the shard, which is open from now on."""
+    def content(self) -> ByteReader:
+        """The reader of the open shard."""
         with self._lock:
-            if self._content is None:
-                url = self.listed.url
-                self._content = self._opened.enter_context(
-                    open_shard(url, self._storage_options, self.listed)
+            if self._opened is None:
+                self._opened = self._exit_stack.enter_context(
+                    open_shard(self.shard.url, self._storage_options, self.shard)
                 )
-            return self._content
+            return self._opened
 
     def __len__(self) -> int:
         return len(self.content)
@@ -97,19 +105,19 @@ class LateBytes:
     def __getitem__(self, part: slice, /) -> bytes | bytearray | memoryview:
         return self.content[part]
 
-    def announce(self, ranges: Iterable[tuple[int, int]]) -> None:
-        """Say what will be read from here on; if that is nothing, it need not be opened."""
+    def prefetch(self, ranges: Iterable[tuple[int, int]]) -> None:
+        """Fetch these ranges ahead of their use; without any, the shard is not opened."""
         ranges = list(ranges)
         if ranges:
-            announce(self.content, ranges)
+            self.content.prefetch(ranges)
 
-    def read_ahead(self, start: int, stop: int, memory: Memory) -> None:
-        """Have a range read by other threads; the shard is open from now on."""
-        read_ahead(self.content, start, stop, memory)
+    def prefetch_into(self, start: int, stop: int, memory: Memory) -> None:
+        """Read a range into one buffer by other threads, which opens the shard."""
+        self.content.prefetch_into(start, stop, memory)
 
 
 @contextmanager
-def open_late(shard: Shard, storage_options: dict[str, Any] | None) -> Iterator[LateBytes]:
-    """As `open_shard`, but at its first use; it has to be the version that was listed then."""
+def open_late(shard: Shard, storage_options: dict[str, Any] | None) -> Iterator[ByteReader]:
+    """Open a shard when its first byte is read; it has to be the version that was listed then."""
     with ExitStack() as opened:
-        yield LateBytes(shard, storage_options, opened)
+        yield LazyReader(shard, storage_options, opened)

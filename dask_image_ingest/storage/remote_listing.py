@@ -8,7 +8,7 @@ from dask_image_ingest.errors import ShardError, ShardNotFoundError
 from dask_image_ingest.listing_progress import found as count
 from dask_image_ingest.storage.fsspec_compat import FileSystem, file_system, uncached
 from dask_image_ingest.storage.patterns import SHARDS, FileKind, glob_root, is_glob
-from dask_image_ingest.storage.remote import asked, version_of
+from dask_image_ingest.storage.remote import call_fsspec, version_of
 from dask_image_ingest.storage.shard import Shard, is_web, split_url
 
 __all__ = [
@@ -84,7 +84,7 @@ def list_existing(folder: str, storage_options: dict[str, Any] | None) -> dict[s
     """
     fs, path = _behind_caches(folder, storage_options)
     fs.invalidate_cache()
-    entries = asked(folder, fs.ls, f"{path}/" if is_web(folder) else path, detail=True)
+    entries = call_fsspec(folder, fs.ls, f"{path}/" if is_web(folder) else path, detail=True)
     return {entry["name"].strip("/"): entry for entry in entries}
 
 
@@ -157,9 +157,9 @@ def _search(url: str, storage_options: dict[str, Any] | None, kind: FileKind) ->
     fs.invalidate_cache()
     try:
         if folder:
-            entries = asked(url, fs.find, fs_root, detail=True)
+            entries = call_fsspec(url, fs.find, fs_root, detail=True)
         else:
-            entries = asked(url, fs.glob, fs_root + path[len(root) :], detail=True)
+            entries = call_fsspec(url, fs.glob, fs_root + path[len(root) :], detail=True)
     except ShardNotFoundError:
         return []
     count(len(entries))
@@ -193,7 +193,7 @@ def _behind_caches(url: str, storage_options: dict[str, Any] | None) -> tuple[Fi
 
 def _list(fs: FileSystem, folder_path: str, folder: str) -> dict[str, Info]:
     try:
-        entries = asked(folder, fs.ls, folder_path, detail=True)
+        entries = call_fsspec(folder, fs.ls, folder_path, detail=True)
     except ShardNotFoundError:
         return {}
     count(len(entries))
@@ -212,7 +212,7 @@ def _infos(fs: FileSystem, paths: list[str], urls: list[str]) -> list[Info | Non
 
 def _info(fs: FileSystem, path: str, url: str) -> Info | None:
     try:
-        info: Info = asked(url, fs.info, path)
+        info: Info = call_fsspec(url, fs.info, path)
     except ShardNotFoundError:
         return None
     return info

@@ -11,11 +11,9 @@ from fsspec.registry import known_implementations
 
 from dask_image_ingest.errors import ArgumentError, ShardError
 from dask_image_ingest.passwords import UrlHolder
-from dask_image_ingest.storage.lazy_bytes import LazyBytes
 
 __all__ = [
     "Shard",
-    "as_listed",
     "changed",
     "identities",
     "is_web",
@@ -97,16 +95,6 @@ class Shard(UrlHolder):
     def sidecar_url(self) -> str | None:
         """Where the file beside it is."""
         return None if self.sidecar is None else self.sidecar.url
-
-
-def as_listed(url: str, content: LazyBytes) -> Shard | None:
-    """Which version of a shard is open, as a listing would tell it.
-
-    None where that holds for this process alone, or is not known: of copies that are kept, and of
-    what is decompressed or written by a command.
-    """
-    listed: Shard | None = getattr(content, "listed", None)
-    return listed if listed is not None and listed.url == url else None
 
 
 def changed(url: str) -> ShardError:

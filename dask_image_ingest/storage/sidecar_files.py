@@ -10,11 +10,11 @@ from typing import Any
 
 from dask_image_ingest.errors import ShardNotFoundError
 from dask_image_ingest.listing_progress import listing
-from dask_image_ingest.storage.fsspec_compat import FileSystem, file_system, guarded
+from dask_image_ingest.storage.fsspec_compat import FileSystem, file_system, translate_errors
 from dask_image_ingest.storage.listing import find_local_file
 from dask_image_ingest.storage.patterns import without_suffix
 from dask_image_ingest.storage.pipe import is_pipe
-from dask_image_ingest.storage.remote import asked
+from dask_image_ingest.storage.remote import call_fsspec
 from dask_image_ingest.storage.remote_listing import (
     WORTH_A_LISTING,
     Listings,
@@ -90,8 +90,8 @@ def names_in(
     """
     path = local_path(folder)
     if path is not None:
-        return set(guarded(folder, os.listdir, path))
-    found = asked(folder, _with_prefix, folder, stems, storage_options)
+        return set(translate_errors(folder, os.listdir, path))
+    found = call_fsspec(folder, _with_prefix, folder, stems, storage_options)
     if found is None:
         found = list_existing(folder, storage_options)
     elif not found and not exists_remote(folder, storage_options):

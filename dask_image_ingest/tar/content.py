@@ -3,7 +3,7 @@
 from typing import Any
 
 from dask_image_ingest.errors import ShardError
-from dask_image_ingest.storage import LazyBytes
+from dask_image_ingest.storage import LazyBytes, MemoryReader
 from dask_image_ingest.tar.grouping import Sample, Span
 from dask_image_ingest.tar.index import TarIndex
 
@@ -65,7 +65,7 @@ def open_member(content: LazyBytes, index: TarIndex, span: Span) -> Any:
     ShardError
         As `read_member`, now or when it is sliced.
     """
-    if isinstance(content, (bytes, memoryview)) or span[0] in index.sparse:
+    if isinstance(content, (bytes, memoryview, MemoryReader)) or span[0] in index.sparse:
         return read_member(content, index, span)
     return _OpenMember(content, span)
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from dask_image_ingest.storage import LazyBytes, announce, is_fetched
+from dask_image_ingest.storage import ByteReader, LazyBytes, as_reader
 from dask_image_ingest.tar.grouping import Sample, group
 from dask_image_ingest.tar.header import BLOCK, checksum_holds
 from dask_image_ingest.tar.index import TarIndex, index_tar
@@ -34,28 +34,29 @@ def index_head(content: LazyBytes, url: str) -> tuple[TarIndex, float]:
     ShardError
         As `index_tar`.
     """
-    size = len(content)
-    if not is_fetched(content) or size <= 2 * _FIRST:
-        return index_tar(content, url), 1.0
-    announce(content, [(0, _FIRST), (size - _LAST, size)])
+    reader = as_reader(content)
+    size = len(reader)
+    if not reader.is_remote or size <= 2 * _FIRST:
+        return index_tar(reader, url), 1.0
+    reader.prefetch([(0, _FIRST), (size - _LAST, size)])
     length = _FIRST
     while length < size:
-        index = index_tar(_Beginning(content, length), url)
+        index = index_tar(_Beginning(reader, length), url)
         if len(index.samples) > _SAMPLES:
             last = index.samples.pop()
             seen = {extension for sample in index.samples for extension in sample.members}
-            if _at_end(content, size) <= seen | set(last.members):
+            if _at_end(reader, size) <= seen | set(last.members):
                 return index, min(span[0] for span in last.members.values()) / size
             break
         length *= 4
-    return index_tar(content, url), 1.0
+    return index_tar(reader, url), 1.0
 
 
-class _Beginning:
+class _Beginning(ByteReader):
     """The first bytes of a shard, as if there were no more."""
 
-    def __init__(self, content: LazyBytes, length: int) -> None:
-        self._content = content
+    def __init__(self, shard: ByteReader, length: int) -> None:
+        self._shard = shard
         self._length = length
 
     def __len__(self) -> int:
@@ -63,7 +64,7 @@ class _Beginning:
 
     def __getitem__(self, part: slice, /) -> bytes | bytearray | memoryview:
         start, stop, _ = part.indices(self._length)
-        return self._content[start:stop]
+        return self._shard[start:stop]
 
 
 def _at_end(content: LazyBytes, size: int) -> set[str]:

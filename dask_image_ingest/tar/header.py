@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 
 from dask_image_ingest.errors import ShardError
-from dask_image_ingest.storage import LazyBytes
+from dask_image_ingest.storage import ByteReader, ReaderFile
 
 __all__ = [
     "BLOCK",
@@ -80,18 +80,18 @@ UNREADABLE = (
 class Library:
     """The standard library's tar reader, put at one header after another."""
 
-    def __init__(self, content: LazyBytes) -> None:
+    def __init__(self, content: ByteReader) -> None:
         # A TarFile reads its first member when it is made: give it an empty archive for that.
         self._tar = tarfile.TarFile(
             fileobj=io.BytesIO(bytes(2 * BLOCK)), encoding="utf-8", errors="surrogateescape"
         )
-        self._file = self._tar.fileobj = _HeaderFile(content)  # type: ignore[assignment]
+        self._file = self._tar.fileobj = _HeaderFile(content)
         # Whether a global PAX header gives names or sizes to all members that follow.
         self.has_global_names = False
 
     def read_header(self, offset: int) -> tuple[tarfile.TarInfo, int]:
         """Read the member whose first header is at ``offset``, and say where the next one is."""
-        self._file.position = offset
+        self._file.seek(offset)
         info = self._tar.tarinfo.fromtarfile(self._tar)
         following = self._tar.offset
         if info.size < 0 or following <= offset:
@@ -103,23 +103,15 @@ class Library:
         return info, following
 
 
-class _HeaderFile:
-    """As much of a file as tarfile needs to read a header."""
+class _HeaderFile(ReaderFile):
+    """A shard as tarfile reads its headers."""
 
-    def __init__(self, content: LazyBytes) -> None:
-        self.position = 0
-        self._content = content
-
-    def tell(self) -> int:
-        return self.position
-
-    def read(self, size: int) -> bytes:
-        if size > _LARGEST_EXTENDED_HEADER:
+    def read(self, size: int | None = -1, /) -> bytes:
+        if size is None or not 0 <= size <= _LARGEST_EXTENDED_HEADER:
             raise tarfile.HeaderError(f"an extended header of {size} bytes")
-        block = bytes(self._content[self.position : self.position + size])
+        block = super().read(size)
         if len(block) < size:
             raise EOFError
-        self.position += size
         return block
 
 

@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass, field, replace
 
-from dask_image_ingest.storage import LazyBytes, announce_walk
+from dask_image_ingest.storage import ByteReader, LazyBytes, as_reader
 from dask_image_ingest.tar.garbage_collection import gc_paused
 from dask_image_ingest.tar.grouping import Sample, group
 from dask_image_ingest.tar.header import SparseMap
@@ -72,14 +72,15 @@ def index_tar(content: LazyBytes, url: str = "the shard") -> TarIndex:
         If the shard does not begin with a tar header. All else that is wrong is
         ``TarIndex.damage``.
     """
-    announce_walk(content)
-    walk = Walk(content, url)
+    reader = as_reader(content)
+    reader.prefetch_scan()
+    walk = Walk(reader, url)
     with gc_paused():
         grouped = group(walk)
     return TarIndex(
         grouped.samples,
         sparse=walk.sparse,
-        damage=_add_broken_stream(walk.damage, content),
+        damage=_with_stream_damage(walk.damage, reader),
         interleaved=grouped.interleaved,
         repeated=grouped.repeated,
         members=grouped.members,
@@ -87,11 +88,10 @@ def index_tar(content: LazyBytes, url: str = "the shard") -> TarIndex:
     )
 
 
-def _add_broken_stream(damage: Damage | None, content: LazyBytes) -> Damage | None:
-    """Add to the damage that the compressed stream breaks off, if it does."""
-    broken: str | None = getattr(content, "broken", None)
-    if broken is None:
+def _with_stream_damage(damage: Damage | None, reader: ByteReader) -> Damage | None:
+    """The damage of a tar, and that of the compressed stream it came from."""
+    if reader.damage is None:
         return damage
     if damage is None:
-        return Damage(len(content), broken, "truncated-stream")
-    return replace(damage, reason=f"{damage.reason}; {broken}")
+        return Damage(len(reader), reader.damage, "truncated-stream")
+    return replace(damage, reason=f"{damage.reason}; {reader.damage}")

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from dask_image_ingest.errors import ShardError
-from dask_image_ingest.storage import LazyBytes, beginning
+from dask_image_ingest.storage import ByteReader
 from dask_image_ingest.tar.header import (
     BLOCK,
     UNREADABLE,
@@ -68,7 +68,7 @@ class Walk:
         How many members have a PAX header of their own.
     """
 
-    def __init__(self, content: LazyBytes, url: str) -> None:
+    def __init__(self, content: ByteReader, url: str) -> None:
         refuse_no_tar(bytes(content[:BLOCK]), url)
         self.damage: Damage | None = None
         self.sparse: dict[int, SparseMap] = {}
@@ -96,7 +96,7 @@ class Walk:
     ) -> int:
         """Append what the next headers say, and return the offset of the first one not taken."""
         content, end, library = self._content, self._end, self._library
-        near = beginning(content)
+        near = content.in_memory()
         at_hand = len(near)
         for _ in range(_BATCH):
             data = offset + BLOCK
@@ -107,7 +107,7 @@ class Walk:
             else:
                 header = bytes(content[offset:data])
                 if at_hand:  # there is more of it by now
-                    near = beginning(content)
+                    near = content.in_memory()
                     at_hand = len(near)
             kind = header[156]
             try:
@@ -214,7 +214,7 @@ def _names_folder(header: bytes) -> bool:
     return header[:100].partition(b"\0")[0].endswith(b"/")
 
 
-def _first_non_zero(content: LazyBytes, offset: int) -> int | None:
+def _first_non_zero(content: ByteReader, offset: int) -> int | None:
     for start in range(offset, len(content), 1 << 16):
         chunk = bytes(content[start : start + (1 << 16)])
         if rest := chunk.lstrip(b"\0"):

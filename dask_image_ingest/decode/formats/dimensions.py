@@ -13,9 +13,9 @@ from typing import Final, NamedTuple
 from PIL import Image
 
 from dask_image_ingest.decode.formats.exif import read_orientation
-from dask_image_ingest.decode.formats.pillow_image import EncodedFile, open_image, pillow_errors
+from dask_image_ingest.decode.formats.pillow_image import open_image, pillow_errors
 from dask_image_ingest.decode.formats.sniff import BadImage
-from dask_image_ingest.storage import LazyBytes
+from dask_image_ingest.storage import LazyBytes, ReaderFile
 
 # Up to the pixels in most photos. Segments that are passed over are not read.
 _WINDOW: Final = 2048
@@ -236,7 +236,7 @@ def with_pillow(data: LazyBytes, format: str) -> Stored:
     ------
     BadImage
     """
-    file = io.BytesIO(data) if isinstance(data, bytes) else io.BufferedReader(EncodedFile(data))
+    file = io.BytesIO(data) if isinstance(data, bytes) else io.BufferedReader(ReaderFile(data))
     with open_image(file, format) as image, pillow_errors():
         width, height = image.size
         if not width or not height:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import functools
-import io
 import os
 import struct
 import sys
@@ -18,7 +17,6 @@ from typing import IO, Any, Final
 from PIL import Image, ImageFile, _imaging
 
 from dask_image_ingest.decode.formats.sniff import BadImage
-from dask_image_ingest.storage import LazyBytes
 
 __all__ = ["libtiff_messages"]
 
@@ -115,37 +113,6 @@ def pillow_errors() -> Iterator[None]:
             message = ": ".join([str(error) or type(error).__name__, *messages[:1]])
             code = "truncated" if "truncated" in message.lower() else "corrupt"
             raise BadImage(code, message) from None
-
-
-class EncodedFile(io.RawIOBase):
-    """A file over encoded bytes, which reads only what is asked of it."""
-
-    def __init__(self, data: LazyBytes) -> None:
-        self._data = data
-        self._at = 0
-
-    def readable(self) -> bool:
-        """Say yes."""
-        return True
-
-    def seekable(self) -> bool:
-        """Say yes."""
-        return True
-
-    def seek(self, offset: int, whence: int = io.SEEK_SET) -> int:
-        """Move to ``offset``, as in any file."""
-        base = {io.SEEK_SET: 0, io.SEEK_CUR: self._at, io.SEEK_END: len(self._data)}[whence]
-        if base + offset < 0:
-            raise ValueError("a file has no place before its beginning")
-        self._at = base + offset
-        return self._at
-
-    def readinto(self, buffer: Any, /) -> int:
-        """Read into ``buffer`` from where the file stands."""
-        chunk = self._data[self._at : self._at + len(buffer)]
-        buffer[: len(chunk)] = chunk
-        self._at += len(chunk)
-        return len(chunk)
 
 
 class _Silence:

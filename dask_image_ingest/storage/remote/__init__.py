@@ -4,7 +4,7 @@ In: a URL and the options of its file system. Out: a reader of its bytes. From t
 (requests, latencies, retries), http and fsspec_source (the protocols), page_cache, reader.
 """
 
-from dask_image_ingest.storage.remote.fsspec_source import asked, version_of
-from dask_image_ingest.storage.remote.reader import RemoteBytes, open_remote
+from dask_image_ingest.storage.remote.fsspec_source import call_fsspec, version_of
+from dask_image_ingest.storage.remote.reader import open_remote
 
-__all__ = ["RemoteBytes", "asked", "open_remote", "version_of"]
+__all__ = ["call_fsspec", "open_remote", "version_of"]

@@ -11,11 +11,9 @@ from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass
-from datetime import datetime
-from email.utils import parsedate_to_datetime
 from statistics import median
 from threading import Event
-from typing import Any, Protocol, TypeVar
+from typing import Protocol, TypeVar
 from urllib.parse import urlsplit
 
 from dask_image_ingest.errors import ShardError
@@ -23,18 +21,16 @@ from dask_image_ingest.errors import ShardError
 __all__ = [
     "Fault",
     "Head",
-    "Pace",
+    "LatencyStats",
     "Range",
     "Request",
     "Retries",
     "Source",
+    "call_with_retry",
     "first_bytes",
+    "latency_stats_of",
     "merge",
-    "modified_of",
-    "pace_of",
     "request_threads",
-    "retried",
-    "seconds",
     "split",
     "whole_range",
 ]
@@ -50,7 +46,7 @@ class Fault(Exception):
     unreached
         Whether there was no connection to a server.
     stalled
-        Whether the patience with a server ended it.
+        Whether the server sent nothing for too long.
     """
 
     def __init__(
@@ -88,25 +84,20 @@ class Source(Protocol):
 
     url: str
 
-    def head(self, nbytes: int, patience: float | None = None) -> Head:
+    def head(self, nbytes: int, stall_timeout: float | None = None) -> Head:
         """Read the first bytes, and keep in mind which version this is."""
         ...
 
-    def stream(self, start: int, stop: int, patience: float | None = None) -> Iterator[bytes]:
+    def stream(self, start: int, stop: int, stall_timeout: float | None = None) -> Iterator[bytes]:
         """Read a range, piece by piece; an empty one first says that the answer has begun.
 
-        To wait for the next byte longer than ``patience`` seconds is a fault, where that is known.
+        More than ``stall_timeout`` seconds without a byte are a fault, if it is given.
         """
         ...
 
     @property
     def version(self) -> str:
         """Which version this is, as a listing would tell it; empty where nothing does."""
-        ...
-
-    @property
-    def modified(self) -> float | None:
-        """When it was changed, in seconds; None where nobody tells."""
         ...
 
     def is_version(self, version: str) -> bool:
@@ -162,28 +153,6 @@ def _forget() -> None:
 os.register_at_fork(after_in_child=_forget)
 
 
-_TIMES = ("LastModified", "last_modified", "mtime", "modified", "updated", "Last-Modified")
-
-
-def modified_of(info: dict[str, Any]) -> float | None:
-    """When a file was changed, in seconds, of what fsspec tells about it; None if it tells none."""
-    return next((found for name in _TIMES if (found := seconds(info.get(name)))), None)
-
-
-def seconds(time: Any) -> float | None:
-    """A time as a number, None if it is none that is known."""
-    if isinstance(time, datetime):
-        return time.timestamp()
-    if isinstance(time, (int, float)):
-        return float(time)
-    for read in (parsedate_to_datetime, datetime.fromisoformat):
-        try:
-            return read(time).timestamp()
-        except (TypeError, ValueError):
-            continue
-    return None
-
-
 # Of so many requests the median counts.
 _REMEMBERED = 32
 
@@ -193,10 +162,10 @@ _BESIDE, _ENOUGH = 4, 32 << 10
 
 # In seconds, and in times of the usual latency: what a server is waited for at least; and one that
 # is not known yet.
-_PATIENCE, _LATENCIES, _UNKNOWN = 0.5, 15, 2.5
+_LEAST_TIMEOUT, _LATENCIES, _UNKNOWN = 0.5, 15, 2.5
 
 
-class Pace:
+class LatencyStats:
     """What requests to one server have cost.
 
     Parameters
@@ -227,7 +196,7 @@ class Pace:
                 return None
             return median(self._latencies) * median(self._rates) * self._connections
 
-    def patience(self, longest: float, stalls: int) -> float:
+    def stall_timeout(self, longest: float, stalls: int) -> float:
         """How long to wait for the next byte: of a server that answered fast so far not for long.
 
         Twice as long after each wait in vain, and while few answers are known.
@@ -235,7 +204,7 @@ class Pace:
         with self._lock:
             usual = _UNKNOWN
             if self._latencies:
-                usual = max(_PATIENCE, _LATENCIES * median(self._latencies))
+                usual = max(_LEAST_TIMEOUT, _LATENCIES * median(self._latencies))
                 usual *= 2 if len(self._latencies) < _BESIDE else 1
         return min(longest, usual * 2 ** min(stalls, 10))
 
@@ -288,16 +257,16 @@ class Request:
         self.nbytes += len(piece)
 
 
-_paces: dict[tuple[str, str, int], Pace] = {}
+_latency_stats: dict[tuple[str, str, int], LatencyStats] = {}
 # A lock may be held for ever in a forked process.
-os.register_at_fork(after_in_child=_paces.clear)
+os.register_at_fork(after_in_child=_latency_stats.clear)
 
 
-def pace_of(url: str, connections: int) -> Pace:
-    """The pace of the server or bucket of a shard: all shards there share it, in this process."""
+def latency_stats_of(url: str, connections: int) -> LatencyStats:
+    """Latencies of the server or bucket of a shard, shared by all its shards in this process."""
     parts = urlsplit(url)
     key = (parts.scheme, parts.netloc, connections)
-    return _paces.get(key) or _paces.setdefault(key, Pace(connections))
+    return _latency_stats.get(key) or _latency_stats.setdefault(key, LatencyStats(connections))
 
 
 Result = TypeVar("Result")
@@ -307,7 +276,7 @@ Result = TypeVar("Result")
 _FIRST_PAUSE, _LONGEST_PAUSE = 0.1, 10.0
 
 # How often to knock where no server has answered yet: its name may be misspelt.
-_KNOCKS = 3
+_CONNECT_ATTEMPTS = 3
 
 
 class Retries:
@@ -350,7 +319,7 @@ class Retries:
         pause = min(_LONGEST_PAUSE, _FIRST_PAUSE * 2 ** min(self._in_vain, 20) / 2)
         pause = max(pause * random.uniform(0.5, 1.0), fault.wait)
         over = now + pause - self._since > self._limit
-        if over or (fault.unreached and not self._reached and self._failures >= _KNOCKS):
+        if over or (fault.unreached and not self._reached and self._failures >= _CONNECT_ATTEMPTS):
             why = "its server cannot be reached: " if fault.unreached else ""
             tried = f" ({self._failures} tries)" if self._failures > 1 else ""
             raise ShardError(f"{self._url} cannot be read: {why}{fault}{tried}") from fault
@@ -358,7 +327,7 @@ class Retries:
             raise ShardError(f"{self._url} was closed while it was read")
 
 
-def retried(task: Callable[[], Result], retries: Retries) -> Result:
+def call_with_retry(task: Callable[[], Result], retries: Retries) -> Result:
     """What ``task`` gives, as soon as it raises no `Fault`."""
     while True:
         try:
@@ -368,32 +337,37 @@ def retried(task: Callable[[], Result], retries: Retries) -> Result:
 
 
 def first_bytes(
-    source: Source, nbytes: int, retries: Retries, pace: Pace, read_timeout: float
+    source: Source, nbytes: int, retries: Retries, latency: LatencyStats, read_timeout: float
 ) -> Head:
     """How a shard begins."""
     stalls = 0
     while True:
         try:
             # So few bytes take no longer than an answer does.
-            with pace.watch():
-                return source.head(nbytes, pace.patience(read_timeout, stalls))
+            with latency.watch():
+                return source.head(nbytes, latency.stall_timeout(read_timeout, stalls))
         except Fault as fault:
             stalls += fault.stalled
             retries.wait(fault)
 
 
 def whole_range(
-    source: Source, start: int, stop: int, retries: Retries, pace: Pace, read_timeout: float
+    source: Source,
+    start: int,
+    stop: int,
+    retries: Retries,
+    latency: LatencyStats,
+    read_timeout: float,
 ) -> bytearray:
     """The bytes of a range; where a request breaks off, the next one goes on from there."""
     data = bytearray()
     stalls = 0
     while True:
         before = len(data)
-        patience = pace.patience(read_timeout, stalls)
+        stall_timeout = latency.stall_timeout(read_timeout, stalls)
         try:
-            with pace.watch() as request:
-                for piece in source.stream(start + before, stop, patience):
+            with latency.watch() as request:
+                for piece in source.stream(start + before, stop, stall_timeout):
                     request.take(piece)
                     data.extend(piece)
                 if len(data) != stop - start:

@@ -11,11 +11,11 @@ from datetime import datetime
 from typing import Any
 
 from dask_image_ingest.errors import ShardError, ShardNotFoundError
-from dask_image_ingest.storage.fsspec_compat import FileSystem, guarded, uncached
-from dask_image_ingest.storage.remote.fetch import Fault, Head, Retries, modified_of, retried
+from dask_image_ingest.storage.fsspec_compat import FileSystem, translate_errors, uncached
+from dask_image_ingest.storage.remote.fetch import Fault, Head, Retries, call_with_retry
 from dask_image_ingest.storage.settings import settings
 
-__all__ = ["FsspecSource", "asked", "version_of"]
+__all__ = ["FsspecSource", "call_fsspec", "version_of"]
 
 # Keys holding a file's version, most reliable first: hashes of its content, then times.
 _VERSIONS = (
@@ -71,17 +71,16 @@ class FsspecSource:
         self._path = path
         self._size = 0
         self.version = ""
-        self.modified: float | None = None
         self._told_by = uncached(fs)
         self._turn = _turn(fs)
 
-    def head(self, nbytes: int, patience: float | None = None) -> Head:
+    def head(self, nbytes: int, stall_timeout: float | None = None) -> Head:
         """Read the first bytes, and keep in mind which version this is."""
         info = self._ask(self._told_by.info, self._path)
         if info["size"] is None:
             whole = self._ask(self._fs.cat_file, self._path)
             return Head(whole, len(whole))
-        self._size, self.version, self.modified = info["size"], version_of(info), modified_of(info)
+        self._size, self.version = info["size"], version_of(info)
         wanted = min(nbytes, self._size)
         data = self._ask(self._fs.cat_file, self._path, start=0, end=wanted) if wanted else b""
         if len(data) > wanted:  # it knows no ranges
@@ -91,7 +90,7 @@ class FsspecSource:
             raise self._short(0, wanted, len(data))
         return Head(data, self._size)
 
-    def stream(self, start: int, stop: int, patience: float | None = None) -> Iterator[bytes]:
+    def stream(self, start: int, stop: int, stall_timeout: float | None = None) -> Iterator[bytes]:
         """Read a range."""
         data = self._ask(self._fs.cat_file, self._path, start=start, end=stop)
         if len(data) != stop - start:
@@ -142,7 +141,7 @@ def _turn(fs: FileSystem) -> AbstractContextManager[Any]:
     return nullcontext() if fs.async_impl else threading.Lock()
 
 
-def asked(url: str, call: Any, *args: Any, **kwargs: Any) -> Any:
+def call_fsspec(url: str, call: Any, *args: Any, **kwargs: Any) -> Any:
     """What a method of a file system gives, called again where it fails for a while.
 
     Raises
@@ -150,12 +149,12 @@ def asked(url: str, call: Any, *args: Any, **kwargs: Any) -> Any:
     ShardNotFoundError, ShardError
     """
     retries = Retries(url, settings().retry_limit)
-    return retried(lambda: _ask(url, call, *args, **kwargs), retries)
+    return call_with_retry(lambda: _ask(url, call, *args, **kwargs), retries)
 
 
 def _ask(url: str, call: Any, *args: Any, **kwargs: Any) -> Any:
     try:
-        return guarded(url, call, *args, **kwargs)
+        return translate_errors(url, call, *args, **kwargs)
     except ShardError as error:
         cause = error.__cause__
         if _is_passing(cause):

@@ -23,7 +23,7 @@ from urllib3.exceptions import (
 )
 
 from dask_image_ingest.errors import ShardError, ShardNotFoundError
-from dask_image_ingest.storage.remote.fetch import Fault, Head, seconds
+from dask_image_ingest.storage.remote.fetch import Fault, Head
 from dask_image_ingest.storage.settings import Settings
 
 __all__ = ["HTTPSource", "pool_manager"]
@@ -74,9 +74,9 @@ class HTTPSource:
         self._version: tuple[str, str] = ("", "")
         self._size = 0
 
-    def head(self, nbytes: int, patience: float | None = None) -> Head:
+    def head(self, nbytes: int, stall_timeout: float | None = None) -> Head:
         """Read the first bytes, and keep in mind which version this is."""
-        with self._request({"Range": f"bytes=0-{nbytes - 1}"}, patience) as response:
+        with self._request({"Range": f"bytes=0-{nbytes - 1}"}, stall_timeout) as response:
             etag = response.headers.get("ETag", "")
             # A weak one holds for the content, not for its bytes, and no server compares it.
             self._etag = "" if etag.startswith("W/") else etag
@@ -99,12 +99,12 @@ class HTTPSource:
                     raise Fault(f"{len(data)} of the first {min(nbytes, total)} bytes came")
             return Head(data, self._size)
 
-    def stream(self, start: int, stop: int, patience: float | None = None) -> Iterator[bytes]:
+    def stream(self, start: int, stop: int, stall_timeout: float | None = None) -> Iterator[bytes]:
         """Read a range, piece by piece."""
         headers = {"Range": f"bytes={start}-{stop - 1}"}
         if self._etag:
             headers["If-Match"] = self._etag
-        with self._request(headers, patience) as response:
+        with self._request(headers, stall_timeout) as response:
             total = _total(response) if response.status == 206 else self._size
             if response.status in (412, 416) or self._is_other(_version(response), total):
                 raise ShardError(
@@ -127,11 +127,6 @@ class HTTPSource:
         """Its ETag, or when it was changed."""
         return self._version[0] or self._version[1]
 
-    @property
-    def modified(self) -> float | None:
-        """When it was changed."""
-        return seconds(self._version[1])
-
     def is_version(self, version: str) -> bool:
         """Whether this is the version that a listing has told, as far as that can be said."""
         etag, modified = self._version
@@ -150,13 +145,13 @@ class HTTPSource:
 
     @contextmanager
     def _request(
-        self, headers: dict[str, str], patience: float | None = None
+        self, headers: dict[str, str], stall_timeout: float | None = None
     ) -> Iterator[urllib3.BaseHTTPResponse]:
         """One answer that has bytes, or says that there are none here any more."""
         known = self._settings
         # By name: the first one is the time for all, and would be the wait for each byte as well.
         timeout = urllib3.Timeout(
-            connect=known.connect_timeout, read=patience or known.read_timeout
+            connect=known.connect_timeout, read=stall_timeout or known.read_timeout
         )
         manager = pool_manager(self._settings, self._address())
         with _faults(self.url):

@@ -8,13 +8,13 @@ from concurrent.futures import Future
 from dask_image_ingest.storage.disk_cache import SpillFile
 from dask_image_ingest.storage.remote.fetch import Range
 
-__all__ = ["PAGE", "Extent", "Extents"]
+__all__ = ["PAGE", "CachedRange", "PageCache"]
 
 #: Parts begin at multiples of this, so that none overlaps another.
 PAGE = 16 << 10
 
 
-class Extent:
+class CachedRange:
     """A part of a shard, and who fetches it."""
 
     __slots__ = ("_spilled", "future", "start", "stop")
@@ -50,7 +50,7 @@ class Extent:
         return True
 
 
-class Extents:
+class PageCache:
     """What was fetched of a shard.
 
     Parameters
@@ -67,11 +67,11 @@ class Extents:
         self.unused = 0
         self._kept = kept
         self._used = 0
-        self._pages: dict[int, Extent] = {}
-        self._waiting: dict[Extent, None] = {}
-        self._recent: OrderedDict[Extent, None] = OrderedDict()
+        self._pages: dict[int, CachedRange] = {}
+        self._waiting: dict[CachedRange, None] = {}
+        self._recent: OrderedDict[CachedRange, None] = OrderedDict()
 
-    def at(self, position: int) -> Extent | None:
+    def at(self, position: int) -> CachedRange | None:
         """The part that has this byte."""
         return self._pages.get(position // PAGE)
 
@@ -87,14 +87,14 @@ class Extents:
                 found.append((page * PAGE, (page + 1) * PAGE))
         return found
 
-    def add(self, extent: Extent) -> None:
+    def add(self, extent: CachedRange) -> None:
         """Take up a part, whose start is that of a page."""
         for page in range(extent.start // PAGE, -(-extent.stop // PAGE)):
             self._pages[page] = extent
         self._waiting[extent] = None
         self.unused += extent.stop - extent.start
 
-    def use(self, extents: list[Extent]) -> None:
+    def use(self, extents: list[CachedRange]) -> None:
         """Count parts as used just now, and let go of what was not used for longest."""
         for extent in extents:
             if extent in self._waiting:
@@ -121,7 +121,7 @@ class Extents:
             if extent.future is not None and extent.future.cancel():
                 self._drop(extent)
 
-    def forget(self, extent: Extent) -> None:
+    def forget(self, extent: CachedRange) -> None:
         """Have a part that could not be fetched asked for again."""
         if extent in self._recent:
             self._drop(extent)
@@ -137,20 +137,20 @@ class Extents:
         self.unused = self._used = 0
         self._file.close()
 
-    def _count_as_used(self, extent: Extent) -> None:
+    def _count_as_used(self, extent: CachedRange) -> None:
         del self._waiting[extent]
         self._recent[extent] = None
         self.unused -= extent.stop - extent.start
         self._used += extent.stop - extent.start
 
-    def _let_go(self, extent: Extent) -> None:
+    def _let_go(self, extent: CachedRange) -> None:
         if self.spilling and extent.spill(self._file):
             del self._recent[extent]
             self._used -= extent.stop - extent.start
         else:
             self._drop(extent)
 
-    def _drop(self, extent: Extent) -> None:
+    def _drop(self, extent: CachedRange) -> None:
         del self._recent[extent]
         self._used -= extent.stop - extent.start
         for page in range(extent.start // PAGE, -(-extent.stop // PAGE)):

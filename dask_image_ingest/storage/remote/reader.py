@@ -12,25 +12,26 @@ from typing import Any
 from dask_image_ingest.errors import ShardError
 from dask_image_ingest.storage.fsspec_compat import FileSystem, file_system
 from dask_image_ingest.storage.pipe import without_permission
+from dask_image_ingest.storage.reader import ByteReader, MemoryReader
 from dask_image_ingest.storage.remote.fetch import (
     Head,
     Range,
     Retries,
     Source,
     first_bytes,
+    latency_stats_of,
     merge,
-    pace_of,
     request_threads,
     split,
     whole_range,
 )
 from dask_image_ingest.storage.remote.fsspec_source import FsspecSource
 from dask_image_ingest.storage.remote.http import HTTPSource
-from dask_image_ingest.storage.remote.page_cache import PAGE, Extent, Extents
+from dask_image_ingest.storage.remote.page_cache import PAGE, CachedRange, PageCache
 from dask_image_ingest.storage.settings import Settings, settings
 from dask_image_ingest.storage.shard import Shard, changed
 
-__all__ = ["RemoteBytes", "open_remote"]
+__all__ = ["RemoteReader", "open_remote"]
 
 # The first bytes that are fetched ahead, by how much that grows each time when they are used, and
 # how many requests they are at least: few round trips, and little in vain where a walk goes
@@ -42,13 +43,15 @@ _SMALLEST_REQUEST = 128 << 10
 _UNMEASURED = 4 << 20
 
 
-class RemoteBytes:
-    """A remote shard of which ranges are fetched when they are asked for, or before.
+class RemoteReader(ByteReader):
+    """Reader of a remote shard, whose ranges are fetched when they are sliced, or before.
 
     What is fetched before: the ranges that were announced, and nothing else; in a walk what
     follows, but for one that leaves out more at a time than could be fetched while it waits for
     an answer.
     """
+
+    is_remote = True
 
     def __init__(self, source: Source, head: Head, settings: Settings) -> None:
         self._source = source
@@ -57,24 +60,15 @@ class RemoteBytes:
         self._threads = request_threads(settings.connections)
         self._closed = threading.Event()
         self._lock = threading.RLock()
-        self._extents = Extents(settings.cache)
+        self._cache = PageCache(settings.cache)
         self._head = head.data
-        self._announced: deque[Range] | None = None
-        self._pace = pace_of(source.url, settings.connections)
-        self._begin_walk()
+        self._planned: deque[Range] | None = None
+        self._latency = latency_stats_of(source.url, settings.connections)
+        self.shard = Shard(source.url, head.size, source.version)
+        self._begin_scan()
 
     def __len__(self) -> int:
         return self._size
-
-    @property
-    def listed(self) -> Shard:
-        """The shard as a listing would tell of it now."""
-        return Shard(self._source.url, self._size, self._source.version)
-
-    @property
-    def modified(self) -> float | None:
-        """When it was changed, in seconds; None where nobody tells."""
-        return self._source.modified
 
     def __getitem__(self, part: slice, /) -> bytes:
         start, stop, _ = part.indices(self._size)
@@ -83,7 +77,7 @@ class RemoteBytes:
         if start >= stop:
             return b""
         with self._lock:
-            extents = self._cover(start, stop)
+            extents = self._request_range(start, stop)
         try:
             if len(extents) == 1:
                 return extents[0].slice(start, stop)
@@ -93,119 +87,119 @@ class RemoteBytes:
                 for extent in extents:
                     future = extent.future
                     if future and future.done() and future.exception() is not None:
-                        self._extents.forget(extent)
+                        self._cache.forget(extent)
             raise
 
-    def walk(self) -> None:
+    def prefetch_scan(self) -> None:
         """Say that headers will be read from the beginning to the end, and then what they tell of.
 
         What was fetched until then has room in a file where it has none in memory.
         """
         with self._lock:
-            self._announced = None
-            self._begin_walk()
+            self._planned = None
+            self._begin_scan()
 
-    def announce(self, ranges: Iterable[Range]) -> None:
+    def prefetch(self, ranges: Iterable[Range]) -> None:
         """Say what will be read from here on, about in order: it is fetched ahead of that.
 
         Nothing else is, from now on.
         """
         with self._lock:
-            self._extents.abandon()
-            self._extents.spilling = False
+            self._cache.abandon()
+            self._cache.spilling = False
             planned: deque[Range] = deque()
             rounded = ((start - start % PAGE, stop + -stop % PAGE) for start, stop in ranges)
             for start, stop in merge(rounded, self._settings.gap):
-                for first, last in self._extents.missing(max(start, 0), min(stop, self._size)):
+                for first, last in self._cache.missing(max(start, 0), min(stop, self._size)):
                     planned.extend(split(first, last, self._settings.request_size))
-            self._announced = planned
-            self._go_on()
+            self._planned = planned
+            self._request_planned()
 
     def close(self) -> None:
         """Let go of everything; what is under way comes to an end by itself."""
         self._closed.set()
         with self._lock:
-            self._announced = deque()
-            self._extents.clear()
+            self._planned = deque()
+            self._cache.clear()
 
-    def _cover(self, start: int, stop: int) -> list[Extent]:
+    def _request_range(self, start: int, stop: int) -> list[CachedRange]:
         """The parts that have a range, those asked for now that were not before."""
-        first = self._extents.at(start)
+        first = self._cache.at(start)
         if self._closed.is_set():
             raise ShardError(f"{self._source.url} cannot be read: it was closed")
         if first is None or stop > first.stop:
             # In a walk that skips, the headers of small members that follow come along.
-            further = stop if self._announced is not None else max(stop, start + PAGE)
-            for missing in self._extents.missing(start, min(further, self._size)):
+            further = stop if self._planned is not None else max(stop, start + PAGE)
+            for missing in self._cache.missing(start, min(further, self._size)):
                 for piece in split(*missing, self._settings.request_size):
                     self._request(*piece)
         extents = []
         at = start
         while at < stop:
-            extent = self._extents.at(at)
+            extent = self._cache.at(at)
             if extent is None:
                 raise AssertionError(f"nothing has byte {at} of {self._source.url}")
             extents.append(extent)
             at = extent.stop
-        self._extents.use(extents)
-        if self._announced is None:
-            self._guess(start, stop)
+        self._cache.use(extents)
+        if self._planned is None:
+            self._read_ahead(start, stop)
         else:
-            self._go_on()
+            self._request_planned()
         return extents
 
-    def _go_on(self) -> None:
+    def _request_planned(self) -> None:
         """Ask for announced ranges as far as they may wait here."""
-        planned, unused = self._announced, self._settings.read_ahead
-        while planned and self._extents.unused < unused:
-            for missing in self._extents.missing(*planned.popleft()):
+        planned, unused = self._planned, self._settings.read_ahead
+        while planned and self._cache.unused < unused:
+            for missing in self._cache.missing(*planned.popleft()):
                 self._request(*missing)
 
-    def _begin_walk(self) -> None:
-        self._extents.spilling = True
+    def _begin_scan(self) -> None:
+        self._cache.spilling = True
         # The last byte read, how much is left out at a time, where reading ahead has got to, and
         # how far it goes.
         self._last = self._front = len(self._head)
         self._left_out = 0
         self._window = 0
 
-    def _guess(self, start: int, stop: int) -> None:
+    def _read_ahead(self, start: int, stop: int) -> None:
         """Ask for what follows in a walk, unless it leaves out more than that would cost."""
         left_out = start - self._last
         self._last = stop
         if left_out < -PAGE:
-            self._begin_walk()
+            self._begin_scan()
             self._front = self._last = stop
             return
         if left_out > PAGE:
             self._left_out = (3 * self._left_out + left_out) // 4 if self._left_out else left_out
-        self._extents.pass_by(start)
-        if self._skips():
-            self._pace.reads_through = False
+        self._cache.pass_by(start)
+        if self._is_skipping():
+            self._latency.reads_through = False
             self._window = 0
             self._front = stop
-            self._extents.abandon()
+            self._cache.abandon()
             return
         # Room for at least half of it, so that requests don't become small.
         if self._window and self._front - stop > self._window // 2:
             return
         largest = self._settings.read_ahead
-        first = largest if self._pace.reads_through else min(_FIRST_AHEAD, largest)
+        first = largest if self._latency.reads_through else min(_FIRST_AHEAD, largest)
         self._window = min(largest, self._window * _GROWTH or first)
-        self._pace.reads_through = self._window == largest
+        self._latency.reads_through = self._window == largest
         # Half of the largest request: a walk goes on with the first that comes, and asks for more.
         piece = min(self._settings.request_size // 2, self._window // _AT_LEAST)
         piece = max(_SMALLEST_REQUEST, piece - piece % PAGE)
         begin, end = max(self._front, stop), min(stop + self._window, self._size)
-        for missing in self._extents.missing(begin, end):
+        for missing in self._cache.missing(begin, end):
             for part in split(*missing, piece):
                 self._request(*part)
         self._front = max(begin, end)
 
-    def _skips(self) -> bool:
+    def _is_skipping(self) -> bool:
         if self._settings.skip is not None:
             return self._left_out > self._settings.skip
-        return self._left_out > (self._pace.break_even() or _UNMEASURED)
+        return self._left_out > (self._latency.break_even() or _UNMEASURED)
 
     def _request(self, start: int, stop: int) -> None:
         stop = min(stop, self._size)
@@ -214,9 +208,9 @@ class RemoteBytes:
         )
         timeout = self._settings.read_timeout
         future = self._threads.submit(
-            whole_range, self._source, start, stop, retries, self._pace, timeout
+            whole_range, self._source, start, stop, retries, self._latency, timeout
         )
-        self._extents.add(Extent(start, stop, future))
+        self._cache.add(CachedRange(start, stop, future))
 
 
 # Seconds that a URL signed by us is good for, and after which the next one is made.
@@ -228,7 +222,7 @@ _S3, _AZURE = frozenset({"s3", "s3a"}), frozenset({"az", "abfs", "abfss"})
 @contextmanager
 def open_remote(
     url: str, storage_options: dict[str, Any] | None, listed: Shard | None = None
-) -> Iterator[bytes | RemoteBytes]:
+) -> Iterator[ByteReader]:
     """The bytes of a remote shard, all at once if it is small or its server knows no ranges.
 
     If it was ``listed``, it has to be that version.
@@ -240,26 +234,11 @@ def open_remote(
     ):
         raise changed(url)
     if len(head.data) == head.size:
-        # One of a server that knows no ranges may be large, and is not copied.
-        small = len(head.data) <= found.head
-        yield _Whole(head.data, url, source) if small else head.data
+        yield MemoryReader(memoryview(head.data), Shard(url, head.size, source.version))
     else:
-        with closing(RemoteBytes(source, head, found)) as content:
+        with closing(RemoteReader(source, head, found)) as content:
             yield content
     source.refuse_changes()
-
-
-class _Whole(bytes):
-    """A small shard, of which all came at once."""
-
-    listed: Shard
-    modified: float | None
-
-    def __new__(cls, data: bytes, url: str, source: Source) -> _Whole:
-        whole = super().__new__(cls, data)
-        whole.listed = Shard(url, len(data), source.version)
-        whole.modified = source.modified
-        return whole
 
 
 def _reach(sources: list[Source], found: Settings) -> tuple[Source, Head]:
@@ -267,8 +246,8 @@ def _reach(sources: list[Source], found: Settings) -> tuple[Source, Head]:
     for source, last in zip(sources, [False] * (len(sources) - 1) + [True], strict=True):
         retries = Retries(source.url, found.retry_limit, reached=False)
         try:
-            pace = pace_of(source.url, found.connections)
-            return source, first_bytes(source, found.head, retries, pace, found.read_timeout)
+            latency = latency_stats_of(source.url, found.connections)
+            return source, first_bytes(source, found.head, retries, latency, found.read_timeout)
         except ShardError:
             if last:
                 raise

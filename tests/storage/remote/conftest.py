@@ -22,7 +22,7 @@ def bucket(s3_server):
 @pytest.fixture
 def patient(monkeypatch):
     """Nothing is asked for again for being slow, as on a busy machine any answer may be."""
-    for name in ("_PATIENCE", "_UNKNOWN"):
+    for name in ("_LEAST_TIMEOUT", "_UNKNOWN"):
         monkeypatch.setattr(fetch, name, 60.0)
     with dask.config.set({"image-ingest.remote.read-timeout": 60.0}):
         yield

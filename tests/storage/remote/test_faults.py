@@ -216,7 +216,7 @@ from faulty_server import faulty_server
 with faulty_server(files={"/x.tar": bytes(1 << 22)}, stall=3.0) as server:
     with open_shard(server.url + "/x.tar") as content:
         server.rates["stall"] = 1.0
-        content.announce([(1 << 20, 1 << 22)])
+        content.prefetch([(1 << 20, 1 << 22)])
     print(json.dumps("closed"))
 """
 

@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from dask_image_ingest.storage.remote.fetch import merge, split
-from dask_image_ingest.storage.remote.page_cache import PAGE, Extent, Extents
+from dask_image_ingest.storage.remote.page_cache import PAGE, CachedRange, PageCache
 
 RANGES = st.lists(st.tuples(st.integers(0, 300), st.integers(0, 40)), max_size=20).map(
     lambda pairs: [(start, start + size) for start, size in pairs]
@@ -48,8 +48,8 @@ def test_a_range_is_cut_into_pieces_that_follow_one_another(start, size, largest
 @given(RANGES, st.integers(0, 12))
 def test_no_page_is_asked_for_while_it_is_here_and_no_more_is_kept(ranges, kept):
     """Ranges of pages, of which those used longest ago are let go of."""
-    extents = Extents(kept * PAGE)
-    here: dict[int, Extent] = {}
+    extents = PageCache(kept * PAGE)
+    here: dict[int, CachedRange] = {}
     for start, stop in ranges:
         if start >= stop:
             continue
@@ -57,7 +57,7 @@ def test_no_page_is_asked_for_while_it_is_here_and_no_more_is_kept(ranges, kept)
         asked = {page // PAGE for part in missing for page in range(*part, PAGE)}
         assert asked == {page for page in range(start, stop) if page not in here}
         for part in missing:
-            extents.add(Extent(*part, Future()))
+            extents.add(CachedRange(*part, Future()))
         assert extents.unused == sum(last - first for first, last in missing)
         used = list({extents.at(page * PAGE): None for page in range(start, stop)})
         extents.use(used)

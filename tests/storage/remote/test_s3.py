@@ -7,7 +7,7 @@ from faulty_server import FAILURES, KINDS, faulty_server
 from tars import COMPRESSIONS, samples_of, tar, webdataset_samples
 
 from dask_image_ingest.errors import ShardError, ShardNotFoundError
-from dask_image_ingest.storage import find_shards, is_fetched, open_shard
+from dask_image_ingest.storage import find_shards, open_shard
 
 pytestmark = pytest.mark.slow
 
@@ -21,7 +21,7 @@ def test_a_shard_reads_as_webdataset_reads_it(bucket, s3_options, compression):
     fs.pipe_file(f"{name}/a b+c/x.tar", COMPRESSIONS[compression](SHARD))
     (shard,) = find_shards(f"s3://{name}/a b+c/*.tar", s3_options)
     with open_shard(shard.url, s3_options) as content:
-        assert is_fetched(content) == (compression == "")
+        assert content.is_remote == (compression == "")
         assert samples_of(content) == webdataset_samples(SHARD)
 
 

@@ -66,10 +66,10 @@ def silent_server(*answers):
             over.set()
 
 
-def seconds_until_fault(source, patience):
+def seconds_until_fault(source, stall_timeout):
     began = time.monotonic()
     with pytest.raises(Fault, match="ReadTimeoutError"):
-        list(source.stream(0, SIZE, patience))
+        list(source.stream(0, SIZE, stall_timeout))
     return time.monotonic() - began
 
 
@@ -104,7 +104,7 @@ def test_the_wait_for_a_connection_is_not_that_for_the_next_byte(said):
 @pytest.mark.slow
 def test_stalled_answers_of_a_fast_server_are_asked_for_anew_soon(monkeypatch):
     """With a ``read-timeout`` that one stall alone would take."""
-    for name in ("_PATIENCE", "_UNKNOWN"):
+    for name in ("_LEAST_TIMEOUT", "_UNKNOWN"):
         monkeypatch.setattr(fetch, name, SHORT)
     data = np.random.default_rng(3).bytes(4 << 20)
     long = {"connect-timeout": LONG, "read-timeout": LONG, "request-size": "128 KiB"}

@@ -14,7 +14,7 @@ from tars import add, random_tar, samples_of, tar
 
 from dask_image_ingest.storage import open_shard
 from dask_image_ingest.storage.remote import fetch, reader
-from dask_image_ingest.storage.remote.fetch import Pace
+from dask_image_ingest.storage.remote.fetch import LatencyStats
 from dask_image_ingest.tar import index_tar
 
 RNG = np.random.default_rng(15)
@@ -30,7 +30,9 @@ class Clock:
         return self.now
 
 
-def answers(paces: Pace, clock: Clock, latency: float, rate: float, beside: int, told: bool = True):
+def answers(
+    paces: LatencyStats, clock: Clock, latency: float, rate: float, beside: int, told: bool = True
+):
     """As many requests side by side as that, of a MB each."""
     nbytes = 1_000_000
     watched = [paces.watch() for _ in range(beside)]
@@ -47,12 +49,12 @@ def answers(paces: Pace, clock: Clock, latency: float, rate: float, beside: int,
 
 def test_leaving_out_pays_beyond_what_comes_in_the_time_of_an_answer():
     clock = Clock()
-    paces = Pace(16, clock)
+    paces = LatencyStats(16, clock)
     assert paces.break_even() is None
     answers(paces, clock, latency=0.03, rate=20e6, beside=16)
     assert paces.break_even() == pytest.approx(0.03 * 20e6 * 16)
     # Where the link is the limit, those side by side share it; one alone says nothing of that.
-    slow = Pace(16, clock)
+    slow = LatencyStats(16, clock)
     answers(slow, clock, latency=0.03, rate=1e6 / 16, beside=16)
     for _ in range(100):
         answers(slow, clock, latency=0.03, rate=1e6, beside=1)
@@ -62,7 +64,7 @@ def test_leaving_out_pays_beyond_what_comes_in_the_time_of_an_answer():
 def test_answers_that_come_at_once_are_told_by_their_size():
     """As those of fsspec's file systems."""
     clock = Clock()
-    paces = Pace(16, clock)
+    paces = LatencyStats(16, clock)
     with paces.watch() as request:
         clock.now += 0.03
         request.take(bytes(1000))
@@ -72,16 +74,16 @@ def test_answers_that_come_at_once_are_told_by_their_size():
 
 def test_a_server_that_answered_fast_is_not_waited_for_long():
     clock = Clock()
-    paces = Pace(16, clock)
-    assert [paces.patience(20.0, stalls) for stalls in range(4)] == [2.5, 5, 10, 20]
+    paces = LatencyStats(16, clock)
+    assert [paces.stall_timeout(20.0, stalls) for stalls in range(4)] == [2.5, 5, 10, 20]
     answers(paces, clock, latency=0.03, rate=20e6, beside=1)
-    assert paces.patience(20.0, 0) == 1.0
+    assert paces.stall_timeout(20.0, 0) == 1.0
     answers(paces, clock, latency=0.03, rate=20e6, beside=16)
-    assert [paces.patience(20.0, stalls) for stalls in range(6)] == [0.5, 1, 2, 4, 8, 16]
-    assert paces.patience(0.3, 0) == 0.3
-    far = Pace(16, clock)
+    assert [paces.stall_timeout(20.0, stalls) for stalls in range(6)] == [0.5, 1, 2, 4, 8, 16]
+    assert paces.stall_timeout(0.3, 0) == 0.3
+    far = LatencyStats(16, clock)
     answers(far, clock, latency=0.4, rate=20e6, beside=16)
-    assert far.patience(20.0, 0) == pytest.approx(6.0)
+    assert far.stall_timeout(20.0, 0) == pytest.approx(6.0)
 
 
 LARGE = tar(
@@ -89,7 +91,7 @@ LARGE = tar(
 )
 
 
-class Known(Pace):
+class Known(LatencyStats):
     """What is measured on a busy machine is no test: the figures of a link, whatever it does."""
 
     def break_even(self) -> float | None:
@@ -101,7 +103,7 @@ def test_a_walk_skips_where_the_link_is_the_limit(link, skips, monkeypatch):
     """At 30 ms and 20 MB/s on each of 16 connections; where these share 1.7 MB/s."""
     known = Known(16)
     known.bytes_per_answer = link
-    monkeypatch.setattr(reader, "pace_of", lambda url, connections: known)
+    monkeypatch.setattr(reader, "latency_stats_of", lambda url, connections: known)
     with (
         faulty_server(files={"/x.tar": LARGE}) as server,
         open_shard(f"{server.url}/x.tar") as content,
@@ -118,7 +120,7 @@ def test_a_walk_skips_where_the_link_is_the_limit(link, skips, monkeypatch):
 def test_a_walk_begins_with_large_requests_where_the_last_one_left_out_nothing(monkeypatch):
     known = Known(16)
     known.bytes_per_answer = 9_600_000
-    monkeypatch.setattr(reader, "pace_of", lambda url, connections: known)
+    monkeypatch.setattr(reader, "latency_stats_of", lambda url, connections: known)
     requests, sent = [], []
     with (
         faulty_server(files={"/x.tar": LARGE}) as server,
@@ -138,13 +140,13 @@ def test_a_walk_begins_with_large_requests_where_the_last_one_left_out_nothing(m
 
 
 def test_requests_are_measured_as_they_are_made():
-    fetch._paces.clear()
+    fetch._latency_stats.clear()
     with (
         faulty_server(files={"/x.tar": LARGE}, latency=0.05) as server,
         open_shard(f"{server.url}/x.tar") as content,
     ):
         assert content[:] == LARGE
-        seen = fetch.pace_of(server.url, 16)
+        seen = fetch.latency_stats_of(server.url, 16)
         assert seen.break_even() > 0
         assert min(seen._latencies) >= 0.05
 
@@ -204,9 +206,9 @@ def test_what_has_no_room_in_memory_is_not_fetched_twice(memory):
     with faulty_server(files={"/x.tar": data}) as server, limits:
         with open_shard(f"{server.url}/x.tar") as content:
             samples = index_tar(content).samples
-            content.announce([span for s in samples for span in ends(s)])
+            content.prefetch([span for s in samples for span in ends(s)])
             assert samples_of(content) == samples_of(data)
-            assert content._extents._used <= max(1 << 20, int(memory.split()[0]) << 20)
+            assert content._cache._used <= max(1 << 20, int(memory.split()[0]) << 20)
         assert server.sent < 1.1 * len(data)
 
 

@@ -1,0 +1,182 @@
+"""Readers of shards: bytes that are read when they are sliced."""
+
+from __future__ import annotations
+
+import io
+from collections.abc import Callable, Iterable
+from typing import Any, ClassVar, Protocol, TypeAlias
+
+from dask_image_ingest.storage.shard import Shard
+
+__all__ = ["ByteReader", "LazyBytes", "Memory", "MemoryReader", "ReaderFile", "as_reader"]
+
+#: Start and stop.
+Range: TypeAlias = tuple[int, int]
+
+#: Gives so many bytes of memory, or more; None for no room.
+Memory: TypeAlias = Callable[[int], Any]
+
+
+class LazyBytes(Protocol):
+    """``bytes``, ``memoryview``, a reader, or a part of one."""
+
+    def __len__(self) -> int:
+        """Size of the whole, in bytes."""
+        ...
+
+    def __getitem__(self, part: slice, /) -> bytes | bytearray | memoryview:
+        """Read a part; as with ``bytes``, what lies past the end is left out."""
+        ...
+
+
+class ByteReader:
+    """The bytes of an open shard: sliced like ``bytes``, from any thread.
+
+    Attributes
+    ----------
+    shard
+        The open version as a listing would show it. None where no listing does: of copies in
+        a cache, of decompressed shards and of what a command wrote.
+    damage
+        Why the bytes end too early; None if they don't.
+    is_remote
+        Whether reading costs requests.
+    """
+
+    shard: Shard | None = None
+    damage: str | None = None
+    is_remote: ClassVar[bool] = False
+
+    def __len__(self) -> int:
+        raise NotImplementedError
+
+    def __getitem__(self, part: slice, /) -> bytes | bytearray | memoryview:
+        raise NotImplementedError
+
+    def prefetch(self, ranges: Iterable[Range]) -> None:
+        """Fetch these ranges ahead of their use, about in order, and from now on nothing else."""
+
+    def prefetch_scan(self) -> None:
+        """Expect a scan of the headers, and after it reads of the members that it finds.
+
+        Members between headers are fetched as well where that is faster than skipping them.
+        """
+
+    def prefetch_into(self, start: int, stop: int, memory: Memory) -> None:
+        """Read a range into one buffer by other threads, unless ``memory`` gives none."""
+
+    def in_memory(self) -> bytes | memoryview:
+        """The first bytes of the shard, as many as are in memory by now."""
+        return b""
+
+    def close(self) -> None:
+        """Release files, memory and pending requests."""
+
+
+class MemoryReader(ByteReader):
+    """A shard that is in memory as a whole.
+
+    Parameters
+    ----------
+    data
+        Its bytes.
+    shard
+        As `ByteReader.shard`.
+    """
+
+    def __init__(self, data: bytes | memoryview, shard: Shard | None = None) -> None:
+        self._data = data
+        self.shard = shard
+
+    def __len__(self) -> int:
+        return len(self._data)
+
+    def __getitem__(self, part: slice, /) -> bytes | memoryview:
+        return self._data[part]
+
+    def in_memory(self) -> bytes | memoryview:
+        """All of it."""
+        return self._data
+
+
+def as_reader(content: LazyBytes) -> ByteReader:
+    """A reader of ``bytes`` or a ``memoryview``; a reader itself."""
+    if isinstance(content, ByteReader):
+        return content
+    if isinstance(content, (bytes, bytearray)):
+        content = memoryview(content)
+    assert isinstance(content, memoryview)
+    return MemoryReader(content)
+
+
+class ReaderFile(io.RawIOBase):
+    """A read-only file over a reader, or over anything else that is sliced like ``bytes``."""
+
+    def __init__(self, content: LazyBytes) -> None:
+        super().__init__()
+        self._content = content
+        self._position = 0
+
+    def readable(self) -> bool:
+        """True."""
+        return True
+
+    def seekable(self) -> bool:
+        """True."""
+        return True
+
+    def tell(self) -> int:
+        """The current position."""
+        return self._position
+
+    def seek(self, offset: int, whence: int = io.SEEK_SET, /) -> int:
+        """Move to ``offset``, as in any file."""
+        base = {io.SEEK_SET: 0, io.SEEK_CUR: self._position, io.SEEK_END: len(self._content)}
+        if base[whence] + offset < 0:
+            raise ValueError(f"position {base[whence] + offset} is before the file's beginning")
+        self._position = base[whence] + offset
+        return self._position
+
+    def read(self, size: int | None = -1, /) -> bytes:
+        """Read up to ``size`` bytes, or all that follow."""
+        whole = size is None or size < 0
+        stop = len(self._content) if whole else self._position + (size or 0)
+        data = bytes(self._content[self._position : stop])
+        self._position += len(data)
+        return data
+
+    def readinto(self, buffer: Any, /) -> int:
+        """Read into ``buffer``, as much as it holds."""
+        view = memoryview(buffer).cast("B")
+        data = self._content[self._position : self._position + len(view)]
+        view[: len(data)] = data
+        self._position += len(data)
+        return len(data)
+
+
+# --- for callers whose content may be plain bytes -------------------------------------------------
+
+
+def announce(content: LazyBytes, ranges: Iterable[Range]) -> None:
+    """`ByteReader.prefetch`; nothing for bytes in memory."""
+    if isinstance(content, ByteReader):
+        content.prefetch(ranges)
+
+
+def read_ahead(content: LazyBytes, start: int, stop: int, memory: Memory) -> None:
+    """`ByteReader.prefetch_into`; nothing for bytes in memory."""
+    if isinstance(content, ByteReader) and stop > start:
+        content.prefetch_into(start, stop, memory)
+
+
+def beginning(content: LazyBytes) -> bytes | memoryview:
+    """`ByteReader.in_memory`; bytes themselves."""
+    if isinstance(content, ByteReader):
+        return content.in_memory()
+    return content if isinstance(content, (bytes, memoryview)) else b""
+
+
+def as_listed(url: str, content: LazyBytes) -> Shard | None:
+    """`ByteReader.shard`, if it is the shard at ``url``."""
+    shard = content.shard if isinstance(content, ByteReader) else None
+    return shard if shard is not None and shard.url == url else None
