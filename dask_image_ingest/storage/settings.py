@@ -30,8 +30,7 @@ class Settings:
     gap
         Ranges that lie no further apart are one request.
     skip
-        A walk that leaves out more than this at a time fetches only what it looks at. None: more
-        than all connections fetch in the time of an answer, as measured.
+        A header scan that skips more bytes than this at a time fetches headers only.
     head
         Bytes that opening a shard asks for.
     connect_timeout, read_timeout
@@ -45,7 +44,7 @@ class Settings:
     read_ahead: int = 64 << 20
     cache: int = 128 << 20
     gap: int = 128 << 10
-    skip: int | None = None
+    skip: int = 4 << 20
     head: int = 64 << 10
     connect_timeout: float = 10.0
     read_timeout: float = 20.0

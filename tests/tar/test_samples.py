@@ -30,7 +30,7 @@ from tars import (
 
 import dask_image_ingest.errors
 from dask_image_ingest.errors import DaskImageIngestError, ShardError
-from dask_image_ingest.storage import LazyBytes
+from dask_image_ingest.storage import ByteReader, LazyBytes
 from dask_image_ingest.tar import index_tar, open_member, read_member
 
 
@@ -399,7 +399,7 @@ def test_mutated_tars_never_crash_or_hang(rng):
 # --- cost -----------------------------------------------------------------------------------------
 
 
-class CountingBytes:
+class CountingBytes(ByteReader):
     def __init__(self, data: bytes):
         self.data = data
         self.read = 0

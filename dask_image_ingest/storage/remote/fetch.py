@@ -9,7 +9,6 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
 from dataclasses import dataclass
 from statistics import median
 from threading import Event
@@ -23,7 +22,6 @@ __all__ = [
     "Head",
     "LatencyStats",
     "Range",
-    "Request",
     "Retries",
     "Source",
     "call_with_retry",
@@ -153,120 +151,51 @@ def _forget() -> None:
 os.register_at_fork(after_in_child=_forget)
 
 
-# Of so many requests the median counts.
-_REMEMBERED = 32
+# Recent response times of which the median counts, and how few of them are too few to trust.
+_REMEMBERED, _FEW = 32, 4
 
-# A connection alone may be faster than one beside others: the rate counts of requests that had at
-# least so many beside them, and of answers of at least so many bytes.
-_BESIDE, _ENOUGH = 4, 32 << 10
-
-# In seconds, and in times of the usual latency: what a server is waited for at least; and one that
-# is not known yet.
+# Shortest stall timeout in seconds and in latencies; the timeout while no latency is known.
 _LEAST_TIMEOUT, _LATENCIES, _UNKNOWN = 0.5, 15, 2.5
+
+# Answers of fewer bytes take no longer than their latency, where the answer comes in one piece.
+_SMALL = 32 << 10
 
 
 class LatencyStats:
-    """What requests to one server have cost.
+    """Recent response times of a server or bucket, in seconds."""
 
-    Parameters
-    ----------
-    connections
-        How many requests are made at once.
-    clock
-        Gives seconds.
-    """
-
-    def __init__(self, connections: int, clock: Callable[[], float] = time.monotonic) -> None:
-        self._connections = connections
-        self._clock = clock
+    def __init__(self) -> None:
         self._lock = threading.Lock()
-        #: Whether the last walk through a shard there has left out nothing.
-        self.reads_through = False
-        self._under_way = 0
         self._latencies: deque[float] = deque(maxlen=_REMEMBERED)
-        self._rates: deque[float] = deque(maxlen=_REMEMBERED)
 
-    def break_even(self) -> float | None:
-        """How many bytes all connections fetch in the time of one answer; None if not known yet.
-
-        To leave out more than that pays, though it takes a request that waits for the last one.
-        """
+    def add(self, latency: float) -> None:
+        """Count the answer to one request."""
         with self._lock:
-            if len(self._rates) < _BESIDE or not self._latencies:
-                return None
-            return median(self._latencies) * median(self._rates) * self._connections
+            self._latencies.append(latency)
 
     def stall_timeout(self, longest: float, stalls: int) -> float:
-        """How long to wait for the next byte: of a server that answered fast so far not for long.
+        """Seconds to wait for the next byte: few for a server that has answered fast.
 
-        Twice as long after each wait in vain, and while few answers are known.
+        Twice as many after each stall, and while few answers are known.
         """
         with self._lock:
             usual = _UNKNOWN
             if self._latencies:
                 usual = max(_LEAST_TIMEOUT, _LATENCIES * median(self._latencies))
-                usual *= 2 if len(self._latencies) < _BESIDE else 1
+                usual *= 2 if len(self._latencies) < _FEW else 1
         return min(longest, usual * 2 ** min(stalls, 10))
 
-    @contextmanager
-    def watch(self) -> Iterator[Request]:
-        """Measure a request; one that fails counts for nothing."""
-        with self._lock:
-            self._under_way += 1
-            beside = self._under_way
-        request = Request(self._clock)
-        try:
-            yield request
-            self._count(request, beside)
-        finally:
-            with self._lock:
-                self._under_way -= 1
 
-    def _count(self, request: Request, beside: int) -> None:
-        end = self._clock()
-        with self._lock:
-            beside = max(beside, self._under_way)
-            if request.answered is not None:
-                self._latencies.append(request.answered - request.began)
-                seconds = end - request.answered
-            elif request.nbytes < _ENOUGH:
-                # All of it came at once, as from fsspec: a small answer is one that was waited for.
-                self._latencies.append(end - request.began)
-                return
-            else:
-                waited = min(self._latencies, default=0.0)
-                seconds = max(end - request.began - waited, (end - request.began) / 10)
-            if request.nbytes >= _ENOUGH and beside >= _BESIDE:
-                self._rates.append(request.nbytes / max(seconds, 1e-6))
-
-
-class Request:
-    """One that is under way."""
-
-    def __init__(self, clock: Callable[[], float]) -> None:
-        self.began = clock()
-        #: When the answer began, if that was told apart from its end.
-        self.answered: float | None = None
-        self.nbytes = 0
-        self._clock = clock
-
-    def take(self, piece: bytes) -> None:
-        """Count a piece; an empty one says that the answer has begun."""
-        if not piece and self.answered is None:
-            self.answered = self._clock()
-        self.nbytes += len(piece)
-
-
-_latency_stats: dict[tuple[str, str, int], LatencyStats] = {}
+_latency_stats: dict[tuple[str, str], LatencyStats] = {}
 # A lock may be held for ever in a forked process.
 os.register_at_fork(after_in_child=_latency_stats.clear)
 
 
-def latency_stats_of(url: str, connections: int) -> LatencyStats:
+def latency_stats_of(url: str) -> LatencyStats:
     """Latencies of the server or bucket of a shard, shared by all its shards in this process."""
     parts = urlsplit(url)
-    key = (parts.scheme, parts.netloc, connections)
-    return _latency_stats.get(key) or _latency_stats.setdefault(key, LatencyStats(connections))
+    key = (parts.scheme, parts.netloc)
+    return _latency_stats.get(key) or _latency_stats.setdefault(key, LatencyStats())
 
 
 Result = TypeVar("Result")
@@ -339,16 +268,18 @@ def call_with_retry(task: Callable[[], Result], retries: Retries) -> Result:
 def first_bytes(
     source: Source, nbytes: int, retries: Retries, latency: LatencyStats, read_timeout: float
 ) -> Head:
-    """How a shard begins."""
+    """The first bytes of a shard, requested again until they come."""
     stalls = 0
     while True:
+        began = time.monotonic()
         try:
-            # So few bytes take no longer than an answer does.
-            with latency.watch():
-                return source.head(nbytes, latency.stall_timeout(read_timeout, stalls))
+            head = source.head(nbytes, latency.stall_timeout(read_timeout, stalls))
         except Fault as fault:
             stalls += fault.stalled
             retries.wait(fault)
+        else:
+            latency.add(time.monotonic() - began)
+            return head
 
 
 def whole_range(
@@ -359,19 +290,21 @@ def whole_range(
     latency: LatencyStats,
     read_timeout: float,
 ) -> bytearray:
-    """The bytes of a range; where a request breaks off, the next one goes on from there."""
+    """The bytes of a range; an interrupted request is resumed at the next byte."""
     data = bytearray()
     stalls = 0
     while True:
         before = len(data)
         stall_timeout = latency.stall_timeout(read_timeout, stalls)
+        began = time.monotonic()
         try:
-            with latency.watch() as request:
-                for piece in source.stream(start + before, stop, stall_timeout):
-                    request.take(piece)
-                    data.extend(piece)
-                if len(data) != stop - start:
-                    raise Fault(f"{len(data)} of the {stop - start} bytes from {start} on came")
+            for piece in source.stream(start + before, stop, stall_timeout):
+                # An empty piece says that the answer has begun; fsspec gives all of it at once.
+                if not piece or (len(piece) == stop - start <= _SMALL):
+                    latency.add(time.monotonic() - began)
+                data.extend(piece)
+            if len(data) != stop - start:
+                raise Fault(f"{len(data)} of the {stop - start} bytes from {start} on came")
             return data
         except Fault as fault:
             stalls += fault.stalled

@@ -87,72 +87,72 @@ class PageCache:
                 found.append((page * PAGE, (page + 1) * PAGE))
         return found
 
-    def add(self, extent: CachedRange) -> None:
+    def add(self, part: CachedRange) -> None:
         """Take up a part, whose start is that of a page."""
-        for page in range(extent.start // PAGE, -(-extent.stop // PAGE)):
-            self._pages[page] = extent
-        self._waiting[extent] = None
-        self.unused += extent.stop - extent.start
+        for page in range(part.start // PAGE, -(-part.stop // PAGE)):
+            self._pages[page] = part
+        self._waiting[part] = None
+        self.unused += part.stop - part.start
 
-    def use(self, extents: list[CachedRange]) -> None:
+    def use(self, parts: list[CachedRange]) -> None:
         """Count parts as used just now, and let go of what was not used for longest."""
-        for extent in extents:
-            if extent in self._waiting:
-                self._count_as_used(extent)
-            elif extent in self._recent:
-                self._recent.move_to_end(extent)
+        for part in parts:
+            if part in self._waiting:
+                self._count_as_used(part)
+            elif part in self._recent:
+                self._recent.move_to_end(part)
         # Whoever uses a part that is let go of here has it still.
-        while self._used > self._kept and len(self._recent) > len(extents):
+        while self._used > self._kept and len(self._recent) > len(parts):
             self._let_go(next(iter(self._recent)))
 
     def pass_by(self, position: int) -> None:
         """Count as used what ends before a byte, which a walk has come to."""
         while self._waiting:
-            extent = next(iter(self._waiting))
-            if extent.stop > position:
+            part = next(iter(self._waiting))
+            if part.stop > position:
                 break
-            self._count_as_used(extent)
+            self._count_as_used(part)
 
     def abandon(self) -> None:
         """What has not been used will not be: it is let go of before anything else."""
-        for extent in list(self._waiting):
-            self._count_as_used(extent)
-            self._recent.move_to_end(extent, last=False)
-            if extent.future is not None and extent.future.cancel():
-                self._drop(extent)
+        for part in list(self._waiting):
+            self._count_as_used(part)
+            self._recent.move_to_end(part, last=False)
+            if part.future is not None and part.future.cancel():
+                self._drop(part)
 
-    def forget(self, extent: CachedRange) -> None:
+    def forget(self, part: CachedRange) -> None:
         """Have a part that could not be fetched asked for again."""
-        if extent in self._recent:
-            self._drop(extent)
+        if part in self._recent:
+            self._drop(part)
 
     def clear(self) -> None:
         """Let go of everything, and of the requests that were not made yet."""
-        for extent in {*self._waiting, *self._recent}:
-            if extent.future is not None:
-                extent.future.cancel()
+        for part in {*self._waiting, *self._recent}:
+            if part.future is not None:
+                part.future.cancel()
         self._pages.clear()
         self._waiting.clear()
         self._recent.clear()
         self.unused = self._used = 0
         self._file.close()
 
-    def _count_as_used(self, extent: CachedRange) -> None:
-        del self._waiting[extent]
-        self._recent[extent] = None
-        self.unused -= extent.stop - extent.start
-        self._used += extent.stop - extent.start
+    def _count_as_used(self, part: CachedRange) -> None:
+        del self._waiting[part]
+        self._recent[part] = None
+        self.unused -= part.stop - part.start
+        self._used += part.stop - part.start
 
-    def _let_go(self, extent: CachedRange) -> None:
-        if self.spilling and extent.spill(self._file):
-            del self._recent[extent]
-            self._used -= extent.stop - extent.start
+    def _let_go(self, part: CachedRange) -> None:
+        if self.spilling and part.spill(self._file):
+            del self._recent[part]
+            self._used -= part.stop - part.start
         else:
-            self._drop(extent)
+            self._drop(part)
 
-    def _drop(self, extent: CachedRange) -> None:
-        del self._recent[extent]
-        self._used -= extent.stop - extent.start
-        for page in range(extent.start // PAGE, -(-extent.stop // PAGE)):
-            if self._pages.get(page) is extent:
+    def _drop(self, part: CachedRange) -> None:
+        del self._recent[part]
+        self._used -= part.stop - part.start
+        for page in range(part.start // PAGE, -(-part.stop // PAGE)):
+            if self._pages.get(page) is part:
                 del self._pages[page]

@@ -33,22 +33,18 @@ from dask_image_ingest.storage.shard import Shard, changed
 
 __all__ = ["RemoteReader", "open_remote"]
 
-# The first bytes that are fetched ahead, by how much that grows each time when they are used, and
-# how many requests they are at least: few round trips, and little in vain where a walk goes
-# elsewhere.
+# Bytes that a scan requests ahead at first, the factor by which that grows each time they are used,
+# and the least number of requests: few round trips, and little in vain where a scan turns out to
+# skip.
 _FIRST_AHEAD, _GROWTH, _AT_LEAST = 1 << 20, 8, 16
 _SMALLEST_REQUEST = 128 << 10
-
-# What a walk leaves out at least, to fetch only what it looks at, while nothing is measured yet.
-_UNMEASURED = 4 << 20
 
 
 class RemoteReader(ByteReader):
     """Reader of a remote shard, whose ranges are fetched when they are sliced, or before.
 
-    What is fetched before: the ranges that were announced, and nothing else; in a walk what
-    follows, but for one that leaves out more at a time than could be fetched while it waits for
-    an answer.
+    Fetched before are prefetched ranges, and nothing else; in a header scan what follows, unless
+    members between headers are larger than the setting ``skip``.
     """
 
     is_remote = True
@@ -63,7 +59,7 @@ class RemoteReader(ByteReader):
         self._cache = PageCache(settings.cache)
         self._head = head.data
         self._planned: deque[Range] | None = None
-        self._latency = latency_stats_of(source.url, settings.connections)
+        self._latency = latency_stats_of(source.url)
         self.shard = Shard(source.url, head.size, source.version)
         self._begin_scan()
 
@@ -77,33 +73,30 @@ class RemoteReader(ByteReader):
         if start >= stop:
             return b""
         with self._lock:
-            extents = self._request_range(start, stop)
+            parts = self._request_range(start, stop)
         try:
-            if len(extents) == 1:
-                return extents[0].slice(start, stop)
-            return b"".join([extent.slice(start, stop) for extent in extents])
+            if len(parts) == 1:
+                return parts[0].slice(start, stop)
+            return b"".join([each.slice(start, stop) for each in parts])
         except BaseException:
             with self._lock:
-                for extent in extents:
-                    future = extent.future
+                for each in parts:
+                    future = each.future
                     if future and future.done() and future.exception() is not None:
-                        self._cache.forget(extent)
+                        self._cache.forget(each)
             raise
 
     def prefetch_scan(self) -> None:
-        """Say that headers will be read from the beginning to the end, and then what they tell of.
+        """Expect a scan of the headers, and after it reads of the members that it finds.
 
-        What was fetched until then has room in a file where it has none in memory.
+        What it fetches beyond the memory for it goes to a file.
         """
         with self._lock:
             self._planned = None
             self._begin_scan()
 
     def prefetch(self, ranges: Iterable[Range]) -> None:
-        """Say what will be read from here on, about in order: it is fetched ahead of that.
-
-        Nothing else is, from now on.
-        """
+        """Fetch these ranges ahead of their use, about in order, and from now on nothing else."""
         with self._lock:
             self._cache.abandon()
             self._cache.spilling = False
@@ -116,40 +109,40 @@ class RemoteReader(ByteReader):
             self._request_planned()
 
     def close(self) -> None:
-        """Let go of everything; what is under way comes to an end by itself."""
+        """Drop all pages and pending requests; those under way end by themselves."""
         self._closed.set()
         with self._lock:
             self._planned = deque()
             self._cache.clear()
 
     def _request_range(self, start: int, stop: int) -> list[CachedRange]:
-        """The parts that have a range, those asked for now that were not before."""
+        """The cached ranges that cover a range; what is missing is requested."""
         first = self._cache.at(start)
         if self._closed.is_set():
             raise ShardError(f"{self._source.url} cannot be read: it was closed")
         if first is None or stop > first.stop:
-            # In a walk that skips, the headers of small members that follow come along.
+            # In a scan that skips, the headers of small members that follow come along.
             further = stop if self._planned is not None else max(stop, start + PAGE)
             for missing in self._cache.missing(start, min(further, self._size)):
                 for piece in split(*missing, self._settings.request_size):
                     self._request(*piece)
-        extents = []
+        parts = []
         at = start
         while at < stop:
-            extent = self._cache.at(at)
-            if extent is None:
+            found = self._cache.at(at)
+            if found is None:
                 raise AssertionError(f"nothing has byte {at} of {self._source.url}")
-            extents.append(extent)
-            at = extent.stop
-        self._cache.use(extents)
+            parts.append(found)
+            at = found.stop
+        self._cache.use(parts)
         if self._planned is None:
             self._read_ahead(start, stop)
         else:
             self._request_planned()
-        return extents
+        return parts
 
     def _request_planned(self) -> None:
-        """Ask for announced ranges as far as they may wait here."""
+        """Request prefetched ranges, as many as the setting ``read_ahead`` allows."""
         planned, unused = self._planned, self._settings.read_ahead
         while planned and self._cache.unused < unused:
             for missing in self._cache.missing(*planned.popleft()):
@@ -157,14 +150,14 @@ class RemoteReader(ByteReader):
 
     def _begin_scan(self) -> None:
         self._cache.spilling = True
-        # The last byte read, how much is left out at a time, where reading ahead has got to, and
-        # how far it goes.
+        # The last byte read, the bytes skipped between reads (smoothed), the end of what was
+        # requested ahead, and how far ahead that goes.
         self._last = self._front = len(self._head)
         self._left_out = 0
         self._window = 0
 
     def _read_ahead(self, start: int, stop: int) -> None:
-        """Ask for what follows in a walk, unless it leaves out more than that would cost."""
+        """Request what follows in a scan, unless it skips much."""
         left_out = start - self._last
         self._last = stop
         if left_out < -PAGE:
@@ -174,8 +167,7 @@ class RemoteReader(ByteReader):
         if left_out > PAGE:
             self._left_out = (3 * self._left_out + left_out) // 4 if self._left_out else left_out
         self._cache.pass_by(start)
-        if self._is_skipping():
-            self._latency.reads_through = False
+        if self._left_out > self._settings.skip:
             self._window = 0
             self._front = stop
             self._cache.abandon()
@@ -184,10 +176,8 @@ class RemoteReader(ByteReader):
         if self._window and self._front - stop > self._window // 2:
             return
         largest = self._settings.read_ahead
-        first = largest if self._latency.reads_through else min(_FIRST_AHEAD, largest)
-        self._window = min(largest, self._window * _GROWTH or first)
-        self._latency.reads_through = self._window == largest
-        # Half of the largest request: a walk goes on with the first that comes, and asks for more.
+        self._window = min(largest, self._window * _GROWTH or _FIRST_AHEAD)
+        # Half of the largest request: a scan goes on with the first that comes, and requests more.
         piece = min(self._settings.request_size // 2, self._window // _AT_LEAST)
         piece = max(_SMALLEST_REQUEST, piece - piece % PAGE)
         begin, end = max(self._front, stop), min(stop + self._window, self._size)
@@ -195,11 +185,6 @@ class RemoteReader(ByteReader):
             for part in split(*missing, piece):
                 self._request(*part)
         self._front = max(begin, end)
-
-    def _is_skipping(self) -> bool:
-        if self._settings.skip is not None:
-            return self._left_out > self._settings.skip
-        return self._left_out > (self._latency.break_even() or _UNMEASURED)
 
     def _request(self, start: int, stop: int) -> None:
         stop = min(stop, self._size)
@@ -246,7 +231,7 @@ def _reach(sources: list[Source], found: Settings) -> tuple[Source, Head]:
     for source, last in zip(sources, [False] * (len(sources) - 1) + [True], strict=True):
         retries = Retries(source.url, found.retry_limit, reached=False)
         try:
-            latency = latency_stats_of(source.url, found.connections)
+            latency = latency_stats_of(source.url)
             return source, first_bytes(source, found.head, retries, latency, found.read_timeout)
         except ShardError:
             if last:

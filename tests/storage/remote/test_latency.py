@@ -1,4 +1,4 @@
-"""What requests have cost decides whether a walk skips, and how long a server is waited for."""
+"""A scan skips by a setting; a stalled answer is waited for by what was measured."""
 
 from __future__ import annotations
 
@@ -13,76 +13,25 @@ from faulty_server import faulty_server
 from tars import add, random_tar, samples_of, tar
 
 from dask_image_ingest.storage import open_shard
-from dask_image_ingest.storage.remote import fetch, reader
+from dask_image_ingest.storage.remote import fetch
 from dask_image_ingest.storage.remote.fetch import LatencyStats
 from dask_image_ingest.tar import index_tar
 
 RNG = np.random.default_rng(15)
 
 
-class Clock:
-    """Seconds that pass when they are told to."""
-
-    def __init__(self) -> None:
-        self.now = 100.0
-
-    def __call__(self) -> float:
-        return self.now
-
-
-def answers(
-    paces: LatencyStats, clock: Clock, latency: float, rate: float, beside: int, told: bool = True
-):
-    """As many requests side by side as that, of a MB each."""
-    nbytes = 1_000_000
-    watched = [paces.watch() for _ in range(beside)]
-    requests = [each.__enter__() for each in watched]
-    clock.now += latency
-    for request in requests:
-        if told:
-            request.take(b"")
-    clock.now += nbytes / rate
-    for request, each in zip(requests, watched, strict=True):
-        request.take(bytes(nbytes))
-        each.__exit__(None, None, None)
-
-
-def test_leaving_out_pays_beyond_what_comes_in_the_time_of_an_answer():
-    clock = Clock()
-    paces = LatencyStats(16, clock)
-    assert paces.break_even() is None
-    answers(paces, clock, latency=0.03, rate=20e6, beside=16)
-    assert paces.break_even() == pytest.approx(0.03 * 20e6 * 16)
-    # Where the link is the limit, those side by side share it; one alone says nothing of that.
-    slow = LatencyStats(16, clock)
-    answers(slow, clock, latency=0.03, rate=1e6 / 16, beside=16)
-    for _ in range(100):
-        answers(slow, clock, latency=0.03, rate=1e6, beside=1)
-    assert slow.break_even() == pytest.approx(0.03 * 1e6)
-
-
-def test_answers_that_come_at_once_are_told_by_their_size():
-    """As those of fsspec's file systems."""
-    clock = Clock()
-    paces = LatencyStats(16, clock)
-    with paces.watch() as request:
-        clock.now += 0.03
-        request.take(bytes(1000))
-    answers(paces, clock, latency=0.03, rate=20e6, beside=16, told=False)
-    assert paces.break_even() == pytest.approx(0.03 * 20e6 * 16)
-
-
 def test_a_server_that_answered_fast_is_not_waited_for_long():
-    clock = Clock()
-    paces = LatencyStats(16, clock)
-    assert [paces.stall_timeout(20.0, stalls) for stalls in range(4)] == [2.5, 5, 10, 20]
-    answers(paces, clock, latency=0.03, rate=20e6, beside=1)
-    assert paces.stall_timeout(20.0, 0) == 1.0
-    answers(paces, clock, latency=0.03, rate=20e6, beside=16)
-    assert [paces.stall_timeout(20.0, stalls) for stalls in range(6)] == [0.5, 1, 2, 4, 8, 16]
-    assert paces.stall_timeout(0.3, 0) == 0.3
-    far = LatencyStats(16, clock)
-    answers(far, clock, latency=0.4, rate=20e6, beside=16)
+    known = LatencyStats()
+    assert [known.stall_timeout(20.0, stalls) for stalls in range(4)] == [2.5, 5, 10, 20]
+    known.add(0.03)
+    assert known.stall_timeout(20.0, 0) == 1.0
+    for _ in range(16):
+        known.add(0.03)
+    assert [known.stall_timeout(20.0, stalls) for stalls in range(6)] == [0.5, 1, 2, 4, 8, 16]
+    assert known.stall_timeout(0.3, 0) == 0.3
+    far = LatencyStats()
+    for _ in range(16):
+        far.add(0.4)
     assert far.stall_timeout(20.0, 0) == pytest.approx(6.0)
 
 
@@ -91,21 +40,11 @@ LARGE = tar(
 )
 
 
-class Known(LatencyStats):
-    """What is measured on a busy machine is no test: the figures of a link, whatever it does."""
-
-    def break_even(self) -> float | None:
-        return self.bytes_per_answer
-
-
-@pytest.mark.parametrize(("link", "skips"), [(9_600_000, False), (50_000, True)])
-def test_a_walk_skips_where_the_link_is_the_limit(link, skips, monkeypatch):
-    """At 30 ms and 20 MB/s on each of 16 connections; where these share 1.7 MB/s."""
-    known = Known(16)
-    known.bytes_per_answer = link
-    monkeypatch.setattr(reader, "latency_stats_of", lambda url, connections: known)
+@pytest.mark.parametrize(("skip", "skips"), [("auto", False), ("50 kB", True)])
+def test_a_scan_skips_members_that_are_larger_than_the_setting(skip, skips):
     with (
         faulty_server(files={"/x.tar": LARGE}) as server,
+        dask.config.set({"image-ingest.remote.skip": skip}),
         open_shard(f"{server.url}/x.tar") as content,
     ):
         assert index_tar(content).samples == index_tar(LARGE).samples
@@ -116,29 +55,6 @@ def test_a_walk_skips_where_the_link_is_the_limit(link, skips, monkeypatch):
             assert server.counts["GET"] < 45
 
 
-@pytest.mark.slow
-def test_a_walk_begins_with_large_requests_where_the_last_one_left_out_nothing(monkeypatch):
-    known = Known(16)
-    known.bytes_per_answer = 9_600_000
-    monkeypatch.setattr(reader, "latency_stats_of", lambda url, connections: known)
-    requests, sent = [], []
-    with (
-        faulty_server(files={"/x.tar": LARGE}) as server,
-        dask.config.set({"image-ingest.remote.read-ahead": "8 MiB"}),
-    ):
-        for link in (9_600_000, 9_600_000, 50_000, 9_600_000):
-            known.bytes_per_answer = link
-            server.reset()
-            with open_shard(f"{server.url}/x.tar") as content:
-                assert index_tar(content).samples == index_tar(LARGE).samples
-            requests.append(server.counts["GET"])
-            sent.append(server.sent)
-    assert requests[1] < requests[0] - 5
-    assert requests[3] == requests[0]
-    assert max(sent) < len(LARGE) * 1.05
-    assert sent[2] < len(LARGE) / 2
-
-
 def test_requests_are_measured_as_they_are_made():
     fetch._latency_stats.clear()
     with (
@@ -146,8 +62,7 @@ def test_requests_are_measured_as_they_are_made():
         open_shard(f"{server.url}/x.tar") as content,
     ):
         assert content[:] == LARGE
-        seen = fetch.latency_stats_of(server.url, 16)
-        assert seen.break_even() > 0
+        seen = fetch.latency_stats_of(server.url)
         assert min(seen._latencies) >= 0.05
 
 
