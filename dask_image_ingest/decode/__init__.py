@@ -15,7 +15,7 @@ from dask_image_ingest.decode.formats.header import (
     header_of,
     read_header,
 )
-from dask_image_ingest.decode.formats.jpeg_frame import read_jpeg_frame
+from dask_image_ingest.decode.formats.jpeg import read_jpeg_frame
 from dask_image_ingest.decode.formats.sniff import printable
 from dask_image_ingest.decode.options import (
     LARGEST_SIZE,

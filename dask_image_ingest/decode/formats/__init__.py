@@ -5,10 +5,10 @@ nothing is decoded.
 """
 
 from dask_image_ingest.decode.formats.exif import SWAPPED
-from dask_image_ingest.decode.formats.header import Header, Stored, measure, too_large
+from dask_image_ingest.decode.formats.header import Header, is_valid, measure, too_large
+from dask_image_ingest.decode.formats.jpeg import is_jpeg_head, jpeg_head, read_jpeg_frame
 from dask_image_ingest.decode.formats.pillow_image import open_image, pillow_errors
-from dask_image_ingest.decode.formats.sniff import BadImage
-from dask_image_ingest.decode.formats.verify import is_jpeg_head, is_valid, jpeg_head
+from dask_image_ingest.decode.formats.sniff import BadImage, Stored, printable
 
 __all__ = [
     "SWAPPED",
@@ -21,5 +21,7 @@ __all__ = [
     "measure",
     "open_image",
     "pillow_errors",
+    "printable",
+    "read_jpeg_frame",
     "too_large",
 ]

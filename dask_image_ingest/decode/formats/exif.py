@@ -9,6 +9,9 @@ from dask_image_ingest.storage import LazyBytes
 #: The orientations that exchange height and width.
 SWAPPED: Final = frozenset({5, 6, 7, 8})
 
+#: What EXIF begins with in a JPEG.
+EXIF_PREFIX: Final = b"Exif\0\0"
+
 _FIRST_LOOK: Final = 1024
 _ORDERS: Final[dict[bytes, Literal["little", "big"]]] = {b"II*\0": "little", b"MM\0*": "big"}
 # Tag 274, which must be one unsigned short.
@@ -45,6 +48,14 @@ def read_orientation(data: LazyBytes, start: int, stop: int) -> tuple[int, bool]
         if not plain:
             break
     return found, plain
+
+
+def read_any_orientation(data: LazyBytes, start: int, stop: int) -> tuple[int, bool]:
+    """As `read_orientation`, of a block that may begin with the prefix of EXIF in a JPEG."""
+    # Some writers leave the prefix in that EXIF has in a JPEG; DALI then sees no EXIF.
+    if bytes(data[start : start + 6]) == EXIF_PREFIX:
+        return read_orientation(data, start + 6, stop)[0], False
+    return read_orientation(data, start, stop)
 
 
 def _directory(block: bytes, order: Literal["little", "big"]) -> tuple[int, int]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import functools
+import io
 import os
 import struct
 import sys
@@ -16,7 +17,9 @@ from typing import IO, Any, Final
 
 from PIL import Image, ImageFile, _imaging
 
-from dask_image_ingest.decode.formats.sniff import BadImage
+from dask_image_ingest.decode.formats.exif import read_any_orientation
+from dask_image_ingest.decode.formats.sniff import BadImage, Stored
+from dask_image_ingest.storage import LazyBytes, ReaderFile
 
 __all__ = ["libtiff_messages"]
 
@@ -89,6 +92,29 @@ def open_image(file: IO[bytes], format: str) -> Image.Image:
         raise BadImage("unsupported-format", f"{format} is a format that Pillow does not read here")
     with pillow_errors():
         return plugin(file, "")
+
+
+def pillow_stored(data: LazyBytes, format: str) -> Stored:
+    """Ask Pillow for the shape of an image of any other format.
+
+    Raises
+    ------
+    BadImage
+    """
+    file = io.BytesIO(data) if isinstance(data, bytes) else io.BufferedReader(ReaderFile(data))
+    with open_image(file, format) as image, pillow_errors():
+        width, height = image.size
+        if not width or not height:
+            raise BadImage("corrupt", f"its size is {width} x {height}")
+        return Stored(height, width, len(image.getbands()), pillow_turn(image), True, None)
+
+
+def pillow_turn(image: Image.Image) -> int:
+    """The orientation that Pillow leaves to us to apply: for TIFF it does so itself."""
+    exif = image.info.get("exif")
+    if image.format == "TIFF" or not isinstance(exif, bytes):
+        return 1
+    return read_any_orientation(exif, 0, len(exif))[0]
 
 
 @contextmanager

@@ -3,9 +3,23 @@
 from __future__ import annotations
 
 import re
-from typing import Final
+from typing import Final, NamedTuple
+
+#: Most segments or chunks of a file that are looked at: a made one must not keep us busy.
+MAX_PARTS: Final = 1 << 16
 
 MAX_DETAIL = 200
+
+
+class Stored(NamedTuple):
+    """An image's shape before orientation, its orientation, and what is wrong with it."""
+
+    height: int | None
+    width: int | None
+    channels: int | None
+    orientation: int
+    needs_pillow: bool
+    error: str | None
 
 
 class BadImage(Exception):

@@ -11,7 +11,7 @@ from corpus import images, picture, save
 from handmade import insert_after_soi, jpeg_segment, rare_jpeg
 from PIL import Image
 
-from dask_image_ingest.decode.formats.jpeg_frame import read_jpeg_frame
+from dask_image_ingest.decode.formats.jpeg import read_jpeg_frame
 
 JPEGS = {name: data for name, data in images().items() if name.startswith("jpeg")}
 READ_BY_SIMPLEJPEG = [name for name in JPEGS if "lossless" not in name and "ycck" not in name]

@@ -8,8 +8,8 @@ from corpus import images, picture, save
 from fuzz import mutate
 from handmade import jpeg_segment, png_chunk, without_segment
 
+from dask_image_ingest.decode.formats import is_jpeg_head, is_valid, jpeg_head
 from dask_image_ingest.decode.formats.header import read_header
-from dask_image_ingest.decode.formats.verify import is_jpeg_head, is_valid, jpeg_head
 
 MAX_PIXELS = 1 << 22
 BASELINE = save(picture(), "JPEG", quality=80)
