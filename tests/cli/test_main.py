@@ -243,24 +243,36 @@ def test_a_number_of_rows_has_to_be_positive(good, capsys):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("verb", ["describe", "head"])
-def test_output_that_has_no_room_is_told_without_a_traceback(good, verb):
-    command = [sys.executable, "-m", "dask_image_ingest.cli", verb, str(good)]
+def test_output_that_has_no_room_is_told_without_a_traceback(good):
+    command = [sys.executable, "-m", "dask_image_ingest.cli", "describe", str(good)]
     with open("/dev/full", "w") as full:
         ended = subprocess.run(command, stdout=full, stderr=subprocess.PIPE, text=True)
     told = "dask-image-ingest: cannot write the output: [Errno 28] No space left on device\n"
     assert (ended.returncode, ended.stderr) == (WRONG_ARGUMENTS, told)
 
 
+VERBS = """
+import sys
+from dask_image_ingest.cli import main
+
+for verb in ("describe", "head", "check", "index"):
+    assert main([verb, sys.argv[1]]) == 0, verb
+"""
+
+
 @pytest.mark.slow
-@pytest.mark.parametrize("verb", ["describe", "head", "check", "index"])
-def test_whatever_letters_the_locale_knows_it_prints_all_of_them(verb, tmp_path):
+def test_whatever_letters_the_locale_knows_it_prints_all_of_them(tmp_path):
     """Those that it does not know with escapes; in a process that has this locale."""
     path = tmp_path / "a.tar"
     path.write_bytes(tar({"ä.jpg": encoded((8, 8), "JPEG"), "ä.txt": "Grüße, 世界".encode()}))
-    command = [sys.executable, "-m", "dask_image_ingest.cli", verb, path]
     ascii_only = {"LC_ALL": "C", "PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0"}
-    finished = subprocess.run(command, capture_output=True, env=os.environ | ascii_only, timeout=60)
+    finished = subprocess.run(
+        [sys.executable, "-c", VERBS, path],
+        capture_output=True,
+        env=os.environ | ascii_only,
+        timeout=60,
+    )
     assert finished.returncode == 0, finished.stderr.decode()
     out = finished.stdout.decode("ascii")
-    assert {"head": r"Gr\xfc\xdfe, \u4e16\u754c", "describe": r"8 \xd7 8"}.get(verb, "") in out
+    assert r"Gr\xfc\xdfe, \u4e16\u754c" in out
+    assert r"8 \xd7 8" in out
