@@ -9,7 +9,7 @@ import numpy as np
 
 
 class Origin(NamedTuple):
-    """What an image's random numbers, and the errors about it, know it by.
+    """Identity of an image, for its random numbers and its errors.
 
     Attributes
     ----------

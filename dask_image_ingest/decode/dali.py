@@ -231,7 +231,7 @@ class Decoder:
             return Refused(int(named[1]) if named else None)
 
     def _is_bad_image(self, error: str) -> bool:
-        """Whether DALI says which image it could not decode, which leaves no other one underway."""
+        """True if DALI names the image it could not decode, which leaves no other one pending."""
         return bool(_CULPRIT.search(error)) and self._source != "pixels"
 
     def _build(self) -> Any:
@@ -300,7 +300,7 @@ def _gpu_options(decoding: Decoding) -> dict[str, Any]:
 
 
 def parses(data: Any) -> bool:
-    """Whether DALI's parser takes an encoded image; a look at its headers, in 2 µs.
+    """True if DALI's parser accepts an encoded image; it reads the headers, in 2 µs.
 
     Where it does not, a batch of 32 or more kills the process, one time in three: DALI 2.4 parses
     it on several threads, and does not wait for them when the part that it does itself fails

@@ -70,7 +70,7 @@ def decode(
 
 
 def _name(decoding: Decoding, count: int, origin: Callable[[int], Origin]) -> str:
-    """What tells a partition from others of the same options."""
+    """Name of a partition among those of the same options."""
     ends = repr([origin(row) for row in (0, count - 1)]) if count else ""
     return f"{decoding.token}-{zlib.crc32(ends.encode()):08x}-{count}"
 
@@ -191,7 +191,7 @@ def _rows_without_image(rows: list[int], images: Any) -> list[int]:
 def _from_pillow(
     batch: Batch, errors: list[str | None], decoding: Decoding, dali: Decoders
 ) -> dict[int, Any]:
-    """What Pillow has made of its images of a batch; on a GPU in the shape that was asked for."""
+    """Pillow's images of a batch; on a GPU in the requested shape."""
     arrays: dict[int, np.ndarray] = {}
     for row, future in batch.by_pillow.items():
         # Not raised here: its traceback would hold this partition until a collection.

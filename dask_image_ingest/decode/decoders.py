@@ -22,7 +22,7 @@ _KEPT = 3
 
 
 class Decoders:
-    """What decodes by the same options in this process, for one thread at a time.
+    """Decoders of one set of options in this process, for one thread at a time.
 
     Use a decoder inside ``with decoders.lock``, in no generator: a traceback that somebody keeps
     would keep the lock taken. Call `clear` before and after, so that whatever ended the use of one

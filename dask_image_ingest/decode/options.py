@@ -1,4 +1,4 @@
-"""What decoded images should look like, and how many bytes they will take."""
+"""Decode options: what images should look like, and how many bytes they will take."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ ImageShape = tuple[int | None, int | None, int | None]
 
 @dataclass(frozen=True, eq=False)
 class Decoding:
-    """How images are decoded; equal options share one DALI pipeline in a process.
+    """Decode options; equal ones share one DALI pipeline in a process.
 
     ``size`` is (height, width) for the resizes ``stretch``, ``crop`` and ``pad``, and (edge,) for
     ``shorter`` and ``longer``. ``hw_load`` is the share of a batch that the JPEG engines of a GPU
@@ -99,12 +99,12 @@ class Decoding:
 
     @property
     def resized_here(self) -> bool:
-        """Whether this package resizes what was decoded; on a GPU, DALI does."""
+        """True if images are resized after DALI, as on a CPU; on a GPU DALI does it."""
         return self.size is not None and self.device == "cpu"
 
     @property
     def decoded_in_full(self) -> bool:
-        """Whether the decoder gives an image as large as its header says."""
+        """True if the decoder gives images as large as their headers say."""
         return self.size is None or (self.resized_here and not self.scaled)
 
     def judged(self, header: Header) -> Header:
@@ -178,7 +178,7 @@ def make_decoding(
 
 
 def _hw_load() -> float | None:
-    """What is configured here: with it in the options, workers need not have the configuration."""
+    """Configured share of the JPEG engines; workers get it with the options."""
     load = dask.config.get(_HW_LOAD, None)
     if load is None:
         return None

@@ -63,7 +63,7 @@ class Batch:
 
     @property
     def images(self) -> int:
-        """How many of the rows have an image to be decoded."""
+        """Number of rows with an image to decode."""
         return len(self.dali_rows) + len(self.by_pillow)
 
 
@@ -133,7 +133,7 @@ class Schedule:
         self.assign_to_pillow(row, batch)
 
     def _nbytes(self, header: Header) -> int:
-        """What decoding an image takes, before it is resized or after."""
+        """Bytes that decoding an image takes, before or after its resize."""
         if header.error is not None or header.height is None or header.width is None:
             return 0
         in_full = header.height * header.width * self._decoding.channels
@@ -145,7 +145,7 @@ class Schedule:
 
 
 def _is_sound(format: str | None, data: Any, thorough: bool) -> bool:
-    """Whether DALI surely takes an image, as far as its structure goes."""
+    """True if the structure of an image is one that DALI takes for sure."""
     # Neither look nor parser goes further than to the pixels: one like another is not looked at.
     head = jpeg_head(data) if format == "jpeg" and not thorough else None
     if head in _sound:

@@ -25,7 +25,7 @@ __all__ = ["Extent", "Fit", "ResizedImage", "fit"]
 
 
 class Fit(NamedTuple):
-    """How an image is brought to the size that was asked for.
+    """Geometry of a resize: the scaled image and the part of it that is kept.
 
     Attributes
     ----------
@@ -92,7 +92,7 @@ _thread = threading.local()
 
 
 class Extent(NamedTuple):
-    """Where in an array an image lies that does not end with a whole pixel."""
+    """Place in an array of an image that does not end with a whole pixel."""
 
     top: float
     left: float
@@ -150,7 +150,7 @@ class ResizedImage:
 
 
 class _Span(NamedTuple):
-    """What of a row or column is needed for a part of it resized."""
+    """Source pixels of a part of a resized row or column."""
 
     first: int  # pixel
     last: int  # the one behind the last
@@ -195,7 +195,7 @@ def _resize(
 
 
 def _in_one(shape: tuple[int, ...], whole: tuple[int, int]) -> bool:
-    """Whether columns come before rows, as the library has it, or there is but one of them.
+    """True if columns are resized before rows, as the library does, or one of them alone.
 
     Each of the two passes rounds, so that their order shows: in every sixth value, by 1. This is
     Pillow's order.
@@ -231,7 +231,7 @@ def _run(source: ImageData, made: ImageData, box: CropBox) -> None:
 
 
 def _span(length: int, origin: float, scale: float, start: int, count: int) -> _Span:
-    """What of ``length`` pixels is needed for ``count`` resized ones, from ``start`` on.
+    """Source pixels, of ``length``, for ``count`` resized ones from ``start`` on.
 
     The first of all begins at ``origin``, and each is ``scale`` wide.
     """

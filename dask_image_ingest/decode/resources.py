@@ -93,7 +93,7 @@ ROOM_FOR_DALI = (
 
 
 def is_gpu_failure(error: str) -> bool:
-    """Whether DALI's error is the GPU's own trouble, which no other decoder should make up for."""
+    """True if DALI's error is one of the GPU, which no other decoder should make up for."""
     message = _PATHS.sub("", error.rpartition(_ABOVE_THE_MESSAGE)[2])
     return bool(_FAILURE.search(message)) and not _BAD_IMAGE.search(message)
 

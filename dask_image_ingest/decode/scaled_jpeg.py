@@ -100,7 +100,7 @@ class ScaledDecoder:
 
 
 def reduction(height: int, width: int, decoding: Decoding) -> int:
-    """By how much a JPEG of this shape, upright, may be reduced as it is decoded."""
+    """Factor by which a JPEG of this shape, upright, may be reduced as it is decoded."""
     assert decoding.size is not None
     wanted = fit(height, width, decoding.size, decoding.resize).whole
     least = min(height / wanted[0], width / wanted[1]) / _MARGIN
@@ -108,7 +108,7 @@ def reduction(height: int, width: int, decoding: Decoding) -> int:
 
 
 def any_reduced(headers: Iterable[Header], decoding: Decoding) -> bool:
-    """Whether there is an image that is to be decoded at a reduced scale."""
+    """True if any image is to be decoded at a reduced scale."""
     return any(
         header.format == "jpeg"
         and header.height
@@ -119,7 +119,7 @@ def any_reduced(headers: Iterable[Header], decoding: Decoding) -> bool:
 
 
 def _extent(shape: tuple[int, ...], full: tuple[int, int], factor: int, orientation: int) -> Extent:
-    """Where the image is in a reduced picture: its last pixel stands for fewer than the others."""
+    """Place of the image in a reduced one, whose last pixel stands for fewer than the others."""
     height, width = full[0] / factor, full[1] / factor
     top = shape[0] - height if orientation in _UPSIDE_DOWN else 0
     left = shape[1] - width if orientation in _MIRRORED else 0

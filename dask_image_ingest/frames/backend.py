@@ -22,7 +22,7 @@ NewColumn: TypeAlias = tuple[Any, pa.DataType]
 
 
 class Backend(Protocol):
-    """What a dataframe library has to do for this package; ``pandas.py`` and ``cudf.py`` do it."""
+    """Protocol of a dataframe library; ``pandas_backend.py`` and ``cudf/backend.py`` have it."""
 
     @property
     def name(self) -> BackendName:
@@ -30,7 +30,7 @@ class Backend(Protocol):
 
     @property
     def device(self) -> Literal["cpu", "gpu"]:
-        """Where images are decoded."""
+        """Device that decodes images."""
 
     @property
     def largest_partition(self) -> int:
@@ -41,10 +41,10 @@ class Backend(Protocol):
         """The library of its arrays, with NumPy's names: NumPy or CuPy."""
 
     def holds(self, type_: pa.DataType) -> bool:
-        """Whether a column can be of this type, of those that the metadata of a read may have."""
+        """True if a column can be of this type, of those that the metadata of a read may have."""
 
     def thread_setup(self) -> Callable[[], None]:
-        """What another thread calls first, to work on the device that this one works on."""
+        """Function that another thread calls first, to work on the device of this one."""
 
     def pixel_buffer(self, nbytes: int) -> PixelBuffer:
         """A buffer for about ``nbytes`` of pixels."""
@@ -78,13 +78,13 @@ class Backend(Protocol):
         """
 
     def is_references(self, dtype: Any) -> bool:
-        """Whether a column of this dtype holds image references."""
+        """True for the dtype of image references."""
 
     def meta(self, types: Mapping[str, pa.DataType]) -> Any:
         """An empty dataframe with these columns."""
 
     def is_images(self, dtype: Any) -> bool:
-        """Whether a column of this dtype holds decoded images."""
+        """True for the dtype of decoded images."""
 
     def arrays(self, images: Any) -> list[Any]:
         """Views of each image of a column, (height, width, channels), None where there is none."""
@@ -108,7 +108,7 @@ class Backend(Protocol):
         """
 
     def count_levels(self, images: Sequence[Any]) -> np.ndarray:
-        """How many pixels of each channel have each of the 256 values: int64 (channels, 256).
+        """Number of pixels by channel and value: int64 (channels, 256).
 
         All images are of as many channels.
         """
@@ -153,7 +153,7 @@ def attach_accessors(backend: BackendName, attach: Attach) -> None:
 
 
 def gpus() -> int:
-    """How many GPUs this machine has for a cuDF backend; 0 where cuDF is not installed."""
+    """Number of GPUs for a cuDF backend on this machine; 0 without cuDF."""
     if importlib.util.find_spec("cudf") is None or importlib.util.find_spec("cupy") is None:
         return 0
     import cupy
@@ -184,7 +184,7 @@ _is_fork = False
 
 
 def is_fork() -> bool:
-    """Whether this process is a fork, which has its parent's client but not its event loop.
+    """True in a forked process, which has its parent's client but not its event loop.
 
     Calls of that client would never return.
     """

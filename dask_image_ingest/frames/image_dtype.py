@@ -34,7 +34,7 @@ IMAGE = pa.struct(
 
 
 def holds_images(type_: pa.DataType) -> bool:
-    """Whether a column of this Arrow type holds images, in our type or in one like it.
+    """True for the Arrow type of images, and for types like it.
 
     cuDF has lists of bytes, and so have older frames and files.
     """
@@ -121,16 +121,16 @@ class DecodedImage:
 
     @property
     def size(self) -> int:
-        """How many numbers it has."""
+        """Number of values."""
         return self._pixels.size
 
     @property
     def nbytes(self) -> int:
-        """How many bytes they take."""
+        """Size in bytes."""
         return self._pixels.nbytes
 
     def digest(self) -> bytes:
-        """What tells it from any other image."""
+        """Hash of shape and pixels."""
         digest = hashlib.blake2b(np.array(self.shape, np.int64).tobytes(), digest_size=16)
         digest.update(np.ascontiguousarray(self._pixels).data)
         return digest.digest()
@@ -239,7 +239,7 @@ class ImageDtype(pd.ArrowDtype):
 
     @property
     def name(self) -> str:
-        """How pandas finds this dtype again."""
+        """Name by which pandas finds this dtype again."""
         return "image"
 
     # What a row is outside of the column.
@@ -247,7 +247,7 @@ class ImageDtype(pd.ArrowDtype):
 
     @property
     def numpy_dtype(self) -> np.dtype:
-        """What NumPy can hold of it."""
+        """NumPy's dtype for a column of it."""
         return np.dtype(object)
 
     @classmethod
@@ -326,7 +326,7 @@ class ImageArray(NestedArray):
 
 
 def is_image_dtype(dtype: Any) -> bool:
-    """Whether a column of this pandas dtype holds decoded images."""
+    """True for the pandas dtype of decoded images, and for Arrow's own of that type."""
     # A parquet file read with dtype_backend="pyarrow" has the plain Arrow struct.
     return isinstance(dtype, pd.ArrowDtype) and holds_images(dtype.pyarrow_dtype)
 
@@ -366,7 +366,7 @@ def image_array(flat: Any, shapes: np.ndarray, absent: np.ndarray) -> pa.StructA
 
 
 def _places(data: pa.LargeBinaryArray) -> np.ndarray:
-    """Where each row begins in an array's bytes, and where the last one ends."""
+    """Offsets of the rows in an array's bytes, and the end of the last one."""
     offsets = data.buffers()[1]
     places = np.frombuffer(offsets or bytes(8), np.int64)
     return places[data.offset : data.offset + len(data) + 1]

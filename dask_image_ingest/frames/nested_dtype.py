@@ -40,11 +40,11 @@ class NestedArray(pd.arrays.ArrowExtensionArray):
 
     @abstractmethod
     def _objects(self) -> Iterator[Any]:
-        """What each row is outside of the column, None where it is null."""
+        """Each row as a Python object; None for a null."""
 
     @abstractmethod
     def _bytes(self) -> Iterator[bytes | None]:
-        """What tells each row from others, None where it is null."""
+        """Bytes that identify each row; None for a null."""
 
     # How values get in and out.
 
@@ -104,7 +104,7 @@ class NestedArray(pd.arrays.ArrowExtensionArray):
         return filled
 
     def _is_one(self, value: Any) -> bool:
-        """Whether this is the value of one row, and not a sequence of such."""
+        """True for the value of one row, False for a sequence of values."""
         return isinstance(value, dict) or not pd.api.types.is_list_like(value)
 
     def to_numpy(
@@ -158,14 +158,14 @@ class NestedArray(pd.arrays.ArrowExtensionArray):
         return self.factorize(use_na_sentinel=False)[1]
 
     def value_counts(self, dropna: bool = True) -> pd.Series:
-        """How often each of the rows that differ is there."""
+        """Number of times that each distinct row occurs."""
         codes, values = self.factorize(use_na_sentinel=dropna)
         counts = np.bincount(codes[codes >= 0], minlength=len(values))
         index = pd.Index(values)
         return pd.Series(counts, index=index, name="count", dtype="int64[pyarrow]")
 
     def isin(self, values: Any) -> np.ndarray:
-        """Whether each row is one of ``values``."""
+        """True for each row that is one of ``values``."""
         found = set(self._others(values))
         return np.array([digest in found for digest in self._bytes()], bool)
 
@@ -188,7 +188,7 @@ class NestedArray(pd.arrays.ArrowExtensionArray):
         return pd.arrays.ArrowExtensionArray(pa.array(alike, pa.bool_()))
 
     def _others(self, values: Any) -> list[bytes | None]:
-        """What tells other values from these: nothing is like a value that could not be a row."""
+        """Bytes that identify other values; those that can't be a row equal none."""
         if isinstance(values, NestedArray):
             return list(values._bytes())
         told: dict[int, bytes | None] = {}
@@ -280,7 +280,7 @@ class NestedDtype(pd.ArrowDtype):
 
     @property
     def name(self) -> str:
-        """How pandas finds this dtype again."""
+        """Name by which pandas finds this dtype again."""
         return type_name(self.pyarrow_dtype)
 
     @classmethod
@@ -302,7 +302,7 @@ class NestedDtype(pd.ArrowDtype):
         return self if all(self._has(dtype) for dtype in dtypes) else None
 
     def _has(self, dtype: Any) -> bool:
-        """Whether this dtype can have a column of another one: of the same Arrow type, or nulls."""
+        """True if this dtype can hold a column of another one: the same Arrow type, or nulls."""
         if not isinstance(dtype, pd.ArrowDtype):
             return False
         type_ = dtype.pyarrow_dtype
@@ -353,7 +353,7 @@ class NestedColumn(NestedArray):
 
 
 def _words(type_: pa.DataType) -> tuple[str, str]:
-    """What a column of this type has, and where to go for what it does not."""
+    """Words for errors: what the column holds, and a hint for unsupported operations."""
     if pa.types.is_struct(type_):
         return "structs", "for one of their fields call .struct.field(name)"
     return "lists", "for their numbers call .images.vectors(column)"

@@ -81,7 +81,7 @@ def _side_by_side(arrays: Sequence[Any]) -> bool:
 
 
 def _buffer(array: Any) -> Any:
-    """What keeps the memory of an array and of all other views of it; None where it is its own."""
+    """Owner of an array's memory, shared with its other views; None if the array owns it."""
     if hasattr(array, "__cuda_array_interface__"):
         return array.data.mem
     return array.base
@@ -226,7 +226,7 @@ class PandasBackend:
 
     @property
     def largest_partition(self) -> int:
-        """What a worker can hold before it spills: more would never come out whole."""
+        """Bytes that a worker holds before it spills: more would never come out whole."""
         return int(_worker_memory() * _SPILL_SHARE)
 
     def holds(self, type_: pa.DataType) -> bool:
@@ -280,7 +280,7 @@ class PandasBackend:
         return assigned(frame, made | {image: ReferenceDtype().__from_arrow__(references)})
 
     def is_references(self, dtype: Any) -> bool:
-        """Whether a column of this dtype holds image references."""
+        """True for the dtype of image references."""
         return is_reference_dtype(dtype)
 
     def meta(self, types: Mapping[str, pa.DataType]) -> pd.DataFrame:
@@ -289,7 +289,7 @@ class PandasBackend:
         return pd.DataFrame(columns, index=pd.Index([], dtype="int64"))
 
     def is_images(self, dtype: Any) -> bool:
-        """Whether a column of this dtype holds decoded images."""
+        """True for the dtype of decoded images."""
         return is_image_dtype(dtype)
 
     def arrays(self, images: pd.Series) -> list[np.ndarray | None]:
@@ -338,7 +338,7 @@ class PandasBackend:
         return made
 
     def count_levels(self, images: Sequence[np.ndarray]) -> np.ndarray:
-        """How many pixels of each channel have each of the 256 values."""
+        """Number of pixels by channel and value."""
         counts = np.zeros((images[0].shape[2], 256), np.int64)
         for array in images:
             for channel, levels in enumerate(counts):

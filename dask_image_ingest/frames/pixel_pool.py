@@ -110,7 +110,7 @@ def map_block(process: int, file: int, nbytes: int, seal: bytes) -> np.ndarray:
 
 @functools.cache
 def this_machine() -> str:
-    """What two processes have in common that can find each other in ``/proc``; or nothing."""
+    """Identity shared by processes that find each other in ``/proc``; None without one."""
     try:
         boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
         return f"{boot} {os.stat('/proc/self/ns/pid').st_ino}"

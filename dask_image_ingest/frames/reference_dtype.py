@@ -99,7 +99,7 @@ def reference_array(references: Iterable[ImageReference | None]) -> pa.StructArr
 
 
 def holds_references(type_: pa.DataType) -> bool:
-    """Whether a column of this Arrow type holds references, in our type or in one like it.
+    """True for the Arrow type of references, and for types like it.
 
     cuDF has lists of uint8 in the place of bytes.
     """
@@ -143,7 +143,7 @@ class ReferenceDtype(pd.ArrowDtype):
 
     @property
     def name(self) -> str:
-        """How pandas finds this dtype again."""
+        """Name by which pandas finds this dtype again."""
         return "image_reference"
 
     # What a row is outside of the column.
@@ -206,7 +206,7 @@ def _is_null(value: Any) -> bool:
 
 
 def is_reference_dtype(dtype: Any) -> bool:
-    """Whether a column of this pandas dtype holds image references."""
+    """True for the pandas dtype of image references."""
     return isinstance(dtype, pd.ArrowDtype) and holds_references(dtype.pyarrow_dtype)
 
 

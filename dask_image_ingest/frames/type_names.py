@@ -51,12 +51,12 @@ def parse_type(given: Any) -> pa.DataType:
 
 
 def is_text(type_: pa.DataType) -> bool:
-    """Whether values of this type are strings."""
+    """True for types of strings."""
     return bool(pa.types.is_string(type_) or pa.types.is_large_string(type_))
 
 
 def is_list(type_: pa.DataType) -> bool:
-    """Whether values of this type are lists, of whatever lengths."""
+    """True for types of lists, of whatever lengths."""
     return bool(pa.types.is_list(type_) or pa.types.is_large_list(type_))
 
 

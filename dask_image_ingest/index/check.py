@@ -1,4 +1,4 @@
-"""Whether an index is what this package has written: columns, lengths and facts that fit together.
+"""Validation of an index file: columns, lengths and facts that agree.
 
 Told by the end of the file alone, before a column is read.
 """
@@ -17,7 +17,7 @@ __all__ = ["why_broken"]
 
 
 def why_broken(file: parquet.ParquetFile, facts: ShardFacts) -> str | None:
-    """What of an index does not fit together; None if all of it does."""
+    """Reason why an index is broken; None if it is valid."""
     if not _are_facts(facts):
         return "what it tells of the shard makes no sense"
     if file.metadata.num_rows != facts.samples:

@@ -1,4 +1,4 @@
-"""Which shards have an index, told by the names in their folders."""
+"""Discovery of indexes, by the names in the shards' folders."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ __all__ = ["IndexFile", "find_indexes", "index_place", "parse_index", "refuse_un
 
 @dataclass(frozen=True, slots=True, repr=False)
 class IndexFile(UrlHolder):
-    """Where the index of a shard is.
+    """Place of a shard's index.
 
     Attributes
     ----------
@@ -138,7 +138,7 @@ def parse_index(index: Any) -> Literal["auto"] | bool | str:
 
 
 def index_place(url: str, folder: str | None) -> str:
-    """Where our own index of a shard is, or will be."""
+    """Path or URL of a shard's index."""
     beside, name = folder_of(url)
     return inside(folder or beside, name + INDEX_SUFFIX)
 
@@ -156,7 +156,7 @@ def refuse_unindexed(url: str, asked: str) -> None:
 
 
 def _has_none(url: str) -> str:
-    """Why a shard can have no index; empty if it can have one."""
+    """Reason why a shard can have no index; empty if it can have one."""
     if is_pipe(url):
         return "it is a command, of whose output no version is known"
     if keeps_copies(url):

@@ -70,7 +70,7 @@ def open_stored(
 
 
 def _known(url: str, shard: Shard, content: ByteReader) -> tuple[Shard, Shard] | None:
-    """What an index is kept by; None where it may be written anew without anybody knowing."""
+    """Cache key of an index; None if it could be replaced without notice."""
     file = content.shard
     return (shard, file) if file is not None and file.url == url and file.version else None
 
@@ -92,7 +92,7 @@ def _stored(opened: ExitStack, content: ByteReader, shard: Shard) -> StoredIndex
 
 
 def unknown_version(shard: Shard) -> str:
-    """Why nobody can know that an index of a shard is stale; empty where that can be known."""
+    """Why staleness cannot be detected; "" if it can."""
     if shard.version:
         return ""
     return (

@@ -57,17 +57,17 @@ FIELDS = {
 
 
 class UnusableIndexError(Exception):
-    """Why an index is not used."""
+    """An index that can't be used, with the reason."""
 
 
 def broken(why: str) -> UnusableIndexError:
-    """What is raised for an index that this package can't have written as it is."""
+    """Error of an index that this package can't have written as it is."""
     return UnusableIndexError(f"it is broken: {why}. write_index(overwrite=True) writes it anew")
 
 
 @dataclass
 class ShardFacts:
-    """What is known of a shard as a whole, and what is rare; everything is as JSON has it.
+    """Facts about a shard as a whole, and rare ones about its samples, as JSON has them.
 
     Attributes
     ----------
@@ -105,7 +105,7 @@ class ShardFacts:
 
 
 class StoredIndex:
-    """What is known of a shard without opening it.
+    """Index of a shard, whose columns are read when they are used.
 
     Parameters
     ----------
@@ -141,7 +141,7 @@ class StoredIndex:
         return list(dict.fromkeys([*self.facts.extensions, *rest]))
 
     def column(self, extension: str, name: str) -> pa.Array:
-        """What is known of the members of a kind, a value for each sample; null for what is not."""
+        """A fact about the members of a kind: a value for each sample, null if unknown."""
         if name in self.facts.extensions.get(extension, ()):
             return self._column(f"{extension}/{name}")
         if name in SPAN_FIELDS and extension not in self.facts.extensions:
@@ -149,7 +149,7 @@ class StoredIndex:
         return pa.nulls(len(self), FIELDS[name])
 
     def has(self, extension: str) -> pa.Array:
-        """Whether each sample has a member of this kind."""
+        """True for each sample that has a member of this kind."""
         return pc.is_valid(self.column(extension, "offset"))
 
     @cached_property
@@ -191,11 +191,11 @@ class StoredIndex:
         return found
 
     def whole(self) -> TarIndex:
-        """What a walk through the shard gives."""
+        """The index of all samples, as a scan of the tar gives it."""
         return replace(self.tar, samples=self.samples(np.arange(len(self))))
 
     def spans(self, extension: str, rows: pa.Array) -> list[Span | None]:
-        """Where the members of a kind lie, of some rows."""
+        """Spans of the members of a kind, of some rows."""
         offsets = self.column(extension, "offset").take(rows)
         sizes = self.column(extension, "size").take(rows)
         return self.joined(offsets, sizes)

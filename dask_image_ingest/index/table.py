@@ -126,7 +126,7 @@ def _columns(
 def _measured(
     members: Members, content: ByteReader, index: TarIndex
 ) -> Iterator[tuple[Any, ...] | None]:
-    """What the first bytes of each image tell, None where whoever reads it has to look."""
+    """Format and shape of each image; None where the reader has to look."""
     heads = ((at, at + min(size, HEAD)) for at, size in filter(None, members))
     content.prefetch(head for head in heads if head[0] not in index.sparse)
     for span in members:
@@ -138,7 +138,7 @@ def _measured(
 
 
 def _is_lasting(stored: Stored) -> bool:
-    """Whether this is what everybody finds: not, which formats a machine reads."""
+    """False for what depends on the machine: formats that it can't read."""
     if stored.error is not None and stored.error.startswith("unsupported-format"):
         return False
     return all(number is None or number <= _LARGEST_INT64 for number in stored[:2])

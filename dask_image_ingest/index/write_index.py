@@ -127,7 +127,7 @@ def write_index(
 
 @dataclass(frozen=True)
 class _Index:
-    """What became of the index of one shard; the columns of the result."""
+    """Outcome for the index of one shard; the columns of the result."""
 
     shard: str
     index: str

@@ -1,4 +1,4 @@
-"""Where shards are, and their bytes.
+"""Shards: where they are, and readers of their bytes.
 
 In: paths, globs, braces and URLs. Out: a list of shards with sizes and versions, and for each
 of them its bytes, decompressed.

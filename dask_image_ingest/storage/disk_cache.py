@@ -12,7 +12,7 @@ __all__ = ["SpillFile"]
 
 
 class SpillFile:
-    """A file on this machine, without a name, made when it is first written to."""
+    """A temporary file without a name, made when it is first written to."""
 
     def __init__(self) -> None:
         self._file: Any = None
@@ -43,7 +43,7 @@ class SpillFile:
         return start
 
     def read(self, start: int, size: int) -> bytes:
-        """What was written."""
+        """Read what was written."""
         parts = []
         while size > 0 and (part := os.pread(self._file.fileno(), size, start)):
             parts.append(part)
@@ -51,6 +51,6 @@ class SpillFile:
         return b"".join(parts)
 
     def close(self) -> None:
-        """Give its room back."""
+        """Delete the file."""
         if self._file is not None:
             self._file.close()

@@ -68,7 +68,7 @@ _UNREACHED = (ConnectionError, socket.gaierror)
 
 
 def translate_errors(url: str, read: Any, *args: Any, **kwargs: Any) -> Any:
-    """Call ``read``, and let its errors name the shard."""
+    """Call ``read``, and translate its errors into ours, which name the shard."""
     try:
         return read(*args, **kwargs)
     except MemoryError:
@@ -88,7 +88,7 @@ def translate_errors(url: str, read: Any, *args: Any, **kwargs: Any) -> Any:
 
 
 def _is_fault(cause: BaseException | None) -> bool:
-    """Whether something else than an answer that there is no such file made for that error."""
+    """True if the error is not a genuine 404."""
     if isinstance(cause, (OSError, TypeError)):
         return not isinstance(cause, FileNotFoundError)
     return getattr(cause, "status", 404) not in (404, 410)
@@ -132,14 +132,14 @@ def file_system(url: str, storage_options: dict[str, Any] | None) -> tuple[FileS
 
 
 def uncached(fs: FileSystem) -> FileSystem:
-    """The file system behind caches, which answer wrongly what they have no copies of."""
+    """Unwrap caching file systems; their listings miss uncached files."""
     while isinstance(fs, CachingFileSystem):
         fs = fs.fs
     return fs
 
 
 def keeps_copies(url: str) -> bool:
-    """Whether a shard is read from a cache, which may have another version than its server."""
+    """True if a shard is read from a cache, which may hold an older version."""
     first, chained, _ = url.partition("::")
     if not chained:
         return False

@@ -45,11 +45,11 @@ class ReadAhead:
 
     @property
     def ready(self) -> memoryview:
-        """What has been read of it, as far as anybody has asked."""
+        """The bytes that were waited for so far."""
         return self._shown[: self._ready - self.start]
 
     def close(self) -> None:
-        """Let no thread read any more."""
+        """Stop the threads."""
         wait([piece for piece in self._pieces if not piece.cancel()])
 
     def _wait(self, stop: int) -> bool:
@@ -130,21 +130,21 @@ class LocalReader(ByteReader):
         return memoryview(b"") if ahead is None or ahead.start else ahead.ready
 
     def has_ahead(self, start: int, stop: int) -> bool:
-        """Whether a range is read by other threads."""
+        """True if a range is read by other threads."""
         return self._ahead is not None and self._ahead.start <= start <= stop <= self._ahead.stop
 
     def close(self) -> None:
-        """Let go of the file, whose number another one may get."""
+        """Close the file, whose number another one may get."""
         self._end_ahead()
         self._number = -1
         self._file.close()
 
     def is_version(self, listed: Shard) -> bool:
-        """Whether this is the version that was listed."""
+        """True for the version that was listed."""
         return self._version == (listed.size, int(listed.version))
 
     def refuse_changes(self) -> None:
-        """Say so where what was read may be of two versions.
+        """Raise if what was read may be of two versions.
 
         Raises
         ------
@@ -166,7 +166,7 @@ class LocalReader(ByteReader):
         return found.st_size, found.st_mtime_ns
 
     def _rest(self, data: bytes, start: int, stop: int) -> bytes:
-        """What one call has not given, which gives 2 GiB at most."""
+        """The rest of a read, of which one call gives 2 GiB at most."""
         parts, at = [data], start + len(data)
         while at < stop:
             parts.append(translate_errors(self._path, os.pread, self._number, stop - at, at))
@@ -180,7 +180,7 @@ class LocalReader(ByteReader):
 
 
 def refuse_special(path: str, mode: int) -> None:
-    """Refuse what is no regular file, and whose bytes may never come.
+    """Refuse special files, whose bytes may never come.
 
     Raises
     ------

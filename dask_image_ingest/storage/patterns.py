@@ -54,7 +54,7 @@ def expand_braces(pattern: str) -> list[str]:
 
 
 def _count(pattern: str) -> int:
-    """How many paths a pattern means, told without making any."""
+    """Number of paths that a pattern expands to, without expanding it."""
     paths = 1
     for inside in _outermost(pattern):
         numbers, letters = _NUMBERS.fullmatch(inside), _LETTERS.fullmatch(inside)
@@ -74,7 +74,7 @@ def _length(first: int, last: int, step: str | None) -> int:
 
 
 def _outermost(pattern: str) -> Iterator[str]:
-    """What is in each pair of braces that is in no other."""
+    """Contents of each outermost pair of braces."""
     depth = start = 0
     for place, sign in enumerate(pattern):
         if sign == "{":
@@ -88,7 +88,7 @@ def _outermost(pattern: str) -> Iterator[str]:
 
 
 def _choices(inside: str) -> Iterator[str]:
-    """What the commas divide that are in no further braces."""
+    """Parts between commas that are in no further braces."""
     depth = start = 0
     for place, sign in enumerate(inside):
         depth += (sign == "{") - (sign == "}")

@@ -59,7 +59,7 @@ def without_permission(storage_options: dict[str, Any] | None) -> dict[str, Any]
 
 
 def run_pipe(url: str, storage_options: dict[str, Any] | None) -> bytes:
-    """What a command writes to standard output, when it has ended well.
+    """Run a command and return its standard output.
 
     It is run by the shell, without input. All that it has started ends with this call, whatever
     ends the call.
@@ -98,7 +98,7 @@ def run_pipe(url: str, storage_options: dict[str, Any] | None) -> bytes:
 
 
 def _output(process: subprocess.Popen[bytes]) -> tuple[bytes, bytes]:
-    """What a command has written until it ended, on standard output and on standard error.
+    """Standard output and standard error of a command that has ended.
 
     What it leaves behind in a session of its own may hold both open for ever, as a connection does
     that ssh keeps for the next call.
@@ -117,7 +117,7 @@ def _output(process: subprocess.Popen[bytes]) -> tuple[bytes, bytes]:
 
 
 def _is_ending() -> bool:
-    """Whether the program has ended, as by Ctrl-C, and only waits for its threads.
+    """True if the program has ended, as by Ctrl-C, and only waits for its threads.
 
     Of which this is one: else the command would have to end first.
     """

@@ -63,7 +63,7 @@ def exists_remote(url: str, storage_options: dict[str, Any] | None) -> bool:
 def list_folder(
     folder: str, storage_options: dict[str, Any] | None, listings: Listings
 ) -> dict[str, Info]:
-    """What is in a folder, by one listing; nothing where a web server doesn't tell."""
+    """Entries of a folder, by one listing; empty if a web server has none."""
     if folder not in listings:
         fs, path = _behind_caches(folder, storage_options)
         listings[folder] = {}
@@ -76,7 +76,7 @@ def list_folder(
 
 
 def list_existing(folder: str, storage_options: dict[str, Any] | None) -> dict[str, Info]:
-    """What is in a folder that has to be there.
+    """Entries of a folder that has to exist.
 
     Raises
     ------
@@ -117,7 +117,7 @@ def find_files(
 def _web_infos(
     fs: FileSystem, entries: dict[str, Info], paths: list[str], urls: list[str]
 ) -> list[Info | None]:
-    """What a web page tells of files, or where there is none, the first of them of all."""
+    """Infos of files from a web page; without one, those of the first file stand for all."""
     if any(path in entries for path in paths):
         return [entries.get(path) for path in paths]
     first = _info(fs, paths[0], urls[0])
@@ -143,7 +143,7 @@ def _look_up(
 
 
 def _paths(folder_path: str, urls: list[str]) -> list[str]:
-    """What a file system calls the files at these URLs, which are in one folder."""
+    """Paths that a file system has for these URLs of one folder."""
     names = [split_url(url)[1].rpartition("/")[2] for url in urls]
     return [f"{folder_path.rstrip('/')}/{name}" if folder_path else name for name in names]
 

@@ -1,4 +1,4 @@
-"""What the network needs, from Dask's configuration: ``image-ingest.remote``."""
+"""Settings of remote reads, from Dask's configuration: ``image-ingest.remote``."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ class Settings:
 
 
 def settings() -> Settings:
-    """What is configured now.
+    """The settings as configured now.
 
     Raises
     ------

@@ -43,7 +43,7 @@ def split_url(url: str) -> tuple[str, str, str]:
 
 
 def identities(url: str) -> set[tuple[str, str, str]]:
-    """What the files of a URL are known by, however it is written; those of each link of a chain.
+    """Identities of the files of a URL, however it is written; one for each link of a chain.
 
     Two URLs have one in common if they lead to the same file, as far as they tell: with a cache in
     front, by another name of the protocol, or over a symbolic link.
@@ -93,12 +93,12 @@ class Shard(UrlHolder):
 
     @property
     def sidecar_url(self) -> str | None:
-        """Where the file beside it is."""
+        """URL of its sidecar."""
         return None if self.sidecar is None else self.sidecar.url
 
 
 def changed(url: str) -> ShardError:
-    """What is raised for a shard that is another one than was listed."""
+    """Error of a shard whose version is not the listed one."""
     return ShardError(
         f"{url} has changed since it was listed, and what is known of it is known of another "
         "version. Read it again"

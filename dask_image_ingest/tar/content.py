@@ -1,4 +1,4 @@
-"""What a member holds: read whole, or where it is sliced, with the holes of sparse ones filled."""
+"""Contents of members: read whole or where sliced, with the holes of sparse ones filled."""
 
 from typing import Any
 
@@ -89,13 +89,13 @@ class _OpenMember:
 
 
 def too_large_error(index: TarIndex, span: Span) -> str | None:
-    """Why a member can't be read that claims to be mostly holes; None where that is not so."""
+    """Error of a sparse member that claims more than 2 GiB; None for others."""
     if span[0] not in index.sparse or span[1] <= LARGEST_VALUE:
         return None
     return f"too-large: the sparse member claims to expand to {span[1]:,} bytes, more than 2 GiB"
 
 
 def duplicate_error(sample: Sample) -> str:
-    """Why a sample with duplicate members has no image."""
+    """Error of a sample with duplicate members."""
     what = ", ".join(sorted(sample.duplicates))
     return f"duplicate-member: the sample has more than one {what}; which is meant?"

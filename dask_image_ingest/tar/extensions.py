@@ -1,4 +1,4 @@
-"""What the extensions of members mean, by themselves."""
+"""Meaning of members' extensions."""
 
 __all__ = ["IMAGE_EXTENSIONS", "INTEGERS", "TEXTS"]
 

@@ -1,4 +1,4 @@
-"""How a shard begins: enough of its samples to tell what the others are like."""
+"""Index the first samples of a shard, to infer the schema."""
 
 from __future__ import annotations
 

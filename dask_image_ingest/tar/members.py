@@ -44,7 +44,7 @@ _OVER = -1
 
 @dataclass(frozen=True, slots=True)
 class Damage:
-    """What is wrong with a shard, and at which byte.
+    """Damage of a shard: its kind, place and reason.
 
     ``code`` is ``truncated-header``, ``truncated-member``, ``truncated-padding``,
     ``truncated-stream``, ``bad-checksum``, ``bad-header``, ``not-a-tar`` or ``trailing-data``.
@@ -56,7 +56,7 @@ class Damage:
 
 
 class Walk:
-    """A walk through a tar: iterate for batches of members, then look at the attributes.
+    """Scan of a tar: iterate for batches of members, then look at the attributes.
 
     Attributes
     ----------

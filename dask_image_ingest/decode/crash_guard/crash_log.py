@@ -1,4 +1,4 @@
-"""What is remembered of decoders that crashed: partitions to guard, images to leave alone.
+"""Log of crashed decoders: partitions to guard, images to leave alone.
 
 A crash takes the process with it, so that only files can tell of it: one for each partition that is
 being decoded, locked by its process. A file that is there and not locked was left behind by a
@@ -89,7 +89,7 @@ class Crashers:
         return bool(self._deaths)
 
     def death(self, data: Any) -> str | None:
-        """How the process dies that decodes this image; None if it is not known to."""
+        """How the process dies that decodes this image; None if it does not, as far as is known."""
         if len(data) not in self._sizes:
             return None
         name = _crash_name(bytes(data))

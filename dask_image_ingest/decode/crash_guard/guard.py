@@ -137,7 +137,7 @@ def decode_guarded(
 
 
 def crashed(death: str) -> BadImage:
-    """What is said of an image that killed a process."""
+    """Error of an image that killed a process."""
     return BadImage("crashed-decoder", f"decoding it kills the process ({death})")
 
 

@@ -1,4 +1,4 @@
-"""What a cluster's scheduler remembers of decoders that crashed, for workers that share no disk.
+"""Crash log on a cluster's scheduler, for workers that share no disk.
 
 It knows which tasks a worker had when it died, and says so to the worker that gets one of them
 next, in the task's annotations. Images that kill are kept in its metadata.
@@ -62,7 +62,7 @@ class CrashJournal(SchedulerPlugin):
 
 
 def task_has_killed() -> bool:
-    """Whether a worker has died with the task that this thread is at."""
+    """True if a worker died while it ran the task of this thread."""
     try:
         worker = get_worker()
         task = worker.state.tasks[worker.get_current_task()]

@@ -1,4 +1,4 @@
-"""What the first bytes of an encoded image tell, and what its structure does.
+"""Headers of encoded images, by format, and the validity of their structure.
 
 In: encoded bytes. Out: format, shape, orientation, and whether a decoder can be trusted with them;
 nothing is decoded.

@@ -1,4 +1,4 @@
-"""What an encoded image says about itself in its first bytes, with no decode.
+"""Header of an encoded image of any format, without a decode.
 
 An error told here is certain, and final: nothing, not an image, too large, a header that makes no
 sense, a format that nothing here reads. So is ``truncated``: a JPEG with no end marker after its
@@ -40,7 +40,7 @@ _READERS: Final = {"jpeg": jpeg_stored, "png": png_stored, "webp": webp_stored}
 
 
 class Header(NamedTuple):
-    """What the first bytes of an encoded image tell.
+    """Format, shape and error of an encoded image, from its first bytes.
 
     Attributes
     ----------
@@ -84,7 +84,7 @@ def read_header(data: LazyBytes, max_pixels: int) -> Header:
 
 
 def header_of(format: str | None, stored: Stored, max_pixels: int) -> Header:
-    """What :func:`read_header` tells of an image that was measured before."""
+    """:func:`read_header` of an image that was measured before."""
     height, width, channels, orientation, needs_pillow, error = stored
     if height is None or width is None:
         return Header(format, None, None, None, error, True)
@@ -114,7 +114,7 @@ def measure(data: LazyBytes) -> tuple[str | None, Stored]:
 
 
 def is_valid(format: str | None, data: Any, thorough: bool = False) -> bool:
-    """Whether the structure of a JPEG or PNG is valid, so that DALI will not refuse its batch.
+    """Check the structure of a JPEG or PNG, so that DALI will not refuse its batch.
 
     Checked just before decoding, in a hundredth of its time. An invalid image is not bad yet:
     Pillow has the last word. Nothing is known of other formats.

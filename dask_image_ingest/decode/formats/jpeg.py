@@ -193,7 +193,7 @@ class JpegFrame(NamedTuple):
 
     @property
     def is_baseline(self) -> bool:
-        """Whether it is baseline, in one scan."""
+        """True for a baseline JPEG in one scan."""
         return self.coding == "baseline" and self.precision == 8 and self.one_scan
 
     @property
@@ -208,7 +208,7 @@ class JpegFrame(NamedTuple):
 
     @property
     def not_in_hardware(self) -> str | None:
-        """Why a hardware decoder does not take it; None if one does.
+        """Reason why hardware decoders refuse it; None if they take it.
 
         By what NVIDIA says of nvJPEG's ``NVJPEG_BACKEND_HARDWARE``: baseline JPEG, a single scan, 1
         or 3 channels, neither 4:1:0 nor 4:1:1
@@ -274,7 +274,7 @@ def jpeg_head(data: Any) -> bytes | None:
 
 
 def is_jpeg_head(head: bytes) -> bool:
-    """Whether the guess of `jpeg_head` is right: one frame where it was found, then a scan."""
+    """Check the guess of `jpeg_head`: one frame where it was found, then a scan."""
     frames = []
     for kind, position, length, *_ in segments(head):
         if kind in (_JUNK, _FILL) or (length < 8 and kind in _FRAMES):
@@ -287,7 +287,7 @@ def is_jpeg_head(head: bytes) -> bool:
 
 
 def _frame(head: bytes) -> int:
-    """Where the first thing is that looks like a frame of a common kind."""
+    """Position of the first bytes that look like a common frame."""
     baseline = head.find(b"\xff\xc0\0")
     return baseline if baseline >= 0 else head.find(b"\xff\xc2\0")
 
@@ -301,7 +301,7 @@ _TABLE_NAMES: Final = frozenset((0, 1, 2, 3, 0x10, 0x11, 0x12, 0x13))
 
 
 def is_valid_jpeg(data: Any, thorough: bool) -> bool:
-    """Whether libjpeg gets through, by the rules of ITU T.81, B and C: markers and tables.
+    """Check markers and tables by the rules at which libjpeg stops (ITU T.81, B and C).
 
     Damage among the pixels does not stop it, unless it looks like a marker: only a ``thorough``
     check looks for those.
@@ -347,7 +347,7 @@ def is_valid_jpeg(data: Any, thorough: bool) -> bool:
 
 
 def _markers(data: Any, start: int) -> Iterator[int]:
-    """Where markers are, or what looks like them, but for restarts and fill bytes."""
+    """Positions of markers and of what looks like them, without restarts and fill bytes."""
     pixels = np.frombuffer(data, np.uint8)[start:]
     marked = pixels[:-1] == 0xFF
     marked &= pixels[1:] != 0
@@ -384,7 +384,7 @@ def _huffman_tables(body: bytes) -> frozenset[int]:
 
 
 def _is_prefix_code(counts: bytes) -> bool:
-    """Whether there is room for so many codes of 1 to 16 bits."""
+    """True if there is room for so many codes of 1 to 16 bits."""
     room = 1
     for count in counts:
         room = 2 * room - count

@@ -115,7 +115,7 @@ def _webp_exif(data: LazyBytes, end: int) -> tuple[int, bool]:
 
 
 def is_valid_png(data: Any) -> bool:
-    """Whether the checksums of the chunks with pixels hold; decoders may skip the others."""
+    """Check the checksums of the chunks with pixels; decoders may skip the others."""
     at = 8
     for _ in range(MAX_PARTS):
         head = data[at : at + 8]

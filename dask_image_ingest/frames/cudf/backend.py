@@ -64,7 +64,7 @@ class CudfBackend:
     numpy = cupy
 
     def holds(self, type_: pa.DataType) -> bool:
-        """Whether cuDF has this type, or one that says the same."""
+        """True if cuDF supports this type, directly or after conversion."""
         return holds(type_)
 
     def thread_setup(self) -> Callable[[], None]:
@@ -126,7 +126,7 @@ class CudfBackend:
         return with_columns_of(frame, made)
 
     def is_references(self, dtype: Any) -> bool:
-        """Whether a column of this dtype holds image references."""
+        """True for the dtype of image references."""
         return is_references(dtype)
 
     def meta(self, types: Mapping[str, pa.DataType]) -> cudf.DataFrame:
@@ -134,7 +134,7 @@ class CudfBackend:
         return empty_frame(types)
 
     def is_images(self, dtype: Any) -> bool:
-        """Whether a column of this dtype holds decoded images."""
+        """True for the dtype of decoded images."""
         return is_images(dtype)
 
     def arrays(self, images: cudf.Series) -> list[cupy.ndarray | None]:
@@ -170,7 +170,7 @@ class CudfBackend:
         return made
 
     def count_levels(self, images: Sequence[cupy.ndarray]) -> np.ndarray:
-        """How many pixels of each channel have each of the 256 values."""
+        """Number of pixels by channel and value."""
         return count_levels(images, self)
 
     def host(self, array: cupy.ndarray) -> np.ndarray:

@@ -15,7 +15,7 @@ _MOST_DIGITS = 38
 
 
 def holds(type_: pa.DataType) -> bool:
-    """Whether a column of this type, or of one that says the same, can be made."""
+    """True if cuDF supports this type, directly or after conversion."""
     return _stored(type_) is not None
 
 

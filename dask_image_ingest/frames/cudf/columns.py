@@ -176,17 +176,17 @@ def _image_column(pixels: Pixels) -> plc.Column:
 
 
 def is_images(dtype: Any) -> bool:
-    """Whether a column of this dtype holds decoded images."""
+    """True for the dtype of decoded images."""
     return isinstance(dtype, cudf.StructDtype) and set(dtype.fields) == set(IMAGE.names)
 
 
 def is_references(dtype: Any) -> bool:
-    """Whether a column of this dtype holds image references."""
+    """True for the dtype of image references."""
     return isinstance(dtype, cudf.StructDtype) and list(dtype.fields) == REFERENCE.names
 
 
 def is_bytes(dtype: Any) -> bool:
-    """Whether a column of this dtype holds bytes, which cuDF has as lists of uint8."""
+    """True for the dtype of bytes, which cuDF has as lists of uint8."""
     return isinstance(dtype, cudf.ListDtype) and dtype.element_type == np.dtype(np.uint8)
 
 
@@ -214,7 +214,7 @@ def pixels_on_host(images: cudf.Series) -> Pixels:
 
 
 def typed(array: pa.Array, dtype: Any) -> pa.Array:
-    """What ``to_arrow`` gives of a column of this dtype, in its own type and with bytes.
+    """The result of ``to_arrow`` of a column of this dtype, in its own type and with bytes.
 
     cuDF gives nested columns, and what they hold, as nulls where there is no value.
     """

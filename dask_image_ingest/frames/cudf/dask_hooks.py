@@ -1,4 +1,4 @@
-"""What dask has to know of cuDF frames, and what it has to know otherwise where they have images.
+"""Registrations for cuDF frames with Dask, over those of dask_cudf where frames have images.
 
 The registrations of dask_cudf (sizes, concatenation, metadata) come with its import; those for
 frames of images are laid over them here.
@@ -152,7 +152,7 @@ def _is_slice(column: plc.Column) -> bool:
 
 
 def is_head(column: plc.Column) -> bool:
-    """Whether a nested column is the first rows of a longer one."""
+    """True if a nested column is the first rows of a longer one."""
     if column.type().id() not in _NESTED or column.offset():
         return False
     if column.type().id() == plc.TypeId.STRUCT:

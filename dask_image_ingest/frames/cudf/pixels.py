@@ -138,7 +138,7 @@ _count_levels = cupy.RawKernel(SOURCE, "count_levels")
 
 
 def count_levels(images: Sequence[cupy.ndarray], backend: Backend) -> np.ndarray:
-    """How many pixels of each channel have each of the 256 values: int64 (channels, 256).
+    """Number of pixels by channel and value: int64 (channels, 256).
 
     All images are of as many channels. Those that lie side by side, as in a partition, are counted
     in one launch, and the host waits once.

@@ -58,7 +58,7 @@ class Fault(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Head:
-    """How a shard begins.
+    """First bytes and size of a shard.
 
     Attributes
     ----------
@@ -95,15 +95,15 @@ class Source(Protocol):
 
     @property
     def version(self) -> str:
-        """Which version this is, as a listing would tell it; empty where nothing does."""
+        """Version as a listing shows it; empty if it shows none."""
         ...
 
     def is_version(self, version: str) -> bool:
-        """Whether this is the version that a listing has told, as far as that can be said."""
+        """False if this is surely not the version of a listing."""
         ...
 
     def refuse_changes(self) -> None:
-        """Say so where what was read may be of two versions."""
+        """Raise if what was read may be of two versions."""
         ...
 
 
@@ -209,7 +209,7 @@ _CONNECT_ATTEMPTS = 3
 
 
 class Retries:
-    """The failures of one task, and whether and when to try again.
+    """Failures of one task: when to retry, and when to give up.
 
     Parameters
     ----------
@@ -257,7 +257,7 @@ class Retries:
 
 
 def call_with_retry(task: Callable[[], Result], retries: Retries) -> Result:
-    """What ``task`` gives, as soon as it raises no `Fault`."""
+    """Call ``task`` until it raises no `Fault`."""
     while True:
         try:
             return task()

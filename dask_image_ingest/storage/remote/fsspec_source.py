@@ -98,7 +98,7 @@ class FsspecSource:
         yield data
 
     def refuse_changes(self) -> None:
-        """Say so where what was read may be of two versions."""
+        """Raise if what was read may be of two versions."""
         if not self.version:
             return
         try:
@@ -113,7 +113,7 @@ class FsspecSource:
             )
 
     def is_version(self, version: str) -> bool:
-        """Whether this is the version that a listing has told, as far as that can be said."""
+        """False if this is surely not the version of a listing."""
         # Some file systems leave out the quotes of an ETag.
         return not self.version or not version or self.version.strip('"') == version.strip('"')
 
@@ -135,14 +135,14 @@ class FsspecSource:
 
 
 def _turn(fs: FileSystem) -> AbstractContextManager[Any]:
-    """What to hold while a method of a file system is called."""
+    """Lock to hold while a method of a file system is called."""
     if fs is not uncached(fs):
         return _caches
     return nullcontext() if fs.async_impl else threading.Lock()
 
 
 def call_fsspec(url: str, call: Any, *args: Any, **kwargs: Any) -> Any:
-    """What a method of a file system gives, called again where it fails for a while.
+    """Call a method of a file system, again while it fails temporarily.
 
     Raises
     ------
@@ -166,14 +166,14 @@ def _ask(url: str, call: Any, *args: Any, **kwargs: Any) -> Any:
 
 
 def version_of(info: dict[str, Any]) -> str:
-    """What changes when a file does, of what fsspec tells about it; empty if it tells nothing."""
+    """Version of a file, from fsspec's info; empty without one."""
     version = next((info[name] for name in _VERSIONS if info.get(name)), "")
     # A file system may give one time as a datetime here and as a number there.
     return str(version.timestamp() if isinstance(version, datetime) else version)
 
 
 def _is_passing(error: BaseException | None) -> bool:
-    """Whether what a file system of fsspec has raised may be over soon."""
+    """True for an error of a file system that may be temporary."""
     seen = 0
     while error is not None and seen < 5:
         status = next(

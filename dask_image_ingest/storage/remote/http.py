@@ -128,7 +128,7 @@ class HTTPSource:
         return self._version[0] or self._version[1]
 
     def is_version(self, version: str) -> bool:
-        """Whether this is the version that a listing has told, as far as that can be said."""
+        """False if this is surely not the version of a listing."""
         etag, modified = self._version
         if version.endswith(('"', "GMT")):
             now = etag if version.endswith('"') else modified
@@ -211,7 +211,7 @@ def pool_manager(settings: Settings, url: str) -> urllib3.PoolManager:
 
 @contextmanager
 def _faults(url: str) -> Iterator[None]:
-    """What goes wrong on the way is a fault, but for what would go wrong again."""
+    """Turn errors of urllib3 into `Fault`, permanent ones into ``ShardError``."""
     try:
         yield
     except (SSLError, LocationValueError, InvalidHeader) as error:

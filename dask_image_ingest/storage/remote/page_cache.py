@@ -1,4 +1,4 @@
-"""The parts of a remote shard that are here or on their way, by page."""
+"""Page cache of a remote shard: ranges that were fetched or requested."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ PAGE = 16 << 10
 
 
 class CachedRange:
-    """A part of a shard, and who fetches it."""
+    """A range of a shard that was fetched or requested."""
 
     __slots__ = ("_spilled", "future", "start", "stop")
 
@@ -27,7 +27,7 @@ class CachedRange:
         self._spilled: tuple[SpillFile, int] | None = None
 
     def slice(self, start: int, stop: int) -> bytes:
-        """What it has of a range of the shard, when it has come."""
+        """Its bytes of a range of the shard; waits for them."""
         first, last = max(start, self.start) - self.start, min(stop, self.stop) - self.start
         if (future := self.future) is not None:
             return bytes(memoryview(future.result())[first:last])
@@ -37,7 +37,7 @@ class CachedRange:
         return file.read(at + first, last - first)
 
     def spill(self, file: SpillFile) -> bool:
-        """Move the bytes to a file; say whether there was room."""
+        """Move the bytes to a file; False if there was no room."""
         future = self.future
         if future is None or not future.done() or future.cancelled() or future.exception():
             return False
@@ -51,7 +51,7 @@ class CachedRange:
 
 
 class PageCache:
-    """What was fetched of a shard.
+    """Fetched ranges of a shard, by page.
 
     Parameters
     ----------
@@ -72,11 +72,11 @@ class PageCache:
         self._recent: OrderedDict[CachedRange, None] = OrderedDict()
 
     def at(self, position: int) -> CachedRange | None:
-        """The part that has this byte."""
+        """The range that has this byte."""
         return self._pages.get(position // PAGE)
 
     def missing(self, start: int, stop: int) -> list[Range]:
-        """What is neither here nor on its way, in whole pages."""
+        """Ranges that are neither cached nor requested, in whole pages."""
         found: list[Range] = []
         for page in range(start // PAGE, -(-stop // PAGE)):
             if page in self._pages:
@@ -88,14 +88,14 @@ class PageCache:
         return found
 
     def add(self, part: CachedRange) -> None:
-        """Take up a part, whose start is that of a page."""
+        """Add a range, whose start is that of a page."""
         for page in range(part.start // PAGE, -(-part.stop // PAGE)):
             self._pages[page] = part
         self._waiting[part] = None
         self.unused += part.stop - part.start
 
     def use(self, parts: list[CachedRange]) -> None:
-        """Count parts as used just now, and let go of what was not used for longest."""
+        """Mark ranges as used just now, and evict the least recently used."""
         for part in parts:
             if part in self._waiting:
                 self._count_as_used(part)
@@ -106,7 +106,7 @@ class PageCache:
             self._let_go(next(iter(self._recent)))
 
     def pass_by(self, position: int) -> None:
-        """Count as used what ends before a byte, which a walk has come to."""
+        """Mark ranges that end before a byte as used, when a scan has come to it."""
         while self._waiting:
             part = next(iter(self._waiting))
             if part.stop > position:
@@ -114,7 +114,7 @@ class PageCache:
             self._count_as_used(part)
 
     def abandon(self) -> None:
-        """What has not been used will not be: it is let go of before anything else."""
+        """Mark unread pages as first to evict; cancel pending requests."""
         for part in list(self._waiting):
             self._count_as_used(part)
             self._recent.move_to_end(part, last=False)
@@ -122,12 +122,12 @@ class PageCache:
                 self._drop(part)
 
     def forget(self, part: CachedRange) -> None:
-        """Have a part that could not be fetched asked for again."""
+        """Drop a range that could not be fetched, so that it is requested again."""
         if part in self._recent:
             self._drop(part)
 
     def clear(self) -> None:
-        """Let go of everything, and of the requests that were not made yet."""
+        """Drop everything, and cancel requests that were not made yet."""
         for part in {*self._waiting, *self._recent}:
             if part.future is not None:
                 part.future.cancel()

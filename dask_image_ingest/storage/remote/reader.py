@@ -266,7 +266,7 @@ def _http_headers(options: dict[str, Any]) -> dict[str, str] | None:
 
 
 def _signed(fs: FileSystem, path: str, protocol: str) -> Callable[[], str] | None:
-    """What gives a URL that anyone can read, by the credentials of the file system.
+    """Function that signs a URL with the credentials of the file system.
 
     The options that its users know then hold for our requests as well.
     """
