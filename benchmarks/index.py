@@ -26,8 +26,8 @@ import pyarrow as pa
 from PIL import Image
 
 import dask_image_ingest as dii
-from dask_image_ingest.index.find import index_place
-from dask_image_ingest.index.table import parquet_bytes, shard_table
+from dask_image_ingest.index.build_index import parquet_bytes, shard_table
+from dask_image_ingest.index.discovery import index_place
 from dask_image_ingest.storage import find_shards
 from dask_image_ingest.tar import index_tar
 

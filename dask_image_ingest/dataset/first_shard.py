@@ -17,7 +17,7 @@ from dask_image_ingest.dataset.options import ReadOptions
 from dask_image_ingest.dataset.schema import Schema, image_member
 from dask_image_ingest.decode import Header
 from dask_image_ingest.errors import ShardError, ShardNotFoundError
-from dask_image_ingest.index import IndexFile, KnownBytes, StoredIndex, UnusableIndexError
+from dask_image_ingest.index import IndexedReader, IndexFile, StoredIndex, UnusableIndexError
 from dask_image_ingest.passwords import without_passwords
 from dask_image_ingest.storage import LazyBytes, Shard, open_late, open_shard
 from dask_image_ingest.tar import TarIndex, index_head, read_member
@@ -88,7 +88,7 @@ def _opened(
     if stored is not None and index is not None:
         late = opened.enter_context(open_late(shard, storage_options))
         try:
-            return FirstShard(shard, KnownBytes(stored, late), stored.whole(), stored=stored)
+            return FirstShard(shard, IndexedReader(stored, late), stored.whole(), stored=stored)
         except UnusableIndexError as error:
             give_up(index, error, warn=True)
     content = opened.enter_context(open_shard(shard.url, storage_options))

@@ -4,22 +4,26 @@ In: shards and the index files beside them. Out: a shard's samples, the headers 
 its small members. An index that is stale or broken is not used.
 """
 
-from dask_image_ingest.index.find import (
+from dask_image_ingest.index.build_index import parquet_bytes
+from dask_image_ingest.index.discovery import (
     IndexFile,
     find_indexes,
     parse_index,
 )
-from dask_image_ingest.index.known_bytes import KnownBytes
-from dask_image_ingest.index.read import open_stored
-from dask_image_ingest.index.stored import FIELDS, StoredIndex, UnusableIndexError
-from dask_image_ingest.index.table import parquet_bytes
+from dask_image_ingest.index.open_index import open_stored
+from dask_image_ingest.index.stored_index import (
+    FIELDS,
+    IndexedReader,
+    StoredIndex,
+    UnusableIndexError,
+)
 from dask_image_ingest.index.wds2idx import wds2idx_text
 from dask_image_ingest.index.write_index import write_index
 
 __all__ = [
     "FIELDS",
     "IndexFile",
-    "KnownBytes",
+    "IndexedReader",
     "StoredIndex",
     "UnusableIndexError",
     "find_indexes",

@@ -13,10 +13,10 @@ import pandas as pd
 
 from dask_image_ingest.arguments import check_choice, check_flag, check_storage_options, shown
 from dask_image_ingest.errors import ArgumentError, ShardError, ShardNotFoundError
-from dask_image_ingest.index.find import index_place, refuse_unindexed
-from dask_image_ingest.index.read import open_stored, unknown_version
-from dask_image_ingest.index.stored import UnusableIndexError
-from dask_image_ingest.index.table import parquet_bytes, shard_table
+from dask_image_ingest.index.build_index import parquet_bytes, shard_table
+from dask_image_ingest.index.discovery import index_place, refuse_unindexed
+from dask_image_ingest.index.open_index import open_stored, unknown_version
+from dask_image_ingest.index.stored_index import UnusableIndexError
 from dask_image_ingest.progress import run
 from dask_image_ingest.storage import (
     INDEX_ADVICE,

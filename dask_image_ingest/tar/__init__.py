@@ -6,19 +6,20 @@ are read, contents are not.
 
 from dask_image_ingest.tar.content import (
     HEAD,
+    IMAGE_EXTENSIONS,
+    INTEGERS,
     LARGEST_VALUE,
     MAX_MEMBER_BYTES,
+    TEXTS,
     duplicate_error,
     open_member,
     read_member,
     too_large_error,
 )
-from dask_image_ingest.tar.extensions import IMAGE_EXTENSIONS, INTEGERS, TEXTS
 from dask_image_ingest.tar.garbage_collection import gc_paused
-from dask_image_ingest.tar.grouping import Sample, Span
-from dask_image_ingest.tar.head import index_head
-from dask_image_ingest.tar.index import TarIndex, index_tar
-from dask_image_ingest.tar.members import Damage
+from dask_image_ingest.tar.index import TarIndex, index_head, index_tar
+from dask_image_ingest.tar.samples import Sample, Span
+from dask_image_ingest.tar.scan import Damage
 
 __all__ = [
     "HEAD",

@@ -1,21 +1,36 @@
 """Contents of members: read whole or where sliced, with the holes of sparse ones filled."""
 
+from __future__ import annotations
+
 from typing import Any
 
 from dask_image_ingest.errors import ShardError
 from dask_image_ingest.storage import LazyBytes, MemoryReader
-from dask_image_ingest.tar.grouping import Sample, Span
 from dask_image_ingest.tar.index import TarIndex
+from dask_image_ingest.tar.samples import Sample, Span
 
 __all__ = [
     "HEAD",
+    "IMAGE_EXTENSIONS",
+    "INTEGERS",
     "LARGEST_VALUE",
     "MAX_MEMBER_BYTES",
+    "TEXTS",
     "duplicate_error",
     "open_member",
     "read_member",
     "too_large_error",
 ]
+
+#: Those taken for the image, in order of preference.
+IMAGE_EXTENSIONS = (
+    "jpg;jpeg;png;webp;jfif;gif;bmp;tif;tiff;avif;heic;heif;jp2;j2k;ppm;pgm;pbm;pnm;ico;img"
+)
+
+#: Those that webdataset itself decodes to text and to integers (autodecode.py, 1.0.2).
+TEXTS = frozenset({"txt", "text", "transcript", "json", "jsn", "caption"})
+INTEGERS = frozenset({"cls", "cls2", "class", "count", "index", "inx", "id"})
+
 
 #: More bytes cannot be one value of an Arrow binary column.
 LARGEST_VALUE = 2**31 - 1

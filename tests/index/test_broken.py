@@ -13,7 +13,7 @@ import pytest
 from synthetic import write_shards
 
 import dask_image_ingest as dii
-from dask_image_ingest.index import read as index_read
+from dask_image_ingest.index import open_index as index_read
 
 METADATA = b"image-ingest.index"
 

@@ -1,4 +1,4 @@
-"""A shard → the table that stands for it wherever no pixels are asked for."""
+"""Building of an index: all that can be asked of a shard without pixels, as a table."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import pyarrow as pa
 from pyarrow import parquet
 
 from dask_image_ingest.decode import Stored, measure
-from dask_image_ingest.index.stored import FIELDS, KEY, METADATA, SPAN_FIELDS, ShardFacts
+from dask_image_ingest.index.stored_index import FIELDS, KEY, METADATA, SPAN_FIELDS, ShardFacts
 from dask_image_ingest.storage import ByteReader, Shard
 from dask_image_ingest.tar import (
     HEAD,

@@ -1,11 +1,13 @@
-"""Members → samples, by webdataset's rule."""
+"""Grouping of members into samples, by webdataset's rule."""
+
+from __future__ import annotations
 
 import re
 from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from dask_image_ingest.tar.members import Member
+from dask_image_ingest.tar.scan import Member
 
 __all__ = ["Grouped", "Sample", "Span", "group"]
 

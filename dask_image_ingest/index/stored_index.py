@@ -17,6 +17,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from dask_image_ingest.storage import ByteReader
 from dask_image_ingest.tar import Damage, Sample, Span, TarIndex, gc_paused
 
 __all__ = [
@@ -25,11 +26,51 @@ __all__ = [
     "KEY",
     "METADATA",
     "SPAN_FIELDS",
+    "IndexedReader",
     "ShardFacts",
     "StoredIndex",
     "UnusableIndexError",
     "broken",
 ]
+
+
+class IndexedReader(ByteReader):
+    """Reader that takes small members from the index of a shard, and the rest from the shard."""
+
+    def __init__(self, index: StoredIndex, content: ByteReader) -> None:
+        self._index = index
+        self._content = content
+
+    def __len__(self) -> int:
+        return len(self._content)
+
+    def __getitem__(self, part: slice, /) -> bytes | bytearray | memoryview:
+        known = self._known.get(part.start)
+        if known is not None and len(known) == part.stop - part.start:
+            return known
+        return self._content[part]
+
+    @cached_property
+    def _known(self) -> dict[int, bytes]:
+        """Offset → the member that begins there; nothing where that can't be read."""
+        try:
+            return self._contents()
+        except UnusableIndexError:
+            return {}
+
+    def _contents(self) -> dict[int, bytes]:
+        index = self._index
+        return {
+            offset: content
+            for extension in index.extensions
+            for offset, content in zip(
+                index.column(extension, "offset").to_pylist(),
+                index.column(extension, "content").to_pylist(),
+                strict=True,
+            )
+            if content is not None and offset not in index.tar.sparse
+        }
+
 
 #: Changes with the layout: an index of another one is written anew.
 FORMAT = 1
@@ -184,7 +225,7 @@ class StoredIndex:
                         sample.members[extension] = span
             for sample in found:
                 if len(sample.members) > 1:
-                    # In the order of the shard, in which the walk finds them.
+                    # In the order of the shard, in which a scan finds them.
                     sample.members = dict(sorted(sample.members.items(), key=_offset))
         for row, sample in zip(rows.tolist(), found, strict=True) if self.duplicates else ():
             sample.duplicates = self.duplicates.get(row, ())

@@ -1,8 +1,10 @@
-"""A tar's bytes → its members: the walk from header to header.
+"""Scan of a tar: from header to header, for its members.
 
 Plain headers take a fast path. Whatever is not plain (PAX names, GNU long names, sparse files,
 sizes in base 256) is left to :mod:`tarfile`, so that names come out as everywhere in Python.
 """
+
+from __future__ import annotations
 
 import re
 from collections.abc import Iterator
@@ -10,7 +12,7 @@ from dataclasses import dataclass
 
 from dask_image_ingest.errors import ShardError
 from dask_image_ingest.storage import ByteReader
-from dask_image_ingest.tar.header import (
+from dask_image_ingest.tar.headers import (
     BLOCK,
     UNREADABLE,
     Library,
@@ -23,7 +25,7 @@ from dask_image_ingest.tar.header import (
     sparse_map,
 )
 
-__all__ = ["Damage", "Member", "Walk", "plain_name"]
+__all__ = ["Damage", "Member", "TarScan", "plain_name"]
 
 # Name, offset and size. Plain tuples, since there are millions.
 Member = tuple[str, int, int]
@@ -55,7 +57,7 @@ class Damage:
     code: str
 
 
-class Walk:
+class TarScan:
     """Scan of a tar: iterate for batches of members, then look at the attributes.
 
     Attributes

@@ -1,5 +1,7 @@
 """One tar header: its checksum, what it says if it is not a plain one, what stands in its place."""
 
+from __future__ import annotations
+
 import io
 import tarfile
 from typing import Any
