@@ -16,7 +16,7 @@ from dask_image_ingest.decode.formats.header import (
     read_header,
 )
 from dask_image_ingest.decode.formats.jpeg import read_jpeg_frame
-from dask_image_ingest.decode.formats.sniff import printable
+from dask_image_ingest.decode.formats.stored import printable
 from dask_image_ingest.decode.options import (
     LARGEST_SIZE,
     MAX_PIXELS,

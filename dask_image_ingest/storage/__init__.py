@@ -44,6 +44,7 @@ from dask_image_ingest.storage.sidecar_files import (
     inside,
     names_in,
 )
+from dask_image_ingest.storage.signatures import SIGNATURE_BYTES, describe_bytes, image_format
 
 __all__ = [
     "CHECKPOINT_ADVICE",
@@ -52,6 +53,7 @@ __all__ = [
     "INDEX_SUFFIX",
     "LOCK",
     "RUN",
+    "SIGNATURE_BYTES",
     "STAGING",
     "ByteReader",
     "FileKind",
@@ -69,12 +71,14 @@ __all__ = [
     "begin_run",
     "beginning",
     "common_root",
+    "describe_bytes",
     "find_beside",
     "find_shards",
     "folder_names",
     "folder_of",
     "has_random_access",
     "identities",
+    "image_format",
     "inside",
     "is_pipe",
     "is_web",

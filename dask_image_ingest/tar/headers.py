@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from dask_image_ingest.errors import ShardError
-from dask_image_ingest.storage import ByteReader, ReaderFile
+from dask_image_ingest.storage import ByteReader, ReaderFile, describe_bytes
 
 __all__ = [
     "BLOCK",
@@ -130,20 +130,6 @@ def sparse_map(info: tarfile.TarInfo) -> SparseMap | None:
 
 # --- what is no tar -------------------------------------------------------------------------------
 
-_SIGNATURES = {
-    b"\xff\xd8\xff": "a JPEG image",
-    b"\x89PNG": "a PNG image",
-    b"RIFF": "a RIFF file (WebP, perhaps)",
-    b"PK\x03\x04": "a zip archive",
-    b"\x1f\x8b": "gzip data",
-    b"\x28\xb5\x2f\xfd": "Zstandard data",
-    b"BZh": "bzip2 data",
-    b"\xfd7zXZ": "xz data",
-    b"PAR1": "a parquet file",
-    b"<": "HTML or XML",
-    b"{": "JSON",
-}
-
 
 def refuse_no_tar(block: bytes, url: str) -> None:
     """Raise ShardError if a shard that begins with this block was never a tar archive."""
@@ -164,10 +150,8 @@ def _has_magic(block: bytes) -> bool:
 
 
 def describe(block: bytes) -> str:
-    """Say what these bytes look like."""
+    """Quote these bytes and name their file type."""
     if _has_magic(block):
         return "a tar header"
-    for signature, what in _SIGNATURES.items():
-        if block.startswith(signature):
-            return f"{block[:16]!r} ({what})"
-    return repr(block[:16])
+    what = describe_bytes(block)
+    return repr(block[:16]) if what == "unknown data" else f"{block[:16]!r} ({what})"

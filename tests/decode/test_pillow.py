@@ -15,7 +15,7 @@ from PIL import Image, ImageFile, ImageOps
 
 import dask_image_ingest as dii
 from dask_image_ingest.decode.formats.header import read_header
-from dask_image_ingest.decode.formats.sniff import BadImage
+from dask_image_ingest.decode.formats.stored import BadImage
 from dask_image_ingest.decode.pillow import decode_with_pillow
 
 MAX_PIXELS = 10**7

@@ -8,7 +8,7 @@ from dask_image_ingest.decode.formats.exif import SWAPPED
 from dask_image_ingest.decode.formats.header import Header, is_valid, measure, too_large
 from dask_image_ingest.decode.formats.jpeg import is_jpeg_head, jpeg_head, read_jpeg_frame
 from dask_image_ingest.decode.formats.pillow_image import open_image, pillow_errors
-from dask_image_ingest.decode.formats.sniff import BadImage, Stored, printable
+from dask_image_ingest.decode.formats.stored import BadImage, Stored, printable
 
 __all__ = [
     "SWAPPED",

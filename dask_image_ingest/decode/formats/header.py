@@ -24,13 +24,12 @@ from __future__ import annotations
 
 from typing import Any, Final, NamedTuple
 
-from dask_image_ingest.decode.formats import sniff
 from dask_image_ingest.decode.formats.exif import SWAPPED
 from dask_image_ingest.decode.formats.jpeg import is_valid_jpeg, jpeg_stored
 from dask_image_ingest.decode.formats.pillow_image import pillow_stored
 from dask_image_ingest.decode.formats.png_webp import is_valid_png, png_stored, webp_stored
-from dask_image_ingest.decode.formats.sniff import BadImage, Stored
-from dask_image_ingest.storage import LazyBytes
+from dask_image_ingest.decode.formats.stored import BadImage, Stored, looks_like
+from dask_image_ingest.storage import SIGNATURE_BYTES, LazyBytes, image_format
 
 __all__ = ["LONGEST_EDGE", "BadImage", "Header", "Stored", "header_of", "measure", "read_header"]
 
@@ -100,13 +99,13 @@ def header_of(format: str | None, stored: Stored, max_pixels: int) -> Header:
 
 def measure(data: LazyBytes) -> tuple[str | None, Stored]:
     """The format of an image, and its shape as stored: before orientation, of any size."""
-    head = bytes(data[: sniff.HEAD])
-    format = sniff.format_of(head)
+    head = bytes(data[:SIGNATURE_BYTES])
+    format = image_format(head)
     try:
         if format is None:
             if not head:
                 raise BadImage("empty", "the file has no bytes")
-            raise BadImage("not-an-image", sniff.looks_like(head))
+            raise BadImage("not-an-image", looks_like(head))
         reader = _READERS.get(format)
         return format, reader(data) if reader else pillow_stored(data, format)
     except BadImage as bad:

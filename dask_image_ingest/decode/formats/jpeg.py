@@ -10,7 +10,7 @@ from typing import Any, Final, NamedTuple
 import numpy as np
 
 from dask_image_ingest.decode.formats.exif import EXIF_PREFIX, read_orientation
-from dask_image_ingest.decode.formats.sniff import MAX_PARTS, Stored
+from dask_image_ingest.decode.formats.stored import MAX_PARTS, Stored
 from dask_image_ingest.storage import LazyBytes
 
 __all__ = [

@@ -18,7 +18,7 @@ from typing import IO, Any, Final
 from PIL import Image, ImageFile, _imaging
 
 from dask_image_ingest.decode.formats.exif import read_any_orientation
-from dask_image_ingest.decode.formats.sniff import BadImage, Stored
+from dask_image_ingest.decode.formats.stored import BadImage, Stored
 from dask_image_ingest.storage import LazyBytes, ReaderFile
 
 __all__ = ["libtiff_messages"]

@@ -7,7 +7,7 @@ from struct import Struct
 from typing import Any, Final
 
 from dask_image_ingest.decode.formats.exif import read_any_orientation
-from dask_image_ingest.decode.formats.sniff import MAX_PARTS, Stored
+from dask_image_ingest.decode.formats.stored import MAX_PARTS, Stored
 from dask_image_ingest.storage import LazyBytes
 
 __all__ = ["is_valid_png", "png_stored", "webp_stored"]

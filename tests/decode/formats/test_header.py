@@ -13,7 +13,7 @@ from handmade import insert_after_soi, jpeg_segment, png_chunk, webp_with_exif
 from PIL import Image, ImageOps
 
 from dask_image_ingest.decode.formats.header import Header, read_header
-from dask_image_ingest.decode.formats.sniff import MAX_DETAIL
+from dask_image_ingest.decode.formats.stored import MAX_DETAIL
 
 MAX_PIXELS = 10**7
 IMAGES = corpus.images()

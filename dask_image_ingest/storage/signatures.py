@@ -1,72 +1,16 @@
-"""Format of an image by its first bytes, and what is said of bytes that are none."""
+"""File types by their first bytes."""
 
 from __future__ import annotations
 
 import re
-from typing import Final, NamedTuple
+from typing import Final
 
-#: Most segments or chunks of a file that are looked at: a made one must not keep us busy.
-MAX_PARTS: Final = 1 << 16
+__all__ = ["SIGNATURE_BYTES", "describe_bytes", "image_format"]
 
-MAX_DETAIL = 200
+#: How many bytes `image_format` and `describe_bytes` need at most.
+SIGNATURE_BYTES: Final = 64
 
-
-class Stored(NamedTuple):
-    """An image's shape before orientation, its orientation, and what is wrong with it."""
-
-    height: int | None
-    width: int | None
-    channels: int | None
-    orientation: int
-    needs_pillow: bool
-    error: str | None
-
-
-class BadImage(Exception):
-    """An image that cannot be decoded, and why.
-
-    Parameters
-    ----------
-    code : str
-        The stable part, to group and filter by: ``empty``, ``not-an-image``,
-        ``unsupported-format``, ``too-large``, ``truncated`` or ``corrupt``.
-    detail : object
-        The part for a human reader. It may quote the image, and is escaped and shortened here.
-    """
-
-    def __init__(self, code: str, detail: object) -> None:
-        self.code = code
-        self.detail = printable(str(detail))
-        super().__init__(f"{code}: {self.detail}")
-
-    @classmethod
-    def of(cls, error: str) -> BadImage:
-        """The exception of which ``error`` is the text."""
-        code, _, detail = error.partition(": ")
-        return cls(code, detail)
-
-    def __reduce__(self) -> tuple[type[BadImage], tuple[str, str]]:
-        # Exceptions travel between workers by pickle, which would pass on the joined message alone.
-        return BadImage, (self.code, self.detail)
-
-
-def printable(text: str, limit: int = MAX_DETAIL) -> str:
-    """``text`` on one line of ASCII, at most ``limit`` characters.
-
-    What an image says about itself ends up in logs and on screens: control characters and endless
-    lines must not.
-    """
-    escaped = "".join(
-        sign if " " <= sign <= "~" else sign.encode("unicode_escape").decode()
-        for sign in text[:limit]
-    )
-    return escaped if len(text) <= limit >= len(escaped) else escaped[: limit - 3] + "..."
-
-
-HEAD: Final = 64
-"""How many bytes `format_of` needs at most."""
-
-_MAGIC: Final = (
+_IMAGE_SIGNATURES: Final = (
     (b"\xff\xd8\xff", "jpeg"),
     (b"\x89PNG\r\n\x1a\n", "png"),
     (b"GIF87a", "gif"),
@@ -92,7 +36,7 @@ _BRANDS: Final = {b"avif": "avif", b"avis": "avif"} | dict.fromkeys(
 _PNM: Final = re.compile(rb"P[1-7Ff]\s")
 _SVG: Final = re.compile(rb"(?:\xef\xbb\xbf)?\s*(?:<\?xml[^>]*>\s*)?<svg\b", re.IGNORECASE)
 
-_STRANGERS: Final = (
+_NON_IMAGE_SIGNATURES: Final = (
     (b"\x1f\x8b", "gzip"),
     (b"PK\x03\x04", "a zip archive"),
     (b"\x28\xb5\x2f\xfd", "zstandard"),
@@ -104,6 +48,7 @@ _STRANGERS: Final = (
     (b"\x1aE\xdf\xa3", "Matroska or WebM"),
     (b"ID3", "MP3"),
     (b"\x93NUMPY", "a NumPy array"),
+    (b"PAR1", "a parquet file"),
     (b"\x80\x04\x95", "a Python pickle"),
     (b"version https://git-lfs", "a Git LFS pointer"),
 )
@@ -111,9 +56,9 @@ _TEXT: Final = bytes(range(32, 127)) + b"\t\n\r\f"
 _HTML: Final = re.compile(rb"<(?:!doctype html|html|head|body|script|!--)", re.IGNORECASE)
 
 
-def format_of(head: bytes) -> str | None:
-    """Name the image format of a file that begins with ``head``; None when it is not an image."""
-    for magic, name in _MAGIC:
+def image_format(head: bytes) -> str | None:
+    """Format of an image that begins with ``head``; None for bytes of no image."""
+    for magic, name in _IMAGE_SIGNATURES:
         if head.startswith(magic):
             return name
     if head[:4] == b"RIFF" and head[8:12] == b"WEBP":
@@ -125,12 +70,6 @@ def format_of(head: bytes) -> str | None:
     return "svg" if _SVG.match(head) else None
 
 
-def looks_like(head: bytes) -> str:
-    """Say what a file that is not an image seems to be, quoting its beginning."""
-    kind = _kind(head)
-    return f"looks like {kind}: {printable(repr(head[:24]))[1:]}"
-
-
 def _brand(head: bytes) -> str | None:
     # An AVIF may call itself mif1 first and avif only among the compatible brands.
     size = int.from_bytes(head[:4], "big")
@@ -139,8 +78,11 @@ def _brand(head: bytes) -> str | None:
     return "avif" if "avif" in names else next(iter(names), None)
 
 
-def _kind(head: bytes) -> str:
-    for magic, name in _STRANGERS:
+def describe_bytes(head: bytes) -> str:
+    """Name of the file type of these first bytes, for errors; ``unknown data`` without one."""
+    if (image := image_format(head)) is not None:
+        return f"a {image.upper()} image"
+    for magic, name in _NON_IMAGE_SIGNATURES:
         if head.startswith(magic):
             return name
     if not head.strip(b"\0"):
