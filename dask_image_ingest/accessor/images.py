@@ -57,7 +57,7 @@ class Images(ABC, Generic[Frame, Series]):
 
     @abstractmethod
     def _facts(self, image: str) -> list[str]:
-        """What is known of the images without computing anything, as phrases."""
+        """Facts about the images that are known without computing, as phrases."""
 
     def __repr__(self) -> str:
         columns = ", ".join(map(repr, self._columns()))

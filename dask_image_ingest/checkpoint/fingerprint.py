@@ -1,4 +1,4 @@
-"""What a frame computes, partition by partition: what its results are known by.
+"""Fingerprint of a query, from which the names of its results follow.
 
 A frame's query is told in steps, each with a digest of what it does and of the steps before it,
 and without the shards. So a partition is known by the last step, by its shard, and by which part of
@@ -34,7 +34,7 @@ _EMPTY_FRAMES = {"meta", "parent_meta"}
 
 @dataclass(frozen=True)
 class Step:
-    """One operation of a query: what users know it by, and a digest of all that it does."""
+    """One operation of a query: its name for users, and a digest of all that it does."""
 
     name: str
     digest: str
@@ -42,7 +42,7 @@ class Step:
 
 @dataclass(frozen=True)
 class Work:
-    """What a frame computes.
+    """A query with its fingerprint.
 
     Attributes
     ----------
@@ -71,7 +71,7 @@ class Work:
 
     @property
     def has_divisions(self) -> bool:
-        """Whether the labels at which partitions begin are known, so that they have to stay."""
+        """True if divisions are known, so that partition boundaries have to stay."""
         return bool(self.expr.known_divisions)
 
     def tasks_of(self, splits: list[VersionedSplit]) -> tuple[dict[Any, Any], list[Any]]:

@@ -1,4 +1,4 @@
-"""Which part of which shard each partition of a query is made of.
+"""Lineage of partitions: the part of a shard that each is computed from.
 
 That can be said where every step of the query works on one partition alone. Any other is refused.
 """
@@ -26,7 +26,7 @@ _BY_PARTITION = {kind._task for kind in (dx.Blockwise, dx.MapPartitions, dx.Appl
 
 
 def splits_of(expr: Any) -> list[VersionedSplit]:
-    """What each partition of a query is made of.
+    """The part of a shard of each partition.
 
     Raises
     ------

@@ -25,7 +25,7 @@ _FORMAT = 1
 
 
 class Part(TypedDict):
-    """What is known of a partition's file."""
+    """Rows and bytes of a partition's file."""
 
     rows: int
     bytes: int
@@ -33,14 +33,14 @@ class Part(TypedDict):
 
 @dataclass(frozen=True)
 class Record:
-    """What a checkpoint's folder says of itself."""
+    """Manifest of a checkpoint folder."""
 
     output: OutputStore
     work: Mapping[str, Any] | None
     parts: Mapping[str, Part]
 
     def is_of(self, work: Work) -> bool:
-        """Whether this is the work that the folder belongs to."""
+        """True if the folder belongs to this query."""
         return self.work is not None and self.work["work"] == work.digest
 
     def refuse_other(self, work: Work) -> None:
@@ -90,7 +90,7 @@ def find_record(output: OutputStore) -> Record:
 
 
 def _parsed(output: OutputStore, name: str) -> dict[str, Any] | None:
-    """What a file says; nothing if it is damaged, None if it is not there."""
+    """Parse a JSON file; empty if it is damaged, None if it is not there."""
     content = output.read(name)
     if content is None:
         return None
@@ -113,7 +113,7 @@ def _is_work(told: Mapping[str, Any]) -> bool:
 
 
 def _are_parts(told: Any) -> bool:
-    """Whether a file says what it should of each partition; else the partitions are looked at."""
+    """Check the form of the list of partitions; without it, files are read instead."""
     return isinstance(told, dict) and all(
         isinstance(part, dict)
         and isinstance(part.get("rows"), int)

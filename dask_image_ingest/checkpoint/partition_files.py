@@ -1,4 +1,4 @@
-"""What a partition is made of, and the name of its file.
+"""Partition files: their names, and the part of a shard that each stands for.
 
 The name says all that a run has to know of the runs before it: which shard, in which state, went
 through which operations, and which part of it this is. So no file of a checkpoint can be taken for
@@ -39,7 +39,7 @@ def digest_of(*parts: str) -> str:
 
 
 def shard_of(work: str, shard: Shard) -> str:
-    """What the files of a shard's partitions begin with, after the work with this digest."""
+    """Prefix of the partition files of a shard, for a query's digest."""
     files = filter(None, (shard, shard.sidecar))
     told = (word for file in files for word in (file.url, str(file.size), file.version))
     return digest_of(work, *told)
@@ -55,7 +55,7 @@ def _name(shard: str, part: int, parts: int) -> str:
 
 
 def is_part(name: str, shards: Iterable[str] | None = None) -> bool:
-    """Whether a file is a partition of some checkpoint, or of one of these shards."""
+    """True if a file is a partition of any checkpoint, or of one of these shards."""
     match = _NAME.fullmatch(name)
     return match is not None and (shards is None or match[1] in shards)
 

@@ -80,7 +80,7 @@ def _remove_all(record: Record) -> Record:
 
 
 class _Run:
-    """One attempt to have all results of a work in a place."""
+    """A run that computes the missing partitions of a checkpoint."""
 
     def __init__(self, work: Work, output: OutputStore, record: Record, meta: Any) -> None:
         self.work = work
@@ -92,7 +92,7 @@ class _Run:
         self.names = [part_name(work.digest, split) for split in self.splits]
 
     def is_finished(self) -> bool:
-        """Whether everything is there, as it was when it was written, and nothing is left over."""
+        """True if all files are there with recorded sizes, and no others."""
         parts = self.record.parts
         whole = all(
             name in parts and self.there.get(name) == parts[name]["bytes"] for name in self.names
@@ -166,7 +166,7 @@ class _Run:
         return {name: part for name, part in done.items() if not isinstance(part, str)}
 
     def _kept(self) -> set[str]:
-        """What is there of shards that the frame's read has, or will be."""
+        """Names of the partition files to keep."""
         unasked = set(self.work.shards).difference(split.shard for split in self.splits)
         others = {shard_of(self.work.digest, shard) for shard in unasked}
         return {*self.names, *(name for name in self.there if is_part(name, others))}
@@ -182,7 +182,7 @@ class _Run:
 
 @dataclass(frozen=True)
 class _Job:
-    """What every task has to know."""
+    """Context of the tasks."""
 
     output: OutputStore
     run: str
@@ -193,7 +193,7 @@ class _Job:
 
 @dataclass(frozen=True)
 class _Task:
-    """One partition: how it is computed, and what its file is called."""
+    """The graph of one partition, and the name of its file."""
 
     graph: dict[Any, Any]
     key: Any
@@ -249,7 +249,7 @@ def _refuse_changes(shard: Shard | None, before: Shard | None, context: _Job) ->
 
 
 def _look(name: str, output: OutputStore, meta: Any) -> Part | None:
-    """What is known of a partition that a killed run has stored; None if it can't be read."""
+    """Inspect a partition that a killed run has stored; None if it can't be read."""
     try:
         with output.open(name) as source, parquet.ParquetFile(source) as file:
             if not {*map(str, meta.columns)} <= {*file.schema_arrow.names}:

@@ -22,7 +22,7 @@ __all__ = ["ReadStored", "Stored", "read_part"]
 
 @dataclass(frozen=True, eq=False)
 class Stored:
-    """What is stored of a frame.
+    """The stored partitions of a frame.
 
     Attributes
     ----------
@@ -62,7 +62,7 @@ class Stored:
     __repr__ = __str__
 
     def source(self, number: int) -> Shard:
-        """What a partition is known by where a checkpoint is made of this one."""
+        """Stand-in for a partition's shard, in checkpoints of this one."""
         name = self.parts[number]
         # The name is a digest of all that decides what is in the file.
         return Shard(f"{self.output.url}#{number}" if name is None else name, 0, name or "skipped")

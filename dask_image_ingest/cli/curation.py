@@ -11,7 +11,7 @@ from typing import Any
 import pandas as pd
 from dask.diagnostics import ProgressBar
 
-from dask_image_ingest.cli.status import BAD_DATA, FINE
+from dask_image_ingest.cli.verbs import BAD_DATA, FINE
 from dask_image_ingest.curate import duplicates as find_duplicates
 from dask_image_ingest.curate import issue_summary, issues
 from dask_image_ingest.dataset import read_webdataset_images

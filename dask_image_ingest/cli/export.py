@@ -130,7 +130,7 @@ def _json_field(text: str) -> tuple[str, str]:
 
 
 def _parse_jpeg(text: str) -> Any:
-    """What ``--jpeg`` says, as :func:`to_webdataset` takes it.
+    """Parse ``--jpeg``.
 
     >>> _parse_jpeg("encode:quality=90,size=480x640").size
     (480, 640)
@@ -163,7 +163,7 @@ def _number(value: str, text: str) -> Any:
 def _damage_elsewhere(
     paths: Any, storage_options: dict[str, Any] | None, exported: Container[str], show: bool
 ) -> dict[str, str]:
-    """What is wrong with shards of which no row was exported."""
+    """Damage of shards of which no row was exported."""
     found = find_shards(paths, storage_options)
     others = [shard.url for shard in found if shard.url not in exported]
     damages = run(partial(_damage, storage_options=storage_options), others, show)

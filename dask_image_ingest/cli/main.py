@@ -14,7 +14,7 @@ import dask
 from distributed import Client
 
 from dask_image_ingest.cli.parser import make_parser
-from dask_image_ingest.cli.status import BAD_DATA, FINE, INTERRUPTED, WRONG_ARGUMENTS
+from dask_image_ingest.cli.verbs import BAD_DATA, FINE, INTERRUPTED, WRONG_ARGUMENTS
 from dask_image_ingest.errors import (
     ArgumentError,
     DaskImageIngestError,

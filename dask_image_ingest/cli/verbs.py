@@ -1,4 +1,4 @@
-"""What each verb does: read, compute, print, and say whether bad data was found."""
+"""The verbs: each reads, computes, prints, and returns the exit status."""
 
 from __future__ import annotations
 
@@ -13,7 +13,6 @@ from typing import Any
 import pyarrow as pa
 from dask.diagnostics import ProgressBar
 
-from dask_image_ingest.cli.status import BAD_DATA, FINE
 from dask_image_ingest.dataset import read_webdataset_images
 from dask_image_ingest.index import write_index
 from dask_image_ingest.passwords import without_passwords
@@ -33,7 +32,17 @@ from dask_image_ingest.storage import find_shards
 from dask_image_ingest.view import first_rows
 from dask_image_ingest.view import gallery as write_gallery
 
-__all__ = ["check", "describe", "gallery", "head", "index"]
+__all__ = [
+    "BAD_DATA",
+    "FINE",
+    "INTERRUPTED",
+    "WRONG_ARGUMENTS",
+    "check",
+    "describe",
+    "gallery",
+    "head",
+    "index",
+]
 
 _NEEDS_DECODING = ["image", "error"]
 
@@ -111,7 +120,7 @@ def _urls(args: argparse.Namespace) -> list[str]:
 
 
 def _on_terminal() -> bool:
-    """Whether to show progress bars."""
+    """True if standard error is a terminal, which gets progress bars."""
     return sys.stderr.isatty()
 
 
@@ -126,3 +135,6 @@ def _plain(value: Any) -> str:
     if isinstance(value, bytes):
         return base64.b64encode(value).decode()
     return str(value.isoformat() if hasattr(value, "isoformat") else value)
+
+
+FINE, BAD_DATA, WRONG_ARGUMENTS, INTERRUPTED = 0, 1, 2, 130

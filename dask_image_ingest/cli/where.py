@@ -160,7 +160,7 @@ def _predicate(left: ast.expr, op: ast.cmpop, right: ast.expr, text: str) -> Pre
 
 
 def _is_column(node: ast.expr) -> bool:
-    """Whether this is a name such as ``width``, ``json.similarity``, ``__key__``."""
+    """True for a name such as ``width``, ``json.similarity``, ``__key__``."""
     while isinstance(node, ast.Attribute):
         node = node.value
     return isinstance(node, ast.Name)

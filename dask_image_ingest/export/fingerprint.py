@@ -1,4 +1,4 @@
-"""What stands for a frame in every process: its rows, and all that its functions do.
+"""Fingerprint of a frame: a token of its rows and functions that is the same in every process.
 
 Dask's token knows a function of a module by its name, and stays the same when the module is edited.
 That is no matter within a process, and wrong for an export that goes on in another one.
@@ -38,7 +38,7 @@ def frame_fingerprint(frame: Any, columns: Sequence[str], *more: Any) -> str | N
 
 
 def _operands(expr: Any) -> Iterator[Any]:
-    """What the steps of a query are told, but for what names itself for good."""
+    """Operands of a query's steps, except those with a stable token of their own."""
     for step in expr.walk():
         if isinstance(step, dx.FromGraph):
             raise _known_by_name(step)

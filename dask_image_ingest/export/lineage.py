@@ -55,7 +55,7 @@ def source_options_of(frame: Any) -> dict[str, Any] | None:
 
 
 def pixel_operations(frame: Any, column: str) -> Iterator[str]:
-    """What made the pixels of a column otherwise than they are stored, as users know it.
+    """Operations that gave a column other pixels than the stored ones, by users' names.
 
     Nothing, if they are those of the images that the rows point to. Of a frame that is computed or
     persisted nothing tells.
@@ -83,7 +83,7 @@ def _makers(expr: Any, column: str) -> Iterator[str]:
 
 
 def _decoding(expr: Any, column: str) -> Decoding | None:
-    """How an expression decodes the images of a column; None where it does something else."""
+    """Decode options of a column in an expression; None where it is not a decode."""
     if isinstance(expr, ReadWebDataset) and column == "image":
         return expr.dataset.options.decoding
     found = expr.images if isinstance(expr, Decode) else ()
@@ -91,7 +91,7 @@ def _decoding(expr: Any, column: str) -> Decoding | None:
 
 
 def operation_name(expr: Any) -> str:
-    """What users know an operation by."""
+    """Name of an operation as users know it."""
     if isinstance(expr, ReadWebDataset):
         return "read_webdataset_images"
     if isinstance(expr, ReadImageFiles):

@@ -1,4 +1,4 @@
-"""What is in a place: a plan first, a manifest last, and between them an export under way."""
+"""Files that describe an export: the plan is written first, the manifest last."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ logger = logging.getLogger("dask_image_ingest")
 
 @dataclass(frozen=True)
 class PreviousExport:
-    """What an earlier export left in a place."""
+    """An earlier export in the output folder, finished or not."""
 
     output: OutputStore
     plan: dict[str, Any] | None
@@ -43,7 +43,7 @@ class PreviousExport:
 
     @property
     def files(self) -> list[str]:
-        """What it wrote, or would have written."""
+        """Names of its files, written or planned."""
         if self.plan is None:
             return []
         options = self.plan["options"]
@@ -97,7 +97,7 @@ class PreviousExport:
         return f"an unfinished export, {shards:,} of {plan['shards']:,} shards"
 
     def is_finished(self) -> bool:
-        """Whether all that its manifest names is there."""
+        """True if all files of its manifest are there."""
         if self.manifest is None:
             return False
         there = self.output.sizes()

@@ -1,4 +1,4 @@
-"""Which members a sample gets: those that it had, and those made of columns."""
+"""Members of exported samples: copied ones, and ones made of columns."""
 
 from __future__ import annotations
 
@@ -44,14 +44,14 @@ class Made:
 
 @dataclass(frozen=True, slots=True)
 class Members:
-    """What a sample is made of: members that are copied (None: all but ``left_out``) and made."""
+    """Members of a sample: copied ones (None: all but ``left_out``), and made ones."""
 
     copied: frozenset[str] | None = None
     left_out: frozenset[str] = frozenset()
     made: tuple[Made, ...] = ()
 
     def keeps(self, extension: str) -> bool:
-        """Whether a sample's own member is copied."""
+        """True if a sample's own member is copied."""
         if self.copied is not None:
             return extension in self.copied
         return extension not in self.left_out
@@ -71,7 +71,7 @@ class Members:
 
     @property
     def copies_images(self) -> bool:
-        """Whether a sample's own image may be copied, as far as extensions tell."""
+        """True if a sample's own image may be copied, judged by extensions."""
         return self.picture is None and any(map(self.keeps, IMAGE_EXTENSIONS.split(";")))
 
     @property
@@ -224,7 +224,7 @@ def _as_json(value: Any) -> str:
 
 
 def _to_json(value: Any) -> Any:
-    """What JSON can say of a value: no NaN, bytes in base64, times and durations in ISO 8601."""
+    """Convert a value to JSON's types: null for NaN, base64 for bytes, ISO 8601 for times."""
     if isinstance(value, float):
         return value if math.isfinite(value) else None
     if isinstance(value, dict):

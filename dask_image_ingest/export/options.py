@@ -1,4 +1,4 @@
-"""What every task of an export has to know, and what its files are called."""
+"""Options of an export, its context for tasks, and the names of its files."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ LEFT_OUT = "_left_out.parquet"
 
 @dataclass(frozen=True, slots=True)
 class Options:
-    """What a user asked for, as far as it decides which bytes are written."""
+    """Options that decide which bytes are written."""
 
     template: str
     samples_per_shard: int | None
@@ -103,7 +103,7 @@ def file_names(template: str, sidecar: bool, index: bool, number: int) -> list[s
 
 @dataclass(frozen=True)
 class Encode:
-    """How :func:`to_webdataset` encodes pictures anew: ``jpeg=Encode(quality=90, size=512)``.
+    """Encoder settings of :func:`to_webdataset`: ``jpeg=Encode(quality=90, size=512)``.
 
     Every picture is decoded as :func:`read_webdataset_images` decodes it (RGB, turned as its EXIF
     says), and encoded as baseline JPEG without EXIF or a colour profile. A member ``jpg`` that
@@ -157,7 +157,7 @@ class Encode:
 
     @property
     def decoding(self) -> Decoding:
-        """How pictures are decoded before."""
+        """Decode options, for the step before."""
         return make_decoding(
             device="cpu",
             size=self.size,

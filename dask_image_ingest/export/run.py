@@ -87,7 +87,7 @@ def export(
 
 
 class _Run:
-    """One attempt to bring an export to its end."""
+    """A run of an export: new, or resumed."""
 
     def __init__(
         self,
@@ -138,20 +138,20 @@ class _Run:
         return result_frame(self.output, manifest)
 
     def _is_finished(self) -> bool:
-        """Whether the earlier export was of this frame, with these options, and is complete."""
+        """True if the earlier export is complete, and of this frame and these options."""
         plan = self.previous.plan
         if plan is None or not self._is_same(plan["frame"]):
             return False
         return self.previous.is_finished()
 
     def _is_same(self, frame: str | None) -> bool:
-        """Whether an export of a frame with this token, planned as the earlier one, goes on."""
+        """True if an export of a frame with this fingerprint may be resumed."""
         options = (self.previous.plan or {}).get("options")
         known = self.token is not None and frame == self.token
         return self.resume and known and options == self.context.options.described()
 
     def _facts_of_earlier(self) -> dict[str, Any] | None:
-        """What a run that was killed while it wrote shards knew; None if there is no such thing."""
+        """Facts of a run that was killed while it wrote shards; None if there was none."""
         if self.previous.plan is None:
             if self.resume:
                 self.output.remove(name for name in self._staged() if not is_transcoded(name))

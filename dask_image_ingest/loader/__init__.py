@@ -4,11 +4,11 @@ In: a frame of one or many partitions. Out: batches of arrays or tensors, a few 
 at a time, shared out among processes, with a position to go on from.
 """
 
-from dask_image_ingest.loader.formats import FORMATS, Format
+from dask_image_ingest.loader.batch_format import FORMATS, Format
 from dask_image_ingest.loader.iter_batches import Batches
 from dask_image_ingest.loader.mix import MixedBatches, mix
-from dask_image_ingest.loader.shard import parse_shard
 from dask_image_ingest.loader.source import LazySource, Source
+from dask_image_ingest.loader.worker_share import parse_shard
 
 __all__ = [
     "FORMATS",

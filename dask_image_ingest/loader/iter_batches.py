@@ -1,27 +1,35 @@
 """``iter_batches``: a frame as a stream of batches, with a few partitions in memory at a time.
 
-A batch comes from a partition (``read_ahead``), as part of a portion of rows in order or shuffled
-(``steps``), from which it is cut here, and converted to arrays or tensors (``formats``).
+Partitions are read ahead (`ReadAhead`), give portions of rows in order or shuffled (`portions`),
+and these are cut into batches, which are converted to arrays or tensors (``batch_format``).
+
+Variables are deleted before the next partition is read, which would else be in memory together with
+this one. For the same reason no loop of `portions` uses ``enumerate``, which keeps its last item.
 """
 
 from __future__ import annotations
 
 import warnings
-from collections.abc import Generator, Sequence
+from collections import deque
+from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
+from concurrent.futures import Future
 from typing import Any
 
 from dask_image_ingest.arguments import check_flag, whole_number
 from dask_image_ingest.errors import ArgumentError
-from dask_image_ingest.frames import backend_of
-from dask_image_ingest.loader.formats import Format, batch_of, converter
-from dask_image_ingest.loader.normalize import parse_normalize
+from dask_image_ingest.frames import Backend, backend_of
+from dask_image_ingest.loader.batch_format import (
+    Format,
+    Rows,
+    batch_of,
+    converter,
+    parse_normalize,
+    rows_of,
+)
 from dask_image_ingest.loader.order import Buffer, Order, Position, Shuffle, Size, parse_start
-from dask_image_ingest.loader.read_ahead import ReadAhead
-from dask_image_ingest.loader.rows import Rows
 from dask_image_ingest.loader.source import Source
-from dask_image_ingest.loader.steps import portions
 
-__all__ = ["Batches"]
+__all__ = ["Batches", "ReadAhead", "portions"]
 
 
 class Batches:
@@ -71,7 +79,7 @@ class Batches:
 
     @property
     def position(self) -> Position:
-        """Where the next batch begins.
+        """Position of the next batch.
 
         Give it to ``start=`` to go on from there: no partition before it is read again.
         """
@@ -177,3 +185,123 @@ def _warn_of_no_share(partitions: int, shard: tuple[int, int]) -> None:
         f"this one, number {rank}: take fewer, or smaller partitions (partition_size=)",
         stacklevel=4,
     )
+
+
+def portions(
+    order: Order,
+    begin: Position,
+    partitions: Iterator[Rows],
+    sizes: dict[int, Size],
+    fill: Callable[[], None],
+    backend: Backend,
+) -> Iterator[tuple[Position, Rows]]:
+    """Portions of rows from ``begin`` on, and where each begins.
+
+    Parameters
+    ----------
+    order
+        In order, or shuffled.
+    begin
+        Where to begin.
+    partitions
+        Those of ``order.partitions``, from that of ``begin`` on.
+    sizes
+        Those of partitions before ``begin`` that a shuffle depends on.
+    fill
+        Reads ahead; called by a shuffle, which takes many partitions before its first portion.
+    backend
+        Of the frame.
+    """
+    if isinstance(order, Shuffle):
+        return _shuffled(order, begin, partitions, sizes, fill, backend)
+    return _in_order(begin, partitions)
+
+
+def _in_order(begin: Position, partitions: Iterator[Rows]) -> Iterator[tuple[Position, Rows]]:
+    step = begin.partition
+    for rows in partitions:
+        yield _from(begin, step, rows)
+        del rows
+        step += 1
+
+
+def _shuffled(
+    order: Shuffle,
+    begin: Position,
+    partitions: Iterator[Rows],
+    sizes: dict[int, Size],
+    fill: Callable[[], None],
+    backend: Backend,
+) -> Iterator[tuple[Position, Rows]]:
+    """Shares of the partitions in the buffer, mixed."""
+    held: dict[int, Rows] = {}
+
+    def read(number: int) -> Size:
+        held[number] = next(partitions)
+        fill()
+        return held[number].size
+
+    for step, shares in order.steps(begin.partition, sizes, read):
+        parts = [
+            held[number].take(order.rows(number, len(held[number]))[share])
+            for number, share in shares.items()
+        ]
+        held.pop(step)
+        rows = Rows.of(parts, backend)
+        del parts
+        rows = rows.take(order.mix(step, len(rows)))
+        yield _from(begin, step, rows)
+        del rows
+
+
+def _from(begin: Position, step: int, rows: Rows) -> tuple[Position, Rows]:
+    """The rows of a step without those before ``begin``, and where they begin."""
+    skip = begin.rows_to_skip(len(rows)) if step == begin.partition else 0
+    return Position(step, skip), rows.take(range(skip, len(rows)))
+
+
+class ReadAhead:
+    """A queue of partitions that are being read or wait to be used.
+
+    Parameters
+    ----------
+    source
+        Where they are read.
+    numbers
+        Which ones, in order.
+    depth
+        How many the queue holds at most; with 0 a partition is read when it is asked for.
+    """
+
+    def __init__(self, source: Source, numbers: Iterable[int], depth: int) -> None:
+        self._source = source
+        self._upcoming = iter(numbers)
+        self._depth = depth
+        self._queue: deque[Future[Any]] = deque()
+
+    def partitions(self, image: str, backend: Backend) -> Iterator[Rows]:
+        """The rows of each partition that have an image."""
+        try:
+            with self._source:
+                self.fill()
+                while self._queue or self._read_next():
+                    # No variable: it would keep the partition in memory while the next is read.
+                    yield rows_of(self._queue.popleft().result(), image, backend)
+        finally:
+            self._queue.clear()
+
+    def fill(self) -> None:
+        """Start reading partitions until the queue is full.
+
+        For the caller to do after each batch. Before the first batch of a partition the user still
+        holds the last one of the partition before, and so the memory of that partition.
+        """
+        while len(self._queue) < self._depth and self._read_next():
+            pass
+
+    def _read_next(self) -> bool:
+        """Start reading one more partition; False if there is none."""
+        number = next(self._upcoming, None)
+        if number is not None:
+            self._queue.append(self._source.read(number))
+        return number is not None

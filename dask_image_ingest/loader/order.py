@@ -19,7 +19,7 @@ _MIXED_BYTES = 2**30
 
 
 class Position(NamedTuple):
-    """Where the next batch begins: two numbers, to be stored with the state of a model."""
+    """Position in an iteration: two numbers, to be stored with the state of a model."""
 
     partition: int
     row: int
@@ -47,14 +47,14 @@ class Position(NamedTuple):
 
 
 class Size(NamedTuple):
-    """How many images a partition has, and how large they are decoded."""
+    """Rows of a partition, and bytes of its decoded images."""
 
     rows: int
     nbytes: int
 
 
 class Buffer(NamedTuple):
-    """How many partitions a shuffle mixes: as many as have ``rows`` rows together.
+    """Shuffle buffer: as many partitions as have ``rows`` rows together.
 
     By default partitions with 1 GiB of pixels together; never fewer than two, nor more than 16.
     """
@@ -62,7 +62,7 @@ class Buffer(NamedTuple):
     rows: int | None = None
 
     def is_full(self, sizes: Sequence[Size]) -> bool:
-        """Whether partitions of these sizes fill it, so that no other one is added."""
+        """True if partitions of these sizes fill it."""
         if self.rows is not None:
             return sum(size.rows for size in sizes) >= self.rows
         if len(sizes) < _LEAST_MIXED:

@@ -23,8 +23,8 @@ from dask_image_ingest.dataset import move_rows_now, shard_of_partition
 from dask_image_ingest.errors import ArgumentError
 from dask_image_ingest.frames import backend_of, is_fork
 from dask_image_ingest.killed_workers import killed_by
-from dask_image_ingest.loader.mapping import map_remote, share_pixels
 from dask_image_ingest.loader.order import Size
+from dask_image_ingest.loader.shared_memory import map_remote, share_pixels
 
 logger = logging.getLogger("dask_image_ingest")
 
@@ -61,7 +61,7 @@ class Source:
         """
 
     def prefetch(self) -> int:
-        """How many partitions to read ahead by default."""
+        """Default number of partitions to read ahead."""
         return 1
 
     def read(self, number: int) -> Future[Any]:
@@ -71,7 +71,7 @@ class Source:
         return done
 
     def size(self, number: int) -> Size:
-        """How many images a partition has, and how large they are."""
+        """Rows of a partition, and bytes of its images."""
         return _size(self._part(number), self._image)
 
     def _part(self, number: int) -> Any:
@@ -173,7 +173,7 @@ class LazySource(Source):
             self._threads.shutdown(wait=own, cancel_futures=True)
 
     def prefetch(self) -> int:
-        """How many partitions to read ahead by default."""
+        """Default number of partitions to read ahead."""
         if self._client is None:
             return super().prefetch()
         threads: int = sum(self._client.nthreads().values())
@@ -192,7 +192,7 @@ class LazySource(Source):
         return self._threads.submit(self._fetch, future, number)
 
     def size(self, number: int) -> Size:
-        """How many images a partition has, and how large they are."""
+        """Rows of a partition, and bytes of its images."""
         rows, nbytes = self._sizes.partitions[number].compute(scheduler=self._scheduler)
         return Size(int(rows), int(nbytes))
 

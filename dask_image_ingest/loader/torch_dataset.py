@@ -12,7 +12,7 @@ from dask.system import CPU_COUNT
 from dask_image_ingest.arguments import shown, whole_number
 from dask_image_ingest.errors import ArgumentError, MissingDependencyError
 from dask_image_ingest.loader.iter_batches import Batches
-from dask_image_ingest.loader.shard import torch_rank, torch_worker
+from dask_image_ingest.loader.worker_share import torch_rank, torch_worker
 
 try:
     import torch
@@ -117,7 +117,7 @@ class TorchDataset(IterableDataset):
         return int(self._shared[_EPOCH])
 
     def _is_first(self) -> bool:
-        """Whether this is the iteration, in whatever processes, that begins at ``start=``."""
+        """True for the first iteration, in any process: the one that begins at ``start=``."""
         worker = get_worker_info()
         iteration, begun = _WITHOUT_WORKERS, False
         if worker is not None:
@@ -177,7 +177,7 @@ class _WholeBatches:
 
     @property
     def position(self) -> Any:
-        """Where the next batch begins."""
+        """Position of the next batch."""
         return self._batches.position
 
     def close(self) -> None:

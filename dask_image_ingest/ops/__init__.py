@@ -1,12 +1,11 @@
-"""One partition's images to arrays or columns.
+"""Operations on the images of one partition.
 
 In: a pandas or cuDF frame with a column of images. Out: an array, or the frame with new columns.
 The lazy frame runs the same functions, partition by partition.
 """
 
-from dask_image_ingest.ops.batch_map import make_batch_map
 from dask_image_ingest.ops.channel_stats import add_levels, count_levels, statistics
-from dask_image_ingest.ops.map_batches import MapBatches
+from dask_image_ingest.ops.map_batches import MapBatches, make_batch_map
 from dask_image_ingest.ops.resize import encode, encoded_images, small_images
 from dask_image_ingest.ops.stack import first_row, parse_shape, stack, vectors
 

@@ -1,16 +1,20 @@
-"""The function that ``map_batches`` calls, or the class whose instances it calls."""
+"""The function that ``map_batches`` calls, and the cache of models: instances of its class."""
 
 from __future__ import annotations
 
 import functools
+import os
+import threading
+from collections import OrderedDict
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 from dask_image_ingest.errors import ArgumentError, FunctionError
 from dask_image_ingest.frames import backend_of
-from dask_image_ingest.ops.models import models
 from dask_image_ingest.user_functions import code_digests, refuse_other_code, token_of
+
+__all__ = ["models"]
 
 
 @dataclass(frozen=True, eq=False)
@@ -36,11 +40,11 @@ class BatchFunction:
 
     @property
     def name(self) -> str:
-        """What errors call it."""
+        """Name in errors."""
         return getattr(self.function, "__qualname__", type(self.function).__name__)
 
     def get(self) -> Callable[..., Any]:
-        """What is to be called with a batch, in this process.
+        """The function, or this process's instance of the class.
 
         Raises
         ------
@@ -56,7 +60,7 @@ class BatchFunction:
         return models.get(self.token, self.function)
 
     def failed(self, error: Exception, frame: Any, rows: Sequence[int]) -> FunctionError:
-        """What to raise where it fails for these rows of a frame."""
+        """Error for a call that failed for these rows of a frame."""
         return FunctionError(
             f"map_batches: {self.name} fails for {_told(frame, rows)}: "
             f"{type(error).__name__}: {error}"
@@ -70,7 +74,7 @@ class BatchFunction:
 
 
 def _told(frame: Any, rows: Sequence[int]) -> str:
-    """Which images of a frame these rows have."""
+    """Describe the images of some rows, for errors."""
     names = [name for name in ("__key__", "__url__") if name in frame.columns]
     if not names:
         return f"{len(rows)} images, of which the first is in row {rows[0]} of a partition"
@@ -79,3 +83,71 @@ def _told(frame: Any, rows: Sequence[int]) -> str:
         f"sample {told[name]!r}" if name == "__key__" else f"{told[name]}" for name in names
     )
     return f"{len(rows)} images, of which the first is that of {first}"
+
+
+# A class that is edited and run again and again leaves so many behind, each with its memory.
+_MODELS = 4
+
+
+class Models:
+    """Least recently used cache of models, with room for all that take turns.
+
+    A worker sees tasks and not the query, so it can't know that a model will be needed again: when
+    one comes back that had to go, there is room for one more from then on. So n models that take
+    turns are built 2 n - 4 times together, and not once for each partition.
+    """
+
+    def __init__(self) -> None:
+        # Threads of one worker must not each build a model; of one may wait for another, which its
+        # constructor uses.
+        self._changing = threading.Lock()
+        self._building: dict[str, threading.RLock] = {}
+        self._models: OrderedDict[str, Callable[..., Any]] = OrderedDict()
+        self._gone: set[str] = set()
+        self._room = _MODELS
+        self._of_parent: tuple[Any, ...] = ()
+
+    def get(self, token: str, make: Callable[[], Callable[..., Any]]) -> Callable[..., Any]:
+        """The model of this token, which ``make`` builds where there is none."""
+        with self._changing:
+            if token in self._models:
+                self._models.move_to_end(token)
+                return self._models[token]
+            building = self._building.setdefault(token, threading.RLock())
+        with building:
+            with self._changing:
+                if token in self._models:  # built by another thread meanwhile
+                    return self._models[token]
+                self._make_room(token)
+            try:
+                model = make()
+                with self._changing:
+                    self._models[token] = model
+            finally:
+                with self._changing:
+                    self._building.pop(token, None)
+            return model
+
+    def forked(self) -> None:
+        """Begin anew in a fork, where no thread will ever release the lock.
+
+        The parent's models are kept and not used: they may have memory of a GPU, which a fork can
+        neither use nor free.
+        """
+        parents = (self._models, self._of_parent)
+        self.__init__()  # type: ignore[misc]
+        self._of_parent = parents
+
+    def _make_room(self, token: str) -> None:
+        # Before the model is built, which may need the memory.
+        if token in self._gone:
+            self._gone.remove(token)
+            self._room += 1
+        while len(self._models) >= self._room:
+            gone, _ = self._models.popitem(last=False)
+            self._gone.add(gone)
+
+
+models = Models()
+
+os.register_at_fork(after_in_child=models.forked)

@@ -14,7 +14,7 @@ _STATISTICS = {"mean": "float64", "std": "float64", "min": "int64", "max": "int6
 
 
 def count_levels(frame: Any, image: str) -> pd.DataFrame:
-    """How many pixels of a partition have each of the 256 values: a row for each channel.
+    """Histogram of a partition's pixel values: a row of 256 counts for each channel.
 
     Counts are whole numbers: they add up exactly, however many partitions there are and in whatever
     order, and every statistic follows from them.

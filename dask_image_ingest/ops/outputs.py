@@ -1,19 +1,32 @@
-"""Outputs of ``map_batches``: their types, and whether what a function gives is of them."""
+"""Outputs of ``map_batches``: a function's results, checked against types, as columns.
+
+Results come as arrays of NumPy or CuPy, tensors, or lists; numbers are cast if that is lossless.
+"""
 
 from __future__ import annotations
 
+import math
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 import pyarrow as pa
 
 from dask_image_ingest.arguments import shown
+from dask_image_ingest.decode import Pixels
 from dask_image_ingest.errors import ArgumentError
 from dask_image_ingest.frames import IMAGE, Backend, NewColumn, is_text, parse_type
-from dask_image_ingest.ops.given_array import given_array, given_exactly
-from dask_image_ingest.ops.misfit import first_misfit
 
-__all__ = ["checked_values", "output_column", "output_type"]
+__all__ = [
+    "checked_images",
+    "checked_values",
+    "first_lossy",
+    "given_array",
+    "given_exactly",
+    "output_column",
+    "output_type",
+    "with_image_column",
+]
 
 
 def output_type(name: str, given: Any) -> pa.DataType:
@@ -44,7 +57,7 @@ def output_type(name: str, given: Any) -> pa.DataType:
 
 
 def checked_values(name: str, values: Any, type_: pa.DataType, count: int, backend: Backend) -> Any:
-    """What the function gave for ``count`` images, as an array of the output's type, or a list.
+    """Check a result for ``count`` images; gives an array of the output's type, or a list.
 
     Raises
     ------
@@ -75,7 +88,7 @@ def checked_values(name: str, values: Any, type_: pa.DataType, count: int, backe
     if _is_text_or_bytes(type_):
         return values
     dtype = np.dtype(_item(type_))
-    misfit = first_misfit(values, dtype, backend.numpy)
+    misfit = first_lossy(values, dtype, backend.numpy)
     if misfit is not None:
         other = f"list<{_type_of(values)}>" if vector else _type_of(values)
         raise ArgumentError(
@@ -175,3 +188,181 @@ def _item(type_: pa.DataType) -> Any:
 
 def _is_text_or_bytes(type_: pa.DataType) -> bool:
     return is_text(type_) or bool(pa.types.is_binary(type_))
+
+
+# Types of floats that NumPy has no name for, torch's and those of JAX.
+_SMALL_FLOATS = ("torch.bfloat16", "torch.float8", "bfloat16", "float8")
+
+# Python makes numbers of them.
+_NO_NUMBERS = (str, bytes, np.datetime64, np.timedelta64)
+
+
+def given_array(values: Any, backend: Backend) -> Any:
+    """An array of the backend's library; tensors need be neither detached nor on this device."""
+    listed = isinstance(values, (list, tuple))
+    values = [_plain(v, backend) for v in values] if listed else _plain(values, backend)
+    if backend.device == "cpu":
+        return np.asarray(values)
+    # CuPy takes neither None among numbers nor a list of arrays that are not its own.
+    if not listed and _is_on_gpu(values):
+        return backend.numpy.asarray(values)
+    if listed and values and all(map(_is_on_gpu, values)):
+        return backend.numpy.stack([backend.numpy.asarray(value) for value in values])
+    array = np.asarray([_on_host(value) for value in values] if listed else values)
+    return backend.numpy.asarray(array) if array.dtype.kind in "biuf" else array
+
+
+def given_exactly(values: Any, backend: Backend) -> Any:
+    """An array of numbers none of which is rounded: of Python's, where no type has all of them.
+
+    Raises
+    ------
+    TypeError, ValueError
+        If some are no numbers.
+    """
+    array = given_array(values, backend)
+    if array.dtype.kind not in "fO" or (array.dtype.kind == "f" and _has_one_type(values)):
+        return array
+    # NumPy makes floats of int64 and uint64 together, and of whole numbers beside floats.
+    if isinstance(values, (list, tuple)):
+        values = [_on_host(_plain(value, backend)) for value in values]
+    objects = np.array(values, dtype=object)
+    for place, value in enumerate(objects.flat):
+        objects.flat[place] = _python_number(value)
+    return objects
+
+
+def _has_one_type(values: Any) -> bool:
+    each = values if isinstance(values, (list, tuple)) else [values]
+    types = {str(getattr(value, "dtype", "object")) for value in each}
+    return len(types) == 1 and "object" not in types
+
+
+def _python_number(value: Any) -> Any:
+    """A number that compares with Python's, a whole one as such; None is NaN."""
+    if value is None:
+        return math.nan
+    if isinstance(value, _NO_NUMBERS) or (hasattr(value, "ndim") and value.ndim):
+        raise TypeError
+    value = value.item() if hasattr(value, "item") else value
+    try:
+        whole = int(value)
+    except (ValueError, OverflowError):
+        return float(value)
+    return whole if whole == value else value
+
+
+def _is_on_gpu(value: Any) -> bool:
+    return hasattr(value, "__cuda_array_interface__")
+
+
+def _on_host(value: Any) -> Any:
+    if not _is_on_gpu(value):
+        return value
+    return value.cpu() if hasattr(value, "cpu") else value.get()
+
+
+def _plain(values: Any, backend: Backend) -> Any:
+    """A tensor without what NumPy can't take from it; anything else as it is."""
+    if hasattr(values, "detach"):
+        values = values.detach()
+        if backend.device == "cpu":
+            values = values.cpu()
+    if str(getattr(values, "dtype", "")).startswith(_SMALL_FLOATS):
+        return values.float() if hasattr(values, "float") else values.astype("float32")
+    return values
+
+
+def first_lossy(array: Any, dtype: np.dtype, numpy: Any) -> Any:
+    """A value of an array of numbers that ``dtype`` can't hold; None where it holds all of them.
+
+    A float type rounds what it gets, as wide as it reaches; whole numbers and truth values have to
+    be there exactly.
+
+    Parameters
+    ----------
+    array
+        An array of NumPy or CuPy, or of Python's numbers.
+    dtype
+        The type that is asked for.
+    numpy
+        The library of the array.
+    """
+    if array.dtype == object:
+        return next((value for value in array.flat if not _has(dtype, value)), None)
+    if not array.size or np.can_cast(array.dtype, dtype, "safe"):
+        return None
+    if dtype.kind == "f":
+        with np.errstate(over="ignore"):
+            made = array.astype(dtype)
+        return _first(array, numpy.isfinite(array) & ~numpy.isfinite(made))
+    if dtype.kind == "b":
+        return _first(array, (array != 0) & (array != 1))
+    if array.dtype.kind == "f":
+        broken = _first(array, array != numpy.trunc(array))
+        if broken is not None:
+            return broken
+    # As Python's numbers, which compare by value whatever their types are.
+    least, most = array.min().item(), array.max().item()
+    bounds = np.iinfo(dtype)
+    if least < bounds.min:
+        return least
+    return most if most > bounds.max else None
+
+
+def _has(dtype: np.dtype, value: Any) -> bool:
+    """True if an integer or boolean dtype holds this Python number exactly."""
+    if dtype.kind == "b":
+        return value in (0, 1)
+    bounds = np.iinfo(dtype)
+    return isinstance(value, int) and bounds.min <= value <= bounds.max
+
+
+def _first(array: Any, wrong: Any) -> Any:
+    return array[wrong][0].item() if wrong.any() else None
+
+
+def checked_images(name: str, values: Any, count: int, backend: Backend) -> list[Any]:
+    """The images of a batch, one array (height, width, channels) for each.
+
+    Raises
+    ------
+    ArgumentError
+    """
+    if isinstance(values, (list, tuple)):
+        told = f"a list of {len(values)}"
+        images = [given_array(value, backend) for value in values]
+        fits = len(values) == count
+    else:
+        batch = given_array(values, backend)
+        told, fits = f"an array of shape {batch.shape}", batch.ndim == 4 and len(batch) == count
+        images = list(batch) if fits else []
+    if not fits:
+        raise ArgumentError(
+            f"map_batches: the function gave {told} as the images {name!r} of a batch of {count}: "
+            "give an array (n, height, width, channels), or a list of arrays (height, width, "
+            "channels)"
+        )
+    for image in images:
+        if image.ndim != 3 or image.dtype != np.uint8 or not image.size:
+            raise ArgumentError(
+                f"map_batches: the function gave an image of shape {image.shape} and type "
+                f"{image.dtype} in {name!r}: images are (height, width, channels) of uint8, with a "
+                "pixel at least; .clip(0, 255).astype('uint8') makes them of floats"
+            )
+    return images
+
+
+def with_image_column(
+    frame: Any, name: str, images: Sequence[Any], rows: Sequence[int], backend: Backend
+) -> Any:
+    """``frame`` with a column of images, which belong to ``rows`` of it; null in the others."""
+    shapes = np.zeros((len(frame), 3), np.int32)
+    errors: list[str | None] = ["missing"] * len(frame)
+    for row, image in zip(rows, images, strict=True):
+        shapes[row], errors[row] = image.shape, None
+    # Of a frame of no rows no GPU is asked: a client plans with one, and may have none.
+    flat = (backend.numpy if len(frame) else np).empty(0, np.uint8)
+    if images:
+        flat = backend.numpy.concatenate([image.reshape(-1) for image in images])
+    return backend.with_images(frame, Pixels(flat, shapes, errors), name, None)

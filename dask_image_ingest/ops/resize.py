@@ -70,7 +70,7 @@ def encoded_images(frame: Any, image: str, format: str, quality: int, **options:
 
 
 def encode(array: np.ndarray, format: str, quality: int, **options: Any) -> bytes:
-    """One image (height, width, channels) as a file.
+    """Encode one image (height, width, channels).
 
     Raises
     ------

@@ -75,7 +75,7 @@ def parse_shape(shape: Any) -> ImageShape | None:
 
 
 def _shape_of_none(told: ImageShape, first: Any, image: str) -> tuple[int, ...]:
-    """What an array of no images has to look like to be joined to the others."""
+    """Shape of a partition without images, which can be concatenated with the others."""
     known = _shape_of(first, image) or (0, 0, 0)
     return tuple(is_ if edge is None else edge for edge, is_ in zip(told, known, strict=True))
 

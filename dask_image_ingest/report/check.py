@@ -50,7 +50,7 @@ class Bad:
 
 @dataclass(slots=True)
 class ShardHealth:
-    """What was found in one shard.
+    """Health of one shard.
 
     Attributes
     ----------
@@ -92,7 +92,7 @@ class ShardHealth:
 
     @property
     def is_bad(self) -> bool:
-        """Whether anything is lost, cannot be decoded, or is ambiguous."""
+        """True if anything is lost, cannot be decoded, or is ambiguous."""
         return bool(self.unreadable or self.damage or self.bad or self.duplicates or self.repeated)
 
 

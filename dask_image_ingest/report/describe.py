@@ -1,4 +1,4 @@
-"""What is in a collection, by its headers alone: `dask-image-ingest describe`."""
+"""Summary of a collection from headers alone: `dask-image-ingest describe`."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ __all__ = ["Described", "describe_shard", "describe_text", "is_bad", "summarize"
 
 @dataclass(frozen=True)
 class Described:
-    """One shard.
+    """Summary of one shard.
 
     Attributes
     ----------
@@ -76,7 +76,7 @@ def summarize(shards: Sequence[Described]) -> dict[str, Any]:
 
 
 def is_bad(summary: dict[str, Any]) -> bool:
-    """Whether images or samples are missing, damaged, or cannot be decoded."""
+    """True if images or samples are missing, damaged, or cannot be decoded."""
     return bool(
         summary["unreadable_headers"]
         or summary["images"] < summary["samples"]

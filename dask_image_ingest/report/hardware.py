@@ -1,4 +1,4 @@
-"""How many images a hardware JPEG decoder takes, and why it does not take the others."""
+"""Images that hardware JPEG decoders take, and reasons why others are not taken."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""One shard, opened for a report: its samples, of which nothing is read yet."""
+"""Samples of a shard for reports, opened lazily."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How reports write URLs, counts and rows."""
+"""Text of reports: URLs, counts and rows."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def _escaped(text: str) -> str:
 
 
 def index_text(indexes: Sequence[Mapping[str, Any]]) -> str:
-    """What became of the index of each shard: how many, and each that tells of something bad."""
+    """Summary of written indexes, with a line for each that failed or has damage."""
     states = Counter(index["state"] for index in indexes)
     samples = sum(index["samples"] for index in indexes)
     nbytes = sum(index["bytes"] for index in indexes)

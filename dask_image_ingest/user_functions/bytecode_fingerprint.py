@@ -1,4 +1,4 @@
-"""What a code object does, in words that are the same in every process."""
+"""Fingerprint of bytecode that is the same in every process."""
 
 from __future__ import annotations
 

@@ -14,7 +14,7 @@ __all__ = ["is_user_code"]
 
 
 def is_user_code(value: Any) -> bool:
-    """Whether a function, a class or a module is the user's own, and not an installed package's."""
+    """True if a function, class or module is the user's own, not an installed package's."""
     if isinstance(value, FunctionType):
         return not value.__code__.co_filename.startswith(_installed())
     name = str(value.__name__ if isinstance(value, ModuleType) else value.__module__)

@@ -329,7 +329,7 @@ def _closure(function: FunctionType) -> dict[str, Any]:
 
 
 def _is_imported(function: FunctionType) -> bool:
-    """Whether pickle knows the function by its name alone."""
+    """True if pickle sends the function by its name."""
     found: Any = None if function.__module__ == "__main__" else sys.modules.get(function.__module__)
     for name in function.__qualname__.split("."):
         found = getattr(found, name, None)

@@ -50,7 +50,7 @@ class Thumbnails:
 
 @dataclass(frozen=True)
 class Card:
-    """One row: its thumbnail, or why it has none, and the text below."""
+    """The thumbnail of a row, or its error, and the text below."""
 
     jpeg: bytes | None
     shape: tuple[int, int] | None

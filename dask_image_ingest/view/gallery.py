@@ -132,7 +132,7 @@ def refuse_source(frame: Any, path: str | PathLike[str]) -> None:
 
 
 def _decoding_all(frame: Any, storage_options: dict[str, Any] | None) -> InShards | None:
-    """How to decode all images of a frame, to know their errors; None where it tells them."""
+    """Options to decode all images for their errors; None if the frame has them."""
     if "error" in frame.columns:
         return None
     pointed = in_shards(frame, storage_options)
@@ -147,7 +147,7 @@ def _decoding_all(frame: Any, storage_options: dict[str, Any] | None) -> InShard
 def count_facts(
     frame: Any, decode: bool = False, pointed: InShards | None = None
 ) -> dict[str, Counter[str]]:
-    """How many images have each size, aspect, format and error, in one pass.
+    """Count sizes, aspects, formats and errors in one pass.
 
     It looks at headers alone, unless it is to ``decode``: then the frame has its errors, or its
     rows are decoded as they are ``pointed`` at.

@@ -31,7 +31,7 @@ PLACE = (*POINTER, "__key__")
 
 @dataclass(frozen=True)
 class _Way:
-    """With which options images are read."""
+    """Read settings of a shard."""
 
     storage_options: dict[str, Any] | None = None
     max_pixels: int = MAX_PIXELS
@@ -43,7 +43,7 @@ _Known = tuple[_Way, Set[str] | None]
 
 @dataclass(frozen=True)
 class InShards:
-    """How the images that rows point to are read.
+    """Reader of the images that rows point to.
 
     Attributes
     ----------
@@ -87,7 +87,7 @@ def _decoded(frame: pd.DataFrame, way: _Way, longer: int) -> pd.DataFrame:
 
 
 def in_shards(frame: Any, storage_options: dict[str, Any] | None) -> InShards | None:
-    """How to read the images that the rows of a frame point to.
+    """Find the reader of the images that a frame's rows point to.
 
     None where these are not known to be the images of the frame, or are decoded already.
     """
@@ -121,7 +121,7 @@ def image_columns(frame: Any) -> list[Any]:
 
 
 def _sources(expr: Any, columns: tuple[Any, ...]) -> Iterator[tuple[Any, tuple[Any, ...]]]:
-    """What decodes images, with the names of their column and of what they are found by."""
+    """Expressions that decode images, with the names of image and pointer columns."""
     for source, names in value_sources(expr, columns):
         if _is_of_references(source):
             # The references that stand in the place of the images are those of a read.
@@ -139,7 +139,7 @@ def _is_of_references(expr: Any) -> bool:
 
 
 def _decodes(expr: Any, columns: tuple[Any, ...]) -> bool:
-    """Whether an expression decodes images by their pointers, and does nothing else to them."""
+    """True if an expression only decodes images by their pointers."""
     if columns != ("image", *PLACE) or not set(columns) <= set(expr.columns):
         return False
     if isinstance(expr, ReadWebDataset):
@@ -150,7 +150,7 @@ def _decodes(expr: Any, columns: tuple[Any, ...]) -> bool:
 
 
 def _ways(expr: Any) -> Iterator[_Known]:
-    """How an expression reads images, or those that it is made of."""
+    """Read settings of an expression and of those below it."""
     if isinstance(expr, Decode):
         (images,) = expr.images
         yield _Way(images.storage_options, images.decoding.max_pixels), _urls(expr.frame)

@@ -47,7 +47,7 @@ def spread_rows(frame: Any, n: int) -> Any:
 
 
 def _shares(available: Sequence[int], n: int) -> list[int]:
-    """How many rows to take of each part: ``n`` in all, as equally as they are available."""
+    """Rows to take of each part: ``n`` in all, as equally as available."""
     shares = [0] * len(available)
     while n and shares != list(available):
         for i, most in enumerate(available):

@@ -18,7 +18,7 @@ from fsspec.implementations.local import LocalFileSystem
 from tars import tar
 
 from dask_image_ingest import cli, read_webdataset_images
-from dask_image_ingest.cli.status import WRONG_ARGUMENTS
+from dask_image_ingest.cli.verbs import WRONG_ARGUMENTS
 
 
 @pytest.fixture(scope="module")

@@ -9,10 +9,9 @@ from concurrent.futures import Future
 import pytest
 from small_frames import BACKEND, small_frame
 
+from dask_image_ingest.loader.iter_batches import ReadAhead, portions
 from dask_image_ingest.loader.order import Buffer, Position, Shuffle
-from dask_image_ingest.loader.read_ahead import ReadAhead
 from dask_image_ingest.loader.source import Source
-from dask_image_ingest.loader.steps import portions
 
 
 class Reads(Source):

@@ -12,7 +12,7 @@ import pytest
 from small_frames import lazy_frame, small_frame
 
 import dask_image_ingest as dii
-from dask_image_ingest.ops.misfit import first_misfit
+from dask_image_ingest.ops.outputs import first_lossy
 
 
 @pytest.fixture
@@ -128,7 +128,7 @@ class TestNumbers:
             if source.kind == "f" and rng.random() < 0.1:
                 array[1] = rng.choice([np.nan, np.inf, -np.inf])
             bad = [value for value in array.tolist() if not holds(target, value)]
-            found = first_misfit(array, target, np)
+            found = first_lossy(array, target, np)
             told = (source, target, array, found)
             if bad:
                 assert any(found == value or found != found for value in bad), told

@@ -1,1 +1,1 @@
-"""Which samples are exported, where their members are, and which shard each goes to."""
+"""The plan of an export: its samples, where their members lie, and the shard of each."""

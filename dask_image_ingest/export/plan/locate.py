@@ -55,7 +55,7 @@ LARGEST_MEMBER = 2**31 - 1
 
 @dataclass
 class Located:
-    """What was found in a source shard.
+    """Located members of a source shard.
 
     Attributes
     ----------
@@ -86,13 +86,13 @@ class Located:
         return _table([])
 
     def to_bytes(self) -> bytes:
-        """As it is sent."""
+        """Serialize it."""
         facts = {name: value for name, value in vars(self).items() if name != "rows"}
         return to_bytes(self.rows.replace_schema_metadata({"facts": json.dumps(facts)}))
 
     @staticmethod
     def from_bytes(data: bytes) -> Located:
-        """As it was before it was sent."""
+        """Deserialize it."""
         rows = from_bytes(data)
         facts = json.loads(rows.schema.metadata[b"facts"])
         return Located(rows=rows.replace_schema_metadata(None), **facts)
@@ -157,7 +157,7 @@ def _index(content: LazyBytes, url: str, wanted: pa.RecordBatch) -> TarIndex:
 
 
 def version_of(shard: Shard) -> str:
-    """What changes when a shard does."""
+    """Size and version of a shard, which change with it."""
     return f"{shard.size} {shard.version}"
 
 
@@ -237,7 +237,7 @@ class LocatedCache:
         self._parts.setdefault(located.url, []).append((first, located))
 
     def take(self, url: str, rows: np.ndarray) -> Located | None:
-        """What is known of some rows of a source, and forget it.
+        """Take out the members of some rows of a source.
 
         None if not all of them are known, or if the source has changed while it was read.
         """

@@ -24,7 +24,7 @@ _SKIPPED = re.compile(r"__[^/]*__($|/)")
 
 
 class Row(NamedTuple):
-    """One row: its members, which of them is the image, or why it can't be exported.
+    """The members selected for one row, or the reason why there are none.
 
     A member is its extension, where its bytes are, at which offset, and how many. ``shape`` is the
     height and width of an image that was encoded anew. ``same_key`` says whether the key is that
@@ -84,7 +84,7 @@ class _Plain:
     def chosen(
         self, key: str, sample: Sample, image: str | None, same_key: bool | None
     ) -> Row | None:
-        """As `_chosen`; None for samples that need a closer look."""
+        """Select as `_chosen` does; None for samples that need a closer look."""
         if self._options.members.made or sample.duplicates or key.startswith("_"):
             return None
         found = sample.members
@@ -169,7 +169,7 @@ def _chosen(
 
 
 def _problem(key: str, chosen: Collection[str], options: Options) -> str | None:
-    """Why the members' names would not be read as they are written."""
+    """Reason why readers would not give back these names; None if they would."""
     if not chosen:
         return "no-members: none of the members that are wanted"
     for extension in chosen:

@@ -147,7 +147,7 @@ def _locate(
 
 
 def _found(rows: pa.Table, by_source: np.ndarray, located: list[Located]) -> pa.Table:
-    """What the tasks found beside what the frame says, in the order of the sources."""
+    """Join located members with the frame's pointers, in the order of the sources."""
     told = ["key", "offset", "part", "batch", "row"]
     found = rows.select(told).take(pa.array(by_source, pa.int64()))
     found = found.append_column("number", pa.array(by_source, pa.int64()))

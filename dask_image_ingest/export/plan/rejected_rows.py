@@ -31,7 +31,7 @@ class RefusedRowsError(ArgumentError):
 
 
 class RejectedRows:
-    """Why rows are left out: none of them at first.
+    """Rows that are not exported, each with a reason.
 
     Parameters
     ----------
@@ -135,7 +135,7 @@ class RejectedRows:
         )
 
     def _options_for_remote_shards(self) -> str:
-        """What to do where a shard elsewhere cannot be read; nothing where there is none."""
+        """Hint at ``source_options=`` if an unreadable shard is remote."""
         urls = (
             self._rows.column("url")[row].as_py()
             for row, reason in self._found.items()
@@ -165,7 +165,7 @@ def _where(mask: pa.ChunkedArray) -> list[int]:
 
 
 def _key_problem(key: str) -> str:
-    """What is wrong with a key, in words."""
+    """Describe what is wrong with a key."""
     parts = key.split("/")
     if not key or "" in parts[1:]:
         return "it has an empty part"

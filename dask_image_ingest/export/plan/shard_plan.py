@@ -1,4 +1,4 @@
-"""Which sample goes into which shard: decided from pointers, the same whatever the partitions were.
+"""Assignment of samples to shards, made of pointers and independent of partitions.
 
 A plan is a table of one row for each sample in the order in which they are written, 155 bytes for
 one of four members, and the row at which each shard begins.
@@ -46,17 +46,17 @@ class ShardPlan:
 
     @property
     def shards(self) -> int:
-        """How many there are."""
+        """Number of shards."""
         return len(self.starts)
 
     @property
     def counts(self) -> list[int]:
-        """How many samples each shard has."""
+        """Number of samples of each shard."""
         counts: list[int] = np.diff(self.starts, append=len(self.rows)).tolist()
         return counts
 
     def batches(self) -> Iterator[pa.RecordBatch]:
-        """What the task of each shard has to know."""
+        """A batch for the task of each shard."""
         for start, count in zip(self.starts.tolist(), self.counts, strict=True):
             rows = self.rows.slice(start, count)
             codes = rows.column("source").to_numpy()
@@ -154,7 +154,7 @@ def _starts(count: int, sizes: np.ndarray | None, options: Options) -> np.ndarra
 
 
 def _tar_bytes(rows: pa.Table) -> np.ndarray:
-    """What each sample takes in a tar, with headers and padding."""
+    """Bytes of each sample in a tar, with headers and padding."""
     taken = []
     for start in range(0, len(rows), _CHUNK):
         part = rows.slice(start, _CHUNK)
@@ -176,7 +176,7 @@ def _as_paths(keys: pa.ChunkedArray) -> np.ndarray:
 
 
 def _repeated(keys: np.ndarray, starts: np.ndarray) -> np.ndarray:
-    """Which rows have the key of an earlier row of their shard."""
+    """Mask of the rows whose key an earlier row of their shard has."""
     repeats = np.zeros(len(keys), bool)
     if len(keys) > 1 and len(np.unique(keys)) < len(keys):
         shards = np.searchsorted(starts, np.arange(len(keys)), side="right")

@@ -283,7 +283,7 @@ def _without_dictionaries(table: pa.Table) -> pa.Table:
 
 
 def _sidecar_schema(empty: Any, tables: Sequence[pa.Table]) -> pa.Schema:
-    """What the partitions' columns have in common, with what pandas calls their types."""
+    """Common schema of the partitions, with pandas' metadata."""
     found = [
         pa.ipc.read_schema(pa.py_buffer(table.schema.metadata[b"columns"])) for table in tables
     ]

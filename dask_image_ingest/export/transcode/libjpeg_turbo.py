@@ -66,7 +66,7 @@ class _Transform(ctypes.Structure):
 
 
 class _Coefficients:
-    """Whether there are codes for the coefficients that a transform has shown."""
+    """Check that baseline JPEG has codes for the coefficients of an image."""
 
     def __init__(self) -> None:
         self.have_codes = True

@@ -194,12 +194,12 @@ _FORMAT = 2
 
 
 def is_transcoded(name: str) -> bool:
-    """Whether a staged file outlives a run that was killed before it had a plan."""
+    """True for staged files that a resumed run reuses although there was no plan yet."""
     return name.startswith(_PREFIX)
 
 
 def transcoded_name(url: str, version: str, wanted: pa.RecordBatch, options: Options) -> str:
-    """How what is made for the rows wanted of a shard is called."""
+    """Name of the staged file of transcoded images for some rows of a shard."""
     described = options.described()
     decisive = [_FORMAT, url, version, *(described[name] for name in ("jpeg", "members", "index"))]
     digest = hashlib.sha256(json.dumps(decisive).encode())
@@ -214,7 +214,7 @@ def save_transcoded(output: OutputStore, name: str, rows: pa.Table, facts: dict[
 
 
 def load_transcoded(output: OutputStore, name: str) -> tuple[pa.Table, dict[str, Any]] | None:
-    """What a run before this one found; None if there is no such thing."""
+    """Load the rows of an earlier run; None if there are none."""
     content = output.read(name)
     if content is None:
         return None

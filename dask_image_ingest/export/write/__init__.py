@@ -1,1 +1,1 @@
-"""One new shard: its tar headers, its layout, the copy of its members, its sidecar and index."""
+"""Writing one shard: tar headers, layout, copied members, sidecar and index."""

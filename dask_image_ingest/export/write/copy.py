@@ -98,7 +98,7 @@ def _copy(members: np.ndarray, layout: Layout, read: Read, tar: TarWriter) -> No
 
 
 def _together(starts: list[int], ends: list[int]) -> Iterator[tuple[int, int]]:
-    """Which members are read together: the first of them, and the one after the last."""
+    """Coalesce members that are read together; yields the first, and the one after the last."""
     gaps = np.asarray(starts[1:]) - ends[:-1]
     apart = np.flatnonzero((gaps > _GAP) | (gaps < 0)) + 1
     for first, last in pairwise([0, *apart.tolist(), len(starts)]):
@@ -248,7 +248,7 @@ class TarWriter:
 
 
 def _fronts(layout: Layout) -> tuple[list[Chunk], list[int]]:
-    """What stands in front of each member's bytes and where it begins; and of the archive's end.
+    """Headers in front of each member, with positions; the last is the archive's end.
 
     To this belong empty members before it, whole.
     """

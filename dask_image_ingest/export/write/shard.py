@@ -1,4 +1,4 @@
-"""One task: a batch of the plan becomes a shard, with its sidecar and its index.
+"""The task that writes a shard with its sidecar and index.
 
 Where everything will lie is known before a byte is read, so that members are written where they
 belong in whatever order they come, and nothing but what is on its way is in memory.
@@ -91,7 +91,7 @@ def compare_shard(number: int, context: ExportContext) -> None:
 
 
 class _Planned(NamedTuple):
-    """What the plan says of a shard: its samples, and what lies beside it."""
+    """The planned content of a shard and of the files beside it."""
 
     batch: pa.RecordBatch
     layout: Layout
@@ -115,7 +115,7 @@ def _planned(number: int, context: ExportContext) -> _Planned:
 
 
 def _finished(number: int, context: ExportContext) -> Written | None:
-    """What an earlier run wrote of a shard, if it is still there."""
+    """Record of a shard that an earlier run finished; None if files are missing."""
     record = context.output.read(done_name(number))
     if record is None:
         return None
@@ -126,14 +126,14 @@ def _finished(number: int, context: ExportContext) -> Written | None:
 
 
 def is_there(written: Written, size_of: Callable[[str], int | None]) -> bool:
-    """Whether a shard and what lies beside it have the sizes that they should."""
+    """True if a shard and the files beside it have the recorded sizes."""
     return all(size_of(file["name"]) == file["bytes"] for file in (written, *written["beside"]))
 
 
 def _contents(
     names: list[str], batch: pa.RecordBatch, layout: Layout, columns: pa.Table | None, url: str
 ) -> dict[str, bytes]:
-    """What lies beside a shard, by name."""
+    """Contents of the files beside a shard, by name."""
     contents = {}
     for name in names:
         if name.endswith(".idx"):

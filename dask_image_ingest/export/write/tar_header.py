@@ -55,7 +55,7 @@ def headers(names: Sequence[str], sizes: np.ndarray, samples: np.ndarray) -> lis
 
 
 def header_sizes(names: Sequence[str], sizes: np.ndarray) -> np.ndarray:
-    """How many bytes :func:`headers` makes of each."""
+    """Sizes of the headers that :func:`headers` makes."""
     taken = np.full(len(names), BLOCK, np.int64)
     for number, name in enumerate(names):
         if len(name) > _LONGEST or not name.isascii() or sizes[number] > _LARGEST:
@@ -64,7 +64,7 @@ def header_sizes(names: Sequence[str], sizes: np.ndarray) -> np.ndarray:
 
 
 def padding(sizes: np.ndarray) -> np.ndarray:
-    """How many zeros follow each member."""
+    """Padding after each member, in bytes."""
     return -sizes % BLOCK
 
 
@@ -74,7 +74,7 @@ def tar_size(members: int) -> int:
 
 
 def room_for_members(limit: int) -> int:
-    """What members may take, with headers and padding, in an archive of at most this size."""
+    """Bytes for members, with headers and padding, in an archive of at most this size."""
     return max(limit // _RECORD * _RECORD - _END, 0)
 
 

@@ -104,7 +104,7 @@ class LocalStore:
         return pa.OSFile(self.locate(name))
 
     def size(self, name: str) -> int | None:
-        """How large a file is, None if there is none."""
+        """Size of a file; None if there is none."""
         try:
             return os.stat(self.locate(name)).st_size
         except (FileNotFoundError, NotADirectoryError):

@@ -1,4 +1,4 @@
-"""One writer for a place at a time.
+"""Lock of an output folder: one writer at a time.
 
 On this machine the kernel keeps the lock, and lets it go when the process ends, however it ends.
 Elsewhere a writer leaves a record and renews it: a record that is renewed has a living owner. One

@@ -105,7 +105,7 @@ class RemoteStore:
             )
 
     def fsync(self) -> None:
-        """What was sent is there."""
+        """Do nothing: uploads are durable when they return."""
 
     def read(self, name: str) -> bytes | None:
         """A small file, None if there is none."""
@@ -121,7 +121,7 @@ class RemoteStore:
         return pa.PythonFile(self._fs.open(self._path(name), "rb"), mode="r")
 
     def size(self, name: str) -> int | None:
-        """How large a file is, None if there is none."""
+        """Size of a file; None if there is none."""
         with translate_write_errors(self.locate(name), self.advice, anything=True):
             self._fs.invalidate_cache()
             with suppress(FileNotFoundError):

@@ -37,7 +37,7 @@ Check = Callable[[], None]
 
 @dataclass(frozen=True, slots=True)
 class WriteAdvice:
-    """Who writes to a place: what errors advise them to do."""
+    """Advice for the user in errors of writing."""
 
     retry_hint: str
     elsewhere: str = "choose another folder"
@@ -56,11 +56,11 @@ class OutputStore(Protocol):
 
     @property
     def advice(self) -> WriteAdvice:
-        """Who writes there."""
+        """Advice for errors."""
 
     @property
     def url(self) -> str:
-        """What users call it, and what their readers find it by."""
+        """Path or URL of the folder."""
 
     def locate(self, name: str) -> str:
         """The path or URL of a file in it."""
@@ -90,7 +90,7 @@ class OutputStore(Protocol):
         """A file to read parts of."""
 
     def size(self, name: str) -> int | None:
-        """How large a file is, None if there is none."""
+        """Size of a file; None if there is none."""
 
     def sizes(self, folder: str = "") -> dict[str, int]:
         """The files in it, or in a folder of it, and their sizes."""

@@ -85,7 +85,7 @@ def _input_column(frame: Any, name: Any, rows: Sequence[int]) -> InputColumn:
 
 
 class _HasNulls(Exception):
-    """Whole numbers or truth values, some of which are null."""
+    """Raised for integers or booleans with nulls."""
 
 
 def _lists(column: Any) -> list[Any]:

@@ -1,5 +1,0 @@
-"""Exit statuses."""
-
-__all__ = ["BAD_DATA", "FINE", "INTERRUPTED", "WRONG_ARGUMENTS"]
-
-FINE, BAD_DATA, WRONG_ARGUMENTS, INTERRUPTED = 0, 1, 2, 130

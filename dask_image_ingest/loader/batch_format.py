@@ -1,0 +1,186 @@
+"""Conversion of rows to batches: NumPy or CuPy arrays, or torch tensors."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal, NamedTuple
+
+import numpy as np
+
+from dask_image_ingest.arguments import shown
+from dask_image_ingest.errors import ArgumentError, MissingDependencyError
+from dask_image_ingest.frames import Backend, joined
+from dask_image_ingest.loader.order import Size
+
+__all__ = ["FORMATS", "Convert", "Format", "Normalize", "batch_of", "converter", "parse_normalize"]
+
+Format = Literal["numpy", "cupy", "torch"]
+FORMATS = ("numpy", "cupy", "torch")
+
+Convert = Callable[[Any], Any]
+
+
+def converter(format: Format, backend: Backend) -> Convert:
+    """A function from an array of the backend to one of ``format``; strings become lists for torch.
+
+    Raises
+    ------
+    MissingDependencyError
+    """
+    if format == "numpy":
+        return lambda array: array if isinstance(array, np.ndarray) else backend.host(array)
+    try:
+        if format == "cupy":
+            from cupy import asarray as convert
+        else:
+            from torch.utils.dlpack import from_dlpack as convert
+    except ImportError as error:
+        raise MissingDependencyError(
+            f"format={format!r} needs {format}, which is not installed: see its web page for the "
+            "build that fits this machine"
+        ) from error
+    return lambda array: array.tolist() if array.dtype == object else convert(array)
+
+
+def batch_of(
+    rows: Rows, image: str, backend: Backend, convert: Convert, normalize: Normalize | None
+) -> dict[str, Any]:
+    """Rows as one batch: the images in one array, or in a list where their shapes differ."""
+    if normalize is None:
+        images = joined(rows.images, backend)
+    else:
+        images = normalize.batch(rows.images, backend)
+    pixels = [convert(i) for i in images] if isinstance(images, list) else convert(images)
+    return {image: pixels, **{name: convert(values) for name, values in rows.columns.items()}}
+
+
+class Normalize(NamedTuple):
+    """(value / 255 - mean) / std, as a product and a sum for each channel, or one for all."""
+
+    scale: np.ndarray
+    shift: np.ndarray
+
+    def batch(self, images: Sequence[Any], backend: Backend) -> Any:
+        """Images of one shape as an array (n, channels, height, width) of float32.
+
+        Raises
+        ------
+        ArgumentError
+        """
+        shapes = {image.shape for image in images}
+        if len(shapes) > 1:
+            one, other = sorted(shapes)[:2]
+            raise ArgumentError(
+                f"normalize= needs images of one shape, and a batch has {one} and {other}: read "
+                "with size= and resize='stretch', 'crop' or 'pad'"
+            )
+        (shape,) = shapes
+        if len(self.scale) not in (1, shape[2]):
+            raise ArgumentError(
+                f"normalize= gives {len(self.scale)} means, and the images have {shape[2]} "
+                "channels: pass one number, or one for each channel"
+            )
+        return backend.normalized(images, self.scale, self.shift)
+
+
+def parse_normalize(normalize: Any) -> Normalize | None:
+    """Check the argument ``normalize=`` of ``iter_batches``.
+
+    Raises
+    ------
+    ArgumentError
+    """
+    if normalize is None:
+        return None
+    try:
+        mean, std = (np.atleast_1d(np.asarray(part, np.float64)) for part in normalize)
+        mean, std = np.broadcast_arrays(mean, std)
+        valid = mean.ndim == 1 and mean.size and np.isfinite([mean, std]).all() and (std > 0).all()
+    except (TypeError, ValueError):
+        valid = False
+    if not valid:
+        raise ArgumentError(
+            f"normalize={shown(normalize)}: pass (mean, std) of values from 0 to 1, each a number "
+            "or one for each channel, such as ((0.485, 0.456, 0.406), (0.229, 0.224, 0.225))"
+        )
+    if mean.max() > 1 or std.max() > 1:
+        meant = tuple(tuple((part / 255).round(3).tolist()) for part in (mean, std))
+        raise ArgumentError(
+            f"normalize={shown(normalize)}: means and deviations are of values from 0 to 1, and "
+            f"these are of values from 0 to 255, it seems: divide both by 255, {meant}"
+        )
+    return Normalize((1 / (255 * std)).astype(np.float32), (-mean / std).astype(np.float32))
+
+
+@dataclass(frozen=True)
+class Rows:
+    """Images, and arrays of the other columns of their rows."""
+
+    images: list[Any]
+    columns: dict[str, Any]
+
+    def __len__(self) -> int:
+        return len(self.images)
+
+    @property
+    def size(self) -> Size:
+        """The number of rows, and the bytes of their pixels."""
+        return Size(len(self.images), sum(image.nbytes for image in self.images))
+
+    def take(self, rows: Any) -> Rows:
+        """Select rows by number; views, without a copy, where they are a range."""
+        images = [self.images[row] for row in rows]
+        where = slice(rows.start, rows.stop) if isinstance(rows, range) else rows
+        return Rows(images, {name: values[where] for name, values in self.columns.items()})
+
+    def copied(self) -> Rows:
+        """A copy of the rows, which does not keep their partition in memory."""
+        copies = [image.copy() for image in self.images]
+        return Rows(copies, {name: values.copy() for name, values in self.columns.items()})
+
+    @classmethod
+    def of(cls, parts: Sequence[Rows], backend: Backend) -> Rows:
+        """Concatenate rows."""
+        columns = {
+            name: _concatenated([part.columns[name] for part in parts], name, backend)
+            for name in parts[0].columns
+        }
+        return cls([image for part in parts for image in part.images], columns)
+
+
+def rows_of(frame: Any, image: str, backend: Backend) -> Rows:
+    """The rows of a partition that have an image.
+
+    Raises
+    ------
+    ArgumentError
+        If another column can't be an array.
+    """
+    arrays = backend.arrays(frame[image])
+    present = [row for row, array in enumerate(arrays) if array is not None]
+    others = frame[[name for name in frame.columns if name != image]]
+    if len(present) < len(arrays):
+        others = others.take(present)
+    columns = {}
+    for name in others.columns:
+        columns[name] = backend.values(others[name])
+        if columns[name] is None:
+            raise ArgumentError(
+                f"iter_batches: column {name!r} has nulls, or lists of differing lengths, which no "
+                f"array can hold: leave it out with columns=, or drop these rows before, "
+                f"ddf[ddf[{name!r}].notnull()]"
+            )
+    return Rows([arrays[row] for row in present], columns)
+
+
+def _concatenated(parts: list[Any], name: str, backend: Backend) -> Any:
+    library = np if isinstance(parts[0], np.ndarray) else backend.numpy
+    # A part without rows does not tell the length of its lists.
+    parts = [part for part in parts if len(part)] or parts[:1]
+    if len({part.shape[1:] for part in parts}) > 1:
+        raise ArgumentError(
+            f"iter_batches: the lists of column {name!r} differ in length from partition to "
+            "partition: leave it out with columns="
+        )
+    return library.concatenate(parts)
