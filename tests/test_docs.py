@@ -50,6 +50,7 @@ MARKED: dict[str, list[str]] = {
         "needs a cluster with GPUs",
     ],
     "docs/guide/export.md": ["needs a damaged collection"],
+    "docs/guide/images.md": ["needs a collection with masks"],
     "docs/guide/read.md": ["needs a collection of img2dataset"],
     "docs/guide/remote.md": ["needs a bucket of S3", "needs a bucket of S3"],
     "docs/guide/train.md": ["needs torch", "needs torch", "needs a GPU"],

@@ -16,7 +16,7 @@ from dask_image_ingest.dataset.late.encoded import (
 from dask_image_ingest.dataset.late.node import Decode, PointersToReferences
 from dask_image_ingest.dataset.late.pointers import POINTER, references_of_pointers
 from dask_image_ingest.dataset.options import ErrorPolicy
-from dask_image_ingest.decode import MAX_PIXELS, Decoding, make_decoding
+from dask_image_ingest.decode import MAX_PIXELS, Decoding, Mode, make_decoding
 from dask_image_ingest.errors import ArgumentError
 from dask_image_ingest.frames import backend_of
 from dask_image_ingest.storage import with_permission
@@ -34,7 +34,7 @@ def decode_images(
     size: int | tuple[int, int] | None = None,
     resize: Literal["stretch", "crop", "pad", "shorter", "longer"] = "stretch",
     transform: Callable[..., Any] | None = None,
-    mode: Literal["RGB", "L"] = "RGB",
+    mode: Mode = "RGB",
     errors: ErrorPolicy = "null",
     max_pixels: int | None = MAX_PIXELS,
     allow_pipes: bool = False,

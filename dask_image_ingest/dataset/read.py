@@ -43,7 +43,7 @@ from dask_image_ingest.dataset.sidecar_schema import (
     with_sidecars,
 )
 from dask_image_ingest.dataset.splits import parse_partition_size, split_shards
-from dask_image_ingest.decode import MAX_PIXELS, Decoding, make_decoding, require_simplejpeg
+from dask_image_ingest.decode import MAX_PIXELS, Decoding, Mode, make_decoding, require_simplejpeg
 from dask_image_ingest.errors import ArgumentError
 from dask_image_ingest.frames import choose_backend, get_backend, gpus
 from dask_image_ingest.image_frame import ImageDataFrame
@@ -73,7 +73,7 @@ def read_webdataset_images(
     size: int | tuple[int, int] | None = None,
     resize: Literal["stretch", "crop", "pad", "shorter", "longer"] = "stretch",
     transform: Callable[..., Any] | None = None,
-    mode: Literal["RGB", "L"] = "RGB",
+    mode: Mode = "RGB",
     backend: Literal["cudf", "pandas"] | None = None,
     errors: ErrorPolicy = "null",
     shard_errors: ShardErrorPolicy = "raise",
@@ -125,9 +125,10 @@ def read_webdataset_images(
     transform
         A function of DALI operators, images to uint8 images of layout HWC, after the resize.
     mode
-        ``"RGB"`` (3 channels) or ``"L"`` (1 channel, luma). Neither is for masks of classes: with
-        ``size`` the filter blends classes into values that none has, and of a palette ``"L"`` gives
-        the luma of its colours, not its indices.
+        ``"RGB"`` (3 channels), ``"RGBA"`` (4, alpha 255 where there is none), ``"L"`` (1, luma), or
+        ``"labels"`` (1) for masks of classes: grey values and indices of palettes as they are
+        stored, and resized by the nearest pixel, so that no class appears that was not there. Of
+        an image in colours, or with labels above 255, ``error`` says so.
     backend
         ``"cudf"`` or ``"pandas"``. By default dask's ``dataframe.backend`` if that is set, else
         cuDF where this machine has it and a GPU.

@@ -17,6 +17,7 @@ from dask_image_ingest.decode.formats.header import (
 )
 from dask_image_ingest.decode.formats.jpeg import read_jpeg_frame
 from dask_image_ingest.decode.formats.stored import printable
+from dask_image_ingest.decode.mode import Mode
 from dask_image_ingest.decode.options import (
     LARGEST_SIZE,
     MAX_PIXELS,
@@ -37,6 +38,7 @@ __all__ = [
     "Decoding",
     "Header",
     "ImageShape",
+    "Mode",
     "Origin",
     "PixelBuffer",
     "Pixels",

@@ -320,8 +320,8 @@ def resized(images: Any, options: Decoding) -> Any:
     resize = functools.partial(
         fn.resize,
         images,
-        interp_type=types.INTERP_LINEAR,
-        antialias=True,
+        interp_type=types.INTERP_NN if options.nearest else types.INTERP_LINEAR,
+        antialias=not options.nearest,
         # The whole image is what becomes the rounded size, as on a CPU; else a pixel is shifted.
         subpixel_scale=False,
     )

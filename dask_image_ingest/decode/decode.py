@@ -219,7 +219,7 @@ def _resized(images: Any, decoding: Decoding) -> list[ResizedImage]:
     return [
         image
         if isinstance(image, ResizedImage)
-        else ResizedImage(image, decoding.size, decoding.resize)
+        else ResizedImage(image, decoding.size, decoding.resize, nearest=decoding.nearest)
         for image in images
     ]
 

@@ -110,7 +110,10 @@ def _by_threads(
     arrays: Sequence[np.ndarray], decoding: Decoding
 ) -> Iterator[tuple[list[ResizedImage], list[tuple[int, ...]]]]:
     assert decoding.size is not None
-    images = [ResizedImage(array, decoding.size, decoding.resize) for array in arrays]
+    images = [
+        ResizedImage(array, decoding.size, decoding.resize, nearest=decoding.nearest)
+        for array in arrays
+    ]
     if images:
         yield images, [image.shape for image in images]
 

@@ -13,6 +13,7 @@ from dask.base import tokenize
 
 from dask_image_ingest.arguments import check_choice, check_flag, is_whole, shown, whole_number
 from dask_image_ingest.decode.formats import Header
+from dask_image_ingest.decode.mode import CHANNELS, Mode
 from dask_image_ingest.decode.resize import fit
 from dask_image_ingest.errors import ArgumentError
 from dask_image_ingest.user_functions import code_digests, token_of
@@ -48,7 +49,7 @@ class Decoding:
     device: Device = "cpu"
     size: tuple[int, ...] | None = None
     resize: str = "stretch"
-    mode: Literal["RGB", "L"] = "RGB"
+    mode: Mode = "RGB"
     transform: Callable[..., Any] | None = None
     max_pixels: int = sys.maxsize
     scaled: bool = False
@@ -86,7 +87,17 @@ class Decoding:
     @property
     def channels(self) -> int:
         """Channels of a decoded image."""
-        return 1 if self.mode == "L" else 3
+        return CHANNELS[self.mode]
+
+    @property
+    def by_pillow(self) -> bool:
+        """Whether DALI decodes none of the images: it has neither alpha nor palettes."""
+        return self.mode in ("RGBA", "labels")
+
+    @property
+    def nearest(self) -> bool:
+        """Whether a resize takes the nearest pixel: a mean of two classes is a third one."""
+        return self.mode == "labels"
 
     @property
     def shape(self) -> ImageShape:
@@ -142,7 +153,7 @@ def make_decoding(
     device: Device,
     size: int | tuple[int, int] | None,
     resize: str,
-    mode: Literal["RGB", "L"],
+    mode: Mode,
     transform: Callable[..., Any] | None,
     max_pixels: int | None,
     scaled_decode: bool = False,
@@ -155,7 +166,7 @@ def make_decoding(
         For arguments that are unknown, out of range, or contradict each other.
     """
     check_choice("resize", resize, RESIZES)
-    check_choice("mode", mode, ("RGB", "L"))
+    check_choice("mode", mode, tuple(CHANNELS))
     check_flag("scaled_decode", scaled_decode)
     if transform is not None and not callable(transform):
         raise ArgumentError(
@@ -168,6 +179,10 @@ def make_decoding(
             "scaled_decode=True needs size= with resize='stretch', 'crop' or 'pad': the shape of "
             "its images must not depend on the scale at which they were decoded"
         )
+    if mode in ("RGBA", "labels"):
+        given = {"transform": transform is not None, "scaled_decode": scaled_decode}
+        for argument in (name for name, there in given.items() if there):
+            raise ArgumentError(f"mode={mode!r}: {argument}= is for images of 'RGB' and 'L'")
     limit = sys.maxsize
     if max_pixels is not None:
         advice = "pass a whole number of at least 1, or None for no limit"

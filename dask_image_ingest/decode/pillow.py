@@ -7,6 +7,7 @@ orientation
     That of EXIF is applied (in TIFF, of tag 274). Orientation in XMP is not.
 alpha
     Dropped, not blended: the colours beneath transparent pixels come to light. So for palettes.
+    When asked for (RGBA), as it is stored; 255 where there is none.
 CMYK
     JPEG of Adobe stores it inverted, other JPEG does not. Converted by (255 - C) (255 - K) / 255,
     without colour profiles.
@@ -21,6 +22,9 @@ floats
     Repeated or looked up to RGB.
 grey, when asked for
     0.299 R + 0.587 G + 0.114 B; in a JPEG its luma as it is stored.
+labels, when asked for
+    The values of a grey image of at most 8 bits, the indices of a palette, 0 and 1 of 1 bit, as
+    they are stored; of 16 and 32 bits, if none is above 255. Colours are no labels.
 animations, pages
     The first one.
 """
@@ -28,10 +32,11 @@ animations, pages
 from __future__ import annotations
 
 import io
-from typing import Final, Literal
+from typing import Final
 
 import numpy as np
 from PIL import Image, ImageChops
+from PIL.TiffImagePlugin import BITSPERSAMPLE, TiffImageFile
 
 from dask_image_ingest.decode.formats import (
     SWAPPED,
@@ -41,6 +46,7 @@ from dask_image_ingest.decode.formats import (
     pillow_errors,
     too_large,
 )
+from dask_image_ingest.decode.mode import Mode
 from dask_image_ingest.storage import LazyBytes
 
 __all__ = ["decode_with_pillow", "upright"]
@@ -57,21 +63,21 @@ def upright(stored: np.ndarray, orientation: int) -> np.ndarray:
     return stored
 
 
-def decode_with_pillow(data: LazyBytes, mode: Literal["RGB", "L"], max_pixels: int) -> np.ndarray:
+def decode_with_pillow(data: LazyBytes, mode: Mode, max_pixels: int) -> np.ndarray:
     """Decode one image.
 
     Parameters
     ----------
     data : bytes-like, or anything with a length and slices that are bytes-like
         The whole encoded image.
-    mode : {"RGB", "L"}
-        Colour or grey.
+    mode : {"RGB", "RGBA", "L", "labels"}
+        Colour, colour and alpha, grey, or the values as they are stored.
     max_pixels : int
         An image of more pixels than this is refused before any memory is reserved for it.
 
     Returns
     -------
-    numpy.ndarray of uint8, shape (height, width, 3 or 1)
+    numpy.ndarray of uint8, shape (height, width, channels)
         Contiguous and writable.
 
     Raises
@@ -93,7 +99,7 @@ def decode_with_pillow(data: LazyBytes, mode: Literal["RGB", "L"], max_pixels: i
         # The JPEG 2000 decoder looks past the end as a matter of course.
         file.strict = format not in ("jp2", "j2k")
         image.load()
-        pixels = _pixels(image, mode)
+        pixels = _labels(image, data) if mode == "labels" else _pixels(image, mode)
     return np.ascontiguousarray(upright(pixels, stored.orientation))
 
 
@@ -113,9 +119,10 @@ class _WholeFile(io.BytesIO):
         return chunk
 
 
-def _pixels(image: Image.Image, mode: Literal["RGB", "L"]) -> np.ndarray:
-    # Else Pillow would look for the transparent colour in the result, at a cost and with warnings.
-    image.info.pop("transparency", None)
+def _pixels(image: Image.Image, mode: Mode) -> np.ndarray:
+    if mode != "RGBA":
+        # Pillow would look for the transparent colour in the result, at a cost and with warnings.
+        image.info.pop("transparency", None)
     if image.mode.startswith("I"):
         values = np.clip(np.asarray(image), 0, 65535).astype(np.uint32)
         return _grey(((values + 128) // 257).astype(np.uint8), mode)
@@ -130,12 +137,36 @@ def _pixels(image: Image.Image, mode: Literal["RGB", "L"]) -> np.ndarray:
     if image.mode in _STRAIGHT:
         image = image.convert(_STRAIGHT[image.mode])
     pixels = np.array(image.convert(mode))
-    return pixels if mode == "RGB" else pixels[..., None]
+    return pixels[..., None] if mode == "L" else pixels
 
 
-def _grey(values: np.ndarray, mode: Literal["RGB", "L"]) -> np.ndarray:
-    return np.repeat(values[..., None], 3 if mode == "RGB" else 1, axis=2)
+def _grey(values: np.ndarray, mode: Mode) -> np.ndarray:
+    if mode == "L":
+        return values[..., None]
+    opaque = [np.full_like(values, 255)] if mode == "RGBA" else []
+    return np.stack([values, values, values, *opaque], axis=2)
 
+
+def _labels(image: Image.Image, data: LazyBytes) -> np.ndarray:
+    if image.mode in ("LA", "La", "PA"):
+        image = image.getchannel(0)
+    if image.mode not in ("1", "L", "P") and not image.mode.startswith("I"):
+        raise BadImage("unsupported-format", f"labels in the mode {image.mode}: these are colours")
+    values = np.asarray(image)
+    bits = 8
+    if image.format == "PNG":
+        bits = bytes(data[24:25])[0]
+    elif isinstance(image, TiffImageFile):
+        bits = image.tag_v2.get(BITSPERSAMPLE, (1,))[0]
+    if image.mode == "L":
+        values = values // _GREY_SCALES.get(bits, 1)
+    if values.size and not 0 <= values.min() <= values.max() <= 255:
+        raise BadImage("unsupported-format", f"labels from {values.min()} to {values.max()}")
+    return values.astype(np.uint8)[..., None]
+
+
+# By how much Pillow multiplies grey values of 2 and 4 bits.
+_GREY_SCALES: Final = {2: 85, 4: 17}
 
 # Colours that were multiplied by alpha; Pillow drops alpha only after undoing that.
 _STRAIGHT: Final = {"RGBa": "RGBA", "La": "LA"}

@@ -85,8 +85,10 @@ class Schedule:
         self._least_images = 2 * decode_threads()
         formats = Counter(header.format for header in headers if not header.needs_pillow)
         most = {f for f, count in formats.items() if count >= _LEAST_SHARE * formats.total()}
-        # DALI rounds the grey of a PNG down and Pillow to the nearest: one of them for all.
-        self._for_dali: set[str | None] = {"jpeg"} if decoding.mode == "L" else {"jpeg", *most}
+        self._for_dali: set[str | None] = {"jpeg", *most}
+        if decoding.mode == "L":
+            # DALI rounds the grey of a PNG down and Pillow to the nearest: one of them for all.
+            self._for_dali = {"jpeg"}
 
     def learn(self, refused: Iterable[int]) -> None:
         """Take account of the rows that DALI has refused, of the batch that is done now.
@@ -124,6 +126,9 @@ class Schedule:
         )
 
     def _assign(self, row: int, header: Header, batch: Batch) -> None:
+        if self._decoding.by_pillow:
+            self.assign_to_pillow(row, batch)
+            return
         data = self._image_bytes(row)
         wanted = header.format in self._for_dali or _is_deep(header.format, data)
         if wanted and not header.needs_pillow and _is_sound(header.format, data, self._thorough):

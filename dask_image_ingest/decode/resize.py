@@ -113,6 +113,8 @@ class ResizedImage:
         Of a picture that was decoded at a reduced scale.
     full : (int, int)
         Height and width of such an image before it was reduced.
+    nearest
+        Take the nearest pixel in place of a mean.
     """
 
     def __init__(
@@ -122,12 +124,15 @@ class ResizedImage:
         resize: str,
         extent: Extent | None = None,
         full: tuple[int, int] | None = None,
+        *,
+        nearest: bool = False,
     ) -> None:
         self._image = np.asarray(image)
         height, width, channels = self._image.shape
         self._extent = extent or Extent(0, 0, height, width)
         full = full or (height, width)
         self._fit = fit(full[0], full[1], size, resize)
+        self._nearest = nearest
         self.shape = (*self._fit.shape, channels)
 
     def __array__(self, dtype: Any = None, copy: bool | None = None) -> np.ndarray:
@@ -146,7 +151,21 @@ class ResizedImage:
         if made[inner].size < made.size:
             made[...] = 0
         begin = max(0, start[0]), max(0, start[1])
+        if self._nearest:
+            made[inner] = _nearest(self._image, whole, begin, made[inner].shape)
+            return
         _resize(self._image, self._extent, whole, begin, made[inner])
+
+
+def _nearest(
+    image: np.ndarray, whole: tuple[int, int], start: tuple[int, int], shape: tuple[int, ...]
+) -> np.ndarray:
+    """The part of the resized image that begins at ``start``: of each pixel the nearest one."""
+    rows, columns = (
+        ((start[axis] + np.arange(shape[axis]) + 0.5) * image.shape[axis] / whole[axis]).astype(int)
+        for axis in (0, 1)
+    )
+    return image[rows[:, None], columns]
 
 
 class _Span(NamedTuple):

@@ -13,7 +13,7 @@ from dask_image_ingest.dataset.late.headers import ReadHeaders
 from dask_image_ingest.dataset.late.node import Decode
 from dask_image_ingest.dataset.options import ErrorPolicy
 from dask_image_ingest.dataset.read import NO_GPU_HERE, refuse_decoding
-from dask_image_ingest.decode import make_decoding
+from dask_image_ingest.decode import Mode, make_decoding
 from dask_image_ingest.frames import Backend, choose_backend, get_backend, gpus
 
 __all__ = ["decode_options", "with_images"]
@@ -25,7 +25,7 @@ def decode_options(
     size: int | tuple[int, int] | None,
     resize: Literal["stretch", "crop", "pad", "shorter", "longer"],
     transform: Callable[..., Any] | None,
-    mode: Literal["RGB", "L"],
+    mode: Mode,
     errors: ErrorPolicy,
     max_pixels: int | None,
     storage_options: dict[str, Any] | None,

@@ -16,7 +16,7 @@ from dask_image_ingest.dataset.options import ErrorPolicy
 from dask_image_ingest.dataset.sources.decoded import decode_options, with_images
 from dask_image_ingest.dataset.sources.image_files import ImageFiles, ReadImageFiles, class_of
 from dask_image_ingest.dataset.splits import parse_partition_size
-from dask_image_ingest.decode import MAX_PIXELS
+from dask_image_ingest.decode import MAX_PIXELS, Mode
 from dask_image_ingest.errors import ArgumentError, ShardError
 from dask_image_ingest.frames import ImageReference
 from dask_image_ingest.storage import FileKind, Shard, common_root, find_shards
@@ -40,7 +40,7 @@ def read_images(
     size: int | tuple[int, int] | None = None,
     resize: Literal["stretch", "crop", "pad", "shorter", "longer"] = "stretch",
     transform: Callable[..., Any] | None = None,
-    mode: Literal["RGB", "L"] = "RGB",
+    mode: Mode = "RGB",
     errors: ErrorPolicy = "null",
     max_pixels: int | None = MAX_PIXELS,
     backend: Literal["cudf", "pandas"] | None = None,

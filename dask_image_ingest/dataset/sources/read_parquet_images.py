@@ -19,7 +19,7 @@ from dask_image_ingest.dataset.late.encoded import BytesToReferences, references
 from dask_image_ingest.dataset.late.headers import HEADERS
 from dask_image_ingest.dataset.options import ErrorPolicy
 from dask_image_ingest.dataset.sources.decoded import decode_options, with_images
-from dask_image_ingest.decode import MAX_PIXELS
+from dask_image_ingest.decode import MAX_PIXELS, Mode
 from dask_image_ingest.errors import ArgumentError, ShardError
 from dask_image_ingest.frames import pandas_type
 from dask_image_ingest.storage import FileKind, find_shards
@@ -44,7 +44,7 @@ def read_parquet_images(
     size: int | tuple[int, int] | None = None,
     resize: Literal["stretch", "crop", "pad", "shorter", "longer"] = "stretch",
     transform: Callable[..., Any] | None = None,
-    mode: Literal["RGB", "L"] = "RGB",
+    mode: Mode = "RGB",
     errors: ErrorPolicy = "null",
     max_pixels: int | None = MAX_PIXELS,
     backend: Literal["cudf", "pandas"] | None = None,

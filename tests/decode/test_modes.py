@@ -1,0 +1,183 @@
+"""Masks keep their classes and pictures their alpha, beside Pillow's own reading of them."""
+
+from __future__ import annotations
+
+import io
+import struct
+import zlib
+
+import numpy as np
+import pytest
+from photo_shards import write_tar
+from PIL import Image
+
+import dask_image_ingest as dii
+from dask_image_ingest.decode.formats import BadImage
+from dask_image_ingest.decode.pillow import decode_with_pillow
+
+CLASSES = np.kron(np.array([[0, 1, 2], [9, 200, 255]]), np.ones((7, 9), int)).astype(np.uint8)
+FEW = CLASSES % 4
+
+
+def decode(data, mode="labels"):
+    return decode_with_pillow(data, mode, 10**6)
+
+
+def saved(image, format="PNG", **options):
+    file = io.BytesIO()
+    image.save(file, format, **options)
+    return file.getvalue()
+
+
+def palette(values):
+    image = Image.fromarray(values, "L").convert("P")
+    image.putdata(values.reshape(-1).tolist())
+    image.putpalette(np.random.default_rng(0).integers(0, 256, 768).tolist())
+    return image
+
+
+def grey_png(values, depth):
+    """A PNG of few bits a pixel, which Pillow does not write."""
+    rows = [
+        b"\0"
+        + np.packbits(np.unpackbits(row[:, None], axis=1)[:, 8 - depth :].reshape(-1)).tobytes()
+        for row in values
+    ]
+
+    def chunk(kind, data):
+        whole = kind + data
+        return struct.pack(">I", len(data)) + whole + struct.pack(">I", zlib.crc32(whole))
+
+    height, width = values.shape
+    head = struct.pack(">IIBBBBB", width, height, depth, 0, 0, 0, 0)
+    body = zlib.compress(b"".join(rows))
+    return b"\x89PNG\r\n\x1a\n" + chunk(b"IHDR", head) + chunk(b"IDAT", body) + chunk(b"IEND", b"")
+
+
+STORED = {
+    "grey": (saved(Image.fromarray(CLASSES)), CLASSES),
+    "palette": (saved(palette(CLASSES)), CLASSES),
+    "palette, TIFF": (saved(palette(CLASSES), "TIFF"), CLASSES),
+    "palette, GIF": (saved(palette(CLASSES), "GIF", optimize=False), CLASSES),
+    "grey, TIFF": (saved(Image.fromarray(CLASSES), "TIFF"), CLASSES),
+    "grey, BMP": (saved(Image.fromarray(CLASSES), "BMP"), CLASSES),
+    "2 bits": (grey_png(FEW, 2), FEW),
+    "4 bits": (grey_png(CLASSES % 16, 4), CLASSES % 16),
+    "1 bit": (grey_png(FEW % 2, 1), FEW % 2),
+    "16 bits": (saved(Image.fromarray(CLASSES.astype(np.uint16))), CLASSES),
+    "grey and alpha": (saved(Image.fromarray(CLASSES).convert("LA")), CLASSES),
+}
+
+
+@pytest.mark.parametrize("name", STORED)
+def test_labels_are_the_values_that_are_stored(name):
+    data, values = STORED[name]
+    np.testing.assert_array_equal(decode(data)[..., 0], values)
+
+
+@pytest.mark.parametrize(
+    ("image", "said"),
+    [
+        (Image.new("RGB", (4, 4)), "labels in the mode RGB: these are colours"),
+        (Image.fromarray(np.full((4, 4), 300, np.uint16)), "labels from 300 to 300"),
+    ],
+)
+def test_what_is_no_label_is_an_error_of_its_row(image, said):
+    with pytest.raises(BadImage, match=said):
+        decode(saved(image))
+
+
+@pytest.fixture(scope="module")
+def shard(tmp_path_factory):
+    """Photographs with masks of two formats, of which one is in colours."""
+    members = {}
+    for number, (data, _) in enumerate(STORED[name] for name in ("grey", "palette")):
+        members[f"{number}.jpg"] = saved(Image.fromarray(CLASSES), "JPEG")
+        members[f"{number}.seg.png"] = data
+    members["2.jpg"] = saved(Image.fromarray(CLASSES), "JPEG")
+    members["2.seg.png"] = saved(Image.new("RGB", (9, 7)))
+    return write_tar(tmp_path_factory.mktemp("masks") / "masks.tar", members)
+
+
+def masks(shard, **options):
+    return dii.read_webdataset_images(
+        shard, image="seg.png", mode="labels", backend="pandas", **options
+    )
+
+
+def test_a_resize_takes_the_nearest_pixel_as_pillow_does(shard):
+    table = masks(shard, size=(30, 50)).compute()
+    wanted = np.asarray(Image.fromarray(CLASSES).resize((50, 30), Image.Resampling.NEAREST))
+    arrays = table.images.arrays()
+    for array in arrays[:2]:
+        np.testing.assert_array_equal(array[..., 0], wanted)
+    assert arrays[2] is None
+    assert "these are colours" in table["error"].iloc[2]
+
+
+@pytest.mark.parametrize("resize", ["stretch", "crop", "pad", "shorter", "longer"])
+@pytest.mark.parametrize("size", [5, 11, 64])
+def test_no_resize_makes_a_class_and_masks_fit_their_photographs(shard, resize, size):
+    table = masks(shard, size=size, resize=resize).compute()
+    photos = dii.read_webdataset_images(
+        shard, image="jpg", size=size, resize=resize, backend="pandas"
+    ).compute()
+    pairs = zip(table.images.arrays()[:2], photos.images.arrays()[:2], strict=True)
+    for mask, photo in pairs:
+        assert mask.shape == (*photo.shape[:2], 1)
+        assert {*np.unique(mask)} <= {*np.unique(CLASSES), 0}
+
+
+def test_masks_of_a_dataframe_are_joined_and_written_and_read_again(shard, tmp_path):
+    good = masks(shard, errors="drop")
+    dii.to_webdataset(good, tmp_path / "{shard}.tar", members={"seg.png": "image"})
+    again = masks(tmp_path / "0.tar").compute()
+    for array in again.images.arrays():
+        np.testing.assert_array_equal(array[..., 0], CLASSES)
+    photos = dii.read_webdataset_images(shard, image="jpg", backend="pandas")
+    both = photos[["__key__", "image"]].merge(
+        good[["__key__", "image"]].rename(columns={"image": "mask"}), on="__key__"
+    )
+    table = both.compute()
+    assert len(table) == 2
+    shapes = {array.shape for array in table[["mask"]].images.arrays()}
+    assert shapes == {(*CLASSES.shape, 1)}
+
+
+RGBA = np.dstack([np.roll(CLASSES, shift, axis=1) for shift in range(4)])
+WITH_ALPHA = {
+    "png": Image.fromarray(RGBA),
+    "grey": Image.fromarray(np.dstack([CLASSES, FEW])),
+    "none": Image.fromarray(RGBA[..., :3]),
+    "16 bits": Image.fromarray(CLASSES.astype(np.uint16) * 257),
+}
+
+
+@pytest.mark.parametrize("name", WITH_ALPHA)
+def test_alpha_is_as_it_is_stored_and_else_opaque(name):
+    image = WITH_ALPHA[name]
+    grey = Image.fromarray(CLASSES) if name == "16 bits" else image
+    np.testing.assert_array_equal(decode(saved(image), "RGBA"), np.asarray(grey.convert("RGBA")))
+
+
+def test_the_transparent_colour_of_a_palette_is_transparent():
+    data = saved(palette(CLASSES), transparency=9)
+    alpha = decode(data, "RGBA")[..., 3]
+    np.testing.assert_array_equal(alpha == 0, CLASSES == 9)
+
+
+def test_a_frame_of_rgba_has_four_channels(shard):
+    table = dii.read_webdataset_images(
+        shard, image="jpg", mode="RGBA", size=16, backend="pandas"
+    ).compute()
+    assert {array.shape for array in table.images.arrays()} == {(16, 16, 4)}
+    assert all((array[..., 3] == 255).all() for array in table.images.arrays())
+
+
+@pytest.mark.parametrize("mode", ["RGBA", "labels"])
+@pytest.mark.parametrize(
+    "options", [{"transform": lambda images: images}, {"scaled_decode": True, "size": 8}]
+)
+def test_options_that_are_for_pictures_are_refused(shard, mode, options):
+    with pytest.raises(dii.ArgumentError, match=f"mode='{mode}': {next(iter(options))}="):
+        dii.read_webdataset_images(shard, mode=mode, **options)
