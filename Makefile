@@ -50,8 +50,8 @@ coverage: .venv/.stamp-test ## the tests, and which lines they never run, worker
 	@$(bin)/python -m coverage combine --quiet
 	@$(bin)/python -m coverage report
 
-oldest: .oldest/.stamp ## the tests with the oldest dependencies that pyproject.toml allows
-	@.oldest/bin/python -m pytest -m "not newest and not packaging" $(pytest_args)
+oldest: .oldest/.stamp ## the quick tests with the oldest dependencies that pyproject.toml allows
+	@.oldest/bin/python -m pytest -m "not slow and not newest and not packaging" $(pytest_args)
 
 fuzz: .venv/.stamp-test ## 20,000 mutated images through a worker process (minutes)
 	@$(bin)/python tests/support/fuzz.py $(FUZZ_ARGS)

@@ -18,7 +18,7 @@ def test_up_to_15_bits_it_finds_what_all_with_all_finds(random, distance):
 
 
 def test_blocks_change_nothing(random, monkeypatch):
-    hashes = clusters(random, 150, 9, 15)[:, None]
+    hashes = clusters(random, 60, 9, 15)[:, None]
     expected = near_to_first(hashes, 15)
     for block, candidates in [(1, 1), (7, 64), (100, 10)]:
         monkeypatch.setattr("dask_image_ingest.curate.hamming._BLOCK", block)
