@@ -8,8 +8,8 @@ from typing import Any
 import dask.dataframe as dd
 
 from dask_image_ingest.arguments import check_flag, check_storage_options
-from dask_image_ingest.checkpoint.fingerprint import read_work
-from dask_image_ingest.checkpoint.runner import store
+from dask_image_ingest.checkpoint.fingerprint import fingerprint_query
+from dask_image_ingest.checkpoint.runner import run_checkpoint
 from dask_image_ingest.checkpoint.scan import ReadStored
 from dask_image_ingest.dask_internals import FrameBase, new_collection
 from dask_image_ingest.errors import ArgumentError
@@ -103,6 +103,6 @@ def checkpoint(
     if not isinstance(folder, str) or not folder:
         raise ArgumentError(f"{path!r} is no path")
     output = open_output(folder, CHECKPOINT_ADVICE, storage_options)
-    work = read_work(frame.expr, version)
-    stored = store(work, output, frame._meta, overwrite=overwrite, show=progress)
+    query = fingerprint_query(frame.expr, version)
+    stored = run_checkpoint(query, output, frame._meta, overwrite=overwrite, show=progress)
     return new_collection(ReadStored(stored))

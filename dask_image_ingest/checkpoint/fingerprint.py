@@ -25,7 +25,7 @@ from dask_image_ingest.export import operation_name
 from dask_image_ingest.storage import Shard
 from dask_image_ingest.user_functions import stable_token
 
-__all__ = ["Step", "Work", "read_work"]
+__all__ = ["FingerprintedQuery", "QueryStep", "fingerprint_query"]
 
 # Operands that don't change results: who may read, and what dask calls the tasks.
 _BESIDE = {"storage_options", "token"}
@@ -33,7 +33,7 @@ _EMPTY_FRAMES = {"meta", "parent_meta"}
 
 
 @dataclass(frozen=True)
-class Step:
+class QueryStep:
     """One operation of a query: its name for users, and a digest of all that it does."""
 
     name: str
@@ -41,7 +41,7 @@ class Step:
 
 
 @dataclass(frozen=True)
-class Work:
+class FingerprintedQuery:
     """A query with its fingerprint.
 
     Attributes
@@ -59,7 +59,7 @@ class Work:
     """
 
     expr: Any
-    steps: tuple[Step, ...]
+    steps: tuple[QueryStep, ...]
     splits: tuple[VersionedSplit, ...]
     shards: tuple[Shard, ...]
     version: str | None
@@ -90,7 +90,7 @@ class Work:
         return convert_legacy_graph(optimized.__dask_graph__()), optimized.__dask_keys__()
 
 
-def read_work(expr: Any, version: str | None) -> Work:
+def fingerprint_query(expr: Any, version: str | None) -> FingerprintedQuery:
     """Find out what a query computes, without computing any of it.
 
     Parameters
@@ -107,12 +107,12 @@ def read_work(expr: Any, version: str | None) -> Work:
     FunctionError
         If it has functions that no digest can stand for.
     """
-    steps: dict[str, Step] = {}
+    steps: dict[str, QueryStep] = {}
     splits = splits_of(expr)
     _describe(expr, version, steps)
     read = next(node for node in expr.walk() if isinstance(node, (ReadWebDataset, ReadStored)))
-    work = Work(expr, tuple(steps.values()), tuple(splits), shards_of(read), version)
-    files = (file for shard in work.shards for file in filter(None, (shard, shard.sidecar)))
+    query = FingerprintedQuery(expr, tuple(steps.values()), tuple(splits), shards_of(read), version)
+    files = (file for shard in query.shards for file in filter(None, (shard, shard.sidecar)))
     unknown = next((file for file in files if not file.version), None)
     if unknown and version is None and isinstance(read, ReadWebDataset):
         raise ArgumentError(
@@ -120,10 +120,10 @@ def read_work(expr: Any, version: str | None) -> Work:
             "that it has changed. If it never does, pass version='1'; to compute all anew, "
             "another version"
         )
-    return work
+    return query
 
 
-def _describe(expr: Any, version: str | None, steps: dict[str, Step]) -> str:
+def _describe(expr: Any, version: str | None, steps: dict[str, QueryStep]) -> str:
     """Add the steps of a query in their order; give the digest of the last one."""
     if isinstance(expr, dx.Partitions):
         return _describe(expr.frame, version, steps)
@@ -141,7 +141,7 @@ def _describe(expr: Any, version: str | None, steps: dict[str, Step]) -> str:
             for name, value in _operands(expr)
         ]
     name = operation_name(expr)
-    steps[expr._name] = Step(name, digest_of(type(expr).__qualname__, *told))
+    steps[expr._name] = QueryStep(name, digest_of(type(expr).__qualname__, *told))
     return steps[expr._name].digest
 
 

@@ -12,19 +12,19 @@ from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any, TypedDict
 
-from dask_image_ingest.checkpoint.fingerprint import Work
+from dask_image_ingest.checkpoint.fingerprint import FingerprintedQuery
 from dask_image_ingest.errors import ExportError
 from dask_image_ingest.storage import OutputStore
 
-__all__ = ["PARTS", "WORK", "Part", "Record", "find_record"]
+__all__ = ["PARTITIONS_FILE", "QUERY_FILE", "Manifest", "PartitionFile", "read_manifest"]
 
 #: What is done to each partition; and how many rows and bytes each has, when all are there.
-WORK, PARTS = "_checkpoint.json", "_parts.json"
+QUERY_FILE, PARTITIONS_FILE = "_checkpoint.json", "_parts.json"
 
 _FORMAT = 1
 
 
-class Part(TypedDict):
+class PartitionFile(TypedDict):
     """Rows and bytes of a partition's file."""
 
     rows: int
@@ -32,43 +32,46 @@ class Part(TypedDict):
 
 
 @dataclass(frozen=True)
-class Record:
+class Manifest:
     """Manifest of a checkpoint folder."""
 
     output: OutputStore
-    work: Mapping[str, Any] | None
-    parts: Mapping[str, Part]
+    query: Mapping[str, Any] | None
+    parts: Mapping[str, PartitionFile]
 
-    def is_of(self, work: Work) -> bool:
+    def is_of(self, query: FingerprintedQuery) -> bool:
         """True if the folder belongs to this query."""
-        return self.work is not None and self.work["work"] == work.digest
+        return self.query is not None and self.query["work"] == query.digest
 
-    def refuse_other(self, work: Work) -> None:
+    def refuse_other(self, query: FingerprintedQuery) -> None:
         """Say how a work differs from that which the folder belongs to, if it does."""
-        if self.work is not None and not self.is_of(work):
+        if self.query is not None and not self.is_of(query):
             raise ExportError(
-                f"{self.output.url} has the results of other work: {_difference(self.work, work)}. "
-                "overwrite=True removes them; or choose another folder"
+                f"{self.output.url} has the results of other work: "
+                f"{_difference(self.query, query)}. overwrite=True removes them; "
+                "or choose another folder"
             )
 
-    def begin(self, work: Work) -> None:
+    def begin(self, query: FingerprintedQuery) -> None:
         """Let the folder belong to a work."""
         described = {
             "format": _FORMAT,
-            "work": work.digest,
-            "version": work.version,
-            "steps": [[step.name, step.digest] for step in work.steps],
+            "work": query.digest,
+            "version": query.version,
+            "steps": [[step.name, step.digest] for step in query.steps],
         }
-        if not self.output.create(WORK, json.dumps(described, indent=1).encode()):
+        if not self.output.create(QUERY_FILE, json.dumps(described, indent=1).encode()):
             raise ExportError(f"another checkpoint began in {self.output.url} just now")
 
-    def finish(self, parts: Mapping[str, Part]) -> None:
+    def finish(self, parts: Mapping[str, PartitionFile]) -> None:
         """Say what is there."""
-        self.output.put(PARTS, json.dumps({"format": _FORMAT, "parts": parts}, indent=0).encode())
+        self.output.put(
+            PARTITIONS_FILE, json.dumps({"format": _FORMAT, "parts": parts}, indent=0).encode()
+        )
         self.output.fsync()
 
 
-def find_record(output: OutputStore) -> Record:
+def read_manifest(output: OutputStore) -> Manifest:
     """Look at what a folder says of itself.
 
     Raises
@@ -76,17 +79,17 @@ def find_record(output: OutputStore) -> Record:
     ExportError
         If that is of a later release, or of nobody.
     """
-    work = _parsed(output, WORK)
-    if work is not None and not _is_work(work):
+    query = _parsed(output, QUERY_FILE)
+    if query is not None and not _is_query(query):
         raise ExportError(
-            f"{output.locate(WORK)} is not what this release writes there, or is damaged: choose "
-            "another folder, or move it away; what is beside it is then taken for nobody's, and "
-            "is computed again"
+            f"{output.locate(QUERY_FILE)} is not what this release writes there, or is damaged: "
+            "choose another folder, or move it away; what is beside it is then taken for nobody's, "
+            "and is computed again"
         )
-    parts = (_parsed(output, PARTS) or {}).get("parts")
+    parts = (_parsed(output, PARTITIONS_FILE) or {}).get("parts")
     if parts is not None and not _are_parts(parts):
         parts = None
-    return Record(output, work, parts or {})
+    return Manifest(output, query, parts or {})
 
 
 def _parsed(output: OutputStore, name: str) -> dict[str, Any] | None:
@@ -101,7 +104,7 @@ def _parsed(output: OutputStore, name: str) -> dict[str, Any] | None:
     return {}
 
 
-def _is_work(told: Mapping[str, Any]) -> bool:
+def _is_query(told: Mapping[str, Any]) -> bool:
     steps = told.get("steps")
     return (
         told.get("format") == _FORMAT
@@ -122,7 +125,7 @@ def _are_parts(told: Any) -> bool:
     )
 
 
-def _difference(old: Mapping[str, Any], new: Work) -> str:
+def _difference(old: Mapping[str, Any], new: FingerprintedQuery) -> str:
     if old["version"] != new.version:
         return f"version= was {old['version']!r} and is {new.version!r} now"
     before = [tuple(step) for step in old["steps"]]

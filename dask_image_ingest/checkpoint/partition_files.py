@@ -38,16 +38,16 @@ def digest_of(*parts: str) -> str:
     return hashlib.blake2b(told.encode("utf-8", "surrogatepass"), digest_size=16).hexdigest()
 
 
-def shard_of(work: str, shard: Shard) -> str:
+def shard_of(query: str, shard: Shard) -> str:
     """Prefix of the partition files of a shard, for a query's digest."""
     files = filter(None, (shard, shard.sidecar))
     told = (word for file in files for word in (file.url, str(file.size), file.version))
-    return digest_of(work, *told)
+    return digest_of(query, *told)
 
 
-def part_name(work: str, split: VersionedSplit) -> str:
+def part_name(query: str, split: VersionedSplit) -> str:
     """The file of a partition."""
-    return _name(shard_of(work, split.shard), split.part, split.parts)
+    return _name(shard_of(query, split.shard), split.part, split.parts)
 
 
 def _name(shard: str, part: int, parts: int) -> str:
@@ -61,7 +61,7 @@ def is_part(name: str, shards: Iterable[str] | None = None) -> bool:
 
 
 def choose_splits(
-    splits: Sequence[VersionedSplit], work: str, there: Mapping[str, int], keep_own: bool
+    splits: Sequence[VersionedSplit], query: str, there: Mapping[str, int], keep_own: bool
 ) -> list[VersionedSplit]:
     """The partitions that a checkpoint has for those of a frame.
 
@@ -72,7 +72,7 @@ def choose_splits(
     ----------
     splits
         The frame's partitions.
-    work
+    query
         The digest of what is done to each.
     there
         The files that are there.
@@ -94,7 +94,7 @@ def choose_splits(
             chosen.append(first)
             start += 1
             continue
-        counts = stored.get(shard_of(work, first.shard), {})
+        counts = stored.get(shard_of(query, first.shard), {})
         # The more of a shard is there, the better; of equals, the frame's own.
         parts = max(
             [first.parts, *counts],

@@ -12,8 +12,14 @@ import dask
 import pyarrow as pa
 from pyarrow import parquet
 
-from dask_image_ingest.checkpoint.fingerprint import Work
-from dask_image_ingest.checkpoint.manifest import PARTS, WORK, Part, Record, find_record
+from dask_image_ingest.checkpoint.fingerprint import FingerprintedQuery
+from dask_image_ingest.checkpoint.manifest import (
+    PARTITIONS_FILE,
+    QUERY_FILE,
+    Manifest,
+    PartitionFile,
+    read_manifest,
+)
 from dask_image_ingest.checkpoint.partition_files import (
     VersionedSplit,
     choose_splits,
@@ -21,7 +27,7 @@ from dask_image_ingest.checkpoint.partition_files import (
     part_name,
     shard_of,
 )
-from dask_image_ingest.checkpoint.scan import Stored
+from dask_image_ingest.checkpoint.scan import StoredFrame
 from dask_image_ingest.dask_internals import cull
 from dask_image_ingest.dataset import ReadWebDataset, warn_user, with_sidecars
 from dask_image_ingest.errors import ArgumentError, ExportError, ShardError, ShardNotFoundError
@@ -39,12 +45,14 @@ from dask_image_ingest.storage import (
     refuse_other_run,
 )
 
-__all__ = ["store"]
+__all__ = ["run_checkpoint"]
 
 logger = logging.getLogger("dask_image_ingest")
 
 
-def store(work: Work, output: OutputStore, meta: Any, *, overwrite: bool, show: bool) -> Stored:
+def run_checkpoint(
+    query: FingerprintedQuery, output: OutputStore, meta: Any, *, overwrite: bool, show: bool
+) -> StoredFrame:
     """Compute what is missing of a work's results, and give all of them.
 
     Raises
@@ -52,78 +60,80 @@ def store(work: Work, output: OutputStore, meta: Any, *, overwrite: bool, show: 
     ExportError
         If the place has results of other work, cannot be written, or if somebody else writes there.
     """
-    record = find_record(output)
-    if record.is_of(work) and not overwrite:
-        found = _Run(work, output, record, meta)
+    manifest = read_manifest(output)
+    if manifest.is_of(query) and not overwrite:
+        found = _Run(query, output, manifest, meta)
         if found.is_finished():
-            return found.stored(record.parts)
+            return found.stored(manifest.parts)
     with acquire(output, steal=True) as check_lock:
-        record = find_record(output)
+        manifest = read_manifest(output)
         if overwrite:
-            record = _remove_all(record)
-        record.refuse_other(work)
-        if record.work is None:
-            record.begin(work)
-        return _Run(work, output, record, meta).finish(check_lock, show)
+            manifest = _remove_all(manifest)
+        manifest.refuse_other(query)
+        if manifest.query is None:
+            manifest.begin(query)
+        return _Run(query, output, manifest, meta).finish(check_lock, show)
 
 
-def _remove_all(record: Record) -> Record:
+def _remove_all(manifest: Manifest) -> Manifest:
     """Remove the results that are there, and say so."""
-    names = [name for name in record.output.sizes() if is_part(name)]
+    names = [name for name in manifest.output.sizes() if is_part(name)]
     if names:
         logger.warning(
-            "overwrite=True removes %d stored partitions from %s", len(names), record.output.url
+            "overwrite=True removes %d stored partitions from %s", len(names), manifest.output.url
         )
     # What says whose they are goes last: a killed run leaves nothing that belongs to nobody.
-    record.output.remove([*names, PARTS, WORK])
-    return find_record(record.output)
+    manifest.output.remove([*names, PARTITIONS_FILE, QUERY_FILE])
+    return read_manifest(manifest.output)
 
 
 class _Run:
     """A run that computes the missing partitions of a checkpoint."""
 
-    def __init__(self, work: Work, output: OutputStore, record: Record, meta: Any) -> None:
-        self.work = work
+    def __init__(
+        self, query: FingerprintedQuery, output: OutputStore, manifest: Manifest, meta: Any
+    ) -> None:
+        self.query = query
         self.output = output
-        self.record = record
+        self.manifest = manifest
         self.meta = meta
         self.there = output.sizes()
-        self.splits = choose_splits(work.splits, work.digest, self.there, work.has_divisions)
-        self.names = [part_name(work.digest, split) for split in self.splits]
+        self.splits = choose_splits(query.splits, query.digest, self.there, query.has_divisions)
+        self.names = [part_name(query.digest, split) for split in self.splits]
 
     def is_finished(self) -> bool:
         """True if all files are there with recorded sizes, and no others."""
-        parts = self.record.parts
+        parts = self.manifest.parts
         whole = all(
             name in parts and self.there.get(name) == parts[name]["bytes"] for name in self.names
         )
         left_over = LOCK in self.there or self._superfluous(parts) or self.output.sizes(STAGING)
         return whole and not left_over
 
-    def stored(self, parts: Mapping[str, Part]) -> Stored:
+    def stored(self, parts: Mapping[str, PartitionFile]) -> StoredFrame:
         """The results, as a frame reads them."""
         known = [name if name in parts else None for name in self.names]
         divisions = (None,) * (len(known) + 1)
-        return Stored(
+        return StoredFrame(
             output=self.output,
             parts=tuple(known),
             rows=tuple(0 if name is None else parts[name]["rows"] for name in known),
             meta=self.meta,
-            divisions=self.work.expr.divisions if self.work.has_divisions else divisions,
-            made_of=self.work.expr,
+            divisions=self.query.expr.divisions if self.query.has_divisions else divisions,
+            made_of=self.query.expr,
         )
 
-    def finish(self, check_lock: Callable[[], None], show: bool) -> Stored:
+    def finish(self, check_lock: Callable[[], None], show: bool) -> StoredFrame:
         """Compute what is missing, and write down what is there, if nobody has taken over."""
-        kept = self._kept()
+        kept = self._files_to_keep()
         parts = {
             name: part
-            for name, part in self.record.parts.items()
+            for name, part in self.manifest.parts.items()
             # A file of another size than was written down has been cut short since.
             if name in kept and self.there.get(name) == part["bytes"]
         }
-        untold = [name for name in self.there if name in kept and name not in self.record.parts]
-        looked = run(partial(_look, output=self.output, meta=self.meta), untold, show)
+        untold = [name for name in self.there if name in kept and name not in self.manifest.parts]
+        looked = run(partial(_inspect, output=self.output, meta=self.meta), untold, show)
         parts |= {name: part for name, part in zip(untold, looked, strict=True) if part is not None}
         wanted = dict(zip(self.names, self.splits, strict=True))
         missing = {name: split for name, split in wanted.items() if name not in parts}
@@ -131,20 +141,20 @@ class _Run:
         parts |= self._compute(missing, check_lock, show)
         parts = {name: parts[name] for name in sorted(parts)}
         check_lock()
-        self.record.finish(parts)
+        self.manifest.finish(parts)
         self.output.remove(self._superfluous(parts))
         self.output.remove_staging()
         return self.stored(parts)
 
     def _compute(
         self, missing: Mapping[str, VersionedSplit], check_lock: Callable[[], None], show: bool
-    ) -> dict[str, Part]:
+    ) -> dict[str, PartitionFile]:
         if not missing:
             return {}
-        graph, keys = self.work.tasks_of(list(missing.values()))
-        read = next(iter(self.work.expr.find_operations(ReadWebDataset)), None)
+        graph, keys = self.query.tasks_of(list(missing.values()))
+        read = next(iter(self.query.expr.find_operations(ReadWebDataset)), None)
         check_lock()
-        context = _Job(
+        context = _Context(
             self.output,
             begin_run(self.output),
             list(self.meta.columns),
@@ -165,15 +175,15 @@ class _Run:
             )
         return {name: part for name, part in done.items() if not isinstance(part, str)}
 
-    def _kept(self) -> set[str]:
+    def _files_to_keep(self) -> set[str]:
         """Names of the partition files to keep."""
-        unasked = set(self.work.shards).difference(split.shard for split in self.splits)
-        others = {shard_of(self.work.digest, shard) for shard in unasked}
+        unasked = set(self.query.shards).difference(split.shard for split in self.splits)
+        others = {shard_of(self.query.digest, shard) for shard in unasked}
         return {*self.names, *(name for name in self.there if is_part(name, others))}
 
-    def _superfluous(self, parts: Mapping[str, Part]) -> list[str]:
+    def _superfluous(self, parts: Mapping[str, PartitionFile]) -> list[str]:
         """Partitions of shards that have changed since, or are gone; and of other boundaries."""
-        kept = self._kept() & parts.keys()
+        kept = self._files_to_keep() & parts.keys()
         return [name for name in self.there if is_part(name) and name not in kept]
 
 
@@ -181,7 +191,7 @@ class _Run:
 
 
 @dataclass(frozen=True)
-class _Job:
+class _Context:
     """Context of the tasks."""
 
     output: OutputStore
@@ -205,7 +215,7 @@ class _Task:
         return self.name
 
 
-def _store(task: _Task, context: _Job) -> Part | str:
+def _store(task: _Task, context: _Context) -> PartitionFile | str:
     """Compute a partition and store it, whole; or say why its shard can't be read."""
     try:
         before = _refuse_changes(task.shard, None, context)
@@ -231,10 +241,10 @@ def _store(task: _Task, context: _Job) -> Part | str:
         raise ExportError(
             f"{context.output.locate(task.name)} was removed as soon as it was written"
         )
-    return Part(rows=len(table), bytes=size)
+    return PartitionFile(rows=len(table), bytes=size)
 
 
-def _refuse_changes(shard: Shard | None, before: Shard | None, context: _Job) -> Shard | None:
+def _refuse_changes(shard: Shard | None, before: Shard | None, context: _Context) -> Shard | None:
     """Refuse to store what comes out of a shard that is another than when the frame was made."""
     if shard is None:
         return None
@@ -248,7 +258,7 @@ def _refuse_changes(shard: Shard | None, before: Shard | None, context: _Job) ->
     return now
 
 
-def _look(name: str, output: OutputStore, meta: Any) -> Part | None:
+def _inspect(name: str, output: OutputStore, meta: Any) -> PartitionFile | None:
     """Inspect a partition that a killed run has stored; None if it can't be read."""
     try:
         with output.open(name) as source, parquet.ParquetFile(source) as file:
@@ -257,4 +267,4 @@ def _look(name: str, output: OutputStore, meta: Any) -> Part | None:
             rows = file.metadata.num_rows
     except (OSError, pa.ArrowException):
         return None
-    return Part(rows=rows, bytes=output.size(name) or 0)
+    return PartitionFile(rows=rows, bytes=output.size(name) or 0)

@@ -17,11 +17,11 @@ from dask_image_ingest.errors import ExportError
 from dask_image_ingest.frames import backend_of, index_columns
 from dask_image_ingest.storage import OutputStore, Shard
 
-__all__ = ["ReadStored", "Stored", "read_part"]
+__all__ = ["ReadStored", "StoredFrame", "read_part"]
 
 
 @dataclass(frozen=True, eq=False)
-class Stored:
+class StoredFrame:
     """The stored partitions of a frame.
 
     Attributes
@@ -75,7 +75,7 @@ class ReadStored(dx.PartitionsFiltered, BlockwiseIO, KeepsResults):
     _defaults: ClassVar = {"columns": None, "_partitions": None}
     _absorb_projections = True
 
-    stored: Stored
+    stored: StoredFrame
 
     @functools.cached_property
     def _name(self) -> str:

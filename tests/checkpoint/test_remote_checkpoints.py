@@ -9,7 +9,7 @@ from sleeper import Sleeper
 
 import dask_image_ingest as dii
 from dask_image_ingest.checkpoint import runner
-from dask_image_ingest.checkpoint.fingerprint import Work
+from dask_image_ingest.checkpoint.fingerprint import FingerprintedQuery
 from dask_image_ingest.errors import ExportError
 from dask_image_ingest.storage.output import lock, remote_store
 
@@ -105,7 +105,7 @@ def test_a_failing_upload_is_told_and_loses_nothing(frame, remote, monkeypatch):
 def test_a_checkpoint_that_slept_while_another_took_over_changes_nothing(
     step, frame, remote, quick, monkeypatch
 ):
-    owner = {"tasks_of": Work, "run": runner}[step]
+    owner = {"tasks_of": FingerprintedQuery, "run": runner}[step]
     sleeper = Sleeper(monkeypatch, owner, step, lambda: checkpoint(frame, remote))
     try:
         other = frame.assign(more=frame["width"] * 2)
