@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
 import json
 import re
 import sys
@@ -12,8 +13,10 @@ from functools import partial
 from typing import Any
 
 import pandas as pd
+from dask.diagnostics import ProgressBar
 from dask.utils import format_bytes
 
+from dask_image_ingest import curate
 from dask_image_ingest.cli.where import json_fields_of, parse_where
 from dask_image_ingest.dataset import read_webdataset_images
 from dask_image_ingest.decode import printable
@@ -72,6 +75,12 @@ def add_export(verbs: Any, parents: Sequence[argparse.ArgumentParser]) -> None:
         action="store_true",
         help="decode every image, and leave out those that are bad",
     )
+    add(
+        "--drop-duplicates",
+        choices=["bytes", "pixels", "pdq"],
+        help="write each image once: bytes compares files, pixels what they decode to, pdq what is "
+        "seen; the largest stays",
+    )
     add("--strict", action="store_true", help="write nothing if a row would be left out")
     add("--resume", action="store_true", help="go on where a killed export stopped")
     add("--overwrite", action="store_true", help="remove what an earlier export wrote there first")
@@ -92,9 +101,15 @@ def export_command(args: argparse.Namespace) -> int:
         sidecar=args.read_sidecar,
         storage_options=args.storage_options,
     )
+    show = sys.stderr.isatty()
+    duplicates = 0
+    if args.drop_duplicates:
+        with ProgressBar(minimum=1.0, out=sys.stderr) if show else contextlib.nullcontext():
+            frame = curate.duplicates(frame, args.drop_duplicates)
+        duplicates = int((~frame["duplicate.keep"]).sum().compute())
+        frame = frame[frame["duplicate.keep"]]
     if not args.drop_bad_images:
         frame = frame.drop(columns=_NO_PIXELS)
-    show = sys.stderr.isatty()
     with warnings.catch_warnings():
         # The summary tells both.
         warnings.filterwarnings("ignore", message="skipped: |.* is damaged at byte ")
@@ -117,7 +132,7 @@ def export_command(args: argparse.Namespace) -> int:
     sources = set(result.attrs["sources"])
     elsewhere = _damage_elsewhere(args.paths, args.storage_options, sources, show)
     damaged = result.attrs["damaged"] | elsewhere
-    summary = _summary(result, damaged)
+    summary = {"duplicates": duplicates} | _summary(result, damaged)
     print(json.dumps(summary, indent=2) if args.json else _in_words(summary))
     return 1 if summary["left_out"] or summary["damaged"] else 0
 
@@ -197,6 +212,8 @@ def _in_words(summary: dict[str, Any]) -> str:
         f"{summary['folder']}: {summary['samples']:,} samples in {summary['shards']:,} shards, "
         f"{summary['members']:,} members, {format_bytes(summary['bytes'])}"
     ]
+    if summary["duplicates"]:
+        lines.append(f"{summary['duplicates']:,} duplicates of these are not written")
     if summary["interleaved"]:
         lines.append(f"{summary['interleaved']:,} samples whose members lay apart lie together now")
     left_out = summary["left_out"]

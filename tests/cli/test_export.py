@@ -47,6 +47,26 @@ def test_rows_that_meet_a_condition_become_shards(folder, photos, tmp_path, caps
     assert len(by_dali(paths, ["txt"], sorted(tmp_path.glob("*.idx")))) == len(expected)
 
 
+@pytest.mark.parametrize(("by", "left"), [("bytes", 20), ("pdq", 13)])  # one has no detail to go by
+def test_an_image_that_is_there_twice_is_written_once(photos, tmp_path, capsys, by, left):
+    members = {}
+    for number, photo in enumerate(photos[:12]):
+        members[f"{number}.{photo.extension}"] = photo.encoded
+        if number % 3:
+            encoded = io.BytesIO()
+            Image.fromarray(photo.pixels).save(encoded, "BMP")
+            members[f"again-{number}.bmp"] = encoded.getvalue()
+        else:
+            members[f"again-{number}.{photo.extension}"] = photo.encoded
+    (tmp_path / "in.tar").write_bytes(tar(members))
+    status, out, _ = run(
+        capsys, tmp_path / "in.tar", "-o", tmp_path / "out/{shard}.tar", "--drop-duplicates", by
+    )
+    assert status == 0
+    assert f"{left} samples in 1 shards" in out
+    assert f"{24 - left} duplicates of these are not written" in out
+
+
 @pytest.mark.filterwarnings("ignore:.*of 'json.id' are not:UserWarning")
 def test_json_numbers_that_no_double_holds_are_told_from_their_neighbours(photos, tmp_path, capsys):
     ids = [2**53, 2**53 + 1, 2**53 + 2, 2**53 + 1.5, "9007199254740993", None, 2**64 - 1, 1]
