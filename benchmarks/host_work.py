@@ -33,8 +33,8 @@ import numpy as np
 from _shards import make_shards
 
 import dask_image_ingest as dii
-from dask_image_ingest.dataset.opened import open_rows
-from dask_image_ingest.dataset.partition import read_partition
+from dask_image_ingest.dataset.scan.open_samples import open_rows
+from dask_image_ingest.dataset.scan.task import read_partition
 from dask_image_ingest.decode import dali, planner
 from dask_image_ingest.decode.formats import is_valid
 from dask_image_ingest.decode.options import Decoding

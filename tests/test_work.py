@@ -10,9 +10,9 @@ from photo_shards import Photo, encode, make_photos, write_photo_shards, write_t
 from PIL import Image
 
 from dask_image_ingest import decode, read_webdataset_images
-from dask_image_ingest.dataset.metadata import SampleRows
 from dask_image_ingest.dataset.options import ReadOptions
-from dask_image_ingest.dataset.schema import make_schema, parse_image_extensions
+from dask_image_ingest.dataset.scan.samples import SampleRows
+from dask_image_ingest.dataset.schema.columns import make_schema, parse_image_extensions
 from dask_image_ingest.decode.options import MAX_PIXELS, Decoding
 from dask_image_ingest.storage import open_shard
 from dask_image_ingest.tar import IMAGE_EXTENSIONS, index_tar

@@ -14,7 +14,7 @@ from dask.dataframe.extensions import register_dataframe_accessor, register_seri
 from dask_image_ingest.accessor.image_shape import image_shape
 from dask_image_ingest.accessor.images import Images, as_frame, told_shape
 from dask_image_ingest.dask_internals import Head, new_collection
-from dask_image_ingest.dataset import ByPiece, Decode, ReadWebDataset
+from dask_image_ingest.dataset import ChunkedMap, Decode, ReadWebDataset
 from dask_image_ingest.errors import ArgumentError
 from dask_image_ingest.frames import backend_of
 from dask_image_ingest.image_frame import ImageDataFrame
@@ -71,7 +71,7 @@ class LazyImages(Images[ImageDataFrame, dd.Series]):
             np.empty((0, 256), np.int64), index=pd.Index([], dtype="int64", name="channel")
         )
         images = self._frame[[self.column]]
-        counts = new_collection(ByPiece(images.expr, count_levels, (self.column,), empty))
+        counts = new_collection(ChunkedMap(images.expr, count_levels, (self.column,), empty))
         return counts.reduction(
             add_levels, combine=add_levels, aggregate=statistics, meta=statistics(empty)
         )

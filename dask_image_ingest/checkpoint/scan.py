@@ -12,7 +12,7 @@ from pyarrow import parquet
 
 from dask_image_ingest import dask_internals as dx
 from dask_image_ingest.dask_internals import BlockwiseIO, Task
-from dask_image_ingest.dataset import KeepsResults, RowSource, is_settled, row_sources
+from dask_image_ingest.dataset import KeepsResults, RowSource, is_optimized, row_sources
 from dask_image_ingest.errors import ExportError
 from dask_image_ingest.frames import backend_of, index_columns
 from dask_image_ingest.storage import OutputStore, Shard
@@ -110,7 +110,7 @@ class ReadStored(dx.PartitionsFiltered, BlockwiseIO, KeepsResults):
         return Task(name, read_part, output, part, self._meta, _data_producer=True)
 
     def _simplify_up(self, parent: dx.Expr, dependents: Any) -> dx.Expr | None:
-        if is_settled(self, dependents):
+        if is_optimized(self, dependents):
             return None
         if isinstance(parent, dx.Len):
             return dx.Literal(sum(self.stored.rows[number] for number in self._partitions))

@@ -22,8 +22,8 @@ from dask_image_ingest.curate.pdq import VARIANTS, pdq
 from dask_image_ingest.dask_internals import FrameBase, new_collection
 from dask_image_ingest.dataset import (
     POINTER,
-    AddsColumns,
-    EveryRow,
+    AppendsColumns,
+    PreservesRows,
     fetch_encoded,
     references_of_pointers,
 )
@@ -200,7 +200,7 @@ def _hash_bytes(frame: Any, storage_options: dict[str, Any] | None) -> Any:
     return backend.with_columns(frame, {column_of("bytes"): (hashes, pa.string())}, rows)
 
 
-class HashBytes(AddsColumns, EveryRow):
+class HashBytes(AppendsColumns, PreservesRows):
     """Hashes of encoded images; columns and filters that need none go below it."""
 
     _parameters: ClassVar = ["frame", "storage_options"]

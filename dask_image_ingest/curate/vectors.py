@@ -12,7 +12,7 @@ import pyarrow as pa
 from dask_image_ingest import dask_internals as dx
 from dask_image_ingest.arguments import check_frame, is_column
 from dask_image_ingest.dask_internals import FrameBase, new_collection
-from dask_image_ingest.dataset import AddsColumns, EveryRow
+from dask_image_ingest.dataset import AppendsColumns, PreservesRows
 from dask_image_ingest.errors import ArgumentError
 from dask_image_ingest.frames import backend_of
 from dask_image_ingest.ops import vectors
@@ -123,7 +123,7 @@ def _map_vectors(
     return backend.with_columns(frame, {name: (made.reshape(-1), type_)}, rows)
 
 
-class MapVectors(AddsColumns, EveryRow):
+class MapVectors(AppendsColumns, PreservesRows):
     """A number for each vector; columns and filters that need none go below it."""
 
     _parameters: ClassVar = ["frame", "inputs", "name", "function", "type"]

@@ -14,7 +14,7 @@ from dask import delayed
 
 from dask_image_ingest import dask_internals as dx
 from dask_image_ingest.dask_internals import FrameBase, new_collection
-from dask_image_ingest.dataset import AddsColumns, EveryRow
+from dask_image_ingest.dataset import AppendsColumns, PreservesRows
 from dask_image_ingest.errors import ArgumentError
 from dask_image_ingest.frames import backend_of
 
@@ -121,7 +121,7 @@ def _numbers(values: pa.Array, xp: Any) -> Any:
     return xp.asarray(values.to_numpy(zero_copy_only=False))
 
 
-class LookUp(AddsColumns, EveryRow):
+class LookUp(AppendsColumns, PreservesRows):
     """A frame with verdicts of its rows; columns and filters that need none go below it."""
 
     _parameters: ClassVar = ["frame", "verdicts", "none"]

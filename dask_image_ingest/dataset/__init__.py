@@ -1,16 +1,10 @@
 """The lazy collection: what a query asks of the shards, and how one partition is made.
 
 In: paths and options, then the rewrites of dask's optimiser. Out: a dask dataframe, and for each
-task the dataframe of one part of one shard. ``partition.py`` is where to begin reading.
+task the dataframe of one part of one shard. ``scan/task.py`` is where to begin reading.
 """
 
-from dask_image_ingest.dataset.adds_columns import AddsColumns
-from dask_image_ingest.dataset.aligned import RowSource, row_sources
-from dask_image_ingest.dataset.datasets import KeepsResults, datasets_of, shard_of_partition
 from dask_image_ingest.dataset.decode_images import decode_frame, decode_images
-from dask_image_ingest.dataset.decode_rows import NoPixels
-from dask_image_ingest.dataset.every_row import EveryRow
-from dask_image_ingest.dataset.expr import Dataset, ReadWebDataset
 from dask_image_ingest.dataset.filters import (
     MIRRORED,
     NEGATED,
@@ -19,23 +13,30 @@ from dask_image_ingest.dataset.filters import (
     both,
     either,
 )
-from dask_image_ingest.dataset.image_sources import image_sources, value_sources
-from dask_image_ingest.dataset.late.by_piece import ByPiece
-from dask_image_ingest.dataset.late.in_read import SHAPE_IN_NAME
-from dask_image_ingest.dataset.late.node import Decode, PointersToReferences
-from dask_image_ingest.dataset.late.pieces import move_rows_now
-from dask_image_ingest.dataset.late.pointers import POINTER, references_of_pointers
-from dask_image_ingest.dataset.late.resolve import fetch_encoded
-from dask_image_ingest.dataset.metadata import SampleRows
+from dask_image_ingest.dataset.late.chunks import ChunkedMap, move_rows_now
+from dask_image_ingest.dataset.late.fetch import fetch_encoded
+from dask_image_ingest.dataset.late.fused import SHAPE_IN_NAME
+from dask_image_ingest.dataset.late.nodes import Decode, PointersToReferences
+from dask_image_ingest.dataset.late.references import POINTER, references_of_pointers
 from dask_image_ingest.dataset.options import ReadOptions
+from dask_image_ingest.dataset.plan.alignment import RowSource, row_sources
+from dask_image_ingest.dataset.plan.lineage import (
+    KeepsResults,
+    datasets_of,
+    image_sources,
+    shard_of_partition,
+    value_sources,
+)
+from dask_image_ingest.dataset.plan.nodes import AppendsColumns, PreservesRows, is_optimized
+from dask_image_ingest.dataset.plan.scan_node import Dataset, ReadWebDataset
 from dask_image_ingest.dataset.read import read_webdataset_images
-from dask_image_ingest.dataset.schema import image_member, parse_image_extensions
-from dask_image_ingest.dataset.settled import is_settled
-from dask_image_ingest.dataset.sidecar_schema import with_sidecars
-from dask_image_ingest.dataset.sources.image_files import ReadImageFiles
-from dask_image_ingest.dataset.sources.read_images import read_images
-from dask_image_ingest.dataset.sources.read_parquet_images import read_parquet_images
-from dask_image_ingest.dataset.walked import take_walked
+from dask_image_ingest.dataset.scan.decode_rows import NoPixels
+from dask_image_ingest.dataset.scan.open_samples import take_walked
+from dask_image_ingest.dataset.scan.samples import SampleRows
+from dask_image_ingest.dataset.schema.columns import image_member, parse_image_extensions
+from dask_image_ingest.dataset.schema.sidecar_columns import with_sidecars
+from dask_image_ingest.dataset.sources.image_files import ReadImageFiles, read_images
+from dask_image_ingest.dataset.sources.parquet_images import read_parquet_images
 from dask_image_ingest.dataset.warning import warn_user
 
 __all__ = [
@@ -43,16 +44,16 @@ __all__ = [
     "NEGATED",
     "POINTER",
     "SHAPE_IN_NAME",
-    "AddsColumns",
-    "ByPiece",
+    "AppendsColumns",
+    "ChunkedMap",
     "Dataset",
     "Decode",
-    "EveryRow",
     "Filters",
     "KeepsResults",
     "NoPixels",
     "PointersToReferences",
     "Predicate",
+    "PreservesRows",
     "ReadImageFiles",
     "ReadOptions",
     "ReadWebDataset",
@@ -66,7 +67,7 @@ __all__ = [
     "fetch_encoded",
     "image_member",
     "image_sources",
-    "is_settled",
+    "is_optimized",
     "move_rows_now",
     "parse_image_extensions",
     "read_images",

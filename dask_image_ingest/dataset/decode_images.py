@@ -7,15 +7,17 @@ from typing import Any, Literal, TypeVar
 
 from dask_image_ingest.arguments import check_choice, check_frame, check_storage_options
 from dask_image_ingest.dask_internals import FrameBase, new_collection
-from dask_image_ingest.dataset.late.decode import ImageDecode, decode_partition, kept_by
-from dask_image_ingest.dataset.late.encoded import (
+from dask_image_ingest.dataset.late.decode import decode_partition
+from dask_image_ingest.dataset.late.nodes import Decode, PointersToReferences
+from dask_image_ingest.dataset.late.references import (
+    POINTER,
     BytesToReferences,
     check_encoded,
     references_of_bytes,
+    references_of_pointers,
 )
-from dask_image_ingest.dataset.late.node import Decode, PointersToReferences
-from dask_image_ingest.dataset.late.pointers import POINTER, references_of_pointers
 from dask_image_ingest.dataset.options import ErrorPolicy
+from dask_image_ingest.dataset.scan.decode_rows import ImageDecode, kept_by
 from dask_image_ingest.decode import MAX_PIXELS, Decoding, Mode, make_decoding
 from dask_image_ingest.errors import ArgumentError
 from dask_image_ingest.frames import backend_of

@@ -21,28 +21,28 @@ from dask_image_ingest.arguments import (
     shown,
 )
 from dask_image_ingest.dask_internals import Expr, new_collection
-from dask_image_ingest.dataset.expr import Dataset, ReadWebDataset
 from dask_image_ingest.dataset.filters import Filters, columns_of, normalize_filters, without
-from dask_image_ingest.dataset.first_shard import open_first
-from dask_image_ingest.dataset.late.decode import ImageDecode, kept_by
-from dask_image_ingest.dataset.late.node import Decode, KeepMatching
+from dask_image_ingest.dataset.late.nodes import Decode, KeepMatching
 from dask_image_ingest.dataset.options import (
     ErrorPolicy,
     ReadOptions,
     ShardErrorPolicy,
     parse_max_member_bytes,
 )
-from dask_image_ingest.dataset.schema import (
+from dask_image_ingest.dataset.plan.scan_node import Dataset, ReadWebDataset
+from dask_image_ingest.dataset.scan.decode_rows import ImageDecode, kept_by
+from dask_image_ingest.dataset.scan.first_shard import open_first
+from dask_image_ingest.dataset.scan.partitioning import parse_partition_size, split_shards
+from dask_image_ingest.dataset.schema.columns import (
     make_schema,
     parse_image_extensions,
 )
-from dask_image_ingest.dataset.sidecar_schema import (
+from dask_image_ingest.dataset.schema.sidecar_columns import (
     SidecarChoice,
     check_sidecar,
     sidecar_columns,
     with_sidecars,
 )
-from dask_image_ingest.dataset.splits import parse_partition_size, split_shards
 from dask_image_ingest.decode import MAX_PIXELS, Decoding, Mode, make_decoding, require_simplejpeg
 from dask_image_ingest.errors import ArgumentError
 from dask_image_ingest.frames import choose_backend, get_backend, gpus

@@ -11,7 +11,7 @@ import pyarrow as pa
 
 from dask_image_ingest import dask_internals as dx
 from dask_image_ingest.arguments import check_flag, whole_number
-from dask_image_ingest.dataset import AddsColumns, EveryRow
+from dask_image_ingest.dataset import AppendsColumns, PreservesRows
 from dask_image_ingest.errors import ArgumentError, FunctionError
 from dask_image_ingest.frames import IMAGE, Backend, backend_of
 from dask_image_ingest.ops.batch_function import BatchFunction
@@ -27,7 +27,7 @@ from dask_image_ingest.ops.outputs import (
 __all__ = ["BatchMap", "MapBatches", "make_batch_map"]
 
 
-class MapBatches(AddsColumns, EveryRow):
+class MapBatches(AppendsColumns, PreservesRows):
     """``map_batches`` of a lazy frame; columns and filters that need no outputs go below it."""
 
     _parameters: ClassVar = ["frame", "batch_map"]

@@ -15,8 +15,8 @@ from counted import work  # noqa: F401  a fixture
 from PIL import Image
 
 import dask_image_ingest as dii
-from dask_image_ingest.dataset import opened as opening
-from dask_image_ingest.dataset.expr import ReadWebDataset
+from dask_image_ingest.dataset.plan.scan_node import ReadWebDataset
+from dask_image_ingest.dataset.scan import open_samples as opening
 from dask_image_ingest.frames import get_backend
 
 

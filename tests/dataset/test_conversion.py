@@ -14,7 +14,7 @@ import pytest
 from photo_shards import write_tar
 
 import dask_image_ingest as dii
-from dask_image_ingest.dataset.expr import ReadWebDataset
+from dask_image_ingest.dataset.plan.scan_node import ReadWebDataset
 
 # JSON as it may come from anywhere: numbers at the edges of types, half characters, wrong kinds.
 VALUES = (

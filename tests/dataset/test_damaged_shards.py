@@ -12,7 +12,7 @@ import pytest
 from tars import BLOCK, header, padded, tar, zstd
 
 import dask_image_ingest as dii
-from dask_image_ingest.dataset import metadata
+from dask_image_ingest.dataset.scan import samples
 from dask_image_ingest.frames.pandas_backend import PandasBackend
 
 
@@ -216,7 +216,7 @@ def test_members_larger_than_max_member_bytes_are_null_and_counted(files, tmp_pa
     assert len(files[0][1]) > 1000
     path.write_bytes(claiming(b"u.txt", 2**30) + tar(large))
     expanded = []
-    monkeypatch.setattr(metadata, "read_member", recording(metadata.read_member, expanded))
+    monkeypatch.setattr(samples, "read_member", recording(samples.read_member, expanded))
     ddf = dii.read_webdataset_images(path, backend="pandas", max_member_bytes=1000)
     said = r"2 of 3 values of 'txt' are larger than max_member_bytes=1,000 .*first that of 'u'"
     with pytest.warns(UserWarning, match=said):
@@ -258,7 +258,7 @@ def test_members_that_no_partition_can_hold_are_refused_before_they_are_read(
     path.write_bytes(b"".join(claiming(b"%02d.txt" % n, 2**28) for n in range(40)) + tar(files))
     monkeypatch.setattr(PandasBackend, "largest_partition", 3 * 2**30)
     ddf = dii.read_webdataset_images(path, backend="pandas")
-    monkeypatch.setattr(metadata, "read_member", lambda *args: pytest.fail("a member was read"))
+    monkeypatch.setattr(samples, "read_member", lambda *args: pytest.fail("a member was read"))
     said = r"the members of samples 0-43 of .*a\.tar are 10\.7 GB, most of them of 'txt'"
     with pytest.raises(dii.PartitionTooLargeError, match=said):
         ddf[["__key__", "txt"]].compute()

@@ -93,7 +93,7 @@ def test_every_rule_calls_the_one_that_was_there():
 
 
 def test_dask_has_no_rule_of_its_own_yet():
-    # If it brings one, look whether ours is still needed: dataset/fewer_columns.py and masks.py.
+    # If it brings one, look whether ours is still needed: dataset/plan/dask_rules.py.
     names = ["Index", "And", "Or", "XOr"]
     script = f"from dask.dataframe.dask_expr import _expr\nfor name in {names}:\n"
     script += "    print('_simplify_down' in vars(getattr(_expr, name)))"

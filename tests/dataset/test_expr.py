@@ -13,8 +13,8 @@ import pandas as pd
 import pytest
 
 import dask_image_ingest as dii
-from dask_image_ingest.dataset import metadata, opened, splits
-from dask_image_ingest.dataset.expr import ReadWebDataset
+from dask_image_ingest.dataset.plan.scan_node import ReadWebDataset
+from dask_image_ingest.dataset.scan import open_samples, partitioning, samples
 from dask_image_ingest.decode.planner import Schedule
 
 
@@ -62,14 +62,14 @@ def work(monkeypatch):
         original.assign(self, row, header, batch)
 
     original = SimpleNamespace(
-        index_tar=opened.index_tar,
-        read_header=metadata.read_header,
-        read_member=metadata.read_member,
+        index_tar=open_samples.index_tar,
+        read_header=samples.read_header,
+        read_member=samples.read_member,
         assign=Schedule._assign,
     )
-    monkeypatch.setattr(opened, "index_tar", index_tar)
-    monkeypatch.setattr(metadata, "read_header", read_header)
-    monkeypatch.setattr(metadata, "read_member", read_text)
+    monkeypatch.setattr(open_samples, "index_tar", index_tar)
+    monkeypatch.setattr(samples, "read_header", read_header)
+    monkeypatch.setattr(samples, "read_member", read_text)
     monkeypatch.setattr(Schedule, "_assign", assign)
     return counts
 
@@ -446,10 +446,10 @@ def test_a_partition_is_never_planned_larger_than_its_backend_can_hold(shards):
             return 2**40
 
     # Half of what fits, since some shards decode to more than the first one, which is looked at.
-    assert splits.parse_partition_size("auto", Cudf()) == 2**30 - 1
+    assert partitioning.parse_partition_size("auto", Cudf()) == 2**30 - 1
     for asked in ("5 GB", 2**31):
-        assert splits.parse_partition_size(asked, Cudf()) == 2**31 - 1
-    assert splits.parse_partition_size("1 GiB", Cudf()) == 2**30
+        assert partitioning.parse_partition_size(asked, Cudf()) == 2**31 - 1
+    assert partitioning.parse_partition_size("1 GiB", Cudf()) == 2**30
 
 
 def test_no_partition_size_is_one_task_per_shard(shards):

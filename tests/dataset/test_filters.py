@@ -14,9 +14,9 @@ import pytest
 from photo_shards import write_tar
 
 import dask_image_ingest as dii
-from dask_image_ingest.dataset.expr import ReadWebDataset
 from dask_image_ingest.dataset.filters import matching, normalize_filters
-from dask_image_ingest.dataset.predicates import as_filters
+from dask_image_ingest.dataset.plan.predicates import as_filters
+from dask_image_ingest.dataset.plan.scan_node import ReadWebDataset
 
 NAN, INF = math.nan, math.inf
 

@@ -4,7 +4,7 @@ import pytest
 from counted import work  # noqa: F401
 
 import dask_image_ingest as dii
-from dask_image_ingest.dataset.movable import is_row_by_row
+from dask_image_ingest.dataset.plan.operators import is_row_by_row
 
 COLUMNS = ["image", "width", "height", "cls", "txt"]
 

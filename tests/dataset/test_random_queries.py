@@ -6,7 +6,7 @@ import pytest
 from query_sources import sources
 from random_queries import quiet, run
 
-from dask_image_ingest.dataset.expr import ReadWebDataset
+from dask_image_ingest.dataset.plan.scan_node import ReadWebDataset
 
 pytestmark = pytest.mark.slow
 

@@ -17,7 +17,8 @@ from pyarrow import parquet
 from tars import tar
 
 import dask_image_ingest as dii
-from dask_image_ingest.dataset import opened, parquet_source, sidecar
+from dask_image_ingest.dataset.scan import open_samples, sidecar
+from dask_image_ingest.dataset.schema import parquet_file
 
 # As img2dataset 1.47 writes them; columns of its input come first.
 WRITTEN = pa.schema(
@@ -81,9 +82,9 @@ def work(monkeypatch):
     """Counts tars and sidecars that tasks open, and row groups that they read of each column."""
     counts: Counter = Counter()
     original = {
-        "tars": opened.open_shard,
+        "tars": open_samples.open_shard,
         "sidecars": sidecar.open_parquet,
-        "groups": parquet_source.ParquetSource.read,
+        "groups": parquet_file.ParquetSource.read,
     }
 
     def open_tar(*args):
@@ -98,9 +99,9 @@ def work(monkeypatch):
         counts[column] += len(groups)
         return original["groups"](self, column, groups)
 
-    monkeypatch.setattr(opened, "open_shard", open_tar)
+    monkeypatch.setattr(open_samples, "open_shard", open_tar)
     monkeypatch.setattr(sidecar, "open_parquet", open_parquet)
-    monkeypatch.setattr(parquet_source.ParquetSource, "read", read_groups)
+    monkeypatch.setattr(parquet_file.ParquetSource, "read", read_groups)
     return counts
 
 

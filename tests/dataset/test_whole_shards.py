@@ -9,7 +9,7 @@ from corpus import bad_images, images
 from photo_shards import write_tar
 
 import dask_image_ingest as dii
-from dask_image_ingest.dataset import metadata, opened
+from dask_image_ingest.dataset.scan import open_samples, samples
 from dask_image_ingest.frames import encoded_memory, pandas_backend
 
 pytest.importorskip("nvidia.dali", reason="nothing is decoded without DALI")
@@ -34,8 +34,8 @@ def ahead(monkeypatch):
 @pytest.fixture
 def always(monkeypatch):
     """Images are read ahead however small they are, and however far between."""
-    monkeypatch.setattr(metadata, "_LEAST_AHEAD", 1)
-    monkeypatch.setattr(metadata, "_DENSE", 0)
+    monkeypatch.setattr(samples, "_LEAST_AHEAD", 1)
+    monkeypatch.setattr(samples, "_DENSE", 0)
 
 
 def mixed(folder):
@@ -65,7 +65,7 @@ def assert_same(one, other):
 
 def bit_by_bit(monkeypatch, path, ahead, **options):
     with monkeypatch.context() as patched:
-        for module in (opened, metadata):
+        for module in (open_samples, samples):
             patched.setattr(module, "encoded_memory", lambda _: None)
         before = len(ahead)
         frame = read(path, **options)

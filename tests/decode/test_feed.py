@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 from corpus import images
 
-from dask_image_ingest.dataset.metadata import SampleRows
+from dask_image_ingest.dataset.scan.samples import SampleRows
 from dask_image_ingest.decode import Decoding
 
 pytest.importorskip("nvidia.dali", reason="nothing is decoded without DALI")

@@ -2,7 +2,7 @@
 
 import pytest
 
-from dask_image_ingest.dataset import first_shard, opened
+from dask_image_ingest.dataset.scan import first_shard, open_samples
 
 
 @pytest.fixture
@@ -12,5 +12,5 @@ def no_walk(monkeypatch):
     def fail(*args):
         raise AssertionError("a tar was walked")
 
-    monkeypatch.setattr(opened, "index_tar", fail)
+    monkeypatch.setattr(open_samples, "index_tar", fail)
     monkeypatch.setattr(first_shard, "index_head", fail)

@@ -13,7 +13,7 @@ from photo_shards import write_tar
 from small_frames import small_frame
 
 import dask_image_ingest as dii
-from dask_image_ingest.dataset.expr import ReadWebDataset
+from dask_image_ingest.dataset.plan.scan_node import ReadWebDataset
 from dask_image_ingest.frames.pandas_backend import pandas_type
 
 BOXES = [[[0, 0, 20, 10], [5, 5, 15, 45]], [], None, [[1, 2, 31, 42]], [[0, 0, 8, 8]]]

@@ -16,7 +16,7 @@ from dask.sizeof import sizeof
 from distributed.protocol import deserialize, serialize
 from PIL import Image
 
-from dask_image_ingest.dataset.schema import Component, Schema
+from dask_image_ingest.dataset.schema.columns import Component, Schema
 from dask_image_ingest.decode import Decoding, Pixels
 from dask_image_ingest.decode.decoders import decoders_for
 from dask_image_ingest.frames.image_dtype import IMAGE

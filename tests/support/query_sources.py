@@ -52,6 +52,13 @@ def sources(folder: Path) -> dict[str, Source]:
     parts = partitions(read())
     filters = [[("width", ">", 12), ("cls", "<=", 2)], [("txt", "==", "cat")]]
     columns = ["__key__", "image", "width", "txt", "__url__", "offset", "nbytes"]
+    references = dii.read_webdataset_images(
+        paths, backend="pandas", json_fields=FIELDS, decode=False
+    )
+    references.to_parquet(folder / "references")
+    later = dii.decode_images(references, size=SIZE)
+    stored = dii.decode_images(dd.read_parquet(folder / "references"), size=SIZE)
+    decoded_later = [part[list(later.columns)] for part in parts]
     split, own_size = read(partition_size=4 * SIZE * SIZE * 3), read(size=None)
     return {
         "whole": source(read(), parts),
@@ -61,6 +68,8 @@ def sources(folder: Path) -> dict[str, Source]:
             read(columns=columns, filters=filters), [part[kept(part)][columns] for part in parts]
         ),
         "single": source(read(paths[0]), parts[:1]),
+        "decoded later": source(later, decoded_later),
+        "references in parquet": source(stored, decoded_later),
         "own size": source(own_size, partitions(own_size)),
     }
 

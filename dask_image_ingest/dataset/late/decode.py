@@ -4,35 +4,33 @@ from __future__ import annotations
 
 import functools
 import zlib
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, replace
-from typing import Any, Literal, TypeAlias
+from collections.abc import Iterator, Sequence
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
-from dask.dataframe.dispatch import concat
 
-from dask_image_ingest.dataset.decode_rows import check_size, cuts, decode_rows
-from dask_image_ingest.dataset.late.resolve import fetch
-from dask_image_ingest.dataset.options import ErrorPolicy
-from dask_image_ingest.dataset.schema import POINTER_COLUMNS
-from dask_image_ingest.decode import Decoding, Header, Origin, Pixels
+from dask_image_ingest.dataset.late.fetch import fetch
+from dask_image_ingest.dataset.scan.decode_rows import (
+    Decoded,
+    ImageDecode,
+    Kept,
+    check_size,
+    cuts,
+    decode_rows,
+    first_rows,
+)
+from dask_image_ingest.dataset.schema.columns import POINTER_COLUMNS
+from dask_image_ingest.decode import Header, Origin, Pixels
 from dask_image_ingest.frames import ImageReference, as_references, backend_of
 
 __all__ = [
-    "DecodeInRead",
-    "Decoded",
     "EncodedImages",
-    "ImageDecode",
-    "Kept",
     "decode_partition",
     "decode_pieces",
     "decoded_meta",
     "encoded_sizes",
     "field_of",
-    "first_rows",
-    "keep_rows",
-    "kept_by",
     "reference_rows",
     "references_of",
     "with_headers",
@@ -40,109 +38,6 @@ __all__ = [
 
 # A merge that found nothing on one side: no image, and nothing wrong with it.
 _NOTHING = Header(None, None, None, None, "", True)
-
-
-@dataclass(frozen=True)
-class ImageDecode:
-    """How a column of references becomes one of images, and of their errors.
-
-    Attributes
-    ----------
-    image, error
-        What the columns are called; ``error`` None where there is none.
-    decoding
-        What images should look like.
-    errors
-        What becomes of an image that can't be decoded.
-    storage_options
-        For the file system of remote shards.
-    pixels
-        Whether the images are asked for, or only their errors: their column goes then.
-    """
-
-    image: Any
-    error: Any | None
-    decoding: Decoding
-    errors: ErrorPolicy = "null"
-    storage_options: dict[str, Any] | None = None
-    pixels: bool = True
-
-    @property
-    def columns(self) -> set[Any]:
-        """The columns that are made by the decode."""
-        return {self.image} if self.error is None else {self.image, self.error}
-
-    def renamed(self, names: Callable[[Any], Any]) -> ImageDecode:
-        """The same for columns of other names."""
-        error = None if self.error is None else names(self.error)
-        return replace(self, image=names(self.image), error=error)
-
-    def into(self, frame: Any, decoded: Pixels) -> Any:
-        """A frame with references, with what was decoded in their place."""
-        backend = backend_of(frame)
-        if self.pixels:
-            return backend.with_images(frame, decoded, self.image, self.error)
-        if self.error is not None:
-            rows = [row for row, error in enumerate(decoded.errors) if error]
-            values = [decoded.errors[row] for row in rows]
-            frame = backend.with_columns(frame, {self.error: (values, pa.string())}, rows)
-        return frame.drop(columns=[self.image])
-
-
-#: A frame with its images, and the error of each row.
-Decoded: TypeAlias = tuple[Any, Sequence[str | None]]
-
-#: Which rows a decode keeps: those of good images, those of bad ones, or all.
-Kept: TypeAlias = Literal["good", "bad"] | None
-
-
-def kept_by(errors: ErrorPolicy) -> Kept:
-    """Which rows a decode keeps by its policy for errors."""
-    return "good" if errors == "drop" else None
-
-
-def keep_rows(decoded: Decoded, keep: Kept) -> Any:
-    """The rows of a decoded frame that are kept."""
-    frame, errors = decoded
-    if keep is None:
-        return frame
-    rows = [row for row, error in enumerate(errors) if bool(error) is (keep == "bad")]
-    return frame if len(rows) == len(frame) else frame.iloc[rows]
-
-
-def first_rows(frame: Any, decode: Callable[[Any], Decoded], keep: Kept, limit: int | None) -> Any:
-    """The first ``limit`` rows that are kept once they are decoded: few at first, then more."""
-    if limit is None:
-        return keep_rows(decode(frame), keep)
-    parts: list[Any] = []
-    start, size = 0, max(1, limit)
-    while not parts or (start < len(frame) and sum(map(len, parts)) < limit):
-        parts.append(keep_rows(decode(frame.iloc[start : start + size]), keep))
-        start, size = start + size, 2 * size
-    return (parts[0] if len(parts) == 1 else concat(parts)).head(limit)
-
-
-@dataclass(frozen=True)
-class DecodeInRead:
-    """A decode in the task of a read, which has the shard open.
-
-    Attributes
-    ----------
-    images
-        How images are decoded.
-    columns
-        Those of the result, in order.
-    keep, limit
-        Which rows are kept of those that are decoded, and how many of them at most.
-    steps
-        What is done to the rows before, with positions in place of their images; None for nothing.
-    """
-
-    images: ImageDecode
-    columns: tuple[Any, ...]
-    keep: Kept
-    limit: int | None
-    steps: Callable[[Any], Any] | None
 
 
 def decode_partition(

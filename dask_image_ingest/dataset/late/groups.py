@@ -7,7 +7,8 @@ from functools import partial
 from typing import Any, ClassVar
 
 from dask_image_ingest import dask_internals as dx
-from dask_image_ingest.dataset.late.decode import ImageDecode, decode_partition
+from dask_image_ingest.dataset.late.decode import decode_partition
+from dask_image_ingest.dataset.scan.decode_rows import ImageDecode
 
 __all__ = ["GroupsOfReferences", "apply_to_groups"]
 

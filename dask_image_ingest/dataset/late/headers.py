@@ -6,16 +6,15 @@ import functools
 from typing import Any, ClassVar, Final
 
 from dask_image_ingest import dask_internals as dx
-from dask_image_ingest.dataset.adds_columns import AddsColumns
-from dask_image_ingest.dataset.every_row import EveryRow
 from dask_image_ingest.dataset.late.decode import (
     decode_partition,
     reference_rows,
     references_of,
     with_headers,
 )
-from dask_image_ingest.dataset.late.node import Decode
-from dask_image_ingest.dataset.late.resolve import fetch_headers
+from dask_image_ingest.dataset.late.fetch import fetch_headers
+from dask_image_ingest.dataset.late.nodes import Decode
+from dask_image_ingest.dataset.plan.nodes import AppendsColumns, PreservesRows
 from dask_image_ingest.decode import Decoding
 from dask_image_ingest.frames import ImageReference
 
@@ -40,7 +39,7 @@ def _read_headers(
     return with_headers(frame, names, headers, [each.nbytes for each in references])
 
 
-class ReadHeaders(AddsColumns, EveryRow):
+class ReadHeaders(AppendsColumns, PreservesRows):
     """Reads the first bytes of the images that rows refer to, for some of the header columns.
 
     What needs none of these goes below it. Directly below a decode it is a part of that, so that no

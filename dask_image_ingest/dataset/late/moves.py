@@ -6,18 +6,75 @@ What is not listed here is not rewritten.
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
-from typing import Any, TypeAlias
+from typing import Any, ClassVar, TypeAlias
 
+import numpy as np
+import pyarrow as pa
 from dask.utils import get_default_shuffle_method
 
 from dask_image_ingest import dask_internals as dx
-from dask_image_ingest.dataset.dependents import Dependents
-from dask_image_ingest.dataset.late.decode import ImageDecode
-from dask_image_ingest.dataset.late.order import InOrder
+from dask_image_ingest.dataset.late.decode import field_of, references_of
+from dask_image_ingest.dataset.plan.nodes import AppendsColumns, Dependents
+from dask_image_ingest.dataset.scan.decode_rows import ImageDecode
 
-__all__ = ["ROW_WISE", "Moved", "leads_to_a_move", "move_rows"]
+__all__ = ["ROW_WISE", "InOrder", "Moved", "leads_to_a_move", "move_rows"]
+
+
+def _in_order(frame: Any, names: tuple[Any, ...]) -> Any:
+    """Sort rows by the shard and the number of the samples that they refer to."""
+    keys = [_places(references_of(frame, name)) for name in names]
+    order = sorted(range(len(frame)), key=lambda row: [key[row] for key in keys])
+    return frame if order == list(range(len(frame))) else frame.take(np.array(order))
+
+
+def _places(references: pa.ChunkedArray) -> list[tuple[str, int]]:
+    # A merge may have rows of no image: these come first, and their own order is any.
+    urls, numbers, offsets = (
+        field_of(references, name).to_pylist() for name in ("url", "number", "offset")
+    )
+    return [
+        (url or "", (offset or 0) if number is None else number)
+        for url, number, offset in zip(urls, numbers, offsets, strict=True)
+    ]
+
+
+class InOrder(AppendsColumns):
+    """The rows of each partition, sorted by the samples that they refer to; adds no column.
+
+    Attributes
+    ----------
+    names
+        The columns of references. Where nobody needs them, their order is dask's.
+    """
+
+    _parameters: ClassVar = ["frame", "names"]
+    _preserves_partitioning_information = True
+    _is_length_preserving = True
+    names: tuple[Any, ...]
+
+    operation = staticmethod(_in_order)
+
+    @functools.cached_property
+    def _meta(self) -> Any:
+        return self.frame._meta
+
+    @property
+    def added(self) -> frozenset[Any]:
+        """No columns."""
+        return frozenset()
+
+    def _projected(self, parent: dx.Expr, wanted: set[Any]) -> dx.Expr | None:
+        names = tuple(name for name in self.names if name in wanted)
+        if not names:
+            return type(parent)(self.frame, *parent.operands[1:])
+        needed = [name for name in self.frame.columns if name in wanted]
+        if needed == self.frame.columns:
+            return None
+        return type(parent)(type(self)(self.frame[needed], names), *parent.operands[1:])
+
 
 #: An expression over pointers, and the columns of it that are to be decoded.
 Moved: TypeAlias = tuple[dx.Expr, tuple[ImageDecode, ...]]
@@ -172,6 +229,8 @@ def _project(expr: dx.Expr, _: Any, pointers: dx.Expr, images: Any) -> Moved | N
         return None
     # Errors are told by the decode of their images.
     columns = [*columns, *(each.image for each in kept if not each.pixels)]
+    if not set(columns) <= set(pointers.columns):
+        return None  # errors that the decode adds, behind the other columns
     return dx.Projection(pointers, columns), kept
 
 

@@ -19,7 +19,7 @@ from photo_shards import make_photos, write_photo_shards
 
 import dask_image_ingest as dii
 from dask_image_ingest.dataset import Decode
-from dask_image_ingest.dataset.late import by_piece
+from dask_image_ingest.dataset.late import chunks
 from dask_image_ingest.dataset.late.decode import decode_partition
 from dask_image_ingest.dataset.late.groups import GroupsOfReferences
 from dask_image_ingest.errors import (
@@ -103,15 +103,15 @@ def test_moved_rows_are_those_that_are_moved_with_their_pixels(ddf, name):
 @pytest.fixture
 def rows_in_any_order(monkeypatch):
     """Shards are read on threads in another order each time, and shuffled as they come."""
-    from dask_image_ingest.dataset import expr
+    from dask_image_ingest.dataset.plan import scan_node
 
-    read_partition, delays = expr.read_partition, itertools.cycle([3, 0, 4, 1, 2])
+    read_partition, delays = scan_node.read_partition, itertools.cycle([3, 0, 4, 1, 2])
 
     def late(*args):
         time.sleep(next(delays) * 0.03)
         return read_partition(*args)
 
-    monkeypatch.setattr(expr, "read_partition", late)
+    monkeypatch.setattr(scan_node, "read_partition", late)
     options = {"scheduler": "threads", "num_workers": 4, "dataframe.shuffle.method": "disk"}
     with dask.config.set(options):
         yield
@@ -276,8 +276,8 @@ def test_statistics_of_a_partition_that_would_burst_go_piece_by_piece(ddf, monke
             pieces.append(len(piece))
             yield piece
 
-    decode_pieces = by_piece.decode_pieces
-    monkeypatch.setattr(by_piece, "decode_pieces", counting)
+    decode_pieces = chunks.decode_pieces
+    monkeypatch.setattr(chunks, "decode_pieces", counting)
     monkeypatch.setattr(PandasBackend, "partition_memory", lambda _: 3 * 16 * 16 * 3)
     monkeypatch.setattr(PandasBackend, "largest_partition", 10_000)
     pd.testing.assert_frame_equal(moved.images.channel_stats().compute(), want)
@@ -296,15 +296,15 @@ def test_batches_of_moved_rows_need_no_persist(ddf, how):
 
 
 def test_batches_move_rows_once(ddf, monkeypatch):
-    from dask_image_ingest.dataset import partition
+    from dask_image_ingest.dataset.scan import task
 
-    read_shard, reads = partition._read, []
+    read_shard, reads = task._read, []
 
     def counted(split, *args):
         reads.append(split)
         return read_shard(split, *args)
 
-    monkeypatch.setattr(partition, "_read", counted)
+    monkeypatch.setattr(task, "_read", counted)
     assert sum(len(b["image"]) for b in ddf.shuffle("cls").images.iter_batches(5)) == PHOTOS
     assert len(reads) == ddf.npartitions
 

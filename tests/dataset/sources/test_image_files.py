@@ -12,7 +12,7 @@ from counted import work  # noqa: F401
 from PIL import Image, ImageOps
 
 import dask_image_ingest as dii
-from dask_image_ingest.dataset.sources import read_images as module
+from dask_image_ingest.dataset.sources import image_files as module
 
 CLASSES = {"cat": 0, "dog": 1, "zebra": 2}  # as ImageFolder sorts them
 

@@ -12,7 +12,7 @@ from counted import work  # noqa: F401
 from PIL import Image
 
 import dask_image_ingest as dii
-from dask_image_ingest.dataset.sources import read_parquet_images as module
+from dask_image_ingest.dataset.sources import parquet_images as module
 
 # Dask's own call of pandas 3.1.
 pytestmark = pytest.mark.filterwarnings("ignore:The inplace keyword")

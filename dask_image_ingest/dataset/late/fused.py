@@ -1,0 +1,202 @@
+"""A decode in the task of the read below it, with what is done to each row in between.
+
+The shard is open once: it is scanned, the steps between both are taken over its metadata, and the
+images of the rows that are left are decoded.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, ClassVar
+
+from dask_image_ingest import dask_internals as dx
+from dask_image_ingest.dataset.late.decode import decoded_meta
+from dask_image_ingest.dataset.plan.alignment import READ_NAME
+from dask_image_ingest.dataset.plan.operators import FEWER_ROWS, ROW_BY_ROW, SAME_ROWS
+from dask_image_ingest.dataset.plan.scan_node import ReadWebDataset
+from dask_image_ingest.dataset.scan.decode_rows import DecodeInRead, ImageDecode, Kept
+from dask_image_ingest.dataset.scan.task import read_partition
+from dask_image_ingest.frames import backend_of
+
+__all__ = ["SHAPE_IN_NAME", "ReadAndDecode", "decode_in_read"]
+
+#: The name of a read whose images are of one shape: all that is known of it once it is persisted.
+SHAPE_IN_NAME = rf"{READ_NAME}-(\d+)x(\d+)x(\d+)-[0-9a-f]+"
+
+_STEPS = (*SAME_ROWS, *FEWER_ROWS, dx.DropnaFrame)
+
+
+class Rows(dx.Expr):
+    """Stands for the metadata of a partition, with positions in place of images."""
+
+    _parameters: ClassVar = ["empty"]
+
+    @functools.cached_property
+    def _meta(self) -> Any:
+        return self.operand("empty")
+
+    def _divisions(self) -> tuple[None, None]:
+        return (None, None)
+
+    def __str__(self) -> str:
+        return "rows"
+
+
+@dataclass(frozen=True, eq=False)
+class Steps:
+    """What is done to the rows of a read before they are decoded: an expression over `Rows`."""
+
+    expr: dx.Expr
+
+    def __dask_tokenize__(self) -> str:
+        return self.expr._name
+
+    def __repr__(self) -> str:
+        return str(self.expr)
+
+    @functools.cached_property
+    def function(self) -> Callable[[Any], Any]:
+        """The same as a function of a pandas or cuDF frame."""
+        nodes = {node._name: node for node in self.expr.walk()}
+        (source,) = (node for node in nodes.values() if isinstance(node, Rows))
+        del nodes[source._name]
+        tasks = [node._task((name, 0), 0) for name, node in nodes.items()]
+        return _Graph(dx.Task.fuse(*tasks), (source._name, 0))
+
+
+@dataclass(frozen=True)
+class _Graph:
+    task: Callable[[dict[Any, Any]], Any]
+    source: tuple[str, int]
+
+    def __call__(self, frame: Any) -> Any:
+        return self.task({self.source: frame})
+
+
+def decode_in_read(
+    frame: dx.Expr,
+    images: Sequence[ImageDecode],
+    keep: Kept,
+    limit: int | None,
+    columns: Sequence[Any],
+) -> ReadAndDecode | None:
+    """A decode of ``frame`` as one with its read; None where it needs more than its own rows."""
+    if len(images) > 1:
+        return None
+    nodes = {node._name: node for node in frame.walk()}
+    reads = [node for node in nodes.values() if isinstance(node, ReadWebDataset)]
+    if not reads:
+        return None
+    read = _together(reads)
+    if read is None or "image" not in read.columns:
+        return None
+    steps = None
+    if type(frame) is not ReadWebDataset:
+        if not all(type(node) is ReadWebDataset or _is_step(node) for node in nodes.values()):
+            return None
+        rows = Rows(read._meta)
+        for each in reads:
+            mine = rows if each.columns == read.columns else dx.Projection(rows, each.columns)
+            frame = frame.substitute(each, mine)
+        steps = Steps(frame.lower_completely())
+    elif images[0].image != "image" or ("error" in read.columns) > (images[0].error == "error"):
+        return None
+    step = DecodeStep(images[0], tuple(columns), keep, limit, steps)
+    *scan, partitions = (read.operand(name) for name in ReadWebDataset._parameters)
+    return ReadAndDecode(*scan, step, partitions)
+
+
+def _together(reads: Sequence[ReadWebDataset]) -> ReadWebDataset | None:
+    """One read for several that differ in their columns alone."""
+    columns = [
+        name for name in reads[0].dataset.schema.types if any(name in r.columns for r in reads)
+    ]
+    whole = [each for each in reads if set(each.columns) == set(columns)]
+    made = whole[0] if whole else reads[0].substitute_parameters({"columns": columns})
+    same = {each.substitute_parameters({"columns": columns})._name for each in reads}
+    return made if len(same) == 1 else None
+
+
+def _is_step(node: dx.Expr) -> bool:
+    """Whether a node works on the rows of a partition alone, and looks at no reference."""
+    if node.ndim == 2:
+        return type(node) in _STEPS
+    if isinstance(node, dx.Projection):
+        return not backend_of(node.frame._meta).is_references(node._meta.dtype)
+    return isinstance(node, (*ROW_BY_ROW, dx.Index)) and all(
+        each.ndim == 1 for each in node.dependencies()
+    )
+
+
+@dataclass(frozen=True)
+class DecodeStep:
+    """A decode in a read: as `DecodeInRead`, before it is sent to workers."""
+
+    images: ImageDecode
+    columns: tuple[Any, ...]
+    keep: Kept
+    limit: int | None
+    steps: Steps | None
+
+    def __str__(self) -> str:
+        told = {"after": self.steps, "keep": self.keep, "limit": self.limit}
+        return "".join(f" {name}={value}" for name, value in told.items() if value is not None)
+
+
+class ReadAndDecode(ReadWebDataset):
+    """Scans shards and decodes their images, in one task for each; the optimiser's last word."""
+
+    _parameters: ClassVar = [
+        *(name for name in ReadWebDataset._parameters if name != "_partitions"),
+        "decode",
+        "_partitions",
+    ]
+    _absorb_projections = False
+    _filter_passthrough = False
+
+    decode: DecodeStep
+
+    @functools.cached_property
+    def _name(self) -> str:
+        height, width, channels = shape = self.decode.images.decoding.shape
+        if self.decode.images.pixels and None not in shape:
+            return f"{READ_NAME}-{height}x{width}x{channels}-{self.deterministic_token}"
+        return f"{READ_NAME}-{self.deterministic_token}"
+
+    @property
+    def columns(self) -> list[Any]:
+        """The columns of the rows that are decoded."""
+        return list(self.decode.columns)
+
+    @functools.cached_property
+    def _meta(self) -> Any:
+        steps, meta = self.decode.steps, self._scanned_meta
+        return decoded_meta(meta if steps is None else steps.expr._meta, (self.decode.images,))
+
+    def _filtered_task(self, name: Any, index: int) -> dx.Task:
+        decode, options = self.decode, self.dataset.options
+        steps = None if decode.steps is None else decode.steps.function
+        made = DecodeInRead(decode.images, decode.columns, decode.keep, decode.limit, steps)
+        options = replace(
+            options,
+            decoding=decode.images.decoding,
+            storage_options=decode.images.storage_options or options.storage_options,
+        )
+        query = replace(self.query, options=options)
+        split = self.dataset.splits[index]
+        return dx.Task(name, read_partition, split, query, made, _data_producer=True)
+
+    def _simplify_up(self, parent: dx.Expr, dependents: Any) -> None:
+        return None
+
+    def __str__(self) -> str:
+        return f"{super().__str__()[:-1]}, decodes=True{self.decode})"
+
+    def _tree_repr_argument_construction(self, i: int, op: Any, header: str) -> str:
+        if self._parameters[i] == "dataset":
+            return f"{header} {op} decodes=True"
+        if self._parameters[i] == "decode":
+            return f"{header}{op}"
+        return super()._tree_repr_argument_construction(i, op, header)

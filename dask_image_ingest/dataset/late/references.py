@@ -1,0 +1,201 @@
+"""References made of columns: those that point to encoded images, or hold them."""
+
+from __future__ import annotations
+
+import functools
+from typing import Any, ClassVar
+
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from dask_image_ingest import dask_internals as dx
+from dask_image_ingest.arguments import is_column
+from dask_image_ingest.dataset.plan.nodes import AppendsColumns, PreservesRows
+from dask_image_ingest.errors import ArgumentError
+from dask_image_ingest.frames import REFERENCE, backend_of, bytes_of, reference_array
+
+__all__ = [
+    "POINTER",
+    "BytesToReferences",
+    "check_encoded",
+    "references_of_bytes",
+    "references_of_pointers",
+]
+
+#: The columns that an image is found by.
+POINTER = ("__url__", "offset", "nbytes")
+
+_FIELDS = {"url": "__url__", "key": "__key__", "offset": "offset", "nbytes": "nbytes"}
+
+
+def references_of_pointers(frame: Any) -> pa.StructArray:
+    """A reference for each row of a pandas or cuDF frame; they name no version of the shard.
+
+    Raises
+    ------
+    ArgumentError
+        If a column holds something else than the reader gives.
+    """
+    names = [name for name in (*POINTER, "__key__") if name in frame.columns]
+    try:
+        table = backend_of(frame).to_arrow(frame[names])
+    except (pa.ArrowException, ValueError, TypeError, OverflowError) as error:
+        raise ArgumentError(
+            f"the columns {', '.join(names)} of the frame are not those of read_webdataset_images: "
+            f"{error}"
+        ) from error
+    table = _checked(table)
+    fields = [
+        table.column(name).combine_chunks()
+        if (name := _FIELDS.get(field.name)) in table.column_names
+        else pa.nulls(len(table), field.type)
+        for field in REFERENCE
+    ]
+    return pa.StructArray.from_arrays(fields, fields=list(REFERENCE))
+
+
+def _checked(table: pa.Table) -> pa.Table:
+    """Pointer columns in the types that the reader gives them: a merge makes floats of integers."""
+    for name in table.column_names:
+        column = table.column(name)
+        try:
+            column = _as_text(column) if name.startswith("__") else _as_places(column)
+        except (pa.ArrowException, TypeError):
+            kind = "strings" if name.startswith("__") else "whole numbers"
+            raise ArgumentError(
+                f"the column {name!r} of the frame is of type {column.type}: decode_images needs "
+                f"{kind}, as read_webdataset_images gives them"
+            ) from None
+        table = table.set_column(table.column_names.index(name), name, column)
+    return table
+
+
+def _as_text(column: pa.ChunkedArray) -> pa.ChunkedArray:
+    kinds = (pa.types.is_string, pa.types.is_large_string, pa.types.is_null, pa.types.is_dictionary)
+    if not any(kind(column.type) for kind in kinds):
+        raise TypeError
+    return column.cast(pa.string())
+
+
+def _as_places(column: pa.ChunkedArray) -> pa.ChunkedArray:
+    kinds = (pa.types.is_integer, pa.types.is_floating, pa.types.is_null)
+    if not any(kind(column.type) for kind in kinds):
+        raise TypeError
+    if pa.types.is_floating(column.type):
+        column = pc.if_else(pc.is_nan(column), pa.scalar(None, column.type), column)
+    return column.cast(pa.int64())
+
+
+_KEY = "__key__"
+
+
+def check_encoded(meta: Any, column: Any) -> None:
+    """Refuse a column that does not exist, or whose type holds no encoded images.
+
+    Raises
+    ------
+    ArgumentError
+    """
+    if not is_column(column, meta.columns):
+        raise ArgumentError(
+            f"encoded={column!r}: the frame has {', '.join(map(repr, meta.columns))}"
+        )
+    references_of_bytes(meta.iloc[:0], column)
+
+
+def references_of_bytes(frame: Any, column: Any) -> pa.ChunkedArray:
+    """A reference with the encoded image of each row of a pandas or cuDF frame, none copied.
+
+    It has the row's ``__key__``, or else the path of the struct. One without bytes is a reference
+    to nothing, which a decode calls missing: a path alone is not opened.
+
+    Raises
+    ------
+    ArgumentError
+        If the column holds something else.
+    """
+    names = [column, *({_KEY} & set(frame.columns) - {column})]
+    try:
+        table = backend_of(frame).to_arrow(frame[names])
+        _check_type(table.schema.field(0).type)
+        made = [_references(*batch.columns) for batch in table.to_batches()]
+    except (pa.ArrowException, TypeError, ValueError) as error:
+        raise ArgumentError(
+            f"the column {column!r} of the frame holds no encoded images ({error}): it needs "
+            "bytes, or structs of bytes and path as Hugging Face has them. Dask makes text of "
+            "Python objects: give the column an Arrow type, astype(pd.ArrowDtype(pa.binary()))"
+        ) from error
+    return pa.chunked_array(made, REFERENCE)
+
+
+def _check_type(type_: pa.DataType) -> None:
+    if pa.types.is_struct(type_):
+        if "bytes" not in type_.names:
+            raise TypeError(f"{type_} has no field 'bytes'")
+        type_ = type_.field("bytes").type
+    kinds = (pa.types.is_binary, pa.types.is_large_binary, pa.types.is_binary_view)
+    if not any(kind(type_) for kind in (*kinds, pa.types.is_null, _is_list_of_bytes)):
+        raise TypeError(f"it is of type {type_}")
+
+
+def _references(encoded: pa.Array, keys: pa.Array | None = None) -> pa.StructArray:
+    if pa.types.is_struct(encoded.type):
+        if keys is None and "path" in encoded.type.names:
+            keys = pc.struct_field(encoded, "path")
+        encoded = pc.struct_field(encoded, "bytes")
+    if _is_list_of_bytes(encoded.type):
+        encoded = bytes_of(encoded)
+    encoded = encoded.cast(pa.large_binary())
+    count = len(encoded)
+    told = {
+        "key": keys if keys is not None and _is_text(keys.type) else pa.nulls(count, pa.string()),
+        "nbytes": pc.binary_length(encoded),
+        "bytes": encoded,
+    }
+    fields = [
+        told[field.name].cast(field.type) if field.name in told else pa.nulls(count, field.type)
+        for field in REFERENCE
+    ]
+    return pa.StructArray.from_arrays(fields, fields=list(REFERENCE))
+
+
+def _is_list_of_bytes(type_: pa.DataType) -> bool:
+    """Whether it is what cuDF has in the place of bytes."""
+    return bool(pa.types.is_list(type_) and type_.value_type == pa.uint8())
+
+
+def _is_text(type_: pa.DataType) -> bool:
+    kinds = (pa.types.is_string, pa.types.is_large_string, pa.types.is_string_view)
+    return any(kind(type_) for kind in kinds)
+
+
+def _to_references(frame: Any, encoded: Any, image: Any, error: Any) -> Any:
+    references = references_of_bytes(frame, encoded)
+    return backend_of(frame).with_references(frame, references, image, error)
+
+
+class BytesToReferences(AppendsColumns, PreservesRows):
+    """References, in place of images, that carry the encoded images of a column."""
+
+    _parameters: ClassVar = ["frame", "encoded", "image", "error"]
+    operation = staticmethod(_to_references)
+
+    @functools.cached_property
+    def _meta(self) -> Any:
+        meta = self.frame._meta
+        return backend_of(meta).with_references(meta, reference_array([]), self.image, self.error)
+
+    @property
+    def added(self) -> frozenset[Any]:
+        """The columns of references, and of errors that are not known yet."""
+        return frozenset({self.image, self.error} - {None})
+
+    def _projected(self, parent: dx.Expr, wanted: set[Any]) -> dx.Expr | None:
+        if not wanted & self.added:
+            return type(parent)(self.frame, *parent.operands[1:])
+        wanted = (wanted - self.added) | {self.encoded, _KEY}
+        needed = [name for name in self.frame.columns if name in wanted]
+        if needed == list(self.frame.columns):
+            return None
+        narrower = type(self)(self.frame[needed], *self.operands[1:])
+        return type(parent)(narrower, *parent.operands[1:])

@@ -1,0 +1,170 @@
+"""Base classes of this package's expressions, and what the optimiser must know of them."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Collection, Mapping
+from typing import Any, ClassVar, TypeAlias
+
+from dask_image_ingest import dask_internals as dx
+
+__all__ = [
+    "AppendsColumns",
+    "Dependents",
+    "PreservesRows",
+    "is_dependent",
+    "is_optimized",
+    "post_dominates",
+    "used_by",
+]
+
+
+def is_optimized(expr: dx.Expr, dependents: Any) -> bool:
+    """Whether an expression must stay as it is, in a query that is optimised a second time.
+
+    ``persist`` does that. Tasks that were fused the first time know the others by their names.
+    """
+    return any(isinstance(above(), dx.Fused) for above in dependents[expr._name])
+
+
+#: The expressions that use each one, by its name.
+Dependents: TypeAlias = Mapping[str, Collection[Any]]
+
+
+def post_dominates(expr: dx.Expr, target: dx.Expr, dependents: Dependents) -> bool:
+    """Whether whatever uses ``expr`` uses it through ``target``."""
+    seen = {target._name}
+    left = [expr]
+    while left:
+        node = left.pop()
+        if node._name not in seen:
+            seen.add(node._name)
+            above = used_by(node, dependents)
+            if not above:
+                return False
+            left += above
+    return True
+
+
+def is_dependent(parent: dx.Expr, expr: dx.Expr, dependents: Dependents) -> bool:
+    """Whether ``parent`` is among the known dependents of ``expr``.
+
+    The optimiser looks for these before each of its rounds. What it makes within a round, such as
+    the index of a filtered frame whose length is asked for, is among them from the next one on:
+    only then is it known which columns others need of the same read.
+    """
+    return any(above._name == parent._name for above in used_by(expr, dependents))
+
+
+def used_by(expr: dx.Expr, dependents: Dependents) -> list[dx.Expr]:
+    """The known dependents of an expression."""
+    above = (parent() for parent in dependents[expr._name])
+    return [parent for parent in above if parent is not None]
+
+
+class AppendsColumns(dx.Blockwise):
+    """Adds columns to ``frame``; filters and projections that need none of them go below it."""
+
+    _filter_passthrough = True
+
+    @property
+    def added(self) -> frozenset[Any]:
+        """The names of the columns."""
+        raise NotImplementedError
+
+    def _projected(self, parent: dx.Expr, wanted: set[Any]) -> dx.Expr | None:
+        """``parent``, which needs the ``wanted`` columns alone, over less; None if it needs all."""
+        raise NotImplementedError
+
+    def _filter_passthrough_available(self, parent: dx.Expr, dependents: Any) -> bool:
+        return super()._filter_passthrough_available(parent, dependents) and not looks_at(
+            parent.predicate, self, self.added
+        )
+
+    def _simplify_up(self, parent: dx.Expr, dependents: Any) -> dx.Expr | None:
+        if is_optimized(self, dependents):
+            return None
+        if isinstance(parent, dx.Filter) and self._filter_passthrough_available(parent, dependents):
+            return self._filter_simplification(parent)
+        if isinstance(parent, (dx.Projection, dx.Index)):
+            wanted = dx.determine_column_projection(self, parent, dependents)
+            return self._projected(parent, set(wanted) if isinstance(wanted, list) else {wanted})
+        return super()._simplify_up(parent, dependents)
+
+
+def looks_at(predicate: dx.Expr, frame: dx.Expr, columns: frozenset[Any]) -> bool:
+    """Whether a predicate looks at some of these columns of ``frame``, or at all of it.
+
+    Other expressions of its class count as well: the optimiser may have left out columns of
+    ``frame`` in the predicate before it does so in the filtered frame.
+    """
+    if isinstance(predicate, type(frame)):
+        return True
+    if isinstance(predicate, dx.Projection) and predicate.frame._name == frame._name:
+        return bool(columns.intersection(predicate.columns))
+    return any(looks_at(part, frame, columns) for part in predicate.dependencies())
+
+
+class PreservesRows(dx.Blockwise):
+    """One row for each of ``frame``, in their order: heads and tails go below it.
+
+    It is no ``Elemwise``: dask puts the tail of a lowered query below each of those as one that is
+    not lowered, of which there are no tasks. ``d.fillna(0).repartition(npartitions=n).tail()``
+    raises ``NotImplementedError`` where ``d`` has ``n`` partitions (Dask 2026.8).
+    """
+
+    _is_length_preserving = True
+
+    def _simplify_up(self, parent: dx.Expr, dependents: Any) -> dx.Expr | None:
+        if isinstance(parent, dx.Head):
+            return self._of(type(parent)(self.frame, *parent.operands[1:]))
+        if isinstance(parent, dx.Tail):
+            return self._of(self._last_rows(parent))
+        return super()._simplify_up(parent, dependents)
+
+    def _last_rows(self, tail: dx.Expr) -> dx.Expr:
+        if isinstance(tail, dx.Blockwise):  # the query is lowered
+            return LastRows(self.frame, tail.n)
+        if next(self.frame.find_operations(dx.BaseSetIndexSortValues), None) is not None:
+            return TailOfSorted(self.frame, tail.n)
+        return _last_of_all(self.frame, tail.n)
+
+    def _of(self, frame: dx.Expr) -> dx.Expr:
+        return type(self)(frame, *self.operands[1:])
+
+
+class TailOfSorted(dx.Tail):
+    """A tail of which dask makes the last rows of all where it comes to a sort."""
+
+    def _simplify_down(self) -> dx.Expr | None:
+        if isinstance(self.frame, dx.Elemwise):
+            below = [
+                type(self)(each, self.n) if isinstance(each, dx.Expr) else each
+                for each in self.frame.operands
+            ]
+            return type(self.frame)(*below)
+        return None
+
+    def _lower(self) -> dx.Expr:
+        return _last_of_all(self.frame, self.n)
+
+
+def _last_of_all(frame: dx.Expr, n: int) -> dx.Expr:
+    return LastRows(dx.Partitions(frame, [frame.npartitions - 1]), n)
+
+
+def _last_rows(frame: Any, n: int) -> Any:
+    return frame.tail(n)
+
+
+class LastRows(dx.Blockwise):
+    """The last rows of each partition, which stay where they are when the query is lowered."""
+
+    _parameters: ClassVar = ["frame", "n"]
+    _projection_passthrough = True
+    _preserves_partitioning_information = True
+    operation = staticmethod(_last_rows)
+
+    @functools.cached_property
+    def _meta(self) -> Any:
+        return self.frame._meta

@@ -1,0 +1,228 @@
+"""The scan: rows of metadata and references; columns, filters and limits go down into its tasks."""
+
+from __future__ import annotations
+
+import functools
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+from dask_image_ingest import dask_internals as dx
+from dask_image_ingest.dask_internals import BlockwiseIO, Len, Task
+from dask_image_ingest.dataset import filters as dnf
+from dask_image_ingest.dataset.options import ReadOptions
+from dask_image_ingest.dataset.plan.alignment import READ_NAME, RowSource, install_alignment
+from dask_image_ingest.dataset.plan.dask_rules import install_rules
+from dask_image_ingest.dataset.plan.nodes import is_dependent, is_optimized
+from dask_image_ingest.dataset.plan.predicates import as_filters
+from dask_image_ingest.dataset.scan.partitioning import ShardSplit
+from dask_image_ingest.dataset.scan.task import Query, read_partition
+from dask_image_ingest.dataset.schema.columns import Schema
+from dask_image_ingest.frames import REFERENCE
+from dask_image_ingest.passwords import without_passwords
+from dask_image_ingest.storage import Shard
+
+__all__ = ["Dataset", "HeadOfRead", "ReadWebDataset"]
+
+
+class HeadOfRead(dx.Head):
+    """The head of a read that stops there.
+
+    dask moves a head below projections, where these are of no use to the read: this one lets them
+    pass below it.
+    """
+
+    def _simplify_down(self) -> None:
+        return None
+
+    def _simplify_up(self, parent: dx.Expr, dependents: Any) -> dx.Expr | None:
+        if isinstance(parent, dx.Projection):
+            return dx.plain_column_projection(self, parent, dependents)
+        return super()._simplify_up(parent, dependents)
+
+
+install_alignment()
+install_rules()
+
+
+@dataclass(frozen=True, eq=False)
+class Dataset:
+    """Everything that a collection's tasks have in common, and the shards behind them.
+
+    ``token`` stands for all of it, the sizes and modification times of the shards included.
+    """
+
+    splits: tuple[ShardSplit, ...]
+    shards: tuple[Shard, ...]
+    schema: Schema
+    options: ReadOptions
+    token: str
+
+    def __dask_tokenize__(self) -> str:
+        return self.token
+
+    def __str__(self) -> str:
+        return without_passwords(f"{len(self.splits)} partitions from {self.splits[0].url}")
+
+    __repr__ = __str__
+
+
+class ReadWebDataset(dx.PartitionsFiltered, BlockwiseIO):
+    """Scans shards; takes up projections, filters, lengths and limits from the query around it.
+
+    It decodes nothing: ``image`` holds references, and ``error`` is null.
+    """
+
+    reads_shards = True
+
+    _parameters: ClassVar = [
+        "dataset",
+        "columns",
+        "filters",
+        "limit",
+        "keeps_walk",
+        "_partitions",
+    ]
+    _defaults: ClassVar = {
+        "columns": None,
+        "filters": None,
+        "limit": None,
+        "keeps_walk": False,
+        "_partitions": None,
+    }
+    _absorb_projections = True
+    _filter_passthrough = True
+
+    dataset: Dataset
+
+    @functools.cached_property
+    def _name(self) -> str:
+        return f"{READ_NAME}-{self.deterministic_token}"
+
+    @property
+    def _scanned(self) -> list[str]:
+        columns = self.operand("columns")
+        return list(self.dataset.schema.types) if columns is None else list(columns)
+
+    @property
+    def columns(self) -> list[str]:
+        """The columns that are read."""
+        return self._scanned
+
+    @functools.cached_property
+    def _meta(self) -> Any:
+        return self._scanned_meta
+
+    @property
+    def _scanned_meta(self) -> Any:
+        types = {name: self.dataset.schema.types[name] for name in self._scanned}
+        if "image" in types:
+            types["image"] = REFERENCE
+        return self.dataset.options.get_backend().meta(types)
+
+    def _divisions(self) -> tuple[None, ...]:
+        # Of those that are read: dask's Repartition asks for these, past `divisions`.
+        wanted = self.operand("_partitions")
+        return (None,) * (len(self.dataset.splits if wanted is None else wanted) + 1)
+
+    @functools.cached_property
+    def divisions(self) -> tuple[None, ...]:
+        """Unknown, since rows are labelled shard by shard."""
+        return self._divisions()
+
+    @property
+    def _reads_all(self) -> bool:
+        return self.operand("columns") is None
+
+    @functools.cached_property
+    def query(self) -> Query:
+        """What the tasks are asked for."""
+        dataset = self.dataset
+        filters = self.operand("filters")
+        used = {*self._scanned, *dnf.columns_of(filters)}
+        # Who named components, or columns, does not want to hear of others.
+        tell = self._reads_all and dataset.schema.inferred
+        known = dataset.schema.extensions if tell else None
+        return Query(
+            options=dataset.options,
+            columns=tuple(self._scanned),
+            filters=filters,
+            limit=self.operand("limit"),
+            components=dataset.schema.select(used),
+            sidecar=dataset.schema.select_sidecar(used),
+            known_extensions=known,
+            keeps_walk=self.operand("keeps_walk"),
+        )
+
+    @functools.cached_property
+    def row_sources(self) -> tuple[RowSource, ...]:
+        """The part of a shard that each partition is made of."""
+        splits = (self.dataset.splits[number] for number in self._partitions)
+        return tuple((split.url, split.part, split.parts) for split in splits)
+
+    def _filtered_task(self, name: Any, index: int) -> Task:
+        split = self.dataset.splits[index]
+        return Task(name, read_partition, split, self.query, _data_producer=True)
+
+    def _filter_passthrough_available(self, parent: dx.Expr, dependents: Any) -> bool:
+        return super()._filter_passthrough_available(parent, dependents) and (
+            self.filtered_by(parent) is not None
+        )
+
+    def filtered_by(self, above: dx.Filter) -> dict[str, Any] | None:
+        """The operands of this read with a filter taken up, None where it can't be."""
+        if self.operand("limit") is not None:
+            return None
+        types, backend = self.dataset.schema.types, self.dataset.options.backend
+        filters = as_filters(above.predicate, self, types, backend)
+        both = None if filters is None else dnf.both(self.operand("filters"), filters)
+        return None if both is None else {"filters": both}
+
+    def _simplify_up(self, parent: dx.Expr, dependents: Any) -> dx.Expr | None:
+        if is_optimized(self, dependents):
+            return None
+        if isinstance(parent, dx.Filter):
+            if self._filter_passthrough_available(parent, dependents):
+                return self.substitute_parameters(self.filtered_by(parent))
+            return None
+        if isinstance(parent, Len):
+            return self._with(parent, columns=[])
+        if isinstance(parent, dx.Index):
+            if not is_dependent(parent, self, dependents):
+                return None
+            columns = dx.determine_column_projection(self, parent, dependents)
+            columns = [columns] if isinstance(columns, str) else columns
+            return self._with(parent, columns=[c for c in self.columns if c in columns])
+        if type(parent) is dx.Head:
+            if parent.n < 0:
+                return None
+            limited = self.limited(parent.n)
+            return HeadOfRead(self if limited is None else limited, *parent.operands[1:])
+        return super()._simplify_up(parent, dependents)
+
+    def limited(self, n: int) -> ReadWebDataset | None:
+        """A scan of the first rows of each partition; None if this one is limited so."""
+        limit = self.operand("limit")
+        done = limit is not None and limit <= n
+        return None if done else self.substitute_parameters({"limit": n})
+
+    def _with(self, parent: dx.Expr, **operands: Any) -> dx.Expr | None:
+        """``parent`` over a read with other operands; None where nothing would change."""
+        if all(self.operand(name) == value for name, value in operands.items()):
+            return None
+        return type(parent)(self.substitute_parameters(operands), *parent.operands[1:])
+
+    def __str__(self) -> str:
+        query = self.query
+        shown = {
+            "columns": query.columns,
+            "filters": query.filters,
+            "limit": query.limit,
+        }
+        described = ", ".join(f"{k}={v!r}" for k, v in shown.items() if v is not None)
+        return f"ReadWebDataset({self.dataset}, {described})"
+
+    def _tree_repr_argument_construction(self, i: int, op: Any, header: str) -> str:
+        name = self._parameters[i]
+        if name == "dataset":
+            return f"{header} {op} decodes=False"
+        return super()._tree_repr_argument_construction(i, op, header)

@@ -1,0 +1,194 @@
+"""The first shard that has samples is opened at once: what it tells about all the others."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager, suppress
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+from dask_image_ingest.dataset.options import ReadOptions
+from dask_image_ingest.dataset.scan.open_samples import give_up, known_samples
+from dask_image_ingest.dataset.scan.samples import IndexedRows, SampleRows
+from dask_image_ingest.dataset.schema.coerce import LARGEST_JSON, parse_json
+from dask_image_ingest.dataset.schema.columns import Schema, image_member
+from dask_image_ingest.decode import Header
+from dask_image_ingest.errors import ShardError, ShardNotFoundError
+from dask_image_ingest.index import IndexedReader, IndexFile, StoredIndex, UnusableIndexError
+from dask_image_ingest.passwords import without_passwords
+from dask_image_ingest.storage import LazyBytes, Shard, open_late, open_shard
+from dask_image_ingest.tar import TarIndex, index_head, read_member
+
+__all__ = ["FirstShard", "open_first"]
+
+# Headers that are read to know what an image decodes to.
+_HEADERS_LOOKED_AT = 256
+
+# Records that are read until all fields that were asked for are found.
+_RECORDS_LOOKED_AT = 100
+
+# Shards without samples that are opened to find one that has some.
+_EMPTY_LOOKED_AT = 10
+
+# Names that a warning lists.
+_NAMED = 20
+
+
+@contextmanager
+def open_first(
+    shards: Sequence[Shard],
+    storage_options: dict[str, Any] | None,
+    skip: bool,
+    indexes: dict[str, IndexFile],
+) -> Iterator[FirstShard]:
+    """The first shard that has samples, or with ``skip`` and can be read, while it is open.
+
+    Where there is none among the first few, the first. If its index can't be used, it is taken out
+    of ``indexes``.
+
+    Raises
+    ------
+    ShardError
+    ShardNotFoundError
+    """
+    reasons: list[str] = []
+    empty: list[Shard] = []
+    for shard in shards:
+        with ExitStack() as opened:
+            try:
+                first = _opened(opened, shard, storage_options, indexes)
+            except (ShardError, ShardNotFoundError) as error:
+                if not skip:
+                    raise
+                reasons.append(str(error))
+                continue
+            if first.index.samples:
+                yield first
+                return
+        empty.append(shard)
+        if len(empty) == _EMPTY_LOOKED_AT:
+            break
+    if not empty:
+        raise ShardError(f"none of the {len(shards)} shards can be read; the first: {reasons[0]}")
+    with ExitStack() as opened:
+        yield _opened(opened, empty[0], storage_options, indexes)
+
+
+def _opened(
+    opened: ExitStack,
+    shard: Shard,
+    storage_options: dict[str, Any] | None,
+    indexes: dict[str, IndexFile],
+) -> FirstShard:
+    index = indexes.get(shard.url)
+    stored = known_samples(opened, index, storage_options, warn=True)
+    if stored is not None and index is not None:
+        late = opened.enter_context(open_late(shard, storage_options))
+        try:
+            return FirstShard(shard, IndexedReader(stored, late), stored.whole(), stored=stored)
+        except UnusableIndexError as error:
+            give_up(index, error, warn=True)
+    content = opened.enter_context(open_shard(shard.url, storage_options))
+    indexes.pop(shard.url, None)
+    return FirstShard(shard, content, *index_head(content, shard.url))
+
+
+@dataclass(frozen=True)
+class FirstShard:
+    """A shard that is open, and its samples; of a remote one the first, which are a ``share``.
+
+    ``stored`` is its index, if it has one.
+    """
+
+    shard: Shard
+    content: LazyBytes
+    index: TarIndex
+    share: float = 1.0
+    stored: StoredIndex | None = None
+
+    @cached_property
+    def extensions(self) -> list[str]:
+        """The kinds of members that its samples have."""
+        return list(dict.fromkeys(e for sample in self.index.samples for e in sample.members))
+
+    def images(self, extensions: Sequence[str]) -> int:
+        """About how many samples have an image, which is a member of one of these extensions."""
+        found = sum(image_member(s, extensions) is not None for s in self.index.samples)
+        return round(found / self.share)
+
+    def decoded_bytes(self, options: ReadOptions) -> int:
+        """What it decodes to, by the headers of some of its images."""
+        step = max(1, len(self.index.samples) // _HEADERS_LOOKED_AT)
+        headers = self._headers(step, options)
+        return round(sum(map(options.decoding.nbytes, headers)) * step / self.share)
+
+    def _headers(self, step: int, options: ReadOptions) -> list[Header]:
+        """What the first bytes tell of every so many-th image."""
+        url, content = self.shard.url, self.content
+        some = range(0, len(self.index.samples), step)
+        if self.stored is not None:
+            # Where a column of the index is damaged, the images have it still.
+            with suppress(UnusableIndexError):
+                return IndexedRows(url, content, self.stored, options).take(some).headers
+        return SampleRows(url, content, self.index, options).take(some).headers
+
+    def warn_of_unknown(self, schema: Schema, image_extensions: Sequence[str]) -> None:
+        """Say which members and fields it does not have that were asked for: misspelt, perhaps."""
+        if not self.index.samples:
+            return
+        unknown = []
+        if not self.images(image_extensions):
+            few = ";".join(image_extensions[:5])
+            more = ";..." if len(image_extensions) > 5 else ""
+            unknown.append(f"no image (image={few + more!r})")
+        asked = {c.extension for c in schema.components}.difference(self.extensions)
+        fields = [c.path for c in schema.components if c.path is not None]
+        unknown += [f"no member {extension!r}" for extension in sorted(asked)]
+        seen = {} if "json" in asked else self._fields_until_found(fields)
+        missing = [field for field in fields if field not in seen]
+        unknown += [f"no field {field!r} in its first json members" for field in missing]
+        if not unknown:
+            return
+        has = f"its members are {_listed(self.extensions)}"
+        if seen:
+            has += f"; the fields of its json are {_listed(seen)}"
+        warnings.warn(
+            without_passwords(
+                f"the first shard, {self.shard.url}, has {', '.join(unknown[:_NAMED])}; {has}. "
+                "What a shard does not have is null"
+            ),
+            stacklevel=3,
+        )
+
+    def _fields_until_found(self, wanted: Sequence[str]) -> dict[str, None]:
+        """The fields of its records, as far as was read to find all of some."""
+        missing, seen = set(wanted), dict[str, None]()
+        records = (s.members["json"] for s in self.index.samples if "json" in s.members)
+        for _, span in zip(range(_RECORDS_LOOKED_AT), records, strict=False):
+            if not missing:
+                break
+            if span[1] > LARGEST_JSON:
+                continue
+            try:
+                record = parse_json(bytes(read_member(self.content, self.index, span)))
+            except (ValueError, RecursionError):
+                continue
+            seen.update(dict.fromkeys(_paths(record)))
+            missing.difference_update(seen)
+        return seen
+
+
+def _paths(record: Any, prefix: str = "", depth: int = 8) -> Iterator[str]:
+    """The fields of a record, those of records inside it with dots."""
+    if isinstance(record, dict) and depth:
+        for name, value in record.items():
+            yield f"{prefix}{name}"
+            yield from _paths(value, f"{prefix}{name}.", depth - 1)
+
+
+def _listed(names: Iterable[str]) -> str:
+    names = list(names)
+    more = f" and {len(names) - _NAMED} more" if len(names) > _NAMED else ""
+    return ", ".join(map(repr, names[:_NAMED])) + more

@@ -1,0 +1,228 @@
+"""One task: part of one shard becomes one dataframe."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+
+from dask_image_ingest.dataset.filters import Filters
+from dask_image_ingest.dataset.options import ReadOptions
+from dask_image_ingest.dataset.scan.decode_rows import (
+    Decoded,
+    DecodeInRead,
+    decode_rows,
+    first_rows,
+    keep_rows,
+)
+from dask_image_ingest.dataset.scan.open_samples import give_up, open_rows
+from dask_image_ingest.dataset.scan.partitioning import ShardSplit
+from dask_image_ingest.dataset.scan.samples import SampleRows
+from dask_image_ingest.dataset.scan.sidecar import Sidecar, open_sidecar
+from dask_image_ingest.dataset.schema.columns import Component, SidecarColumn
+from dask_image_ingest.dataset.warning import (
+    warn_of_damage,
+    warn_of_late_members,
+    warn_of_skipped,
+)
+from dask_image_ingest.decode import Pixels
+from dask_image_ingest.errors import (
+    ShardError,
+    ShardNotFoundError,
+)
+from dask_image_ingest.index import UnusableIndexError
+from dask_image_ingest.tar import TarIndex
+
+__all__ = ["Query", "read_partition"]
+
+
+@dataclass(frozen=True, slots=True)
+class Query:
+    """What every task of a collection has to know; small, because each task carries it.
+
+    Attributes
+    ----------
+    options
+        What does not change with the query.
+    columns
+        The columns of the result, in order.
+    filters, limit
+        Which rows to keep, and how many of them at most.
+    components
+        The components that the columns or the filters need.
+    sidecar
+        The columns of the files beside the shards that these need.
+    known_extensions
+        Extensions not warned about; None disables warnings.
+    keeps_walk
+        Whether a later step of the same task wants what a walk through the shard finds.
+    """
+
+    options: ReadOptions
+    columns: tuple[str, ...]
+    filters: Filters | None
+    limit: int | None
+    components: tuple[Component, ...]
+    sidecar: tuple[SidecarColumn, ...]
+    known_extensions: frozenset[str] | None
+    keeps_walk: bool = False
+
+
+def read_partition(split: ShardSplit, query: Query, decode: DecodeInRead | None = None) -> Any:
+    """Read one partition: the samples ``split`` of one shard, as a dataframe.
+
+    Without ``decode`` it has references in place of images. Pixels are decoded last, and only for
+    the rows that are left.
+
+    Raises
+    ------
+    ShardError
+        Where the shard can't be read, with ``shard_errors="raise"``.
+    PartitionTooLargeError
+        Where the images would decode to more than one partition can hold; before they do.
+    ImageDecodeError
+        For the first image that can't be decoded, with ``errors="raise"``.
+    """
+    try:
+        return _read(split, query, decode)
+    except (ShardError, ShardNotFoundError) as error:
+        if query.options.shard_errors == "raise":
+            raise
+        if not split.part:
+            warn_of_skipped(error)
+        return _no_rows(split, query, decode)
+
+
+def _no_rows(split: ShardSplit, query: Query, decode: DecodeInRead | None) -> Any:
+    nothing = open_sidecar(None, query.sidecar, None, False)
+    with nothing as sidecar:
+        empty = SampleRows(split.url, b"", TarIndex(), query.options, query.components, sidecar)
+        return _frame(split, empty, query, decode)
+
+
+def _read(split: ShardSplit, query: Query, decode: DecodeInRead | None) -> Any:
+    options = query.options
+    with open_sidecar(
+        split.sidecar,
+        query.sidecar,
+        options.storage_options,
+        options.needs_sidecars,
+        skips_errors=options.shard_errors == "skip",
+    ) as sidecar:
+        if not sidecar.may_have(query.filters):
+            return _no_rows(split, query, decode)
+        try:
+            return _read_shard(split, query, decode, sidecar)
+        except UnusableIndexError as error:
+            # A column of it is damaged, which shows when that is read.
+            if split.index is None:
+                raise AssertionError("only an index is unusable") from error
+            give_up(split.index, error, warn=not split.part)
+            return _read_shard(replace(split, index=None), query, decode, sidecar)
+
+
+def _read_shard(
+    split: ShardSplit, query: Query, decode: DecodeInRead | None, sidecar: Sidecar
+) -> Any:
+    every_image = decode is not None and decode.steps is None
+    with open_rows(
+        split.url,
+        split.index,
+        query.options,
+        query.components,
+        sidecar,
+        warn=not split.part,
+        keep=query.keeps_walk,
+        whole=split.parts == 1 and every_image and not query.filters and query.limit is None,
+    ) as rows:
+        if not split.part:  # once for a shard, not once for each part of it
+            _warn(rows, query)
+        rows = rows.take(split.rows(len(rows))).keep(query.filters)
+        rows = rows.take(range(len(rows))[: query.limit])
+        return _frame(split, rows, query, decode)
+
+
+def _warn(rows: SampleRows, query: Query) -> None:
+    warn_of_damage(rows.url, rows.damage, len(rows))
+    if query.known_extensions is not None:
+        warn_of_late_members(rows.url, rows.other_kinds(query.known_extensions))
+
+
+def _frame(split: ShardSplit, rows: SampleRows, query: Query, decode: DecodeInRead | None) -> Any:
+    if decode is None:
+        return _metadata(rows, query, rows.references)
+    if decode.steps is None and decode.limit is None:
+        # The table is made while images are decoded.
+        return keep_rows(_whole_frame(split, rows, query, decode), decode.keep)
+    frame = _metadata(rows, query, lambda: pa.array(np.arange(len(rows))))
+    frame = frame if decode.steps is None else decode.steps(frame)
+    make = functools.partial(_with_images, split, rows, query, decode)
+    return first_rows(frame, make, decode.keep, decode.limit)
+
+
+def _metadata(rows: SampleRows, query: Query, references: Callable[[], pa.Array]) -> Any:
+    """A partition without pixels: references are in the place of images."""
+    made: dict[str, Callable[[], pa.Array]] = {
+        "image": references,
+        "error": lambda: pa.nulls(len(rows), pa.string()),
+    }
+    table = rows.table([name for name in query.columns if name not in made])
+    for place, name in enumerate(query.columns):
+        if name in made:
+            table = table.add_column(place, name, made[name]())
+    return query.options.get_backend().frame(table, rows.numbers, None)
+
+
+def _whole_frame(
+    split: ShardSplit, rows: SampleRows, query: Query, decode: DecodeInRead
+) -> Decoded:
+    names = [name for name in query.columns if name not in decode.images.columns]
+    table = functools.cache(lambda: rows.table(names))
+    pixels = _decode(split, rows, query, decode, table)
+    told = table()
+    if decode.images.error is not None:
+        errors = pa.array([error or None for error in pixels.errors], pa.string())
+        place = decode.columns.index(decode.images.error)
+        told = told.add_column(min(place, told.num_columns), decode.images.error, errors)
+    made = pixels if decode.images.pixels else None
+    frame = query.options.get_backend().frame(told, rows.numbers, made)
+    return _in_order(frame, decode), pixels.errors
+
+
+def _in_order(frame: Any, decode: DecodeInRead) -> Any:
+    columns = list(decode.columns)
+    return frame if list(frame.columns) == columns else frame[columns]
+
+
+def _with_images(
+    split: ShardSplit, rows: SampleRows, query: Query, decode: DecodeInRead, frame: Any
+) -> Decoded:
+    backend = query.options.get_backend()
+    positions = backend.host(backend.values(frame[decode.images.image]))
+    pixels = _decode(split, rows.take(np.asarray(positions, np.int64)), query, decode)
+    return _in_order(decode.images.into(frame, pixels), decode), pixels.errors
+
+
+def _decode(
+    split: ShardSplit,
+    rows: SampleRows,
+    query: Query,
+    decode: DecodeInRead,
+    meanwhile: Callable[[], Any] | None = None,
+) -> Pixels:
+    return decode_rows(
+        rows.headers,
+        rows.image_bytes,
+        rows.origin,
+        decode.images.decoding,
+        decode.images.errors,
+        query.options.get_backend(),
+        what=f"samples {rows.numbers[0]}-{rows.numbers[-1]} of {split.url}" if len(rows) else "",
+        pixels=decode.images.pixels,
+        fetch=rows.announce_images,
+        meanwhile=meanwhile,
+    )

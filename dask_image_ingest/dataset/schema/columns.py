@@ -1,0 +1,231 @@
+"""Columns and their types: what a sample's members become, as the first shard tells."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence, Set
+from dataclasses import dataclass, field
+from typing import Any
+
+import pyarrow as pa
+
+from dask_image_ingest.arguments import is_utf8, list_of_names, shown
+from dask_image_ingest.dataset.schema.coerce import arrow_type, parse_integer
+from dask_image_ingest.errors import ArgumentError
+from dask_image_ingest.frames import IMAGE
+from dask_image_ingest.storage import LazyBytes
+from dask_image_ingest.tar import INTEGERS, TEXTS, Sample, TarIndex, read_member
+
+__all__ = []
+
+#: The columns that every collection has before its components, in order.
+POINTER_COLUMNS: dict[str, pa.DataType] = {
+    "__key__": pa.string(),
+    "__url__": pa.string(),
+    "offset": pa.int64(),
+    "nbytes": pa.int64(),
+    "format": pa.string(),
+    "height": pa.int32(),
+    "width": pa.int32(),
+    "channels": pa.int32(),
+    "error": pa.string(),
+}
+
+# How many samples of the first shard have their labels looked at, to see that they are integers.
+_LABELS_LOOKED_AT = 100
+
+# In bytes: what is longer is no label.
+_LONGEST_LABEL = 4096
+
+
+@dataclass(frozen=True, slots=True)
+class Component:
+    """One column made from a member of each sample.
+
+    ``path`` is None for the member's whole content, or names the field of a JSON member.
+    """
+
+    column: str
+    extension: str
+    type: pa.DataType
+    path: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class SidecarColumn:
+    """One column of the files beside the shards, which call it ``name``."""
+
+    column: str
+    name: str
+    type: pa.DataType
+
+
+@dataclass(frozen=True, slots=True)
+class Schema:
+    """The columns of a collection, in order, with their Arrow types.
+
+    ``inferred`` where every kind of member that the first shard has became a column.
+    """
+
+    components: tuple[Component, ...]
+    inferred: bool = True
+    sidecar: tuple[SidecarColumn, ...] = ()
+    types: Mapping[str, pa.DataType] = field(init=False, compare=False)
+
+    def __post_init__(self) -> None:
+        types = dict(POINTER_COLUMNS)
+        types.update((component.column, component.type) for component in self.components)
+        types.update((beside.column, beside.type) for beside in self.sidecar)
+        types["image"] = IMAGE
+        object.__setattr__(self, "types", types)
+
+    def select(self, columns: Iterable[str]) -> tuple[Component, ...]:
+        """The components behind ``columns``: what a task has to know, and no more."""
+        wanted = set(columns)
+        return tuple(component for component in self.components if component.column in wanted)
+
+    def select_sidecar(self, columns: Iterable[str]) -> tuple[SidecarColumn, ...]:
+        """The columns among these that the files beside the shards have."""
+        wanted = set(columns)
+        return tuple(each for each in self.sidecar if each.column in wanted)
+
+    @property
+    def extensions(self) -> frozenset[str]:
+        """The kinds of members that have a column here."""
+        return frozenset(component.extension for component in self.components)
+
+
+def make_schema(
+    index: TarIndex,
+    content: LazyBytes,
+    *,
+    image_extensions: Sequence[str],
+    components: str | Mapping[str, Any] = "infer",
+    json_fields: Mapping[str, Any] | None = None,
+) -> Schema:
+    """Decide the columns of a collection from its first shard.
+
+    Parameters
+    ----------
+    index, content
+        The first shard's samples and its bytes.
+    image_extensions
+        Member extensions that are the image, in order of preference.
+    components
+        ``"infer"``, or a mapping of member extension to column type.
+    json_fields
+        Fields of the ``json`` member that become columns ``json.<field>``, with their types.
+
+    Raises
+    ------
+    ArgumentError
+        For an unknown type, or two components of the same extension.
+    """
+    infer = isinstance(components, str) and components == "infer"
+    types = _inferred(index, content, image_extensions) if infer else _asked_for(components)
+    fields = _json_fields(json_fields)
+    columns = _columns(types, {component.column for component in fields})
+    members = [Component(columns[e], e.lower(), type_) for e, type_ in types.items()]
+    return Schema((*members, *fields), infer)
+
+
+def image_member(sample: Sample, extensions: Sequence[str]) -> str | None:
+    """The extension of the member that is the sample's image, None where it has no image."""
+    members = sample.members
+    for extension in extensions:
+        if extension in members:
+            return extension
+    return None
+
+
+def parse_image_extensions(image: Any) -> tuple[str, ...]:
+    """The argument ``image=``: extensions in order of preference, or text with ``;`` between them.
+
+    Raises
+    ------
+    ArgumentError
+    """
+    listed = (
+        image.split(";") if isinstance(image, str) else list_of_names("image", image, "extensions")
+    )
+    extensions = (extension.strip().lstrip(".").lower() for extension in listed)
+    found = tuple(dict.fromkeys(filter(None, extensions)))
+    if not found:
+        raise ArgumentError(
+            f"image={shown(image)} names no member extension; pass for example image='jpg;png'"
+        )
+    return found
+
+
+def _asked_for(components: Any) -> dict[str, pa.DataType]:
+    """Extension → type, as a user named them."""
+    if not isinstance(components, Mapping) or not all(map(_is_name, components)):
+        raise ArgumentError(
+            f"components={shown(components)}: pass 'infer', or a mapping of member extensions to "
+            "types such as {'txt': 'string'}"
+        )
+    types: dict[str, pa.DataType] = {}
+    for name, type_ in components.items():
+        extension = name.strip().lstrip(".")
+        if not extension or extension in types:
+            problem = "twice" if extension else "is no member extension"
+            raise ArgumentError(f"components={shown(components)}: {name!r} {problem}")
+        types[extension] = arrow_type(f"components[{name!r}]", type_)
+    return types
+
+
+def _json_fields(json_fields: Any) -> list[Component]:
+    fields = {} if json_fields is None else json_fields
+    if not isinstance(fields, Mapping) or not all(map(_is_name, fields)):
+        raise ArgumentError(
+            f"json_fields={shown(json_fields)}: pass a mapping of field names to types, such as "
+            "{'similarity': 'float32'}"
+        )
+    return [
+        Component(f"json.{name}", "json", arrow_type(f"json_fields[{name!r}]", type_), path=name)
+        for name, type_ in fields.items()
+    ]
+
+
+def _is_name(name: Any) -> bool:
+    return isinstance(name, str) and bool(name) and is_utf8(name)
+
+
+def _inferred(
+    index: TarIndex, content: LazyBytes, extensions: Sequence[str]
+) -> dict[str, pa.DataType]:
+    """Extension → type of the members that a shard has beside the images."""
+    seen: dict[str, None] = {}
+    for sample in index.samples:
+        used = image_member(sample, extensions)
+        seen.update(dict.fromkeys(e for e in sample.members if e != used and e))
+    return {extension: _member_type(extension, index, content) for extension in seen}
+
+
+def _member_type(extension: str, index: TarIndex, content: LazyBytes) -> pa.DataType:
+    if extension in TEXTS:
+        return pa.string()
+    if extension not in INTEGERS:
+        return pa.binary()
+    labelled = (s for s in index.samples if extension in s.members)
+    for _, sample in zip(range(_LABELS_LOOKED_AT), labelled, strict=False):
+        span = sample.members[extension]
+        if span[1] > _LONGEST_LABEL:
+            return pa.string()
+        try:
+            label = parse_integer(bytes(read_member(content, index, span)))
+        except ValueError:
+            return pa.string()
+        if not -(2**63) <= label < 2**63:
+            return pa.string()
+    return pa.int64()
+
+
+def _columns(extensions: Iterable[str], taken: Set[str]) -> dict[str, str]:
+    """Extension → column: its own name, or with ``member.`` in front where that has a meaning."""
+    taken = {*POINTER_COLUMNS, "image", *taken}
+    columns = {extension: extension for extension in extensions}
+    for extension in [e for e in columns if e in taken]:
+        while columns[extension] in taken or columns[extension] in columns:
+            columns[extension] = f"member.{columns[extension]}"
+        taken.add(columns[extension])
+    return columns
