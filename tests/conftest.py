@@ -27,7 +27,7 @@ for _name in ("no_proxy", "NO_PROXY"):
 # there is no way out. It reads this when it is imported.
 os.environ["GCSFS_EXPERIMENTAL_ZB_HNS_SUPPORT"] = "false"
 
-pytest.register_assert_rewrite("contract", "kills")
+pytest.register_assert_rewrite("contract", "processes")
 
 pytest_plugins = ["output_folders"]
 

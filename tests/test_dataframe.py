@@ -1,10 +1,9 @@
 """The collection is a real dataframe: whatever is done to it, each key keeps its own pixels."""
 
-from time import sleep
-
 import dask.dataframe as dd
 import pandas as pd
 import pytest
+from processes import until
 
 import dask_image_ingest as dii
 
@@ -106,15 +105,9 @@ def test_a_late_kind_of_member_warns_the_client_of_a_cluster(client, photos, tmp
     write_tar(tmp_path / "0.tar", {"a.jpg": photos[0].encoded})
     write_tar(tmp_path / "1.tar", {"b.jpg": photos[0].encoded, "b.another-kind": b"x"})
     ddf = dii.read_webdataset_images(tmp_path, backend="pandas")
-    with pytest.warns(UserWarning, match="another-kind"):
-        _compute_and_hear_warnings(client, ddf)
-
-
-def _compute_and_hear_warnings(client, ddf):
-    client.compute(ddf).result()
-    # Warnings of workers come through the scheduler; an answer from it comes after them.
-    client.sync(client.scheduler.identity)
-    sleep(0.2)
+    with pytest.warns(UserWarning, match="another-kind") as told:  # noqa: PT031
+        client.compute(ddf).result()
+        until(lambda: told)  # warnings of workers come through the scheduler
 
 
 def assert_pixels(frame, pixels, rows=None):

@@ -3,13 +3,15 @@
 import os
 import subprocess
 import sys
-import time
 import tomllib
 from pathlib import Path
 
 import psutil
 import pytest
 from packaging.requirements import Requirement
+from processes import until
+
+pytestmark = pytest.mark.packaging
 
 ROOT = Path(__file__).parents[1]
 TOOLS = ROOT / "tools"
@@ -28,7 +30,6 @@ def tool(monkeypatch):
     return on_a_card
 
 
-@pytest.mark.slow
 def test_a_step_that_fails_or_hangs_keeps_no_other_from_running(
     tool, tmp_path, monkeypatch, capsys
 ):
@@ -61,10 +62,11 @@ def test_a_step_that_fails_or_hangs_keeps_no_other_from_running(
     told = capsys.readouterr().out
     assert "group 1: what is wrong" in told
     assert "group 2: what is right" in told
-    time.sleep(0.1)
-    assert not [
-        p for p in psutil.Process().children(recursive=True) if "sleep(60)" in str(p.cmdline())
-    ]
+
+    def running():
+        return [str(process.cmdline()) for process in psutil.Process().children(recursive=True)]
+
+    until(lambda: not any("sleep(60)" in command for command in running()))
 
 
 def test_a_group_runs_alone_and_its_figures_are_gathered(tool, tmp_path, monkeypatch, capsys):
@@ -132,8 +134,6 @@ def test_the_packages_to_bring_are_those_that_the_package_needs(tool):
             assert f"`{each}`" in README
 
 
-@pytest.mark.newest
-@pytest.mark.slow
 def test_a_package_that_is_missing_is_named_by_the_first_steps(tool, tmp_path, monkeypatch):
     (tmp_path / "cupy.py").write_text(CUPY)
     monkeypatch.setenv("PYTHONPATH", str(tmp_path))
@@ -145,7 +145,6 @@ def test_a_package_that_is_missing_is_named_by_the_first_steps(tool, tmp_path, m
     assert tool.printed(lacking, log)[-1] == "missing: cykooz_absent"
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("name", ["corruption.py", "engines.py"])
 def test_a_probe_finds_what_it_imports(tmp_path, name):
     """From anywhere, as a script whose own folder alone is on the path."""
@@ -160,7 +159,6 @@ def test_a_probe_finds_what_it_imports(tmp_path, name):
     )
 
 
-@pytest.mark.slow
 def test_what_the_steps_start_finds_the_modules_of_the_tests(tool, tmp_path):
     """Workers too, which know of no settings of pytest."""
     step = tool.Step("imports", "", "python -c 'import synthetic, gpu_probes, contract'")

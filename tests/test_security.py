@@ -78,7 +78,7 @@ assert frame.image.notna().all()
 print("\\n".join(t for t in touched if "evil" in t))
 """
     finished = subprocess.run(
-        [sys.executable, "-c", script, str(path)], capture_output=True, text=True, timeout=120
+        [sys.executable, "-c", script, str(path)], capture_output=True, text=True, timeout=280
     )
     assert finished.returncode == 0, finished.stderr
     assert finished.stdout.strip() == ""

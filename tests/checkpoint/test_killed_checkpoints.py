@@ -10,7 +10,7 @@ import signal
 import time
 
 import pytest
-from kills import assert_all_went_on, results, start
+from processes import assert_all_went_on, results, start
 from query_answers import answer
 from s3 import empty_bucket
 
@@ -49,7 +49,7 @@ def test_what_was_stored_when_all_processes_were_killed_is_not_computed_again(
     times = {file: file.stat().st_mtime_ns for file in stored}
     calls.write_text("")
     process = start(SCRIPT, *arguments)
-    _, errors = process.communicate(timeout=120)
+    _, errors = process.communicate(timeout=280)
     assert process.returncode == 0, errors
     # Another process knows the model for the same; it is called for what is missing.
     assert len(calls.read_text().splitlines()) == len(shards) - len(stored)

@@ -28,7 +28,7 @@ def test_workers_that_are_slow_to_end_are_no_error(monkeypatch):
         processes = [psutil.Process(pid) for pid in client.run(os.getpid).values()]
         monkeypatch.setattr(distributed.nanny.WorkerProcess, "kill", slowly)
     assert len(killed) == 2
-    assert not psutil.wait_procs(processes, timeout=10)[1]
+    assert not psutil.wait_procs(processes, timeout=60)[1]
     assert client.status == "closed"
 
 

@@ -25,7 +25,7 @@ def test_workers_and_their_decoding_threads_fit_the_cores_and_go_with_the_client
         assert all(client.run(_knows_the_image_dtype).values())
         assert {worker["nthreads"] for worker in workers.values()} == {1}
     assert client.status == "closed"
-    gone, alive = psutil.wait_procs(processes, timeout=10)
+    gone, alive = psutil.wait_procs(processes, timeout=60)
     assert not alive
     assert len(gone) == len(processes)
 

@@ -3,13 +3,13 @@
 import os
 import platform
 import sys
-import time
 import warnings
 
 import dask
 import pytest
 from distributed import Client
 from hand_started import HandStarted, packages_without
+from processes import SECONDS, until
 
 import dask_image_ingest as dii
 from dask_image_ingest.cluster.environment import environment
@@ -38,10 +38,7 @@ def is_warm() -> bool:
 
 def become(client: Client, function, expected) -> None:
     """Wait until a function gives the same on all workers."""
-    deadline = time.monotonic() + 60
-    while set(client.run(function).values()) != {expected}:
-        assert time.monotonic() < deadline
-        time.sleep(0.2)
+    until(lambda: set(client.run(function).values()) == {expected})
 
 
 def configured():
@@ -69,14 +66,14 @@ def test_all_workers_are_prepared_and_told_of(cluster, shards):
         assert table["dali"].tolist() == [here["dali"]] * 2
 
         cluster.worker()
-        client.wait_for_workers(3, timeout=60)
+        client.wait_for_workers(3, timeout=SECONDS)
         become(client, configured, "9s")
         become(client, is_warm, True)
 
         client.restart_workers(
             [address for address in table["address"] if has_nanny(client, address)]
         )
-        client.wait_for_workers(3, timeout=60)
+        client.wait_for_workers(3, timeout=SECONDS)
         become(client, configured, "9s")
 
         # Once more, with another configuration.
@@ -120,12 +117,10 @@ def test_workers_without_the_package_stay_out_of_it(cluster, tmp_path):
         (lacking,) = there.index[there.isna()]
         assert "127.0.0.2" in lacking
         (fit,) = there.index[there.notna()]
-        deadline = time.monotonic() + 60
-        while client.run(configured, workers=[fit]) != {fit: "9s"}:
-            assert time.monotonic() < deadline
+        until(lambda: client.run(configured, workers=[fit]) == {fit: "9s"})
         # One that joins later lives, too.
         cluster.worker("--host", "127.0.0.2", PYTHONPATH=bare)
-        client.wait_for_workers(3, timeout=60)
+        client.wait_for_workers(3, timeout=SECONDS)
         with warnings.catch_warnings(action="ignore"):  # threads, too
             assert dii.prepare(client)["dask-image-ingest"].isna().sum() == 2
 

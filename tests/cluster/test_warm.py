@@ -1,9 +1,9 @@
 """Workers have DALI ready before the first task."""
 
 import sys
-import time
 
 import pytest
+from processes import until
 
 import dask_image_ingest as dii
 
@@ -20,7 +20,4 @@ def is_warm() -> bool:
 
 def test_dali_is_there_without_a_task():
     with dii.start_cluster(1, gpu=False, dashboard_address=None) as client:
-        deadline = time.monotonic() + 60
-        while not all(client.run(is_warm).values()):
-            assert time.monotonic() < deadline
-            time.sleep(0.2)
+        until(lambda: all(client.run(is_warm).values()))

@@ -244,7 +244,7 @@ def test_a_browser_shows_the_page(made, tmp_path):
     options = ["--headless", "--no-sandbox", "--disable-gpu", "--window-size=1200,2000"]
     subprocess.run(
         [CHROMIUM, *options, f"--screenshot={shot}", (tmp_path / "report.html").as_uri()],
-        check=True, capture_output=True, timeout=120,
+        check=True, capture_output=True, timeout=280,
     )  # fmt: skip
     pixels = np.asarray(Image.open(shot).convert("RGB"))
     assert len(np.unique(pixels.reshape(-1, 3), axis=0)) > 1000

@@ -78,7 +78,7 @@ print(*sorted(set(calls)))
 
 def told(script: str, *args: str) -> list[str]:
     finished = subprocess.run(
-        [sys.executable, "-c", script, *args], capture_output=True, text=True, timeout=120
+        [sys.executable, "-c", script, *args], capture_output=True, text=True, timeout=280
     )
     assert finished.returncode == 0, finished.stderr
     return finished.stdout.split()

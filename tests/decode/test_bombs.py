@@ -56,7 +56,7 @@ print(json.dumps([peak() - before, dict(zip(frame["__key__"], error))]))
 
 def read_in_a_process(clean, path):
     finished = subprocess.run(
-        [sys.executable, "-c", SCRIPT, str(clean), str(path)], capture_output=True, timeout=120
+        [sys.executable, "-c", SCRIPT, str(clean), str(path)], capture_output=True, timeout=280
     )
     assert finished.returncode == 0, finished.stderr.decode()
     return json.loads(finished.stdout)

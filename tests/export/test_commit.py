@@ -374,7 +374,7 @@ def test_a_full_disk_is_told_and_loses_nothing(shards, table, out, tmp_path):
         env=os.environ | {"PYTHONPATH": str(Path(dii.__file__).parents[1])},
         capture_output=True,
         text=True,
-        timeout=120,
+        timeout=280,
     )
     assert (
         "File too large. What is finished stays; make room, and run it again, to_webdataset() with "

@@ -219,7 +219,7 @@ def test_an_export_that_goes_on_in_another_process_has_no_values_of_old_code(sha
             env=os.environ | environment | {"PYTHONDONTWRITEBYTECODE": "1"},
             capture_output=True,
             text=True,
-            timeout=120,
+            timeout=280,
         )
         assert done.returncode == (-9 if how == "killed" else 0), done.stderr
         return done.stdout

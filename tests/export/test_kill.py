@@ -12,7 +12,7 @@ import time
 
 import pytest
 from killed_exports import export
-from kills import assert_all_went_on, results, start
+from processes import assert_all_went_on, results, start
 from s3 import empty_bucket
 from witnesses import contents, shards_in
 
@@ -73,6 +73,6 @@ def test_a_killed_worker_costs_no_shard(shards, cluster_export):
     while process.poll() is None and not shards_in(out):
         time.sleep(0.005)
     os.kill(int(first), signal.SIGKILL)
-    output, errors = process.communicate(timeout=120)
+    output, errors = process.communicate(timeout=280)
     assert "done" in output, errors
     assert goes_on(shards, out)

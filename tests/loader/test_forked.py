@@ -2,7 +2,7 @@
 
 import dask
 import pytest
-from forks import in_fork
+from processes import in_fork
 
 import dask_image_ingest as dii
 

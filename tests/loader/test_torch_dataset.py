@@ -297,12 +297,12 @@ class TestDataLoader:
     def test_a_client_of_a_cluster_does_not_hold_up_the_workers(self, ddf, data, client):
         with dask.config.set(scheduler=None):
             dataset = ddf.images.torch_dataset(3, start=1)
-            loader = data.DataLoader(dataset, batch_size=None, num_workers=2, timeout=60)
+            loader = data.DataLoader(dataset, batch_size=None, num_workers=2, timeout=280)
             got = keys(loader)
             assert len(got) == len(set(got)) < 23
             persisted = ddf.persist()
             dataset = persisted.images.torch_dataset(3)
-            loader = data.DataLoader(dataset, batch_size=None, num_workers=1, timeout=60)
+            loader = data.DataLoader(dataset, batch_size=None, num_workers=1, timeout=280)
             with pytest.raises(dii.ArgumentError, match="before persist"):
                 list(loader)
 

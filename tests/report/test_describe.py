@@ -199,7 +199,7 @@ print(peak() - before, file=sys.stderr)
 sys.exit(status)
 """
     finished = subprocess.run(
-        [sys.executable, "-c", script, shard], capture_output=True, text=True, timeout=120
+        [sys.executable, "-c", script, shard], capture_output=True, text=True, timeout=280
     )
     assert finished.returncode == 0, finished.stderr
     summary = json.loads(finished.stdout)

@@ -16,8 +16,8 @@ import fsspec
 import numpy as np
 import pytest
 import webdataset
+from faulty_server import serving
 from fsspec.implementations.memory import MemoryFileSystem
-from serving import serving
 from tars import COMPRESSIONS, samples_of, tar, webdataset_samples, zstd
 
 from dask_image_ingest.errors import (

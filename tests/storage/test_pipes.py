@@ -14,6 +14,7 @@ import numpy as np
 import psutil
 import pytest
 import webdataset as wds
+from processes import until
 from tars import COMPRESSIONS, tar
 
 import dask_image_ingest as dii
@@ -140,10 +141,7 @@ def test_what_a_command_leaves_in_the_background_ends_with_it(shards, tmp_path, 
     else:
         with open_shard(f"pipe:{command}", ALLOWED) as content:
             assert bytes(content[:]) == shards[0].read_bytes()
-    ended = time.monotonic() + 30
-    while is_running(int(noted.read_text())):
-        assert time.monotonic() < ended
-        time.sleep(0.01)
+    until(lambda: not is_running(int(noted.read_text())))
 
 
 def is_running(pid):
@@ -188,13 +186,10 @@ def test_one_interrupt_ends_a_program_and_its_command(shards, tmp_path):
         text=True,
     )
     with program:
-        until = time.monotonic() + 60
-        while not noted.exists():
-            assert time.monotonic() < until
-            assert program.poll() is None
-            time.sleep(0.01)
+        until(lambda: noted.exists() or program.poll() is not None)
+        assert program.poll() is None
         program.send_signal(signal.SIGINT)
-        _, said = program.communicate(timeout=60)
+        _, said = program.communicate(timeout=280)
     assert "KeyboardInterrupt" in said
     assert not is_running(int(noted.read_text()))
 

@@ -19,7 +19,7 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from urllib.parse import parse_qs, unquote, urlsplit
 from xml.sax.saxutils import escape, quoteattr
 
-from serving import serving
+from faulty_server import serving
 
 ACCOUNT = "devstoreaccount1"
 #: The key of the emulator's account, which its documentation tells everybody.

@@ -24,7 +24,7 @@ def ask_dali(images: dict[str, bytes], mode: str, folder: Path) -> dict[str, np.
     while pending:
         questions.write_bytes(pickle.dumps((mode, pending)))
         command = [sys.executable, __file__, str(questions), str(answers)]
-        process = subprocess.run(command, capture_output=True, text=True, timeout=120)
+        process = subprocess.run(command, capture_output=True, text=True, timeout=280)
         found |= _read(answers)
         pending = {name: data for name, data in images.items() if name not in found}
         if pending and process.returncode < 0:

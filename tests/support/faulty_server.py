@@ -14,14 +14,27 @@ from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from socketserver import TCPServer
 from urllib.parse import unquote
 
 import urllib3
-from serving import serving
 
 KINDS = ("503", "429", "delay", "reset", "truncate", "stall")
 #: Those that a client is told of, and has not to wait for.
 FAILURES = tuple(kind for kind in KINDS if kind not in ("delay", "stall"))
+
+
+@contextlib.contextmanager
+def serving(server: TCPServer) -> Iterator[str]:
+    """Let a server work in a thread of its own: its URL."""
+    with server:
+        thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.05})
+        thread.start()
+        try:
+            yield f"http://127.0.0.1:{server.server_address[1]}"
+        finally:
+            server.shutdown()
+            thread.join()
 
 
 @dataclass

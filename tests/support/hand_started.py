@@ -15,10 +15,10 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from distributed import Client
+from processes import SECONDS
 
 _TESTS = Path(__file__).parent
 _PACKAGES = Path(sysconfig.get_path("purelib"))
-_SECONDS = 60
 
 
 class HandStarted:
@@ -80,8 +80,8 @@ class HandStarted:
     @contextmanager
     def client(self, n_workers: int) -> Iterator[Client]:
         """A client, as soon as that many workers are there."""
-        with Client(scheduler_file=self.address, timeout=_SECONDS) as client:
-            client.wait_for_workers(n_workers, timeout=_SECONDS)
+        with Client(scheduler_file=self.address, timeout=SECONDS) as client:
+            client.wait_for_workers(n_workers, timeout=SECONDS)
             yield client
 
     def log(self) -> str:

@@ -8,7 +8,7 @@ from itertools import pairwise
 from types import SimpleNamespace
 
 import pytest
-from forks import in_fork
+from processes import in_fork
 
 from dask_image_ingest.tar import garbage_collection
 from dask_image_ingest.tar.garbage_collection import gc_paused

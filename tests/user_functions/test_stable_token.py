@@ -59,7 +59,7 @@ def test_a_token_is_the_same_in_every_process(tmp_path):
             env=os.environ | {"PYTHONPATH": os.pathsep.join(sys.path), "PYTHONHASHSEED": seed},
             capture_output=True,
             text=True,
-            timeout=120,
+            timeout=280,
         )
         assert finished.returncode == 0, finished.stderr
         told.append(finished.stdout.split())

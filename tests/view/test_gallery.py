@@ -177,7 +177,7 @@ def browse(folder, *options):
         ],
         capture_output=True,
         text=True,
-        timeout=120,
+        timeout=280,
         check=True,
     )
     return finished.stdout

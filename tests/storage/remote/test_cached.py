@@ -181,16 +181,17 @@ def test_fsspec_finds_the_copy_that_was_made_here(server, cache, options):
     assert server.sent == 0
 
 
-def test_a_copy_expires_as_fsspec_says(server, tmp_path):
+def test_a_copy_expires_as_fsspec_says(server, tmp_path, monkeypatch):
     place = str(tmp_path / "copies")
-    options = {"filecache": {"cache_storage": place, "expiry_time": 0.5}}
+    options = {"filecache": {"cache_storage": place, "expiry_time": 3600}}
     url = f"filecache::{server.url}/d/3.tar"
     with open_shard(url, options):
         pass
     server.files["/d/3.tar"] = SHARDS["/d/4.tar"]
     with open_shard(url, options) as content:
         assert content[:] == SHARDS["/d/3.tar"]
-    time.sleep(0.6)
+    now = time.time
+    monkeypatch.setattr(time, "time", lambda: now() + 3700)
     with open_shard(url, options) as content:
         assert content[:] == SHARDS["/d/4.tar"]
 

@@ -10,8 +10,7 @@ from contextlib import contextmanager
 import dask
 import numpy as np
 import pytest
-from faulty_server import faulty_server
-from serving import serving
+from faulty_server import faulty_server, serving
 
 import dask_image_ingest as dii
 from dask_image_ingest.storage import find_shards, open_shard
