@@ -1,4 +1,4 @@
-"""``checkpoint``: what a frame computes, kept."""
+"""``checkpoint``: compute a frame once, and read its results ever after."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The two files beside the partitions: what is done to them, written first, and what is there.
+"""Manifest of a checkpoint: the query, written first, and the finished partitions.
 
 A folder belongs to one work. Results of other functions, or of other options, may have taken days:
 they are never removed, nor mixed with new ones, unless a user says so.
@@ -44,7 +44,7 @@ class Manifest:
         return self.query is not None and self.query["work"] == query.digest
 
     def refuse_other(self, query: FingerprintedQuery) -> None:
-        """Say how a work differs from that which the folder belongs to, if it does."""
+        """Refuse another query than that of the folder, and say how it differs."""
         if self.query is not None and not self.is_of(query):
             raise ExportError(
                 f"{self.output.url} has the results of other work: "
@@ -53,7 +53,7 @@ class Manifest:
             )
 
     def begin(self, query: FingerprintedQuery) -> None:
-        """Let the folder belong to a work."""
+        """Record the query of a new folder."""
         described = {
             "format": _FORMAT,
             "work": query.digest,
@@ -64,7 +64,7 @@ class Manifest:
             raise ExportError(f"another checkpoint began in {self.output.url} just now")
 
     def finish(self, parts: Mapping[str, PartitionFile]) -> None:
-        """Say what is there."""
+        """Record the finished partitions."""
         self.output.put(
             PARTITIONS_FILE, json.dumps({"format": _FORMAT, "parts": parts}, indent=0).encode()
         )
@@ -72,7 +72,7 @@ class Manifest:
 
 
 def read_manifest(output: OutputStore) -> Manifest:
-    """Look at what a folder says of itself.
+    """Read the manifest of a folder.
 
     Raises
     ------

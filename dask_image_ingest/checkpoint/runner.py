@@ -1,4 +1,4 @@
-"""A frame's partitions → files: those that are not there are computed, one task for each."""
+"""Runner of a checkpoint: computes and stores the missing partitions, one task for each."""
 
 from __future__ import annotations
 
@@ -53,12 +53,12 @@ logger = logging.getLogger("dask_image_ingest")
 def run_checkpoint(
     query: FingerprintedQuery, output: OutputStore, meta: Any, *, overwrite: bool, show: bool
 ) -> StoredFrame:
-    """Compute what is missing of a work's results, and give all of them.
+    """Compute the missing partitions of a query, and give all of them.
 
     Raises
     ------
     ExportError
-        If the place has results of other work, cannot be written, or if somebody else writes there.
+        If the folder has results of another query, cannot be written, or has another writer.
     """
     manifest = read_manifest(output)
     if manifest.is_of(query) and not overwrite:

@@ -1,4 +1,4 @@
-"""A checkpoint as a lazy frame: a task reads one file, and of it what is asked for."""
+"""Scan of a checkpoint: a lazy frame of its files, with projection pushdown."""
 
 from __future__ import annotations
 
@@ -69,7 +69,7 @@ class StoredFrame:
 
 
 class ReadStored(dx.PartitionsFiltered, BlockwiseIO, KeepsResults):
-    """Reads what is stored; takes up projections and lengths from the query around it."""
+    """Scan node of a checkpoint; absorbs projections and lengths."""
 
     _parameters: ClassVar = ["stored", "columns", "_partitions"]
     _defaults: ClassVar = {"columns": None, "_partitions": None}

@@ -14,7 +14,7 @@ import pandas as pd
 from dask_image_ingest.errors import ExportError
 from dask_image_ingest.export.options import LEFT_OUT, MANIFEST, PLAN, Options, file_names
 from dask_image_ingest.export.plan.shard_plan import ShardPlan
-from dask_image_ingest.export.write.shard import done_name, is_there
+from dask_image_ingest.export.write.shard import done_name, has_recorded_sizes
 from dask_image_ingest.storage import OutputStore, identities
 
 __all__ = [
@@ -102,14 +102,16 @@ class PreviousExport:
             return False
         there = self.output.sizes()
         told = bool(self.manifest["left_out"]) == (LEFT_OUT in there)
-        return told and all(is_there(written, there.get) for written in self.manifest["shards"])
+        return told and all(
+            has_recorded_sizes(written, there.get) for written in self.manifest["shards"]
+        )
 
     def keep_what_is_there(self) -> None:
         """Begin to go on: what is finished stays so, what was under way is removed."""
         if self.manifest is not None:
             there = self.output.sizes()
             for number, written in enumerate(self.manifest["shards"]):
-                if is_there(written, there.get):
+                if has_recorded_sizes(written, there.get):
                     self.output.put(done_name(number), json.dumps(written).encode())
             if not self.is_finished():
                 self.output.remove([MANIFEST])

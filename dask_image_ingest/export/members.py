@@ -65,7 +65,7 @@ class Members:
     def picture(self) -> Made | None:
         """The member made of pixels that takes the place of a sample's own image, if there is one.
 
-        It has a plain extension: "mask.png" lies beside the image, "png" is the image.
+        Its extension has one part: "png" is the image, "mask.png" a second one.
         """
         return next((made for made in self.pixels if "." not in made.extension), None)
 

@@ -53,7 +53,7 @@ class Options:
         return file_names(self.template, self.sidecar, self.index, number)
 
     def described(self) -> dict[str, Any]:
-        """For people and for comparison, as JSON knows it."""
+        """Describe it in JSON, to read and to compare."""
         members = self.members
         described = asdict(self)
         described["jpeg"] = describe_jpeg(self.jpeg)
@@ -105,7 +105,7 @@ def file_names(template: str, sidecar: bool, index: bool, number: int) -> list[s
 class Encode:
     """Encoder settings of :func:`to_webdataset`: ``jpeg=Encode(quality=90, size=512)``.
 
-    Every picture is decoded as :func:`read_webdataset_images` decodes it (RGB, turned as its EXIF
+    Every image is decoded as :func:`read_webdataset_images` decodes it (RGB, turned as its EXIF
     says), and encoded as baseline JPEG without EXIF or a colour profile. A member ``jpg`` that
     ``members=`` makes of a column of images is encoded so, too, but for ``size`` and ``resize``.
 
@@ -168,7 +168,7 @@ class Encode:
         )
 
 
-#: None keeps pictures as they are.
+#: None copies images as they are.
 Jpeg = Literal["baseline"] | Encode | None
 
 
@@ -188,7 +188,7 @@ def make_jpeg(jpeg: Any) -> Jpeg:
 
 
 def describe_jpeg(jpeg: Jpeg) -> Any:
-    """For people and for comparison, as JSON knows it."""
+    """Describe it in JSON, to read and to compare."""
     if not isinstance(jpeg, Encode):
         return jpeg or "keep"
     size = jpeg.decoding.size

@@ -1,4 +1,4 @@
-"""An export from beginning to end: one writer, a plan, shards, a manifest."""
+"""The steps of an export: lock, stage the frame, plan, write shards, write the manifest."""
 
 from __future__ import annotations
 
@@ -182,7 +182,7 @@ class _Run:
             described = self._accepted(staged, prepared, read)
         except BaseException as error:
             self.check_lock()  # else what is staged may be another run's
-            # Nothing of this attempt stays but pictures, if it broke off while it made them.
+            # Remove all files of this attempt, except transcoded images of an interrupted one.
             refused = refused or isinstance(error, ArgumentError)
             made = set(self._staged()) - set(before)
             self.output.remove(name for name in made if refused or not is_transcoded(name))
@@ -190,7 +190,7 @@ class _Run:
                 self.output.remove_staging()
             raise
         going_on = self.resume and self.previous.plan is not None
-        # From here on tasks of an earlier run write nothing, or they would what is removed now.
+        # From here on tasks of an earlier run write nothing: else they would restore removed files.
         self._begin_run()
         if going_on:
             self.previous.keep_what_is_there()

@@ -1,4 +1,4 @@
-"""``to_webdataset``: a frame's samples as WebDataset shards again, with the bytes that they had."""
+"""``to_webdataset``: write a frame's samples as WebDataset shards, with their original bytes."""
 
 from __future__ import annotations
 
@@ -49,31 +49,27 @@ def to_webdataset(
 ) -> pd.DataFrame:
     """Write the samples of a frame as WebDataset shards, each member byte for byte as it was.
 
-    Only the pointers and the metadata columns of the frame are computed: no image is decoded,
-    unless ``jpeg`` asks for it. Then
-    each sample's members are copied from its shard, a task for each new shard. Rows may come out of
-    any filter, join, sort or shuffle, and their order is kept. A frame with other pixels than the
-    stored ones is refused, unless ``members`` encodes them.
+    Only the metadata columns of the frame are computed. No image is decoded, unless ``jpeg`` or
+    ``members`` asks for it. Then each sample's members are copied from its shard, one task for each
+    new shard. The frame may be the result of any filter, join, sort or shuffle; its order is kept.
+    A frame whose pixels differ from the stored ones is refused, unless ``members`` encodes them.
 
     Parameters
     ----------
     frame
         A dask, pandas or cuDF dataframe with the columns ``__key__``, ``__url__`` and ``offset`` of
         :func:`read_webdataset_images`, or of :func:`read_images`: each file is the image of its
-        sample. A sample gets the name in ``__key__``, which may be new.
+        sample. ``__key__`` names the samples; it may be changed.
     path
         The shards' names, with a field for their number: ``"out/{shard:06d}.tar"``. A path, or a
         URL of a file system that fsspec writes to.
     samples_per_shard
-        How many samples each shard has, but for the last one; 10,000 unless ``bytes_per_shard`` is
-        given.
+        Number of samples of each shard but the last; 10,000 unless ``bytes_per_shard`` is given.
     bytes_per_shard
-        How large a shard may become, as ``"1 GB"``, with headers and all. A sample that is larger
-        has a shard of its own. With ``samples_per_shard`` too, a shard ends where either is
-        reached.
+        Largest size of a shard, headers included: ``"1 GB"``. A larger sample gets a shard of its
+        own. With ``samples_per_shard`` too, a shard ends where either is reached.
     shuffle
-        A seed: samples in a random order over all shards, the same for the same seed whatever the
-        order of the frame is.
+        Seed of a random order over all shards. It does not depend on the order of the frame.
     members
         ``"all"``; a list of extensions, ``["jpg", "txt"]``; or a mapping for members that are made
         of columns, ``{"txt": "caption", "json": ["caption", "score"], "cls": None}``: these are
@@ -87,55 +83,53 @@ def to_webdataset(
         included, whose ``__url__``, ``offset`` and ``nbytes`` point to the new shard. None writes
         none.
     index
-        Whether to write ``.idx`` files, as wds2idx does, for DALI's reader.
+        Write ``.idx`` files, as wds2idx does, for DALI's reader.
     jpeg
-        What becomes of the pictures that the rows point to. ``"keep"``: nothing, they leave byte
-        for byte. ``"baseline"``: JPEGs that are progressive, arithmetic or in several scans become
-        baseline in one scan, without loss: the same coefficients, EXIF and colour profile; all
-        other pictures stay. This is what hardware decoders take, and needs libjpeg-turbo (extra
-        ``jpeg``). :class:`Encode`: every picture is decoded, resized if asked, and encoded as a
-        member ``jpg``. A picture for which that fails is a row that can't be exported.
+        ``"keep"`` copies the stored images byte for byte. ``"baseline"`` converts JPEGs that are
+        progressive, arithmetic or in several scans to baseline in one scan, which hardware decoders
+        take. This is lossless: coefficients, EXIF and colour profile stay, and so do all other
+        images. It needs libjpeg-turbo (extra ``jpeg``). :class:`Encode` decodes every image,
+        resizes it if asked, and encodes it as a member ``jpg``. An image for which that fails is a
+        row that can't be exported.
     errors
-        What becomes of rows that can't be exported (a key that readers would not give back, a
-        sample twice, a shard that is gone): ``"raise"`` refuses all before anything is written,
-        ``"drop"`` leaves them out, and tells, unless no shard can be read at all.
+        For rows that can't be exported (a key that readers would not give back, a repeated sample,
+        a missing shard): ``"raise"`` refuses the export before anything is written, ``"drop"``
+        leaves these rows out and counts them. If no shard can be read, both raise.
     drop_bad_images
-        Whether to decode every image and leave out rows whose image is bad.
+        Decode every image, and leave out rows whose image is bad.
     resume
-        Go on where a killed run of the same export stopped; what is finished is not done again.
+        Resume a killed run of the same export; finished shards are not written again.
     overwrite
-        Remove what an earlier export wrote there, and say what that is. Other files stay. Refused
-        if the frame reads from it, if no row would take its place, and if rows point to shards that
-        cannot be read at the moment.
+        Remove the files of an earlier export, and log their names. Other files stay. Refused if the
+        frame reads from these files, if the new export has no rows, and if a shard is unreadable.
     progress
-        Whether to show a bar on standard error.
+        Show a progress bar on standard error.
     storage_options
-        For the file system that is written to.
+        Options of the output's file system.
     source_options
-        For the file systems of the shards that the frame points to; by default those that it was
-        read with, which a lazy frame knows, one of a checkpoint too. A frame that is computed or
-        persisted does not.
+        Options of the file systems of the shards. A lazy frame knows those it was read with; a
+        computed or persisted frame does not.
 
     Returns
     -------
     pandas.DataFrame
         A row for each shard: ``shard``, ``url``, ``samples``, ``members``, ``bytes``, ``sha256``.
-        ``attrs["left_out"]`` counts the rows that were left out, by reason; ``attrs["damaged"]``
-        says what is wrong with source shards; ``attrs["interleaved"]`` counts samples whose members
-        lay apart, and lie together now; ``attrs["sources"]`` are the shards that were copied from,
-        ``attrs["folder"]`` the one that was written to.
+        Its ``attrs`` have ``left_out`` (counts of the rows that were left out, by reason),
+        ``damaged`` (damage of source shards), ``interleaved`` (number of samples whose members were
+        apart in their shard, and are together now), ``sources`` (the shards that were copied from)
+        and ``folder`` (where the new ones are).
 
     Raises
     ------
     ArgumentError
-        For arguments that make no sense, for rows that can't be exported, for shards that were
-        read with different options; for a column of images whose pixels are not those of the
-        stored images, unless it is encoded: drop it where these are meant.
+        If arguments contradict each other, if rows can't be exported, if shards were read with
+        different options, or if pixels of an image column differ from the stored images: encode
+        the column, or drop it to copy the stored images.
     MissingDependencyError
         If ``jpeg="baseline"`` finds no libjpeg-turbo.
     ExportError
-        If the place can't be written to, has other files of these names or an export already, or if
-        another export writes there now.
+        If the folder can't be written to, has other files of these names or an export already, or
+        if another export is writing there.
     ShardError, ShardNotFoundError
         If a source changes while it is copied.
 
@@ -185,7 +179,7 @@ _SAMPLES = 10_000
 
 
 def split_path(path: Any, storage_options: dict[str, Any] | None) -> tuple[OutputStore, str]:
-    """The folder that a path of shards leads to, and how they are called in it.
+    """Split a path of shards into the output folder and the template of their names.
 
     Raises
     ------

@@ -15,14 +15,15 @@ import functools
 import inspect
 import re
 import sys
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Container, Iterator, Mapping
 from contextlib import suppress
 from hashlib import blake2b
 from types import FunctionType, MappingProxyType, MemberDescriptorType, MethodType, ModuleType
 from typing import Any
 
 import numpy as np
-from tlz.functoolz import curry
+from dask.base import normalize_token
+from tlz.functoolz import Compose, curry
 
 from dask_image_ingest.errors import FunctionError
 from dask_image_ingest.user_functions.bytecode_fingerprint import (
@@ -168,23 +169,31 @@ class _Reading:
             # What can change while the function is used is no part of its code.
             fixed = [repr(value) for value in defaults if isinstance(value, _CONSTANTS)]
             self.imported[_name(function)] = _digest(f"{code} {fixed}")
-        closure = _closure(function)
         # What a function notes in itself comes with use.
         ignored = names_set(function.__code__) | {"__wrapped__"}
         own = {name: value for name, value in vars(function).items() if name not in ignored}
-        names = sorted({*names_in(function.__code__), *closure})
         parts = (function.__defaults__, function.__kwdefaults__, own)
-        used = self._used({**function.__globals__, **closure}, names, set())
+        closure = _closure(function)
+        names = sorted({*names_in(function.__code__), *closure})
+        used = self._used({**function.__globals__, **closure}, names, set(), closure)
         return "\n".join([code, *map(self._describe, parts), *used])
 
     def _used(
-        self, namespace: Mapping[str, Any], names: list[str], modules: set[int]
+        self,
+        namespace: Mapping[str, Any],
+        names: list[str],
+        modules: set[int],
+        closure: Container[str] = (),
     ) -> Iterator[str]:
         """Describe what names stand for, those of the user's modules included."""
         for name in names:
             if name in namespace:
                 value = namespace[name]
-                yield f"{name} = {self._describe(value)}"
+                if self._mode == "process" and name not in closure and _is_of_a_package(value):
+                    # What a package keeps in a client or a model changes with use.
+                    yield f"{name} = {' '.join(self._code_in(value))}"
+                else:
+                    yield f"{name} = {self._describe(value)}"
                 if (
                     isinstance(value, ModuleType)
                     and is_user_code(value)
@@ -249,23 +258,30 @@ class _Reading:
 
     def _object(self, value: Any) -> Iterator[str]:
         """Describe an object: what it wraps, and what pickle would send of it."""
+        if self._mode == "code":
+            yield from self._code_in(value)
+            return
         kind = type(value)
         yield self._describe(kind)
         wrapped = _wrapped(value)
         yield from map(self._describe, wrapped)
-        if self._mode == "code":
-            held = getattr(value, "__dict__", None)
-            if isinstance(held, dict):
-                users = is_user_code(kind)
-                for each in held.values():
-                    if isinstance(each, _CODE) or (users and _may_hold_code(each)):
-                        yield self._describe(each)
-        elif dataclasses.is_dataclass(kind) and kind.__module__.startswith(_PACKAGE):
+        if dataclasses.is_dataclass(kind) and kind.__module__.startswith(_PACKAGE):
             # What follows from the fields that are given is no part of it.
             given = {f.name: getattr(value, f.name) for f in dataclasses.fields(kind) if f.init}
             yield self._describe(given)
         elif not wrapped:
             yield from self._pickled(value)
+
+    def _code_in(self, value: Any) -> Iterator[str]:
+        """Describe an object by its class, and by the functions that it holds."""
+        yield self._describe(type(value))
+        yield from map(self._describe, _wrapped(value))
+        held = getattr(value, "__dict__", None)
+        if isinstance(held, dict):
+            users = is_user_code(type(value))
+            for each in held.values():
+                if isinstance(each, _CODE) or (users and _may_hold_code(each)):
+                    yield self._describe(each)
 
     def _pickled(self, value: Any) -> Iterator[str]:
         if type(value) is object:  # one is as good as another to pickle, and not to who compares
@@ -303,6 +319,8 @@ def _wrapped(value: Any) -> list[Any]:
         return [getattr(value, "__self__", None), value.__func__]
     if isinstance(value, (functools.partial, functools.partialmethod, curry)):
         return [value.func, value.args, value.keywords]
+    if isinstance(value, Compose):
+        return [value.first, value.funcs]
     if isinstance(value, functools.cached_property):
         return [value.func]
     if isinstance(value, MemberDescriptorType):  # of a slot
@@ -313,6 +331,18 @@ def _wrapped(value: Any) -> list[Any]:
     if not isinstance(inner, (FunctionType, type)):
         return []
     return [inner, {name: each for name, each in vars(value).items() if each is not inner}]
+
+
+def _is_of_a_package(value: Any) -> bool:
+    """True for objects of installed packages, unless Dask knows what is in them."""
+    kind = type(value)
+    return not (
+        isinstance(value, (FunctionType, type, ModuleType))
+        or kind.__module__.partition(".")[0] in sys.stdlib_module_names
+        or is_user_code(kind)
+        or normalize_token.dispatch(kind) is not normalize_token.dispatch(object)
+        or _wrapped(value)
+    )
 
 
 def _may_hold_code(value: Any) -> bool:

@@ -1,10 +1,9 @@
-"""A source shard → where the members of the chosen samples are.
+"""Locating the members of samples in their source shards.
 
-A frame points to images; what else belongs to a sample is known by its shard. Where a task of the
-frame has read it, that task says where its rows' members are; any other source is walked once, by a
-task of its own. What is no range of bytes of it (members of a compressed shard, or stored with
-holes, and pictures that are made anew) is written to a file of its own, so that whoever writes
-shards reads ranges and nothing else.
+A frame points to images; the other members of a sample are found in its shard. If a task of the
+frame has scanned the shard, that scan is used; any other source is scanned once, by a task of its
+own. Members that are no byte range of the source (of compressed shards, sparse members, transcoded
+images) are expanded to a staged file, so that writing a shard only copies ranges.
 """
 
 from __future__ import annotations
@@ -63,7 +62,7 @@ class Located:
         The shard, and what changes when it does.
     rows
         For each row asked for, in order: ``members``, in the order of the source; ``image``, which
-        of them is the image; ``height`` and ``width`` of one that was encoded anew; ``reason`` why
+        of them is the image; ``height`` and ``width`` of one that was re-encoded; ``reason`` why
         the row can't be exported, else null; ``same_key``, whether its key is that of the shard.
     expanded
         The file of members that are no ranges of the source, if there is one.

@@ -1,4 +1,4 @@
-"""A shard's samples and the rows that point to them → the members that leave, or why none do."""
+"""Member selection: the members of a shard's samples that are exported, or reasons why none are."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ class Row(NamedTuple):
     """The members selected for one row, or the reason why there are none.
 
     A member is its extension, where its bytes are, at which offset, and how many. ``shape`` is the
-    height and width of an image that was encoded anew. ``same_key`` says whether the key is that
+    height and width of an image that was re-encoded. ``same_key`` says whether the key is that
     of its shard, None where the key alone says which sample is meant.
     """
 

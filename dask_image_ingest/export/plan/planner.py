@@ -1,4 +1,4 @@
-"""A staged frame → a plan: which rows can be exported, where their members are, in which order."""
+"""The planner: rejects rows, locates members, and assigns samples to shards."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ logger = logging.getLogger("dask_image_ingest")
 
 @dataclass(frozen=True)
 class Prepared:
-    """A plan, and the rows that are not in it."""
+    """A plan, and the rejected rows."""
 
     plan: ShardPlan
     rejected: RejectedRows
@@ -36,12 +36,12 @@ class Prepared:
 def prepare(
     staged: StagedRows, context: ExportContext, keys_assigned: bool, show: bool
 ) -> Prepared:
-    """Find out what is to be written, and leave it where tasks find it.
+    """Plan an export, and stage the plan for the tasks.
 
     Parameters
     ----------
     keys_assigned
-        Whether the frame says that keys were given anew.
+        True if the frame assigns keys.
 
     Raises
     ------
@@ -76,7 +76,7 @@ def prepare(
             number,
             "repeated-key: its shard has another sample of this key; give it another __key__",
         )
-    # What could be read has a version. An empty export of nothing but errors is nobody's wish.
+    # Shards that could be read have a version. Refuse an export in which no shard is readable.
     nothing_read = bool(located) and not any(source.version for source in located)
     if nothing_read or not context.options.drop_rows:
         rejected.refuse(nothing_read)

@@ -1,4 +1,4 @@
-"""Rows that cannot be exported, and why: found before the first byte is written."""
+"""Rejected rows: found and given a reason before the first byte is written."""
 
 from __future__ import annotations
 
@@ -193,14 +193,14 @@ UNSURE = (
 
 
 def assigns_keys(frame: Any) -> bool:
-    """Whether a lazy frame says that it gives keys anew."""
+    """True if a lazy frame assigns or renames its key column."""
     if not isinstance(frame, FrameBase):
         return False
     return any(map(_assigns_keys, frame.expr.find_operations((dx.Assign, dx.RenameFrame))))
 
 
 def unsure_rows(found: pa.Table, assigned: bool) -> np.ndarray:
-    """Which rows were found by a key that may be another sample's.
+    """Mask of rows that were found by a key which may be another sample's.
 
     Where rows with an offset have the keys of their shard, other rows of this shard have them too.
     Where there is none, nobody must have changed any key of the frame.
@@ -210,7 +210,7 @@ def unsure_rows(found: pa.Table, assigned: bool) -> np.ndarray:
     found
         For each row its ``source``, its ``offset``, and whether it has the ``same_key``.
     assigned
-        Whether the frame says that keys were given anew.
+        True if the frame assigns keys.
     """
     source = found.column("source").to_numpy()
     pointed = pc.is_valid(found.column("offset")).to_numpy()

@@ -21,7 +21,7 @@ from dask_image_ingest.export.write.tar_header import header_sizes, padding, roo
 
 __all__ = ["ShardPlan", "make_plan"]
 
-# Rows whose names are made at once.
+# Rows whose names are made together.
 _CHUNK = 1 << 16
 
 

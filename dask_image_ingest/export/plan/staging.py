@@ -1,9 +1,8 @@
-"""A frame → pointers in this process, and columns in files that every worker finds.
+"""Staging: compute a frame once, gather its pointers, and spill its other columns to files.
 
-The frame is computed once, a task for each partition. Only its pointers are gathered: a key, a
-shard and a place in it for each row; and where the members of its sample are, if the task knows.
-The columns that go into sidecars and members stay where the task writes them, since they may be
-larger than this machine's memory.
+A task for each partition returns the key, shard and offset of each row, and the location of its
+members if the task knows it. Columns for sidecars and members may be larger than this machine's
+memory, so each task writes them to the staging folder.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
-"""Pictures that leave otherwise than they are stored: in baseline coding, or encoded anew.
+"""Transcoding: stored images that become baseline JPEGs, or are re-encoded.
 
-They are made before the plan is, which has to know how large each is, and lie in the staging folder
-until a shard takes them.
+The plan needs their sizes, so they are made before it and wait in the staging folder. Each source's
+are named by its version, the wanted rows and the options, so that a resumed run finds them again.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ __all__ = [
     "transcoded_name",
 ]
 
-# Pixels that are in memory at once, but for a single picture that is larger.
+# Pixels that are in memory at once, unless a single image has more.
 _PIXELS = 128 << 20
 
 # What libjpeg takes of a side (its JPEG_MAX_DIMENSION).
@@ -51,21 +51,21 @@ _LONGEST_SIDE = 65_500
 def transcode_images(
     rows: list[Row], url: str, content: Any, index: TarIndex, jpeg: Jpeg, file: Any
 ) -> list[Row]:
-    """Write the pictures that change to a file, and point there.
+    """Write the images that change to a file, and point there.
 
-    Pictures are taken in the order in which they lie in their shard, whatever that of the rows is:
-    so the same ones are decoded together, and come out the same.
+    Images are decoded in the order of their shard, whatever the order of the rows: the same images
+    are decoded together, and give the same bytes.
     """
-    pictures = _Transcoder(rows, url, content, index, file)
+    transcoder = _Transcoder(rows, url, content, index, file)
     if isinstance(jpeg, Encode):
-        pictures.encode(jpeg)
+        transcoder.encode(jpeg)
     elif jpeg == "baseline":
-        pictures.to_baseline()
-    return pictures.rows
+        transcoder.to_baseline()
+    return transcoder.rows
 
 
 class _Transcoder:
-    """The pictures that rows of one shard point to, and the file for those that are made."""
+    """Transcoder of the images of one shard."""
 
     def __init__(self, rows: list[Row], url: str, content: Any, index: TarIndex, file: Any) -> None:
         self.rows = list(rows)
@@ -83,7 +83,7 @@ class _Transcoder:
         announce(content, ((at, at + size) for at, size in spans if at not in index.sparse))
 
     def to_baseline(self) -> None:
-        """Bring JPEGs of other codings into baseline coding; all else stays."""
+        """Convert JPEGs of other codings to baseline; leave all else."""
         for number in self._numbers:
             data = open_member(self._content, self._index, self._span(number))
             header = read_header(data, MAX_PIXELS)
@@ -104,7 +104,7 @@ class _Transcoder:
                 self._replace(number, content, self._member(number)[0], None)
 
     def encode(self, how: Encode) -> None:
-        """Decode pictures as a read does, and encode what comes out."""
+        """Decode images as a read does, and encode them."""
         decoding = how.decoding
         for numbers, headers in self._parts(how):
             nbytes = sum(map(decoding.nbytes, headers))
@@ -131,7 +131,7 @@ class _Transcoder:
                     self._replace(number, content, "jpg", (shape[0], shape[1]))
 
     def _parts(self, how: Encode) -> Iterator[tuple[list[int], list[Header]]]:
-        """Pictures whose pixels are in memory at the same time."""
+        """Batches of images whose pixels are in memory at the same time."""
         numbers: list[int] = []
         headers: list[Header] = []
         nbytes = 0
@@ -150,7 +150,7 @@ class _Transcoder:
     def _replace(
         self, number: int, content: bytes, extension: str, shape: tuple[int, int] | None
     ) -> None:
-        """Write a picture to the file, in the place of the one that a row has."""
+        """Write an image to the file, in place of the one that a row has."""
         row = self.rows[number]
         members = list(row.members)
         image = row.image or 0
@@ -208,7 +208,7 @@ def transcoded_name(url: str, version: str, wanted: pa.RecordBatch, options: Opt
 
 
 def save_transcoded(output: OutputStore, name: str, rows: pa.Table, facts: dict[str, Any]) -> None:
-    """Write down what was found, once the pictures themselves are there."""
+    """Save the rows of a source, after the images themselves."""
     told = rows.replace_schema_metadata({"facts": json.dumps(facts)})
     output.put(name, to_bytes(told))
 

@@ -1,4 +1,4 @@
-"""Members from where they are to where they will be: each source opened once, read in order."""
+"""Copying members into a shard: each source is opened once and read in order."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The samples of a shard → where each of their members will lie in it."""
+"""Layout of a shard: the position of each member, known before any byte is read."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 """The task that writes a shard with its sidecar and index.
 
-Where everything will lie is known before a byte is read, so that members are written where they
-belong in whatever order they come, and nothing but what is on its way is in memory.
+The layout is known before a byte is read. So members are written in whatever order they arrive, and
+only those in flight are in memory.
 """
 
 from __future__ import annotations
@@ -24,10 +24,17 @@ from dask_image_ingest.export.write.layout import Layout, index_file, lay_out
 from dask_image_ingest.index import parquet_bytes
 from dask_image_ingest.storage import STAGING, refuse_other_run
 
-__all__ = ["Written", "compare_shard", "done_name", "is_there", "sidecar", "write_shard"]
+__all__ = [
+    "ShardRecord",
+    "compare_shard",
+    "done_name",
+    "has_recorded_sizes",
+    "sidecar",
+    "write_shard",
+]
 
 #: What is known of a shard that is written, as JSON knows it.
-Written = dict[str, Any]
+ShardRecord = dict[str, Any]
 
 
 def done_name(number: int) -> str:
@@ -35,7 +42,7 @@ def done_name(number: int) -> str:
     return f"{STAGING}/done-{number}.json"
 
 
-def write_shard(number: int, context: ExportContext) -> Written:
+def write_shard(number: int, context: ExportContext) -> ShardRecord:
     """Write a shard and what lies beside it, unless a run before this one did.
 
     Nothing appears under its name before all of it is written, and the shard last: one that is
@@ -90,7 +97,7 @@ def compare_shard(number: int, context: ExportContext) -> None:
         )
 
 
-class _Planned(NamedTuple):
+class _PlannedShard(NamedTuple):
     """The planned content of a shard and of the files beside it."""
 
     batch: pa.RecordBatch
@@ -100,7 +107,7 @@ class _Planned(NamedTuple):
     digest: str
 
 
-def _planned(number: int, context: ExportContext) -> _Planned:
+def _planned(number: int, context: ExportContext) -> _PlannedShard:
     output = context.output
     *beside, name = context.options.files_of(number)
     try:
@@ -111,21 +118,21 @@ def _planned(number: int, context: ExportContext) -> _Planned:
         raise
     layout = lay_out(batch)
     contents = _contents(beside, batch, layout, columns, output.locate(name))
-    return _Planned(batch, layout, columns, contents, _columns_digest(contents, columns))
+    return _PlannedShard(batch, layout, columns, contents, _columns_digest(contents, columns))
 
 
-def _finished(number: int, context: ExportContext) -> Written | None:
+def _finished(number: int, context: ExportContext) -> ShardRecord | None:
     """Record of a shard that an earlier run finished; None if files are missing."""
     record = context.output.read(done_name(number))
     if record is None:
         return None
     with suppress(ValueError):  # cut short by a machine that went down
-        written: Written = json.loads(record)
-        return written if is_there(written, context.output.size) else None
+        written: ShardRecord = json.loads(record)
+        return written if has_recorded_sizes(written, context.output.size) else None
     return None
 
 
-def is_there(written: Written, size_of: Callable[[str], int | None]) -> bool:
+def has_recorded_sizes(written: ShardRecord, size_of: Callable[[str], int | None]) -> bool:
     """True if a shard and the files beside it have the recorded sizes."""
     return all(size_of(file["name"]) == file["bytes"] for file in (written, *written["beside"]))
 
@@ -173,7 +180,7 @@ def sidecar(
     """The columns of a shard's samples as a parquet file.
 
     ``__url__``, ``offset`` and ``nbytes`` are those of the image in the shard at ``url``, null
-    where a sample has none; with them ``decode_images`` finds it. Of an image that was encoded anew
+    where a sample has none; with them ``decode_images`` finds it. Of an image that was re-encoded
     (``shapes`` has heights and widths, null for all others), columns of its shape tell the new one.
     """
     columns = _reshaped(columns, shapes)
@@ -196,7 +203,7 @@ def sidecar(
 
 
 def _reshaped(columns: pa.Table, shapes: pa.Table) -> pa.Table:
-    """The columns with the shapes of the images that were encoded anew."""
+    """The columns with the shapes of the images that were re-encoded."""
     anew = pc.is_valid(shapes.column("height"))
     new = {
         "height": shapes.column("height"),

@@ -1,4 +1,4 @@
-"""A tar's members → its headers: the bytes that stand in front of each.
+"""Tar headers of members.
 
 USTAR with no owner and no time, so that the same members always give the same bytes. What USTAR
 cannot say (a name that is long or not ASCII, a size of 8 GiB or more) has a PAX header in front.

@@ -1,4 +1,4 @@
-"""A place on this machine, or one that is mounted: written beside, synced, then renamed."""
+"""Local output folder: files are written to the staging folder, synced, then renamed."""
 
 from __future__ import annotations
 
@@ -71,7 +71,7 @@ class LocalStore:
                 os.unlink(path)
 
     def commit(self, file: BufferedRandom, name: str, check: Check | None = None) -> None:
-        """Let what was written to a scratch file appear under a name, whole."""
+        """Rename a complete scratch file to its final name."""
         with translate_write_errors(self.locate(name), self.advice):
             file.flush()
             if not name.startswith(f"{STAGING}/done-"):  # what these say may be lost
@@ -81,7 +81,7 @@ class LocalStore:
             os.replace(file.name, self.locate(name))
 
     def fsync(self) -> None:
-        """Make sure that what appeared under its name stays there."""
+        """Make committed files durable."""
         # A new name is on the disk only when its folder is.
         with translate_write_errors(self.url, self.advice):
             folder = os.open(self.url, os.O_RDONLY)

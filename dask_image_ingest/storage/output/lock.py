@@ -47,12 +47,12 @@ logger = logging.getLogger("dask_image_ingest")
 
 @contextmanager
 def acquire(output: OutputStore, steal: bool) -> Iterator[Callable[[], None]]:
-    """Be the only writer of a place; gives a check that this is still so.
+    """Hold the lock of an output folder; yields a check that it is still held.
 
     Parameters
     ----------
     steal
-        Whether the record of a writer that seems dead may be removed.
+        Take over the lock of a writer that seems dead.
 
     Raises
     ------
@@ -81,14 +81,14 @@ def acquire(output: OutputStore, steal: bool) -> Iterator[Callable[[], None]]:
 
 
 def begin_run(output: OutputStore) -> str:
-    """Let no task of an earlier run write to a place that is held; give the name of this one."""
+    """Start a run with a new id, so that tasks of earlier runs write nothing any more."""
     run = uuid.uuid4().hex
     output.put(RUN, run.encode())
     return run
 
 
 def refuse_other_run(output: OutputStore, run: str) -> None:
-    """Let a task that outlived its run not write into another one, nor into what is finished.
+    """Refuse to write for a task that outlived its run.
 
     Raises
     ------

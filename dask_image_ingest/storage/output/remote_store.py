@@ -1,4 +1,4 @@
-"""A place that fsspec writes to: a file is sent when it is finished, and appears complete."""
+"""Remote output folder of fsspec: complete files are uploaded, and appear at once."""
 
 from __future__ import annotations
 

@@ -1,7 +1,6 @@
-"""The folder that shards are written to: a name in it holds a whole file, or none.
+"""Protocol of output folders: each name in one is a complete file, or does not exist.
 
-This is all that an export knows of where it writes to; ``local_place.py`` and ``remote_place.py``
-know the rest. Workers get a place by pickle.
+`LocalStore` and `RemoteStore` implement it. Stores are pickled to workers.
 """
 
 from __future__ import annotations
@@ -28,7 +27,7 @@ __all__ = [
     "translate_write_errors",
 ]
 
-#: A folder inside a place for whatever is not finished. Readers of shards leave it out.
+#: Subfolder for unfinished files, which readers of shards skip.
 STAGING = "_staging"
 
 
@@ -52,7 +51,7 @@ INDEX_ADVICE = WriteAdvice(
 
 
 class OutputStore(Protocol):
-    """A folder to write to. Names in it are relative, with slashes."""
+    """An output folder. Names in it are relative, with slashes."""
 
     @property
     def advice(self) -> WriteAdvice:
@@ -75,13 +74,13 @@ class OutputStore(Protocol):
         """A file to write to and to read again, gone in the end unless committed."""
 
     def commit(self, file: BufferedRandom, name: str, check: Check | None = None) -> None:
-        """Let what was written to a scratch file appear under a name, whole.
+        """Rename a complete scratch file to its final name.
 
         ``check`` is called right before, and raises if it must not.
         """
 
     def fsync(self) -> None:
-        """Make sure that what appeared under its name outlives the machine."""
+        """Make committed files durable: they outlive a crash of the machine."""
 
     def read(self, name: str) -> bytes | None:
         """A small file, None if there is none."""
@@ -109,16 +108,16 @@ class OutputStore(Protocol):
 def translate_write_errors(
     where: str, advice: WriteAdvice, anything: bool = False
 ) -> Iterator[None]:
-    """Let errors of writing say what to do.
+    """Translate errors of writing into `ExportError` with advice.
 
     Parameters
     ----------
     where
         What could not be written.
     advice
-        Who is told.
+        The advice of these errors.
     anything
-        Whether every exception is one of writing: each remote file system has some of its own.
+        Translate every exception: each remote file system has some of its own.
 
     Raises
     ------
