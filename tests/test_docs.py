@@ -46,6 +46,9 @@ MARKED: dict[str, list[str]] = {
     "docs/guide/clusters.md": [
         "needs several hosts",
         "needs hosts with GPUs",
+        "needs Slurm",
+        "needs Slurm",
+        "needs Kubernetes",
         "needs cudf",
         "needs a cluster with GPUs",
     ],
