@@ -31,7 +31,7 @@ def test_killed_at_any_moment_it_goes_on_to_the_same_files(shards, tmp_path, see
 def test_killed_while_it_sends_to_s3_it_goes_on_to_the_same_files(shards, s3_server, seed):
     empty_bucket(s3_server, "checkpoints")
     out = "s3://checkpoints/out"
-    assert_all_went_on(results(start(SCRIPT, "moments", shards[0].parent, out, seed, 3, s3_server)))
+    assert_all_went_on(results(start(SCRIPT, "moments", shards[0].parent, out, seed, 2, s3_server)))
 
 
 @pytest.mark.parametrize("where", ["here", "cluster"])

@@ -150,7 +150,7 @@ def test_a_column_that_cannot_be_read_is_noticed_when_it_is_asked_for(shard, dam
 
 @pytest.mark.slow
 @pytest.mark.newest
-@pytest.mark.rounds(2, nightly=30)
+@pytest.mark.rounds(1, nightly=30)
 def test_no_damage_to_the_file_is_another_error_than_of_this_package(shard, rng):
     """Bytes are changed, cut out and put in at random."""
     path = index_of(shard)

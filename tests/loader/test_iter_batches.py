@@ -137,7 +137,7 @@ class TestShuffle:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("shuffle", [None, 0, 7])
-@pytest.mark.parametrize("batch_size", [1, 4, 50])
+@pytest.mark.parametrize("batch_size", [pytest.param(1, marks=pytest.mark.nightly), 4, 50])
 def test_it_goes_on_where_it_stopped(with_bad_ones, shuffle, batch_size):
     options = {"columns": ["__key__"], "shuffle": shuffle}
     whole, positions = [], [(0, 0)]
