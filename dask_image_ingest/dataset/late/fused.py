@@ -14,7 +14,7 @@ from typing import Any, ClassVar
 from dask_image_ingest import dask_internals as dx
 from dask_image_ingest.dataset.late.decode import decoded_meta
 from dask_image_ingest.dataset.plan.alignment import READ_NAME
-from dask_image_ingest.dataset.plan.operators import FEWER_ROWS, ROW_BY_ROW, SAME_ROWS
+from dask_image_ingest.dataset.plan.operators import ROW_BY_ROW, ROW_WISE
 from dask_image_ingest.dataset.plan.scan_node import ReadWebDataset
 from dask_image_ingest.dataset.scan.decode_rows import DecodeInRead, ImageDecode, Kept
 from dask_image_ingest.dataset.scan.task import read_partition
@@ -25,7 +25,7 @@ __all__ = ["SHAPE_IN_NAME", "ReadAndDecode", "decode_in_read"]
 #: The name of a read whose images are of one shape: all that is known of it once it is persisted.
 SHAPE_IN_NAME = rf"{READ_NAME}-(\d+)x(\d+)x(\d+)-[0-9a-f]+"
 
-_STEPS = (*SAME_ROWS, *FEWER_ROWS, dx.DropnaFrame)
+_STEPS = (*ROW_WISE, dx.Filter)
 
 
 class Rows(dx.Expr):

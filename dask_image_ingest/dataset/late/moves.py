@@ -7,7 +7,7 @@ What is not listed here is not rewritten.
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import Any, ClassVar, TypeAlias
 
@@ -18,9 +18,10 @@ from dask.utils import get_default_shuffle_method
 from dask_image_ingest import dask_internals as dx
 from dask_image_ingest.dataset.late.decode import field_of, references_of
 from dask_image_ingest.dataset.plan.nodes import AppendsColumns, Dependents
+from dask_image_ingest.dataset.plan.operators import COLUMNS_LOOKED_AT
 from dask_image_ingest.dataset.scan.decode_rows import ImageDecode
 
-__all__ = ["ROW_WISE", "InOrder", "Moved", "leads_to_a_move", "move_rows"]
+__all__ = ["InOrder", "Moved", "leads_to_a_move", "move_rows"]
 
 
 def _in_order(frame: Any, names: tuple[Any, ...]) -> Any:
@@ -79,8 +80,6 @@ class InOrder(AppendsColumns):
 #: An expression over pointers, and the columns of it that are to be decoded.
 Moved: TypeAlias = tuple[dx.Expr, tuple[ImageDecode, ...]]
 
-_Columns: TypeAlias = Iterable[Any] | None
-
 
 def move_rows(
     parent: dx.Expr, child: dx.Expr, pointers: dx.Expr, images: tuple[ImageDecode, ...]
@@ -89,9 +88,8 @@ def move_rows(
     made = {name for each in images for name in each.columns}
     if parent.operands[0]._name != child._name or len(set(child.columns)) < len(child.columns):
         return None
-    rule = _COLUMNS_LOOKED_AT.get(type(parent))
-    if rule is not None:
-        columns = rule(parent)
+    if type(parent) in COLUMNS_LOOKED_AT:
+        columns = COLUMNS_LOOKED_AT[type(parent)](parent)
         if columns is None or not made.isdisjoint(columns):
             return None
         moved = type(parent)(pointers, *parent.operands[1:])
@@ -126,74 +124,7 @@ def _is_move(expr: dx.Expr) -> bool:
         divisions = expr.operand("new_divisions")
         count = expr.new_partitions if divisions is None else len(divisions) - 1
         return bool(count > expr.frame.npartitions)
-    return type(expr) in _OTHERS or (type(expr) in _COLUMNS_LOOKED_AT and type(expr) not in _PASS)
-
-
-def _listed(columns: Any) -> list[Any] | None:
-    """Names of columns, None where there is something else."""
-    columns = columns if isinstance(columns, list) else [columns]
-    return columns if all(isinstance(name, str) for name in columns) else None
-
-
-def _by_shuffle(expr: dx.Expr) -> _Columns:
-    return [] if expr.index_shuffle else _listed(expr.operand("partitioning_index"))
-
-
-def _by_sort(expr: dx.Expr) -> _Columns:
-    # A function of the user's own may look at all that is there.
-    return None if expr.operand("sort_function") is not None else _listed(expr.by)
-
-
-def _by_index(expr: dx.Expr) -> _Columns:
-    return None if expr.operand("append") else _listed(expr.operand("_other"))
-
-
-def _by_size(expr: dx.Expr) -> _Columns:
-    return [] if expr.operand("partition_size") is None else None
-
-
-def _by_label(expr: dx.Expr) -> _Columns:
-    labels = expr.iindexer
-    plain = not isinstance(labels, dx.Expr) and not callable(labels)
-    return [] if plain and expr.cindexer is None else None
-
-
-def _by_seed(expr: dx.Expr) -> _Columns:
-    # With no number as the seed, each split of a frame would be another one.
-    return [] if isinstance(expr.random_state, int) else None
-
-
-def _by_words(expr: dx.Expr) -> _Columns:
-    text = expr.operand("_expr")
-    # No name of a column is in the text where it is not written, though more may seem to be.
-    return [n for n in expr.frame.columns if n in text] if isinstance(text, str) else None
-
-
-def _nothing(_: dx.Expr) -> _Columns:
-    return []
-
-
-_COLUMNS_LOOKED_AT: dict[type, Callable[[Any], _Columns]] = {
-    dx.RearrangeByColumn: _by_shuffle,
-    dx.SortValues: _by_sort,
-    dx.SetIndex: _by_index,
-    dx.DropDuplicates: lambda expr: _listed(expr.operand("subset")),
-    dx.NLargest: lambda expr: _listed(expr.operand("_columns")),
-    dx.NSmallest: lambda expr: _listed(expr.operand("_columns")),
-    dx.NFirst: lambda expr: _listed(expr.operand("_columns")),
-    dx.NLast: lambda expr: _listed(expr.operand("_columns")),
-    dx.DropnaFrame: lambda expr: _listed(expr.operand("subset")),
-    dx.Query: _by_words,
-    dx.Repartition: _by_size,
-    dx.Sample: _nothing,
-    dx.Split: _by_seed,
-    dx.SplitTake: _nothing,
-    dx.LocElement: _by_label,
-    dx.LocList: _by_label,
-    dx.LocSlice: _by_label,
-    dx.LocUnknown: _by_label,
-    dx.ResetIndex: _nothing,
-}
+    return type(expr) in _OTHERS or (type(expr) in COLUMNS_LOOKED_AT and type(expr) not in _PASS)
 
 
 def _in_any_order(shuffle: dx.Expr) -> bool:
@@ -284,9 +215,6 @@ _REWRITES: dict[type, Callable[[Any, Any, Any, Any], Moved | None]] = {
     dx.Filter: _filter,
     dx.Projection: _project,
 }
-
-#: What looks at each row by itself: a decode may always come after it.
-ROW_WISE = (dx.RenameFrame, dx.Assign, dx.Projection, dx.Query, dx.DropnaFrame)
 
 # What is rewritten only below a move: there is nothing to win by it otherwise.
 _PASS = (*_REWRITES, dx.ResetIndex, dx.Repartition, dx.Split, dx.DropnaFrame, dx.Query)

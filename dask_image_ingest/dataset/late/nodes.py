@@ -21,7 +21,6 @@ from dask_image_ingest.dataset.late.decode import decode_partition, decoded_meta
 from dask_image_ingest.dataset.late.fused import decode_in_read
 from dask_image_ingest.dataset.late.groups import apply_to_groups
 from dask_image_ingest.dataset.late.moves import (
-    ROW_WISE,
     Moved,
     leads_to_a_move,
     move_rows,
@@ -35,7 +34,7 @@ from dask_image_ingest.dataset.plan.nodes import (
     looks_at,
     post_dominates,
 )
-from dask_image_ingest.dataset.plan.operators import ROW_BY_ROW
+from dask_image_ingest.dataset.plan.operators import RAISES_FOR_NO_ROW, ROW_BY_ROW, ROW_WISE
 from dask_image_ingest.dataset.plan.scan_node import HeadOfRead, ReadWebDataset
 from dask_image_ingest.dataset.scan.decode_rows import ImageDecode, Kept
 from dask_image_ingest.decode import ImageShape
@@ -325,21 +324,13 @@ def _over_rows(expr: dx.Expr, old: Sequence[str], new: dx.Expr) -> dx.Expr:
     return type(expr)(*operands)
 
 
-# What raises for no row, whatever is in it, as astype("int64") does of a null.
-_RAISE_FOR_NO_ROW = (
-    *(dx.EQ, dx.NE, dx.LT, dx.LE, dx.GT, dx.GE),
-    *(dx.And, dx.Or, dx.XOr, dx.Invert),
-    *(dx.IsNa, dx.NotNull, dx.Isin, dx.Projection),
-)
-
-
 def is_total(predicate: dx.Expr, rows: Sequence[str]) -> bool:
     """Whether a predicate can be asked of more rows than there are in the end.
 
     What it says of a row must depend on that row alone, and it must not raise for the others. A
     mask of another frame may say nothing of them. ``rows`` are the names of the frame.
     """
-    return _is_of(predicate, rows, _RAISE_FOR_NO_ROW)
+    return _is_of(predicate, rows, RAISES_FOR_NO_ROW)
 
 
 def is_row_wise(predicate: dx.Expr, rows: Sequence[str]) -> bool:

@@ -8,9 +8,10 @@ together by a shuffle, and then pairs those of different shards in the order in 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, Final, Literal, TypeAlias
+from typing import Any, Literal, TypeAlias
 
 from dask_image_ingest import dask_internals as dx
+from dask_image_ingest.dataset.plan.operators import MOVES_ROWS
 from dask_image_ingest.errors import ArgumentError
 
 __all__ = ["READ_NAME", "RowSource", "install_alignment", "row_sources"]
@@ -22,16 +23,6 @@ _Labels: TypeAlias = Sequence[RowSource] | Literal["moved"] | None
 
 #: How the names of reads begin: all that is known of one once it is persisted.
 READ_NAME = "read-webdataset-images"
-
-# What keeps labels, and moves rows to other partitions.
-_MOVES: Final = (
-    dx.Concat,
-    dx.DropDuplicates,
-    dx.RearrangeByColumn,
-    dx.Repartition,
-    dx.ShuffleBase,
-    dx.SortValues,
-)
 
 _lower_by_labels = dx.MaybeAlignPartitions._lower
 _lower_operation = dx.OpAlignPartitions._lower
@@ -120,7 +111,7 @@ def _found(expr: dx.Expr, known: dict[str, _Labels]) -> _Labels:
     if isinstance(expr, (dx.Blockwise, dx.MaybeAlignPartitions)):
         if below and all(each == below[0] for each in below):
             return below[0]
-    elif not isinstance(expr, _MOVES):
+    elif not isinstance(expr, MOVES_ROWS):
         return None
     return "moved" if any(map(_repeat, below)) else None
 

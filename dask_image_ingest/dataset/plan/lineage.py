@@ -7,43 +7,16 @@ from typing import Any
 
 from dask_image_ingest import dask_internals as dx
 from dask_image_ingest.dask_internals import (
-    BaseSetIndexSortValues,
     Concat,
-    DropDuplicates,
     Merge,
-    Repartition,
-    ShuffleBase,
 )
 from dask_image_ingest.dataset.plan.nodes import AppendsColumns
+from dask_image_ingest.dataset.plan.operators import RENAMES, SELECTS_ROWS
 from dask_image_ingest.dataset.plan.scan_node import Dataset, ReadWebDataset
 
 __all__ = ["KeepsResults", "datasets_of", "image_sources", "shard_of_partition", "value_sources"]
 
-# Expressions that select or reorder rows or columns, and change no values.
-_SELECTS_ROWS = (
-    dx.Filter,
-    dx.FilterAlign,
-    dx.Head,
-    dx.Tail,
-    dx.Partitions,
-    dx.Sample,
-    dx.Query,
-    dx.DropnaFrame,
-    dx.DropnaSeries,
-    dx.ResetIndex,
-    dx.ClearDivisions,
-    dx.SetDivisions,
-    dx.RenameAxis,
-    dx.Projection,
-    dx.Drop,
-    DropDuplicates,
-    Repartition,
-    ShuffleBase,
-    BaseSetIndexSortValues,
-)
 Columns = tuple[Any, ...]
-
-_RENAMES = (dx.RenameFrame, dx.AddPrefix, dx.RenameSeries, dx.ToFrame)
 
 
 def image_sources(expr: Any, column: Any) -> Iterator[tuple[Any, Any]]:
@@ -75,9 +48,9 @@ def _below(expr: Any, columns: Columns) -> list[tuple[Any, Columns]]:
         return []
     if isinstance(expr, AppendsColumns):
         return [] if expr.added.intersection(columns) else [(expr.frame, columns)]
-    if isinstance(expr, _SELECTS_ROWS):
+    if isinstance(expr, SELECTS_ROWS):
         return [(expr.frame, columns)]
-    if isinstance(expr, _RENAMES):
+    if isinstance(expr, RENAMES):
         return [(expr.frame, tuple(expr.frame.columns[names.index(name)] for name in columns))]
     if isinstance(expr, dx.Assign):
         return _assigned(expr, columns)
