@@ -57,7 +57,11 @@ def sources(folder: Path) -> dict[str, Source]:
     )
     references.to_parquet(folder / "references")
     later = dii.decode_images(references, size=SIZE)
-    stored = dii.decode_images(dd.read_parquet(folder / "references"), size=SIZE)
+    # Dask itself joins partitions of parquet files of which few columns are read.
+    files = sorted((folder / "references").glob("*.parquet"))
+    with dask.config.set({"dataframe.convert-string": False}):
+        rows = dd.from_map(lambda file: pd.read_parquet(file).rename_axis(None), files)
+    stored = dii.decode_images(rows, size=SIZE)
     decoded_later = [part[list(later.columns)] for part in parts]
     split, own_size = read(partition_size=4 * SIZE * SIZE * 3), read(size=None)
     return {
