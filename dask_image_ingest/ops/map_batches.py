@@ -39,6 +39,13 @@ class MapBatches(AppendsColumns, PreservesRows):
         return batch_map(frame)
 
     @functools.cached_property
+    def _name(self) -> str:
+        # The dashboard calls tasks by their letters up to a token, also where they are fused.
+        function = self.batch_map.function.name.rpartition(".")[2]
+        letters = "".join(filter(str.isalpha, function))
+        return f"map{letters}-{self.deterministic_token}"
+
+    @functools.cached_property
     def _meta(self) -> Any:
         return self.batch_map.meta(self.frame._meta)
 

@@ -9,6 +9,7 @@ from fractions import Fraction
 import numpy as np
 import pandas as pd
 import pytest
+from distributed.utils import key_split
 from small_frames import lazy_frame, small_frame
 
 import dask_image_ingest as dii
@@ -265,3 +266,19 @@ class TestTensors:
         made = frame.images.map_batches(doubled, {"image": "image"})
         for one, other in zip(made.images.arrays(), frame.images.arrays(), strict=True):
             np.testing.assert_array_equal(one, other * 2)
+
+
+def test_the_dashboard_tells_reads_decodes_and_functions_apart(shards):
+    def names(collection):
+        return {key_split(key) for key in collection.optimize().dask}
+
+    class Embed:
+        def __call__(self, images):
+            return images.mean(axis=(1, 2))
+
+    ddf = dii.read_webdataset_images(shards, size=16)
+    assert names(ddf) == {"read-webdataset-images"}
+    made = ddf.images.map_batches(Embed, {"embedding": "list<float32>"})
+    assert names(made) == {"read-mapEmbed"}
+    references = dii.read_webdataset_images(shards, decode=False)
+    assert names(dii.decode_images(references.persist())) >= {"decode"}

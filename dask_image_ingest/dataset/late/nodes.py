@@ -128,6 +128,10 @@ class Decode(AppendsColumns, PreservesRows):
     operation = staticmethod(decode_partition)
 
     @functools.cached_property
+    def _name(self) -> str:
+        return f"decode-{self.deterministic_token}"
+
+    @functools.cached_property
     def _meta(self) -> Any:
         return decoded_meta(self.frame._meta, self.images)
 
