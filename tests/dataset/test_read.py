@@ -440,7 +440,7 @@ def test_a_filter_that_cannot_be_evaluated_is_refused_at_once(shards, filters):
         {"size": (10, 20), "resize": "shorter"},
         {"size": 0},
         {"size": 1.5},
-        {"mode": "RGBA"},
+        {"mode": "CMYK"},
         {"errors": "ignore"},
         {"image": ""},
         {"components": "guess"},
