@@ -35,8 +35,10 @@ def another_thread_inside():
 
 
 @pytest.fixture(params=[True, False])
-def on(request):
-    """Whether the collector is on."""
+def on(request, monkeypatch):
+    """Whether the collector is on; the clock stands still, or a busy machine would end a pause."""
+    clock = SimpleNamespace(monotonic=lambda: 100.0)
+    monkeypatch.setattr(garbage_collection, "time", clock)
     before = gc.isenabled()
     (gc.enable if request.param else gc.disable)()
     yield request.param
