@@ -172,7 +172,7 @@ class Decoder:
         self._decoding = decoding
         self._source = source
         # One on a GPU has states of the decoder for each thread, and its first batch behind it.
-        self._pipeline = BatchPipeline(lambda: self._build(), self._is_bad_image)
+        self._batches = BatchPipeline(lambda: self._build(), self._is_bad_image)
 
     def run(self, batches: Iterable[list[np.ndarray]]) -> Iterator[Any]:
         """Decode batches one after the other, each while the caller uses the one before.
@@ -205,7 +205,7 @@ class Decoder:
 
     def clear(self) -> None:
         """Make sure that nothing of one caller comes out for the next."""
-        self._pipeline.clear()
+        self._batches.clear()
 
     def _as_input(self, batch: list[np.ndarray]) -> Any:
         # Made while the batch before is decoded; of arrays, DALI would make it when it is fed.
@@ -214,11 +214,11 @@ class Decoder:
         return tensor_list(batch)
 
     def _schedule(self, batch: Any) -> None:
-        self._pipeline.schedule(**{_INPUT: batch})
+        self._batches.schedule(**{_INPUT: batch})
 
     def _collect(self) -> Any:
         try:
-            return self._pipeline.collect()
+            return self._batches.collect()
         except RuntimeError as error:
             # One image that DALI can't decode fails the batch.
             if self._decoding.device == "gpu" and is_gpu_failure(str(error)):

@@ -32,7 +32,7 @@ def test_the_pipeline_goes_on_with_the_right_pictures_behind_a_bad_image():
     files = [flat(Image.new("RGB", (16 + n, 24), colour)) for n, colour in enumerate(colours)]
     decoder = Decoder(Decoding(), "encoded")
     list(decoder.run([files]))
-    pipeline = decoder._pipeline._pipeline
+    pipeline = decoder._batches._pipeline
     random = np.random.default_rng(0)
     for _ in range(100):
         # Two batches after each refused one: one underway when it fails is not lost or mixed up.
@@ -45,7 +45,7 @@ def test_the_pipeline_goes_on_with_the_right_pictures_behind_a_bad_image():
                 array = np.asarray(image)
                 assert array.shape == (24, 16 + n, 3)
                 assert np.abs(array.astype(int) - colours[n]).max() <= 3
-    assert decoder._pipeline._pipeline is pipeline
+    assert decoder._batches._pipeline is pipeline
 
 
 def test_a_file_that_cannot_be_parsed_ends_it():
@@ -57,7 +57,7 @@ def test_a_file_that_cannot_be_parsed_ends_it():
     assert len(first) == 1
     assert refused == Refused(None)
     assert last == []
-    assert decoder._pipeline._pipeline is None
+    assert decoder._batches._pipeline is None
 
 
 @pytest.mark.parametrize("name", CALLS)

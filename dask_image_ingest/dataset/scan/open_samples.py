@@ -24,7 +24,9 @@ from dask_image_ingest.index import (
 )
 from dask_image_ingest.storage import (
     LazyBytes,
+    MemoryReader,
     Shard,
+    as_listed,
     beginning,
     find_shards,
     open_late,
@@ -98,8 +100,9 @@ def open_rows(
             needed = functools.partial(_memory_if_needed, content, url, options, components)
             read_ahead(content, 0, len(content), needed)
         found = index_tar(content, url)
-        read = beginning(content)
-        at_hand = read if len(read) == len(content) else content
+        read, at_hand = beginning(content), content
+        if len(read) == len(content):
+            at_hand = MemoryReader(read, as_listed(url, content))
         yield SampleRows(url, at_hand, found, options, components, sidecar)
         is_stored = listed is not None and len(content) == listed.size and not found.sparse
     # Once the shard is closed, which it was not if that found it changed.
