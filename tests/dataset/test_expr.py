@@ -16,9 +16,10 @@ import dask_image_ingest as dii
 from dask_image_ingest.dataset.plan.scan_node import ReadWebDataset
 from dask_image_ingest.dataset.scan import open_samples, partitioning, samples
 from dask_image_ingest.decode.planner import Schedule
+from dask_image_ingest.storage import ByteReader
 
 
-class CountedBytes:
+class CountedBytes(ByteReader):
     """Bytes that count how many of them are looked at."""
 
     def __init__(self, data, counts, name):

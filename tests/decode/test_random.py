@@ -269,7 +269,7 @@ def test_a_late_decode_gives_a_row_the_same_picture_wherever_it_stands(shards):
 @pytest.mark.slow
 def test_a_partition_under_guard_has_the_same_pictures(shards, monkeypatch):
     want = by_key(read(shards[0]).compute())
-    monkeypatch.setattr(crash_log, "underway", lambda name: _died_before())
+    monkeypatch.setattr(crash_log, "in_progress", lambda name: _died_before())
     for key, array in by_key(read(shards[0]).compute()).items():
         np.testing.assert_array_equal(array, want[key], key)
 
