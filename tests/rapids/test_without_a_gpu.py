@@ -108,6 +108,15 @@ def test_the_plan_can_be_sent_to_a_scheduler(ddf):
     assert list(again.columns) == list(ddf.columns)
 
 
+def test_the_type_of_references_can_be_sent(ddf):
+    import pickle
+
+    import cudf
+
+    dtype = cudf.StructDtype({"url": "str", "offset": "int64", "inner": cudf.ListDtype("str")})
+    assert pickle.loads(pickle.dumps(dtype)) == dtype
+
+
 def test_computing_here_is_an_error_that_says_what_is_possible(ddf):
     with pytest.raises(dii.MissingDependencyError, match=r"workers.*backend='pandas'"):
         ddf.compute()

@@ -64,6 +64,13 @@ def register() -> None:
         cuda_serialize.register(kind, lambda part: cuda_serialize_cudf_object(compacted(part)))
         dask_serialize.register(kind, lambda part: dask_serialize_cudf_object(compacted(part)))
         copyreg.pickle(kind, lambda part: compacted(part).__reduce_ex__(pickle.HIGHEST_PROTOCOL))
+    # cuDF 26.10 sends columns with dtypes that it can't take apart, structs with strings as those
+    # of references, by the pickle of the dtype, for which it would take it apart.
+    copyreg.pickle(cudf.StructDtype, _by_fields)
+
+
+def _by_fields(dtype: cudf.StructDtype) -> tuple[type[cudf.StructDtype], tuple[dict[str, Any]]]:
+    return cudf.StructDtype, (dict(dtype.fields),)
 
 
 def concat(frames: list[cudf.DataFrame], *args: Any, **kwargs: Any) -> cudf.DataFrame:
