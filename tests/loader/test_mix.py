@@ -54,7 +54,7 @@ def test_the_stream_ends_with_the_first_frame_that_ends(frames):
 
 def test_shares_are_the_weights(frames):
     many = [frames[0].repartition(npartitions=1)] * 2
-    first = [next(dii.mix(many, 12, weights=[3, 1], seed=seed)) for seed in range(60)]
+    first = [next(dii.mix(many, 12, weights=[3, 1], seed=seed)) for seed in range(24)]
     # Each batch has rows of the first copy, then of the second, both from the beginning.
     begin = of(frames[0])[0]
     counts = [
