@@ -11,24 +11,19 @@ import pyarrow as pa
 from dask_image_ingest.arguments import (
     check_choice,
     check_frame,
-    is_column,
-    shown,
     whole_number,
 )
 from dask_image_ingest.curate.fingerprints import KINDS, Kind, Variant, check_variants
 from dask_image_ingest.curate.hamming import equal_to_first, near_to_first, nearest
-from dask_image_ingest.curate.ranking import AREA, Ranked, rank_rows
+from dask_image_ingest.curate.ranking import Ranked, parse_keep, rank_rows
 from dask_image_ingest.curate.verdicts import check_identity, sorted_verdicts, with_verdicts
 from dask_image_ingest.dask_internals import FrameBase
 from dask_image_ingest.errors import ArgumentError
 
-__all__ = ["KEEP", "check_columns", "columns_of_groups", "duplicates", "overlaps"]
+__all__ = ["columns_of_groups", "duplicates", "overlaps"]
 
 # ThreatExchange's own limit for a match; the search by bands finds nine of ten there.
 _FARTHEST = 31
-
-#: The columns that ``keep=`` goes by.
-KEEP = {"largest": (AREA,), "best": (AREA, "nbytes"), "first": ()}
 
 
 def duplicates(
@@ -106,14 +101,7 @@ def duplicates(
     turned = _check(by, distance, variants)
     check_frame(frame._meta if isinstance(frame, FrameBase) else frame)
     check_identity(frame)
-    largest = KEEP.get(keep) if isinstance(keep, str) else None
-    if largest is None:
-        if not is_column(keep, frame.columns):
-            raise ArgumentError(
-                f"keep={shown(keep)}: choose 'largest', 'best', 'first' or a column of the frame"
-            )
-        largest = (keep,)
-    check_columns(frame, largest)
+    largest = parse_keep(keep, frame)
     ranked = rank_rows(frame, by, turned, largest)
     if by == "pdq":
         of, apart = near_to_first(ranked.hashes, distance)
@@ -198,22 +186,6 @@ def _check(by: Any, distance: Any, variants: Any) -> tuple[Variant, ...]:
     if turned and by != "pdq":
         raise ArgumentError(f"variants= are those of PDQ: by={by!r} finds equal images alone")
     return turned
-
-
-def check_columns(frame: Any, largest: Sequence[str]) -> None:
-    """Refuse a frame without the columns that ``keep=`` goes by.
-
-    Raises
-    ------
-    ArgumentError
-    """
-    needed = [*(["height", "width"] if AREA in largest else []), *set(largest) - {AREA}]
-    missing = [name for name in needed if name not in frame.columns]
-    if missing:
-        raise ArgumentError(
-            f"the frame has no column {', '.join(map(repr, missing))}, which keep= goes by: pass "
-            "keep='first', or a column of the frame"
-        )
 
 
 def columns_of_groups(

@@ -11,6 +11,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from dask_image_ingest.arguments import is_column, shown
 from dask_image_ingest.curate.fingerprints import (
     PDQ_QUALITY,
     Kind,
@@ -23,13 +24,24 @@ from dask_image_ingest.dask_internals import FrameBase
 from dask_image_ingest.errors import ArgumentError
 from dask_image_ingest.frames import backend_of
 
-__all__ = ["AREA", "Ranked", "RowsToRank", "as_number", "merge_ranked", "rank_rows"]
+__all__ = [
+    "Ranked",
+    "RowsToRank",
+    "columns_of_order",
+    "merge_ranked",
+    "order_of",
+    "parse_keep",
+    "rank_rows",
+]
 
 # ThreatExchange's advice: hashes of a lower quality say too little.
 _LEAST_QUALITY = 50
 
 # No name of a column that anybody has.
-AREA = "height × width"
+_AREA = "height × width"
+
+# The columns that ``keep=`` goes by.
+_KEEP = {"largest": (_AREA,), "best": (_AREA, "nbytes"), "first": ()}
 
 
 @dataclass(frozen=True)
@@ -51,20 +63,49 @@ class Ranked:
     hashes: np.ndarray
 
 
+def parse_keep(keep: Any, frame: Any) -> tuple[str, ...]:
+    """What rows are ranked by, the largest first: columns of the frame, or the area.
+
+    Raises
+    ------
+    ArgumentError
+        For an unknown ``keep``, and if the frame lacks a column that it goes by.
+    """
+    largest = _KEEP.get(keep) if isinstance(keep, str) else None
+    if largest is None:
+        if not is_column(keep, frame.columns):
+            raise ArgumentError(
+                f"keep={shown(keep)}: choose 'largest', 'best', 'first' or a column of the frame"
+            )
+        largest = (keep,)
+    missing = [name for name in columns_of_order(largest) if name not in frame.columns]
+    if missing:
+        raise ArgumentError(
+            f"the frame has no column {', '.join(map(repr, missing))}, which keep= goes by: pass "
+            "keep='first', or a column of the frame"
+        )
+    return largest
+
+
+def columns_of_order(largest: Sequence[str]) -> list[str]:
+    """The columns of a frame that `parse_keep` stands for."""
+    shape = ["height", "width"] if _AREA in largest else []
+    return [*shape, *(name for name in largest if name != _AREA)]
+
+
 def rank_rows(frame: Any, by: Kind, variants: Sequence[Variant], largest: Sequence[str]) -> Ranked:
     """Compute the fingerprints of a frame, or take those that it has.
 
     Rows with larger values in the columns ``largest`` come first, those without a value last; then
     they go by key, URL and offset, so that the order is one for the same rows in any partitions.
-    `AREA` stands for height × width.
+    ``largest`` is what `parse_keep` gives.
     """
     hashes = [column_of(by), *(column_of(by, variant) for variant in variants)]
     if any(name not in frame.columns for name in hashes):
         there = [name for name in (*hashes, PDQ_QUALITY) if name in frame.columns]
         frame = frame.drop(columns=there) if there else frame
         frame = fingerprints(frame, [by], variants=variants)
-    shape = ["height", "width"] if AREA in largest else []
-    needed = [*IDENTITY, *hashes, *shape, *(name for name in largest if name != AREA)]
+    needed = [*IDENTITY, *hashes, *columns_of_order(largest)]
     if by == "pdq" and PDQ_QUALITY in frame.columns:
         needed.append(PDQ_QUALITY)
     frame = frame[list(dict.fromkeys(needed))]
@@ -92,12 +133,17 @@ def _compact(frame: Any, hashes: Sequence[str], largest: Sequence[str]) -> RowsT
         enough = pc.greater_equal(table[PDQ_QUALITY], _LEAST_QUALITY)
         usable = pc.and_(usable, pc.fill_null(enough, False))
     table = table.filter(usable)
-    order = {f"largest.{number}": as_number(table, name) for number, name in enumerate(largest)}
+    words = np.stack([_words(table[name], name) for name in hashes], axis=1)
+    return RowsToRank(identities(table), words, order_of(table, largest))
+
+
+def order_of(table: pa.Table, largest: Sequence[str]) -> pa.Table:
+    """What says which of a partition's rows comes first."""
+    order = {f"largest.{number}": _as_number(table, name) for number, name in enumerate(largest)}
     order["__key__"] = table["__key__"].cast(pa.string())
     order["__url__"] = table["__url__"].cast(pa.string()).dictionary_encode()
     order["offset"] = table["offset"].cast(pa.int64())
-    words = np.stack([_words(table[name], name) for name in hashes], axis=1)
-    return RowsToRank(identities(table), words, pa.table(order))
+    return pa.table(order)
 
 
 def _words(column: pa.ChunkedArray, name: str) -> np.ndarray:
@@ -116,9 +162,9 @@ def _words(column: pa.ChunkedArray, name: str) -> np.ndarray:
     return np.frombuffer(data, np.uint64).reshape(-1, words)
 
 
-def as_number(table: pa.Table, name: str) -> pa.Array:
+def _as_number(table: pa.Table, name: str) -> pa.Array:
     """A column, or the area, as float64 without NaN."""
-    if name == AREA:
+    if name == _AREA:
         return pc.multiply(table["height"].cast(pa.float64()), table["width"].cast(pa.float64()))
     try:
         values = table[name].cast(pa.float64())

@@ -8,10 +8,17 @@ import dask
 import numpy as np
 import pyarrow as pa
 
-from dask_image_ingest.arguments import is_column, shown
-from dask_image_ingest.curate.duplicates import KEEP, check_columns, columns_of_groups
+from dask_image_ingest.arguments import shown
+from dask_image_ingest.curate.duplicates import columns_of_groups
 from dask_image_ingest.curate.near_vectors import near_to_first
-from dask_image_ingest.curate.ranking import AREA, Ranked, RowsToRank, as_number, merge_ranked
+from dask_image_ingest.curate.ranking import (
+    Ranked,
+    RowsToRank,
+    columns_of_order,
+    merge_ranked,
+    order_of,
+    parse_keep,
+)
 from dask_image_ingest.curate.vectors import check_vectors, unit, valid_vectors
 from dask_image_ingest.curate.verdicts import (
     IDENTITY,
@@ -95,14 +102,7 @@ def semantic_duplicates(
     # NaN is not in the range.
     if not (isinstance(threshold, (int, float, np.number)) and 0 < threshold <= 1):
         raise ArgumentError(f"threshold={shown(threshold)}: pass a cosine, above 0 and up to 1")
-    largest = KEEP.get(keep) if isinstance(keep, str) else None
-    if largest is None:
-        if not is_column(keep, frame.columns):
-            raise ArgumentError(
-                f"keep={shown(keep)}: choose 'largest', 'best', 'first' or a column of the frame"
-            )
-        largest = (keep,)
-    check_columns(frame, largest)
+    largest = parse_keep(keep, frame)
     ranked, vectors = _rank_vectors(frame, column, largest)
     of, similarity = near_to_first(vectors, float(threshold))
     columns, concerned = columns_of_groups(ranked, of, np.zeros(len(of)))
@@ -119,9 +119,7 @@ def semantic_duplicates(
 
 def _rank_vectors(frame: Any, column: str, largest: tuple[str, ...]) -> tuple[Ranked, np.ndarray]:
     """Rows that have a vector, best first, and their vectors at length one."""
-    shape = ["height", "width"] if AREA in largest else []
-    needed = [*IDENTITY, column, *shape, *(name for name in largest if name != AREA)]
-    frame = frame[list(dict.fromkeys(needed))]
+    frame = frame[list(dict.fromkeys([*IDENTITY, column, *columns_of_order(largest)]))]
     if isinstance(frame, FrameBase):
         lazy = [dask.delayed(_compact)(part, column, largest) for part in frame.to_delayed()]
         parts = list(dask.compute(*lazy))
@@ -157,8 +155,5 @@ def _compact(frame: Any, column: str, largest: tuple[str, ...]) -> tuple[RowsToR
     rows, vectors = valid_vectors(frame, column)
     backend = backend_of(frame)
     table = backend.to_arrow(frame.drop(columns=column)).take(pa.array(rows))
-    order = {f"largest.{number}": as_number(table, name) for number, name in enumerate(largest)}
-    order["__key__"] = table["__key__"].cast(pa.string())
-    order["__url__"] = table["__url__"].cast(pa.string()).dictionary_encode()
-    order["offset"] = table["offset"].cast(pa.int64())
-    return RowsToRank(identities(table), np.empty(0, np.int64), pa.table(order)), vectors
+    order = order_of(table, largest)
+    return RowsToRank(identities(table), np.empty(0, np.int64), order), vectors
