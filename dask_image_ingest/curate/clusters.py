@@ -16,11 +16,13 @@ from dask_image_ingest.curate.vectors import (
     beside,
     check_vectors,
     from_vectors,
+    on_host,
     unit,
     valid_vectors,
 )
 from dask_image_ingest.dask_internals import FrameBase
 from dask_image_ingest.errors import ArgumentError
+from dask_image_ingest.frames import backend_of
 
 __all__ = ["clusters"]
 
@@ -88,7 +90,9 @@ def clusters(frame: Any, k: int, column: str = "embedding", *, seed: int = 0) ->
         found = sample(vectors)
     if len(found[1]) < k:
         raise ArgumentError(f"k={k}: the column {column!r} has {len(found[1])} vectors")
-    centers = k_means(found[1], k, np.random.default_rng(seed))
+    meta = frame._meta if isinstance(frame, FrameBase) else frame
+    sampled = backend_of(meta).numpy.asarray(found[1])
+    centers = on_host(k_means(sampled, k, np.random.default_rng(seed)))
     nearest = functools.partial(_nearest, centers=centers)
     return from_vectors(frame, (column,), "cluster", nearest, pa.int32())
 

@@ -2,7 +2,12 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
+from typing import Any
+
 import numpy as np
+
+from dask_image_ingest.curate.vectors import beside, on_host
 
 __all__ = ["SAMPLED", "k_means"]
 
@@ -15,26 +20,32 @@ _ROUNDS = 8
 _BLOCK = 2048
 
 
-def k_means(vectors: np.ndarray, count: int, random: np.random.Generator) -> np.ndarray:
-    """Centers of clusters, float32 (count, d), each of length one.
+def k_means(vectors: Any, count: int, random: np.random.Generator) -> Any:
+    """Centers of clusters, float32 (count, d), each of length one; where the vectors are.
 
     Parameters
     ----------
     vectors
-        float32 (n, d), each of length one, of which there are at least ``count``.
+        float32 (n, d), NumPy or CuPy, each of length one, of which there are at least ``count``.
     count
         How many centers there are.
     random
         Draws those of the first round among the vectors.
     """
-    centers = vectors[random.permutation(len(vectors))[:count]]
+    drawn = random.permutation(len(vectors))[:count]
+    centers = vectors[beside(drawn, vectors)]
     blocks = [slice(start, start + _BLOCK) for start in range(0, len(vectors), _BLOCK)]
     for _ in range(_ROUNDS):
-        own = np.concatenate([(vectors[block] @ centers.T).argmax(axis=1) for block in blocks])
-        order = np.argsort(own, kind="stable")
-        filled, starts = np.unique(own[order], return_index=True)
-        sums = np.add.reduceat(vectors[order], starts, axis=0)
-        lengths = np.linalg.norm(sums, axis=1, keepdims=True)
+        nearest = [on_host((vectors[block] @ centers.T).argmax(axis=1)) for block in blocks]
+        own = np.concatenate(nearest)
+        members = vectors[beside(np.argsort(own, kind="stable"), vectors)]
+        ends = [0, *np.cumsum(np.bincount(own, minlength=count)).tolist()]
+        sums = centers.copy()
+        for cluster, (start, stop) in enumerate(pairwise(ends)):
+            if start < stop:
+                sums[cluster] = members[start:stop].sum(axis=0)
+        lengths = (sums**2).sum(axis=1, keepdims=True) ** 0.5
         # One that has no vectors, or whose vectors cancel out, stays where it was.
-        centers[filled] = np.where(lengths > 0, sums / np.maximum(lengths, 1e-12), centers[filled])
+        stays = lengths <= 0
+        centers = sums / (lengths + stays) + centers * stays
     return centers

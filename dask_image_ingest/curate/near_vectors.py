@@ -4,16 +4,20 @@ Vectors are of length one, so that two with a cosine of at least t are at most s
 A vector can be that near to one of another cluster only if it is that near to the border between
 the two, the plane in which both centers are equally far. Borders that are nearer than half of it
 are crossed: in many dimensions a step rarely leads straight to one.
+
+Vectors may be on the GPU: products of them are made and judged there, numbers of rows stay here.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 from itertools import pairwise
+from typing import Any
 
 import numpy as np
 
 from dask_image_ingest.curate.k_means import SAMPLED, k_means
+from dask_image_ingest.curate.vectors import beside, on_host
 
 __all__ = ["near_to_first"]
 
@@ -30,7 +34,7 @@ _REACH = 0.5
 _ROUNDING = 1e-6
 
 
-def near_to_first(vectors: np.ndarray, threshold: float) -> tuple[np.ndarray, np.ndarray]:
+def near_to_first(vectors: Any, threshold: float) -> tuple[np.ndarray, np.ndarray]:
     """Which rows stay if each takes away the near ones after it, and which the others are near to.
 
     Rows are judged in their order, and stay unless one that stays is near: so no row goes for the
@@ -39,7 +43,7 @@ def near_to_first(vectors: np.ndarray, threshold: float) -> tuple[np.ndarray, np
     Parameters
     ----------
     vectors
-        float32 (n, d), each of length one.
+        float32 (n, d), NumPy or CuPy, each of length one.
     threshold
         The least cosine of near vectors.
 
@@ -62,7 +66,7 @@ def near_to_first(vectors: np.ndarray, threshold: float) -> tuple[np.ndarray, np
         left = np.flatnonzero(~near)
         gone, first = _taken(left, *clusters.pairs(block, visits, least))
         of[block[gone]] = block[first]
-        similarity[block[gone]] = (vectors[block[gone]] * vectors[block[first]]).sum(axis=1)
+        similarity[block[gone]] = clusters.cosines(block[gone], block[first])
         clusters.add(block[left[~np.isin(left, gone)]])
     # Of those that stay, one that was not known yet may be nearer.
     for block in _blocks(np.flatnonzero(of >= 0)):
@@ -80,25 +84,32 @@ def _blocks(rows: np.ndarray) -> Iterator[np.ndarray]:
 class Clusters:
     """Rows that stay, by the cluster they are in; rows are added, and asked for, many at a time."""
 
-    def __init__(self, vectors: np.ndarray, threshold: float) -> None:
+    def __init__(self, vectors: Any, threshold: float) -> None:
         self._vectors = vectors
         self._centers = _centers(vectors)
-        products = self._centers @ self._centers.T
+        products = on_host(self._centers @ self._centers.T)
         # How far each center is from each other one: never zero, for the sake of division.
-        self._between = np.sqrt(np.maximum(2 - 2 * products, 1e-12))
-        self._reach = _REACH * np.sqrt(2 - 2 * threshold)
+        between = np.sqrt(np.maximum(2 - 2 * products, 1e-12))
+        # How far beyond each of its borders a row of each cluster looks.
+        self._reach = beside(_REACH * np.sqrt(2 - 2 * threshold) * between, vectors)
         self._own = np.empty(len(vectors), np.int64)
         self._rows = [_Rows(vectors) for _ in self._centers]
 
+    def _at(self, rows: np.ndarray) -> Any:
+        return self._vectors[beside(rows, self._vectors)]
+
+    def cosines(self, rows: np.ndarray, others: np.ndarray) -> np.ndarray:
+        """The cosine of each row with the other one in its place."""
+        return on_host((self._at(rows) * self._at(others)).sum(axis=1))
+
     def visits(self, block: np.ndarray) -> list[tuple[int, np.ndarray]]:
         """Each cluster that some rows of a block have to be compared with, and their places."""
-        close = self._vectors[block] @ self._centers.T
+        close = self._at(block) @ self._centers.T
         own = close.argmax(axis=1)
-        self._own[block] = own
+        self._own[block] = on_host(own)
         # The distance to the plane that is equally far from both centers.
-        beyond = close[np.arange(len(block)), own][:, None] - close
-        visited = beyond <= self._reach * self._between[own]
-        places, clusters = np.nonzero(visited.T)
+        beyond = close.max(axis=1)[:, None] - close
+        places, clusters = np.nonzero(on_host((beyond <= self._reach[own]).T))
         starts = np.searchsorted(places, np.arange(len(self._centers) + 1))
         return [
             (cluster, clusters[start:stop])
@@ -116,9 +127,8 @@ class Clusters:
             rows, vectors = self._rows[cluster].all()
             if not len(rows):
                 continue
-            cosines = self._vectors[block[places]] @ vectors.T
-            column = cosines.argmax(axis=1)
-            cosine, row = cosines[np.arange(len(places)), column], rows[column]
+            cosines = self._at(block[places]) @ vectors.T
+            cosine, row = on_host(cosines.max(axis=1)), rows[on_host(cosines.argmax(axis=1))]
             better = cosine > best[places]
             better |= (cosine == best[places]) & (row < found[places])
             best[places[better]], found[places[better]] = cosine[better], row[better]
@@ -136,8 +146,8 @@ class Clusters:
             inside = order[starts[cluster] : starts[cluster + 1]]
             if not len(inside):
                 continue
-            near = self._vectors[block[places]] @ self._vectors[block[inside]].T >= least
-            visitor, visited = np.nonzero(near)
+            near = self._at(block[places]) @ self._at(block[inside]).T >= least
+            visitor, visited = np.nonzero(on_host(near))
             visitor, visited = places[visitor], inside[visited]
             later.append(visitor[visited < visitor])
             earlier.append(visited[visited < visitor])
@@ -155,13 +165,13 @@ class Clusters:
 class _Rows:
     """Some rows and their vectors, in arrays that grow."""
 
-    def __init__(self, vectors: np.ndarray) -> None:
+    def __init__(self, vectors: Any) -> None:
         self._all = vectors
         self._rows = np.empty(0, np.int64)
-        self._vectors = np.empty((0, vectors.shape[1]), np.float32)
+        self._vectors = vectors[:0]
         self._count = 0
 
-    def all(self) -> tuple[np.ndarray, np.ndarray]:
+    def all(self) -> tuple[np.ndarray, Any]:
         return self._rows[: self._count], self._vectors[: self._count]
 
     def add(self, rows: np.ndarray) -> None:
@@ -170,10 +180,10 @@ class _Rows:
             room = max(stop, len(self._rows) * 3 // 2)
             before, vectors = self.all()
             self._rows = np.empty(room, np.int64)
-            self._vectors = np.empty((room, vectors.shape[1]), np.float32)
+            self._vectors = beside(np.empty((room, vectors.shape[1]), np.float32), self._all)
             self._rows[: self._count], self._vectors[: self._count] = before, vectors
         self._rows[self._count : stop] = rows
-        self._vectors[self._count : stop] = self._all[rows]
+        self._vectors[self._count : stop] = self._all[beside(rows, self._all)]
         self._count = stop
 
 
@@ -196,11 +206,11 @@ def _taken(
     return np.array([*first], np.int64), np.array([*first.values()], np.int64)
 
 
-def _centers(vectors: np.ndarray) -> np.ndarray:
+def _centers(vectors: Any) -> Any:
     """Centers of clusters: k-means of a sample, seeded."""
     if len(vectors) <= _FEW:
-        return np.ones((1, vectors.shape[1]), np.float32)
+        return beside(np.ones((1, vectors.shape[1]), np.float32), vectors)
     count = int(np.sqrt(len(vectors)))
     random = np.random.default_rng(0)
-    sample = vectors[np.sort(random.permutation(len(vectors))[: SAMPLED * count])]
-    return k_means(sample, count, random)
+    sample = np.sort(random.permutation(len(vectors))[: SAMPLED * count])
+    return k_means(vectors[beside(sample, vectors)], count, random)

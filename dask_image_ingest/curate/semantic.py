@@ -44,8 +44,9 @@ def semantic_duplicates(
     """Find images whose embeddings are near, and say which of each to keep.
 
     Computes at once: the embeddings, which are gathered in this process, 4 bytes a number and for a
-    moment twice that (a million of 768 numbers: 3 GB, then 6), then the groups. The result is lazy
-    if the frame is, and looks each row up by its URL, key and offset.
+    moment twice that (a million of 768 numbers: 3 GB, then 6), then the groups, on this process's
+    GPU for a frame of cuDF. The result is lazy if the frame is, and looks each row up by its URL,
+    key and offset.
 
     Parameters
     ----------
@@ -104,7 +105,8 @@ def semantic_duplicates(
         raise ArgumentError(f"threshold={shown(threshold)}: pass a cosine, above 0 and up to 1")
     largest = parse_keep(keep, frame)
     ranked, vectors = _rank_vectors(frame, column, largest)
-    of, similarity = near_to_first(vectors, float(threshold))
+    meta = frame._meta if isinstance(frame, FrameBase) else frame
+    of, similarity = near_to_first(backend_of(meta).numpy.asarray(vectors), float(threshold))
     columns, concerned = columns_of_groups(ranked, of, np.zeros(len(of)))
     stays = of[concerned] < 0
     columns = {

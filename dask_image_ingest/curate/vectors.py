@@ -17,7 +17,7 @@ from dask_image_ingest.errors import ArgumentError
 from dask_image_ingest.frames import backend_of
 from dask_image_ingest.ops import vectors
 
-__all__ = ["beside", "check_vectors", "from_vectors", "unit", "valid_vectors"]
+__all__ = ["beside", "check_vectors", "from_vectors", "on_host", "unit", "valid_vectors"]
 
 
 _FLOAT = pa.float32()
@@ -74,6 +74,11 @@ def beside(array: np.ndarray, vectors: Any) -> Any:
     import cupy
 
     return cupy.asarray(array)
+
+
+def on_host(array: Any) -> np.ndarray:
+    """An array of NumPy or CuPy as one of NumPy."""
+    return array if isinstance(array, np.ndarray) else array.get()
 
 
 def from_vectors(
