@@ -11,6 +11,7 @@ from dask_image_ingest.cluster import (
     versions,
 )
 from dask_image_ingest.dataset import (
+    ImageColumn,
     decode_images,
     read_images,
     read_parquet_images,
@@ -44,6 +45,7 @@ __all__ = [
     "Encode",
     "ExportError",
     "FunctionError",
+    "ImageColumn",
     "ImageDataFrame",
     "ImageDecodeError",
     "MissingDependencyError",

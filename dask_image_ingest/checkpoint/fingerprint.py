@@ -170,6 +170,10 @@ def _read_operands(expr: ReadWebDataset, version: str | None) -> Iterator[str]:
         [(c.column, c.extension, str(c.type), c.path) for c in schema.components],
         [(c.column, c.name, str(c.type)) for c in schema.sidecar],
         _of_any_device(query.options.decoding),
+        *(
+            (each.column, each.extensions, _of_any_device(each.decoding))
+            for each in query.options.other_images
+        ),
     )
     return (_token(expr, value, version) for value in told)
 

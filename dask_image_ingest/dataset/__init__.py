@@ -34,6 +34,7 @@ from dask_image_ingest.dataset.scan.decode_rows import NoPixels
 from dask_image_ingest.dataset.scan.open_samples import take_walked
 from dask_image_ingest.dataset.scan.samples import SampleRows
 from dask_image_ingest.dataset.schema.columns import image_member, parse_image_extensions
+from dask_image_ingest.dataset.schema.image_columns import ImageColumn
 from dask_image_ingest.dataset.schema.sidecar_columns import with_sidecars
 from dask_image_ingest.dataset.sources.image_files import ReadImageFiles, read_images
 from dask_image_ingest.dataset.sources.parquet_images import read_parquet_images
@@ -49,6 +50,7 @@ __all__ = [
     "Dataset",
     "Decode",
     "Filters",
+    "ImageColumn",
     "KeepsResults",
     "NoPixels",
     "PointersToReferences",

@@ -19,6 +19,7 @@ import pyarrow.compute as pc
 
 from dask_image_ingest.arguments import is_utf8, shown
 from dask_image_ingest.errors import ArgumentError
+from dask_image_ingest.frames import IMAGE
 
 __all__ = ["COMPARISONS", "compare", "incomparable", "is_in", "limits", "plain"]
 
@@ -200,12 +201,12 @@ def columns_of(filters: Filters | None) -> set[str]:
     return {column for conjunction in filters or () for column, _, _ in conjunction}
 
 
-def without(filters: Filters | None, column: str) -> Filters | None:
-    """A weaker filter that doesn't look at ``column``; None when nothing is left of it.
+def without(filters: Filters | None, columns: Collection[str]) -> Filters | None:
+    """A weaker filter that doesn't look at some columns; None when nothing is left of it.
 
     Every row that passes ``filters`` passes this one too.
     """
-    weaker = tuple(tuple(p for p in conj if p[0] != column) for conj in filters or ())
+    weaker = tuple(tuple(p for p in conj if p[0] not in columns) for conj in filters or ())
     return weaker if weaker and all(weaker) else None
 
 
@@ -248,7 +249,7 @@ def _predicate(predicate: Any, types: Mapping[str, pa.DataType]) -> Predicate:
     said = f"filters= has ({shown(column)}, {shown(op)}, {shown(value)})"
     if not isinstance(column, str) or column not in types:
         raise ArgumentError(f"{said}: there is no such column; there are {', '.join(types)}")
-    if column == "image":
+    if types[column] == IMAGE:
         raise ArgumentError(
             f"{said}, and filters are evaluated before any pixel is decoded; filter the frame "
             "afterwards, or use a metadata column"

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import Any, Literal, TypeAlias
 
 from dask_image_ingest.arguments import number_of_bytes, shown
+from dask_image_ingest.dataset.schema.image_columns import ImageMember
 from dask_image_ingest.decode import Decoding
 from dask_image_ingest.errors import ArgumentError
 from dask_image_ingest.frames import Backend, BackendName, get_backend
@@ -37,6 +38,8 @@ class ReadOptions:
         Whether a shard without the file beside it that it had is an error.
     max_member_bytes
         Members of more bytes, other than the image, are null.
+    other_images
+        The image columns beside ``image``.
     """
 
     image_extensions: tuple[str, ...]
@@ -47,6 +50,7 @@ class ReadOptions:
     storage_options: dict[str, Any] | None = None
     needs_sidecars: bool = False
     max_member_bytes: int = MAX_MEMBER_BYTES
+    other_images: tuple[ImageMember, ...] = ()
 
     def get_backend(self) -> Backend:
         """The backend, which imports its library."""

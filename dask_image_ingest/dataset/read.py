@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import hashlib
 import os
 import warnings
@@ -33,10 +34,8 @@ from dask_image_ingest.dataset.plan.scan_node import Dataset, ReadWebDataset
 from dask_image_ingest.dataset.scan.decode_rows import ImageDecode, kept_by
 from dask_image_ingest.dataset.scan.first_shard import open_first
 from dask_image_ingest.dataset.scan.partitioning import parse_partition_size, split_shards
-from dask_image_ingest.dataset.schema.columns import (
-    make_schema,
-    parse_image_extensions,
-)
+from dask_image_ingest.dataset.schema.columns import image_field, make_schema
+from dask_image_ingest.dataset.schema.image_columns import ImageColumn, image_members
 from dask_image_ingest.dataset.schema.sidecar_columns import (
     SidecarChoice,
     check_sidecar,
@@ -74,6 +73,7 @@ def read_webdataset_images(
     resize: Literal["stretch", "crop", "pad", "shorter", "longer"] = "stretch",
     transform: Callable[..., Any] | None = None,
     mode: Mode = "RGB",
+    images: Mapping[str, str | ImageColumn] | None = None,
     backend: Literal["cudf", "pandas"] | None = None,
     errors: ErrorPolicy = "null",
     shard_errors: ShardErrorPolicy = "raise",
@@ -132,6 +132,12 @@ def read_webdataset_images(
     backend
         ``"cudf"`` or ``"pandas"``. By default dask's ``dataframe.backend`` if that is set, else
         cuDF where this machine has it and a GPU.
+    images
+        Several image columns in place of ``image=``: names and their member extensions, or an
+        :class:`ImageColumn`, which says how these are decoded. One is ``"image"``:
+        ``{"image": "jpg", "mask": ImageColumn("seg.png", mode="labels")}``. ``size``, ``resize``
+        and ``transform`` are for all of them, ``mode`` for those that are only extensions. Random
+        numbers of a transform are the same for all images of a sample.
     errors
         What becomes of an image that can't be decoded: ``"null"`` keeps the row, with the reason in
         ``error``; ``"drop"`` drops the row, so that even ``len`` has to decode; ``"raise"`` raises.
@@ -230,23 +236,28 @@ def read_webdataset_images(
     check_sidecar(sidecar)
     check_storage_options(storage_options)
     storage_options = with_permission(storage_options, allow_pipes)
-    decoding = make_decoding(
-        device=backend_.device,
-        size=size,
-        resize=resize,
-        mode=mode,
-        transform=transform,
-        max_pixels=max_pixels,
-        scaled_decode=scaled_decode,
+    if images is not None and image != IMAGE_EXTENSIONS:
+        raise ArgumentError("image= and images= both name the members: pass one of them")
+    extensions, decoding, others = image_members(
+        image,
+        images,
+        {"size": size, "resize": resize, "mode": mode, "transform": transform},
+        functools.partial(
+            make_decoding,
+            device=backend_.device,
+            max_pixels=max_pixels,
+            scaled_decode=scaled_decode,
+        ),
     )
     if scaled_decode:
         require_simplejpeg()
     check_flag("decode", decode)
     if not decode:
-        refuse_decoding(decoding, errors)
+        for each in (decoding, *(member.decoding for member in others)):
+            refuse_decoding(each, errors)
     largest = parse_partition_size(partition_size, backend_)
     options = ReadOptions(
-        image_extensions=parse_image_extensions(image),
+        image_extensions=extensions,
         decoding=decoding,
         errors=errors,
         shard_errors=shard_errors,
@@ -254,6 +265,7 @@ def read_webdataset_images(
         storage_options=storage_options,
         needs_sidecars=sidecar == "parquet",
         max_member_bytes=parse_max_member_bytes(max_member_bytes),
+        other_images=others,
     )
     where = parse_index(index)
     shards = find_shards(paths, storage_options)
@@ -264,16 +276,18 @@ def read_webdataset_images(
         schema = make_schema(
             first.index,
             first.content,
-            image_extensions=options.image_extensions,
+            image_extensions=extensions,
+            others={each.column: each.extensions for each in others},
             components=components,
             json_fields=json_fields,
         )
         beside = sidecar_columns(shards, schema.types, storage_options, backend_)
         schema = replace(schema, sidecar=beside)
-        types = {n: t for n, t in schema.types.items() if decode or n != "error"}
+        types = {n: t for n, t in schema.types.items() if decode or n not in schema.errors}
         selected = _columns(columns, types, decode)
         filters_ = normalize_filters(filters, types)
-        first.warn_of_unknown(schema, options.image_extensions)
+        members = {"image": extensions} | {each.column: each.extensions for each in others}
+        first.warn_of_unknown(schema, members)
         splits = split_shards(shards, first, options, largest, indexes)
     told = str((schema.components, schema.sidecar))
     found = sorted((url, file.url) for url, file in indexes.items())
@@ -286,23 +300,34 @@ def read_webdataset_images(
 
 def _decoded(dataset: Dataset, columns: list[str] | None, filters: Filters | None) -> Expr:
     """A scan, and the decode of what it finds where pixels or errors are needed."""
-    options, types = dataset.options, dataset.schema.types
-    by_error = "error" in columns_of(filters)
+    options, schema = dataset.options, dataset.schema
+    by_error = not schema.errors.isdisjoint(columns_of(filters))
     keep = kept_by(options.errors)
-    wanted = list(types) if columns is None else columns
-    made = {"image", "error"}.intersection(wanted)
-    if not made and not by_error and keep is None:
+    wanted = list(schema.types) if columns is None else columns
+    decodings = {"image": options.decoding}
+    decodings |= {each.column: each.decoding for each in options.other_images}
+    needed = {*wanted, *(columns_of(filters) & schema.errors)}
+    errors = {image: image_field(image, "error") for image in decodings}
+    made = [image for image in decodings if keep or {image, errors[image]} & needed]
+    if not made:
         return ReadWebDataset(dataset, columns, filters)
     scanned = columns
-    if "image" not in wanted or by_error:
-        scanned = [*wanted, *({"image", *columns_of(filters)}.difference(wanted))]
-    scan = ReadWebDataset(dataset, scanned, without(filters, "error") if by_error else filters)
-    error = "error" if "error" in scan.columns else None
-    pixels = "image" in wanted
-    images = ImageDecode(
-        "image", error, options.decoding, options.errors, options.storage_options, pixels
+    if by_error or not {*made} <= {*wanted}:
+        scanned = [*wanted, *({*made, *columns_of(filters)}.difference(wanted))]
+    below = without(filters, schema.errors) if by_error else filters
+    scan = ReadWebDataset(dataset, scanned, below)
+    images = tuple(
+        ImageDecode(
+            image,
+            errors[image] if errors[image] in scan.columns else None,
+            decodings[image],
+            options.errors,
+            options.storage_options,
+            image in wanted,
+        )
+        for image in made
     )
-    frame = Decode(scan, (images,), keep)
+    frame = Decode(scan, images, keep)
     if by_error:
         frame = KeepMatching(frame, filters)
     return frame if frame.columns == wanted else frame[wanted]

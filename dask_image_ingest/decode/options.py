@@ -179,10 +179,8 @@ def make_decoding(
             "scaled_decode=True needs size= with resize='stretch', 'crop' or 'pad': the shape of "
             "its images must not depend on the scale at which they were decoded"
         )
-    if mode in ("RGBA", "labels"):
-        given = {"transform": transform is not None, "scaled_decode": scaled_decode}
-        for argument in (name for name, there in given.items() if there):
-            raise ArgumentError(f"mode={mode!r}: {argument}= is for images of 'RGB' and 'L'")
+    if mode in ("RGBA", "labels") and scaled_decode:
+        raise ArgumentError(f"mode={mode!r}: scaled_decode= is for images of 'RGB' and 'L'")
     limit = sys.maxsize
     if max_pixels is not None:
         advice = "pass a whole number of at least 1, or None for no limit"

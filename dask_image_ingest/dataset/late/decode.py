@@ -18,6 +18,7 @@ from dask_image_ingest.dataset.scan.decode_rows import (
     check_size,
     cuts,
     decode_rows,
+    first_errors,
     first_rows,
 )
 from dask_image_ingest.dataset.schema.columns import POINTER_COLUMNS
@@ -49,7 +50,7 @@ def decode_partition(
 ) -> Any:
     """Decode the images that the rows of a pandas or cuDF frame refer to.
 
-    ``keep`` and ``limit`` say which rows are left by the errors of the first images. ``headers``
+    ``keep`` and ``limit`` say which rows are left by the errors of their images. ``headers``
     are columns of the frame that get what the headers of its only images tell.
 
     Raises
@@ -73,7 +74,7 @@ def _decoded(images: Sequence[ImageDecode], headers: Sequence[str], frame: Any) 
         errors.append(decoded.errors)
         frame = each.images.into(frame, decoded)
         frame = with_headers(frame, headers, each.headers, each.sizes)
-    return frame, errors[0]
+    return frame, first_errors(errors)
 
 
 def decoded_meta(meta: Any, images: Sequence[ImageDecode]) -> Any:

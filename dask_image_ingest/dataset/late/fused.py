@@ -18,6 +18,7 @@ from dask_image_ingest.dataset.plan.operators import ROW_BY_ROW, ROW_WISE
 from dask_image_ingest.dataset.plan.scan_node import ReadWebDataset
 from dask_image_ingest.dataset.scan.decode_rows import DecodeInRead, ImageDecode, Kept
 from dask_image_ingest.dataset.scan.task import read_partition
+from dask_image_ingest.dataset.schema.columns import image_field
 from dask_image_ingest.frames import backend_of
 
 __all__ = ["SHAPE_IN_NAME", "ReadAndDecode", "decode_in_read"]
@@ -83,29 +84,46 @@ def decode_in_read(
     columns: Sequence[Any],
 ) -> ReadAndDecode | None:
     """A decode of ``frame`` as one with its read; None where it needs more than its own rows."""
-    if len(images) > 1:
-        return None
     nodes = {node._name: node for node in frame.walk()}
     reads = [node for node in nodes.values() if isinstance(node, ReadWebDataset)]
     if not reads:
         return None
     read = _together(reads)
-    if read is None or "image" not in read.columns:
+    if read is None:
+        return None
+    those = read.dataset.schema.images
+    alone = those == ("image",)
+    if not {each.image for each in images} <= {*those} and not alone:
+        return None
+    if not {*those}.intersection(read.columns) or (alone and len(images) > 1):
         return None
     steps = None
     if type(frame) is not ReadWebDataset:
         if not all(type(node) is ReadWebDataset or _is_step(node) for node in nodes.values()):
             return None
+        if not alone and any(isinstance(node, dx.RenameFrame) for node in nodes.values()):
+            return None  # which image is which is told by its name
         rows = Rows(read._meta)
         for each in reads:
             mine = rows if each.columns == read.columns else dx.Projection(rows, each.columns)
             frame = frame.substitute(each, mine)
         steps = Steps(frame.lower_completely())
-    elif images[0].image != "image" or ("error" in read.columns) > (images[0].error == "error"):
+    elif not _as_scanned(read, images):
         return None
-    step = DecodeStep(images[0], tuple(columns), keep, limit, steps)
+    step = DecodeStep(tuple(images), tuple(columns), keep, limit, steps)
     *scan, partitions = (read.operand(name) for name in ReadWebDataset._parameters)
     return ReadAndDecode(*scan, step, partitions)
+
+
+def _as_scanned(read: ReadWebDataset, images: Sequence[ImageDecode]) -> bool:
+    """Whether a decode makes all images and errors that a scan has columns of, under its names."""
+    schema = read.dataset.schema
+    made = {name for each in images for name in each.columns}
+    wanted = made | {each.image for each in images}
+    return wanted >= (schema.errors | {*schema.images}).intersection(read.columns) and all(
+        each.image in schema.images and each.error in (None, image_field(each.image, "error"))
+        for each in images
+    )
 
 
 def _together(reads: Sequence[ReadWebDataset]) -> ReadWebDataset | None:
@@ -134,7 +152,7 @@ def _is_step(node: dx.Expr) -> bool:
 class DecodeStep:
     """A decode in a read: as `DecodeInRead`, before it is sent to workers."""
 
-    images: ImageDecode
+    images: tuple[ImageDecode, ...]
     columns: tuple[Any, ...]
     keep: Kept
     limit: int | None
@@ -160,8 +178,8 @@ class ReadAndDecode(ReadWebDataset):
 
     @functools.cached_property
     def _name(self) -> str:
-        height, width, channels = shape = self.decode.images.decoding.shape
-        if self.decode.images.pixels and None not in shape:
+        height, width, channels = shape = self.decode.images[0].decoding.shape
+        if len(self.decode.images) == 1 and self.decode.images[0].pixels and None not in shape:
             return f"{READ_NAME}-{height}x{width}x{channels}-{self.deterministic_token}"
         return f"{READ_NAME}-{self.deterministic_token}"
 
@@ -173,16 +191,25 @@ class ReadAndDecode(ReadWebDataset):
     @functools.cached_property
     def _meta(self) -> Any:
         steps, meta = self.decode.steps, self._scanned_meta
-        return decoded_meta(meta if steps is None else steps.expr._meta, (self.decode.images,))
+        meta = decoded_meta(meta if steps is None else steps.expr._meta, self.decode.images)
+        return meta[self.columns]
 
     def _filtered_task(self, name: Any, index: int) -> dx.Task:
         decode, options = self.decode, self.dataset.options
         steps = None if decode.steps is None else decode.steps.function
         made = DecodeInRead(decode.images, decode.columns, decode.keep, decode.limit, steps)
+        # Decoded as they are asked for; the shard is opened as the scan does, if need be.
+        of = {each.image: each.decoding for each in decode.images}
+        others = tuple(
+            replace(each, decoding=of.get(each.column, each.decoding))
+            for each in options.other_images
+        )
+        first = decode.images[0].decoding if not others else of.get("image", options.decoding)
         options = replace(
             options,
-            decoding=decode.images.decoding,
-            storage_options=decode.images.storage_options or options.storage_options,
+            decoding=first,
+            other_images=others,
+            storage_options=decode.images[0].storage_options or options.storage_options,
         )
         query = replace(self.query, options=options)
         split = self.dataset.splits[index]

@@ -258,6 +258,8 @@ class Decode(AppendsColumns, PreservesRows):
         part = part.frame if negated else part
         if not isinstance(part, (dx.IsNa, dx.NotNull)) or not self.images[0].error:
             return None
+        if len(self.images) > 1:
+            return None  # a row is kept by the errors of all its images
         asked = part.frame
         if not (
             isinstance(asked, dx.Projection)

@@ -75,20 +75,20 @@ def _simple_predicate(
 ) -> Predicate | None:
     op = _OPERATORS.get(type(predicate))
     if op is not None:
-        column, value = _column(predicate.left, read), predicate.right
+        column, value = _column(predicate.left, read, types), predicate.right
         if column is None:
-            column, value = _column(predicate.right, read), predicate.left
+            column, value = _column(predicate.right, read, types), predicate.left
             op = MIRRORED.get(op, op)
         constant = None if column is None else _constant(value, types[column], backend)
         return None if column is None or constant is None else (column, op, constant)
     if isinstance(predicate, dx.Isin):
-        column = _column(predicate.frame, read)
+        column = _column(predicate.frame, read, types)
         values = None if column is None else _constants(predicate.operand("values"), types[column])
         return None if column is None or values is None else (column, "in", values)
-    if (mask := _column(predicate, read)) is not None:
+    if (mask := _column(predicate, read, types)) is not None:
         return (mask, "==", True) if pa.types.is_boolean(types[mask]) else None
     if isinstance(predicate, (dx.IsNa, dx.NotNull)):
-        column = _column(predicate.frame, read)
+        column = _column(predicate.frame, read, types)
         if column is None:
             return None
         # To cuDF, NaN is missing too.
@@ -97,13 +97,12 @@ def _simple_predicate(
     return None
 
 
-def _column(expr: Any, read: dx.Expr) -> str | None:
+def _column(expr: Any, read: dx.Expr, types: Mapping[str, pa.DataType]) -> str | None:
     if not isinstance(expr, dx.Projection) or expr.frame._name != read._name or expr.ndim != 1:
         return None
     column = expr.operand("columns")
     column = column[0] if isinstance(column, list) else column
-    # These are not known before the decode.
-    return None if column in ("image", "error") else column
+    return column if column in types else None
 
 
 def _constant(value: Any, type_: pa.DataType, backend: BackendName) -> Any:

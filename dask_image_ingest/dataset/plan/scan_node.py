@@ -69,7 +69,7 @@ class Dataset:
 class ReadWebDataset(dx.PartitionsFiltered, BlockwiseIO):
     """Scans shards; takes up projections, filters, lengths and limits from the query around it.
 
-    It decodes nothing: ``image`` holds references, and ``error`` is null.
+    It decodes nothing: image columns hold references, and their errors are null.
     """
 
     reads_shards = True
@@ -115,8 +115,7 @@ class ReadWebDataset(dx.PartitionsFiltered, BlockwiseIO):
     @property
     def _scanned_meta(self) -> Any:
         types = {name: self.dataset.schema.types[name] for name in self._scanned}
-        if "image" in types:
-            types["image"] = REFERENCE
+        types.update((name, REFERENCE) for name in self.dataset.schema.images if name in types)
         return self.dataset.options.get_backend().meta(types)
 
     def _divisions(self) -> tuple[None, ...]:
@@ -172,7 +171,10 @@ class ReadWebDataset(dx.PartitionsFiltered, BlockwiseIO):
         """The operands of this read with a filter taken up, None where it can't be."""
         if self.operand("limit") is not None:
             return None
-        types, backend = self.dataset.schema.types, self.dataset.options.backend
+        schema, backend = self.dataset.schema, self.dataset.options.backend
+        # Images and errors are not known before the decode.
+        decoded = schema.errors.union(schema.images)
+        types = {name: type_ for name, type_ in schema.types.items() if name not in decoded}
         filters = as_filters(above.predicate, self, types, backend)
         both = None if filters is None else dnf.both(self.operand("filters"), filters)
         return None if both is None else {"filters": both}

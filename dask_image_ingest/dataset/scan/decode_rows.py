@@ -26,6 +26,7 @@ __all__ = [
     "check_size",
     "cuts",
     "decode_rows",
+    "first_errors",
     "first_rows",
     "keep_rows",
     "kept_by",
@@ -91,6 +92,13 @@ def kept_by(errors: ErrorPolicy) -> Kept:
     return "good" if errors == "drop" else None
 
 
+def first_errors(errors: Sequence[Sequence[str | None]]) -> Sequence[str | None]:
+    """The first error of each row among those of several images."""
+    if len(errors) == 1:
+        return errors[0]
+    return [next(filter(None, each), None) for each in zip(*errors, strict=True)]
+
+
 def keep_rows(decoded: Decoded, keep: Kept) -> Any:
     """The rows of a decoded frame that are kept."""
     frame, errors = decoded
@@ -119,7 +127,7 @@ class DecodeInRead:
     Attributes
     ----------
     images
-        How images are decoded.
+        How the images of each column are decoded.
     columns
         Those of the result, in order.
     keep, limit
@@ -128,7 +136,7 @@ class DecodeInRead:
         What is done to the rows before, with positions in place of their images; None for nothing.
     """
 
-    images: ImageDecode
+    images: tuple[ImageDecode, ...]
     columns: tuple[Any, ...]
     keep: Kept
     limit: int | None

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from functools import cached_property
@@ -14,7 +14,6 @@ from dask_image_ingest.dataset.scan.open_samples import give_up, known_samples
 from dask_image_ingest.dataset.scan.samples import IndexedRows, SampleRows
 from dask_image_ingest.dataset.schema.coerce import LARGEST_JSON, parse_json
 from dask_image_ingest.dataset.schema.columns import Schema, image_member
-from dask_image_ingest.decode import Header
 from dask_image_ingest.errors import ShardError, ShardNotFoundError
 from dask_image_ingest.index import IndexedReader, IndexFile, StoredIndex, UnusableIndexError
 from dask_image_ingest.passwords import without_passwords
@@ -121,28 +120,28 @@ class FirstShard:
     def decoded_bytes(self, options: ReadOptions) -> int:
         """What it decodes to, by the headers of some of its images."""
         step = max(1, len(self.index.samples) // _HEADERS_LOOKED_AT)
-        headers = self._headers(step, options)
-        return round(sum(map(options.decoding.nbytes, headers)) * step / self.share)
+        return round(self._decoded_bytes(step, options) * step / self.share)
 
-    def _headers(self, step: int, options: ReadOptions) -> list[Header]:
-        """What the first bytes tell of every so many-th image."""
+    def _decoded_bytes(self, step: int, options: ReadOptions) -> int:
+        """What every so many-th sample decodes to, as the first bytes of its images tell."""
         url, content = self.shard.url, self.content
         some = range(0, len(self.index.samples), step)
         if self.stored is not None:
             # Where a column of the index is damaged, the images have it still.
             with suppress(UnusableIndexError):
-                return IndexedRows(url, content, self.stored, options).take(some).headers
-        return SampleRows(url, content, self.index, options).take(some).headers
+                return IndexedRows(url, content, self.stored, options).take(some).decoded_bytes()
+        return SampleRows(url, content, self.index, options).take(some).decoded_bytes()
 
-    def warn_of_unknown(self, schema: Schema, image_extensions: Sequence[str]) -> None:
+    def warn_of_unknown(self, schema: Schema, images: Mapping[str, Sequence[str]]) -> None:
         """Say which members and fields it does not have that were asked for: misspelt, perhaps."""
         if not self.index.samples:
             return
         unknown = []
-        if not self.images(image_extensions):
-            few = ";".join(image_extensions[:5])
-            more = ";..." if len(image_extensions) > 5 else ""
-            unknown.append(f"no image (image={few + more!r})")
+        for name, extensions in images.items():
+            if not self.images(extensions):
+                few = ";".join(extensions[:5])
+                more = ";..." if len(extensions) > 5 else ""
+                unknown.append(f"no image ({name}={few + more!r})")
         asked = {c.extension for c in schema.components}.difference(self.extensions)
         fields = [c.path for c in schema.components if c.path is not None]
         unknown += [f"no member {extension!r}" for extension in sorted(asked)]

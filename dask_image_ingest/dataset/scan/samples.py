@@ -17,6 +17,7 @@ from dask_image_ingest.dataset.options import ReadOptions
 from dask_image_ingest.dataset.scan.sidecar import Sidecar
 from dask_image_ingest.dataset.schema.coerce import convert
 from dask_image_ingest.dataset.schema.columns import POINTER_COLUMNS, Component, image_member
+from dask_image_ingest.dataset.schema.image_columns import ImageMember
 from dask_image_ingest.dataset.warning import warn_user
 from dask_image_ingest.decode import (
     LONGEST_EDGE,
@@ -54,6 +55,7 @@ __all__ = ["IndexedRows"]
 
 # The properties of SampleRows that are computed once, and keep their values when rows are taken.
 _CACHED = frozenset({"samples", "spans", "headers", "_sidecar_rows"})
+_OF_IMAGE = frozenset({"spans", "headers"})
 
 # How much of a range the images in it have to be, and how large, for all of it to be read at once.
 _DENSE, _LEAST_AHEAD = 0.75, 1 << 20
@@ -93,6 +95,8 @@ class SampleRows:
         self._get_backend = options.get_backend
         self._components = {component.column: component for component in components}
         self._sidecar = sidecar
+        self._fields = {f: each for each in options.other_images for f in each.fields()}
+        self._others: dict[str, SampleRows] = {}
 
     def __len__(self) -> int:
         return len(self.numbers)
@@ -122,6 +126,18 @@ class SampleRows:
                 for sample, span in zip(self.samples, self.spans, strict=True)
             ]
 
+    def of(self, member: ImageMember) -> SampleRows:
+        """The same rows, whose image is another member."""
+        rows = self._others.get(member.column)
+        if rows is None:
+            rows = copy.copy(self)
+            rows._image_extensions, rows._decoding = member.extensions, member.decoding
+            rows._fields, rows._others = {}, {}
+            for name in _OF_IMAGE & rows.__dict__.keys():
+                del rows.__dict__[name]
+            self._others[member.column] = rows
+        return rows
+
     @property
     def damage(self) -> Damage | None:
         """What is wrong with the shard."""
@@ -130,6 +146,7 @@ class SampleRows:
     def other_kinds(self, known: Set[str]) -> set[str]:
         """The kinds of members that are not ``known``, and not the image of each sample."""
         others: set[str] = set()
+        known = known.union(*(each.extensions for each in self._fields.values()))
         kinds = others.union(*[sample.members for sample in self.samples])
         images = kinds.intersection(self._image_extensions)
         if len(images) < 2:  # where there is one, it is the image of each sample that has it
@@ -143,6 +160,12 @@ class SampleRows:
         """The encoded image of one row."""
         span = self.spans[row]
         return None if span is None else read_member(self._content, self._index, span)
+
+    def decoded_bytes(self) -> int:
+        """What all images of these rows decode to, as their headers tell."""
+        nbytes = sum(map(self._decoding.nbytes, self.headers))
+        members = {each.column: each for each in self._fields.values()}
+        return nbytes + sum(self.of(each).decoded_bytes() for each in members.values())
 
     def announce_images(self) -> None:
         """Have the images of these rows fetched, since they will be read soon."""
@@ -182,6 +205,7 @@ class SampleRows:
         for name in _CACHED & self.__dict__.keys():
             values = self.__dict__[name]
             taken.__dict__[name] = [values[position] for position in positions.tolist()]
+        taken._others = {name: each.take(positions) for name, each in self._others.items()}
         return taken
 
     def table(self, columns: Sequence[str]) -> pa.Table:
@@ -244,6 +268,8 @@ class SampleRows:
         if name in _HEADER_COLUMNS:
             position = Header._fields.index(name)
             return pa.array([header[position] for header in self.headers], POINTER_COLUMNS[name])
+        if (member := self._fields.get(name)) is not None:
+            return self.of(member).column(name.removeprefix(f"{member.column}."))
         if self._sidecar is None:
             raise KeyError(name)
         return self._sidecar.column(name, self._sidecar_rows)
@@ -390,6 +416,7 @@ class IndexedRows(SampleRows):
     def other_kinds(self, known: Set[str]) -> set[str]:
         """The kinds of members that are not ``known``, and not the image of each sample."""
         others = set()
+        known = known.union(*(each.extensions for each in self._fields.values()))
         images = self._images
         for extension in self._stored.extensions:
             if extension in known:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -15,7 +15,9 @@ from dask_image_ingest.dataset.options import ReadOptions
 from dask_image_ingest.dataset.scan.decode_rows import (
     Decoded,
     DecodeInRead,
+    ImageDecode,
     decode_rows,
+    first_errors,
     first_rows,
     keep_rows,
 )
@@ -23,7 +25,7 @@ from dask_image_ingest.dataset.scan.open_samples import give_up, open_rows
 from dask_image_ingest.dataset.scan.partitioning import ShardSplit
 from dask_image_ingest.dataset.scan.samples import SampleRows
 from dask_image_ingest.dataset.scan.sidecar import Sidecar, open_sidecar
-from dask_image_ingest.dataset.schema.columns import Component, SidecarColumn
+from dask_image_ingest.dataset.schema.columns import Component, SidecarColumn, image_field
 from dask_image_ingest.dataset.warning import (
     warn_of_damage,
     warn_of_late_members,
@@ -154,22 +156,24 @@ def _warn(rows: SampleRows, query: Query) -> None:
 
 def _frame(split: ShardSplit, rows: SampleRows, query: Query, decode: DecodeInRead | None) -> Any:
     if decode is None:
-        return _metadata(rows, query, rows.references)
+        return _metadata(rows, query, SampleRows.references)
     if decode.steps is None and decode.limit is None:
         # The table is made while images are decoded.
         return keep_rows(_whole_frame(split, rows, query, decode), decode.keep)
-    frame = _metadata(rows, query, lambda: pa.array(np.arange(len(rows))))
+    frame = _metadata(rows, query, lambda _: pa.array(np.arange(len(rows))))
     frame = frame if decode.steps is None else decode.steps(frame)
     make = functools.partial(_with_images, split, rows, query, decode)
     return first_rows(frame, make, decode.keep, decode.limit)
 
 
-def _metadata(rows: SampleRows, query: Query, references: Callable[[], pa.Array]) -> Any:
+def _metadata(
+    rows: SampleRows, query: Query, references: Callable[[SampleRows], pa.Array]
+) -> Any:
     """A partition without pixels: references are in the place of images."""
-    made: dict[str, Callable[[], pa.Array]] = {
-        "image": references,
-        "error": lambda: pa.nulls(len(rows), pa.string()),
-    }
+    made: dict[str, Callable[[], pa.Array]] = {}
+    for image, its in _images(rows, query):
+        made[image] = functools.partial(references, its)
+        made[image_field(image, "error")] = lambda: pa.nulls(len(rows), pa.string())
     table = rows.table([name for name in query.columns if name not in made])
     for place, name in enumerate(query.columns):
         if name in made:
@@ -177,20 +181,42 @@ def _metadata(rows: SampleRows, query: Query, references: Callable[[], pa.Array]
     return query.options.get_backend().frame(table, rows.numbers, None)
 
 
+def _images(rows: SampleRows, query: Query) -> Iterator[tuple[str, SampleRows]]:
+    """The image columns, each with the rows whose image it is."""
+    yield "image", rows
+    for member in query.options.other_images:
+        yield member.column, rows.of(member)
+
+
 def _whole_frame(
     split: ShardSplit, rows: SampleRows, query: Query, decode: DecodeInRead
 ) -> Decoded:
-    names = [name for name in query.columns if name not in decode.images.columns]
+    decoded_here = {name for each in decode.images for name in each.columns}
+    names = [name for name in query.columns if name not in decoded_here]
     table = functools.cache(lambda: rows.table(names))
-    pixels = _decode(split, rows, query, decode, table)
+    decoded = [
+        (each, _decode(split, _rows_of(each, rows, query), query, each, table))
+        for each in decode.images
+    ]
     told = table()
-    if decode.images.error is not None:
-        errors = pa.array([error or None for error in pixels.errors], pa.string())
-        place = decode.columns.index(decode.images.error)
-        told = told.add_column(min(place, told.num_columns), decode.images.error, errors)
-    made = pixels if decode.images.pixels else None
-    frame = query.options.get_backend().frame(told, rows.numbers, made)
-    return _in_order(frame, decode), pixels.errors
+    for each, pixels in decoded:
+        if each.error is not None:
+            errors = pa.array([error or None for error in pixels.errors], pa.string())
+            place = decode.columns.index(each.error)
+            told = told.add_column(min(place, told.num_columns), each.error, errors)
+    made = {each.image: pixels for each, pixels in decoded if each.pixels}
+    backend = query.options.get_backend()
+    frame = backend.frame(told, rows.numbers, made.pop("image", None))
+    for image, pixels in made.items():
+        frame = backend.with_images(frame, pixels, image, None)
+    return _in_order(frame, decode), first_errors([pixels.errors for _, pixels in decoded])
+
+
+def _rows_of(images: ImageDecode, rows: SampleRows, query: Query) -> SampleRows:
+    """The rows whose image is that of a column."""
+    members = {each.column: each for each in query.options.other_images}
+    member = members.get(images.image)
+    return rows if member is None else rows.of(replace(member, decoding=images.decoding))
 
 
 def _in_order(frame: Any, decode: DecodeInRead) -> Any:
@@ -202,27 +228,31 @@ def _with_images(
     split: ShardSplit, rows: SampleRows, query: Query, decode: DecodeInRead, frame: Any
 ) -> Decoded:
     backend = query.options.get_backend()
-    positions = backend.host(backend.values(frame[decode.images.image]))
-    pixels = _decode(split, rows.take(np.asarray(positions, np.int64)), query, decode)
-    return _in_order(decode.images.into(frame, pixels), decode), pixels.errors
+    errors = []
+    for each in decode.images:
+        positions = np.asarray(backend.host(backend.values(frame[each.image])), np.int64)
+        pixels = _decode(split, _rows_of(each, rows, query).take(positions), query, each)
+        frame = each.into(frame, pixels)
+        errors.append(pixels.errors)
+    return _in_order(frame, decode), first_errors(errors)
 
 
 def _decode(
     split: ShardSplit,
     rows: SampleRows,
     query: Query,
-    decode: DecodeInRead,
+    images: ImageDecode,
     meanwhile: Callable[[], Any] | None = None,
 ) -> Pixels:
     return decode_rows(
         rows.headers,
         rows.image_bytes,
         rows.origin,
-        decode.images.decoding,
-        decode.images.errors,
+        images.decoding,
+        images.errors,
         query.options.get_backend(),
         what=f"samples {rows.numbers[0]}-{rows.numbers[-1]} of {split.url}" if len(rows) else "",
-        pixels=decode.images.pixels,
+        pixels=images.pixels,
         fetch=rows.announce_images,
         meanwhile=meanwhile,
     )

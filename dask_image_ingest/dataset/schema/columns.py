@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence, Set
 from dataclasses import dataclass, field
+from types import MappingProxyType
 from typing import Any
 
 import pyarrow as pa
@@ -29,6 +30,12 @@ POINTER_COLUMNS: dict[str, pa.DataType] = {
     "channels": pa.int32(),
     "error": pa.string(),
 }
+
+
+def image_field(image: str, name: str) -> str:
+    """The name of a column like ``height`` for an image column: that of ``image`` has no prefix."""
+    return name if image == "image" else f"{image}.{name}"
+
 
 # How many samples of the first shard have their labels looked at, to see that they are integers.
 _LABELS_LOOKED_AT = 100
@@ -63,19 +70,24 @@ class SidecarColumn:
 class Schema:
     """The columns of a collection, in order, with their Arrow types.
 
-    ``inferred`` where every kind of member that the first shard has became a column.
+    ``inferred`` where every kind of member that the first shard has became a column. ``images``
+    are the image columns.
     """
 
     components: tuple[Component, ...]
     inferred: bool = True
     sidecar: tuple[SidecarColumn, ...] = ()
+    images: tuple[str, ...] = ("image",)
     types: Mapping[str, pa.DataType] = field(init=False, compare=False)
 
     def __post_init__(self) -> None:
         types = dict(POINTER_COLUMNS)
         types.update((component.column, component.type) for component in self.components)
         types.update((beside.column, beside.type) for beside in self.sidecar)
-        types["image"] = IMAGE
+        for image in self.images[1:]:
+            told = {n: t for n, t in POINTER_COLUMNS.items() if not n.startswith("_")}
+            types.update((image_field(image, name), type_) for name, type_ in told.items())
+        types.update(dict.fromkeys(self.images, IMAGE))
         object.__setattr__(self, "types", types)
 
     def select(self, columns: Iterable[str]) -> tuple[Component, ...]:
@@ -89,6 +101,11 @@ class Schema:
         return tuple(each for each in self.sidecar if each.column in wanted)
 
     @property
+    def errors(self) -> frozenset[str]:
+        """The columns of what is wrong with images, which their decode makes."""
+        return frozenset(image_field(image, "error") for image in self.images)
+
+    @property
     def extensions(self) -> frozenset[str]:
         """The kinds of members that have a column here."""
         return frozenset(component.extension for component in self.components)
@@ -99,6 +116,7 @@ def make_schema(
     content: LazyBytes,
     *,
     image_extensions: Sequence[str],
+    others: Mapping[str, Sequence[str]] = MappingProxyType({}),
     components: str | Mapping[str, Any] = "infer",
     json_fields: Mapping[str, Any] | None = None,
 ) -> Schema:
@@ -110,6 +128,8 @@ def make_schema(
         The first shard's samples and its bytes.
     image_extensions
         Member extensions that are the image, in order of preference.
+    others
+        Other image columns, and their member extensions.
     components
         ``"infer"``, or a mapping of member extension to column type.
     json_fields
@@ -121,11 +141,13 @@ def make_schema(
         For an unknown type, or two components of the same extension.
     """
     infer = isinstance(components, str) and components == "infer"
-    types = _inferred(index, content, image_extensions) if infer else _asked_for(components)
+    images = [image_extensions, *others.values()]
+    types = _inferred(index, content, images) if infer else _asked_for(components)
     fields = _json_fields(json_fields)
-    columns = _columns(types, {component.column for component in fields})
+    taken = {image_field(image, name) for image in others for name in ("", *POINTER_COLUMNS)}
+    columns = _columns(types, {*taken, *others, *(component.column for component in fields)})
     members = [Component(columns[e], e.lower(), type_) for e, type_ in types.items()]
-    return Schema((*members, *fields), infer)
+    return Schema((*members, *fields), infer, images=("image", *others))
 
 
 def image_member(sample: Sample, extensions: Sequence[str]) -> str | None:
@@ -191,13 +213,13 @@ def _is_name(name: Any) -> bool:
 
 
 def _inferred(
-    index: TarIndex, content: LazyBytes, extensions: Sequence[str]
+    index: TarIndex, content: LazyBytes, images: Sequence[Sequence[str]]
 ) -> dict[str, pa.DataType]:
     """Extension → type of the members that a shard has beside the images."""
     seen: dict[str, None] = {}
     for sample in index.samples:
-        used = image_member(sample, extensions)
-        seen.update(dict.fromkeys(e for e in sample.members if e != used and e))
+        used = {image_member(sample, extensions) for extensions in images}
+        seen.update(dict.fromkeys(e for e in sample.members if e not in used and e))
     return {extension: _member_type(extension, index, content) for extension in seen}
 
 
