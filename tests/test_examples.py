@@ -29,6 +29,21 @@ def test_demo_shows_a_damaged_image_and_writes_its_contact_sheet(tmp_path):
         assert sheet.size == (13 * 128, 4 * 128)
 
 
+def test_the_segmentation_example_learns_and_shows_masks(tmp_path):
+    finished = subprocess.run(
+        [sys.executable, ROOT / "examples" / "06_segment.py", tmp_path],
+        env=os.environ | {"PYTHONPATH": str(ROOT)},
+        capture_output=True,
+        text=True,
+        timeout=240,
+    )
+    assert finished.returncode == 0, finished.stderr
+    shares = [float(line.split()[2].rstrip("%")) for line in finished.stdout.splitlines()]
+    assert shares[-1] > 90
+    assert shares[-1] > shares[0]
+    assert (tmp_path / "masks.html").read_text().count("<img") == 12
+
+
 def test_the_export_example_reads_back_what_it_wrote(tmp_path):
     finished = subprocess.run(
         [sys.executable, ROOT / "examples" / "04_export.py", tmp_path],

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Generic, Literal, TypeVar
@@ -32,6 +33,8 @@ from dask_image_ingest.ops import (
 from dask_image_ingest.view import Thumbnails, make_thumbnails
 
 if TYPE_CHECKING:
+    from typing import Self
+
     from torch.utils.data import DataLoader
 
     from dask_image_ingest.loader.torch_dataset import TorchDataset
@@ -46,6 +49,36 @@ class Images(ABC, Generic[Frame, Series]):
 
     def __init__(self, frame: Any) -> None:
         self._frame = frame
+        self._chosen: str | None = None
+
+    def __getitem__(self, column: str) -> Self:
+        """The same methods for one of several image columns.
+
+        Parameters
+        ----------
+        column
+            Its name.
+
+        Raises
+        ------
+        ArgumentError
+            If the frame has no image column of this name.
+
+        Examples
+        --------
+        >>> ddf.images["image"].column
+        'image'
+        """
+        meta = self._meta()
+        names = image_columns(meta, backend_of(meta))
+        if column not in names:
+            raise ArgumentError(
+                f"images[{column!r}]: the frame's columns of images are "
+                f"{', '.join(map(repr, names)) or 'none'}"
+            )
+        chosen = copy.copy(self)
+        chosen._chosen = column
+        return chosen
 
     @abstractmethod
     def _meta(self) -> Any:
@@ -70,13 +103,15 @@ class Images(ABC, Generic[Frame, Series]):
 
     @property
     def column(self) -> str:
-        """The name of the image column, told by its type.
+        """The name of the image column, told by its type; of several ``image``.
 
         Raises
         ------
         ArgumentError
-            If the frame has no image column, or more than one.
+            If the frame has no image column, or several of which none is called ``image``.
         """
+        if self._chosen is not None:
+            return self._chosen
         return image_column(self._meta(), backend_of(self._meta()))
 
     @abstractmethod
@@ -510,6 +545,7 @@ class Images(ABC, Generic[Frame, Series]):
         *,
         thumbnail: int = 160,
         columns: Sequence[str] | None = None,
+        mask: str | None = None,
         storage_options: dict[str, Any] | None = None,
     ) -> Thumbnails:
         """Show the first images as thumbnails, in a notebook.
@@ -523,6 +559,9 @@ class Images(ABC, Generic[Frame, Series]):
         columns
             What stands below each: its name, then captions or scores, ``("__key__", "txt")``. By
             default ``__key__``, where the frame has it.
+        mask
+            An image column of labels to draw over the images: label 0 shows the image, each other
+            one half of its colour in the palette of Pascal VOC.
         storage_options
             For the filesystem of remote shards; by default those of the read.
 
@@ -539,7 +578,15 @@ class Images(ABC, Generic[Frame, Series]):
         >>> ddf[ddf.width >= 512].images.show(8, columns=("__key__", "txt"))
         <8 thumbnails, 0 without an image: shown in a notebook, or save()>
         """
-        return make_thumbnails(self._frame, n, thumbnail, columns, storage_options)
+        return make_thumbnails(
+            self._frame,
+            n,
+            thumbnail,
+            columns,
+            storage_options,
+            image=self._chosen,
+            mask=None if mask is None else self[mask].column,
+        )
 
     def encode(
         self, format: Literal["jpeg", "png", "webp"] = "jpeg", *, quality: int = 92
@@ -715,16 +762,23 @@ def as_frame(series: Any) -> Any:
     return series.to_frame("image" if series.name is None else series.name)
 
 
+def image_columns(frame: Any, backend: Backend) -> list[str]:
+    """The names of a frame's image columns, told by their type."""
+    return [name for name, dtype in frame.dtypes.items() if backend.is_images(dtype)]
+
+
 def image_column(frame: Any, backend: Backend) -> str:
-    """The name of a frame's image column, told by its type."""
-    names: list[str] = [name for name, dtype in frame.dtypes.items() if backend.is_images(dtype)]
+    """The name of a frame's image column; of several the one called ``image``."""
+    names = image_columns(frame, backend)
+    if names.count("image") == 1:
+        return "image"
     if len(names) != 1:
         if names:
             found, advice = (
                 f"has the image columns {', '.join(map(repr, names))}",
-                "select one first",
+                f"choose one, .images[{names[0]!r}]",
             )
         else:
             found, advice = "has no column of images", "dask_image_ingest.decode_images adds one"
-        raise ArgumentError(f"the frame {found}, and .images needs exactly one: {advice}")
+        raise ArgumentError(f"the frame {found}, and .images is of one: {advice}")
     return names[0]

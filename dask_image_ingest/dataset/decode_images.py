@@ -2,10 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, Literal, TypeVar
 
-from dask_image_ingest.arguments import check_choice, check_frame, check_storage_options
+from dask_image_ingest.arguments import (
+    check_choice,
+    check_frame,
+    check_storage_options,
+    list_of_names,
+    shown,
+)
 from dask_image_ingest.dask_internals import FrameBase, new_collection
 from dask_image_ingest.dataset.late.decode import decode_partition
 from dask_image_ingest.dataset.late.nodes import Decode, PointersToReferences
@@ -18,6 +24,7 @@ from dask_image_ingest.dataset.late.references import (
 )
 from dask_image_ingest.dataset.options import ErrorPolicy
 from dask_image_ingest.dataset.scan.decode_rows import ImageDecode, kept_by
+from dask_image_ingest.dataset.schema.columns import image_field
 from dask_image_ingest.decode import MAX_PIXELS, Decoding, Mode, make_decoding
 from dask_image_ingest.errors import ArgumentError
 from dask_image_ingest.frames import backend_of
@@ -32,6 +39,7 @@ Frame = TypeVar("Frame", bound=Any)
 def decode_images(
     frame: Frame,
     *,
+    columns: Sequence[str] | None = None,
     encoded: str | None = None,
     size: int | tuple[int, int] | None = None,
     resize: Literal["stretch", "crop", "pad", "shorter", "longer"] = "stretch",
@@ -55,6 +63,9 @@ def decode_images(
         A dask, pandas or cuDF dataframe with references, as ``read_webdataset_images(...,
         decode=False)`` gives them, in whatever columns; else with the columns ``__url__``,
         ``offset`` and ``nbytes`` of :func:`read_webdataset_images`; or any frame, with ``encoded``.
+    columns
+        The columns of references to decode; all by default. For images that are decoded in
+        different ways, call it once for each.
     encoded
         The column that has the encoded images: bytes (Arrow's ``binary``, or Python objects), or
         ``struct<bytes, path>`` as Hugging Face has them. Rows without bytes are ``missing``: a path
@@ -66,7 +77,8 @@ def decode_images(
     -------
     dataframe
         ``frame`` with the columns ``image`` and ``error``, which replace those it had, or with
-        images in place of references. Lazy if ``frame`` is: columns and filters asked of it later
+        images in place of references, and their errors: ``error`` of one column, or of ``image``,
+        ``<name>.error`` of others. Lazy if ``frame`` is: columns and filters asked of it later
         are pushed below the decode.
 
     Raises
@@ -97,6 +109,9 @@ def decode_images(
     references = [
         name for name in frame.columns if backend_of(meta).is_references(meta[name].dtype)
     ]
+    alone = len(references) == 1
+    if columns is not None:
+        references = _chosen(columns, references, encoded)
     if encoded is not None:
         check_encoded(meta, encoded)
         references = []
@@ -113,9 +128,14 @@ def decode_images(
         transform=transform,
         max_pixels=max_pixels,
     )
-    error = "error" if len(references) < 2 else None
     images = tuple(
-        ImageDecode(name, error, decoding, errors, storage_options)
+        ImageDecode(
+            name,
+            "error" if alone else image_field(name, "error"),
+            decoding,
+            errors,
+            storage_options,
+        )
         for name in references or ("image",)
     )
     if not lazy:
@@ -126,6 +146,16 @@ def decode_images(
     elif not references:
         rows = PointersToReferences(rows, "image", "error")
     return new_collection(Decode(rows, images, kept_by(errors)))
+
+
+def _chosen(columns: Any, references: list[str], encoded: str | None) -> list[str]:
+    names = list_of_names("columns", columns, "columns of references")
+    if encoded is not None or not names or not {*names} <= {*references}:
+        raise ArgumentError(
+            f"columns={shown(columns)}: the frame's columns of references are "
+            f"{', '.join(map(repr, references)) or 'none'}, and encoded= names none"
+        )
+    return [name for name in references if name in names]
 
 
 def decode_frame(

@@ -73,7 +73,7 @@ def _makers(expr: Any, column: str) -> Iterator[str]:
         elif (decoding := _decoding(source, name)) is not None:
             options = [
                 *["size="] * (decoding.size is not None),
-                *["mode="] * (decoding.mode != "RGB"),
+                *["mode="] * (decoding.mode not in ("RGB", "labels")),
                 *["transform="] * (decoding.transform is not None),
             ]
             if options:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, NamedTuple
@@ -52,7 +53,13 @@ def batch_of(
     else:
         images = normalize.batch(rows.images, backend)
     pixels = [convert(i) for i in images] if isinstance(images, list) else convert(images)
-    return {image: pixels, **{name: convert(values) for name, values in rows.columns.items()}}
+    others: dict[str, Any] = {}
+    for name, pictures in rows.others.items():
+        stacked = joined(pictures, backend)
+        of_one_shape = not isinstance(stacked, list)
+        others[name] = convert(stacked) if of_one_shape else [convert(each) for each in stacked]
+    columns = {name: convert(values) for name, values in rows.columns.items()}
+    return {image: pixels, **others, **columns}
 
 
 class Normalize(NamedTuple):
@@ -115,9 +122,10 @@ def parse_normalize(normalize: Any) -> Normalize | None:
 
 @dataclass(frozen=True)
 class Rows:
-    """Images, and arrays of the other columns of their rows."""
+    """Images, those of other columns, and arrays of the other columns of their rows."""
 
     images: list[Any]
+    others: dict[str, list[Any]]
     columns: dict[str, Any]
 
     def __len__(self) -> int:
@@ -126,18 +134,23 @@ class Rows:
     @property
     def size(self) -> Size:
         """The number of rows, and the bytes of their pixels."""
-        return Size(len(self.images), sum(image.nbytes for image in self.images))
+        images = itertools.chain(self.images, *self.others.values())
+        return Size(len(self.images), sum(image.nbytes for image in images))
 
     def take(self, rows: Any) -> Rows:
         """Select rows by number; views, without a copy, where they are a range."""
         images = [self.images[row] for row in rows]
         where = slice(rows.start, rows.stop) if isinstance(rows, range) else rows
-        return Rows(images, {name: values[where] for name, values in self.columns.items()})
+        others = {name: [each[row] for row in rows] for name, each in self.others.items()}
+        columns = {name: values[where] for name, values in self.columns.items()}
+        return Rows(images, others, columns)
 
     def copied(self) -> Rows:
         """A copy of the rows, which does not keep their partition in memory."""
         copies = [image.copy() for image in self.images]
-        return Rows(copies, {name: values.copy() for name, values in self.columns.items()})
+        others = {name: [image.copy() for image in each] for name, each in self.others.items()}
+        columns = {name: values.copy() for name, values in self.columns.items()}
+        return Rows(copies, others, columns)
 
     @classmethod
     def of(cls, parts: Sequence[Rows], backend: Backend) -> Rows:
@@ -146,32 +159,42 @@ class Rows:
             name: _concatenated([part.columns[name] for part in parts], name, backend)
             for name in parts[0].columns
         }
-        return cls([image for part in parts for image in part.images], columns)
+        others = {
+            name: [image for part in parts for image in part.others[name]]
+            for name in parts[0].others
+        }
+        return cls([image for part in parts for image in part.images], others, columns)
 
 
 def rows_of(frame: Any, image: str, backend: Backend) -> Rows:
-    """The rows of a partition that have an image.
+    """The rows of a partition that have an image in each of its image columns.
 
     Raises
     ------
     ArgumentError
         If another column can't be an array.
     """
-    arrays = backend.arrays(frame[image])
-    present = [row for row, array in enumerate(arrays) if array is not None]
-    others = frame[[name for name in frame.columns if name != image]]
-    if len(present) < len(arrays):
-        others = others.take(present)
+    names = [name for name, dtype in frame.dtypes.items() if backend.is_images(dtype)]
+    pictures = {name: backend.arrays(frame[name]) for name in (image, *names)}
+    present = [
+        row
+        for row, arrays in enumerate(zip(*pictures.values(), strict=True))
+        if all(array is not None for array in arrays)
+    ]
+    rows = frame[[name for name in frame.columns if name not in pictures]]
+    if len(present) < len(frame):
+        rows = rows.take(present)
     columns = {}
-    for name in others.columns:
-        columns[name] = backend.values(others[name])
+    for name in rows.columns:
+        columns[name] = backend.values(rows[name])
         if columns[name] is None:
             raise ArgumentError(
                 f"iter_batches: column {name!r} has nulls, or lists of differing lengths, which no "
                 f"array can hold: leave it out with columns=, or drop these rows before, "
                 f"ddf[ddf[{name!r}].notnull()]"
             )
-    return Rows([arrays[row] for row in present], columns)
+    images = {name: [arrays[row] for row in present] for name, arrays in pictures.items()}
+    return Rows(images.pop(image), images, columns)
 
 
 def _concatenated(parts: list[Any], name: str, backend: Backend) -> Any:

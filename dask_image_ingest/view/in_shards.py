@@ -146,13 +146,15 @@ def _decodes(expr: Any, columns: tuple[Any, ...]) -> bool:
         return expr.dataset.options.decoding.transform is None
     if isinstance(expr, ReadImageFiles):
         return True
-    return isinstance(expr, Decode) and expr.images[0].decoding.transform is None
+    return isinstance(expr, Decode) and any(
+        each.image == "image" and each.decoding.transform is None for each in expr.images
+    )
 
 
 def _ways(expr: Any) -> Iterator[_Known]:
     """Read settings of an expression and of those below it."""
     if isinstance(expr, Decode):
-        (images,) = expr.images
+        images = expr.images[0]
         yield _Way(images.storage_options, images.decoding.max_pixels), _urls(expr.frame)
         return
     if isinstance(expr, ReadImageFiles):

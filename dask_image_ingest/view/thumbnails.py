@@ -22,6 +22,7 @@ from dask_image_ingest.frames import backend_of
 from dask_image_ingest.ops import encode, small_images
 from dask_image_ingest.view.cards import Card, Thumbnails
 from dask_image_ingest.view.in_shards import image_columns, in_shards
+from dask_image_ingest.view.labels import with_labels
 from dask_image_ingest.view.sample import first_rows, spread_rows
 
 __all__ = ["make_thumbnails"]
@@ -36,6 +37,9 @@ def make_thumbnails(
     columns: Sequence[str] | None,
     storage_options: dict[str, Any] | None = None,
     spread: bool = False,
+    *,
+    image: str | None = None,
+    mask: str | None = None,
 ) -> Thumbnails:
     """Thumbnails of the first ``n`` rows, or of rows from all over the frame.
 
@@ -50,24 +54,26 @@ def make_thumbnails(
     advice = f"pass the longer edge in pixels, from 1 to {LARGEST_SIZE}"
     thumbnail = whole_number("thumbnail", thumbnail, 1, advice, LARGEST_SIZE)
     check_storage_options(storage_options)
-    pointed = in_shards(frame, storage_options)
-    image = [] if pointed else [frame.images.column]
+    pointed = in_shards(frame, storage_options) if image in (None, "image") else None
+    chosen = frame.images.column if image is None and not pointed else str(image)
     # Pixels are no text, and errors stand in the place of images.
     made = {*image_columns(frame), *(("image", "error") if pointed else ())}
     texts = [name for name in columns if name not in made]
     facts = [name for name in _FACTS if name in frame.columns]
     # Some images are found by their key, which need not stand below them.
     others = {"__key__"} if pointed else {"error"}
-    needed = [*texts, *facts, *(POINTER if pointed else image), *(others & set(frame.columns))]
-    needed = list(dict.fromkeys(needed))
+    needed = [*texts, *facts, *(POINTER if pointed else [chosen]), *(others & set(frame.columns))]
+    needed = list(dict.fromkeys(needed if mask is None else [*needed, mask]))
     check_unique(needed, frame.columns)
     narrow = _simplified(frame[needed])
     rows = (spread_rows if spread else first_rows)(narrow, n)
+    masks = None if mask is None else rows.images[mask].arrays()
+    rows = rows if mask is None else rows.drop(columns=mask)
     if pointed:
         rows = pointed.decode(rows, thumbnail)
     else:
-        rows = small_images(rows, image[0], thumbnail, "longer")
-    return Thumbnails(_cards(rows, texts, facts, thumbnail), thumbnail)
+        rows = small_images(rows, chosen, thumbnail, "longer")
+    return Thumbnails(_cards(rows, texts, facts, thumbnail, masks), thumbnail)
 
 
 def _simplified(frame: Any) -> Any:
@@ -75,13 +81,18 @@ def _simplified(frame: Any) -> Any:
     return frame.simplify() if isinstance(frame, FrameBase) else frame
 
 
-def _cards(rows: Any, texts: list[str], facts: list[str], thumbnail: int) -> list[Card]:
+def _cards(
+    rows: Any, texts: list[str], facts: list[str], thumbnail: int, masks: list[Any] | None
+) -> list[Card]:
     backend = backend_of(rows)
-    arrays = rows.images.arrays()
+    arrays = [array if array is None else backend.host(array) for array in rows.images.arrays()]
+    for row, (array, labels) in enumerate(zip(arrays, masks or (), strict=False)):
+        if array is not None and labels is not None:
+            arrays[row] = with_labels(array, backend.host(labels))
     names = list(dict.fromkeys([*texts, *facts, *(["error"] if "error" in rows.columns else [])]))
     records = backend.to_arrow(rows[names]).to_pylist() if names else [{}] * len(arrays)
     return [
-        _card(None if array is None else backend.host(array), record, texts, thumbnail)
+        _card(array, record, texts, thumbnail)
         for array, record in zip(arrays, records, strict=True)
     ]
 

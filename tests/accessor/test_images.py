@@ -435,8 +435,11 @@ def test_the_accessor_finds_the_column_after_a_rename_and_a_merge(sized):
     assert renamed.images.column == "picture"
     assert renamed.images.stack().compute().shape == (24, 20, 30, 3)
     twice = sized[["__key__", "image"]].merge(renamed[["__key__", "picture"]], on="__key__")
-    with pytest.raises(dii.ArgumentError, match="'image', 'picture'"):
-        twice.images.stack()
+    assert twice.images.column == "image"
+    assert twice.images["picture"].stack().compute().shape == (24, 20, 30, 3)
+    other = twice.rename(columns={"image": "photo"})
+    with pytest.raises(dii.ArgumentError, match="'photo', 'picture'"):
+        other.images.stack()
     with pytest.raises(dii.ArgumentError, match="no column of images"):
         sized[["txt"]].images.stack()
 

@@ -8,6 +8,7 @@ import zlib
 
 import numpy as np
 import pytest
+from nvidia.dali import fn
 from photo_shards import write_tar
 from PIL import Image
 
@@ -175,9 +176,20 @@ def test_a_frame_of_rgba_has_four_channels(shard):
 
 
 @pytest.mark.parametrize("mode", ["RGBA", "labels"])
-@pytest.mark.parametrize(
-    "options", [{"transform": lambda images: images}, {"scaled_decode": True, "size": 8}]
-)
-def test_options_that_are_for_pictures_are_refused(shard, mode, options):
-    with pytest.raises(dii.ArgumentError, match=f"mode='{mode}': {next(iter(options))}="):
-        dii.read_webdataset_images(shard, mode=mode, **options)
+def test_a_decode_at_reduced_scale_is_refused(shard, mode):
+    with pytest.raises(dii.ArgumentError, match=f"mode='{mode}': scaled_decode="):
+        dii.read_webdataset_images(shard, mode=mode, scaled_decode=True, size=8)
+
+
+def test_a_transform_is_given_all_channels(shard):
+    def mirrored(images):
+        return fn.flip(images, horizontal=1)
+
+    plain, flipped = (
+        dii.read_webdataset_images(
+            shard, image="jpg", mode="RGBA", transform=transform, backend="pandas"
+        ).compute()
+        for transform in (None, mirrored)
+    )
+    for one, other in zip(plain.images.arrays(), flipped.images.arrays(), strict=True):
+        np.testing.assert_array_equal(one[:, ::-1], other)

@@ -146,7 +146,7 @@ class SampleRows:
     def other_kinds(self, known: Set[str]) -> set[str]:
         """The kinds of members that are not ``known``, and not the image of each sample."""
         others: set[str] = set()
-        known = known.union(*(each.extensions for each in self._fields.values()))
+        known = {*known}.union(*(each.extensions for each in self._fields.values()))
         kinds = others.union(*[sample.members for sample in self.samples])
         images = kinds.intersection(self._image_extensions)
         if len(images) < 2:  # where there is one, it is the image of each sample that has it
@@ -416,7 +416,7 @@ class IndexedRows(SampleRows):
     def other_kinds(self, known: Set[str]) -> set[str]:
         """The kinds of members that are not ``known``, and not the image of each sample."""
         others = set()
-        known = known.union(*(each.extensions for each in self._fields.values()))
+        known = {*known}.union(*(each.extensions for each in self._fields.values()))
         images = self._images
         for extension in self._stored.extensions:
             if extension in known:

@@ -166,9 +166,7 @@ def _frame(split: ShardSplit, rows: SampleRows, query: Query, decode: DecodeInRe
     return first_rows(frame, make, decode.keep, decode.limit)
 
 
-def _metadata(
-    rows: SampleRows, query: Query, references: Callable[[SampleRows], pa.Array]
-) -> Any:
+def _metadata(rows: SampleRows, query: Query, references: Callable[[SampleRows], pa.Array]) -> Any:
     """A partition without pixels: references are in the place of images."""
     made: dict[str, Callable[[], pa.Array]] = {}
     for image, its in _images(rows, query):

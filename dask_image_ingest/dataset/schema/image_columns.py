@@ -103,18 +103,17 @@ def image_members(
     for name, value in images.items():
         if not isinstance(name, str) or not name or not is_utf8(name) or name in POINTER_COLUMNS:
             raise ArgumentError(f"images=: {name!r} can't be the name of an image column")
-        how = dict(options)
-        if isinstance(value, ImageColumn):
-            how |= _own(name, value, options)
-            value = value.extensions
-        found[name] = ImageMember(name, parse_image_extensions(value), decoding(**how))
+        own = _own(name, value, options) if isinstance(value, ImageColumn) else {}
+        extensions = value.extensions if isinstance(value, ImageColumn) else value
+        made = decoding(**{**options, **own})
+        found[name] = ImageMember(name, parse_image_extensions(extensions), made)
     first = found.pop("image")
     return first.extensions, first.decoding, tuple(found.values())
 
 
 def _own(name: str, column: ImageColumn, options: Mapping[str, Any]) -> dict[str, Any]:
     """The options of a column that are not those of the read."""
-    own = {"mode": column.mode}
+    own: dict[str, Any] = {"mode": column.mode}
     for option in ("size", "resize", "transform"):
         if (value := getattr(column, option)) != "same":
             own[option] = value
