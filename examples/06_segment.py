@@ -12,9 +12,11 @@ import sys
 import tarfile
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import numpy as np
-from nvidia.dali import fn, types
+from nvidia.dali import fn
+from nvidia.dali.types import DALIInterpType
 from PIL import Image, ImageFilter
 
 import dask_image_ingest as dii
@@ -25,14 +27,14 @@ SIZE, EPOCHS, RATE = 48, 4, 0.5
 
 def main(folder: str = "demo-masks") -> None:
     write_shards(Path(folder))
-    nearest = partial(augment, interp=types.INTERP_NN)
+    nearest = partial(augment, interp=DALIInterpType.INTERP_NN)
     ddf = dii.read_webdataset_images(
         f"{folder}/*.tar",
         images={
             "image": "jpg",
             "mask": dii.ImageColumn("seg.png", mode="labels", transform=nearest),
         },
-        transform=partial(augment, interp=types.INTERP_LINEAR),
+        transform=partial(augment, interp=DALIInterpType.INTERP_LINEAR),
         backend="pandas",
     )
     ddf.images.show(12, thumbnail=96, mask="mask").save(f"{folder}/masks.html")
@@ -51,7 +53,7 @@ def main(folder: str = "demo-masks") -> None:
         print(f"epoch {epoch + 1}: {right / seen:.1%} of pixels right")
 
 
-def augment(images, interp):
+def augment(images: Any, interp: DALIInterpType) -> Any:
     """The same for a photograph and its mask, but for the interpolation."""
     angle = fn.random.uniform(range=(-20.0, 20.0))
     images = fn.rotate(images, angle=angle, interp_type=interp, keep_size=True, fill_value=0)
