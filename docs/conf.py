@@ -27,6 +27,7 @@ myst_enable_extensions = ["colon_fence"]
 # The reference. Types stand in the signatures, one parameter a line, and not in the text.
 autosummary_generate = True
 autodoc_typehints = "signature"
+autodoc_preserve_defaults = True  # names of constants, not what they hold
 maximum_signature_line_length = 88
 python_display_short_literal_types = True
 numpydoc_show_class_members = False

@@ -107,7 +107,8 @@ def read_webdataset_images(
         whatever their types. A comparison with null holds for no operator; ``in`` holds for null
         where None is in the list, ``not in`` where it is not. For NaN, ``!=`` and ``not in`` hold.
     image
-        Member extensions that are the image, in order of preference, ``;`` between them.
+        Member extensions that are the image, in order of preference, ``;`` between them. By default
+        ``IMAGE_EXTENSIONS``: ``"jpg;jpeg;png;webp;..."`` and sixteen others that Pillow reads.
     components
         ``"infer"`` makes a column of each other kind of member that the first shard has: ``txt``
         and ``json`` are strings, ``cls``, ``index``, ``id`` int64, all else binary. Or a mapping of
@@ -129,15 +130,15 @@ def read_webdataset_images(
         ``"labels"`` (1) for masks of classes: grey values and indices of palettes as they are
         stored, and resized by the nearest pixel, so that no class appears that was not there. Of
         an image in colours, or with labels above 255, ``error`` says so.
-    backend
-        ``"cudf"`` or ``"pandas"``. By default dask's ``dataframe.backend`` if that is set, else
-        cuDF where this machine has it and a GPU.
     images
         Several image columns in place of ``image=``: names and their member extensions, or an
         :class:`ImageColumn`, which says how these are decoded. One is ``"image"``:
         ``{"image": "jpg", "mask": ImageColumn("seg.png", mode="labels")}``. ``size``, ``resize``
         and ``transform`` are for all of them, ``mode`` for those that are only extensions. Random
         numbers of a transform are the same for all images of a sample.
+    backend
+        ``"cudf"`` or ``"pandas"``. By default dask's ``dataframe.backend`` if that is set, else
+        cuDF where this machine has it and a GPU.
     errors
         What becomes of an image that can't be decoded: ``"null"`` keeps the row, with the reason in
         ``error``; ``"drop"`` drops the row, so that even ``len`` has to decode; ``"raise"`` raises.
