@@ -113,7 +113,8 @@ def read_webdataset_images(
         ``"infer"`` makes a column of each other kind of member that the first shard has: ``txt``
         and ``json`` are strings, ``cls``, ``index``, ``id`` int64, all else binary. Or a mapping of
         extension to type, for example ``{"txt": "string", "cls": int}``. Types are those of Arrow
-        (or their names), Python and NumPy: numbers, text, bytes, times, lists, structs.
+        (or their names), Python and NumPy: numbers, text, bytes, times, lists, structs. Lists of
+        numbers are read from JSON and from NumPy's files: ``{"npy": "list<float32>"}``.
     json_fields
         Fields of the ``json`` member that become columns ``json.<field>``, with their types:
         ``{"similarity": "float32", "user.name": "string"}``.

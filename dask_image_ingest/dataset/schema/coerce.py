@@ -10,6 +10,7 @@ from typing import Any
 import pyarrow as pa
 
 from dask_image_ingest.arguments import shown
+from dask_image_ingest.dataset.schema.array_members import arrays_to_lists, is_array_type
 from dask_image_ingest.errors import ArgumentError
 from dask_image_ingest.frames import is_text, parse_type
 
@@ -139,10 +140,15 @@ def convert(
     contents
         What each sample has; None where it has no such member.
     type_
-        Bytes are taken as they are, text as UTF-8, numbers are read, all else is JSON.
+        Bytes are taken as they are, text as UTF-8, numbers are read, lists of numbers may be files
+        of NumPy, all else is JSON.
     path
         A field of JSON, rather than the whole member.
     """
+    if path is None and is_array_type(type_):
+        made = arrays_to_lists(contents, type_)
+        if made is not None:
+            return made
     misfits: list[int] = []
     if path is None and _is_bytes(type_):
         values: Sequence[Any] = contents

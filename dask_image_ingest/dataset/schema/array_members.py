@@ -1,0 +1,108 @@
+"""Members that are NumPy files (``.npy``) as columns of lists: embeddings and latents."""
+
+from __future__ import annotations
+
+import io
+import math
+from collections.abc import Sequence
+
+import numpy as np
+import pyarrow as pa
+from numpy.lib import format as npy
+
+__all__ = ["arrays_to_lists", "is_array_type"]
+
+_MAGIC = b"\x93NUMPY"
+
+
+def is_array_type(type_: pa.DataType) -> bool:
+    """True for lists, also of lists, of numbers or truth values."""
+    _, value = _depth(type_)
+    plain = pa.types.is_integer(value) or pa.types.is_floating(value) or pa.types.is_boolean(value)
+    return plain and value is not type_
+
+
+def arrays_to_lists(
+    contents: Sequence[bytes | None], type_: pa.DataType
+) -> tuple[pa.Array, list[int]] | None:
+    """The arrays that members hold as lists, and the rows of those that are not of the type.
+
+    An array fits that has as many dimensions as there are lists, and a type of which each value is
+    one of the column's: NumPy's casting rule ``safe``.
+
+    Parameters
+    ----------
+    contents
+        What each sample has; None where it has no such member.
+    type_
+        Lists, also of lists, of numbers or truth values.
+
+    Returns
+    -------
+    tuple or None
+        None where the first member is no such file.
+    """
+    first = next((content for content in contents if content is not None), b"")
+    if not first.startswith(_MAGIC):
+        return None
+    depth, value = _depth(type_)
+    dtype = np.dtype(value.to_pandas_dtype())
+    arrays = [_array(content, depth, dtype) for content in contents]
+    misfits = [
+        row
+        for row, (array, content) in enumerate(zip(arrays, contents, strict=True))
+        if array is None and content is not None
+    ]
+    return _lists(arrays, type_, dtype), misfits
+
+
+def _depth(type_: pa.DataType) -> tuple[int, pa.DataType]:
+    depth = 0
+    while pa.types.is_list(type_) or pa.types.is_large_list(type_):
+        depth, type_ = depth + 1, type_.value_type
+    return depth, type_
+
+
+def _array(content: bytes | None, depth: int, dtype: np.dtype) -> np.ndarray | None:
+    """The array of a file; None for what is none, holds objects, is cut, or doesn't fit."""
+    if content is None or not content.startswith(_MAGIC):
+        return None
+    file = io.BytesIO(content)
+    try:
+        read = {(1, 0): npy.read_array_header_1_0, (2, 0): npy.read_array_header_2_0}
+        shape, fortran, stored = read[npy.read_magic(file)](file)
+    except (ValueError, KeyError, TypeError, RecursionError):
+        return None
+    if stored.hasobject or len(shape) != depth or not np.can_cast(stored, dtype, "safe"):
+        return None
+    data = memoryview(content)[file.tell() :]
+    # Compared before anything is allocated: a header may promise any number.
+    if min(shape, default=1) < 0 or math.prod(shape) * stored.itemsize != len(data):
+        return None
+    return np.frombuffer(data, stored).reshape(shape, order="F" if fortran else "C")
+
+
+def _lists(arrays: Sequence[np.ndarray | None], type_: pa.DataType, dtype: np.dtype) -> pa.Array:
+    there = [array for array in arrays if array is not None]
+    values = pa.array(
+        np.concatenate([np.empty(0, dtype), *(a.ravel() for a in there)], dtype=dtype)
+    )
+    types = [type_]
+    while pa.types.is_list(types[-1].value_type) or pa.types.is_large_list(types[-1].value_type):
+        types.append(types[-1].value_type)
+    for level in reversed(range(1, len(types))):
+        lengths = [np.full(math.prod(a.shape[:level]), a.shape[level]) for a in there]
+        values = _list(types[level], np.concatenate([np.empty(0, np.int64), *lengths]), values)
+    rows = np.array([0 if array is None else array.shape[0] for array in arrays], np.int64)
+    return _list(type_, rows, values, pa.array([array is None for array in arrays], pa.bool_()))
+
+
+def _list(
+    type_: pa.DataType, lengths: np.ndarray, values: pa.Array, mask: pa.Array | None = None
+) -> pa.Array:
+    large = pa.types.is_large_list(type_)
+    offsets = pa.array(
+        np.concatenate([[0], np.cumsum(lengths)]), pa.int64() if large else pa.int32()
+    )
+    kind = pa.LargeListArray if large else pa.ListArray
+    return kind.from_arrays(offsets, values, type=type_, mask=mask)

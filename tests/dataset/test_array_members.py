@@ -1,0 +1,109 @@
+"""Members that NumPy has saved become lists of their very values; nothing else becomes one."""
+
+from __future__ import annotations
+
+import io
+
+import numpy as np
+import pyarrow as pa
+import pytest
+from synthetic import write_shard
+
+import dask_image_ingest as dii
+
+TYPES = {
+    "list<float32>": ["f2", "f4", ">f4", "i2", "u1"],
+    "list<float64>": ["f8", "f4", "i4"],
+    "list<int64>": ["i8", ">i4", "u4", "u1"],
+    "list<bool>": ["?"],
+    "list<list<float32>>": ["f4", "f2"],
+    "large_list<large_list<large_list<int16>>>": ["i2", "i1"],
+}
+
+
+def saved(array, **options):
+    file = io.BytesIO()
+    np.save(file, array, **options)
+    return file.getvalue()
+
+
+def column_of(folder, members, type_):
+    named = {f"{number:03d}.npy": data for number, data in enumerate(members) if data is not None}
+    texts = {f"{number:03d}.txt": b"-" for number in range(len(members))}
+    path = write_shard(folder / "0.tar", {k: (named | texts)[k] for k in sorted(named | texts)})
+    with pytest.warns(UserWarning, match="no image"):
+        ddf = dii.read_webdataset_images(
+            path, ["npy"], components={"npy": type_, "txt": "string"}, backend="pandas"
+        )
+    return ddf["npy"].compute(scheduler="synchronous")
+
+
+def parsed(type_):
+    if "list" not in type_:
+        return pa.type_for_alias(type_)
+    inner = parsed(type_.partition("<")[2][:-1])
+    return pa.large_list(inner) if type_.startswith("large") else pa.list_(inner)
+
+
+@pytest.mark.rounds(10, nightly=300)
+@pytest.mark.parametrize("type_", TYPES)
+def test_each_value_is_the_one_that_was_saved(tmp_path, type_, rng):
+    random = np.random.default_rng(rng.randrange(2**32))
+    depth, arrays = type_.count("list<"), []
+    for _ in range(rng.randint(1, 12)):
+        shape = tuple(random.integers(0, 5, depth))
+        array = random.integers(0, 100, shape).astype(rng.choice(TYPES[type_]))
+        array = np.asfortranarray(array) if rng.random() < 0.3 else array
+        arrays.append(None if rng.random() < 0.2 else array)
+    members = [None if array is None else saved(array) for array in arrays]
+    found = column_of(tmp_path, members, parsed(type_))
+    assert pa.array(found).type == parsed(type_)
+    told = pa.array(found).to_pylist()
+    assert told == [None if array is None else array.tolist() for array in arrays]
+
+
+GOOD = saved(np.arange(4, dtype="f4"))
+
+
+@pytest.mark.parametrize(
+    "bad",
+    [
+        saved(np.arange(4.0)),  # float64 would lose digits
+        saved(np.arange(4, dtype="f4").reshape(2, 2)),
+        saved(np.array(1, "f4")),
+        saved(np.array([{}], object), allow_pickle=True),
+        saved(np.array(["1"])),
+        GOOD[:-1],
+        GOOD + b"\\0",
+        GOOD[:20],
+        GOOD.replace(b"(4,)", b"(9,)"),
+        GOOD.replace(b"(4,), ", b"(-4,),"),
+        b"[1, 2]",
+        b"",
+    ],
+    ids=range(12),
+)
+def test_what_is_no_array_of_the_type_is_null_with_a_warning(tmp_path, bad):
+    with pytest.warns(
+        UserWarning, match=r"1 of 3 values of 'npy' are not list<.*first that of '001'"
+    ):
+        found = column_of(tmp_path, [GOOD, bad, GOOD], "list<float32>")
+    assert pa.array(found).to_pylist() == [[0, 1, 2, 3], None, [0, 1, 2, 3]]
+
+
+def test_a_header_that_promises_more_than_there_is_allocates_nothing(tmp_path):
+    promises = GOOD.replace(b"(4,), }         ", b"(9999999999,), }")
+    assert len(promises) == len(GOOD)
+    with pytest.warns(UserWarning, match="became null"):
+        found = column_of(tmp_path, [GOOD, promises], "list<float32>")
+    assert found.isna().tolist() == [False, True]
+
+
+def test_vectors_come_as_one_array(tmp_path, rng):
+    vectors = np.random.default_rng(0).normal(size=(6, 16)).astype("f4")
+    column_of(tmp_path, [saved(vector) for vector in vectors], "list<float32>")
+    with pytest.warns(UserWarning, match="no image"):
+        ddf = dii.read_webdataset_images(
+            tmp_path / "0.tar", components={"npy": "list<float32>"}, backend="pandas"
+        )
+    np.testing.assert_array_equal(ddf.images.vectors("npy").compute(), vectors)
