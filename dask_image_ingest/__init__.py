@@ -30,7 +30,7 @@ from dask_image_ingest.errors import (
     ShardError,
     ShardNotFoundError,
 )
-from dask_image_ingest.export import Encode, to_webdataset
+from dask_image_ingest.export import Encode, to_parquet_images, to_webdataset
 from dask_image_ingest.image_frame import ImageDataFrame
 from dask_image_ingest.index import write_index
 from dask_image_ingest.loader import MixedBatches, mix
@@ -64,6 +64,7 @@ __all__ = [
     "read_parquet_images",
     "read_webdataset_images",
     "start_cluster",
+    "to_parquet_images",
     "to_webdataset",
     "versions",
     "write_index",

@@ -19,6 +19,7 @@ SUBJECTS = {
     dii.decode_images: ["frame"],
     dii.checkpoint: ["frame", "path"],
     dii.to_webdataset: ["frame", "path"],
+    dii.to_parquet_images: ["frame", "path"],
     dii.write_index: ["paths"],
     dii.mix: ["frames", "batch_size", "weights"],
     dii.gallery: ["frame", "path", "n"],

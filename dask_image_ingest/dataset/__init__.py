@@ -14,6 +14,7 @@ from dask_image_ingest.dataset.filters import (
     either,
 )
 from dask_image_ingest.dataset.late.chunks import ChunkedMap, move_rows_now
+from dask_image_ingest.dataset.late.decode import reference_rows, references_of
 from dask_image_ingest.dataset.late.fetch import fetch_encoded
 from dask_image_ingest.dataset.late.fused import SHAPE_IN_NAME
 from dask_image_ingest.dataset.late.nodes import Decode, PointersToReferences
@@ -75,6 +76,8 @@ __all__ = [
     "read_images",
     "read_parquet_images",
     "read_webdataset_images",
+    "reference_rows",
+    "references_of",
     "references_of_pointers",
     "row_sources",
     "shard_of_partition",

@@ -7,6 +7,7 @@ A plan is made of pointers alone (``plan/``), after images that change were rewr
 from dask_image_ingest.export.lineage import operation_name, source_options_of
 from dask_image_ingest.export.options import Encode
 from dask_image_ingest.export.plan.rejected_rows import RefusedRowsError
+from dask_image_ingest.export.to_parquet_images import to_parquet_images
 from dask_image_ingest.export.to_webdataset import to_webdataset
 
 __all__ = [
@@ -14,5 +15,6 @@ __all__ = [
     "RefusedRowsError",
     "operation_name",
     "source_options_of",
+    "to_parquet_images",
     "to_webdataset",
 ]
