@@ -103,7 +103,9 @@ def _wait_with_lines(persisted: Sequence[Any]) -> None:
 
 
 def _tell(done: int, tasks: int, seconds: float) -> None:
-    sys.stderr.write(f"{done:,} of {tasks:,} tasks are done after {seconds:.0f} s\n")
+    left = seconds * (tasks - done) / done if done else None
+    soon = f", about {left:.0f} s left" if left else ""
+    sys.stderr.write(f"{done:,} of {tasks:,} tasks are done after {seconds:.0f} s{soon}\n")
     sys.stderr.flush()
 
 

@@ -10,7 +10,7 @@ import pytest
 
 from dask_image_ingest import progress
 
-LINE = r"(\d+) of (\d+) tasks are done after \d+ s"
+LINE = r"(\d+) of (\d+) tasks are done after \d+ s(?:, about \d+ s left)?"
 
 
 SECONDS_PER_LINE = 0.5

@@ -193,14 +193,23 @@ def is_fork() -> bool:
 
 def workers() -> list[dict[str, Any]]:
     """The workers as the scheduler knows them; none without a client."""
+    return _known_workers() or []
+
+
+def awaits_workers() -> bool:
+    """Whether there is a client, and no worker has joined its cluster yet."""
+    return _known_workers() == []
+
+
+def _known_workers() -> list[dict[str, Any]] | None:
     from distributed.client import default_client
 
     if _is_fork:
-        return []
+        return None
     try:
         return [*default_client().scheduler_info(n_workers=-1)["workers"].values()]
     except ValueError:
-        return []
+        return None
 
 
 def _forked() -> None:

@@ -9,13 +9,17 @@ from typing import Any
 from dask_image_ingest.arguments import number_of_bytes, shown
 from dask_image_ingest.dataset.options import ReadOptions
 from dask_image_ingest.dataset.scan.first_shard import FirstShard
+from dask_image_ingest.dataset.warning import warn_user
 from dask_image_ingest.errors import ArgumentError
-from dask_image_ingest.frames import Backend
+from dask_image_ingest.frames import Backend, awaits_workers
 from dask_image_ingest.index import IndexFile
 from dask_image_ingest.passwords import UrlHolder
 from dask_image_ingest.storage import Shard, is_pipe
 
 __all__ = ["ShardSplit", "parse_partition_size", "split_shards"]
+
+# Of pixels a partition, where nobody knows a worker's memory.
+_ASSUMED = 512 << 20
 
 
 @dataclass(frozen=True, slots=True, repr=False)
@@ -47,6 +51,14 @@ def parse_partition_size(partition_size: Any, backend: Backend) -> int | None:
     if partition_size is None:
         return None
     if isinstance(partition_size, str) and partition_size == "auto":
+        if awaits_workers():
+            # The memory of this machine says nothing: it may be a login node.
+            warn_user(
+                "no worker has joined the cluster yet, so partition_size='auto' takes "
+                f"{_ASSUMED >> 20} MiB of pixels, a sixteenth of a worker of 8 GiB. Pass "
+                "partition_size=, or wait before the read: client.wait_for_workers(1)"
+            )
+            return min(_ASSUMED, backend.largest_partition // 2)
         # Shards are taken to decode to as much as the first one, and some decode to more.
         return min(backend.partition_memory(), backend.largest_partition // 2)
     nbytes = number_of_bytes(partition_size)
