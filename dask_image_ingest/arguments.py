@@ -52,7 +52,7 @@ def shown(value: Any) -> str:
 
 
 def is_utf8(text: str) -> bool:
-    """Whether a string can be written as UTF-8: not one with half of a surrogate pair."""
+    """True if a string can be written as UTF-8: not one with half of a surrogate pair."""
     try:
         return text.isascii() or bool(text.encode())
     except UnicodeEncodeError:
@@ -73,7 +73,7 @@ def check_flag(argument: str, value: Any) -> None:
 
 
 def is_whole(value: Any) -> bool:
-    """Whether it is a whole number, Python's or NumPy's; True is none."""
+    """True for a whole number, Python's or NumPy's; not for a bool."""
     return isinstance(value, (int, np.integer)) and not isinstance(value, bool)
 
 
@@ -135,7 +135,7 @@ def check_columns(
 
 
 def is_column(name: Any, known: Iterable[Any]) -> bool:
-    """Whether this is the name of a column, whatever it is."""
+    """True for the name of a column, of any type."""
     try:
         return name in set(known)
     except TypeError:  # lists, arrays and the like

@@ -1,4 +1,4 @@
-"""What this package uses of Dask that Dask does not promise to keep.
+"""The private parts of Dask that this package uses.
 
 Expressions of its dataframe optimiser, and its graphs. Whoever raises the bounds on dask looks here
 first; a test says that nothing else private is used anywhere.

@@ -1,4 +1,4 @@
-"""What can go wrong, one class for each thing that a caller may want to catch.
+"""Exceptions, one class for each thing that a caller may want to catch.
 
 Every class also derives from the built-in exception that plain Python would raise, so that ``except
 FileNotFoundError`` keeps working. Each takes one finished sentence and nothing else: workers send
@@ -111,7 +111,7 @@ def _completed(message: str) -> str:
 
 
 def _worker() -> str:
-    """Which worker this thread works for; empty in other processes."""
+    """The worker that this thread works for; empty in other processes."""
     if "distributed.worker" not in sys.modules:
         return ""
     from distributed import get_worker

@@ -1,4 +1,4 @@
-"""What is said where workers died of a task, one after the other, until Dask gave it up."""
+"""Errors for tasks of which workers died, one after the other, until Dask gave it up."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a slow listing of shards tells meanwhile.
+"""Progress of a slow listing of shards.
 
 The command line shows it on a terminal; elsewhere it goes where Dask's ``ProgressBar`` does, if one
 is in use: ``with ProgressBar(): ddf = read_webdataset_images("s3://bucket/")``.
@@ -87,7 +87,7 @@ class _Listing:
 
 
 def _bar() -> TextIO | None:
-    """Where a progress bar of Dask's that is in use writes to."""
+    """The stream that a progress bar of Dask's in use writes to."""
     owners = (
         getattr(each, "__self__", None) for callbacks in Callback.active for each in callbacks
     )

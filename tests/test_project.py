@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import json
 import pkgutil
 import re
@@ -170,3 +171,15 @@ def test_no_file_names_a_path_of_somebodys_machine():
         for path in folder.rglob(pattern)
     }
     assert {path for path, found in named.items() if found} == set()
+
+
+def test_docstrings_begin_with_a_noun_or_an_imperative():
+    documented = (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)
+    found = [
+        f"{path.relative_to(PACKAGE)}: {text.splitlines()[0]}"
+        for path in PACKAGE.rglob("*.py")
+        for node in ast.walk(ast.parse(path.read_text()))
+        if isinstance(node, documented) and (text := ast.get_docstring(node))
+        if text.split()[0] in {"What", "Which", "Whether", "How", "Where", "When", "Who"}
+    ]
+    assert found == []

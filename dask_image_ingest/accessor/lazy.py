@@ -119,7 +119,7 @@ def _first_image(images: Any) -> Any:
 
 
 def _is_limited(decode: Decode) -> bool:
-    """Whether the first rows are taken before their images are decoded."""
+    """True if the first rows are taken before their images are decoded."""
     if decode.limit is not None or next(decode.find_operations(Head), None) is not None:
         return True
     return any(read.limit is not None for read in decode.find_operations(ReadWebDataset))

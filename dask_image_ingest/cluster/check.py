@@ -39,7 +39,7 @@ _TIMEOUT = 30.0  # for the answers of all workers
 
 
 class _Looked:
-    """What a client knows of its workers.
+    """A client's knowledge of its workers.
 
     ``fit`` are the addresses of those that can run tasks of this package.
     """
@@ -136,7 +136,7 @@ def _is_due(client: Client) -> bool:
 
 
 def _environments(client: Client, addresses: Sequence[str]) -> dict[str, Mapping[str, Any]]:
-    """What workers have installed; those that can't answer are left out."""
+    """The packages of each worker; those that can't answer are left out."""
     if not addresses:
         return {}
     try:

@@ -1,4 +1,4 @@
-"""What a process of a cluster has installed, told without importing any of it."""
+"""The packages of a process of a cluster, told without importing any of them."""
 
 from __future__ import annotations
 

@@ -174,7 +174,7 @@ def _cpu_cluster(**settings: Any) -> LocalCluster:
 
 
 def _named(devices: Any) -> int:
-    """How many GPUs are named, as dask-cuda takes ``CUDA_VISIBLE_DEVICES``."""
+    """Number of GPUs named, as dask-cuda takes ``CUDA_VISIBLE_DEVICES``."""
     names = devices.split(",") if isinstance(devices, str) else map(str, devices)
     return len({name.strip() for name in names} - {""})
 
@@ -236,7 +236,7 @@ def _pool(settings: dict[str, Any]) -> dict[str, Any]:
 
 
 def _more(size: Any, limit: Any) -> bool:
-    """Whether one size of device memory is above another; uses the GPU only to resolve bytes."""
+    """Compare two sizes of device memory: one above another; the GPU only resolves bytes."""
     if all(isinstance(number, float) and number <= 1 for number in (size, limit)):
         return bool(size > limit)
     from dask_cuda.utils import parse_device_bytes

@@ -176,12 +176,12 @@ def _this_process() -> tuple[str, int]:
 
 
 def _device() -> Literal["cpu", "gpu"]:
-    """Where this process decodes: workers for a GPU are started with the variable that names it."""
+    """The device of this process: workers for a GPU are started with the variable that names it."""
     return "gpu" if os.environ.get("CUDA_VISIBLE_DEVICES") and gpus() else "cpu"
 
 
 async def _count_shards(paths: Any, storage_options: dict[str, Any] | None) -> int:
-    """How many shards this process sees; beside the event loop, which must not wait for disks."""
+    """Count the shards this process sees; beside the event loop, which must not wait for disks."""
     try:
         return len(await asyncio.to_thread(find_shards, paths, storage_options))
     except DaskImageIngestError:
@@ -203,7 +203,7 @@ def _row(address: str, worker: dict[str, Any], there: dict[str, Any]) -> dict[st
 
 
 def _warnings(table: pd.DataFrame, shards: int | None) -> Iterable[str]:
-    """What will be slow or wrong, with what to do."""
+    """Warnings of a slow or wrong setup, with the remedy."""
     here = environment()
     if table.empty:
         return

@@ -1,4 +1,4 @@
-"""What the first decode of a worker would wait for, done before it comes.
+"""A warm-up of workers: all that their first decode would wait for.
 
 DALI takes as long to be imported and to build its first pipeline as a partition takes to decode. A
 worker has time for it while the client looks at the first shard and plans the query.

@@ -49,7 +49,7 @@ def equal_to_first(hashes: np.ndarray) -> np.ndarray:
 
 
 def near_to_first(hashes: np.ndarray, distance: int) -> Nearest:
-    """Which rows stay if each takes away the near ones after it, and which the others are near to.
+    """Rows that stay if each takes away the near ones after it, and the rows others are near to.
 
     Rows are judged in their order, and stay unless one that stays is near: so no row goes for the
     sake of one that goes itself.

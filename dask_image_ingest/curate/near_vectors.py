@@ -35,7 +35,7 @@ _ROUNDING = 1e-6
 
 
 def near_to_first(vectors: Any, threshold: float) -> tuple[np.ndarray, np.ndarray]:
-    """Which rows stay if each takes away the near ones after it, and which the others are near to.
+    """Rows that stay if each takes away the near ones after it, and the rows others are near to.
 
     Rows are judged in their order, and stay unless one that stays is near: so no row goes for the
     sake of one that goes itself.

@@ -73,7 +73,7 @@ def _reduced(images: Any, backwards: Sequence[bool], xp: Any) -> Any:
 
 
 def _hash(small: Any, xp: Any) -> Any:
-    """Which of the 256 lowest frequencies, but the mean, are above their median."""
+    """One bit for each of the 256 lowest frequencies, but the mean: above their median."""
     transform = _cosines(xp)
     flat = (transform @ small @ transform.T).reshape(len(small), -1)
     # The reference's median of 256 values is the lower of the two in the middle.

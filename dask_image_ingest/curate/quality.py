@@ -223,7 +223,7 @@ def _signals(groups: Sequence[Any], backend: Backend) -> dict[str, Any]:
 
 
 def _has_odd_size(areas: Any) -> Any:
-    """Whether areas are far from what a column of them usually has; lazy if it is."""
+    """Mark areas that are far from the usual ones of their column; lazy if it is."""
     if not isinstance(areas, FrameBase):
         return _is_outside(areas, _limits(_count(areas)))
     # No scalars: dask's head of a comparison would ask them for their first rows.
@@ -242,7 +242,7 @@ _NO_COUNTS = pd.DataFrame({"side": np.empty(0), "rows": np.empty(0, "int64")})
 
 
 def _count(areas: Any) -> pd.DataFrame:
-    """How often each side is there, on the host: exact, whatever the partitions are."""
+    """Count each side, on the host: exact, whatever the partitions are."""
     counts = areas.dropna().value_counts()
     counts = counts.to_pandas() if hasattr(counts, "to_pandas") else counts
     side = counts.index.to_numpy("float64") ** 0.5

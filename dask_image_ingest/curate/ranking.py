@@ -64,7 +64,7 @@ class Ranked:
 
 
 def parse_keep(keep: Any, frame: Any) -> tuple[str, ...]:
-    """What rows are ranked by, the largest first: columns of the frame, or the area.
+    """The ranking of rows, the largest first: columns of the frame, or the area.
 
     Raises
     ------
@@ -117,7 +117,7 @@ def rank_rows(frame: Any, by: Kind, variants: Sequence[Variant], largest: Sequen
 
 @dataclass(frozen=True)
 class RowsToRank:
-    """What is needed of a partition's rows that have hashes: identities, hashes, and the order."""
+    """A partition's rows that have hashes: identities, hashes, and the order."""
 
     rows: np.ndarray
     hashes: np.ndarray
@@ -138,7 +138,7 @@ def _compact(frame: Any, hashes: Sequence[str], largest: Sequence[str]) -> RowsT
 
 
 def order_of(table: pa.Table, largest: Sequence[str]) -> pa.Table:
-    """What says which of a partition's rows comes first."""
+    """The order of a partition's rows."""
     order = {f"largest.{number}": _as_number(table, name) for number, name in enumerate(largest)}
     order["__key__"] = table["__key__"].cast(pa.string())
     order["__url__"] = table["__url__"].cast(pa.string()).dictionary_encode()

@@ -88,7 +88,7 @@ h3 { font-size: 13px; margin: 18px 0 8px; }
 
 @dataclass(frozen=True)
 class Report:
-    """What a report shows; a notebook displays it.
+    """The content of a report; a notebook displays it.
 
     Attributes
     ----------

@@ -118,7 +118,7 @@ def _queries(query: Any, model: Callable[..., Any] | None) -> np.ndarray:
 
 
 def _built(model: Callable[..., Any]) -> Callable[..., Any]:
-    """What is called with images: where ``embed`` takes a class, an instance of it."""
+    """The function of images: where ``embed`` takes a class, an instance of it."""
     made_by: Any = model
     while isinstance(made_by, functools.partial):
         made_by = made_by.func

@@ -94,7 +94,7 @@ def _spread(bands: Sequence[Any], xp: Any) -> Any:
 
 
 def _histograms(values: Any, first: Any, count: int, xp: Any) -> Any:
-    """How many of each image's values, uint8, are at each level: (count, 256).
+    """The histogram of each image's values, uint8: (count, 256).
 
     ``first`` is 256 times the number of each value's image.
     """

@@ -1,4 +1,4 @@
-"""What ``report`` shows of a frame: counted in one pass, in little memory."""
+"""The numbers that ``report`` shows: counted in one pass, in little memory."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ _BITS = 10
 
 @dataclass(frozen=True)
 class Plan:
-    """What to count of a frame.
+    """The counts to make of a frame.
 
     Parameters
     ----------
@@ -61,7 +61,7 @@ class Plan:
 
 @dataclass
 class Summary:
-    """What is known of some partitions.
+    """The counts of some partitions.
 
     Attributes
     ----------

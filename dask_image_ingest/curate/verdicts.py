@@ -1,4 +1,4 @@
-"""What was found of some rows of a frame, looked up wherever such a row turns up."""
+"""Verdicts on some rows of a frame, looked up wherever such a row turns up."""
 
 from __future__ import annotations
 

@@ -85,7 +85,7 @@ def compare(column: pa.ChunkedArray, op: str, value: Any) -> pa.ChunkedArray:
 
 
 def is_in(column: pa.ChunkedArray, values: Sequence[Any]) -> pa.ChunkedArray:
-    """Where ``column`` equals one of ``values``; a null does where None is among them."""
+    """Mark rows that equal one of ``values``; a null does if None is among them."""
     constants = [value for value in values if value is not None]
     found = pc.is_null(column) if len(constants) < len(values) else None
     if _is_number(column.type):
@@ -231,7 +231,7 @@ def either(one: Filters, other: Filters) -> Filters | None:
 
 
 def _holds(column: pa.ChunkedArray, op: str, value: Any) -> pa.ChunkedArray:
-    """Whether a predicate holds, row by row; never null."""
+    """Evaluate a predicate, row by row; never null."""
     if op.endswith("null"):
         null = pc.is_null(column, nan_is_null=bool(value))
         return null if op == "is null" else pc.invert(null)

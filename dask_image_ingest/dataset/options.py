@@ -1,4 +1,4 @@
-"""What every task of a collection is told, whatever the query."""
+"""Options of a read that every task gets, whatever the query."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ ShardErrorPolicy: TypeAlias = Literal["raise", "skip"]
 
 @dataclass(frozen=True, slots=True)
 class ReadOptions:
-    """How shards are read and their images decoded; small, because each task carries it.
+    """Options of reading and decoding shards; small, because each task carries them.
 
     Attributes
     ----------

@@ -1,4 +1,4 @@
-"""What the pixels of decoded images mean."""
+"""The meaning of pixels of decoded images."""
 
 from typing import Literal
 

@@ -91,12 +91,12 @@ class Decoding:
 
     @property
     def by_pillow(self) -> bool:
-        """Whether DALI decodes none of the images: it has neither alpha nor palettes."""
+        """True if DALI decodes none of the images: it has neither alpha nor palettes."""
         return self.mode in ("RGBA", "labels")
 
     @property
     def nearest(self) -> bool:
-        """Whether a resize takes the nearest pixel: a mean of two classes is a third one."""
+        """True if a resize takes the nearest pixel: a mean of two classes is a third one."""
         return self.mode == "labels"
 
     @property

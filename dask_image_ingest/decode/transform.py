@@ -152,7 +152,7 @@ class _TransformPipeline:
 
     @property
     def is_random(self) -> bool:
-        """Whether the transform has random operators; known once it is built."""
+        """True if the transform has random operators; known once it is built."""
         return bool(self._seeds)
 
     def build(self) -> None:

@@ -197,7 +197,7 @@ def workers() -> list[dict[str, Any]]:
 
 
 def awaits_workers() -> bool:
-    """Whether there is a client, and no worker has joined its cluster yet."""
+    """True if there is a client, and no worker has joined its cluster yet."""
     return _known_workers() == []
 
 

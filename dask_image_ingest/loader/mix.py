@@ -124,7 +124,7 @@ class MixedBatches:
 
     @property
     def position(self) -> list[Any]:
-        """Where the next batch begins: give it to ``start=`` to go on from there."""
+        """The beginning of the next batch: give it to ``start=`` to go on from there."""
         return [self._drawn, *(source.place for source in self._sources)]
 
     def __iter__(self) -> MixedBatches:

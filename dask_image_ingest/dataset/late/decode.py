@@ -174,7 +174,7 @@ class EncodedImages:
 
     @property
     def headers(self) -> list[Header]:
-        """What the header of each row's image tells."""
+        """The header of each row's image."""
         return [self._headers[one] for one in self._which.tolist()]
 
     @property
@@ -218,7 +218,7 @@ class EncodedImages:
 
 
 def _origin(reference: ImageReference | None) -> Origin:
-    """What errors and random numbers know an image by."""
+    """The identity of an image for its errors and random numbers."""
     if reference is None:
         return Origin("", 0, "no image")
     url, number, offset = reference.url or "", reference.number, reference.offset or 0

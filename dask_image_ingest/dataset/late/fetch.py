@@ -92,7 +92,7 @@ def fetch_headers(
     decoding: Decoding,
     storage_options: dict[str, Any] | None,
 ) -> list[Header]:
-    """What the first bytes of each image tell, of which no more than these are read.
+    """Read the header of each image, and no more of it.
 
     Raises
     ------

@@ -47,7 +47,7 @@ class Rows(dx.Expr):
 
 @dataclass(frozen=True, eq=False)
 class Steps:
-    """What is done to the rows of a read before they are decoded: an expression over `Rows`."""
+    """Operations on the rows of a read before their decode: an expression over `Rows`."""
 
     expr: dx.Expr
 
@@ -116,7 +116,7 @@ def decode_in_read(
 
 
 def _as_scanned(read: ReadWebDataset, images: Sequence[ImageDecode]) -> bool:
-    """Whether a decode makes all images and errors that a scan has columns of, under its names."""
+    """True if a decode makes all images and errors of a scan, under its names."""
     schema = read.dataset.schema
     made = {name for each in images for name in each.columns}
     wanted = made | {each.image for each in images}
@@ -138,7 +138,7 @@ def _together(reads: Sequence[ReadWebDataset]) -> ReadWebDataset | None:
 
 
 def _is_step(node: dx.Expr) -> bool:
-    """Whether a node works on the rows of a partition alone, and looks at no reference."""
+    """True if a node works on the rows of a partition alone, and looks at no reference."""
     if node.ndim == 2:
         return type(node) in _STEPS
     if isinstance(node, dx.Projection):

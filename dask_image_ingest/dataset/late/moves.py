@@ -1,4 +1,4 @@
-"""Which expressions only move rows, and which columns they look at to do so.
+"""Expressions that only move rows, and the columns that they look at to do so.
 
 Of each that is listed, the result over pointers is that over pixels with pointers in their place.
 What is not listed here is not rewritten.
@@ -103,7 +103,7 @@ def move_rows(
 
 
 def leads_to_a_move(expr: dx.Expr, dependents: Dependents) -> bool:
-    """Whether an expression moves rows about, or passes pointers on to one that does.
+    """True if an expression moves rows, or passes references on to one that does.
 
     Only then are pixels better decoded after it.
     """
@@ -241,7 +241,7 @@ def _copy_divisions(expr: dx.BaseSetIndexSortValues, other: dx.BaseSetIndexSortV
 
 
 def _draws_divisions(expr: dx.BaseSetIndexSortValues) -> bool:
-    """Whether a sort's divisions are drawn from a sample of its rows."""
+    """True if a sort's divisions are drawn from a sample of its rows."""
     if isinstance(expr, dx.SetIndex) and expr.operand("user_divisions") is not None:
         return False
     return bool(expr._npartitions_input > 1 and expr.frame.npartitions > 1)

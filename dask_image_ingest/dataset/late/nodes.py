@@ -240,7 +240,7 @@ class Decode(AppendsColumns, PreservesRows):
         return dx.Filter(made, mask)
 
     def _takes_up(self, part: dx.Expr) -> bool:
-        """Whether a predicate is simple enough to be one of the scan below."""
+        """True if a predicate is simple enough to be one of the scan below."""
         scan = self.frame
         plain = dx.Filter(scan, part.substitute(self, scan))
         return isinstance(scan, ReadWebDataset) and scan.filtered_by(plain) is not None
@@ -253,7 +253,7 @@ class Decode(AppendsColumns, PreservesRows):
         return type(self)(dx.Filter(self.frame, mask), *self.operands[1:])
 
     def _kept_by(self, part: dx.Expr) -> Kept:
-        """Which rows a predicate keeps that only asks whether there is an error."""
+        """The rows kept by a predicate that only asks for an error."""
         negated = isinstance(part, dx.Invert)
         part = part.frame if negated else part
         if not isinstance(part, (dx.IsNa, dx.NotNull)) or not self.images[0].error:
@@ -331,7 +331,7 @@ def _over_rows(expr: dx.Expr, old: Sequence[str], new: dx.Expr) -> dx.Expr:
 
 
 def is_total(predicate: dx.Expr, rows: Sequence[str]) -> bool:
-    """Whether a predicate can be asked of more rows than there are in the end.
+    """True if a predicate can be asked of more rows than there are in the end.
 
     What it says of a row must depend on that row alone, and it must not raise for the others. A
     mask of another frame may say nothing of them. ``rows`` are the names of the frame.
@@ -340,7 +340,7 @@ def is_total(predicate: dx.Expr, rows: Sequence[str]) -> bool:
 
 
 def is_row_wise(predicate: dx.Expr, rows: Sequence[str]) -> bool:
-    """Whether what a predicate says of a row depends on that row alone."""
+    """True if the answer of a predicate for a row depends on that row alone."""
     return _is_of(predicate, rows, (*ROW_BY_ROW, dx.Projection))
 
 

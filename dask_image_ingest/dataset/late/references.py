@@ -160,7 +160,7 @@ def _references(encoded: pa.Array, keys: pa.Array | None = None) -> pa.StructArr
 
 
 def _is_list_of_bytes(type_: pa.DataType) -> bool:
-    """Whether it is what cuDF has in the place of bytes."""
+    """True for cuDF's type in the place of bytes."""
     return bool(pa.types.is_list(type_) and type_.value_type == pa.uint8())
 
 

@@ -83,7 +83,7 @@ def _not_to_be_paired() -> ArgumentError:
 
 
 def _repeat(labels: _Labels) -> bool:
-    """Whether there may be a label twice."""
+    """True if there may be a label twice."""
     return labels == "moved" or len({url for url, *_ in labels or ()}) > 1
 
 
@@ -117,7 +117,7 @@ def _found(expr: dx.Expr, known: dict[str, _Labels]) -> _Labels:
 
 
 def _same_index(frame: Any, expr: dx.Expr) -> bool:
-    """Whether labels may still be those of ``frame``."""
+    """True if labels may still be those of ``frame``."""
     before, after = (getattr(each._meta, "index", each._meta) for each in (frame, expr))
     return all(
         getattr(before, name, None) == getattr(after, name, None) for name in ("dtype", "name")

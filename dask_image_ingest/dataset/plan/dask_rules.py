@@ -78,7 +78,7 @@ def _of_named_columns(self: dx.Query, parent: dx.Expr, dependents: Any) -> dx.Ex
 
 
 def _reads_shards(expr: dx.Expr) -> bool:
-    """Whether shards are read below; not so in a plan that is optimised for a second time.
+    """True if shards are read below; not in a plan that is optimised for a second time.
 
     That stays as it is: tasks know each other by their names.
     """

@@ -80,7 +80,7 @@ def _assigned(expr: dx.Assign, columns: Columns) -> list[tuple[Any, Columns]]:
 
 
 def _name_before(merge: Merge, side: str, column: Any) -> Any | None:
-    """What a column of a merge is called on one side; None if its values are not of that side."""
+    """The name of a merge's column on one side; None if its values are not of that side."""
     mine, other, suffix = merge.left.columns, merge.right.columns, merge.suffixes[0]
     if side == "right":
         mine, other, suffix = other, mine, merge.suffixes[1]
@@ -95,7 +95,7 @@ def _name_before(merge: Merge, side: str, column: Any) -> Any | None:
 
 
 def _lacks_absent(merge: Merge, side: str, columns: Columns) -> bool:
-    """Whether columns of one side of a merge lack values where that side has no row.
+    """True if columns of one side of a merge lack values where that side has no row.
 
     Keys have those of the other side there. Of the three columns that say where an image is, one
     without a value is enough.

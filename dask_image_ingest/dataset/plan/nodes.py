@@ -20,7 +20,7 @@ __all__ = [
 
 
 def is_optimized(expr: dx.Expr, dependents: Any) -> bool:
-    """Whether an expression must stay as it is, in a query that is optimised a second time.
+    """True if an expression must stay as it is, in a query that is optimised a second time.
 
     ``persist`` does that. Tasks that were fused the first time know the others by their names.
     """
@@ -32,7 +32,7 @@ Dependents: TypeAlias = Mapping[str, Collection[Any]]
 
 
 def post_dominates(expr: dx.Expr, target: dx.Expr, dependents: Dependents) -> bool:
-    """Whether whatever uses ``expr`` uses it through ``target``."""
+    """True if all that use ``expr`` use it through ``target``."""
     seen = {target._name}
     left = [expr]
     while left:
@@ -47,7 +47,7 @@ def post_dominates(expr: dx.Expr, target: dx.Expr, dependents: Dependents) -> bo
 
 
 def is_dependent(parent: dx.Expr, expr: dx.Expr, dependents: Dependents) -> bool:
-    """Whether ``parent`` is among the known dependents of ``expr``.
+    """True if ``parent`` is among the known dependents of ``expr``.
 
     The optimiser looks for these before each of its rounds. What it makes within a round, such as
     the index of a filtered frame whose length is asked for, is among them from the next one on:
@@ -93,7 +93,7 @@ class AppendsColumns(dx.Blockwise):
 
 
 def looks_at(predicate: dx.Expr, frame: dx.Expr, columns: frozenset[Any]) -> bool:
-    """Whether a predicate looks at some of these columns of ``frame``, or at all of it.
+    """True if a predicate looks at some of these columns of ``frame``, or at all of it.
 
     Other expressions of its class count as well: the optimiser may have left out columns of
     ``frame`` in the predicate before it does so in the filtered frame.

@@ -1,4 +1,4 @@
-"""What each of Dask's operations does: rows kept or moved, columns looked at, values changed.
+"""The table of Dask's operations: rows kept or moved, columns looked at, values changed.
 
 All rules of this package ask here, and an operation that is not listed is a barrier to them.
 """
@@ -111,7 +111,7 @@ _QUOTED_NAME = re.compile(r"`[^`]*`")
 
 
 def is_row_by_row(text: object) -> bool:
-    """Whether the text of a ``query`` asks each row by itself, of nothing but its columns."""
+    """True if the text of a ``query`` asks each row by itself, of nothing but its columns."""
     if not isinstance(text, str) or "@" in text or "index" in text:
         return False
     try:

@@ -129,7 +129,7 @@ def _constant(value: Any, type_: pa.DataType, backend: BackendName) -> Any:
 
 
 def _is_exact_double(value: Any) -> bool:
-    """Whether float64 tells all integers from this constant."""
+    """True if float64 tells all integers from this constant."""
     return type(value) in (int, float) and (abs(value) < 2**53 or value in (math.inf, -math.inf))
 
 

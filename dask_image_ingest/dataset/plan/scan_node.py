@@ -134,7 +134,7 @@ class ReadWebDataset(dx.PartitionsFiltered, BlockwiseIO):
 
     @functools.cached_property
     def query(self) -> Query:
-        """What the tasks are asked for."""
+        """The query of each task."""
         dataset = self.dataset
         filters = self.operand("filters")
         used = {*self._scanned, *dnf.columns_of(filters)}

@@ -35,7 +35,7 @@ __all__ = [
 
 @dataclass(frozen=True)
 class ImageDecode:
-    """How a column of references becomes one of images, and of their errors.
+    """The decode of a column of references to one of images, and of their errors.
 
     Attributes
     ----------
@@ -88,7 +88,7 @@ Kept: TypeAlias = Literal["good", "bad"] | None
 
 
 def kept_by(errors: ErrorPolicy) -> Kept:
-    """Which rows a decode keeps by its policy for errors."""
+    """The rows that a decode keeps by its policy for errors."""
     return "good" if errors == "drop" else None
 
 

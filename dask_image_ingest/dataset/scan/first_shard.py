@@ -118,12 +118,12 @@ class FirstShard:
         return round(found / self.share)
 
     def decoded_bytes(self, options: ReadOptions) -> int:
-        """What it decodes to, by the headers of some of its images."""
+        """Bytes that it decodes to, by the headers of some of its images."""
         step = max(1, len(self.index.samples) // _HEADERS_LOOKED_AT)
         return round(self._decoded_bytes(step, options) * step / self.share)
 
     def _decoded_bytes(self, step: int, options: ReadOptions) -> int:
-        """What every so many-th sample decodes to, as the first bytes of its images tell."""
+        """Bytes that every so many-th sample decodes to, by the headers of its images."""
         url, content = self.shard.url, self.content
         some = range(0, len(self.index.samples), step)
         if self.stored is not None:

@@ -55,7 +55,7 @@ def keep_walked(walked: Walked | None) -> None:
 
 
 def take_walked() -> Walked | None:
-    """What was kept last in this thread, once."""
+    """Take the walk that was kept last in this thread, once."""
     walked: Walked | None = getattr(_latest, "walked", None)
     _latest.walked = None
     return walked

@@ -37,7 +37,7 @@ class ShardSplit(UrlHolder):
     index: IndexFile | None = None
 
     def rows(self, samples: int) -> range:
-        """Which of a shard's samples these are."""
+        """The numbers of these samples in the shard."""
         return range(samples * self.part // self.parts, samples * (self.part + 1) // self.parts)
 
 

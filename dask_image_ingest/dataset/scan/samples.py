@@ -109,7 +109,7 @@ class SampleRows:
 
     @cached_property
     def spans(self) -> list[Span | None]:
-        """Where each sample's image lies; None where it has none."""
+        """Offset and size of each sample's image; None where it has none."""
         extensions = self._image_extensions
         return [
             sample.members[extension] if (extension := image_member(sample, extensions)) else None
@@ -118,7 +118,7 @@ class SampleRows:
 
     @cached_property
     def headers(self) -> list[Header]:
-        """What the first bytes of each image tell."""
+        """The header of each image."""
         self._announce_heads(self.spans)
         with gc_paused():
             return [
@@ -140,7 +140,7 @@ class SampleRows:
 
     @property
     def damage(self) -> Damage | None:
-        """What is wrong with the shard."""
+        """The damage of the shard."""
         return self._index.damage
 
     def other_kinds(self, known: Set[str]) -> set[str]:
@@ -162,7 +162,7 @@ class SampleRows:
         return None if span is None else read_member(self._content, self._index, span)
 
     def decoded_bytes(self) -> int:
-        """What all images of these rows decode to, as their headers tell."""
+        """Bytes that all images of these rows decode to, by their headers."""
         nbytes = sum(map(self._decoding.nbytes, self.headers))
         members = {each.column: each for each in self._fields.values()}
         return nbytes + sum(self.of(each).decoded_bytes() for each in members.values())
@@ -182,7 +182,7 @@ class SampleRows:
         return open_member(self._content, self._index, self.spans[row] or (0, 0))
 
     def origin(self, row: int) -> Origin:
-        """Which sample of which shard a row is."""
+        """The shard and the sample of a row."""
         return Origin(self.url, int(self.numbers[row]), f"sample {self.samples[row].key!r}")
 
     def keep(self, filters: Filters | None) -> SampleRows:
@@ -309,11 +309,11 @@ class SampleRows:
         announce(self._content, ((offset, offset + size) for offset, size in found))
 
     def _members(self, extension: str) -> list[Span | None]:
-        """Where each sample's member of a kind lies."""
+        """Offset and size of each sample's member of a kind."""
         return [sample.members.get(extension) for sample in self.samples]
 
     def _known(self, extension: str) -> list[bytes | None]:
-        """What each of these members holds, where that is known without reading it."""
+        """The content of each of these members, as far as it is known without reading it."""
         return [None] * len(self)
 
     def _check_size(self, members: Mapping[str, Sequence[Span | None]]) -> None:
@@ -394,12 +394,12 @@ class IndexedRows(SampleRows):
 
     @cached_property
     def spans(self) -> list[Span | None]:
-        """Where each sample's image lies; None where it has none."""
+        """Offset and size of each sample's image; None where it has none."""
         return self._stored.joined(self._image("offset"), self._image("size"))
 
     @cached_property
     def headers(self) -> list[Header]:
-        """What the first bytes of each image tell."""
+        """The header of each image."""
         told = zip(*(self._image(name).to_pylist() for name in _STORED), strict=True)
         stored = [None if facts[_STORED.index("needs_pillow")] is None else facts for facts in told]
         unknown = (span for span, facts in zip(self.spans, stored, strict=True) if facts is None)
@@ -448,12 +448,12 @@ class IndexedRows(SampleRows):
         return [extension for extension in self._image_extensions if extension in there]
 
     def _has_any(self, extensions: Sequence[str]) -> pa.Array:
-        """Whether each sample has a member of one of these kinds."""
+        """Mark samples that have a member of one of these kinds."""
         none = pa.repeat(pa.scalar(False), len(self._stored))
         return functools.reduce(pc.or_, map(self._stored.has, extensions), none)
 
     def _image(self, name: str) -> pa.Array:
-        """What is known of each sample's image."""
+        """One stored fact about each sample's image."""
         rows, images = pa.array(self.numbers), self._images
         if not images:
             return pa.nulls(len(self), FIELDS[name])

@@ -64,7 +64,7 @@ def _limits(chunk: Any) -> tuple[Any, Any] | None:
 
 
 def _may_hold(limits: tuple[Any, Any] | None, predicate: Predicate) -> bool:
-    """Whether a value between two limits, a null or NaN may pass.
+    """True if a value between two limits, a null or NaN may pass.
 
     Python compares numbers of all types exactly, and text in the order that its UTF-8 has.
     """
@@ -132,7 +132,7 @@ class Sidecar:
         return name in self._columns
 
     def rows(self, keys: Sequence[str]) -> list[int]:
-        """Which row each key has."""
+        """The row of each key."""
         if self._file is None:
             return [-1] * len(keys)
         try:
@@ -171,7 +171,7 @@ class Sidecar:
         return values.take(pa.array(places, pa.int64(), mask=~there))
 
     def may_have(self, filters: Filters | None) -> bool:
-        """Whether some sample may pass ``filters``, by the columns here."""
+        """True if some sample may pass ``filters``, by the columns here."""
         restricted = dnf.only(filters, self._columns)
         if restricted is None:
             return True
@@ -222,7 +222,7 @@ class Sidecar:
 
     @staticmethod
     def _tells(file: ParquetSource, column: SidecarColumn) -> bool:
-        """Whether the statistics of a column are those of what is read of it."""
+        """True if the statistics of a column hold for the values that are read."""
         number = file.schema_arrow.get_field_index(column.name)
         stored = None if number < 0 else file.schema_arrow.field(number).type
         number_like = pa.types.is_integer(column.type) or pa.types.is_floating(column.type)

@@ -44,7 +44,7 @@ __all__ = ["Query", "read_partition"]
 
 @dataclass(frozen=True, slots=True)
 class Query:
-    """What every task of a collection has to know; small, because each task carries it.
+    """The query as each task carries it: small.
 
     Attributes
     ----------

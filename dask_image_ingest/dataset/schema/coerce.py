@@ -26,7 +26,7 @@ __all__ = [
 
 
 def strict_coercion(type_: pa.DataType) -> Callable[[Any], Any]:
-    """What makes a value of this type of one that was read, or raises; Arrow alone takes too much.
+    """A function that coerces a value to this type, or raises; Arrow alone takes too much.
 
     To it, 1.5 is the integer 1 and "cat" a list of three texts, and 2**24 + 1 is no float.
     """
@@ -164,7 +164,7 @@ def convert(
 
 
 def parse_json(content: bytes) -> Any:
-    """What a JSON member holds.
+    """Parse a JSON member.
 
     Raises
     ------
@@ -229,7 +229,7 @@ def _read(
 
 
 def is_supported(type_: pa.DataType) -> bool:
-    """Whether a column can be of this type."""
+    """True if a column can be of this type."""
     if pa.types.is_list(type_) or pa.types.is_large_list(type_):
         return is_supported(type_.value_type)
     if pa.types.is_struct(type_):

@@ -40,7 +40,7 @@ class ParquetSource:
 
     @property
     def metadata(self) -> Any:
-        """What the footer tells, statistics of row groups among it."""
+        """The footer, statistics of row groups among it."""
         return self._file.metadata
 
     def read(self, column: str, groups: Sequence[int]) -> pa.ChunkedArray:

@@ -1,4 +1,4 @@
-"""Which shards have a parquet file beside them, and the columns that it gives to the collection."""
+"""Shards with a parquet file beside them, and the columns that it gives to the collection."""
 
 from __future__ import annotations
 
@@ -117,7 +117,7 @@ def _column_type(type_: pa.DataType, backend: Backend) -> pa.DataType | None:
 
 
 def key_of(schema: pa.Schema) -> str | None:
-    """Which column of a sidecar has the keys, None where there is none, or names come twice."""
+    """The column of keys in a sidecar; None where there is none, or names come twice."""
     if len(set(schema.names)) < len(schema):
         return None
     key = next((name for name in _KEYS if name in schema.names), None)

@@ -363,7 +363,7 @@ def _edges(files: Sequence[Shard], images: ImageDecode, largest: int | None) -> 
 
 
 def _decoded_bytes(files: Sequence[Shard], images: ImageDecode) -> int:
-    """What an image decodes to, by what the headers of some tell."""
+    """Bytes that an image decodes to, by the headers of some."""
     height, width, channels = images.decoding.shape
     if height and width and channels:
         return height * width * channels

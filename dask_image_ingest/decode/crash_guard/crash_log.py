@@ -89,7 +89,7 @@ class Crashers:
         return bool(self._deaths)
 
     def death(self, data: Any) -> str | None:
-        """How the process dies that decodes this image; None if it does not, as far as is known."""
+        """The known death of a process that decodes this image; None if there is none."""
         if len(data) not in self._sizes:
             return None
         name = _crash_name(bytes(data))
