@@ -1,5 +1,6 @@
 """Reads that are made before a worker has joined are for workers, not for this machine."""
 
+import threading
 import warnings
 
 import pytest
@@ -16,6 +17,7 @@ def test_auto_says_what_it_takes_while_there_is_no_worker(tmp_path, monkeypatch)
     write_shards(tmp_path, 1, 4, size=(2400, 3200), distinct=1)
     monkeypatch.setattr(pandas_backend, "MEMORY_LIMIT", 1 << 50)
     monkeypatch.setattr(partitioning, "_ASSUMED", 30 << 20)
+    monkeypatch.setattr(partitioning, "_PATIENCE", 0.2)
     none = LocalCluster(n_workers=0, processes=False, dashboard_address=None)
     with none as cluster, Client(cluster):
         with pytest.warns(UserWarning, match=r"no worker has joined .* takes 30 MiB"):
@@ -25,3 +27,17 @@ def test_auto_says_what_it_takes_while_there_is_no_worker(tmp_path, monkeypatch)
             warnings.simplefilter("error")
             asked = dii.read_webdataset_images(tmp_path, backend="pandas", partition_size="1 GiB")
         assert asked.npartitions == 1
+
+
+def test_auto_waits_for_a_worker_that_starts(tmp_path, monkeypatch):
+    write_shards(tmp_path, 1, 4, size=(2400, 3200), distinct=1)
+    monkeypatch.setattr(partitioning, "_PATIENCE", 60.0)
+    none = LocalCluster(
+        n_workers=0, processes=False, dashboard_address=None, memory_limit="600 MiB"
+    )
+    with none as cluster, Client(cluster), warnings.catch_warnings():
+        warnings.simplefilter("error")
+        threading.Timer(0.5, cluster.scale, [1]).start()
+        ddf = dii.read_webdataset_images(tmp_path, backend="pandas")
+        # A sixteenth of 600 MiB, of 88 MiB in all.
+        assert ddf.npartitions == 3

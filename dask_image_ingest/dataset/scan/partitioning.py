@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -17,6 +18,9 @@ from dask_image_ingest.passwords import UrlHolder
 from dask_image_ingest.storage import Shard, is_pipe
 
 __all__ = ["ShardSplit", "parse_partition_size", "split_shards"]
+
+# Seconds for the first worker to join, or for one that died to come back.
+_PATIENCE = 10.0
 
 # Of pixels a partition, where nobody knows a worker's memory.
 _ASSUMED = 512 << 20
@@ -51,7 +55,7 @@ def parse_partition_size(partition_size: Any, backend: Backend) -> int | None:
     if partition_size is None:
         return None
     if isinstance(partition_size, str) and partition_size == "auto":
-        if awaits_workers():
+        if not _has_workers():
             # The memory of this machine says nothing: it may be a login node.
             warn_user(
                 "no worker has joined the cluster yet, so partition_size='auto' takes "
@@ -68,6 +72,16 @@ def parse_partition_size(partition_size: Any, backend: Backend) -> int | None:
             "None for one task per shard"
         )
     return min(nbytes, backend.largest_partition)
+
+
+def _has_workers() -> bool:
+    """True if a worker has joined, or there is no cluster; one that starts is waited for."""
+    end = time.monotonic() + _PATIENCE
+    while awaits_workers():
+        if time.monotonic() > end:
+            return False
+        time.sleep(0.1)
+    return True
 
 
 def split_shards(
