@@ -96,4 +96,6 @@ def test_centers_stay_where_the_vectors_are(seed):
     vectors = _vectors(np.random.default_rng(seed), 600)
     centers = k_means(DeviceArray(vectors), 9, np.random.default_rng(0))
     assert isinstance(centers, DeviceArray)
-    assert centers.get().tolist() == k_means(vectors, 9, np.random.default_rng(0)).tolist()
+    on_host = k_means(vectors, 9, np.random.default_rng(0))
+    # NumPy 2.0 rounds a power of its own arrays otherwise than one that a ufunc is asked for.
+    np.testing.assert_allclose(centers.get(), on_host, rtol=0, atol=1e-6)
