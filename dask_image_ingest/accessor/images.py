@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, Generic, Literal, TypeVar
 
 import dask.dataframe as dd
 import pandas as pd
+from numpy.typing import DTypeLike
 
 from dask_image_ingest.arguments import (
     check_choice,
@@ -24,6 +25,7 @@ from dask_image_ingest.ops import (
     count_levels,
     encoded_images,
     make_batch_map,
+    parse_dtype,
     parse_shape,
     small_images,
     stack,
@@ -115,17 +117,22 @@ class Images(ABC, Generic[Frame, Series]):
         return image_column(self._meta(), backend_of(self._meta()))
 
     @abstractmethod
-    def stack(self, shape: tuple[int, int, int] | None = None) -> Any:
+    def stack(
+        self, shape: tuple[int, int, int] | None = None, *, dtype: DTypeLike | None = None
+    ) -> Any:
         """Stack the images into one array.
 
         Parameters
         ----------
         shape
             (height, width, channels) of each image, where the query does not tell it and you know.
+        dtype
+            The type of the values, ``"uint8"``, ``"uint16"`` or ``"float32"``. By default that of
+            the images, and of a lazy frame uint8: say it for images of ``mode="raw"``.
 
         Returns
         -------
-        array, shape (n, height, width, channels), uint8
+        array, shape (n, height, width, channels), uint8 or ``dtype``
             NumPy on the pandas backend, CuPy on cuDF. Of a lazy frame a dask array, with one chunk
             per partition, whose length along axis 0 is unknown until computed; the other lengths
             are known where the images are read with ``size=``, and nothing that was done to them
@@ -135,7 +142,8 @@ class Images(ABC, Generic[Frame, Series]):
         Raises
         ------
         ArgumentError
-            If the images of a partition differ in shape: read with ``size=``. If a row has no
+            If the images of a partition differ in shape: read with ``size=``. If one has values of
+            another type: pass ``dtype=``. If a row has no
             image: drop it first, ``ddf[ddf.error.isna()]``. If the frame has no image column, or
             more than one.
 
@@ -695,7 +703,7 @@ class FrameImages(Images[Any, Any]):
 
         Returns
         -------
-        list of array, shape (height, width, channels), uint8
+        list of array, shape (height, width, channels), uint8; with ``mode="raw"`` uint16 or float32
             NumPy or CuPy views into the column's one buffer, without a copy: copy them before you
             write to them, or the frame changes. None for a row without an image.
 
@@ -711,8 +719,10 @@ class FrameImages(Images[Any, Any]):
         """
         return backend_of(self._frame).arrays(self._frame[self.column])
 
-    def stack(self, shape: tuple[int, int, int] | None = None) -> Any:  # noqa: D102 - told by Images
-        return stack(self._frame, self.column, parse_shape(shape))
+    def stack(  # noqa: D102 - told by Images
+        self, shape: tuple[int, int, int] | None = None, *, dtype: DTypeLike | None = None
+    ) -> Any:
+        return stack(self._frame, self.column, parse_shape(shape), dtype=parse_dtype(dtype))
 
     def vectors(self, column: str) -> Any:  # noqa: D102
         return vectors(self._frame, column)

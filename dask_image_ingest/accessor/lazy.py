@@ -10,6 +10,7 @@ import dask.dataframe as dd
 import numpy as np
 import pandas as pd
 from dask.dataframe.extensions import register_dataframe_accessor, register_series_accessor
+from numpy.typing import DTypeLike
 
 from dask_image_ingest.accessor.image_shape import image_shape
 from dask_image_ingest.accessor.images import Images, as_frame, told_shape
@@ -24,6 +25,7 @@ from dask_image_ingest.ops import (
     add_levels,
     count_levels,
     first_row,
+    parse_dtype,
     parse_shape,
     stack,
     statistics,
@@ -48,13 +50,16 @@ class LazyImages(Images[ImageDataFrame, dd.Series]):
             "(of .partitions[0] or .head() for a few), or .images.stack() for a dask array"
         )
 
-    def stack(self, shape: tuple[int, int, int] | None = None) -> da.Array:  # noqa: D102 - told by Images
+    def stack(  # noqa: D102 - told by Images
+        self, shape: tuple[int, int, int] | None = None, *, dtype: DTypeLike | None = None
+    ) -> da.Array:
         told = parse_shape(shape) or image_shape(self._frame.expr, self.column)
         images = self._frame[[self.column]]
         # An empty partition needs the shape of the others, or dask could not concatenate them.
         first = _first_image(images) if None in told else None
-        empty = backend_of(self._meta()).numpy.empty((0, *(edge or 0 for edge in told)), np.uint8)
-        array = images.map_partitions(stack, self.column, told, first, meta=empty)
+        type_ = parse_dtype(dtype) or np.dtype(np.uint8)
+        empty = backend_of(self._meta()).numpy.empty((0, *(edge or 0 for edge in told)), type_)
+        array = images.map_partitions(stack, self.column, told, first, type_, meta=empty)
         array._chunks = (array.chunks[0], *((edge or np.nan,) for edge in told))
         return array
 

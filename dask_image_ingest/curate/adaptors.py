@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 from PIL import Image
 
-from dask_image_ingest.errors import MissingDependencyError
+from dask_image_ingest.errors import ArgumentError, MissingDependencyError
 
 __all__ = ["OpenClipModel", "TransformersModel", "open_clip_model", "transformers_model"]
 
@@ -187,6 +187,8 @@ def _pooled(output: Any) -> Any:
 def _picture(image: Any) -> Image.Image:
     """An image (height, width, channels) as models' own preparation takes it."""
     array = image.get() if hasattr(image, "get") else np.asarray(image)
+    if array.dtype != np.uint8:
+        raise ArgumentError(f"a model takes images of uint8, and one is of {array.dtype}")
     picture = Image.fromarray(array[:, :, 0] if array.shape[2] == 1 else array)
     return picture.convert("RGB")
 

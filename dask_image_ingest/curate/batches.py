@@ -56,6 +56,11 @@ def _by_channels(
     else:
         groups = [images]
     for group in groups:
+        if group.dtype != np.uint8:
+            raise ArgumentError(
+                f"an image is of {group.dtype}: curate takes values of uint8, as mode='RGB' and "
+                "mode='L' give them"
+            )
         if group.shape[3] not in (1, 3):
             raise ArgumentError(
                 f"an image has {group.shape[3]} channels: curate takes images of 1 or 3, as they "

@@ -130,7 +130,9 @@ def read_webdataset_images(
         ``"RGB"`` (3 channels), ``"RGBA"`` (4, alpha 255 where there is none), ``"L"`` (1, luma), or
         ``"labels"`` (1) for masks of classes: grey values and indices of palettes as they are
         stored, and resized by the nearest pixel, so that no class appears that was not there. Of
-        an image in colours, or with labels above 255, ``error`` says so.
+        an image in colours, or with labels above 255, ``error`` says so. ``"raw"`` gives the values
+        as they are stored, 1 to 4 channels of uint8, uint16 (grey of 9 to 16 bits: depth, X-rays)
+        or float32 (TIFF), without ``size`` and ``transform``.
     images
         Several image columns in place of ``image=``: names and their member extensions, or an
         :class:`ImageColumn`, which says how these are decoded. One is ``"image"``:

@@ -4,7 +4,15 @@ In: the bytes of images, what their headers tell, and the options of a read. Out
 pixels for a partition, with a reason for every image that has none.
 """
 
-from dask_image_ingest.decode.buffers import Origin, PixelBuffer, Pixels
+from dask_image_ingest.decode.buffers import (
+    VALUE_TYPES,
+    Origin,
+    PixelBuffer,
+    Pixels,
+    as_bytes,
+    from_bytes,
+    pixels_of,
+)
 from dask_image_ingest.decode.crash_guard import CrashJournal
 from dask_image_ingest.decode.decode import decode
 from dask_image_ingest.decode.decoders import decode_one, resize_arrays
@@ -34,6 +42,7 @@ __all__ = [
     "LONGEST_EDGE",
     "MAX_PIXELS",
     "SWAPPED",
+    "VALUE_TYPES",
     "CrashJournal",
     "Decoding",
     "Header",
@@ -44,13 +53,16 @@ __all__ = [
     "Pixels",
     "ResizedImage",
     "Stored",
+    "as_bytes",
     "decode",
     "decode_one",
     "decode_pool",
     "decode_threads",
+    "from_bytes",
     "header_of",
     "make_decoding",
     "measure",
+    "pixels_of",
     "printable",
     "read_header",
     "read_jpeg_frame",

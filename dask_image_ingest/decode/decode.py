@@ -64,8 +64,7 @@ def decode(
     headers = _without_crashers(headers, image_bytes)
     with crash_log.in_progress(_name(decoding, len(headers), origin)) as died_before:
         if died_before:
-            shapes, errors = decode_guarded(headers, image_bytes, decoding, buffer, origin)
-            return Pixels(buffer.finish(), shapes, errors)
+            return decode_guarded(headers, image_bytes, decoding, buffer, origin)
         return decode_in_batches(headers, image_bytes, decoding, buffer, origin, meanwhile)
 
 
@@ -101,6 +100,7 @@ def decode_in_batches(
     """Decode in this very process."""
     errors = [header.error for header in headers]
     shapes = np.zeros((len(headers), 3), np.int32)
+    itemsizes = np.ones(len(headers), np.int64) if decoding.mode == "raw" else None
     schedule = Schedule(headers, image_bytes, decoding)
     dali = decoders_for(decoding)
     scaled = None
@@ -118,6 +118,8 @@ def decode_in_batches(
                 if rows and dali.transform is not None:
                     images = dali.transform.run(_in_memory(images), [origin(row) for row in rows])
                 shapes[rows] = _shapes(images)
+                if itemsizes is not None:
+                    itemsizes[rows] = [image.dtype.itemsize for image in images]
                 buffer.append(images)
                 if meanwhile is not None:
                     # The next batch has begun: each does, before the one in front is worked on.
@@ -125,7 +127,7 @@ def decode_in_batches(
                     meanwhile = None
         finally:
             dali.clear()
-    return Pixels(buffer.finish(), shapes, errors)
+    return Pixels(buffer.finish(), shapes, errors, itemsizes)
 
 
 def _decoded(

@@ -4,7 +4,8 @@ from typing import Literal
 
 __all__ = ["CHANNELS", "Mode"]
 
-#: Colour, colour and alpha, grey, or the number of a class.
-Mode = Literal["RGB", "RGBA", "L", "labels"]
+#: Colour, colour and alpha, grey, the number of a class, or values as they are stored.
+Mode = Literal["RGB", "RGBA", "L", "labels", "raw"]
 
-CHANNELS: dict[Mode, int] = {"RGB": 3, "RGBA": 4, "L": 1, "labels": 1}
+#: Of ``"raw"`` the most: each image has its own.
+CHANNELS: dict[Mode, int] = {"RGB": 3, "RGBA": 4, "L": 1, "labels": 1, "raw": 4}

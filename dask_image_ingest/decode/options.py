@@ -29,6 +29,9 @@ LARGEST_SIZE = 2**15 - 1
 
 _HW_LOAD = "image-ingest.hw-decoder-load"
 
+# Bytes of a value of these formats; those of TIFF and PNM are 4 at most.
+_RAW_BYTES = {"jpeg": 1, "webp": 1, "bmp": 1, "gif": 1, "png": 2}
+
 RESIZES = ("stretch", "crop", "pad", "shorter", "longer")
 
 Device = Literal["cpu", "gpu"]
@@ -92,7 +95,7 @@ class Decoding:
     @property
     def by_pillow(self) -> bool:
         """True if DALI decodes none of the images: it has neither alpha nor palettes."""
-        return self.mode in ("RGBA", "labels")
+        return self.mode in ("RGBA", "labels", "raw")
 
     @property
     def nearest(self) -> bool:
@@ -102,7 +105,7 @@ class Decoding:
     @property
     def shape(self) -> ImageShape:
         """The shape of every decoded image, as far as these options say it."""
-        if self.transform is not None:
+        if self.transform is not None or self.mode == "raw":
             return None, None, None
         if self.size is None or len(self.size) != 2:
             return None, None, self.channels
@@ -145,7 +148,13 @@ class Decoding:
         height, width = header.height, header.width
         if self.size is not None and height and width:
             height, width = fit(height, width, self.size, self.resize).shape
-        return height * width * self.channels
+        return height * width * self.bytes_per_pixel(header)
+
+    def bytes_per_pixel(self, header: Header) -> int:
+        """Bytes of a decoded pixel; of raw values the most that the format has."""
+        if self.mode != "raw":
+            return self.channels
+        return (header.channels or 1) * _RAW_BYTES.get(header.format or "", 4)
 
 
 def make_decoding(
@@ -179,7 +188,13 @@ def make_decoding(
             "scaled_decode=True needs size= with resize='stretch', 'crop' or 'pad': the shape of "
             "its images must not depend on the scale at which they were decoded"
         )
-    if mode in ("RGBA", "labels") and scaled_decode:
+    if mode == "raw" and (size is not None or transform is not None):
+        raise ArgumentError(
+            "mode='raw' takes neither size= nor transform=: values stay as they are stored. "
+            "Resize them in a function of map_batches. In images= pass "
+            "ImageColumn(..., mode='raw', size=None, transform=None)"
+        )
+    if mode in ("RGBA", "labels", "raw") and scaled_decode:
         raise ArgumentError(f"mode={mode!r}: scaled_decode= is for images of 'RGB' and 'L'")
     limit = sys.maxsize
     if max_pixels is not None:

@@ -25,6 +25,11 @@ grey, when asked for
 labels, when asked for
     The values of a grey image of at most 8 bits, the indices of a palette, 0 and 1 of 1 bit, as
     they are stored; of 16 and 32 bits, if none is above 255. Colours are no labels.
+raw, when asked for
+    The values as they are stored, none of them scaled: uint8, uint16 for grey of 9 to 16 bits,
+    float32 for grey in floats, in 1 to 4 channels; a palette's indices. Not those of 16-bit
+    colours, of which Pillow has the upper byte alone, nor of CMYK and Lab. Colours of a JPEG are
+    RGB.
 animations, pages
     The first one.
 """
@@ -32,6 +37,7 @@ animations, pages
 from __future__ import annotations
 
 import io
+import re
 from typing import Final
 
 import numpy as np
@@ -70,15 +76,15 @@ def decode_with_pillow(data: LazyBytes, mode: Mode, max_pixels: int) -> np.ndarr
     ----------
     data : bytes-like, or anything with a length and slices that are bytes-like
         The whole encoded image.
-    mode : {"RGB", "RGBA", "L", "labels"}
-        Colour, colour and alpha, grey, or the values as they are stored.
+    mode : {"RGB", "RGBA", "L", "labels", "raw"}
+        Colour, colour and alpha, grey, the numbers of classes, or the values as they are stored.
     max_pixels : int
         An image of more pixels than this is refused before any memory is reserved for it.
 
     Returns
     -------
-    numpy.ndarray of uint8, shape (height, width, channels)
-        Contiguous and writable.
+    numpy.ndarray, shape (height, width, channels)
+        Of uint8, raw values of uint16 or float32 too. Contiguous and writable.
 
     Raises
     ------
@@ -99,7 +105,10 @@ def decode_with_pillow(data: LazyBytes, mode: Mode, max_pixels: int) -> np.ndarr
         # The JPEG 2000 decoder looks past the end as a matter of course.
         file.strict = format not in ("jp2", "j2k")
         image.load()
-        pixels = _labels(image, data) if mode == "labels" else _pixels(image, mode)
+        if mode == "raw":
+            pixels = _raw(image, data)
+        else:
+            pixels = _labels(image, data) if mode == "labels" else _pixels(image, mode)
     return np.ascontiguousarray(upright(pixels, stored.orientation))
 
 
@@ -152,18 +161,58 @@ def _labels(image: Image.Image, data: LazyBytes) -> np.ndarray:
         image = image.getchannel(0)
     if image.mode not in ("1", "L", "P") and not image.mode.startswith("I"):
         raise BadImage("unsupported-format", f"labels in the mode {image.mode}: these are colours")
-    values = np.asarray(image)
-    bits = 8
-    if image.format == "PNG":
-        bits = bytes(data[24:25])[0]
-    elif isinstance(image, TiffImageFile):
-        bits = image.tag_v2.get(BITSPERSAMPLE, (1,))[0]
-    if image.mode == "L":
-        values = values // _GREY_SCALES.get(bits, 1)
+    values = _unscaled(image, _bits(image, data))
     if values.size and not 0 <= values.min() <= values.max() <= 255:
         raise BadImage("unsupported-format", f"labels from {values.min()} to {values.max()}")
     return values.astype(np.uint8)[..., None]
 
+
+def _bits(image: Image.Image, data: LazyBytes) -> int:
+    """Bits of a value as it is stored; 0 where this is not known."""
+    if image.format == "PNG":
+        return bytes(data[24:25])[0]
+    if isinstance(image, TiffImageFile):
+        return int(image.tag_v2.get(BITSPERSAMPLE, (1,))[0])
+    if image.format == "PPM":
+        most = _PNM_MAXIMUM.match(bytes(data[:1024]))
+        if most is None:  # bitmaps, and floats
+            return 32 if image.mode == "F" else 8
+        return {255: 8, 65535: 16}.get(int(most[1]), 0)
+    return 8 if image.format in ("JPEG", "WEBP", "BMP", "GIF") else 0
+
+
+def _unscaled(image: Image.Image, bits: int) -> np.ndarray:
+    values = np.asarray(image)
+    return values // _GREY_SCALES.get(bits, 1) if image.mode == "L" else values
+
+
+def _raw(image: Image.Image, data: LazyBytes) -> np.ndarray:
+    bits = _bits(image, data)
+    grey = _GREY_BITS.get(image.mode, 16 if image.mode.startswith("I") else 0)
+    if not bits or bits > (grey or 8) or not (grey or image.mode in _RAW_COLOURS):
+        stored = f"of {bits} bits" if bits else "that this format may have scaled"
+        raise BadImage(
+            "unsupported-format", f"raw values {stored} in the mode {image.mode} can't be read"
+        )
+    values = _unscaled(image, bits)
+    if image.mode.startswith("I"):
+        if values.size and not 0 <= values.min() <= values.max() <= 65535:
+            raise BadImage("unsupported-format", f"raw values from {values.min()}: no uint16")
+        values = values.astype(np.uint16)
+    elif image.mode == "F":
+        values = values.astype(np.float32)
+    else:
+        values = values.astype(np.uint8)
+    return values if values.ndim == 3 else values[..., None]
+
+
+# The most bits of a value in grey images and palettes; those of integers have 16.
+_GREY_BITS: Final = {"1": 8, "L": 8, "P": 8, "F": 32}
+
+_RAW_COLOURS: Final = ("RGB", "RGBA", "LA", "PA")
+
+# The largest value of a PGM or PPM, which Pillow scales to 255 or 65,535.
+_PNM_MAXIMUM: Final = re.compile(rb"P[2356](?:(?:\s|#[^\n]*\n)+(\d+)){3}\s")
 
 # By how much Pillow multiplies grey values of 2 and 4 bits.
 _GREY_SCALES: Final = {2: 85, 4: 17}

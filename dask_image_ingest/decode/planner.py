@@ -141,7 +141,7 @@ class Schedule:
         """Bytes that decoding an image takes, before or after its resize."""
         if header.error is not None or header.height is None or header.width is None:
             return 0
-        in_full = header.height * header.width * self._decoding.channels
+        in_full = header.height * header.width * self._decoding.bytes_per_pixel(header)
         resized = self._decoding.nbytes(header)
         if self._decoding.scaled and header.format == "jpeg":
             # The smallest scale that is large enough is less than twice as large.

@@ -7,7 +7,7 @@ into the partition's buffer, without another copy.
 from __future__ import annotations
 
 import threading
-from math import ceil, floor
+from math import ceil, floor, prod
 from typing import Any, Final, NamedTuple
 
 import numpy as np
@@ -134,6 +134,11 @@ class ResizedImage:
         self._fit = fit(full[0], full[1], size, resize)
         self._nearest = nearest
         self.shape = (*self._fit.shape, channels)
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of the result."""
+        return prod(self.shape)
 
     def __array__(self, dtype: Any = None, copy: bool | None = None) -> np.ndarray:
         made = np.empty(self.shape, np.uint8)

@@ -73,7 +73,7 @@ def _makers(expr: Any, column: str) -> Iterator[str]:
         elif (decoding := _decoding(source, name)) is not None:
             options = [
                 *["size="] * (decoding.size is not None),
-                *["mode="] * (decoding.mode not in ("RGB", "labels")),
+                *["mode="] * (decoding.mode not in ("RGB", "labels", "raw")),
                 *["transform="] * (decoding.transform is not None),
             ]
             if options:

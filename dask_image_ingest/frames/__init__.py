@@ -15,7 +15,7 @@ from dask_image_ingest.frames.backend import (
 )
 from dask_image_ingest.frames.choose import backend_of, choose_backend, get_backend
 from dask_image_ingest.frames.cudf.column_types import bytes_of
-from dask_image_ingest.frames.image_dtype import IMAGE
+from dask_image_ingest.frames.image_dtype import IMAGE, as_uint8
 from dask_image_ingest.frames.pandas_backend import (
     encoded_memory,
     index_columns,
@@ -40,6 +40,7 @@ __all__ = [
     "ImageReference",
     "NewColumn",
     "as_references",
+    "as_uint8",
     "awaits_workers",
     "backend_of",
     "bytes_of",

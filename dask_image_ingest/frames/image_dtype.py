@@ -15,6 +15,7 @@ import pyarrow.compute as pc
 from dask.dataframe.extensions import make_array_nonempty
 from PIL import Image
 
+from dask_image_ingest.decode import VALUE_TYPES, Pixels, from_bytes, pixels_of
 from dask_image_ingest.errors import OperandError
 from dask_image_ingest.frames.nested_dtype import NestedArray, arrow_of
 
@@ -22,7 +23,8 @@ __all__ = ["IMAGE", "DecodedImage", "as_images", "as_pixels", "holds_images"]
 
 #: Decoded pixels of one row: row-major ``height x width x channels``, with its own shape, so that a
 #: row keeps its meaning through any filter, merge, shuffle or file. Arrow moves bytes in one piece,
-#: and lists of bytes one by one.
+#: and lists of bytes one by one. A value of one byte is uint8, of two uint16, of four float32, in
+#: the byte order of the machine, which is little-endian everywhere that this runs.
 IMAGE = pa.struct(
     [
         pa.field("data", pa.large_binary()),
@@ -87,7 +89,10 @@ _THUMBNAIL = 256
 
 
 class DecodedImage:
-    """One decoded image: an array (height, width, channels) of uint8, and a picture in a notebook.
+    """One decoded image: an array (height, width, channels), and a picture in a notebook.
+
+    Of uint8; ``mode="raw"`` gives uint16 and float32 too, which are shown as grey from their least
+    to their largest value.
 
     ``np.asarray(image)`` is a view of its pixels, which can't be written to. Images are equal where
     their shapes and pixels are; compared with an array they are that array.
@@ -111,7 +116,7 @@ class DecodedImage:
 
     @property
     def dtype(self) -> np.dtype:
-        """The type of a pixel's channel, uint8."""
+        """The type of a pixel's channel: uint8, uint16 or float32."""
         return self._pixels.dtype
 
     @property
@@ -155,7 +160,8 @@ class DecodedImage:
     def __eq__(self, other: object) -> Any:
         if not isinstance(other, DecodedImage):
             return NotImplemented
-        return self.shape == other.shape and bool((self._pixels == other._pixels).all())
+        same = self.shape == other.shape and self.dtype == other.dtype
+        return same and bool((self._pixels == other._pixels).all())
 
     def _no_order(self, other: object) -> Any:
         if not isinstance(other, DecodedImage):
@@ -176,11 +182,22 @@ class DecodedImage:
     def _repr_png_(self) -> bytes | None:
         if self.shape[2] not in (1, 3, 4) or not self.size:
             return None
-        picture = Image.fromarray(self._pixels[:, :, 0] if self.shape[2] == 1 else self._pixels)
+        pixels = as_uint8(self._pixels)
+        picture = Image.fromarray(pixels[:, :, 0] if self.shape[2] == 1 else pixels)
         picture.thumbnail((_THUMBNAIL, _THUMBNAIL))
         file = io.BytesIO()
         picture.save(file, "PNG")
         return file.getvalue()
+
+
+def as_uint8(pixels: np.ndarray) -> np.ndarray:
+    """Pixels as uint8: others are scaled, the least to 0 and the largest to 255, NaN to 0."""
+    if pixels.dtype == np.uint8:
+        return pixels
+    values = np.where(np.isfinite(pixels), pixels, np.nan).astype(np.float64)
+    least, most = (np.nanmin(values), np.nanmax(values)) if np.isfinite(values).any() else (0, 0)
+    scaled = (values - least) * (255 / (most - least or 1))
+    return np.rint(np.nan_to_num(scaled)).astype(np.uint8)
 
 
 def as_pixels(value: Any) -> np.ndarray | None:
@@ -197,14 +214,14 @@ def as_pixels(value: Any) -> np.ndarray | None:
         return _from_struct(value)
     if hasattr(value, "__array__") or hasattr(value, "__array_interface__"):
         array = np.asarray(value)
-        if array.dtype == np.uint8 and array.ndim in (2, 3):
+        if array.dtype in VALUE_TYPES.values() and array.ndim in (2, 3):
             return array if array.ndim == 3 else array[:, :, None]
         value = f"an array of {array.dtype} with the shape {array.shape}"
     elif pd.api.types.is_scalar(value) and pd.isna(value):
         return None
     raise OperandError(
         f"{value if isinstance(value, str) else repr(value)} is no image: an image column takes "
-        "arrays (height, width) or (height, width, channels) of uint8, and None"
+        "arrays (height, width) or (height, width, channels) of uint8, uint16 or float32, and None"
     )
 
 
@@ -212,7 +229,7 @@ def _from_struct(row: Mapping[str, Any]) -> np.ndarray:
     try:
         data, shape = row["data"], (row["height"], row["width"], row["channels"])
         flat = np.frombuffer(data, np.uint8) if isinstance(data, bytes) else np.array(data, "uint8")
-        return flat.reshape(shape)
+        return from_bytes(flat, shape)
     except (KeyError, TypeError, ValueError, OverflowError):
         raise OperandError(
             "this dict is no image: it needs data, height, width and channels that fit each other"
@@ -341,27 +358,24 @@ def image_views(images: pa.StructArray) -> list[np.ndarray | None]:
     )
     present = images.is_valid().to_pylist()
     return [
-        flat[start:end].reshape(shape) if there else None
+        from_bytes(flat[start:end], shape) if there else None
         for start, end, shape, there in zip(starts[:-1], starts[1:], shapes, present, strict=True)
     ]
 
 
 def image_structs(images: list[np.ndarray | None]) -> pa.StructArray:
     """Images as one Arrow array, which has a copy of their pixels."""
-    shapes = np.array([(0, 0, 0) if i is None else i.shape for i in images], np.int32)
-    there = [image.reshape(-1) for image in images if image is not None]
-    flat = np.concatenate(there) if there else np.empty(0, np.uint8)
-    absent = np.array([image is None for image in images], bool)
-    return image_array(flat, shapes.reshape(-1, 3), absent)
+    errors = ["no image" if image is None else None for image in images]
+    return image_array(pixels_of(images, errors, np))
 
 
-def image_array(flat: Any, shapes: np.ndarray, absent: np.ndarray) -> pa.StructArray:
-    """Images whose pixels lie one after the other in ``flat`` as one Arrow array, not copied."""
-    ends = np.cumsum(shapes.astype(np.int64).prod(axis=1))
-    offsets = np.concatenate([np.zeros(1, np.int64), ends])
-    buffers = [None, pa.py_buffer(offsets), pa.py_buffer(flat)]
-    data = pa.Array.from_buffers(pa.large_binary(), len(shapes), buffers)
-    children = [data, *(pa.array(shapes[:, axis]) for axis in range(3))]
+def image_array(pixels: Pixels) -> pa.StructArray:
+    """The images of a partition as one Arrow array; their pixels are not copied."""
+    offsets = np.concatenate([np.zeros(1, np.int64), np.cumsum(pixels.sizes)])
+    buffers = [None, pa.py_buffer(offsets), pa.py_buffer(pixels.flat)]
+    data = pa.Array.from_buffers(pa.large_binary(), len(pixels.shapes), buffers)
+    children = [data, *(pa.array(pixels.shapes[:, axis]) for axis in range(3))]
+    absent = np.array([error is not None for error in pixels.errors], bool)
     return pa.StructArray.from_arrays(children, fields=list(IMAGE), mask=pa.array(absent))
 
 

@@ -16,7 +16,7 @@ import pyarrow as pa
 from distributed import get_worker
 from distributed.system import MEMORY_LIMIT
 
-from dask_image_ingest.decode import Pixels, ResizedImage, decode_pool, decode_threads
+from dask_image_ingest.decode import Pixels, ResizedImage, as_bytes, decode_pool, decode_threads
 from dask_image_ingest.frames.backend import Backend, NewColumn, workers
 from dask_image_ingest.frames.image_dtype import (
     IMAGE,
@@ -42,12 +42,12 @@ def assigned(frame: Any, columns: Mapping[Any, Any]) -> Any:
 
 
 def joined(arrays: Sequence[Any], backend: Backend) -> Any:
-    """Images as one array (n, height, width, channels), or as a list where their shapes differ.
+    """Images as one array (n, height, width, channels), or as a list where shapes or types differ.
 
     Images that lie side by side in one buffer are not copied; the result keeps the buffer.
     """
     first = arrays[0]
-    if any(array.shape != first.shape for array in arrays):
+    if any(array.shape != first.shape or array.dtype != first.dtype for array in arrays):
         return list(arrays)
     if _side_by_side(arrays):
         return backend.numpy.lib.stride_tricks.as_strided(
@@ -179,7 +179,7 @@ class HostPixels:
             images.copy_to_external(ctypes.c_void_p(room.ctypes.data))
             return
         sources = [i if isinstance(i, ResizedImage) else np.asarray(i) for i in images]
-        ends = np.cumsum([math.prod(source.shape) for source in sources])
+        ends = np.cumsum([source.nbytes for source in sources])
         room = self._room(int(ends[-1]))
         # All threads that decode take from it: DALI's own copy has one alone.
         undone = deque(zip(sources, np.split(room, ends[:-1]), strict=True))
@@ -214,7 +214,7 @@ def _write(undone: deque[tuple[np.ndarray | ResizedImage, np.ndarray]]) -> None:
         if isinstance(source, ResizedImage):
             source.write(place)
         else:
-            place[:] = source.reshape(-1)
+            place[:] = as_bytes(source)
 
 
 class PandasBackend:
@@ -393,8 +393,7 @@ def _error_array(errors: Sequence[str | None]) -> Any:
 
 
 def _image_array(pixels: Pixels) -> ImageArray:
-    absent = np.array([error is not None for error in pixels.errors], bool)
-    return ImageArray(image_array(pixels.flat, pixels.shapes, absent))
+    return ImageArray(image_array(pixels))
 
 
 def _worker_memory() -> int:

@@ -83,6 +83,11 @@ class Normalize(NamedTuple):
                 "with size= and resize='stretch', 'crop' or 'pad'"
             )
         (shape,) = shapes
+        if images[0].dtype != np.uint8:
+            raise ArgumentError(
+                f"normalize= is for values from 0 to 255, and the images are of {images[0].dtype}: "
+                "scale the batches of iter_batches"
+            )
         if len(self.scale) not in (1, shape[2]):
             raise ArgumentError(
                 f"normalize= gives {len(self.scale)} means, and the images have {shape[2]} "

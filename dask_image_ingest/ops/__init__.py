@@ -7,7 +7,7 @@ The lazy frame runs the same functions, partition by partition.
 from dask_image_ingest.ops.channel_stats import add_levels, count_levels, statistics
 from dask_image_ingest.ops.map_batches import MapBatches, make_batch_map
 from dask_image_ingest.ops.resize import encode, encoded_images, small_images
-from dask_image_ingest.ops.stack import first_row, parse_shape, stack, vectors
+from dask_image_ingest.ops.stack import first_row, parse_dtype, parse_shape, stack, vectors
 
 __all__ = [
     "MapBatches",
@@ -17,6 +17,7 @@ __all__ = [
     "encoded_images",
     "first_row",
     "make_batch_map",
+    "parse_dtype",
     "parse_shape",
     "small_images",
     "stack",

@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
+from dask_image_ingest.errors import ArgumentError
 from dask_image_ingest.frames import backend_of
 
 _LEVELS = np.arange(256)
@@ -22,6 +23,11 @@ def count_levels(frame: Any, image: str) -> pd.DataFrame:
     backend = backend_of(frame)
     kinds: dict[int, list[Any]] = {}
     for array in backend.arrays(frame[image]):
+        if array is not None and array.dtype != np.uint8:
+            raise ArgumentError(
+                f"channel_stats counts values of uint8, and an image is of {array.dtype}: compute "
+                "statistics of each image with map_batches, and combine them"
+            )
         if array is not None:
             kinds.setdefault(array.shape[2], []).append(array)
     parts = [pd.DataFrame(backend.count_levels(images)) for images in kinds.values()]

@@ -30,9 +30,13 @@ class InputColumn:
         values = self.values[rows]
         if not isinstance(values, list):
             return values.copy()
-        if self.has_images and len({getattr(value, "shape", None) for value in values}) == 1:
+        if self.has_images and len({_kind(value) for value in values}) == 1:
             return values if values[0] is None else backend.numpy.stack(values)
         return [value.copy() if hasattr(value, "copy") else value for value in values]
+
+
+def _kind(image: Any) -> Any:
+    return None if image is None else (image.shape, image.dtype)
 
 
 def rows_with_images(frame: Any, names: Sequence[Any]) -> list[int]:

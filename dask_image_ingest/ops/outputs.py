@@ -13,7 +13,7 @@ import numpy as np
 import pyarrow as pa
 
 from dask_image_ingest.arguments import shown
-from dask_image_ingest.decode import Pixels
+from dask_image_ingest.decode import VALUE_TYPES, pixels_of
 from dask_image_ingest.errors import ArgumentError
 from dask_image_ingest.frames import IMAGE, Backend, NewColumn, is_text, parse_type
 
@@ -344,11 +344,11 @@ def checked_images(name: str, values: Any, count: int, backend: Backend) -> list
             "channels)"
         )
     for image in images:
-        if image.ndim != 3 or image.dtype != np.uint8 or not image.size:
+        if image.ndim != 3 or image.dtype not in VALUE_TYPES.values() or not image.size:
             raise ArgumentError(
                 f"map_batches: the function gave an image of shape {image.shape} and type "
-                f"{image.dtype} in {name!r}: images are (height, width, channels) of uint8, with a "
-                "pixel at least; .clip(0, 255).astype('uint8') makes them of floats"
+                f"{image.dtype} in {name!r}: images are (height, width, channels) of uint8, uint16 "
+                "or float32, with a pixel at least; .clip(0, 255).astype('uint8') makes them"
             )
     return images
 
@@ -357,12 +357,9 @@ def with_image_column(
     frame: Any, name: str, images: Sequence[Any], rows: Sequence[int], backend: Backend
 ) -> Any:
     """``frame`` with a column of images, which belong to ``rows`` of it; null in the others."""
-    shapes = np.zeros((len(frame), 3), np.int32)
-    errors: list[str | None] = ["missing"] * len(frame)
-    for row, image in zip(rows, images, strict=True):
-        shapes[row], errors[row] = image.shape, None
+    found = dict(zip(rows, images, strict=True))
+    errors = [None if row in found else "missing" for row in range(len(frame))]
     # Of a frame of no rows no GPU is asked: a client plans with one, and may have none.
-    flat = (backend.numpy if len(frame) else np).empty(0, np.uint8)
-    if images:
-        flat = backend.numpy.concatenate([image.reshape(-1) for image in images])
-    return backend.with_images(frame, Pixels(flat, shapes, errors), name, None)
+    library = backend.numpy if len(frame) else np
+    pixels = pixels_of([found.get(row) for row in range(len(frame))], errors, library)
+    return backend.with_images(frame, pixels, name, None)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import io
-from typing import Any
+from typing import Any, Final
 
 import numpy as np
 import pyarrow as pa
@@ -11,14 +11,14 @@ from PIL import Image
 
 from dask_image_ingest.decode import Decoding, Header, Pixels, make_decoding, resize_arrays
 from dask_image_ingest.errors import ArgumentError
-from dask_image_ingest.frames import backend_of
+from dask_image_ingest.frames import as_uint8, backend_of
 
 # Grey, grey and alpha, RGB, RGBA.
-_CHANNELS = {"jpeg": (1, 3), "png": (1, 2, 3, 4), "webp": (1, 2, 3, 4)}
+_CHANNELS: Final = {"jpeg": (1, 3), "png": (1, 2, 3, 4), "webp": (1, 2, 3, 4)}
 
 
 def small_images(frame: Any, image: str, size: int | tuple[int, int], resize: str) -> Any:
-    """A pandas or cuDF frame with its images resized."""
+    """A pandas or cuDF frame with its images resized, of uint8 to be looked at."""
     backend = backend_of(frame)
     decoding = make_decoding(
         device=backend.device, size=size, resize=resize, mode="RGB", transform=None, max_pixels=None
@@ -28,7 +28,7 @@ def small_images(frame: Any, image: str, size: int | tuple[int, int], resize: st
     present = [row for row, error in enumerate(errors) if error is None]
     shapes = np.zeros((len(arrays), 3), np.int32)
     buffer = backend.pixel_buffer(0)
-    given = [backend.host(arrays[row]) for row in present]
+    given = [as_uint8(backend.host(arrays[row])) for row in present]
     shapes[present] = resize_arrays(given, decoding, buffer)
     frame = backend.with_images(frame, Pixels(buffer.finish(), shapes, errors), image, None)
     too_large = [row for row, array in enumerate(arrays) if array is not None and errors[row]]
@@ -75,8 +75,15 @@ def encode(array: np.ndarray, format: str, quality: int, **options: Any) -> byte
     Raises
     ------
     ArgumentError
-        If files of this format have no such number of channels, or are not that large.
+        If files of this format have no such number of channels or values, or are not that large.
     """
+    deep = array.dtype == np.uint16 and format == "png" and array.shape[2] == 1
+    if array.dtype != np.uint8 and not deep:
+        raise ArgumentError(
+            f"encode: an image is of {array.dtype} with {array.shape[2]} channels, and {format} "
+            "takes uint8; png takes uint16 of one channel too. Make such images first with "
+            "map_batches, or write them as parquet, which keeps any"
+        )
     channels, takes = array.shape[2], _CHANNELS[format]
     if channels not in takes:
         instead = ", or encode('png')" if channels in _CHANNELS["png"] else ""

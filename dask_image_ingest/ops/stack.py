@@ -3,17 +3,24 @@
 from __future__ import annotations
 
 import operator
+from contextlib import suppress
 from typing import Any
 
 import numpy as np
 
-from dask_image_ingest.arguments import check_unique, is_column
-from dask_image_ingest.decode import ImageShape
+from dask_image_ingest.arguments import check_unique, is_column, shown
+from dask_image_ingest.decode import VALUE_TYPES, ImageShape
 from dask_image_ingest.errors import ArgumentError
 from dask_image_ingest.frames import backend_of, joined
 
 
-def stack(frame: Any, image: str, shape: ImageShape | None = None, first: Any = None) -> Any:
+def stack(
+    frame: Any,
+    image: str,
+    shape: ImageShape | None = None,
+    first: Any = None,
+    dtype: np.dtype | None = None,
+) -> Any:
     """The images of a pandas or cuDF frame as one array.
 
     Parameters
@@ -24,17 +31,25 @@ def stack(frame: Any, image: str, shape: ImageShape | None = None, first: Any = 
         What is said of the shape of each image.
     first
         A frame with the first image of all partitions, whose shape all have.
+    dtype
+        What is said of the type of their values.
     """
     backend = backend_of(frame)
     arrays = backend.arrays(frame[image])
     told = (None, None, None) if shape is None else shape
     if not arrays:
-        return backend.numpy.empty((0, *_shape_of_none(told, first, image)), np.uint8)
+        return backend.numpy.empty((0, *_shape_of_none(told, first, image)), dtype or np.uint8)
     if any(array is None for array in arrays):
         missing = next(row for row, array in enumerate(arrays) if array is None)
         raise ArgumentError(
             f"stack: row {missing} of a partition has no image: drop such rows first, "
             "ddf[ddf.error.isna()]"
+        )
+    other = next((a for a in arrays if a.dtype != (dtype or arrays[0].dtype)), None)
+    if other is not None:
+        raise ArgumentError(
+            f"stack: an image is of {other.dtype}, and not {dtype or arrays[0].dtype}: pass "
+            "dtype=, and make the values of one type with map_batches if they differ"
         )
     images = joined(arrays, backend)
     if isinstance(images, list):
@@ -54,6 +69,21 @@ def stack(frame: Any, image: str, shape: ImageShape | None = None, first: Any = 
             "read with size="
         )
     return images
+
+
+def parse_dtype(dtype: Any) -> np.dtype | None:
+    """The argument ``dtype=`` of ``stack``.
+
+    Raises
+    ------
+    ArgumentError
+    """
+    if dtype is None:
+        return None
+    with suppress(TypeError):
+        if np.dtype(dtype) in VALUE_TYPES.values():
+            return np.dtype(dtype)
+    raise ArgumentError(f"dtype={shown(dtype)}; pass 'uint8', 'uint16' or 'float32'")
 
 
 def parse_shape(shape: Any) -> ImageShape | None:

@@ -20,7 +20,7 @@ from dask_image_ingest.dataset import (
     decode_frame,
     value_sources,
 )
-from dask_image_ingest.decode import MAX_PIXELS, make_decoding
+from dask_image_ingest.decode import MAX_PIXELS, Decoding, make_decoding
 from dask_image_ingest.frames import backend_of, pandas_type
 
 __all__ = ["PLACE", "InShards", "image_columns", "in_shards"]
@@ -134,7 +134,7 @@ def _is_of_references(expr: Any) -> bool:
     return (
         isinstance(expr, Decode)
         and not isinstance(expr.frame, PointersToReferences)
-        and all(each.decoding.transform is None for each in expr.images)
+        and all(_is_picture(each.decoding) for each in expr.images)
     )
 
 
@@ -143,12 +143,17 @@ def _decodes(expr: Any, columns: tuple[Any, ...]) -> bool:
     if columns != ("image", *PLACE) or not set(columns) <= set(expr.columns):
         return False
     if isinstance(expr, ReadWebDataset):
-        return expr.dataset.options.decoding.transform is None
+        return _is_picture(expr.dataset.options.decoding)
     if isinstance(expr, ReadImageFiles):
-        return True
+        return _is_picture(expr.files.images.decoding)
     return isinstance(expr, Decode) and any(
-        each.image == "image" and each.decoding.transform is None for each in expr.images
+        each.image == "image" and _is_picture(each.decoding) for each in expr.images
     )
+
+
+def _is_picture(decoding: Decoding) -> bool:
+    """True if the stored image shows what is decoded; raw values are scaled by their own range."""
+    return decoding.transform is None and decoding.mode != "raw"
 
 
 def _ways(expr: Any) -> Iterator[_Known]:

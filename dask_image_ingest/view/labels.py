@@ -28,11 +28,11 @@ def with_labels(image: np.ndarray, labels: np.ndarray) -> np.ndarray:
     Raises
     ------
     ArgumentError
-        If the mask has more than one channel.
+        If the mask has more than one channel, or is not of uint8.
     """
-    if labels.shape[2] != 1:
+    if labels.shape[2] != 1 or labels.dtype != np.uint8:
         raise ArgumentError(
-            f"mask= names a column of images with {labels.shape[2]} channels: read it with "
+            f"mask= names a column of {labels.dtype} with {labels.shape[2]} channels: read it with "
             "ImageColumn(..., mode='labels')"
         )
     height, width = image.shape[:2]

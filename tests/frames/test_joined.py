@@ -66,6 +66,7 @@ def on_a_device(memory, address):
     """What `joined` looks at in a CuPy array."""
     return SimpleNamespace(
         shape=(2, 2, 1),
+        dtype=np.dtype("uint8"),
         nbytes=4,
         strides=(2, 1, 1),
         data=SimpleNamespace(mem=memory),

@@ -6,6 +6,7 @@ import gpu_probes
 import numpy as np
 import pytest
 from distributed import wait
+from PIL import Image
 from synthetic import bad_files, damaged_file, encode, photograph, write_shard, write_shards
 
 import dask_image_ingest as dii
@@ -95,6 +96,24 @@ def test_decoding_does_not_wait_for_what_is_queued_on_the_default_stream(client,
 )
 def test_gpu_equals_cpu(client, shards, options):
     compare_backends(client, shards[:2], options)
+
+
+def test_raw_values_of_every_type_are_those_of_the_cpu(client, tmp_path):
+    random = np.random.default_rng(0)
+    members = {}
+    for number in range(30):
+        shape = random.integers(1, 60, 2)
+        deep = Image.fromarray(random.integers(0, 1 << 16, shape).astype(np.uint16))
+        floats = Image.fromarray(random.standard_normal(shape).astype(np.float32))
+        image, format = [(deep, "png"), (floats, "tiff"), (deep.convert("L"), "png")][number % 3]
+        members[f"{number:03d}.img"] = encode(image, format)
+    path = write_shard(tmp_path / "raw.tar", members)
+    read = functools.partial(dii.read_webdataset_images, path, image="img", mode="raw")
+    theirs = read(backend="pandas").compute().images.arrays()
+    ours = read(backend="cudf").compute().images.arrays()
+    for one, other in zip(ours, theirs, strict=True):
+        assert one.dtype == other.dtype
+        np.testing.assert_array_equal(one.get(), other)
 
 
 def test_bad_images_are_the_same_error_rows_as_on_the_cpu(client, mixed_shard):

@@ -13,7 +13,7 @@ from contract import images
 from cudf.core.column.column import ColumnBase
 from held_types import HELD
 
-from dask_image_ingest.decode import Pixels
+from dask_image_ingest.decode import Pixels, pixels_of
 from dask_image_ingest.frames import get_backend
 from dask_image_ingest.frames.image_dtype import IMAGE
 
@@ -119,6 +119,25 @@ def test_images_alone_and_any_name_of_a_column_or_an_index_are_stored(tmp_path, 
         assert (kept["start"], kept["stop"], kept["step"]) == (index.start, index.stop, index.step)
     else:
         assert pq.read_table(tmp_path / "part.parquet")[kept].to_pylist() == [4, 7, 9, 10, 12]
+
+
+def test_values_of_every_type_come_back_through_a_file(tmp_path):
+    arrays = [
+        np.arange(6, dtype=np.uint16).reshape(1, 2, 3) * 9000,
+        None,
+        np.array([[[np.nan], [-1.5]]], np.float32),
+        np.array([[[7]]], np.uint8),
+    ]
+    pixels = pixels_of(arrays, [None if a is not None else "why" for a in arrays], np)
+    frame = get_backend("cudf").frame(pa.table({"n": range(4)}), np.arange(4), pixels)
+    types = {"n": pa.int64(), "image": IMAGE}
+    for backend in ("pandas", "cudf"):
+        again = through_a_file(frame, tmp_path / "part.parquet", backend, types)
+        for one, other in zip(get_backend(backend).arrays(again["image"]), arrays, strict=True):
+            assert (one is None) == (other is None)
+            if other is not None:
+                assert one.dtype == other.dtype
+                np.testing.assert_array_equal(one, other)
 
 
 def test_pixels_are_neither_copied_on_the_gpu_nor_pinned_there(tmp_path, monkeypatch):

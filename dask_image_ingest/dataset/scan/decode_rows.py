@@ -202,7 +202,10 @@ def decode_rows(
     # A decoder keeps batches beside the pixels, as large as what it is given at a time.
     pieces = [decode_piece(rows) for rows in cuts([sizes], backend.partition_memory())]
     told = [error for piece in pieces for error in piece.errors]
-    decoded = Pixels(buffer.finish(), np.concatenate([piece.shapes for piece in pieces]), told)
+    shapes = np.concatenate([piece.shapes for piece in pieces])
+    itemsizes = [piece.itemsizes for piece in pieces if piece.itemsizes is not None]
+    known = np.concatenate(itemsizes) if len(itemsizes) == len(pieces) else None
+    decoded = Pixels(buffer.finish(), shapes, told, known)
     _report(decoded, origin, errors)
     return decoded
 

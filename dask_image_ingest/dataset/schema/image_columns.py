@@ -29,7 +29,8 @@ class ImageColumn:
     extensions
         Member extensions that are the image, in order of preference, ``;`` between them.
     mode
-        ``"RGB"``, ``"RGBA"``, ``"L"`` or ``"labels"``, as for :func:`read_webdataset_images`.
+        ``"RGB"``, ``"RGBA"``, ``"L"``, ``"labels"`` or ``"raw"``, as for
+        :func:`read_webdataset_images`.
     size, resize, transform
         As for :func:`read_webdataset_images`; ``"same"`` as the read has them. The ``transform`` of
         the read changes no labels: masks have their own, or none.

@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 from distributed.protocol.pickle import dumps
 
-from dask_image_ingest.decode.buffers import Origin
+from dask_image_ingest.decode.buffers import Origin, Pixels
 from dask_image_ingest.decode.crash_guard import crash_log
 from dask_image_ingest.decode.formats import BadImage, Header
 from dask_image_ingest.decode.options import Decoding
@@ -118,10 +118,11 @@ def decode_guarded(
     decoding: Decoding,
     buffer: Any,
     origin: Callable[[int], Origin],
-) -> tuple[np.ndarray, list[str | None]]:
-    """Decode the images of a partition one by one in a guarded process: shapes and errors."""
+) -> Pixels:
+    """Decode the images of a partition one by one in a guarded process."""
     errors = [header.error for header in headers]
     shapes = np.zeros((len(headers), 3), np.int32)
+    itemsizes = np.ones(len(headers), np.int64)
     with DecodeSubprocess(decoding) as guard:
         for row, header in enumerate(headers):
             if header.error is not None:
@@ -131,9 +132,9 @@ def decode_guarded(
             except BadImage as bad:
                 errors[row] = str(bad)
                 continue
-            shapes[row] = image.shape
+            shapes[row], itemsizes[row] = image.shape, image.dtype.itemsize
             buffer.append([image])
-    return shapes, errors
+    return Pixels(buffer.finish(), shapes, errors, itemsizes)
 
 
 def crashed(death: str) -> BadImage:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Collection, Mapping, Sequence
+from dataclasses import replace
 from typing import Any, NamedTuple
 
 import cudf
@@ -13,7 +14,7 @@ import pandas as pd
 import pyarrow as pa
 import pylibcudf as plc
 
-from dask_image_ingest.decode import Pixels
+from dask_image_ingest.decode import Pixels, from_bytes, pixels_of
 from dask_image_ingest.frames.backend import NewColumn, gpus, require_gpu
 from dask_image_ingest.frames.cudf.column_types import as_stored, stored, stored_types, with_bytes
 from dask_image_ingest.frames.cudf.pixels import check_pixels
@@ -159,7 +160,7 @@ def _new_column(values: Any, rows: Sequence[int], length: int, type_: pa.DataTyp
 
 
 def _image_column(pixels: Pixels) -> plc.Column:
-    ends = np.cumsum(pixels.shapes.astype(np.int64).prod(axis=1))
+    ends = np.cumsum(pixels.sizes)
     check_pixels(int(ends[-1]))
     offsets = np.concatenate([np.zeros(1, np.int64), ends]).astype(np.int32)
     flat = plc.Column.from_cuda_array_interface(pixels.flat)
@@ -196,7 +197,7 @@ def image_arrays(images: cudf.Series) -> list[cupy.ndarray | None]:
         return []
     column = _read(images)
     return [
-        column.flat[start:end].reshape(shape) if there else None
+        from_bytes(column.flat[start:end], shape) if there else None
         for start, end, shape, there in zip(
             column.ends[:-1], column.ends[1:], column.shapes.tolist(), column.present, strict=True
         )
@@ -210,7 +211,10 @@ def pixels_on_host(images: cudf.Series) -> Pixels:
     column = _read(images)
     shapes = np.where(np.array(column.present)[:, None], column.shapes, 0).astype(np.int32)
     errors = [None if there else "no image" for there in column.present]
-    return Pixels(column.flat[column.ends[0] : column.ends[-1]].get(), shapes, errors)
+    values = shapes.astype(np.int64).prod(axis=1)
+    itemsizes = np.diff(column.ends) // np.maximum(values, 1)
+    flat = column.flat[column.ends[0] : column.ends[-1]].get()
+    return Pixels(flat, shapes, errors, np.maximum(itemsizes, 1))
 
 
 def typed(array: pa.Array, dtype: Any) -> pa.Array:
@@ -334,9 +338,7 @@ def to_frame(table: pa.Table, meta: cudf.DataFrame) -> cudf.DataFrame:
 
 
 def _image_array(series: cudf.Series) -> pa.Array:
-    pixels = pixels_on_host(series)
-    absent = np.array([error is not None for error in pixels.errors], bool)
-    return image_array(pixels.flat, pixels.shapes, absent)
+    return image_array(pixels_on_host(series))
 
 
 def _free_name(name: Any, taken: Collection[Any]) -> str:
@@ -349,8 +351,6 @@ def _free_name(name: Any, taken: Collection[Any]) -> str:
 def _pixels(column: pa.ChunkedArray) -> Pixels:
     images = as_images(column).combine_chunks()
     views = image_views(images)
-    shapes = np.array([(0, 0, 0) if view is None else view.shape for view in views], np.int32)
-    there = [view.reshape(-1) for view in views if view is not None]
-    flat = np.concatenate(there) if there else np.empty(0, np.uint8)
     errors = ["no image" if view is None else None for view in views]
-    return Pixels(cupy.asarray(flat), shapes.reshape(-1, 3), errors)
+    pixels = pixels_of(views, errors, np)
+    return replace(pixels, flat=cupy.asarray(pixels.flat))

@@ -6,6 +6,7 @@ of Arrow's dtypes, images among them, become what a read gives; the others what 
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import cudf
@@ -16,7 +17,7 @@ import pyarrow as pa
 from cudf.core.column import ColumnBase
 from dask_cudf.backends import to_cudf_dispatch_from_pandas, to_pandas_dispatch_from_cudf
 
-from dask_image_ingest.decode import Pixels
+from dask_image_ingest.decode import Pixels, pixels_of
 from dask_image_ingest.frames.backend import gpus
 from dask_image_ingest.frames.cudf.columns import (
     empty_frame,
@@ -84,7 +85,7 @@ def images_frame(name: Any, pixels: Pixels, index: cudf.Index) -> cudf.DataFrame
     """A frame of pixels on the host, as one column on the GPU."""
     if not len(index):
         return empty_frame({name: IMAGE}, index)
-    on_device = Pixels(cupy.asarray(pixels.flat), pixels.shapes, pixels.errors)
+    on_device = replace(pixels, flat=cupy.asarray(pixels.flat))
     frame = make_frame(pa.table({}), index, on_device)
     frame.columns = [name]  # rename() would copy the pixels
     return frame
@@ -102,13 +103,8 @@ def _is_ours(dtype: Any) -> bool:
 
 def _pixels(images: pd.Series) -> Pixels:
     arrays = PandasBackend().arrays(images)
-    shapes = [(0, 0, 0) if array is None else array.shape for array in arrays]
-    flat = [array.reshape(-1) for array in arrays if array is not None]
-    return Pixels(
-        np.concatenate(flat) if flat else np.empty(0, np.uint8),
-        np.array(shapes, np.int32).reshape(-1, 3),
-        ["no image" if array is None else None for array in arrays],
-    )
+    errors = ["no image" if array is None else None for array in arrays]
+    return pixels_of(arrays, errors, np)
 
 
 def _empty(frame: pd.DataFrame) -> cudf.DataFrame:

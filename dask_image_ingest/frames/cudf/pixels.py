@@ -10,6 +10,7 @@ from typing import Any
 import cupy
 import numpy as np
 
+from dask_image_ingest.decode import as_bytes
 from dask_image_ingest.errors import PartitionTooLargeError
 from dask_image_ingest.frames.backend import Backend
 from dask_image_ingest.frames.pandas_backend import runs
@@ -68,7 +69,7 @@ class DevicePixels:
             return
         for image in images:
             if isinstance(image, np.ndarray):
-                array = np.ascontiguousarray(image).reshape(-1)
+                array = as_bytes(image)
                 self._room(array.size).set(array, stream=self._stream)
             else:
                 self._copy(image, math.prod(image.shape()))
