@@ -130,17 +130,9 @@ def _made_with_splits(expr: Any, splits: Sequence[VersionedSplit], known: dict[s
 
 
 def _dataset_of(dataset: Dataset, splits: Sequence[VersionedSplit]) -> Dataset:
-    own = dataset.splits[0]
-    chosen = tuple(
-        replace(
-            own,
-            url=s.shard.url,
-            part=s.part,
-            parts=s.parts,
-            sidecar=s.shard.sidecar_url,
-        )
-        for s in splits
-    )
+    # Each shard has an index and a sidecar of its own.
+    own = {split.url: split for split in dataset.splits}
+    chosen = tuple(replace(own[s.shard.url], part=s.part, parts=s.parts) for s in splits)
     token = tokenize(dataset.token, [(s.url, s.part, s.parts) for s in chosen])
     # A shard that cannot be read leaves its mark in a checkpoint, and no empty partition for good.
     options = replace(dataset.options, shard_errors="raise")

@@ -126,6 +126,12 @@ def test_a_shard_of_which_nothing_is_stored_has_the_boundaries_of_this_machine(j
     assert answer(stored.compute()) == answer(few.compute())
 
 
+def test_shards_with_indexes_keep_their_own_rows(job, folder, tmp_path):
+    without = answer(job().compute())
+    dii.write_index(folder)
+    assert answer(dii.checkpoint(job(), tmp_path / "out").compute()) == without
+
+
 def test_some_partitions_first_and_the_others_later(job, tmp_path):
     one = dii.checkpoint(job().partitions[1:2], tmp_path / "out")
     assert answer(one.compute()) == answer(job().partitions[1].compute())
