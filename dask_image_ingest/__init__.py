@@ -34,6 +34,7 @@ from dask_image_ingest.export import Encode, to_parquet_images, to_webdataset
 from dask_image_ingest.image_frame import ImageDataFrame
 from dask_image_ingest.index import write_index
 from dask_image_ingest.loader import MixedBatches, mix
+from dask_image_ingest.progress_bar import progress
 from dask_image_ingest.view import gallery
 
 __version__ = "0.1.0"
@@ -60,6 +61,7 @@ __all__ = [
     "gallery",
     "mix",
     "prepare",
+    "progress",
     "read_images",
     "read_parquet_images",
     "read_webdataset_images",

@@ -1,21 +1,16 @@
 """Progress of a slow listing of shards.
 
-The command line shows it on a terminal; elsewhere it goes where Dask's ``ProgressBar`` does, if one
-is in use: ``with ProgressBar(): ddf = read_webdataset_images("s3://bucket/")``.
+The command line shows it on a terminal, and so does ``progress`` in a program.
 """
 
 from __future__ import annotations
 
-import sys
 import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
 from typing import TextIO
-
-from dask.callbacks import Callback
-from dask.diagnostics import ProgressBar
 
 __all__ = ["found", "listing", "showing_listings"]
 
@@ -39,7 +34,7 @@ def showing_listings(out: TextIO | None) -> Iterator[None]:
 @contextmanager
 def listing(what: str) -> Iterator[None]:
     """Say that this is being listed, if it takes longer than a second and somebody looks."""
-    out = _shown_on.get() or _bar()
+    out = _shown_on.get()
     if out is None or _current.get() is not None:
         yield
         return
@@ -84,12 +79,3 @@ class _Listing:
             seconds = time.monotonic() - self._began
             line = f"\rlisting {self._what}: {self.files:,} files in {seconds:.1f} s"
             print(line, end="\n" if over else "", file=self._out, flush=True)
-
-
-def _bar() -> TextIO | None:
-    """The stream that a progress bar of Dask's in use writes to."""
-    owners = (
-        getattr(each, "__self__", None) for callbacks in Callback.active for each in callbacks
-    )
-    bar = next((owner for owner in owners if isinstance(owner, ProgressBar)), None)
-    return None if bar is None else getattr(bar, "_file", None) or sys.stdout

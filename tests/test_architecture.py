@@ -21,10 +21,10 @@ ROOT = Path(__file__).parent.parent / PACKAGE
 # From the ground up: a room may use those before it. Modules of the package itself have their place
 # among the rooms.
 ROOMS = (
-    "passwords", "errors", "arguments", "dask_internals", "killed_workers", "progress",
-    "listing_progress", "image_frame", "user_functions", "storage", "tar", "decode", "index",
-    "frames", "dataset", "cluster", "ops", "loader", "view", "export", "checkpoint", "report",
-    "accessor", "curate", "cli", "__init__",
+    "passwords", "errors", "arguments", "dask_internals", "killed_workers", "listing_progress",
+    "progress_bar", "computing", "image_frame", "user_functions", "storage", "tar", "decode",
+    "index", "frames", "dataset", "cluster", "ops", "loader", "view", "export", "checkpoint",
+    "report", "accessor", "curate", "cli", "__init__",
 )  # fmt: skip
 
 # Modules for those who have another package, which rooms can't show to all.

@@ -8,7 +8,6 @@ import sys
 import threading
 
 import pytest
-from dask.diagnostics import ProgressBar
 from faulty_server import faulty_server
 from tars import tar
 
@@ -62,24 +61,24 @@ def test_files_and_pipes_get_none_of_it(url, capsys):
     assert "listing" not in captured.err + captured.out
 
 
-def test_elsewhere_it_is_shown_with_a_progress_bar_of_dask(url):
-    out = io.StringIO()
+def test_elsewhere_it_is_shown_inside_progress(url):
+    out = Terminal()
     assert len(find_shards(url)) == 4
-    with ProgressBar(out=out):
+    with dii.progress(out):
         assert len(find_shards(url)) == 4
     assert re.findall(LINE, out.getvalue())[-1] == "4"
 
 
 def test_a_listing_that_fails_ends_its_line(url):
-    out = io.StringIO()
-    with ProgressBar(out=out), pytest.raises(dii.ShardNotFoundError):
+    out = Terminal()
+    with dii.progress(out), pytest.raises(dii.ShardNotFoundError):
         find_shards(url.replace("x-", "y-"))
-    assert out.getvalue().endswith("s\n")
+    assert re.search(r"\d s\n", out.getvalue())
 
 
 def test_a_quick_listing_says_nothing(tmp_path):
     (tmp_path / "a.tar").write_bytes(SHARD)
-    out = io.StringIO()
-    with ProgressBar(out=out):
+    out = Terminal()
+    with dii.progress(out):
         find_shards(tmp_path)
     assert out.getvalue() == ""

@@ -25,6 +25,7 @@ SUBJECTS = {
     dii.gallery: ["frame", "path", "n"],
     dii.start_cluster: ["n_workers"],
     dii.prepare: ["client", "paths"],
+    dii.progress: ["file"],
     dii.versions: [],
     IMAGES.stack: ["shape"],
     IMAGES.vectors: ["column"],

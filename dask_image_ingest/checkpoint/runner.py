@@ -28,11 +28,11 @@ from dask_image_ingest.checkpoint.partition_files import (
     shard_of,
 )
 from dask_image_ingest.checkpoint.scan import StoredFrame
+from dask_image_ingest.computing import run
 from dask_image_ingest.dask_internals import cull
 from dask_image_ingest.dataset import ReadWebDataset, warn_user, with_sidecars
 from dask_image_ingest.errors import ArgumentError, ExportError, ShardError, ShardNotFoundError
 from dask_image_ingest.frames import backend_of
-from dask_image_ingest.progress import run
 from dask_image_ingest.storage import (
     LOCK,
     STAGING,

@@ -9,14 +9,14 @@ import sys
 from typing import Any
 
 import pandas as pd
-from dask.diagnostics import ProgressBar
 
 from dask_image_ingest.cli.verbs import BAD_DATA, FINE
+from dask_image_ingest.computing import compute
 from dask_image_ingest.curate import duplicates as find_duplicates
 from dask_image_ingest.curate import issue_summary, issues
 from dask_image_ingest.dataset import read_webdataset_images
 from dask_image_ingest.passwords import without_passwords
-from dask_image_ingest.progress import compute
+from dask_image_ingest.progress_bar import progress
 from dask_image_ingest.report import number, printable_text
 
 __all__ = ["duplicates", "quality"]
@@ -60,8 +60,7 @@ def quality(args: argparse.Namespace) -> int:
 
 def duplicates(args: argparse.Namespace) -> int:
     """Print which images are there more than once, and of each which one to keep."""
-    bar = ProgressBar(minimum=1.0, out=sys.stderr) if sys.stderr.isatty() else None
-    with bar or contextlib.nullcontext():
+    with progress() if sys.stderr.isatty() else contextlib.nullcontext():
         found = find_duplicates(
             _read(args),
             args.by,

@@ -13,16 +13,16 @@ from functools import partial
 from typing import Any
 
 import pandas as pd
-from dask.diagnostics import ProgressBar
 from dask.utils import format_bytes
 
 from dask_image_ingest import curate
 from dask_image_ingest.cli.where import json_fields_of, parse_where
+from dask_image_ingest.computing import run
 from dask_image_ingest.dataset import read_webdataset_images
 from dask_image_ingest.decode import printable
 from dask_image_ingest.errors import ArgumentError, ShardError, ShardNotFoundError
 from dask_image_ingest.export import Encode, to_webdataset
-from dask_image_ingest.progress import run
+from dask_image_ingest.progress_bar import progress
 from dask_image_ingest.storage import find_shards, open_shard
 from dask_image_ingest.tar import index_tar
 
@@ -104,7 +104,7 @@ def export_command(args: argparse.Namespace) -> int:
     show = sys.stderr.isatty()
     duplicates = 0
     if args.drop_duplicates:
-        with ProgressBar(minimum=1.0, out=sys.stderr) if show else contextlib.nullcontext():
+        with progress() if show else contextlib.nullcontext():
             frame = curate.duplicates(frame, args.drop_duplicates)
         duplicates = int((~frame["duplicate.keep"]).sum().compute())
         frame = frame[frame["duplicate.keep"]]

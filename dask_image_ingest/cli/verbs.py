@@ -11,12 +11,12 @@ import sys
 from typing import Any
 
 import pyarrow as pa
-from dask.diagnostics import ProgressBar
 
+from dask_image_ingest.computing import compute_all, run
 from dask_image_ingest.dataset import read_webdataset_images
 from dask_image_ingest.index import write_index
 from dask_image_ingest.passwords import without_passwords
-from dask_image_ingest.progress import compute_all, run
+from dask_image_ingest.progress_bar import progress
 from dask_image_ingest.report import (
     check_shard,
     describe_shard,
@@ -70,8 +70,7 @@ def head(args: argparse.Namespace) -> int:
 def gallery(args: argparse.Namespace) -> int:
     """Write a page of thumbnails and histograms."""
     frame = _read(args)
-    bar = ProgressBar(minimum=1.0, out=sys.stderr) if _on_terminal() else None
-    with bar or contextlib.nullcontext():
+    with progress() if _on_terminal() else contextlib.nullcontext():
         sheet = write_gallery(
             frame, args.output, args.n, columns=args.columns.split(","), decode=args.decode
         )

@@ -20,6 +20,7 @@ from dask_image_ingest.decode.planner import Batch, Schedule
 from dask_image_ingest.decode.resize import ResizedImage
 from dask_image_ingest.decode.resources import decode_pool
 from dask_image_ingest.decode.scaled_jpeg import ScaledDecoder, any_reduced
+from dask_image_ingest.progress_bar import count_images
 
 __all__ = ["decode"]
 
@@ -64,8 +65,12 @@ def decode(
     headers = _without_crashers(headers, image_bytes)
     with crash_log.in_progress(_name(decoding, len(headers), origin)) as died_before:
         if died_before:
-            return decode_guarded(headers, image_bytes, decoding, buffer, origin)
-        return decode_in_batches(headers, image_bytes, decoding, buffer, origin, meanwhile)
+            pixels = decode_guarded(headers, image_bytes, decoding, buffer, origin)
+        else:
+            pixels = decode_in_batches(headers, image_bytes, decoding, buffer, origin, meanwhile)
+    bad = sum(bool(error) for error in pixels.errors)
+    count_images(len(headers) - bad, bad)
+    return pixels
 
 
 def _name(decoding: Decoding, count: int, origin: Callable[[int], Origin]) -> str:

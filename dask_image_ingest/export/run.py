@@ -13,6 +13,7 @@ from typing import Any
 
 import pandas as pd
 
+from dask_image_ingest.computing import run
 from dask_image_ingest.errors import ArgumentError, ExportError
 from dask_image_ingest.export.fingerprint import frame_fingerprint
 from dask_image_ingest.export.lineage import shards_read
@@ -39,7 +40,6 @@ from dask_image_ingest.export.plan.staging import StagedRows, metadata_columns, 
 from dask_image_ingest.export.transcode.transcode import is_transcoded
 from dask_image_ingest.export.write.shard import compare_shard, write_shard
 from dask_image_ingest.index import parquet_bytes
-from dask_image_ingest.progress import run
 from dask_image_ingest.storage import (
     RUN,
     STAGING,

@@ -12,12 +12,12 @@ from typing import Any, Literal
 import pandas as pd
 
 from dask_image_ingest.arguments import check_choice, check_flag, check_storage_options, shown
+from dask_image_ingest.computing import run
 from dask_image_ingest.errors import ArgumentError, ShardError, ShardNotFoundError
 from dask_image_ingest.index.build_index import parquet_bytes, shard_table
 from dask_image_ingest.index.discovery import index_place, refuse_unindexed
 from dask_image_ingest.index.open_index import open_stored, unknown_version
 from dask_image_ingest.index.stored_index import UnusableIndexError
-from dask_image_ingest.progress import run
 from dask_image_ingest.storage import (
     INDEX_ADVICE,
     Shard,

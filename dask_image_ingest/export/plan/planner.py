@@ -11,6 +11,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from dask_image_ingest.computing import run
 from dask_image_ingest.export.options import ExportContext
 from dask_image_ingest.export.plan.locate import POINTERS, Located, LocatedCache, locate
 from dask_image_ingest.export.plan.rejected_rows import UNSURE, RejectedRows, unsure_rows
@@ -18,7 +19,6 @@ from dask_image_ingest.export.plan.shard_plan import ShardPlan, make_plan
 from dask_image_ingest.export.plan.spill_repartition import repartition_spill
 from dask_image_ingest.export.plan.staged_tables import write_batches
 from dask_image_ingest.export.plan.staging import StagedRows
-from dask_image_ingest.progress import run
 
 __all__ = ["Prepared", "prepare"]
 

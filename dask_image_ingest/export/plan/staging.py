@@ -17,6 +17,7 @@ import pandas as pd
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from dask_image_ingest.computing import compute
 from dask_image_ingest.dask_internals import FrameBase, new_collection
 from dask_image_ingest.dataset import ReadWebDataset
 from dask_image_ingest.errors import ArgumentError
@@ -27,7 +28,6 @@ from dask_image_ingest.export.plan.staged_tables import from_bytes, to_bytes, wr
 from dask_image_ingest.frames import backend_of
 from dask_image_ingest.index import parquet_bytes
 from dask_image_ingest.ops import encoded_images
-from dask_image_ingest.progress import compute
 
 __all__ = ["StagedRows", "image_columns", "metadata_columns", "stage_frame"]
 

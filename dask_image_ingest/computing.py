@@ -1,0 +1,51 @@
+"""Computing with the scheduler in use, with a progress bar where one is wanted."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import dask
+from dask.bag import from_sequence
+from dask.base import get_scheduler
+from distributed.scheduler import KilledWorker
+
+from dask_image_ingest.killed_workers import killed_by
+from dask_image_ingest.progress_bar import progress
+
+__all__ = ["compute", "compute_all", "run"]
+
+
+def run(function: Callable[[Any], Any], items: Sequence[Any], show: bool) -> list[Any]:
+    """Call ``function`` with each item, each time in a task of its own; results in order.
+
+    Raises
+    ------
+    DaskImageIngestError
+        If workers of a cluster die of an item.
+    """
+    if not len(items):
+        return []
+    try:
+        return list(compute(from_sequence(items, npartitions=len(items)).map(function), show))
+    except KilledWorker as error:
+        # Of a single item the task is one with what follows it, and has no number.
+        number = error.task[1] if isinstance(error.task, tuple) else 0
+        raise killed_by(error, str(items[number])) from error
+
+
+def compute(collection: Any, show: bool) -> Any:
+    """Compute one collection, as :func:`compute_all`."""
+    return compute_all([collection], show)[0]
+
+
+def compute_all(collections: Sequence[Any], show: bool) -> tuple[Any, ...]:
+    """Compute collections with the scheduler that was chosen, or else on threads.
+
+    With ``show``, what takes longer than a second has a line of :func:`progress`.
+    """
+    scheduler = None if get_scheduler() else "threads"
+    with progress() if show else contextlib.nullcontext():
+        results: tuple[Any, ...] = dask.compute(*collections, scheduler=scheduler)
+    return results
