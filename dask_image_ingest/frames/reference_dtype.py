@@ -75,7 +75,7 @@ class ImageReference:
         # Some of the bytes tell images apart; who finds an equal hash compares all.
         sample = None if self.bytes is None else self.bytes[:: 1 + len(self.bytes) // _HASHED]
         told = self.url, self.version, self.number, self.key, self.offset
-        return hash((*told, sample and sample.hex()))
+        return hash((*told, None if sample is None else sample.hex()))
 
     @property
     def place(self) -> tuple[int, int] | None:

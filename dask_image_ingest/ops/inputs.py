@@ -95,12 +95,12 @@ class _HasNulls(Exception):
 def _lists(column: Any) -> list[Any]:
     """Each list of an Arrow column: an array of numbers, (k, d) of lists of one length."""
     items = _items(column.flatten())
-    ends = np.cumsum(column.value_lengths().fill_null(0).to_numpy())
-    starts = np.concatenate([[0], ends[:-1]])
+    lengths = column.value_lengths().fill_null(0).to_numpy()
+    ends = np.cumsum(lengths)
     present = column.is_valid().to_numpy(zero_copy_only=False)
     return [
         _stacked(items[start:end]) if there else None
-        for start, end, there in zip(starts, ends, present, strict=True)
+        for start, end, there in zip(ends - lengths, ends, present, strict=True)
     ]
 
 

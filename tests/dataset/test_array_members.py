@@ -107,3 +107,10 @@ def test_vectors_come_as_one_array(tmp_path, rng):
             tmp_path / "0.tar", components={"npy": "list<float32>"}, backend="pandas"
         )
     np.testing.assert_array_equal(ddf.images.vectors("npy").compute(), vectors)
+
+
+@pytest.mark.parametrize("bad", [b"", GOOD[:3], b"[1, 2]"], ids=range(3))
+def test_a_first_member_that_is_no_array_costs_its_row_alone(tmp_path, bad):
+    with pytest.warns(UserWarning, match="1 of 3 values"):
+        found = column_of(tmp_path, [bad, GOOD, GOOD], "list<float32>")
+    assert pa.array(found).to_pylist() == [None, [0, 1, 2, 3], [0, 1, 2, 3]]

@@ -241,3 +241,16 @@ def test_boxes_that_are_exploded_give_a_row_for_each_crop(ddf, photos, kind):
         expected = photos[row].pixels[y0:y1, x0:x1]
         assert array.shape == expected.shape
         assert abs(array.astype(int) - expected).mean() < 4
+
+
+def test_lists_of_a_shard_without_samples_are_no_error(boxed, tmp_path):
+    empty = write_tar(tmp_path / "empty.tar", {})
+    ddf = dii.read_webdataset_images(
+        [boxed, empty], json_fields={"boxes": "list<list<float32>>"}, backend="pandas"
+    )
+    count = ddf.images.map_batches(
+        lambda boxes: [0 if each is None else len(each) for each in boxes],
+        {"count": "int64"},
+        inputs=["json.boxes"],
+    )["count"]
+    assert count.compute().tolist() == [len(boxes or ()) for boxes in BOXES]

@@ -40,10 +40,9 @@ def arrays_to_lists(
     Returns
     -------
     tuple or None
-        None where the first member is no such file.
+        None where no member is such a file.
     """
-    first = next((content for content in contents if content is not None), b"")
-    if not first.startswith(_MAGIC):
+    if not any(content is not None and content.startswith(_MAGIC) for content in contents):
         return None
     depth, value = _depth(type_)
     dtype = np.dtype(value.to_pandas_dtype())

@@ -234,3 +234,11 @@ def test_paths_follow_the_rules_of_shards(file, tmp_path):
     (tmp_path / "text.parquet").write_text("no parquet")
     with pytest.raises(dii.ShardError, match=r"text.parquet cannot be read"):
         dii.read_parquet_images(tmp_path / "text.parquet", backend="pandas")
+
+
+@pytest.mark.parametrize("kind", ["struct", "binary"])
+def test_a_row_of_no_bytes_costs_that_row_alone(kind, encoded, tmp_path):
+    path = write(tmp_path / "a.parquet", [encoded[0], b"", None, encoded[1]], kind)
+    frame = dii.read_parquet_images(path, backend="pandas").compute()
+    assert [image is not None for image in frame.images.arrays()] == [True, False, False, True]
+    assert frame.error.str.split(":").str[0].tolist() == [pd.NA, "empty", "missing", pd.NA]
