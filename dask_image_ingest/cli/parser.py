@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import argparse
 import json
-from typing import Any
+from typing import Any, get_args
 
 from dask_image_ingest.cli.curation import duplicates, quality
 from dask_image_ingest.cli.export import add_export
 from dask_image_ingest.cli.verbs import check, describe, gallery, head, index
+from dask_image_ingest.decode import Mode
+from dask_image_ingest.tar import IMAGE_EXTENSIONS
 
 __all__ = ["make_parser"]
 
@@ -42,6 +44,20 @@ def make_parser() -> argparse.ArgumentParser:
         help="have the columns of the parquet file beside each shard too, as img2dataset writes "
         "it; auto: where there is one",
     )
+    image = argparse.ArgumentParser(add_help=False)
+    image.add_argument(
+        "--image",
+        default=IMAGE_EXTENSIONS,
+        metavar="EXTENSIONS",
+        help="the member of a sample that is looked at: 'seg.png', or several in order of "
+        "preference, 'jpg;png' (default: jpg;jpeg;png;webp;... as a read has it)",
+    )
+    image.add_argument(
+        "--mode",
+        choices=get_args(Mode),
+        default="RGB",
+        help="what its pixels are meant to be: labels, for masks (default RGB)",
+    )
     parser = argparse.ArgumentParser(
         prog="dask-image-ingest",
         description="Look at WebDataset image shards.",
@@ -50,7 +66,7 @@ def make_parser() -> argparse.ArgumentParser:
     verbs = parser.add_subparsers(required=True, metavar="VERB")
 
     told = "totals, formats, sizes, and a line per shard, from headers alone"
-    describing = verbs.add_parser("describe", parents=[common], help=told, description=told)
+    describing = verbs.add_parser("describe", parents=[common, image], help=told, description=told)
     describing.add_argument(
         "--decode", action="store_true", help="decode every image too, and count what fails"
     )
@@ -62,7 +78,7 @@ def make_parser() -> argparse.ArgumentParser:
     heading.set_defaults(verb=head)
 
     told = "a health report: decodes every image, and names what is bad, damaged or ambiguous"
-    checking = verbs.add_parser("check", parents=[common], help=told, description=told)
+    checking = verbs.add_parser("check", parents=[common, image], help=told, description=told)
     checking.set_defaults(verb=check)
 
     told = "a page of thumbnails and histograms, which needs no other file"

@@ -26,6 +26,7 @@ from dask_image_ingest.report import (
     in_words,
     index_text,
     is_bad,
+    options_of,
     summarize,
 )
 from dask_image_ingest.storage import find_shards
@@ -50,7 +51,10 @@ _NEEDS_DECODING = ["image", "error"]
 def describe(args: argparse.Namespace) -> int:
     """Print totals, and a line per shard; decode nothing unless asked."""
     function = functools.partial(
-        describe_shard, storage_options=args.storage_options, decode_too=args.decode
+        describe_shard,
+        storage_options=args.storage_options,
+        decode_too=args.decode,
+        options=options_of(args.image, args.mode),
     )
     summary = summarize(run(function, _urls(args), _on_terminal()))
     print(json.dumps(summary, indent=2) if args.json else without_passwords(describe_text(summary)))
@@ -82,7 +86,11 @@ def gallery(args: argparse.Namespace) -> int:
 
 def check(args: argparse.Namespace) -> int:
     """Print a report of the shards' health, after decoding every image."""
-    function = functools.partial(check_shard, storage_options=args.storage_options)
+    function = functools.partial(
+        check_shard,
+        storage_options=args.storage_options,
+        options=options_of(args.image, args.mode),
+    )
     found = run(function, _urls(args), _on_terminal())
     print(
         json.dumps(in_total(found), indent=2) if args.json else without_passwords(in_words(found))

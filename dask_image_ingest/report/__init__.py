@@ -6,6 +6,7 @@ people.
 
 from dask_image_ingest.report.check import check_shard, in_total, in_words
 from dask_image_ingest.report.describe import describe_shard, describe_text, is_bad, summarize
+from dask_image_ingest.report.shard_rows import options_of
 from dask_image_ingest.report.text import head_text, index_text, number, printable_text
 
 __all__ = [
@@ -18,6 +19,7 @@ __all__ = [
     "index_text",
     "is_bad",
     "number",
+    "options_of",
     "printable_text",
     "summarize",
 ]

@@ -9,11 +9,11 @@ from typing import Any
 
 from dask.utils import format_bytes
 
-from dask_image_ingest.dataset import NoPixels, SampleRows
+from dask_image_ingest.dataset import NoPixels, ReadOptions, SampleRows
 from dask_image_ingest.decode import decode, printable
 from dask_image_ingest.errors import ShardError, ShardNotFoundError
 from dask_image_ingest.report.hardware import hardware_in_words, hardware_summary, not_in_hardware
-from dask_image_ingest.report.shard_rows import OPTIONS, open_rows
+from dask_image_ingest.report.shard_rows import OPTIONS, open_rows, other_images, others_in_words
 from dask_image_ingest.tar import TarIndex
 
 __all__ = ["Bad", "ShardHealth", "check_shard", "in_total", "in_words"]
@@ -74,6 +74,8 @@ class ShardHealth:
         How many images a hardware JPEG decoder takes, and the others by reason.
     pax, sparse
         Members with a PAX header, and members stored with holes: sound, yet not read everywhere.
+    others
+        Images that were not looked at, by their extension.
     """
 
     url: str
@@ -89,6 +91,7 @@ class ShardHealth:
     hardware: dict[str, Any] = field(default_factory=lambda: hardware_summary(0, {}))
     pax: int = 0
     sparse: int = 0
+    others: dict[str, int] = field(default_factory=dict)
 
     @property
     def is_bad(self) -> bool:
@@ -96,13 +99,17 @@ class ShardHealth:
         return bool(self.unreadable or self.damage or self.bad or self.duplicates or self.repeated)
 
 
-def check_shard(url: str, storage_options: dict[str, Any] | None = None) -> ShardHealth:
-    """Read a shard from end to end, decode every image, keep none."""
+def check_shard(
+    url: str, storage_options: dict[str, Any] | None = None, options: ReadOptions = OPTIONS
+) -> ShardHealth:
+    """Read a shard from end to end, decode the image of each sample, keep none."""
     try:
-        with open_rows(url, storage_options) as (rows, index):
-            decoding = OPTIONS.decoding
+        with open_rows(url, storage_options, options) as (rows, index):
+            decoding = options.decoding
             pixels = decode(rows.headers, rows.image_bytes, decoding, NoPixels(), rows.origin)
-            return _health(rows, index, pixels.errors)
+            health = _health(rows, index, pixels.errors)
+            health.others = other_images(index, options)
+            return health
     except (ShardError, ShardNotFoundError) as error:
         return ShardHealth(url, unreadable=printable(str(error), 1000))
 
@@ -117,6 +124,7 @@ def in_total(shards: Sequence[ShardHealth]) -> dict[str, Any]:
         **{name: sum(getattr(shard, name) for shard in shards) for name in _COUNTS},
         **{name: sum(len(getattr(shard, name)) for shard in shards) for name in _LISTS},
         "hardware": _hardware_in_total(shards),
+        "others": _others_in_total(shards),
         "bad_images": {code: asdict(bad) for code, bad in _bad_in_total(shards).items()},
         "per_shard": [asdict(shard) for shard in shards],
     }
@@ -133,6 +141,8 @@ def in_words(shards: Sequence[ShardHealth]) -> str:
         f"{sum(entry.count for entry in bad.values()):,} bad images",
         hardware_in_words(_hardware_in_total(shards)),
     ]
+    if others := _others_in_total(shards):
+        lines.append(others_in_words(others))
     if bad:
         width = max(map(len, bad))
         lines += ["", "bad images"]
@@ -185,6 +195,13 @@ def _hardware_in_total(shards: Sequence[ShardHealth]) -> dict[str, Any]:
         others.update(shard.hardware["others"])
     images = sum(shard.hardware["of"] for shard in shards)
     return hardware_summary(images, others)
+
+
+def _others_in_total(shards: Sequence[ShardHealth]) -> dict[str, int]:
+    total: Counter[str] = Counter()
+    for shard in shards:
+        total.update(shard.others)
+    return dict(total.most_common())
 
 
 def _bad_in_total(shards: Sequence[ShardHealth]) -> dict[str, Bad]:

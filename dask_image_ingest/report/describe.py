@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -9,10 +10,10 @@ from typing import Any
 import pandas as pd
 from dask.utils import format_bytes
 
-from dask_image_ingest.dataset import NoPixels
-from dask_image_ingest.decode import MAX_PIXELS, Decoding, decode, printable
+from dask_image_ingest.dataset import NoPixels, ReadOptions
+from dask_image_ingest.decode import decode, printable
 from dask_image_ingest.report.hardware import hardware_in_words, hardware_summary, not_in_hardware
-from dask_image_ingest.report.shard_rows import open_rows
+from dask_image_ingest.report.shard_rows import OPTIONS, open_rows, other_images, others_in_words
 from dask_image_ingest.report.text import common_folder, listing, number
 
 __all__ = ["Described", "describe_shard", "describe_text", "is_bad", "summarize"]
@@ -31,15 +32,21 @@ class Described:
         not take it: how many samples and images, and the images' bytes.
     damage
         What of it is lost, and why; None if nothing is.
+    others
+        Images that were not looked at, by their extension.
     """
 
     url: str
     counts: pd.DataFrame
     damage: str | None
+    others: dict[str, int]
 
 
 def describe_shard(
-    url: str, storage_options: dict[str, Any] | None = None, decode_too: bool = False
+    url: str,
+    storage_options: dict[str, Any] | None = None,
+    decode_too: bool = False,
+    options: ReadOptions = OPTIONS,
 ) -> Described:
     """Read the headers of a shard's images; decode them too, if asked, and keep none.
 
@@ -48,28 +55,34 @@ def describe_shard(
     ShardError
         If it can't be read.
     """
-    with open_rows(url, storage_options) as (rows, index):
+    with open_rows(url, storage_options, options) as (rows, index):
         names = ["format", "height", "width", "nbytes"]
         frame = rows.table(names).to_pandas(types_mapper=pd.ArrowDtype)
         frame["hardware"] = pd.array(not_in_hardware(rows), dtype="str")
         if decode_too:
-            decoding = Decoding(max_pixels=MAX_PIXELS)
+            decoding = options.decoding
             pixels = decode(rows.headers, rows.image_bytes, decoding, NoPixels(), rows.origin)
             codes = [error and error.partition(":")[0] for error in pixels.errors]
             frame["error"] = pd.array(codes, dtype="str")
         damage = index.damage
+        others = other_images(index, options)
     by = [name for name in frame.columns if name != "nbytes"]
     groups = frame.groupby(by, dropna=False, observed=True)["nbytes"]
     counts = groups.agg(samples="size", images="count", nbytes="sum").reset_index()
-    return Described(url, counts, None if damage is None else f"{damage.code}: {damage.reason}")
+    lost = None if damage is None else f"{damage.code}: {damage.reason}"
+    return Described(url, counts, lost, others)
 
 
 def summarize(shards: Sequence[Described]) -> dict[str, Any]:
     """Totals, and the same of each shard."""
     counts = pd.concat([shard.counts for shard in shards], ignore_index=True)
+    others: Counter[str] = Counter()
+    for shard in shards:
+        others.update(shard.others)
     return {
         "shards": len(shards),
         **_totals(counts),
+        "others": dict(others.most_common()),
         "damaged": {shard.url: shard.damage for shard in shards if shard.damage},
         "per_shard": [{"url": shard.url, **_totals(shard.counts)} for shard in shards],
     }
@@ -97,6 +110,7 @@ def describe_text(summary: dict[str, Any]) -> str:
         f"formats  {listing(summary['formats'])}",
         "size     " + ", ".join(f"{name} {w} × {h}" for name, (w, h) in summary["sizes"].items()),
         f"hardware {hardware_in_words(summary['hardware'])}",
+        *(f"others   {others_in_words(found)}" for found in [summary["others"]] if found),
         f"bad      {_bad_text(summary)}",
         *(f"damaged  {printable(url, 1000)}: {why}" for url, why in summary["damaged"].items()),
         "",

@@ -8,6 +8,7 @@ import re
 import tarfile
 
 import pytest
+from PIL import Image
 from tars import add, tar
 
 from dask_image_ingest import cli
@@ -116,3 +117,35 @@ def test_keys_and_reasons_cannot_write_to_the_terminal(tmp_path, capsys):
 
 def test_paths_that_match_nothing_are_a_wrong_argument(tmp_path, capsys):
     assert run(capsys, tmp_path / "none-*.tar")[0] == 2
+
+
+def masks(folder, photos):
+    grey = io.BytesIO()
+    Image.new("L", (4, 3), 9).save(grey, "png")
+    members = [("0.jpg", photos[0].encoded), ("0.seg.png", grey.getvalue())]
+    members += [("1.jpg", photos[1].encoded), ("1.seg.png", grey.getvalue()[:50])]
+    members += [("2.jpg", photos[2].encoded), ("2.seg.png", photos[2].encoded)]
+    (folder / "masks.tar").write_bytes(tar(members))
+    return folder / "masks.tar"
+
+
+def test_images_that_are_not_looked_at_are_named_and_looked_at_on_request(photos, tmp_path, capsys):
+    path = masks(tmp_path, photos)
+    status, out, _ = run(capsys, path)
+    assert status == 0
+    assert "seg.png 3, not looked at: --image seg.png" in out
+    status, out, _ = run(capsys, path, "--image", "seg.png", "--mode", "labels", "--json")
+    report = json.loads(out)
+    assert (status, report["others"]) == (1, {"jpg": 3})
+    assert {code: bad["first"] for code, bad in report["bad_images"].items()} == {
+        "truncated": ["1"],
+        "unsupported-format": ["2"],
+    }
+
+
+def test_describe_tells_of_the_same_images(photos, tmp_path, capsys):
+    path = masks(tmp_path, photos)
+    cli.main(["describe", str(path)])
+    assert "others   seg.png 3, not looked at: --image seg.png" in capsys.readouterr().out
+    cli.main(["describe", str(path), "--image", "seg.png", "--json"])
+    assert json.loads(capsys.readouterr().out)["sizes"]["smallest"] == [4, 3]
