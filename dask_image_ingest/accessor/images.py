@@ -639,6 +639,8 @@ class Images(ABC, Generic[Frame, Series]):
     ) -> Frame:
         """Shrink the images.
 
+        Pixels are averaged, so that labels of masks would be mixed: read these with ``size=``.
+
         Parameters
         ----------
         size, resize

@@ -34,7 +34,12 @@ from dask_image_ingest.dataset.read import read_webdataset_images
 from dask_image_ingest.dataset.scan.decode_rows import NoPixels
 from dask_image_ingest.dataset.scan.open_samples import take_walked
 from dask_image_ingest.dataset.scan.samples import SampleRows
-from dask_image_ingest.dataset.schema.columns import image_member, parse_image_extensions
+from dask_image_ingest.dataset.schema.columns import (
+    POINTER_COLUMNS,
+    image_field,
+    image_member,
+    parse_image_extensions,
+)
 from dask_image_ingest.dataset.schema.image_columns import ImageColumn
 from dask_image_ingest.dataset.schema.sidecar_columns import with_sidecars
 from dask_image_ingest.dataset.sources.image_files import ReadImageFiles, read_images
@@ -45,6 +50,7 @@ __all__ = [
     "MIRRORED",
     "NEGATED",
     "POINTER",
+    "POINTER_COLUMNS",
     "SHAPE_IN_NAME",
     "AppendsColumns",
     "ChunkedMap",
@@ -68,6 +74,7 @@ __all__ = [
     "decode_images",
     "either",
     "fetch_encoded",
+    "image_field",
     "image_member",
     "image_sources",
     "is_optimized",

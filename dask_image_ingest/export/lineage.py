@@ -20,7 +20,13 @@ from dask_image_ingest.errors import ArgumentError
 from dask_image_ingest.ops import MapBatches
 from dask_image_ingest.storage import Shard, is_pipe, local_path
 
-__all__ = ["operation_name", "pixel_operations", "shards_read", "source_options_of"]
+__all__ = [
+    "operation_name",
+    "pixel_operations",
+    "shards_read",
+    "source_options_of",
+    "stored_members",
+]
 
 
 def shards_read(frame: Any) -> set[str]:
@@ -64,6 +70,13 @@ def pixel_operations(frame: Any, column: str) -> Iterator[str]:
         yield "nobody knows where, since the frame is computed"
         return
     yield from _makers(frame.expr, column)
+
+
+def stored_members(frame: Any, column: str) -> tuple[str, ...]:
+    """Member extensions of an image column beside ``image``, as the frame's reads name them."""
+    datasets = datasets_of(frame.expr) if isinstance(frame, FrameBase) else ()
+    others = (each for dataset in datasets for each in dataset.options.other_images)
+    return next((each.extensions for each in others if each.column == column), ())
 
 
 def _makers(expr: Any, column: str) -> Iterator[str]:

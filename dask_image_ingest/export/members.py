@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+import io
 import json
 import math
 from collections.abc import Mapping, Sequence
@@ -12,6 +13,7 @@ from decimal import Decimal
 from functools import partial
 from typing import Any
 
+import numpy as np
 import pandas as pd
 import pyarrow as pa
 
@@ -124,12 +126,20 @@ def member_bytes(table: pa.Table, made: Made) -> pa.Array:
     """The bytes of a member for each row, null where the row has none.
 
     Strings become UTF-8, bytes stay as they are, numbers and truth values are written as JSON
-    writes them, times in ISO 8601, and lists and structs as JSON.
+    writes them, times in ISO 8601, and lists and structs as JSON; lists of numbers as files of
+    NumPy, where the extension is ``npy``.
+
+    Raises
+    ------
+    ArgumentError
+        For lists that are no arrays.
     """
     if not isinstance(made.columns, str):
         columns = {name: _widened(table.column(name)) for name in made.columns}
         rows = pa.table(columns).to_pylist()
         return pa.array([_as_json(row).encode() for row in rows], pa.large_binary())
+    if made.extension.rpartition(".")[2] == "npy" and _is_array(table.column(made.columns).type):
+        return _saved(table.column(made.columns), made)
     column = _widened(table.column(made.columns))
     type_ = column.type
     if _is_text(type_) or pa.types.is_binary(type_) or pa.types.is_large_binary(type_):
@@ -205,6 +215,46 @@ def _wider(type_: pa.DataType) -> tuple[pa.DataType, pa.DataType]:
         return type_, type_
     text, double = _wider(type_.value_type)
     return (type_, type_) if text == type_.value_type else (make(text), make(double))
+
+
+def _is_array(type_: pa.DataType) -> bool:
+    """True for lists, also of lists, of numbers or truth values."""
+    depth, value = _depth(type_)
+    plain = pa.types.is_integer(value) or pa.types.is_floating(value) or pa.types.is_boolean(value)
+    return plain and depth > 0
+
+
+def _depth(type_: pa.DataType) -> tuple[int, pa.DataType]:
+    kinds, depth = (pa.types.is_list, pa.types.is_large_list, pa.types.is_fixed_size_list), 0
+    while any(kind(type_) for kind in kinds):
+        depth, type_ = depth + 1, type_.value_type
+    return depth, type_
+
+
+def _saved(column: pa.ChunkedArray, made: Made) -> pa.Array:
+    """Lists as files of ``numpy.save``, with as many dimensions as there are lists."""
+    depth, value = _depth(column.type)
+    dtype = np.dtype(value.to_pandas_dtype())
+    files: list[bytes | None] = []
+    for row in column.to_pylist():
+        if row is None:
+            files.append(None)
+            continue
+        try:
+            array = np.array(row)
+            if array.dtype == object:
+                raise ValueError("a null")
+        except ValueError:
+            raise ArgumentError(
+                f"members= makes {made.extension!r} of {made.columns!r}, which has lists that are "
+                "no array: they have nulls, or differ in length. An extension other than npy makes "
+                "JSON of them"
+            ) from None
+        array = array.astype(dtype).reshape(array.shape + (0,) * (depth - array.ndim))
+        file = io.BytesIO()
+        np.save(file, array)
+        files.append(file.getvalue())
+    return pa.array(files, pa.large_binary())
 
 
 def _one(column: pa.ChunkedArray) -> pa.Array:

@@ -13,7 +13,7 @@ from dask.utils import parse_bytes
 
 from dask_image_ingest.arguments import is_utf8, is_whole, shown, whole_number
 from dask_image_ingest.errors import ArgumentError
-from dask_image_ingest.export.lineage import pixel_operations, source_options_of
+from dask_image_ingest.export.lineage import pixel_operations, source_options_of, stored_members
 from dask_image_ingest.export.members import Members, make_members
 from dask_image_ingest.export.options import Encode, Jpeg, Options, make_jpeg
 from dask_image_ingest.export.plan.staging import image_columns, metadata_columns
@@ -238,7 +238,8 @@ def make_options(
     makers = {name: list(pixel_operations(frame, name)) for name in image_columns(frame)}
     chosen = make_members(members, columns, list(makers))
     how = _jpeg(jpeg)
-    _refuse_other_pixels(makers, chosen, how)
+    stored = {name: stored_members(frame, name) for name in makers}
+    _refuse_other_pixels(makers, stored, chosen, how)
     return Options(
         template=template,
         samples_per_shard=None
@@ -255,14 +256,22 @@ def make_options(
     )
 
 
-def _refuse_other_pixels(makers: Mapping[str, Sequence[str]], members: Members, jpeg: Jpeg) -> None:
+def _refuse_other_pixels(
+    makers: Mapping[str, Sequence[str]],
+    stored: Mapping[str, Sequence[str]],
+    members: Members,
+    jpeg: Jpeg,
+) -> None:
     """Refuse to copy stored images where the frame shows others, which nobody asked to encode."""
     encoded = {made.columns for made in members.pixels}
     for name, made in makers.items():
-        if made and name not in encoded and members.copies_images:
+        own = stored[name]
+        copied = any(map(members.keeps, own)) if own else members.copies_images
+        if made and name not in encoded and copied:
+            extension = own[0] if own else "jpg"
             raise ArgumentError(
                 f"the pixels of {name!r} come from {made[0]}, and to_webdataset would write the "
-                f"stored images. members={{'jpg': {name!r}}} encodes the pixels instead; "
+                f"stored images. members={{{extension!r}: {name!r}}} encodes the pixels instead; "
                 f"drop(columns={name!r}) first says that the stored images are meant"
             )
     if encoded and isinstance(jpeg, Encode) and jpeg.size is not None:

@@ -289,6 +289,44 @@ def test_labels_come_back_from_an_export_as_they_were(ddf, tmp_path, witness):
     check(again.compute(), witness, whole)
 
 
+@pytest.mark.parametrize("kind", ["pixels", "references", "dropped"])
+def test_a_sidecar_tells_nothing_of_other_images_that_a_new_shard_makes_untrue(
+    ddf,
+    paths,
+    tmp_path,
+    kind,
+    work,  # noqa: F811
+):
+    if kind == "references":
+        images = {"image": "jpg;png", "mask": "seg.png"}
+        ddf = dii.read_webdataset_images(paths, images=images, decode=False, backend="pandas")
+    elif kind == "dropped":
+        ddf = ddf.drop(columns=["image", "mask"])
+    dii.to_webdataset(ddf, tmp_path / "{shard:03d}.tar", members="all")
+    assert work["decoded"] == 0
+    there = pd.read_parquet(tmp_path / "000.parquet").columns
+    facts = ["offset", "nbytes", "format", "height", "width", "channels"]
+    assert list(there) == ["__key__", "__url__", *facts, "cls"]
+
+
+def test_masks_that_are_not_the_stored_ones_are_written_or_refused(paths, tmp_path):
+    small = dii.ImageColumn("seg.png", mode="labels", size=8)
+    frame = dii.read_webdataset_images(
+        paths, images={"image": "png", "mask": small}, backend="pandas"
+    )
+    out = tmp_path / "{shard:03d}.tar"
+    for members in ("all", {"png": "image"}):
+        with pytest.raises(dii.ArgumentError, match=r"members={'seg.png': 'mask'} encodes"):
+            dii.to_webdataset(frame, out, members=members)
+    dii.to_webdataset(frame, out, members={"seg.png": "mask"})
+    again = dii.read_webdataset_images(str(tmp_path / "*.tar"), images=IMAGES, backend="pandas")
+    want, found = frame.compute().images["mask"].arrays(), again.compute().images["mask"].arrays()
+    assert [each is None for each in found] == [each is None for each in want]
+    assert all(
+        np.array_equal(*pair) for pair in zip(found, want, strict=True) if pair[0] is not None
+    )
+
+
 def test_a_checkpoint_holds_all_images(ddf, tmp_path, witness):
     kept = dii.checkpoint(ddf, str(tmp_path / "kept"))
     check(kept.compute(), witness, witness)
@@ -307,6 +345,14 @@ def test_a_checkpoint_holds_all_images(ddf, tmp_path, witness):
         ({"images": {"image": "png", "mask": dii.ImageColumn("seg.png", mode="x")}}, "mode='x'"),
         ({"images": IMAGES, "filters": [("mask", "==", 1)]}, "before any pixel is decoded"),
         ({"images": IMAGES, "columns": ["masks"]}, "masks"),
+        (
+            {"images": {"image": "png", "json.a": "seg.png"}, "json_fields": {"a": "int64"}},
+            "both make a column 'json.a'",
+        ),
+        (
+            {"images": {"image": "png", "json": "seg.png"}, "json_fields": {"width": "int64"}},
+            "both make a column 'json.width'",
+        ),
     ],
 )
 def test_arguments_that_can_not_be_are_refused(paths, options, told):

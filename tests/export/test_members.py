@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import datetime
+import io
 import json
 
+import numpy as np
 import pandas as pd
 import pyarrow as pa
 import pytest
@@ -100,6 +102,41 @@ def test_values_are_written_as_their_type_says(type_, value, expected, frame, tm
     found = export(frame, tmp_path, {"new": "new"})
     assert found[0][1]["new"] == expected
     assert "new" not in found[1][1]
+
+
+@pytest.mark.parametrize(
+    ("type_", "value"),
+    [
+        (pa.list_(pa.float32()), np.array([0.1, np.nan, np.inf], "f4")),
+        (pa.list_(pa.float32(), 2), np.array([0.5, 1], "f4")),
+        (pa.large_list(pa.list_(pa.uint8())), np.array([[1, 2], [3, 255]], "u1")),
+        (pa.list_(pa.list_(pa.int64())), np.empty((0, 0), "i8")),
+        (pa.list_(pa.bool_()), np.array([True, False])),
+    ],
+    ids=str,
+)
+def test_lists_of_numbers_are_numpy_files_where_the_extension_says_so(
+    type_, value, frame, tmp_path
+):
+    frame = with_column(frame, [value.tolist(), None], type_)
+    (_, first), (_, second) = export(frame, tmp_path, {"emb.npy": "new"})
+    saved = np.load(io.BytesIO(first["emb.npy"]))
+    assert (saved.dtype, saved.shape) == (value.dtype, value.shape)
+    np.testing.assert_array_equal(saved, value)
+    assert "emb.npy" not in second
+    if pa.types.is_fixed_size_list(type_):
+        type_ = pa.list_(type_.value_type)
+    again = dii.read_webdataset_images(
+        tmp_path / "out" / "*.tar", components={"emb.npy": type_}, backend="pandas"
+    )["emb.npy"]
+    np.testing.assert_array_equal(np.array(again.compute().iloc[0], value.dtype), value.tolist())
+
+
+@pytest.mark.parametrize("value", [[[1.0], [1.0, 2.0]], [[1.0, None]], [[1.0], None]], ids=str)
+def test_lists_that_are_no_array_are_no_numpy_file(value, frame, tmp_path):
+    frame = with_column(frame, [value, None], pa.list_(pa.list_(pa.float32())))
+    with pytest.raises(ArgumentError, match=r"'npy' of 'new', which has lists that are no array"):
+        export(frame, tmp_path, {"npy": "new"})
 
 
 def test_categories_are_written_as_their_values(frame, tmp_path):

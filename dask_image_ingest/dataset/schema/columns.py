@@ -145,6 +145,11 @@ def make_schema(
     types = _inferred(index, content, images) if infer else _asked_for(components)
     fields = _json_fields(json_fields)
     taken = {image_field(image, name) for image in others for name in ("", *POINTER_COLUMNS)}
+    if clash := next((f for f in fields if f.column in {*taken, *others}), None):
+        raise ArgumentError(
+            f"json_fields= and images= both make a column {clash.column!r}: call the image column "
+            "something else"
+        )
     columns = _columns(types, {*taken, *others, *(component.column for component in fields)})
     members = [Component(columns[e], e.lower(), type_) for e, type_ in types.items()]
     return Schema((*members, *fields), infer, images=("image", *others))

@@ -19,7 +19,7 @@ import pyarrow.compute as pc
 
 from dask_image_ingest.computing import compute
 from dask_image_ingest.dask_internals import FrameBase, new_collection
-from dask_image_ingest.dataset import ReadWebDataset
+from dask_image_ingest.dataset import POINTER_COLUMNS, ReadWebDataset, image_field
 from dask_image_ingest.errors import ArgumentError
 from dask_image_ingest.export.members import Made, member_bytes
 from dask_image_ingest.export.options import Encode, ExportContext, Jpeg, staged_name
@@ -56,7 +56,10 @@ class StagedRows:
 
 
 def metadata_columns(frame: Any) -> list[str]:
-    """The columns of a frame that cost no decoding: all but ``image`` and ``error``.
+    """The columns of a frame that stay true in other shards, and cost no decoding.
+
+    All but images, references, ``error``, and what is known of images beside ``image``, such as
+    ``mask.offset``.
 
     Raises
     ------
@@ -66,11 +69,13 @@ def metadata_columns(frame: Any) -> list[str]:
     empty = _named_index(frame)
     empty = empty._meta if isinstance(empty, FrameBase) else empty
     backend = backend_of(empty)
-    columns = [
+    images = [
         name
         for name in empty.columns
-        if name != "error" and not backend.is_images(empty[name].dtype)
+        if backend.is_images(empty[name].dtype) or backend.is_references(empty[name].dtype)
     ]
+    left_out = {"error", *images, *_of_other_images(empty.columns, images)}
+    columns = [name for name in empty.columns if name not in left_out]
     missing = [name for name in _POINTER if name not in columns]
     if missing:
         raise ArgumentError(
@@ -83,6 +88,14 @@ def metadata_columns(frame: Any) -> list[str]:
     if odd or len(set(columns)) < len(columns):
         raise ArgumentError(f"the frame has columns that are no names, or not unique: {columns}")
     return columns
+
+
+def _of_other_images(columns: Iterable[Any], images: Iterable[str]) -> Iterator[str]:
+    """Columns that tell of images beside ``image``, also where these were dropped."""
+    names = [name for name in columns if isinstance(name, str)]
+    pointed = {name.removesuffix(".offset") for name in names if name.endswith(".offset")}
+    others = {*images, *(name for name in pointed if f"{name}.nbytes" in names)} - {"image"}
+    return (image_field(image, name) for image in others for name in POINTER_COLUMNS)
 
 
 def image_columns(frame: Any) -> list[str]:
