@@ -15,7 +15,7 @@ import time
 import numpy as np
 from numpy.lib.stride_tricks import sliding_window_view
 
-from dask_image_ingest.curate.near_vectors import near_to_first
+from dask_image_ingest.curate.embeddings.near_vectors import near_to_first
 
 
 def unit(vectors: np.ndarray) -> np.ndarray:

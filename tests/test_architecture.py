@@ -27,6 +27,13 @@ ROOMS = (
     "report", "accessor", "curate", "cli", "__init__",
 )  # fmt: skip
 
+# The same inside a room, where the files beside the folders have no place of their own.
+FLOORS = {
+    "storage": ("remote", "output"),
+    "dataset": ("schema", "scan", "plan", "late", "sources"),
+    "curate": ("pixels", "duplicates", "embeddings", "report"),
+}
+
 # Modules for those who have another package, which rooms can't show to all.
 ON_DEMAND = ("frames.cudf.backend", "loader.torch_dataset")
 
@@ -124,6 +131,31 @@ def test_a_room_uses_only_those_below_it(name):
         if room(module) == name and ROOMS.index(room(imported)) > ROOMS.index(name)
     ]
     assert not upwards
+
+
+@pytest.mark.parametrize("name", FLOORS)
+def test_a_folder_of_a_room_uses_only_those_below_it(name):
+    folders = [
+        path.parent.name
+        for module, path in modules().items()
+        if room(module) == name and module.count(".") == 1 and path.name == "__init__.py"
+    ]
+    assert sorted(folders) == sorted(FLOORS[name])
+    upwards = [
+        f"{module} imports {imported}"
+        for module, imported in edges()
+        if (floor := floor_of(module, name)) is not None
+        and (other := floor_of(imported, name)) is not None
+        and other > floor
+    ]
+    assert not upwards
+
+
+def floor_of(module: str, name: str) -> int | None:
+    """The number of the folder of a room that a module is in."""
+    place, *inside = module.split(".")
+    folder = inside[0] if place == name and inside else None
+    return FLOORS[name].index(folder) if folder in FLOORS[name] else None
 
 
 def test_other_rooms_are_entered_by_their_door():

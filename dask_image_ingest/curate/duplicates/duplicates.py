@@ -13,10 +13,14 @@ from dask_image_ingest.arguments import (
     check_frame,
     whole_number,
 )
-from dask_image_ingest.curate.fingerprints import KINDS, Kind, Variant, check_variants
-from dask_image_ingest.curate.hamming import equal_to_first, near_to_first, nearest
-from dask_image_ingest.curate.ranking import Ranked, parse_keep, rank_rows
-from dask_image_ingest.curate.verdicts import check_identity, sorted_verdicts, with_verdicts
+from dask_image_ingest.curate.duplicates.hamming import equal_to_first, near_to_first, nearest
+from dask_image_ingest.curate.duplicates.ranking import Ranked, parse_keep, rank_rows
+from dask_image_ingest.curate.duplicates.verdicts import (
+    check_identity,
+    sorted_verdicts,
+    with_verdicts,
+)
+from dask_image_ingest.curate.pixels.fingerprints import KINDS, Kind, Variant, check_variants
 from dask_image_ingest.dask_internals import FrameBase
 from dask_image_ingest.errors import ArgumentError
 

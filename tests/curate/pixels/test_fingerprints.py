@@ -26,7 +26,7 @@ def test_bytes_are_hashed_without_a_decode(ddf, photos, work):  # noqa: F811
 
 
 def test_only_the_bytes_of_rows_that_a_filter_keeps_are_read(ddf, monkeypatch):
-    module = sys.modules["dask_image_ingest.curate.fingerprints"]
+    module = sys.modules["dask_image_ingest.curate.pixels.fingerprints"]
     read = []
 
     def counted(references, options, _read=module.fetch_encoded):

@@ -27,7 +27,7 @@ from dask_image_ingest.curate import (
     scores,
     semantic_duplicates,
 )
-from dask_image_ingest.curate.report import _histogram
+from dask_image_ingest.curate.report.report import _histogram
 
 CHROMIUM = next(filter(None, map(shutil.which, ("chromium", "chromium-browser"))), None)
 

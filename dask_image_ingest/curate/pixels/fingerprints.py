@@ -17,8 +17,8 @@ from dask_image_ingest.arguments import (
     check_storage_options,
     list_of_names,
 )
-from dask_image_ingest.curate.batches import in_batches
-from dask_image_ingest.curate.pdq import VARIANTS, pdq
+from dask_image_ingest.curate.pixels.batches import in_batches
+from dask_image_ingest.curate.pixels.pdq import VARIANTS, pdq
 from dask_image_ingest.dask_internals import FrameBase, new_collection
 from dask_image_ingest.dataset import (
     POINTER,

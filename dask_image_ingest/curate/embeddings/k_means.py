@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from dask_image_ingest.curate.vectors import beside, on_host
+from dask_image_ingest.curate.embeddings.vectors import beside, on_host
 
 __all__ = ["SAMPLED", "k_means"]
 

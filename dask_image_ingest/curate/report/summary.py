@@ -11,8 +11,8 @@ import dask
 import numpy as np
 import pandas as pd
 
-from dask_image_ingest.curate.vectors import valid_vectors
-from dask_image_ingest.curate.verdicts import IDENTITY, identities
+from dask_image_ingest.curate.duplicates.verdicts import IDENTITY, identities
+from dask_image_ingest.curate.embeddings.vectors import valid_vectors
 from dask_image_ingest.dask_internals import FrameBase
 from dask_image_ingest.frames import backend_of, pandas_type
 

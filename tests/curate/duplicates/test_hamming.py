@@ -1,10 +1,12 @@
 """The search by bands beside a comparison of all with all."""
 
+import sys
+
 import numpy as np
 import pytest
 from hashes import brute, clusters, flipped, random_hashes
 
-from dask_image_ingest.curate.hamming import equal_to_first, near_to_first, nearest
+from dask_image_ingest.curate.duplicates.hamming import equal_to_first, near_to_first, nearest
 
 
 @pytest.mark.parametrize("distance", [0, 3, 15])
@@ -21,8 +23,8 @@ def test_blocks_change_nothing(random, monkeypatch):
     hashes = clusters(random, 60, 9, 15)[:, None]
     expected = near_to_first(hashes, 15)
     for block, candidates in [(1, 1), (7, 64), (100, 10)]:
-        monkeypatch.setattr("dask_image_ingest.curate.hamming._BLOCK", block)
-        monkeypatch.setattr("dask_image_ingest.curate.hamming._CANDIDATES", candidates)
+        monkeypatch.setattr(sys.modules[near_to_first.__module__], "_BLOCK", block)
+        monkeypatch.setattr(sys.modules[near_to_first.__module__], "_CANDIDATES", candidates)
         for found, one in zip(near_to_first(hashes, 15), expected, strict=True):
             assert found.tolist() == one.tolist()
 
@@ -47,7 +49,7 @@ def test_no_row_goes_for_one_that_goes_itself_however_dense_they_lie(random, mon
     for _ in range(1499):
         steps.append(flipped(random, steps[-1], 1))
     hashes = np.concatenate(steps)[:, None]
-    monkeypatch.setattr("dask_image_ingest.curate.hamming._BLOCK", 256)
+    monkeypatch.setattr(sys.modules[near_to_first.__module__], "_BLOCK", 256)
     of, apart = near_to_first(hashes, 15)
     gone = np.flatnonzero(of >= 0)
     assert (of[of[gone]] == -1).all()

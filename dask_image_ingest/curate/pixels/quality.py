@@ -10,8 +10,8 @@ import numpy as np
 import pandas as pd
 
 from dask_image_ingest.arguments import check_frame
-from dask_image_ingest.curate.batches import in_batches
-from dask_image_ingest.curate.signals import PIXEL_SIGNALS, pixel_signals
+from dask_image_ingest.curate.pixels.batches import in_batches
+from dask_image_ingest.curate.pixels.signals import PIXEL_SIGNALS, pixel_signals
 from dask_image_ingest.dask_internals import FrameBase
 from dask_image_ingest.errors import ArgumentError
 from dask_image_ingest.frames import Backend, backend_of

@@ -11,7 +11,7 @@ from typing import Any, Literal
 import numpy as np
 
 from dask_image_ingest.arguments import check_choice, check_frame, shown
-from dask_image_ingest.curate.vectors import beside, check_vectors, from_vectors
+from dask_image_ingest.curate.embeddings.vectors import beside, check_vectors, from_vectors
 from dask_image_ingest.dask_internals import FrameBase
 from dask_image_ingest.errors import ArgumentError
 

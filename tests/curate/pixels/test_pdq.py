@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from dask_image_ingest.curate.pdq import VARIANTS, pdq
+from dask_image_ingest.curate.pixels.pdq import VARIANTS, pdq
 
 # By pdqhash 0.2.8, of scikit-image's files as they are; all of quality 100.
 REFERENCE = {

@@ -11,8 +11,8 @@ import pyarrow as pa
 import xxhash
 
 from dask_image_ingest.arguments import whole_number
-from dask_image_ingest.curate.k_means import SAMPLED, k_means
-from dask_image_ingest.curate.vectors import (
+from dask_image_ingest.curate.embeddings.k_means import SAMPLED, k_means
+from dask_image_ingest.curate.embeddings.vectors import (
     beside,
     check_vectors,
     from_vectors,

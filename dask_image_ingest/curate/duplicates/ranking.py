@@ -12,14 +12,14 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from dask_image_ingest.arguments import is_column, shown
-from dask_image_ingest.curate.fingerprints import (
+from dask_image_ingest.curate.duplicates.verdicts import IDENTITY, identities
+from dask_image_ingest.curate.pixels.fingerprints import (
     PDQ_QUALITY,
     Kind,
     Variant,
     column_of,
     fingerprints,
 )
-from dask_image_ingest.curate.verdicts import IDENTITY, identities
 from dask_image_ingest.dask_internals import FrameBase
 from dask_image_ingest.errors import ArgumentError
 from dask_image_ingest.frames import backend_of

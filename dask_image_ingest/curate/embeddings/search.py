@@ -10,7 +10,7 @@ import numpy as np
 import pandas as pd
 
 from dask_image_ingest.arguments import shown, whole_number
-from dask_image_ingest.curate.vectors import check_vectors, unit, valid_vectors
+from dask_image_ingest.curate.embeddings.vectors import check_vectors, unit, valid_vectors
 from dask_image_ingest.dask_internals import FrameBase
 from dask_image_ingest.errors import ArgumentError
 from dask_image_ingest.frames import backend_of, pandas_type

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from dask_image_ingest.curate.luma import area_taps, reduced_luma
+from dask_image_ingest.curate.pixels.luma import area_taps, reduced_luma
 
 __all__ = ["PIXEL_SIGNALS", "pixel_signals"]
 

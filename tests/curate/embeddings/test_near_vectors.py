@@ -9,8 +9,8 @@ import types
 import numpy as np
 import pytest
 
-from dask_image_ingest.curate.k_means import k_means
-from dask_image_ingest.curate.near_vectors import near_to_first
+from dask_image_ingest.curate.embeddings.k_means import k_means
+from dask_image_ingest.curate.embeddings.near_vectors import near_to_first
 
 
 class DeviceArray(np.lib.mixins.NDArrayOperatorsMixin):

@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from dask_image_ingest.curate.luma import Taps, make_taps, reduced_luma
+from dask_image_ingest.curate.pixels.luma import Taps, make_taps, reduced_luma
 
 __all__ = ["VARIANTS", "pdq"]
 

@@ -9,7 +9,7 @@ from PIL import Image, ImageFilter, ImageStat
 
 import dask_image_ingest as dii
 from dask_image_ingest.curate import issue_summary, issues, quality
-from dask_image_ingest.curate.signals import PIXEL_SIGNALS, pixel_signals
+from dask_image_ingest.curate.pixels.signals import PIXEL_SIGNALS, pixel_signals
 
 COLUMNS = [f"quality.{name}" for name in (*PIXEL_SIGNALS, "aspect", "area")]
 

@@ -16,8 +16,8 @@ from typing import Any
 
 import numpy as np
 
-from dask_image_ingest.curate.k_means import SAMPLED, k_means
-from dask_image_ingest.curate.vectors import beside, on_host
+from dask_image_ingest.curate.embeddings.k_means import SAMPLED, k_means
+from dask_image_ingest.curate.embeddings.vectors import beside, on_host
 
 __all__ = ["near_to_first"]
 

@@ -11,9 +11,9 @@ import numpy as np
 import pandas as pd
 
 from dask_image_ingest.arguments import check_frame, check_path, check_storage_options
-from dask_image_ingest.curate.quality import BELOW, LEAST_GRAYSCALE
-from dask_image_ingest.curate.summary import Plan, Summary, summarize
-from dask_image_ingest.curate.verdicts import check_identity
+from dask_image_ingest.curate.duplicates.verdicts import check_identity
+from dask_image_ingest.curate.pixels.quality import BELOW, LEAST_GRAYSCALE
+from dask_image_ingest.curate.report.summary import Plan, Summary, summarize
 from dask_image_ingest.dask_internals import FrameBase
 from dask_image_ingest.dataset import POINTER
 from dask_image_ingest.errors import ArgumentError

@@ -9,9 +9,8 @@ import numpy as np
 import pyarrow as pa
 
 from dask_image_ingest.arguments import shown
-from dask_image_ingest.curate.duplicates import columns_of_groups
-from dask_image_ingest.curate.near_vectors import near_to_first
-from dask_image_ingest.curate.ranking import (
+from dask_image_ingest.curate.duplicates.duplicates import columns_of_groups
+from dask_image_ingest.curate.duplicates.ranking import (
     Ranked,
     RowsToRank,
     columns_of_order,
@@ -19,14 +18,15 @@ from dask_image_ingest.curate.ranking import (
     order_of,
     parse_keep,
 )
-from dask_image_ingest.curate.vectors import check_vectors, unit, valid_vectors
-from dask_image_ingest.curate.verdicts import (
+from dask_image_ingest.curate.duplicates.verdicts import (
     IDENTITY,
     check_identity,
     identities,
     sorted_verdicts,
     with_verdicts,
 )
+from dask_image_ingest.curate.embeddings.near_vectors import near_to_first
+from dask_image_ingest.curate.embeddings.vectors import check_vectors, unit, valid_vectors
 from dask_image_ingest.dask_internals import FrameBase
 from dask_image_ingest.errors import ArgumentError
 from dask_image_ingest.frames import backend_of

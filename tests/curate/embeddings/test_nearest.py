@@ -7,7 +7,8 @@ import pytest
 from embeddings import table_of, topics, unit
 
 import dask_image_ingest as dii
-from dask_image_ingest.curate import embed, nearest, search
+from dask_image_ingest.curate import embed, nearest
+from dask_image_ingest.curate.embeddings import search
 
 
 @pytest.mark.parametrize("partitions", [None, 1, 7, 40])
