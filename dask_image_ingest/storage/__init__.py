@@ -24,11 +24,7 @@ from dask_image_ingest.storage.reader import (
     LazyBytes,
     MemoryReader,
     ReaderFile,
-    announce,
-    as_listed,
     as_reader,
-    beginning,
-    read_ahead,
 )
 from dask_image_ingest.storage.remote_listing import Listings
 from dask_image_ingest.storage.shard import (
@@ -65,11 +61,8 @@ __all__ = [
     "ReaderFile",
     "Shard",
     "acquire",
-    "announce",
-    "as_listed",
     "as_reader",
     "begin_run",
-    "beginning",
     "common_root",
     "describe_bytes",
     "find_beside",
@@ -88,7 +81,6 @@ __all__ = [
     "open_late",
     "open_output",
     "open_shard",
-    "read_ahead",
     "refuse_other_run",
     "with_permission",
 ]

@@ -69,6 +69,10 @@ class ByteReader:
         """The first bytes of the shard, as many as are in memory by now."""
         return b""
 
+    def listed_as(self, url: str) -> Shard | None:
+        """The open version, if it is that of the shard at ``url``."""
+        return self.shard if self.shard is not None and self.shard.url == url else None
+
     def close(self) -> None:
         """Release files, memory and pending requests."""
 
@@ -152,31 +156,3 @@ class ReaderFile(io.RawIOBase):
         view[: len(data)] = data
         self._position += len(data)
         return len(data)
-
-
-# --- for callers whose content may be plain bytes -------------------------------------------------
-
-
-def announce(content: LazyBytes, ranges: Iterable[Range]) -> None:
-    """`ByteReader.prefetch`; nothing for bytes in memory."""
-    if isinstance(content, ByteReader):
-        content.prefetch(ranges)
-
-
-def read_ahead(content: LazyBytes, start: int, stop: int, memory: Memory) -> None:
-    """`ByteReader.prefetch_into`; nothing for bytes in memory."""
-    if isinstance(content, ByteReader) and stop > start:
-        content.prefetch_into(start, stop, memory)
-
-
-def beginning(content: LazyBytes) -> bytes | memoryview:
-    """`ByteReader.in_memory`; bytes themselves."""
-    if isinstance(content, ByteReader):
-        return content.in_memory()
-    return content if isinstance(content, (bytes, memoryview)) else b""
-
-
-def as_listed(url: str, content: LazyBytes) -> Shard | None:
-    """`ByteReader.shard`, if it is the shard at ``url``."""
-    shard = content.shard if isinstance(content, ByteReader) else None
-    return shard if shard is not None and shard.url == url else None

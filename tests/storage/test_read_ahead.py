@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from dask_image_ingest.errors import ShardError
-from dask_image_ingest.storage import beginning, local, open_late, open_shard, read_ahead
+from dask_image_ingest.storage import local, open_late, open_shard
 from dask_image_ingest.storage.listing import find_shards
 from dask_image_ingest.storage.remote.fetch import request_threads
 
@@ -38,12 +38,12 @@ def test_any_slice_is_that_of_the_file(shard, start, stop):
     data = shard.read_bytes()
     random_ = random.Random(start)
     with open_shard(str(shard)) as content:
-        read_ahead(content, start, stop, memory)
+        content.prefetch_into(start, stop, memory)
         for _ in range(400):
             begin = random_.randrange(SIZE + 10)
             end = begin + random_.choice((0, 1, 512, 2500, SIZE))
             assert bytes(content[begin:end]) == data[begin:end]
-            ready = beginning(content)
+            ready = content.in_memory()
             assert bytes(ready) == data[: len(ready)]
     assert len(content) == SIZE
 
@@ -51,21 +51,21 @@ def test_any_slice_is_that_of_the_file(shard, start, stop):
 def test_a_shard_that_is_opened_late_is_read_ahead_too(shard):
     (listed,) = find_shards(str(shard))
     with open_late(listed, None) as content:
-        read_ahead(content, 100, SIZE, memory)
+        content.prefetch_into(100, SIZE, memory)
         assert isinstance(content[200:300], memoryview)
         assert bytes(content[200:300]) == shard.read_bytes()[200:300]
 
 
 def test_slices_outlive_the_shard_and_keep_their_bytes(shard):
     with open_shard(str(shard)) as content:
-        read_ahead(content, 0, SIZE, memory)
+        content.prefetch_into(0, SIZE, memory)
         part = content[3000:4000]
     assert bytes(part) == shard.read_bytes()[3000:4000]
 
 
 def test_without_memory_nothing_is_read_ahead(shard):
     with open_shard(str(shard)) as content:
-        read_ahead(content, 0, SIZE, lambda _: None)
+        content.prefetch_into(0, SIZE, lambda _: None)
         assert isinstance(content[0:100], bytes)
 
 
@@ -80,7 +80,7 @@ def test_what_cannot_be_read_ahead_is_the_error_of_who_asks_for_it(shard, monkey
     preadv = os.preadv
     monkeypatch.setattr(os, "preadv", fails)
     with open_shard(str(shard)) as content:
-        read_ahead(content, 0, SIZE, memory)
+        content.prefetch_into(0, SIZE, memory)
         assert bytes(content[0:3000]) == data[:3000]
         assert bytes(content[2900:3100]) == data[2900:3100]  # read by itself, and there it works
         assert bytes(content[9000:9100]) == data[9000:9100]
@@ -90,7 +90,7 @@ def test_a_shard_that_is_cut_short_meanwhile_is_an_error_that_names_it(shard):
     with ExitStack() as opened:
         content = opened.enter_context(open_shard(str(shard)))
         os.truncate(shard, 4000)
-        read_ahead(content, 0, SIZE, memory)
+        content.prefetch_into(0, SIZE, memory)
         with pytest.raises(ShardError, match=r"a\.tar has changed while it was read: it had 10500"):
             content[0:SIZE]
         with pytest.raises(ShardError, match=r"a\.tar has changed while it was read"):
@@ -103,7 +103,7 @@ def test_whoever_waits_reads_it_where_all_threads_are_busy(shard):
     busy = [threads.submit(release.wait, 60) for _ in range(2)]
     try:
         with open_shard(str(shard)) as content:
-            read_ahead(content, 0, SIZE, memory)
+            content.prefetch_into(0, SIZE, memory)
             assert bytes(content[0:SIZE]) == shard.read_bytes()
     finally:
         release.set()
@@ -122,7 +122,7 @@ def test_no_thread_reads_once_the_shard_is_closed(shard, monkeypatch):
 
     monkeypatch.setattr(os, "preadv", slow)
     with open_shard(str(shard)) as content:
-        read_ahead(content, 0, SIZE, memory)
+        content.prefetch_into(0, SIZE, memory)
     assert not reading
     with pytest.raises(ShardError):
         content[0:10]

@@ -6,7 +6,7 @@ import pytest
 from faulty_server import faulty_server
 from tars import samples_of, tar, webdataset_samples
 
-from dask_image_ingest.storage import announce, open_shard
+from dask_image_ingest.storage import open_shard
 from dask_image_ingest.tar import index_head, index_tar
 
 RNG = np.random.default_rng(1)
@@ -75,7 +75,7 @@ def test_what_was_announced_is_fetched_at_once_and_nothing_else(served):
     places = [sample.members["jpg"] for sample in index_tar(data).samples[::10]]
     with opened(data) as content:
         server.together = 16
-        announce(content, [(start, start + size) for start, size in places])
+        content.prefetch([(start, start + size) for start, size in places])
         for start, size in places:
             assert content[start : start + size] == data[start : start + size]
     assert server.counts["GET"] <= len(places) + 1

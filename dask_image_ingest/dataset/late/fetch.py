@@ -10,9 +10,8 @@ from dask_image_ingest.dataset.scan.samples import NO_MEMBER
 from dask_image_ingest.decode import Decoding, Header, read_header
 from dask_image_ingest.frames import ImageReference
 from dask_image_ingest.storage import (
-    LazyBytes,
+    ByteReader,
     Shard,
-    announce,
     is_pipe,
     local_path,
     open_shard,
@@ -31,7 +30,7 @@ from dask_image_ingest.tar import (
 __all__ = ["fetch", "fetch_encoded", "fetch_headers"]
 
 # What is made of an image that is a range of an open shard: its offset and size.
-_Read = Callable[[LazyBytes, tuple[int, int]], bytes | memoryview | Header]
+_Read = Callable[[ByteReader, tuple[int, int]], bytes | memoryview | Header]
 
 # Shards whose rows are fetched at the same time.
 _REMOTE_AT_ONCE = 8
@@ -103,14 +102,14 @@ def fetch_headers(
     def header_of(image: Any) -> Header:
         return decoding.judged(read_header(image, decoding.max_pixels))
 
-    def read(content: LazyBytes, place: tuple[int, int]) -> Header:
+    def read(content: ByteReader, place: tuple[int, int]) -> Header:
         return header_of(open_member(content, _NOTHING_SPARSE, place))
 
     found = _visit(references, storage_options, read, HEAD)
     return [data if isinstance(data, Header) else header_of(data) for data in found]
 
 
-def _copied(content: LazyBytes, place: tuple[int, int]) -> bytes:
+def _copied(content: ByteReader, place: tuple[int, int]) -> bytes:
     offset, size = place
     # So that the shard is read now.
     return bytes(content[offset : offset + size])
@@ -152,7 +151,7 @@ def _listed(reference: ImageReference) -> Shard | None:
 
 
 def _read(
-    content: LazyBytes,
+    content: ByteReader,
     url: str,
     references: Mapping[int, ImageReference],
     found: list[bytes | memoryview | Header],
@@ -166,7 +165,7 @@ def _read(
         (start, start + (size if longest is None else min(size, longest)))
         for start, size in inside.values()
     )
-    announce(content, sorted(wanted))
+    content.prefetch(sorted(wanted))
     for row in sorted(places, key=places.__getitem__):
         found[row] = read(content, places[row]) if row in inside else _OUTSIDE
     if len(places) < len(references):
@@ -175,7 +174,7 @@ def _read(
             found[row] = samples.image(references[row])
 
 
-def _is_inside(content: LazyBytes, offset: int, size: int) -> bool:
+def _is_inside(content: ByteReader, offset: int, size: int) -> bool:
     return offset >= 0 and size >= 0 and offset + size <= len(content)
 
 
@@ -191,7 +190,7 @@ def _each_shard(rows: Mapping[str, list[int]], read: Any) -> None:
 class _Samples:
     """The images of a shard that are no range of its bytes: found by their sample and size."""
 
-    def __init__(self, content: LazyBytes, url: str) -> None:
+    def __init__(self, content: ByteReader, url: str) -> None:
         self._content = content
         self._index = index_tar(content, url)
         self._by_key: dict[str, list[Sample]] = {}

@@ -17,7 +17,7 @@ from dask_image_ingest.dataset.schema.columns import Schema, image_member
 from dask_image_ingest.errors import ShardError, ShardNotFoundError
 from dask_image_ingest.index import IndexedReader, IndexFile, StoredIndex, UnusableIndexError
 from dask_image_ingest.passwords import without_passwords
-from dask_image_ingest.storage import LazyBytes, Shard, open_late, open_shard
+from dask_image_ingest.storage import ByteReader, Shard, open_late, open_shard
 from dask_image_ingest.tar import TarIndex, index_head, read_member
 
 __all__ = ["FirstShard", "open_first"]
@@ -102,7 +102,7 @@ class FirstShard:
     """
 
     shard: Shard
-    content: LazyBytes
+    content: ByteReader
     index: TarIndex
     share: float = 1.0
     stored: StoredIndex | None = None

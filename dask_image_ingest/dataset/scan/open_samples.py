@@ -23,15 +23,12 @@ from dask_image_ingest.index import (
     open_stored,
 )
 from dask_image_ingest.storage import (
-    LazyBytes,
+    ByteReader,
     MemoryReader,
     Shard,
-    as_listed,
-    beginning,
     find_shards,
     open_late,
     open_shard,
-    read_ahead,
 )
 from dask_image_ingest.tar import TarIndex, index_head, index_tar
 
@@ -98,11 +95,11 @@ def open_rows(
         content = opened.enter_context(open_shard(url, storage_options))
         if whole:
             needed = functools.partial(_memory_if_needed, content, url, options, components)
-            read_ahead(content, 0, len(content), needed)
+            content.prefetch_into(0, len(content), needed)
         found = index_tar(content, url)
-        read, at_hand = beginning(content), content
+        read, at_hand = content.in_memory(), content
         if len(read) == len(content):
-            at_hand = MemoryReader(read, as_listed(url, content))
+            at_hand = MemoryReader(read, content.listed_as(url))
         yield SampleRows(url, at_hand, found, options, components, sidecar)
         is_stored = listed is not None and len(content) == listed.size and not found.sparse
     # Once the shard is closed, which it was not if that found it changed.
@@ -111,7 +108,7 @@ def open_rows(
 
 
 def _memory_if_needed(
-    content: LazyBytes,
+    content: ByteReader,
     url: str,
     options: ReadOptions,
     components: Sequence[Component],

@@ -32,11 +32,8 @@ from dask_image_ingest.errors import PartitionTooLargeError
 from dask_image_ingest.frames import REFERENCE, encoded_memory
 from dask_image_ingest.index import FIELDS, StoredIndex
 from dask_image_ingest.storage import (
-    LazyBytes,
-    announce,
-    as_listed,
+    ByteReader,
     has_random_access,
-    read_ahead,
 )
 from dask_image_ingest.tar import (
     HEAD,
@@ -79,7 +76,7 @@ class SampleRows:
     def __init__(
         self,
         url: str,
-        content: LazyBytes,
+        content: ByteReader,
         index: TarIndex,
         options: ReadOptions,
         components: Sequence[Component] = (),
@@ -175,7 +172,7 @@ class SampleRows:
             start, stop = min(spans)[0], max(offset + size for offset, size in spans)
             wanted = sum(size for _, size in spans)
             if max(_LEAST_AHEAD, _DENSE * (stop - start)) <= wanted:
-                read_ahead(self._content, start, stop, encoded_memory)
+                self._content.prefetch_into(start, stop, encoded_memory)
 
     def opened(self, row: int) -> Any:
         """The encoded image of one row, read where it is sliced; only of a row that has one."""
@@ -228,7 +225,7 @@ class SampleRows:
 
     def references(self) -> pa.StructArray:
         """A reference to the image of each row, for a decode that comes later."""
-        shard = as_listed(self.url, self._content)
+        shard = self._content.listed_as(self.url)
         size, version = (None, None) if shard is None else (shard.size, shard.version)
         told = {
             "url": self.column("__url__"),
@@ -306,7 +303,7 @@ class SampleRows:
     def _announce(self, spans: Iterable[Span | None]) -> None:
         sparse = self._index.sparse
         found = (span for span in spans if span is not None and span[0] not in sparse)
-        announce(self._content, ((offset, offset + size) for offset, size in found))
+        self._content.prefetch((offset, offset + size) for offset, size in found)
 
     def _members(self, extension: str) -> list[Span | None]:
         """Offset and size of each sample's member of a kind."""
@@ -377,7 +374,7 @@ class IndexedRows(SampleRows):
     def __init__(
         self,
         url: str,
-        content: LazyBytes,
+        content: ByteReader,
         index: StoredIndex,
         options: ReadOptions,
         components: Sequence[Component] = (),

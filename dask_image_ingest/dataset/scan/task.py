@@ -37,6 +37,7 @@ from dask_image_ingest.errors import (
     ShardNotFoundError,
 )
 from dask_image_ingest.index import UnusableIndexError
+from dask_image_ingest.storage import MemoryReader
 from dask_image_ingest.tar import TarIndex
 
 __all__ = ["Query", "read_partition"]
@@ -102,7 +103,9 @@ def read_partition(split: ShardSplit, query: Query, decode: DecodeInRead | None 
 def _no_rows(split: ShardSplit, query: Query, decode: DecodeInRead | None) -> Any:
     nothing = open_sidecar(None, query.sidecar, None, False)
     with nothing as sidecar:
-        empty = SampleRows(split.url, b"", TarIndex(), query.options, query.components, sidecar)
+        empty = SampleRows(
+            split.url, MemoryReader(b""), TarIndex(), query.options, query.components, sidecar
+        )
         return _frame(split, empty, query, decode)
 
 

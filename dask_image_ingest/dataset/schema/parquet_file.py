@@ -11,7 +11,7 @@ import pyarrow as pa
 from pyarrow import parquet
 
 from dask_image_ingest.errors import ShardError
-from dask_image_ingest.storage import LazyBytes, announce, open_shard
+from dask_image_ingest.storage import ByteReader, open_shard
 
 __all__ = ["ParquetSource", "open_parquet"]
 
@@ -25,10 +25,10 @@ class ParquetSource:
     Its columns are read by row groups, which is how the file has them.
     """
 
-    def __init__(self, url: str, content: LazyBytes) -> None:
+    def __init__(self, url: str, content: ByteReader) -> None:
         self.url = url
         self._content = content
-        announce(content, [(max(0, len(content) - _FOOTER), len(content))])
+        content.prefetch([(max(0, len(content) - _FOOTER), len(content))])
         with self._told():
             source = pa.PythonFile(_Reader(content), mode="r")
             self._file = parquet.ParquetFile(source, pre_buffer=False)
@@ -48,7 +48,7 @@ class ParquetSource:
         field = self.schema_arrow.field(column)
         if not len(groups):
             return pa.chunked_array([], field.type)
-        announce(self._content, self._places(column, groups))
+        self._content.prefetch(self._places(column, groups))
         with self._told():
             table = self._file.read_row_groups(groups, columns=[column], use_threads=False)
             # pyarrow takes a dot for a field of a struct, and may have read more than one column.
@@ -94,7 +94,7 @@ class _Reader:
 
     closed = False
 
-    def __init__(self, content: LazyBytes) -> None:
+    def __init__(self, content: ByteReader) -> None:
         self._content = content
         self._at = 0
 

@@ -30,7 +30,7 @@ from dask_image_ingest.export.plan.member_selection import EXPANDED, SOURCE, Row
 from dask_image_ingest.export.plan.staged_tables import from_bytes, to_bytes
 from dask_image_ingest.export.transcode.libjpeg_turbo import BaselineError, to_baseline
 from dask_image_ingest.frames import get_backend
-from dask_image_ingest.storage import STAGING, OutputStore, announce
+from dask_image_ingest.storage import STAGING, OutputStore
 from dask_image_ingest.tar import TarIndex, open_member, read_member
 
 __all__ = [
@@ -80,7 +80,7 @@ class _Transcoder:
         ]
         self._numbers = [number for _, number in sorted(there)]
         spans = (self._span(number) for number in self._numbers)
-        announce(content, ((at, at + size) for at, size in spans if at not in index.sparse))
+        content.prefetch((at, at + size) for at, size in spans if at not in index.sparse)
 
     def to_baseline(self) -> None:
         """Convert JPEGs of other codings to baseline; leave all else."""

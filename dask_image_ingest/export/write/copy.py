@@ -19,7 +19,7 @@ from dask_image_ingest.export.plan.locate import version_of
 from dask_image_ingest.export.plan.member_selection import COLUMN, EXPANDED, SOURCE
 from dask_image_ingest.export.write.layout import Layout
 from dask_image_ingest.export.write.tar_header import Chunk
-from dask_image_ingest.storage import LazyBytes, announce, find_shards, open_shard
+from dask_image_ingest.storage import ByteReader, find_shards, open_shard
 
 __all__ = ["AT_ONCE", "TarWriter", "copy_members"]
 
@@ -64,7 +64,7 @@ def copy_members(
         with _open_source(url, version, context) as content:
             offsets, sizes = layout.offsets[members], layout.sizes[members]
             ends = (offsets + sizes).tolist()
-            announce(content, zip(offsets.tolist(), ends, strict=True))
+            content.prefetch(zip(offsets.tolist(), ends, strict=True))
             _copy(members, layout, partial(_read, content), tar)
     for (name,), members in _by(batch, ("expanded",), layout, EXPANDED):
         with context.output.open(name) as expanded:
@@ -109,7 +109,7 @@ def _together(starts: list[int], ends: list[int]) -> Iterator[tuple[int, int]]:
             first = stop
 
 
-def _read(content: LazyBytes, offset: int, size: int) -> Chunk:
+def _read(content: ByteReader, offset: int, size: int) -> Chunk:
     return content[offset : offset + size]
 
 
@@ -132,7 +132,7 @@ def _by(
 
 
 @contextmanager
-def _open_source(url: str, version: str, context: ExportContext) -> Iterator[LazyBytes]:
+def _open_source(url: str, version: str, context: ExportContext) -> Iterator[ByteReader]:
     with open_shard(url, context.source_options) as content:
         now = version_of(find_shards(url, context.source_options)[0])
         if now != version:
