@@ -44,6 +44,22 @@ def test_the_segmentation_example_learns_and_shows_masks(tmp_path):
     assert (tmp_path / "masks.html").read_text().count("<img") == 12
 
 
+def test_the_caption_example_finds_captions_and_wrong_ones(tmp_path):
+    finished = subprocess.run(
+        [sys.executable, ROOT / "examples" / "07_captions.py", tmp_path],
+        env=os.environ | {"PYTHONPATH": str(ROOT)},
+        capture_output=True,
+        text=True,
+        timeout=240,
+    )
+    assert finished.returncode == 0, finished.stderr
+    wrong, found = finished.stdout.splitlines()
+    assert "wrong captions" in wrong
+    assert int(wrong.split("%")[0]) >= 80  # 10 by chance
+    assert "find their caption among" in found
+    assert int(found.split("%")[0]) >= 80  # 2 by chance
+
+
 def test_the_export_example_reads_back_what_it_wrote(tmp_path):
     finished = subprocess.run(
         [sys.executable, ROOT / "examples" / "04_export.py", tmp_path],
