@@ -11,6 +11,7 @@ of pictures that it has not seen, and the captions that are wrong. CLIP takes it
 import io
 import sys
 import tarfile
+from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
 
@@ -26,6 +27,9 @@ PLACES = {"left": (0.5, 0.3), "right": (0.5, 0.7), "top": (0.3, 0.5), "bottom": 
 SIZES = {"small": 0.14, "large": 0.24}
 WORDS = np.array([*COLOURS, *SHAPES, *PLACES, *SIZES])
 SIDE, GRID, ANGLES, SHARDS, PER_SHARD = 64, 4, 8, 5, 160
+
+Images = Sequence[np.ndarray] | np.ndarray
+Model = tuple[np.ndarray, np.ndarray, np.ndarray]
 
 
 def main(folder: str = "demo-captions") -> None:
@@ -53,24 +57,24 @@ def main(folder: str = "demo-captions") -> None:
     print(f"{found:.0%} of the pictures find their caption among {len(captions)}")
 
 
-def describe(images, captions):
+def describe(images: Images, captions: list[str]) -> dict[str, np.ndarray]:
     """Features of pictures, and the words of their captions: what the model learns from."""
     return {"features": features(images), "words": words(captions)}
 
 
-def fits(images, captions, model):
+def fits(images: Images, captions: list[str], model: Model) -> np.ndarray:
     """How well each picture and its caption fit, 1 at best: the cosine of their words."""
     return (predicted(images, model) * directions(words(captions), model)).sum(axis=1)
 
 
-def best(images, captions, model):
+def best(images: Images, captions: list[str], model: Model) -> np.ndarray:
     """The one of some captions that fits each picture best."""
     scores = predicted(images, model) @ directions(words(captions), model).T
     return np.array(captions)[scores.argmax(axis=1)]
 
 
-def features(images):
-    """Colour, place, extent and edges of what is no background: float32 (pictures, 3 + 2 * GRID² + 1 + ANGLES)."""
+def features(images: Images) -> np.ndarray:
+    """Colour, place, extent and edges of what is no background: float32 (pictures, 44)."""
     pixels = np.stack(list(images)).astype(np.float32) / 255
     apart = np.abs(pixels - np.median(pixels, axis=(1, 2), keepdims=True)).sum(axis=3)
     shown = (apart > 0.4).astype(np.float32)
@@ -87,31 +91,33 @@ def features(images):
     strength = np.hypot(rows, columns)
     edges = np.stack([(strength * (angle == a)).sum(axis=(1, 2)) for a in range(ANGLES)], axis=1)
     edges /= edges.sum(axis=1, keepdims=True) + 1
-    return np.concatenate([colour, grid / cell**2, grid / area, np.sqrt(area) / SIDE, edges], axis=1)
+    return np.concatenate(
+        [colour, grid / cell**2, grid / area, np.sqrt(area) / SIDE, edges], axis=1
+    )
 
 
-def words(captions):
+def words(captions: list[str]) -> np.ndarray:
     """1 for each word of WORDS that a caption has: float32 (captions, words)."""
     return np.array([np.isin(WORDS, caption.split()) for caption in captions], np.float32)
 
 
-def learn(x, y, ridge=0.1):
+def learn(x: np.ndarray, y: np.ndarray, ridge: float = 0.1) -> Model:
     """A linear map from features to words: its weights, and the means of both."""
-    mean = x.mean(axis=0), y.mean(axis=0)
-    x, y = x - mean[0], y - mean[1]
-    return np.linalg.solve(x.T @ x + ridge * np.eye(x.shape[1]), x.T @ y), *mean
+    of_x, of_y = x.mean(axis=0), y.mean(axis=0)
+    x, y = x - of_x, y - of_y
+    return np.linalg.solve(x.T @ x + ridge * np.eye(x.shape[1]), x.T @ y), of_x, of_y
 
 
-def predicted(images, model):
+def predicted(images: Images, model: Model) -> np.ndarray:
     weights, mean, _ = model
     return unit((features(images) - mean) @ weights)
 
 
-def directions(words, model):
+def directions(words: np.ndarray, model: Model) -> np.ndarray:
     return unit(words - model[2])
 
 
-def unit(vectors):
+def unit(vectors: np.ndarray) -> np.ndarray:
     return vectors / np.linalg.norm(vectors, axis=1, keepdims=True)
 
 

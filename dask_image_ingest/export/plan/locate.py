@@ -1,9 +1,10 @@
 """Locating the members of samples in their source shards.
 
 A frame points to images; the other members of a sample are found in its shard. If a task of the
-frame has scanned the shard, that scan is used; any other source is scanned once, by a task of its
-own. Members that are no byte range of the source (of compressed shards, sparse members, transcoded
-images) are expanded to a staged file, so that writing a shard only copies ranges.
+frame has scanned the shard, that scan is used; any other source is scanned once, a shard by a task
+of its own, image files some to a task. Members that are no byte range of the source (of compressed
+shards, sparse members, transcoded images) are expanded to a staged file, so that writing a shard
+only copies ranges.
 """
 
 from __future__ import annotations
@@ -115,10 +116,21 @@ def locate_in_task(rows: pa.Table, context: ExportContext) -> Located | None:
     )
 
 
-def locate(source: tuple[int, str], context: ExportContext) -> Located:
-    """Find the members of the samples that a batch of pointers points to."""
-    number, url = source
+def locate(batch: tuple[int, dict[str, int]], context: ExportContext) -> list[Located]:
+    """Find the members of the samples that a batch of pointers points to.
+
+    A batch has a number, and the rows of each of its sources, one behind the other.
+    """
+    number, counts = batch
     wanted = read_batch(context.output, context.pointers, number)
+    ends = accumulate(counts.values())
+    return [
+        _locate(url, wanted.slice(end - count, count), context)
+        for (url, count), end in zip(counts.items(), ends, strict=True)
+    ]
+
+
+def _locate(url: str, wanted: pa.RecordBatch, context: ExportContext) -> Located:
     try:
         shard = find_shards(url, context.source_options)[0]
         version = version_of(shard)

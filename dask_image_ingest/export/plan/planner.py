@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
-from itertools import accumulate, chain, pairwise
+from itertools import chain, pairwise
 
 import numpy as np
 import pyarrow as pa
@@ -21,6 +22,9 @@ from dask_image_ingest.export.plan.staged_tables import write_batches
 from dask_image_ingest.export.plan.staging import StagedRows
 
 __all__ = ["Prepared", "prepare"]
+
+# Image files that one task locates.
+_FILES = 64
 
 logger = logging.getLogger("dask_image_ingest")
 
@@ -120,7 +124,7 @@ def _locate(
     context: ExportContext,
     show: bool,
 ) -> list[Located]:
-    """Walk each source of which something is not known, once, in a task of its own."""
+    """Walk each source of which something is not known, once: shards in tasks of their own."""
     used, starts = np.unique(sources[by_source], return_index=True)
     names = [urls[source] for source in used.tolist()]
     wanted = [by_source[start:end] for start, end in pairwise([*starts.tolist(), len(by_source)])]
@@ -132,18 +136,37 @@ def _locate(
     unknown = [number for number, url in enumerate(names) if url not in located]
     if unknown:
         made = [f"made:{made.extension}" for made in context.options.members.made]
-        counts = [len(wanted[number]) for number in unknown]
-        taken = np.concatenate([wanted[number] for number in unknown])
-        pointers = rows.select([*POINTERS, *made]).take(pa.array(taken))
+        pointers = rows.select([*POINTERS, *made])
+        tasks = list(_tasks(unknown, [_is_file(rows, wanted[number]) for number in unknown]))
         batches = (
-            pointers.slice(end - count, count).combine_chunks().to_batches()[0]
-            for count, end in zip(counts, accumulate(counts), strict=True)
+            pointers.take(pa.array(np.concatenate([wanted[n] for n in each])))
+            .combine_chunks()
+            .to_batches()[0]
+            for each in tasks
         )
         write_batches(context.output, context.pointers, pointers.schema, batches, compressed=True)
-        items = [(batch, names[number]) for batch, number in enumerate(unknown)]
-        walked: list[Located] = run(partial(locate, context=context), items, show)
-        located |= {source.url: source for source in walked}
+        items = [
+            (batch, {names[n]: len(wanted[n]) for n in each}) for batch, each in enumerate(tasks)
+        ]
+        walked: list[list[Located]] = run(partial(locate, context=context), items, show)
+        located |= {source.url: source for source in chain.from_iterable(walked)}
     return [located[url] for url in names]
+
+
+def _is_file(rows: pa.Table, numbers: np.ndarray) -> bool:
+    """True for a source that is an image: in a tar no member begins with the first byte."""
+    return len(numbers) == 1 and rows.column("offset")[int(numbers[0])].as_py() == 0
+
+
+def _tasks(sources: Sequence[int], is_file: Sequence[bool]) -> Iterator[list[int]]:
+    """Sources that are walked in one task: each shard, or some image files."""
+    files: list[int] = []
+    for source, small in zip(sources, is_file, strict=True):
+        if small:
+            files.append(source)
+        else:
+            yield [source]
+    yield from (files[start : start + _FILES] for start in range(0, len(files), _FILES))
 
 
 def _found(rows: pa.Table, by_source: np.ndarray, located: list[Located]) -> pa.Table:
