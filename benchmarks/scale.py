@@ -70,6 +70,9 @@ def reads(paths: str) -> dict[str, Callable[[], Any]]:
         "bare tasks": lambda: bare(shards),
         "indexed": lambda: read(paths),
         "no index": lambda: read(paths, index=False),
+        "together, indexed": lambda: read(paths, shards_per_partition="auto"),
+        "together, no index": lambda: read(paths, index=False, shards_per_partition="auto"),
+        "bare tasks, as many": lambda: bare(-(-shards * SAMPLES // 10_000)),
     }
 
 

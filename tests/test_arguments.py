@@ -47,6 +47,7 @@ def calls(shard, tmp_path_factory):
         "paths": shard, "columns": None, "filters": None, "image": "jpg;png", "components": "infer",
         "json_fields": None, "size": None, "resize": "stretch", "transform": None, "mode": "RGB",
         "backend": "pandas", "errors": "null", "shard_errors": "raise", "partition_size": "auto",
+        "shards_per_partition": 1,
         "max_pixels": 10**6, "max_member_bytes": 10**6, "scaled_decode": False,
         "storage_options": None,
     }  # fmt: skip
@@ -140,6 +141,7 @@ def test_any_wrong_arguments_together_are_an_error_of_this_package(
         ({"json_fields": ["synset"]}, r"json_fields=\['synset'\]: pass a mapping .*'float32'"),
         ({"json_fields": {"synset": "text"}}, r"json_fields\['synset'\]: 'text' is no type"),
         ({"partition_size": True}, "partition_size=True: .*'512 MiB'"),
+        ({"shards_per_partition": 0}, "shards_per_partition=0: .*'auto'"),
         ({"storage_options": "anon"}, "storage_options='anon': pass a dict"),
         ({"backend": ["pandas"]}, "backend=.*choose 'cudf' or 'pandas'"),
         ({"filters": pd.DataFrame({"a": [1]})}, "filters=.*pass a list of"),

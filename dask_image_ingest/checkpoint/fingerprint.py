@@ -9,6 +9,7 @@ comes out of one part of one shard, and nothing else: any other query is refused
 from __future__ import annotations
 
 import functools
+import itertools
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from typing import Any
@@ -53,7 +54,7 @@ class FingerprintedQuery:
     splits
         What each partition is made of.
     shards
-        All that the read knows, those of no partition included.
+        The shards of each partition that the read knows, those that are left out included.
     version
         What stands for the user's functions, None where their code does.
     """
@@ -61,7 +62,7 @@ class FingerprintedQuery:
     expr: Any
     steps: tuple[QueryStep, ...]
     splits: tuple[VersionedSplit, ...]
-    shards: tuple[Shard, ...]
+    shards: tuple[tuple[Shard, ...], ...]
     version: str | None
 
     @functools.cached_property
@@ -112,7 +113,8 @@ def fingerprint_query(expr: Any, version: str | None) -> FingerprintedQuery:
     _describe(expr, version, steps)
     read = next(node for node in expr.walk() if isinstance(node, (ReadWebDataset, ReadStored)))
     query = FingerprintedQuery(expr, tuple(steps.values()), tuple(splits), shards_of(read), version)
-    files = (file for shard in query.shards for file in filter(None, (shard, shard.sidecar)))
+    shards = itertools.chain.from_iterable(query.shards)
+    files = (file for shard in shards for file in filter(None, (shard, shard.sidecar)))
     unknown = next((file for file in files if not file.version), None)
     if unknown and version is None and isinstance(read, ReadWebDataset):
         raise ArgumentError(

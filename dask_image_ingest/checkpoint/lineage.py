@@ -1,11 +1,11 @@
-"""Lineage of partitions: the part of a shard that each is computed from.
+"""Lineage of partitions: the shards, or part of one, that each is computed from.
 
 That can be said where every step of the query works on one partition alone. Any other is refused.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -14,7 +14,7 @@ from dask.base import tokenize
 from dask_image_ingest import dask_internals as dx
 from dask_image_ingest.checkpoint.partition_files import VersionedSplit
 from dask_image_ingest.checkpoint.scan import ReadStored
-from dask_image_ingest.dataset import Dataset, Decode, ReadWebDataset
+from dask_image_ingest.dataset import Dataset, Decode, Partition, ReadWebDataset
 from dask_image_ingest.errors import ArgumentError
 from dask_image_ingest.export import operation_name
 from dask_image_ingest.storage import Shard
@@ -26,12 +26,12 @@ _BY_PARTITION = {kind._task for kind in (dx.Blockwise, dx.MapPartitions, dx.Appl
 
 
 def splits_of(expr: Any) -> list[VersionedSplit]:
-    """The part of a shard of each partition.
+    """The shards of each partition, or the part of one.
 
     Raises
     ------
     ArgumentError
-        If that is not one part of one shard.
+        If a partition is not made of these alone.
     """
     return _splits(expr, {})
 
@@ -46,11 +46,11 @@ def _found_splits(expr: Any, known: dict[str, list[VersionedSplit]]) -> list[Ver
     if isinstance(expr, ReadWebDataset):
         if expr.operand("limit") is not None:
             raise _not_by_partition(expr)
+        _refuse_partly_skipped(expr.dataset)
         shards = {shard.url: shard for shard in expr.dataset.shards}
-        read = (expr.dataset.splits[number] for number in expr._partitions)
-        return [VersionedSplit(shards[split.url], split.part, split.parts) for split in read]
+        return [_versioned(expr.dataset.partitions[number], shards) for number in expr._partitions]
     if isinstance(expr, ReadStored):
-        return [VersionedSplit(expr.stored.source(number)) for number in expr._partitions]
+        return [VersionedSplit((expr.stored.source(number),)) for number in expr._partitions]
     if isinstance(expr, dx.Partitions):
         splits = _splits(expr.frame, known)
         return [splits[number] for number in expr.partitions]
@@ -65,6 +65,14 @@ def _found_splits(expr: Any, known: dict[str, list[VersionedSplit]]) -> list[Ver
             "then bring them together"
         )
     return splits
+
+
+def _refuse_partly_skipped(dataset: Dataset) -> None:
+    if dataset.options.shard_errors == "skip" and max(map(len, dataset.partitions)) > 1:
+        raise ArgumentError(
+            "checkpoint: a partition with a shard that cannot be read is left out as a whole, "
+            "the good shards in it too. Pass shard_errors='raise', or shards_per_partition=1"
+        )
 
 
 def _is_by_partition(expr: Any) -> bool:
@@ -94,11 +102,21 @@ def _not_by_partition(expr: Any) -> ArgumentError:
     )
 
 
-def shards_of(read: Any) -> tuple[Shard, ...]:
-    """All shards that a read knows, or what stands for them in a checkpoint."""
+def _versioned(partition: Partition, shards: Mapping[str, Shard]) -> VersionedSplit:
+    first = partition[0]
+    return VersionedSplit(tuple(shards[s.url] for s in partition), first.part, first.parts)
+
+
+def shards_of(read: Any) -> tuple[tuple[Shard, ...], ...]:
+    """The shards of each partition of a read, or what stands for them in a checkpoint.
+
+    Those of partitions that are not computed included.
+    """
     if isinstance(read, ReadWebDataset):
-        return read.dataset.shards
-    return tuple(map(read.stored.source, range(len(read.stored.parts))))
+        shards = {shard.url: shard for shard in read.dataset.shards}
+        every = (_versioned(partition, shards).shards for partition in read.dataset.partitions)
+        return tuple(dict.fromkeys(every))
+    return tuple((read.stored.source(number),) for number in range(len(read.stored.parts)))
 
 
 def with_splits(expr: Any, splits: Sequence[VersionedSplit]) -> Any:
@@ -120,7 +138,7 @@ def _made_with_splits(expr: Any, splits: Sequence[VersionedSplit], known: dict[s
         return expr.substitute_parameters({"dataset": dataset, "_partitions": None})
     if isinstance(expr, ReadStored):
         places = {expr.stored.source(number): number for number in range(len(expr.stored.parts))}
-        numbers = [places[split.shard] for split in splits]
+        numbers = [places[split.shards[0]] for split in splits]
         return expr.substitute_parameters({"_partitions": numbers})
     operands = [
         _with_splits(value, splits, known) if isinstance(value, dx.Expr) else value
@@ -131,9 +149,13 @@ def _made_with_splits(expr: Any, splits: Sequence[VersionedSplit], known: dict[s
 
 def _dataset_of(dataset: Dataset, splits: Sequence[VersionedSplit]) -> Dataset:
     # Each shard has an index and a sidecar of its own.
-    own = {split.url: split for split in dataset.splits}
-    chosen = tuple(replace(own[s.shard.url], part=s.part, parts=s.parts) for s in splits)
-    token = tokenize(dataset.token, [(s.url, s.part, s.parts) for s in chosen])
+    own = {split.url: split for partition in dataset.partitions for split in partition}
+    chosen = tuple(
+        tuple(replace(own[shard.url], part=s.part, parts=s.parts) for shard in s.shards)
+        for s in splits
+    )
+    told = [[(split.url, split.part, split.parts) for split in each] for each in chosen]
+    token = tokenize(dataset.token, told)
     # A shard that cannot be read leaves its mark in a checkpoint, and no empty partition for good.
     options = replace(dataset.options, shard_errors="raise")
-    return replace(dataset, splits=chosen, token=token, options=options)
+    return replace(dataset, partitions=chosen, token=token, options=options)

@@ -21,13 +21,13 @@ _NAME = re.compile(r"([0-9a-f]{32})-(\d{5,})-of-(\d{5,})\.parquet")
 
 @dataclass(frozen=True, slots=True)
 class VersionedSplit:
-    """The ``part``-th of ``parts`` equal parts of a shard, as it was when the frame was made.
+    """The ``part``-th of ``parts`` equal parts of a shard, or several whole ones.
 
-    A `ShardSplit` says where a task reads; this says in which version, or which partition of an
-    earlier checkpoint stands for the shard.
+    As they were when the frame was made: a `ShardSplit` says where a task reads; this says in which
+    version, or which partition of an earlier checkpoint stands for the shard.
     """
 
-    shard: Shard
+    shards: tuple[Shard, ...]
     part: int = 0
     parts: int = 1
 
@@ -38,16 +38,16 @@ def digest_of(*parts: str) -> str:
     return hashlib.blake2b(told.encode("utf-8", "surrogatepass"), digest_size=16).hexdigest()
 
 
-def shard_of(query: str, shard: Shard) -> str:
-    """Prefix of the partition files of a shard, for a query's digest."""
-    files = filter(None, (shard, shard.sidecar))
+def shard_of(query: str, shards: Sequence[Shard]) -> str:
+    """Prefix of the partition files of a shard, or of several together, for a query's digest."""
+    files = (file for shard in shards for file in (shard, shard.sidecar) if file is not None)
     told = (word for file in files for word in (file.url, str(file.size), file.version))
     return digest_of(query, *told)
 
 
 def part_name(query: str, split: VersionedSplit) -> str:
     """The file of a partition."""
-    return _name(shard_of(query, split.shard), split.part, split.parts)
+    return _name(shard_of(query, split.shards), split.part, split.parts)
 
 
 def _name(shard: str, part: int, parts: int) -> str:
@@ -89,17 +89,17 @@ def choose_splits(
     start = 0
     while start < len(splits):
         first = splits[start]
-        whole = [VersionedSplit(first.shard, part, first.parts) for part in range(first.parts)]
+        whole = [VersionedSplit(first.shards, part, first.parts) for part in range(first.parts)]
         if list(splits[start : start + first.parts]) != whole:
             chosen.append(first)
             start += 1
             continue
-        counts = stored.get(shard_of(query, first.shard), {})
+        counts = stored.get(shard_of(query, first.shards), {})
         # The more of a shard is there, the better; of equals, the frame's own.
         parts = max(
             [first.parts, *counts],
             key=lambda parts: (counts.get(parts, 0) / parts, parts == first.parts),
         )
-        chosen += [VersionedSplit(first.shard, part, parts) for part in range(parts)]
+        chosen += [VersionedSplit(first.shards, part, parts) for part in range(parts)]
         start += first.parts
     return chosen

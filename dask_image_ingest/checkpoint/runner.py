@@ -162,11 +162,11 @@ class _Run:
             skip=read is not None and read.dataset.options.shard_errors == "skip",
         )
         tasks = [
-            _Task(cull(graph, [key]), key, name, None if read is None else split.shard)
+            _Task(cull(graph, [key]), key, name, () if read is None else split.shards)
             for key, (name, split) in zip(keys, missing.items(), strict=True)
         ]
         done = dict(zip(missing, run(partial(_store, context=context), tasks, show), strict=True))
-        skipped = {missing[n].shard.url: why for n, why in done.items() if isinstance(why, str)}
+        skipped = {missing[n].shards[0].url: why for n, why in done.items() if isinstance(why, str)}
         if skipped:
             url, why = next(iter(skipped.items()))
             warn_user(
@@ -177,8 +177,8 @@ class _Run:
 
     def _files_to_keep(self) -> set[str]:
         """Names of the partition files to keep."""
-        unasked = set(self.query.shards).difference(split.shard for split in self.splits)
-        others = {shard_of(self.query.digest, shard) for shard in unasked}
+        unasked = set(self.query.shards).difference(split.shards for split in self.splits)
+        others = {shard_of(self.query.digest, shards) for shards in unasked}
         return {*self.names, *(name for name in self.there if is_part(name, others))}
 
     def _superfluous(self, parts: Mapping[str, PartitionFile]) -> list[str]:
@@ -208,7 +208,7 @@ class _Task:
     graph: dict[Any, Any]
     key: Any
     name: str
-    shard: Shard | None
+    shards: tuple[Shard, ...]
 
     def __dask_tokenize__(self) -> str:
         # Which says it all, and saves dask the pickling: 2 ms a task.
@@ -218,9 +218,10 @@ class _Task:
 def _store(task: _Task, context: _Context) -> PartitionFile | str:
     """Compute a partition and store it, whole; or say why its shard can't be read."""
     try:
-        before = _refuse_changes(task.shard, None, context)
+        before = [_refuse_changes(shard, None, context) for shard in task.shards]
         frame = dask.get(task.graph, task.key)
-        _refuse_changes(task.shard, before, context)
+        for shard, known in zip(task.shards, before, strict=True):
+            _refuse_changes(shard, known, context)
     except (ShardError, ShardNotFoundError) as error:
         if not context.skip:
             raise
@@ -244,10 +245,8 @@ def _store(task: _Task, context: _Context) -> PartitionFile | str:
     return PartitionFile(rows=len(table), bytes=size)
 
 
-def _refuse_changes(shard: Shard | None, before: Shard | None, context: _Context) -> Shard | None:
+def _refuse_changes(shard: Shard, before: Shard | None, context: _Context) -> Shard:
     """Refuse to store what comes out of a shard that is another than when the frame was made."""
-    if shard is None:
-        return None
     now = find_shards(shard.url, context.source_options)[0]
     if shard.sidecar is not None:
         (now,) = with_sidecars([now], "auto", context.source_options)

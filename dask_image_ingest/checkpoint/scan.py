@@ -101,7 +101,7 @@ class ReadStored(dx.PartitionsFiltered, BlockwiseIO, KeepsResults):
 
     @functools.cached_property
     def row_sources(self) -> tuple[RowSource, ...] | None:
-        """The part of a shard that each partition is made of."""
+        """The shards, or part of one, that each partition is made of."""
         sources = row_sources(self.stored.made_of)
         return None if sources is None else tuple(sources[n] for n in self._partitions)
 

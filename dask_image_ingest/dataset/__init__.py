@@ -33,6 +33,7 @@ from dask_image_ingest.dataset.plan.scan_node import Dataset, ReadWebDataset
 from dask_image_ingest.dataset.read import read_webdataset_images
 from dask_image_ingest.dataset.scan.decode_rows import NoPixels
 from dask_image_ingest.dataset.scan.open_samples import take_walked
+from dask_image_ingest.dataset.scan.partitioning import Partition
 from dask_image_ingest.dataset.scan.samples import SampleRows
 from dask_image_ingest.dataset.schema.columns import (
     POINTER_COLUMNS,
@@ -60,6 +61,7 @@ __all__ = [
     "ImageColumn",
     "KeepsResults",
     "NoPixels",
+    "Partition",
     "PointersToReferences",
     "Predicate",
     "PreservesRows",

@@ -33,7 +33,11 @@ from dask_image_ingest.dataset.options import (
 from dask_image_ingest.dataset.plan.scan_node import Dataset, ReadWebDataset
 from dask_image_ingest.dataset.scan.decode_rows import ImageDecode, kept_by
 from dask_image_ingest.dataset.scan.first_shard import open_first
-from dask_image_ingest.dataset.scan.partitioning import parse_partition_size, split_shards
+from dask_image_ingest.dataset.scan.partitioning import (
+    make_partitions,
+    parse_partition_size,
+    parse_shards_per_partition,
+)
 from dask_image_ingest.dataset.schema.columns import image_field, make_schema
 from dask_image_ingest.dataset.schema.image_columns import ImageColumn, image_members
 from dask_image_ingest.dataset.schema.sidecar_columns import (
@@ -78,6 +82,7 @@ def read_webdataset_images(
     errors: ErrorPolicy = "null",
     shard_errors: ShardErrorPolicy = "raise",
     partition_size: int | str | None = "auto",
+    shards_per_partition: int | Literal["auto"] = 1,
     max_pixels: int | None = MAX_PIXELS,
     max_member_bytes: int | str | None = MAX_MEMBER_BYTES,
     scaled_decode: bool = False,
@@ -89,9 +94,10 @@ def read_webdataset_images(
 ) -> ImageDataFrame:
     """Read WebDataset tar shards of images as a lazy Dask dataframe.
 
-    One row per sample, one task per shard. Nothing is read but the first shard's tar headers, its
-    first few image headers and labels; each task then reads what the query needs, and decodes the
-    images of the rows that are left with DALI, on the worker's GPU where there is one.
+    One row per sample, one task per shard or as ``partition_size`` and ``shards_per_partition``
+    say. Nothing is read but the first shard's tar headers, its first few image headers and labels;
+    each task then reads what the query needs, and decodes the images of the rows that are left with
+    DALI, on the worker's GPU where there is one.
 
     Parameters
     ----------
@@ -152,8 +158,14 @@ def read_webdataset_images(
     partition_size
         Decoded bytes that a partition may hold, for example ``"512 MiB"``. A shard that would
         decode to more becomes several partitions, at most one per image. ``"auto"``: a sixteenth of
-        a worker's memory, on cuDF a thirty-second of the GPU's and at most 2^30 bytes. None: always
-        one task per shard.
+        a worker's memory, on cuDF a thirty-second of the GPU's and at most 2^30 bytes. None: shards
+        are never split.
+    shards_per_partition
+        How many small shards are one partition, in the order of the paths: fewer, where they would
+        decode to more than ``partition_size``. ``"auto"``: up to about 10,000 samples and 128 MiB
+        of pixels, judged by the first shard. For thousands of shards that take a task longer to
+        schedule than to read. In a partition of several shards the index is the number of a sample
+        in its shard, plus 2^32 for each shard of the partition before it.
     max_pixels
         Images of more pixels are an error, before anything is allocated for them. None: no limit.
     max_member_bytes
@@ -260,6 +272,7 @@ def read_webdataset_images(
         for each in (decoding, *(member.decoding for member in others)):
             refuse_decoding(each, errors)
     largest = parse_partition_size(partition_size, backend_)
+    together = parse_shards_per_partition(shards_per_partition, largest)
     options = ReadOptions(
         image_extensions=extensions,
         decoding=decoding,
@@ -292,11 +305,11 @@ def read_webdataset_images(
         filters_ = normalize_filters(filters, types)
         members = {"image": extensions} | {each.column: each.extensions for each in others}
         first.warn_of_unknown(schema, members)
-        splits = split_shards(shards, first, options, largest, indexes)
+        partitions = make_partitions(shards, first, options, largest, together, indexes)
     told = str((schema.components, schema.sidecar))
     found = sorted((url, file.url) for url, file in indexes.items())
-    token = tokenize(_fingerprint(shards), told, options, largest, found)
-    dataset = Dataset(splits, tuple(shards), schema, options, token)
+    token = tokenize(_fingerprint(shards), told, options, largest, together, found)
+    dataset = Dataset(partitions, tuple(shards), schema, options, token)
     if not decode:
         return new_collection(ReadWebDataset(dataset, selected, filters_))
     return new_collection(_decoded(dataset, selected, filters_))

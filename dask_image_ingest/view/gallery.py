@@ -239,6 +239,6 @@ def _where(frame: Any) -> str:
     dataset = next(datasets_of(frame.expr), None) if isinstance(frame, FrameBase) else None
     if dataset is None:
         return "Images"
-    urls = [split.url for split in dataset.splits]
+    urls = [shard.url for shard in dataset.shards]
     first, last = (url.rpartition("/")[2] for url in (urls[0], urls[-1]))
     return first if first == last else f"{first} … {last}"

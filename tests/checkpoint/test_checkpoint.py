@@ -119,7 +119,7 @@ def test_stored_boundaries_win_over_those_of_another_machine(job, tmp_path):
 def test_a_shard_of_which_nothing_is_stored_has_the_boundaries_of_this_machine(job, tmp_path):
     few, many = job(partition_size=None), job(partition_size=3000)
     (read,) = many.expr.find_operations(ReadWebDataset)
-    of_others = sum(not split.url.endswith("000.tar") for split in read.dataset.splits)
+    of_others = sum(not url.endswith("000.tar") for ((url, *_),) in read.row_sources)
     dii.checkpoint(few.partitions[:1], tmp_path / "out")
     stored = dii.checkpoint(many, tmp_path / "out")
     assert stored.npartitions == 1 + of_others

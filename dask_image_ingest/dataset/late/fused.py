@@ -164,7 +164,7 @@ class DecodeStep:
 
 
 class ReadAndDecode(ReadWebDataset):
-    """Scans shards and decodes their images, in one task for each; the optimiser's last word."""
+    """Scans shards and decodes their images, in one task a partition; the optimiser's last word."""
 
     _parameters: ClassVar = [
         *(name for name in ReadWebDataset._parameters if name != "_partitions"),
@@ -212,8 +212,8 @@ class ReadAndDecode(ReadWebDataset):
             storage_options=decode.images[0].storage_options or options.storage_options,
         )
         query = replace(self.query, options=options)
-        split = self.dataset.splits[index]
-        return dx.Task(name, read_partition, split, query, made, _data_producer=True)
+        partition = self.dataset.partitions[index]
+        return dx.Task(name, read_partition, partition, query, made, _data_producer=True)
 
     def _simplify_up(self, parent: dx.Expr, dependents: Any) -> None:
         return None

@@ -1,6 +1,6 @@
 """Frames put side by side: partition by partition if they are of the same shards, else refused.
 
-Rows are labelled from 0 on in each shard. Where two frames do not come of one read
+Labels begin at 0 in each partition. Where two frames do not come of one read
 (``ddf[kept.score > 0.5]``, ``ddf.assign(score=stored.score)``), Dask brings rows of equal labels
 together by a shuffle, and then pairs those of different shards in the order in which they arrive.
 """
@@ -16,8 +16,8 @@ from dask_image_ingest.errors import ArgumentError
 
 __all__ = ["READ_NAME", "RowSource", "install_alignment", "row_sources"]
 
-#: A shard, and which of how many parts of it.
-RowSource: TypeAlias = tuple[str, int, int]
+#: The shards of a partition, each with which of how many parts of it.
+RowSource: TypeAlias = tuple[tuple[str, int, int], ...]
 
 _Labels: TypeAlias = Sequence[RowSource] | Literal["moved"] | None
 
@@ -35,7 +35,7 @@ def install_alignment() -> None:
 
 
 def row_sources(expr: dx.Expr) -> Sequence[RowSource] | None:
-    """Of what each partition of an expression is made; None where that is not one part of a shard.
+    """Of what each partition of an expression is made; None where that are no shards.
 
     An expression that reads shards says it by its attribute ``row_sources``.
     """
@@ -84,7 +84,7 @@ def _not_to_be_paired() -> ArgumentError:
 
 def _repeat(labels: _Labels) -> bool:
     """True if there may be a label twice."""
-    return labels == "moved" or len({url for url, *_ in labels or ()}) > 1
+    return labels == "moved" or len({source[0][0] for source in labels or ()}) > 1
 
 
 def _labels(expr: dx.Expr, known: dict[str, _Labels]) -> _Labels:

@@ -133,5 +133,5 @@ def shard_of_partition(expr: Any, number: int) -> str | None:
     reads = list(expr.find_operations(ReadWebDataset))
     if len(reads) != 1 or reads[0].npartitions != expr.npartitions:
         return None
-    url: str = reads[0].row_sources[number][0]
-    return url
+    (url, *_), *others = reads[0].row_sources[number]
+    return None if others else url

@@ -14,7 +14,7 @@ from dask_image_ingest.dataset.plan.alignment import READ_NAME, RowSource, insta
 from dask_image_ingest.dataset.plan.dask_rules import install_rules
 from dask_image_ingest.dataset.plan.nodes import is_dependent, is_optimized
 from dask_image_ingest.dataset.plan.predicates import as_filters
-from dask_image_ingest.dataset.scan.partitioning import ShardSplit
+from dask_image_ingest.dataset.scan.partitioning import Partition
 from dask_image_ingest.dataset.scan.task import Query, read_partition
 from dask_image_ingest.dataset.schema.columns import Schema
 from dask_image_ingest.frames import REFERENCE
@@ -51,7 +51,7 @@ class Dataset:
     ``token`` stands for all of it, the sizes and modification times of the shards included.
     """
 
-    splits: tuple[ShardSplit, ...]
+    partitions: tuple[Partition, ...]
     shards: tuple[Shard, ...]
     schema: Schema
     options: ReadOptions
@@ -61,7 +61,7 @@ class Dataset:
         return self.token
 
     def __str__(self) -> str:
-        return without_passwords(f"{len(self.splits)} partitions from {self.splits[0].url}")
+        return without_passwords(f"{len(self.partitions)} partitions from {self.shards[0].url}")
 
     __repr__ = __str__
 
@@ -121,7 +121,7 @@ class ReadWebDataset(dx.PartitionsFiltered, BlockwiseIO):
     def _divisions(self) -> tuple[None, ...]:
         # Of those that are read: dask's Repartition asks for these, past `divisions`.
         wanted = self.operand("_partitions")
-        return (None,) * (len(self.dataset.splits if wanted is None else wanted) + 1)
+        return (None,) * (len(self.dataset.partitions if wanted is None else wanted) + 1)
 
     @functools.cached_property
     def divisions(self) -> tuple[None, ...]:
@@ -154,13 +154,13 @@ class ReadWebDataset(dx.PartitionsFiltered, BlockwiseIO):
 
     @functools.cached_property
     def row_sources(self) -> tuple[RowSource, ...]:
-        """The part of a shard that each partition is made of."""
-        splits = (self.dataset.splits[number] for number in self._partitions)
-        return tuple((split.url, split.part, split.parts) for split in splits)
+        """The shards, or part of one, that each partition is made of."""
+        read = (self.dataset.partitions[number] for number in self._partitions)
+        return tuple(tuple((s.url, s.part, s.parts) for s in splits) for splits in read)
 
     def _filtered_task(self, name: Any, index: int) -> Task:
-        split = self.dataset.splits[index]
-        return Task(name, read_partition, split, self.query, _data_producer=True)
+        partition = self.dataset.partitions[index]
+        return Task(name, read_partition, partition, self.query, _data_producer=True)
 
     def _filter_passthrough_available(self, parent: dx.Expr, dependents: Any) -> bool:
         return super()._filter_passthrough_available(parent, dependents) and (

@@ -112,6 +112,11 @@ class FirstShard:
         """The kinds of members that its samples have."""
         return list(dict.fromkeys(e for sample in self.index.samples for e in sample.members))
 
+    @property
+    def samples(self) -> int:
+        """About how many samples it has."""
+        return round(len(self.index.samples) / self.share)
+
     def images(self, extensions: Sequence[str]) -> int:
         """About how many samples have an image, which is a member of one of these extensions."""
         found = sum(image_member(s, extensions) is not None for s in self.index.samples)

@@ -1,13 +1,13 @@
-"""Shards to partitions: which samples of which shard each task reads."""
+"""Shards to partitions: which samples of which shards each task reads."""
 
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, Final, TypeAlias
 
-from dask_image_ingest.arguments import number_of_bytes, shown
+from dask_image_ingest.arguments import number_of_bytes, shown, whole_number
 from dask_image_ingest.dataset.options import ReadOptions
 from dask_image_ingest.dataset.scan.first_shard import FirstShard
 from dask_image_ingest.dataset.warning import warn_user
@@ -17,7 +17,14 @@ from dask_image_ingest.index import IndexFile
 from dask_image_ingest.passwords import UrlHolder
 from dask_image_ingest.storage import Shard, is_pipe
 
-__all__ = ["ShardSplit", "parse_partition_size", "split_shards"]
+__all__ = [
+    "Partition",
+    "ShardSplit",
+    "ShardsTogether",
+    "make_partitions",
+    "parse_partition_size",
+    "parse_shards_per_partition",
+]
 
 # Seconds for the first worker to join, or for one that died to come back.
 _PATIENCE = 10.0
@@ -25,10 +32,14 @@ _PATIENCE = 10.0
 # Of pixels a partition, where nobody knows a worker's memory.
 _ASSUMED = 512 << 20
 
+#: What ``shards_per_partition="auto"`` has in a partition at most: samples, bytes of pixels.
+_SAMPLES_TOGETHER: Final = 10_000
+_PIXELS_TOGETHER: Final = 128 << 20
+
 
 @dataclass(frozen=True, slots=True, repr=False)
 class ShardSplit(UrlHolder):
-    """The samples of one partition: the ``part``-th of ``parts`` equal parts of a shard.
+    """Samples of one partition: the ``part``-th of ``parts`` equal parts of a shard.
 
     ``sidecar`` is the URL of the file beside the shard that has columns for them, ``index`` where
     the shard's index is, if it has one.
@@ -43,6 +54,26 @@ class ShardSplit(UrlHolder):
     def rows(self, samples: int) -> range:
         """The numbers of these samples in the shard."""
         return range(samples * self.part // self.parts, samples * (self.part + 1) // self.parts)
+
+
+#: All that a task reads: part of a shard, or several whole ones.
+Partition: TypeAlias = tuple[ShardSplit, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class ShardsTogether:
+    """The most that a partition of several shards has of each; None for no limit."""
+
+    shards: int | None = 1
+    samples: int | None = None
+    nbytes: int | None = None
+
+    def allows(self, *counts: int) -> bool:
+        """True for a partition of so many shards, samples and bytes."""
+        limits = (self.shards, self.samples, self.nbytes)
+        return all(
+            limit is None or count <= limit for count, limit in zip(counts, limits, strict=True)
+        )
 
 
 def parse_partition_size(partition_size: Any, backend: Backend) -> int | None:
@@ -84,38 +115,76 @@ def _has_workers() -> bool:
     return True
 
 
-def split_shards(
+def parse_shards_per_partition(shards: Any, largest: int | None) -> ShardsTogether:
+    """The argument ``shards_per_partition=``, where partitions hold ``largest`` bytes at most.
+
+    Raises
+    ------
+    ArgumentError
+    """
+    if isinstance(shards, str) and shards == "auto":
+        most = _PIXELS_TOGETHER if largest is None else min(_PIXELS_TOGETHER, largest)
+        return ShardsTogether(None, _SAMPLES_TOGETHER, most)
+    advice = f"pass a number from 1 on, or 'auto' for up to about {_SAMPLES_TOGETHER:,} samples"
+    most = whole_number("shards_per_partition", shards, 1, advice)
+    return ShardsTogether(most, None, largest)
+
+
+def make_partitions(
     shards: Sequence[Shard],
     first: FirstShard,
     options: ReadOptions,
     largest: int | None,
+    together: ShardsTogether,
     indexes: Mapping[str, IndexFile],
-) -> tuple[ShardSplit, ...]:
-    """Each shard in parts that decode to ``largest`` bytes at most, if all are as the first.
+) -> tuple[Partition, ...]:
+    """Partitions that decode to ``largest`` bytes at most, if all shards are as the first.
 
-    No more parts than images: a smaller one could not hold any.
+    A larger shard is in parts, no more than it has images: a smaller part could not hold any.
+    Several shards are together in one partition as far as ``together`` allows.
     """
-    decoded = 0 if largest is None else first.decoded_bytes(options)
-    if largest is None or not decoded or first.shard.size <= 0:
-        return tuple(_split(shard, indexes) for shard in shards)
+    partitions: list[Partition] = []
+    held: list[ShardSplit] = []
+    samples = nbytes = 0
+    for split, its_samples, its_bytes in _splits(
+        shards, first, options, largest, together, indexes
+    ):
+        samples, nbytes = samples + its_samples, nbytes + its_bytes
+        if held and (split.parts > 1 or not together.allows(len(held) + 1, samples, nbytes)):
+            partitions.append(tuple(held))
+            held, samples, nbytes = [], its_samples, its_bytes
+        held.append(split)
+        if split.parts > 1:
+            partitions.append((split,))
+            held, samples, nbytes = [], 0, 0
+    return (*partitions, tuple(held)) if held else tuple(partitions)
+
+
+def _splits(
+    shards: Sequence[Shard],
+    first: FirstShard,
+    options: ReadOptions,
+    largest: int | None,
+    together: ShardsTogether,
+    indexes: Mapping[str, IndexFile],
+) -> Iterator[tuple[ShardSplit, int, int]]:
+    """Each shard or part of one, with about how many samples and bytes of pixels it has."""
+    looks = largest is not None or together.nbytes is not None
+    decoded = first.decoded_bytes(options) if looks else 0
     images = first.images(options.image_extensions)
-    splits: list[ShardSplit] = []
     for shard in shards:
-        if is_pipe(shard.url):
-            splits.append(_split(shard, indexes))  # or its command would run once for each part
-            continue
         # A server that doesn't tell a shard's size: taken to be as large as the first.
-        size = shard.size if shard.size >= 0 else first.shard.size
-        parts = _ceil_divide(decoded * size, first.shard.size * largest)
-        parts = min(parts, _ceil_divide(images * size, first.shard.size)) or 1
-        splits.extend(_split(shard, indexes, part, parts) for part in range(parts))
-    return tuple(splits)
-
-
-def _split(
-    shard: Shard, indexes: Mapping[str, IndexFile], part: int = 0, parts: int = 1
-) -> ShardSplit:
-    return ShardSplit(shard.url, part, parts, shard.sidecar_url, indexes.get(shard.url))
+        known = shard.size >= 0 and first.shard.size > 0
+        size, of = (shard.size, first.shard.size) if known else (1, 1)
+        parts = 1
+        # The command of a pipe would run once for each part.
+        if decoded and largest is not None and first.shard.size > 0 and not is_pipe(shard.url):
+            parts = _ceil_divide(decoded * size, of * largest)
+            parts = min(parts, _ceil_divide(images * size, of)) or 1
+        split = ShardSplit(shard.url, 0, parts, shard.sidecar_url, indexes.get(shard.url))
+        for part in range(parts):
+            samples = first.samples * size // of
+            yield replace(split, part=part), samples, decoded * size // of
 
 
 def _ceil_divide(whole: int, share: int) -> int:

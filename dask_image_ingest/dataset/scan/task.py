@@ -1,14 +1,15 @@
-"""One task: part of one shard becomes one dataframe."""
+"""One task: part of one shard, or some small ones, become one dataframe."""
 
 from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, Final, TypeAlias
 
 import numpy as np
 import pyarrow as pa
+from dask.dataframe.dispatch import concat
 
 from dask_image_ingest.dataset.filters import Filters
 from dask_image_ingest.dataset.options import ReadOptions
@@ -22,7 +23,7 @@ from dask_image_ingest.dataset.scan.decode_rows import (
     keep_rows,
 )
 from dask_image_ingest.dataset.scan.open_samples import give_up, open_rows
-from dask_image_ingest.dataset.scan.partitioning import ShardSplit
+from dask_image_ingest.dataset.scan.partitioning import Partition, ShardSplit
 from dask_image_ingest.dataset.scan.samples import SampleRows
 from dask_image_ingest.dataset.scan.sidecar import Sidecar, open_sidecar
 from dask_image_ingest.dataset.schema.columns import Component, SidecarColumn, image_field
@@ -40,7 +41,7 @@ from dask_image_ingest.index import UnusableIndexError
 from dask_image_ingest.storage import MemoryReader
 from dask_image_ingest.tar import TarIndex
 
-__all__ = ["Query", "read_partition"]
+__all__ = ["LABELS_OF_A_SHARD", "Query", "read_partition"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,8 +76,13 @@ class Query:
     keeps_walk: bool = False
 
 
-def read_partition(split: ShardSplit, query: Query, decode: DecodeInRead | None = None) -> Any:
-    """Read one partition: the samples ``split`` of one shard, as a dataframe.
+#: In a partition of several shards, this lies between the labels of the samples of the same number
+#: in one shard and in the next: labels are unique, whatever rows are kept.
+LABELS_OF_A_SHARD: Final = 1 << 32
+
+
+def read_partition(partition: Partition, query: Query, decode: DecodeInRead | None = None) -> Any:
+    """Read one partition, the samples of its splits one behind the other, as a dataframe.
 
     Without ``decode`` it has references in place of images. Pixels are decoded last, and only for
     the rows that are left.
@@ -90,6 +96,28 @@ def read_partition(split: ShardSplit, query: Query, decode: DecodeInRead | None 
     ImageDecodeError
         For the first image that can't be decoded, with ``errors="raise"``.
     """
+    frames: list[Any] = []
+    for place, split in enumerate(partition):
+        frame, scanned = _read_split(split, query, decode)
+        if place:
+            frame.index = frame.index + place * LABELS_OF_A_SHARD
+        frames.append(frame)
+        query = replace(query, limit=_left(query.limit, scanned))
+        decode = decode and replace(decode, limit=_left(decode.limit, len(frame)))
+        if query.limit == 0 or (decode is not None and decode.limit == 0):
+            break
+    return frames[0] if len(frames) == 1 else concat(frames)
+
+
+def _left(limit: int | None, rows: int) -> int | None:
+    return None if limit is None else limit - rows
+
+
+# A frame, and how many rows of the shard were scanned for it once filters and limit were applied.
+_Read: TypeAlias = tuple[Any, int]
+
+
+def _read_split(split: ShardSplit, query: Query, decode: DecodeInRead | None) -> _Read:
     try:
         return _read(split, query, decode)
     except (ShardError, ShardNotFoundError) as error:
@@ -100,16 +128,16 @@ def read_partition(split: ShardSplit, query: Query, decode: DecodeInRead | None 
         return _no_rows(split, query, decode)
 
 
-def _no_rows(split: ShardSplit, query: Query, decode: DecodeInRead | None) -> Any:
+def _no_rows(split: ShardSplit, query: Query, decode: DecodeInRead | None) -> _Read:
     nothing = open_sidecar(None, query.sidecar, None, False)
     with nothing as sidecar:
         empty = SampleRows(
             split.url, MemoryReader(b""), TarIndex(), query.options, query.components, sidecar
         )
-        return _frame(split, empty, query, decode)
+        return _frame(split, empty, query, decode), 0
 
 
-def _read(split: ShardSplit, query: Query, decode: DecodeInRead | None) -> Any:
+def _read(split: ShardSplit, query: Query, decode: DecodeInRead | None) -> _Read:
     options = query.options
     with open_sidecar(
         split.sidecar,
@@ -132,7 +160,7 @@ def _read(split: ShardSplit, query: Query, decode: DecodeInRead | None) -> Any:
 
 def _read_shard(
     split: ShardSplit, query: Query, decode: DecodeInRead | None, sidecar: Sidecar
-) -> Any:
+) -> _Read:
     every_image = decode is not None and decode.steps is None
     with open_rows(
         split.url,
@@ -148,7 +176,7 @@ def _read_shard(
             _warn(rows, query)
         rows = rows.take(split.rows(len(rows))).keep(query.filters)
         rows = rows.take(range(len(rows))[: query.limit])
-        return _frame(split, rows, query, decode)
+        return _frame(split, rows, query, decode), len(rows)
 
 
 def _warn(rows: SampleRows, query: Query) -> None:
