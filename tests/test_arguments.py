@@ -128,7 +128,7 @@ def test_any_wrong_arguments_together_are_an_error_of_this_package(
         ({"size": True}, "size=True: "),
         ({"size": (224,)}, r"size=\(224,\): .*\(height, width\)"),
         ({"resize": ["crop"]}, r"resize=\['crop'\]; choose 'stretch', .* or 'longer'"),
-        ({"mode": 3}, "mode=3; choose 'RGB', 'RGBA', 'L' or 'labels'"),
+        ({"mode": 3}, "mode=3; choose 'RGB', 'RGBA', 'L', 'labels' or 'raw'"),
         ({"errors": None}, "errors=None; choose 'null', 'raise' or 'drop'"),
         ({"shard_errors": 1}, "shard_errors=1; choose 'raise' or 'skip'"),
         ({"transform": "flip"}, "transform='flip': pass a function"),
