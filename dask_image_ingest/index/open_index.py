@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import json
 from collections.abc import Iterator
 from contextlib import ExitStack, closing, contextmanager
@@ -152,6 +153,9 @@ def _statistics(metadata: parquet.FileMetaData) -> Iterator[tuple[str, Any]]:
 # In bytes: an index that is no larger is read whole, of a remote one by one request or two.
 _READ_WHOLE = 4 << 20
 
+# In bytes: of a smaller index all columns at once cost no more than two or three one by one.
+_READ_AT_ONCE = 64 << 10
+
 # Those that were read last, by versions of the shard and of the file: the parts of a shard are
 # asked for one after the other.
 _MOST_KEPT = 4
@@ -211,8 +215,31 @@ def _stored(opened: ExitStack, content: ByteReader, shard: Shard) -> StoredIndex
     with closing(_parquet(whole)) as file:
         metadata = file.metadata
         facts = _facts(file, shard)
+    if len(content) <= _READ_AT_ONCE:
+        return StoredIndex(facts, len(content), _AllColumns(whole, metadata))
     # A file for each column, since threads may share the index.
     return StoredIndex(facts, len(content), lambda name: _column(_parquet(whole, metadata), name))
+
+
+class _AllColumns:
+    """The columns of a small index, which are all read when one of them is."""
+
+    def __init__(self, whole: pa.Buffer, metadata: parquet.FileMetaData) -> None:
+        self._whole = whole
+        self._metadata = metadata
+
+    def __call__(self, name: str) -> pa.Array:
+        table = self._table
+        if table is None:  # the damage may be in another column
+            return _column(_parquet(self._whole, self._metadata), name)
+        return _checked(table.column(name), name)
+
+    @functools.cached_property
+    def _table(self) -> pa.Table | None:
+        try:
+            return _parquet(self._whole, self._metadata).read(use_threads=False)
+        except _DAMAGE:
+            return None
 
 
 def unknown_version(shard: Shard) -> str:
@@ -259,10 +286,18 @@ def _facts(file: parquet.ParquetFile, shard: Shard) -> ShardFacts:
 
 def _column(file: parquet.ParquetFile, name: str) -> pa.Array:
     try:
-        column = file.read(columns=[name], use_threads=False).column(name).combine_chunks()
-        column.validate(full=True)
+        column = file.read(columns=[name], use_threads=False).column(name)
     except DaskImageIngestError:
         raise
+    except _DAMAGE as error:
+        raise broken(f"its column {name!r} cannot be read ({error})") from error
+    return _checked(column, name)
+
+
+def _checked(chunks: pa.ChunkedArray, name: str) -> pa.Array:
+    try:
+        column = chunks.combine_chunks()
+        column.validate(full=True)
     except _DAMAGE as error:
         raise broken(f"its column {name!r} cannot be read ({error})") from error
     if pa.types.is_signed_integer(column.type) and (pc.min(column).as_py() or 0) < 0:

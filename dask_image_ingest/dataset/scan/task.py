@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Final, TypeAlias
 
@@ -96,24 +96,49 @@ def read_partition(partition: Partition, query: Query, decode: DecodeInRead | No
     ImageDecodeError
         For the first image that can't be decoded, with ``errors="raise"``.
     """
-    frames: list[Any] = []
-    for place, split in enumerate(partition):
-        frame, scanned = _read_split(split, query, decode)
-        if place:
-            frame.index = frame.index + place * LABELS_OF_A_SHARD
-        frames.append(frame)
+    read: list[Any] = []
+    for split in partition:
+        rows, scanned = _read_split(split, query, decode)
+        read.append(rows)
         query = replace(query, limit=_left(query.limit, scanned))
-        decode = decode and replace(decode, limit=_left(decode.limit, len(frame)))
+        decode = decode and replace(decode, limit=_left(decode.limit, len(rows)))
         if query.limit == 0 or (decode is not None and decode.limit == 0):
             break
-    return frames[0] if len(frames) == 1 else concat(frames)
+    if decode is None:
+        return _joined(read).frame(query)
+    for place, frame in enumerate(read[1:], 1):
+        frame.index = frame.index + place * LABELS_OF_A_SHARD
+    return read[0] if len(read) == 1 else concat(read)
+
+
+@dataclass(frozen=True, slots=True)
+class Metadata:
+    """Rows without pixels, and their labels."""
+
+    table: pa.Table
+    labels: np.ndarray
+
+    def __len__(self) -> int:
+        return len(self.labels)
+
+    def frame(self, query: Query) -> Any:
+        """A dataframe of the rows."""
+        return query.options.get_backend().frame(self.table, self.labels, None)
+
+
+def _joined(shards: Sequence[Metadata]) -> Metadata:
+    if len(shards) == 1:
+        return shards[0]
+    labels = [shard.labels + place * LABELS_OF_A_SHARD for place, shard in enumerate(shards)]
+    # To frames at once: of small ones each would take longer to make than to read.
+    return Metadata(pa.concat_tables(shard.table for shard in shards), np.concatenate(labels))
 
 
 def _left(limit: int | None, rows: int) -> int | None:
     return None if limit is None else limit - rows
 
 
-# A frame, and how many rows of the shard were scanned for it once filters and limit were applied.
+# `Metadata`, or a frame where images are decoded; and how many rows of the shard that was made of.
 _Read: TypeAlias = tuple[Any, int]
 
 
@@ -176,6 +201,8 @@ def _read_shard(
             _warn(rows, query)
         rows = rows.take(split.rows(len(rows))).keep(query.filters)
         rows = rows.take(range(len(rows))[: query.limit])
+        if not len(rows):
+            return _no_rows(split, query, decode)  # which looks at no column
         return _frame(split, rows, query, decode), len(rows)
 
 
@@ -191,13 +218,15 @@ def _frame(split: ShardSplit, rows: SampleRows, query: Query, decode: DecodeInRe
     if decode.steps is None and decode.limit is None:
         # The table is made while images are decoded.
         return keep_rows(_whole_frame(split, rows, query, decode), decode.keep)
-    frame = _metadata(rows, query, lambda _: pa.array(np.arange(len(rows))))
+    frame = _metadata(rows, query, lambda _: pa.array(np.arange(len(rows)))).frame(query)
     frame = frame if decode.steps is None else decode.steps(frame)
     make = functools.partial(_with_images, split, rows, query, decode)
     return first_rows(frame, make, decode.keep, decode.limit)
 
 
-def _metadata(rows: SampleRows, query: Query, references: Callable[[SampleRows], pa.Array]) -> Any:
+def _metadata(
+    rows: SampleRows, query: Query, references: Callable[[SampleRows], pa.Array]
+) -> Metadata:
     """A partition without pixels: references are in the place of images."""
     made: dict[str, Callable[[], pa.Array]] = {}
     for image, its in _images(rows, query):
@@ -207,7 +236,7 @@ def _metadata(rows: SampleRows, query: Query, references: Callable[[SampleRows],
     for place, name in enumerate(query.columns):
         if name in made:
             table = table.add_column(place, name, made[name]())
-    return query.options.get_backend().frame(table, rows.numbers, None)
+    return Metadata(table, rows.numbers)
 
 
 def _images(rows: SampleRows, query: Query) -> Iterator[tuple[str, SampleRows]]:
