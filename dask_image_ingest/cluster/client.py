@@ -38,26 +38,19 @@ class ThreadsClient(ClusterClient):
     """
 
     def __init__(self, cluster: LocalCluster, threads: int) -> None:
-        self._before = dask.config.get(THREADS, None)
-        self._restored = False
-        _set_threads(threads)
+        _use_threads(self, threads)
         try:
             super().__init__(cluster)
         except BaseException:
-            self._restore()
+            _restore_threads(self)
             raise
 
     def close(self, *args: Any, **kwargs: Any) -> Any:
-        """Close the client and the cluster, and decode with as many threads as before."""
+        """Close the client and the cluster; decode as open clients want it, or as before."""
         try:
             return super().close(*args, **kwargs)
         finally:
-            self._restore()
-
-    def _restore(self) -> None:
-        if not self._restored:
-            self._restored = True
-            _set_threads(self._before)
+            _restore_threads(self)
 
 
 def _close(cluster: LocalCluster) -> None:
@@ -72,6 +65,23 @@ def _close(cluster: LocalCluster) -> None:
         cluster.status = Status.failed
         with contextlib.suppress(TimeoutError):
             cluster.close(timeout=_SECONDS)
+
+
+# How many threads each open client decodes with, and what was configured before the first.
+_wanted: dict[int, int] = {}
+_before: list[int | None] = []
+
+
+def _use_threads(client: ThreadsClient, threads: int) -> None:
+    if not _wanted:
+        _before[:] = [dask.config.get(THREADS, None)]
+    _wanted[id(client)] = threads
+    _set_threads(threads)
+
+
+def _restore_threads(client: ThreadsClient) -> None:
+    if _wanted.pop(id(client), None) is not None:
+        _set_threads(next(reversed(_wanted.values()), _before[0]))
 
 
 def _set_threads(threads: int | None) -> None:
