@@ -27,6 +27,7 @@ from dask_image_ingest.dataset.options import ReadOptions
 from dask_image_ingest.dataset.scan.samples import SampleRows
 from dask_image_ingest.dataset.schema.columns import make_schema, parse_image_extensions
 from dask_image_ingest.decode.options import MAX_PIXELS, Decoding
+from dask_image_ingest.storage import MemoryReader
 from dask_image_ingest.tar import IMAGE_EXTENSIONS, index_tar
 
 COLUMNS = ("__key__", "offset", "nbytes", "txt", "format", "height", "width", "channels", "error")
@@ -60,7 +61,7 @@ def line(what: str, count: int, seconds: float, peer: float | None = None) -> No
 
 def measure(shard: bytes, path: Path, repeats: int) -> dict[str, float]:
     """Seconds of this process's processor time for each way, the median of some runs."""
-    content = memoryview(shard)
+    content = MemoryReader(shard)
     index = index_tar(content)
     images = parse_image_extensions(IMAGE_EXTENSIONS)
     options = ReadOptions(images, Decoding(max_pixels=MAX_PIXELS))

@@ -12,7 +12,6 @@ from dask_image_ingest.index.discovery import (
 )
 from dask_image_ingest.index.open_index import open_stored
 from dask_image_ingest.index.stored_index import (
-    FIELDS,
     IndexedReader,
     StoredIndex,
     UnusableIndexError,
@@ -21,7 +20,6 @@ from dask_image_ingest.index.wds2idx import wds2idx_text
 from dask_image_ingest.index.write_index import write_index
 
 __all__ = [
-    "FIELDS",
     "IndexFile",
     "IndexedReader",
     "StoredIndex",

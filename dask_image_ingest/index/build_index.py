@@ -3,26 +3,27 @@
 from __future__ import annotations
 
 import json
-from collections import Counter
 from collections.abc import Iterator
 from dataclasses import asdict
 from typing import Any
 
+import numpy as np
 import pyarrow as pa
 from pyarrow import parquet
 
 from dask_image_ingest.decode import Stored, measure
-from dask_image_ingest.index.stored_index import FIELDS, KEY, METADATA, SPAN_FIELDS, ShardFacts
+from dask_image_ingest.index.stored_index import KEY, METADATA, ShardFacts
 from dask_image_ingest.storage import ByteReader, Shard
 from dask_image_ingest.tar import (
+    FIELDS,
     HEAD,
     IMAGE_EXTENSIONS,
     INTEGERS,
     LARGEST_VALUE,
+    SPAN_FIELDS,
     TEXTS,
+    ShardIndex,
     Span,
-    TarIndex,
-    gc_paused,
     open_member,
     read_member,
 )
@@ -46,7 +47,7 @@ _MEASURED = tuple(name for name in FIELDS if name not in (*SPAN_FIELDS, "content
 Members = list[Span | None]
 
 
-def shard_table(shard: Shard, content: ByteReader, index: TarIndex) -> pa.Table:
+def shard_table(shard: Shard, content: ByteReader, index: ShardIndex) -> pa.Table:
     """Everything about a shard that can be asked without pixels.
 
     Parameters
@@ -57,61 +58,47 @@ def shard_table(shard: Shard, content: ByteReader, index: TarIndex) -> pa.Table:
         Its bytes and its samples. The heads of images are read, and small members.
     """
     facts = _facts(shard, index)
-    columns = {KEY: pa.array([sample.key for sample in index.samples], pa.string())}
-    counted = Counter(extension for sample in index.samples for extension in sample.members)
-    frequent = {extension for extension, _ in counted.most_common(_MOST_KINDS)}
-    with gc_paused():
-        for extension in counted:  # in the order in which they occur
-            members: Members = [sample.members.get(extension) for sample in index.samples]
-            if extension not in frequent:
-                facts.rest += (
-                    [row, extension, *_plain(span)] for row, span in enumerate(members) if span
-                )
-                continue
-            made = _columns(extension, members, content, index)
+    columns = {KEY: index.keys}
+    counts = {extension: len(index.places(extension).rows) for extension in index.extensions}
+    frequent = sorted(counts, key=lambda extension: -counts[extension])[:_MOST_KINDS]
+    for extension in counts:
+        if extension in frequent:
+            made = _columns(extension, content, index)
             facts.extensions[extension] = list(made)
             columns |= {f"{extension}/{name}": array for name, array in made.items()}
+        else:
+            places = np.column_stack(index.places(extension)).tolist()
+            facts.rest += ([row, extension, offset, size] for row, offset, size in places)
     described = json.dumps(facts.described(), separators=(",", ":"))
     return pa.table(columns).replace_schema_metadata({METADATA: described.encode()})
 
 
-def _facts(shard: Shard, index: TarIndex) -> ShardFacts:
-    sizes = {span[0]: span[1] for s in index.samples for span in s.members.values()}
+def _facts(shard: Shard, index: ShardIndex) -> ShardFacts:
+    members = [index.places(extension).offsets for extension in index.extensions]
+    in_samples = set(np.concatenate(members).tolist()) if index.sparse and members else set()
     return ShardFacts(
         size=shard.size,
         version=shard.version,
-        samples=len(index.samples),
+        samples=len(index),
         members=index.members,
         pax=index.pax,
         damage=None if index.damage is None else asdict(index.damage),
         interleaved=list(index.interleaved),
         repeated=list(index.repeated),
-        duplicates=[
-            [row, list(sample.duplicates)]
-            for row, sample in enumerate(index.samples)
-            if sample.duplicates
-        ],
+        duplicates=[[row, list(index.duplicates[row])] for row in sorted(index.duplicates)],
         # Those that belong to no sample are no member here.
         sparse=[
-            [offset, sizes[offset], pieces]
-            for offset, pieces in index.sparse.items()
-            if offset in sizes
+            [offset, sparse.size, sparse.pieces]
+            for offset, sparse in index.sparse.items()
+            if offset in in_samples
         ],
     )
 
 
-def _plain(span: Span) -> Span:
-    """A span as columns can hold it; the true size of a sparse member stands elsewhere."""
-    return span[0], min(span[1], _LARGEST_INT64)
-
-
-def _columns(
-    extension: str, members: Members, content: ByteReader, index: TarIndex
-) -> dict[str, pa.Array]:
-    spans = [(None, None) if span is None else _plain(span) for span in members]
-    made: dict[str, list[Any]] = {
-        name: [span[number] for span in spans] for number, name in enumerate(SPAN_FIELDS)
-    }
+def _columns(extension: str, content: ByteReader, index: ShardIndex) -> dict[str, pa.Array]:
+    places = {name: index.column(extension, name) for name in SPAN_FIELDS}
+    members: Members = index.spans(places["offset"], places["size"])
+    made: dict[str, list[Any]] = {}
     if extension.rpartition(".")[2] in _IMAGES:
         measured = list(_measured(members, content, index))
         made |= {
@@ -120,11 +107,11 @@ def _columns(
         }
     elif extension in _CONTENTS:
         made["content"] = list(_contents(members, content, index))
-    return {name: pa.array(values, FIELDS[name]) for name, values in made.items()}
+    return places | {name: pa.array(values, FIELDS[name]) for name, values in made.items()}
 
 
 def _measured(
-    members: Members, content: ByteReader, index: TarIndex
+    members: Members, content: ByteReader, index: ShardIndex
 ) -> Iterator[tuple[Any, ...] | None]:
     """Format and shape of each image; None where the reader has to look."""
     heads = ((at, at + min(size, HEAD)) for at, size in filter(None, members))
@@ -144,7 +131,7 @@ def _is_lasting(stored: Stored) -> bool:
     return all(number is None or number <= _LARGEST_INT64 for number in stored[:2])
 
 
-def _contents(members: Members, content: ByteReader, index: TarIndex) -> Iterator[bytes | None]:
+def _contents(members: Members, content: ByteReader, index: ShardIndex) -> Iterator[bytes | None]:
     small = [span if span and span[1] <= _LARGEST_CONTENT else None for span in members]
     spans = ((at, at + size) for at, size in filter(None, small))
     content.prefetch(span for span in spans if span[0] not in index.sparse)

@@ -14,17 +14,16 @@ from pyarrow import parquet
 
 from dask_image_ingest.errors import DaskImageIngestError, ShardNotFoundError
 from dask_image_ingest.index.stored_index import (
-    FIELDS,
     FORMAT,
     KEY,
     METADATA,
-    SPAN_FIELDS,
     ShardFacts,
     StoredIndex,
     UnusableIndexError,
     broken,
 )
 from dask_image_ingest.storage import ByteReader, ReaderFile, Shard, open_shard
+from dask_image_ingest.tar import FIELDS, SPAN_FIELDS
 
 __all__ = ["UnusableIndexError", "open_stored", "unknown_version", "why_broken"]
 
@@ -68,6 +67,10 @@ def _is_count(value: Any) -> bool:
     return type(value) is int and value >= 0
 
 
+def _is_number(value: Any) -> bool:
+    return _is_count(value) and value < 2**63
+
+
 def _is_text(value: Any) -> bool:
     return isinstance(value, str)
 
@@ -97,8 +100,8 @@ def _is_entry(entry: Any, rows: range, extensions: dict[str, Any]) -> bool:
         and entry[0] in rows
         and _is_text(entry[1])
         and entry[1] not in extensions
-        and _is_count(entry[2])
-        and _is_count(entry[3])
+        and _is_number(entry[2])
+        and _is_number(entry[3])
     )
 
 

@@ -9,23 +9,20 @@ stands as JSON in the metadata of the schema.
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, dataclass, field
 from functools import cached_property
 from typing import Any
 
 import numpy as np
 import pyarrow as pa
-import pyarrow.compute as pc
 
 from dask_image_ingest.storage import ByteReader
-from dask_image_ingest.tar import Damage, Sample, Span, TarIndex, gc_paused
+from dask_image_ingest.tar import SPAN_FIELDS, Damage, Places, ShardIndex, Span, SparseMember
 
 __all__ = [
-    "FIELDS",
     "FORMAT",
     "KEY",
     "METADATA",
-    "SPAN_FIELDS",
     "IndexedReader",
     "ShardFacts",
     "StoredIndex",
@@ -68,7 +65,7 @@ class IndexedReader(ByteReader):
                 index.column(extension, "content").to_pylist(),
                 strict=True,
             )
-            if content is not None and offset not in index.tar.sparse
+            if content is not None and offset not in index.sparse
         }
 
 
@@ -79,22 +76,6 @@ FORMAT = 1
 METADATA = b"image-ingest.index"
 
 KEY = "__key__"
-
-#: Of every kind of member.
-SPAN_FIELDS = {"offset": pa.int64(), "size": pa.int64()}
-
-#: Of a kind of member, as far as it has them. A null ``needs_pillow``: the image was not measured.
-FIELDS = {
-    **SPAN_FIELDS,
-    "format": pa.string(),
-    "height": pa.int64(),
-    "width": pa.int64(),
-    "channels": pa.int32(),
-    "orientation": pa.int8(),
-    "needs_pillow": pa.bool_(),
-    "error": pa.string(),
-    "content": pa.large_binary(),
-}
 
 
 class UnusableIndexError(Exception):
@@ -115,7 +96,7 @@ class ShardFacts:
     size, version
         Those of the shard when the index was made.
     samples, members, pax, damage, interleaved, repeated
-        As in `TarIndex`.
+        As in `ShardIndex`; how many samples there are.
     extensions
         The kinds of members, and the fields that each has as columns.
     rest
@@ -145,8 +126,8 @@ class ShardFacts:
         return asdict(self)
 
 
-class StoredIndex:
-    """Index of a shard, whose columns are read when they are used.
+class StoredIndex(ShardIndex):
+    """The index of a shard, whose columns are read when they are used.
 
     Parameters
     ----------
@@ -159,53 +140,12 @@ class StoredIndex:
     """
 
     def __init__(self, facts: ShardFacts, nbytes: int, read: Callable[[str], pa.Array]) -> None:
-        self.facts = facts
-        self.nbytes = nbytes
-        self._read = read
-        self._columns: dict[str, pa.Array] = {}
-
-    def __len__(self) -> int:
-        return self.facts.samples
-
-    @property
-    def keys(self) -> pa.Array:
-        """The key of each sample."""
-        keys = self._column(KEY)
-        if keys.null_count:
-            raise broken(f"{keys.null_count} of its samples have no key")
-        return keys
-
-    @cached_property
-    def extensions(self) -> list[str]:
-        """The kinds of members that its samples have."""
-        rest = (extension for _, extension, _, _ in self.facts.rest)
-        return list(dict.fromkeys([*self.facts.extensions, *rest]))
-
-    def column(self, extension: str, name: str) -> pa.Array:
-        """A fact about the members of a kind: a value for each sample, null if unknown."""
-        if name in self.facts.extensions.get(extension, ()):
-            return self._column(f"{extension}/{name}")
-        if name in SPAN_FIELDS and extension not in self.facts.extensions:
-            return self._rest(extension, name)
-        return pa.nulls(len(self), FIELDS[name])
-
-    def has(self, extension: str) -> pa.Array:
-        """True for each sample that has a member of this kind."""
-        return pc.is_valid(self.column(extension, "offset"))
-
-    @cached_property
-    def duplicates(self) -> dict[int, tuple[str, ...]]:
-        """Row → extensions that it has more than once."""
-        return {row: tuple(extensions) for row, extensions in self.facts.duplicates}
-
-    @cached_property
-    def tar(self) -> TarIndex:
-        """All but the samples."""
-        facts = self.facts
-        return TarIndex(
+        super().__init__(
+            places=_rest(facts.rest),
+            duplicates={row: tuple(extensions) for row, extensions in facts.duplicates},
             sparse={
-                offset: tuple((start, length) for start, length in pieces)
-                for offset, _, pieces in facts.sparse
+                offset: SparseMember(size, tuple((start, length) for start, length in pieces))
+                for offset, size, pieces in facts.sparse
             },
             damage=None if facts.damage is None else Damage(**facts.damage),
             interleaved=tuple(facts.interleaved),
@@ -213,62 +153,60 @@ class StoredIndex:
             members=facts.members,
             pax=facts.pax,
         )
+        self.nbytes = nbytes
+        self._samples = facts.samples
+        self._fields = facts.extensions
+        self._read = read
+        self._stored: dict[str, pa.Array] = {}
 
-    def samples(self, rows: np.ndarray) -> list[Sample]:
-        """The samples of some rows."""
-        taken = pa.array(rows)
-        with gc_paused():
-            found = [Sample(key, {}) for key in self.keys.take(taken).to_pylist()]
-            for extension in self.extensions:
-                for sample, span in zip(found, self.spans(extension, taken), strict=True):
-                    if span is not None:
-                        sample.members[extension] = span
-            for sample in found:
-                if len(sample.members) > 1:
-                    # In the order of the shard, in which a scan finds them.
-                    sample.members = dict(sorted(sample.members.items(), key=_offset))
-        for row, sample in zip(rows.tolist(), found, strict=True) if self.duplicates else ():
-            sample.duplicates = self.duplicates.get(row, ())
-        return found
-
-    def whole(self) -> TarIndex:
-        """The index of all samples, as a scan of the tar gives it."""
-        return replace(self.tar, samples=self.samples(np.arange(len(self))))
-
-    def spans(self, extension: str, rows: pa.Array) -> list[Span | None]:
-        """Spans of the members of a kind, of some rows."""
-        offsets = self.column(extension, "offset").take(rows)
-        sizes = self.column(extension, "size").take(rows)
-        return self.joined(offsets, sizes)
-
-    def joined(self, offsets: pa.Array, sizes: pa.Array) -> list[Span | None]:
-        """Offsets and sizes, as columns have them, as spans."""
-        if not offsets.is_valid().equals(sizes.is_valid()):
-            raise broken("some of its members have a place and no size, or the reverse")
-        pairs = zip(offsets.to_pylist(), sizes.to_pylist(), strict=True)
-        if not self._sparse_sizes:
-            return [None if offset is None else (offset, size) for offset, size in pairs]
-        true = self._sparse_sizes
-        return [None if at is None else (at, true.get(at, size)) for at, size in pairs]
+    def __len__(self) -> int:
+        return self._samples
 
     @cached_property
-    def _sparse_sizes(self) -> dict[int, int]:
-        # They may claim more than a column can hold.
-        return {offset: size for offset, size, _ in self.facts.sparse}
+    def keys(self) -> pa.Array:
+        """The key of each sample."""
+        keys = self._read(KEY)
+        if keys.null_count:
+            raise broken(f"{keys.null_count} of its samples have no key")
+        return keys
 
-    def _column(self, name: str) -> pa.Array:
-        if name not in self._columns:
-            self._columns[name] = self._read(name)
-        return self._columns[name]
+    @cached_property
+    def extensions(self) -> list[str]:
+        """The kinds of members, those without columns last."""
+        return [*self._fields, *self._places]
 
-    def _rest(self, extension: str, name: str) -> pa.Array:
-        values: list[int | None] = [None] * len(self)
-        number = 2 + list(SPAN_FIELDS).index(name)
-        for entry in self.facts.rest:
-            if entry[1] == extension:
-                values[entry[0]] = entry[number]
-        return pa.array(values, SPAN_FIELDS[name])
+    def places(self, extension: str) -> Places:
+        """Where the members of a kind lie."""
+        if extension not in self._fields:
+            return super().places(extension)
+        offsets, sizes = (self.column(extension, name) for name in SPAN_FIELDS)
+        _check_pairs(offsets, sizes)
+        rows = np.flatnonzero(offsets.is_valid().to_numpy(zero_copy_only=False))
+        return Places(rows, offsets.drop_null().to_numpy(), sizes.drop_null().to_numpy())
+
+    def column(self, extension: str, name: str) -> pa.Array:
+        """A field of the members of a kind: a value for each sample, null if unknown."""
+        if name not in self._fields.get(extension, ()):
+            return super().column(extension, name)
+        name = f"{extension}/{name}"
+        if name not in self._stored:
+            self._stored[name] = self._read(name)
+        return self._stored[name]
+
+    def spans(self, offsets: pa.Array, sizes: pa.Array) -> list[Span | None]:
+        """Offsets and sizes, as columns have them, as spans; the true sizes of sparse members."""
+        _check_pairs(offsets, sizes)
+        return super().spans(offsets, sizes)
 
 
-def _offset(member: tuple[str, Span]) -> int:
-    return member[1][0]
+def _check_pairs(offsets: pa.Array, sizes: pa.Array) -> None:
+    if not offsets.is_valid().equals(sizes.is_valid()):
+        raise broken("some of its members have a place and no size, or the reverse")
+
+
+def _rest(entries: list[list[Any]]) -> dict[str, Places]:
+    """The places of members whose kind has no columns."""
+    kinds: dict[str, list[list[int]]] = {}
+    for row, extension, offset, size in entries:
+        kinds.setdefault(extension, []).append([row, offset, size])
+    return {kind: Places(*np.array(each, np.int64).T) for kind, each in kinds.items()}

@@ -184,13 +184,13 @@ def _write_one(
         return _Index(shard.url, target, "failed", error=str(error))
     output.put(name, data)
     damage = _told(index.damage)
-    return _Index(shard.url, target, "written", len(index.samples), len(data), damage)
+    return _Index(shard.url, target, "written", len(index), len(data), damage)
 
 
 def _kept(shard: Shard, target: str, storage_options: dict[str, Any] | None) -> _Index | None:
     try:
         with open_stored(target, shard, storage_options) as stored:
-            damage = _told(stored.tar.damage)
+            damage = _told(stored.damage)
             return _Index(shard.url, target, "kept", len(stored), stored.nbytes, damage)
     except (UnusableIndexError, ShardError):
         return None

@@ -14,7 +14,7 @@ from dask_image_ingest.decode import decode, printable
 from dask_image_ingest.errors import ShardError, ShardNotFoundError
 from dask_image_ingest.report.hardware import hardware_in_words, hardware_summary, not_in_hardware
 from dask_image_ingest.report.shard_rows import OPTIONS, open_rows, other_images, others_in_words
-from dask_image_ingest.tar import TarIndex
+from dask_image_ingest.tar import ShardIndex
 
 __all__ = ["Bad", "ShardHealth", "check_shard", "in_total", "in_words"]
 
@@ -160,21 +160,21 @@ _COUNTS = ("samples", "members", "bytes", "pax", "sparse")
 _LISTS = ("duplicates", "repeated", "interleaved")
 
 
-def _health(rows: SampleRows, index: TarIndex, errors: Iterable[str | None]) -> ShardHealth:
+def _health(rows: SampleRows, index: ShardIndex, errors: Iterable[str | None]) -> ShardHealth:
     bad: dict[str, Bad] = {}
-    for sample, error in zip(rows.samples, errors, strict=True):
+    for key, error in zip(rows.keys, errors, strict=True):
         if error is not None:
             code, _, detail = error.partition(": ")
-            bad.setdefault(code, Bad()).add(sample.key, detail)
+            bad.setdefault(code, Bad()).add(key, detail)
     damage = index.damage
     return ShardHealth(
         rows.url,
         damage=None if damage is None else f"{damage.code}: {damage.reason}",
-        samples=len(index.samples),
+        samples=len(index),
         members=index.members,
         bytes=sum(span[1] for span in rows.spans if span is not None),
         bad=bad,
-        duplicates=[sample.key for sample in index.samples if sample.duplicates],
+        duplicates=[rows.keys[row] for row in sorted(index.duplicates)],
         repeated=list(index.repeated),
         interleaved=list(index.interleaved),
         hardware=_hardware(rows),

@@ -17,7 +17,7 @@ from dask_image_ingest.dataset import (
 from dask_image_ingest.decode import MAX_PIXELS, Decoding, Mode, printable
 from dask_image_ingest.report.text import listing
 from dask_image_ingest.storage import open_shard
-from dask_image_ingest.tar import IMAGE_EXTENSIONS, TarIndex, index_tar
+from dask_image_ingest.tar import IMAGE_EXTENSIONS, ShardIndex, index_tar
 
 __all__ = ["OPTIONS", "open_rows", "options_of", "other_images", "others_in_words"]
 
@@ -39,7 +39,7 @@ OPTIONS = options_of()
 @contextmanager
 def open_rows(
     url: str, storage_options: dict[str, Any] | None, options: ReadOptions = OPTIONS
-) -> Iterator[tuple[SampleRows, TarIndex]]:
+) -> Iterator[tuple[SampleRows, ShardIndex]]:
     """Walk a shard, and give all of its samples.
 
     Raises
@@ -52,7 +52,7 @@ def open_rows(
         yield SampleRows(url, content, index, options), index
 
 
-def other_images(index: TarIndex, options: ReadOptions) -> dict[str, int]:
+def other_images(index: ShardIndex, options: ReadOptions) -> dict[str, int]:
     """Members with an image's suffix that are not their sample's image: how many of each kind."""
     suffixes = frozenset(parse_image_extensions(IMAGE_EXTENSIONS))
     found: Counter[str] = Counter()

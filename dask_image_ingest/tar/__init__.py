@@ -16,24 +16,27 @@ from dask_image_ingest.tar.content import (
     read_member,
     too_large_error,
 )
-from dask_image_ingest.tar.garbage_collection import gc_paused
-from dask_image_ingest.tar.index import TarIndex, index_head, index_tar
-from dask_image_ingest.tar.samples import Sample, Span
+from dask_image_ingest.tar.headers import SparseMember
+from dask_image_ingest.tar.index import index_head, index_tar
 from dask_image_ingest.tar.scan import Damage
+from dask_image_ingest.tar.shard_index import FIELDS, SPAN_FIELDS, Places, Sample, ShardIndex, Span
 
 __all__ = [
+    "FIELDS",
     "HEAD",
     "IMAGE_EXTENSIONS",
     "INTEGERS",
     "LARGEST_VALUE",
     "MAX_MEMBER_BYTES",
+    "SPAN_FIELDS",
     "TEXTS",
     "Damage",
+    "Places",
     "Sample",
+    "ShardIndex",
     "Span",
-    "TarIndex",
+    "SparseMember",
     "duplicate_error",
-    "gc_paused",
     "index_head",
     "index_tar",
     "open_member",

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Any
 
 from dask_image_ingest.errors import ShardError
 from dask_image_ingest.storage import LazyBytes, MemoryReader
-from dask_image_ingest.tar.index import TarIndex
-from dask_image_ingest.tar.samples import Sample, Span
+from dask_image_ingest.tar.shard_index import ShardIndex, Span
 
 __all__ = [
     "HEAD",
@@ -43,7 +43,7 @@ MAX_MEMBER_BYTES = 256 << 20
 HEAD = 4096
 
 
-def read_member(content: LazyBytes, index: TarIndex, span: Span) -> Any:
+def read_member(content: LazyBytes, index: ShardIndex, span: Span) -> Any:
     """Read one member: a slice of ``content``, or new bytes with the holes filled if it is sparse.
 
     Raises
@@ -52,8 +52,8 @@ def read_member(content: LazyBytes, index: TarIndex, span: Span) -> Any:
         If the content ends too early, or a sparse member claims to be larger than 2 GiB.
     """
     offset, size = span
-    pieces = index.sparse.get(offset)
-    if pieces is None:
+    sparse = index.sparse.get(offset)
+    if sparse is None:
         data = content[offset : offset + size]
         if len(data) != size:
             raise ShardError(
@@ -66,13 +66,13 @@ def read_member(content: LazyBytes, index: TarIndex, span: Span) -> Any:
             f"the sparse member at byte {offset} claims to expand to {size} bytes, more than 2 GiB"
         )
     expanded = bytearray(size)
-    for start, length in pieces:
+    for start, length in sparse.pieces:
         expanded[start : start + length] = content[offset : offset + length]
         offset += length
     return bytes(expanded)
 
 
-def open_member(content: LazyBytes, index: TarIndex, span: Span) -> Any:
+def open_member(content: LazyBytes, index: ShardIndex, span: Span) -> Any:
     """One member as something that is read where it is sliced, and no further.
 
     Raises
@@ -103,14 +103,14 @@ class _OpenMember:
         return self._content[self._offset + start : self._offset + stop]
 
 
-def too_large_error(index: TarIndex, span: Span) -> str | None:
+def too_large_error(index: ShardIndex, span: Span) -> str | None:
     """Error of a sparse member that claims more than 2 GiB; None for others."""
     if span[0] not in index.sparse or span[1] <= LARGEST_VALUE:
         return None
     return f"too-large: the sparse member claims to expand to {span[1]:,} bytes, more than 2 GiB"
 
 
-def duplicate_error(sample: Sample) -> str:
-    """Error of a sample with duplicate members."""
-    what = ", ".join(sorted(sample.duplicates))
+def duplicate_error(extensions: Iterable[str]) -> str:
+    """Error of a sample that has these members more than once."""
+    what = ", ".join(sorted(extensions))
     return f"duplicate-member: the sample has more than one {what}; which is meant?"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import io
 import tarfile
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -15,20 +15,28 @@ __all__ = [
     "BLOCK",
     "UNREADABLE",
     "Library",
-    "SparseMap",
+    "SparseMember",
     "checksum_holds",
     "describe",
     "first_bad_checksum",
     "not_a_header",
     "refuse_no_tar",
-    "sparse_map",
+    "sparse_member",
 ]
 
 BLOCK = 512
 
-# The stored pieces of a sparse member, which follow one another in the shard: for each its place in
-# the expanded member, and its size.
-SparseMap = tuple[tuple[int, int], ...]
+
+class SparseMember(NamedTuple):
+    """A member that is stored without its holes.
+
+    ``size`` is that of the expanded member. The ``pieces`` follow one another in the shard: for
+    each its place in the expanded member, and its size.
+    """
+
+    size: int
+    pieces: tuple[tuple[int, int], ...]
+
 
 # In bytes: a size in a damaged header must not have a whole shard read.
 _LARGEST_EXTENDED_HEADER = 16 << 20
@@ -117,7 +125,7 @@ class _HeaderFile(ReaderFile):
         return block
 
 
-def sparse_map(info: tarfile.TarInfo) -> SparseMap | None:
+def sparse_member(info: tarfile.TarInfo) -> SparseMember | None:
     """Say how the member is stored; None if in one piece."""
     stored: Any = info.sparse  # typeshed has it as bytes; it is a list of pairs
     if stored is None:
@@ -125,7 +133,7 @@ def sparse_map(info: tarfile.TarInfo) -> SparseMap | None:
     pieces = tuple((start, length) for start, length in stored if length)
     if any(start < 0 or length < 0 or start + length > info.size for start, length in pieces):
         raise ValueError("pieces of a sparse file lie outside it")
-    return pieces
+    return SparseMember(info.size, pieces)
 
 
 # --- what is no tar -------------------------------------------------------------------------------

@@ -1,51 +1,20 @@
-"""Index of a tar: its samples, and what is wrong with it."""
+"""Indexing of a tar: its headers are read, and its members grouped into samples."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 
 from dask_image_ingest.storage import ByteReader, LazyBytes, as_reader
-from dask_image_ingest.tar.garbage_collection import gc_paused
-from dask_image_ingest.tar.headers import BLOCK, SparseMap, checksum_holds
-from dask_image_ingest.tar.samples import Sample, group
+from dask_image_ingest.tar.grouping import group
+from dask_image_ingest.tar.headers import BLOCK, checksum_holds
 from dask_image_ingest.tar.scan import Damage, Member, TarScan, plain_name
+from dask_image_ingest.tar.shard_index import ShardIndex
 
-__all__ = ["TarIndex", "index_head", "index_tar"]
-
-
-@dataclass(slots=True)
-class TarIndex:
-    """The samples of a shard.
-
-    Attributes
-    ----------
-    samples
-        In the order of their first members.
-    sparse
-        Where a sparse member's bytes begin → its stored pieces. Its span has the expanded size.
-    damage
-        None for a complete shard; every whole member before the damage is in ``samples``.
-    interleaved
-        Keys that came back after another key, and were joined to their earlier members.
-    repeated
-        Keys that came back with a member that they had already: each time, a sample of its own.
-    members
-        How many regular files there are, those included that belong to no sample.
-    pax
-        How many members have a PAX header of their own.
-    """
-
-    samples: list[Sample] = field(default_factory=list)
-    sparse: dict[int, SparseMap] = field(default_factory=dict)
-    damage: Damage | None = None
-    interleaved: tuple[str, ...] = ()
-    repeated: tuple[str, ...] = ()
-    members: int = 0
-    pax: int = 0
+__all__ = ["index_head", "index_tar"]
 
 
-def index_tar(content: LazyBytes, url: str = "the shard") -> TarIndex:
+def index_tar(content: LazyBytes, url: str = "the shard") -> ShardIndex:
     r"""Find the samples of a shard by reading its tar headers.
 
     Samples are grouped by webdataset's rule: the key is the path up to the first dot of its last
@@ -66,22 +35,23 @@ def index_tar(content: LazyBytes, url: str = "the shard") -> TarIndex:
 
     Returns
     -------
-    TarIndex
+    ShardIndex
         Keys are valid UTF-8, as Arrow demands: a byte of a name that is not becomes ``\xNN``.
 
     Raises
     ------
     ShardError
         If the shard does not begin with a tar header. All else that is wrong is
-        ``TarIndex.damage``.
+        ``ShardIndex.damage``.
     """
     reader = as_reader(content)
     reader.prefetch_scan()
     scan = TarScan(reader, url)
-    with gc_paused():
-        grouped = group(scan)
-    return TarIndex(
-        grouped.samples,
+    grouped = group(scan)
+    return ShardIndex(
+        grouped.keys,
+        grouped.places,
+        duplicates=grouped.duplicates,
         sparse=scan.sparse,
         damage=_with_stream_damage(scan.damage, reader),
         interleaved=grouped.interleaved,
@@ -106,7 +76,7 @@ _FIRST, _LAST = 1 << 20, 128 << 10
 _SAMPLES = 4
 
 
-def index_head(content: LazyBytes, url: str) -> tuple[TarIndex, float]:
+def index_head(content: LazyBytes, url: str) -> tuple[ShardIndex, float]:
     """Find the first samples of a remote shard, or all of one whose bytes are at hand.
 
     Returns
@@ -130,11 +100,11 @@ def index_head(content: LazyBytes, url: str) -> tuple[TarIndex, float]:
     length = _FIRST
     while length < size:
         index = index_tar(_Beginning(reader, length), url)
-        if len(index.samples) > _SAMPLES:
-            last = index.samples.pop()
-            seen = {extension for sample in index.samples for extension in sample.members}
-            if _at_end(reader, size) <= seen | set(last.members):
-                return index, min(span[0] for span in last.members.values()) / size
+        if len(index) > _SAMPLES:
+            if _at_end(reader, size) <= set(index.extensions):
+                last = len(index) - 1
+                spans = index.samples[last].members.values()
+                return index.first(last), min(span[0] for span in spans) / size
             break
         length *= 4
     return index_tar(reader, url), 1.0
@@ -157,8 +127,7 @@ class _Beginning(ByteReader):
 
 def _at_end(content: LazyBytes, size: int) -> set[str]:
     """The kinds of members whose headers lie in the last bytes."""
-    samples: list[Sample] = group([list(_headers(content, size))]).samples
-    return {extension for sample in samples for extension in sample.members}
+    return set(group([list(_headers(content, size))]).places)
 
 
 def _headers(content: LazyBytes, size: int) -> Iterator[Member]:

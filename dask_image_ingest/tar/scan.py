@@ -16,13 +16,13 @@ from dask_image_ingest.tar.headers import (
     BLOCK,
     UNREADABLE,
     Library,
-    SparseMap,
+    SparseMember,
     checksum_holds,
     describe,
     first_bad_checksum,
     not_a_header,
     refuse_no_tar,
-    sparse_map,
+    sparse_member,
 )
 
 __all__ = ["Damage", "Member", "TarScan", "plain_name"]
@@ -65,7 +65,7 @@ class TarScan:
     damage
         What is wrong with the tar; None if nothing is.
     sparse
-        Where a sparse member's bytes begin → its stored pieces.
+        Where a sparse member's bytes begin → how it is stored.
     pax
         How many members have a PAX header of their own.
     """
@@ -73,7 +73,7 @@ class TarScan:
     def __init__(self, content: ByteReader, url: str) -> None:
         refuse_no_tar(bytes(content[:BLOCK]), url)
         self.damage: Damage | None = None
-        self.sparse: dict[int, SparseMap] = {}
+        self.sparse: dict[int, SparseMember] = {}
         self.pax = 0
         self._content = content
         self._end = len(content)
@@ -147,7 +147,7 @@ class TarScan:
             return self._stop(*not_a_header(offset, header))
         try:
             info, following = self._library.read_header(offset)
-            pieces = sparse_map(info)
+            sparse = sparse_member(info)
         except EOFError:
             reason = f"the shard ends inside the extended header at byte {offset}"
             return self._stop("truncated-header", offset, reason)
@@ -160,13 +160,13 @@ class TarScan:
         self.pax += header[156] == _PAX
         name = info.name.encode("utf-8", "surrogateescape").decode("utf-8", "backslashreplace")
         data = info.offset_data
-        stored = info.size if pieces is None else sum(length for _, length in pieces)
+        stored = info.size if sparse is None else sum(length for _, length in sparse.pieces)
         if following > data and data + stored > self._end:
             return self._end_in_member(offset, name, data + stored)
         if info.isreg():
             members.append((name, data, info.size))
-            if pieces is not None:
-                self.sparse[data] = pieces
+            if sparse is not None:
+                self.sparse[data] = sparse
         return following
 
     def _end_of_bytes(self, offset: int) -> int:

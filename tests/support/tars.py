@@ -16,7 +16,7 @@ from webdataset.handlers import ignore_and_continue
 from webdataset.tariterators import group_by_keys, tar_file_iterator
 
 from dask_image_ingest.storage import LazyBytes
-from dask_image_ingest.tar import TarIndex, index_tar, read_member
+from dask_image_ingest.tar import ShardIndex, index_tar, read_member
 
 BLOCK = 512
 FORMATS = {"ustar": tarfile.USTAR_FORMAT, "gnu": tarfile.GNU_FORMAT, "pax": tarfile.PAX_FORMAT}
@@ -157,7 +157,7 @@ def _random_name(rng: random.Random) -> str:
     return name or "empty"
 
 
-def samples_of(content: LazyBytes, index: TarIndex | None = None) -> Samples:
+def samples_of(content: LazyBytes, index: ShardIndex | None = None) -> Samples:
     index = index or index_tar(content)
     return by_key(
         (

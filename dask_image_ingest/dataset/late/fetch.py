@@ -19,7 +19,7 @@ from dask_image_ingest.storage import (
 from dask_image_ingest.tar import (
     HEAD,
     Sample,
-    TarIndex,
+    ShardIndex,
     duplicate_error,
     index_tar,
     open_member,
@@ -41,7 +41,7 @@ def _no_image(why: str) -> Header:
 
 
 # Of whatever an image is a range, the range is the image.
-_NOTHING_SPARSE = TarIndex()
+_NOTHING_SPARSE = ShardIndex()
 
 _NO_POINTER = _no_image("the row points to no image bytes")
 _OUTSIDE = _no_image("the row points beyond the end of its shard")
@@ -210,7 +210,7 @@ class _Samples:
         sample, span = found[0]
         error = too_large_error(self._index, span)
         if sample.duplicates or error:
-            return Header(None, None, None, None, error or duplicate_error(sample), True)
+            return Header(None, None, None, None, error or duplicate_error(sample.duplicates), True)
         return bytes(read_member(self._content, self._index, span))
 
     def _samples(self, reference: ImageReference) -> Sequence[Sample]:

@@ -6,19 +6,18 @@ import warnings
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
-from functools import cached_property
 from typing import Any
 
 from dask_image_ingest.dataset.options import ReadOptions
 from dask_image_ingest.dataset.scan.open_samples import give_up, known_samples
-from dask_image_ingest.dataset.scan.samples import IndexedRows, SampleRows
+from dask_image_ingest.dataset.scan.samples import SampleRows
 from dask_image_ingest.dataset.schema.coerce import LARGEST_JSON, parse_json
-from dask_image_ingest.dataset.schema.columns import Schema, image_member
+from dask_image_ingest.dataset.schema.columns import Schema
 from dask_image_ingest.errors import ShardError, ShardNotFoundError
-from dask_image_ingest.index import IndexedReader, IndexFile, StoredIndex, UnusableIndexError
+from dask_image_ingest.index import IndexedReader, IndexFile, UnusableIndexError
 from dask_image_ingest.passwords import without_passwords
 from dask_image_ingest.storage import ByteReader, Shard, open_late, open_shard
-from dask_image_ingest.tar import TarIndex, index_head, read_member
+from dask_image_ingest.tar import ShardIndex, index_head, read_member
 
 __all__ = ["FirstShard", "open_first"]
 
@@ -63,7 +62,7 @@ def open_first(
                     raise
                 reasons.append(str(error))
                 continue
-            if first.index.samples:
+            if len(first.index):
                 yield first
                 return
         empty.append(shard)
@@ -86,7 +85,9 @@ def _opened(
     if stored is not None and index is not None:
         late = opened.enter_context(open_late(shard, storage_options))
         try:
-            return FirstShard(shard, IndexedReader(stored, late), stored.whole(), stored=stored)
+            for extension in stored.extensions:  # a column may be damaged
+                stored.places(extension)
+            return FirstShard(shard, IndexedReader(stored, late), stored)
         except UnusableIndexError as error:
             give_up(index, error, warn=True)
     content = opened.enter_context(open_shard(shard.url, storage_options))
@@ -96,50 +97,40 @@ def _opened(
 
 @dataclass(frozen=True)
 class FirstShard:
-    """A shard that is open, and its samples; of a remote one the first, which are a ``share``.
-
-    ``stored`` is its index, if it has one.
-    """
+    """A shard that is open, and its samples; of a remote one the first, which are a ``share``."""
 
     shard: Shard
     content: ByteReader
-    index: TarIndex
+    index: ShardIndex
     share: float = 1.0
-    stored: StoredIndex | None = None
-
-    @cached_property
-    def extensions(self) -> list[str]:
-        """The kinds of members that its samples have."""
-        return list(dict.fromkeys(e for sample in self.index.samples for e in sample.members))
 
     @property
     def samples(self) -> int:
         """About how many samples it has."""
-        return round(len(self.index.samples) / self.share)
+        return round(len(self.index) / self.share)
 
     def images(self, extensions: Sequence[str]) -> int:
         """About how many samples have an image, which is a member of one of these extensions."""
-        found = sum(image_member(s, extensions) is not None for s in self.index.samples)
-        return round(found / self.share)
+        return round(self.index.has(*extensions).true_count / self.share)
 
     def decoded_bytes(self, options: ReadOptions) -> int:
         """Bytes that it decodes to, by the headers of some of its images."""
-        step = max(1, len(self.index.samples) // _HEADERS_LOOKED_AT)
+        step = max(1, len(self.index) // _HEADERS_LOOKED_AT)
         return round(self._decoded_bytes(step, options) * step / self.share)
 
     def _decoded_bytes(self, step: int, options: ReadOptions) -> int:
         """Bytes that every so many-th sample decodes to, by the headers of its images."""
         url, content = self.shard.url, self.content
-        some = range(0, len(self.index.samples), step)
-        if self.stored is not None:
-            # Where a column of the index is damaged, the images have it still.
-            with suppress(UnusableIndexError):
-                return IndexedRows(url, content, self.stored, options).take(some).decoded_bytes()
-        return SampleRows(url, content, self.index, options).take(some).decoded_bytes()
+        some = range(0, len(self.index), step)
+        # Where a column of its index is damaged, the images have it still.
+        with suppress(UnusableIndexError):
+            return SampleRows(url, content, self.index, options).take(some).decoded_bytes()
+        places = self.index.first(len(self.index))
+        return SampleRows(url, content, places, options).take(some).decoded_bytes()
 
     def warn_of_unknown(self, schema: Schema, images: Mapping[str, Sequence[str]]) -> None:
         """Say which members and fields it does not have that were asked for: misspelt, perhaps."""
-        if not self.index.samples:
+        if not len(self.index):
             return
         unknown = []
         for name, extensions in images.items():
@@ -147,7 +138,7 @@ class FirstShard:
                 few = ";".join(extensions[:5])
                 more = ";..." if len(extensions) > 5 else ""
                 unknown.append(f"no image ({name}={few + more!r})")
-        asked = {c.extension for c in schema.components}.difference(self.extensions)
+        asked = {c.extension for c in schema.components}.difference(self.index.extensions)
         fields = [c.path for c in schema.components if c.path is not None]
         unknown += [f"no member {extension!r}" for extension in sorted(asked)]
         seen = {} if "json" in asked else self._fields_until_found(fields)
@@ -155,7 +146,7 @@ class FirstShard:
         unknown += [f"no field {field!r} in its first json members" for field in missing]
         if not unknown:
             return
-        has = f"its members are {_listed(self.extensions)}"
+        has = f"its members are {_listed(self.index.extensions)}"
         if seen:
             has += f"; the fields of its json are {_listed(seen)}"
         warnings.warn(
@@ -169,8 +160,7 @@ class FirstShard:
     def _fields_until_found(self, wanted: Sequence[str]) -> dict[str, None]:
         """The fields of its records, as far as was read to find all of some."""
         missing, seen = set(wanted), dict[str, None]()
-        records = (s.members["json"] for s in self.index.samples if "json" in s.members)
-        for _, span in zip(range(_RECORDS_LOOKED_AT), records, strict=False):
+        for span in self.index.first_spans("json", _RECORDS_LOOKED_AT):
             if not missing:
                 break
             if span[1] > LARGEST_JSON:

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from dask_image_ingest.dataset.options import ReadOptions
-from dask_image_ingest.dataset.scan.samples import IndexedRows, SampleRows
+from dask_image_ingest.dataset.scan.samples import SampleRows
 from dask_image_ingest.dataset.scan.sidecar import Sidecar
 from dask_image_ingest.dataset.schema.columns import Component, image_member
 from dask_image_ingest.dataset.warning import warn_of_unusable
@@ -30,7 +30,7 @@ from dask_image_ingest.storage import (
     open_late,
     open_shard,
 )
-from dask_image_ingest.tar import TarIndex, index_head, index_tar
+from dask_image_ingest.tar import ShardIndex, index_head, index_tar
 
 __all__ = ["Walked", "give_up", "keep_walked", "known_samples", "open_rows", "take_walked"]
 
@@ -40,7 +40,7 @@ class Walked:
     """A shard as it was just before its walk began, and what that found."""
 
     shard: Shard
-    index: TarIndex
+    index: ShardIndex
 
 
 _latest = threading.local()
@@ -88,7 +88,7 @@ def open_rows(
         stored = known_samples(opened, index, storage_options, warn)
         if index is not None and stored is not None:
             late = opened.enter_context(open_late(index.shard, storage_options))
-            yield IndexedRows(url, late, stored, options, components, sidecar)
+            yield SampleRows(url, late, stored, options, components, sidecar)
             return
         # Looked up before the walk: a shard that is replaced meanwhile is seen to have changed.
         listed = find_shards(url, storage_options)[0] if keep else None

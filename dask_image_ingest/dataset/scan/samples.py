@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-import functools
 from collections.abc import Iterable, Mapping, Sequence, Set
 from functools import cached_property
 from typing import Any
@@ -16,7 +15,7 @@ from dask_image_ingest.dataset.filters import Filters, columns_of, matching
 from dask_image_ingest.dataset.options import ReadOptions
 from dask_image_ingest.dataset.scan.sidecar import Sidecar
 from dask_image_ingest.dataset.schema.coerce import convert
-from dask_image_ingest.dataset.schema.columns import POINTER_COLUMNS, Component, image_member
+from dask_image_ingest.dataset.schema.columns import POINTER_COLUMNS, Component
 from dask_image_ingest.dataset.schema.image_columns import ImageMember
 from dask_image_ingest.dataset.warning import warn_user
 from dask_image_ingest.decode import (
@@ -30,28 +29,26 @@ from dask_image_ingest.decode import (
 )
 from dask_image_ingest.errors import PartitionTooLargeError
 from dask_image_ingest.frames import REFERENCE, encoded_memory
-from dask_image_ingest.index import FIELDS, StoredIndex
 from dask_image_ingest.storage import (
     ByteReader,
     has_random_access,
 )
 from dask_image_ingest.tar import (
     HEAD,
+    SPAN_FIELDS,
     Damage,
-    Sample,
+    ShardIndex,
     Span,
-    TarIndex,
     duplicate_error,
-    gc_paused,
     open_member,
     read_member,
     too_large_error,
 )
 
-__all__ = ["IndexedRows"]
+__all__ = []
 
 # The properties of SampleRows that are computed once, and keep their values when rows are taken.
-_CACHED = frozenset({"samples", "spans", "headers", "_sidecar_rows"})
+_CACHED = frozenset({"keys", "spans", "headers", "_sidecar_rows"})
 _OF_IMAGE = frozenset({"spans", "headers"})
 
 # How much of a range the images in it have to be, and how large, for all of it to be read at once.
@@ -62,28 +59,30 @@ NO_MEMBER = Header(
     None, None, None, None, "missing: the sample has no image member", needs_pillow=True
 )
 
-_LARGEST_INT64 = 2**63 - 1
 _HEADER_COLUMNS = frozenset(Header._fields) & frozenset(POINTER_COLUMNS)
+_SHAPE = frozenset({"format", "height", "width", "channels"})
+_STORED = ("format", *Stored._fields)
 
 
 class SampleRows:
     """The samples of one shard, whose columns are made when they are asked for.
 
-    ``keep`` and ``take`` give some of them, with what is known already, so that no byte is looked
-    at twice and none for rows that are gone.
+    What the index knows is taken from there, all else is read from the shard. ``keep`` and ``take``
+    give some of the rows, with what is known already, so that no byte is looked at twice and none
+    for rows that are gone.
     """
 
     def __init__(
         self,
         url: str,
         content: ByteReader,
-        index: TarIndex,
+        index: ShardIndex,
         options: ReadOptions,
         components: Sequence[Component] = (),
         sidecar: Sidecar | None = None,
     ) -> None:
         self.url = url
-        self.numbers = np.arange(len(index.samples))
+        self.numbers = np.arange(len(index))
         self._content = content
         self._index = index
         self._image_extensions = options.image_extensions
@@ -99,29 +98,28 @@ class SampleRows:
         return len(self.numbers)
 
     @cached_property
-    def samples(self) -> list[Sample]:
-        """The samples of these rows."""
-        samples = self._index.samples
-        return [samples[number] for number in self.numbers.tolist()]
+    def keys(self) -> list[str]:
+        """The key of each sample."""
+        keys: list[str] = self.column("__key__").to_pylist()
+        return keys
 
     @cached_property
     def spans(self) -> list[Span | None]:
         """Offset and size of each sample's image; None where it has none."""
-        extensions = self._image_extensions
-        return [
-            sample.members[extension] if (extension := image_member(sample, extensions)) else None
-            for sample in self.samples
-        ]
+        return self._index.spans(self._image("offset"), self._image("size"))
 
     @cached_property
     def headers(self) -> list[Header]:
         """The header of each image."""
-        self._announce_heads(self.spans)
-        with gc_paused():
-            return [
-                self._header(sample, span)
-                for sample, span in zip(self.samples, self.spans, strict=True)
-            ]
+        found = self._stored_headers()
+        self._announce_heads(
+            span for span, header in zip(self.spans, found, strict=True) if header is None
+        )
+        numbers = self.numbers.tolist()
+        return [
+            self._header(number, span) if header is None else self._judged(header, number)
+            for number, span, header in zip(numbers, self.spans, found, strict=True)
+        ]
 
     def of(self, member: ImageMember) -> SampleRows:
         """The same rows, whose image is another member."""
@@ -142,16 +140,8 @@ class SampleRows:
 
     def other_kinds(self, known: Set[str]) -> set[str]:
         """The kinds of members that are not ``known``, and not the image of each sample."""
-        others: set[str] = set()
         known = {*known}.union(*(each.extensions for each in self._fields.values()))
-        kinds = others.union(*[sample.members for sample in self.samples])
-        images = kinds.intersection(self._image_extensions)
-        if len(images) < 2:  # where there is one, it is the image of each sample that has it
-            return kinds - known - images
-        for sample in self.samples:
-            if unknown := sample.members.keys() - known:
-                others.update(unknown - {image_member(sample, self._image_extensions)})
-        return others
+        return set(self._index.not_preferred(self._image_extensions)) - known
 
     def image_bytes(self, row: int) -> Sequence[int] | None:
         """The encoded image of one row."""
@@ -180,7 +170,7 @@ class SampleRows:
 
     def origin(self, row: int) -> Origin:
         """The shard and the sample of a row."""
-        return Origin(self.url, int(self.numbers[row]), f"sample {self.samples[row].key!r}")
+        return Origin(self.url, int(self.numbers[row]), f"sample {self.keys[row]!r}")
 
     def keep(self, filters: Filters | None) -> SampleRows:
         """The rows for which ``filters`` hold, judged by their metadata."""
@@ -213,12 +203,11 @@ class SampleRows:
         PartitionTooLargeError
             If the members that are read for them are more than one partition can hold.
         """
-        with gc_paused():
-            asked = [self._components[name] for name in columns if name in self._components]
-            members = {each.extension: self._members(each.extension) for each in asked}
-            self._check_size(members)
-            made = {each.column: self._component(each, members[each.extension]) for each in asked}
-            arrays = [made[name] if name in made else self.column(name) for name in columns]
+        asked = [self._components[name] for name in columns if name in self._components]
+        members = {each.extension: self._members(each.extension) for each in asked}
+        self._check_size(members)
+        made = {each.column: self._component(each, members[each.extension]) for each in asked}
+        arrays = [made[name] if name in made else self.column(name) for name in columns]
         if not arrays:
             return pa.table({"": pa.nulls(len(self))}).select([])
         return pa.table(arrays, names=list(columns))
@@ -246,22 +235,25 @@ class SampleRows:
             return [None] * len(self)
         return [
             None
-            if span is None or sample.duplicates or too_large_error(self._index, span)
+            if span is None
+            or number in self._index.duplicates
+            or too_large_error(self._index, span)
             else bytes(read_member(self._content, self._index, span))
-            for sample, span in zip(self.samples, self.spans, strict=True)
+            for number, span in zip(self.numbers.tolist(), self.spans, strict=True)
         ]
 
     def column(self, name: str) -> pa.Array:
         """One metadata column, other than those of members."""
         if name == "__key__":
-            return pa.array([sample.key for sample in self.samples], pa.string())
+            return self._index.keys.take(pa.array(self.numbers))
         if name == "__url__":
             return pa.repeat(pa.scalar(self.url, pa.string()), len(self))
         if name == "offset":
-            return pa.array(map(self._offset, self.samples, self.spans), pa.int64())
+            return self._offsets()
         if name == "nbytes":
-            sizes = [span and min(span[1], _LARGEST_INT64) for span in self.spans]
-            return pa.array(sizes, pa.int64())
+            return self._image("size")
+        if name in _SHAPE and self._are_measured:
+            return self._shape(name).cast(POINTER_COLUMNS[name])
         if name in _HEADER_COLUMNS:
             position = Header._fields.index(name)
             return pa.array([header[position] for header in self.headers], POINTER_COLUMNS[name])
@@ -275,26 +267,67 @@ class SampleRows:
     def _sidecar_rows(self) -> list[int]:
         if self._sidecar is None or not len(self):
             return []
-        return self._sidecar.rows([sample.key for sample in self.samples])
+        return self._sidecar.rows(self.keys)
 
-    def _offset(self, sample: Sample, span: Span | None) -> int | None:
+    def _image(self, name: str) -> pa.Array:
+        """One field of each sample's image, as far as the index knows it."""
+        return self._index.preferred(self._image_extensions, name).take(pa.array(self.numbers))
+
+    def _offsets(self) -> pa.Array:
+        duplicates, sparse = self._index.duplicates, self._index.sparse
+        if not (duplicates or sparse):
+            return self._image("offset")
         # No range of bytes in the shard is the content of a sparse member, or of which of two.
-        if span is None or sample.duplicates or span[0] in self._index.sparse:
-            return None
-        return span[0]
+        offsets = [
+            None if span is None or number in duplicates or span[0] in sparse else span[0]
+            for number, span in zip(self.numbers.tolist(), self.spans, strict=True)
+        ]
+        return pa.array(offsets, pa.int64())
 
-    def _header(self, sample: Sample, span: Span | None) -> Header:
+    @property
+    def _are_measured(self) -> bool:
+        measured, there = self._image("needs_pillow"), self._image("size")
+        return bool(measured.null_count == there.null_count)
+
+    def _shape(self, name: str) -> pa.Array:
+        """As `header_of` finds it, for all rows at once."""
+        if name == "format":
+            return self._image(name)
+        height, width = self._image("height"), self._image("width")
+        known = pc.and_(pc.less_equal(height, LONGEST_EDGE), pc.less_equal(width, LONGEST_EDGE))
+        if name == "channels":
+            column = self._image(name)
+        else:
+            swapped = pc.is_in(self._image("orientation"), pa.array(SWAPPED, pa.int8()))
+            one, other = (height, width) if name == "height" else (width, height)
+            column = pc.if_else(swapped, other, one)
+        return pc.if_else(known, column, pa.scalar(None, column.type))
+
+    def _stored_headers(self) -> list[Header | None]:
+        """The headers that the index knows."""
+        measured = self._image("needs_pillow")
+        if measured.null_count == len(self):
+            return [None] * len(self)
+        fields = (self._image(name).to_pylist() for name in _STORED)
+        return [
+            None
+            if known is None
+            else header_of(field[0], Stored(*field[1:]), self._decoding.max_pixels)
+            for known, field in zip(measured.to_pylist(), zip(*fields, strict=True), strict=True)
+        ]
+
+    def _header(self, number: int, span: Span | None) -> Header:
         if span is None:
             return NO_MEMBER
         if error := too_large_error(self._index, span):
             return Header(None, None, None, None, error, True)
         content = open_member(self._content, self._index, span)
-        return self._judged(read_header(content, self._decoding.max_pixels), sample)
+        return self._judged(read_header(content, self._decoding.max_pixels), number)
 
-    def _judged(self, header: Header, sample: Sample) -> Header:
+    def _judged(self, header: Header, number: int) -> Header:
         header = self._decoding.judged(header)
-        if sample.duplicates and header.error is None:
-            return header._replace(error=duplicate_error(sample))
+        if header.error is None and (twice := self._index.duplicates.get(number)):
+            return header._replace(error=duplicate_error(twice))
         return header
 
     def _announce_heads(self, spans: Iterable[Span | None]) -> None:
@@ -307,11 +340,10 @@ class SampleRows:
 
     def _members(self, extension: str) -> list[Span | None]:
         """Offset and size of each sample's member of a kind."""
-        return [sample.members.get(extension) for sample in self.samples]
+        return self._index.spans(*(self._of_kind(extension, name) for name in SPAN_FIELDS))
 
-    def _known(self, extension: str) -> list[bytes | None]:
-        """The content of each of these members, as far as it is known without reading it."""
-        return [None] * len(self)
+    def _of_kind(self, extension: str, name: str) -> pa.Array:
+        return self._index.column(extension, name).take(pa.array(self.numbers))
 
     def _check_size(self, members: Mapping[str, Sequence[Span | None]]) -> None:
         """Refuse members that can't be held together, before any is read."""
@@ -331,7 +363,8 @@ class SampleRows:
             )
 
     def _component(self, component: Component, spans: Sequence[Span | None]) -> pa.Array:
-        contents, limit = self._known(component.extension), self._max_member_bytes
+        limit = self._max_member_bytes
+        contents = self._of_kind(component.extension, "content").to_pylist()
         too_large = [row for row, span in enumerate(spans) if span is not None and span[1] > limit]
         unknown = [
             (row, span)
@@ -356,134 +389,5 @@ class SampleRows:
         if rows:
             warn_user(
                 f"{self.url}: {len(rows)} of {len(self)} values of {component.column!r} are {are} "
-                f"and became null, first that of {self.samples[rows[0]].key!r}; {advice}"
+                f"and became null, first that of {self.keys[rows[0]]!r}; {advice}"
             )
-
-
-_SHAPE = frozenset({"format", "height", "width", "channels"})
-_STORED = ("format", *Stored._fields)
-
-
-class IndexedRows(SampleRows):
-    """`SampleRows` whose facts are read off an index.
-
-    What the index does not know (large members, images whose format not every machine reads) is
-    read from the shard.
-    """
-
-    def __init__(
-        self,
-        url: str,
-        content: ByteReader,
-        index: StoredIndex,
-        options: ReadOptions,
-        components: Sequence[Component] = (),
-        sidecar: Sidecar | None = None,
-    ) -> None:
-        super().__init__(url, content, index.tar, options, components, sidecar)
-        self.numbers = np.arange(len(index))
-        self._stored = index
-
-    @cached_property
-    def samples(self) -> list[Sample]:
-        """The samples of these rows."""
-        return self._stored.samples(self.numbers)
-
-    @cached_property
-    def spans(self) -> list[Span | None]:
-        """Offset and size of each sample's image; None where it has none."""
-        return self._stored.joined(self._image("offset"), self._image("size"))
-
-    @cached_property
-    def headers(self) -> list[Header]:
-        """The header of each image."""
-        told = zip(*(self._image(name).to_pylist() for name in _STORED), strict=True)
-        stored = [None if facts[_STORED.index("needs_pillow")] is None else facts for facts in told]
-        unknown = (span for span, facts in zip(self.spans, stored, strict=True) if facts is None)
-        self._announce_heads(unknown)
-        found = []
-        for sample, span, facts in zip(self.samples, self.spans, stored, strict=True):
-            if facts is None:
-                found.append(self._header(sample, span))
-            else:
-                header = header_of(facts[0], Stored(*facts[1:]), self._decoding.max_pixels)
-                found.append(self._judged(header, sample))
-        return found
-
-    def other_kinds(self, known: Set[str]) -> set[str]:
-        """The kinds of members that are not ``known``, and not the image of each sample."""
-        others = set()
-        known = {*known}.union(*(each.extensions for each in self._fields.values()))
-        images = self._images
-        for extension in self._stored.extensions:
-            if extension in known:
-                continue
-            there = self._stored.has(extension)
-            if extension in images:
-                # It is the image of its sample, unless one is preferred.
-                there = pc.and_(there, self._has_any(images[: images.index(extension)]))
-            if pc.any(there).as_py():
-                others.add(extension)
-        return others
-
-    def column(self, name: str) -> pa.Array:
-        """One metadata column."""
-        if name == "__key__":
-            return self._stored.keys.take(pa.array(self.numbers))
-        if name == "nbytes":
-            return self._image("size")
-        if name == "offset" and not (self._stored.duplicates or self._index.sparse):
-            return self._image("offset")
-        if name in _SHAPE and self._are_measured:
-            return self._shape(name).cast(POINTER_COLUMNS[name])
-        return super().column(name)
-
-    @property
-    def _images(self) -> list[str]:
-        """The kinds of members that are images and occur here, the preferred one first."""
-        there = set(self._stored.extensions)
-        return [extension for extension in self._image_extensions if extension in there]
-
-    def _has_any(self, extensions: Sequence[str]) -> pa.Array:
-        """Mark samples that have a member of one of these kinds."""
-        none = pa.repeat(pa.scalar(False), len(self._stored))
-        return functools.reduce(pc.or_, map(self._stored.has, extensions), none)
-
-    def _image(self, name: str) -> pa.Array:
-        """One stored fact about each sample's image."""
-        rows, images = pa.array(self.numbers), self._images
-        if not images:
-            return pa.nulls(len(self), FIELDS[name])
-        *preferred, last = images
-        column = self._stored.column(last, name).take(rows)
-        for extension in reversed(preferred):
-            there = self._stored.has(extension).take(rows)
-            column = pc.if_else(there, self._stored.column(extension, name).take(rows), column)
-        return column
-
-    @property
-    def _are_measured(self) -> bool:
-        measured, there = self._image("needs_pillow"), self._image("size")
-        return bool(measured.null_count == there.null_count)
-
-    def _shape(self, name: str) -> pa.Array:
-        """As `header_of` finds it, for all rows at once."""
-        if name == "format":
-            return self._image(name)
-        height, width = self._image("height"), self._image("width")
-        known = pc.and_(pc.less_equal(height, LONGEST_EDGE), pc.less_equal(width, LONGEST_EDGE))
-        if name == "channels":
-            column = self._image(name)
-        else:
-            swapped = pc.is_in(self._image("orientation"), pa.array(SWAPPED, pa.int8()))
-            one, other = (height, width) if name == "height" else (width, height)
-            column = pc.if_else(swapped, other, one)
-        return pc.if_else(known, column, pa.scalar(None, column.type))
-
-    def _members(self, extension: str) -> list[Span | None]:
-        return self._stored.spans(extension, pa.array(self.numbers))
-
-    def _known(self, extension: str) -> list[bytes | None]:
-        column = self._stored.column(extension, "content")
-        known: list[bytes | None] = column.take(pa.array(self.numbers)).to_pylist()
-        return known

@@ -39,7 +39,7 @@ from dask_image_ingest.errors import (
 )
 from dask_image_ingest.index import UnusableIndexError
 from dask_image_ingest.storage import MemoryReader
-from dask_image_ingest.tar import TarIndex
+from dask_image_ingest.tar import ShardIndex
 
 __all__ = ["LABELS_OF_A_SHARD", "Query", "read_partition"]
 
@@ -157,7 +157,7 @@ def _no_rows(split: ShardSplit, query: Query, decode: DecodeInRead | None) -> _R
     nothing = open_sidecar(None, query.sidecar, None, False)
     with nothing as sidecar:
         empty = SampleRows(
-            split.url, MemoryReader(b""), TarIndex(), query.options, query.components, sidecar
+            split.url, MemoryReader(b""), ShardIndex(), query.options, query.components, sidecar
         )
         return _frame(split, empty, query, decode), 0
 

@@ -14,7 +14,7 @@ from dask_image_ingest.dataset.schema.coerce import arrow_type, parse_integer
 from dask_image_ingest.errors import ArgumentError
 from dask_image_ingest.frames import IMAGE
 from dask_image_ingest.storage import LazyBytes
-from dask_image_ingest.tar import INTEGERS, TEXTS, Sample, TarIndex, read_member
+from dask_image_ingest.tar import INTEGERS, TEXTS, Sample, ShardIndex, read_member
 
 __all__ = []
 
@@ -112,7 +112,7 @@ class Schema:
 
 
 def make_schema(
-    index: TarIndex,
+    index: ShardIndex,
     content: LazyBytes,
     *,
     image_extensions: Sequence[str],
@@ -218,24 +218,19 @@ def _is_name(name: Any) -> bool:
 
 
 def _inferred(
-    index: TarIndex, content: LazyBytes, images: Sequence[Sequence[str]]
+    index: ShardIndex, content: LazyBytes, images: Sequence[Sequence[str]]
 ) -> dict[str, pa.DataType]:
     """Extension → type of the members that a shard has beside the images."""
-    seen: dict[str, None] = {}
-    for sample in index.samples:
-        used = {image_member(sample, extensions) for extensions in images}
-        seen.update(dict.fromkeys(e for e in sample.members if e not in used and e))
-    return {extension: _member_type(extension, index, content) for extension in seen}
+    others = filter(None, index.not_preferred(*images))
+    return {extension: _member_type(extension, index, content) for extension in others}
 
 
-def _member_type(extension: str, index: TarIndex, content: LazyBytes) -> pa.DataType:
+def _member_type(extension: str, index: ShardIndex, content: LazyBytes) -> pa.DataType:
     if extension in TEXTS:
         return pa.string()
     if extension not in INTEGERS:
         return pa.binary()
-    labelled = (s for s in index.samples if extension in s.members)
-    for _, sample in zip(range(_LABELS_LOOKED_AT), labelled, strict=False):
-        span = sample.members[extension]
+    for span in index.first_spans(extension, _LABELS_LOOKED_AT):
         if span[1] > _LONGEST_LABEL:
             return pa.string()
         try:

@@ -29,7 +29,7 @@ from dask_image_ingest.export.transcode.transcode import (
     transcoded_name,
 )
 from dask_image_ingest.storage import LazyBytes, Shard, find_shards, is_web, open_shard
-from dask_image_ingest.tar import Sample, TarIndex, gc_paused, index_tar, read_member
+from dask_image_ingest.tar import Places, ShardIndex, index_tar, read_member
 
 __all__ = ["POINTERS", "Located", "LocatedCache", "locate", "locate_in_task", "version_of"]
 
@@ -109,8 +109,7 @@ def locate_in_task(rows: pa.Table, context: ExportContext) -> Located | None:
     if rows.column("url").unique().to_pylist() != [walked.shard.url]:
         return None
     wanted = rows.combine_chunks().to_batches()[0]
-    with gc_paused():
-        chosen = select_members(walked.index, wanted, context.options)
+    chosen = select_members(walked.index, wanted, context.options)
     return Located(
         walked.shard.url, version_of(walked.shard), _table(chosen), **_facts(walked.index)
     )
@@ -141,8 +140,7 @@ def _locate(url: str, wanted: pa.RecordBatch, context: ExportContext) -> Located
                 return Located(url, version, kept[0], **kept[1])
         with open_shard(url, context.source_options) as content:
             index = _index(content, url, wanted)
-            with gc_paused():
-                rows = select_members(index, wanted, context.options)
+            rows = select_members(index, wanted, context.options)
             # Where a stream was decompressed, there is more than is stored.
             stored = len(content) == shard.size
             rows, expanded = _expand(rows, url, content, index, stored, context, f"{name}.bytes")
@@ -156,7 +154,7 @@ def _locate(url: str, wanted: pa.RecordBatch, context: ExportContext) -> Located
     return Located(url, version, found, **facts)
 
 
-def _index(content: LazyBytes, url: str, wanted: pa.RecordBatch) -> TarIndex:
+def _index(content: LazyBytes, url: str, wanted: pa.RecordBatch) -> ShardIndex:
     """The samples of a source: of a shard, or the one of a file that is an image."""
     if any(offset != 0 for offset in wanted.column("offset").to_pylist()):
         return index_tar(content, url)
@@ -164,7 +162,8 @@ def _index(content: LazyBytes, url: str, wanted: pa.RecordBatch) -> TarIndex:
     name = (url.partition("?")[0] if is_web(url) else url).rpartition("/")[2]
     extension = name.rpartition(".")[2].lower() if "." in name else _NO_EXTENSION
     key = wanted.column("key")[0].as_py()
-    return TarIndex([Sample(key, {extension: (0, len(content))})], members=1)
+    whole = Places(*(np.array([value]) for value in (0, 0, len(content))))
+    return ShardIndex([key], {extension: whole}, members=1)
 
 
 def version_of(shard: Shard) -> str:
@@ -172,7 +171,7 @@ def version_of(shard: Shard) -> str:
     return f"{shard.size} {shard.version}"
 
 
-def _facts(index: TarIndex) -> dict[str, Any]:
+def _facts(index: ShardIndex) -> dict[str, Any]:
     damage = index.damage
     return {
         "damage": None if damage is None else f"{damage.code}: {damage.reason}",
@@ -184,7 +183,7 @@ def _expand(
     rows: list[Row],
     url: str,
     content: Any,
-    index: TarIndex,
+    index: ShardIndex,
     stored: bool,
     context: ExportContext,
     name: str,
@@ -203,7 +202,7 @@ def _expand(
     return rows, name
 
 
-def _expanded(row: Row, content: Any, index: TarIndex, stored: bool, file: Any) -> Row:
+def _expanded(row: Row, content: Any, index: ShardIndex, stored: bool, file: Any) -> Row:
     members = []
     for extension, where, offset, size in row.members:
         if size and where == SOURCE and (not stored or offset in index.sparse):

@@ -10,7 +10,7 @@ import pyarrow as pa
 
 from dask_image_ingest.dataset import image_member
 from dask_image_ingest.export.options import Options
-from dask_image_ingest.tar import IMAGE_EXTENSIONS, Sample, TarIndex
+from dask_image_ingest.tar import IMAGE_EXTENSIONS, Sample, ShardIndex
 
 __all__ = ["COLUMN", "EXPANDED", "SOURCE", "Row", "select_members"]
 
@@ -38,7 +38,7 @@ class Row(NamedTuple):
     same_key: bool | None = None
 
 
-def select_members(index: TarIndex, wanted: pa.RecordBatch, options: Options) -> list[Row]:
+def select_members(index: ShardIndex, wanted: pa.RecordBatch, options: Options) -> list[Row]:
     """For each pointer, in order: the members that its sample gets."""
     columns = wanted.to_pydict()
     offsets = set(columns["offset"])
@@ -114,7 +114,7 @@ def _pointed_to(
 
 
 def _without_pointer(
-    samples: Sequence[Sample], nbytes: int | None, index: TarIndex
+    samples: Sequence[Sample], nbytes: int | None, index: ShardIndex
 ) -> tuple[Sample, str | None] | str:
     """The sample of a key that no place points to, by the size of its image if it has one.
 

@@ -31,7 +31,7 @@ from dask_image_ingest.export.plan.staged_tables import from_bytes, to_bytes
 from dask_image_ingest.export.transcode.libjpeg_turbo import BaselineError, to_baseline
 from dask_image_ingest.frames import get_backend
 from dask_image_ingest.storage import STAGING, OutputStore
-from dask_image_ingest.tar import TarIndex, open_member, read_member
+from dask_image_ingest.tar import ShardIndex, open_member, read_member
 
 __all__ = [
     "is_transcoded",
@@ -49,7 +49,7 @@ _LONGEST_SIDE = 65_500
 
 
 def transcode_images(
-    rows: list[Row], url: str, content: Any, index: TarIndex, jpeg: Jpeg, file: Any
+    rows: list[Row], url: str, content: Any, index: ShardIndex, jpeg: Jpeg, file: Any
 ) -> list[Row]:
     """Write the images that change to a file, and point there.
 
@@ -67,7 +67,9 @@ def transcode_images(
 class _Transcoder:
     """Transcoder of the images of one shard."""
 
-    def __init__(self, rows: list[Row], url: str, content: Any, index: TarIndex, file: Any) -> None:
+    def __init__(
+        self, rows: list[Row], url: str, content: Any, index: ShardIndex, file: Any
+    ) -> None:
         self.rows = list(rows)
         self._url = url
         self._content = content
