@@ -31,6 +31,7 @@ ROOMS = (
 FLOORS = {
     "storage": ("remote", "output"),
     "dataset": ("schema", "scan", "plan", "late", "sources"),
+    "export": ("transcode", "plan", "write"),
     "curate": ("pixels", "duplicates", "embeddings", "report"),
 }
 

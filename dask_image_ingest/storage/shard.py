@@ -92,6 +92,11 @@ class Shard(UrlHolder):
     sidecar: Shard | None = None
 
     @property
+    def state(self) -> str:
+        """Size and version, which change with the shard."""
+        return f"{self.size} {self.version}"
+
+    @property
     def sidecar_url(self) -> str | None:
         """URL of its sidecar."""
         return None if self.sidecar is None else self.sidecar.url

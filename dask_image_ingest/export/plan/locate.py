@@ -19,19 +19,19 @@ import pyarrow as pa
 
 from dask_image_ingest.dataset import take_walked
 from dask_image_ingest.errors import ShardError, ShardNotFoundError
+from dask_image_ingest.export.member_selection import EXPANDED, SOURCE, Row, select_members
 from dask_image_ingest.export.options import ExportContext, staged_name
-from dask_image_ingest.export.plan.member_selection import EXPANDED, SOURCE, Row, select_members
-from dask_image_ingest.export.plan.staged_tables import from_bytes, read_batch, to_bytes
+from dask_image_ingest.export.staged_tables import from_bytes, read_batch, to_bytes
 from dask_image_ingest.export.transcode.transcode import (
     load_transcoded,
     save_transcoded,
     transcode_images,
     transcoded_name,
 )
-from dask_image_ingest.storage import LazyBytes, Shard, find_shards, is_web, open_shard
+from dask_image_ingest.storage import LazyBytes, find_shards, is_web, open_shard
 from dask_image_ingest.tar import Places, ShardIndex, index_tar, read_member
 
-__all__ = ["POINTERS", "Located", "LocatedCache", "locate", "locate_in_task", "version_of"]
+__all__ = ["POINTERS", "Located", "LocatedCache", "locate", "locate_in_task"]
 
 #: What is asked of each row, besides the sizes of members that are made.
 POINTERS = ("key", "offset", "nbytes")
@@ -110,9 +110,7 @@ def locate_in_task(rows: pa.Table, context: ExportContext) -> Located | None:
         return None
     wanted = rows.combine_chunks().to_batches()[0]
     chosen = select_members(walked.index, wanted, context.options)
-    return Located(
-        walked.shard.url, version_of(walked.shard), _table(chosen), **_facts(walked.index)
-    )
+    return Located(walked.shard.url, walked.shard.state, _table(chosen), **_facts(walked.index))
 
 
 def locate(batch: tuple[int, dict[str, int]], context: ExportContext) -> list[Located]:
@@ -132,7 +130,7 @@ def locate(batch: tuple[int, dict[str, int]], context: ExportContext) -> list[Lo
 def _locate(url: str, wanted: pa.RecordBatch, context: ExportContext) -> Located:
     try:
         shard = find_shards(url, context.source_options)[0]
-        version = version_of(shard)
+        version = shard.state
         name = staged_name("expanded")
         if context.options.jpeg is not None:
             name = transcoded_name(url, version, wanted, context.options)
@@ -164,11 +162,6 @@ def _index(content: LazyBytes, url: str, wanted: pa.RecordBatch) -> ShardIndex:
     key = wanted.column("key")[0].as_py()
     whole = Places(*(np.array([value]) for value in (0, 0, len(content))))
     return ShardIndex([key], {extension: whole}, members=1)
-
-
-def version_of(shard: Shard) -> str:
-    """Size and version of a shard, which change with it."""
-    return f"{shard.size} {shard.version}"
 
 
 def _facts(index: ShardIndex) -> dict[str, Any]:

@@ -18,8 +18,8 @@ from dask_image_ingest.export.plan.locate import POINTERS, Located, LocatedCache
 from dask_image_ingest.export.plan.rejected_rows import UNSURE, RejectedRows, unsure_rows
 from dask_image_ingest.export.plan.shard_plan import ShardPlan, make_plan
 from dask_image_ingest.export.plan.spill_repartition import repartition_spill
-from dask_image_ingest.export.plan.staged_tables import write_batches
 from dask_image_ingest.export.plan.staging import StagedRows
+from dask_image_ingest.export.staged_tables import write_batches
 
 __all__ = ["Prepared", "prepare"]
 

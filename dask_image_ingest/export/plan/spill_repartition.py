@@ -16,7 +16,7 @@ import pyarrow as pa
 from dask_image_ingest.computing import run
 from dask_image_ingest.export.options import ExportContext, staged_name
 from dask_image_ingest.export.plan.shard_plan import ShardPlan
-from dask_image_ingest.export.plan.staged_tables import read_batch, take_rows, write_batches
+from dask_image_ingest.export.staged_tables import read_batch, take_rows, write_batches
 from dask_image_ingest.storage import STAGING
 
 __all__ = ["repartition_spill"]

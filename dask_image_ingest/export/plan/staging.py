@@ -24,7 +24,7 @@ from dask_image_ingest.errors import ArgumentError
 from dask_image_ingest.export.members import Made, member_bytes
 from dask_image_ingest.export.options import Encode, ExportContext, Jpeg, staged_name
 from dask_image_ingest.export.plan.locate import Located, LocatedCache, locate_in_task
-from dask_image_ingest.export.plan.staged_tables import from_bytes, to_bytes, write_batches
+from dask_image_ingest.export.staged_tables import from_bytes, to_bytes, write_batches
 from dask_image_ingest.frames import backend_of
 from dask_image_ingest.index import parquet_bytes
 from dask_image_ingest.ops import encoded_images

@@ -25,9 +25,9 @@ from dask_image_ingest.decode import (
     read_header,
     read_jpeg_frame,
 )
+from dask_image_ingest.export.member_selection import EXPANDED, SOURCE, Row
 from dask_image_ingest.export.options import Encode, Jpeg, Options
-from dask_image_ingest.export.plan.member_selection import EXPANDED, SOURCE, Row
-from dask_image_ingest.export.plan.staged_tables import from_bytes, to_bytes
+from dask_image_ingest.export.staged_tables import from_bytes, to_bytes
 from dask_image_ingest.export.transcode.libjpeg_turbo import BaselineError, to_baseline
 from dask_image_ingest.frames import get_backend
 from dask_image_ingest.storage import STAGING, OutputStore

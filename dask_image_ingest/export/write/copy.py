@@ -14,11 +14,10 @@ import numpy as np
 import pyarrow as pa
 
 from dask_image_ingest.errors import ShardError
+from dask_image_ingest.export.member_selection import COLUMN, EXPANDED, SOURCE
 from dask_image_ingest.export.options import ExportContext
-from dask_image_ingest.export.plan.locate import version_of
-from dask_image_ingest.export.plan.member_selection import COLUMN, EXPANDED, SOURCE
+from dask_image_ingest.export.tar_header import Chunk
 from dask_image_ingest.export.write.layout import Layout
-from dask_image_ingest.export.write.tar_header import Chunk
 from dask_image_ingest.storage import ByteReader, find_shards, open_shard
 
 __all__ = ["AT_ONCE", "TarWriter", "copy_members"]
@@ -134,7 +133,7 @@ def _by(
 @contextmanager
 def _open_source(url: str, version: str, context: ExportContext) -> Iterator[ByteReader]:
     with open_shard(url, context.source_options) as content:
-        now = version_of(find_shards(url, context.source_options)[0])
+        now = find_shards(url, context.source_options)[0].state
         if now != version:
             raise ShardError(
                 f"{url} has changed since its samples were read. Read it again, and export that"

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 import pyarrow as pa
 
-from dask_image_ingest.export.write.tar_header import Chunk, headers, padding, tar_size
+from dask_image_ingest.export.tar_header import Chunk, headers, padding, tar_size
 from dask_image_ingest.index import wds2idx_text
 
 __all__ = ["Layout", "index_file", "lay_out"]

@@ -18,7 +18,7 @@ import pyarrow.compute as pc
 
 from dask_image_ingest.errors import ExportError
 from dask_image_ingest.export.options import ExportContext
-from dask_image_ingest.export.plan.staged_tables import read_batch, take_rows
+from dask_image_ingest.export.staged_tables import read_batch, take_rows
 from dask_image_ingest.export.write.copy import copy_members
 from dask_image_ingest.export.write.layout import Layout, index_file, lay_out
 from dask_image_ingest.index import parquet_bytes
