@@ -17,7 +17,6 @@ from dask_image_ingest.dataset.schema.columns import make_schema, parse_image_ex
 from dask_image_ingest.decode.options import MAX_PIXELS, Decoding
 from dask_image_ingest.storage import open_shard
 from dask_image_ingest.tar import IMAGE_EXTENSIONS, index_tar
-from dask_image_ingest.tar.garbage_collection import gc_paused
 
 pytest.importorskip("nvidia.dali", reason="nothing is decoded without DALI")
 
@@ -176,14 +175,3 @@ def test_metadata_is_read_with_few_calls_of_python(shard):
             sys.setprofile(None)
     assert scanning / SAMPLES < 4 * 12
     assert calls / SAMPLES < 70
-
-
-def test_the_collector_works_again_after_a_rest():
-    def fail():
-        with gc_paused():
-            assert not gc.isenabled()
-            raise ZeroDivisionError
-
-    with pytest.raises(ZeroDivisionError):
-        fail()
-    assert gc.isenabled()

@@ -4,6 +4,7 @@ In: a frame with a column of images. Out: its pixels, and what other rooms make 
 computed here; each method hands on to the room that does it.
 """
 
-import dask_image_ingest.accessor.lazy  # noqa: F401  registers both accessors
+import dask_image_ingest.accessor.eager
+import dask_image_ingest.accessor.lazy  # noqa: F401  they register the accessors
 
 __all__: list[str] = []

@@ -4,18 +4,48 @@ from __future__ import annotations
 
 import re
 from collections.abc import Collection, Sequence
-from typing import NamedTuple
+from itertools import compress
+from typing import Any, NamedTuple
 
+import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from dask_image_ingest.dataset import image_member
 from dask_image_ingest.export.options import Options
 from dask_image_ingest.tar import IMAGE_EXTENSIONS, Sample, ShardIndex
 
-__all__ = ["COLUMN", "EXPANDED", "SOURCE", "Row", "select_members"]
+__all__ = [
+    "COLUMN",
+    "EXPANDED",
+    "SOURCE",
+    "Row",
+    "select_members",
+    "select_stored",
+    "tabulated",
+]
 
 #: Where a member's bytes are: in the source shard, in the file of expanded members, in a column.
 SOURCE, EXPANDED, COLUMN = range(3)
+
+#: One member. The offset of one from a column means nothing.
+_MEMBER = pa.struct(
+    [
+        pa.field("extension", pa.string()),
+        pa.field("where", pa.int8()),
+        pa.field("offset", pa.int64()),
+        pa.field("size", pa.int64()),
+    ]
+)
+
+# What is told of each row beside its members.
+_FIELDS = {
+    "image": pa.int32(),
+    "height": pa.int32(),
+    "width": pa.int32(),
+    "reason": pa.string(),
+    "same_key": pa.bool_(),
+}
 
 _IMAGES = IMAGE_EXTENSIONS.split(";")
 
@@ -52,7 +82,6 @@ def select_members(index: ShardIndex, wanted: pa.RecordBatch, options: Options) 
         if sample.key in keys:
             by_key.setdefault(sample.key, []).append(sample)
     made_sizes = [columns[f"made:{made.extension}"] for made in options.members.made]
-    plain = _Plain(options)
     rows = []
     pointers = zip(columns["key"], columns["offset"], columns["nbytes"], strict=True)
     for number, (key, offset, nbytes) in enumerate(pointers):
@@ -65,39 +94,88 @@ def select_members(index: ShardIndex, wanted: pa.RecordBatch, options: Options) 
         if isinstance(found, str):
             rows.append(Row(reason=found, same_key=same_key))
             continue
-        sample, image = found
-        row = plain.chosen(key, sample, image, same_key)
-        if row is None:
-            made = [sizes[number] for sizes in made_sizes]
-            row = _chosen(key, sample, image, made, options)._replace(same_key=same_key)
-        rows.append(row)
+        made = [sizes[number] for sizes in made_sizes]
+        rows.append(_chosen(key, *found, made, options)._replace(same_key=same_key))
     return rows
 
 
-class _Plain:
-    """Chooses for most samples: what was chosen for one with the same kinds of members."""
+def select_stored(index: ShardIndex, wanted: pa.RecordBatch, options: Options) -> pa.Table | None:
+    """`select_members` for all rows at once, as `tabulated` gives them.
 
-    def __init__(self, options: Options) -> None:
-        self._options = options
-        self._kept: dict[tuple[str, ...], tuple[str, ...]] = {}
+    None if any row needs a closer look: one whose members are not all stored as they are written,
+    or that can't be exported.
+    """
+    pointers, keys = wanted.column("offset"), wanted.column("key")
+    needs_a_look = index.duplicates or index.sparse or options.members.made
+    if needs_a_look or pointers.null_count or pc.any(pc.starts_with(keys, "_")).as_py():
+        return None
+    kinds = index.extensions
+    kept = np.array([options.members.keeps(kind) for kind in kinds], bool)
+    if not (kinds and len(wanted)) or _problem("", list(compress(kinds, kept)), options):
+        return None
+    rows, numbers, offsets, sizes = index.all_places()
+    order = np.argsort(offsets)
+    found = order[np.searchsorted(offsets[order], pointers, side="right") - 1]
+    same_size = pc.fill_null(pc.equal(wanted.column("nbytes"), pa.array(sizes[found])), True)
+    if (offsets[found] != pointers.to_numpy()).any() or not pc.all(same_size).as_py():
+        return None
+    samples, is_kept = rows[found], kept[numbers]
+    # Where the members of each sample begin among those that are kept.
+    begin = np.searchsorted(rows[is_kept], np.arange(len(index) + 1))
+    counts = np.diff(begin)[samples]
+    if not counts.all():
+        return None
+    ends = np.cumsum(counts)
+    taken = np.repeat(begin[samples] - ends + counts, counts) + np.arange(ends[-1])
+    members = (
+        pa.array(kinds, pa.string()).take(pa.array(numbers[is_kept][taken])),
+        pa.array(np.full(len(taken), SOURCE, np.int8)),
+        pa.array(offsets[is_kept][taken]),
+        pa.array(sizes[is_kept][taken]),
+    )
+    image = np.cumsum(is_kept)[found] - 1 - begin[samples]
+    return _table(
+        np.array([0, *ends]),
+        members,
+        image=pa.array(image, mask=~is_kept[found]),
+        same_key=pc.equal(index.keys.take(pa.array(samples)), keys),
+    )
 
-    def chosen(
-        self, key: str, sample: Sample, image: str | None, same_key: bool | None
-    ) -> Row | None:
-        """Select as `_chosen` does; None for samples that need a closer look."""
-        if self._options.members.made or sample.duplicates or key.startswith("_"):
-            return None
-        found = sample.members
-        kinds = tuple(found)
-        kept = self._kept.get(kinds)
-        if kept is None:
-            kept = self._kept[kinds] = tuple(filter(self._options.members.keeps, kinds))
-            if _problem("", kept, self._options):
-                kept = self._kept[kinds] = ()
-        if not kept:
-            return None
-        members = tuple([(extension, SOURCE, *found[extension]) for extension in kept])
-        return Row(members, kept.index(image) if image in kept else None, same_key=same_key)
+
+def tabulated(rows: Sequence[Row]) -> pa.Table:
+    """Rows as a table."""
+    members = [member for row in rows for member in row.members]
+    shapes = [row.shape or (None, None) for row in rows]
+    return _table(
+        np.cumsum([0, *(len(row.members) for row in rows)]),
+        list(zip(*members, strict=True)) or [()] * len(_MEMBER),
+        image=[row.image for row in rows],
+        height=[height for height, _ in shapes],
+        width=[width for _, width in shapes],
+        reason=[row.reason for row in rows],
+        same_key=[row.same_key for row in rows],
+    )
+
+
+def _table(ends: np.ndarray, members: Sequence[Any], **columns: Any) -> pa.Table:
+    """Table of a row for each sample: its members, and the other columns or nulls.
+
+    The members of row n, fields as columns, are those from ``ends[n]`` to ``ends[n + 1]``.
+    """
+    arrays = [
+        values if isinstance(values, pa.Array) else pa.array(values, field.type)
+        for values, field in zip(members, _MEMBER, strict=True)
+    ]
+    listed = pa.ListArray.from_arrays(
+        pa.array(ends, pa.int32()), pa.StructArray.from_arrays(arrays, fields=list(_MEMBER))
+    )
+    table = {"members": listed}
+    for name, type_ in _FIELDS.items():
+        values = columns.get(name, pa.nulls(len(listed), type_))
+        table[name] = (
+            values.cast(type_) if isinstance(values, pa.Array) else pa.array(values, type_)
+        )
+    return pa.table(table)
 
 
 def _pointed_to(

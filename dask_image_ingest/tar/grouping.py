@@ -22,8 +22,6 @@ _Named = tuple[str, str, int, int]
 _KEY_AND_EXTENSION = re.compile(r"^((?:.*/|)[^.]+)[.]([^/]*)$")
 _META = re.compile(r"__[^/]*__($|/)")
 
-_LARGEST_INT64 = 2**63 - 1
-
 
 class Grouped(NamedTuple):
     """The samples of a shard; as the parameters of these names in `ShardIndex`."""
@@ -54,7 +52,11 @@ def group(batches: Iterable[list[Member]]) -> Grouped:
     joined: set[str] | None = None
     for batch in batches:
         count += len(batch)
-        for key, extension, offset, size in _split_names(batch, lower_case):
+        named = _split_names(batch, lower_case)
+        before = len(offsets)
+        offsets.extend([offset for _, _, offset, _ in named])
+        sizes.extend([size for _, _, _, size in named])
+        for number, (key, extension, _, _) in enumerate(named, before):
             if key != current:
                 current = key
                 if key in latest:
@@ -77,9 +79,7 @@ def group(batches: Iterable[list[Member]]) -> Grouped:
                 row, joined = len(keys), None
                 keys.append(key)
                 repeated[key] = None
-            rows[row] = len(offsets)
-            offsets.append(offset)
-            sizes.append(min(size, _LARGEST_INT64))
+            rows[row] = number
             if joined is not None:
                 joined.add(extension)
     return Grouped(

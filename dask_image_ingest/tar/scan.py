@@ -40,6 +40,8 @@ _WITHOUT_DATA = frozenset(b"123456")
 # member. No value here holds an "=", so none can hide another record behind a invalid length.
 _HARMLESS_PAX = re.compile(rb"(?:\d+ (?:[amc]time|[ug]id)=[-.\d]*\n)+\0*")
 
+_LARGEST_INT64 = 2**63 - 1
+
 # In place of the offset of the next header, when there is none.
 _OVER = -1
 
@@ -164,7 +166,7 @@ class TarScan:
         if following > data and data + stored > self._end:
             return self._end_in_member(offset, name, data + stored)
         if info.isreg():
-            members.append((name, data, info.size))
+            members.append((name, data, min(info.size, _LARGEST_INT64)))
             if sparse is not None:
                 self.sparse[data] = sparse
         return following

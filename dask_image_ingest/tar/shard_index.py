@@ -137,6 +137,14 @@ class ShardIndex:
         """Where the members of a kind lie."""
         return self._places.get(extension, _NOWHERE)
 
+    def all_places(self) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
+        """All members: row, number in `extensions`, offset and size; by row, then offset."""
+        places = [self.places(extension) for extension in self.extensions] or [_NOWHERE]
+        rows, offsets, sizes = map(np.concatenate, zip(*places, strict=True))
+        kinds = np.repeat(np.arange(len(places)), [len(each.rows) for each in places])
+        order = np.lexsort((offsets, rows))
+        return rows[order], kinds[order], offsets[order], sizes[order]
+
     def column(self, extension: str, name: str) -> pa.Array:
         """A field of the members of a kind: a value for each sample, null if unknown."""
         if name not in SPAN_FIELDS:
@@ -194,16 +202,10 @@ class ShardIndex:
         """The samples one by one, for what looks at all members of each."""
         found = [Sample(key, {}) for key in self.keys.to_pylist()]
         kinds = self.extensions
-        if kinds:
-            columns = [self.places(kind) for kind in kinds]
-            rows, offsets, sizes = map(np.concatenate, zip(*columns, strict=True))
-            kind = np.repeat(np.arange(len(kinds)), [len(each.rows) for each in columns])
-            # So that the members of each sample are in the order of the shard.
-            order = np.argsort(offsets)
-            parts = (each[order].tolist() for each in (rows, kind, offsets, sizes))
-            for row, number, offset, size in zip(*parts, strict=True):
-                size = self._true_size(offset, size) if self.sparse else size
-                found[row].members[kinds[number]] = offset, size
+        members = (values.tolist() for values in self.all_places())
+        for row, kind, offset, size in zip(*members, strict=True):
+            size = self._true_size(offset, size) if self.sparse else size
+            found[row].members[kinds[kind]] = offset, size
         for row, extensions in self.duplicates.items():
             found[row].duplicates = extensions
         return found

@@ -112,6 +112,67 @@ def test_what_was_joined_too_early_moves_to_the_new_sample():
     }
 
 
+def test_each_sample_has_its_own_duplicates_after_that():
+    files = ["a.jpg", "a.cls", "a.cls", "b.jpg", "a.txt", "a.txt", "a.jpg"]
+    index = index_tar(tar([(name, b"") for name in files]))
+    assert [sample.duplicates for sample in index.samples] == [("cls",), (), ("txt",)]
+
+
+@pytest.mark.slow
+@pytest.mark.rounds(3, nightly=100)
+def test_members_in_any_order_are_grouped_as_the_rule_says(rng):
+    """Keys that come back, members twice: against the rule member by member, in plain Python."""
+    for _ in range(300):
+        keys = rng.choices("abc", k=rng.randrange(12))
+        names = [f"{key}.{rng.choice(('jpg', 'txt', 'cls', 'seg.png'))}" for key in keys]
+        index = index_tar(tar([(name, name.encode() * 9) for name in names]))
+        expected = grouped(names)
+        found = [(each.key, list(each.members), each.duplicates) for each in index.samples]
+        assert found == [(key, list(members), tuple(twice)) for key, members, twice in expected]
+        kinds = dict.fromkeys(kind for _, members, _ in expected for kind in members)
+        assert index.extensions == list(kinds)
+        for images in ["jpg"], ["txt", "jpg"], ["seg.png", "cls", "jpg"]:
+            chosen = [
+                next((e for e in images if e in each.members), None) for each in index.samples
+            ]
+            offsets, sizes = (index.preferred(images, name) for name in ("offset", "size"))
+            assert index.spans(offsets, sizes) == [
+                each.members.get(kind) for each, kind in zip(index.samples, chosen, strict=True)
+            ]
+            others = [
+                kind
+                for kind in kinds
+                if any(kind in set(m) - {c} for (_, m, _), c in zip(expected, chosen, strict=True))
+            ]
+            assert index.not_preferred(images) == others
+
+
+def grouped(names):
+    """Key, members and duplicates of each sample."""
+    samples, open_one, before = [], None, set()
+    for name in names:
+        key, _, kind = name.partition(".")
+        if open_one is None or open_one[0] != key:
+            latest = [sample for sample in samples if sample[0] == key]
+            open_one = latest[-1] if latest else (key, [], [])
+            samples += [] if latest else [open_one]
+            before = set(open_one[1])
+        if kind in before:
+            _, members, twice = open_one
+            moved = [each for each in members if each not in before]
+            moved_twice = [each for each in twice if each in moved]
+            members[:] = [each for each in members if each in before]
+            twice[:] = [each for each in twice if each in before]
+            open_one, before = (key, moved, moved_twice), set()
+            samples.append(open_one)
+        _, members, twice = open_one
+        if kind not in members:
+            members.append(kind)
+        elif kind not in twice:
+            twice.append(kind)
+    return samples
+
+
 def test_key_is_valid_utf8_whatever_bytes_the_name_has():
     name = b"caf\xe9.jpg"
     forged = header(name)

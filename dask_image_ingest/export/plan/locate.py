@@ -19,7 +19,14 @@ import pyarrow as pa
 
 from dask_image_ingest.dataset import take_walked
 from dask_image_ingest.errors import ShardError, ShardNotFoundError
-from dask_image_ingest.export.member_selection import EXPANDED, SOURCE, Row, select_members
+from dask_image_ingest.export.member_selection import (
+    EXPANDED,
+    SOURCE,
+    Row,
+    select_members,
+    select_stored,
+    tabulated,
+)
 from dask_image_ingest.export.options import ExportContext, staged_name
 from dask_image_ingest.export.staged_tables import from_bytes, read_batch, to_bytes
 from dask_image_ingest.export.transcode.transcode import (
@@ -35,16 +42,6 @@ __all__ = ["POINTERS", "Located", "LocatedCache", "locate", "locate_in_task"]
 
 #: What is asked of each row, besides the sizes of members that are made.
 POINTERS = ("key", "offset", "nbytes")
-
-#: One member. The offset of one from a column means nothing.
-_MEMBER = pa.struct(
-    [
-        pa.field("extension", pa.string()),
-        pa.field("where", pa.int8()),
-        pa.field("offset", pa.int64()),
-        pa.field("size", pa.int64()),
-    ]
-)
 
 # The member of an image file whose name has none; readers take it for an image.
 _NO_EXTENSION = "img"
@@ -83,7 +80,7 @@ class Located:
     @staticmethod
     def no_rows() -> pa.Table:
         """The rows of no shard."""
-        return _table([])
+        return tabulated([])
 
     def to_bytes(self) -> bytes:
         """Serialize it."""
@@ -109,8 +106,11 @@ def locate_in_task(rows: pa.Table, context: ExportContext) -> Located | None:
     if rows.column("url").unique().to_pylist() != [walked.shard.url]:
         return None
     wanted = rows.combine_chunks().to_batches()[0]
-    chosen = select_members(walked.index, wanted, context.options)
-    return Located(walked.shard.url, walked.shard.state, _table(chosen), **_facts(walked.index))
+    index, options = walked.index, context.options
+    found = select_stored(index, wanted, options)
+    if found is None:
+        found = tabulated(select_members(index, wanted, options))
+    return Located(walked.shard.url, walked.shard.state, found, **_facts(index))
 
 
 def locate(batch: tuple[int, dict[str, int]], context: ExportContext) -> list[Located]:
@@ -138,14 +138,19 @@ def _locate(url: str, wanted: pa.RecordBatch, context: ExportContext) -> Located
                 return Located(url, version, kept[0], **kept[1])
         with open_shard(url, context.source_options) as content:
             index = _index(content, url, wanted)
-            rows = select_members(index, wanted, context.options)
             # Where a stream was decompressed, there is more than is stored.
             stored = len(content) == shard.size
-            rows, expanded = _expand(rows, url, content, index, stored, context, f"{name}.bytes")
+            as_they_are = stored and context.options.jpeg is None
+            found = select_stored(index, wanted, context.options) if as_they_are else None
+            expanded = None
+            if found is None:
+                rows = select_members(index, wanted, context.options)
+                expanding = (url, content, index, stored, context, f"{name}.bytes")
+                rows, expanded = _expand(rows, *expanding)
+                found = tabulated(rows)
     except (ShardError, ShardNotFoundError) as error:
         reason = f"unreadable-shard: {error}"
-        return Located(url, "", _table([Row(reason=reason)] * len(wanted)))
-    found = _table(rows)
+        return Located(url, "", tabulated([Row(reason=reason)] * len(wanted)))
     facts = {"expanded": expanded, **_facts(index)}
     if context.options.jpeg is not None:
         save_transcoded(context.output, name, found, facts)
@@ -206,26 +211,6 @@ def _expanded(row: Row, content: Any, index: ShardIndex, stored: bool, file: Any
             file.write(data)
         members.append((extension, where, offset, size))
     return row._replace(members=tuple(members))
-
-
-def _table(rows: list[Row]) -> pa.Table:
-    members = [member for row in rows for member in row.members]
-    ends = np.cumsum([0, *(len(row.members) for row in rows)], dtype=np.int32)
-    fields = list(zip(*members, strict=True)) or [()] * len(_MEMBER)
-    arrays = [pa.array(values, field.type) for values, field in zip(fields, _MEMBER, strict=True)]
-    shapes = [row.shape or (None, None) for row in rows]
-    return pa.table(
-        {
-            "members": pa.ListArray.from_arrays(
-                pa.array(ends), pa.StructArray.from_arrays(arrays, fields=list(_MEMBER))
-            ),
-            "image": pa.array([row.image for row in rows], pa.int32()),
-            "height": pa.array([height for height, _ in shapes], pa.int32()),
-            "width": pa.array([width for _, width in shapes], pa.int32()),
-            "reason": pa.array([row.reason for row in rows], pa.string()),
-            "same_key": pa.array([row.same_key for row in rows], pa.bool_()),
-        }
-    )
 
 
 class LocatedCache:

@@ -15,7 +15,7 @@ from tars import add, random_tar, samples_of, tar
 from dask_image_ingest.storage import open_shard
 from dask_image_ingest.storage.remote import fetch
 from dask_image_ingest.storage.remote.fetch import LatencyStats
-from dask_image_ingest.tar import index_tar
+from dask_image_ingest.tar import ShardIndex, index_tar
 
 RNG = np.random.default_rng(15)
 
@@ -78,9 +78,14 @@ def test_the_choice_can_be_set_and_changes_no_answer(skip, tmp_path):
         for name, stored in tars.items():
             with open_shard(server.url + name) as content:
                 remote, local = index_tar(content), index_tar(stored)
-                assert remote == local, name
+                assert told(remote) == told(local), name
                 assert bool(local.sparse) == name.startswith("/sparse")
                 assert samples_of(content) == samples_of(stored)
+
+
+def told(index: ShardIndex) -> tuple:
+    names = ("samples", "sparse", "damage", "interleaved", "repeated", "members", "pax")
+    return tuple(getattr(index, name) for name in names)
 
 
 def settings(skip: str) -> dict[str, str]:

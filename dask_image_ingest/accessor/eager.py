@@ -1,0 +1,92 @@
+"""The ``.images`` accessor of pandas and cuDF frames."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import pandas as pd
+from numpy.typing import DTypeLike
+
+from dask_image_ingest.accessor.images import Images, as_frame, told_shape
+from dask_image_ingest.frames import backend_of, register_accessor
+from dask_image_ingest.loader import Source
+from dask_image_ingest.ops import (
+    count_levels,
+    parse_dtype,
+    parse_shape,
+    stack,
+    statistics,
+    vectors,
+)
+
+__all__ = ["FrameImages"]
+
+
+@register_accessor("dataframe", "images")
+@pd.api.extensions.register_dataframe_accessor("images")
+class FrameImages(Images[Any, Any]):
+    """Pixels of a pandas or cuDF dataframe."""
+
+    def arrays(self) -> list[Any]:
+        """Views of each decoded image.
+
+        Returns
+        -------
+        list of array, shape (height, width, channels), uint8; with ``mode="raw"`` uint16 or float32
+            NumPy or CuPy views into the column's one buffer, without a copy: copy them before you
+            write to them, or the frame changes. None for a row without an image.
+
+        Raises
+        ------
+        ArgumentError
+            If the frame has no image column, or more than one.
+
+        Examples
+        --------
+        >>> frame.images.arrays()[0].shape
+        (224, 224, 3)
+        """
+        return backend_of(self._frame).arrays(self._frame[self.column])
+
+    def stack(  # noqa: D102 - told by Images
+        self, shape: tuple[int, int, int] | None = None, *, dtype: DTypeLike | None = None
+    ) -> Any:
+        return stack(self._frame, self.column, parse_shape(shape), dtype=parse_dtype(dtype))
+
+    def vectors(self, column: str) -> Any:  # noqa: D102
+        return vectors(self._frame, column)
+
+    def channel_stats(self) -> pd.DataFrame:  # noqa: D102
+        return statistics(count_levels(self._frame, self.column))
+
+    def _facts(self, image: str) -> list[str]:
+        arrays = self.arrays()
+        shapes = {array.shape for array in arrays if array is not None}
+        missing = sum(array is None for array in arrays)
+        return [
+            f"{len(arrays)} rows" + (f", {missing} without an image" if missing else ""),
+            told_shape(*shapes.pop()) if len(shapes) == 1 else f"{len(shapes)} shapes",
+            f"{sum(array.nbytes for array in arrays if array is not None):,} bytes of pixels",
+        ]
+
+    def _meta(self) -> Any:
+        return self._frame
+
+    def _map(self, function: Callable[..., Any], columns: Sequence[str], *args: Any) -> Any:
+        return function(self._frame[list(columns)], *args)
+
+    def _map_batches(self, batch_map: Any) -> Any:
+        return batch_map(self._frame)
+
+    def _source(self, columns: list[str], image: str, world: int) -> Source:
+        return Source(self._frame[columns], image, partitions=world)
+
+
+@register_accessor("series", "images")
+@pd.api.extensions.register_series_accessor("images")
+class SeriesImages(FrameImages):
+    """Pixels of a pandas or cuDF series of images."""
+
+    def __init__(self, series: Any) -> None:
+        super().__init__(as_frame(series))
