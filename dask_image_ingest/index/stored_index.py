@@ -176,7 +176,7 @@ class StoredIndex(ShardIndex):
         return [*self._fields, *self._places]
 
     def places(self, extension: str) -> Places:
-        """Where the members of a kind lie."""
+        """Places of the members of a kind."""
         if extension not in self._fields:
             return super().places(extension)
         offsets, sizes = (self.column(extension, name) for name in SPAN_FIELDS)

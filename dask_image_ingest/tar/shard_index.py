@@ -38,7 +38,7 @@ Span = tuple[int, int]
 
 
 class Places(NamedTuple):
-    """Where the members of one kind lie: int64 arrays of one length, in the order of ``rows``."""
+    """Places of the members of one kind: int64 arrays of one length, in the order of ``rows``."""
 
     rows: np.ndarray
     offsets: np.ndarray
@@ -134,7 +134,7 @@ class ShardIndex:
         return sorted(firsts, key=firsts.__getitem__)
 
     def places(self, extension: str) -> Places:
-        """Where the members of a kind lie."""
+        """Places of the members of a kind."""
         return self._places.get(extension, _NOWHERE)
 
     def all_places(self) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
