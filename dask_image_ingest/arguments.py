@@ -19,24 +19,6 @@ from dask.utils import parse_bytes
 from dask_image_ingest.errors import ArgumentError
 from dask_image_ingest.passwords import without_passwords
 
-__all__ = [
-    "check_choice",
-    "check_columns",
-    "check_flag",
-    "check_frame",
-    "check_path",
-    "check_storage_options",
-    "check_unique",
-    "column_names",
-    "is_column",
-    "is_utf8",
-    "is_whole",
-    "list_of_names",
-    "number_of_bytes",
-    "shown",
-    "whole_number",
-]
-
 # Of a value that an error repeats.
 _MOST_CHARACTERS = 100
 

@@ -14,8 +14,6 @@ from distributed.scheduler import KilledWorker
 from dask_image_ingest.killed_workers import killed_by
 from dask_image_ingest.progress_bar import progress
 
-__all__ = ["compute", "compute_all", "run"]
-
 
 def run(function: Callable[[Any], Any], items: Sequence[Any], show: bool) -> list[Any]:
     """Call ``function`` with each item, each time in a task of its own; results in order.

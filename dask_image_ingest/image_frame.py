@@ -11,8 +11,6 @@ from typing import TYPE_CHECKING
 
 import dask.dataframe as dd
 
-__all__ = ["ImageDataFrame"]
-
 if TYPE_CHECKING:
     from dask_image_ingest.accessor.lazy import LazyImages
 

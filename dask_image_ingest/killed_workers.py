@@ -6,8 +6,6 @@ from distributed.scheduler import KilledWorker
 
 from dask_image_ingest.errors import DaskImageIngestError
 
-__all__ = ["killed_by"]
-
 
 def killed_by(error: KilledWorker, what: str) -> DaskImageIngestError:
     """An error that names ``what`` the task has read, and what to do.

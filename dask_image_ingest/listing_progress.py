@@ -12,8 +12,6 @@ from contextlib import contextmanager
 from contextvars import ContextVar
 from typing import TextIO
 
-__all__ = ["found", "listing", "showing_listings"]
-
 # Seconds before anything is shown, and from one line to the next.
 _PATIENCE, _EVERY = 1.0, 0.5
 

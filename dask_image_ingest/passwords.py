@@ -7,8 +7,6 @@ import re
 from dataclasses import fields
 from typing import Any
 
-__all__ = ["UrlHolder", "without_passwords"]
-
 # What lies between the user's name and the host; it may have an @ itself.
 _PASSWORD = re.compile(r"(\w[\w.+-]*://[^/?#\s:@]*:)[^/?#\s]+@")
 

@@ -21,8 +21,6 @@ from distributed.metrics import context_meter
 
 from dask_image_ingest.listing_progress import showing_listings
 
-__all__ = ["count_images", "progress"]
-
 # What takes less long shows nothing; then all is counted twice a second, and a terminal sees it. A
 # file, where each time is another line, has one twice a minute.
 _PATIENCE, _EVERY, _IN_FILE = 1.0, 0.5, 30.0

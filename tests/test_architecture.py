@@ -235,10 +235,3 @@ def test_private_modules_of_dask_are_named_in_one_file():
         if is_private(source)
     }
     assert not elsewhere
-
-
-def test_the_private_names_of_dask_in_use_are_these():
-    # Whoever raises the bounds on dask looks at these first.
-    used = {name for source, name in foreign_imports("dask_internals") if is_private(source)}
-    internals = importlib.import_module(f"{PACKAGE}.dask_internals")
-    assert used == set(internals.__all__)

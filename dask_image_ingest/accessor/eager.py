@@ -20,8 +20,6 @@ from dask_image_ingest.ops import (
     vectors,
 )
 
-__all__ = ["FrameImages"]
-
 
 @register_accessor("dataframe", "images")
 @pd.api.extensions.register_dataframe_accessor("images")

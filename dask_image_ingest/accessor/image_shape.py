@@ -46,6 +46,3 @@ def _persisted(expr: FromGraph) -> ImageShape:
         return _UNKNOWN
     told = re.fullmatch(SHAPE_IN_NAME, str(names.pop()))
     return (int(told[1]), int(told[2]), int(told[3])) if told else _UNKNOWN
-
-
-__all__ = ["image_shape"]

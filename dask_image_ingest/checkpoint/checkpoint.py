@@ -16,8 +16,6 @@ from dask_image_ingest.errors import ArgumentError
 from dask_image_ingest.image_frame import ImageDataFrame
 from dask_image_ingest.storage import CHECKPOINT_ADVICE, open_output
 
-__all__ = ["checkpoint"]
-
 
 def checkpoint(
     frame: dd.DataFrame,

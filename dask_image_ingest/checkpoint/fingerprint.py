@@ -26,8 +26,6 @@ from dask_image_ingest.export import operation_name
 from dask_image_ingest.storage import Shard
 from dask_image_ingest.user_functions import stable_token
 
-__all__ = ["FingerprintedQuery", "QueryStep", "fingerprint_query"]
-
 # Operands that don't change results: who may read, and what dask calls the tasks.
 _BESIDE = {"storage_options", "token"}
 _EMPTY_FRAMES = {"meta", "parent_meta"}

@@ -19,8 +19,6 @@ from dask_image_ingest.errors import ArgumentError
 from dask_image_ingest.export import operation_name
 from dask_image_ingest.storage import Shard
 
-__all__ = ["shards_of", "splits_of", "with_splits"]
-
 # The ways in which dask makes a task of a partition of each operand, and of nothing else.
 _BY_PARTITION = {kind._task for kind in (dx.Blockwise, dx.MapPartitions, dx.Apply, dx.Index)}
 

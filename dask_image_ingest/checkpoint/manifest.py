@@ -16,8 +16,6 @@ from dask_image_ingest.checkpoint.fingerprint import FingerprintedQuery
 from dask_image_ingest.errors import ExportError
 from dask_image_ingest.storage import OutputStore
 
-__all__ = ["PARTITIONS_FILE", "QUERY_FILE", "Manifest", "PartitionFile", "read_manifest"]
-
 #: What is done to each partition; and how many rows and bytes each has, when all are there.
 QUERY_FILE, PARTITIONS_FILE = "_checkpoint.json", "_parts.json"
 

@@ -14,8 +14,6 @@ from dataclasses import dataclass
 
 from dask_image_ingest.storage import Shard
 
-__all__ = ["VersionedSplit", "choose_splits", "digest_of", "is_part", "part_name", "shard_of"]
-
 _NAME = re.compile(r"([0-9a-f]{32})-(\d{5,})-of-(\d{5,})\.parquet")
 
 

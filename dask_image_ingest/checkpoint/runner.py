@@ -45,8 +45,6 @@ from dask_image_ingest.storage import (
     refuse_other_run,
 )
 
-__all__ = ["run_checkpoint"]
-
 logger = logging.getLogger("dask_image_ingest")
 
 

@@ -17,8 +17,6 @@ from dask_image_ingest.errors import ExportError
 from dask_image_ingest.frames import backend_of, index_columns
 from dask_image_ingest.storage import OutputStore, Shard
 
-__all__ = ["ReadStored", "StoredFrame", "read_part"]
-
 
 @dataclass(frozen=True, eq=False)
 class StoredFrame:

@@ -19,8 +19,6 @@ from dask_image_ingest.passwords import without_passwords
 from dask_image_ingest.progress_bar import progress
 from dask_image_ingest.report import number, printable_text
 
-__all__ = ["duplicates", "quality"]
-
 # Rows that are named in a text; JSON names all.
 _NAMED = 20
 _WORST = 3

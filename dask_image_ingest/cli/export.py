@@ -26,8 +26,6 @@ from dask_image_ingest.progress_bar import progress
 from dask_image_ingest.storage import find_shards, open_shard
 from dask_image_ingest.tar import index_tar
 
-__all__ = ["add_export", "export_command"]
-
 _NO_PIXELS = ["image", "error"]
 
 

@@ -24,8 +24,6 @@ from dask_image_ingest.errors import (
 from dask_image_ingest.export import RefusedRowsError
 from dask_image_ingest.listing_progress import showing_listings
 
-__all__ = ["main"]
-
 # A full disk, or a quota.
 _NO_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 

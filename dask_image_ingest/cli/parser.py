@@ -12,8 +12,6 @@ from dask_image_ingest.cli.verbs import check, describe, gallery, head, index
 from dask_image_ingest.decode import Mode
 from dask_image_ingest.tar import IMAGE_EXTENSIONS
 
-__all__ = ["make_parser"]
-
 
 def make_parser() -> argparse.ArgumentParser:
     """The parser, which leaves the function of the chosen verb in ``verb``."""

@@ -33,18 +33,6 @@ from dask_image_ingest.storage import find_shards
 from dask_image_ingest.view import first_rows
 from dask_image_ingest.view import gallery as write_gallery
 
-__all__ = [
-    "BAD_DATA",
-    "FINE",
-    "INTERRUPTED",
-    "WRONG_ARGUMENTS",
-    "check",
-    "describe",
-    "gallery",
-    "head",
-    "index",
-]
-
 _NEEDS_DECODING = ["image", "error"]
 
 

@@ -19,8 +19,6 @@ from dask_image_ingest.arguments import shown
 from dask_image_ingest.dataset import MIRRORED, NEGATED, Filters, Predicate, both, either
 from dask_image_ingest.errors import ArgumentError
 
-__all__ = ["json_fields_of", "parse_where"]
-
 _OPERATORS: dict[type[ast.cmpop], str] = {
     ast.Eq: "==",
     ast.NotEq: "!=",

@@ -63,6 +63,3 @@ def _check_size(name: str, value: Any) -> None:
         number = -1
     if isinstance(value, bool) or not 0 <= number < math.inf:
         raise ArgumentError(f"{name}={value!r}; pass bytes, such as '20 GB', or a share below 1")
-
-
-__all__ = ["check_arguments", "check_names"]

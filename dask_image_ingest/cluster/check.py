@@ -25,8 +25,6 @@ from dask_image_ingest.cluster.environment import Portable, environment
 from dask_image_ingest.decode import CrashJournal
 from dask_image_ingest.errors import ClusterError
 
-__all__ = ["check", "install"]
-
 PACKAGE = "dask-image-ingest"
 SCHEDULER = "the scheduler"
 

@@ -10,8 +10,6 @@ from typing import Any
 
 import cloudpickle
 
-__all__ = ["Portable", "environment"]
-
 
 def environment() -> dict[str, Any]:
     """The host and its cores, and versions of Python and packages; None for what is not there.

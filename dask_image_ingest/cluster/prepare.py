@@ -21,8 +21,6 @@ from dask_image_ingest.errors import ArgumentError, DaskImageIngestError
 from dask_image_ingest.frames import gpus
 from dask_image_ingest.storage import find_shards
 
-__all__ = ["dask_setup", "dask_teardown", "prepare", "prepare_workers"]
-
 _CONFIG = "image-ingest"
 
 # Of which other versions on a worker give other answers or none.

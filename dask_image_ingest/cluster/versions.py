@@ -6,8 +6,6 @@ import platform
 
 from dask_image_ingest.cluster.environment import environment
 
-__all__ = ["Versions", "versions"]
-
 
 class Versions(dict[str, str | None]):
     """Versions by name, shown one a line; None for what is not installed."""

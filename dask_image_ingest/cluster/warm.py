@@ -19,8 +19,6 @@ from PIL import Image
 from dask_image_ingest.decode import Decoding, decode_one
 from dask_image_ingest.errors import MissingDependencyError
 
-__all__ = ["end_warm_up", "warm_up"]
-
 _warming: list[threading.Thread] = []
 
 _STARTING = (Status.created, Status.init, Status.starting)

@@ -30,8 +30,6 @@ from dask_image_ingest.errors import ArgumentError
 from dask_image_ingest.frames import backend_of
 from dask_image_ingest.storage import with_permission
 
-__all__ = ["decode_frame", "decode_images"]
-
 # Of Dask, pandas or cuDF.
 Frame = TypeVar("Frame", bound=Any)
 

@@ -21,8 +21,6 @@ from dask_image_ingest.arguments import is_utf8, shown
 from dask_image_ingest.errors import ArgumentError
 from dask_image_ingest.frames import IMAGE
 
-__all__ = ["COMPARISONS", "compare", "incomparable", "is_in", "limits", "plain"]
-
 COMPARISONS: dict[str, Callable[..., Any]] = {
     "==": pc.equal,
     "!=": pc.not_equal,

@@ -12,8 +12,6 @@ from dask_image_ingest.errors import ArgumentError
 from dask_image_ingest.frames import Backend, BackendName, get_backend
 from dask_image_ingest.tar import LARGEST_VALUE, MAX_MEMBER_BYTES
 
-__all__ = ["ErrorPolicy", "ReadOptions", "ShardErrorPolicy", "parse_max_member_bytes"]
-
 ErrorPolicy: TypeAlias = Literal["null", "raise", "drop"]
 ShardErrorPolicy: TypeAlias = Literal["raise", "skip"]
 

@@ -54,8 +54,6 @@ from dask_image_ingest.index import find_indexes, parse_index
 from dask_image_ingest.storage import Listings, Shard, find_shards, with_permission
 from dask_image_ingest.tar import IMAGE_EXTENSIONS, MAX_MEMBER_BYTES
 
-__all__ = ["NO_GPU_HERE", "read_webdataset_images", "refuse_decoding"]
-
 #: The warning of a read that is made for workers with GPUs.
 NO_GPU_HERE = (
     "this process has no GPU: the collection is made for workers that have one. Columns can be "

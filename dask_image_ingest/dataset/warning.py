@@ -9,15 +9,6 @@ from dask_image_ingest.index import IndexFile
 from dask_image_ingest.passwords import without_passwords
 from dask_image_ingest.tar import Damage
 
-__all__ = [
-    "logger",
-    "warn_of_damage",
-    "warn_of_late_members",
-    "warn_of_skipped",
-    "warn_of_unusable",
-    "warn_user",
-]
-
 logger = logging.getLogger("dask_image_ingest")
 
 # Members that came late and were warned about: once in a process, not once for each shard.

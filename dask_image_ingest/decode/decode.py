@@ -22,8 +22,6 @@ from dask_image_ingest.decode.resources import decode_pool
 from dask_image_ingest.decode.scaled_jpeg import ScaledDecoder, any_reduced
 from dask_image_ingest.progress_bar import count_images
 
-__all__ = ["decode"]
-
 
 def decode(
     headers: Sequence[Header],

@@ -2,8 +2,6 @@
 
 from typing import Literal
 
-__all__ = ["CHANNELS", "Mode"]
-
 #: Colour, colour and alpha, grey, the number of a class, or values as they are stored.
 Mode = Literal["RGB", "RGBA", "L", "labels", "raw"]
 

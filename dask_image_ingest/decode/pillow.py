@@ -55,8 +55,6 @@ from dask_image_ingest.decode.formats import (
 from dask_image_ingest.decode.mode import Mode
 from dask_image_ingest.storage import LazyBytes
 
-__all__ = ["decode_with_pillow", "upright"]
-
 
 def upright(stored: np.ndarray, orientation: int) -> np.ndarray:
     """Apply an EXIF orientation, 1 to 8, to an array (height, width, channels): a view."""

@@ -21,8 +21,6 @@ from cykooz_resizer import (
     Resizer,
 )
 
-__all__ = ["Extent", "Fit", "ResizedImage", "fit"]
-
 
 class Fit(NamedTuple):
     """Geometry of a resize: the scaled image and the part of it that is kept.

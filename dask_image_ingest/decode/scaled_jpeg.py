@@ -24,8 +24,6 @@ from dask_image_ingest.decode.resize import Extent, ResizedImage, fit
 from dask_image_ingest.decode.resources import decode_pool
 from dask_image_ingest.errors import MissingDependencyError
 
-__all__ = ["ScaledDecoder", "any_reduced", "reduction", "require_simplejpeg"]
-
 # Of the scales that libjpeg-turbo has, those that cost less than a whole picture does.
 _FACTORS = (8, 4, 2)
 

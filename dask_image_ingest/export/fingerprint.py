@@ -18,8 +18,6 @@ from dask_image_ingest.dataset import Dataset, KeepsResults
 from dask_image_ingest.errors import FunctionError
 from dask_image_ingest.user_functions import stable_token
 
-__all__ = ["frame_fingerprint"]
-
 
 def frame_fingerprint(frame: Any, columns: Sequence[str], *more: Any) -> str | None:
     """A token of some columns of a frame, and of whatever else decides what becomes of it.

@@ -20,14 +20,6 @@ from dask_image_ingest.errors import ArgumentError
 from dask_image_ingest.ops import MapBatches
 from dask_image_ingest.storage import Shard, is_pipe, local_path
 
-__all__ = [
-    "operation_name",
-    "pixel_operations",
-    "shards_read",
-    "source_options_of",
-    "stored_members",
-]
-
 
 def shards_read(frame: Any) -> set[str]:
     """The URLs of all shards that a lazy frame reads, those of which it keeps no row included.

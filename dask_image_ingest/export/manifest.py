@@ -17,16 +17,6 @@ from dask_image_ingest.export.plan.shard_plan import ShardPlan
 from dask_image_ingest.export.write.shard import done_name, has_recorded_sizes
 from dask_image_ingest.storage import OutputStore, identities
 
-__all__ = [
-    "FORMAT",
-    "PreviousExport",
-    "describe_plan",
-    "find_previous",
-    "refuse_foreign",
-    "refuse_sources",
-    "result_frame",
-]
-
 #: Of plans and manifests.
 FORMAT = 1
 

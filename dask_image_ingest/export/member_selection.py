@@ -15,16 +15,6 @@ from dask_image_ingest.dataset import image_member
 from dask_image_ingest.export.options import Options
 from dask_image_ingest.tar import IMAGE_EXTENSIONS, Sample, ShardIndex
 
-__all__ = [
-    "COLUMN",
-    "EXPANDED",
-    "SOURCE",
-    "Row",
-    "select_members",
-    "select_stored",
-    "tabulated",
-]
-
 #: Where a member's bytes are: in the source shard, in the file of expanded members, in a column.
 SOURCE, EXPANDED, COLUMN = range(3)
 

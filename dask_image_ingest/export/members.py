@@ -20,8 +20,6 @@ import pyarrow as pa
 from dask_image_ingest.errors import ArgumentError
 from dask_image_ingest.tar import IMAGE_EXTENSIONS
 
-__all__ = ["Made", "Members", "make_members", "member_bytes"]
-
 # How pixels are encoded, by the last part of a member's extension.
 _FORMATS = {"jpg": "jpeg", "jpeg": "jpeg", "png": "png", "webp": "webp"}
 

@@ -12,20 +12,6 @@ from dask_image_ingest.errors import ArgumentError
 from dask_image_ingest.export.members import Members
 from dask_image_ingest.storage import STAGING, OutputStore
 
-__all__ = [
-    "LEFT_OUT",
-    "MANIFEST",
-    "PLAN",
-    "Encode",
-    "ExportContext",
-    "Jpeg",
-    "Options",
-    "describe_jpeg",
-    "file_names",
-    "make_jpeg",
-    "staged_name",
-]
-
 #: Written first: what will be there. And last: what is there.
 PLAN, MANIFEST = "_plan.json", "_manifest.json"
 

@@ -50,8 +50,6 @@ from dask_image_ingest.storage import (
     refuse_other_run,
 )
 
-__all__ = ["export"]
-
 # What is known of an export besides its plan, for whoever goes on.
 _FACTS = f"{STAGING}/facts.json"
 _LEFT_OUT = f"{STAGING}/left_out.parquet"

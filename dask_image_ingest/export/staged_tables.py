@@ -11,8 +11,6 @@ import pyarrow as pa
 
 from dask_image_ingest.storage import OutputStore
 
-__all__ = ["from_bytes", "read_batch", "take_rows", "to_bytes", "write_batches"]
-
 _COMPRESSED = pa.ipc.IpcWriteOptions(compression="zstd")
 
 

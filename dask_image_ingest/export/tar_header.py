@@ -13,8 +13,6 @@ from itertools import compress
 
 import numpy as np
 
-__all__ = ["BLOCK", "Chunk", "header_sizes", "headers", "padding", "room_for_members", "tar_size"]
-
 BLOCK = tarfile.BLOCKSIZE
 
 # Two blocks of zeros end an archive, and zeros up to a whole record, as in those of GNU tar.

@@ -27,8 +27,6 @@ from dask_image_ingest.errors import ArgumentError
 from dask_image_ingest.export.lineage import source_options_of
 from dask_image_ingest.frames import backend_of, pandas_type
 
-__all__ = ["to_parquet_images"]
-
 # ``datasets.Image().pa_type``: a schema with any other is not taken for images.
 _ENCODED = pa.struct([pa.field("bytes", pa.binary()), pa.field("path", pa.string())])
 

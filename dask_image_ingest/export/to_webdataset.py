@@ -25,8 +25,6 @@ from dask_image_ingest.storage import (
     open_output,
 )
 
-__all__ = ["to_webdataset"]
-
 
 def to_webdataset(
     frame: Any,

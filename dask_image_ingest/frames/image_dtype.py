@@ -19,8 +19,6 @@ from dask_image_ingest.decode import VALUE_TYPES, Pixels, from_bytes, pixels_of
 from dask_image_ingest.errors import OperandError
 from dask_image_ingest.frames.nested_dtype import NestedArray, arrow_of
 
-__all__ = ["IMAGE", "DecodedImage", "as_images", "as_pixels", "holds_images"]
-
 #: Decoded pixels of one row: row-major ``height x width x channels``, with its own shape, so that a
 #: row keeps its meaning through any filter, merge, shuffle or file. Arrow moves bytes in one piece,
 #: and lists of bytes one by one. A value of one byte is uint8, of two uint16, of four float32, in

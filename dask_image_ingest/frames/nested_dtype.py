@@ -21,8 +21,6 @@ from dask.dataframe.extensions import make_array_nonempty
 from dask_image_ingest.errors import ArgumentError, OperandError
 from dask_image_ingest.frames.type_names import named_type, type_name
 
-__all__ = ["NestedArray", "NestedDtype", "arrow_of", "list_values", "nested_dtype"]
-
 _ArrowArray: TypeAlias = pa.Array | pa.ChunkedArray
 
 

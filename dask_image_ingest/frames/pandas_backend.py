@@ -30,8 +30,6 @@ from dask_image_ingest.frames.pixel_pool import pixel_memory
 from dask_image_ingest.frames.reference_dtype import REFERENCE, ReferenceDtype, is_reference_dtype
 from dask_image_ingest.frames.type_names import is_list, is_text
 
-__all__ = ["assigned", "index_columns", "to_frame"]
-
 
 def assigned(frame: Any, columns: Mapping[Any, Any]) -> Any:
     """``frame`` with these columns, as ``assign`` gives it, which takes only names of strings."""

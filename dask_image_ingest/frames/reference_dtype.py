@@ -14,17 +14,6 @@ from dask_image_ingest.errors import OperandError
 from dask_image_ingest.frames.cudf.column_types import bytes_of
 from dask_image_ingest.frames.nested_dtype import NestedArray, arrow_of
 
-__all__ = [
-    "REFERENCE",
-    "ImageReference",
-    "ReferenceArray",
-    "ReferenceDtype",
-    "as_references",
-    "holds_references",
-    "is_reference_dtype",
-    "reference_array",
-]
-
 #: Which sample of which version of a shard an image belongs to, where its encoded bytes lie, or
 #: these bytes themselves. A null is a row without a sample, as an outer merge makes them.
 REFERENCE = pa.struct(

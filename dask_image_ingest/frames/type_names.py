@@ -9,8 +9,6 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-__all__ = ["is_list", "is_text", "named_type", "parse_type", "type_name"]
-
 _PYTHON_TYPES = {
     str: pa.string(),
     int: pa.int64(),

@@ -28,8 +28,6 @@ from dask_image_ingest.tar import (
     read_member,
 )
 
-__all__ = ["parquet_bytes", "shard_table"]
-
 _IMAGES = frozenset(IMAGE_EXTENSIONS.split(";"))
 _CONTENTS = TEXTS | INTEGERS
 

@@ -24,8 +24,6 @@ from dask_image_ingest.storage import (
     names_in,
 )
 
-__all__ = ["IndexFile", "find_indexes", "index_place", "parse_index", "refuse_unindexed"]
-
 
 @dataclass(frozen=True, slots=True, repr=False)
 class IndexFile(UrlHolder):

@@ -25,8 +25,6 @@ from dask_image_ingest.index.stored_index import (
 from dask_image_ingest.storage import ByteReader, ReaderFile, Shard, open_shard
 from dask_image_ingest.tar import FIELDS, SPAN_FIELDS
 
-__all__ = ["UnusableIndexError", "open_stored", "unknown_version", "why_broken"]
-
 
 def why_broken(file: parquet.ParquetFile, facts: ShardFacts) -> str | None:
     """Reason why an index is broken; None if it is valid."""

@@ -19,17 +19,6 @@ import pyarrow as pa
 from dask_image_ingest.storage import ByteReader
 from dask_image_ingest.tar import SPAN_FIELDS, Damage, Places, ShardIndex, Span, SparseMember
 
-__all__ = [
-    "FORMAT",
-    "KEY",
-    "METADATA",
-    "IndexedReader",
-    "ShardFacts",
-    "StoredIndex",
-    "UnusableIndexError",
-    "broken",
-]
-
 
 class IndexedReader(ByteReader):
     """Reader that takes small members from the index of a shard, and the rest from the shard."""

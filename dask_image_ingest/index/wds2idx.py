@@ -9,8 +9,6 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable
 
-__all__ = ["wds2idx_text"]
-
 _BLANK = re.compile(r"[ \t\n\v\f\r]")
 
 

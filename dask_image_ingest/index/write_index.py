@@ -30,8 +30,6 @@ from dask_image_ingest.storage import (
 )
 from dask_image_ingest.tar import Damage, index_tar
 
-__all__ = ["write_index"]
-
 
 def write_index(
     paths: str | os.PathLike[str] | Sequence[str | os.PathLike[str]],

@@ -14,8 +14,6 @@ from dask_image_ingest.errors import ArgumentError, MissingDependencyError
 from dask_image_ingest.frames import Backend, joined
 from dask_image_ingest.loader.order import Size
 
-__all__ = ["FORMATS", "Convert", "Format", "Normalize", "batch_of", "converter", "parse_normalize"]
-
 Format = Literal["numpy", "cupy", "torch"]
 FORMATS = ("numpy", "cupy", "torch")
 

@@ -29,8 +29,6 @@ from dask_image_ingest.loader.batch_format import (
 from dask_image_ingest.loader.order import Buffer, Order, Position, Shuffle, Size, parse_start
 from dask_image_ingest.loader.source import Source
 
-__all__ = ["Batches", "ReadAhead", "portions"]
-
 
 class Batches:
     """An iterator of batches with a position; its arguments are those of ``iter_batches``.

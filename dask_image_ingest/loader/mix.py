@@ -12,8 +12,6 @@ from dask_image_ingest.dask_internals import FrameBase
 from dask_image_ingest.errors import ArgumentError
 from dask_image_ingest.loader.iter_batches import Batches
 
-__all__ = ["MixedBatches", "mix"]
-
 # What iter_batches takes and is said of each frame, or of the mixture.
 _OPTIONS = ("format", "columns", "shuffle", "shuffle_buffer", "prefetch", "shard", "normalize")
 

@@ -216,6 +216,3 @@ def parse_start(start: Any, end: Position) -> int | Position:
             "is of another frame, shuffle= or shard="
         )
     return position
-
-
-__all__ = ["Buffer", "Order", "Position", "Shuffle", "Size", "parse_start"]

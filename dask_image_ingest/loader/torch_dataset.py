@@ -210,6 +210,3 @@ def _share_cores() -> None:
     worker = get_worker_info()
     if worker is not None and not dask.config.get(_THREADS, None):
         dask.config.set({_THREADS: max(1, CPU_COUNT // worker.num_workers)})
-
-
-__all__ = ["TorchDataset", "WholeBatch", "make_dataloader"]

@@ -54,6 +54,3 @@ def torch_worker(shard: tuple[int, int]) -> tuple[int, int]:
         return shard
     rank, world = shard
     return rank * worker.num_workers + worker.id, world * worker.num_workers
-
-
-__all__ = ["parse_shard", "torch_rank", "torch_worker"]

@@ -14,8 +14,6 @@ from dask_image_ingest.errors import ArgumentError, FunctionError
 from dask_image_ingest.frames import backend_of
 from dask_image_ingest.user_functions import code_digests, refuse_other_code, token_of
 
-__all__ = ["models"]
-
 
 @dataclass(frozen=True, eq=False)
 class BatchFunction:

@@ -12,8 +12,6 @@ import pyarrow as pa
 from dask_image_ingest.errors import ArgumentError
 from dask_image_ingest.frames import Backend, backend_of, is_list
 
-__all__ = ["InputColumn", "input_columns", "rows_with_images"]
-
 
 @dataclass(frozen=True)
 class InputColumn:

@@ -24,8 +24,6 @@ from dask_image_ingest.ops.outputs import (
     with_image_column,
 )
 
-__all__ = ["BatchMap", "MapBatches", "make_batch_map"]
-
 
 class MapBatches(AppendsColumns, PreservesRows):
     """``map_batches`` of a lazy frame; columns and filters that need no outputs go below it."""

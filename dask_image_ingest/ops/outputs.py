@@ -17,17 +17,6 @@ from dask_image_ingest.decode import VALUE_TYPES, pixels_of
 from dask_image_ingest.errors import ArgumentError
 from dask_image_ingest.frames import IMAGE, Backend, NewColumn, is_text, parse_type
 
-__all__ = [
-    "checked_images",
-    "checked_values",
-    "first_lossy",
-    "given_array",
-    "given_exactly",
-    "output_column",
-    "output_type",
-    "with_image_column",
-]
-
 
 def output_type(name: str, given: Any) -> pa.DataType:
     """The Arrow type of an output: a number, a string, bytes, a list of numbers, or an image.

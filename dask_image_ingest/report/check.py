@@ -16,8 +16,6 @@ from dask_image_ingest.report.hardware import hardware_in_words, hardware_summar
 from dask_image_ingest.report.shard_rows import OPTIONS, open_rows, other_images, others_in_words
 from dask_image_ingest.tar import ShardIndex
 
-__all__ = ["Bad", "ShardHealth", "check_shard", "in_total", "in_words"]
-
 # Keys that are named of those that share a problem.
 _NAMED = 3
 

@@ -16,8 +16,6 @@ from dask_image_ingest.report.hardware import hardware_in_words, hardware_summar
 from dask_image_ingest.report.shard_rows import OPTIONS, open_rows, other_images, others_in_words
 from dask_image_ingest.report.text import common_folder, listing, number
 
-__all__ = ["Described", "describe_shard", "describe_text", "is_bad", "summarize"]
-
 
 @dataclass(frozen=True)
 class Described:

@@ -7,8 +7,6 @@ from typing import Any
 from dask_image_ingest.dataset import SampleRows
 from dask_image_ingest.decode import read_jpeg_frame
 
-__all__ = ["hardware_in_words", "hardware_summary", "not_in_hardware"]
-
 
 def not_in_hardware(rows: SampleRows) -> list[str | None]:
     """For each row, why a hardware decoder does not take its image; None if one does.

@@ -19,8 +19,6 @@ from dask_image_ingest.report.text import listing
 from dask_image_ingest.storage import open_shard
 from dask_image_ingest.tar import IMAGE_EXTENSIONS, ShardIndex, index_tar
 
-__all__ = ["OPTIONS", "open_rows", "options_of", "other_images", "others_in_words"]
-
 
 def options_of(image: str = IMAGE_EXTENSIONS, mode: Mode = "RGB") -> ReadOptions:
     """Options of ``read_webdataset_images``, of which two are chosen.

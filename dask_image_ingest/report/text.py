@@ -13,8 +13,6 @@ from dask.utils import format_bytes
 
 from dask_image_ingest.decode import printable
 
-__all__ = ["common_folder", "head_text", "index_text", "listing", "number", "printable_text"]
-
 
 def head_text(rows: pd.DataFrame) -> str:
     """Rows as a table that fits the terminal, without the folder that their shards share."""

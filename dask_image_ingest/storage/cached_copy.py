@@ -23,8 +23,6 @@ from dask_image_ingest.storage.fsspec_compat import file_system, translate_error
 from dask_image_ingest.storage.remote import open_remote
 from dask_image_ingest.storage.shard import local_path
 
-__all__ = ["cached_copy"]
-
 _WHOLE_FILES = ("filecache", "simplecache")
 
 _PIECE = 4 << 20

@@ -17,8 +17,6 @@ from dask_image_ingest.errors import ShardError
 from dask_image_ingest.storage.disk_cache import SpillFile
 from dask_image_ingest.storage.reader import ByteReader, MemoryReader
 
-__all__ = ["decompressed"]
-
 # In bytes: what of a decompressed shard is held in memory.
 _IN_MEMORY = 256 << 20
 

@@ -8,8 +8,6 @@ from typing import Any
 
 import dask
 
-__all__ = ["SpillFile"]
-
 
 class SpillFile:
     """A temporary file without a name, made when it is first written to."""

@@ -19,8 +19,6 @@ from dask_image_ingest.storage.pipe import without_permission
 from dask_image_ingest.storage.settings import Settings, settings
 from dask_image_ingest.storage.shard import local_path
 
-__all__ = ["FileSystem", "file_system", "keeps_copies", "uncached", "with_timeouts"]
-
 
 def with_timeouts(url: str, options: dict[str, Any]) -> dict[str, Any]:
     """The options of the file systems of a URL, with timeouts where they name none."""

@@ -27,8 +27,6 @@ from dask_image_ingest.storage.pipe import is_pipe, refuse_pipes
 from dask_image_ingest.storage.remote_listing import exists_remote, find_remote
 from dask_image_ingest.storage.shard import Shard, local_path
 
-__all__ = ["common_root", "find_local", "find_local_file", "find_matches", "find_shards"]
-
 _ANY_DEPTH = "**"
 
 

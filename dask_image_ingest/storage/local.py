@@ -13,8 +13,6 @@ from dask_image_ingest.storage.reader import ByteReader, Memory
 from dask_image_ingest.storage.remote.fetch import request_threads
 from dask_image_ingest.storage.shard import Shard
 
-__all__ = ["LocalReader", "ReadAhead", "refuse_special"]
-
 # Bytes that are read by one call: enough that calls cost nothing, few enough to begin at once.
 _PIECE = 8 << 20
 _THREADS = 2

@@ -15,8 +15,6 @@ from dask_image_ingest.storage.reader import ByteReader, Memory, MemoryReader
 from dask_image_ingest.storage.remote import open_remote
 from dask_image_ingest.storage.shard import Shard, changed, local_path
 
-__all__ = ["LazyReader", "open_late", "open_shard"]
-
 
 @contextmanager
 def open_shard(

@@ -12,18 +12,6 @@ from dask_image_ingest.arguments import shown
 from dask_image_ingest.errors import ArgumentError
 from dask_image_ingest.storage.shard import is_web
 
-__all__ = [
-    "HIDDEN",
-    "INDEX_SUFFIX",
-    "SHARDS",
-    "FileKind",
-    "expand_braces",
-    "glob_root",
-    "has_random_access",
-    "is_glob",
-    "without_suffix",
-]
-
 # Several times the shards of the largest collections there are.
 _MOST_PATHS = 10_000_000
 

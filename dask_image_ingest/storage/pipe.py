@@ -12,8 +12,6 @@ from typing import Any
 from dask_image_ingest.arguments import check_flag
 from dask_image_ingest.errors import ArgumentError, ShardError
 
-__all__ = ["is_pipe", "refuse_pipes", "run_pipe", "with_permission", "without_permission"]
-
 # The storage option that allows commands: it goes wherever shards are read.
 _ALLOWED = "allow_pipes"
 

@@ -8,8 +8,6 @@ from typing import Any, ClassVar, Protocol, TypeAlias
 
 from dask_image_ingest.storage.shard import Shard
 
-__all__ = ["ByteReader", "LazyBytes", "Memory", "MemoryReader", "ReaderFile", "as_reader"]
-
 #: Start and stop.
 Range: TypeAlias = tuple[int, int]
 

@@ -11,16 +11,6 @@ from dask_image_ingest.storage.patterns import SHARDS, FileKind, glob_root, is_g
 from dask_image_ingest.storage.remote import call_fsspec, version_of
 from dask_image_ingest.storage.shard import Shard, is_web, split_url
 
-__all__ = [
-    "WORTH_A_LISTING",
-    "Listings",
-    "exists_remote",
-    "find_files",
-    "find_remote",
-    "list_existing",
-    "list_folder",
-]
-
 #: A folder is listed if at least this many of its shards are wanted: it may hold millions more.
 WORTH_A_LISTING = 8
 

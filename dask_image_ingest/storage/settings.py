@@ -10,8 +10,6 @@ from dask.utils import parse_bytes, parse_timedelta
 
 from dask_image_ingest.errors import ArgumentError
 
-__all__ = ["Settings", "settings"]
-
 
 @dataclass(frozen=True, slots=True)
 class Settings:

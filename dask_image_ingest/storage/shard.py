@@ -12,15 +12,6 @@ from fsspec.registry import known_implementations
 from dask_image_ingest.errors import ArgumentError, ShardError
 from dask_image_ingest.passwords import UrlHolder
 
-__all__ = [
-    "Shard",
-    "changed",
-    "identities",
-    "is_web",
-    "local_path",
-    "split_url",
-]
-
 
 def local_path(url: str) -> str | None:
     """Give the path of a local shard, None if it is a remote one."""

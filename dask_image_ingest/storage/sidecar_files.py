@@ -25,8 +25,6 @@ from dask_image_ingest.storage.remote_listing import (
 )
 from dask_image_ingest.storage.shard import Shard, local_path, split_url
 
-__all__ = ["find_beside", "folder_names", "folder_of", "inside", "names_in"]
-
 logger = logging.getLogger("dask_image_ingest")
 
 

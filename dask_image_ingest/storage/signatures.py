@@ -5,8 +5,6 @@ from __future__ import annotations
 import re
 from typing import Final
 
-__all__ = ["SIGNATURE_BYTES", "describe_bytes", "image_format"]
-
 #: How many bytes `image_format` and `describe_bytes` need at most.
 SIGNATURE_BYTES: Final = 64
 

@@ -9,19 +9,6 @@ from dask_image_ingest.errors import ShardError
 from dask_image_ingest.storage import LazyBytes, MemoryReader
 from dask_image_ingest.tar.shard_index import ShardIndex, Span
 
-__all__ = [
-    "HEAD",
-    "IMAGE_EXTENSIONS",
-    "INTEGERS",
-    "LARGEST_VALUE",
-    "MAX_MEMBER_BYTES",
-    "TEXTS",
-    "duplicate_error",
-    "open_member",
-    "read_member",
-    "too_large_error",
-]
-
 #: Those taken for the image, in order of preference.
 IMAGE_EXTENSIONS = (
     "jpg;jpeg;png;webp;jfif;gif;bmp;tif;tiff;avif;heic;heif;jp2;j2k;ppm;pgm;pbm;pnm;ico;img"

@@ -13,8 +13,6 @@ import numpy as np
 from dask_image_ingest.tar.scan import Member
 from dask_image_ingest.tar.shard_index import Places
 
-__all__ = ["Grouped", "group"]
-
 # A member by its key, its extension, its offset and its size.
 _Named = tuple[str, str, int, int]
 

@@ -11,19 +11,6 @@ import numpy as np
 from dask_image_ingest.errors import ShardError
 from dask_image_ingest.storage import ByteReader, ReaderFile, describe_bytes
 
-__all__ = [
-    "BLOCK",
-    "UNREADABLE",
-    "Library",
-    "SparseMember",
-    "checksum_holds",
-    "describe",
-    "first_bad_checksum",
-    "not_a_header",
-    "refuse_no_tar",
-    "sparse_member",
-]
-
 BLOCK = 512
 
 

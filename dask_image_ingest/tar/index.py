@@ -11,8 +11,6 @@ from dask_image_ingest.tar.headers import BLOCK, checksum_holds
 from dask_image_ingest.tar.scan import Damage, Member, TarScan, plain_name
 from dask_image_ingest.tar.shard_index import ShardIndex
 
-__all__ = ["index_head", "index_tar"]
-
 
 def index_tar(content: LazyBytes, url: str = "the shard") -> ShardIndex:
     r"""Find the samples of a shard by reading its tar headers.

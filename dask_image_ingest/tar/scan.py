@@ -25,8 +25,6 @@ from dask_image_ingest.tar.headers import (
     sparse_member,
 )
 
-__all__ = ["Damage", "Member", "TarScan", "plain_name"]
-
 # Name, offset and size. Plain tuples, since there are millions.
 Member = tuple[str, int, int]
 

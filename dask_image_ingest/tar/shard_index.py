@@ -14,8 +14,6 @@ import pyarrow.compute as pc
 from dask_image_ingest.tar.headers import SparseMember
 from dask_image_ingest.tar.scan import Damage
 
-__all__ = ["FIELDS", "SPAN_FIELDS", "Places", "Sample", "ShardIndex", "Span"]
-
 #: Of every kind of member.
 SPAN_FIELDS = {"offset": pa.int64(), "size": pa.int64()}
 

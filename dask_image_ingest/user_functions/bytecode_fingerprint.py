@@ -9,8 +9,6 @@ from itertools import zip_longest
 from types import CodeType
 from typing import Any
 
-__all__ = ["bytecode_fingerprint", "names_in", "names_set"]
-
 # Each task asks anew whether it has the code of its query. Equal code objects do the same.
 _cached = functools.lru_cache(2000)
 

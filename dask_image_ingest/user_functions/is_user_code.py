@@ -10,8 +10,6 @@ from pathlib import Path
 from types import FunctionType, ModuleType
 from typing import Any
 
-__all__ = ["is_user_code"]
-
 
 def is_user_code(value: Any) -> bool:
     """True if a function, class or module is the user's own, not an installed package's."""

@@ -33,8 +33,6 @@ from dask_image_ingest.user_functions.bytecode_fingerprint import (
 )
 from dask_image_ingest.user_functions.is_user_code import is_user_code
 
-__all__ = ["code_digests", "refuse_other_code", "stable_token", "token_of"]
-
 _CONSTANTS = (type(None), bool, int, float, complex, str, type(...), range, re.Pattern)
 
 _CONTAINERS = (list, tuple, set, frozenset, dict)

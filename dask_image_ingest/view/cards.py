@@ -9,8 +9,6 @@ from os import PathLike
 
 from dask_image_ingest.view.page import STYLE, page, write_page
 
-__all__ = ["Card", "Thumbnails"]
-
 # Characters of a text that are always visible; a click shows the rest of a longer one.
 _FOLDED = 90
 

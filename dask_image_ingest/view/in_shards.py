@@ -23,8 +23,6 @@ from dask_image_ingest.dataset import (
 from dask_image_ingest.decode import MAX_PIXELS, Decoding, make_decoding
 from dask_image_ingest.frames import backend_of, pandas_type
 
-__all__ = ["PLACE", "InShards", "image_columns", "in_shards"]
-
 # What a read or a late decode finds an image by: one that no place tells, by its key.
 PLACE = (*POINTER, "__key__")
 

@@ -8,8 +8,6 @@ import numpy as np
 
 from dask_image_ingest.errors import ArgumentError
 
-__all__ = ["with_labels"]
-
 
 def with_labels(image: np.ndarray, labels: np.ndarray) -> np.ndarray:
     """An image half in the colours of a mask; where the label is 0, as it is.

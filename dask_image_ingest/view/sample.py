@@ -10,8 +10,6 @@ from dask.dataframe.dispatch import concat
 
 from dask_image_ingest.dask_internals import FrameBase
 
-__all__ = ["first_rows", "spread_rows"]
-
 # Partitions that spread_rows takes rows from, at most.
 _SPREAD = 25
 

@@ -25,8 +25,6 @@ from dask_image_ingest.view.in_shards import image_columns, in_shards
 from dask_image_ingest.view.labels import with_labels
 from dask_image_ingest.view.sample import first_rows, spread_rows
 
-__all__ = ["make_thumbnails"]
-
 _FACTS = ("format", "height", "width", "nbytes")
 
 

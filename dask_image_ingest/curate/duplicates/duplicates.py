@@ -24,8 +24,6 @@ from dask_image_ingest.curate.pixels.fingerprints import KINDS, Kind, Variant, c
 from dask_image_ingest.dask_internals import FrameBase
 from dask_image_ingest.errors import ArgumentError
 
-__all__ = ["columns_of_groups", "duplicates", "overlaps"]
-
 # ThreatExchange's own limit for a match; the search by bands finds nine of ten there.
 _FARTHEST = 31
 

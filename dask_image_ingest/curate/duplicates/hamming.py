@@ -13,8 +13,6 @@ from typing import Any
 
 import numpy as np
 
-__all__ = ["equal_to_first", "near_to_first", "nearest"]
-
 _BANDS = 16
 _VALUES = 1 << 16
 

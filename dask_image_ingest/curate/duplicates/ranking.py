@@ -24,16 +24,6 @@ from dask_image_ingest.dask_internals import FrameBase
 from dask_image_ingest.errors import ArgumentError
 from dask_image_ingest.frames import backend_of
 
-__all__ = [
-    "Ranked",
-    "RowsToRank",
-    "columns_of_order",
-    "merge_ranked",
-    "order_of",
-    "parse_keep",
-    "rank_rows",
-]
-
 # ThreatExchange's advice: hashes of a lower quality say too little.
 _LEAST_QUALITY = 50
 

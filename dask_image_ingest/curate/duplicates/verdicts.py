@@ -18,15 +18,6 @@ from dask_image_ingest.dataset import AppendsColumns, PreservesRows
 from dask_image_ingest.errors import ArgumentError
 from dask_image_ingest.frames import backend_of
 
-__all__ = [
-    "IDENTITY",
-    "Verdicts",
-    "check_identity",
-    "identities",
-    "sorted_verdicts",
-    "with_verdicts",
-]
-
 #: What a row is known by, whatever partition it is in.
 IDENTITY = ("__url__", "__key__", "offset")
 

@@ -11,8 +11,6 @@ from PIL import Image
 
 from dask_image_ingest.errors import ArgumentError, MissingDependencyError
 
-__all__ = ["OpenClipModel", "TransformersModel", "open_clip_model", "transformers_model"]
-
 
 def open_clip_model(name: str, pretrained: str | None = None) -> Callable[..., Any]:
     """A model of open_clip, for ``embed``.

@@ -24,8 +24,6 @@ from dask_image_ingest.dask_internals import FrameBase
 from dask_image_ingest.errors import ArgumentError
 from dask_image_ingest.frames import backend_of
 
-__all__ = ["clusters"]
-
 # Samples of so many partitions are merged by one task.
 _MERGED = 16
 

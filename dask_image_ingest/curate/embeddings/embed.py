@@ -15,8 +15,6 @@ from dask_image_ingest.curate.embeddings.vectors import beside, check_vectors, f
 from dask_image_ingest.dask_internals import FrameBase
 from dask_image_ingest.errors import ArgumentError
 
-__all__ = ["Head", "embed", "scores", "similarity"]
-
 
 def embed(
     frame: Any, model: Callable[..., Any], column: str = "embedding", batch_size: int = 256

@@ -9,8 +9,6 @@ import numpy as np
 
 from dask_image_ingest.curate.embeddings.vectors import beside, on_host
 
-__all__ = ["SAMPLED", "k_means"]
-
 #: Vectors for each center, from which centers are found that need not be exact.
 SAMPLED = 64
 

@@ -19,8 +19,6 @@ import numpy as np
 from dask_image_ingest.curate.embeddings.k_means import SAMPLED, k_means
 from dask_image_ingest.curate.embeddings.vectors import beside, on_host
 
-__all__ = ["near_to_first"]
-
 # So few are compared with all.
 _FEW = 4096
 

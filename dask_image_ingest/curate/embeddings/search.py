@@ -15,8 +15,6 @@ from dask_image_ingest.dask_internals import FrameBase
 from dask_image_ingest.errors import ArgumentError
 from dask_image_ingest.frames import backend_of, pandas_type
 
-__all__ = ["nearest"]
-
 # Of equally near rows those come first that are the first by these, as far as a frame has them.
 _ORDER = ("__key__", "__url__", "offset")
 

@@ -31,8 +31,6 @@ from dask_image_ingest.dask_internals import FrameBase
 from dask_image_ingest.errors import ArgumentError
 from dask_image_ingest.frames import backend_of
 
-__all__ = ["semantic_duplicates"]
-
 
 def semantic_duplicates(
     frame: Any,

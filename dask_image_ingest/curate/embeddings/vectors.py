@@ -17,9 +17,6 @@ from dask_image_ingest.errors import ArgumentError
 from dask_image_ingest.frames import backend_of
 from dask_image_ingest.ops import vectors
 
-__all__ = ["beside", "check_vectors", "from_vectors", "on_host", "unit", "valid_vectors"]
-
-
 _FLOAT = pa.float32()
 
 

@@ -13,8 +13,6 @@ from dask_image_ingest.dask_internals import FrameBase
 from dask_image_ingest.errors import ArgumentError
 from dask_image_ingest.frames import Backend, BackendName, backend_of, get_backend
 
-__all__ = ["in_batches"]
-
 # Copies of so many full-size images fit beside a partition.
 _BATCH_SIZE = 32
 

@@ -32,8 +32,6 @@ from dask_image_ingest.errors import ArgumentError
 from dask_image_ingest.export import source_options_of
 from dask_image_ingest.frames import Backend, ImageReference, backend_of
 
-__all__ = ["KINDS", "PDQ_QUALITY", "Kind", "Variant", "check_variants", "column_of", "fingerprints"]
-
 Kind = Literal["bytes", "pixels", "pdq"]
 Variant = Literal[
     "mirrored", "flipped", "rotated180", "transposed", "rotated90", "rotated270", "transversed"

@@ -7,8 +7,6 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-__all__ = ["Taps", "area_taps", "make_taps", "reduced_luma"]
-
 # ITU-R BT.601, as in JPEG, Pillow's mode L and PDQ.
 _WEIGHTS = (0.299, 0.587, 0.114)
 

@@ -15,8 +15,6 @@ import numpy as np
 
 from dask_image_ingest.curate.pixels.luma import Taps, make_taps, reduced_luma
 
-__all__ = ["VARIANTS", "pdq"]
-
 _SIDE = 64
 _FREQUENCIES = 16
 

@@ -16,8 +16,6 @@ from dask_image_ingest.dask_internals import FrameBase
 from dask_image_ingest.errors import ArgumentError
 from dask_image_ingest.frames import Backend, backend_of
 
-__all__ = ["BELOW", "LEAST_GRAYSCALE", "issue_summary", "issues", "quality"]
-
 #: Issue → signal and cleanvision's threshold (0.3.7).
 BELOW = {
     "dark": ("dark", 0.32),

@@ -10,8 +10,6 @@ import numpy as np
 
 from dask_image_ingest.curate.pixels.luma import area_taps, reduced_luma
 
-__all__ = ["PIXEL_SIGNALS", "pixel_signals"]
-
 PIXEL_SIGNALS = ("dark", "light", "blur", "entropy", "contrast", "grayscale")
 
 # Of the longer side: a regular sample this large gives each histogram to about a percent.

@@ -28,8 +28,6 @@ from dask_image_ingest.view import (
     write_page,
 )
 
-__all__ = ["Report", "report"]
-
 _WORST = 12
 _GROUPS = 12
 _OF_A_GROUP = 8

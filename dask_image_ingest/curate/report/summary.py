@@ -16,8 +16,6 @@ from dask_image_ingest.curate.embeddings.vectors import valid_vectors
 from dask_image_ingest.dask_internals import FrameBase
 from dask_image_ingest.frames import backend_of, pandas_type
 
-__all__ = ["Plan", "Summary", "summarize"]
-
 # Partitions whose summaries are merged in one task.
 _MERGED = 16
 

@@ -18,8 +18,6 @@ from dask_image_ingest.dataset.plan.scan_node import ReadWebDataset
 from dask_image_ingest.dataset.scan.decode_rows import ImageDecode, cuts
 from dask_image_ingest.frames import backend_of
 
-__all__ = ["ChunkedMap", "move_rows_now"]
-
 
 def _of_all(frame: Any, function: Callable[..., Any], args: tuple[Any, ...], _: Any) -> Any:
     return function(frame, *args)

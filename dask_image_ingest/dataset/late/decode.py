@@ -25,18 +25,6 @@ from dask_image_ingest.dataset.schema.columns import POINTER_COLUMNS
 from dask_image_ingest.decode import Header, Origin, Pixels
 from dask_image_ingest.frames import ImageReference, as_references, backend_of
 
-__all__ = [
-    "EncodedImages",
-    "decode_partition",
-    "decode_pieces",
-    "decoded_meta",
-    "encoded_sizes",
-    "field_of",
-    "reference_rows",
-    "references_of",
-    "with_headers",
-]
-
 # A merge that found nothing on one side: no image, and nothing wrong with it.
 _NOTHING = Header(None, None, None, None, "", True)
 

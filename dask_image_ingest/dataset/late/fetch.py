@@ -27,8 +27,6 @@ from dask_image_ingest.tar import (
     too_large_error,
 )
 
-__all__ = ["fetch", "fetch_encoded", "fetch_headers"]
-
 # What is made of an image that is a range of an open shard: its offset and size.
 _Read = Callable[[ByteReader, tuple[int, int]], bytes | memoryview | Header]
 

@@ -21,8 +21,6 @@ from dask_image_ingest.dataset.scan.task import read_partition
 from dask_image_ingest.dataset.schema.columns import image_field
 from dask_image_ingest.frames import backend_of
 
-__all__ = ["SHAPE_IN_NAME", "ReadAndDecode", "decode_in_read"]
-
 #: The name of a read whose images are of one shape: all that is known of it once it is persisted.
 SHAPE_IN_NAME = rf"{READ_NAME}-(\d+)x(\d+)x(\d+)-[0-9a-f]+"
 

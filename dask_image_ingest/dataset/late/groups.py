@@ -10,8 +10,6 @@ from dask_image_ingest import dask_internals as dx
 from dask_image_ingest.dataset.late.decode import decode_partition
 from dask_image_ingest.dataset.scan.decode_rows import ImageDecode
 
-__all__ = ["GroupsOfReferences", "apply_to_groups"]
-
 
 def apply_to_groups(
     apply: dx.Expr, child: dx.Expr, rows: dx.Expr, images: tuple[ImageDecode, ...]

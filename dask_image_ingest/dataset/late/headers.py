@@ -18,8 +18,6 @@ from dask_image_ingest.dataset.plan.nodes import AppendsColumns, PreservesRows
 from dask_image_ingest.decode import Decoding
 from dask_image_ingest.frames import ImageReference
 
-__all__ = ["HEADERS", "DecodeWithHeaders", "ReadHeaders"]
-
 #: What a header tells of an image.
 HEADERS: Final = ("format", "height", "width", "channels")
 

@@ -21,8 +21,6 @@ from dask_image_ingest.dataset.plan.nodes import AppendsColumns, Dependents
 from dask_image_ingest.dataset.plan.operators import COLUMNS_LOOKED_AT
 from dask_image_ingest.dataset.scan.decode_rows import ImageDecode
 
-__all__ = ["InOrder", "Moved", "leads_to_a_move", "move_rows"]
-
 
 def _in_order(frame: Any, names: tuple[Any, ...]) -> Any:
     """Sort rows by the shard and the number of the samples that they refer to."""

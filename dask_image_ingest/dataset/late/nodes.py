@@ -40,8 +40,6 @@ from dask_image_ingest.dataset.scan.decode_rows import ImageDecode, Kept
 from dask_image_ingest.decode import ImageShape
 from dask_image_ingest.frames import backend_of, reference_array
 
-__all__ = ["Decode", "KeepMatching", "PointersToReferences", "move"]
-
 
 def move(parent: dx.Expr, child: dx.Expr, dependents: Dependents) -> dx.Expr | None:
     """``parent`` over the rows of ``child`` without their pixels, which are decoded after it.

@@ -14,14 +14,6 @@ from dask_image_ingest.dataset.plan.nodes import AppendsColumns, PreservesRows
 from dask_image_ingest.errors import ArgumentError
 from dask_image_ingest.frames import REFERENCE, backend_of, bytes_of, reference_array
 
-__all__ = [
-    "POINTER",
-    "BytesToReferences",
-    "check_encoded",
-    "references_of_bytes",
-    "references_of_pointers",
-]
-
 #: The columns that an image is found by.
 POINTER = ("__url__", "offset", "nbytes")
 

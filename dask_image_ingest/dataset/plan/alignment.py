@@ -14,8 +14,6 @@ from dask_image_ingest import dask_internals as dx
 from dask_image_ingest.dataset.plan.operators import MOVES_ROWS
 from dask_image_ingest.errors import ArgumentError
 
-__all__ = ["READ_NAME", "RowSource", "install_alignment", "row_sources"]
-
 #: The shards of a partition, each with which of how many parts of it.
 RowSource: TypeAlias = tuple[tuple[str, int, int], ...]
 

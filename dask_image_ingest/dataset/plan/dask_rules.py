@@ -28,8 +28,6 @@ from dask_image_ingest.dataset.plan.operators import (
     is_row_by_row,
 )
 
-__all__ = ["install_rules"]
-
 # What makes rows of rows below which projections go.
 _KNOWN = (AppendsColumns, dx.Drop, *SAME_ROWS, *FEWER_ROWS, *ROW_BY_ROW)
 

@@ -14,8 +14,6 @@ from dask_image_ingest.dataset.plan.nodes import AppendsColumns
 from dask_image_ingest.dataset.plan.operators import RENAMES, SELECTS_ROWS
 from dask_image_ingest.dataset.plan.scan_node import Dataset, ReadWebDataset
 
-__all__ = ["KeepsResults", "datasets_of", "image_sources", "shard_of_partition", "value_sources"]
-
 Columns = tuple[Any, ...]
 
 

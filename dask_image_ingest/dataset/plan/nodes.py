@@ -8,16 +8,6 @@ from typing import Any, ClassVar, TypeAlias
 
 from dask_image_ingest import dask_internals as dx
 
-__all__ = [
-    "AppendsColumns",
-    "Dependents",
-    "PreservesRows",
-    "is_dependent",
-    "is_optimized",
-    "post_dominates",
-    "used_by",
-]
-
 
 def is_optimized(expr: dx.Expr, dependents: Any) -> bool:
     """True if an expression must stay as it is, in a query that is optimised a second time.

@@ -12,19 +12,6 @@ from typing import Any, Final, TypeAlias
 
 from dask_image_ingest import dask_internals as dx
 
-__all__ = [
-    "COLUMNS_LOOKED_AT",
-    "FEWER_ROWS",
-    "MOVES_ROWS",
-    "RAISES_FOR_NO_ROW",
-    "RENAMES",
-    "ROW_BY_ROW",
-    "ROW_WISE",
-    "SAME_ROWS",
-    "SELECTS_ROWS",
-    "is_row_by_row",
-]
-
 #: What looks at each row by itself, and changes no labels.
 ROW_BY_ROW = (
     dx.Abs,

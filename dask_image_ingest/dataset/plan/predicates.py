@@ -19,8 +19,6 @@ from dask_image_ingest.dataset import filters as dnf
 from dask_image_ingest.dataset.filters import MIRRORED, NEGATED, Filters, Predicate, limits
 from dask_image_ingest.frames import BackendName
 
-__all__ = ["as_filters"]
-
 _OPERATORS: dict[type, str] = {
     dx.EQ: "==",
     dx.NE: "!=",

@@ -21,8 +21,6 @@ from dask_image_ingest.frames import REFERENCE
 from dask_image_ingest.passwords import without_passwords
 from dask_image_ingest.storage import Shard
 
-__all__ = ["Dataset", "HeadOfRead", "ReadWebDataset"]
-
 
 class HeadOfRead(dx.Head):
     """The head of a read that stops there.

@@ -17,21 +17,6 @@ from dask_image_ingest.decode import Decoding, Header, Origin, PixelBuffer, Pixe
 from dask_image_ingest.errors import ImageDecodeError, PartitionTooLargeError
 from dask_image_ingest.frames import Backend, backend_of
 
-__all__ = [
-    "DecodeInRead",
-    "Decoded",
-    "ImageDecode",
-    "Kept",
-    "NoPixels",
-    "check_size",
-    "cuts",
-    "decode_rows",
-    "first_errors",
-    "first_rows",
-    "keep_rows",
-    "kept_by",
-]
-
 
 @dataclass(frozen=True)
 class ImageDecode:

@@ -19,8 +19,6 @@ from dask_image_ingest.passwords import without_passwords
 from dask_image_ingest.storage import ByteReader, Shard, open_late, open_shard
 from dask_image_ingest.tar import ShardIndex, index_head, read_member
 
-__all__ = ["FirstShard", "open_first"]
-
 # Headers that are read to know what an image decodes to.
 _HEADERS_LOOKED_AT = 256
 

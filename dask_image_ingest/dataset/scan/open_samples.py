@@ -32,8 +32,6 @@ from dask_image_ingest.storage import (
 )
 from dask_image_ingest.tar import ShardIndex, index_head, index_tar
 
-__all__ = ["Walked", "give_up", "keep_walked", "known_samples", "open_rows", "take_walked"]
-
 
 @dataclass(frozen=True, slots=True)
 class Walked:

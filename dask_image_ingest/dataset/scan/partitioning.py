@@ -17,15 +17,6 @@ from dask_image_ingest.index import IndexFile
 from dask_image_ingest.passwords import UrlHolder
 from dask_image_ingest.storage import Shard, is_pipe
 
-__all__ = [
-    "Partition",
-    "ShardSplit",
-    "ShardsTogether",
-    "make_partitions",
-    "parse_partition_size",
-    "parse_shards_per_partition",
-]
-
 # Seconds for the first worker to join, or for one that died to come back.
 _PATIENCE = 10.0
 

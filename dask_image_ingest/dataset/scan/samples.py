@@ -45,8 +45,6 @@ from dask_image_ingest.tar import (
     too_large_error,
 )
 
-__all__ = []
-
 # The properties of SampleRows that are computed once, and keep their values when rows are taken.
 _CACHED = frozenset({"keys", "spans", "headers", "_sidecar_rows"})
 _OF_IMAGE = frozenset({"spans", "headers"})

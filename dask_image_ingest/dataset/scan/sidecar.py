@@ -19,8 +19,6 @@ from dask_image_ingest.dataset.schema.sidecar_columns import key_of, plain_type
 from dask_image_ingest.dataset.warning import warn_user
 from dask_image_ingest.errors import ShardError, ShardNotFoundError
 
-__all__ = ["Sidecar", "groups_that_may_match", "open_sidecar"]
-
 
 def groups_that_may_match(metadata: Any, filters: Filters, columns: Collection[str]) -> list[int]:
     """The row groups but for those in which no row passes ``filters``, as their statistics prove.

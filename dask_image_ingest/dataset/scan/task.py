@@ -41,8 +41,6 @@ from dask_image_ingest.index import UnusableIndexError
 from dask_image_ingest.storage import MemoryReader
 from dask_image_ingest.tar import ShardIndex
 
-__all__ = ["LABELS_OF_A_SHARD", "Query", "read_partition"]
-
 
 @dataclass(frozen=True, slots=True)
 class Query:

@@ -10,8 +10,6 @@ import numpy as np
 import pyarrow as pa
 from numpy.lib import format as npy
 
-__all__ = ["arrays_to_lists", "is_array_type"]
-
 _MAGIC = b"\x93NUMPY"
 
 

@@ -14,16 +14,6 @@ from dask_image_ingest.dataset.schema.array_members import arrays_to_lists, is_a
 from dask_image_ingest.errors import ArgumentError
 from dask_image_ingest.frames import is_text, parse_type
 
-__all__ = [
-    "LARGEST_JSON",
-    "arrow_type",
-    "convert",
-    "is_supported",
-    "parse_integer",
-    "parse_json",
-    "strict_coercion",
-]
-
 
 def strict_coercion(type_: pa.DataType) -> Callable[[Any], Any]:
     """A function that coerces a value to this type, or raises; Arrow alone takes too much.

@@ -16,8 +16,6 @@ from dask_image_ingest.frames import IMAGE
 from dask_image_ingest.storage import LazyBytes
 from dask_image_ingest.tar import INTEGERS, TEXTS, Sample, ShardIndex, read_member
 
-__all__ = []
-
 #: The columns that every collection has before its components, in order.
 POINTER_COLUMNS: dict[str, pa.DataType] = {
     "__key__": pa.string(),

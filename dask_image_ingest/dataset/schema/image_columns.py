@@ -15,8 +15,6 @@ from dask_image_ingest.dataset.schema.columns import (
 from dask_image_ingest.decode import Decoding, Mode
 from dask_image_ingest.errors import ArgumentError
 
-__all__ = ["ImageColumn", "ImageMember", "image_members"]
-
 
 @dataclass(frozen=True)
 class ImageColumn:

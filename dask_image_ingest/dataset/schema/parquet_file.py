@@ -13,8 +13,6 @@ from pyarrow import parquet
 from dask_image_ingest.errors import ShardError
 from dask_image_ingest.storage import ByteReader, open_shard
 
-__all__ = ["ParquetSource", "open_parquet"]
-
 # Where a footer lies, mostly.
 _FOOTER = 64 << 10
 

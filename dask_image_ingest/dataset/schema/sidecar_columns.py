@@ -17,15 +17,6 @@ from dask_image_ingest.errors import ArgumentError
 from dask_image_ingest.frames import Backend, is_text
 from dask_image_ingest.storage import Listings, Shard, find_beside
 
-__all__ = [
-    "SidecarChoice",
-    "check_sidecar",
-    "key_of",
-    "plain_type",
-    "sidecar_columns",
-    "with_sidecars",
-]
-
 SidecarChoice: TypeAlias = Literal["parquet", "auto"] | None
 
 # What the key of a sample is called: by to_webdataset, and by img2dataset.

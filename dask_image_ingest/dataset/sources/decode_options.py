@@ -16,8 +16,6 @@ from dask_image_ingest.dataset.scan.decode_rows import ImageDecode, kept_by
 from dask_image_ingest.decode import Mode, make_decoding
 from dask_image_ingest.frames import Backend, choose_backend, get_backend, gpus
 
-__all__ = ["decode_options", "with_images"]
-
 
 def decode_options(
     backend: Literal["cudf", "pandas"] | None,

@@ -30,8 +30,6 @@ from dask_image_ingest.passwords import without_passwords
 from dask_image_ingest.storage import FileKind, Shard, common_root, find_shards, is_web
 from dask_image_ingest.tar import IMAGE_EXTENSIONS
 
-__all__ = ["ImageFiles", "ReadImageFiles", "read_images"]
-
 
 @dataclass(frozen=True, eq=False)
 class ImageFiles:

@@ -24,8 +24,6 @@ from dask_image_ingest.errors import ArgumentError, ShardError
 from dask_image_ingest.frames import pandas_type
 from dask_image_ingest.storage import FileKind, find_shards
 
-__all__ = ["ReadEncodedImages", "read_parquet_images"]
-
 _PARQUET: Final = FileKind("parquet file", (".parquet", ".parq", ".pq"))
 
 # A JPEG of a photograph decodes to about so many times its bytes.

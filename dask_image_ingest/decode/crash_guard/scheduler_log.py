@@ -16,8 +16,6 @@ from dask.typing import Key
 from distributed import Scheduler, SchedulerPlugin, Worker, get_worker
 from distributed.utils import sync
 
-__all__ = ["CrashJournal", "known_crashes", "task_has_killed", "tell_of_crash"]
-
 _ANNOTATION = "image-ingest-has-killed"
 _METADATA = "image-ingest-crashes"
 

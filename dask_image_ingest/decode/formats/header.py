@@ -31,8 +31,6 @@ from dask_image_ingest.decode.formats.png_webp import is_valid_png, png_stored, 
 from dask_image_ingest.decode.formats.stored import BadImage, Stored, looks_like
 from dask_image_ingest.storage import SIGNATURE_BYTES, LazyBytes, image_format
 
-__all__ = ["LONGEST_EDGE", "BadImage", "Header", "Stored", "header_of", "measure", "read_header"]
-
 #: What the columns can hold, and no decoder can.
 LONGEST_EDGE: Final = 2**31 - 1
 _READERS: Final = {"jpeg": jpeg_stored, "png": png_stored, "webp": webp_stored}

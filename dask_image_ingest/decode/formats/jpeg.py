@@ -13,15 +13,6 @@ from dask_image_ingest.decode.formats.exif import EXIF_PREFIX, read_orientation
 from dask_image_ingest.decode.formats.stored import MAX_PARTS, Stored
 from dask_image_ingest.storage import LazyBytes
 
-__all__ = [
-    "JpegFrame",
-    "is_jpeg_head",
-    "is_valid_jpeg",
-    "jpeg_head",
-    "jpeg_stored",
-    "read_jpeg_frame",
-]
-
 # Up to the pixels in most photos. Segments that are passed over are not read.
 _WINDOW: Final = 2048
 

@@ -21,8 +21,6 @@ from dask_image_ingest.decode.formats.exif import read_any_orientation
 from dask_image_ingest.decode.formats.stored import BadImage, Stored
 from dask_image_ingest.storage import LazyBytes, ReaderFile
 
-__all__ = ["libtiff_messages"]
-
 _LONGEST = 300
 
 _Handler = ctypes.CFUNCTYPE(None, ctypes.c_char_p, ctypes.c_char_p, ctypes.c_void_p)

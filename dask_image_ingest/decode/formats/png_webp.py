@@ -10,8 +10,6 @@ from dask_image_ingest.decode.formats.exif import read_any_orientation
 from dask_image_ingest.decode.formats.stored import MAX_PARTS, Stored
 from dask_image_ingest.storage import LazyBytes
 
-__all__ = ["is_valid_png", "png_stored", "webp_stored"]
-
 _HEADER_CHUNK: Final = Struct(">I4sIIBB").unpack
 _PNG_CHUNK: Final = Struct(">I4s").unpack
 _PNG_CHANNELS: Final = {

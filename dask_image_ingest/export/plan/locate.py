@@ -38,8 +38,6 @@ from dask_image_ingest.export.transcode.transcode import (
 from dask_image_ingest.storage import LazyBytes, find_shards, is_web, open_shard
 from dask_image_ingest.tar import Places, ShardIndex, index_tar, read_member
 
-__all__ = ["POINTERS", "Located", "LocatedCache", "locate", "locate_in_task"]
-
 #: What is asked of each row, besides the sizes of members that are made.
 POINTERS = ("key", "offset", "nbytes")
 

@@ -21,8 +21,6 @@ from dask_image_ingest.export.plan.spill_repartition import repartition_spill
 from dask_image_ingest.export.plan.staging import StagedRows
 from dask_image_ingest.export.staged_tables import write_batches
 
-__all__ = ["Prepared", "prepare"]
-
 # Image files that one task locates.
 _FILES = 64
 

@@ -16,8 +16,6 @@ from dask_image_ingest.decode import printable
 from dask_image_ingest.errors import ArgumentError
 from dask_image_ingest.storage import local_path
 
-__all__ = ["UNSURE", "RefusedRowsError", "RejectedRows", "assigns_keys", "unsure_rows"]
-
 # Rows that are named of those that share a reason.
 _NAMED = 3
 

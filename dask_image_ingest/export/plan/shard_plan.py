@@ -19,8 +19,6 @@ from dask_image_ingest.export.options import Options
 from dask_image_ingest.export.plan.locate import Located
 from dask_image_ingest.export.tar_header import header_sizes, padding, room_for_members
 
-__all__ = ["ShardPlan", "make_plan"]
-
 # Rows whose names are made together.
 _CHUNK = 1 << 16
 

@@ -19,9 +19,6 @@ from dask_image_ingest.export.plan.shard_plan import ShardPlan
 from dask_image_ingest.export.staged_tables import read_batch, take_rows, write_batches
 from dask_image_ingest.storage import STAGING
 
-__all__ = ["repartition_spill"]
-
-
 # Of files that one task takes. It has their rows in memory twice.
 _BYTES = 256 << 20
 

@@ -29,8 +29,6 @@ from dask_image_ingest.frames import backend_of
 from dask_image_ingest.index import parquet_bytes
 from dask_image_ingest.ops import encoded_images
 
-__all__ = ["StagedRows", "image_columns", "metadata_columns", "stage_frame"]
-
 _POINTER = ("__key__", "__url__", "offset")
 
 # A batch is what is read at once to have one of its rows.

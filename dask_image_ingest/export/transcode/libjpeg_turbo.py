@@ -22,8 +22,6 @@ import numpy as np
 
 from dask_image_ingest.errors import MissingDependencyError
 
-__all__ = ["BaselineError", "require_turbojpeg", "to_baseline"]
-
 _NAME = "libturbojpeg.so.0"
 
 # Stop at a warning, since what follows one is invented; and after so many scans, which no picture

@@ -33,14 +33,6 @@ from dask_image_ingest.frames import get_backend
 from dask_image_ingest.storage import STAGING, OutputStore
 from dask_image_ingest.tar import ShardIndex, open_member, read_member
 
-__all__ = [
-    "is_transcoded",
-    "load_transcoded",
-    "save_transcoded",
-    "transcode_images",
-    "transcoded_name",
-]
-
 # Pixels that are in memory at once, unless a single image has more.
 _PIXELS = 128 << 20
 

@@ -20,8 +20,6 @@ from dask_image_ingest.export.tar_header import Chunk
 from dask_image_ingest.export.write.layout import Layout
 from dask_image_ingest.storage import ByteReader, find_shards, open_shard
 
-__all__ = ["AT_ONCE", "TarWriter", "copy_members"]
-
 # Members no farther apart are read together: so many bytes take no more time than a call does.
 _GAP = 8 << 10
 

@@ -11,8 +11,6 @@ import pyarrow as pa
 from dask_image_ingest.export.tar_header import Chunk, headers, padding, tar_size
 from dask_image_ingest.index import wds2idx_text
 
-__all__ = ["Layout", "index_file", "lay_out"]
-
 
 @dataclass(frozen=True)
 class Layout:

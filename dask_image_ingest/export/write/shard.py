@@ -24,15 +24,6 @@ from dask_image_ingest.export.write.layout import Layout, index_file, lay_out
 from dask_image_ingest.index import parquet_bytes
 from dask_image_ingest.storage import STAGING, refuse_other_run
 
-__all__ = [
-    "ShardRecord",
-    "compare_shard",
-    "done_name",
-    "has_recorded_sizes",
-    "sidecar",
-    "write_shard",
-]
-
 #: What is known of a shard that is written, as JSON knows it.
 ShardRecord = dict[str, Any]
 

@@ -8,8 +8,6 @@ import pyarrow as pa
 
 from dask_image_ingest.errors import ArgumentError
 
-__all__ = ["as_stored", "bytes_of", "holds", "stored", "stored_types", "with_bytes"]
-
 # Decimals of more digits are none in cuDF.
 _MOST_DIGITS = 38
 

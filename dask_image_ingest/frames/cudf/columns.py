@@ -27,8 +27,6 @@ from dask_image_ingest.frames.image_dtype import (
 )
 from dask_image_ingest.frames.reference_dtype import REFERENCE
 
-__all__ = ["to_frame", "to_table"]
-
 _NO_NUMBERS = np.empty(0, np.int64)
 
 

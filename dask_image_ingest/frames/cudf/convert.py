@@ -29,8 +29,6 @@ from dask_image_ingest.frames.cudf.columns import (
 from dask_image_ingest.frames.image_dtype import IMAGE
 from dask_image_ingest.frames.pandas_backend import PandasBackend
 
-__all__ = ["images_frame", "named", "series_to_cudf", "series_to_pandas", "to_cudf", "to_pandas"]
-
 
 def to_pandas(frame: cudf.DataFrame, **options: Any) -> pd.DataFrame:
     """A frame on the host: its images as the pandas backend has them, the rest as cuDF has it."""

@@ -20,8 +20,6 @@ from dask_image_ingest.storage.output.store import (
     translate_write_errors,
 )
 
-__all__ = ["LocalStore"]
-
 
 @dataclass(frozen=True)
 class LocalStore:

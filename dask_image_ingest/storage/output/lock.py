@@ -29,8 +29,6 @@ from dask_image_ingest.errors import ExportError
 from dask_image_ingest.storage.output.local_store import LocalStore
 from dask_image_ingest.storage.output.store import STAGING, OutputStore, translate_write_errors
 
-__all__ = ["LOCK", "RUN", "acquire", "begin_run", "refuse_other_run"]
-
 #: Who holds a place, where the kernel keeps no lock; and the name of the run that writes there.
 LOCK = "_lock"
 RUN = f"{STAGING}/run"

@@ -11,8 +11,6 @@ from dask_image_ingest.storage.output.remote_store import RemoteStore
 from dask_image_ingest.storage.output.store import OutputStore, WriteAdvice
 from dask_image_ingest.storage.shard import local_path
 
-__all__ = ["open_output"]
-
 
 def open_output(
     folder: str, advice: WriteAdvice, storage_options: dict[str, Any] | None

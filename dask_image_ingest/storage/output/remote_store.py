@@ -24,8 +24,6 @@ from dask_image_ingest.storage.output.store import (
     translate_write_errors,
 )
 
-__all__ = ["RemoteStore"]
-
 # Protocols whose uploads appear when they are complete. Elsewhere a file is sent under another name
 # and then renamed.
 _WHOLE_UPLOADS = frozenset({"s3", "s3a", "gs", "gcs", "abfs", "abfss", "az", "oss", "memory"})

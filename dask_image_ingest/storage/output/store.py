@@ -16,17 +16,6 @@ import pyarrow as pa
 
 from dask_image_ingest.errors import DaskImageIngestError, ExportError
 
-__all__ = [
-    "CHECKPOINT_ADVICE",
-    "EXPORT_ADVICE",
-    "INDEX_ADVICE",
-    "STAGING",
-    "Check",
-    "OutputStore",
-    "WriteAdvice",
-    "translate_write_errors",
-]
-
 #: Subfolder for unfinished files, which readers of shards skip.
 STAGING = "_staging"
 

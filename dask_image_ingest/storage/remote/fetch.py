@@ -17,22 +17,6 @@ from urllib.parse import urlsplit
 
 from dask_image_ingest.errors import ShardError
 
-__all__ = [
-    "Fault",
-    "Head",
-    "LatencyStats",
-    "Range",
-    "Retries",
-    "Source",
-    "call_with_retry",
-    "first_bytes",
-    "latency_stats_of",
-    "merge",
-    "request_threads",
-    "split",
-    "whole_range",
-]
-
 
 class Fault(Exception):
     """A request has failed, and may succeed when it is made again.

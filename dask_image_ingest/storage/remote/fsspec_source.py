@@ -15,8 +15,6 @@ from dask_image_ingest.storage.fsspec_compat import FileSystem, translate_errors
 from dask_image_ingest.storage.remote.fetch import Fault, Head, Retries, call_with_retry
 from dask_image_ingest.storage.settings import settings
 
-__all__ = ["FsspecSource", "call_fsspec", "version_of"]
-
 # Keys holding a file's version, most reliable first: hashes of its content, then times.
 _VERSIONS = (
     "ETag",

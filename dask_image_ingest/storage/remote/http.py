@@ -26,8 +26,6 @@ from dask_image_ingest.errors import ShardError, ShardNotFoundError
 from dask_image_ingest.storage.remote.fetch import Fault, Head
 from dask_image_ingest.storage.settings import Settings
 
-__all__ = ["HTTPSource", "pool_manager"]
-
 # What is read of a body at once: of one that breaks off, no more than this is lost.
 _PIECE = 256 << 10
 

@@ -8,8 +8,6 @@ from concurrent.futures import Future
 from dask_image_ingest.storage.disk_cache import SpillFile
 from dask_image_ingest.storage.remote.fetch import Range
 
-__all__ = ["PAGE", "CachedRange", "PageCache"]
-
 #: Parts begin at multiples of this, so that none overlaps another.
 PAGE = 16 << 10
 

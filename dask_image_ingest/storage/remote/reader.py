@@ -31,8 +31,6 @@ from dask_image_ingest.storage.remote.page_cache import PAGE, CachedRange, PageC
 from dask_image_ingest.storage.settings import Settings, settings
 from dask_image_ingest.storage.shard import Shard, changed
 
-__all__ = ["RemoteReader", "open_remote"]
-
 # Bytes that a scan requests ahead at first, the factor by which that grows each time they are used,
 # and the least number of requests: few round trips, and little in vain where a scan turns out to
 # skip.
