@@ -33,14 +33,15 @@ from dask_image_ingest.errors import (
 from dask_image_ingest.export import Encode, to_parquet_images, to_webdataset
 from dask_image_ingest.image_frame import ImageDataFrame
 from dask_image_ingest.index import write_index
-from dask_image_ingest.loader import MixedBatches, mix
+from dask_image_ingest.loader import Batches, MixedBatches, Position, mix
 from dask_image_ingest.progress_bar import progress
-from dask_image_ingest.view import gallery
+from dask_image_ingest.view import Thumbnails, gallery
 
 __version__ = "0.1.0"
 
 __all__ = [
     "ArgumentError",
+    "Batches",
     "ClusterError",
     "DaskImageIngestError",
     "Encode",
@@ -53,8 +54,10 @@ __all__ = [
     "MixedBatches",
     "OperandError",
     "PartitionTooLargeError",
+    "Position",
     "ShardError",
     "ShardNotFoundError",
+    "Thumbnails",
     "checkpoint",
     "curate",
     "decode_images",

@@ -6,7 +6,7 @@ import functools
 import importlib.util
 import os
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, Literal, Protocol, TypeAlias
+from typing import Any, Literal, Protocol, TypeAlias, TypeVar
 
 import numpy as np
 import pyarrow as pa
@@ -121,6 +121,7 @@ class Backend(Protocol):
 
 
 Kind = Literal["dataframe", "series"]
+Accessor = TypeVar("Accessor", bound=type)
 
 # How a backend takes an accessor of a kind and a name.
 Attach: TypeAlias = Callable[[Kind, str, type], None]
@@ -130,13 +131,13 @@ _accessors: dict[tuple[Kind, str], type] = {}
 _attaching: dict[BackendName, Attach] = {}
 
 
-def register_accessor(kind: Kind, name: str) -> Callable[[type], type]:
+def register_accessor(kind: Kind, name: str) -> Callable[[Accessor], Accessor]:
     """Class decorator: an accessor on what every backend has of this kind, once it is loaded.
 
     pandas' own, which are always there, are for whoever defines the accessor.
     """
 
-    def register(accessor: type) -> type:
+    def register(accessor: Accessor) -> Accessor:
         _accessors[kind, name] = accessor
         for attach in _attaching.values():
             attach(kind, name, accessor)

@@ -7,6 +7,7 @@ at a time, shared out among processes, with a position to go on from.
 from dask_image_ingest.loader.batch_format import FORMATS, Format
 from dask_image_ingest.loader.iter_batches import Batches
 from dask_image_ingest.loader.mix import MixedBatches, mix
+from dask_image_ingest.loader.order import Position
 from dask_image_ingest.loader.source import LazySource, Source
 from dask_image_ingest.loader.worker_share import parse_shard
 
@@ -16,6 +17,7 @@ __all__ = [
     "Format",
     "LazySource",
     "MixedBatches",
+    "Position",
     "Source",
     "mix",
     "parse_shard",

@@ -26,6 +26,7 @@ from dask_image_ingest.dataset.sources.decode_options import decode_options, wit
 from dask_image_ingest.decode import MAX_PIXELS, Mode
 from dask_image_ingest.errors import ArgumentError, ShardError
 from dask_image_ingest.frames import REFERENCE, BackendName, ImageReference, get_backend
+from dask_image_ingest.image_frame import ImageDataFrame
 from dask_image_ingest.passwords import without_passwords
 from dask_image_ingest.storage import FileKind, Shard, common_root, find_shards, is_web
 from dask_image_ingest.tar import IMAGE_EXTENSIONS
@@ -241,7 +242,7 @@ def read_images(
     partition_size: int | str | None = "auto",
     storage_options: dict[str, Any] | None = None,
     decode: bool = True,
-) -> Any:
+) -> ImageDataFrame:
     """Read image files as a lazy Dask dataframe: one row a file, one task a few hundred files.
 
     Paths are listed, and the headers of eight files read unless ``size`` tells how large images

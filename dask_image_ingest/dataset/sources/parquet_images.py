@@ -22,6 +22,7 @@ from dask_image_ingest.dataset.sources.decode_options import decode_options, wit
 from dask_image_ingest.decode import MAX_PIXELS, Mode
 from dask_image_ingest.errors import ArgumentError, ShardError
 from dask_image_ingest.frames import pandas_type
+from dask_image_ingest.image_frame import ImageDataFrame
 from dask_image_ingest.storage import FileKind, find_shards
 
 _PARQUET: Final = FileKind("parquet file", (".parquet", ".parq", ".pq"))
@@ -48,7 +49,7 @@ def read_parquet_images(
     backend: Literal["cudf", "pandas"] | None = None,
     storage_options: dict[str, Any] | None = None,
     decode: bool = True,
-) -> Any:
+) -> ImageDataFrame:
     """Read parquet files with a column of encoded images as a lazy Dask dataframe.
 
     Tables of Hugging Face (``struct<bytes, path>``), LAION, Daft and others. One task for some row
