@@ -45,7 +45,10 @@ numpydoc_validation_checks = {
     "SA04",  # a "see also" without a description
 }
 # Nobody makes these but the package.
-numpydoc_validation_exclude = {r"dask_image_ingest\.\w+Error$", r"(curate\.Report|MixedBatches)$"}
+numpydoc_validation_exclude = {
+    r"dask_image_ingest\.\w+Error$",
+    r"(curate\.Report|Batches|Position|Thumbnails)$",
+}
 
 # Links between code are checked (-n), but for the libraries whose pages are elsewhere.
 nitpick_ignore_regex = [
@@ -54,7 +57,7 @@ nitpick_ignore_regex = [
     # What some calls give; their docstrings tell what it can do.
     (
         "py:class",
-        r"(dask_image_ingest\..*\.)?(Batches|Thumbnails|TorchDataset|DataLoader|Versions)",
+        r"(dask_image_ingest\..*\.)?(Source|Card|TorchDataset|DataLoader|Versions)",
     ),
     # What only this package makes: arguments of a class that nobody calls.
     ("py:class", r"dask_image_ingest\..*\._\w+"),
