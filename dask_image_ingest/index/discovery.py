@@ -19,7 +19,6 @@ from dask_image_ingest.storage import (
     folder_of,
     inside,
     is_pipe,
-    keeps_copies,
     local_path,
     names_in,
 )
@@ -155,14 +154,7 @@ def refuse_unindexed(url: str, asked: str) -> None:
 
 def _has_none(url: str) -> str:
     """Reason why a shard can have no index; empty if it can have one."""
-    if is_pipe(url):
-        return "it is a command, of whose output no version is known"
-    if keeps_copies(url):
-        return (
-            "it is read from the copies of a cache, which may be older than what its server "
-            "lists. Name the shard without the cache"
-        )
-    return ""
+    return "it is a command, of whose output no version is known" if is_pipe(url) else ""
 
 
 def _stem(name: str) -> str:

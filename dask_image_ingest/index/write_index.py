@@ -83,9 +83,8 @@ def write_index(
     ExportError
         If an index can't be written.
     ArgumentError
-        If two shards would have the same index in ``folder``, or if a shard can have none: what a
-        command writes, and copies of a cache (``filecache::`` and the like); if its place is one
-        that takes no files: a web server, an archive.
+        If two shards would have the same index in ``folder``, or if a shard can have none, which
+        is what a command writes; if its place is one that takes no files: a web server, an archive.
 
     Examples
     --------
@@ -156,7 +155,7 @@ def _refuse_collisions(places: Sequence[str]) -> None:
 
 def _refuse_unwritable(folder: str) -> None:
     if local_path(folder) is None and ("::" in folder or is_web(folder)):
-        kind = "on a web server" if is_web(folder) else "in an archive or a cache"
+        kind = "on a web server" if is_web(folder) else "in an archive"
         raise ArgumentError(
             f"an index cannot be written to {folder}, which is {kind}: pass folder= to have the "
             "indexes elsewhere, and name it as index= where they are read"

@@ -4,7 +4,6 @@ In: paths, globs, braces and URLs. Out: a list of shards with sizes and versions
 of them its bytes, decompressed.
 """
 
-from dask_image_ingest.storage.fsspec_compat import keeps_copies
 from dask_image_ingest.storage.listing import common_root, find_shards
 from dask_image_ingest.storage.open import open_late, open_shard
 from dask_image_ingest.storage.output.local_store import LocalStore
@@ -75,7 +74,6 @@ __all__ = [
     "inside",
     "is_pipe",
     "is_web",
-    "keeps_copies",
     "local_path",
     "names_in",
     "open_late",

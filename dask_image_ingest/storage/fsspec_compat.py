@@ -7,7 +7,6 @@ from typing import Any, TypeAlias
 
 import fsspec
 from fsspec.core import url_to_fs
-from fsspec.implementations.cached import CachingFileSystem
 
 from dask_image_ingest.errors import (
     ArgumentError,
@@ -76,9 +75,7 @@ def translate_errors(url: str, read: Any, *args: Any, **kwargs: Any) -> Any:
         hides = isinstance(error, FileNotFoundError) and _is_fault(error.__cause__)
         fault = error.__cause__ if hides else error
         if isinstance(fault, FileNotFoundError):
-            raise ShardNotFoundError(
-                f"{url} does not exist, or does no longer", path=local_path(url)
-            ) from error
+            raise ShardNotFoundError(f"{url} is not found", path=local_path(url)) from error
         behind = (fault, fault.__cause__ if fault else None)
         unreached = any(isinstance(e, _UNREACHED) for e in behind)
         why = "its server cannot be reached: " if unreached and local_path(url) is None else ""
@@ -109,8 +106,24 @@ _EXTRAS = {
 }
 
 
+# Links of fsspec that keep copies of what they read.
+_CACHES = ("filecache", "simplecache", "blockcache", "cached")
+
+
 def file_system(url: str, storage_options: dict[str, Any] | None) -> tuple[FileSystem, str]:
-    """Find the file system of a remote shard, and the shard's path there."""
+    """Find the file system of a remote shard, and the shard's path there.
+
+    Raises
+    ------
+    ArgumentError, MissingDependencyError, ShardError
+    """
+    first, chained, _ = url.partition("::")
+    if chained and first in _CACHES:
+        raise ArgumentError(
+            f"{url} cannot be read through {first}::, whose copies may be older than the shards "
+            f"that are listed: leave out {first}::, since only what a query needs is fetched, or "
+            "copy the shards to a local disk"
+        )
     try:
         return url_to_fs(url, **with_timeouts(url, without_permission(storage_options)))
     except (ImportError, ValueError, TypeError, KeyError) as error:  # KeyError: given twice
@@ -127,19 +140,3 @@ def file_system(url: str, storage_options: dict[str, Any] | None) -> tuple[FileS
         raise MissingDependencyError(f"{url} cannot be read: {error}.{install}") from error
     except Exception as error:  # some file systems connect already
         raise ShardError(f"{url} cannot be read: {type(error).__name__}: {error}") from error
-
-
-def uncached(fs: FileSystem) -> FileSystem:
-    """Unwrap caching file systems; their listings miss uncached files."""
-    while isinstance(fs, CachingFileSystem):
-        fs = fs.fs
-    return fs
-
-
-def keeps_copies(url: str) -> bool:
-    """True if a shard is read from a cache, which may hold an older version."""
-    first, chained, _ = url.partition("::")
-    if not chained:
-        return False
-    kind = fsspec.get_filesystem_class(first.partition("://")[0])
-    return issubclass(kind, CachingFileSystem)

@@ -7,7 +7,6 @@ from collections.abc import Iterable, Iterator
 from contextlib import ExitStack, closing, contextmanager
 from typing import Any
 
-from dask_image_ingest.storage.cached_copy import cached_copy
 from dask_image_ingest.storage.compression import decompressed
 from dask_image_ingest.storage.local import LocalReader
 from dask_image_ingest.storage.pipe import is_pipe, run_pipe
@@ -45,8 +44,7 @@ def open_shard(
         with decompressed(output, url) as content:
             yield content
         return
-    local = local_path(url)
-    path = local or cached_copy(url, storage_options)
+    path = local_path(url)
     if path is None:
         with (
             open_remote(url, storage_options, listed) as fetched,
@@ -55,11 +53,8 @@ def open_shard(
             yield content
         return
     with closing(LocalReader(path)) as stored:
-        if listed is not None:
-            # A copy has a time of its own, and how old it may be is said where it is asked for.
-            same = stored.is_version(listed) if local else listed.size in (len(stored), -1)
-            if not same:
-                raise changed(url)
+        if listed is not None and not stored.is_version(listed):
+            raise changed(url)
         with decompressed(stored, url) as content:
             yield content
         stored.refuse_changes()

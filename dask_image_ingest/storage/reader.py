@@ -33,8 +33,8 @@ class ByteReader:
     Attributes
     ----------
     shard
-        The open version as a listing would show it. None where no listing does: of copies in
-        a cache, of decompressed shards and of what a command wrote.
+        The open version as a listing would show it. None where no listing does: of
+        decompressed shards and of what a command wrote.
     damage
         Why the bytes end too early; None if they don't.
     is_remote

@@ -6,7 +6,7 @@ from typing import Any
 
 from dask_image_ingest.errors import ShardError, ShardNotFoundError
 from dask_image_ingest.listing_progress import found as count
-from dask_image_ingest.storage.fsspec_compat import FileSystem, file_system, uncached
+from dask_image_ingest.storage.fsspec_compat import FileSystem, file_system
 from dask_image_ingest.storage.patterns import SHARDS, FileKind, glob_root, is_glob
 from dask_image_ingest.storage.remote import call_fsspec, version_of
 from dask_image_ingest.storage.shard import Shard, is_web, split_url
@@ -43,7 +43,7 @@ def find_remote(
 
 def exists_remote(url: str, storage_options: dict[str, Any] | None) -> bool:
     """Tell whether there is something of this very name, wildcards and braces taken literally."""
-    fs, path = _behind_caches(url, storage_options)
+    fs, path = file_system(url, storage_options)
     try:
         return _info(fs, path, url) is not None
     except ShardError:
@@ -55,7 +55,7 @@ def list_folder(
 ) -> dict[str, Info]:
     """Entries of a folder, by one listing; empty if a web server has none."""
     if folder not in listings:
-        fs, path = _behind_caches(folder, storage_options)
+        fs, path = file_system(folder, storage_options)
         listings[folder] = {}
         try:
             listings[folder] = _list(fs, f"{path}/" if is_web(folder) else path, folder)
@@ -72,7 +72,7 @@ def list_existing(folder: str, storage_options: dict[str, Any] | None) -> dict[s
     ------
     ShardNotFoundError, ShardError
     """
-    fs, path = _behind_caches(folder, storage_options)
+    fs, path = file_system(folder, storage_options)
     fs.invalidate_cache()
     entries = call_fsspec(folder, fs.ls, f"{path}/" if is_web(folder) else path, detail=True)
     return {entry["name"].strip("/"): entry for entry in entries}
@@ -88,7 +88,7 @@ def find_files(
         head, path, tail = split_url(url)
         by_folder[head + path.rpartition("/")[0] + tail].append(url)
     for folder, members in by_folder.items():
-        fs, folder_path = _behind_caches(folder, storage_options)
+        fs, folder_path = file_system(folder, storage_options)
         paths = _paths(folder_path, members)
         if len(members) < WORTH_A_LISTING:
             infos = _infos(fs, paths, members)
@@ -117,7 +117,7 @@ def _web_infos(
 def _look_up(
     folder: str, urls: list[str], storage_options: dict[str, Any] | None, kind: FileKind
 ) -> dict[str, list[Shard]]:
-    fs, folder_path = _behind_caches(folder, storage_options)
+    fs, folder_path = file_system(folder, storage_options)
     # What is known from an earlier call may be out of date by now.
     fs.invalidate_cache()
     paths = _paths(folder_path, urls)
@@ -143,7 +143,7 @@ def _search(url: str, storage_options: dict[str, Any] | None, kind: FileKind) ->
     head, path, tail = split_url(url)
     folder = path.endswith("/")
     root = path.rstrip("/") if folder else glob_root(path)
-    fs, fs_root = _behind_caches(head + root + tail, storage_options)
+    fs, fs_root = file_system(head + root + tail, storage_options)
     fs.invalidate_cache()
     try:
         if folder:
@@ -173,12 +173,6 @@ def _search(url: str, storage_options: dict[str, Any] | None, kind: FileKind) ->
     bare = {found: name for found, name in files.items() if entries[name].get("size") is None}
     entries.update(zip(bare.values(), _infos(fs, list(bare.values()), list(bare)), strict=True))
     return shards + [_shard(found, entries[name]) for found, name in files.items()]
-
-
-def _behind_caches(url: str, storage_options: dict[str, Any] | None) -> tuple[FileSystem, str]:
-    """The file system that knows what there is."""
-    fs, path = file_system(url, storage_options)
-    return uncached(fs), path
 
 
 def _list(fs: FileSystem, folder_path: str, folder: str) -> dict[str, Info]:

@@ -21,12 +21,12 @@ def local_path(url: str) -> str | None:
 
 
 def is_web(url: str) -> bool:
-    """Tell whether a remote shard is one of a web server, whatever caches it."""
-    return re.match(r"(\w+::)*https?://", url) is not None
+    """Tell whether a remote shard is one of a web server."""
+    return url.startswith(("http://", "https://"))
 
 
 def split_url(url: str) -> tuple[str, str, str]:
-    """Split a remote URL around its path: ``simplecache::zip://``, ``a.tar``, ``::s3://b/c.zip``."""
+    """Split a remote URL around its path: ``zip://``, ``a.tar``, ``::s3://b/c.zip``."""
     match = re.fullmatch(r"((?:\w+::)*[^:/]+://)(.*?)(::.*)?", url)
     if match is None:
         raise ArgumentError(f"{url!r} is no URL that fsspec could read")
@@ -36,8 +36,8 @@ def split_url(url: str) -> tuple[str, str, str]:
 def identities(url: str) -> set[tuple[str, str, str]]:
     """Identities of the files of a URL, however it is written; one for each link of a chain.
 
-    Two URLs have one in common if they lead to the same file, as far as they tell: with a cache in
-    front, by another name of the protocol, or over a symbolic link.
+    Two URLs have one in common if they lead to the same file, as far as they tell: by another name
+    of the protocol, inside an archive, or over a symbolic link.
     """
     path = local_path(url)
     links = [url] if path is not None else [link for link in url.split("::") if "://" in link]

@@ -35,7 +35,7 @@ _REGULAR, _REGULAR_V7, _PAX = b"0\0x"
 _WITHOUT_DATA = frozenset(b"123456")
 
 # Records that change neither name nor size; webdataset's own writer puts an mtime in front of every
-# member. No value here holds an "=", so none can hide another record behind a invalid length.
+# member. No value here holds an "=", so none can hide another record behind an invalid length.
 _HARMLESS_PAX = re.compile(rb"(?:\d+ (?:[amc]time|[ug]id)=[-.\d]*\n)+\0*")
 
 _LARGEST_INT64 = 2**63 - 1

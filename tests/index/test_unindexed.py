@@ -1,4 +1,4 @@
-"""Shards that can have no index: of copies, and of what commands write, no version is known."""
+"""Shards that can have no index, and those whose versions are known by other means."""
 
 from __future__ import annotations
 
@@ -12,21 +12,6 @@ from PIL import Image
 from tars import tar
 
 import dask_image_ingest as dii
-
-FOLDER = "/unindexed"
-URL = f"memory:/{FOLDER}/a.tar"
-
-# fsspec's block cache leaves its files to the garbage collector.
-pytestmark = pytest.mark.filterwarnings(
-    "ignore:(?s).*FileIO name=.*copies/:pytest.PytestUnraisableExceptionWarning"
-)
-
-
-@pytest.fixture
-def memory():
-    fs = fsspec.filesystem("memory")
-    yield fs
-    fs.rm(FOLDER, recursive=True)
 
 
 def numbered(numbers):
@@ -44,33 +29,6 @@ def numbers(paths, **options):
     frame = dii.read_webdataset_images(paths, backend="pandas", **options).compute()
     pixels = [int(image[0, 0, 0]) for image in frame.images.arrays()]
     return [int(key) for key in frame["__key__"]], [int(txt) for txt in frame["txt"]], pixels
-
-
-@pytest.mark.parametrize("cache", ["filecache", "simplecache"])
-def test_rows_of_a_copy_are_of_one_version(memory, tmp_path, cache):
-    options = {cache: {"cache_storage": str(tmp_path / "copies")}}
-    old, new = numbered(range(4)), numbered(range(200, 204))
-    assert len(old) == len(new)
-    memory.pipe_file(f"{FOLDER}/a.tar", old)
-    read = {"storage_options": options}
-    assert numbers(f"{cache}::{URL}", **read) == ([*range(4)],) * 3
-    memory.pipe_file(f"{FOLDER}/a.tar", new)
-    dii.write_index(URL)
-    assert numbers(f"{cache}::{URL}", **read) == ([*range(4)],) * 3
-    assert numbers(URL, index=True) == ([*range(200, 204)],) * 3
-
-
-@pytest.mark.parametrize("cache", ["filecache", "simplecache", "blockcache"])
-def test_an_index_is_refused_where_copies_are_read(memory, tmp_path, cache):
-    options = {cache: {"cache_storage": str(tmp_path / "copies")}}
-    memory.pipe_file(f"{FOLDER}/a.tar", numbered(range(4)))
-    paths = [f"{cache}::{URL}"]
-    with pytest.raises(dii.ArgumentError, match=r"copies of a cache.*without the cache"):
-        dii.write_index(paths, folder=tmp_path / "indexes", storage_options=options)
-    assert not (tmp_path / "indexes").exists()
-    for index in (True, str(tmp_path)):
-        with pytest.raises(dii.ArgumentError, match=r"index=.*a\.tar can have no index"):
-            numbers(paths, storage_options=options, index=index)
 
 
 def test_a_server_that_tells_no_version_has_no_indexes(tmp_path):
@@ -124,5 +82,5 @@ def test_what_takes_no_files_is_refused_before_a_shard_is_read(tmp_path):
         assert dii.write_index(url, folder=tmp_path)["state"].tolist() == ["written"]
     with zipfile.ZipFile(tmp_path / "a.zip", "w") as archive:
         archive.writestr("a.tar", numbered(range(4)))
-    with pytest.raises(dii.ArgumentError, match=r"archive or a cache.* pass folder="):
+    with pytest.raises(dii.ArgumentError, match=r"archive: pass folder="):
         dii.write_index(f"zip://*.tar::{tmp_path}/a.zip")

@@ -275,8 +275,6 @@ REMOTE = [f"counting://bucket/s-{i}.tar" for i in range(20)]
         ("counting://bucket/", [*REMOTE, "counting://bucket/sub/x.tgz"]),
         ("counting://*/sub", ["counting://bucket/sub/x.tgz"]),
         ("counting://bucket/**/*.tgz", ["counting://bucket/sub/x.tgz"]),
-        ("simplecache::counting://bucket/s-{0..2}.tar", [f"simplecache::{u}" for u in REMOTE[:3]]),
-        ("simplecache::counting://bucket/s-*.tar", [f"simplecache::{url}" for url in REMOTE]),
     ],
 )
 def test_patterns_mean_the_same_on_a_remote_file_system(remote, pattern, expected):
@@ -285,6 +283,18 @@ def test_patterns_mean_the_same_on_a_remote_file_system(remote, pattern, expecte
             find_shards(pattern)
         return
     assert [shard.url for shard in find_shards(pattern)] == expected
+
+
+@pytest.mark.parametrize("cache", ["filecache", "simplecache", "blockcache"])
+@pytest.mark.parametrize("name", ["s-1.tar", "s-{0..2}.tar", "s-*.tar", ""])
+def test_caches_of_fsspec_are_refused_with_what_to_do_instead(remote, cache, name):
+    url = f"{cache}::counting://bucket/{name}"
+    said = f"cannot be read through {cache}::.*: leave out {cache}::.* copy the shards to a local"
+    with pytest.raises(ArgumentError, match=said):
+        find_shards(url)
+    with pytest.raises(ArgumentError, match=said), open_shard(url):
+        pass
+    assert not remote.requests
 
 
 def test_many_remote_shards_cost_one_listing(remote):
@@ -458,7 +468,7 @@ def test_an_empty_file_is_an_empty_shard(tmp_path):
 
 @pytest.mark.parametrize("url", ["/no/x.tar", "counting://bucket/no.tar", "file:///no/x.tar"])
 def test_a_shard_that_is_gone_is_named(remote, url):
-    with pytest.raises(ShardNotFoundError, match=r"/(x|no)\.tar does not exist"), open_shard(url):
+    with pytest.raises(ShardNotFoundError, match=r"/(x|no)\.tar is not found"), open_shard(url):
         pass
 
 

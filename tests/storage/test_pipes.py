@@ -8,6 +8,7 @@ import signal
 import subprocess
 import sys
 import time
+import zipfile
 from pathlib import Path
 
 import numpy as np
@@ -233,9 +234,9 @@ def test_nothing_else_than_true_is_a_permission(commands):
 
 
 def test_the_permission_reaches_no_file_system(tmp_path):
-    path = tmp_path / "x.tar"
-    path.write_bytes(tar({"a.txt": b"1"}))
-    url = f"simplecache::file://{path}"
-    (shard,) = find_shards(url, ALLOWED)
+    data = tar({"a.txt": b"1"})
+    with zipfile.ZipFile(tmp_path / "x.zip", "w") as archive:
+        archive.writestr("x.tar", data)
+    (shard,) = find_shards(f"zip://x.tar::{tmp_path}/x.zip", ALLOWED)
     with open_shard(shard.url, ALLOWED) as content:
-        assert bytes(content[:]) == path.read_bytes()
+        assert bytes(content[:]) == data

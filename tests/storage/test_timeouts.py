@@ -34,9 +34,9 @@ def configured():
         ("gs://b/a.tar", {"token": "anon"}, {"token": "anon", "requests_timeout": OURS}),
         ("memory://a.tar", {"a": 1}, None),
         (
-            "filecache::https://x/a.tar",
-            {"filecache": {"cache_storage": "c"}},
-            {"filecache": {"cache_storage": "c"}, "https": {"client_kwargs": {"timeout": OURS}}},
+            "zip://a.tar::https://x/a.zip",
+            {"zip": {"mode": "r"}},
+            {"zip": {"mode": "r"}, "https": {"client_kwargs": {"timeout": OURS}}},
         ),
         (
             "zip://a.tar::http://x/a.zip",

@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 import asyncio
-import os
 import threading
 from collections.abc import Iterator
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import nullcontext
 from datetime import datetime
 from typing import Any
 
 from dask_image_ingest.errors import ShardError, ShardNotFoundError
-from dask_image_ingest.storage.fsspec_compat import FileSystem, translate_errors, uncached
+from dask_image_ingest.storage.fsspec_compat import FileSystem, translate_errors
 from dask_image_ingest.storage.remote.fetch import Fault, Head, Retries, call_with_retry
 from dask_image_ingest.storage.settings import settings
 
@@ -34,11 +33,6 @@ _VERSIONS = (
     "modificationTime",  # WebHDFS
     "created",
 )
-
-# A cache has one list of what it has, for all of its files.
-_caches = threading.Lock()
-# Renewed in place, since sources keep it: no thread of a fork will ever release it.
-os.register_at_fork(after_in_child=_caches._at_fork_reinit)  # type: ignore[attr-defined]
 
 # What the errors of aiohttp, Azure and gcsfs call the status of an answer.
 _STATUS = ("status", "status_code", "code")
@@ -69,12 +63,13 @@ class FsspecSource:
         self._path = path
         self._size = 0
         self.version = ""
-        self._told_by = uncached(fs)
-        self._turn = _turn(fs)
+        # A forked process inherits none that it could use: a source lives as long as a task has
+        # its shard open, and that task goes on in the parent.
+        self._turn = nullcontext() if fs.async_impl else threading.Lock()
 
     def head(self, nbytes: int, stall_timeout: float | None = None) -> Head:
         """Read the first bytes, and keep in mind which version this is."""
-        info = self._ask(self._told_by.info, self._path)
+        info = self._ask(self._fs.info, self._path)
         if info["size"] is None:
             whole = self._ask(self._fs.cat_file, self._path)
             return Head(whole, len(whole))
@@ -100,8 +95,8 @@ class FsspecSource:
         if not self.version:
             return
         try:
-            self._told_by.invalidate_cache(self._told_by._parent(self._path))
-            now = self._ask(self._told_by.info, self._path)
+            self._fs.invalidate_cache(self._fs._parent(self._path))
+            now = self._ask(self._fs.info, self._path)
         except (Fault, ShardNotFoundError):
             return  # nothing was read after this
         if version_of(now) != self.version:
@@ -130,13 +125,6 @@ class FsspecSource:
     def _ask(self, call: Any, *args: Any, **kwargs: Any) -> Any:
         with self._turn:
             return _ask(self.url, call, *args, **kwargs)
-
-
-def _turn(fs: FileSystem) -> AbstractContextManager[Any]:
-    """Lock to hold while a method of a file system is called."""
-    if fs is not uncached(fs):
-        return _caches
-    return nullcontext() if fs.async_impl else threading.Lock()
 
 
 def call_fsspec(url: str, call: Any, *args: Any, **kwargs: Any) -> Any:

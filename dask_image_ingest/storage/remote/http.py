@@ -182,7 +182,7 @@ class HTTPSource:
         status = response.status
         said = f"{status} {response.reason or ''}".strip()
         if status in (404, 410):
-            raise ShardNotFoundError(f"{self.url} does not exist, or does no longer ({said})")
+            raise ShardNotFoundError(f"{self.url} is not found ({said})")
         if status in _AGAIN:
             wait = response.headers.get("Retry-After", "")
             raise Fault(f"its server answers {said}", float(wait) if wait.isdecimal() else 0.0)

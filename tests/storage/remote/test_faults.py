@@ -69,7 +69,7 @@ def test_a_fault_costs_one_request(compression):
 @pytest.mark.parametrize(
     ("status", "error", "told"),
     [
-        (404, ShardNotFoundError, "does not exist"),
+        (404, ShardNotFoundError, "is not found"),
         (410, ShardNotFoundError, "410"),
         (401, ShardError, "401.*pass them in storage_options"),
         (403, ShardError, "403.*check the credentials.*signed URL may have expired"),

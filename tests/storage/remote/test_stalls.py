@@ -122,7 +122,7 @@ def test_stalled_answers_of_a_fast_server_are_asked_for_anew_soon(monkeypatch):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("said", ["nothing", "half-the-headers"])
-@pytest.mark.parametrize("url", ["{}", "{}.{{a,b}}", "{}*", "simplecache::{}"])
+@pytest.mark.parametrize("url", ["{}", "{}.{{a,b}}", "{}*"])
 def test_a_server_that_never_answers_ends_a_listing(said, url):
     waits = {"connect-timeout": SHORT, "read-timeout": SHORT, "retry-limit": SHORT}
     with (
