@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
@@ -11,7 +10,7 @@ import pyarrow as pa
 from pyarrow import parquet
 
 from dask_image_ingest.errors import ShardError
-from dask_image_ingest.storage import ByteReader, open_shard
+from dask_image_ingest.storage import ByteReader, ReaderFile, open_shard
 
 # Where a footer lies, mostly.
 _FOOTER = 64 << 10
@@ -28,7 +27,7 @@ class ParquetSource:
         self._content = content
         content.prefetch([(max(0, len(content) - _FOOTER), len(content))])
         with self._told():
-            source = pa.PythonFile(_Reader(content), mode="r")
+            source = pa.PythonFile(ReaderFile(content), mode="r")
             self._file = parquet.ParquetFile(source, pre_buffer=False)
 
     @property
@@ -85,30 +84,3 @@ def open_parquet(url: str, storage_options: dict[str, Any] | None) -> Iterator[P
     """
     with open_shard(url, storage_options) as content:
         yield ParquetSource(url, content)
-
-
-class _Reader:
-    """Bytes that are read when they are sliced, as pyarrow reads files."""
-
-    closed = False
-
-    def __init__(self, content: ByteReader) -> None:
-        self._content = content
-        self._at = 0
-
-    def read(self, nbytes: int = -1) -> bytes:
-        stop = len(self._content) if nbytes < 0 else self._at + nbytes
-        data = bytes(self._content[self._at : stop])
-        self._at += len(data)
-        return data
-
-    def seek(self, offset: int, whence: int = os.SEEK_SET) -> int:
-        bases = {os.SEEK_SET: 0, os.SEEK_CUR: self._at, os.SEEK_END: len(self._content)}
-        self._at = bases[whence] + offset
-        return self._at
-
-    def tell(self) -> int:
-        return self._at
-
-    def close(self) -> None:
-        """Whoever opened the bytes closes them."""
