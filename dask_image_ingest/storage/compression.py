@@ -5,11 +5,12 @@ A small file may decompress to any size, so memory holds the beginning and a fil
 
 from __future__ import annotations
 
+import gzip
 import io
 import zlib
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Any
+from functools import partial
 
 import pyarrow as pa
 
@@ -20,7 +21,7 @@ from dask_image_ingest.storage.reader import ByteReader, MemoryReader
 # In bytes: what of a decompressed shard is held in memory.
 _IN_MEMORY = 256 << 20
 
-# A corrupt stream loses at most what one of these steps gives.
+# In bytes: a corrupt stream loses at most one of these steps.
 _STEP = 1 << 14
 
 
@@ -78,17 +79,17 @@ class _Stream(ByteReader):
 
     def fill(self, stored: io.BytesIO) -> None:
         """Decompress all of it, or as much as can be decompressed."""
-        steps = _gunzip(stored) if self._name == "gzip" else _unzstd(stored)
+        steps = _steps(self._name, stored)
         while True:
             try:
-                step = next(steps, None)
+                step = next(steps, b"")
             except (EOFError, OSError, zlib.error) as error:
                 self.damage = (
                     f"the {self._name} stream breaks off after {self._size} decompressed bytes "
                     f"({error})"
                 )
                 return
-            if step is None:
+            if not step:
                 return
             self._append(step)
 
@@ -115,23 +116,8 @@ class _Stream(ByteReader):
         self._size += len(step)
 
 
-def _gunzip(stored: Any) -> Iterator[bytes]:
-    data = stored.read(_STEP)
-    while data:
-        member = zlib.decompressobj(wbits=16 + zlib.MAX_WBITS)
-        while not member.eof:
-            if not data:
-                yield member.flush()
-                raise EOFError("unexpected end")
-            yield member.decompress(data)
-            data = member.unused_data if member.eof else stored.read(_STEP)
-        # Tapes and block devices pad with zeros, which gzip allows.
-        data = data.lstrip(b"\0")
-        while not data and (more := stored.read(_STEP)):
-            data = more.lstrip(b"\0")
-
-
-def _unzstd(stored: Any) -> Iterator[bytes]:
+def _steps(name: str, stored: io.BytesIO) -> Iterator[bytes]:
+    if name == "gzip":
+        return iter(partial(gzip.GzipFile(fileobj=stored).read1, _STEP), b"")
     stream = pa.CompressedInputStream(pa.PythonFile(stored, mode="r"), "zstd")
-    while step := stream.read(_STEP):
-        yield step
+    return iter(partial(stream.read, _STEP), b"")
