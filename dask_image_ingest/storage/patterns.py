@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+import math
 import re
-from collections.abc import Iterator
 from dataclasses import dataclass
 
 from braceexpand import braceexpand
@@ -14,9 +14,12 @@ from dask_image_ingest.storage.shard import is_web
 
 # Several times the shards of the largest collections there are.
 _MOST_PATHS = 10_000_000
+_DEEPEST = 100
 
 _NUMBERS = re.compile(r"(-?\d+)\.\.(-?\d+)(?:\.\.-?(\d+))?")
 _LETTERS = re.compile(r"([A-Za-z])\.\.([A-Za-z])(?:\.\.-?(\d+))?")
+_INNERMOST = re.compile(r"\{([^{}]*)\}")
+_COUNTED = re.compile(r"\0(\d+)\0")
 
 
 def expand_braces(pattern: str) -> list[str]:
@@ -42,48 +45,25 @@ def expand_braces(pattern: str) -> list[str]:
 
 
 def _count(pattern: str) -> int:
-    """Number of paths that a pattern expands to, without expanding it."""
-    paths = 1
-    for inside in _outermost(pattern):
-        numbers, letters = _NUMBERS.fullmatch(inside), _LETTERS.fullmatch(inside)
-        if numbers:
-            first, last, step = numbers.groups()
-            paths *= _length(int(first), int(last), step)
-        elif letters:
-            first, last, step = letters.groups()
-            paths *= _length(ord(first), ord(last), step)
-        else:
-            paths *= sum(map(_count, _choices(inside)))
-    return paths
+    """The most paths that a pattern can expand to, without expanding it."""
+    for _ in range(_DEEPEST):
+        # From the inside out: each pair of braces gives way to its number of paths.
+        pattern, pairs = _INNERMOST.subn(lambda found: f"\0{_choices(found[1])}\0", pattern)
+        if not pairs:
+            return _product(pattern)
+    raise ValueError(f"more than {_DEEPEST} braces in braces")
 
 
-def _length(first: int, last: int, step: str | None) -> int:
-    return abs(last - first) // (int(step or 1) or 1) + 1
+def _choices(inside: str) -> int:
+    for sequence, number in ((_NUMBERS, int), (_LETTERS, ord)):
+        if found := sequence.fullmatch(inside):
+            first, last, step = found.groups()
+            return abs(number(last) - number(first)) // (int(step or 1) or 1) + 1
+    return sum(map(_product, inside.split(",")))
 
 
-def _outermost(pattern: str) -> Iterator[str]:
-    """Contents of each outermost pair of braces."""
-    depth = start = 0
-    for place, sign in enumerate(pattern):
-        if sign == "{":
-            depth += 1
-            if depth == 1:
-                start = place + 1
-        elif sign == "}":
-            depth -= 1
-            if depth == 0:
-                yield pattern[start:place]
-
-
-def _choices(inside: str) -> Iterator[str]:
-    """Parts between commas that are in no further braces."""
-    depth = start = 0
-    for place, sign in enumerate(inside):
-        depth += (sign == "{") - (sign == "}")
-        if sign == "," and depth == 0:
-            yield inside[start:place]
-            start = place + 1
-    yield inside[start:]
+def _product(part: str) -> int:
+    return math.prod(map(int, _COUNTED.findall(part)))
 
 
 # Those that are read from their beginning, whatever is wanted of them.
