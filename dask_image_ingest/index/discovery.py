@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import warnings
 from collections.abc import Sequence
@@ -20,8 +21,9 @@ from dask_image_ingest.storage import (
     inside,
     is_pipe,
     local_path,
-    names_in,
 )
+
+logger = logging.getLogger("dask_image_ingest")
 
 
 @dataclass(frozen=True, slots=True, repr=False)
@@ -88,7 +90,7 @@ def find_indexes(
     for looked_at, members in by_folder.items():
         stems = [_stem(name) for _, name in members]
         if folder is None:
-            names = folder_names(looked_at, stems, storage_options, listings)
+            names = _beside(looked_at, stems, storage_options, listings)
         else:
             names = _in_folder(folder, stems, storage_options)
         for shard, name in members:
@@ -105,11 +107,21 @@ def find_indexes(
     return found
 
 
+def _beside(
+    folder: str, stems: Sequence[str], storage_options: dict[str, Any] | None, listings: Listings
+) -> set[str]:
+    try:
+        return set() if "?" in folder else folder_names(folder, stems, storage_options, listings)
+    except Exception as error:  # each file system has exceptions of its own
+        logger.debug("%s cannot be listed: %s", folder, error)
+        return set()
+
+
 def _in_folder(
     folder: str, stems: Sequence[str], storage_options: dict[str, Any] | None
 ) -> set[str]:
     try:
-        return names_in(folder, stems, storage_options)
+        return folder_names(folder, stems, storage_options)
     except ShardNotFoundError as error:
         raise ArgumentError(
             f"index={folder!r}: there is no such folder, or its server lists none"

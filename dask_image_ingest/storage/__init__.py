@@ -37,7 +37,6 @@ from dask_image_ingest.storage.sidecar_files import (
     folder_names,
     folder_of,
     inside,
-    names_in,
 )
 from dask_image_ingest.storage.signatures import SIGNATURE_BYTES, describe_bytes, image_format
 
@@ -75,7 +74,6 @@ __all__ = [
     "is_pipe",
     "is_web",
     "local_path",
-    "names_in",
     "open_late",
     "open_output",
     "open_shard",

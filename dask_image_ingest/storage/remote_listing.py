@@ -29,14 +29,11 @@ def find_remote(
 ) -> dict[str, list[Shard]]:
     """Find the files of a kind behind each URL; an empty list if nothing is there."""
     found: dict[str, list[Shard]] = {}
-    by_folder: dict[str, list[str]] = defaultdict(list)
     for url in urls:
-        head, path, tail = split_url(url)
+        path = split_url(url)[1]
         if path.endswith("/") or (is_glob(url) and not exists_remote(url, storage_options)):
             found[url] = _search(url, storage_options, kind)
-        else:
-            by_folder[head + path.rpartition("/")[0] + tail].append(url)
-    for folder, members in by_folder.items():
+    for folder, members in _by_folder([url for url in urls if url not in found]).items():
         found |= _look_up(folder, members, storage_options, kind)
     return found
 
@@ -53,29 +50,20 @@ def exists_remote(url: str, storage_options: dict[str, Any] | None) -> bool:
 def list_folder(
     folder: str, storage_options: dict[str, Any] | None, listings: Listings
 ) -> dict[str, Info]:
-    """Entries of a folder, by one listing; empty if a web server has none."""
-    if folder not in listings:
-        fs, path = file_system(folder, storage_options)
-        listings[folder] = {}
-        try:
-            listings[folder] = _list(fs, f"{path}/" if is_web(folder) else path, folder)
-        except ShardError:
-            if not is_web(folder):
-                raise
-    return listings[folder]
-
-
-def list_existing(folder: str, storage_options: dict[str, Any] | None) -> dict[str, Info]:
-    """Entries of a folder that has to exist.
+    """Entries of a folder, by one listing; none where an earlier one of ``listings`` has failed.
 
     Raises
     ------
     ShardNotFoundError, ShardError
+        If there is no such folder, or if its server lists none.
     """
-    fs, path = file_system(folder, storage_options)
-    fs.invalidate_cache()
-    entries = call_fsspec(folder, fs.ls, f"{path}/" if is_web(folder) else path, detail=True)
-    return {entry["name"].strip("/"): entry for entry in entries}
+    if folder not in listings:
+        listings[folder] = {}
+        fs, path = file_system(folder, storage_options)
+        entries = call_fsspec(folder, fs.ls, f"{path}/" if is_web(folder) else path, detail=True)
+        count(len(entries))
+        listings[folder] = {entry["name"].strip("/"): entry for entry in entries}
+    return listings[folder]
 
 
 def find_files(
@@ -83,49 +71,57 @@ def find_files(
 ) -> dict[str, Shard | None]:
     """Find files whose folders were listed just now for others, whose listings are used again."""
     found: dict[str, Shard | None] = dict.fromkeys(urls)
-    by_folder: dict[str, list[str]] = defaultdict(list)
-    for url in urls:
-        head, path, tail = split_url(url)
-        by_folder[head + path.rpartition("/")[0] + tail].append(url)
-    for folder, members in by_folder.items():
-        fs, folder_path = file_system(folder, storage_options)
-        paths = _paths(folder_path, members)
-        if len(members) < WORTH_A_LISTING:
-            infos = _infos(fs, paths, members)
-        else:
-            entries = list_folder(folder, storage_options, listings)
-            if is_web(folder):
-                infos = _web_infos(fs, entries, paths, members)
-            else:
-                infos = [entries.get(path.strip("/")) for path in paths]
+    for folder, members in _by_folder(urls).items():
+        infos = _infos_in(folder, members, storage_options, listings)
         for url, info in zip(members, infos, strict=True):
             if info is not None and info["type"] != "directory":
                 found[url] = _shard(url, info)
     return found
 
 
-def _web_infos(
-    fs: FileSystem, entries: dict[str, Info], paths: list[str], urls: list[str]
+def _by_folder(urls: list[str]) -> dict[str, list[str]]:
+    by_folder: dict[str, list[str]] = defaultdict(list)
+    for url in urls:
+        head, path, tail = split_url(url)
+        by_folder[head + path.rpartition("/")[0] + tail].append(url)
+    return by_folder
+
+
+def _infos_in(
+    folder: str, urls: list[str], storage_options: dict[str, Any] | None, listings: Listings
 ) -> list[Info | None]:
-    """Infos of files from a web page; without one, those of the first file stand for all."""
-    if any(path in entries for path in paths):
-        return [entries.get(path) for path in paths]
-    first = _info(fs, paths[0], urls[0])
-    return [first, *[first and {"type": "file"}] * (len(paths) - 1)]
+    """Infos of files of one folder, by its listing if they are many.
+
+    Where a web server lists nothing, those of the first file stand for all.
+    """
+    fs, root = file_system(folder, storage_options)
+    paths = _paths(root, urls)
+    if len(urls) < WORTH_A_LISTING:
+        return _infos(fs, paths, urls)
+    try:
+        entries = list_folder(folder, storage_options, listings)
+    except ShardNotFoundError:
+        entries = {}
+    except ShardError:
+        if not is_web(folder):
+            raise
+        entries = {}
+    if is_web(folder) and not any(path in entries for path in paths):
+        first = _info(fs, paths[0], urls[0])
+        return [first, *[first and {"type": "file"}] * (len(paths) - 1)]
+    return [entries.get(path.strip("/")) for path in paths]
 
 
 def _look_up(
     folder: str, urls: list[str], storage_options: dict[str, Any] | None, kind: FileKind
 ) -> dict[str, list[Shard]]:
-    fs, folder_path = file_system(folder, storage_options)
+    fs, root = file_system(folder, storage_options)
     # What is known from an earlier call may be out of date by now.
     fs.invalidate_cache()
-    paths = _paths(folder_path, urls)
-    if len(urls) >= WORTH_A_LISTING and not is_web(folder):
-        entries = _list(fs, folder_path, folder)
-        infos = [entries.get(path.strip("/")) for path in paths]
+    if is_web(folder):  # its listings know no sizes
+        infos = _infos(fs, _paths(root, urls), urls)
     else:
-        infos = _infos(fs, paths, urls)
+        infos = _infos_in(folder, urls, storage_options, {})
     return {
         url: [] if info is None else _files_of(url, info, storage_options, kind)
         for url, info in zip(urls, infos, strict=True)
@@ -173,15 +169,6 @@ def _search(url: str, storage_options: dict[str, Any] | None, kind: FileKind) ->
     bare = {found: name for found, name in files.items() if entries[name].get("size") is None}
     entries.update(zip(bare.values(), _infos(fs, list(bare.values()), list(bare)), strict=True))
     return shards + [_shard(found, entries[name]) for found, name in files.items()]
-
-
-def _list(fs: FileSystem, folder_path: str, folder: str) -> dict[str, Info]:
-    try:
-        entries = call_fsspec(folder, fs.ls, folder_path, detail=True)
-    except ShardNotFoundError:
-        return {}
-    count(len(entries))
-    return {entry["name"].strip("/"): entry for entry in entries}
 
 
 def _infos(fs: FileSystem, paths: list[str], urls: list[str]) -> list[Info | None]:

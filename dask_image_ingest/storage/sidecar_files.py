@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import inspect
-import logging
 import os
 from collections.abc import Collection, Iterable
 from typing import Any
@@ -20,12 +19,9 @@ from dask_image_ingest.storage.remote_listing import (
     Listings,
     exists_remote,
     find_files,
-    list_existing,
     list_folder,
 )
 from dask_image_ingest.storage.shard import Shard, local_path, split_url
-
-logger = logging.getLogger("dask_image_ingest")
 
 
 def folder_of(url: str) -> tuple[str, str]:
@@ -50,50 +46,32 @@ def folder_names(
     folder: str,
     stems: Collection[str],
     storage_options: dict[str, Any] | None,
-    listings: Listings,
+    listings: Listings | None = None,
 ) -> set[str]:
     """The names of the files in a folder that begin with one of ``stems``, and perhaps others.
 
-    Empty where the folder can't be listed: many a web server refuses that.
-    """
-    path = local_path(folder)
-    try:
-        if path is not None:
-            return set(os.listdir(path))
-        if "?" in folder:  # signed for one file
-            return set()
-        found: Iterable[str] | None = None
-        if folder not in listings:
-            found = _with_prefix(folder, stems, storage_options)
-        if found is None:
-            # Where the shards or files beside them were found by a listing, this is the same one.
-            found = list_folder(folder, storage_options, listings)
-        return {name.rstrip("/").rpartition("/")[2] for name in found}
-    except Exception as error:  # each file system has exceptions of its own
-        logger.debug("%s cannot be listed: %s", folder, error)
-        return set()
-
-
-def names_in(
-    folder: str, stems: Collection[str], storage_options: dict[str, Any] | None
-) -> set[str]:
-    """As `folder_names`, of a folder that has to be there.
+    Parameters
+    ----------
+    listings
+        Listings made for the shards just now; without them, the folder is listed anew.
 
     Raises
     ------
-    ShardNotFoundError
-        If there is no such folder.
-    ShardError
-        If it can't be listed.
+    ShardNotFoundError, ShardError
+        If there is no such folder, or if it can't be listed: many a web server refuses that.
     """
     path = local_path(folder)
     if path is not None:
         return set(translate_errors(folder, os.listdir, path))
-    found = call_fsspec(folder, _with_prefix, folder, stems, storage_options)
+    found: Iterable[str] | None = None
+    if folder not in (listings or {}):
+        found = call_fsspec(folder, _with_prefix, folder, stems, storage_options)
     if found is None:
-        found = list_existing(folder, storage_options)
+        if listings is None:
+            file_system(folder, storage_options)[0].invalidate_cache()
+        found = list_folder(folder, storage_options, {} if listings is None else listings)
     elif not found and not exists_remote(folder, storage_options):
-        raise ShardNotFoundError(f"{folder} does not exist")
+        raise ShardNotFoundError(f"{folder} is not found")
     return {name.rstrip("/").rpartition("/")[2] for name in found}
 
 
