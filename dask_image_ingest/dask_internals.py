@@ -100,4 +100,4 @@ from dask.dataframe.dask_expr._shuffle import (
     divisions_lru,
 )
 from dask.dataframe.dask_expr.io.io import BlockwiseIO, FromGraph
-from dask.dataframe.dask_expr.io.parquet import ReadParquetFSSpec
+from dask.dataframe.dask_expr.io.parquet import ReadParquet, ReadParquetFSSpec

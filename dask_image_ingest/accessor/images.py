@@ -600,7 +600,7 @@ class Images(ABC, Generic[Frame, Series]):
         format
             ``"jpeg"``, of images with 1 or 3 channels, ``"png"`` or ``"webp"``, of 1 to 4.
         quality
-            1 to 100, of JPEG and WebP.
+            1 to 100, of JPEG and of WebP with 3 channels. Other WebP is lossless, as PNG is.
 
         Returns
         -------

@@ -14,7 +14,7 @@ from dask_image_ingest.dataset.filters import (
     either,
 )
 from dask_image_ingest.dataset.late.chunks import ChunkedMap, move_rows_now
-from dask_image_ingest.dataset.late.decode import reference_rows, references_of
+from dask_image_ingest.dataset.late.decode import field_of, reference_rows, references_of
 from dask_image_ingest.dataset.late.fetch import fetch_encoded
 from dask_image_ingest.dataset.late.fused import SHAPE_IN_NAME
 from dask_image_ingest.dataset.late.nodes import Decode, PointersToReferences
@@ -76,6 +76,7 @@ __all__ = [
     "decode_images",
     "either",
     "fetch_encoded",
+    "field_of",
     "image_field",
     "image_member",
     "image_sources",

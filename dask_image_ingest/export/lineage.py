@@ -1,4 +1,4 @@
-"""The shards that a frame's query reads: which, and with which options."""
+"""Lineage of an export: the shards that a frame reads, and how users call its operations."""
 
 from __future__ import annotations
 
@@ -9,13 +9,10 @@ from dask_image_ingest import dask_internals as dx
 from dask_image_ingest.dask_internals import FrameBase
 from dask_image_ingest.dataset import (
     Decode,
-    KeepsResults,
     ReadImageFiles,
     ReadWebDataset,
     datasets_of,
-    image_sources,
 )
-from dask_image_ingest.decode import Decoding
 from dask_image_ingest.errors import ArgumentError
 from dask_image_ingest.ops import MapBatches
 from dask_image_ingest.storage import Shard, is_pipe, local_path
@@ -52,49 +49,6 @@ def source_options_of(frame: Any) -> dict[str, Any] | None:
     return next(iter(found.values()), None)
 
 
-def pixel_operations(frame: Any, column: str) -> Iterator[str]:
-    """Operations that gave a column other pixels than the stored ones, by users' names.
-
-    Nothing, if they are those of the images that the rows point to. Of a frame that is computed or
-    persisted nothing tells.
-    """
-    if not isinstance(frame, FrameBase):
-        yield "nobody knows where, since the frame is computed"
-        return
-    yield from _makers(frame.expr, column)
-
-
-def stored_members(frame: Any, column: str) -> tuple[str, ...]:
-    """Member extensions of an image column beside ``image``, as the frame's reads name them."""
-    datasets = datasets_of(frame.expr) if isinstance(frame, FrameBase) else ()
-    others = (each for dataset in datasets for each in dataset.options.other_images)
-    return next((each.extensions for each in others if each.column == column), ())
-
-
-def _makers(expr: Any, column: str) -> Iterator[str]:
-    for source, name in image_sources(expr, column):
-        if isinstance(source, KeepsResults):
-            yield from _makers(source.made_of, name)
-        elif (decoding := _decoding(source, name)) is not None:
-            options = [
-                *["size="] * (decoding.size is not None),
-                *["mode="] * (decoding.mode not in ("RGB", "labels", "raw")),
-                *["transform="] * (decoding.transform is not None),
-            ]
-            if options:
-                yield f"{operation_name(source)} with {', '.join(options)}"
-        else:
-            yield operation_name(source)
-
-
-def _decoding(expr: Any, column: str) -> Decoding | None:
-    """Decode options of a column in an expression; None where it is not a decode."""
-    if isinstance(expr, ReadWebDataset) and column == "image":
-        return expr.dataset.options.decoding
-    found = expr.images if isinstance(expr, Decode) else ()
-    return next((each.decoding for each in found if each.image == column), None)
-
-
 def operation_name(expr: Any) -> str:
     """Name of an operation as users know it."""
     if isinstance(expr, ReadWebDataset):
@@ -108,6 +62,10 @@ def operation_name(expr: Any) -> str:
         return f"map_batches({expr.batch_map.function.name})"
     if isinstance(expr, dx.MapPartitions):
         return str(expr)
+    if isinstance(expr, dx.ReadParquet):
+        return "dd.read_parquet"
+    if isinstance(expr, dx.FromGraph):
+        return "a persisted frame"
     return type(expr).__name__
 
 

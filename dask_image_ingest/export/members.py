@@ -18,10 +18,8 @@ import pandas as pd
 import pyarrow as pa
 
 from dask_image_ingest.errors import ArgumentError
+from dask_image_ingest.export.image_origin import FORMATS, ImageOrigin
 from dask_image_ingest.tar import IMAGE_EXTENSIONS
-
-# How pixels are encoded, by the last part of a member's extension.
-_FORMATS = {"jpg": "jpeg", "jpeg": "jpeg", "png": "png", "webp": "webp"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,12 +27,14 @@ class Made:
     """A member that is made of columns.
 
     ``columns`` has one name for a member that is the column's value, and is a tuple for one that is
-    a JSON object of several columns. ``format`` is that of a member made of pixels, else None.
+    a JSON object of several columns. ``format`` is that of a member made of pixels, else None;
+    ``is_picture`` says that these take the place of the sample's own image.
     """
 
     extension: str
     columns: str | tuple[str, ...]
     format: str | None = None
+    is_picture: bool = False
 
     @property
     def needs(self) -> tuple[str, ...]:
@@ -63,11 +63,8 @@ class Members:
 
     @property
     def picture(self) -> Made | None:
-        """The member made of pixels that takes the place of a sample's own image, if there is one.
-
-        Its extension has one part: "png" is the image, "mask.png" a second one.
-        """
-        return next((made for made in self.pixels if "." not in made.extension), None)
+        """The member of pixels that takes the place of a sample's own image; None if none does."""
+        return next((made for made in self.pixels if made.is_picture), None)
 
     @property
     def copies_images(self) -> bool:
@@ -80,7 +77,9 @@ class Members:
         return tuple(dict.fromkeys(name for made in self.made for name in made.needs))
 
 
-def make_members(members: Any, columns: Sequence[str], images: Sequence[str]) -> Members:
+def make_members(
+    members: Any, columns: Sequence[str], images: Mapping[str, ImageOrigin]
+) -> Members:
     """Read ``members=``: ``"all"``, extensions, or a mapping of extension to columns.
 
     Parameters
@@ -88,12 +87,13 @@ def make_members(members: Any, columns: Sequence[str], images: Sequence[str]) ->
     columns
         The metadata columns of the frame.
     images
-        Its columns of images.
+        Its columns of pixels, with their origins.
 
     Raises
     ------
     ArgumentError
-        For another form, an unknown column, an extension that is none.
+        For another form, an unknown column, an extension that is none; for pixels that the
+        extension's format would change, or that would take the place of another image.
     """
     if isinstance(members, Mapping):
         items: list[Any] = ["all", members]
@@ -148,7 +148,9 @@ def member_bytes(table: pa.Table, made: Made) -> pa.Array:
     return pa.array(encoded, pa.large_binary())
 
 
-def _made(extension: str, value: Any, columns: Sequence[str], images: Sequence[str]) -> Made:
+def _made(
+    extension: str, value: Any, columns: Sequence[str], images: Mapping[str, ImageOrigin]
+) -> Made:
     wanted = value if isinstance(value, str) else tuple(value) if _is_list(value) else None
     if not wanted:
         raise ArgumentError(
@@ -156,13 +158,7 @@ def _made(extension: str, value: Any, columns: Sequence[str], images: Sequence[s
             "names for a JSON object of them, or None for no such member"
         )
     if isinstance(wanted, str) and wanted in images:
-        format_ = _FORMATS.get(extension.rpartition(".")[2])
-        if format_ is None:
-            raise ArgumentError(
-                f"members= makes {extension!r} of the images in {wanted!r}: choose an extension "
-                f"that ends with {', '.join(_FORMATS)}, which says how they are encoded"
-            )
-        return Made(extension, wanted, format_)
+        return _made_of_pixels(extension, wanted, images[wanted])
     made = Made(extension, wanted)
     missing = [name for name in made.needs if name not in columns]
     if missing:
@@ -171,6 +167,31 @@ def _made(extension: str, value: Any, columns: Sequence[str], images: Sequence[s
             f"column; it has {', '.join([*columns, *images])}"
         )
     return made
+
+
+def _made_of_pixels(extension: str, column: str, origin: ImageOrigin) -> Made:
+    """A member of encoded pixels. One part of an extension is the sample's image, two another."""
+    format_ = FORMATS.get(extension.rpartition(".")[2])
+    if format_ is None:
+        raise ArgumentError(
+            f"members= makes {extension!r} of the images in {column!r}: choose an extension "
+            f"that ends with {', '.join(FORMATS)}, which says how they are encoded"
+        )
+    instead = f"members={{{origin.extension(column)!r}: {column!r}}}"
+    if origin.is_exact and format_ != "png":
+        raise ArgumentError(
+            f"members= makes {extension!r} of {column!r}, and {format_} would change its "
+            f"{'labels' if 'labels' in origin.modes else 'values'}: pass {instead}"
+        )
+    is_picture = "." not in extension
+    if is_picture and origin.member == "other":
+        if extension not in origin.extensions:
+            raise ArgumentError(
+                f"members= makes {extension!r} of {column!r}, which would take the place of the "
+                f"sample's own image: pass {instead}"
+            )
+        is_picture = False
+    return Made(extension, column, format_, is_picture)
 
 
 def _extension(text: Any) -> str:

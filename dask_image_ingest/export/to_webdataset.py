@@ -13,10 +13,15 @@ from dask.utils import parse_bytes
 
 from dask_image_ingest.arguments import is_utf8, is_whole, shown, whole_number
 from dask_image_ingest.errors import ArgumentError
-from dask_image_ingest.export.lineage import pixel_operations, source_options_of, stored_members
+from dask_image_ingest.export.image_origin import ImageOrigin, image_origin
+from dask_image_ingest.export.lineage import source_options_of
 from dask_image_ingest.export.members import Members, make_members
 from dask_image_ingest.export.options import Encode, Jpeg, Options, make_jpeg
-from dask_image_ingest.export.plan.staging import image_columns, metadata_columns
+from dask_image_ingest.export.plan.staging import (
+    image_columns,
+    metadata_columns,
+    reference_columns,
+)
 from dask_image_ingest.export.run import export
 from dask_image_ingest.export.transcode.libjpeg_turbo import require_turbojpeg
 from dask_image_ingest.storage import (
@@ -233,11 +238,11 @@ def make_options(
         )
     if bytes_per_shard is None and samples_per_shard is None:
         samples_per_shard = _SAMPLES
-    makers = {name: list(pixel_operations(frame, name)) for name in image_columns(frame)}
-    chosen = make_members(members, columns, list(makers))
+    pixels, references = image_columns(frame), reference_columns(frame)
+    origins = {name: image_origin(frame, name) for name in (*pixels, *references)}
+    chosen = make_members(members, columns, {name: origins[name] for name in pixels})
     how = _jpeg(jpeg)
-    stored = {name: stored_members(frame, name) for name in makers}
-    _refuse_other_pixels(makers, stored, chosen, how)
+    _refuse_other_images(origins, chosen, how)
     return Options(
         template=template,
         samples_per_shard=None
@@ -254,29 +259,39 @@ def make_options(
     )
 
 
-def _refuse_other_pixels(
-    makers: Mapping[str, Sequence[str]],
-    stored: Mapping[str, Sequence[str]],
-    members: Members,
-    jpeg: Jpeg,
-) -> None:
-    """Refuse to copy stored images where the frame shows others, which nobody asked to encode."""
+def _refuse_other_images(origins: Mapping[str, ImageOrigin], members: Members, jpeg: Jpeg) -> None:
+    """Refuse to copy other images than the frame shows, and to leave some out, without a word."""
     encoded = {made.columns for made in members.pixels}
-    for name, made in makers.items():
-        own = stored[name]
-        copied = any(map(members.keeps, own)) if own else members.copies_images
-        if made and name not in encoded and copied:
-            extension = own[0] if own else "jpg"
+    for name, origin in origins.items():
+        if name in encoded:
+            continue
+        if origin.member is None:
+            told, left_out = "leave them out", members.copied is None
+            drop = "leaves them out"
+        elif origin.made_by:
+            told, left_out = "write the stored images", _copies(members, origin)
+            drop = "says that the stored images are meant"
+        else:
+            continue
+        if left_out:
+            made_by = origin.made_by or "another source than the samples that the rows point to"
             raise ArgumentError(
-                f"the pixels of {name!r} come from {made[0]}, and to_webdataset would write the "
-                f"stored images. members={{{extension!r}: {name!r}}} encodes the pixels instead; "
-                f"drop(columns={name!r}) first says that the stored images are meant"
+                f"the pixels of {name!r} come from {made_by}, and to_webdataset would {told}. "
+                f"members={{{origin.extension(name)!r}: {name!r}}} encodes the pixels; "
+                f"drop(columns={name!r}) first {drop}"
             )
     if encoded and isinstance(jpeg, Encode) and jpeg.size is not None:
         raise ArgumentError(
             f"Encode(size=...) is for stored images, and members= makes one of the pixels in "
             f"{members.pixels[0].columns!r}: resize them where they are made"
         )
+
+
+def _copies(members: Members, origin: ImageOrigin) -> bool:
+    """True if an export copies the stored image in whose place a column has other pixels."""
+    if origin.member == "image":
+        return members.copies_images
+    return any(map(members.keeps, origin.extensions)) if origin.extensions else True
 
 
 def _is_template(template: str) -> bool:

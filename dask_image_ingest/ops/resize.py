@@ -93,6 +93,9 @@ def encode(array: np.ndarray, format: str, quality: int, **options: Any) -> byte
             "map_batches(lambda images: [image[..., :3] for image in images], {'image': 'image'}) "
             f"does{instead}"
         )
+    if format == "webp" and channels != 3:
+        # Grey values and alpha often stand for more than what is seen: labels, masks.
+        options = {"lossless": True, "exact": True}
     file = io.BytesIO()
     pixels = array[:, :, 0] if array.shape[2] == 1 else array
     try:

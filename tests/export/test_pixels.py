@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import io
+from functools import partial
 
+import dask.dataframe as dd
 import numpy as np
 import pandas as pd
 import pytest
 from PIL import Image
+from synthetic import encode, photograph
 from tars import tar
 from witnesses import by_webdataset, shards_in
 
@@ -50,7 +53,7 @@ OTHERS = {
         "decode_images with size=",
     ),
     "partitions": (lambda shards: read(shards).map_partitions(as_it_is), "as_it_is"),
-    "computed": (lambda shards: read(shards).compute(), "frame is computed"),
+    "computed": (lambda shards: read(shards).compute(), "a computed frame"),
     "sorted": (lambda shards: blackened(read(shards)).sort_values("width"), "black"),
     "joined": (
         lambda shards: read(shards)[["__key__", "__url__", "offset"]].merge(
@@ -190,9 +193,9 @@ def test_settings_of_the_jpeg_are_those_of_encode(ddf, tmp_path):
     frame = ddf.partitions[[0]]
     coarse, fine = dii.Encode(quality=5), dii.Encode(quality=95, subsampling="444")
     sizes = []
-    for number, encode in enumerate((coarse, fine)):
+    for number, settings in enumerate((coarse, fine)):
         folder = tmp_path / str(number)
-        export(frame, folder, members={"jpg": "image"}, jpeg=encode)
+        export(frame, folder, members={"jpg": "image"}, jpeg=settings)
         sizes.append(sum(len(members["jpg"]) for members in written(folder).values()))
     assert sizes[1] > 3 * sizes[0]
     with pytest.raises(ArgumentError, match=r"Encode\(size=...\) is for stored images"):
@@ -227,3 +230,125 @@ def test_a_sample_without_an_image_stays_without(tmp_path):
         "a": ["jpg"],
         "b": ["txt"],
     }
+
+
+CLASSES = (0, 1, 9, 200)
+
+
+@pytest.fixture
+def masked(tmp_path):
+    """Four photographs, each with a mask of one class."""
+    members = {}
+    for number, value in enumerate(CLASSES):
+        members[f"{number}.jpg"] = encode(photograph(30, 40, number))
+        mask = Image.fromarray(np.full((30, 40), value, np.uint8))
+        members[f"{number}.seg.png"] = encode(mask, "png")
+    (tmp_path / "masked.tar").write_bytes(tar(members))
+    return members
+
+
+def read_masked(tmp_path, size=None):
+    mask = dii.ImageColumn("seg.png", mode="labels", size=size)
+    images = {"image": "jpg", "mask": mask}
+    return dii.read_webdataset_images(tmp_path / "masked.tar", images=images, backend="pandas")
+
+
+ELSEWHERE = {
+    "renamed": lambda ddf: ddf.rename(columns={"mask": "m"}),
+    "remapped": lambda ddf: ddf.images["mask"].map_batches(
+        lambda masks: [mask + 1 for mask in masks], {"mask": "image"}, columns=["image", *POINTER]
+    ),
+    "computed": lambda ddf: ddf.drop(columns="image").compute(),
+}
+
+
+@pytest.mark.parametrize("name", ELSEWHERE)
+def test_what_an_error_advises_for_masks_replaces_no_photograph(name, masked, tmp_path):
+    frame = ELSEWHERE[name](read_masked(tmp_path, 8))
+    with pytest.raises(ArgumentError, match=r"members={'.*png': '.*'}") as error:
+        export(frame, tmp_path, errors="raise")
+    extension, column = str(error.value).partition("members={'")[2].partition("'}")[0].split("': '")
+    export(frame, tmp_path, errors="raise", members={extension: column})
+    for key, members in written(tmp_path).items():
+        assert members["jpg"] == masked[f"{key}.jpg"]
+        value = CLASSES[int(key)] + (name == "remapped")
+        assert set(np.asarray(Image.open(io.BytesIO(members[extension]))).flat) == {value}
+
+
+@pytest.mark.parametrize("extension", ["seg.jpg", "seg.webp", "jpg"])
+@pytest.mark.parametrize("name", ["renamed", "remapped"])
+def test_labels_are_written_as_png_alone(extension, name, masked, tmp_path):
+    frame = ELSEWHERE[name](read_masked(tmp_path))
+    with pytest.raises(ArgumentError, match=r"would change its labels: pass members={'seg.png'"):
+        export(frame, tmp_path, members={extension: frame.columns[-1]})
+
+
+def test_a_mask_does_not_take_the_place_of_the_photograph(masked, tmp_path):
+    with pytest.raises(ArgumentError, match="take the place of the sample's own image"):
+        export(read_masked(tmp_path), tmp_path, members={"png": "mask"})
+    # The other way round it is a photograph beside a mask.
+    images = {"image": "seg.png", "photo": dii.ImageColumn("jpg", size=8)}
+    ddf = dii.read_webdataset_images(tmp_path / "masked.tar", images=images, backend="pandas")
+    export(ddf, tmp_path, members={"jpg": "photo"}, errors="raise")
+    for key, members in written(tmp_path).items():
+        assert members["seg.png"] == masked[f"{key}.seg.png"]
+        assert Image.open(io.BytesIO(members["jpg"])).size == (8, 8)
+
+
+@pytest.mark.parametrize("channels", [1, 4])
+def test_webp_of_grey_images_and_of_alpha_keeps_every_value(channels, ddf, tmp_path):
+    rng = np.random.default_rng(channels)
+    noise = rng.integers(0, 256, (24, 30, channels), "uint8")
+    made = ddf.head(3).images.map_batches(
+        lambda images: {"image": [noise for _ in images]}, {"image": "image"}
+    )
+    export(made, tmp_path, members={"webp": "image"})
+    for members in written(tmp_path).values():
+        image = Image.open(io.BytesIO(members["webp"]))
+        kept = np.asarray(image.convert("RGBA"))[..., :channels]
+        assert (kept == noise).all()
+
+
+def test_an_image_with_alpha_is_copied_whether_its_alpha_is_shown_or_not(tmp_path):
+    picture = io.BytesIO()
+    Image.fromarray(np.arange(256, dtype="uint8").reshape(8, 8, 4)).save(picture, "PNG")
+    (tmp_path / "in.tar").write_bytes(tar({"a.png": picture.getvalue()}))
+    for mode in ("RGB", "RGBA"):
+        ddf = read(tmp_path / "in.tar", mode=mode)
+        export(ddf, tmp_path / mode)
+        assert written(tmp_path / mode) == {"a": {"png": picture.getvalue()}}
+    flipped = read(tmp_path / "in.tar", mode="RGBA").images.map_batches(
+        lambda images: [image[::-1] for image in images], {"image": "image"}
+    )
+    with pytest.raises(ArgumentError, match=r"members={'png': 'image'}"):
+        export(flipped, tmp_path / "flipped")
+
+
+def test_pixels_of_parquet_files_are_told_in_plain_words(ddf, tmp_path):
+    ddf.to_parquet(tmp_path / "pixels", write_index=False)
+    again = dd.read_parquet(tmp_path / "pixels")
+    with pytest.raises(ArgumentError, match=r"pixels of 'image' come from dd.read_parquet, and"):
+        export(again, tmp_path)
+
+
+@pytest.fixture
+def folders(masked, tmp_path):
+    """The same photographs and masks as files."""
+    for name, data in masked.items():
+        kind = "masks" if "seg" in name else "photos"
+        (tmp_path / kind).mkdir(exist_ok=True)
+        (tmp_path / kind / name.replace(".seg", "")).write_bytes(data)
+
+
+@pytest.mark.parametrize("decode", [True, False])
+@pytest.mark.parametrize("lazy", [True, False])
+def test_images_merged_from_another_folder_are_not_left_out_in_silence(
+    folders, decode, lazy, tmp_path
+):
+    read = partial(dii.read_images, backend="pandas", decode=decode)
+    masks = read(tmp_path / "masks")[["__key__", "image"]].rename(columns={"image": "mask"})
+    merged = read(tmp_path / "photos").merge(masks, on="__key__")
+    merged = merged if lazy else merged.compute()
+    members = {"jpg": "image"} if decode and not lazy else "all"
+    with pytest.raises(ArgumentError, match=r"pixels of 'mask' .*members={'mask.png': 'mask'}"):
+        export(merged, tmp_path, members=members)

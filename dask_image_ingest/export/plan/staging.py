@@ -66,12 +66,7 @@ def metadata_columns(frame: Any) -> list[str]:
     """
     empty = _named_index(frame)
     empty = empty._meta if isinstance(empty, FrameBase) else empty
-    backend = backend_of(empty)
-    images = [
-        name
-        for name in empty.columns
-        if backend.is_images(empty[name].dtype) or backend.is_references(empty[name].dtype)
-    ]
+    images = [*image_columns(empty), *reference_columns(empty)]
     left_out = {"error", *images, *_of_other_images(empty.columns, images)}
     columns = [name for name in empty.columns if name not in left_out]
     missing = [name for name in _POINTER if name not in columns]
@@ -97,10 +92,17 @@ def _of_other_images(columns: Iterable[Any], images: Iterable[str]) -> Iterator[
 
 
 def image_columns(frame: Any) -> list[str]:
-    """The columns of a frame that hold images."""
+    """The columns of a frame that hold pixels."""
     empty = frame._meta if isinstance(frame, FrameBase) else frame
-    backend = backend_of(empty)
-    return [name for name in empty.columns if backend.is_images(empty[name].dtype)]
+    is_images = backend_of(empty).is_images
+    return [name for name, dtype in empty.dtypes.items() if is_images(dtype)]
+
+
+def reference_columns(frame: Any) -> list[str]:
+    """The columns of a frame that hold references to images."""
+    empty = frame._meta if isinstance(frame, FrameBase) else frame
+    is_references = backend_of(empty).is_references
+    return [name for name, dtype in empty.dtypes.items() if is_references(dtype)]
 
 
 def stage_frame(
