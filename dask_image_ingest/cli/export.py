@@ -8,8 +8,7 @@ import json
 import re
 import sys
 import warnings
-from collections.abc import Container, Sequence
-from functools import partial
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import pandas as pd
@@ -17,14 +16,12 @@ from dask.utils import format_bytes
 
 from dask_image_ingest import curate
 from dask_image_ingest.cli.where import json_fields_of, parse_where
-from dask_image_ingest.computing import run
 from dask_image_ingest.dataset import read_webdataset_images
 from dask_image_ingest.decode import printable
-from dask_image_ingest.errors import ArgumentError, ShardError, ShardNotFoundError
+from dask_image_ingest.errors import ArgumentError
 from dask_image_ingest.export import Encode, to_webdataset
 from dask_image_ingest.progress_bar import progress
-from dask_image_ingest.storage import find_shards, open_shard
-from dask_image_ingest.tar import index_tar
+from dask_image_ingest.report import number
 
 _NO_PIXELS = ["image", "error"]
 
@@ -32,14 +29,21 @@ _NO_PIXELS = ["image", "error"]
 def add_export(verbs: Any, parents: Sequence[argparse.ArgumentParser]) -> None:
     """Add the verb to the command line."""
     told = "write the samples that a condition keeps as new shards, with the bytes as they are"
-    parser = verbs.add_parser("export", parents=parents, help=told, description=told)
+    parser = verbs.add_parser(
+        "export",
+        parents=parents,
+        help=told,
+        description=told,
+        epilog="Example: dask-image-ingest export 'in/*.tar' -o 'out/{shard:06d}.tar' "
+        '--where "width >= 512"',
+    )
     add = parser.add_argument
     add(
         "-o",
         dest="output",
         required=True,
         metavar="TEMPLATE",
-        help="the names of the new shards: 'out/{shard:06d}.tar', a path or a URL",
+        help="required: the names of the new shards, 'out/{shard:06d}.tar', a path or a URL",
     )
     add(
         "--where",
@@ -57,7 +61,7 @@ def add_export(verbs: Any, parents: Sequence[argparse.ArgumentParser]) -> None:
     )
     add("--samples-per-shard", type=int, metavar="N", help="(default 10,000)")
     add("--bytes-per-shard", metavar="SIZE", help="'1GB': a shard's size at most, headers and all")
-    add("--shuffle", type=int, metavar="SEED", help="a random order over all shards")
+    add("--shuffle", type=int, metavar="SEED", help="shuffle samples across all shards")
     add("--members", metavar="jpg,txt", help="only these members (default: all)")
     add("--no-sidecar", action="store_true", help="no parquet files beside the shards")
     add("--index", action="store_true", help=".idx files beside the shards, for DALI's reader")
@@ -87,6 +91,15 @@ def add_export(verbs: Any, parents: Sequence[argparse.ArgumentParser]) -> None:
 
 def export_command(args: argparse.Namespace) -> int:
     """Export, and tell what was written and what was left out."""
+    with _skipped_shards() as skipped:
+        result, duplicates = _export(args, sys.stderr.isatty())
+    summary = {"duplicates": duplicates} | _summary(result, skipped)
+    print(json.dumps(summary, indent=2) if args.json else _in_words(summary))
+    return 1 if any(summary[name] for name in ("left_out", "damaged", "skipped")) else 0
+
+
+def _export(args: argparse.Namespace, show: bool) -> tuple[pd.DataFrame, int]:
+    """The table of the new shards, and how many duplicates are not in them."""
     filters = parse_where(args.where) if args.where else None
     named = dict(map(_json_field, args.json_field))
     json_fields = json_fields_of(filters or (), named) | named
@@ -99,7 +112,6 @@ def export_command(args: argparse.Namespace) -> int:
         sidecar=args.read_sidecar,
         storage_options=args.storage_options,
     )
-    show = sys.stderr.isatty()
     duplicates = 0
     if args.drop_duplicates:
         with progress() if show else contextlib.nullcontext():
@@ -108,31 +120,42 @@ def export_command(args: argparse.Namespace) -> int:
         frame = frame[frame["duplicate.keep"]]
     if not args.drop_bad_images:
         frame = frame.drop(columns=_NO_PIXELS)
+    result = to_webdataset(
+        frame,
+        args.output,
+        samples_per_shard=args.samples_per_shard,
+        bytes_per_shard=args.bytes_per_shard,
+        shuffle=args.shuffle,
+        members=re.split("[,;]", args.members) if args.members else "all",
+        sidecar=None if args.no_sidecar else "parquet",
+        index=args.index,
+        jpeg=_parse_jpeg(args.jpeg),
+        errors="raise" if args.strict else "drop",
+        drop_bad_images=args.drop_bad_images,
+        resume=args.resume,
+        overwrite=args.overwrite,
+        progress=show,
+    )
+    return result, duplicates
+
+
+@contextlib.contextmanager
+def _skipped_shards() -> Iterator[list[str]]:
+    """Collect what a read says of shards that it skips; the summary tells of damage, too."""
+    skipped: list[str] = []
     with warnings.catch_warnings():
-        # The summary tells both.
-        warnings.filterwarnings("ignore", message="skipped: |.* is damaged at byte ")
-        result = to_webdataset(
-            frame,
-            args.output,
-            samples_per_shard=args.samples_per_shard,
-            bytes_per_shard=args.bytes_per_shard,
-            shuffle=args.shuffle,
-            members=re.split("[,;]", args.members) if args.members else "all",
-            sidecar=None if args.no_sidecar else "parquet",
-            index=args.index,
-            jpeg=_parse_jpeg(args.jpeg),
-            errors="raise" if args.strict else "drop",
-            drop_bad_images=args.drop_bad_images,
-            resume=args.resume,
-            overwrite=args.overwrite,
-            progress=show,
-        )
-    sources = set(result.attrs["sources"])
-    elsewhere = _damage_elsewhere(args.paths, args.storage_options, sources, show)
-    damaged = result.attrs["damaged"] | elsewhere
-    summary = {"duplicates": duplicates} | _summary(result, damaged)
-    print(json.dumps(summary, indent=2) if args.json else _in_words(summary))
-    return 1 if summary["left_out"] or summary["damaged"] else 0
+        warnings.filterwarnings("always", "skipped: |.* is damaged at byte ")
+        show = warnings.showwarning
+
+        def collect(message: Any, *more: Any) -> None:
+            text = str(message)
+            if text.startswith("skipped: "):
+                skipped.append(text.removeprefix("skipped: "))
+            elif " is damaged at byte " not in text:
+                show(message, *more)
+
+        warnings.showwarning = collect  # type: ignore[assignment]
+        yield skipped
 
 
 def _json_field(text: str) -> tuple[str, str]:
@@ -173,34 +196,15 @@ def _number(value: str, text: str) -> Any:
     return numbers if len(numbers) > 1 else numbers[0]
 
 
-def _damage_elsewhere(
-    paths: Any, storage_options: dict[str, Any] | None, exported: Container[str], show: bool
-) -> dict[str, str]:
-    """Damage of shards of which no row was exported."""
-    found = find_shards(paths, storage_options)
-    others = [shard.url for shard in found if shard.url not in exported]
-    damages = run(partial(_damage, storage_options=storage_options), others, show)
-    return {url: damage for url, damage in zip(others, damages, strict=True) if damage}
-
-
-def _damage(url: str, storage_options: dict[str, Any] | None) -> str | None:
-    try:
-        with open_shard(url, storage_options) as content:
-            damage = index_tar(content, url).damage
-    except (ShardError, ShardNotFoundError) as error:
-        return f"unreadable: {error}"
-    return None if damage is None else f"{damage.code}: {damage.reason}"
-
-
-def _summary(result: pd.DataFrame, damaged: dict[str, str]) -> dict[str, Any]:
+def _summary(result: pd.DataFrame, skipped: list[str]) -> dict[str, Any]:
     shards = result.rename(columns={"shard": "name"}).drop(columns="url")
     return {
         "samples": int(shards["samples"].sum()),
         "shards": len(shards),
         "members": int(shards["members"].sum()),
         "bytes": int(shards["bytes"].sum()),
-        **{name: result.attrs[name] for name in ("folder", "interleaved", "left_out")},
-        "damaged": damaged,
+        **{name: result.attrs[name] for name in ("folder", "interleaved", "left_out", "damaged")},
+        "skipped": sorted(set(skipped)),
         "per_shard": shards.to_dict("records"),
     }
 
@@ -225,9 +229,12 @@ def _in_words(summary: dict[str, Any]) -> str:
             detail = printable(entry["detail"], 200)
             lines.append(f"  {code:{width}}  {entry['count']:>7,}  {named} ({detail})")
     if summary["damaged"]:
-        lines.append(f"damaged: {len(summary['damaged']):,} of the shards that were read")
+        lines.append(f"damaged: {len(summary['damaged']):,} of the shards that were exported")
         lines += [
             f"  {printable(url, 1000)}: {printable(damage, 300)}"
             for url, damage in summary["damaged"].items()
         ]
+    if summary["skipped"]:
+        lines.append(f"skipped: {number(len(summary['skipped']), 'shard')}")
+        lines += [f"  {printable(why, 1000)}" for why in summary["skipped"]]
     return "\n".join(lines)

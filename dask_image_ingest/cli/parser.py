@@ -9,6 +9,7 @@ from typing import Any, get_args
 from dask_image_ingest.cli.curation import duplicates, quality
 from dask_image_ingest.cli.export import add_export
 from dask_image_ingest.cli.verbs import check, describe, gallery, head, index
+from dask_image_ingest.cluster import versions
 from dask_image_ingest.decode import Mode
 from dask_image_ingest.tar import IMAGE_EXTENSIONS
 
@@ -61,27 +62,46 @@ def make_parser() -> argparse.ArgumentParser:
         description="Look at WebDataset image shards.",
         epilog="Exit status: 0, 1 when bad data was found, 2 for wrong arguments.",
     )
+    version = f"%(prog)s {versions()['dask-image-ingest']}"
+    parser.add_argument("--version", action="version", version=version)
     verbs = parser.add_subparsers(required=True, metavar="VERB")
 
+    def add_verb(
+        name: str, told: str, parents: list[argparse.ArgumentParser], example: str
+    ) -> argparse.ArgumentParser:
+        return verbs.add_parser(
+            name,
+            parents=parents,
+            help=told,
+            description=told,
+            epilog=f"Example: dask-image-ingest {name} {example}",
+        )
+
     told = "totals, formats, sizes, and a line per shard, from headers alone"
-    describing = verbs.add_parser("describe", parents=[common, image], help=told, description=told)
+    describing = add_verb("describe", told, [common, image], "photos/ --decode")
     describing.add_argument(
         "--decode", action="store_true", help="decode every image too, and count what fails"
     )
     describing.set_defaults(verb=describe)
 
     told = "the first samples, without their pixels"
-    heading = verbs.add_parser("head", parents=[common, columns], help=told, description=told)
+    heading = add_verb("head", told, [common, columns], "train-000.tar -n 3")
     heading.add_argument("-n", type=_positive, default=5, metavar="N", help="how many (default 5)")
     heading.set_defaults(verb=head)
 
     told = "a health report: decodes every image, and names what is bad, damaged or ambiguous"
-    checking = verbs.add_parser("check", parents=[common, image], help=told, description=told)
+    checking = add_verb("check", told, [common, image], "photos/")
     checking.set_defaults(verb=check)
 
     told = "a page of thumbnails and histograms, which needs no other file"
-    showing = verbs.add_parser("gallery", parents=[common, columns], help=told, description=told)
-    showing.add_argument("-o", dest="output", default="gallery.html", metavar="FILE")
+    showing = add_verb("gallery", told, [common, columns], "photos/ -o photos.html -n 50")
+    showing.add_argument(
+        "-o",
+        dest="output",
+        default="gallery.html",
+        metavar="FILE",
+        help="the page (default gallery.html)",
+    )
     showing.add_argument(
         "-n", type=_positive, default=200, metavar="N", help="how many images (default 200)"
     )
@@ -94,7 +114,7 @@ def make_parser() -> argparse.ArgumentParser:
     showing.set_defaults(verb=gallery)
 
     told = "an index beside each shard: what can be asked without pixels, so that no tar is opened"
-    indexing = verbs.add_parser("index", parents=[common], help=told, description=told)
+    indexing = add_verb("index", told, [common], "photos/ -o indexes")
     indexing.add_argument(
         "-o", dest="output", metavar="FOLDER", help="write there, if the shards are read-only"
     )
@@ -104,11 +124,11 @@ def make_parser() -> argparse.ArgumentParser:
     indexing.set_defaults(verb=index)
 
     told = "how many images are dark, blurred, empty, odd: decodes every image"
-    judging = verbs.add_parser("quality", parents=[common], help=told, description=told)
+    judging = add_verb("quality", told, [common], "photos/ --json")
     judging.set_defaults(verb=quality)
 
     told = "images that are there more than once, and which of each to keep"
-    comparing = verbs.add_parser("duplicates", parents=[common], help=told, description=told)
+    comparing = add_verb("duplicates", told, [common], "photos/ --by pixels")
     comparing.add_argument(
         "--by",
         choices=["bytes", "pixels", "pdq"],

@@ -220,6 +220,16 @@ def test_sidecars_of_the_source_are_asked_and_passed_on(folder, photos, tmp_path
     assert written["score"].tolist() == [photo.similarity for photo in kept]
 
 
+def test_shards_of_which_nothing_is_exported_are_read_once(folder, photos, tmp_path, capsys):
+    log = tmp_path / "log"
+    commands = [f"pipe:echo {n} >> {log}; cat {folder}/photos-00{n}.tar" for n in range(3)]
+    options = ["--where", f"__key__ < '{photos[8].key}'", "--storage-options", "allow_pipes=true"]
+    assert run(capsys, *commands, "-o", tmp_path / "{shard}.tar", *options)[0] == 0
+    assert [key for key, _ in by_webdataset(shards_in(tmp_path))] == [p.key for p in photos[:8]]
+    runs = log.read_text().split()
+    assert (runs.count("1"), runs.count("2")) == (1, 1)
+
+
 def test_storage_options_reach_the_sources(folder, photos, tmp_path, capsys):
     commands = f"pipe:cat {folder}/photos-{{000..002}}.tar"
     target = ["-o", tmp_path / "{shard}.tar"]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import datetime
 import json
 import os
+import shlex
 import subprocess
 import sys
 from decimal import Decimal
@@ -17,7 +18,9 @@ from few_images import SIZES, encoded, write_good_shards
 from fsspec.implementations.local import LocalFileSystem
 from tars import tar
 
+import dask_image_ingest
 from dask_image_ingest import cli, read_webdataset_images
+from dask_image_ingest.cli.parser import make_parser
 from dask_image_ingest.cli.verbs import WRONG_ARGUMENTS
 
 
@@ -164,6 +167,29 @@ def test_wrong_usage_ends_with_status_2(arguments, capsys):
         cli.main(arguments)
     assert stopped.value.code == 2
     assert "usage: dask-image-ingest" in capsys.readouterr().err
+
+
+def printed(arguments, capsys):
+    with pytest.raises(SystemExit) as stopped:
+        cli.main(arguments)
+    assert stopped.value.code == 0
+    return capsys.readouterr().out
+
+
+def test_the_version_is_printed(capsys):
+    assert printed(["--version"], capsys) == f"dask-image-ingest {dask_image_ingest.__version__}\n"
+
+
+@pytest.mark.parametrize(
+    "verb", ["describe", "head", "check", "gallery", "index", "quality", "duplicates", "export"]
+)
+def test_help_has_an_example_and_says_what_each_option_does(verb, capsys):
+    told = " ".join(printed([verb, "--help"], capsys).split())
+    assert f"Example: dask-image-ingest {verb} " in told
+    example = shlex.split(told.partition("Example: dask-image-ingest ")[2])
+    assert make_parser().parse_args(example).paths
+    for action in make_parser()._subparsers._group_actions[0].choices[verb]._actions:
+        assert action.help, action.option_strings
 
 
 @pytest.mark.slow
