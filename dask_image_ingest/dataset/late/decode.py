@@ -75,7 +75,8 @@ def decoded_meta(meta: Any, images: Sequence[ImageDecode]) -> Any:
 def reference_rows(references: pa.ChunkedArray) -> list[ImageReference | None]:
     """The reference of each row; the bytes that it carries are views of the column's memory."""
     carried = [
-        None if not value.is_valid else memoryview(value.as_buffer())
+        # Arrow's are signed; a memoryview is copied only to one of its own format.
+        None if not value.is_valid else memoryview(value.as_buffer()).cast("B")
         for value in field_of(references, "bytes")
     ]
     others = [field.name for field in references.type if field.name != "bytes"]
