@@ -75,9 +75,9 @@ def decode_images(
     -------
     dataframe
         ``frame`` with the columns ``image`` and ``error``, which replace those it had, or with
-        images in place of references, and their errors: ``error`` of one column, or of ``image``,
-        ``<name>.error`` of others. Lazy if ``frame`` is: columns and filters asked of it later
-        are pushed below the decode.
+        images in place of references, and their errors: ``error`` of ``image``, or of the only
+        image column of a frame without an ``error``, else ``<name>.error``. Lazy if ``frame`` is:
+        columns and filters asked of it later are pushed below the decode.
 
     Raises
     ------
@@ -107,7 +107,6 @@ def decode_images(
     references = [
         name for name in frame.columns if backend_of(meta).is_references(meta[name].dtype)
     ]
-    alone = len(references) == 1
     if columns is not None:
         references = _chosen(columns, references, encoded)
     if encoded is not None:
@@ -127,13 +126,7 @@ def decode_images(
         max_pixels=max_pixels,
     )
     images = tuple(
-        ImageDecode(
-            name,
-            "error" if alone else image_field(name, "error"),
-            decoding,
-            errors,
-            storage_options,
-        )
+        ImageDecode(name, _error_column(name, meta), decoding, errors, storage_options)
         for name in references or ("image",)
     )
     if not lazy:
@@ -144,6 +137,18 @@ def decode_images(
     elif not references:
         rows = PointersToReferences(rows, "image", "error")
     return new_collection(Decode(rows, images, kept_by(errors)))
+
+
+def _error_column(image: str, meta: Any) -> str:
+    """The column of the errors of an image column of a frame, or of one that it gets."""
+    backend = backend_of(meta)
+    others = [
+        name
+        for name, dtype in meta.dtypes.items()
+        if name != image and (backend.is_references(dtype) or backend.is_images(dtype))
+    ]
+    alone = not others and "error" not in meta.columns
+    return "error" if alone else image_field(image, "error")
 
 
 def _chosen(columns: Any, references: list[str], encoded: str | None) -> list[str]:

@@ -90,6 +90,35 @@ def test_a_pandas_frame_is_decoded_at_once_and_keeps_its_index(table, full):
     assert "image" not in frame
 
 
+@pytest.mark.parametrize("lazy", [False, True])
+def test_each_image_column_has_errors_of_its_own_whatever_is_decoded_first(shards, lazy):
+    references = dii.read_webdataset_images(shards, backend="pandas", decode=False)
+    both = references.assign(mask=references["image"])
+    both = both if lazy else both.compute()
+    bounds = {"image": 30_000, "mask": None}
+    columns = [*both.columns, "error", "mask.error"]
+    for names in (["image", "mask"], ["mask", "image"]):
+        frame = both
+        for name in names:
+            frame = dii.decode_images(frame, columns=[name], max_pixels=bounds[name])
+        frame = frame.compute() if lazy else frame
+        assert sorted(frame.columns) == sorted(columns)
+        large = frame.height * frame.width > 30_000
+        assert 0 < large.sum() < len(frame)
+        assert frame["error"].notna().tolist() == large.tolist()
+        assert frame["mask.error"].isna().all()
+
+
+def test_the_only_image_column_has_the_errors_of_a_frame_that_has_none(shards):
+    photos = dii.read_webdataset_images(shards, backend="pandas", decode=False)
+    photos = photos.rename(columns={"image": "photo"})
+    assert "error" in dii.decode_images(photos).columns
+    told = photos.assign(error="of something else")
+    decoded = dii.decode_images(told).compute()
+    assert set(decoded["error"]) == {"of something else"}
+    assert decoded["photo.error"].isna().all()
+
+
 def test_options_are_those_of_the_read(table, shards):
     got = dii.decode_images(table, size=(20, 30), resize="pad", mode="L").compute()
     want = dii.read_webdataset_images(
