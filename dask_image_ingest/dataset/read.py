@@ -342,9 +342,11 @@ def _decoded(dataset: Dataset, columns: list[str] | None, filters: Filters | Non
         )
         for image in made
     )
-    frame = Decode(scan, images, keep)
     if by_error:
-        frame = KeepMatching(frame, filters)
+        asked = tuple(each for each in images if each.error in columns_of(filters))
+        scan = KeepMatching(Decode(scan, asked, keep), filters)
+        images = tuple(each for each in images if each not in asked)
+    frame = Decode(scan, images, keep) if images else scan
     return frame if frame.columns == wanted else frame[wanted]
 
 

@@ -148,7 +148,7 @@ def test_any_chain_of_operations_keeps_pictures_and_masks_with_their_rows(
     keys, names, done = set(witness), {"image": "image", "mask": "mask"}, []
     for _ in range(rng.randint(1, 5)):
         step = rng.choice(
-            ["class", "key", "shuffle", "columns", "rename", "parquet", "sort", "split"]
+            ["class", "key", "shuffle", "columns", "rename", "parquet", "sort", "split", "whole"]
         )
         done.append(step)
         if step == "class":
@@ -157,6 +157,11 @@ def test_any_chain_of_operations_keeps_pictures_and_masks_with_their_rows(
         elif step == "key":
             least = f"{rng.randrange(24):04d}"
             frame, keys = frame[frame["__key__"] >= least], {k for k in keys if k >= least}
+        elif step == "whole" and decode and "mask" in names:
+            there = frame[names["mask"]].notnull()
+            if "mask.error" in frame.columns and rng.random() < 0.5:
+                there = frame["mask.error"].isna()
+            frame, keys = frame[there], {k for k in keys if witness[k][2] is not None}
         elif step == "shuffle":
             frame = frame.shuffle("cls", npartitions=rng.randint(1, 4))
         elif step == "sort":
@@ -202,6 +207,62 @@ def test_rows_are_kept_by_the_errors_of_each_image(ddf, paths, witness):
     strict = dii.read_webdataset_images(paths, images=IMAGES, backend="pandas", errors="raise")
     with pytest.raises(dii.ImageDecodeError, match=r"'\d+' can't be decoded: (missing|truncated)"):
         strict.compute()
+
+
+@pytest.mark.parametrize(
+    ("ask", "masks", "kept"),
+    [
+        (lambda d: d[d["mask.error"].isna()], 24, 17),
+        (lambda d: d[d["mask"].notnull()], 24, 17),
+        (lambda d: d[d["mask.error"].notnull()], 24, 7),
+        (lambda d: d[d["mask.error"].notnull() & (d["cls"] == 1)], 8, 3),
+        (lambda d: (good := d[d["mask.error"].isna()])[good["cls"] == 1], 8, 5),
+        (lambda d: d[d["mask.error"].fillna("").str.startswith("missing")], 24, 4),
+    ],
+)
+def test_photographs_are_decoded_of_the_rows_that_their_masks_leave(
+    paths,
+    ddf,
+    witness,
+    ask,
+    masks,
+    kept,
+    work,  # noqa: F811
+):
+    references = dii.read_webdataset_images(
+        paths, images={"image": "png", "mask": "seg.png"}, decode=False, backend="pandas"
+    )
+    late = dii.decode_images(references, columns=["image"])
+    late = dii.decode_images(late, columns=["mask"], mode="labels")
+    for frame in (ddf, late):
+        columns = list(frame.columns)
+        want = ask(frame.compute())
+        work.clear()
+        found = ask(frame).compute()
+        assert work["decoded"] == masks + kept
+        assert list(found.columns) == columns
+        check(found, witness, want["__key__"])
+        assert len(found) == kept
+        work.clear()
+        assert ask(frame)[["__key__"]].compute()["__key__"].tolist() == want["__key__"].tolist()
+        assert work["decoded"] == masks
+
+
+def test_a_filter_of_the_read_by_the_errors_of_masks_decodes_few_photographs(paths, witness, work):  # noqa: F811
+    filters = [("mask.error", "in", [None])]
+    ddf = dii.read_webdataset_images(paths, filters=filters, images=IMAGES, backend="pandas")
+    check(ddf.compute(), witness, [key for key, row in witness.items() if row[2] is not None])
+    assert work["decoded"] == 24 + 17
+
+
+def test_references_of_images_that_are_not_decoded_stay(paths, witness):
+    references = dii.read_webdataset_images(
+        paths, images={"image": "png", "mask": "seg.png"}, decode=False, backend="pandas"
+    )
+    part = references.assign(double=references["nbytes"] * 2)
+    masks = dii.decode_images(part, columns=["mask"], mode="labels").compute()
+    assert str(masks["image"].dtype) == "image_reference"
+    check(dii.decode_images(masks), witness, witness)
 
 
 def _augmented(images, interp):

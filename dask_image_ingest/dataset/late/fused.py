@@ -106,20 +106,18 @@ def decode_in_read(
             mine = rows if each.columns == read.columns else dx.Projection(rows, each.columns)
             frame = frame.substitute(each, mine)
         steps = Steps(frame.lower_completely())
-    elif not _as_scanned(read, images):
+    elif not _under_its_names(read, images):
         return None
     step = DecodeStep(tuple(images), tuple(columns), keep, limit, steps)
     *scan, partitions = (read.operand(name) for name in ReadWebDataset._parameters)
     return ReadAndDecode(*scan, step, partitions)
 
 
-def _as_scanned(read: ReadWebDataset, images: Sequence[ImageDecode]) -> bool:
-    """True if a decode makes all images and errors of a scan, under its names."""
-    schema = read.dataset.schema
-    made = {name for each in images for name in each.columns}
-    wanted = made | {each.image for each in images}
-    return wanted >= (schema.errors | {*schema.images}).intersection(read.columns) and all(
-        each.image in schema.images and each.error in (None, image_field(each.image, "error"))
+def _under_its_names(read: ReadWebDataset, images: Sequence[ImageDecode]) -> bool:
+    """True if a decode makes images and errors of a scan under its names."""
+    return all(
+        each.image in read.dataset.schema.images
+        and each.error in (None, image_field(each.image, "error"))
         for each in images
     )
 

@@ -158,9 +158,13 @@ class Decode(AppendsColumns, PreservesRows):
 
     def _simplify_down(self) -> dx.Expr | None:
         below = self.frame
-        if type(below) is Decode and below._is_length_preserving and self._is_length_preserving:
+        if type(below) is not Decode or not below._is_length_preserving:
+            return None
+        if self._is_length_preserving:
             return type(self)(below.frame, (*below.images, *self.images))
-        return None
+        # Of the rows that are left, the others.
+        made = type(self)(self.substitute_parameters({"frame": below.frame}), below.images)
+        return made if made.columns == self.columns else made[self.columns]
 
     def _simplify_up(self, parent: dx.Expr, dependents: Any) -> dx.Expr | None:
         if is_optimized(self, dependents):
@@ -207,12 +211,18 @@ class Decode(AppendsColumns, PreservesRows):
             or not dx.is_filter_pushdown_available(self, parent, dependents)
         ):
             return None
+        return self._kept(parent.predicate)
+
+    def _kept(self, predicate: dx.Expr) -> dx.Expr | None:
         late = dask.config.get("image-ingest.decode-late", True)
-        if late and self.keep is None and not looks_at(parent.predicate, self, self.added):
-            return self._over(parent.predicate)
+        if late and self.keep is None and not looks_at(predicate, self, self.added):
+            return self._over(predicate)
+        split = self._split(predicate) if late else None
+        if split is not None:
+            return split
         rows = (self._name, self.frame._name)
         below, above, keep = [], [], self.keep
-        for part in conjuncts(parent.predicate):
+        for part in conjuncts(predicate):
             kept = self._kept_by(part)
             if kept is not None and keep in (None, kept):
                 keep = kept
@@ -236,6 +246,31 @@ class Decode(AppendsColumns, PreservesRows):
             return made
         mask = _over_rows(functools.reduce(dx.And, above), rows, made)
         return dx.Filter(made, mask)
+
+    def _split(self, predicate: dx.Expr) -> dx.Expr | None:
+        """A filter by some of the images alone, and the others decoded after it."""
+        if not self._is_length_preserving or len(self.images) == 1:
+            return None
+        rows = (self._name, self.frame._name)
+        parts = list(conjuncts(predicate))
+        if not all(is_row_wise(part, rows) for part in parts):
+            parts = [predicate]
+        asked = [{i for i in self.images if looks_at(p, self, frozenset(i.columns))} for p in parts]
+        first = next((some for some in asked if 0 < len(some) < len(self.images)), None)
+        if first is None:
+            return None
+        made: dx.Expr = self.frame
+        for now in (True, False):
+            decode = type(self)(made, tuple(i for i in self.images if (i in first) is now))
+            some = [p for p, images in zip(parts, asked, strict=True) if (images <= first) is now]
+            made = decode
+            if some:
+                mask = _over_rows(functools.reduce(dx.And, some), rows, decode)
+                if not dx.are_co_aligned(decode, mask):
+                    return None
+                kept = decode._kept(mask)
+                made = dx.Filter(decode, mask) if kept is None else kept
+        return made if made.columns == self.columns else made[self.columns]
 
     def _takes_up(self, part: dx.Expr) -> bool:
         """True if a predicate is simple enough to be one of the scan below."""

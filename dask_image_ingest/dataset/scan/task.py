@@ -212,23 +212,35 @@ def _warn(rows: SampleRows, query: Query) -> None:
 
 def _frame(split: ShardSplit, rows: SampleRows, query: Query, decode: DecodeInRead | None) -> Any:
     if decode is None:
-        return _metadata(rows, query, SampleRows.references)
-    if decode.steps is None and decode.limit is None:
+        return _metadata(rows, query, frozenset())
+    made = frozenset(name for each in decode.images for name in each.columns)
+    if decode.steps is None and decode.limit is None and made >= _of_decodes(query):
         # The table is made while images are decoded.
         return keep_rows(_whole_frame(split, rows, query, decode), decode.keep)
-    frame = _metadata(rows, query, lambda _: pa.array(np.arange(len(rows)))).frame(query)
+    frame = _metadata(rows, query, made).frame(query)
     frame = frame if decode.steps is None else decode.steps(frame)
     make = functools.partial(_with_images, split, rows, query, decode)
     return first_rows(frame, make, decode.keep, decode.limit)
 
 
-def _metadata(
-    rows: SampleRows, query: Query, references: Callable[[SampleRows], pa.Array]
-) -> Metadata:
-    """A partition without pixels: references are in the place of images."""
+def _of_decodes(query: Query) -> set[str]:
+    """The columns of a query that decodes make."""
+    images = ["image", *(each.column for each in query.options.other_images)]
+    made = {*images, *(image_field(image, "error") for image in images)}
+    return made.intersection(query.columns)
+
+
+def _metadata(rows: SampleRows, query: Query, decoded: frozenset[str]) -> Metadata:
+    """A partition without pixels: references are in the place of images.
+
+    Of an image column that is ``decoded`` next, positions are there.
+    """
     made: dict[str, Callable[[], pa.Array]] = {}
     for image, its in _images(rows, query):
-        made[image] = functools.partial(references, its)
+        # The only one may have been renamed since.
+        here = image in decoded or (decoded and not query.options.other_images)
+        positions = functools.partial(pa.array, np.arange(len(rows)))
+        made[image] = positions if here else its.references
         made[image_field(image, "error")] = lambda: pa.nulls(len(rows), pa.string())
     table = rows.table([name for name in query.columns if name not in made])
     for place, name in enumerate(query.columns):
