@@ -255,6 +255,23 @@ def test_a_filter_of_the_read_by_the_errors_of_masks_decodes_few_photographs(pat
     assert work["decoded"] == 24 + 17
 
 
+@pytest.mark.parametrize(
+    "query", [lambda d: d, lambda d: d.assign(three=3), lambda d: d.shuffle("__key__")]
+)
+def test_the_images_of_all_columns_together_have_to_fit(paths, query, monkeypatch):
+    from dask_image_ingest.frames import pandas_backend as backend
+
+    ddf = query(dii.read_webdataset_images(paths[0], images=IMAGES, size=64, backend="pandas"))
+    pictures, masks = 8 * 64 * 64 * 3, 6 * 64 * 64
+    monkeypatch.setattr(backend, "_SPILL_SHARE", 1)
+    monkeypatch.setattr(backend, "_worker_memory", lambda: pictures + masks)
+    assert len(ddf.compute()) == 8
+    monkeypatch.setattr(backend, "_worker_memory", lambda: pictures + masks - 1)
+    with pytest.raises(dii.PartitionTooLargeError):
+        ddf.compute()
+    assert len(ddf[["image"]].compute()) == 8
+
+
 def test_references_of_images_that_are_not_decoded_stay(paths, witness):
     references = dii.read_webdataset_images(
         paths, images={"image": "png", "mask": "seg.png"}, decode=False, backend="pandas"

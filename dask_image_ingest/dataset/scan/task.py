@@ -17,6 +17,7 @@ from dask_image_ingest.dataset.scan.decode_rows import (
     Decoded,
     DecodeInRead,
     ImageDecode,
+    check_size,
     decode_rows,
     first_errors,
     first_rows,
@@ -262,10 +263,10 @@ def _whole_frame(
     decoded_here = {name for each in decode.images for name in each.columns}
     names = [name for name in query.columns if name not in decoded_here]
     table = functools.cache(lambda: rows.table(names))
-    decoded = [
-        (each, _decode(split, _rows_of(each, rows, query), query, each, table))
-        for each in decode.images
-    ]
+    pixels_of = _decode(
+        split, query, [(each, _rows_of(each, rows, query)) for each in decode.images], table
+    )
+    decoded = [*zip(decode.images, pixels_of, strict=True)]
     told = table()
     for each, pixels in decoded:
         if each.error is not None:
@@ -296,31 +297,41 @@ def _with_images(
     split: ShardSplit, rows: SampleRows, query: Query, decode: DecodeInRead, frame: Any
 ) -> Decoded:
     backend = query.options.get_backend()
-    errors = []
+    asked = []
     for each in decode.images:
         positions = np.asarray(backend.host(backend.values(frame[each.image])), np.int64)
-        pixels = _decode(split, _rows_of(each, rows, query).take(positions), query, each)
+        asked.append((each, _rows_of(each, rows, query).take(positions)))
+    decoded = _decode(split, query, asked)
+    for each, pixels in zip(decode.images, decoded, strict=True):
         frame = each.into(frame, pixels)
-        errors.append(pixels.errors)
-    return _in_order(frame, decode), first_errors(errors)
+    return _in_order(frame, decode), first_errors([pixels.errors for pixels in decoded])
 
 
 def _decode(
     split: ShardSplit,
-    rows: SampleRows,
     query: Query,
-    images: ImageDecode,
+    asked: Sequence[tuple[ImageDecode, SampleRows]],
     meanwhile: Callable[[], Any] | None = None,
-) -> Pixels:
-    return decode_rows(
-        rows.headers,
-        rows.image_bytes,
-        rows.origin,
-        images.decoding,
-        images.errors,
-        query.options.get_backend(),
-        what=f"samples {rows.numbers[0]}-{rows.numbers[-1]} of {split.url}" if len(rows) else "",
-        pixels=images.pixels,
-        fetch=rows.announce_images,
-        meanwhile=meanwhile,
-    )
+) -> list[Pixels]:
+    """The images of each column, if those of all of them fit."""
+    backend = query.options.get_backend()
+    numbers = asked[0][1].numbers
+    what = f"samples {numbers[0]}-{numbers[-1]} of {split.url}" if len(numbers) else ""
+    sizes = (map(i.decoding.nbytes, rows.headers) for i, rows in asked if i.pixels)
+    if len(asked) > 1:
+        check_size(what, sum(map(sum, sizes)), backend.largest_partition)
+    return [
+        decode_rows(
+            rows.headers,
+            rows.image_bytes,
+            rows.origin,
+            images.decoding,
+            images.errors,
+            backend,
+            what=what,
+            pixels=images.pixels,
+            fetch=rows.announce_images,
+            meanwhile=meanwhile,
+        )
+        for images, rows in asked
+    ]
