@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import itertools
 import struct
 from typing import Any
 
@@ -31,6 +32,7 @@ def take_over_random_numbers(made: Any, fn: Any, types: Any) -> list[str]:
             operators[operator.id] = operator
             waiting.extend(node.source for node in operator.inputs)
     seeds: list[str] = []
+    unseeded = itertools.count()
     for _, operator in sorted(operators.items()):
         schema = operator._op.schema
         if schema.Name() in _MIXING:
@@ -45,10 +47,11 @@ def take_over_random_numbers(made: Any, fn: Any, types: Any) -> list[str]:
             "_random_state", state.name, state.ndim, state.dtype, state.layout
         )
         operator.inputs.append(state)
-        # Operators that were given the same seed draw the same numbers, as they do in DALI.
+        # Operators that were given the same seed draw the same numbers, as they do in DALI; and the
+        # others draw what they would without them.
         seed = operator._op._init_args.get("seed")
         own = seed is None or seed < 0
-        seeds.append(f"operator {len(seeds)}" if own else f"seed {seed}")
+        seeds.append(f"operator {next(unseeded)}" if own else f"seed {seed}")
     return seeds
 
 

@@ -223,7 +223,8 @@ def _failed(origin: Origin, error: Exception) -> FunctionError:
         said = f"{type(error).__name__}: {error}"
     else:
         said = f"{reason[1]}: {reason[2]}" if reason[1] else reason[2]
-    return FunctionError(f"{origin.shard}: transform= fails for {origin.name}: {said}")
+    where = f"{origin.shard}: " if origin.shard else ""
+    return FunctionError(f"{where}transform= fails for {origin.name}: {said}")
 
 
 def _check_output(images: Any) -> None:

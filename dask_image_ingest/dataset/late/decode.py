@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import hashlib
 import zlib
 from collections.abc import Iterator, Sequence
 from typing import Any
@@ -207,15 +208,27 @@ class EncodedImages:
 
 
 def _origin(reference: ImageReference | None) -> Origin:
-    """The identity of an image for its errors and random numbers."""
+    """The identity of an image for its errors and random numbers.
+
+    All images of a sample have the same numbers: they share the place of the sample (shard and
+    number), or else its key. Keys repeat in shards, so there they do not count.
+    """
     if reference is None:
         return Origin("", 0, "no image")
-    url, number, offset = reference.url or "", reference.number, reference.offset or 0
-    if number is None:
-        # The bytes tell images apart that come from no shard, wherever their rows are.
-        number = offset if reference.bytes is None else zlib.crc32(reference.bytes)
-    if reference.key is not None:
-        return Origin(url, number, f"sample {reference.key!r}")
-    if reference.url is None and reference.bytes is not None:
-        return Origin(url, number, f"the image of {len(reference.bytes):,} bytes")
-    return Origin(url, number, f"the image at byte {offset}")
+    url, number, key = reference.url or "", reference.number, reference.key
+    if number is None and (reference.bytes is not None or reference.offset == 0):
+        # A file of its own, or bytes of no shard.
+        where = f" of {url}" if url else ""
+        if key is not None:
+            return Origin("", _digest(key), f"sample {key!r}{where}")
+        if reference.bytes is not None:
+            told = f"the image of {len(reference.bytes):,} bytes{where}"
+            return Origin("", zlib.crc32(reference.bytes), told)
+    offset = reference.offset or 0
+    name = f"the image at byte {offset}" if key is None else f"sample {key!r}"
+    return Origin(url, offset if number is None else number, name)
+
+
+def _digest(key: str) -> int:
+    data = key.encode("utf-8", "surrogateescape")
+    return int.from_bytes(hashlib.blake2b(data, digest_size=8).digest(), "little")
