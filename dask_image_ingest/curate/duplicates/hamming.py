@@ -1,12 +1,15 @@
-"""Near hashes among many millions: found by bands, never by comparing all with all.
+"""Near hashes among many millions: found by bands, so that few of all pairs are compared.
 
 A hash of 256 bits is cut into 16 bands of 16 bits. Two hashes that differ in at most 15 bits have a
 band in common; of random pairs that differ in 24 bits 99.1 % have, in 31 bits 91.3 %. Hashes with a
-common band are compared in full.
+common band are compared: of random pairs one in 4,096. Where hashes crowd around one value, as of
+pages that look alike, so many pairs have a common band that all of these hashes are compared, block
+by block.
 """
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
@@ -19,6 +22,11 @@ _VALUES = 1 << 16
 # Hashes that are looked up together, and candidates for them that fit a core's cache.
 _BLOCK = 4096
 _CANDIDATES = 1 << 18
+
+# A hash that shares bands with so large a part of the others is compared with all, block by block:
+# a pair costs 2 ns there, and 8 to 110 ns where it is looked up.
+_CROWDED = 1 / 16
+_QUERIES, _ROWS = 32, 4096
 
 # Distance and row as one number, of which the least is the nearest, then the first.
 _NONE = np.uint64(0xFFFF_FFFF_FFFF_FFFF)
@@ -49,7 +57,7 @@ def equal_to_first(hashes: np.ndarray) -> np.ndarray:
 def near_to_first(hashes: np.ndarray, distance: int) -> Nearest:
     """Rows that stay if each takes away the near ones after it, and the rows others are near to.
 
-    Rows are judged in their order, and stay unless one that stays is near: so no row goes for the
+    Rows are taken in their order, and stay unless one that stays is near: so no row goes for the
     sake of one that goes itself.
 
     Parameters
@@ -137,6 +145,7 @@ class _Level:
     """Some rows, sorted by each band."""
 
     rows: np.ndarray
+    hashes: np.ndarray  # of all rows
     starts: list[np.ndarray]  # of each band: where rows of a value begin
     sorted_rows: list[np.ndarray]
     words: list[np.ndarray]  # a word of these rows' hashes, which does not have the band
@@ -151,16 +160,20 @@ class _Level:
             ordered = rows[np.argsort(values, kind="stable")].astype(np.uint32)
             sorted_rows.append(ordered)
             words.append(hashes[ordered, _other_word(band)])
-        return cls(rows, starts, sorted_rows, words)
+        return cls(rows, hashes, starts, sorted_rows, words)
 
     def candidates(
         self, queries: np.ndarray, distance: int
     ) -> Iterator[tuple[np.ndarray, np.ndarray]]:
         """Numbers of queries, uint64 (n, 4), and rows with a common band that may be near."""
-        for band in range(_BANDS):
-            values = _band(queries, band).astype(np.int64)
-            first = self.starts[band][values]
-            counts = self.starts[band][values + 1] - first
+        places = [self._places(queries, band) for band in range(_BANDS)]
+        crowded = np.sum([counts for _, counts in places], axis=0) > _CROWDED * len(self.rows)
+        if crowded.any():
+            numbers = np.flatnonzero(crowded)
+            for query, place in _compared(queries[numbers], self._by_word, distance):
+                yield numbers[query], self.rows[place]
+        for band, (first, counts) in enumerate(places):
+            counts[crowded] = 0
             asked = queries[:, _other_word(band)]
             for part in _parts_of(counts):
                 count = counts[part]
@@ -174,6 +187,34 @@ class _Level:
                 if len(likely):
                     query = np.searchsorted(before, likely, "right") - 1 + part.start
                     yield query, self.sorted_rows[band][place[likely]]
+
+    def _places(self, queries: np.ndarray, band: int) -> tuple[np.ndarray, np.ndarray]:
+        """Start and number of the rows that have each query's value of a band."""
+        values = _band(queries, band).astype(np.int64)
+        first = self.starts[band][values]
+        return first, self.starts[band][values + 1] - first
+
+    @functools.cached_property
+    def _by_word(self) -> np.ndarray:
+        """The rows' hashes, (4, n)."""
+        return np.ascontiguousarray(self.hashes[self.rows].T)
+
+
+def _compared(
+    queries: np.ndarray, words: np.ndarray, distance: int
+) -> Iterator[tuple[np.ndarray, np.ndarray]]:
+    """Numbers of queries, uint64 (n, 4), and of hashes (4, m) that may be near."""
+    for start in range(0, len(queries), _QUERIES):
+        asked = np.ascontiguousarray(queries[start : start + _QUERIES].T)[:, :, None]
+        for first in range(0, words.shape[1], _ROWS):
+            others = words[:, first : first + _ROWS]
+            bits = np.bitwise_count(asked[0] ^ others[0])
+            for word in (1, 2):
+                bits += np.bitwise_count(asked[word] ^ others[word])
+            likely = np.flatnonzero(bits <= distance)
+            if len(likely):
+                query, row = np.divmod(likely, others.shape[1])
+                yield query + start, row + first
 
 
 def _among(hashes: np.ndarray, rows: np.ndarray, distance: int) -> np.ndarray:

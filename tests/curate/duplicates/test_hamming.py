@@ -29,6 +29,45 @@ def test_blocks_change_nothing(random, monkeypatch):
             assert found.tolist() == one.tolist()
 
 
+@pytest.mark.parametrize("kind", ["band", "cloud"])
+def test_crowded_hashes_give_what_all_with_all_gives(random, kind, monkeypatch):
+    if kind == "band":
+        hashes = clusters(random, 60, 9, 15)
+        hashes.view(np.uint16)[:, 3] = 77
+    else:
+        center = random_hashes(random, 1).view(np.uint8)
+        bits = np.unpackbits(center) ^ (random.random((600, 256)) < 0.05)
+        hashes = np.packbits(bits, axis=1).view(np.uint64)
+    module = sys.modules[near_to_first.__module__]
+    for block, queries, rows in [(4096, 32, 4096), (100, 7, 50)]:
+        monkeypatch.setattr(module, "_BLOCK", block)
+        monkeypatch.setattr(module, "_QUERIES", queries)
+        monkeypatch.setattr(module, "_ROWS", rows)
+        of, apart = near_to_first(hashes[:, None], 15)
+        expected, bits = brute(hashes[:, None], 15)
+        assert of.tolist() == expected.tolist()
+        assert apart.tolist() == bits.tolist()
+    assert 20 < (of >= 0).sum() < len(hashes) - 20
+
+
+def test_a_crowd_is_compared_once_and_not_band_by_band(random, monkeypatch):
+    module = sys.modules[near_to_first.__module__]
+    looked_at = []
+
+    def counted(queries, words, distance, _compared=module._compared):
+        looked_at.append(len(queries) * words.shape[1])
+        return _compared(queries, words, distance)
+
+    monkeypatch.setattr(module, "_compared", counted)
+    count = 9000
+    near_to_first(random_hashes(random, count)[:, None], 15)
+    assert sum(looked_at) == 0
+    hashes = random_hashes(random, count)
+    hashes.view(np.uint16)[:, :9] = 77  # nine bands of each pair are equal
+    near_to_first(hashes[:, None], 15)
+    assert sum(looked_at) <= count**2
+
+
 def test_variants_count_as_the_row_itself(random):
     first = random_hashes(random, 300)
     mirrored = random_hashes(random, 300)
