@@ -13,10 +13,15 @@ from dask_image_ingest.arguments import (
     check_frame,
     whole_number,
 )
-from dask_image_ingest.curate.duplicates.hamming import equal_to_first, near_to_first, nearest
+from dask_image_ingest.curate.duplicates.hamming import (
+    Nearest,
+    equal_to_first,
+    near_to_first,
+    nearest,
+)
 from dask_image_ingest.curate.duplicates.ranking import Ranked, parse_keep, rank_rows
 from dask_image_ingest.curate.duplicates.verdicts import (
-    check_identity,
+    identity_of,
     sorted_verdicts,
     with_verdicts,
 )
@@ -35,6 +40,7 @@ def duplicates(
     *,
     variants: Sequence[Variant] = (),
     keep: Literal["largest", "best", "first"] | str = "largest",
+    identity: str | None = None,
 ) -> Any:
     """Find images that are there more than once, and say which of each to keep.
 
@@ -46,8 +52,8 @@ def duplicates(
     ----------
     frame
         A dask, pandas or cuDF dataframe with the columns ``__url__``, ``__key__`` and ``offset`` of
-        :func:`~dask_image_ingest.read_webdataset_images`, and the fingerprint ``by`` or what
-        :func:`fingerprints` makes it of.
+        :func:`~dask_image_ingest.read_webdataset_images`, of which the last may be missing, and the
+        fingerprint ``by`` or what :func:`fingerprints` makes it of.
     by
         ``"bytes"`` and ``"pixels"`` find equal images, without and with a decode; ``"pdq"`` finds
         near ones too: encoded again, resized, slightly changed.
@@ -61,6 +67,9 @@ def duplicates(
         the largest, and of equally large ones that of the most encoded bytes; the ``"first"``; or
         the one with the largest value in a column of this name, such as ``"quality.blur"``. Equal
         ones go by key, URL and offset.
+    identity
+        A column of unique values by which rows are told apart, for frames without ``__url__`` and
+        ``__key__``.
 
     Returns
     -------
@@ -84,14 +93,17 @@ def duplicates(
 
     Notes
     -----
-    Rows are judged in the order that ``keep`` says, and each stays unless one that stays is near:
+    Rows are taken in the order that ``keep`` says, and each stays unless one that stays is near:
     there are no chains by which rows far from each other become one group. Each row that goes is
     within ``distance`` of the one in ``duplicate.of``, the nearest that stays.
 
     Near hashes are found by 16 bands of 16 bits, of which two must have one in common: all pairs up
     to 15 bits, of random pairs 99.1 % at 24 and 91.3 % at 31 bits. Rows that have no fingerprint
-    are kept, and so are those of a PDQ quality below 50, where ``fingerprint.pdq_quality`` is there
-    or made here: pictures without detail, whose hashes are near by chance.
+    are kept.
+
+    PDQ hashes of pictures without detail are near by chance. Rows of a ``fingerprint.pdq_quality``
+    below 50 are alike only if ``fingerprint.pixels`` is the same, and kept where the frame has PDQ
+    hashes and not those of pixels.
 
     Examples
     --------
@@ -102,21 +114,25 @@ def duplicates(
     """
     turned = _check(by, distance, variants)
     check_frame(frame._meta if isinstance(frame, FrameBase) else frame)
-    check_identity(frame)
+    known_by = identity_of(frame, identity)
     largest = parse_keep(keep, frame)
-    ranked = rank_rows(frame, by, turned, largest)
-    if by == "pdq":
-        of, apart = near_to_first(ranked.hashes, distance)
-    else:
-        of = equal_to_first(ranked.hashes[:, 0])
-        apart = np.zeros(len(of), np.int64)
-    columns, concerned = columns_of_groups(ranked, of, apart)
-    verdicts = sorted_verdicts(ranked.rows[concerned], columns, {"duplicate.keep": True})
+    ranked = rank_rows(frame, by, turned, largest, known_by)
+    of, apart = _first_alike(ranked, distance)
+    columns, concerned = columns_of_groups(ranked, of, "duplicate")
+    gone = of[concerned] >= 0
+    columns["duplicate.distance"] = pa.array(apart[concerned].astype(np.int32), mask=~gone)
+    verdicts = sorted_verdicts(known_by, ranked.rows[concerned], columns, {"duplicate.keep": True})
     return with_verdicts(frame, verdicts)
 
 
 def overlaps(
-    train: Any, test: Any, by: Kind = "pdq", distance: int = 24, *, variants: Sequence[Variant] = ()
+    train: Any,
+    test: Any,
+    by: Kind = "pdq",
+    distance: int = 24,
+    *,
+    variants: Sequence[Variant] = (),
+    identity: str | None = None,
 ) -> Any:
     """Find the images of one collection that are in another one too.
 
@@ -125,10 +141,10 @@ def overlaps(
     Parameters
     ----------
     train
-        The frame whose rows are judged, as for :func:`duplicates`.
+        The frame that gets the columns, as for :func:`duplicates`.
     test
         The frame that they should not be in.
-    by, distance, variants
+    by, distance, variants, identity
         As for :func:`duplicates`.
 
     Returns
@@ -160,14 +176,11 @@ def overlaps(
     turned = _check(by, distance, variants)
     for argument, frame in (("train", train), ("test", test)):
         check_frame(frame._meta if isinstance(frame, FrameBase) else frame, argument)
-        check_identity(frame, argument)
-    judged = rank_rows(train, by, turned, ())
-    others = rank_rows(test, by, (), ())
-    if by == "pdq":
-        of, apart = nearest(judged.hashes, others.hashes[:, 0], distance)
-    else:
-        of = _equal(judged.hashes[:, 0], others.hashes[:, 0])
-        apart = np.zeros(len(of), np.int64)
+    known_by = identity_of(train, identity, "train")
+    found_by = identity_of(test, identity, "test")
+    ranked = rank_rows(train, by, turned, (), known_by)
+    others = rank_rows(test, by, (), (), found_by)
+    of, apart = _nearest_of(ranked, others, distance)
     found = np.flatnonzero(of >= 0)
     columns = {
         "overlap.found": pa.array(np.ones(len(found), bool)),
@@ -175,7 +188,7 @@ def overlaps(
         "overlap.distance": pa.array(apart[found].astype(np.int32)),
     }
     return with_verdicts(
-        train, sorted_verdicts(judged.rows[found], columns, {"overlap.found": False})
+        train, sorted_verdicts(known_by, ranked.rows[found], columns, {"overlap.found": False})
     )
 
 
@@ -190,8 +203,43 @@ def _check(by: Any, distance: Any, variants: Any) -> tuple[Variant, ...]:
     return turned
 
 
+def _first_alike(ranked: Ranked, distance: int) -> Nearest:
+    """For each row the row that stays in its place, or -1, and their distance."""
+    of = np.full(len(ranked.rows), -1, np.int64)
+    apart = np.zeros(len(of), np.int64)
+    for rows, is_exact in _kinds(ranked):
+        hashes = ranked.hashes if len(rows) == len(of) else ranked.hashes[rows]
+        if is_exact:
+            first = equal_to_first(hashes[:, 0])
+        else:
+            first, apart[rows] = near_to_first(hashes, distance)
+        of[rows] = np.where(first < 0, -1, rows[first])
+    return of, apart
+
+
+def _nearest_of(ranked: Ranked, others: Ranked, distance: int) -> Nearest:
+    """For each row the nearest of ``others``, or -1, and their distance."""
+    of = np.full(len(ranked.rows), -1, np.int64)
+    apart = np.zeros(len(of), np.int64)
+    for (rows, is_exact), (places, _) in zip(_kinds(ranked), _kinds(others), strict=True):
+        if not len(places):
+            continue
+        hashes, known = ranked.hashes[rows], others.hashes[places, 0]
+        if is_exact:
+            first = _equal(hashes[:, 0], known)
+        else:
+            first, apart[rows] = nearest(hashes, known, distance)
+        of[rows] = np.where(first < 0, -1, places[first])
+    return of, apart
+
+
+def _kinds(ranked: Ranked) -> list[tuple[np.ndarray, bool]]:
+    """Rows that are compared for equality, and those that are compared by bits."""
+    return [(np.flatnonzero(ranked.is_exact), True), (np.flatnonzero(~ranked.is_exact), False)]
+
+
 def columns_of_groups(
-    ranked: Ranked, of: np.ndarray, apart: np.ndarray
+    ranked: Ranked, of: np.ndarray, prefix: str
 ) -> tuple[dict[str, pa.Array], np.ndarray]:
     """The columns of all rows that are in a group, and which rows these are."""
     gone = of >= 0
@@ -201,10 +249,9 @@ def columns_of_groups(
     of_each = np.where(stays, concerned, of[concerned])
     keys = _text(ranked.keys.take(pa.array(of_each)))
     columns = {
-        "duplicate.keep": pa.array(stays),
-        "duplicate.group": pa.array(np.searchsorted(kept, of_each)),
-        "duplicate.of": pa.array(keys.to_pylist(), pa.string(), mask=stays),
-        "duplicate.distance": pa.array(apart[concerned].astype(np.int32), mask=stays),
+        f"{prefix}.keep": pa.array(stays),
+        f"{prefix}.group": pa.array(np.searchsorted(kept, of_each)),
+        f"{prefix}.of": pa.array(keys.to_pylist(), pa.string(), mask=stays),
     }
     return columns, concerned
 

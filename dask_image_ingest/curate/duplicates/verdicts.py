@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
@@ -13,13 +13,11 @@ import pyarrow as pa
 from dask import delayed
 
 from dask_image_ingest import dask_internals as dx
+from dask_image_ingest.arguments import is_column, shown
 from dask_image_ingest.dask_internals import FrameBase, new_collection
 from dask_image_ingest.dataset import AppendsColumns, PreservesRows
 from dask_image_ingest.errors import ArgumentError
 from dask_image_ingest.frames import backend_of
-
-#: What a row is known by, whatever partition it is in.
-IDENTITY = ("__url__", "__key__", "offset")
 
 
 @dataclass(frozen=True)
@@ -28,6 +26,8 @@ class Verdicts:
 
     Parameters
     ----------
+    identity
+        The columns that a row is known by.
     rows
         Identities of the rows, ascending, uint64 (n,).
     columns
@@ -36,6 +36,7 @@ class Verdicts:
         The value of all other rows, for columns that have one.
     """
 
+    identity: tuple[str, ...]
     rows: np.ndarray = field(repr=False)
     columns: Mapping[str, pa.Array] = field(repr=False)
     others: Mapping[str, bool]
@@ -43,36 +44,48 @@ class Verdicts:
     def of_none(self) -> Verdicts:
         """The same columns of no rows."""
         columns = {name: values[:0] for name, values in self.columns.items()}
-        return Verdicts(self.rows[:0], columns, self.others)
+        return Verdicts(self.identity, self.rows[:0], columns, self.others)
 
 
-def check_identity(frame: Any, argument: str = "frame") -> None:
-    """Refuse a frame whose rows can't be told apart.
+def identity_of(frame: Any, identity: Any = None, argument: str = "frame") -> tuple[str, ...]:
+    """The columns that rows of a frame are known by, the one of their keys first.
 
     Raises
     ------
     ArgumentError
+        If the frame lacks them.
     """
-    missing = [name for name in IDENTITY if name not in frame.columns]
+    if identity is not None:
+        if not is_column(identity, frame.columns):
+            raise ArgumentError(
+                f"identity={shown(identity)}: {argument}= has no such column; pass one of unique "
+                "values"
+            )
+        return (identity,)
+    missing = [name for name in ("__key__", "__url__") if name not in frame.columns]
     if missing:
         raise ArgumentError(
-            f"{argument}= has no column {', '.join(map(repr, missing))}: rows are told apart by "
-            f"{', '.join(IDENTITY)}, as read_webdataset_images gives them"
+            f"{argument}= has no column {', '.join(map(repr, missing))}, by which rows are told "
+            "apart: keep the columns __url__, __key__ and offset of the read, or pass identity=, "
+            "a column of unique values"
         )
+    return ("__key__", "__url__", *({"offset"} & set(frame.columns)))
 
 
-def identities(table: pa.Table) -> np.ndarray:
-    """A number for each row of a table with ``IDENTITY``, uint64 (n,).
+def identities(table: pa.Table, identity: Sequence[str]) -> np.ndarray:
+    """A number for each row of a table, uint64 (n,).
 
     Of 10 million rows two have the same with a chance of 3 in a million.
     """
-    columns = {
-        "__url__": table["__url__"].cast(pa.string()).to_pandas(),
-        "__key__": table["__key__"].cast(pa.string()).to_pandas(),
-        "offset": table["offset"].cast(pa.float64()).fill_null(-1).to_numpy(),
-    }
-    texts = {name: columns[name].astype(object) for name in ("__url__", "__key__")}
-    return pd.util.hash_pandas_object(pd.DataFrame(columns | texts), index=False).to_numpy()
+    columns = {name: _hashable(table[name], name) for name in identity}
+    return pd.util.hash_pandas_object(pd.DataFrame(columns), index=False).to_numpy()
+
+
+def _hashable(column: pa.ChunkedArray, name: str) -> Any:
+    if name == "offset":  # a merge makes floats of integers
+        return column.cast(pa.float64()).fill_null(-1).to_numpy()
+    # Keys may be texts in one partition and dictionaries of them in another.
+    return column.cast(pa.string()).to_pandas().astype(object)
 
 
 def with_verdicts(frame: Any, verdicts: Verdicts) -> Any:
@@ -88,7 +101,8 @@ def with_verdicts(frame: Any, verdicts: Verdicts) -> Any:
 
 def _look_up(frame: Any, verdicts: Verdicts, _: Verdicts) -> Any:
     backend = backend_of(frame)
-    wanted = identities(backend.to_arrow(frame[list(IDENTITY)]))
+    identity = list(verdicts.identity)
+    wanted = identities(backend.to_arrow(frame[identity]), identity)
     places = np.searchsorted(verdicts.rows, wanted)
     places[places == len(verdicts.rows)] = 0
     known = np.zeros(len(wanted), bool)
@@ -130,7 +144,7 @@ class LookUp(AppendsColumns, PreservesRows):
     def _projected(self, parent: dx.Expr, wanted: set[Any]) -> dx.Expr | None:
         if not wanted & self.added:
             return type(parent)(self.frame, *parent.operands[1:])
-        needed = [name for name in self.frame.columns if name in wanted | {*IDENTITY}]
+        needed = [name for name in self.frame.columns if name in wanted | {*self.none.identity}]
         if needed == list(self.frame.columns):
             return None
         return type(parent)(
@@ -139,9 +153,13 @@ class LookUp(AppendsColumns, PreservesRows):
 
 
 def sorted_verdicts(
-    rows: np.ndarray, columns: Mapping[str, Any], others: Mapping[str, bool]
+    identity: tuple[str, ...],
+    rows: np.ndarray,
+    columns: Mapping[str, Any],
+    others: Mapping[str, bool],
 ) -> Verdicts:
     """Verdicts of rows in any order."""
     order = np.argsort(rows)
     taken = pa.array(order)
-    return Verdicts(rows[order], {name: c.take(taken) for name, c in columns.items()}, others)
+    columns = {name: values.take(taken) for name, values in columns.items()}
+    return Verdicts(identity, rows[order], columns, others)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any, Literal
 
 import dask
@@ -19,9 +20,8 @@ from dask_image_ingest.curate.duplicates.ranking import (
     parse_keep,
 )
 from dask_image_ingest.curate.duplicates.verdicts import (
-    IDENTITY,
-    check_identity,
     identities,
+    identity_of,
     sorted_verdicts,
     with_verdicts,
 )
@@ -38,6 +38,7 @@ def semantic_duplicates(
     threshold: float = 0.95,
     *,
     keep: Literal["largest", "best", "first"] | str = "largest",
+    identity: str | None = None,
 ) -> Any:
     """Find images whose embeddings are near, and say which of each to keep.
 
@@ -55,8 +56,8 @@ def semantic_duplicates(
         The column of vectors, lists of d numbers, such as ``embed`` makes.
     threshold
         The least cosine of two vectors, x·y / (‖x‖ ‖y‖), that are near: above 0, up to 1.
-    keep
-        Which image of a group stays, as for :func:`duplicates`.
+    keep, identity
+        Which image of a group stays, and what rows are told apart by, as for :func:`duplicates`.
 
     Returns
     -------
@@ -80,7 +81,7 @@ def semantic_duplicates(
 
     Notes
     -----
-    Rows are judged in the order that ``keep`` says, and each stays unless one that stays is near:
+    Rows are taken in the order that ``keep`` says, and each stays unless one that stays is near:
     there are no chains. Each row that goes has a cosine of at least ``threshold`` (less 1e-6, for
     float32) with the one in ``semantic.of``.
 
@@ -97,34 +98,32 @@ def semantic_duplicates(
     True
     """
     check_vectors(frame, column)
-    check_identity(frame)
+    known_by = identity_of(frame, identity)
     # NaN is not in the range.
     if not (isinstance(threshold, (int, float, np.number)) and 0 < threshold <= 1):
         raise ArgumentError(f"threshold={shown(threshold)}: pass a cosine, above 0 and up to 1")
     largest = parse_keep(keep, frame)
-    ranked, vectors = _rank_vectors(frame, column, largest)
+    ranked, vectors = _rank_vectors(frame, column, largest, known_by)
     meta = frame._meta if isinstance(frame, FrameBase) else frame
     of, similarity = near_to_first(backend_of(meta).numpy.asarray(vectors), float(threshold))
-    columns, concerned = columns_of_groups(ranked, of, np.zeros(len(of)))
-    stays = of[concerned] < 0
-    columns = {
-        "semantic.keep": columns["duplicate.keep"],
-        "semantic.group": columns["duplicate.group"],
-        "semantic.of": columns["duplicate.of"],
-        "semantic.similarity": pa.array(similarity[concerned], mask=stays),
-    }
-    verdicts = sorted_verdicts(ranked.rows[concerned], columns, {"semantic.keep": True})
+    columns, concerned = columns_of_groups(ranked, of, "semantic")
+    gone = of[concerned] >= 0
+    columns["semantic.similarity"] = pa.array(similarity[concerned], mask=~gone)
+    verdicts = sorted_verdicts(known_by, ranked.rows[concerned], columns, {"semantic.keep": True})
     return with_verdicts(frame, verdicts)
 
 
-def _rank_vectors(frame: Any, column: str, largest: tuple[str, ...]) -> tuple[Ranked, np.ndarray]:
+def _rank_vectors(
+    frame: Any, column: str, largest: tuple[str, ...], identity: tuple[str, ...]
+) -> tuple[Ranked, np.ndarray]:
     """Rows that have a vector, best first, and their vectors at length one."""
-    frame = frame[list(dict.fromkeys([*IDENTITY, column, *columns_of_order(largest)]))]
+    frame = frame[list(dict.fromkeys([*identity, column, *columns_of_order(largest)]))]
+    told = (column, largest, identity)
     if isinstance(frame, FrameBase):
-        lazy = [dask.delayed(_compact)(part, column, largest) for part in frame.to_delayed()]
+        lazy = [dask.delayed(_compact)(part, *told) for part in frame.to_delayed()]
         parts = list(dask.compute(*lazy))
     else:
-        parts = [_compact(frame, column, largest)]
+        parts = [_compact(frame, *told)]
     lengths = {found.shape[1] for _, found in parts if len(found)}
     if len(lengths) > 1:
         raise ArgumentError(
@@ -134,7 +133,7 @@ def _rank_vectors(frame: Any, column: str, largest: tuple[str, ...]) -> tuple[Ra
     starts = np.cumsum([0, *(len(found) for _, found in parts)])
     # The number of each row among all of them takes the place of a hash.
     numbered = [
-        RowsToRank(rows.rows, np.arange(start, start + len(found)), rows.order)
+        replace(rows, hashes=np.arange(start, start + len(found)))
         for (rows, found), start in zip(parts, starts[:-1], strict=True)
     ]
     ranked = merge_ranked(numbered)
@@ -144,16 +143,20 @@ def _rank_vectors(frame: Any, column: str, largest: tuple[str, ...]) -> tuple[Ra
     for number, start in enumerate(starts[:-1]):
         found = parts[number][1]
         at = place[start : start + len(found)]
-        vectors[at[at >= 0]] = found[at >= 0]
+        if len(found):  # those of no rows have any length
+            vectors[at[at >= 0]] = found[at >= 0]
         parts[number] = (parts[number][0], found[:0])  # large: let go of
     for start in range(0, len(vectors), 4096):
         vectors[start : start + 4096] = unit(vectors[start : start + 4096])
     return ranked, vectors
 
 
-def _compact(frame: Any, column: str, largest: tuple[str, ...]) -> tuple[RowsToRank, np.ndarray]:
+def _compact(
+    frame: Any, column: str, largest: tuple[str, ...], identity: tuple[str, ...]
+) -> tuple[RowsToRank, np.ndarray]:
     rows, vectors = valid_vectors(frame, column)
     backend = backend_of(frame)
     table = backend.to_arrow(frame.drop(columns=column)).take(pa.array(rows))
-    order = order_of(table, largest)
-    return RowsToRank(identities(table), np.empty(0, np.int64), order), vectors
+    order = order_of(table, largest, identity)
+    numbers, exact = np.empty(0, np.int64), np.zeros(len(rows), bool)
+    return RowsToRank(identities(table, identity), numbers, exact, order), vectors

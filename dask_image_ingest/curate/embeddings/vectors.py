@@ -7,6 +7,7 @@ from collections.abc import Callable
 from typing import Any, ClassVar
 
 import numpy as np
+import pandas as pd
 import pyarrow as pa
 
 from dask_image_ingest import dask_internals as dx
@@ -47,7 +48,7 @@ def valid_vectors(frame: Any, column: str) -> tuple[np.ndarray, np.ndarray]:
     """
     backend = backend_of(frame)
     there = frame[column].notnull()
-    found = backend.host(vectors(frame[there], column))
+    found = backend.host(_vectors(frame[there], column))
     if not len(found):
         return np.empty(0, np.int64), np.empty((0, found.shape[1]), np.float32)
     rows = np.flatnonzero(backend.host(there.values))
@@ -55,6 +56,20 @@ def valid_vectors(frame: Any, column: str) -> tuple[np.ndarray, np.ndarray]:
     lengths = np.linalg.norm(found.astype(np.float64), axis=1)
     usable = np.isfinite(lengths) & (lengths > 0)
     return rows[usable], found[usable]
+
+
+def _vectors(frame: Any, column: str) -> Any:
+    """The vectors of a frame whose column has no nulls: (n, d)."""
+    dtype = frame[column].dtype
+    fixed = isinstance(dtype, pd.ArrowDtype) and pa.types.is_fixed_size_list(dtype.pyarrow_dtype)
+    if fixed or (isinstance(frame, pd.DataFrame) and pd.api.types.is_object_dtype(dtype)):
+        try:
+            lists = pa.array(frame[column], pa.list_(_FLOAT), from_pandas=True)
+        except (pa.ArrowException, TypeError, ValueError):
+            pass  # what it is will be told
+        else:
+            frame = pd.DataFrame({column: pd.Series(lists, dtype=pd.ArrowDtype(lists.type))})
+    return vectors(frame, column)
 
 
 def unit(vectors: np.ndarray) -> np.ndarray:
@@ -88,12 +103,13 @@ def from_vectors(
     """``frame`` with a column of numbers that a function makes of columns of vectors.
 
     ``function`` takes an array (n, d) for each of ``columns``, NumPy or CuPy, and gives (n,). It is
-    null where one of the vectors is.
+    null where one of the vectors is, and replaces a column of this name.
     """
+    if name in columns:
+        raise ArgumentError(f"the column {name!r} would be made of itself: rename it first")
     for column in columns:
         check_vectors(frame, column)
-    if name in frame.columns:
-        raise ArgumentError(f"the frame has a column {name!r} already: rename or drop it first")
+    frame = frame.drop(columns=name) if name in frame.columns else frame
     if not isinstance(frame, FrameBase):
         return _map_vectors(frame, columns, name, function, type_)
     return new_collection(MapVectors(frame.expr, columns, name, function, type_))
@@ -114,7 +130,7 @@ def _map_vectors(
     dtype = type_.to_pandas_dtype()
     made = backend.numpy.empty(0, dtype)
     if len(some):
-        made = function(*(vectors(some, column) for column in columns))
+        made = function(*(_vectors(some, column) for column in columns))
         made = backend.numpy.asarray(made, dtype=dtype)
         if made.shape not in ((len(some),), (len(some), 1)):
             raise ArgumentError(

@@ -171,6 +171,67 @@ def test_pictures_without_detail_and_rows_without_a_hash_stay(random):
     assert found["duplicate.group"].isna().tolist() == [False, False, True, True, True, True]
 
 
+@pytest.fixture
+def flat(tmp_path):
+    """Two plain pictures that are equal byte for byte, the same pixels as BMP, and another one."""
+    from photo_shards import write_tar
+
+    def file(colour, format):
+        buffer = io.BytesIO()
+        Image.new("RGB", (90, 60), colour).save(buffer, format)
+        return buffer.getvalue()
+
+    png = file("teal", "PNG")
+    members = {
+        "a.png": png,
+        "b.png": png,
+        "c.bmp": file("teal", "BMP"),
+        "d.png": file("tan", "PNG"),
+    }
+    shard = write_tar(tmp_path / "flat.tar", members)
+    return dii.read_webdataset_images(shard, backend="pandas")
+
+
+def test_equal_pictures_without_detail_go_and_others_stay(flat, work):  # noqa: F811
+    found = duplicates(flat)[["__key__", *COLUMNS]].compute()
+    assert found["duplicate.keep"].tolist() == [True, False, False, True]
+    assert found["duplicate.of"].tolist()[1:3] == ["a", "a"]
+    assert found["duplicate.distance"].tolist()[1:3] == [0, 0]
+    assert work["decoded"] == 4
+
+
+def test_a_picture_without_detail_is_in_the_collection_that_has_it(flat):
+    both = overlaps(flat, flat).compute()
+    assert both["overlap.found"].all()
+    assert both["overlap.of"].tolist() == ["a", "a", "a", "d"]
+    other = overlaps(flat[flat["__key__"] == "d"], flat[flat["__key__"] != "d"]).compute()
+    assert not other["overlap.found"].any()
+
+
+def test_rows_of_any_frame_are_told_apart_by_a_column_of_unique_values(random):
+    hashes = np.repeat(random_hashes(random, 3), 2, axis=0)
+    table = pd.DataFrame({"number": [9, 10, 3, 4, 5, 6], "fingerprint.pdq": digits(hashes)})
+    for count in (1, 3):
+        lazy = dd.from_pandas(table.sample(frac=1, random_state=1), npartitions=count)
+        found = duplicates(lazy, keep="first", identity="number").compute().sort_values("number")
+        gone = found[~found["duplicate.keep"]]
+        assert gone["number"].tolist() == [4, 6, 10]
+        assert gone["duplicate.of"].tolist() == ["3", "5", "9"]
+        both = overlaps(lazy, table[:2], identity="number").compute()
+        assert sorted(both["number"][both["overlap.found"]]) == [9, 10]
+    with pytest.raises(dii.ArgumentError, match="2 of 6 rows have the value of another"):
+        duplicates(table.replace({"number": {3: 4, 5: 6}}), keep="first", identity="number")
+    with pytest.raises(dii.ArgumentError, match="identity='name'"):
+        duplicates(table, keep="first", identity="name")
+    with pytest.raises(dii.ArgumentError, match="or pass identity="):
+        duplicates(table, keep="first")
+
+
+def test_a_row_is_known_by_url_and_key_where_there_is_no_offset(random):
+    table = table_of(np.repeat(random_hashes(random, 3), 2, axis=0)).drop(columns="offset")
+    assert duplicates(table)["duplicate.keep"].tolist() == [True, False] * 3
+
+
 def test_a_row_that_the_frame_has_twice_is_one_row(random):
     table = table_of(random_hashes(random, 5))
     found = duplicates(pd.concat([table, table]))
@@ -277,8 +338,8 @@ def test_a_frame_without_what_it_needs_is_refused(collection, random):
         duplicates(ddf.drop(columns="__key__"))
     with pytest.raises(dii.ArgumentError, match="no column 'height', 'width', which keep="):
         duplicates(ddf.drop(columns=["height", "width"]), by="bytes")
-    with pytest.raises(dii.ArgumentError, match="test= has no column 'offset'"):
-        overlaps(ddf, ddf.drop(columns="offset"))
+    with pytest.raises(dii.ArgumentError, match="test= has no column '__url__'"):
+        overlaps(ddf, ddf.drop(columns="__url__"))
     table = table_of(random_hashes(random, 3))
     table["fingerprint.pdq"] = "no hash"
     with pytest.raises(dii.ArgumentError, match="64 hexadecimal digits"):

@@ -7,7 +7,7 @@ import pytest
 from embeddings import brute, near, table_of, topics, unit
 
 import dask_image_ingest as dii
-from dask_image_ingest.curate import semantic_duplicates
+from dask_image_ingest.curate import semantic_duplicates, similarity
 
 COLUMNS = ["semantic.keep", "semantic.group", "semantic.of", "semantic.similarity"]
 
@@ -88,6 +88,42 @@ def test_rows_without_a_direction_stay():
         assert found["semantic.group"].isna().tolist() == [False] + [True] * 4 + [False]
 
 
+def test_partitions_without_a_usable_vector_take_no_part():
+    one = [1.0, 0.0, 0.0]
+    table = table_of([one, one, None, None, [np.nan] * 3, [0.0] * 3, [2.0, 0.0, 0.0], one])
+    lazy = dd.from_pandas(table, npartitions=4)
+    found = semantic_duplicates(lazy).compute()
+    assert found["semantic.keep"].tolist() == [True, False, True, True, True, True, False, False]
+    without = lazy[lazy["__key__"] > table["__key__"][1]]  # the first partition is empty
+    assert semantic_duplicates(without).compute()["semantic.keep"].tolist() == [True] * 5 + [False]
+
+
+def test_rows_may_be_told_apart_by_a_column_of_unique_values():
+    table = table_of([[1.0, 0.0], [1.0, 0.0], [0.0, 1.0]]).drop(columns=["__key__", "__url__"])
+    table["path"] = ["c", "b", "a"]
+    found = semantic_duplicates(table, keep="first", identity="path")
+    assert found["semantic.keep"].tolist() == [False, True, True]
+    assert found["semantic.of"][0] == "b"
+
+
+@pytest.mark.parametrize("kind", ["fixed", "object"])
+def test_vectors_may_be_lists_of_one_length_or_arrays(kind):
+    import pyarrow as pa
+
+    vectors = [[1.0, 0.0], [1.0, 0.0], None, [0.0, 1.0]]
+    table = table_of(vectors)
+    if kind == "fixed":
+        fixed = pd.ArrowDtype(pa.list_(pa.float32(), 2))
+        table["embedding"] = pd.Series(vectors, dtype=fixed)
+    else:
+        arrays = [None if vector is None else np.array(vector) for vector in vectors]
+        table["embedding"] = pd.Series(arrays, dtype=object)
+    assert semantic_duplicates(table)["semantic.keep"].tolist() == [True, False, True, True]
+    first = similarity(table, "embedding", np.array([1.0, 0.0]))["similarity"]
+    assert first.isna().tolist() == [False, False, True, False]
+    assert first.dropna().tolist() == [1, 1, 0]
+
+
 def test_a_frame_without_rows_or_vectors_has_the_columns(random):
     for table in (table_of(topics(random, 100))[:0], table_of([None, None])):
         found = semantic_duplicates(table)
@@ -107,8 +143,8 @@ def test_wrong_arguments_are_refused(random):
             semantic_duplicates(table, threshold=threshold)
     with pytest.raises(dii.ArgumentError, match="no column 'vector'"):
         semantic_duplicates(table, "vector")
-    with pytest.raises(dii.ArgumentError, match="no column 'offset'"):
-        semantic_duplicates(table.drop(columns="offset"))
+    with pytest.raises(dii.ArgumentError, match="no column '__key__'"):
+        semantic_duplicates(table.drop(columns="__key__"))
     with pytest.raises(dii.ArgumentError, match="choose 'largest'"):
         semantic_duplicates(table, keep="prettiest")
     with pytest.raises(dii.ArgumentError, match="no column of lists"):
