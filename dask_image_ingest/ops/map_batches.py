@@ -12,7 +12,7 @@ import pyarrow as pa
 from dask_image_ingest import dask_internals as dx
 from dask_image_ingest.arguments import check_flag, whole_number
 from dask_image_ingest.dataset import AppendsColumns, PreservesRows
-from dask_image_ingest.errors import ArgumentError, FunctionError
+from dask_image_ingest.errors import ArgumentError, FunctionError, MissingDependencyError
 from dask_image_ingest.frames import IMAGE, Backend, backend_of
 from dask_image_ingest.ops.batch_function import BatchFunction
 from dask_image_ingest.ops.inputs import input_columns, rows_with_images
@@ -104,7 +104,7 @@ class BatchMap:
             try:
                 function = self.function.get() if function is None else function
                 given = function(*arguments)
-            except FunctionError:
+            except (FunctionError, MissingDependencyError):  # not for these images alone
                 raise
             except Exception as error:
                 raise self.function.failed(error, frame, batch) from error

@@ -50,15 +50,14 @@ def clusters(frame: Any, k: int, column: str = "embedding", *, seed: int = 0) ->
     Returns
     -------
     dataframe
-        ``frame`` with a column ``cluster``, int32: the number, 0 to ``k`` - 1, of the center with
-        which the vector has the largest cosine; null where there is no vector. The same whatever
-        the partitions are.
+        ``frame`` with a column ``cluster``, int32, in place of the one it has: the number, 0 to
+        ``k`` - 1, of the center with which the vector has the largest cosine; null where there is
+        no vector. The same whatever the partitions are.
 
     Raises
     ------
     ArgumentError
-        If a column is missing or there already, if there are fewer than ``k`` vectors, or they
-        differ in length.
+        If a column is missing, there are fewer than ``k`` vectors, or they differ in length.
 
     Notes
     -----

@@ -10,10 +10,11 @@ from typing import Any, Literal
 
 import numpy as np
 
-from dask_image_ingest.arguments import check_choice, check_frame, shown
+from dask_image_ingest.arguments import check_choice, check_frame, is_column, shown
 from dask_image_ingest.curate.embeddings.vectors import beside, check_vectors, from_vectors
 from dask_image_ingest.dask_internals import FrameBase
 from dask_image_ingest.errors import ArgumentError
+from dask_image_ingest.frames import backend_of
 
 
 def embed(
@@ -38,17 +39,19 @@ def embed(
     Returns
     -------
     dataframe
-        ``frame`` with the column, ``list<float32>``; null where there is no image. The images stay.
+        ``frame`` with the column, ``list<float32>``, in place of one of this name; null where there
+        is no image. The images stay.
         Lazy if ``frame`` is: together with signals and fingerprints each image is decoded once, and
         filters on other columns run before any image is decoded.
 
     Raises
     ------
     ArgumentError
-        If the frame has no images, or has the column already; when computed, if the model gives
-        something else than (n, d).
+        If the frame has no images; when computed, if the model gives something else than (n, d).
     FunctionError
         When computed, if the model fails.
+    MissingDependencyError
+        When computed, if a library of the model is not installed where it runs.
 
     Examples
     --------
@@ -57,7 +60,10 @@ def embed(
       __key__                color
     0    0000  [0.555..., 0.414...
     """
-    check_frame(frame._meta if isinstance(frame, FrameBase) else frame)
+    meta = frame._meta if isinstance(frame, FrameBase) else frame
+    check_frame(meta)
+    if is_column(column, meta.columns) and not backend_of(meta).is_images(meta.dtypes[column]):
+        frame = frame.drop(columns=column)
     return frame.images.map_batches(
         model, {column: "list<float32>"}, batch_size=batch_size, keep_image=True
     )
@@ -153,13 +159,13 @@ def scores(
     Returns
     -------
     dataframe
-        ``frame`` with a column ``score``, or ``score.<name>`` of each of several, float32; null
-        where there is no vector. Lazy if ``frame`` is.
+        ``frame`` with a column ``score``, or ``score.<name>`` of each of several, float32, in place
+        of those it has; null where there is no vector. Lazy if ``frame`` is.
 
     Raises
     ------
     ArgumentError
-        If a column is missing or there already; when computed, if the function gives something else
+        If a column is missing; when computed, if the function gives something else
         than a number for each vector.
 
     Examples
@@ -198,14 +204,14 @@ def similarity(frame: Any, column: str, other: Any) -> Any:
     Returns
     -------
     dataframe
-        ``frame`` with a column ``similarity``, float32: x·y / (‖x‖ ‖y‖), -1 to 1; null where one of
-        the vectors is, NaN where one is zero. Lazy if ``frame`` is.
+        ``frame`` with a column ``similarity``, float32, in place of the one it has: x·y / (‖x‖
+        ‖y‖), -1 to 1; null where one of the vectors is, NaN where one is zero. Lazy if ``frame``
+        is.
 
     Raises
     ------
     ArgumentError
-        If a column is missing, or ``similarity`` is there already; when computed, if the vectors
-        differ in length.
+        If a column is missing; when computed, if the vectors differ in length.
 
     Examples
     --------

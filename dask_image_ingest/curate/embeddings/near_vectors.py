@@ -5,7 +5,7 @@ A vector can be that near to one of another cluster only if it is that near to t
 the two, the plane in which both centers are equally far. Borders that are nearer than half of it
 are crossed: in many dimensions a step rarely leads straight to one.
 
-Vectors may be on the GPU: products of them are made and judged there, numbers of rows stay here.
+Vectors may be on the GPU: products of them are made and compared there, numbers of rows stay here.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ _ROUNDING = 1e-6
 def near_to_first(vectors: Any, threshold: float) -> tuple[np.ndarray, np.ndarray]:
     """Rows that stay if each takes away the near ones after it, and the rows others are near to.
 
-    Rows are judged in their order, and stay unless one that stays is near: so no row goes for the
+    Rows are taken in their order, and stay unless one that stays is near: so no row goes for the
     sake of one that goes itself.
 
     Parameters

@@ -28,6 +28,8 @@ def in_batches(
 ) -> Any:
     """``frame`` with the ``outputs`` that a function makes of its images, which are kept.
 
+    Columns of these names are replaced.
+
     ``function(groups, backend, **options)`` takes a list of images in groups of one shape, uint8
     (n, height, width, channels), all of 1 or all of 3 channels, and gives an array or a list for
     each output: a value for each image, in order.
@@ -37,6 +39,8 @@ def in_batches(
     by_channels = functools.partial(
         _by_channels, function=function, backend=backend, options=options
     )
+    there = [name for name in outputs if name in frame.columns]
+    frame = frame.drop(columns=there) if there else frame
     return frame.images.map_batches(by_channels, outputs, batch_size=_BATCH_SIZE, keep_image=True)
 
 

@@ -83,16 +83,17 @@ def fingerprints(
     Returns
     -------
     dataframe
-        ``frame`` with columns of strings: ``fingerprint.bytes`` and ``fingerprint.pixels`` of 32
-        hexadecimal digits, ``fingerprint.pdq`` and ``fingerprint.pdq_mirrored`` ... of 64, and
-        ``fingerprint.pdq_quality``, uint8: 0 to 100, below 50 too little detail to go by. Null
-        where there is no image. Lazy if ``frame`` is: hashes that a query leaves out are not
-        computed, and filters on other columns run before any image is decoded.
+        ``frame`` with columns of strings, in place of those it has: ``fingerprint.bytes`` and
+        ``fingerprint.pixels`` of 32 hexadecimal digits, ``fingerprint.pdq`` and
+        ``fingerprint.pdq_mirrored`` ... of 64, and ``fingerprint.pdq_quality``, uint8: 0 to 100,
+        below 50 too little detail to go by. Null where there is no image. Lazy if ``frame`` is:
+        hashes that a query leaves out are not computed, and filters on other columns run before any
+        image is decoded.
 
     Raises
     ------
     ArgumentError
-        For unknown kinds, and if a column is missing or there already.
+        For unknown kinds, and if a column is missing.
     FunctionError
         When computed, for images of other than 1 or 3 channels.
 
@@ -179,8 +180,7 @@ def _with_bytes(frame: Any, storage_options: dict[str, Any] | None) -> Any:
             f"needs {', '.join(POINTER)}, which say where each image is"
         )
     name = column_of("bytes")
-    if name in frame.columns:
-        raise ArgumentError(f"the frame has a column {name!r} already: leave 'bytes' out of kinds=")
+    frame = frame.drop(columns=name) if name in frame.columns else frame
     if not isinstance(frame, FrameBase):
         return _hash_bytes(frame, storage_options)
     if storage_options is None:

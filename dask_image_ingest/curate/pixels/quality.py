@@ -30,6 +30,9 @@ LEAST_GRAYSCALE = 0.96
 
 _RANGES = 3.0  # odd sizes lie so many interquartile ranges outside the quartiles
 
+# Of the shape alone.
+_SHAPE_SIGNALS = ("aspect", "area")
+
 _ISSUES = (
     *(f"issue.{name}" for name in BELOW),
     "issue.odd_size",
@@ -43,17 +46,17 @@ def quality(frame: Any) -> Any:
     Parameters
     ----------
     frame
-        A dask, pandas or cuDF dataframe with a column of images and the columns ``height`` and
-        ``width`` of :func:`~dask_image_ingest.read_webdataset_images`. Without images, only the
-        last two signals are added.
+        A dask, pandas or cuDF dataframe with a column of images, the columns ``height`` and
+        ``width`` of :func:`~dask_image_ingest.read_webdataset_images`, or both. Without images,
+        only the last two signals are added.
 
     Returns
     -------
     dataframe
-        ``frame`` with these columns, float32, the last two float64; null where there is no image.
-        Lazy if ``frame`` is: signals that a query leaves out are not computed, filters on other
-        columns run before any image is decoded, and ``quality.aspect`` and ``quality.area`` never
-        need a decode.
+        ``frame`` with these columns, in place of those it has, float32, the last two float64; null
+        where there is no image. Lazy if ``frame`` is: signals that a query leaves out are not
+        computed, filters on other columns run before any image is decoded, and ``quality.aspect``
+        and ``quality.area`` need no decode.
 
         ``quality.dark``
             99th percentile of brightness, 0 to 1: low if even the brightest parts are dark.
@@ -72,16 +75,18 @@ def quality(frame: Any) -> Any:
             Standard deviation of brightness, 0 to 0.5 (RMS contrast, Peli 1990).
         ``quality.grayscale``
             1 - 99th percentile of (largest - smallest channel) / 255, 0 to 1: 1 if no pixel has a
-            colour, however the file stores it.
+            colour, however the file stores it. High also for pictures that are nearly black or
+            nearly white, whose colours are all faint.
         ``quality.aspect``
             min(width / height, height / width), 0 to 1.
         ``quality.area``
-            Pixels: height × width, of the image as it is stored.
+            Pixels: height × width, of the image as it is stored, or as it was read where the frame
+            has no columns ``height`` and ``width``.
 
     Raises
     ------
     ArgumentError
-        If a column is missing.
+        If the frame has neither images nor their shapes.
     FunctionError
         When computed, for images of other than 1 or 3 channels.
 
@@ -90,33 +95,47 @@ def quality(frame: Any) -> Any:
     Histograms are of every k-th row and column, k = ceil(longer side / 128): levels differ from
     those of all pixels by about a percent. The small picture for ``quality.blur`` is made of area
     means, of at least 3 × 3 pixels of each area if it has them, cleanvision's by Pillow's bicubic
-    filter. Images that are read with ``size=`` are judged
-    as they were resized.
+    filter. Of images that are read with ``size=`` it is the resized ones that are measured.
 
     Examples
     --------
-    >>> judged = curate.quality(ddf)
-    >>> judged[["__key__", "quality.dark", "quality.blur", "quality.aspect"]].head(2).round(2)
+    >>> found = curate.quality(ddf)
+    >>> found[["__key__", "quality.dark", "quality.blur", "quality.aspect"]].head(2).round(2)
       __key__  quality.dark  quality.blur  quality.aspect
     0    0000          0.95          0.75             1.0
     1    0001          0.89          0.67             1.0
     """
-    meta = frame._meta if isinstance(frame, FrameBase) else frame
-    check_frame(meta)
-    missing = [name for name in ("height", "width") if name not in frame.columns]
-    if missing:
+    check_frame(frame._meta if isinstance(frame, FrameBase) else frame)
+    made = _with_signals(frame, [*PIXEL_SIGNALS, *_SHAPE_SIGNALS])
+    if "quality.area" not in made.columns:
         raise ArgumentError(
-            f"the frame has no column {', '.join(map(repr, missing))}: quality needs height and "
-            "width, as read_webdataset_images gives them"
+            "the frame has neither images nor the columns 'height' and 'width', as "
+            "read_webdataset_images gives them"
         )
-    ratio = frame["width"] / frame["height"]
-    area = frame["height"] * 1.0 * frame["width"]
-    shaped = {"quality.aspect": ratio.where(ratio <= 1, 1 / ratio), "quality.area": area}
-    frame = frame.assign(**shaped)
-    if not any(map(backend_of(meta).is_images, meta.dtypes)):
+    return made
+
+
+def _with_signals(frame: Any, signals: Sequence[str]) -> Any:
+    """``frame`` with those of some signals that can be made of it."""
+    meta = frame._meta if isinstance(frame, FrameBase) else frame
+    has_images = any(map(backend_of(meta).is_images, meta.dtypes))
+    shape = [name for name in signals if name in _SHAPE_SIGNALS]
+    pixels = [name for name in signals if name not in _SHAPE_SIGNALS] if has_images else []
+    if shape and {"height", "width"} <= set(frame.columns):
+        ratio = frame["width"] / frame["height"]
+        columns = {
+            "aspect": ratio.where(ratio <= 1, 1 / ratio),
+            "area": frame["height"] * 1.0 * frame["width"],
+        }
+        frame = frame.assign(**{f"quality.{name}": columns[name] for name in shape})
+    elif has_images:
+        pixels += shape
+    if not pixels:
         return frame
-    outputs = {f"quality.{name}": "float32" for name in PIXEL_SIGNALS}
-    return in_batches(frame, _signals, outputs)
+    outputs = {
+        f"quality.{name}": "float64" if name in _SHAPE_SIGNALS else "float32" for name in pixels
+    }
+    return in_batches(frame, _signals, outputs, names=tuple(pixels))
 
 
 def issues(frame: Any) -> Any:
@@ -125,14 +144,14 @@ def issues(frame: Any) -> Any:
     Parameters
     ----------
     frame
-        A dask, pandas or cuDF dataframe with the columns of :func:`quality`, which are added where
-        they are missing.
+        A dask, pandas or cuDF dataframe with the columns of :func:`quality`, of which missing ones
+        are made of its images. Without images, it gets the issues whose signal it has.
 
     Returns
     -------
     dataframe
-        ``frame`` with boolean columns, null where the signal is. Lazy if ``frame`` is. Thresholds
-        are those of cleanvision 0.3.7, but for the last:
+        ``frame`` with boolean columns, in place of those it has, null where the signal is. Lazy if
+        ``frame`` is. Thresholds are those of cleanvision 0.3.7, but for the last:
 
         ``issue.dark``
             ``quality.dark`` < 0.32
@@ -148,31 +167,39 @@ def issues(frame: Any) -> Any:
             sqrt(``quality.area``) lies more than 3 interquartile ranges outside the quartiles of
             this frame. Headers of all rows are read for that.
         ``issue.grayscale``
-            ``quality.grayscale`` > 0.96
+            ``quality.grayscale`` > 0.96. cleanvision goes by the mode of the file. This finds grey
+            pictures that are stored as RGB, and takes nearly black or white ones for grey, too.
 
     Raises
     ------
     ArgumentError
-        If a column is missing.
+        If the frame has nothing that signals could be made of.
 
     Examples
     --------
-    >>> judged = curate.issues(ddf)
-    >>> good = judged[~judged["issue.dark"] & ~judged["issue.blurry"]]
+    >>> found = curate.issues(ddf)
+    >>> good = found[~found["issue.dark"] & ~found["issue.blurry"]]
     >>> len(good)
     51
     """
     check_frame(frame._meta if isinstance(frame, FrameBase) else frame)
-    if "quality.area" not in frame.columns:
-        frame = quality(frame)
-    known = {name: f"quality.{signal}" for name, (signal, _) in BELOW.items()}
+    signals = [*PIXEL_SIGNALS, *_SHAPE_SIGNALS]
+    missing = [name for name in signals if f"quality.{name}" not in frame.columns]
+    frame = _with_signals(frame, missing)
+    there = {name for name in signals if f"quality.{name}" in frame.columns}
+    if not there:
+        raise ArgumentError(
+            "the frame has neither images nor signals of quality(), nor the columns 'height' and "
+            "'width', as read_webdataset_images gives them"
+        )
     added = {
-        f"issue.{name}": frame[known[name]] < threshold
-        for name, (_, threshold) in BELOW.items()
-        if known[name] in frame.columns
+        f"issue.{name}": frame[f"quality.{signal}"] < threshold
+        for name, (signal, threshold) in BELOW.items()
+        if signal in there
     }
-    added["issue.odd_size"] = _has_odd_size(frame["quality.area"])
-    if "quality.grayscale" in frame.columns:
+    if "area" in there:
+        added["issue.odd_size"] = _has_odd_size(frame["quality.area"])
+    if "grayscale" in there:
         added["issue.grayscale"] = frame["quality.grayscale"] > LEAST_GRAYSCALE
     return frame.assign(**{name: added[name] for name in _ISSUES if name in added})
 
@@ -189,35 +216,43 @@ def issue_summary(frame: Any) -> pd.DataFrame:
     Returns
     -------
     pandas.DataFrame
-        A row for each issue: ``rows``, int64, how many have it, and ``share``, float64, of those
-        for which it could be told.
+        A row for each issue: ``rows``, int64, how many have it; ``share``, float64, of those for
+        which it is known; ``unknown``, int64, for how many it is not, as of images that can't be
+        decoded.
 
     Raises
     ------
     ArgumentError
-        If a column is missing.
+        If the frame has nothing that signals could be made of.
 
     Examples
     --------
     >>> curate.issue_summary(ddf)
-                     rows     share
-    dark                0  0.000000
-    light               0  0.000000
+                     rows     share  unknown
+    dark                0  0.000000        1
+    light               0  0.000000        1
     ...
     """
-    if "issue.odd_size" not in frame.columns:
+    if not any(name in frame.columns for name in _ISSUES):
         frame = issues(frame)
     names = [name for name in _ISSUES if name in frame.columns]
     told = frame[names]
-    found, known = dask.compute(told.sum(), told.count())
+    found, known, rows = dask.compute(told.sum(), told.count(), told.index.size)
     found, known = (pd.Series(counts.to_dict(), dtype="int64") for counts in (found, known))
-    summary = pd.DataFrame({"rows": found, "share": found / known.clip(lower=1)}).loc[names]
+    columns = {"rows": found, "share": found / known.clip(lower=1), "unknown": int(rows) - known}
+    summary = pd.DataFrame(columns).loc[names]
     return summary.rename(index=lambda name: name.removeprefix("issue."))
 
 
-def _signals(groups: Sequence[Any], backend: Backend) -> dict[str, Any]:
-    signals = pixel_signals(groups, backend.numpy)
-    return {f"quality.{name}": values for name, values in signals.items()}
+def _signals(groups: Sequence[Any], backend: Backend, names: tuple[str, ...]) -> dict[str, Any]:
+    made: dict[str, Any] = {}
+    if not set(names) <= set(_SHAPE_SIGNALS):
+        made = pixel_signals(groups, backend.numpy)
+    if set(names) & set(_SHAPE_SIGNALS):
+        shapes = np.array([group.shape[1:3] for group in groups for _ in group], np.float64)
+        made["aspect"] = backend.numpy.asarray(shapes.min(axis=1) / shapes.max(axis=1))
+        made["area"] = backend.numpy.asarray(shapes.prod(axis=1))
+    return {f"quality.{name}": made[name] for name in names}
 
 
 def _has_odd_size(areas: Any) -> Any:

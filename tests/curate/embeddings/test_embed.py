@@ -13,6 +13,7 @@ from PIL import Image
 import dask_image_ingest as dii
 from dask_image_ingest.curate import (
     Head,
+    clusters,
     embed,
     fingerprints,
     open_clip_model,
@@ -120,6 +121,19 @@ def test_scores_are_what_heads_give_whatever_the_partitions_are(table, random):
             assert pd.isna(found[name].iloc[-1])
 
 
+def test_a_second_call_replaces_the_column_of_the_first(table, shards):
+    for frame in (table, dd.from_pandas(table, npartitions=3)):
+        old = frame.assign(score=-9.0, similarity=-9.0, cluster=-9)
+        scored = scores(old, lambda vectors: vectors[:, 0])
+        scored = clusters(similarity(scored, "embedding", np.ones(12)), 2)
+        assert sorted(scored.columns) == sorted(old.columns)
+        computed = scored[["score", "similarity", "cluster"]]
+        assert not (computed.compute() if frame is not table else computed).eq(-9).any(axis=None)
+    ddf = dii.read_webdataset_images(shards[0], backend="pandas", size=8)
+    twice = embed(embed(ddf, means), lambda images: images[:, 0, 0, :2])
+    assert twice["embedding"].compute().map(len).eq(2).all()
+
+
 def test_similarity_is_the_cosine_of_two_columns_or_with_a_vector(table, random):
     others = random.standard_normal((51, 12))
     table["caption"] = column_of([None, *others[1:]])
@@ -150,8 +164,8 @@ def test_wrong_arguments_are_refused(table):
         scores(table, lambda vectors: vectors)
     with pytest.raises(dii.ArgumentError, match="pass a function or a Head"):
         scores(table, np.ones(12))
-    with pytest.raises(dii.ArgumentError, match="has a column 'score' already"):
-        scores(table.assign(score=1.0), lambda vectors: vectors[:, 0])
+    with pytest.raises(dii.ArgumentError, match="would be made of itself"):
+        scores(table.rename(columns={"embedding": "score"}), abs, column="score")
     with pytest.raises(dii.ArgumentError, match="no column 'x'"):
         scores(table, lambda vectors: vectors[:, 0], column="x")
     with pytest.raises(dii.ArgumentError, match="have no cosine"):
@@ -175,6 +189,22 @@ def test_a_model_whose_library_is_not_installed_names_the_extra(model, extra, mo
     monkeypatch.setattr(builtins, "__import__", without)
     with pytest.raises(dii.MissingDependencyError, match=rf"dask-image-ingest\[{extra}\]"):
         model()
+
+
+class NotInstalled:
+    """A model whose library the worker lacks."""
+
+    def __init__(self):
+        raise dii.MissingDependencyError("pip install 'dask-image-ingest[open-clip]'")
+
+    def __call__(self, images):
+        raise AssertionError
+
+
+def test_a_missing_library_is_told_as_such_and_not_as_a_fault_of_images(shards):
+    ddf = dii.read_webdataset_images(shards[0], backend="pandas", size=8)
+    with pytest.raises(dii.MissingDependencyError, match=r"^pip install"):
+        embed(ddf, NotInstalled).compute()
 
 
 def pictures(random):

@@ -135,6 +135,34 @@ def test_lazy_and_eager_frames_give_the_same_columns(ddf):
     assert set(added) > set(COLUMNS)
 
 
+def test_signals_that_are_missing_are_made_and_none_is_dropped(ddf):
+    expected = issues(ddf).compute().filter(like="issue.")
+    partly = quality(ddf).drop(columns=["quality.dark", "quality.grayscale", "quality.aspect"])
+    found = issues(partly)
+    assert {"quality.dark", "quality.grayscale", "quality.aspect"} <= set(found.columns)
+    pd.testing.assert_frame_equal(found.compute().filter(like="issue."), expected)
+    # Without images nothing can be made.
+    alone = issues(quality(ddf)[["quality.dark", "quality.area"]])
+    assert [name for name in alone.columns if name.startswith("issue.")] == [
+        "issue.dark",
+        "issue.odd_size",
+    ]
+
+
+def test_a_second_call_replaces_the_columns_of_the_first(ddf):
+    once = quality(ddf)
+    twice = quality(once.assign(**{"quality.dark": -1.0}))
+    assert sorted(twice.columns) == sorted(once.columns)
+    columns = [name for name in once.columns if name.startswith("quality.")]
+    pd.testing.assert_frame_equal(twice[columns].compute(), once[columns].compute())
+
+
+def test_shapes_come_from_the_pixels_where_no_header_tells_them(ddf):
+    expected = quality(ddf)[COLUMNS].compute()
+    found = quality(ddf.drop(columns=["height", "width"]))[COLUMNS].compute()
+    pd.testing.assert_frame_equal(found, expected, check_exact=True)
+
+
 def test_odd_sizes_are_numpys_fence_whatever_the_partitions_are(random):
     sides = random.integers(300, 400, (500, 2))
     sides[:3] = [[5000, 4000], [8, 9], [1, 1]]
@@ -154,6 +182,7 @@ def test_the_summary_counts_what_the_columns_say(ddf):
     summary = issue_summary(ddf)
     for name, row in summary.iterrows():
         assert row["rows"] == table[f"issue.{name}"].sum()
+        assert row["unknown"] == table[f"issue.{name}"].isna().sum()
     assert issue_summary(table).equals(summary)
 
 
@@ -164,11 +193,13 @@ def test_an_image_that_cannot_be_decoded_has_no_signals(tmp_path):
     table = table.compute()
     assert table["quality.blur"].isna().tolist() == table["error"].notna().tolist()
     assert table["issue.dark"].isna().tolist() == table["error"].notna().tolist()
+    assert issue_summary(table)["unknown"]["dark"] == table["error"].notna().sum() == 2
 
 
 def test_what_it_cannot_judge_is_refused_with_what_to_do(ddf):
-    with pytest.raises(dii.ArgumentError, match="no column 'height'"):
-        quality(ddf.drop(columns="height"))
+    for function in (quality, issues):
+        with pytest.raises(dii.ArgumentError, match="neither images nor"):
+            function(ddf[["__key__", "height"]])
     with pytest.raises(dii.ArgumentError, match="pass a Dask, pandas or cuDF dataframe"):
         quality([1])
     alpha = ddf.images.map_batches(
