@@ -27,8 +27,7 @@ STYLE = """
 .dii-sheet figcaption { display: grid; gap: 2px; margin-top: 8px; text-align: left; }
 .dii-sheet .dii-key { font: 600 12px/1.4 ui-monospace, "SF Mono", Menlo, Consolas, monospace;
   overflow: hidden; text-overflow: ellipsis; white-space: nowrap; }
-.dii-sheet .dii-facts { font-size: 11.5px; opacity: .65; overflow: hidden;
-  text-overflow: ellipsis; white-space: nowrap; }
+.dii-sheet .dii-facts { font-size: 11.5px; opacity: .65; overflow-wrap: anywhere; }
 .dii-sheet .dii-text { font-size: 12px; overflow-wrap: anywhere; }
 .dii-sheet .dii-text summary { cursor: pointer; list-style: none; }
 .dii-sheet .dii-text[open] summary { opacity: .55; }
@@ -60,7 +59,8 @@ h2 { font-size: 13px; margin: 0 0 2px; }
 .dii-chart rect { fill: var(--bar); }
 .dii-chart g:hover rect { filter: brightness(1.2); }
 .dii-chart.dii-errors rect, .dii-chart .dii-marked rect { fill: #d64545; }
-.dii-sheet .dii-card { content-visibility: auto; }
+.dii-sheet .dii-card { content-visibility: auto;
+  contain-intrinsic-size: auto calc(var(--dii-size) + 80px); }
 """
 
 _WIDTH, _HEIGHT = 320, 150
@@ -126,9 +126,7 @@ def columns_chart(
             f'<rect x="{x + step * 0.08:.1f}" y="{top:.1f}" width="{step * 0.84:.1f}" '
             f'height="{height:.1f}" rx="2"/>'
             + _svg_text(middle, top - 4, f"{count:,}" if count and step >= 24 else "", "middle")
-            + _svg_text(
-                middle, _HEIGHT - 6, label if number % every == 0 else "", "middle", "dii-quiet"
-            )
+            + (_tick(middle, label) if number % every == 0 else "")
             + "</g>"
         )
     return _chart(title, note, _svg(_HEIGHT, "".join(drawn)), "")
@@ -150,6 +148,16 @@ def bars_chart(title: str, note: str, counts: Mapping[str, int], kind: str = "")
             + "</g>"
         )
     return _chart(title, note, _svg(max(22 * len(ordered), 1), "".join(drawn)), kind)
+
+
+def _tick(x: float, label: str) -> str:
+    """A label below a column, inside the drawing."""
+    half = 3.0 * len(label)  # about, at 10 px
+    if x < half:
+        return _svg_text(0, _HEIGHT - 6, label, "start", "dii-quiet")
+    if x > _WIDTH - half:
+        return _svg_text(_WIDTH, _HEIGHT - 6, label, "end", "dii-quiet")
+    return _svg_text(x, _HEIGHT - 6, label, "middle", "dii-quiet")
 
 
 def _chart(title: str, note: str, drawing: str, kind: str) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from dataclasses import dataclass, replace
 from html import escape
 from os import PathLike
@@ -11,14 +12,16 @@ import numpy as np
 import pandas as pd
 
 from dask_image_ingest.arguments import check_frame, check_path, check_storage_options
-from dask_image_ingest.curate.duplicates.verdicts import check_identity
+from dask_image_ingest.curate.duplicates.verdicts import identity_of
+from dask_image_ingest.curate.embeddings.vectors import check_vectors
 from dask_image_ingest.curate.pixels.quality import BELOW, LEAST_GRAYSCALE
 from dask_image_ingest.curate.report.summary import Plan, Summary, summarize
 from dask_image_ingest.dask_internals import FrameBase
-from dask_image_ingest.dataset import POINTER
+from dask_image_ingest.dataset import POINTER, decode_images
 from dask_image_ingest.errors import ArgumentError
 from dask_image_ingest.export import source_options_of
 from dask_image_ingest.frames import backend_of, pandas_type
+from dask_image_ingest.ops import small_images
 from dask_image_ingest.view import (
     Thumbnails,
     columns_chart,
@@ -40,14 +43,15 @@ _SIGNALS = {
     "quality.": (False,),
     "fingerprint.pdq_quality": (False,),
     "score": (False, True),
+    "score.": (False, True),
     "similarity": (False,),
     "duplicate.distance": (True,),
     "semantic.similarity": (False,),
     "overlap.distance": (False,),
 }
-_HIGHEST_WORST = "quality.grayscale"
+_ENDS = {"quality.grayscale": (True,), "quality.area": (False, True)}
 
-# Columns of truth values, and which of the two takes a row away.
+# Columns of truth values, and which of the two drops a row.
 _RULES = {
     "issue.": True,
     "overlap.found": True,
@@ -73,9 +77,11 @@ h3 { font-size: 13px; margin: 18px 0 8px; }
 .dii-rules th, .dii-rules td { padding: 4px 18px 4px 0; text-align: right; border-bottom:
   1px solid color-mix(in srgb, currentColor 14%, transparent); }
 .dii-rules th:first-child { text-align: left; font-weight: 500; }
-.dii-signal { display: grid; gap: 14px; margin-bottom: 26px; align-items: start;
+.dii-signal { display: grid; gap: 14px 28px; margin-bottom: 30px; align-items: start;
   grid-template-columns: minmax(0, 1fr); }
-.dii-signal .dii-chart { max-width: 420px; }
+.dii-signal h3:first-child { margin-top: 0; }
+@media (min-width: 1000px) {
+  .dii-signal { grid-template-columns: minmax(0, 2fr) minmax(0, 3fr); } }
 .dii-group { margin-bottom: 18px; }
 .dii-map { width: 100%; max-width: 820px; height: auto; border-radius: 10px;
   border: 1px solid color-mix(in srgb, currentColor 14%, transparent); }
@@ -86,91 +92,125 @@ h3 { font-size: 13px; margin: 18px 0 8px; }
 
 @dataclass(frozen=True)
 class Report:
-    """The content of a report; a notebook displays it.
+    """The content of a report; a notebook displays it, and each of its parts.
 
     Attributes
     ----------
     rules
-        A row for each rule: ``rows`` that it takes away, their ``share``, and how many it takes
+        A row for each rule: ``rows`` that it drops, their ``share``, and how many it drops
         ``alone``; the last row is that of all rules together.
+    signals
+        For each signal its histogram.
+    worst
+        For each signal its worst images.
+    groups
+        For ``"duplicate"`` and ``"semantic"`` the groups that are least alike.
+    html
+        The page.
     """
 
     rules: pd.DataFrame
+    signals: dict[str, ReportPart]
+    worst: dict[str, ReportPart]
+    groups: dict[str, ReportPart]
     html: str
 
     def __repr__(self) -> str:
-        taken = self.rules["rows"].iloc[-1]
-        return f"<report: all rules take {taken:,} rows away; shown in a notebook>"
+        dropped = self.rules["rows"].iloc[-1]
+        return f"<report: all rules drop {dropped:,} rows; shown in a notebook>"
 
     def _repr_html_(self) -> str:
-        # In a frame of its own: the page's style is not for the notebook.
-        return f'<iframe srcdoc="{escape(self.html)}" width="100%" height="700"></iframe>'
+        return _in_frame(self.html, 700)
+
+
+@dataclass(frozen=True)
+class ReportPart:
+    """A part of a report, which a notebook displays."""
+
+    html: str
+    height: int = 360
+
+    def __repr__(self) -> str:
+        return "<part of a report: shown in a notebook>"
+
+    def _repr_html_(self) -> str:
+        return _in_frame(page("Curation", self.html, _STYLE), self.height)
+
+
+def _in_frame(html: str, height: int) -> str:
+    # In a frame of its own: the page's style is not for the notebook.
+    return f'<iframe srcdoc="{escape(html)}" width="100%" height="{height}"></iframe>'
 
 
 def report(
     frame: Any,
-    path: str | PathLike[str],
+    path: str | PathLike[str] | None = None,
     *,
     column: str = "embedding",
+    identity: str | None = None,
     storage_options: dict[str, Any] | None = None,
 ) -> Report:
     """Write a page that shows what curation has found; computed at once.
 
-    Histograms of each signal, in red what lies beyond its threshold, with the worst 12 images; what
-    each rule takes away; the groups of duplicates whose rows are least alike, side by side; a map
-    of the embeddings.
+    Histograms of each signal, in red what lies beyond its threshold, with the worst 12 images;
+    how many rows each rule drops; the groups of duplicates whose rows are least alike, side by
+    side; a map of the embeddings.
 
     Parameters
     ----------
     frame
-        A dask, pandas or cuDF dataframe of :func:`dask_image_ingest.read_webdataset_images` with
-        some columns of :func:`quality`, :func:`issues`, :func:`fingerprints`,
-        :func:`duplicates`,
-        :func:`semantic_duplicates`, :func:`overlaps`, :func:`scores` and :func:`similarity`.
+        A dask, pandas or cuDF dataframe with some columns of :func:`quality`, :func:`issues`,
+        :func:`fingerprints`, :func:`duplicates`, :func:`semantic_duplicates`, :func:`overlaps`,
+        :func:`scores` and :func:`similarity`, and with the columns ``__url__``, ``offset`` and
+        ``nbytes`` of :func:`dask_image_ingest.read_webdataset_images`, or else images or
+        references.
     path
-        The page to write; it needs no other file.
+        The page to write, which needs no other file; by default none is written.
     column
         The column of vectors for the map, where the frame has it.
+    identity
+        A column of unique values by which rows are told apart, for frames without ``__url__`` and
+        ``__key__``.
     storage_options
         For the images of remote shards; by default those of the read.
 
     Returns
     -------
     Report
-        With the table ``rules``; a notebook displays the page.
+        With the table ``rules``, and ``signals``, ``worst`` and ``groups`` by their names; a
+        notebook displays each of them, and the page.
 
     Raises
     ------
     ArgumentError
-        If the frame has none of these columns, or lacks those that say where its images are; if
+        If the frame has none of these columns, or nothing by which its images are found; if
         ``path`` is a file that the frame reads.
     ExportError
         If the page can't be written.
 
     Notes
     -----
-    The frame's columns are computed once. Only images that are shown are decoded after that, from
-    where their rows point to. The map has the first two principal components of up to 2,000
-    vectors at length one, drawn by a hash of URL, key and offset.
+    The frame's columns are computed once: a frame with images is decoded, once, for columns that
+    are not stored. Only images that are shown are decoded after that, from where their rows point
+    to. In frames without these columns they are found by key and URL, so that rows of the same key
+    elsewhere are decoded too. The map has the first two principal components of up to 2,000 vectors
+    at length one, drawn by a hash of what rows are told apart by.
 
     Examples
     --------
     >>> found = curate.duplicates(curate.issues(ddf))
     >>> curate.report(found, "report.html")
-    <report: all rules take 14 rows away; shown in a notebook>
+    <report: all rules drop 14 rows; shown in a notebook>
     """
     check_frame(frame._meta if isinstance(frame, FrameBase) else frame)
-    check_path("path", path)
     check_storage_options(storage_options)
-    check_identity(frame)
-    missing = [name for name in POINTER if name not in frame.columns]
-    if missing:
-        raise ArgumentError(
-            f"the frame has no column {', '.join(map(repr, missing))}, which say where its images "
-            "are: keep them, as read_webdataset_images gives them"
-        )
-    refuse_source(frame, path)
-    plan = _plan(frame, column)
+    known_by = identity_of(frame, identity)
+    if column != "embedding":
+        check_vectors(frame, column)
+    if path is not None:
+        check_path("path", path)
+        refuse_source(frame, path)
+    plan = _plan(frame, column, known_by)
     if not plan.columns:
         raise ArgumentError(
             "the frame has no column of quality(), issues(), fingerprints(), duplicates(), "
@@ -179,42 +219,83 @@ def report(
     if storage_options is None and isinstance(frame, FrameBase):
         storage_options = source_options_of(frame)
     facts = [name for name in ("format", "height", "width") if name in frame.columns]
-    pointers = [*dict.fromkeys(["__key__", *POINTER]), *facts]
+    is_pointed = {*POINTER, "__key__"} <= set(frame.columns)
+    pointers = [*dict.fromkeys([*known_by, *(POINTER if is_pointed else ())]), *facts]
+    images = None if is_pointed else _images(frame, [*known_by, *facts], storage_options)
     found = summarize(frame, plan, pointers)
     rules = _rules(found, plan)
-    groups = {name: _group_rows(frame, name, found, pointers) for name in plan.groups}
-    pictures = _Pictures([*found.worst.values(), *groups.values()], storage_options)
+    grouped = {
+        name.partition(".")[0]: (name, _group_rows(frame, name, found, plan, pointers))
+        for name in plan.groups
+    }
+    rows = [*found.worst.values(), *(some for _, some in grouped.values())]
+    pictures = _Pictures(rows, known_by, images, storage_options)
+    signals = {name: _histogram(name, found.values[name].sort_index()) for name in plan.signals}
+    worst = {name: _worst_part(name, found, plan, pictures) for name in plan.signals}
+    groups = {
+        kind: _groups_part(name, some, found, pictures) for kind, (name, some) in grouped.items()
+    }
     body = (
-        f'<h1>Curation</h1><p class="dii-lead">{found.rows:,} rows · all rules take '
-        f"{rules['rows'].iloc[-1]:,} away</p>"
+        f'<h1>Curation</h1><p class="dii-lead">{found.rows:,} rows · all rules drop '
+        f"{rules['rows'].iloc[-1]:,}</p>"
         + _rules_part(rules)
-        + _signals_part(found, plan, pictures)
-        + "".join(_groups_part(name, rows, found, pictures) for name, rows in groups.items())
+        + _signals_part(signals, worst)
+        + "".join(groups.values())
         + (_map_part(found.points) if found.points is not None and len(found.points) > 2 else "")
     )
     html = page("Curation", body, _STYLE)
-    write_page(path, html)
-    return Report(rules, html)
+    if path is not None:
+        write_page(path, html)
+    return Report(
+        rules,
+        {name: ReportPart(chart, 260) for name, chart in signals.items()},
+        {name: ReportPart(sheets) for name, sheets in worst.items()},
+        {kind: ReportPart(part, 700) for kind, part in groups.items()},
+        html,
+    )
 
 
-def _plan(frame: Any, column: str) -> Plan:
+def _plan(frame: Any, column: str, identity: tuple[str, ...]) -> Plan:
+    meta = frame._meta if isinstance(frame, FrameBase) else frame
     names = [name for name in frame.columns if isinstance(name, str)]
     signals = {
-        name: (True,) if name == _HIGHEST_WORST else ends
+        name: _ENDS.get(name, ends)
         for name in names
         for known, ends in _SIGNALS.items()
-        if name == known or (known[-1] == "." and name.startswith(known))
-        or (known == "score" and name.startswith("score."))
-    }  # fmt: skip
-    rules = {
-        name: goes
-        for name in names
-        for known, goes in _RULES.items()
-        if name == known or (known[-1] == "." and name.startswith(known))
+        if _is_of(name, known) and pd.api.types.is_numeric_dtype(meta.dtypes[name])
     }
+    rules = {name: goes for name in names for known, goes in _RULES.items() if _is_of(name, known)}
     groups = {name: about for name, about in _GROUPED.items() if {name, about[0]} <= set(names)}
     vectors = column if column in names else None
-    return Plan(signals, rules, groups, vectors, _WORST, _POINTS)
+    return Plan(signals, rules, groups, vectors, identity, _WORST, _POINTS)
+
+
+def _is_of(name: str, known: str) -> bool:
+    return name.startswith(known) if known[-1] == "." else name == known
+
+
+def _images(frame: Any, columns: list[str], storage_options: dict[str, Any] | None) -> Any:
+    """Columns of a frame beside its images, which are made small."""
+    meta = frame._meta if isinstance(frame, FrameBase) else frame
+    backend = backend_of(meta)
+    names = [name for name, dtype in meta.dtypes.items() if backend.is_images(dtype)]
+    if names:
+        error = ["error"] if "error" in meta.columns else []
+        narrow = frame[[*columns, *error, names[0]]]
+        make = functools.partial(small_images, image=names[0], size=_THUMBNAIL, resize="longer")
+        if isinstance(narrow, FrameBase):
+            return narrow.map_partitions(make, meta=narrow._meta)
+        return make(narrow)
+    references = [name for name, dtype in meta.dtypes.items() if backend.is_references(dtype)]
+    if not references:
+        raise ArgumentError(
+            f"the frame has neither the columns {', '.join(POINTER)}, nor images, nor references: "
+            "keep what says where its images are, as the read gives it"
+        )
+    return decode_images(
+        frame[[*columns, references[0]]],
+        size=_THUMBNAIL, resize="longer", storage_options=storage_options,
+    )  # fmt: skip
 
 
 def _rules(found: Summary, plan: Plan) -> pd.DataFrame:
@@ -240,7 +321,7 @@ def _rules_part(rules: pd.DataFrame) -> str:
         for name, row in zip(rules.index, rules.itertuples(index=False), strict=True)
     )
     return (
-        '<h2 class="dii-part">What the rules take away</h2><table class="dii-rules"><thead><tr>'
+        '<h2 class="dii-part">Dropped rows by rule</h2><table class="dii-rules"><thead><tr>'
         f"<th>rule</th><th>rows</th><th>share</th><th>this one alone</th></tr></thead><tbody>"
         f"{lines}</tbody></table>"
     )
@@ -249,49 +330,60 @@ def _rules_part(rules: pd.DataFrame) -> str:
 class _Pictures:
     """Thumbnails of rows, each decoded once."""
 
-    def __init__(self, tables: list[pd.DataFrame], storage_options: dict[str, Any] | None) -> None:
-        rows = pd.concat(tables) if tables else pd.DataFrame()
+    def __init__(
+        self,
+        tables: list[pd.DataFrame],
+        identity: tuple[str, ...],
+        images: Any,
+        storage_options: dict[str, Any] | None,
+    ) -> None:
+        self._identity = list(identity)
         self._cards: dict[tuple[Any, ...], Any] = {}
+        rows = pd.concat(tables) if tables else pd.DataFrame()
         if not len(rows):
             return
         names = [name for name in rows.columns if name not in ("value", "group", "distance")]
-        rows = rows[names].drop_duplicates(["__url__", "__key__", "offset"])
-        sheet = make_thumbnails(
-            rows.reset_index(drop=True), len(rows), _THUMBNAIL, ["__key__"], storage_options
-        )
-        self._cards = dict(zip(map(_place, rows.to_dict("records")), sheet.cards, strict=True))
+        rows = rows[names].drop_duplicates(self._identity).reset_index(drop=True)
+        if images is not None:
+            for name in self._identity:
+                images = images[images[name].isin(rows[name].unique().tolist())]
+            rows = images.compute() if isinstance(images, FrameBase) else images
+        sheet = make_thumbnails(rows, max(len(rows), 1), _THUMBNAIL, identity[:1], storage_options)
+        told = backend_of(rows).to_arrow(rows[self._identity]).to_pandas(types_mapper=pandas_type)
+        self._cards = dict(zip(self._places(told), sheet.cards, strict=True))
 
     def sheet(self, rows: pd.DataFrame, texts: list[str]) -> str:
         """A sheet of these rows, with a text below each."""
         cards = [
-            replace(card, texts={**card.texts, "": text})
-            for card, text in zip(
-                [self._cards[_place(row)] for row in rows.to_dict("records")], texts, strict=True
-            )
+            replace(self._cards[place], texts={**self._cards[place].texts, "": text})
+            for place, text in zip(self._places(rows), texts, strict=True)
         ]
         return Thumbnails(cards, _THUMBNAIL).html()
 
+    def _places(self, rows: pd.DataFrame) -> list[tuple[Any, ...]]:
+        return [
+            tuple(-1 if pd.isna(value) else value for value in row)
+            for row in rows[self._identity].itertuples(index=False)
+        ]
 
-def _place(row: dict[Any, Any]) -> tuple[Any, ...]:
-    offset = row["offset"]
-    return row["__url__"], row["__key__"], -1 if pd.isna(offset) else offset
 
-
-def _signals_part(found: Summary, plan: Plan, pictures: _Pictures) -> str:
-    parts = []
-    for name, ends in plan.signals.items():
-        sheets = []
-        for highest in ends:
-            rows = found.worst[name, highest]
-            if len(rows):
-                title = f"{len(rows)} {'highest' if highest else 'lowest'}"
-                texts = [
-                    f"{value:,.0f}" if value > 1e4 else f"{value:.4g}" for value in rows["value"]
-                ]
-                sheets.append(f"<h3>{title}</h3>{pictures.sheet(rows, texts)}")
-        chart = _histogram(name, found.values[name].sort_index())
-        parts.append(f'<section class="dii-signal">{chart}{"".join(sheets)}</section>')
+def _signals_part(signals: dict[str, str], worst: dict[str, str]) -> str:
+    parts = [
+        f'<section class="dii-signal">{chart}<div>{worst[name]}</div></section>'
+        for name, chart in signals.items()
+    ]
     return '<h2 class="dii-part">Signals</h2>' + "".join(parts) if parts else ""
+
+
+def _worst_part(name: str, found: Summary, plan: Plan, pictures: _Pictures) -> str:
+    sheets = []
+    for highest in plan.signals[name]:
+        rows = found.worst[name, highest]
+        if len(rows):
+            title = f"{len(rows)} {'highest' if highest else 'lowest'}"
+            texts = [f"{value:,.0f}" if value > 1e4 else f"{value:.4g}" for value in rows["value"]]
+            sheets.append(f"<h3>{title}</h3>{pictures.sheet(rows, texts)}")
+    return "".join(sheets)
 
 
 def _histogram(name: str, counts: pd.Series) -> str:
@@ -338,7 +430,9 @@ def _labels(edges: np.ndarray) -> list[str]:
     return labels
 
 
-def _group_rows(frame: Any, name: str, found: Summary, pointers: list[str]) -> pd.DataFrame:
+def _group_rows(
+    frame: Any, name: str, found: Summary, plan: Plan, pointers: list[str]
+) -> pd.DataFrame:
     """The rows of the groups that are least alike, those that stay first."""
     distance, largest = _GROUPED[name]
     chosen = found.groups[name].sort_values(["distance", "group"], ascending=[not largest, True])
@@ -350,8 +444,8 @@ def _group_rows(frame: Any, name: str, found: Summary, pointers: list[str]) -> p
     rows = rows.rename(columns={name: "group", distance: "distance"})
     rows["group"] = pd.Categorical(rows["group"].astype("int64"), chosen, ordered=True)
     rows["distance"] = rows["distance"].astype("float64")
-    order = ["group", "distance", "__key__", "__url__", "offset"]
-    ascending = [True, largest, True, True, True]
+    order = ["group", "distance", *plan.identity]
+    ascending = [True, largest, *(True for _ in plan.identity)]
     rows = rows.sort_values(order, ascending=ascending, na_position="first")
     return rows.groupby("group", observed=True).head(_OF_A_GROUP)
 
@@ -405,6 +499,6 @@ def _map_part(points: pd.DataFrame) -> str:
     return (
         '<h2 class="dii-part">Map of the embeddings</h2><p class="dii-lead">'
         f"{len(points):,} rows by their first two principal components, which tell {told:.0%} of "
-        "the variance. Red: some rule takes it away.</p>"
+        "the variance. Red: some rule drops it.</p>"
         f'<svg class="dii-map" viewBox="0 0 820 480" role="img">{circles}</svg>'
     )

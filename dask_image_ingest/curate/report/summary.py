@@ -11,7 +11,7 @@ import dask
 import numpy as np
 import pandas as pd
 
-from dask_image_ingest.curate.duplicates.verdicts import IDENTITY, identities
+from dask_image_ingest.curate.duplicates.verdicts import identities
 from dask_image_ingest.curate.embeddings.vectors import valid_vectors
 from dask_image_ingest.dask_internals import FrameBase
 from dask_image_ingest.frames import backend_of, pandas_type
@@ -37,6 +37,8 @@ class Plan:
         Columns of groups, and that of a distance, of which the ``True`` largest are the farthest.
     vectors
         A column of vectors, or None.
+    identity
+        The columns that a row is known by, the one of its key first.
     worst, points
         How many rows of each signal, and how many vectors, are kept.
     """
@@ -45,6 +47,7 @@ class Plan:
     rules: dict[str, bool]
     groups: dict[str, tuple[str, bool]]
     vectors: str | None
+    identity: tuple[str, ...]
     worst: int
     points: int
 
@@ -70,7 +73,7 @@ class Summary:
     worst
         Of each signal, and end, the worst rows, with its value as ``value``.
     patterns
-        How many rows are taken by each set of rules.
+        How many rows are dropped by each set of rules.
     groups
         Of each column of groups: the farthest of each group, and how many rows go.
     points
@@ -113,7 +116,7 @@ def _summary(frame: Any, plan: Plan) -> Summary:
         made.values[name] = _rounded(values).value_counts()
         some = pointers.loc[values.index].assign(value=values)
         for highest in ends:
-            made.worst[name, highest] = _worst(some, plan.worst, highest)
+            made.worst[name, highest] = _worst(some, plan, highest)
     takes = {
         name: table[name].to_numpy(object, na_value=None) == goes
         for name, goes in plan.rules.items()
@@ -132,8 +135,8 @@ def _summary(frame: Any, plan: Plan) -> Summary:
         made.groups[name] = _grouped(farthest.assign(rows=1), plan.groups[name][1])
     if plan.vectors:
         rows, vectors = valid_vectors(frame, plan.vectors)
-        points = pd.DataFrame({"key": table["__key__"].iloc[rows].astype(str).to_numpy()})
-        points["order"] = identities(arrow.select(list(IDENTITY)))[rows]
+        points = pd.DataFrame({"key": table[plan.identity[0]].iloc[rows].astype(str).to_numpy()})
+        points["order"] = identities(arrow, plan.identity)[rows]
         points["goes"] = goes[rows]
         points["vector"] = list(vectors)
         made.points = points.nsmallest(plan.points, "order")
@@ -147,7 +150,7 @@ def _merged(parts: list[Summary], plan: Plan) -> Summary:
         made.values[name] = counts.groupby(level=0).sum()
         for highest in ends:
             some = pd.concat([part.worst[name, highest] for part in parts])
-            made.worst[name, highest] = _worst(some, plan.worst, highest)
+            made.worst[name, highest] = _worst(some, plan, highest)
     for part in parts:
         made.patterns.update(part.patterns)
     for name, (_, largest) in plan.groups.items():
@@ -158,9 +161,10 @@ def _merged(parts: list[Summary], plan: Plan) -> Summary:
     return made
 
 
-def _worst(rows: pd.DataFrame, count: int, highest: bool) -> pd.DataFrame:
-    order = ["value", "__key__", "__url__", "offset"]
-    return rows.sort_values(order, ascending=[not highest, True, True, True]).head(count)
+def _worst(rows: pd.DataFrame, plan: Plan, highest: bool) -> pd.DataFrame:
+    order = ["value", *plan.identity]
+    ascending = [not highest, *(True for _ in plan.identity)]
+    return rows.sort_values(order, ascending=ascending).head(plan.worst)
 
 
 def _grouped(rows: pd.DataFrame, largest: bool) -> pd.DataFrame:

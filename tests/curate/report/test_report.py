@@ -225,12 +225,75 @@ def test_edges_of_bins_are_round_and_short():
     assert edges[:4] == ["0.0M", "0.2M", "0.4M", "0.6M"]
 
 
+def test_a_text_column_called_as_a_score_is_no_signal(collection):
+    table = collection.drop(columns=["image", "error"]).compute()
+    found = report(table.assign(**{"score.label": "cat", "score.good": 0.5}))
+    assert list(found.signals) == ["score.good"]
+
+
+def test_both_ends_of_the_area_are_shown_and_each_part_by_itself(curated, made, tmp_path):
+    found = made[0]
+    assert "12 lowest" in found.worst["quality.area"].html
+    assert "12 highest" in found.worst["quality.area"].html
+    assert set(found.groups) == {"duplicate", "semantic"}
+    assert set(found.signals) == set(found.worst) >= {"quality.blur", "score.first"}
+    for part in (found.signals["quality.blur"], found.worst["quality.blur"]):
+        assert part.html in found.html
+        assert part._repr_html_().startswith("<iframe srcdoc=")
+    assert report(curated.drop(columns=["image", "error"])).html == found.html
+
+
+@pytest.mark.parametrize("kind", ["lazy", "eager", "references"])
+def test_images_that_no_shard_has_are_shown_from_the_frame(collection, kind):
+    files = collection.partitions[:2].compute()
+    encoded = files.assign(png=files.images.encode("png"))[["__key__", "__url__", "cls", "png"]]
+    encoded["name"] = encoded["__url__"] + "/" + encoded["__key__"]
+    encoded = encoded[["name", "png"]].dropna().reset_index(drop=True)
+    frame = dii.decode_images(dd.from_pandas(encoded, npartitions=3), encoded="png")
+    frame = issues(frame)
+    frame = frame.compute() if kind == "eager" else frame
+    if kind == "references":
+        columns = ["name", *(name for name in frame.columns if name.startswith("quality."))]
+        frame = frame[columns].compute().merge(
+            collection.drop(columns=["image", "error"]).compute().assign(
+                name=lambda rows: rows["__url__"] + "/" + rows["__key__"],
+            )[["name"]], on="name",
+        )  # fmt: skip
+        pointed = dii.read_webdataset_images(
+            collection["__url__"].unique().compute().tolist(), backend="pandas", decode=False
+        ).compute()
+        pointed["name"] = pointed["__url__"] + "/" + pointed["__key__"]
+        frame = frame.merge(pointed[["name", "image"]], on="name")
+    found = report(frame, identity="name")
+    assert found.html.count("data:image/jpeg;base64,") >= 12
+    assert "dii-bad" not in found.html
+    with pytest.raises(dii.ArgumentError, match="nor images, nor references"):
+        report(frame.drop(columns=["image"]), identity="name")
+
+
+def test_a_column_of_vectors_that_is_not_there_is_refused(curated):
+    with pytest.raises(dii.ArgumentError, match="no column 'nope'"):
+        report(curated, column="nope")
+
+
+def test_labels_of_a_histogram_lie_inside_the_drawing():
+    areas = pd.Series(np.random.default_rng(4).uniform(1e6, 4e6, 900).round())
+    html = _histogram("quality.area", areas.value_counts().sort_index())
+    for x, anchor, label in re.findall(
+        r'<text x="([\d.]+)" y="[\d.]+" text-anchor="(\w+)" class="dii-quiet">([^<]+)<', html
+    ):
+        width = 6 * len(label)
+        left = float(x) - {"start": 0, "middle": width / 2, "end": width}[anchor]
+        assert left >= 0
+        assert left + width <= 320
+
+
 def test_wrong_arguments_are_refused(collection, shards, tmp_path):
     path = tmp_path / "out.html"
     with pytest.raises(dii.ArgumentError, match="add one"):
         report(collection, path)
-    with pytest.raises(dii.ArgumentError, match="no column 'nbytes'"):
-        report(issues(collection).drop(columns="nbytes"), path)
+    with pytest.raises(dii.ArgumentError, match="neither the columns __url__, offset, nbytes"):
+        report(issues(collection).drop(columns=["nbytes", "image"]), path)
     with pytest.raises(dii.ArgumentError, match="write the page to another file"):
         report(issues(collection), shards[0])
     assert not path.exists()
