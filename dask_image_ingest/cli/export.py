@@ -25,6 +25,9 @@ from dask_image_ingest.report import number
 
 _NO_PIXELS = ["image", "error"]
 
+# In a warning of a shard that is read in part, which the summary names, too.
+_DAMAGED = " is damaged at byte "
+
 
 def add_export(verbs: Any, parents: Sequence[argparse.ArgumentParser]) -> None:
     """Add the verb to the command line."""
@@ -91,7 +94,7 @@ def add_export(verbs: Any, parents: Sequence[argparse.ArgumentParser]) -> None:
 
 def export_command(args: argparse.Namespace) -> int:
     """Export, and tell what was written and what was left out."""
-    with _skipped_shards() as skipped:
+    with skipped_shards(silent=_DAMAGED) as skipped:
         result, duplicates = _export(args, sys.stderr.isatty())
     summary = {"duplicates": duplicates} | _summary(result, skipped)
     print(json.dumps(summary, indent=2) if args.json else _in_words(summary))
@@ -140,18 +143,18 @@ def _export(args: argparse.Namespace, show: bool) -> tuple[pd.DataFrame, int]:
 
 
 @contextlib.contextmanager
-def _skipped_shards() -> Iterator[list[str]]:
-    """Collect what a read says of shards that it skips; the summary tells of damage, too."""
+def skipped_shards(silent: str | None = None) -> Iterator[list[str]]:
+    """Collect what a read says of shards that it skips; silence warnings that have a text."""
     skipped: list[str] = []
     with warnings.catch_warnings():
-        warnings.filterwarnings("always", "skipped: |.* is damaged at byte ")
+        warnings.filterwarnings("always", f"skipped: |.*{_DAMAGED}")
         show = warnings.showwarning
 
         def collect(message: Any, *more: Any) -> None:
             text = str(message)
             if text.startswith("skipped: "):
                 skipped.append(text.removeprefix("skipped: "))
-            elif " is damaged at byte " not in text:
+            elif silent is None or silent not in text:
                 show(message, *more)
 
         warnings.showwarning = collect  # type: ignore[assignment]

@@ -21,7 +21,8 @@ def make_parser() -> argparse.ArgumentParser:
         "paths",
         nargs="+",
         metavar="PATHS",
-        help="shards: files, folders, globs, braces such as 'train-{000..099}.tar', URLs",
+        help="shards: files, folders, globs, braces such as 'train-{000..099}.tar', URLs; for "
+        "quality and duplicates image files, too",
     )
     common.add_argument(
         "--storage-options",
@@ -123,12 +124,15 @@ def make_parser() -> argparse.ArgumentParser:
     )
     indexing.set_defaults(verb=index)
 
+    page = argparse.ArgumentParser(add_help=False)
+    page.add_argument("--html", metavar="FILE", help="write a page that shows it, too")
+
     told = "how many images are dark, blurred, empty, odd: decodes every image"
-    judging = add_verb("quality", told, [common], "photos/ --json")
-    judging.set_defaults(verb=quality)
+    assessing = add_verb("quality", told, [common, page], "photos/ --html quality.html")
+    assessing.set_defaults(verb=quality)
 
     told = "images that are there more than once, and which of each to keep"
-    comparing = add_verb("duplicates", told, [common], "photos/ --by pixels")
+    comparing = add_verb("duplicates", told, [common, page], "photos/ --by pixels")
     comparing.add_argument(
         "--by",
         choices=["bytes", "pixels", "pdq"],

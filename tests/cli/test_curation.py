@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from pathlib import Path
 
 import pytest
 from few_images import encoded, write_bad_shard
@@ -37,6 +38,7 @@ def test_duplicates_names_each_and_the_one_that_stays(copies, capsys):
     assert told == {
         "samples": 4,
         "duplicates": 1,
+        "skipped": [],
         "groups": [
             {
                 "keep": {"__key__": "a", "__url__": url},
@@ -55,6 +57,64 @@ def test_near_duplicates_have_their_distance(copies, capsys):
     assert 0 < found["d"] <= 31
 
 
+def test_equal_hashes_are_not_said_to_be_equal_pictures(photos, tmp_path, capsys):
+    png = tmp_path / "same.png"
+    Image.fromarray(photos[1].pixels).save(png)
+    shard = tmp_path / "two.tar"
+    shard.write_bytes(tar({"a.png": png.read_bytes(), "b.png": png.read_bytes()}))
+    assert cli.main(["duplicates", str(shard)]) == 1
+    assert "b of two.tar: 0 bits from a of two.tar" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("verb", ["duplicates", "quality"])
+def test_a_shard_that_cannot_be_read_is_named_and_the_others_are_looked_at(copies, verb, capsys):
+    junk = Path(copies).with_name("junk.tar")
+    junk.write_bytes(b"no tar" * 500)
+    assert cli.main([verb, copies, str(junk), "--json"]) == 1
+    told = json.loads(capsys.readouterr().out)
+    assert told["samples"] == 4
+    assert len(told["skipped"]) == 1
+    assert "junk.tar" in told["skipped"][0]
+    assert cli.main([verb, copies, str(junk)]) == 1
+    out = capsys.readouterr()
+    assert out.out.partition("skipped: 1 shard\n")[2] == f"  {told['skipped'][0]}\n"
+    assert "skipped" not in out.err
+
+
+def test_image_files_of_a_folder_are_looked_at_too(photos, tmp_path, capsys):
+    for name in ("a", "b"):
+        (tmp_path / f"{name}.jpg").write_bytes(photos[1].encoded)
+    assert cli.main(["duplicates", str(tmp_path), "--by", "bytes"]) == 1
+    assert capsys.readouterr().out.splitlines()[0] == "2 samples, 1 duplicate"
+    assert cli.main(["quality", str(tmp_path)]) == 0
+    (tmp_path / "empty").mkdir()
+    assert cli.main(["quality", str(tmp_path / "empty")]) == 2
+    assert "leads to no shard" in capsys.readouterr().err
+
+
+def test_the_worst_of_an_issue_are_named_first(photos, tmp_path, capsys):
+    image = Image.fromarray(photos[1].pixels)
+    members = {}
+    for name, light in {"a": 0.3, "b": 0.05, "c": 0.2, "d": 1.0}.items():
+        file = tmp_path / f"{name}.png"
+        image.point(lambda level, light=light: int(level * light)).save(file)
+        members[file.name] = file.read_bytes()
+    shard = tmp_path / "dark.tar"
+    shard.write_bytes(tar(members))
+    assert cli.main(["quality", str(shard)]) == 1
+    (dark,) = [line for line in capsys.readouterr().out.splitlines() if line.startswith("dark")]
+    assert dark.split()[-3:] == ["b,", "c,", "a"]
+
+
+@pytest.mark.parametrize("verb", ["duplicates", "quality"])
+def test_a_page_shows_what_is_told(copies, verb, tmp_path, capsys):
+    page = tmp_path / "page.html"
+    cli.main([verb, copies, "--html", str(page)])
+    html = page.read_text()
+    assert ("Duplicate groups" if verb == "duplicates" else "quality.dark") in html
+    assert "data:image/jpeg;base64," in html
+
+
 def test_a_collection_without_duplicates_is_fine(shards, capsys):
     paths = [str(shard) for shard in shards]
     assert cli.main(["duplicates", *paths, "--by", "bytes"]) == 0
@@ -65,7 +125,7 @@ def test_quality_counts_issues_and_names_who_has_them(tmp_path, capsys):
     write_bad_shard(tmp_path)
     assert cli.main(["quality", str(tmp_path / "bad.tar"), "--json"]) == 1
     told = json.loads(capsys.readouterr().out)
-    assert (told["samples"], told["unjudged"]) == (3, 2)
+    assert (told["samples"], told["unknown"]) == (3, 2)
     assert [sample["__key__"] for sample in told["issues"]["grayscale"]["samples"]] == ["0"]
     assert told["issues"]["dark"] == {"images": 0, "share": 0.0, "samples": []}
     assert cli.main(["quality", str(tmp_path / "bad.tar")]) == 1
