@@ -16,6 +16,7 @@ from dask_image_ingest.storage.output.store import (
     STAGING,
     OutputStore,
 )
+from dask_image_ingest.storage.parquet_file import ParquetSource, open_parquet
 from dask_image_ingest.storage.patterns import INDEX_SUFFIX, FileKind, has_random_access
 from dask_image_ingest.storage.pipe import is_pipe, with_permission
 from dask_image_ingest.storage.reader import (
@@ -56,6 +57,7 @@ __all__ = [
     "LocalStore",
     "MemoryReader",
     "OutputStore",
+    "ParquetSource",
     "ReaderFile",
     "Shard",
     "acquire",
@@ -76,6 +78,7 @@ __all__ = [
     "local_path",
     "open_late",
     "open_output",
+    "open_parquet",
     "open_shard",
     "refuse_other_run",
     "with_permission",

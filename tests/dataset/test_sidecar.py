@@ -18,7 +18,7 @@ from tars import tar
 
 import dask_image_ingest as dii
 from dask_image_ingest.dataset.scan import open_samples, sidecar
-from dask_image_ingest.dataset.schema import parquet_file
+from dask_image_ingest.storage import parquet_file
 
 # As img2dataset 1.47 writes them; columns of its input come first.
 WRITTEN = pa.schema(

@@ -14,10 +14,10 @@ import pyarrow.compute as pc
 from dask_image_ingest.dataset import filters as dnf
 from dask_image_ingest.dataset.filters import Filters, Predicate
 from dask_image_ingest.dataset.schema.columns import SidecarColumn
-from dask_image_ingest.dataset.schema.parquet_file import ParquetSource, open_parquet
 from dask_image_ingest.dataset.schema.sidecar_columns import key_of, plain_type
 from dask_image_ingest.dataset.warning import warn_user
 from dask_image_ingest.errors import ShardError, ShardNotFoundError
+from dask_image_ingest.storage import ParquetSource, open_parquet
 
 
 def groups_that_may_match(metadata: Any, filters: Filters, columns: Collection[str]) -> list[int]:

@@ -11,11 +11,10 @@ import pyarrow as pa
 from dask_image_ingest.arguments import check_choice
 from dask_image_ingest.dataset.schema.coerce import is_supported
 from dask_image_ingest.dataset.schema.columns import POINTER_COLUMNS, SidecarColumn
-from dask_image_ingest.dataset.schema.parquet_file import open_parquet
 from dask_image_ingest.dataset.warning import warn_user
 from dask_image_ingest.errors import ArgumentError
 from dask_image_ingest.frames import Backend, is_text
-from dask_image_ingest.storage import Listings, Shard, find_beside
+from dask_image_ingest.storage import Listings, Shard, find_beside, open_parquet
 
 SidecarChoice: TypeAlias = Literal["parquet", "auto"] | None
 

@@ -10,25 +10,38 @@ import pyarrow as pa
 from pyarrow import parquet
 
 from dask_image_ingest.errors import ShardError
-from dask_image_ingest.storage import ByteReader, ReaderFile, open_shard
+from dask_image_ingest.storage.open import open_shard
+from dask_image_ingest.storage.reader import ByteReader, ReaderFile
 
 # Where a footer lies, mostly.
 _FOOTER = 64 << 10
 
 
 class ParquetSource:
-    """An open parquet file.
+    """An open parquet file, whose columns are read by row groups, which is how the file has them.
 
-    Its columns are read by row groups, which is how the file has them.
+    Parameters
+    ----------
+    url
+        What errors call it.
+    content
+        Its bytes.
+    metadata
+        Its footer, if that was read already.
     """
 
-    def __init__(self, url: str, content: ByteReader) -> None:
+    def __init__(
+        self, url: str, content: ByteReader, metadata: parquet.FileMetaData | None = None
+    ) -> None:
         self.url = url
         self._content = content
-        content.prefetch([(max(0, len(content) - _FOOTER), len(content))])
-        with self._told():
+        if metadata is None:
+            content.prefetch([(max(0, len(content) - _FOOTER), len(content))])
+        with self._translated_errors():
             source = pa.PythonFile(ReaderFile(content), mode="r")
-            self._file = parquet.ParquetFile(source, pre_buffer=False)
+            self._file = parquet.ParquetFile(
+                source, metadata=metadata, pre_buffer=False, page_checksum_verification=True
+            )
 
     @property
     def schema_arrow(self) -> pa.Schema:
@@ -46,7 +59,7 @@ class ParquetSource:
         if not len(groups):
             return pa.chunked_array([], field.type)
         self._content.prefetch(self._places(column, groups))
-        with self._told():
+        with self._translated_errors():
             table = self._file.read_row_groups(groups, columns=[column], use_threads=False)
             # pyarrow takes a dot for a field of a struct, and may have read more than one column.
             values = table.column(column)
@@ -65,7 +78,7 @@ class ParquetSource:
                     yield start, start + chunk.total_compressed_size
 
     @contextmanager
-    def _told(self) -> Iterator[None]:
+    def _translated_errors(self) -> Iterator[None]:
         try:
             yield
         except (pa.ArrowException, OSError) as error:
