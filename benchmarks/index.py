@@ -15,6 +15,7 @@ import io
 import json
 import os
 import time
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -26,9 +27,10 @@ import pyarrow as pa
 from PIL import Image
 
 import dask_image_ingest as dii
-from dask_image_ingest.index.build_index import parquet_bytes, shard_table
+from dask_image_ingest.index.build_index import index_bytes, shard_rows
 from dask_image_ingest.index.discovery import index_place
-from dask_image_ingest.storage import find_shards
+from dask_image_ingest.index.index_file import ShardFacts
+from dask_image_ingest.storage import as_reader, find_shards
 from dask_image_ingest.tar import index_tar
 
 
@@ -102,7 +104,7 @@ def spent(processes: list[psutil.Process]) -> float:
 def make_indexes(folder: Path, shards: int, samples: int) -> None:
     """The indexes of shards that differ in their keys, sizes and places."""
     folder.mkdir(parents=True, exist_ok=True)
-    table = one_table(folder, samples)
+    rows, facts = one_shard(folder, samples)
     rng = np.random.default_rng(0)
     for number in range(shards):
         path = folder / f"{number:05d}.tar"
@@ -115,18 +117,16 @@ def make_indexes(folder: Path, shards: int, samples: int) -> None:
             "jpg/width": pa.array(rng.integers(64, 1024, samples)),
             "jpg/height": pa.array(rng.integers(64, 1024, samples)),
         }
-        made = table
+        made = rows
         for name, values in columns.items():
             made = made.set_column(made.column_names.index(name), name, values)
-        ((key, facts),) = made.schema.metadata.items()
-        facts = json.loads(facts) | {"size": shard.size, "version": shard.version}
-        made = made.replace_schema_metadata({key: json.dumps(facts)})
-        Path(index_place(shard.url, None)).write_bytes(parquet_bytes(made))
+        changed = replace(facts, size=shard.size, version=shard.version)
+        Path(index_place(shard.url, None)).write_bytes(index_bytes(made, changed))
     (folder / "whole").touch()
 
 
-def one_table(folder: Path, samples: int) -> pa.Table:
-    """The index of a real shard."""
+def one_shard(folder: Path, samples: int) -> tuple[pa.Table, ShardFacts]:
+    """The rows and facts of a real shard."""
     import tarfile
 
     file = io.BytesIO()
@@ -144,7 +144,7 @@ def one_table(folder: Path, samples: int) -> pa.Table:
     (shard,) = find_shards(path)
     content = path.read_bytes()
     path.unlink()
-    return shard_table(shard, content, index_tar(content))
+    return shard_rows(shard, as_reader(content), index_tar(content))
 
 
 if __name__ == "__main__":

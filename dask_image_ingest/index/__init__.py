@@ -1,21 +1,14 @@
 """Indexes of shards, which spare opening them.
 
 In: shards and the index files beside them. Out: a shard's samples, the headers of its images and
-its small members. An index that is stale or broken is not used.
+its small members. An index that is stale or damaged is not used.
 """
 
 from dask_image_ingest.index.build_index import parquet_bytes
-from dask_image_ingest.index.discovery import (
-    IndexFile,
-    find_indexes,
-    parse_index,
-)
-from dask_image_ingest.index.open_index import open_stored
-from dask_image_ingest.index.stored_index import (
-    IndexedReader,
-    StoredIndex,
-    UnusableIndexError,
-)
+from dask_image_ingest.index.discovery import find_indexes, parse_index
+from dask_image_ingest.index.index_file import UnusableIndexError
+from dask_image_ingest.index.open_index import IndexFile, open_stored
+from dask_image_ingest.index.stored_index import IndexedReader, StoredIndex
 from dask_image_ingest.index.wds2idx import wds2idx_text
 from dask_image_ingest.index.write_index import write_index
 

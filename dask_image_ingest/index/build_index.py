@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import json
+import io
 from collections.abc import Iterator
 from dataclasses import asdict
 from typing import Any
@@ -12,7 +12,7 @@ import pyarrow as pa
 from pyarrow import parquet
 
 from dask_image_ingest.decode import Stored, measure
-from dask_image_ingest.index.stored_index import KEY, METADATA, ShardFacts
+from dask_image_ingest.index.index_file import KEY, IndexWriter, ShardFacts
 from dask_image_ingest.storage import ByteReader, Shard
 from dask_image_ingest.tar import (
     FIELDS,
@@ -45,8 +45,8 @@ _MEASURED = tuple(name for name in FIELDS if name not in (*SPAN_FIELDS, "content
 Members = list[Span | None]
 
 
-def shard_table(shard: Shard, content: ByteReader, index: ShardIndex) -> pa.Table:
-    """Everything about a shard that can be asked without pixels.
+def shard_rows(shard: Shard, content: ByteReader, index: ShardIndex) -> tuple[pa.Table, ShardFacts]:
+    """Everything about a shard that can be asked without pixels: its samples, and the shard.
 
     Parameters
     ----------
@@ -67,8 +67,7 @@ def shard_table(shard: Shard, content: ByteReader, index: ShardIndex) -> pa.Tabl
         else:
             places = np.column_stack(index.places(extension)).tolist()
             facts.rest += ([row, extension, offset, size] for row, offset, size in places)
-    described = json.dumps(facts.described(), separators=(",", ":"))
-    return pa.table(columns).replace_schema_metadata({METADATA: described.encode()})
+    return pa.table(columns), facts
 
 
 def _facts(shard: Shard, index: ShardIndex) -> ShardFacts:
@@ -135,6 +134,15 @@ def _contents(members: Members, content: ByteReader, index: ShardIndex) -> Itera
     content.prefetch(span for span in spans if span[0] not in index.sparse)
     for span in small:
         yield None if span is None else bytes(read_member(content, index, span))
+
+
+def index_bytes(rows: pa.Table, facts: ShardFacts) -> bytes:
+    """The index file of one shard."""
+    file = io.BytesIO()
+    writer = IndexWriter(file, rows.schema)
+    writer.add("", rows, facts)
+    writer.close()
+    return file.getvalue()
 
 
 def parquet_bytes(table: pa.Table) -> bytes:

@@ -6,12 +6,12 @@ import logging
 import os
 import warnings
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Any, Literal
 
 from dask_image_ingest.arguments import is_utf8, shown
 from dask_image_ingest.errors import ArgumentError, ShardNotFoundError
-from dask_image_ingest.passwords import UrlHolder, without_passwords
+from dask_image_ingest.index.open_index import IndexFile
+from dask_image_ingest.passwords import without_passwords
 from dask_image_ingest.storage import (
     INDEX_SUFFIX,
     Listings,
@@ -24,25 +24,6 @@ from dask_image_ingest.storage import (
 )
 
 logger = logging.getLogger("dask_image_ingest")
-
-
-@dataclass(frozen=True, slots=True, repr=False)
-class IndexFile(UrlHolder):
-    """Place of a shard's index.
-
-    Attributes
-    ----------
-    url
-        The file.
-    shard
-        The shard as it was listed.
-    required
-        Whether the shard must not be read without it.
-    """
-
-    url: str
-    shard: Shard
-    required: bool = False
 
 
 def find_indexes(

@@ -1,23 +1,17 @@
-"""The index of a shard, column by column: each is read when it is asked for.
-
-The table has a row per sample: ``__key__``, and for each kind of member ``<extension>/offset`` and
-``<extension>/size``; of images what their first bytes tell, as it is stored (before orientation);
-of texts and labels their ``content``. What is rare, and what is known of the shard as a whole,
-stands as JSON in the metadata of the schema.
-"""
+"""The index of a shard as its file has it, column by column: each is read when it is asked for."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import asdict, dataclass, field
 from functools import cached_property
 from typing import Any
 
 import numpy as np
 import pyarrow as pa
 
+from dask_image_ingest.index.index_file import KEY, ShardFacts, UnusableIndexError
 from dask_image_ingest.storage import ByteReader
-from dask_image_ingest.tar import SPAN_FIELDS, Damage, Places, ShardIndex, Span, SparseMember
+from dask_image_ingest.tar import SPAN_FIELDS, Damage, Places, ShardIndex, SparseMember
 
 
 class IndexedReader(ByteReader):
@@ -56,63 +50,6 @@ class IndexedReader(ByteReader):
             )
             if content is not None and offset not in index.sparse
         }
-
-
-#: Changes with the layout: an index of another one is written anew.
-FORMAT = 1
-
-#: Where in the metadata of the schema the facts are.
-METADATA = b"image-ingest.index"
-
-KEY = "__key__"
-
-
-class UnusableIndexError(Exception):
-    """An index that can't be used, with the reason."""
-
-
-def broken(why: str) -> UnusableIndexError:
-    """Error of an index that this package can't have written as it is."""
-    return UnusableIndexError(f"it is broken: {why}. write_index(overwrite=True) writes it anew")
-
-
-@dataclass
-class ShardFacts:
-    """Facts about a shard as a whole, and rare ones about its samples, as JSON has them.
-
-    Attributes
-    ----------
-    size, version
-        Those of the shard when the index was made.
-    samples, members, pax, damage, interleaved, repeated
-        As in `ShardIndex`; how many samples there are.
-    extensions
-        The kinds of members, and the fields that each has as columns.
-    rest
-        Row, extension, offset and size of members whose kind has no columns.
-    duplicates
-        Row and extensions of the samples that have members twice.
-    sparse
-        Offset, size and pieces of members that are stored with holes.
-    """
-
-    size: int
-    version: str
-    samples: int = 0
-    members: int = 0
-    pax: int = 0
-    damage: dict[str, Any] | None = None
-    interleaved: list[str] = field(default_factory=list)
-    repeated: list[str] = field(default_factory=list)
-    extensions: dict[str, list[str]] = field(default_factory=dict)
-    rest: list[list[Any]] = field(default_factory=list)
-    duplicates: list[list[Any]] = field(default_factory=list)
-    sparse: list[list[Any]] = field(default_factory=list)
-    format: int = FORMAT
-
-    def described(self) -> dict[str, Any]:
-        """As JSON takes it."""
-        return asdict(self)
 
 
 class StoredIndex(ShardIndex):
@@ -154,10 +91,7 @@ class StoredIndex(ShardIndex):
     @cached_property
     def keys(self) -> pa.Array:
         """The key of each sample."""
-        keys = self._read(KEY)
-        if keys.null_count:
-            raise broken(f"{keys.null_count} of its samples have no key")
-        return keys
+        return self._read(KEY)
 
     @cached_property
     def extensions(self) -> list[str]:
@@ -169,7 +103,6 @@ class StoredIndex(ShardIndex):
         if extension not in self._fields:
             return super().places(extension)
         offsets, sizes = (self.column(extension, name) for name in SPAN_FIELDS)
-        _check_pairs(offsets, sizes)
         rows = np.flatnonzero(offsets.is_valid().to_numpy(zero_copy_only=False))
         return Places(rows, offsets.drop_null().to_numpy(), sizes.drop_null().to_numpy())
 
@@ -181,16 +114,6 @@ class StoredIndex(ShardIndex):
         if name not in self._stored:
             self._stored[name] = self._read(name)
         return self._stored[name]
-
-    def spans(self, offsets: pa.Array, sizes: pa.Array) -> list[Span | None]:
-        """Offsets and sizes, as columns have them, as spans; the true sizes of sparse members."""
-        _check_pairs(offsets, sizes)
-        return super().spans(offsets, sizes)
-
-
-def _check_pairs(offsets: pa.Array, sizes: pa.Array) -> None:
-    if not offsets.is_valid().equals(sizes.is_valid()):
-        raise broken("some of its members have a place and no size, or the reverse")
 
 
 def _rest(entries: list[list[Any]]) -> dict[str, Places]:

@@ -14,10 +14,10 @@ import pandas as pd
 from dask_image_ingest.arguments import check_choice, check_flag, check_storage_options, shown
 from dask_image_ingest.computing import run
 from dask_image_ingest.errors import ArgumentError, ShardError, ShardNotFoundError
-from dask_image_ingest.index.build_index import parquet_bytes, shard_table
+from dask_image_ingest.index.build_index import index_bytes, shard_rows
 from dask_image_ingest.index.discovery import index_place, refuse_unindexed
-from dask_image_ingest.index.open_index import open_stored, unknown_version
-from dask_image_ingest.index.stored_index import UnusableIndexError
+from dask_image_ingest.index.index_file import UnusableIndexError
+from dask_image_ingest.index.open_index import IndexFile, open_stored, unknown_version
 from dask_image_ingest.storage import (
     INDEX_ADVICE,
     Shard,
@@ -176,7 +176,7 @@ def _write_one(
     try:
         with open_shard(shard.url, storage_options, shard) as content:
             index = index_tar(content, shard.url)
-            data = parquet_bytes(shard_table(shard, content, index))
+            data = index_bytes(*shard_rows(shard, content, index))
     except (ShardError, ShardNotFoundError) as error:
         return _Index(shard.url, target, "failed", error=str(error))
     output.put(name, data)
@@ -186,7 +186,7 @@ def _write_one(
 
 def _kept(shard: Shard, target: str, storage_options: dict[str, Any] | None) -> _Index | None:
     try:
-        with open_stored(target, shard, storage_options) as stored:
+        with open_stored(IndexFile(target, shard), storage_options) as stored:
             damage = _told(stored.damage)
             return _Index(shard.url, target, "kept", len(stored), stored.nbytes, damage)
     except (UnusableIndexError, ShardError):

@@ -38,7 +38,9 @@ class ParquetSource:
         if metadata is None:
             content.prefetch([(max(0, len(content) - _FOOTER), len(content))])
         with self._translated_errors():
-            source = pa.PythonFile(ReaderFile(content), mode="r")
+            held = content.in_memory()
+            whole = len(held) == len(content)
+            source = pa.BufferReader(held) if whole else pa.PythonFile(ReaderFile(content), "r")
             self._file = parquet.ParquetFile(
                 source, metadata=metadata, pre_buffer=False, page_checksum_verification=True
             )

@@ -140,7 +140,7 @@ def known_samples(
     if index is None:
         return None
     try:
-        return opened.enter_context(open_stored(index.url, index.shard, storage_options))
+        return opened.enter_context(open_stored(index, storage_options))
     except (UnusableIndexError, ShardError) as error:
         give_up(index, error, warn)
     return None
