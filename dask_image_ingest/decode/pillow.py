@@ -26,10 +26,11 @@ labels, when asked for
     The values of a grey image of at most 8 bits, the indices of a palette, 0 and 1 of 1 bit, as
     they are stored; of 16 and 32 bits, if none is above 255. Colours are no labels.
 raw, when asked for
-    The values as they are stored, none of them scaled: uint8, uint16 for grey of 9 to 16 bits,
-    float32 for grey in floats, in 1 to 4 channels; a palette's indices. Not those of 16-bit
-    colours, of which Pillow has the upper byte alone, nor of CMYK and Lab. Colours of a JPEG are
-    RGB.
+    The values as they are stored, none of them scaled: uint8, uint16 for 9 to 16 bits, float32 for
+    floats, in 1 to 4 channels; a palette's indices. Not signed integers, CMYK and Lab. Colours of a
+    JPEG are RGB.
+grey of which 0 is white (TIFF)
+    Inverted, but as labels and raw as it is stored.
 animations, pages
     The first one.
 """
@@ -38,11 +39,18 @@ from __future__ import annotations
 
 import io
 import re
-from typing import Final
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any, Final
 
 import numpy as np
 from PIL import Image, ImageChops
-from PIL.TiffImagePlugin import BITSPERSAMPLE, TiffImageFile
+from PIL.TiffImagePlugin import (
+    BITSPERSAMPLE,
+    PHOTOMETRIC_INTERPRETATION,
+    PLANAR_CONFIGURATION,
+    TiffImageFile,
+)
 
 from dask_image_ingest.decode.formats import (
     SWAPPED,
@@ -52,6 +60,7 @@ from dask_image_ingest.decode.formats import (
     pillow_errors,
     too_large,
 )
+from dask_image_ingest.decode.formats.tiff import TiffLayout, read_layout
 from dask_image_ingest.decode.mode import Mode
 from dask_image_ingest.storage import LazyBytes
 
@@ -95,19 +104,44 @@ def decode_with_pillow(data: LazyBytes, mode: Mode, max_pixels: int) -> np.ndarr
     height, width = stored.height or 0, stored.width or 0
     if height * width > max_pixels:
         raise BadImage.of(too_large(height, width, max_pixels))
-    file = _WholeFile(bytes(data[:]))
+    encoded = bytes(data[:])
+    if mode in ("labels", "raw") and format == "tiff":
+        pixels, turn = _tiff_samples(encoded, mode)
+    elif mode in ("labels", "raw"):
+        pixels, turn = _stored_values(encoded, format, mode), stored.orientation
+    else:
+        # The luma as it is stored; libjpeg has no such short cut for every rare kind of JPEG.
+        luma = mode == "L" and format == "jpeg" and not stored.needs_pillow
+        with _loaded(encoded, format, _draft_luma if luma else _refuse_planes) as image:
+            pixels, turn = _pixels(image, mode), stored.orientation
+    return np.require(upright(pixels, turn), requirements=["C", "W"])
+
+
+@contextmanager
+def _loaded(
+    encoded: bytes, format: str, prepare: Callable[[Any], None] | None = None
+) -> Iterator[Image.Image]:
+    """A decoded image; ``prepare`` may change how it is decoded."""
+    file = _WholeFile(encoded)
     with open_image(file, format) as image, pillow_errors():
-        if mode == "L" and format == "jpeg" and not stored.needs_pillow:
-            # The luma as it is stored; libjpeg has no such short cut for every rare kind of JPEG.
-            image.draft("L", image.size)
+        if prepare is not None:
+            prepare(image)
         # The JPEG 2000 decoder looks past the end as a matter of course.
         file.strict = format not in ("jp2", "j2k")
         image.load()
-        if mode == "raw":
-            pixels = _raw(image, data)
-        else:
-            pixels = _labels(image, data) if mode == "labels" else _pixels(image, mode)
-    return np.ascontiguousarray(upright(pixels, stored.orientation))
+        yield image
+
+
+def _draft_luma(image: Any) -> None:
+    image.draft("L", image.size)
+
+
+def _refuse_planes(image: Any) -> None:
+    # Pillow takes each byte of such planes for a pixel.
+    if isinstance(image, TiffImageFile) and image.tile[0].codec_name == "raw":
+        bits = image.tag_v2.get(BITSPERSAMPLE, (1,))
+        if image.tag_v2.get(PLANAR_CONFIGURATION) == 2 and max(bits) > 8:
+            raise BadImage("unsupported-format", f"uncompressed planes of {max(bits)} bits")
 
 
 class _WholeFile(io.BytesIO):
@@ -132,6 +166,9 @@ def _pixels(image: Image.Image, mode: Mode) -> np.ndarray:
         image.info.pop("transparency", None)
     if image.mode.startswith("I"):
         values = np.clip(np.asarray(image), 0, 65535).astype(np.uint32)
+        if image.mode.startswith("I;16") and _is_white_zero(image):
+            # Pillow inverts no more than 8 bits.
+            values = 65535 - values
         return _grey(((values + 128) // 257).astype(np.uint8), mode)
     if image.mode == "F":
         unit = np.clip(np.nan_to_num(np.asarray(image)), 0, 1)
@@ -147,6 +184,10 @@ def _pixels(image: Image.Image, mode: Mode) -> np.ndarray:
     return pixels[..., None] if mode == "L" else pixels
 
 
+def _is_white_zero(image: Image.Image) -> bool:
+    return isinstance(image, TiffImageFile) and not image.tag_v2.get(PHOTOMETRIC_INTERPRETATION, 1)
+
+
 def _grey(values: np.ndarray, mode: Mode) -> np.ndarray:
     if mode == "L":
         return values[..., None]
@@ -154,29 +195,39 @@ def _grey(values: np.ndarray, mode: Mode) -> np.ndarray:
     return np.stack([values, values, values, *opaque], axis=2)
 
 
-def _labels(image: Image.Image, data: LazyBytes) -> np.ndarray:
+def _stored_values(encoded: bytes, format: str, mode: Mode) -> np.ndarray:
+    with _loaded(encoded, format) as image:
+        if mode == "labels":
+            return _labels(image, encoded)
+        if format == "png" and encoded[24:26] in _DEEP_COLOURS:
+            return _deep_colours(encoded, image.mode)
+        return _raw(image, encoded)
+
+
+def _labels(image: Image.Image, encoded: bytes) -> np.ndarray:
     if image.mode in ("LA", "La", "PA"):
         image = image.getchannel(0)
     if image.mode not in ("1", "L", "P") and not image.mode.startswith("I"):
         raise BadImage("unsupported-format", f"labels in the mode {image.mode}: these are colours")
-    values = _unscaled(image, _bits(image, data))
+    return _as_labels(_unscaled(image, _bits(image, encoded)))
+
+
+def _as_labels(values: np.ndarray) -> np.ndarray:
     if values.size and not 0 <= values.min() <= values.max() <= 255:
         raise BadImage("unsupported-format", f"labels from {values.min()} to {values.max()}")
     return values.astype(np.uint8)[..., None]
 
 
-def _bits(image: Image.Image, data: LazyBytes) -> int:
+def _bits(image: Image.Image, encoded: bytes) -> int:
     """Bits of a value as it is stored; 0 where this is not known."""
     if image.format == "PNG":
-        return bytes(data[24:25])[0]
-    if isinstance(image, TiffImageFile):
-        return int(image.tag_v2.get(BITSPERSAMPLE, (1,))[0])
+        return encoded[24]
     if image.format == "PPM":
-        most = _PNM_MAXIMUM.match(bytes(data[:1024]))
+        most = _PNM_MAXIMUM.match(encoded[:1024])
         if most is None:  # bitmaps, and floats
             return 32 if image.mode == "F" else 8
         return {255: 8, 65535: 16}.get(int(most[1]), 0)
-    return 8 if image.format in ("JPEG", "WEBP", "BMP", "GIF") else 0
+    return 8 if image.format in ("JPEG", "WEBP", "BMP", "GIF", "TIFF") else 0
 
 
 def _unscaled(image: Image.Image, bits: int) -> np.ndarray:
@@ -184,30 +235,83 @@ def _unscaled(image: Image.Image, bits: int) -> np.ndarray:
     return values // _GREY_SCALES.get(bits, 1) if image.mode == "L" else values
 
 
-def _raw(image: Image.Image, data: LazyBytes) -> np.ndarray:
-    bits = _bits(image, data)
+def _raw(image: Image.Image, encoded: bytes) -> np.ndarray:
+    bits = _bits(image, encoded)
     grey = _GREY_BITS.get(image.mode, 16 if image.mode.startswith("I") else 0)
     if not bits or bits > (grey or 8) or not (grey or image.mode in _RAW_COLOURS):
         stored = f"of {bits} bits" if bits else "that this format may have scaled"
         raise BadImage(
             "unsupported-format", f"raw values {stored} in the mode {image.mode} can't be read"
         )
-    values = _unscaled(image, bits)
-    if image.mode.startswith("I"):
-        if values.size and not 0 <= values.min() <= values.max() <= 65535:
-            raise BadImage("unsupported-format", f"raw values from {values.min()}: no uint16")
+    return _as_raw(_unscaled(image, bits))
+
+
+def _as_raw(values: np.ndarray) -> np.ndarray:
+    """Values of one of the types that a column holds; a bit and a wide integer in place of it."""
+    if values.dtype == np.int32:  # 16 bits, of which Pillow makes 32
         values = values.astype(np.uint16)
-    elif image.mode == "F":
-        values = values.astype(np.float32)
-    else:
+    elif values.dtype == bool:
         values = values.astype(np.uint8)
+    values = values.astype(values.dtype.newbyteorder("="), copy=False)
     return values if values.ndim == 3 else values[..., None]
+
+
+def _deep_colours(encoded: bytes, mode: str) -> np.ndarray:
+    """16-bit colours of a PNG, of which Pillow's images have room for one byte.
+
+    It gives the upper ones, and by the other order of bytes the lower ones.
+    """
+
+    def half(order: str) -> np.ndarray:
+        def unpack(image: Any) -> None:
+            image.tile = [tile._replace(args=f"{mode};16{order}") for tile in image.tile]
+
+        with _loaded(encoded, "png", unpack) as image:
+            return np.asarray(image).astype(np.uint16)
+
+    return half("B") << 8 | half("L")
+
+
+def _tiff_samples(encoded: bytes, mode: Mode) -> tuple[np.ndarray, int]:
+    """Labels or raw values of a TIFF, as they lie in the file, and their orientation."""
+    layout = read_layout(encoded)
+    if layout.is_jpeg:
+        # Its colours; Pillow applies the orientation.
+        return _stored_values(encoded, "tiff", mode), 1
+    if reason := layout.unreadable() or _unwanted(layout, mode):
+        wanted = "labels" if mode == "labels" else "raw values"
+        raise BadImage("unsupported-format", f"{wanted} can't be read from {reason}")
+    parts = []
+    for part in layout.grey_parts(encoded):
+        with _loaded(part, "tiff") as image:
+            parts.append(_unscaled(image, layout.bits))
+    values = layout.joined(parts)
+    if layout.is_signed and layout.bits == 8:
+        values = values.view(np.int8)  # of which Pillow has no images
+    return _as_labels(values[..., 0]) if mode == "labels" else _as_raw(values), layout.orientation
+
+
+def _unwanted(layout: TiffLayout, mode: Mode) -> str | None:
+    """Reason why samples that can be read are no labels, or no raw values."""
+    if mode == "raw":
+        if layout.is_signed:
+            return "signed integers, which no column holds"
+        if layout.bits == 32 and not layout.is_float:
+            return "integers of 32 bits, which no column holds"
+    elif layout.is_float:
+        return "floats"
+    elif layout.samples > 1 + layout.has_alpha:
+        return f"{layout.samples} samples of a pixel: these are colours"
+    return None
 
 
 # The most bits of a value in grey images and palettes; those of integers have 16.
 _GREY_BITS: Final = {"1": 8, "L": 8, "P": 8, "F": 32}
 
 _RAW_COLOURS: Final = ("RGB", "RGBA", "LA", "PA")
+
+# The bits of a PNG and what it holds: RGB, RGBA.
+_DEEP_COLOURS: Final = (b"\x10\x02", b"\x10\x06")
 
 # The largest value of a PGM or PPM, which Pillow scales to 255 or 65,535.
 _PNM_MAXIMUM: Final = re.compile(rb"P[2356](?:(?:\s|#[^\n]*\n)+(\d+)){3}\s")

@@ -16,9 +16,11 @@ from contextlib import contextmanager
 from typing import IO, Any, Final
 
 from PIL import Image, ImageFile, _imaging
+from PIL.TiffImagePlugin import SAMPLESPERPIXEL, TiffImageFile
 
 from dask_image_ingest.decode.formats.exif import read_any_orientation
 from dask_image_ingest.decode.formats.stored import BadImage, Stored
+from dask_image_ingest.decode.formats.tiff import read_layout
 from dask_image_ingest.storage import LazyBytes, ReaderFile
 
 _LONGEST = 300
@@ -89,7 +91,23 @@ def open_image(file: IO[bytes], format: str) -> Image.Image:
     if plugin is None:
         raise BadImage("unsupported-format", f"{format} is a format that Pillow does not read here")
     with pillow_errors():
-        return plugin(file, "")
+        try:
+            return plugin(file, "")
+        except SyntaxError as error:
+            if format == "tiff" and str(error) in _NO_MODE:
+                raise UnknownPixels from None
+            raise
+
+
+# What Pillow says of a TIFF of which it has no mode.
+_NO_MODE: Final = ("unknown pixel mode", "unknown data organization", "string index out of range")
+
+
+class UnknownPixels(BadImage):
+    """A TIFF whose samples are no colours that Pillow knows."""
+
+    def __init__(self) -> None:
+        super().__init__("unsupported-format", "samples that are no colours: read mode='raw'")
 
 
 def pillow_stored(data: LazyBytes, format: str) -> Stored:
@@ -100,11 +118,20 @@ def pillow_stored(data: LazyBytes, format: str) -> Stored:
     BadImage
     """
     file = io.BytesIO(data) if isinstance(data, bytes) else io.BufferedReader(ReaderFile(data))
-    with open_image(file, format) as image, pillow_errors():
-        width, height = image.size
-        if not width or not height:
-            raise BadImage("corrupt", f"its size is {width} x {height}")
-        return Stored(height, width, len(image.getbands()), pillow_turn(image), True, None)
+    try:
+        with open_image(file, format) as image, pillow_errors():
+            width, height = image.size
+            channels, turn = len(image.getbands()), pillow_turn(image)
+            if isinstance(image, TiffImageFile):
+                channels = max(channels, image.tag_v2.get(SAMPLESPERPIXEL, 1))
+    except UnknownPixels:
+        layout = read_layout(data)
+        if reason := layout.unreadable():
+            raise BadImage("unsupported-format", reason) from None
+        (height, width), channels, turn = layout.shape, layout.samples, layout.orientation
+    if not width or not height:
+        raise BadImage("corrupt", f"its size is {width} x {height}")
+    return Stored(height, width, channels, turn, True, None)
 
 
 def pillow_turn(image: Image.Image) -> int:

@@ -1,0 +1,224 @@
+"""TIFF: its samples as they are stored, whatever they mean.
+
+Pillow reads some layouts of samples and makes colours of them: it inverts grey whose 0 is white,
+drops samples without a meaning, divides by alpha, and has no image of three floats. The samples of
+any layout are those of a grey TIFF that is as many times as wide.
+"""
+
+from __future__ import annotations
+
+import struct
+from dataclasses import dataclass
+from typing import Final, Literal
+
+import numpy as np
+
+from dask_image_ingest.decode.formats.stored import MAX_PARTS, BadImage
+from dask_image_ingest.storage import LazyBytes
+
+_WIDTH, _HEIGHT, _BITS, _COMPRESSION, _PHOTOMETRIC = 256, 257, 258, 259, 262
+_STRIP_OFFSETS, _ORIENTATION, _SAMPLES, _STRIP_BYTES = 273, 274, 277, 279
+_PLANAR, _PREDICTOR, _TILE_WIDTH, _TILE_OFFSETS, _TILE_BYTES = 284, 317, 322, 324, 325
+_EXTRA_SAMPLES, _SAMPLE_FORMAT = 338, 339
+
+# What a grey TIFF has of another one: fill order, rows of a strip, options of fax, tile height.
+_COPIED: Final = (_WIDTH, _HEIGHT, _COMPRESSION, 266, 278, 292, 293, _TILE_WIDTH, 323)
+_PIECES: Final = (_STRIP_OFFSETS, _STRIP_BYTES, _TILE_OFFSETS, _TILE_BYTES)
+_READ: Final = frozenset(
+    (*_COPIED, *_PIECES, _BITS, _PHOTOMETRIC, _ORIENTATION, _SAMPLES, _PLANAR, _PREDICTOR)
+) | {_EXTRA_SAMPLES, _SAMPLE_FORMAT}
+
+_BIG_NUMBER: Final = b"\x2b"
+# Bytes, shorts, longs.
+_TYPES: Final = {1: "B", 3: "H", 4: "I"}
+_BIG_TYPES: Final = _TYPES | {16: "Q"}
+# A made file must not keep us busy.
+_MOST_VALUES: Final = 1 << 20
+
+_UNSIGNED, _SIGNED, _FLOATS = 1, 2, 3
+# Grey of either direction, RGB, palette: of other colours stored values are no use by themselves.
+_PLAIN: Final = (0, 1, 2, 3)
+_JPEG: Final = (6, 7)
+_HORIZONTAL: Final = 2
+# LZW, deflate by its two numbers, LZMA, Zstandard.
+_PREDICTED: Final = (5, 8, 32946, 34925, 50000)
+
+MOST_SAMPLES: Final = 4
+
+
+@dataclass(frozen=True)
+class TiffLayout:
+    """How the samples of the first image of a TIFF are stored."""
+
+    order: Literal["<", ">"]
+    tags: dict[int, tuple[int, ...]]
+
+    def _get(self, tag: int, default: int) -> int:
+        return (self.tags.get(tag) or (default,))[0]
+
+    @property
+    def shape(self) -> tuple[int, int]:
+        """Height and width, before orientation."""
+        return self._get(_HEIGHT, 0), self._get(_WIDTH, 0)
+
+    @property
+    def orientation(self) -> int:
+        """As in EXIF, 1 to 8."""
+        found = self._get(_ORIENTATION, 1)
+        return found if 1 <= found <= 8 else 1
+
+    @property
+    def samples(self) -> int:
+        """Samples of a pixel."""
+        return self._get(_SAMPLES, 1)
+
+    @property
+    def bits(self) -> int:
+        """Bits of a sample."""
+        return self._get(_BITS, 1)
+
+    @property
+    def is_jpeg(self) -> bool:
+        """True if the samples are known only once they are decoded."""
+        return self._get(_COMPRESSION, 1) in _JPEG
+
+    @property
+    def is_signed(self) -> bool:
+        """True for signed integers."""
+        return self._get(_SAMPLE_FORMAT, 1) == _SIGNED
+
+    @property
+    def is_float(self) -> bool:
+        """True for floats."""
+        return self._get(_SAMPLE_FORMAT, 1) == _FLOATS
+
+    @property
+    def planar(self) -> bool:
+        """True if each sample has a plane of its own."""
+        return self.samples > 1 and self._get(_PLANAR, 1) == 2
+
+    @property
+    def has_alpha(self) -> bool:
+        """True if the last sample is alpha."""
+        return self.tags.get(_EXTRA_SAMPLES, ())[-1:] in ((1,), (2,))
+
+    def unreadable(self) -> str | None:
+        """Reason why the samples can't be read as they are stored; None if they can."""
+        kind, bits = self._get(_SAMPLE_FORMAT, 1), self.bits
+        one_kind = all(len(set(self.tags.get(tag, (1,)))) == 1 for tag in (_BITS, _SAMPLE_FORMAT))
+        named = {_UNSIGNED: "unsigned", _SIGNED: "signed", _FLOATS: "floating-point"}
+        known = {_UNSIGNED: (8, 16, 32), _SIGNED: (8, 16, 32), _FLOATS: (32,)}
+        if self.samples == 1:
+            known[_UNSIGNED] = (1, 2, 4, 8, 12, 16, 32)
+        if not one_kind or bits not in known.get(kind, ()):
+            return f"{named.get(kind, 'unknown')} samples of {bits} bits"
+        if not 1 <= self.samples <= MOST_SAMPLES:
+            return f"{self.samples} samples of a pixel, more than {MOST_SAMPLES}"
+        if self._get(_PHOTOMETRIC, 0) not in _PLAIN:
+            return "samples that are neither grey, RGB nor indices of a palette"
+        if self._undone_here and self._get(_PREDICTOR, 1) != _HORIZONTAL:
+            return f"several samples of a pixel with the predictor {self._get(_PREDICTOR, 1)}"
+        return None
+
+    @property
+    def _undone_here(self) -> bool:
+        # Of several samples side by side, libtiff would take a sample's difference from another.
+        predicted = self._get(_COMPRESSION, 1) in _PREDICTED and self._get(_PREDICTOR, 1) != 1
+        return predicted and self.samples > 1 and not self.planar
+
+    def grey_parts(self, data: bytes) -> list[bytes]:
+        """Grey TIFFs of the same samples: of each plane one, or one in which they are side by side.
+
+        Raises
+        ------
+        BadImage
+        """
+        planes = self.samples if self.planar else 1
+        return [self._grey(data, plane, planes) for plane in range(planes)]
+
+    def _grey(self, data: bytes, plane: int, planes: int) -> bytes:
+        tags = {tag: self.tags[tag] for tag in _COPIED if tag in self.tags}
+        for tag in (_WIDTH, _TILE_WIDTH):
+            if tag in tags:
+                tags[tag] = (tags[tag][0] * self.samples // planes,)
+        tags |= {_BITS: (self.bits,), _PHOTOMETRIC: (1,), _SAMPLES: (1,)}
+        tags[_SAMPLE_FORMAT] = (self._get(_SAMPLE_FORMAT, 1),)
+        if not self._undone_here:
+            tags[_PREDICTOR] = (self._get(_PREDICTOR, 1),)
+        for tag in _PIECES:
+            if tag in self.tags:
+                count = len(self.tags[tag]) // planes
+                tags[tag] = self.tags[tag][plane * count : (plane + 1) * count]
+        try:
+            # In front, so that what is cut off at the end is still missing there.
+            size = len(_file(self.order, tags))
+            for tag in (_STRIP_OFFSETS, _TILE_OFFSETS):
+                if tag in tags:
+                    tags[tag] = tuple(offset + size for offset in tags[tag])
+            return _file(self.order, tags) + data
+        except struct.error:
+            raise BadImage("corrupt", "a place beyond 4 GB") from None
+
+    def joined(self, parts: list[np.ndarray]) -> np.ndarray:
+        """The image (height, width, samples) of the decoded `grey_parts`, before orientation."""
+        if self.planar:
+            return np.stack(parts, axis=2)
+        image = parts[0].astype(parts[0].dtype.newbyteorder("="))
+        image = image.reshape(*self.shape, self.samples)
+        if self._undone_here:
+            # Floats too are stored as differences of integers.
+            whole = image.view(f"u{image.dtype.itemsize}")
+            tile = self._get(_TILE_WIDTH, 0) or self.shape[1]
+            for start in range(0, self.shape[1], tile):
+                part = whole[:, start : start + tile]
+                np.cumsum(part, axis=1, dtype=part.dtype, out=part)
+        return image
+
+
+def read_layout(data: LazyBytes) -> TiffLayout:
+    """Layout of the first image of a TIFF or BigTIFF.
+
+    Raises
+    ------
+    BadImage
+        If its directory is not whole.
+    """
+    head = bytes(data[:16])
+    order: Literal["<", ">"] = "<" if head[:2] == b"II" else ">"
+    # Formats of the directory's place, the number of its entries, their lengths and values.
+    big = _BIG_NUMBER in head[2:4]
+    place, number, word = ("8xQ", "Q", "Q") if big else ("4xI", "H", "I")
+    inline, types = struct.calcsize(f"{order}{word}"), _BIG_TYPES if big else _TYPES
+    tags: dict[int, tuple[int, ...]] = {}
+    try:
+        (at,) = struct.unpack_from(order + place, head)
+        start = at + struct.calcsize(order + number)
+        (count,) = struct.unpack(order + number, bytes(data[at:start]))
+        entry = struct.Struct(f"{order}HH{word}{inline}s")
+        entries = bytes(data[start : start + entry.size * min(count, MAX_PARTS)])
+        for tag, kind, length, value in entry.iter_unpack(entries):
+            if tag not in _READ or tag in tags or kind not in types or length > _MOST_VALUES:
+                continue
+            values = struct.Struct(f"{order}{length}{types[kind]}")
+            if values.size > inline:
+                (at,) = struct.unpack(order + word, value)
+                value = bytes(data[at : at + values.size])
+            tags[tag] = values.unpack(value[: values.size])
+    except struct.error:
+        raise BadImage("truncated", "it ends inside its directory") from None
+    return TiffLayout(order, tags)
+
+
+def _file(order: str, tags: dict[int, tuple[int, ...]]) -> bytes:
+    """A TIFF of nothing but its directory; all values are longs."""
+    entries, values = [], b""
+    behind = 8 + 2 + 12 * len(tags) + 4
+    for tag, found in sorted(tags.items()):
+        packed = struct.pack(f"{order}{len(found)}I", *found)
+        if len(found) != 1:
+            place = struct.pack(f"{order}I", behind + len(values))
+            values, packed = values + packed, place
+        entries.append(struct.pack(f"{order}HHI", tag, 4, len(found)) + packed)
+    head = b"II*\0" if order == "<" else b"MM\0*"
+    head += struct.pack(f"{order}IH", 8, len(tags))
+    return b"".join([head, *entries, bytes(4), values])
