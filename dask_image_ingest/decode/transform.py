@@ -15,6 +15,7 @@ from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
+from PIL import Image
 
 from dask_image_ingest.decode.buffers import Origin
 from dask_image_ingest.decode.dali import BATCH_SIZE, BatchPipeline, dali, new_pipeline
@@ -120,6 +121,8 @@ class Transform:
             made = None
         self._idle.append(pipeline)
         if made is not None:
+            if self._decoding.mode == "labels":
+                _check_labels(images, made, origins)
             return made
         # For one of them, which is found like this; it may be one that only fills a gap.
         one_by_one = zip(list(images), origins, strict=True)
@@ -225,6 +228,35 @@ def _failed(origin: Origin, error: Exception) -> FunctionError:
         said = f"{reason[1]}: {reason[2]}" if reason[1] else reason[2]
     where = f"{origin.shard}: " if origin.shard else ""
     return FunctionError(f"{where}transform= fails for {origin.name}: {said}")
+
+
+# What operators fill the place beside an image with: background, and the label that losses ignore.
+_FILLED = {0, 255}
+
+
+def _check_labels(given: Any, made: Any, origins: Sequence[Origin]) -> None:
+    """Refuse labels that an image did not have: between two classes there is another one.
+
+    Raises
+    ------
+    FunctionError
+    """
+    for before, after, origin in zip(given, made, origins, strict=True):
+        new = _labels(after) - _labels(before) - _FILLED
+        if new:
+            raise FunctionError(
+                f"{origin.shard}: transform= gave {origin.name} the label {min(new)}, which it did "
+                "not have: have operators that resize, turn or warp labels take the nearest pixel, "
+                "interp_type=types.INTERP_NN, and fill with 0 or 255. Rename classes in "
+                "map_batches()"
+            )
+
+
+def _labels(image: Any) -> set[int]:
+    pixels = np.asarray(image.as_cpu() if hasattr(image, "as_cpu") else image)
+    # In half of the time that NumPy takes.
+    counts = Image.fromarray(pixels.reshape(1, -1)).histogram()
+    return {label for label, count in enumerate(counts) if count}
 
 
 def _check_output(images: Any) -> None:

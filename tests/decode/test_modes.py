@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import io
+from functools import partial
 
 import numpy as np
 import pytest
-from nvidia.dali import fn
+from nvidia.dali import fn, types
 from photo_shards import write_tar
 from PIL import Image
 
@@ -135,3 +136,31 @@ def test_a_transform_is_given_all_channels(shard):
     )
     for one, other in zip(plain.images.arrays(), flipped.images.arrays(), strict=True):
         np.testing.assert_array_equal(one[:, ::-1], other)
+
+
+def rotated(images, **options):
+    return fn.rotate(images, angle=30.0, keep_size=True, **options)
+
+
+def cropped(images):
+    return fn.random_resized_crop(images, size=(20, 20))
+
+
+@pytest.mark.parametrize("transform", [partial(rotated, fill_value=0), cropped])
+def test_a_transform_that_mixes_labels_is_an_error_that_says_what_to_do(shard, transform):
+    with pytest.raises(dii.FunctionError, match=r"gave sample .* the label \d+.*INTERP_NN") as told:
+        masks(shard, transform=transform).compute()
+    assert "masks.tar" in str(told.value)
+
+
+@pytest.mark.parametrize("fill", [0, 255])
+def test_a_transform_by_the_nearest_pixel_keeps_the_labels(shard, fill):
+    nearest = partial(rotated, fill_value=fill, interp_type=types.INTERP_NN)
+    table = masks(shard, transform=nearest).compute()
+    for array in table.images.arrays()[:2]:
+        assert {*np.unique(array)} <= {*np.unique(CLASSES), 0, 255}
+
+
+def test_a_transform_of_a_photograph_may_mix_its_values(shard):
+    table = dii.read_webdataset_images(shard, image="jpg", mode="L", transform=rotated).compute()
+    assert table["error"].isna().all()
