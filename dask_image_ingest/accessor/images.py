@@ -598,7 +598,8 @@ class Images(ABC, Generic[Frame, Series]):
         Parameters
         ----------
         format
-            ``"jpeg"``, of images with 1 or 3 channels, ``"png"`` or ``"webp"``, of 1 to 4.
+            ``"jpeg"``, of images with 1 or 3 channels, ``"png"`` or ``"webp"``, of 1 to 4. JPEG
+            changes labels: a lazy frame that was read with ``mode="labels"`` refuses it.
         quality
             1 to 100, of JPEG and of WebP with 3 channels. Other WebP is lossless, as PNG is.
 
@@ -633,7 +634,8 @@ class Images(ABC, Generic[Frame, Series]):
     ) -> Frame:
         """Shrink the images.
 
-        Pixels are averaged, so that labels of masks would be mixed: read these with ``size=``.
+        Pixels are averaged; where all images have one channel, as masks have, the nearest pixel is
+        taken. Grey photographs are smoother if you read them with ``size=``.
 
         Parameters
         ----------

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any, NoReturn
+from typing import Any, Literal, NoReturn
 
 import dask.array as da
 import dask.dataframe as dd
@@ -17,6 +17,7 @@ from dask_image_ingest.accessor.images import Images, as_frame, told_shape
 from dask_image_ingest.dask_internals import Head, new_collection
 from dask_image_ingest.dataset import ChunkedMap, Decode, ReadWebDataset
 from dask_image_ingest.errors import ArgumentError
+from dask_image_ingest.export import decoded_modes
 from dask_image_ingest.frames import backend_of
 from dask_image_ingest.image_frame import ImageDataFrame
 from dask_image_ingest.loader import LazySource, Source
@@ -62,6 +63,16 @@ class LazyImages(Images[ImageDataFrame, dd.Series]):
         array = images.map_partitions(stack, self.column, told, first, type_, meta=empty)
         array._chunks = (array.chunks[0], *((edge or np.nan,) for edge in told))
         return array
+
+    def encode(  # noqa: D102
+        self, format: Literal["jpeg", "png", "webp"] = "jpeg", *, quality: int = 92
+    ) -> dd.Series:
+        encoded = super().encode(format, quality=quality)
+        if format == "jpeg" and "labels" in decoded_modes(self._frame, self.column):
+            raise ArgumentError(
+                f"encode: JPEG changes the labels of {self.column!r}: pass 'png' or 'webp'"
+            )
+        return encoded
 
     def vectors(self, column: str) -> da.Array:  # noqa: D102
         meta = vectors(self._meta(), column)

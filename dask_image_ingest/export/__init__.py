@@ -4,6 +4,7 @@ A plan is made of pointers alone (``plan/``), after images that change were rewr
 (``transcode/``); then each new shard is one task that copies byte ranges (``write/``).
 """
 
+from dask_image_ingest.export.image_origin import decoded_modes
 from dask_image_ingest.export.lineage import operation_name, source_options_of
 from dask_image_ingest.export.options import Encode
 from dask_image_ingest.export.plan.rejected_rows import RefusedRowsError
@@ -13,6 +14,7 @@ from dask_image_ingest.export.to_webdataset import to_webdataset
 __all__ = [
     "Encode",
     "RefusedRowsError",
+    "decoded_modes",
     "operation_name",
     "source_options_of",
     "to_parquet_images",

@@ -17,13 +17,29 @@ from dask_image_ingest.frames import as_uint8, backend_of
 _CHANNELS: Final = {"jpeg": (1, 3), "png": (1, 2, 3, 4), "webp": (1, 2, 3, 4)}
 
 
-def small_images(frame: Any, image: str, size: int | tuple[int, int], resize: str) -> Any:
-    """A pandas or cuDF frame with its images resized, of uint8 to be looked at."""
+def small_images(
+    frame: Any,
+    image: str,
+    size: int | tuple[int, int],
+    resize: str,
+    *,
+    smooth: bool = False,
+) -> Any:
+    """A pandas or cuDF frame with its images resized, of uint8 to be looked at.
+
+    Where all images have one channel they may be labels: by the nearest pixel, unless ``smooth``.
+    """
     backend = backend_of(frame)
-    decoding = make_decoding(
-        device=backend.device, size=size, resize=resize, mode="RGB", transform=None, max_pixels=None
-    )
     arrays = backend.arrays(frame[image])
+    nearest = not smooth and all(array is None or array.shape[2] == 1 for array in arrays)
+    decoding = make_decoding(
+        device=backend.device,
+        size=size,
+        resize=resize,
+        mode="labels" if nearest else "RGB",
+        transform=None,
+        max_pixels=None,
+    )
     errors = [_error(array, decoding) for array in arrays]
     present = [row for row, error in enumerate(errors) if error is None]
     shapes = np.zeros((len(arrays), 3), np.int32)

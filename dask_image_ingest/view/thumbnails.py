@@ -70,7 +70,7 @@ def make_thumbnails(
     if pointed:
         rows = pointed.decode(rows, thumbnail)
     else:
-        rows = small_images(rows, chosen, thumbnail, "longer")
+        rows = small_images(rows, chosen, thumbnail, "longer", smooth=True)
     return Thumbnails(_cards(rows, texts, facts, thumbnail, masks), thumbnail)
 
 

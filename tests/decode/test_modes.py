@@ -10,6 +10,7 @@ import pytest
 from nvidia.dali import fn, types
 from photo_shards import write_tar
 from PIL import Image
+from small_frames import small_frame
 
 import dask_image_ingest as dii
 from dask_image_ingest.decode.formats import BadImage
@@ -164,3 +165,44 @@ def test_a_transform_by_the_nearest_pixel_keeps_the_labels(shard, fill):
 def test_a_transform_of_a_photograph_may_mix_its_values(shard):
     table = dii.read_webdataset_images(shard, image="jpg", mode="L", transform=rotated).compute()
     assert table["error"].isna().all()
+
+
+@pytest.mark.parametrize("size", [5, 11, 64])
+def test_thumbnails_of_labels_keep_the_labels(shard, size):
+    table = masks(shard, errors="drop").compute()
+    for small in (table, masks(shard, errors="drop")):
+        arrays = small.images.thumbnails(size)
+        arrays = arrays.compute() if small is not table else arrays
+        for array in arrays.images.arrays():
+            assert {*np.unique(array)} <= {*np.unique(CLASSES)}
+
+
+def test_thumbnails_of_photographs_are_means(shard):
+    table = dii.read_webdataset_images(shard, image="jpg", backend="pandas").compute()
+    wanted = Image.fromarray(table.images.arrays()[0]).resize((9, 5), Image.Resampling.BILINEAR)
+    small = table.images.thumbnails((5, 9), resize="stretch").images.arrays()[0]
+    assert np.abs(small.astype(int) - np.asarray(wanted)).max() <= 2
+
+
+@pytest.mark.parametrize("format", ["png", "webp"])
+def test_encoded_labels_and_alpha_keep_every_value(shard, format):
+    labels = masks(shard, errors="drop")
+    for data in labels.images.encode(format).compute():
+        values = np.asarray(Image.open(io.BytesIO(data)).convert("L"))
+        np.testing.assert_array_equal(values, CLASSES)
+    alpha = np.dstack([np.roll(CLASSES, shift, axis=1) for shift in range(4)])
+    frame = small_frame([0], alpha.shape)
+    frame["image"] = frame.images.map_batches(
+        lambda images: [alpha for _ in images], {"image": "image"}
+    )["image"]
+    (data,) = frame.images.encode(format)
+    np.testing.assert_array_equal(np.asarray(Image.open(io.BytesIO(data))), alpha)
+
+
+def test_labels_are_not_encoded_as_jpeg(shard):
+    labels = masks(shard, errors="drop")
+    renamed = labels.rename(columns={"image": "mask"})[["__key__", "mask"]]
+    for frame in (labels, renamed):
+        with pytest.raises(dii.ArgumentError, match="encode: JPEG changes the labels of"):
+            frame.images.encode()
+    assert labels.images.encode("png").compute().notna().all()
