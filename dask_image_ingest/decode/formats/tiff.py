@@ -48,7 +48,7 @@ MOST_SAMPLES: Final = 4
 
 @dataclass(frozen=True)
 class TiffLayout:
-    """How the samples of the first image of a TIFF are stored."""
+    """Storage of the samples of the first image of a TIFF."""
 
     order: Literal["<", ">"]
     tags: dict[int, tuple[int, ...]]
