@@ -115,7 +115,7 @@ class _Run:
         return StoredFrame(
             output=self.output,
             parts=tuple(known),
-            rows=tuple(0 if name is None else parts[name]["rows"] for name in known),
+            lengths=tuple(0 if name is None else parts[name]["rows"] for name in known),
             meta=self.meta,
             divisions=self.query.expr.divisions if self.query.has_divisions else divisions,
             made_of=self.query.expr,

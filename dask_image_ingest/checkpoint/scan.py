@@ -10,9 +10,8 @@ import pyarrow as pa
 from dask.base import tokenize
 from pyarrow import parquet
 
-from dask_image_ingest import dask_internals as dx
-from dask_image_ingest.dask_internals import BlockwiseIO, Task
-from dask_image_ingest.dataset import KeepsResults, RowSource, is_optimized, row_sources
+from dask_image_ingest.dask_internals import Task
+from dask_image_ingest.dataset import KeepsResults, Read, RowSource, row_sources
 from dask_image_ingest.errors import ExportError
 from dask_image_ingest.frames import backend_of, index_columns
 from dask_image_ingest.storage import OutputStore, Shard
@@ -28,7 +27,7 @@ class StoredFrame:
         Where its files are.
     parts
         The file of each partition, None where its shard could not be read.
-    rows
+    lengths
         How many rows each has.
     meta
         An empty frame of the same columns, types and index.
@@ -40,7 +39,7 @@ class StoredFrame:
 
     output: OutputStore
     parts: tuple[str | None, ...]
-    rows: tuple[int, ...]
+    lengths: tuple[int, ...]
     meta: Any
     divisions: tuple[Any, ...]
     made_of: Any
@@ -66,12 +65,10 @@ class StoredFrame:
         return Shard(f"{self.output.url}#{number}" if name is None else name, 0, name or "skipped")
 
 
-class ReadStored(dx.PartitionsFiltered, BlockwiseIO, KeepsResults):
+class ReadStored(Read, KeepsResults):
     """Scan node of a checkpoint; absorbs projections and lengths."""
 
     _parameters: ClassVar = ["stored", "columns", "_partitions"]
-    _defaults: ClassVar = {"columns": None, "_partitions": None}
-    _absorb_projections = True
 
     stored: StoredFrame
 
@@ -84,19 +81,6 @@ class ReadStored(dx.PartitionsFiltered, BlockwiseIO, KeepsResults):
         """The query whose results are stored."""
         return self.stored.made_of
 
-    @property
-    def columns(self) -> list[str]:
-        """The columns that are read."""
-        columns = self.operand("columns")
-        return list(self.stored.meta.columns) if columns is None else list(columns)
-
-    @functools.cached_property
-    def _meta(self) -> Any:
-        return self.stored.meta[self.columns]
-
-    def _divisions(self) -> tuple[Any, ...]:
-        return self.stored.divisions
-
     @functools.cached_property
     def row_sources(self) -> tuple[RowSource, ...] | None:
         """The shards, or part of one, that each partition is made of."""
@@ -106,19 +90,6 @@ class ReadStored(dx.PartitionsFiltered, BlockwiseIO, KeepsResults):
     def _filtered_task(self, name: Any, index: int) -> Task:
         output, part = self.stored.output, self.stored.parts[index]
         return Task(name, read_part, output, part, self._meta, _data_producer=True)
-
-    def _simplify_up(self, parent: dx.Expr, dependents: Any) -> dx.Expr | None:
-        if is_optimized(self, dependents):
-            return None
-        if isinstance(parent, dx.Len):
-            return dx.Literal(sum(self.stored.rows[number] for number in self._partitions))
-        if isinstance(parent, dx.Index) and self.columns:
-            # The index needs no column.
-            return dx.Index(self.substitute_parameters({"columns": []}))
-        return super()._simplify_up(parent, dependents)
-
-    def __str__(self) -> str:
-        return f"ReadStored({self.stored}, columns={self.columns})"
 
 
 def read_part(output: OutputStore, part: str | None, meta: Any) -> Any:

@@ -28,7 +28,11 @@ from dask_image_ingest.dataset.plan.lineage import (
     shard_of_partition,
     value_sources,
 )
-from dask_image_ingest.dataset.plan.nodes import AppendsColumns, PreservesRows, is_optimized
+from dask_image_ingest.dataset.plan.nodes import (
+    AppendsColumns,
+    PreservesRows,
+    Read,
+)
 from dask_image_ingest.dataset.plan.scan_node import Dataset, ReadWebDataset
 from dask_image_ingest.dataset.read import read_webdataset_images
 from dask_image_ingest.dataset.scan.decode_rows import NoPixels
@@ -65,6 +69,7 @@ __all__ = [
     "PointersToReferences",
     "Predicate",
     "PreservesRows",
+    "Read",
     "ReadImageFiles",
     "ReadOptions",
     "ReadWebDataset",
@@ -80,7 +85,6 @@ __all__ = [
     "image_field",
     "image_member",
     "image_sources",
-    "is_optimized",
     "move_rows_now",
     "parse_image_extensions",
     "read_images",

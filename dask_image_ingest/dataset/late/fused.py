@@ -186,7 +186,7 @@ class ReadAndDecode(ReadWebDataset):
 
     @functools.cached_property
     def _meta(self) -> Any:
-        steps, meta = self.decode.steps, self._scanned_meta
+        steps, meta = self.decode.steps, self.dataset.meta[self.scanned]
         meta = decoded_meta(meta if steps is None else steps.expr._meta, self.decode.images)
         return meta[self.columns]
 
@@ -218,7 +218,7 @@ class ReadAndDecode(ReadWebDataset):
         return f"{super().__str__()[:-1]}, decodes=True{self.decode})"
 
     def _tree_repr_argument_construction(self, i: int, op: Any, header: str) -> str:
-        if self._parameters[i] == "dataset":
+        if i == 0:
             return f"{header} {op} decodes=True"
         if self._parameters[i] == "decode":
             return f"{header}{op}"

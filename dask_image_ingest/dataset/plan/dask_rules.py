@@ -2,7 +2,7 @@
 
 Columns that nobody asks for: ``len(ddf[mask])`` asks for the index of a filtered frame, and Dask
 makes that frame with all its columns; below the text of a ``query`` it moves no projection. These
-rules are for frames that read shards; others stay as Dask has them.
+rules are for frames of this package's reads; others stay as Dask has them.
 
 Masks of both of pandas' nullable booleans: ``str.contains`` and its kind give ``boolean``,
 comparisons of Arrow's numbers ``bool[pyarrow]``. pandas (3.1 and older) combines the second with
@@ -20,7 +20,7 @@ import pandas as pd
 import pyarrow as pa
 
 from dask_image_ingest import dask_internals as dx
-from dask_image_ingest.dataset.plan.nodes import AppendsColumns
+from dask_image_ingest.dataset.plan.nodes import AppendsColumns, Read
 from dask_image_ingest.dataset.plan.operators import (
     FEWER_ROWS,
     ROW_BY_ROW,
@@ -29,7 +29,7 @@ from dask_image_ingest.dataset.plan.operators import (
 )
 
 # What makes rows of rows below which projections go.
-_KNOWN = (AppendsColumns, dx.Drop, *SAME_ROWS, *FEWER_ROWS, *ROW_BY_ROW)
+_KNOWN = (Read, AppendsColumns, dx.Drop, *SAME_ROWS, *FEWER_ROWS, *ROW_BY_ROW)
 
 _simplify_up = dx.Query._simplify_up
 _simplify_down = dx.Index._simplify_down
@@ -54,17 +54,17 @@ class RowLabels(dx.Projection):
 
 def _of_no_columns(self: dx.Index) -> dx.Index | None:
     frame = self.frame
-    if frame.ndim < 2 or not len(frame.columns) or _is_read(frame) or not _reads_shards(frame):
+    if frame.ndim < 2 or not len(frame.columns) or isinstance(frame, Read) or not _has_read(frame):
         return _simplify_down(self)
     # Others may have no rule for a projection, or a wrong one: nlargest forgets by what it sorts.
-    if not all(isinstance(each, _KNOWN) or _is_read(each) for each in frame.walk()):
+    if not all(isinstance(each, _KNOWN) for each in frame.walk()):
         return _simplify_down(self)
     return dx.Index(RowLabels(frame, []))
 
 
 def _of_named_columns(self: dx.Query, parent: dx.Expr, dependents: Any) -> dx.Expr | None:
     text = self.operand("_expr")
-    if not (isinstance(parent, dx.Projection) and is_row_by_row(text) and _reads_shards(self)):
+    if not (isinstance(parent, dx.Projection) and is_row_by_row(text) and _has_read(self)):
         return _simplify_up(self, parent, dependents)
     named = [column for column in self.frame.columns if str(column) in text]
     wanted = dx.determine_column_projection(self, parent, dependents, named)
@@ -75,17 +75,14 @@ def _of_named_columns(self: dx.Query, parent: dx.Expr, dependents: Any) -> dx.Ex
     return type(parent)(dx.Query(self.frame[columns], *self.operands[1:]), *parent.operands[1:])
 
 
-def _reads_shards(expr: dx.Expr) -> bool:
-    """True if shards are read below; not in a plan that is optimised for a second time.
+def _has_read(expr: dx.Expr) -> bool:
+    """True for a frame of a read; not in a plan that is optimised for a second time.
 
     That stays as it is: tasks know each other by their names.
     """
     below = list(expr.walk())
-    return any(map(_is_read, below)) and not any(isinstance(each, dx.Fused) for each in below)
-
-
-def _is_read(expr: dx.Expr) -> bool:
-    return hasattr(type(expr), "reads_shards")
+    fused = any(isinstance(each, dx.Fused) for each in below)
+    return not fused and any(isinstance(each, Read) for each in below)
 
 
 _ARROW = pd.ArrowDtype(pa.bool_())

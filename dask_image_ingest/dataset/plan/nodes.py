@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import itertools
 from collections.abc import Collection, Mapping
 from typing import Any, ClassVar, TypeAlias
 
@@ -50,6 +51,74 @@ def used_by(expr: dx.Expr, dependents: Dependents) -> list[dx.Expr]:
     """The known dependents of an expression."""
     above = (parent() for parent in dependents[expr._name])
     return [parent for parent in above if parent is not None]
+
+
+class Read(dx.PartitionsFiltered, dx.BlockwiseIO):
+    """Base of the expressions that read: some columns of some partitions of a source.
+
+    The source is the first operand. It has ``meta``, an empty frame of all its columns,
+    ``divisions`` as Dask has them, and ``lengths``: the rows of each partition, or None.
+    """
+
+    _parameters: ClassVar = ["source", "columns", "_partitions"]
+    _defaults: ClassVar[dict[str, Any]] = {"columns": None, "_partitions": None}
+    _absorb_projections = True
+
+    @property
+    def columns(self) -> list[Any]:
+        """The columns that are read."""
+        columns = self.operand("columns")
+        return list(self.operands[0].meta.columns) if columns is None else list(columns)
+
+    @functools.cached_property
+    def _meta(self) -> Any:
+        return self.operands[0].meta[self.columns]
+
+    def _divisions(self) -> tuple[Any, ...]:
+        # Of the partitions that are read: dask's Repartition asks for these, past `divisions`.
+        whole, wanted = self.operands[0].divisions, self.operand("_partitions")
+        if wanted is None:
+            return tuple(whole)
+        if any(number <= before for before, number in itertools.pairwise(wanted)):
+            return (None,) * (len(wanted) + 1)
+        return (*(whole[number] for number in wanted), whole[wanted[-1] + 1] if wanted else None)
+
+    @functools.cached_property
+    def divisions(self) -> tuple[Any, ...]:
+        """Those of the partitions that are read."""
+        return self._divisions()
+
+    def _simplify_up(self, parent: dx.Expr, dependents: Any) -> dx.Expr | None:
+        if is_optimized(self, dependents):
+            return None
+        if isinstance(parent, dx.Len):
+            lengths = self.operands[0].lengths
+            if lengths is not None:
+                return dx.Literal(sum(lengths[number] for number in self._partitions))
+            return self._with(parent, columns=[])
+        if isinstance(parent, dx.Index):
+            if not is_dependent(parent, self, dependents):
+                return None
+            columns = dx.determine_column_projection(self, parent, dependents)
+            columns = [columns] if isinstance(columns, str) else columns
+            return self._with(parent, columns=[c for c in self.columns if c in columns])
+        return super()._simplify_up(parent, dependents)
+
+    def _with(self, parent: dx.Expr, **operands: Any) -> dx.Expr | None:
+        """``parent`` over a read with other operands; None where nothing would change."""
+        if all(self.operand(name) == value for name, value in operands.items()):
+            return None
+        return type(parent)(self.substitute_parameters(operands), *parent.operands[1:])
+
+    def __str__(self) -> str:
+        given = ((name, self.operand(name)) for name in self._parameters[1:-1])
+        told = "".join(f", {name}={value!r}" for name, value in given if value not in (None, False))
+        return f"{type(self).__name__}({self.operands[0]}{told})"
+
+    def _tree_repr_argument_construction(self, i: int, op: Any, header: str) -> str:
+        if i == 0:
+            return f"{header} {op}"
+        return super()._tree_repr_argument_construction(i, op, header)
 
 
 class AppendsColumns(dx.Blockwise):

@@ -7,12 +7,12 @@ from dataclasses import dataclass
 from typing import Any, ClassVar
 
 from dask_image_ingest import dask_internals as dx
-from dask_image_ingest.dask_internals import BlockwiseIO, Len, Task
+from dask_image_ingest.dask_internals import Task
 from dask_image_ingest.dataset import filters as dnf
 from dask_image_ingest.dataset.options import ReadOptions
 from dask_image_ingest.dataset.plan.alignment import READ_NAME, RowSource, install_alignment
 from dask_image_ingest.dataset.plan.dask_rules import install_rules
-from dask_image_ingest.dataset.plan.nodes import is_dependent, is_optimized
+from dask_image_ingest.dataset.plan.nodes import Read, is_optimized
 from dask_image_ingest.dataset.plan.predicates import as_filters
 from dask_image_ingest.dataset.scan.partitioning import Partition
 from dask_image_ingest.dataset.scan.task import Query, read_partition
@@ -63,14 +63,26 @@ class Dataset:
 
     __repr__ = __str__
 
+    #: Labels begin anew in each shard, and what is in it is not known.
+    lengths = None
 
-class ReadWebDataset(dx.PartitionsFiltered, BlockwiseIO):
+    @property
+    def divisions(self) -> tuple[None, ...]:
+        """Unknown, since rows are labelled shard by shard."""
+        return (None,) * (len(self.partitions) + 1)
+
+    @functools.cached_property
+    def meta(self) -> Any:
+        """An empty frame, with references in place of images."""
+        types = {**self.schema.types, **dict.fromkeys(self.schema.images, REFERENCE)}
+        return self.options.get_backend().meta(types)
+
+
+class ReadWebDataset(Read):
     """Scans shards; takes up projections, filters, lengths and limits from the query around it.
 
     It decodes nothing: image columns hold references, and their errors are null.
     """
-
-    reads_shards = True
 
     _parameters: ClassVar = [
         "dataset",
@@ -87,7 +99,6 @@ class ReadWebDataset(dx.PartitionsFiltered, BlockwiseIO):
         "keeps_walk": False,
         "_partitions": None,
     }
-    _absorb_projections = True
     _filter_passthrough = True
 
     dataset: Dataset
@@ -97,51 +108,22 @@ class ReadWebDataset(dx.PartitionsFiltered, BlockwiseIO):
         return f"{READ_NAME}-{self.deterministic_token}"
 
     @property
-    def _scanned(self) -> list[str]:
-        columns = self.operand("columns")
-        return list(self.dataset.schema.types) if columns is None else list(columns)
-
-    @property
-    def columns(self) -> list[str]:
-        """The columns that are read."""
-        return self._scanned
-
-    @functools.cached_property
-    def _meta(self) -> Any:
-        return self._scanned_meta
-
-    @property
-    def _scanned_meta(self) -> Any:
-        types = {name: self.dataset.schema.types[name] for name in self._scanned}
-        types.update((name, REFERENCE) for name in self.dataset.schema.images if name in types)
-        return self.dataset.options.get_backend().meta(types)
-
-    def _divisions(self) -> tuple[None, ...]:
-        # Of those that are read: dask's Repartition asks for these, past `divisions`.
-        wanted = self.operand("_partitions")
-        return (None,) * (len(self.dataset.partitions if wanted is None else wanted) + 1)
-
-    @functools.cached_property
-    def divisions(self) -> tuple[None, ...]:
-        """Unknown, since rows are labelled shard by shard."""
-        return self._divisions()
-
-    @property
-    def _reads_all(self) -> bool:
-        return self.operand("columns") is None
+    def scanned(self) -> list[str]:
+        """The columns that are read from shards."""
+        return super().columns
 
     @functools.cached_property
     def query(self) -> Query:
         """The query of each task."""
         dataset = self.dataset
         filters = self.operand("filters")
-        used = {*self._scanned, *dnf.columns_of(filters)}
+        used = {*self.scanned, *dnf.columns_of(filters)}
         # Who named components, or columns, does not want to hear of others.
-        tell = self._reads_all and dataset.schema.inferred
+        tell = self.operand("columns") is None and dataset.schema.inferred
         known = dataset.schema.extensions if tell else None
         return Query(
             options=dataset.options,
-            columns=tuple(self._scanned),
+            columns=tuple(self.scanned),
             filters=filters,
             limit=self.operand("limit"),
             components=dataset.schema.select(used),
@@ -184,14 +166,6 @@ class ReadWebDataset(dx.PartitionsFiltered, BlockwiseIO):
             if self._filter_passthrough_available(parent, dependents):
                 return self.substitute_parameters(self.filtered_by(parent))
             return None
-        if isinstance(parent, Len):
-            return self._with(parent, columns=[])
-        if isinstance(parent, dx.Index):
-            if not is_dependent(parent, self, dependents):
-                return None
-            columns = dx.determine_column_projection(self, parent, dependents)
-            columns = [columns] if isinstance(columns, str) else columns
-            return self._with(parent, columns=[c for c in self.columns if c in columns])
         if type(parent) is dx.Head:
             if parent.n < 0:
                 return None
@@ -205,24 +179,7 @@ class ReadWebDataset(dx.PartitionsFiltered, BlockwiseIO):
         done = limit is not None and limit <= n
         return None if done else self.substitute_parameters({"limit": n})
 
-    def _with(self, parent: dx.Expr, **operands: Any) -> dx.Expr | None:
-        """``parent`` over a read with other operands; None where nothing would change."""
-        if all(self.operand(name) == value for name, value in operands.items()):
-            return None
-        return type(parent)(self.substitute_parameters(operands), *parent.operands[1:])
-
-    def __str__(self) -> str:
-        query = self.query
-        shown = {
-            "columns": query.columns,
-            "filters": query.filters,
-            "limit": query.limit,
-        }
-        described = ", ".join(f"{k}={v!r}" for k, v in shown.items() if v is not None)
-        return f"ReadWebDataset({self.dataset}, {described})"
-
     def _tree_repr_argument_construction(self, i: int, op: Any, header: str) -> str:
-        name = self._parameters[i]
-        if name == "dataset":
+        if i == 0:
             return f"{header} {op} decodes=False"
         return super()._tree_repr_argument_construction(i, op, header)

@@ -18,7 +18,7 @@ from dask_image_ingest.arguments import shown
 from dask_image_ingest.dataset.late.fetch import fetch_headers
 from dask_image_ingest.dataset.late.headers import HEADERS
 from dask_image_ingest.dataset.options import ErrorPolicy
-from dask_image_ingest.dataset.plan.nodes import is_optimized
+from dask_image_ingest.dataset.plan.nodes import Read
 from dask_image_ingest.dataset.scan.decode_rows import ImageDecode
 from dask_image_ingest.dataset.scan.partitioning import parse_partition_size
 from dask_image_ingest.dataset.schema.columns import POINTER_COLUMNS
@@ -83,6 +83,21 @@ class ImageFiles:
             types["label"] = pa.int64()
         return types | {"image": REFERENCE}
 
+    @functools.cached_property
+    def meta(self) -> Any:
+        """An empty frame of these columns."""
+        return get_backend(self.backend).meta(self.types)
+
+    @property
+    def divisions(self) -> tuple[int, ...]:
+        """Known, since rows are numbered from the first file to the last."""
+        return (*self.edges[:-1], self.edges[-1] - 1)
+
+    @property
+    def lengths(self) -> list[int]:
+        """The files of each partition."""
+        return [stop - start for start, stop in itertools.pairwise(self.edges)]
+
     def part(self, number: int) -> FileGroup:
         """The files of one partition."""
         start, stop = self.edges[number : number + 2]
@@ -99,12 +114,12 @@ class FileGroup:
     classes: tuple[str, ...] | None
     backend: BackendName
 
-    def frame(self, columns: Sequence[str], types: dict[str, pa.DataType]) -> Any:
+    def frame(self, types: dict[str, pa.DataType]) -> Any:
         """A row for each file; null what only its bytes tell. Opens none."""
         count = len(self.files)
         table = pa.table({"": pa.nulls(count)}).select([])
-        for name in columns:
-            table = table.append_column(name, self._column(name, types[name]))
+        for name, type_ in types.items():
+            table = table.append_column(name, self._column(name, type_))
         return get_backend(self.backend).frame(
             table, np.arange(self.first, self.first + count), None
         )
@@ -156,67 +171,20 @@ def class_of(url: str, root: str) -> str | None:
     return folder if slash else None
 
 
-def _read(group: FileGroup, columns: Sequence[str], types: dict[str, pa.DataType]) -> Any:
-    return group.frame(columns, types)
+def _read(group: FileGroup, types: dict[str, pa.DataType]) -> Any:
+    return group.frame(types)
 
 
-class ReadImageFiles(dx.PartitionsFiltered, dx.BlockwiseIO):
+class ReadImageFiles(Read):
     """Rows of image files, with references in place of images; opens no file."""
 
     _parameters: ClassVar = ["files", "columns", "_partitions"]
-    _defaults: ClassVar = {"columns": None, "_partitions": None}
-    _absorb_projections = True
 
     files: ImageFiles
 
-    @property
-    def columns(self) -> list[str]:
-        """The columns that are asked for."""
-        columns = self.operand("columns")
-        return list(self.files.types) if columns is None else list(columns)
-
-    @functools.cached_property
-    def _meta(self) -> Any:
-        types = {name: self.files.types[name] for name in self.columns}
-        return get_backend(self.files.backend).meta(types)
-
-    def _divisions(self) -> tuple[int | None, ...]:
-        # Of those that are read: dask's Repartition asks for these, past `divisions`.
-        wanted = self.operand("_partitions")
-        edges = self.files.edges
-        if wanted is None:
-            return (*edges[:-1], edges[-1] - 1)
-        ascending = all(one < other for one, other in itertools.pairwise(wanted))
-        if not wanted or not ascending:
-            return (None,) * (len(wanted) + 1)
-        return (*(edges[number] for number in wanted), edges[wanted[-1] + 1] - 1)
-
-    @functools.cached_property
-    def divisions(self) -> tuple[int | None, ...]:
-        """Known, since rows are numbered from the first file to the last."""
-        return self._divisions()
-
     def _filtered_task(self, name: Any, index: int) -> dx.Task:
         types = {name: self.files.types[name] for name in self.columns}
-        return dx.Task(
-            name, _read, self.files.part(index), self.columns, types, _data_producer=True
-        )
-
-    def _simplify_up(self, parent: dx.Expr, dependents: Any) -> dx.Expr | None:
-        if is_optimized(self, dependents):
-            return None
-        if isinstance(parent, dx.Len):
-            edges = self.files.edges
-            return dx.Literal(sum(edges[n + 1] - edges[n] for n in self._partitions))
-        return super()._simplify_up(parent, dependents)
-
-    def __str__(self) -> str:
-        return f"ReadImageFiles({self.files}, columns={self.columns})"
-
-    def _tree_repr_argument_construction(self, i: int, op: Any, header: str) -> str:
-        if self._parameters[i] == "files":
-            return f"{header} {op}"
-        return super()._tree_repr_argument_construction(i, op, header)
+        return dx.Task(name, _read, self.files.part(index), types, _data_producer=True)
 
 
 _IMAGES: Final = FileKind("image file", tuple(f".{e}" for e in IMAGE_EXTENSIONS.split(";")))
