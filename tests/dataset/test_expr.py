@@ -461,10 +461,10 @@ def test_no_partition_size_is_one_task_per_shard(shards):
 
 def test_the_plan_says_whether_anything_is_decoded(ddf, capsys):
     ddf[["txt"]].optimize(fuse=False).pprint()
-    assert "decodes=False" in capsys.readouterr().out
+    assert "ecode" not in capsys.readouterr().out
     ddf[ddf.width > 300].optimize(fuse=False).pprint()
     out = capsys.readouterr().out
-    assert "decodes=True" in out
+    assert "decode='image'" in out
     assert "'width', '>', 300" in out
 
 

@@ -64,9 +64,6 @@ class _ChunkedMapOfReferences(ChunkedMap):
     def _lower(self) -> None:
         return None
 
-    def __str__(self) -> str:
-        return f"ChunkedMapOfReferences({self.frame})"
-
 
 class Pieces(dx.Expr):
     """Parts of the partitions of a frame, as partitions."""

@@ -144,7 +144,7 @@ def _is_step(node: dx.Expr) -> bool:
     )
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class DecodeStep:
     """A decode in a read: as `DecodeInRead`, before it is sent to workers."""
 
@@ -154,9 +154,10 @@ class DecodeStep:
     limit: int | None
     steps: Steps | None
 
-    def __str__(self) -> str:
+    def __repr__(self) -> str:
+        names = ", ".join(repr(each.image) for each in self.images)
         told = {"after": self.steps, "keep": self.keep, "limit": self.limit}
-        return "".join(f" {name}={value}" for name, value in told.items() if value is not None)
+        return names + "".join(f" {k}={value}" for k, value in told.items() if value is not None)
 
 
 class ReadAndDecode(ReadWebDataset):
@@ -213,13 +214,3 @@ class ReadAndDecode(ReadWebDataset):
 
     def _simplify_up(self, parent: dx.Expr, dependents: Any) -> None:
         return None
-
-    def __str__(self) -> str:
-        return f"{super().__str__()[:-1]}, decodes=True{self.decode})"
-
-    def _tree_repr_argument_construction(self, i: int, op: Any, header: str) -> str:
-        if i == 0:
-            return f"{header} {op} decodes=True"
-        if self._parameters[i] == "decode":
-            return f"{header}{op}"
-        return super()._tree_repr_argument_construction(i, op, header)

@@ -78,13 +78,3 @@ class GroupsOfReferences(dx.GroupByUDFBlockwise):
     _parameters: ClassVar = [*dx.GroupByUDFBlockwise._parameters, "images"]
     _keyword_only: ClassVar = [*dx.GroupByUDFBlockwise._keyword_only, "images"]
     operation = staticmethod(_apply_decoded)
-
-    def __str__(self) -> str:
-        names = ", ".join(str(each.image) for each in self.images)
-        return f"GroupsOfReferences({self.frame}, {names})"
-
-    def _tree_repr_argument_construction(self, i: int, op: Any, header: str) -> str:
-        if op is self.images:
-            names = ", ".join(repr(each.image) for each in self.images)
-            return f"{header} decodes={names}"
-        return super()._tree_repr_argument_construction(i, op, header)

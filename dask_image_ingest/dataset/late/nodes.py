@@ -335,16 +335,6 @@ class Decode(AppendsColumns, PreservesRows):
         narrower = type(self)(frame, kept, self.keep, self.limit)
         return type(parent)(narrower, *parent.operands[1:])
 
-    def __str__(self) -> str:
-        names = ", ".join(str(each.image) for each in self.images)
-        return f"{type(self).__name__}({self.frame}, {names})"
-
-    def _tree_repr_argument_construction(self, i: int, op: Any, header: str) -> str:
-        if self._parameters[i] == "images":
-            names = ", ".join(repr(each.image) for each in self.images)
-            return f"{header} decodes={names}"
-        return super()._tree_repr_argument_construction(i, op, header)
-
 
 def conjuncts(predicate: dx.Expr) -> Iterator[dx.Expr]:
     """The parts of a predicate that must all hold."""

@@ -178,8 +178,3 @@ class ReadWebDataset(Read):
         limit = self.operand("limit")
         done = limit is not None and limit <= n
         return None if done else self.substitute_parameters({"limit": n})
-
-    def _tree_repr_argument_construction(self, i: int, op: Any, header: str) -> str:
-        if i == 0:
-            return f"{header} {op} decodes=False"
-        return super()._tree_repr_argument_construction(i, op, header)

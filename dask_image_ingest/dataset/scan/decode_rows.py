@@ -18,7 +18,7 @@ from dask_image_ingest.errors import ImageDecodeError, PartitionTooLargeError
 from dask_image_ingest.frames import Backend, backend_of
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class ImageDecode:
     """The decode of a column of references to one of images, and of their errors.
 
@@ -47,6 +47,9 @@ class ImageDecode:
     def columns(self) -> set[Any]:
         """The columns that are made by the decode."""
         return {self.image} if self.error is None else {self.image, self.error}
+
+    def __repr__(self) -> str:
+        return repr(self.image)  # in a plan
 
     def renamed(self, names: Callable[[Any], Any]) -> ImageDecode:
         """The same for columns of other names."""

@@ -200,4 +200,4 @@ def test_images_of_groups_can_be_kept(ddf, whole):
 
 def test_pprint_tells_that_groups_are_decoded(ddf, capsys):
     ddf.groupby("cls").apply(light, meta=(None, "float64")).optimize(fuse=False).pprint()
-    assert "decodes='image'" in capsys.readouterr().out
+    assert "images=('image',)" in capsys.readouterr().out

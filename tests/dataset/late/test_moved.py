@@ -255,8 +255,8 @@ def test_an_image_that_cannot_be_decoded_is_told_by_its_key(shards):
 def test_pprint_tells_where_images_are_decoded(ddf, capsys):
     ddf.shuffle("cls").optimize(fuse=False).pprint()
     shown = capsys.readouterr().out
-    assert "Decode: decodes='image'" in shown
-    assert "decodes=False" in shown
+    assert "Decode: images=('image',)" in shown
+    assert "ReadWebDataset" in shown
 
 
 def test_a_partition_that_would_burst_is_refused_before_it_is_decoded(ddf, work, monkeypatch):  # noqa: F811
