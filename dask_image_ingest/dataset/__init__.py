@@ -17,8 +17,8 @@ from dask_image_ingest.dataset.late.chunks import ChunkedMap, move_rows_now
 from dask_image_ingest.dataset.late.decode import field_of, reference_rows, references_of
 from dask_image_ingest.dataset.late.fetch import fetch_encoded
 from dask_image_ingest.dataset.late.fused import SHAPE_IN_NAME
-from dask_image_ingest.dataset.late.nodes import Decode, PointersToReferences
-from dask_image_ingest.dataset.late.references import POINTER, references_of_pointers
+from dask_image_ingest.dataset.late.nodes import Decode
+from dask_image_ingest.dataset.late.references import POINTER, is_pointed, references_of_pointers
 from dask_image_ingest.dataset.options import ReadOptions
 from dask_image_ingest.dataset.plan.alignment import RowSource, row_sources
 from dask_image_ingest.dataset.plan.lineage import (
@@ -30,6 +30,7 @@ from dask_image_ingest.dataset.plan.lineage import (
 )
 from dask_image_ingest.dataset.plan.nodes import (
     AppendsColumns,
+    MapColumns,
     PreservesRows,
     Read,
 )
@@ -64,9 +65,9 @@ __all__ = [
     "Filters",
     "ImageColumn",
     "KeepsResults",
+    "MapColumns",
     "NoPixels",
     "Partition",
-    "PointersToReferences",
     "Predicate",
     "PreservesRows",
     "Read",
@@ -85,6 +86,7 @@ __all__ = [
     "image_field",
     "image_member",
     "image_sources",
+    "is_pointed",
     "move_rows_now",
     "parse_image_extensions",
     "read_images",

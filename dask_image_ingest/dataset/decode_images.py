@@ -14,13 +14,15 @@ from dask_image_ingest.arguments import (
 )
 from dask_image_ingest.dask_internals import FrameBase, new_collection
 from dask_image_ingest.dataset.late.decode import decode_partition
-from dask_image_ingest.dataset.late.nodes import Decode, PointersToReferences
+from dask_image_ingest.dataset.late.nodes import Decode
 from dask_image_ingest.dataset.late.references import (
     POINTER,
-    BytesToReferences,
+    carry_images,
     check_encoded,
-    references_of_bytes,
+    point_to_images,
     references_of_pointers,
+    with_encoded,
+    with_pointed,
 )
 from dask_image_ingest.dataset.options import ErrorPolicy
 from dask_image_ingest.dataset.scan.decode_rows import ImageDecode, kept_by
@@ -133,9 +135,9 @@ def decode_images(
         return _decoded(frame, images, bool(references), encoded)
     rows = frame.expr
     if encoded is not None:
-        rows = BytesToReferences(rows, encoded, "image", "error")
+        rows = carry_images(rows, encoded, "image", "error")
     elif not references:
-        rows = PointersToReferences(rows, "image", "error")
+        rows = point_to_images(rows, "image", "error")
     return new_collection(Decode(rows, images, kept_by(errors)))
 
 
@@ -174,13 +176,10 @@ def _decoded(
     has_references: bool = False,
     encoded: str | None = None,
 ) -> Any:
-    if not has_references:
-        made = (
-            references_of_pointers(frame)
-            if encoded is None
-            else references_of_bytes(frame, encoded)
-        )
-        frame = backend_of(frame).with_references(frame, made, "image", "error")
+    if encoded is not None:
+        frame = with_encoded(frame, encoded, "image", "error")
+    elif not has_references:
+        frame = with_pointed(frame, "image", "error")
     return decode_partition(frame, images, kept_by(images[0].errors))
 
 

@@ -11,10 +11,10 @@ from dask_image_ingest.dask_internals import FrameBase
 from dask_image_ingest.dataset import (
     Decode,
     KeepsResults,
-    PointersToReferences,
     ReadImageFiles,
     ReadWebDataset,
     field_of,
+    is_pointed,
     references_of,
     value_sources,
 )
@@ -126,7 +126,7 @@ def _origins(expr: Any, column: Any, pointed: set[str]) -> Iterator[ImageOrigin]
 def _stored(source: Any, name: Any, pointed: set[str]) -> ImageOrigin:
     """The origin of references, which ``source`` makes."""
     reads = {source._name}
-    if isinstance(source, PointersToReferences):
+    if is_pointed(source):
         reads = _pointed(source.frame)
     if not reads <= pointed:
         return ImageOrigin(None, None)

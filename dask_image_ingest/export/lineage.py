@@ -9,6 +9,7 @@ from dask_image_ingest import dask_internals as dx
 from dask_image_ingest.dask_internals import FrameBase
 from dask_image_ingest.dataset import (
     Decode,
+    MapColumns,
     ReadImageFiles,
     ReadWebDataset,
     datasets_of,
@@ -60,6 +61,8 @@ def operation_name(expr: Any) -> str:
         return operation_name(expr.frame) if of_read else "decode_images"
     if isinstance(expr, MapBatches):
         return f"map_batches({expr.batch_map.function.name})"
+    if isinstance(expr, MapColumns):
+        return str(expr.function.__name__).strip("_")
     if isinstance(expr, dx.MapPartitions):
         return str(expr)
     if isinstance(expr, dx.ReadParquet):

@@ -13,11 +13,11 @@ from dask_image_ingest.dask_internals import FrameBase
 from dask_image_ingest.dataset import (
     POINTER,
     Decode,
-    PointersToReferences,
     ReadImageFiles,
     ReadWebDataset,
     datasets_of,
     decode_frame,
+    is_pointed,
     value_sources,
 )
 from dask_image_ingest.decode import MAX_PIXELS, Decoding, make_decoding
@@ -131,7 +131,7 @@ def _sources(expr: Any, columns: tuple[Any, ...]) -> Iterator[tuple[Any, tuple[A
 def _is_of_references(expr: Any) -> bool:
     return (
         isinstance(expr, Decode)
-        and not isinstance(expr.frame, PointersToReferences)
+        and not is_pointed(expr.frame)
         and all(_is_picture(each.decoding) for each in expr.images)
     )
 

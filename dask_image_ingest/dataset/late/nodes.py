@@ -25,7 +25,6 @@ from dask_image_ingest.dataset.late.moves import (
     leads_to_a_move,
     move_rows,
 )
-from dask_image_ingest.dataset.late.references import POINTER, references_of_pointers
 from dask_image_ingest.dataset.plan.nodes import (
     AppendsColumns,
     Dependents,
@@ -38,7 +37,7 @@ from dask_image_ingest.dataset.plan.operators import RAISES_FOR_NO_ROW, ROW_BY_R
 from dask_image_ingest.dataset.plan.scan_node import HeadOfRead, ReadWebDataset
 from dask_image_ingest.dataset.scan.decode_rows import ImageDecode, Kept
 from dask_image_ingest.decode import ImageShape
-from dask_image_ingest.frames import backend_of, reference_array
+from dask_image_ingest.frames import backend_of
 
 
 def move(parent: dx.Expr, child: dx.Expr, dependents: Dependents) -> dx.Expr | None:
@@ -398,37 +397,3 @@ class KeepMatching(dx.Blockwise):
             needed = sorted(dnf.columns_of(self.filters))
             return dx.plain_column_projection(self, parent, dependents, needed)
         return None
-
-
-def _to_references(frame: Any, image: Any, error: Any) -> Any:
-    references = references_of_pointers(frame)
-    return backend_of(frame).with_references(frame, references, image, error)
-
-
-class PointersToReferences(AppendsColumns, PreservesRows):
-    """References, in place of images, made of the columns that say where each image is."""
-
-    _parameters: ClassVar = ["frame", "image", "error"]
-    operation = staticmethod(_to_references)
-
-    @functools.cached_property
-    def _meta(self) -> Any:
-        backend = backend_of(self.frame._meta)
-        return backend.with_references(
-            self.frame._meta, reference_array([]), self.image, self.error
-        )
-
-    @property
-    def added(self) -> frozenset[Any]:
-        """The columns of references, and of errors that are not known yet."""
-        return frozenset({self.image, self.error})
-
-    def _projected(self, parent: dx.Expr, wanted: set[Any]) -> dx.Expr | None:
-        if not wanted & self.added:
-            return type(parent)(self.frame, *parent.operands[1:])
-        wanted = wanted | {*POINTER, "__key__"}
-        needed = [name for name in self.frame.columns if name in wanted - self.added]
-        if needed == self.frame.columns:
-            return None
-        narrower = type(self)(self.frame[needed], *self.operands[1:])
-        return type(parent)(narrower, *parent.operands[1:])

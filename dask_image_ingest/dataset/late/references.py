@@ -2,22 +2,50 @@
 
 from __future__ import annotations
 
-import functools
-from typing import Any, ClassVar
+from typing import Any
 
 import pyarrow as pa
 import pyarrow.compute as pc
 
 from dask_image_ingest import dask_internals as dx
 from dask_image_ingest.arguments import is_column
-from dask_image_ingest.dataset.plan.nodes import AppendsColumns, PreservesRows
+from dask_image_ingest.dataset.plan.nodes import MapColumns
 from dask_image_ingest.errors import ArgumentError
-from dask_image_ingest.frames import REFERENCE, backend_of, bytes_of, reference_array
+from dask_image_ingest.frames import REFERENCE, backend_of, bytes_of
 
 #: The columns that an image is found by.
 POINTER = ("__url__", "offset", "nbytes")
 
+_KEY = "__key__"
+
 _FIELDS = {"url": "__url__", "key": "__key__", "offset": "offset", "nbytes": "nbytes"}
+
+
+def with_pointed(frame: Any, image: Any, error: Any) -> Any:
+    """A pandas or cuDF frame with references to the images that its rows point to."""
+    return backend_of(frame).with_references(frame, references_of_pointers(frame), image, error)
+
+
+def with_encoded(frame: Any, encoded: Any, image: Any, error: Any) -> Any:
+    """A pandas or cuDF frame with references that carry the encoded images of a column."""
+    references = references_of_bytes(frame, encoded)
+    return backend_of(frame).with_references(frame, references, image, error)
+
+
+def point_to_images(rows: dx.Expr, image: Any, error: Any) -> dx.Expr:
+    """Lazy `with_pointed`."""
+    return MapColumns(rows, with_pointed, (image, error), (*POINTER, _KEY), image, error)
+
+
+def carry_images(rows: dx.Expr, encoded: Any, image: Any, error: Any | None) -> dx.Expr:
+    """Lazy `with_encoded`."""
+    outputs = (image,) if error is None else (image, error)
+    return MapColumns(rows, with_encoded, outputs, (encoded, _KEY), encoded, image, error)
+
+
+def is_pointed(expr: Any) -> bool:
+    """True for the expression of `point_to_images`."""
+    return isinstance(expr, MapColumns) and expr.function is with_pointed
 
 
 def references_of_pointers(frame: Any) -> pa.StructArray:
@@ -76,9 +104,6 @@ def _as_places(column: pa.ChunkedArray) -> pa.ChunkedArray:
     if pa.types.is_floating(column.type):
         column = pc.if_else(pc.is_nan(column), pa.scalar(None, column.type), column)
     return column.cast(pa.int64())
-
-
-_KEY = "__key__"
 
 
 def check_encoded(meta: Any, column: Any) -> None:
@@ -159,35 +184,3 @@ def _is_list_of_bytes(type_: pa.DataType) -> bool:
 def _is_text(type_: pa.DataType) -> bool:
     kinds = (pa.types.is_string, pa.types.is_large_string, pa.types.is_string_view)
     return any(kind(type_) for kind in kinds)
-
-
-def _to_references(frame: Any, encoded: Any, image: Any, error: Any) -> Any:
-    references = references_of_bytes(frame, encoded)
-    return backend_of(frame).with_references(frame, references, image, error)
-
-
-class BytesToReferences(AppendsColumns, PreservesRows):
-    """References, in place of images, that carry the encoded images of a column."""
-
-    _parameters: ClassVar = ["frame", "encoded", "image", "error"]
-    operation = staticmethod(_to_references)
-
-    @functools.cached_property
-    def _meta(self) -> Any:
-        meta = self.frame._meta
-        return backend_of(meta).with_references(meta, reference_array([]), self.image, self.error)
-
-    @property
-    def added(self) -> frozenset[Any]:
-        """The columns of references, and of errors that are not known yet."""
-        return frozenset({self.image, self.error} - {None})
-
-    def _projected(self, parent: dx.Expr, wanted: set[Any]) -> dx.Expr | None:
-        if not wanted & self.added:
-            return type(parent)(self.frame, *parent.operands[1:])
-        wanted = (wanted - self.added) | {self.encoded, _KEY}
-        needed = [name for name in self.frame.columns if name in wanted]
-        if needed == list(self.frame.columns):
-            return None
-        narrower = type(self)(self.frame[needed], *self.operands[1:])
-        return type(parent)(narrower, *parent.operands[1:])

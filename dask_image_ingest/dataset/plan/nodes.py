@@ -192,6 +192,45 @@ class PreservesRows(dx.Blockwise):
         return type(self)(frame, *self.operands[1:])
 
 
+class MapColumns(AppendsColumns, PreservesRows):
+    """Columns that a function makes of others, of each row by itself.
+
+    ``function(frame, *operands)`` adds ``outputs`` to a partition, of which it looks at ``inputs``.
+    Of an empty frame, and of None for an operand that is an expression, it makes an empty one.
+    """
+
+    _parameters: ClassVar = ["frame", "function", "outputs", "inputs"]
+
+    @functools.cached_property
+    def _name(self) -> str:
+        return f"{self.function.__name__.strip('_').replace('_', '-')}-{self.deterministic_token}"
+
+    @staticmethod
+    def operation(frame: Any, function: Any, _outputs: Any, _inputs: Any, *operands: Any) -> Any:
+        """Map one partition."""
+        return function(frame, *operands)
+
+    @functools.cached_property
+    def _meta(self) -> Any:
+        given = (None if isinstance(op, dx.Expr) else op for op in self.operands[4:])
+        return self.function(self.frame._meta, *given)
+
+    @property
+    def added(self) -> frozenset[Any]:
+        """The outputs."""
+        return frozenset(self.outputs)
+
+    def _projected(self, parent: dx.Expr, wanted: set[Any]) -> dx.Expr | None:
+        if not wanted & self.added:
+            return type(parent)(self.frame, *parent.operands[1:])
+        wanted = (wanted - self.added).union(self.inputs)
+        needed = [name for name in self.frame.columns if name in wanted]
+        if needed == list(self.frame.columns):
+            return None
+        narrower = type(self)(self.frame[needed], *self.operands[1:])
+        return type(parent)(narrower, *parent.operands[1:])
+
+
 class TailOfSorted(dx.Tail):
     """A tail of which dask makes the last rows of all where it comes to a sort."""
 

@@ -16,7 +16,7 @@ from dask_image_ingest import dask_internals as dx
 from dask_image_ingest.arguments import check_columns, list_of_names, shown
 from dask_image_ingest.dataset.filters import normalize_filters
 from dask_image_ingest.dataset.late.headers import HEADERS
-from dask_image_ingest.dataset.late.references import BytesToReferences, references_of_bytes
+from dask_image_ingest.dataset.late.references import carry_images, references_of_bytes
 from dask_image_ingest.dataset.options import ErrorPolicy
 from dask_image_ingest.dataset.sources.decode_options import decode_options, with_images
 from dask_image_ingest.decode import MAX_PIXELS, Mode
@@ -135,7 +135,7 @@ def read_parquet_images(
         table = table.to_backend(backend_.name)
     headers = tuple(name for name in ("nbytes", *HEADERS) if name not in table.columns)
     images = replace(images, image=column)
-    rows = BytesToReferences(table.expr, column, column, "error" if decode else None)
+    rows = carry_images(table.expr, column, column, "error" if decode else None)
     frame = with_images(rows, images, headers, decode)
     if columns is None:
         return frame
