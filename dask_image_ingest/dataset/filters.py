@@ -19,7 +19,7 @@ import pyarrow.compute as pc
 
 from dask_image_ingest.arguments import is_utf8, shown
 from dask_image_ingest.errors import ArgumentError
-from dask_image_ingest.frames import IMAGE
+from dask_image_ingest.frames import IMAGE, is_number
 
 COMPARISONS: dict[str, Callable[..., Any]] = {
     "==": pc.equal,
@@ -52,7 +52,7 @@ def incomparable(type_: pa.DataType, op: str, value: Any) -> str | None:
     """Why a column of this type can't be compared with a constant; None where it can be."""
     if value is None:
         return "None compares with nothing"
-    if _is_number(type_):
+    if is_number(type_):
         if isinstance(value, bool) or not isinstance(value, (int, float, Decimal)):
             return f"the column is of type {type_} and the value is not a number"
         return "NaN compares with nothing" if _is_nan(value) else None
@@ -70,7 +70,7 @@ def incomparable(type_: pa.DataType, op: str, value: Any) -> str | None:
 
 def compare(column: pa.ChunkedArray, op: str, value: Any) -> pa.ChunkedArray:
     """``column op value``, by value and not by type: null where the column is null."""
-    if not _is_number(column.type):
+    if not is_number(column.type):
         return COMPARISONS[op](column, pa.scalar(value, column.type))
     column = _doubles(column)
     near, side = _nearest(column.type, value)
@@ -86,7 +86,7 @@ def is_in(column: pa.ChunkedArray, values: Sequence[Any]) -> pa.ChunkedArray:
     """Mark rows that equal one of ``values``; a null does if None is among them."""
     constants = [value for value in values if value is not None]
     found = pc.is_null(column) if len(constants) < len(values) else None
-    if _is_number(column.type):
+    if is_number(column.type):
         column = _doubles(column)
         nearest = [_nearest(column.type, value) for value in constants]
         constants = [near for near, side in nearest if not side]
@@ -95,10 +95,6 @@ def is_in(column: pa.ChunkedArray, values: Sequence[Any]) -> pa.ChunkedArray:
             column, constants = pc.add(column, 0.0), [near + 0.0 for near in constants]
     equal = pc.is_in(column, pa.array(constants, column.type))
     return equal if found is None else pc.or_(equal, found)
-
-
-def _is_number(type_: pa.DataType) -> bool:
-    return pa.types.is_integer(type_) or pa.types.is_floating(type_)
 
 
 def _is_nan(value: Any) -> bool:

@@ -4,6 +4,15 @@ In: a table of metadata and decoded pixels. Out: a dataframe of the backend, and
 columns. A backend is a file of this room, and no other room imports cuDF.
 """
 
+from dask_image_ingest.frames.arrow_types import (
+    bytes_of,
+    is_byte_list,
+    is_bytes,
+    is_list,
+    is_number,
+    is_text,
+    parse_type,
+)
 from dask_image_ingest.frames.backend import (
     Backend,
     BackendName,
@@ -14,7 +23,6 @@ from dask_image_ingest.frames.backend import (
     register_accessor,
 )
 from dask_image_ingest.frames.choose import backend_of, choose_backend, get_backend
-from dask_image_ingest.frames.cudf.column_types import bytes_of
 from dask_image_ingest.frames.image_dtype import IMAGE, as_uint8
 from dask_image_ingest.frames.pandas_backend import (
     encoded_memory,
@@ -27,9 +35,8 @@ from dask_image_ingest.frames.reference_dtype import (
     REFERENCE,
     ImageReference,
     as_references,
-    reference_array,
+    references_of_fields,
 )
-from dask_image_ingest.frames.type_names import is_list, is_text, parse_type
 
 __all__ = [
     "IMAGE",
@@ -49,15 +56,18 @@ __all__ = [
     "get_backend",
     "gpus",
     "index_columns",
+    "is_byte_list",
+    "is_bytes",
     "is_fork",
     "is_list",
+    "is_number",
     "is_text",
     "joined",
     "map_block",
     "pandas_type",
     "parse_type",
     "pixel_memory",
-    "reference_array",
+    "references_of_fields",
     "register_accessor",
     "this_machine",
 ]

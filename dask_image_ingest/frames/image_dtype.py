@@ -17,6 +17,7 @@ from PIL import Image
 
 from dask_image_ingest.decode import VALUE_TYPES, Pixels, from_bytes, pixels_of
 from dask_image_ingest.errors import OperandError
+from dask_image_ingest.frames.arrow_types import bytes_of, is_byte_list, is_bytes
 from dask_image_ingest.frames.nested_dtype import NestedArray, arrow_of
 
 #: Decoded pixels of one row: row-major ``height x width x channels``, with its own shape, so that a
@@ -41,7 +42,7 @@ def holds_images(type_: pa.DataType) -> bool:
     if not pa.types.is_struct(type_) or type_.names != IMAGE.names:
         return False
     data, *edges = (field.type for field in type_)
-    return all(edge == pa.int32() for edge in edges) and (_is_bytes(data) or _is_bytes_list(data))
+    return all(edge == pa.int32() for edge in edges) and (is_bytes(data) or is_byte_list(data))
 
 
 def as_images(array: Any) -> Any:
@@ -60,26 +61,8 @@ def as_images(array: Any) -> Any:
         return pa.chunked_array([as_images(chunk) for chunk in array.chunks], IMAGE)
     data, *edges = (array.field(name) for name in IMAGE.names)
     absent = pc.or_(array.is_null(), data.is_null())
-    data = _bytes_of(data) if _is_bytes_list(data.type) else data.cast(pa.large_binary())
+    data = (bytes_of(data) if is_byte_list(data.type) else data).cast(pa.large_binary())
     return pa.StructArray.from_arrays([data, *edges], fields=list(IMAGE), mask=absent)
-
-
-def _is_bytes(type_: pa.DataType) -> bool:
-    return pa.types.is_binary(type_) or pa.types.is_large_binary(type_)
-
-
-def _is_bytes_list(type_: pa.DataType) -> bool:
-    lists = pa.types.is_list(type_) or pa.types.is_large_list(type_)
-    return lists and type_.value_type == pa.uint8()
-
-
-def _bytes_of(lists: pa.ListArray | pa.LargeListArray) -> pa.LargeBinaryArray:
-    """Lists of bytes as the bytes that they are; nulls become empty."""
-    if lists.values.null_count:
-        raise pa.ArrowInvalid("an image has nulls among its bytes")
-    offsets = np.asarray(lists.offsets).astype(np.int64)
-    buffers = [None, pa.py_buffer(offsets), pa.py_buffer(np.asarray(lists.values))]
-    return pa.Array.from_buffers(pa.large_binary(), len(lists), buffers)
 
 
 # The longer edge of what a notebook shows.

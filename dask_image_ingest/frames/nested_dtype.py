@@ -19,7 +19,7 @@ import pyarrow as pa
 from dask.dataframe.extensions import make_array_nonempty
 
 from dask_image_ingest.errors import ArgumentError, OperandError
-from dask_image_ingest.frames.type_names import named_type, type_name
+from dask_image_ingest.frames.arrow_types import is_text, named_type, type_name
 
 _ArrowArray: TypeAlias = pa.Array | pa.ChunkedArray
 
@@ -245,9 +245,7 @@ class NestedArray(pd.arrays.ArrowExtensionArray):
 
 
 def _is_arrow_text(dtype: Any) -> bool:
-    return isinstance(dtype, pd.ArrowDtype) and (
-        pa.types.is_string(dtype.pyarrow_dtype) or pa.types.is_large_string(dtype.pyarrow_dtype)
-    )
+    return isinstance(dtype, pd.ArrowDtype) and is_text(dtype.pyarrow_dtype)
 
 
 def _is_nested(dtype: Any) -> bool:

@@ -17,6 +17,7 @@ from distributed import get_worker
 from distributed.system import MEMORY_LIMIT
 
 from dask_image_ingest.decode import Pixels, ResizedImage, as_bytes, decode_pool, decode_threads
+from dask_image_ingest.frames.arrow_types import is_list, is_text
 from dask_image_ingest.frames.backend import Backend, NewColumn, workers
 from dask_image_ingest.frames.image_dtype import (
     IMAGE,
@@ -28,7 +29,6 @@ from dask_image_ingest.frames.image_dtype import (
 from dask_image_ingest.frames.nested_dtype import list_values, nested_dtype
 from dask_image_ingest.frames.pixel_pool import pixel_memory
 from dask_image_ingest.frames.reference_dtype import REFERENCE, ReferenceDtype, is_reference_dtype
-from dask_image_ingest.frames.type_names import is_list, is_text
 
 
 def assigned(frame: Any, columns: Mapping[Any, Any]) -> Any:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, TypeAlias
 
@@ -11,7 +11,7 @@ import pyarrow as pa
 from dask.dataframe.extensions import make_array_nonempty
 
 from dask_image_ingest.errors import OperandError
-from dask_image_ingest.frames.cudf.column_types import bytes_of
+from dask_image_ingest.frames.arrow_types import bytes_of, is_byte_list
 from dask_image_ingest.frames.nested_dtype import NestedArray, arrow_of
 
 #: Which sample of which version of a shard an image belongs to, where its encoded bytes lie, or
@@ -77,14 +77,23 @@ class ImageReference:
 def reference_array(references: Iterable[ImageReference | None]) -> pa.StructArray:
     """References as an Arrow array."""
     values = list(references)
-    fields = [
-        pa.array(
-            [None if each is None else getattr(each, field.name) for each in values], field.type
-        )
+    fields = {
+        field.name: pa.array([getattr(each, field.name, None) for each in values], field.type)
+        for field in REFERENCE
+    }
+    absent = pa.array([each is None for each in values], pa.bool_())
+    return references_of_fields(len(values), fields, absent)
+
+
+def references_of_fields(
+    count: int, fields: Mapping[str, pa.Array], absent: pa.Array | None = None
+) -> pa.StructArray:
+    """References as an Arrow array; fields that are not given are null."""
+    arrays = [
+        fields[field.name].cast(field.type) if field.name in fields else pa.nulls(count, field.type)
         for field in REFERENCE
     ]
-    absent = pa.array([each is None for each in values], pa.bool_())
-    return pa.StructArray.from_arrays(fields, fields=list(REFERENCE), mask=absent)
+    return pa.StructArray.from_arrays(arrays, fields=list(REFERENCE), mask=absent)
 
 
 def holds_references(type_: pa.DataType) -> bool:
@@ -109,14 +118,10 @@ def as_references(array: Any) -> Any:
         raise pa.ArrowInvalid(f"no image references: {array.type}")
     if isinstance(array, pa.ChunkedArray):
         return pa.chunked_array([as_references(chunk) for chunk in array.chunks], REFERENCE)
-    fields = [_cast(child, field) for child, field in zip(array.flatten(), REFERENCE, strict=True)]
-    return pa.StructArray.from_arrays(fields, fields=list(REFERENCE), mask=array.is_null())
-
-
-def _cast(array: pa.Array, field: pa.Field) -> pa.Array:
-    if field.name == "bytes" and pa.types.is_list(array.type):
-        array = bytes_of(array)
-    return array.cast(field.type)
+    fields = dict(zip(REFERENCE.names, array.flatten(), strict=True))
+    if is_byte_list(fields["bytes"].type):
+        fields["bytes"] = bytes_of(fields["bytes"])
+    return references_of_fields(len(array), fields, array.is_null())
 
 
 # Inside ReferenceDtype, "type" is something else.

@@ -14,7 +14,7 @@ from random_types import random_nested_type, random_type, random_value
 
 import dask_image_ingest as dii
 from dask_image_ingest.frames import pandas_type, parse_type
-from dask_image_ingest.frames.type_names import type_name
+from dask_image_ingest.frames.arrow_types import type_name
 
 ROWS = 12
 

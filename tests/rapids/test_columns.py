@@ -18,9 +18,9 @@ from held_types import HELD, REFUSED
 import dask_image_ingest as dii
 from dask_image_ingest.decode import Pixels
 from dask_image_ingest.frames import get_backend
+from dask_image_ingest.frames.arrow_types import bytes_of
 from dask_image_ingest.frames.cudf import backend as backend_module
 from dask_image_ingest.frames.cudf import dask_hooks
-from dask_image_ingest.frames.cudf.column_types import bytes_of
 from dask_image_ingest.frames.cudf.dask_hooks import compacted, is_head
 
 

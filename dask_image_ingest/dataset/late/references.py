@@ -11,14 +11,21 @@ from dask_image_ingest import dask_internals as dx
 from dask_image_ingest.arguments import is_column
 from dask_image_ingest.dataset.plan.nodes import MapColumns
 from dask_image_ingest.errors import ArgumentError
-from dask_image_ingest.frames import REFERENCE, backend_of, bytes_of
+from dask_image_ingest.frames import (
+    REFERENCE,
+    backend_of,
+    bytes_of,
+    is_byte_list,
+    is_bytes,
+    is_number,
+    is_text,
+    references_of_fields,
+)
 
 #: The columns that an image is found by.
 POINTER = ("__url__", "offset", "nbytes")
 
 _KEY = "__key__"
-
-_FIELDS = {"url": "__url__", "key": "__key__", "offset": "offset", "nbytes": "nbytes"}
 
 
 def with_pointed(frame: Any, image: Any, error: Any) -> Any:
@@ -65,13 +72,8 @@ def references_of_pointers(frame: Any) -> pa.StructArray:
             f"{error}"
         ) from error
     table = _checked(table)
-    fields = [
-        table.column(name).combine_chunks()
-        if (name := _FIELDS.get(field.name)) in table.column_names
-        else pa.nulls(len(table), field.type)
-        for field in REFERENCE
-    ]
-    return pa.StructArray.from_arrays(fields, fields=list(REFERENCE))
+    fields = {name.strip("_"): table.column(name).combine_chunks() for name in table.column_names}
+    return references_of_fields(len(table), fields)
 
 
 def _checked(table: pa.Table) -> pa.Table:
@@ -91,15 +93,14 @@ def _checked(table: pa.Table) -> pa.Table:
 
 
 def _as_text(column: pa.ChunkedArray) -> pa.ChunkedArray:
-    kinds = (pa.types.is_string, pa.types.is_large_string, pa.types.is_null, pa.types.is_dictionary)
+    kinds = (is_text, pa.types.is_null, pa.types.is_dictionary)
     if not any(kind(column.type) for kind in kinds):
         raise TypeError
     return column.cast(pa.string())
 
 
 def _as_places(column: pa.ChunkedArray) -> pa.ChunkedArray:
-    kinds = (pa.types.is_integer, pa.types.is_floating, pa.types.is_null)
-    if not any(kind(column.type) for kind in kinds):
+    if not is_number(column.type) and not pa.types.is_null(column.type):
         raise TypeError
     if pa.types.is_floating(column.type):
         column = pc.if_else(pc.is_nan(column), pa.scalar(None, column.type), column)
@@ -150,8 +151,8 @@ def _check_type(type_: pa.DataType) -> None:
         if "bytes" not in type_.names:
             raise TypeError(f"{type_} has no field 'bytes'")
         type_ = type_.field("bytes").type
-    kinds = (pa.types.is_binary, pa.types.is_large_binary, pa.types.is_binary_view)
-    if not any(kind(type_) for kind in (*kinds, pa.types.is_null, _is_list_of_bytes)):
+    kinds = (is_bytes, pa.types.is_binary_view, pa.types.is_null, is_byte_list)
+    if not any(kind(type_) for kind in kinds):
         raise TypeError(f"it is of type {type_}")
 
 
@@ -160,27 +161,10 @@ def _references(encoded: pa.Array, keys: pa.Array | None = None) -> pa.StructArr
         if keys is None and "path" in encoded.type.names:
             keys = pc.struct_field(encoded, "path")
         encoded = pc.struct_field(encoded, "bytes")
-    if _is_list_of_bytes(encoded.type):
+    if is_byte_list(encoded.type):
         encoded = bytes_of(encoded)
     encoded = encoded.cast(pa.large_binary())
-    count = len(encoded)
-    told = {
-        "key": keys if keys is not None and _is_text(keys.type) else pa.nulls(count, pa.string()),
-        "nbytes": pc.binary_length(encoded),
-        "bytes": encoded,
-    }
-    fields = [
-        told[field.name].cast(field.type) if field.name in told else pa.nulls(count, field.type)
-        for field in REFERENCE
-    ]
-    return pa.StructArray.from_arrays(fields, fields=list(REFERENCE))
-
-
-def _is_list_of_bytes(type_: pa.DataType) -> bool:
-    """True for cuDF's type in the place of bytes."""
-    return bool(pa.types.is_list(type_) and type_.value_type == pa.uint8())
-
-
-def _is_text(type_: pa.DataType) -> bool:
-    kinds = (pa.types.is_string, pa.types.is_large_string, pa.types.is_string_view)
-    return any(kind(type_) for kind in kinds)
+    told = {"nbytes": pc.binary_length(encoded), "bytes": encoded}
+    if keys is not None and (is_text(keys.type) or pa.types.is_string_view(keys.type)):
+        told["key"] = keys
+    return references_of_fields(len(encoded), told)

@@ -28,7 +28,7 @@ from dask_image_ingest.decode import (
     read_header,
 )
 from dask_image_ingest.errors import PartitionTooLargeError
-from dask_image_ingest.frames import REFERENCE, encoded_memory
+from dask_image_ingest.frames import encoded_memory, references_of_fields
 from dask_image_ingest.storage import (
     ByteReader,
     has_random_access,
@@ -224,8 +224,7 @@ class SampleRows:
             "nbytes": self.column("nbytes"),
             "bytes": pa.array(self._carried(), pa.large_binary()),
         }
-        fields = [told[field.name].cast(field.type) for field in REFERENCE]
-        return pa.StructArray.from_arrays(fields, fields=list(REFERENCE))
+        return references_of_fields(len(self), told)
 
     def _carried(self) -> list[bytes | None]:
         """The encoded images where a shard is read from its beginning for each of them."""

@@ -17,6 +17,7 @@ from dask_image_ingest.dataset.schema.columns import SidecarColumn
 from dask_image_ingest.dataset.schema.sidecar_columns import key_of, plain_type
 from dask_image_ingest.dataset.warning import warn_user
 from dask_image_ingest.errors import ShardError, ShardNotFoundError
+from dask_image_ingest.frames import is_number, is_text
 from dask_image_ingest.storage import ParquetSource, open_parquet
 
 
@@ -223,8 +224,7 @@ class Sidecar:
         """True if the statistics of a column hold for the values that are read."""
         number = file.schema_arrow.get_field_index(column.name)
         stored = None if number < 0 else file.schema_arrow.field(number).type
-        number_like = pa.types.is_integer(column.type) or pa.types.is_floating(column.type)
-        return stored == column.type and (number_like or pa.types.is_string(column.type))
+        return stored == column.type and (is_number(column.type) or is_text(column.type))
 
     def _skip(self, error: Exception) -> None:
         if not self._skips_errors:

@@ -10,14 +10,15 @@ import numpy as np
 import pyarrow as pa
 from numpy.lib import format as npy
 
+from dask_image_ingest.frames import is_list, is_number
+
 _MAGIC = b"\x93NUMPY"
 
 
 def is_array_type(type_: pa.DataType) -> bool:
     """True for lists, also of lists, of numbers or truth values."""
     _, value = _depth(type_)
-    plain = pa.types.is_integer(value) or pa.types.is_floating(value) or pa.types.is_boolean(value)
-    return plain and value is not type_
+    return (is_number(value) or pa.types.is_boolean(value)) and value is not type_
 
 
 def arrays_to_lists(
@@ -55,7 +56,7 @@ def arrays_to_lists(
 
 def _depth(type_: pa.DataType) -> tuple[int, pa.DataType]:
     depth = 0
-    while pa.types.is_list(type_) or pa.types.is_large_list(type_):
+    while is_list(type_):
         depth, type_ = depth + 1, type_.value_type
     return depth, type_
 
@@ -85,7 +86,7 @@ def _lists(arrays: Sequence[np.ndarray | None], type_: pa.DataType, dtype: np.dt
         np.concatenate([np.empty(0, dtype), *(a.ravel() for a in there)], dtype=dtype)
     )
     types = [type_]
-    while pa.types.is_list(types[-1].value_type) or pa.types.is_large_list(types[-1].value_type):
+    while is_list(types[-1].value_type):
         types.append(types[-1].value_type)
     for level in reversed(range(1, len(types))):
         lengths = [np.full(math.prod(a.shape[:level]), a.shape[level]) for a in there]

@@ -12,7 +12,7 @@ import pyarrow as pa
 from dask_image_ingest.arguments import shown
 from dask_image_ingest.dataset.schema.array_members import arrays_to_lists, is_array_type
 from dask_image_ingest.errors import ArgumentError
-from dask_image_ingest.frames import is_text, parse_type
+from dask_image_ingest.frames import is_bytes, is_list, is_text, parse_type
 
 
 def strict_coercion(type_: pa.DataType) -> Callable[[Any], Any]:
@@ -20,7 +20,7 @@ def strict_coercion(type_: pa.DataType) -> Callable[[Any], Any]:
 
     To it, 1.5 is the integer 1 and "cat" a list of three texts, and 2**24 + 1 is no float.
     """
-    if pa.types.is_list(type_) or pa.types.is_large_list(type_):
+    if is_list(type_):
         return _null_or(_items(strict_coercion(type_.value_type)))
     if pa.types.is_struct(type_):
         return _null_or(_record({field.name: strict_coercion(field.type) for field in type_}))
@@ -140,7 +140,7 @@ def convert(
         if made is not None:
             return made
     misfits: list[int] = []
-    if path is None and _is_bytes(type_):
+    if path is None and is_bytes(type_):
         values: Sequence[Any] = contents
     elif path is None and is_text(type_):
         values, misfits = _texts(contents)
@@ -220,7 +220,7 @@ def _read(
 
 def is_supported(type_: pa.DataType) -> bool:
     """True if a column can be of this type."""
-    if pa.types.is_list(type_) or pa.types.is_large_list(type_):
+    if is_list(type_):
         return is_supported(type_.value_type)
     if pa.types.is_struct(type_):
         names = {field.name for field in type_}
@@ -231,11 +231,7 @@ def is_supported(type_: pa.DataType) -> bool:
         return True
     numbers = pa.types.is_boolean(type_) or pa.types.is_integer(type_) or pa.types.is_decimal(type_)
     floats = pa.types.is_float32(type_) or pa.types.is_float64(type_)
-    return numbers or floats or is_text(type_) or _is_bytes(type_)
-
-
-def _is_bytes(type_: pa.DataType) -> bool:
-    return pa.types.is_binary(type_) or pa.types.is_large_binary(type_)
+    return numbers or floats or is_text(type_) or is_bytes(type_)
 
 
 def _reader(type_: pa.DataType, path: str | None) -> Callable[[bytes], Any]:
@@ -263,12 +259,12 @@ def _json_field(path: str) -> Callable[[bytes], Any]:
 def _one_by_one(
     values: Sequence[Any], type_: pa.DataType
 ) -> tuple[pa.Array | pa.ChunkedArray, list[int]]:
-    strict_coercion = list(values)
+    found = list(values)
     misfits = []
     for row, value in enumerate(values):
         try:
             pa.array([value], type_)
         except _MISFIT:
-            strict_coercion[row] = None
+            found[row] = None
             misfits.append(row)
-    return pa.array(strict_coercion, type_), misfits
+    return pa.array(found, type_), misfits

@@ -13,7 +13,7 @@ from dask_image_ingest.dataset.schema.coerce import is_supported
 from dask_image_ingest.dataset.schema.columns import POINTER_COLUMNS, SidecarColumn
 from dask_image_ingest.dataset.warning import warn_user
 from dask_image_ingest.errors import ArgumentError
-from dask_image_ingest.frames import Backend, is_text
+from dask_image_ingest.frames import Backend, is_list, is_text
 from dask_image_ingest.storage import Listings, Shard, find_beside, open_parquet
 
 SidecarChoice: TypeAlias = Literal["parquet", "auto"] | None
@@ -147,12 +147,7 @@ def plain_type(type_: pa.DataType) -> pa.DataType | None:
         if any(t is None for _, t in fields) or not is_supported(made := pa.struct(fields)):
             return None
         return made
-    if _is_list(type_):
+    if is_list(type_) or pa.types.is_fixed_size_list(type_):
         value = plain_type(type_.value_type)
         return None if value is None else pa.list_(value)
     return type_ if is_supported(type_) else None
-
-
-def _is_list(type_: pa.DataType) -> bool:
-    kinds = (pa.types.is_list, pa.types.is_large_list, pa.types.is_fixed_size_list)
-    return any(kind(type_) for kind in kinds)

@@ -25,7 +25,13 @@ from dask_image_ingest.dataset.schema.columns import POINTER_COLUMNS
 from dask_image_ingest.dataset.sources.decode_options import decode_options, with_images
 from dask_image_ingest.decode import MAX_PIXELS, Mode
 from dask_image_ingest.errors import ArgumentError, ShardError
-from dask_image_ingest.frames import REFERENCE, BackendName, ImageReference, get_backend
+from dask_image_ingest.frames import (
+    REFERENCE,
+    BackendName,
+    ImageReference,
+    get_backend,
+    references_of_fields,
+)
 from dask_image_ingest.image_frame import ImageDataFrame
 from dask_image_ingest.passwords import without_passwords
 from dask_image_ingest.storage import FileKind, Shard, common_root, find_shards, is_web
@@ -150,9 +156,7 @@ class FileGroup:
             "offset": self._column("offset", pa.int64()),
             "nbytes": self._column("nbytes", pa.int64()),
         }
-        absent = len(self.files)
-        fields = [told.get(field.name, pa.nulls(absent, field.type)) for field in REFERENCE]
-        return pa.StructArray.from_arrays(fields, fields=list(REFERENCE))
+        return references_of_fields(len(self.files), told)
 
 
 def key_of(url: str, root: str) -> str:

@@ -11,6 +11,7 @@ import numpy as np
 import pyarrow as pa
 
 from dask_image_ingest.decode import Pixels
+from dask_image_ingest.frames.arrow_types import bytes_of
 from dask_image_ingest.frames.backend import (
     Kind,
     NewColumn,
@@ -19,7 +20,7 @@ from dask_image_ingest.frames.backend import (
     require_gpu,
     workers,
 )
-from dask_image_ingest.frames.cudf.column_types import bytes_of, holds
+from dask_image_ingest.frames.cudf.column_types import holds
 from dask_image_ingest.frames.cudf.columns import (
     empty_frame,
     empty_table,

@@ -7,6 +7,7 @@ from collections.abc import Mapping
 import pyarrow as pa
 
 from dask_image_ingest.errors import ArgumentError
+from dask_image_ingest.frames.arrow_types import bytes_of, is_byte_list, is_bytes, is_list, is_text
 
 # Decimals of more digits are none in cuDF.
 _MOST_DIGITS = 38
@@ -54,7 +55,7 @@ def stored_types(types: Mapping[str, pa.DataType]) -> dict[str, pa.DataType]:
 def as_stored(array: pa.Array) -> pa.Array:
     """A column in the type that cuDF can hold."""
     type_ = array.type
-    if _is_bytes(type_):
+    if is_bytes(type_) or pa.types.is_fixed_size_binary(type_):
         return _byte_lists(array.cast(pa.binary()))
     if pa.types.is_struct(type_):
         children = [as_stored(child) for child in array.flatten()]
@@ -75,27 +76,9 @@ def with_bytes(array: pa.Array) -> pa.Array:
         return pa.StructArray.from_arrays(children, array.type.names, mask=array.is_null())
     if not pa.types.is_list(array.type):
         return array
-    if array.type.value_type == pa.uint8():
+    if is_byte_list(array.type):
         return bytes_of(array)
     return _with_values(array, with_bytes(array.values))
-
-
-def bytes_of(array: pa.Array) -> pa.Array:
-    """Lists of uint8 as the bytes that they are, without a copy."""
-    if pa.types.is_null(array.type):
-        # What cuDF makes of a column of lists that are all null.
-        return pa.nulls(len(array), pa.binary())
-    validity, offsets = array.buffers()[:2]
-    data = array.values.buffers()[1]
-    start = array.values.offset
-    if start and data is not None:
-        data = data.slice(start)
-    return pa.Array.from_buffers(
-        pa.binary(),
-        len(array),
-        [validity, offsets, data or pa.py_buffer(b"")],
-        offset=array.offset,
-    )
 
 
 def _with_values(lists: pa.Array, values: pa.Array) -> pa.Array:
@@ -109,12 +92,12 @@ def _with_values(lists: pa.Array, values: pa.Array) -> pa.Array:
 
 
 def _stored(type_: pa.DataType) -> pa.DataType | None:
-    if _is_bytes(type_):
+    if is_bytes(type_) or pa.types.is_fixed_size_binary(type_):
         return pa.list_(pa.uint8())
     if pa.types.is_struct(type_):
         fields = [(field.name, _stored(field.type)) for field in type_]
         return None if any(found is None for _, found in fields) else pa.struct(fields)
-    if _is_list(type_):
+    if is_list(type_) or pa.types.is_fixed_size_list(type_):
         value = _stored(type_.value_type)
         return None if value is None else pa.list_(value)
     if pa.types.is_dictionary(type_):
@@ -140,19 +123,8 @@ _HELD = (
     pa.types.is_floating,
     pa.types.is_decimal,
     pa.types.is_duration,
-    pa.types.is_string,
-    pa.types.is_large_string,
+    is_text,
 )
-
-
-def _is_list(type_: pa.DataType) -> bool:
-    kinds = (pa.types.is_list, pa.types.is_large_list, pa.types.is_fixed_size_list)
-    return any(is_(type_) for is_ in kinds)
-
-
-def _is_bytes(type_: pa.DataType) -> bool:
-    kinds = (pa.types.is_binary, pa.types.is_large_binary, pa.types.is_fixed_size_binary)
-    return any(is_(type_) for is_ in kinds)
 
 
 def _byte_lists(array: pa.Array) -> pa.Array:

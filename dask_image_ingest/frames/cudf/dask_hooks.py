@@ -35,6 +35,7 @@ from distributed.protocol.cuda import cuda_serialize
 
 from dask_image_ingest.decode import Pixels
 from dask_image_ingest.errors import PartitionTooLargeError
+from dask_image_ingest.frames.arrow_types import is_text
 from dask_image_ingest.frames.cudf.columns import columns_of, is_images, make_frame, with_columns_of
 from dask_image_ingest.frames.cudf.convert import (
     images_frame,
@@ -44,7 +45,6 @@ from dask_image_ingest.frames.cudf.convert import (
     to_cudf,
     to_pandas,
 )
-from dask_image_ingest.frames.type_names import is_text
 
 _NESTED = {plc.TypeId.LIST, plc.TypeId.STRING, plc.TypeId.STRUCT}
 _NESTED_DTYPES = (cudf.ListDtype, cudf.StructDtype)

@@ -1,4 +1,4 @@
-"""Arrow types by what users call them."""
+"""Arrow types: their kinds, and what users call them."""
 
 from __future__ import annotations
 
@@ -53,9 +53,39 @@ def is_text(type_: pa.DataType) -> bool:
     return bool(pa.types.is_string(type_) or pa.types.is_large_string(type_))
 
 
+def is_bytes(type_: pa.DataType) -> bool:
+    """True for types of bytes."""
+    return bool(pa.types.is_binary(type_) or pa.types.is_large_binary(type_))
+
+
+def is_number(type_: pa.DataType) -> bool:
+    """True for integers and floats."""
+    return bool(pa.types.is_integer(type_) or pa.types.is_floating(type_))
+
+
 def is_list(type_: pa.DataType) -> bool:
     """True for types of lists, of whatever lengths."""
     return bool(pa.types.is_list(type_) or pa.types.is_large_list(type_))
+
+
+def is_byte_list(type_: pa.DataType) -> bool:
+    """True for lists of uint8, which cuDF has in the place of bytes."""
+    return is_list(type_) and type_.value_type == pa.uint8()
+
+
+def bytes_of(lists: pa.Array) -> pa.Array:
+    """Lists of uint8 as the bytes that they are, without a copy."""
+    if pa.types.is_null(lists.type):
+        # What cuDF makes of a column of lists that are all null.
+        return pa.nulls(len(lists), pa.binary())
+    values = lists.values
+    if values.null_count:
+        raise pa.ArrowInvalid("an image has nulls among its bytes")
+    validity, offsets = lists.buffers()[:2]
+    data = values.buffers()[1] or pa.py_buffer(b"")
+    kind = pa.large_binary() if pa.types.is_large_list(lists.type) else pa.binary()
+    buffers = [validity, offsets, data.slice(values.offset)]
+    return pa.Array.from_buffers(kind, len(lists), buffers, offset=lists.offset)
 
 
 def type_name(type_: pa.DataType) -> str:
