@@ -19,7 +19,7 @@ from dask_image_ingest.arguments import (
     whole_number,
 )
 from dask_image_ingest.errors import ArgumentError
-from dask_image_ingest.frames import Backend, backend_of
+from dask_image_ingest.frames import image_columns
 from dask_image_ingest.loader import FORMATS, Batches, Format, Source, parse_shard
 from dask_image_ingest.ops import (
     encoded_images,
@@ -65,8 +65,7 @@ class Images(ABC, Generic[Frame, Series]):
         >>> ddf.images["image"].column
         'image'
         """
-        meta = self._meta()
-        names = image_columns(meta, backend_of(meta))
+        names = image_columns(self._meta())
         if column not in names:
             raise ArgumentError(
                 f"images[{column!r}]: the frame's columns of images are "
@@ -108,7 +107,7 @@ class Images(ABC, Generic[Frame, Series]):
         """
         if self._chosen is not None:
             return self._chosen
-        return image_column(self._meta(), backend_of(self._meta()))
+        return image_column(self._meta())
 
     @abstractmethod
     def stack(
@@ -701,14 +700,9 @@ def as_frame(series: Any) -> Any:
     return series.to_frame("image" if series.name is None else series.name)
 
 
-def image_columns(frame: Any, backend: Backend) -> list[str]:
-    """The names of a frame's image columns, told by their type."""
-    return [name for name, dtype in frame.dtypes.items() if backend.is_images(dtype)]
-
-
-def image_column(frame: Any, backend: Backend) -> str:
+def image_column(frame: Any) -> str:
     """The name of a frame's image column; of several the one called ``image``."""
-    names = image_columns(frame, backend)
+    names = image_columns(frame)
     if names.count("image") == 1:
         return "image"
     if len(names) != 1:

@@ -29,7 +29,7 @@ from dask_image_ingest.dataset.scan.decode_rows import ImageDecode, kept_by
 from dask_image_ingest.dataset.schema.columns import image_field
 from dask_image_ingest.decode import MAX_PIXELS, Decoding, Mode, make_decoding
 from dask_image_ingest.errors import ArgumentError
-from dask_image_ingest.frames import backend_of
+from dask_image_ingest.frames import backend_of, image_columns, reference_columns
 from dask_image_ingest.storage import with_permission
 
 # Of Dask, pandas or cuDF.
@@ -104,11 +104,9 @@ def decode_images(
     (224, 224, 3)
     """
     lazy = isinstance(frame, FrameBase)
+    check_frame(frame)
     meta = frame._meta if lazy else frame
-    check_frame(meta)
-    references = [
-        name for name in frame.columns if backend_of(meta).is_references(meta[name].dtype)
-    ]
+    references = reference_columns(frame)
     if columns is not None:
         references = _chosen(columns, references, encoded)
     if encoded is not None:
@@ -143,12 +141,7 @@ def decode_images(
 
 def _error_column(image: str, meta: Any) -> str:
     """The column of the errors of an image column of a frame, or of one that it gets."""
-    backend = backend_of(meta)
-    others = [
-        name
-        for name, dtype in meta.dtypes.items()
-        if name != image and (backend.is_references(dtype) or backend.is_images(dtype))
-    ]
+    others = {*image_columns(meta), *reference_columns(meta)} - {image}
     alone = not others and "error" not in meta.columns
     return "error" if alone else image_field(image, "error")
 

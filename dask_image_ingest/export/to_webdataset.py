@@ -17,13 +17,10 @@ from dask_image_ingest.export.image_origin import ImageOrigin, image_origin
 from dask_image_ingest.export.lineage import source_options_of
 from dask_image_ingest.export.members import Members, make_members
 from dask_image_ingest.export.options import Encode, Jpeg, Options, make_jpeg
-from dask_image_ingest.export.plan.staging import (
-    image_columns,
-    metadata_columns,
-    reference_columns,
-)
+from dask_image_ingest.export.plan.staging import metadata_columns
 from dask_image_ingest.export.run import export
 from dask_image_ingest.export.transcode.libjpeg_turbo import require_turbojpeg
+from dask_image_ingest.frames import image_columns, reference_columns
 from dask_image_ingest.storage import (
     EXPORT_ADVICE,
     OutputStore,

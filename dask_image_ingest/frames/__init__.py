@@ -22,7 +22,13 @@ from dask_image_ingest.frames.backend import (
     is_fork,
     register_accessor,
 )
-from dask_image_ingest.frames.choose import backend_of, choose_backend, get_backend
+from dask_image_ingest.frames.choose import (
+    backend_of,
+    choose_backend,
+    get_backend,
+    image_columns,
+    reference_columns,
+)
 from dask_image_ingest.frames.image_dtype import IMAGE, as_uint8
 from dask_image_ingest.frames.pandas_backend import (
     encoded_memory,
@@ -55,6 +61,7 @@ __all__ = [
     "encoded_memory",
     "get_backend",
     "gpus",
+    "image_columns",
     "index_columns",
     "is_byte_list",
     "is_bytes",
@@ -67,6 +74,7 @@ __all__ = [
     "pandas_type",
     "parse_type",
     "pixel_memory",
+    "reference_columns",
     "references_of_fields",
     "register_accessor",
     "this_machine",

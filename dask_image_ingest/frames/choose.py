@@ -8,6 +8,7 @@ from typing import Any
 import dask
 
 from dask_image_ingest.arguments import check_choice
+from dask_image_ingest.dask_internals import FrameBase
 from dask_image_ingest.errors import MissingDependencyError
 from dask_image_ingest.frames.backend import Backend, BackendName, gpus
 
@@ -54,9 +55,22 @@ def get_backend(name: BackendName) -> Backend:
 
 
 def backend_of(frame: Any) -> Backend:
-    """The backend that a pandas or cuDF object belongs to."""
+    """The backend that a pandas, cuDF or Dask object belongs to."""
+    frame = frame._meta if isinstance(frame, FrameBase) else frame
     library = type(frame).__module__.partition(".")[0]
     return get_backend("cudf" if library == "cudf" else "pandas")
+
+
+def image_columns(frame: Any) -> list[Any]:
+    """The columns of a frame that hold decoded images."""
+    backend = backend_of(frame)
+    return [name for name, dtype in frame.dtypes.items() if backend.is_images(dtype)]
+
+
+def reference_columns(frame: Any) -> list[Any]:
+    """The columns of a frame that hold references to images."""
+    backend = backend_of(frame)
+    return [name for name, dtype in frame.dtypes.items() if backend.is_references(dtype)]
 
 
 def _chosen_pandas() -> bool:

@@ -21,7 +21,7 @@ from dask_image_ingest.dataset import (
     value_sources,
 )
 from dask_image_ingest.decode import MAX_PIXELS, Decoding, make_decoding
-from dask_image_ingest.frames import backend_of, pandas_type
+from dask_image_ingest.frames import backend_of, image_columns, pandas_type
 
 # What a read or a late decode finds an image by: one that no place tells, by its key.
 PLACE = (*POINTER, "__key__")
@@ -109,13 +109,6 @@ def in_shards(frame: Any, storage_options: dict[str, Any] | None) -> InShards | 
         return found
     given = [replace(way, storage_options=storage_options) for way in found.ways]
     return replace(found, ways=tuple(given))
-
-
-def image_columns(frame: Any) -> list[Any]:
-    """The columns of a frame that hold images."""
-    meta = frame._meta if isinstance(frame, FrameBase) else frame
-    backend = backend_of(meta)
-    return [name for name, dtype in meta.dtypes.items() if backend.is_images(dtype)]
 
 
 def _sources(expr: Any, columns: tuple[Any, ...]) -> Iterator[tuple[Any, tuple[Any, ...]]]:

@@ -28,7 +28,7 @@ def first_rows(frame: Any, n: int, compute: Callable[..., Any] = dask.compute) -
         stop = min(start + count, frame.npartitions)
         parts += compute(*_heads(frame, range(start, stop), n))
         start, count = stop, 2 * count
-    return _joined(parts).head(n)
+    return concat(parts).head(n)
 
 
 def spread_rows(frame: Any, n: int) -> Any:
@@ -40,7 +40,7 @@ def spread_rows(frame: Any, n: int) -> Any:
     chosen = [frame.npartitions * i // count for i in range(count)]
     parts = dask.compute(*_heads(frame, chosen, n))
     lengths = _shares([len(part) for part in parts], n)
-    rows = _joined([part.head(length) for length, part in zip(lengths, parts, strict=True)])
+    rows = concat([part.head(length) for length, part in zip(lengths, parts, strict=True)])
     return rows if len(rows) == n else first_rows(frame, n)
 
 
@@ -56,7 +56,3 @@ def _shares(available: Sequence[int], n: int) -> list[int]:
 
 def _heads(frame: Any, partitions: Sequence[int], n: int) -> list[Any]:
     return [frame.partitions[number].head(n, compute=False) for number in partitions]
-
-
-def _joined(parts: Sequence[Any]) -> Any:
-    return parts[0] if len(parts) == 1 else concat(parts)

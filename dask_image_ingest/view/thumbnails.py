@@ -18,10 +18,10 @@ from dask_image_ingest.arguments import (
 from dask_image_ingest.dask_internals import FrameBase
 from dask_image_ingest.dataset import POINTER
 from dask_image_ingest.decode import LARGEST_SIZE
-from dask_image_ingest.frames import backend_of
+from dask_image_ingest.frames import backend_of, image_columns
 from dask_image_ingest.ops import encode, small_images
 from dask_image_ingest.view.cards import Card, Thumbnails
-from dask_image_ingest.view.in_shards import image_columns, in_shards
+from dask_image_ingest.view.in_shards import in_shards
 from dask_image_ingest.view.labels import with_labels
 from dask_image_ingest.view.sample import first_rows, spread_rows
 

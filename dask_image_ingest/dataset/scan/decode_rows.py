@@ -105,7 +105,7 @@ def first_rows(frame: Any, decode: Callable[[Any], Decoded], keep: Kept, limit: 
     while not parts or (start < len(frame) and sum(map(len, parts)) < limit):
         parts.append(keep_rows(decode(frame.iloc[start : start + size]), keep))
         start, size = start + size, 2 * size
-    return (parts[0] if len(parts) == 1 else concat(parts)).head(limit)
+    return concat(parts).head(limit)
 
 
 @dataclass(frozen=True)

@@ -107,7 +107,7 @@ def read_partition(partition: Partition, query: Query, decode: DecodeInRead | No
         return _joined(read).frame(query)
     for place, frame in enumerate(read[1:], 1):
         frame.index = frame.index + place * LABELS_OF_A_SHARD
-    return read[0] if len(read) == 1 else concat(read)
+    return concat(read)
 
 
 @dataclass(frozen=True, slots=True)

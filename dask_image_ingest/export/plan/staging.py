@@ -25,7 +25,7 @@ from dask_image_ingest.export.members import Made, member_bytes
 from dask_image_ingest.export.options import Encode, ExportContext, Jpeg, staged_name
 from dask_image_ingest.export.plan.locate import Located, LocatedCache, locate_in_task
 from dask_image_ingest.export.staged_tables import from_bytes, to_bytes, write_batches
-from dask_image_ingest.frames import backend_of
+from dask_image_ingest.frames import backend_of, image_columns, reference_columns
 from dask_image_ingest.index import parquet_bytes
 from dask_image_ingest.ops import encoded_images
 
@@ -89,20 +89,6 @@ def _of_other_images(columns: Iterable[Any], images: Iterable[str]) -> Iterator[
     pointed = {name.removesuffix(".offset") for name in names if name.endswith(".offset")}
     others = {*images, *(name for name in pointed if f"{name}.nbytes" in names)} - {"image"}
     return (image_field(image, name) for image in others for name in POINTER_COLUMNS)
-
-
-def image_columns(frame: Any) -> list[str]:
-    """The columns of a frame that hold pixels."""
-    empty = frame._meta if isinstance(frame, FrameBase) else frame
-    is_images = backend_of(empty).is_images
-    return [name for name, dtype in empty.dtypes.items() if is_images(dtype)]
-
-
-def reference_columns(frame: Any) -> list[str]:
-    """The columns of a frame that hold references to images."""
-    empty = frame._meta if isinstance(frame, FrameBase) else frame
-    is_references = backend_of(empty).is_references
-    return [name for name, dtype in empty.dtypes.items() if is_references(dtype)]
 
 
 def stage_frame(
