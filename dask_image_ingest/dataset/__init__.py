@@ -4,7 +4,7 @@ In: paths and options, then the rewrites of dask's optimiser. Out: a dask datafr
 task the dataframe of one part of one shard. ``scan/task.py`` is where to begin reading.
 """
 
-from dask_image_ingest.dataset.decode_images import decode_frame, decode_images
+from dask_image_ingest.dataset.decode_images import decode_images
 from dask_image_ingest.dataset.filters import (
     MIRRORED,
     NEGATED,
@@ -14,11 +14,22 @@ from dask_image_ingest.dataset.filters import (
     either,
 )
 from dask_image_ingest.dataset.late.chunks import ChunkedMap, move_rows_now
-from dask_image_ingest.dataset.late.decode import field_of, reference_rows, references_of
+from dask_image_ingest.dataset.late.decode import (
+    decode_partition,
+    field_of,
+    reference_rows,
+    references_of,
+)
 from dask_image_ingest.dataset.late.fetch import fetch_encoded
 from dask_image_ingest.dataset.late.fused import SHAPE_IN_NAME
 from dask_image_ingest.dataset.late.nodes import Decode
-from dask_image_ingest.dataset.late.references import POINTER, is_pointed, references_of_pointers
+from dask_image_ingest.dataset.late.references import (
+    POINTER,
+    is_pointed,
+    point_to_images,
+    references_of_pointers,
+    with_pointed,
+)
 from dask_image_ingest.dataset.options import ReadOptions
 from dask_image_ingest.dataset.plan.alignment import RowSource, row_sources
 from dask_image_ingest.dataset.plan.lineage import (
@@ -36,7 +47,7 @@ from dask_image_ingest.dataset.plan.nodes import (
 )
 from dask_image_ingest.dataset.plan.scan_node import Dataset, ReadWebDataset
 from dask_image_ingest.dataset.read import read_webdataset_images
-from dask_image_ingest.dataset.scan.decode_rows import NoPixels
+from dask_image_ingest.dataset.scan.decode_rows import ImageDecode, NoPixels
 from dask_image_ingest.dataset.scan.open_samples import take_walked
 from dask_image_ingest.dataset.scan.partitioning import Partition
 from dask_image_ingest.dataset.scan.samples import SampleRows
@@ -64,6 +75,7 @@ __all__ = [
     "Decode",
     "Filters",
     "ImageColumn",
+    "ImageDecode",
     "KeepsResults",
     "MapColumns",
     "NoPixels",
@@ -78,8 +90,8 @@ __all__ = [
     "SampleRows",
     "both",
     "datasets_of",
-    "decode_frame",
     "decode_images",
+    "decode_partition",
     "either",
     "fetch_encoded",
     "field_of",
@@ -89,6 +101,7 @@ __all__ = [
     "is_pointed",
     "move_rows_now",
     "parse_image_extensions",
+    "point_to_images",
     "read_images",
     "read_parquet_images",
     "read_webdataset_images",
@@ -100,5 +113,6 @@ __all__ = [
     "take_walked",
     "value_sources",
     "warn_user",
+    "with_pointed",
     "with_sidecars",
 ]

@@ -27,7 +27,7 @@ from dask_image_ingest.dataset.late.references import (
 from dask_image_ingest.dataset.options import ErrorPolicy
 from dask_image_ingest.dataset.scan.decode_rows import ImageDecode, kept_by
 from dask_image_ingest.dataset.schema.columns import image_field
-from dask_image_ingest.decode import MAX_PIXELS, Decoding, Mode, make_decoding
+from dask_image_ingest.decode import MAX_PIXELS, Mode, make_decoding
 from dask_image_ingest.errors import ArgumentError
 from dask_image_ingest.frames import backend_of, image_columns, reference_columns
 from dask_image_ingest.storage import with_permission
@@ -154,13 +154,6 @@ def _chosen(columns: Any, references: list[str], encoded: str | None) -> list[st
             f"{', '.join(map(repr, references)) or 'none'}, and encoded= names none"
         )
     return [name for name in references if name in names]
-
-
-def decode_frame(
-    frame: Any, decoding: Decoding, storage_options: dict[str, Any] | None = None
-) -> Any:
-    """Decode the images that the columns of one pandas or cuDF frame point to."""
-    return _decoded(frame, (ImageDecode("image", "error", decoding, "null", storage_options),))
 
 
 def _decoded(

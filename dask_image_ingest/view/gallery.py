@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from collections import Counter
 from collections.abc import Sequence
-from functools import partial
+from dataclasses import replace
 from html import escape
 from os import PathLike
 from typing import Any
@@ -25,11 +25,11 @@ from dask_image_ingest.arguments import (
 from dask_image_ingest.dask_internals import FrameBase
 from dask_image_ingest.dataset import POINTER, datasets_of
 from dask_image_ingest.errors import ArgumentError
-from dask_image_ingest.frames import backend_of
+from dask_image_ingest.frames import backend_of, image_columns
 from dask_image_ingest.storage import identities
 from dask_image_ingest.view.cards import Thumbnails
-from dask_image_ingest.view.in_shards import PLACE, InShards, in_shards
 from dask_image_ingest.view.page import bars_chart, columns_chart, page, write_page
+from dask_image_ingest.view.references import decoded, references_of_images
 from dask_image_ingest.view.thumbnails import make_thumbnails
 
 _EDGES = (0, 32, 64, 96, 128, 192, 256, 384, 512, 768, 1024, 1536, 2048, 3072, 4096, 6144, 8192)
@@ -38,8 +38,6 @@ _ASPECTS = {
     "1:1": 1.0,
     "5:4": 5 / 4, "4:3": 4 / 3, "3:2": 3 / 2, "16:9": 16 / 9, "2:1": 2.0, "3:1": 3.0,
 }  # fmt: skip
-# The longer edge of images of which only the errors are wanted.
-_SMALL = 16
 _HEADER = ("format", "height", "width", "nbytes")
 
 
@@ -104,9 +102,9 @@ def gallery(
     if title is not None and not (isinstance(title, str) and is_utf8(title)):
         raise ArgumentError(f"title={shown(title)}: pass a text, or None")
     refuse_source(frame, path)
-    decoded = _decoding_all(frame, storage_options) if decode else None
+    counted = _with_errors(frame, storage_options) if decode else frame
     sheet = make_thumbnails(frame, n, thumbnail, columns, storage_options, spread=True)
-    facts = count_facts(frame, decode, decoded)
+    facts = count_facts(counted, decode)
     title = title or _where(frame)
     body = (
         f"<h1>{escape(title)}</h1>"
@@ -131,28 +129,29 @@ def refuse_source(frame: Any, path: str | PathLike[str]) -> None:
             raise ArgumentError(f"the frame reads {url}: write the page to another file")
 
 
-def _decoding_all(frame: Any, storage_options: dict[str, Any] | None) -> InShards | None:
-    """Options to decode all images for their errors; None if the frame has them."""
+def _with_errors(frame: Any, storage_options: dict[str, Any] | None) -> Any:
+    """The frame with the errors of its images, all of which are decoded for them."""
     if "error" in frame.columns:
-        return None
-    pointed = in_shards(frame, storage_options)
-    if pointed is None:
+        return frame
+    images = image_columns(frame)
+    image = frame.images.column if images else "image"
+    columns = [name for name in frame.columns if name in _HEADER]
+    found = references_of_images(frame, [*columns, *images], storage_options)
+    if found is None or image not in found[1]:
         raise ArgumentError(
-            "decode=True: the frame has no column 'error', and its images are not those that its "
-            f"rows point to ({', '.join(POINTER)}, '__key__'): keep 'error', or pass decode=False"
+            "decode=True: the frame has no column 'error', and its images are not those of "
+            f"references or of pointers ({', '.join(POINTER)}): keep 'error', or pass decode=False"
         )
-    return pointed
+    rows, decodes = found
+    return decoded(rows, replace(decodes[image], error="error", errors="null", pixels=False))
 
 
-def count_facts(
-    frame: Any, decode: bool = False, pointed: InShards | None = None
-) -> dict[str, Counter[str]]:
+def count_facts(frame: Any, decode: bool = False) -> dict[str, Counter[str]]:
     """Count sizes, aspects, formats and errors in one pass.
 
-    It looks at headers alone, unless it is to ``decode``: then the frame has its errors, or its
-    rows are decoded as they are ``pointed`` at.
+    It looks at headers alone, unless it is to ``decode``.
     """
-    wanted = [*_HEADER, *(["error"] if decode else []), *(PLACE if pointed else ())]
+    wanted = [*_HEADER, *(["error"] if decode else [])]
     narrow = frame[[name for name in frame.columns if name in wanted]]
     if isinstance(frame, FrameBase):
         meta = pd.DataFrame(
@@ -162,19 +161,16 @@ def count_facts(
                 "count": pd.Series([], dtype="int64"),
             }
         )
-        chunk = partial(_fact_table, pointed=pointed)
-        table = narrow.reduction(chunk, combine=_added, aggregate=_added, meta=meta).compute()
+        table = narrow.reduction(_fact_table, combine=_added, aggregate=_added, meta=meta).compute()
     else:
-        table = _added(_fact_table(narrow, pointed))
+        table = _added(_fact_table(narrow))
     facts: dict[str, Counter[str]] = {}
     for fact, bin_, count in table.itertuples(index=False):
         facts.setdefault(fact, Counter())[bin_] = int(count)
     return facts
 
 
-def _fact_table(frame: Any, pointed: InShards | None = None) -> pd.DataFrame:
-    if pointed is not None:
-        frame = pointed.decode(frame, _SMALL).drop(columns="image")
+def _fact_table(frame: Any) -> pd.DataFrame:
     table = backend_of(frame).to_arrow(frame).to_pandas()
     facts: dict[str, Any] = {"total": Counter(rows=len(table))}
     if "nbytes" in table:

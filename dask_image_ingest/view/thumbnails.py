@@ -21,8 +21,8 @@ from dask_image_ingest.decode import LARGEST_SIZE
 from dask_image_ingest.frames import backend_of, image_columns
 from dask_image_ingest.ops import encode, small_images
 from dask_image_ingest.view.cards import Card, Thumbnails
-from dask_image_ingest.view.in_shards import in_shards
 from dask_image_ingest.view.labels import with_labels
+from dask_image_ingest.view.references import at_size, decode_small, references_of_images
 from dask_image_ingest.view.sample import first_rows, spread_rows
 
 _FACTS = ("format", "height", "width", "nbytes")
@@ -52,24 +52,25 @@ def make_thumbnails(
     advice = f"pass the longer edge in pixels, from 1 to {LARGEST_SIZE}"
     thumbnail = whole_number("thumbnail", thumbnail, 1, advice, LARGEST_SIZE)
     check_storage_options(storage_options)
-    pointed = in_shards(frame, storage_options) if image in (None, "image") else None
-    chosen = frame.images.column if image is None and not pointed else str(image)
+    pointed = not image_columns(frame) and {*POINTER} <= {*frame.columns}
+    chosen = "image" if pointed else frame.images.column if image is None else image
     # Pixels are no text, and errors stand in the place of images.
     made = {*image_columns(frame), *(("image", "error") if pointed else ())}
     texts = [name for name in columns if name not in made]
-    facts = [name for name in _FACTS if name in frame.columns]
-    # Some images are found by their key, which need not stand below them.
-    others = {"__key__"} if pointed else {"error"}
-    needed = [*texts, *facts, *(POINTER if pointed else [chosen]), *(others & set(frame.columns))]
-    needed = list(dict.fromkeys(needed if mask is None else [*needed, mask]))
+    facts = [name for name in (*_FACTS, "error") if name in frame.columns and name not in made]
+    pictures = [] if pointed else [chosen, *({mask} - {None})]
+    needed = list(dict.fromkeys([*texts, *facts, *pictures]))
     check_unique(needed, frame.columns)
-    narrow = _simplified(frame[needed])
-    rows = (spread_rows if spread else first_rows)(narrow, n)
+    choose = spread_rows if spread else first_rows
+    found = references_of_images(frame, needed, storage_options)
+    decodes = None if found is None else at_size(found[1], chosen, thumbnail, mask)
+    if found is None or decodes is None:
+        rows = choose(_simplified(frame[needed]), n)
+    else:
+        rows = decode_small(choose(found[0], n), decodes)
     masks = None if mask is None else rows.images[mask].arrays()
     rows = rows if mask is None else rows.drop(columns=mask)
-    if pointed:
-        rows = pointed.decode(rows, thumbnail)
-    else:
+    if decodes is None:
         rows = small_images(rows, chosen, thumbnail, "longer", smooth=True)
     return Thumbnails(_cards(rows, texts, facts, thumbnail, masks), thumbnail)
 

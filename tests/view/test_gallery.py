@@ -98,18 +98,17 @@ class TestGallery:
         want = count_facts(whole, decode=True)["error"]
         assert want == {"truncated": 1, "missing": 1}
         metadata = whole.drop(columns=["image", "error"])
-        for frame in (whole.drop(columns="error"), metadata, metadata.compute()):
+        columns = ["image", "txt"]
+        for frame in (whole.drop(columns="error"), whole[columns], metadata, metadata.compute()):
             dii.gallery(frame, tmp_path / "out.html", n=1, decode=True)
             text = Page((tmp_path / "out.html").read_text()).text
             assert "2 of all images" in text
             assert set(want) == {
                 name for name in ("truncated", "missing", "corrupt") if name in text
             }
-        for frame in (whole[["image", "txt"]], whole.drop(columns="error").compute()):
-            with pytest.raises(
-                dii.ArgumentError, match="decode=True: the frame has no column 'err"
-            ):
-                dii.gallery(frame, tmp_path / "none.html", decode=True)
+        computed = whole.drop(columns="error").compute()
+        with pytest.raises(dii.ArgumentError, match="decode=True: the frame has no column 'err"):
+            dii.gallery(computed, tmp_path / "none.html", decode=True)
         assert not (tmp_path / "none.html").exists()
 
     @pytest.mark.slow
