@@ -72,8 +72,14 @@ def _filtered(values: Any, taps: Taps) -> Any:
 @functools.lru_cache(maxsize=1024)
 def area_taps(length: int, shorter: int, xp: Any) -> Taps:
     """Means over the area that each of ``shorter`` new pixels covers."""
+    return make_taps(area_weights(length, shorter), xp)
+
+
+def area_weights(length: int, shorter: int) -> np.ndarray:
+    """The same as a matrix (shorter, length)."""
     edges = np.linspace(0, length, shorter + 1)
     pixels = np.arange(length)
     start = np.maximum(edges[:-1, None], pixels)
     stop = np.minimum(edges[1:, None], pixels + 1)
-    return make_taps(np.maximum(stop - start, 0) * (shorter / length), xp)
+    weights: np.ndarray = np.maximum(stop - start, 0) * (shorter / length)
+    return weights

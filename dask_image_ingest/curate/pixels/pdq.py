@@ -3,6 +3,10 @@
 Written after the published algorithm (Facebook, "The TMK+PDQF Video-Hashing Algorithm and the PDQ
 Image-Hashing Algorithm", 2019). Its two passes of box filters and the choice of 64 × 64 pixels are
 linear and separable: here they are one filter for each axis.
+
+The reference's program brings a file of more pixels to 512 × 512 and takes a smaller one as it is.
+Here every picture is brought to 512 × 512 by the same filter: by means of areas, or bilinearly
+where it is smaller. So a picture and the same at half or twice the size have nearly one hash.
 """
 
 from __future__ import annotations
@@ -13,9 +17,10 @@ from typing import Any
 
 import numpy as np
 
-from dask_image_ingest.curate.pixels.luma import Taps, make_taps, reduced_luma
+from dask_image_ingest.curate.pixels.luma import Taps, area_weights, make_taps, reduced_luma
 
 _SIDE = 64
+_LENGTH = 512
 _FREQUENCIES = 16
 
 # An image that is mirrored or turned, by the names of Pillow's Transpose, rotations being
@@ -99,14 +104,24 @@ def _cosines(xp: Any) -> Any:
 
 @functools.lru_cache(maxsize=1024)
 def _sampled_boxes(length: int, xp: Any) -> Taps:
-    """Two box filters one after the other, at 64 places along an axis."""
-    window = -(-length // (2 * _SIDE))
-    places = ((np.arange(_SIDE) + 0.5) * length / _SIDE).astype(int)
-    weights = np.zeros((length, _SIDE))
+    """Two box filters one after the other, at 64 places along an axis that is brought to 512."""
+    weights = np.zeros((_LENGTH, _SIDE))
+    places = ((np.arange(_SIDE) + 0.5) * _LENGTH / _SIDE).astype(int)
     weights[places, np.arange(_SIDE)] = 1
     for _ in range(2):
-        weights = _spread(weights, window)
-    return make_taps(np.where(weights > 1e-9, weights, 0).T, xp)  # differences of sums
+        weights = _spread(weights, _LENGTH // (2 * _SIDE))
+    weights = weights.T @ (area_weights if length > _LENGTH else _bilinear)(length, _LENGTH)
+    return make_taps(np.where(weights > 1e-9, weights, 0), xp)  # differences of sums
+
+
+def _bilinear(length: int, longer: int) -> np.ndarray:
+    """Weights of an enlargement: (longer, length)."""
+    place = (np.arange(longer) + 0.5) * (length / longer) - 0.5
+    first = np.floor(place).astype(int)
+    weights = np.zeros((longer, length))
+    for pixel, share in ((first, 1 - (place - first)), (first + 1, place - first)):
+        np.add.at(weights, (np.arange(longer), pixel.clip(0, length - 1)), share)
+    return weights
 
 
 def _spread(weights: np.ndarray, window: int) -> np.ndarray:
