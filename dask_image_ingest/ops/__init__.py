@@ -4,6 +4,7 @@ In: a pandas or cuDF frame with a column of images. Out: an array, or the frame 
 The lazy frame runs the same functions, partition by partition.
 """
 
+from dask_image_ingest.ops.batch_function import built
 from dask_image_ingest.ops.channel_stats import add_levels, count_levels, statistics
 from dask_image_ingest.ops.map_batches import MapBatches, make_batch_map
 from dask_image_ingest.ops.resize import encode, encoded_images, small_images
@@ -12,6 +13,7 @@ from dask_image_ingest.ops.stack import first_row, parse_dtype, parse_shape, sta
 __all__ = [
     "MapBatches",
     "add_levels",
+    "built",
     "count_levels",
     "encode",
     "encoded_images",

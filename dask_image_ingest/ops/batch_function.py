@@ -15,6 +15,11 @@ from dask_image_ingest.frames import backend_of
 from dask_image_ingest.user_functions import code_digests, refuse_other_code, token_of
 
 
+def built(function: Callable[..., Any]) -> Callable[..., Any]:
+    """A function, or this process's instance of the class, as ``map_batches`` calls it."""
+    return BatchFunction(function).get()
+
+
 @dataclass(frozen=True, eq=False)
 class BatchFunction:
     """A user's function, or the class whose instances are called, built once in each process."""

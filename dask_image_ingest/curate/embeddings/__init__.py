@@ -1,16 +1,25 @@
 """Vectors that models make of images, and what is told by their distances."""
 
-from dask_image_ingest.curate.embeddings.adaptors import open_clip_model, transformers_model
+from dask_image_ingest.curate.embeddings.adaptors import (
+    nsfw_model,
+    open_clip_model,
+    transformers_model,
+)
 from dask_image_ingest.curate.embeddings.clusters import clusters
-from dask_image_ingest.curate.embeddings.embed import Head, embed, scores, similarity
+from dask_image_ingest.curate.embeddings.embed import embed, scores, similarity
+from dask_image_ingest.curate.embeddings.head import Head
 from dask_image_ingest.curate.embeddings.search import nearest
 from dask_image_ingest.curate.embeddings.semantic import semantic_duplicates
+from dask_image_ingest.curate.embeddings.texts import classify, embed_texts
 
 __all__ = [
     "Head",
+    "classify",
     "clusters",
     "embed",
+    "embed_texts",
     "nearest",
+    "nsfw_model",
     "open_clip_model",
     "scores",
     "semantic_duplicates",

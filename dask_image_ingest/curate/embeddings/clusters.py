@@ -30,7 +30,7 @@ _MERGED = 16
 _Sample = tuple[np.ndarray, np.ndarray]
 
 
-def clusters(frame: Any, k: int, column: str = "embedding", *, seed: int = 0) -> Any:
+def clusters(frame: Any, k: int, *, column: str = "embedding", seed: int = 0) -> Any:
     """Add a column with the number of the cluster that each vector is in.
 
     Computes the centers at once, by k-means of a sample of 64 vectors for each; the column is lazy

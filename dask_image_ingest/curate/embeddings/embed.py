@@ -1,16 +1,14 @@
-"""``embed``, ``scores`` and ``similarity``: what models say of images."""
+"""``embed``, ``scores`` and ``similarity``: numbers that models make of images."""
 
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
-from itertools import pairwise
-from typing import Any, Literal
+from collections.abc import Callable, Mapping
+from typing import Any
 
 import numpy as np
 
-from dask_image_ingest.arguments import check_choice, check_frame, is_column, shown
+from dask_image_ingest.arguments import check_frame, is_column, shown
 from dask_image_ingest.curate.embeddings.vectors import beside, check_vectors, from_vectors
 from dask_image_ingest.dask_internals import FrameBase
 from dask_image_ingest.errors import ArgumentError
@@ -18,7 +16,11 @@ from dask_image_ingest.frames import backend_of
 
 
 def embed(
-    frame: Any, model: Callable[..., Any], column: str = "embedding", batch_size: int = 256
+    frame: Any,
+    model: Callable[..., Any],
+    *,
+    column: str = "embedding",
+    batch_size: int = 256,
 ) -> Any:
     """Add a column of embeddings that a model makes of the images.
 
@@ -55,7 +57,9 @@ def embed(
 
     Examples
     --------
-    >>> embedded = curate.embed(ddf, lambda images: images.mean(axis=(1, 2)) / 255, "color")
+    >>> embedded = curate.embed(
+    ...     ddf, lambda images: images.mean(axis=(1, 2)) / 255, column="color"
+    ... )
     >>> embedded[["__key__", "color"]].head(1)
       __key__                color
     0    0000  [0.555..., 0.414...
@@ -69,92 +73,28 @@ def embed(
     )
 
 
-@dataclass(frozen=True)
-class Head:
-    """A linear model, or several layers, over embeddings.
-
-    ``x`` becomes ``W x + b`` in each layer. A vector of d numbers needs a first layer (m, d), and
-    the last one has to give one number.
-
-    Parameters
-    ----------
-    layers
-        Weights (out, in), as torch's ``Linear.weight``, and biases (out,) of each layer.
-    hidden
-        What follows each layer but the last: nothing, or ``"relu"``, max(x, 0).
-    output
-        What follows the last one: nothing, or ``"sigmoid"``, 1 / (1 + exp(-x)).
-
-    Raises
-    ------
-    ArgumentError
-        If the layers don't fit each other.
-
-    Examples
-    --------
-    >>> head = curate.Head([(np.array([[0.5, 0.25, 0.25]]), np.array([0.0]))])
-    >>> head(np.array([[1.0, 0.0, 2.0]]))
-    array([1.], dtype=float32)
-    """
-
-    layers: Sequence[tuple[Any, Any]]
-    hidden: Literal["none", "relu"] = "none"
-    output: Literal["none", "sigmoid"] = "none"
-
-    def __post_init__(self) -> None:
-        check_choice("hidden", self.hidden, ("none", "relu"))
-        check_choice("output", self.output, ("none", "sigmoid"))
-        layers = [
-            (np.asarray(weights, np.float32), np.asarray(bias, np.float32))
-            for weights, bias in self.layers
-        ]
-        shapes = [weights.shape for weights, _ in layers]
-        biases = [bias.shape for _, bias in layers]
-        fits = layers and all(
-            len(shape) == 2 and bias == shape[:1]
-            for shape, bias in zip(shapes, biases, strict=True)
-        )
-        follow = fits and all(one[0] == other[1] for one, other in pairwise(shapes))
-        if not follow or shapes[-1][0] != 1:
-            raise ArgumentError(
-                f"layers= has weights of shapes {shapes} and biases of shapes {biases}: pass (out, "
-                "in) and (out,) of each layer, of which the last gives one number"
-            )
-        object.__setattr__(self, "layers", tuple(layers))
-
-    def __call__(self, vectors: Any) -> Any:
-        """The score of each vector: float32 (n,) of (n, d), NumPy or CuPy."""
-        wanted = self.layers[0][0].shape[1]
-        if vectors.shape[1] != wanted:
-            raise ArgumentError(
-                f"the head takes vectors of length {wanted}, these are of {vectors.shape[1]}"
-            )
-        values = vectors.astype(np.float32)
-        for number, (weights, bias) in enumerate(self.layers):
-            if number and self.hidden == "relu":
-                values = np.maximum(values, 0)
-            values = values @ beside(weights, values).T + beside(bias, values)
-        values = values[:, 0]
-        return 0.5 + 0.5 * np.tanh(0.5 * values) if self.output == "sigmoid" else values
-
-
 def scores(
     frame: Any,
     head: Callable[..., Any] | Mapping[str, Callable[..., Any]],
+    *,
     column: str = "embedding",
+    batch_size: int = 64,
 ) -> Any:
-    """Add columns of scores that are made of embeddings: aesthetics, NSFW, any classifier.
+    """Add columns of scores of embeddings or images: aesthetics, NSFW, any classifier.
 
     Parameters
     ----------
     frame
-        A dask, pandas or cuDF dataframe with a column of vectors.
+        A dask, pandas or cuDF dataframe with a column of vectors, or of images.
     head
         A :class:`Head`, or a function that takes vectors (n, d) as they are in the column, NumPy or
-        CuPy, and gives (n,); or several of these, by name.
+        CuPy, and gives (n,); or several of these, by name. For images a function or a class as for
+        :func:`embed` that gives (n,), such as :func:`nsfw_model`.
     column
-        The column of vectors. Heads made for vectors of length one, as those of CLIP are, need
-        such: :func:`open_clip_model` and :func:`transformers_model` give them.
+        The column of vectors or images. Heads made for vectors of length one, as those of CLIP are,
+        need such: :func:`open_clip_model` and :func:`transformers_model` give them.
+    batch_size
+        Images in a batch, at most.
 
     Returns
     -------
@@ -183,8 +123,16 @@ def scores(
             raise ArgumentError(
                 f"head={shown(head)}: pass a function or a Head, or several by their names"
             )
+    meta = frame._meta if isinstance(frame, FrameBase) else frame
+    of_images = backend_of(meta).is_images(meta.dtypes[column])
     for name, function in heads.items():
         title = f"score.{name}" if name else "score"
+        if of_images:
+            frame = frame.drop(columns=title) if title in frame.columns else frame
+            frame = frame.images[column].map_batches(
+                function, {title: "float32"}, batch_size=batch_size, keep_image=True
+            )
+            continue
         frame = from_vectors(frame, (column,), title, function)
     return frame
 

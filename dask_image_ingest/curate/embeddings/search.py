@@ -14,6 +14,7 @@ from dask_image_ingest.curate.embeddings.vectors import check_vectors, unit, val
 from dask_image_ingest.dask_internals import FrameBase
 from dask_image_ingest.errors import ArgumentError
 from dask_image_ingest.frames import backend_of, pandas_type
+from dask_image_ingest.ops import built
 
 # Of equally near rows those come first that are the first by these, as far as a frame has them.
 _ORDER = ("__key__", "__url__", "offset")
@@ -23,8 +24,8 @@ def nearest(
     frame: Any,
     query: Any,
     k: int = 10,
-    column: str = "embedding",
     *,
+    column: str = "embedding",
     model: Callable[..., Any] | None = None,
 ) -> pd.DataFrame:
     """Find the rows nearest to a vector or a picture; computed at once.
@@ -103,7 +104,7 @@ def _queries(query: Any, model: Callable[..., Any] | None) -> np.ndarray:
                 f"query= is an array of shape {array.shape} and {array.dtype}: with model= pass an "
                 "image (height, width, channels) of uint8, or several"
             )
-        array = _on_host(_built(model)(array if array.ndim == 4 else array[None]))
+        array = _on_host(built(model)(array if array.ndim == 4 else array[None]))
     if array.ndim not in (1, 2) or array.dtype.kind not in "iuf" or not array.size:
         raise ArgumentError(
             f"query={shown(query)}: pass a vector, several of them (n, d), or an image and model="
@@ -113,14 +114,6 @@ def _queries(query: Any, model: Callable[..., Any] | None) -> np.ndarray:
     if not (np.isfinite(lengths) & (lengths > 0)).all():
         raise ArgumentError("a vector of query= is zero or not finite: it has no direction")
     return unit(queries)
-
-
-def _built(model: Callable[..., Any]) -> Callable[..., Any]:
-    """The function of images: where ``embed`` takes a class, an instance of it."""
-    made_by: Any = model
-    while isinstance(made_by, functools.partial):
-        made_by = made_by.func
-    return model() if isinstance(made_by, type) else model
 
 
 def _on_host(value: Any) -> np.ndarray:

@@ -34,9 +34,9 @@ from dask_image_ingest.frames import backend_of
 
 def semantic_duplicates(
     frame: Any,
-    column: str = "embedding",
     threshold: float = 0.95,
     *,
+    column: str = "embedding",
     keep: Literal["largest", "best", "first"] | str = "largest",
     identity: str | None = None,
 ) -> Any:
@@ -52,10 +52,10 @@ def semantic_duplicates(
     frame
         A dask, pandas or cuDF dataframe with the columns ``__url__``, ``__key__`` and ``offset`` of
         :func:`dask_image_ingest.read_webdataset_images`, and a column of vectors.
-    column
-        The column of vectors, lists of d numbers, such as ``embed`` makes.
     threshold
         The least cosine of two vectors, x·y / (‖x‖ ‖y‖), that are near: above 0, up to 1.
+    column
+        The column of vectors, lists of d numbers, such as ``embed`` makes.
     keep, identity
         Which image of a group stays, and what rows are told apart by, as for :func:`duplicates`.
 

@@ -127,6 +127,10 @@ def _map_vectors(
     for column in columns[1:]:
         there = there & frame[column].notnull()
     some = frame[there]
+    rows = np.flatnonzero(backend.host(there.values)).tolist()
+    if pa.types.is_string(type_):
+        texts = function(*(_vectors(some, column) for column in columns)) if rows else []
+        return backend.with_columns(frame, {name: (texts, type_)}, rows)
     dtype = type_.to_pandas_dtype()
     made = backend.numpy.empty(0, dtype)
     if len(some):
@@ -137,7 +141,6 @@ def _map_vectors(
                 f"{name!r}: the function gives an array of shape {tuple(made.shape)} for "
                 f"{len(some)} vectors; it has to give a number for each, ({len(some)},)"
             )
-    rows = np.flatnonzero(backend.host(there.values)).tolist()
     return backend.with_columns(frame, {name: (made.reshape(-1), type_)}, rows)
 
 

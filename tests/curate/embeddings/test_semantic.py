@@ -142,13 +142,13 @@ def test_wrong_arguments_are_refused(random):
         with pytest.raises(dii.ArgumentError, match="above 0 and up to 1"):
             semantic_duplicates(table, threshold=threshold)
     with pytest.raises(dii.ArgumentError, match="no column 'vector'"):
-        semantic_duplicates(table, "vector")
+        semantic_duplicates(table, column="vector")
     with pytest.raises(dii.ArgumentError, match="no column '__key__'"):
         semantic_duplicates(table.drop(columns="__key__"))
     with pytest.raises(dii.ArgumentError, match="choose 'largest'"):
         semantic_duplicates(table, keep="prettiest")
     with pytest.raises(dii.ArgumentError, match="no column of lists"):
-        semantic_duplicates(table, "height")
+        semantic_duplicates(table, column="height")
     mixed = dd.concat([dd.from_pandas(table), dd.from_pandas(table_of(topics(random, 9, 8)))])
     with pytest.raises(dii.ArgumentError, match="differ in length"):
         semantic_duplicates(mixed)
