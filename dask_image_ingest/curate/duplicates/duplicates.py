@@ -46,7 +46,8 @@ def duplicates(
 
     Computes at once: fingerprints that the frame lacks, so that each image is decoded once, then
     the groups, in the memory of this process (about 0.3 kB a row). The result is lazy if the frame
-    is, and looks each row up by its URL, key and offset.
+    is, and looks each row up by its URL, key and offset; its pixels are decoded again. Store
+    hashes before, if you want more than this of a frame: ``checkpoint(fingerprints(ddf)...)``.
 
     Parameters
     ----------
@@ -136,7 +137,8 @@ def overlaps(
 ) -> Any:
     """Find the images of one collection that are in another one too.
 
-    Computes at once, as :func:`duplicates`, and looks rows up lazily.
+    Computes at once, as :func:`duplicates`, and looks rows up lazily; their pixels are decoded
+    again.
 
     Parameters
     ----------

@@ -34,7 +34,7 @@ def clusters(frame: Any, k: int, *, column: str = "embedding", seed: int = 0) ->
     """Add a column with the number of the cluster that each vector is in.
 
     Computes the centers at once, by k-means of a sample of 64 vectors for each; the column is lazy
-    if the frame is.
+    if the frame is. Vectors that are not stored are made twice, from images that are decoded again.
 
     Parameters
     ----------

@@ -45,7 +45,8 @@ def semantic_duplicates(
     Computes at once: the embeddings, which are gathered in this process, 4 bytes a number and for a
     moment twice that (a million of 768 numbers: 3 GB, then 6), then the groups, on this process's
     GPU for a frame of cuDF. The result is lazy if the frame is, and looks each row up by its URL,
-    key and offset.
+    key and offset; embeddings that are not stored are made again, from images that are decoded
+    again.
 
     Parameters
     ----------

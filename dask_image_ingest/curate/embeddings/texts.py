@@ -71,7 +71,7 @@ def embed_texts(
     >>> matched = curate.similarity(both, "embedding", "text_embedding")
     >>> matched[["__key__", "similarity"]].head(1).round(1)
       __key__  similarity
-    0    0000         0.7
+    0    0000         0.8
     """
     check_frame(frame._meta if isinstance(frame, FrameBase) else frame)
     if not is_column(texts, frame.columns):
@@ -147,7 +147,7 @@ def classify(
     >>> classes = np.array([[1.0, 0.0, 0.0], [0.0, 0.0, 1.0]])   # or a model that embeds texts
     >>> named = curate.classify(frame, ["red", "blue"], classes)
     >>> named["class"].value_counts().to_dict()
-    {'red': 36, 'blue': 15}
+    {'red': 42, 'blue': 9}
     """
     check_vectors(frame, column)
     chosen = list_of_names("names", names, "names of classes")

@@ -100,8 +100,10 @@ def fingerprints(
     Notes
     -----
     xxh3 is no cryptographic hash: who can choose the bytes of an image can make two of one hash.
-    PDQ is that of ThreatExchange, in the pixels as they were read: read photographs of many
-    megapixels with ``size=512, resize="longer"`` to have it faster.
+    PDQ is that of ThreatExchange for the picture at 512 × 512, to which each side is brought first:
+    within 2 bits of its library's for such a picture. The library takes pictures of less than 512
+    pixels a side as they are, which makes 8 bits on average. Read photographs of many megapixels
+    with ``size=512, resize="longer"`` to have it faster.
 
     Examples
     --------

@@ -207,6 +207,8 @@ def issues(frame: Any) -> Any:
 def issue_summary(frame: Any) -> pd.DataFrame:
     """Count the images that have each issue; computed at once.
 
+    Where the frame has images and no signals, all are decoded for it, and again for what follows.
+
     Parameters
     ----------
     frame
