@@ -18,7 +18,7 @@ def copies(photos, tmp_path):
     """Two photographs, one of them three times: twice the same bytes, once smaller."""
     one, other = (photo for photo in photos[1:11:5])
     small = Image.fromarray(one.pixels)
-    small = small.resize((small.width - 8, small.height - 8))
+    small = small.resize((small.width // 4, small.height // 4))
     file = tmp_path / "small.png"
     small.save(file)
     members = {"a.jpg": one.encoded, "b.jpg": one.encoded, "c.jpg": other.encoded}
