@@ -31,7 +31,7 @@ ROOMS = (
 FLOORS = {
     "storage": ("remote", "output"),
     "dataset": ("schema", "scan", "plan", "late", "sources"),
-    "export": ("transcode", "plan", "write"),
+    "export": ("plan", "write"),
     "curate": ("pixels", "duplicates", "embeddings", "report"),
 }
 

@@ -19,7 +19,7 @@ from dask_image_ingest.cli.where import json_fields_of, parse_where
 from dask_image_ingest.dataset import read_webdataset_images
 from dask_image_ingest.decode import printable
 from dask_image_ingest.errors import ArgumentError
-from dask_image_ingest.export import Encode, to_webdataset
+from dask_image_ingest.export import to_webdataset
 from dask_image_ingest.progress_bar import progress
 from dask_image_ingest.report import number
 
@@ -68,13 +68,6 @@ def add_export(verbs: Any, parents: Sequence[argparse.ArgumentParser]) -> None:
     add("--members", metavar="jpg,txt", help="only these members (default: all)")
     add("--no-sidecar", action="store_true", help="no parquet files beside the shards")
     add("--index", action="store_true", help=".idx files beside the shards, for DALI's reader")
-    add(
-        "--jpeg",
-        default="keep",
-        metavar="HOW",
-        help="keep (default), baseline (progressive JPEG becomes baseline without loss), or "
-        "encode:quality=92,size=512,resize=shorter,subsampling=420,restart_rows=1, each if wanted",
-    )
     add(
         "--drop-bad-images",
         action="store_true",
@@ -132,7 +125,6 @@ def _export(args: argparse.Namespace, show: bool) -> tuple[pd.DataFrame, int]:
         members=re.split("[,;]", args.members) if args.members else "all",
         sidecar=None if args.no_sidecar else "parquet",
         index=args.index,
-        jpeg=_parse_jpeg(args.jpeg),
         errors="raise" if args.strict else "drop",
         drop_bad_images=args.drop_bad_images,
         resume=args.resume,
@@ -166,37 +158,6 @@ def _json_field(text: str) -> tuple[str, str]:
     if not name or not type_:
         raise ArgumentError(f"--json-field {text!r}: write a name and a type, similarity=float32")
     return name, type_
-
-
-def _parse_jpeg(text: str) -> Any:
-    """Parse ``--jpeg``.
-
-    >>> _parse_jpeg("encode:quality=90,size=480x640").size
-    (480, 640)
-
-    Raises
-    ------
-    ArgumentError
-    """
-    word, _, settings = text.partition(":")
-    if word != "encode":
-        return text
-    given: dict[str, Any] = {}
-    for setting in settings.split(",") if settings else ():
-        name, _, value = setting.partition("=")
-        if name not in Encode.__dataclass_fields__:
-            known = ", ".join(Encode.__dataclass_fields__)
-            raise ArgumentError(f"--jpeg {text!r} sets {name!r}; encode has {known}")
-        given[name] = value if name in ("resize", "subsampling") else _number(value, text)
-    return Encode(**given)
-
-
-def _number(value: str, text: str) -> Any:
-    edges = value.split("x")
-    if not all(edge.isdecimal() for edge in edges):
-        raise ArgumentError(f"--jpeg {text!r}: {value!r} is neither a number nor a size as 480x640")
-    numbers = tuple(map(int, edges))
-    return numbers if len(numbers) > 1 else numbers[0]
 
 
 def _summary(result: pd.DataFrame, skipped: list[str]) -> dict[str, Any]:

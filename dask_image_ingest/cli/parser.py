@@ -11,7 +11,6 @@ from dask_image_ingest.cli.export import add_export
 from dask_image_ingest.cli.verbs import check, describe, gallery, head, index
 from dask_image_ingest.cluster import versions
 from dask_image_ingest.decode import Mode
-from dask_image_ingest.tar import IMAGE_EXTENSIONS
 
 
 def make_parser() -> argparse.ArgumentParser:
@@ -47,16 +46,15 @@ def make_parser() -> argparse.ArgumentParser:
     image = argparse.ArgumentParser(add_help=False)
     image.add_argument(
         "--image",
-        default=IMAGE_EXTENSIONS,
         metavar="EXTENSIONS",
-        help="the member of a sample that is looked at: 'seg.png', or several in order of "
-        "preference, 'jpg;png' (default: jpg;jpeg;png;webp;... as a read has it)",
+        help="the one member of a sample that is looked at: 'seg.png', or several in order of "
+        "preference, 'jpg;png' (default: the image that a read takes, and all others beside it)",
     )
     image.add_argument(
         "--mode",
         choices=get_args(Mode),
         default="RGB",
-        help="what its pixels are meant to be: labels, for masks (default RGB)",
+        help="what the pixels of this image are meant to be: labels, for masks (default RGB)",
     )
     parser = argparse.ArgumentParser(
         prog="dask-image-ingest",

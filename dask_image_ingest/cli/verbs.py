@@ -18,15 +18,14 @@ from dask_image_ingest.index import write_index
 from dask_image_ingest.passwords import without_passwords
 from dask_image_ingest.progress_bar import progress
 from dask_image_ingest.report import (
-    check_shard,
-    describe_shard,
     describe_text,
+    has_problems,
     head_text,
     in_total,
     in_words,
     index_text,
     is_bad,
-    options_of,
+    look_at_shard,
     summarize,
 )
 from dask_image_ingest.storage import find_shards
@@ -38,13 +37,7 @@ _NEEDS_DECODING = ["image", "error"]
 
 def describe(args: argparse.Namespace) -> int:
     """Print totals, and a line per shard; decode nothing unless asked."""
-    function = functools.partial(
-        describe_shard,
-        storage_options=args.storage_options,
-        decode_too=args.decode,
-        options=options_of(args.image, args.mode),
-    )
-    summary = summarize(run(function, _urls(args), _on_terminal()))
+    summary = summarize(_look(args, args.decode), args.decode)
     print(json.dumps(summary, indent=2) if args.json else without_passwords(describe_text(summary)))
     return BAD_DATA if is_bad(summary) else FINE
 
@@ -74,16 +67,11 @@ def gallery(args: argparse.Namespace) -> int:
 
 def check(args: argparse.Namespace) -> int:
     """Print a report of the shards' health, after decoding every image."""
-    function = functools.partial(
-        check_shard,
-        storage_options=args.storage_options,
-        options=options_of(args.image, args.mode),
-    )
-    found = run(function, _urls(args), _on_terminal())
+    found = _look(args, decode_too=True)
     print(
         json.dumps(in_total(found), indent=2) if args.json else without_passwords(in_words(found))
     )
-    return BAD_DATA if any(shard.is_bad for shard in found) else FINE
+    return BAD_DATA if any(map(has_problems, found)) else FINE
 
 
 def index(args: argparse.Namespace) -> int:
@@ -110,8 +98,17 @@ def _read(args: argparse.Namespace) -> Any:
     )
 
 
-def _urls(args: argparse.Namespace) -> list[str]:
-    return [shard.url for shard in find_shards(args.paths, args.storage_options)]
+def _look(args: argparse.Namespace, decode_too: bool) -> list[Any]:
+    """A report of each shard."""
+    look = functools.partial(
+        look_at_shard,
+        image=args.image,
+        mode=args.mode,
+        decode_too=decode_too,
+        storage_options=args.storage_options,
+    )
+    urls = [shard.url for shard in find_shards(args.paths, args.storage_options)]
+    return list(run(look, urls, _on_terminal()))
 
 
 def _on_terminal() -> bool:

@@ -57,7 +57,7 @@ from dask_image_ingest.dataset.schema.columns import (
     image_member,
     parse_image_extensions,
 )
-from dask_image_ingest.dataset.schema.image_columns import ImageColumn
+from dask_image_ingest.dataset.schema.image_columns import ImageColumn, ImageMember
 from dask_image_ingest.dataset.schema.sidecar_columns import with_sidecars
 from dask_image_ingest.dataset.sources.image_files import ReadImageFiles, read_images
 from dask_image_ingest.dataset.sources.parquet_images import read_parquet_images
@@ -76,6 +76,7 @@ __all__ = [
     "Filters",
     "ImageColumn",
     "ImageDecode",
+    "ImageMember",
     "KeepsResults",
     "MapColumns",
     "NoPixels",

@@ -23,7 +23,7 @@ from dask_image_ingest.decode.formats.header import (
     header_of,
     read_header,
 )
-from dask_image_ingest.decode.formats.jpeg import read_jpeg_frame
+from dask_image_ingest.decode.formats.jpeg import is_baseline_jpeg
 from dask_image_ingest.decode.formats.stored import printable
 from dask_image_ingest.decode.mode import Mode
 from dask_image_ingest.decode.options import (
@@ -60,12 +60,12 @@ __all__ = [
     "decode_threads",
     "from_bytes",
     "header_of",
+    "is_baseline_jpeg",
     "make_decoding",
     "measure",
     "pixels_of",
     "printable",
     "read_header",
-    "read_jpeg_frame",
     "require_simplejpeg",
     "resize_arrays",
 ]

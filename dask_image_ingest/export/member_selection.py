@@ -31,8 +31,6 @@ _MEMBER = pa.struct(
 # What is told of each row beside its members.
 _FIELDS = {
     "image": pa.int32(),
-    "height": pa.int32(),
-    "width": pa.int32(),
     "reason": pa.string(),
     "same_key": pa.bool_(),
 }
@@ -46,15 +44,13 @@ _SKIPPED = re.compile(r"__[^/]*__($|/)")
 class Row(NamedTuple):
     """The members selected for one row, or the reason why there are none.
 
-    A member is its extension, where its bytes are, at which offset, and how many. ``shape`` is the
-    height and width of an image that was re-encoded. ``same_key`` says whether the key is that
-    of its shard, None where the key alone says which sample is meant.
+    A member is its extension, where its bytes are, at which offset, and how many. ``same_key`` says
+    whether the key is that of its shard, None where the key alone says which sample is meant.
     """
 
     members: tuple[tuple[str, int, int, int], ...] = ()
     image: int | None = None
     reason: str | None = None
-    shape: tuple[int, int] | None = None
     same_key: bool | None = None
 
 
@@ -135,13 +131,10 @@ def select_stored(index: ShardIndex, wanted: pa.RecordBatch, options: Options) -
 def tabulated(rows: Sequence[Row]) -> pa.Table:
     """Rows as a table."""
     members = [member for row in rows for member in row.members]
-    shapes = [row.shape or (None, None) for row in rows]
     return _table(
         np.cumsum([0, *(len(row.members) for row in rows)]),
         list(zip(*members, strict=True)) or [()] * len(_MEMBER),
         image=[row.image for row in rows],
-        height=[height for height, _ in shapes],
-        width=[width for _, width in shapes],
         reason=[row.reason for row in rows],
         same_key=[row.same_key for row in rows],
     )

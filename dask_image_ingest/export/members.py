@@ -7,34 +7,93 @@ import io
 import json
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from datetime import date, time, timedelta
 from decimal import Decimal
 from functools import partial
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import pandas as pd
 import pyarrow as pa
 
+from dask_image_ingest.arguments import check_choice, whole_number
 from dask_image_ingest.errors import ArgumentError
 from dask_image_ingest.export.image_origin import FORMATS, ImageOrigin
+from dask_image_ingest.ops import encoded_images
 from dask_image_ingest.tar import IMAGE_EXTENSIONS
+
+
+@dataclass(frozen=True)
+class Encode:
+    """Encoder settings of a member: ``members={"jpg": Encode("image", quality=90)}``.
+
+    JPEG is baseline, without EXIF or a colour profile. PNG, and WebP of other than three channels,
+    are lossless and have no settings.
+
+    Parameters
+    ----------
+    column
+        The image column whose pixels are encoded.
+    quality
+        Of JPEG and WebP: 1 to 100, as libjpeg and libwebp count.
+    subsampling
+        Of the colours of a JPEG: ``"420"``, ``"422"`` or ``"444"``.
+
+    Examples
+    --------
+    >>> small = read_webdataset_images("train-{000..003}.tar", size=64, resize="shorter")
+    >>> members = {"jpg": Encode("image", quality=90)}
+    >>> written = to_webdataset(small, "small/{shard:03d}.tar", members=members, errors="drop")
+    >>> int(written["samples"].sum()), written.attrs["left_out"]["bad-image"]["first"]
+    (51, ['0018'])
+    """
+
+    column: str
+    quality: int = 92
+    subsampling: Literal["420", "422", "444"] = "420"
+
+    def __post_init__(self) -> None:
+        advice = "pass a whole number from 1 to 100"
+        whole_number("quality", self.quality, 1, advice, most=100)
+        check_choice("subsampling", self.subsampling, ("420", "422", "444"))
 
 
 @dataclass(frozen=True, slots=True)
 class Made:
     """A member that is made of columns.
 
-    ``columns`` has one name for a member that is the column's value, and is a tuple for one that is
-    a JSON object of several columns. ``format`` is that of a member made of pixels, else None;
-    ``is_picture`` says that these take the place of the sample's own image.
+    Attributes
+    ----------
+    columns
+        One name for a member that is the column's value; a tuple for a JSON object of several.
+    pixels
+        How the pixels of the column are encoded; None for a member of other values.
+    is_picture
+        Whether it takes the place of the sample's own image.
     """
 
     extension: str
     columns: str | tuple[str, ...]
-    format: str | None = None
+    pixels: Encode | None = None
     is_picture: bool = False
+
+    @property
+    def format(self) -> str:
+        """The format of encoded pixels."""
+        return FORMATS[self.extension.rpartition(".")[2]]
+
+    def encode(self, frame: Any) -> Any:
+        """The pixels of the column as a series of files."""
+        how = self.pixels or Encode(str(self.columns))
+        settings: dict[str, Any] = {"quality": how.quality}
+        if self.format == "jpeg":
+            settings["subsampling"] = ":".join(how.subsampling)
+        return encoded_images(frame, how.column, self.format, **settings)
+
+    def described(self) -> list[Any]:
+        """Its columns and settings, in JSON."""
+        return [*self.needs, *([asdict(self.pixels)] if self.pixels else [])]
 
     @property
     def needs(self) -> tuple[str, ...]:
@@ -59,7 +118,7 @@ class Members:
     @property
     def pixels(self) -> tuple[Made, ...]:
         """The members that are made of pixels."""
-        return tuple(made for made in self.made if made.format is not None)
+        return tuple(made for made in self.made if made.pixels is not None)
 
     @property
     def picture(self) -> Made | None:
@@ -151,14 +210,22 @@ def member_bytes(table: pa.Table, made: Made) -> pa.Array:
 def _made(
     extension: str, value: Any, columns: Sequence[str], images: Mapping[str, ImageOrigin]
 ) -> Made:
+    if isinstance(value, Encode):
+        if value.column not in images:
+            raise ArgumentError(
+                f"members= makes {extension!r} of {value}: the frame's columns of pixels are "
+                f"{', '.join(map(repr, images)) or 'none'}"
+            )
+        return _made_of_pixels(extension, value, images[value.column])
     wanted = value if isinstance(value, str) else tuple(value) if _is_list(value) else None
     if not wanted:
         raise ArgumentError(
             f"members= makes {extension!r} of {value!r}: give the name of a column, a list of "
-            "names for a JSON object of them, or None for no such member"
+            "names for a JSON object of them, Encode(...) for the pixels of one, or None for no "
+            "such member"
         )
     if isinstance(wanted, str) and wanted in images:
-        return _made_of_pixels(extension, wanted, images[wanted])
+        return _made_of_pixels(extension, Encode(wanted), images[wanted])
     made = Made(extension, wanted)
     missing = [name for name in made.needs if name not in columns]
     if missing:
@@ -169,8 +236,9 @@ def _made(
     return made
 
 
-def _made_of_pixels(extension: str, column: str, origin: ImageOrigin) -> Made:
+def _made_of_pixels(extension: str, how: Encode, origin: ImageOrigin) -> Made:
     """A member of encoded pixels. One part of an extension is the sample's image, two another."""
+    column = how.column
     format_ = FORMATS.get(extension.rpartition(".")[2])
     if format_ is None:
         raise ArgumentError(
@@ -191,7 +259,7 @@ def _made_of_pixels(extension: str, column: str, origin: ImageOrigin) -> Made:
                 f"sample's own image: pass {instead}"
             )
         is_picture = False
-    return Made(extension, column, format_, is_picture)
+    return Made(extension, column, how, is_picture)
 
 
 def _extension(text: Any) -> str:

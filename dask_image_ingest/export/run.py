@@ -37,7 +37,6 @@ from dask_image_ingest.export.options import (
 from dask_image_ingest.export.plan.planner import Prepared, prepare
 from dask_image_ingest.export.plan.rejected_rows import assigns_keys
 from dask_image_ingest.export.plan.staging import StagedRows, metadata_columns, stage_frame
-from dask_image_ingest.export.transcode.transcode import is_transcoded
 from dask_image_ingest.export.write.shard import compare_shard, write_shard
 from dask_image_ingest.index import parquet_bytes
 from dask_image_ingest.storage import (
@@ -151,10 +150,7 @@ class _Run:
     def _facts_of_earlier(self) -> dict[str, Any] | None:
         """Facts of a run that was killed while it wrote shards; None if there was none."""
         if self.previous.plan is None:
-            if self.resume:
-                self.output.remove(name for name in self._staged() if not is_transcoded(name))
-            else:
-                self.output.remove_staging()
+            self.output.remove_staging()
             return None
         staged = self.output.sizes(STAGING)
         self.output.remove(f"{STAGING}/{name}" for name in staged if name.endswith(".tmp"))
@@ -170,20 +166,15 @@ class _Run:
         context = replace(
             self.context, pointers=staged_name("pointers"), planned=staged_name("planned")
         )
-        refused = False
         try:
             staged = stage_frame(self.frame, context, self.columns, self.show)
             prepared = prepare(staged, context, assigns_keys(self.frame), self.show)
             if not self.resume:
                 self.previous.refuse_loss(prepared.plan, prepared.rejected.summary())
-            refused = True
             described = self._accepted(staged, prepared, read)
-        except BaseException as error:
+        except BaseException:
             self.check_lock()  # else what is staged may be another run's
-            # Remove all files of this attempt, except transcoded images of an interrupted one.
-            refused = refused or isinstance(error, ArgumentError)
-            made = set(self._staged()) - set(before)
-            self.output.remove(name for name in made if refused or not is_transcoded(name))
+            self.output.remove(set(self._staged()) - set(before))
             if not self._staged():
                 self.output.remove_staging()
             raise
@@ -194,7 +185,7 @@ class _Run:
             self.previous.keep_what_is_there()
         else:
             self.previous.remove()
-            self.output.remove(name for name in before if not is_transcoded(name) and name != RUN)
+            self.output.remove(name for name in before if name != RUN)
             self._begin(described)
         plan = prepared.plan
         left_out = prepared.rejected.table()

@@ -16,10 +16,9 @@ from dask_image_ingest.errors import ArgumentError
 from dask_image_ingest.export.image_origin import ImageOrigin, image_origin
 from dask_image_ingest.export.lineage import source_options_of
 from dask_image_ingest.export.members import Members, make_members
-from dask_image_ingest.export.options import Encode, Jpeg, Options, make_jpeg
+from dask_image_ingest.export.options import Options
 from dask_image_ingest.export.plan.staging import metadata_columns
 from dask_image_ingest.export.run import export
-from dask_image_ingest.export.transcode.libjpeg_turbo import require_turbojpeg
 from dask_image_ingest.frames import image_columns, reference_columns
 from dask_image_ingest.storage import (
     EXPORT_ADVICE,
@@ -38,7 +37,6 @@ def to_webdataset(
     members: str | Sequence[Any] | Mapping[str, Any] = "all",
     sidecar: Literal["parquet"] | None = "parquet",
     index: bool = False,
-    jpeg: Literal["keep", "baseline"] | Encode = "keep",
     errors: Literal["raise", "drop"] = "raise",
     drop_bad_images: bool = False,
     resume: bool = False,
@@ -49,8 +47,8 @@ def to_webdataset(
 ) -> pd.DataFrame:
     """Write the samples of a frame as WebDataset shards, each member byte for byte as it was.
 
-    Only the metadata columns of the frame are computed. No image is decoded, unless ``jpeg`` or
-    ``members`` asks for it. Then each sample's members are copied from its shard, one task for each
+    Only the metadata columns of the frame are computed. No image is decoded, unless ``members``
+    encodes pixels. Then each sample's members are copied from its shard, one task for each
     new shard. The frame may be the result of any filter, join, sort or shuffle; its order is kept.
     A frame whose pixels differ from the stored ones is refused, unless ``members`` encodes them.
 
@@ -77,20 +75,14 @@ def to_webdataset(
         mappings. Text is written as UTF-8, bytes as they are, numbers in decimal, lists, structs
         and several columns as JSON; where the value is null, there is no member. Pixels are
         encoded: ``{"jpg": "image"}`` takes the place of the sample's own image, and
-        ``{"mask.png": "mask"}``, with more than one part in its extension, lies beside it.
+        ``{"mask.png": "mask"}``, with more than one part in its extension, lies beside it;
+        ``{"jpg": Encode("image", quality=90)}`` has settings.
     sidecar
         ``"parquet"`` writes a table of all metadata columns beside each shard, computed ones
         included, whose ``__url__``, ``offset`` and ``nbytes`` point to the new shard. None writes
         none.
     index
         Write ``.idx`` files, as wds2idx does, for DALI's reader.
-    jpeg
-        ``"keep"`` copies the stored images byte for byte. ``"baseline"`` converts JPEGs that are
-        progressive, arithmetic or in several scans to baseline in one scan, which hardware decoders
-        take. This is lossless: coefficients, EXIF and colour profile stay, and so do all other
-        images. It needs libjpeg-turbo (extra ``jpeg``). :class:`Encode` decodes every image,
-        resizes it if asked, and encodes it as a member ``jpg``. An image for which that fails is a
-        row that can't be exported.
     errors
         For rows that can't be exported (a key that readers would not give back, a repeated sample,
         a missing shard): ``"raise"`` refuses the export before anything is written, ``"drop"``
@@ -125,8 +117,6 @@ def to_webdataset(
         If arguments contradict each other, if rows can't be exported, if shards were read with
         different options, or if pixels of an image column differ from the stored images: encode
         the column, or drop it to copy the stored images.
-    MissingDependencyError
-        If ``jpeg="baseline"`` finds no libjpeg-turbo.
     ExportError
         If the folder can't be written to, has other files of these names or an export already, or
         if another export is writing there.
@@ -160,7 +150,6 @@ def to_webdataset(
         members=members,
         sidecar=sidecar,
         index=index,
-        jpeg=jpeg,
         errors=errors,
         drop_bad_images=drop_bad_images,
     )
@@ -210,7 +199,6 @@ def make_options(
     members: Any,
     sidecar: Any,
     index: bool,
-    jpeg: Any,
     errors: Any,
     drop_bad_images: bool,
 ) -> Options:
@@ -219,8 +207,6 @@ def make_options(
     Raises
     ------
     ArgumentError
-    MissingDependencyError
-        If a library is missing that ``jpeg`` needs.
     """
     if sidecar not in ("parquet", None):
         raise ArgumentError(f"sidecar={sidecar!r}; choose 'parquet' or None")
@@ -238,8 +224,7 @@ def make_options(
     pixels, references = image_columns(frame), reference_columns(frame)
     origins = {name: image_origin(frame, name) for name in (*pixels, *references)}
     chosen = make_members(members, columns, {name: origins[name] for name in pixels})
-    how = _jpeg(jpeg)
-    _refuse_other_images(origins, chosen, how)
+    _refuse_other_images(origins, chosen)
     return Options(
         template=template,
         samples_per_shard=None
@@ -250,13 +235,12 @@ def make_options(
         members=chosen,
         sidecar=sidecar is not None,
         index=bool(index),
-        jpeg=how,
         drop_rows=errors == "drop",
         drop_bad_images=bool(drop_bad_images),
     )
 
 
-def _refuse_other_images(origins: Mapping[str, ImageOrigin], members: Members, jpeg: Jpeg) -> None:
+def _refuse_other_images(origins: Mapping[str, ImageOrigin], members: Members) -> None:
     """Refuse to copy other images than the frame shows, and to leave some out, without a word."""
     encoded = {made.columns for made in members.pixels}
     for name, origin in origins.items():
@@ -277,11 +261,6 @@ def _refuse_other_images(origins: Mapping[str, ImageOrigin], members: Members, j
                 f"members={{{origin.extension(name)!r}: {name!r}}} encodes the pixels; "
                 f"drop(columns={name!r}) first {drop}"
             )
-    if encoded and isinstance(jpeg, Encode) and jpeg.size is not None:
-        raise ArgumentError(
-            f"Encode(size=...) is for stored images, and members= makes one of the pixels in "
-            f"{members.pixels[0].columns!r}: resize them where they are made"
-        )
 
 
 def _copies(members: Members, origin: ImageOrigin) -> bool:
@@ -314,13 +293,6 @@ def _fields(text: str) -> list[str] | None:
         return [name for _, name, _, _ in string.Formatter().parse(text) if name is not None]
     except ValueError:
         return None
-
-
-def _jpeg(jpeg: Any) -> Jpeg:
-    made = make_jpeg(jpeg)
-    if made == "baseline":
-        require_turbojpeg()
-    return made
 
 
 def _bytes(size: Any) -> int | None:

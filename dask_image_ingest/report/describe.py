@@ -4,93 +4,34 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import pandas as pd
 from dask.utils import format_bytes
 
-from dask_image_ingest.dataset import NoPixels, ReadOptions
-from dask_image_ingest.decode import decode, printable
-from dask_image_ingest.report.hardware import hardware_in_words, hardware_summary, not_in_hardware
-from dask_image_ingest.report.shard_rows import OPTIONS, open_rows, other_images, others_in_words
+from dask_image_ingest.decode import printable
+from dask_image_ingest.report.shard_report import IMAGE, ShardReport
 from dask_image_ingest.report.text import common_folder, listing, number
 
 
-@dataclass(frozen=True)
-class Described:
-    """Summary of one shard.
-
-    Attributes
-    ----------
-    url
-        The shard.
-    counts
-        A row for each distinct format, height, width, error and reason why a hardware decoder does
-        not take it: how many samples and images, and the images' bytes.
-    damage
-        What of it is lost, and why; None if nothing is.
-    others
-        Images that were not looked at, by their extension.
-    """
-
-    url: str
-    counts: pd.DataFrame
-    damage: str | None
-    others: dict[str, int]
-
-
-def describe_shard(
-    url: str,
-    storage_options: dict[str, Any] | None = None,
-    decode_too: bool = False,
-    options: ReadOptions = OPTIONS,
-) -> Described:
-    """Read the headers of a shard's images; decode them too, if asked, and keep none.
-
-    Raises
-    ------
-    ShardError
-        If it can't be read.
-    """
-    with open_rows(url, storage_options, options) as (rows, index):
-        names = ["format", "height", "width", "nbytes"]
-        frame = rows.table(names).to_pandas(types_mapper=pd.ArrowDtype)
-        frame["hardware"] = pd.array(not_in_hardware(rows), dtype="str")
-        if decode_too:
-            decoding = options.decoding
-            pixels = decode(rows.headers, rows.image_bytes, decoding, NoPixels(), rows.origin)
-            codes = [error and error.partition(":")[0] for error in pixels.errors]
-            frame["error"] = pd.array(codes, dtype="str")
-        damage = index.damage
-        others = other_images(index, options)
-    by = [name for name in frame.columns if name != "nbytes"]
-    groups = frame.groupby(by, dropna=False, observed=True)["nbytes"]
-    counts = groups.agg(samples="size", images="count", nbytes="sum").reset_index()
-    lost = None if damage is None else f"{damage.code}: {damage.reason}"
-    return Described(url, counts, lost, others)
-
-
-def summarize(shards: Sequence[Described]) -> dict[str, Any]:
+def summarize(shards: Sequence[ShardReport], decoded: bool) -> dict[str, Any]:
     """Totals, and the same of each shard."""
-    counts = pd.concat([shard.counts for shard in shards], ignore_index=True)
-    others: Counter[str] = Counter()
-    for shard in shards:
-        others.update(shard.others)
+    lost = {shard.url: _lost(shard) for shard in shards}
     return {
         "shards": len(shards),
-        **_totals(counts),
-        "others": dict(others.most_common()),
-        "damaged": {shard.url: shard.damage for shard in shards if shard.damage},
-        "per_shard": [{"url": shard.url, **_totals(shard.counts)} for shard in shards],
+        **_totals(shards, decoded),
+        "damaged": {url: why for url, why in lost.items() if why},
+        "per_shard": [{"url": shard.url, **_totals([shard], decoded)} for shard in shards],
     }
 
 
 def is_bad(summary: dict[str, Any]) -> bool:
     """True if images or samples are missing, damaged, or cannot be decoded."""
+    others = summary["others"].values()
     return bool(
         summary["unreadable_headers"]
         or summary["images"] < summary["samples"]
+        or any(other["unreadable_headers"] for other in others)
         or summary.get("errors")
         or summary["damaged"]
     )
@@ -105,10 +46,9 @@ def describe_text(summary: dict[str, Any]) -> str:
         "",
         f"bytes    {format_bytes(summary['bytes'])} encoded, "
         f"{format_bytes(summary['rgb_bytes'])} decoded to RGB",
-        f"formats  {listing(summary['formats'])}",
-        "size     " + ", ".join(f"{name} {w} × {h}" for name, (w, h) in summary["sizes"].items()),
-        f"hardware {hardware_in_words(summary['hardware'])}",
-        *(f"others   {others_in_words(found)}" for found in [summary["others"]] if found),
+        f"formats  {_formats(summary)}",
+        "size     " + _sizes_text(summary),
+        *(f"{printable(kind):8} {_other_text(other)}" for kind, other in summary["others"].items()),
         f"bad      {_bad_text(summary)}",
         *(f"damaged  {printable(url, 1000)}: {why}" for url, why in summary["damaged"].items()),
         "",
@@ -117,26 +57,41 @@ def describe_text(summary: dict[str, Any]) -> str:
     return "\n".join(lines) + ("\n" + table.to_string(index=False) if len(table) else "")
 
 
-def _totals(counts: pd.DataFrame) -> dict[str, Any]:
-    readable = counts[counts["height"].notna()]
+def _lost(shard: ShardReport) -> str | None:
+    return f"unreadable: {shard.unreadable}" if shard.unreadable else shard.damage
+
+
+def _totals(shards: Sequence[ShardReport], decoded: bool) -> dict[str, Any]:
+    counts = pd.concat([shard.counts for shard in shards], ignore_index=True)
+    images = counts[counts["member"] == IMAGE]
+    readable = images[images["height"].notna()]
+    others = counts[counts["member"] != IMAGE]
     totals = {
-        "samples": int(counts["samples"].sum()),
-        "images": int(counts["images"].sum()),
-        "bytes": int(counts["nbytes"].sum()),
+        "samples": sum(shard.samples for shard in shards),
+        **_images(images),
         "rgb_bytes": int((readable["height"] * readable["width"] * readable["images"]).sum()) * 3,
-        "unreadable_headers": int(counts["images"].sum() - readable["images"].sum()),
-        "formats": _histogram(counts, "format"),
-        "sizes": _sizes(readable),
-        "hardware": hardware_summary(int(counts["images"].sum()), _histogram(counts, "hardware")),
+        "baseline_jpegs": int(images["images"][images["baseline"].astype(bool)].sum()),
+        "others": {kind: _images(some) for kind, some in others.groupby("member", sort=False)},
     }
-    if "error" in counts:
-        totals["errors"] = _histogram(counts, "error")
+    if decoded:
+        errors: Counter[str] = Counter()
+        for shard in shards:
+            errors.update({code: bad.count for code, bad in shard.bad.items()})
+        totals["errors"] = dict(errors.most_common())
     return totals
 
 
-def _histogram(counts: pd.DataFrame, column: str) -> dict[str, int]:
-    sums = counts.groupby(column)["samples"].sum().sort_values(ascending=False)
-    return {str(name): int(samples) for name, samples in sums.items()}
+def _images(counts: pd.DataFrame) -> dict[str, Any]:
+    """Totals of the images of one kind."""
+    readable = counts[counts["height"].notna()]
+    formats = counts.groupby("format")["samples"].sum().sort_values(ascending=False)
+    return {
+        "images": int(counts["images"].sum()),
+        "bytes": int(counts["nbytes"].sum()),
+        "unreadable_headers": int(counts["images"].sum() - readable["images"].sum()),
+        "formats": {str(name): int(samples) for name, samples in formats.items()},
+        "sizes": _sizes(readable),
+    }
 
 
 def _sizes(readable: pd.DataFrame) -> dict[str, list[int]]:
@@ -151,6 +106,26 @@ def _sizes(readable: pd.DataFrame) -> dict[str, list[int]]:
         name: [int(ordered["width"].iloc[row]), int(ordered["height"].iloc[row])]
         for name, row in picks.items()
     }
+
+
+def _formats(summary: dict[str, Any]) -> str:
+    jpegs, baseline = summary["formats"].get("jpeg", 0), summary["baseline_jpegs"]
+    told = listing(summary["formats"])
+    # Hardware decoders take no other JPEG.
+    return told + (f" ({baseline:,} of the jpeg are baseline)" if baseline < jpegs else "")
+
+
+def _sizes_text(images: dict[str, Any]) -> str:
+    return ", ".join(f"{name} {w} × {h}" for name, (w, h) in images["sizes"].items())
+
+
+def _other_text(other: dict[str, Any]) -> str:
+    bad = other["unreadable_headers"]
+    return (
+        f"{number(other['images'], 'image')}, {format_bytes(other['bytes'])}: "
+        f"{listing(other['formats'])}; {_sizes_text(other)}"
+        + (f"; {bad:,} with an unreadable header" if bad else "")
+    )
 
 
 def _bad_text(summary: dict[str, Any]) -> str:

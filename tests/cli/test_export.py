@@ -8,7 +8,6 @@ import shutil
 
 import pandas as pd
 import pytest
-from jpegs import never_baseline, not_baseline
 from PIL import Image
 from tars import tar
 from witnesses import by_dali, by_webdataset, shards_in
@@ -164,42 +163,6 @@ def test_no_output_is_a_wrong_argument(folder, capsys):
         cli.main(["export", str(folder)])
     assert ended.value.code == 2
     assert "-o" in capsys.readouterr().err
-
-
-def test_pictures_are_made_baseline_or_encoded(tmp_path, capsys):
-    pictures = {f"{name}.jpg": data for name, data in not_baseline().items()}
-    (tmp_path / "in.tar").write_bytes(tar(pictures))
-    arguments = [tmp_path / "in.tar", "--jpeg"]
-    for how, size in (
-        ("baseline", None),
-        ("encode:quality=90,size=24x32,restart_rows=1", (32, 24)),
-    ):
-        out = tmp_path / how.partition(":")[0]
-        status, _, err = run(capsys, *arguments, how, "-o", out / "{shard}.tar")
-        assert (status, err) == (0, "")
-        for _, members in by_webdataset(shards_in(out)):
-            image = Image.open(io.BytesIO(members["jpg"]))
-            assert "progressive" not in image.info
-            assert size in (None, image.size)
-
-
-def test_pictures_that_cannot_be_baseline_are_told(tmp_path, capsys):
-    (tmp_path / "in.tar").write_bytes(tar({"a.jpg": never_baseline()["cut"]}))
-    arguments = [tmp_path / "in.tar", "-o", tmp_path / "out" / "{shard}.tar"]
-    status, out, _ = run(capsys, *arguments, "--jpeg", "baseline")
-    assert status == 1
-    assert "not-baseline" in out
-
-
-@pytest.mark.parametrize(
-    "how",
-    ["progressive", "encode:colour=1", "encode:quality=high", "encode:size=", "encode:quality=0"],
-)
-def test_a_jpeg_option_that_is_none_is_a_wrong_argument(how, folder, tmp_path, capsys):
-    status, out, err = run(capsys, folder, "-o", tmp_path / "{shard}.tar", "--jpeg", how)
-    assert (status, out) == (2, "")
-    assert "jpeg" in err or "quality" in err
-    assert not list(tmp_path.iterdir())
 
 
 def test_sidecars_of_the_source_are_asked_and_passed_on(folder, photos, tmp_path, capsys):

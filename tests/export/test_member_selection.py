@@ -11,7 +11,7 @@ from dask_image_ingest.tar import index_tar
 
 
 def options(**members) -> Options:
-    return Options("{shard}.tar", None, None, None, Members(**members), True, False, "keep", 0, 0)
+    return Options("{shard}.tar", None, None, None, Members(**members), True, False, False, False)
 
 
 def pointers(rows) -> pa.RecordBatch:

@@ -189,19 +189,6 @@ def test_a_mask_beside_its_image(ddf, photos, tmp_path):
             assert set(np.unique(np.asarray(Image.open(io.BytesIO(made))))) <= {0, 255}
 
 
-def test_settings_of_the_jpeg_are_those_of_encode(ddf, tmp_path):
-    frame = ddf.partitions[[0]]
-    coarse, fine = dii.Encode(quality=5), dii.Encode(quality=95, subsampling="444")
-    sizes = []
-    for number, settings in enumerate((coarse, fine)):
-        folder = tmp_path / str(number)
-        export(frame, folder, members={"jpg": "image"}, jpeg=settings)
-        sizes.append(sum(len(members["jpg"]) for members in written(folder).values()))
-    assert sizes[1] > 3 * sizes[0]
-    with pytest.raises(ArgumentError, match=r"Encode\(size=...\) is for stored images"):
-        export(frame, tmp_path, members={"jpg": "image"}, jpeg=dii.Encode(size=32))
-
-
 @pytest.mark.parametrize("members", [{"txt": "image"}, {"json": ["image"]}, {"tif": "image"}])
 def test_pixels_are_no_text(members, ddf, tmp_path):
     with pytest.raises(ArgumentError, match="image"):

@@ -129,23 +129,50 @@ def masks(folder, photos):
     return folder / "masks.tar"
 
 
-def test_images_that_are_not_looked_at_are_named_and_looked_at_on_request(photos, tmp_path, capsys):
+def test_all_images_of_a_sample_are_looked_at_in_one_run(photos, tmp_path, capsys):
     path = masks(tmp_path, photos)
-    status, out, _ = run(capsys, path)
-    assert status == 0
-    assert "seg.png 3, not looked at: --image seg.png" in out
+    status, out, _ = run(capsys, path, "--json")
+    report = json.loads(out)
+    assert (status, report["others"]) == (1, {"seg.png": 3})
+    assert report["bytes"] == sum(map(len, members_of(path)))
+    # Colours are no fault of a member of which nobody says that it has labels.
+    assert {code: bad["first"] for code, bad in report["bad_images"].items()} == {
+        "truncated": ["1.seg.png"]
+    }
+    _, out, _ = run(capsys, path)
+    assert "with those beside the first: seg.png 3" in out
+
+
+def members_of(path):
+    with tarfile.open(path) as shard:
+        return [shard.extractfile(member).read() for member in shard]
+
+
+def test_one_image_alone_is_looked_at_on_request(photos, tmp_path, capsys):
+    path = masks(tmp_path, photos)
     status, out, _ = run(capsys, path, "--image", "seg.png", "--mode", "labels", "--json")
     report = json.loads(out)
-    assert (status, report["others"]) == (1, {"jpg": 3})
+    assert (status, report["others"]) == (1, {})
     assert {code: bad["first"] for code, bad in report["bad_images"].items()} == {
         "truncated": ["1"],
         "unsupported-format": ["2"],
     }
 
 
+def test_an_image_whose_sample_has_a_preferred_one_is_another(photos, tmp_path, capsys):
+    png = photos[1].encoded
+    members = [("0.jpg", photos[0].encoded), ("0.png", png), ("1.png", png)]
+    (tmp_path / "a.tar").write_bytes(tar(members))
+    _, out, _ = run(capsys, tmp_path / "a.tar", "--json")
+    assert json.loads(out)["others"] == {"png": 1}
+
+
 def test_describe_tells_of_the_same_images(photos, tmp_path, capsys):
     path = masks(tmp_path, photos)
     cli.main(["describe", str(path)])
-    assert "others   seg.png 3, not looked at: --image seg.png" in capsys.readouterr().out
+    assert re.search(r"\nseg.png  3 images, .*: png 3; smallest 4 × 3, ", capsys.readouterr().out)
+    cli.main(["describe", str(path), "--json"])
+    summary = json.loads(capsys.readouterr().out)
+    assert (summary["images"], summary["others"]["seg.png"]["images"]) == (3, 3)
     cli.main(["describe", str(path), "--image", "seg.png", "--json"])
     assert json.loads(capsys.readouterr().out)["sizes"]["smallest"] == [4, 3]

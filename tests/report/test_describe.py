@@ -10,6 +10,7 @@ import sys
 from collections import Counter
 
 import pytest
+from corpus import images
 from few_images import SIZES, encoded, write_bad_shard, write_good_shards
 from tars import header, tar
 
@@ -64,6 +65,32 @@ def test_describe_has_a_line_per_shard(good, capsys):
     assert "jpeg 5" in lines["a-0.tar"]
     assert "png 1" in lines["a-1.tar"]
     assert "10 × 10" in lines["a-1.tar"]
+
+
+@pytest.mark.parametrize("decode", [[], ["--decode"]])
+def test_describe_tells_how_many_jpegs_are_baseline(tmp_path, capsys, decode):
+    kinds = {
+        "jpeg-420": True,
+        "jpeg-grey": True,
+        "jpeg-progressive": False,
+        "jpeg-arithmetic": False,
+    }
+    members = {f"{name}.jpg": images()[name] for name in kinds}
+    (tmp_path / "a.tar").write_bytes(tar(members))
+    _, out, _ = run(capsys, "describe", tmp_path, *decode)
+    assert "formats  jpeg 4 (2 of the jpeg are baseline)" in out
+    _, out, _ = run(capsys, "describe", tmp_path, "--json", *decode)
+    assert json.loads(out)["baseline_jpegs"] == sum(kinds.values())
+
+
+def test_describe_names_shards_that_are_damaged_or_unreadable(good, tmp_path, capsys):
+    whole = (good / "a-0.tar").read_bytes()
+    (tmp_path / "cut.tar").write_bytes(whole[:-12_000])
+    (tmp_path / "none.tar").write_bytes(b"this is no tar" * 100)
+    status, out, _ = run(capsys, "describe", tmp_path)
+    assert status == 1
+    assert f"damaged  {tmp_path}/cut.tar: " in out
+    assert f"damaged  {tmp_path}/none.tar: unreadable: " in out
 
 
 def test_describe_decodes_nothing_unless_asked(good, monkeypatch, capsys):

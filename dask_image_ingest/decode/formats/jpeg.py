@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 from collections.abc import Iterator
 from struct import Struct
-from typing import Any, Final, NamedTuple
+from typing import Any, Final
 
 import numpy as np
 
@@ -141,103 +141,13 @@ def _has_end(data: LazyBytes, start: int) -> bool:
 
 # --- coding ---------------------------------------------------------------------------------------
 
-_CODINGS: Final = {
-    0xC0: "baseline",
-    0xC1: "extended",
-    0xC2: "progressive",
-    0xC3: "lossless",
-    0xC9: "arithmetic",
-    0xCA: "arithmetic",
-    0xCB: "lossless",
-}
-# Width and height of the first component's blocks in those of the others.
-_SUBSAMPLINGS: Final = {
-    (1, 1): "4:4:4",
-    (2, 1): "4:2:2",
-    (2, 2): "4:2:0",
-    (1, 2): "4:4:0",
-    (4, 1): "4:1:1",
-    (4, 2): "4:1:0",
-}
-_IN_HARDWARE: Final = frozenset(("4:4:4", "4:2:2", "4:2:0", "4:4:0"))
+_BASELINE: Final = 0xC0
 
 
-class JpegFrame(NamedTuple):
-    """Coding of a JPEG, from its frame header and its first scan.
-
-    Attributes
-    ----------
-    coding
-        ``baseline``, ``extended``, ``progressive``, ``lossless``, ``arithmetic``, or ``other``.
-    precision
-        Bits of a sample.
-    sampling
-        Of each component: blocks across, blocks down.
-    one_scan
-        Whether the first scan has all components. Of a baseline JPEG it is then the only one.
-    """
-
-    coding: str
-    precision: int
-    sampling: tuple[tuple[int, int], ...]
-    one_scan: bool
-
-    @property
-    def is_baseline(self) -> bool:
-        """True for a baseline JPEG in one scan."""
-        return self.coding == "baseline" and self.precision == 8 and self.one_scan
-
-    @property
-    def subsampling(self) -> str:
-        """As ``4:2:0``, ``grey`` for one component, ``other`` for what has no name."""
-        if len(self.sampling) == 1:
-            return "grey"
-        (across, down), *others = self.sampling
-        if len(set(others)) != 1 or across % others[0][0] or down % others[0][1]:
-            return "other"
-        return _SUBSAMPLINGS.get((across // others[0][0], down // others[0][1]), "other")
-
-    @property
-    def not_in_hardware(self) -> str | None:
-        """Reason why hardware decoders refuse it; None if they take it.
-
-        By what NVIDIA says of nvJPEG's ``NVJPEG_BACKEND_HARDWARE``: baseline JPEG, a single scan, 1
-        or 3 channels, neither 4:1:0 nor 4:1:1
-        (https://docs.nvidia.com/cuda/nvjpeg/index.html#nvjpeg-backend). Baseline means Huffman
-        coding and 8 bits. What that page does not name (uncommon subsamplings) counts as not taken.
-        """
-        if self.precision != 8:
-            return f"{self.precision}-bit"
-        if self.coding != "baseline":
-            return self.coding
-        if not self.one_scan:
-            return "several scans"
-        if len(self.sampling) not in (1, 3):
-            return f"{len(self.sampling)} components"
-        known = self.subsampling == "grey" or self.subsampling in _IN_HARDWARE
-        return None if known else f"subsampling {self.subsampling}"
-
-
-def read_jpeg_frame(data: LazyBytes) -> JpegFrame | None:
-    """Coding of a JPEG; None if its segments lead to no scan."""
-    frame = None
-    for segment in segments(data):
-        kind = segment[0]
-        if kind in _FRAMES and frame is None:
-            frame = kind, _body(data, segment)
-        elif kind == _SCAN:
-            return None if frame is None else _jpeg_frame(*frame, _body(data, segment)[:1])
-    return None
-
-
-def _jpeg_frame(kind: int, body: bytes, scan: bytes) -> JpegFrame | None:
-    factors = body[7::3]
-    if len(body) < 6 or len(factors) != body[5] or not factors or not scan:
-        return None
-    sampling = tuple((factor >> 4, factor & 15) for factor in factors)
-    if any(not 1 <= factor <= 4 for pair in sampling for factor in pair):
-        return None
-    return JpegFrame(_CODINGS.get(kind, "other"), body[0], sampling, scan[0] == len(factors))
+def is_baseline_jpeg(data: LazyBytes) -> bool:
+    """True for a JPEG of baseline coding, which hardware decoders take."""
+    frames = (segment for segment in segments(data, _NO_SHAPE) if segment[0] in _FRAMES)
+    return next(frames, (None,))[0] == _BASELINE
 
 
 # --- validity -------------------------------------------------------------------------------------

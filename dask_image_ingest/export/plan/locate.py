@@ -3,8 +3,7 @@
 A frame points to images; the other members of a sample are found in its shard. If a task of the
 frame has scanned the shard, that scan is used; any other source is scanned once, a shard by a task
 of its own, image files some to a task. Members that are no byte range of the source (of compressed
-shards, sparse members, transcoded images) are expanded to a staged file, so that writing a shard
-only copies ranges.
+shards, sparse members) are expanded to a staged file, so that writing a shard only copies ranges.
 """
 
 from __future__ import annotations
@@ -29,12 +28,6 @@ from dask_image_ingest.export.member_selection import (
 )
 from dask_image_ingest.export.options import ExportContext, staged_name
 from dask_image_ingest.export.staged_tables import from_bytes, read_batch, to_bytes
-from dask_image_ingest.export.transcode.transcode import (
-    load_transcoded,
-    save_transcoded,
-    transcode_images,
-    transcoded_name,
-)
 from dask_image_ingest.storage import LazyBytes, find_shards, is_web, open_shard
 from dask_image_ingest.tar import Places, ShardIndex, index_tar, read_member
 
@@ -58,8 +51,8 @@ class Located:
         The shard, and what changes when it does.
     rows
         For each row asked for, in order: ``members``, in the order of the source; ``image``, which
-        of them is the image; ``height`` and ``width`` of one that was re-encoded; ``reason`` why
-        the row can't be exported, else null; ``same_key``, whether its key is that of the shard.
+        of them is the image; ``reason`` why the row can't be exported, else null; ``same_key``,
+        whether its key is that of the shard.
     expanded
         The file of members that are no ranges of the source, if there is one.
     damage
@@ -99,7 +92,7 @@ def locate_in_task(rows: pa.Table, context: ExportContext) -> Located | None:
     None where it is not known: with several shards, or another step between.
     """
     walked = take_walked()
-    if walked is None or context.options.jpeg is not None or rows.column("key").null_count:
+    if walked is None or rows.column("key").null_count:
         return None
     if rows.column("url").unique().to_pylist() != [walked.shard.url]:
         return None
@@ -129,30 +122,21 @@ def _locate(url: str, wanted: pa.RecordBatch, context: ExportContext) -> Located
     try:
         shard = find_shards(url, context.source_options)[0]
         version = shard.state
-        name = staged_name("expanded")
-        if context.options.jpeg is not None:
-            name = transcoded_name(url, version, wanted, context.options)
-            if kept := load_transcoded(context.output, name):
-                return Located(url, version, kept[0], **kept[1])
         with open_shard(url, context.source_options) as content:
             index = _index(content, url, wanted)
             # Where a stream was decompressed, there is more than is stored.
             stored = len(content) == shard.size
-            as_they_are = stored and context.options.jpeg is None
-            found = select_stored(index, wanted, context.options) if as_they_are else None
+            found = select_stored(index, wanted, context.options) if stored else None
             expanded = None
             if found is None:
                 rows = select_members(index, wanted, context.options)
-                expanding = (url, content, index, stored, context, f"{name}.bytes")
-                rows, expanded = _expand(rows, *expanding)
+                if not stored or index.sparse:
+                    rows, expanded = _expand(rows, content, index, stored, context)
                 found = tabulated(rows)
     except (ShardError, ShardNotFoundError) as error:
         reason = f"unreadable-shard: {error}"
         return Located(url, "", tabulated([Row(reason=reason)] * len(wanted)))
-    facts = {"expanded": expanded, **_facts(index)}
-    if context.options.jpeg is not None:
-        save_transcoded(context.output, name, found, facts)
-    return Located(url, version, found, **facts)
+    return Located(url, version, found, expanded, **_facts(index))
 
 
 def _index(content: LazyBytes, url: str, wanted: pa.RecordBatch) -> ShardIndex:
@@ -176,24 +160,14 @@ def _facts(index: ShardIndex) -> dict[str, Any]:
 
 
 def _expand(
-    rows: list[Row],
-    url: str,
-    content: Any,
-    index: ShardIndex,
-    stored: bool,
-    context: ExportContext,
-    name: str,
+    rows: list[Row], content: Any, index: ShardIndex, stored: bool, context: ExportContext
 ) -> tuple[list[Row], str | None]:
     """Write members that are no ranges of what is stored to a file, and point there."""
-    jpeg = context.options.jpeg
-    if stored and not index.sparse and jpeg is None:
-        return rows, None
     with context.output.scratch() as file:
-        if jpeg is not None:
-            rows = transcode_images(rows, url, content, index, jpeg, file)
         rows = [_expanded(row, content, index, stored, file) for row in rows]
         if not file.tell():
             return rows, None
+        name = staged_name("expanded")
         context.output.commit(file, name)
     return rows, name
 

@@ -22,12 +22,11 @@ from dask_image_ingest.dask_internals import FrameBase, new_collection
 from dask_image_ingest.dataset import POINTER_COLUMNS, ReadWebDataset, image_field
 from dask_image_ingest.errors import ArgumentError
 from dask_image_ingest.export.members import Made, member_bytes
-from dask_image_ingest.export.options import Encode, ExportContext, Jpeg, staged_name
+from dask_image_ingest.export.options import ExportContext, staged_name
 from dask_image_ingest.export.plan.locate import Located, LocatedCache, locate_in_task
 from dask_image_ingest.export.staged_tables import from_bytes, to_bytes, write_batches
 from dask_image_ingest.frames import backend_of, image_columns, reference_columns
 from dask_image_ingest.index import parquet_bytes
-from dask_image_ingest.ops import encoded_images
 
 _POINTER = ("__key__", "__url__", "offset")
 
@@ -160,7 +159,10 @@ def _stage_partition(frame: Any, context: ExportContext) -> pd.DataFrame:
     table = _without_dictionaries(_to_arrow(metadata).replace_schema_metadata(None))
     made = {
         made.extension: member_bytes(
-            table if made.format is None else _encoded(frame, made, options.jpeg), made
+            table
+            if made.pixels is None
+            else backend_of(frame).to_arrow(made.encode(frame).to_frame()),
+            made,
         )
         for made in options.members.made
     }
@@ -217,14 +219,6 @@ def _unfit(name: str, error: Exception) -> ArgumentError:
         f"the column {name!r} holds values that no parquet file can have ({error}): make them "
         "numbers, text, times, bytes, or lists and structs of these; or leave out the column"
     )
-
-
-def _encoded(frame: Any, made: Made, jpeg: Jpeg) -> pa.Table:
-    """The pixels of a column as files, under its name."""
-    how = jpeg if isinstance(jpeg, Encode) else Encode()
-    settings = how.settings if made.format == "jpeg" else {"quality": how.quality}
-    files = encoded_images(frame, str(made.columns), str(made.format), **settings)
-    return backend_of(frame).to_arrow(files.to_frame())
 
 
 def _with_shapes(table: pa.Table, frame: Any, made: Made) -> pa.Table:

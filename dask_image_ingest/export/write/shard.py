@@ -14,7 +14,6 @@ from functools import partial
 from typing import Any, NamedTuple
 
 import pyarrow as pa
-import pyarrow.compute as pc
 
 from dask_image_ingest.errors import ExportError
 from dask_image_ingest.export.options import ExportContext
@@ -138,8 +137,7 @@ def _contents(
             contents[name] = index_file(layout, len(batch))
         elif columns is not None:
             schema = pa.ipc.read_schema(pa.py_buffer(batch.schema.metadata[b"sidecar"]))
-            shapes = pa.Table.from_batches([batch.select(["height", "width"])])
-            contents[name] = sidecar(columns, schema, layout, shapes, url)
+            contents[name] = sidecar(columns, schema, layout, url)
     return contents
 
 
@@ -165,16 +163,12 @@ def _facts(name: str, content: bytes) -> dict[str, Any]:
     }
 
 
-def sidecar(
-    columns: pa.Table, schema: pa.Schema, layout: Layout, shapes: pa.Table, url: str
-) -> bytes:
+def sidecar(columns: pa.Table, schema: pa.Schema, layout: Layout, url: str) -> bytes:
     """The columns of a shard's samples as a parquet file.
 
     ``__url__``, ``offset`` and ``nbytes`` are those of the image in the shard at ``url``, null
-    where a sample has none; with them ``decode_images`` finds it. Of an image that was re-encoded
-    (``shapes`` has heights and widths, null for all others), columns of its shape tell the new one.
+    where a sample has none; with them ``decode_images`` finds it.
     """
-    columns = _reshaped(columns, shapes)
     table = pa.table([_conform(columns, field) for field in schema], schema=schema)
     # There is no sample without members, so that some member stands in for an image that is none.
     absent = layout.images < 0
@@ -191,26 +185,6 @@ def sidecar(
             field = schema.field(number)
             table = table.set_column(number, field, values.cast(field.type))
     return parquet_bytes(table)
-
-
-def _reshaped(columns: pa.Table, shapes: pa.Table) -> pa.Table:
-    """The columns with the shapes of the images that were re-encoded."""
-    anew = pc.is_valid(shapes.column("height"))
-    new = {
-        "height": shapes.column("height"),
-        "width": shapes.column("width"),
-        "channels": pa.scalar(3),
-        "format": pa.scalar("jpeg"),
-    }
-    if not pc.any(anew).as_py():
-        return columns
-    for name, values in new.items():
-        number = columns.schema.get_field_index(name)
-        if number >= 0:
-            values = values.cast(columns.schema.field(number).type)
-            values = pc.if_else(anew, values, columns.column(number))
-            columns = columns.set_column(number, name, values)
-    return columns
 
 
 def _conform(table: pa.Table, field: pa.Field) -> pa.ChunkedArray | pa.Array:

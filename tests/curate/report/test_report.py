@@ -36,9 +36,9 @@ CHROMIUM = next(filter(None, map(shutil.which, ("chromium", "chromium-browser"))
 def collection(shards, tmp_path_factory):
     """The photographs, and half of them again, darker, smaller and in another quality."""
     folder = tmp_path_factory.mktemp("again")
-    ddf = dii.read_webdataset_images(shards, backend="pandas")
-    small = dii.Encode(quality=70, size=48, resize="longer")
-    dii.to_webdataset(ddf.partitions[:1], folder / "again-{shard:03d}.tar", jpeg=small)
+    ddf = dii.read_webdataset_images(shards, backend="pandas", size=48, resize="longer")
+    members = {"jpg": dii.Encode("image", quality=70)}
+    dii.to_webdataset(ddf.partitions[:1], folder / "again-{shard:03d}.tar", members=members)
     return dii.read_webdataset_images([*shards, *folder.glob("*.tar")], backend="pandas")
 
 

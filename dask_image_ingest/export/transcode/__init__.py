@@ -1,1 +1,0 @@
-"""Stored images that are rewritten before export: as baseline JPEG, or encoded anew."""
