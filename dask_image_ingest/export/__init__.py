@@ -5,9 +5,9 @@ ranges (``write/``).
 """
 
 from dask_image_ingest.export.image_origin import decoded_modes
-from dask_image_ingest.export.lineage import operation_name, source_options_of
 from dask_image_ingest.export.members import Encode
 from dask_image_ingest.export.plan.rejected_rows import RefusedRowsError
+from dask_image_ingest.export.query import operation_name, source_options_of
 from dask_image_ingest.export.to_parquet_images import to_parquet_images
 from dask_image_ingest.export.to_webdataset import to_webdataset
 

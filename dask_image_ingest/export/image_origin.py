@@ -19,7 +19,7 @@ from dask_image_ingest.dataset import (
     value_sources,
 )
 from dask_image_ingest.decode import Decoding, Mode
-from dask_image_ingest.export.lineage import operation_name
+from dask_image_ingest.export.query import operation_name
 from dask_image_ingest.frames import backend_of
 
 #: How pixels are encoded, by the last part of a member's extension.

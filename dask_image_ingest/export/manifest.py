@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import logging
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -97,24 +97,44 @@ class PreviousExport:
         )
 
     def keep_what_is_there(self) -> None:
-        """Begin to go on: what is finished stays so, what was under way is removed."""
+        """Turn the manifest of a finished export into records of the shards that are whole."""
         if self.manifest is not None:
             there = self.output.sizes()
             for number, written in enumerate(self.manifest["shards"]):
                 if has_recorded_sizes(written, there.get):
                     self.output.put(done_name(number), json.dumps(written).encode())
-            if not self.is_finished():
-                self.output.remove([MANIFEST])
+            self.output.remove([MANIFEST])
+
+    def refuse_other(self, frame: str, options: Options) -> None:
+        """Refuse to go on with the export of another frame, or with other options."""
+        if self.plan is None:
+            return
+        before = self.plan["options"]
+        told = [
+            f"{name} was {before.get(name)!r} and is {value!r} now"
+            for name, value in options.described().items()
+            if before.get(name) != value
+        ]
+        if self.plan["frame"] != frame:
+            told.append(
+                "the frame is another one, since its query, its source shards or the code of its "
+                "functions have changed"
+            )
+        if told:
+            raise ExportError(
+                f"{self.output.url} has another export: {'; '.join(told)}. overwrite=True removes "
+                "it; or choose another folder"
+            )
 
     def refuse_other_plan(self, described: dict[str, Any]) -> None:
-        """Say how a plan differs from the one that is there, if it does."""
-        if self.plan is None or self.plan["plan"] == described["plan"]:
-            return
-        raise ExportError(
-            f"{self.output.url} has an export of another plan: "
-            f"{_difference(self.plan, described)}. overwrite=True removes it; "
-            "or choose another folder"
-        )
+        """Refuse to go on if the same frame gives other samples than before."""
+        if self.plan is not None and self.plan["plan"] != described["plan"]:
+            raise ExportError(
+                f"{self.output.url} was planned with {self.plan['samples']:,} samples, and the "
+                f"same frame gives other ones now, {described['samples']:,}: its shards have "
+                "changed, or a function does not give the same each time. overwrite=True removes "
+                "what is there; or choose another folder"
+            )
 
     def remove(self) -> None:
         """Remove what it wrote, and say what that is."""
@@ -145,9 +165,7 @@ def find_previous(output: OutputStore) -> PreviousExport:
     return PreviousExport(output, plan, manifest)
 
 
-def describe_plan(
-    plan: ShardPlan, options: Options, frame: str | None, columns: Sequence[str]
-) -> dict[str, Any]:
+def describe_plan(plan: ShardPlan, options: Options, frame: str) -> dict[str, Any]:
     """A plan as it stands in a place; ``plan`` in it stands for all but the frame's token."""
     described = {
         "format": FORMAT,
@@ -156,7 +174,6 @@ def describe_plan(
         "shards": plan.shards,
         "samples_sha256": plan.samples_digest,
         "sources_sha256": plan.sources_digest,
-        "columns": list(columns),
     }
     text = json.dumps(described, sort_keys=True)
     return {**described, "plan": hashlib.sha256(text.encode()).hexdigest(), "frame": frame}
@@ -196,23 +213,6 @@ def _parsed(content: bytes, where: str) -> dict[str, Any]:
     raise ExportError(
         f"{where} is not what this release writes there: choose another folder, or move it away"
     )
-
-
-def _difference(old: dict[str, Any], new: dict[str, Any]) -> str:
-    told = [
-        f"{name} was {old['options'].get(name)!r} and is {value!r} now"
-        for name, value in new["options"].items()
-        if old["options"].get(name) != value
-    ]
-    if old["columns"] != new["columns"]:
-        told.append(f"the columns were {old['columns']} and are {new['columns']} now")
-    if old["samples"] != new["samples"]:
-        told.append(f"{old['samples']:,} samples were planned, and are {new['samples']:,} now")
-    elif old["samples_sha256"] != new["samples_sha256"] and not told:
-        told.append("the samples, their order or their members are others")
-    if old["sources_sha256"] != new["sources_sha256"]:
-        told.append("the source shards are others, or have changed")
-    return "; ".join(told)
 
 
 def result_frame(output: OutputStore, manifest: Mapping[str, Any]) -> pd.DataFrame:

@@ -13,7 +13,7 @@ import pyarrow.compute as pc
 
 from dask_image_ingest.dataset import image_member
 from dask_image_ingest.export.options import Options
-from dask_image_ingest.tar import IMAGE_EXTENSIONS, Sample, ShardIndex
+from dask_image_ingest.tar import IMAGE_EXTENSIONS, Sample, ShardIndex, duplicate_error
 
 #: Where a member's bytes are: in the source shard, in the file of expanded members, in a column.
 SOURCE, EXPANDED, COLUMN = range(3)
@@ -32,7 +32,6 @@ _MEMBER = pa.struct(
 _FIELDS = {
     "image": pa.int32(),
     "reason": pa.string(),
-    "same_key": pa.bool_(),
 }
 
 _IMAGES = IMAGE_EXTENSIONS.split(";")
@@ -44,18 +43,18 @@ _SKIPPED = re.compile(r"__[^/]*__($|/)")
 class Row(NamedTuple):
     """The members selected for one row, or the reason why there are none.
 
-    A member is its extension, where its bytes are, at which offset, and how many. ``same_key`` says
-    whether the key is that of its shard, None where the key alone says which sample is meant.
+    A member is its extension, where its bytes are, at which offset, and how many.
     """
 
     members: tuple[tuple[str, int, int, int], ...] = ()
     image: int | None = None
     reason: str | None = None
-    same_key: bool | None = None
 
 
-def select_members(index: ShardIndex, wanted: pa.RecordBatch, options: Options) -> list[Row]:
-    """For each pointer, in order: the members that its sample gets."""
+def select_members(
+    index: ShardIndex, wanted: pa.RecordBatch, options: Options
+) -> tuple[list[Row], bool]:
+    """The members that the sample of each pointer gets, and whether any key is not the shard's."""
     columns = wanted.to_pydict()
     offsets = set(columns["offset"])
     keys = {k for k, o in zip(columns["key"], columns["offset"], strict=True) if o is None}
@@ -68,24 +67,26 @@ def select_members(index: ShardIndex, wanted: pa.RecordBatch, options: Options) 
         if sample.key in keys:
             by_key.setdefault(sample.key, []).append(sample)
     made_sizes = [columns[f"made:{made.extension}"] for made in options.members.made]
-    rows = []
+    rows, renamed = [], False
     pointers = zip(columns["key"], columns["offset"], columns["nbytes"], strict=True)
     for number, (key, offset, nbytes) in enumerate(pointers):
         if offset is None:
             found = _without_pointer(by_key.get(key, ()), nbytes, index)
-            same_key = None if key in by_key else False
+            renamed |= key not in by_key
         else:
             found = _pointed_to(by_offset.get(offset), offset, nbytes)
-            same_key = None if isinstance(found, str) else found[0].key == key
         if isinstance(found, str):
-            rows.append(Row(reason=found, same_key=same_key))
+            rows.append(Row(reason=found))
             continue
+        renamed |= found[0].key != key
         made = [sizes[number] for sizes in made_sizes]
-        rows.append(_chosen(key, *found, made, options)._replace(same_key=same_key))
-    return rows
+        rows.append(_chosen(key, *found, made, options))
+    return rows, renamed
 
 
-def select_stored(index: ShardIndex, wanted: pa.RecordBatch, options: Options) -> pa.Table | None:
+def select_stored(
+    index: ShardIndex, wanted: pa.RecordBatch, options: Options
+) -> tuple[pa.Table, bool] | None:
     """`select_members` for all rows at once, as `tabulated` gives them.
 
     None if any row needs a closer look: one whose members are not all stored as they are written,
@@ -120,12 +121,8 @@ def select_stored(index: ShardIndex, wanted: pa.RecordBatch, options: Options) -
         pa.array(sizes[is_kept][taken]),
     )
     image = np.cumsum(is_kept)[found] - 1 - begin[samples]
-    return _table(
-        np.array([0, *ends]),
-        members,
-        image=pa.array(image, mask=~is_kept[found]),
-        same_key=pc.equal(index.keys.take(pa.array(samples)), keys),
-    )
+    table = _table(np.array([0, *ends]), members, image=pa.array(image, mask=~is_kept[found]))
+    return table, not index.keys.take(pa.array(samples)).equals(keys)
 
 
 def tabulated(rows: Sequence[Row]) -> pa.Table:
@@ -136,7 +133,6 @@ def tabulated(rows: Sequence[Row]) -> pa.Table:
         list(zip(*members, strict=True)) or [()] * len(_MEMBER),
         image=[row.image for row in rows],
         reason=[row.reason for row in rows],
-        same_key=[row.same_key for row in rows],
     )
 
 
@@ -220,9 +216,8 @@ def _chosen(
             chosen.pop(image, None)
         image = picture.extension
     chosen = {e: m for e, m in chosen.items() if e not in members.left_out or e in made_now}
-    reason = _problem(key, chosen, options) or _ambiguous(
-        [e for e in sample.duplicates if e in chosen and e not in made_now]
-    )
+    twice = [e for e in sample.duplicates if e in chosen and e not in made_now]
+    reason = _problem(key, chosen, options) or (duplicate_error(twice) if twice else None)
     if reason:
         return Row(reason=reason)
     order = list(chosen)
@@ -241,10 +236,3 @@ def _problem(key: str, chosen: Collection[str], options: Options) -> str | None:
         if key.startswith("__") and _SKIPPED.match(f"{key}.{extension}"):
             return f"bad-key: readers skip {key}.{extension}, as they do __this__"
     return None
-
-
-def _ambiguous(extensions: list[str]) -> str | None:
-    if not extensions:
-        return None
-    what = ", ".join(sorted(extensions))
-    return f"duplicate-member: its sample has more than one {what}; which is meant?"

@@ -15,8 +15,6 @@ import pandas as pd
 
 from dask_image_ingest.computing import run
 from dask_image_ingest.errors import ArgumentError, ExportError
-from dask_image_ingest.export.fingerprint import frame_fingerprint
-from dask_image_ingest.export.lineage import shards_read
 from dask_image_ingest.export.manifest import (
     FORMAT,
     PreviousExport,
@@ -37,7 +35,8 @@ from dask_image_ingest.export.options import (
 from dask_image_ingest.export.plan.planner import Prepared, prepare
 from dask_image_ingest.export.plan.rejected_rows import assigns_keys
 from dask_image_ingest.export.plan.staging import StagedRows, metadata_columns, stage_frame
-from dask_image_ingest.export.write.shard import compare_shard, write_shard
+from dask_image_ingest.export.query import frame_fingerprint, shards_read
+from dask_image_ingest.export.write.shard import write_shard
 from dask_image_ingest.index import parquet_bytes
 from dask_image_ingest.storage import (
     RUN,
@@ -109,16 +108,15 @@ class _Run:
 
     def run(self) -> pd.DataFrame:
         """Plan what is not planned, write what is not written."""
-        if self._is_finished():
-            self.output.remove_staging()
-            return result_frame(self.output, self.previous.manifest or {})
+        if self.resume:
+            self.previous.refuse_other(self.token, self.context.options)
+            if self.previous.is_finished():
+                self.output.remove_staging()
+                return result_frame(self.output, self.previous.manifest or {})
         facts = self._facts_of_earlier() or self._plan()
-        numbers = range(facts["shards"])
         context = replace(self.context, planned=facts["planned"], run=self._begin_run())
-        if facts["check_columns"]:
-            run(partial(compare_shard, context=context), numbers, self.show)
         self._put_left_out(facts["left_out"])
-        shards = run(partial(write_shard, context=context), numbers, self.show)
+        shards = run(partial(write_shard, context=context), range(facts["shards"]), self.show)
         refuse_other_run(self.output, context.run)
         self.check_lock()
         manifest = {
@@ -128,24 +126,10 @@ class _Run:
             **facts["told"],
             "shards": shards,
         }
-        self._record_fingerprint()
         self.output.put(MANIFEST, json.dumps(manifest, indent=1).encode())
         self.output.fsync()
         self.output.remove_staging()
         return result_frame(self.output, manifest)
-
-    def _is_finished(self) -> bool:
-        """True if the earlier export is complete, and of this frame and these options."""
-        plan = self.previous.plan
-        if plan is None or not self._is_same(plan["frame"]):
-            return False
-        return self.previous.is_finished()
-
-    def _is_same(self, frame: str | None) -> bool:
-        """True if an export of a frame with this fingerprint may be resumed."""
-        options = (self.previous.plan or {}).get("options")
-        known = self.token is not None and frame == self.token
-        return self.resume and known and options == self.context.options.described()
 
     def _facts_of_earlier(self) -> dict[str, Any] | None:
         """Facts of a run that was killed while it wrote shards; None if there was none."""
@@ -155,7 +139,7 @@ class _Run:
         staged = self.output.sizes(STAGING)
         self.output.remove(f"{STAGING}/{name}" for name in staged if name.endswith(".tmp"))
         facts = json.loads(self.output.read(_FACTS) or b"{}")
-        same = self._is_same(facts.get("frame")) and facts["plan"] == self.previous.plan["plan"]
+        same = self.resume and facts.get("plan") == self.previous.plan["plan"]
         return facts if same else None
 
     def _plan(self) -> dict[str, Any]:
@@ -192,10 +176,8 @@ class _Run:
         if len(left_out):
             self.output.put(_LEFT_OUT, parquet_bytes(left_out))
         facts = {
-            "frame": self.token,
             "plan": described["plan"],
             "planned": context.planned,
-            "check_columns": going_on,
             "left_out": len(left_out),
             "shards": plan.shards,
             "told": {
@@ -211,8 +193,7 @@ class _Run:
     def _accepted(self, staged: StagedRows, prepared: Prepared, read: set[str]) -> dict[str, Any]:
         """A plan in words, if it may be carried out here."""
         plan, options = prepared.plan, self.context.options
-        columns = [] if staged.schema is None else [f"{f.name}: {f.type}" for f in staged.schema]
-        described = describe_plan(plan, options, self.token, columns)
+        described = describe_plan(plan, options, self.token)
         if self.resume:
             self.previous.refuse_other_plan(described)
         files = [name for number in range(plan.shards) for name in options.files_of(number)]
@@ -245,12 +226,6 @@ class _Run:
             self.output.remove([LEFT_OUT])
         else:
             self.output.put(LEFT_OUT, table)
-
-    def _record_fingerprint(self) -> None:
-        """Let the plan say whose values the shards have, once all have been written or compared."""
-        plan = json.loads(self.output.read(PLAN) or b"{}")
-        if plan["frame"] != self.token:
-            self.output.put(PLAN, json.dumps(plan | {"frame": self.token}, indent=1).encode())
 
     def _staged(self) -> list[str]:
         return [f"{STAGING}/{name}" for name in self.output.sizes(STAGING)]

@@ -24,7 +24,7 @@ from dask_image_ingest.dataset import (
 )
 from dask_image_ingest.decode import Header
 from dask_image_ingest.errors import ArgumentError
-from dask_image_ingest.export.lineage import source_options_of
+from dask_image_ingest.export.query import source_options_of
 from dask_image_ingest.frames import backend_of, pandas_type
 
 # ``datasets.Image().pa_type``: a schema with any other is not taken for images.

@@ -14,10 +14,10 @@ from dask.utils import parse_bytes
 from dask_image_ingest.arguments import is_utf8, is_whole, shown, whole_number
 from dask_image_ingest.errors import ArgumentError
 from dask_image_ingest.export.image_origin import ImageOrigin, image_origin
-from dask_image_ingest.export.lineage import source_options_of
 from dask_image_ingest.export.members import Members, make_members
 from dask_image_ingest.export.options import Options
 from dask_image_ingest.export.plan.staging import metadata_columns
+from dask_image_ingest.export.query import source_options_of
 from dask_image_ingest.export.run import export
 from dask_image_ingest.frames import image_columns, reference_columns
 from dask_image_ingest.storage import (

@@ -9,7 +9,7 @@ import tarfile
 import numpy as np
 import pytest
 
-from dask_image_ingest.export.tar_header import (
+from dask_image_ingest.export.tar_layout import (
     header_sizes,
     headers,
     padding,

@@ -7,7 +7,6 @@ import pytest
 from tars import tar
 
 import dask_image_ingest as dii
-from dask_image_ingest.export import run
 from dask_image_ingest.storage.output.local_store import LocalStore
 
 
@@ -47,18 +46,6 @@ def test_it_is_there_after_a_run_that_stopped_before_it(rows, tmp_path, monkeypa
         with pytest.raises(Stopped):
             export(repeated(rows, 2), tmp_path)
     assert export(repeated(rows, 2), tmp_path, resume=True) == ["a", "b"]
-
-
-@pytest.mark.parametrize(("count", "named"), [(3, ["a", "b", "c"]), (1, ["a"]), (0, None)])
-def test_it_is_of_the_run_that_finished(count, named, rows, tmp_path, monkeypatch):
-    with monkeypatch.context() as context:
-        context.setattr(run, "write_shard", None)
-        with pytest.raises(TypeError):
-            export(repeated(rows, 2), tmp_path)
-    assert export(repeated(rows, count), tmp_path, resume=True) == named
-    # Of an export that is finished, too: the same samples, and other rows that are left out.
-    assert export(repeated(rows, 2), tmp_path, resume=True) == ["a", "b"]
-    assert export(rows, tmp_path, resume=True) is None
 
 
 def test_it_is_written_again_where_it_is_gone(rows, tmp_path):

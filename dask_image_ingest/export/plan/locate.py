@@ -9,7 +9,7 @@ shards, sparse members) are expanded to a staged file, so that writing a shard o
 from __future__ import annotations
 
 import json
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import accumulate
 from typing import Any
 
@@ -51,8 +51,9 @@ class Located:
         The shard, and what changes when it does.
     rows
         For each row asked for, in order: ``members``, in the order of the source; ``image``, which
-        of them is the image; ``reason`` why the row can't be exported, else null; ``same_key``,
-        whether its key is that of the shard.
+        of them is the image; ``reason`` why the row can't be exported, else null.
+    renamed
+        Whether the key of any row is not that of the shard.
     expanded
         The file of members that are no ranges of the source, if there is one.
     damage
@@ -64,6 +65,7 @@ class Located:
     url: str
     version: str
     rows: pa.Table
+    renamed: bool = False
     expanded: str | None = None
     damage: str | None = None
     interleaved: int = 0
@@ -100,8 +102,9 @@ def locate_in_task(rows: pa.Table, context: ExportContext) -> Located | None:
     index, options = walked.index, context.options
     found = select_stored(index, wanted, options)
     if found is None:
-        found = tabulated(select_members(index, wanted, options))
-    return Located(walked.shard.url, walked.shard.state, found, **_facts(index))
+        selected, renamed = select_members(index, wanted, options)
+        found = tabulated(selected), renamed
+    return Located(walked.shard.url, walked.shard.state, *found, **_facts(index))
 
 
 def locate(batch: tuple[int, dict[str, int]], context: ExportContext) -> list[Located]:
@@ -129,14 +132,14 @@ def _locate(url: str, wanted: pa.RecordBatch, context: ExportContext) -> Located
             found = select_stored(index, wanted, context.options) if stored else None
             expanded = None
             if found is None:
-                rows = select_members(index, wanted, context.options)
+                rows, renamed = select_members(index, wanted, context.options)
                 if not stored or index.sparse:
                     rows, expanded = _expand(rows, content, index, stored, context)
-                found = tabulated(rows)
+                found = tabulated(rows), renamed
     except (ShardError, ShardNotFoundError) as error:
         reason = f"unreadable-shard: {error}"
         return Located(url, "", tabulated([Row(reason=reason)] * len(wanted)))
-    return Located(url, version, found, expanded, **_facts(index))
+    return Located(url, version, *found, expanded, **_facts(index))
 
 
 def _index(content: LazyBytes, url: str, wanted: pa.RecordBatch) -> ShardIndex:
@@ -213,5 +216,5 @@ class LocatedCache:
         before = np.array([0, *accumulate(counts)])
         whole = pa.concat_tables([located.rows for _, located in parts])
         taken = whole.take(pa.array(before[part] + within)).combine_chunks()
-        first = parts[0][1]
-        return Located(url, first.version, taken, first.expanded, first.damage, first.interleaved)
+        renamed = any(located.renamed for _, located in parts)
+        return replace(parts[0][1], rows=taken, renamed=renamed)

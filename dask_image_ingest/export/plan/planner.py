@@ -15,7 +15,7 @@ import pyarrow.compute as pc
 from dask_image_ingest.computing import run
 from dask_image_ingest.export.options import ExportContext
 from dask_image_ingest.export.plan.locate import POINTERS, Located, LocatedCache, locate
-from dask_image_ingest.export.plan.rejected_rows import UNSURE, RejectedRows, unsure_rows
+from dask_image_ingest.export.plan.rejected_rows import RejectedRows
 from dask_image_ingest.export.plan.shard_plan import ShardPlan, make_plan
 from dask_image_ingest.export.plan.spill_repartition import repartition_spill
 from dask_image_ingest.export.plan.staging import StagedRows
@@ -62,8 +62,8 @@ def prepare(
     by_source = kept[np.argsort(sources[kept], kind="stable")]
     located = _locate(rows, by_source, sources, urls, staged.known, context, show)
     found = _found(rows, by_source, located)
-    for number in by_source[unsure_rows(found, keys_assigned)]:
-        rejected.add(number, UNSURE)
+    if keys_assigned or any(source.renamed for source in located):
+        rejected.find_unsure_rows()
     for number, reason in zip(by_source, found.column("reason").to_pylist(), strict=True):
         if reason is not None:
             rejected.add(number, reason)
@@ -71,7 +71,7 @@ def prepare(
     # Back into the order of the frame.
     position = np.empty(len(rows), np.int64)
     position[by_source] = np.arange(len(by_source))
-    found = found.drop_columns(["reason", "same_key"]).take(pa.array(position[rejected.kept]))
+    found = found.drop_columns(["reason"]).take(pa.array(position[rejected.kept]))
     plan, repeated = make_plan(found, located, context.options)
     for number in repeated:
         rejected.add(

@@ -24,6 +24,13 @@ _GOOD_KEY = r"^([^/\\[:cntrl:]]+/)*[^/.\\[:cntrl:]]+$"
 _BAD_PART = r"(^|/)(\.\.|__[^/]*__)(/|$)"
 
 
+_UNSURE = (
+    "no-pointer: it has no offset (its sample has no image, a sparse one, or a member twice), and "
+    "keys of the frame are not those of the shards, so that nothing says which sample it is; give "
+    "new keys to rows with an offset alone, or export these rows with the keys that they had"
+)
+
+
 class RefusedRowsError(ArgumentError):
     """Rows that cannot be exported, of a frame of which all should be: bad data, to a shell."""
 
@@ -67,6 +74,11 @@ class RejectedRows:
         )
         for row in _where(pc.equal(good, pa.scalar(False))):
             self.add(row, f"bad-key: {_key_problem(keys[row].as_py())}")
+
+    def find_unsure_rows(self) -> None:
+        """Leave out rows that only their key tells, since keys of the frame have changed."""
+        for row in _where(pc.is_null(self._rows.column("offset"))):
+            self.add(row, _UNSURE)
 
     def find_bad_images(self) -> None:
         """Leave out rows whose images could not be decoded."""
@@ -182,43 +194,12 @@ def _key_problem(key: str) -> str:
 
 _KEY = "__key__"
 
-#: Why a row is left out.
-UNSURE = (
-    "no-pointer: it has no offset (its sample has no image, a sparse one, or a member twice), and "
-    "keys in the frame are not those of the shards any more, so that nothing says which sample it "
-    "is; give new keys to rows with an offset alone, or export these with the keys that they had"
-)
-
 
 def assigns_keys(frame: Any) -> bool:
     """True if a lazy frame assigns or renames its key column."""
     if not isinstance(frame, FrameBase):
         return False
     return any(map(_assigns_keys, frame.expr.find_operations((dx.Assign, dx.RenameFrame))))
-
-
-def unsure_rows(found: pa.Table, assigned: bool) -> np.ndarray:
-    """Mask of rows that were found by a key which may be another sample's.
-
-    Where rows with an offset have the keys of their shard, other rows of this shard have them too.
-    Where there is none, nobody must have changed any key of the frame.
-
-    Parameters
-    ----------
-    found
-        For each row its ``source``, its ``offset``, and whether it has the ``same_key``.
-    assigned
-        True if the frame assigns keys.
-    """
-    source = found.column("source").to_numpy()
-    pointed = pc.is_valid(found.column("offset")).to_numpy()
-    same = pc.fill_null(found.column("same_key").cast(pa.int8()), -1).to_numpy()
-    sources = source.max(initial=-1) + 1
-    changed, kept = np.zeros(sources, bool), np.zeros(sources, bool)
-    changed[source[same == 0]] = True
-    kept[source[(same == 1) & pointed]] = True
-    unsure = changed | ~kept if assigned or changed.any() else changed
-    return ~pointed & unsure[source]
 
 
 def _assigns_keys(step: Any) -> bool:

@@ -17,7 +17,7 @@ import pyarrow.compute as pc
 
 from dask_image_ingest.export.options import Options
 from dask_image_ingest.export.plan.locate import Located
-from dask_image_ingest.export.tar_header import header_sizes, padding, room_for_members
+from dask_image_ingest.export.tar_layout import header_sizes, padding, room_for_members
 
 # Rows whose names are made together.
 _CHUNK = 1 << 16

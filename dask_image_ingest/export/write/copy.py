@@ -16,8 +16,7 @@ import pyarrow as pa
 from dask_image_ingest.errors import ShardError
 from dask_image_ingest.export.member_selection import COLUMN, EXPANDED, SOURCE
 from dask_image_ingest.export.options import ExportContext
-from dask_image_ingest.export.tar_header import Chunk
-from dask_image_ingest.export.write.layout import Layout
+from dask_image_ingest.export.tar_layout import Chunk, Layout
 from dask_image_ingest.storage import ByteReader, find_shards, open_shard
 
 # Members no farther apart are read together: so many bytes take no more time than a call does.

@@ -11,15 +11,14 @@ import json
 from collections.abc import Callable
 from contextlib import suppress
 from functools import partial
-from typing import Any, NamedTuple
+from typing import Any
 
 import pyarrow as pa
 
-from dask_image_ingest.errors import ExportError
 from dask_image_ingest.export.options import ExportContext
 from dask_image_ingest.export.staged_tables import read_batch, take_rows
+from dask_image_ingest.export.tar_layout import Layout, index_file, lay_out
 from dask_image_ingest.export.write.copy import copy_members
-from dask_image_ingest.export.write.layout import Layout, index_file, lay_out
 from dask_image_ingest.index import parquet_bytes
 from dask_image_ingest.storage import STAGING, refuse_other_run
 
@@ -49,56 +48,6 @@ def write_shard(number: int, context: ExportContext) -> ShardRecord:
     if finished:
         return finished
     output = context.output
-    batch, layout, columns, contents, digest = _planned(number, context)
-    name = context.options.files_of(number)[-1]
-    with output.scratch() as file:
-        sha256 = copy_members(file.fileno(), layout, batch, columns, context)
-        written = {
-            "name": name,
-            "samples": len(batch),
-            "members": len(layout.names),
-            "bytes": layout.size,
-            "sha256": sha256,
-            "columns": digest,
-            "beside": [_facts(*entry) for entry in contents.items()],
-        }
-        check = partial(refuse_other_run, output, context.run)
-        for beside_name, content in contents.items():
-            output.put(beside_name, content, check)
-        output.commit(file, name, check)
-    output.fsync()
-    output.put(done_name(number), json.dumps(written).encode(), check)
-    return written
-
-
-def compare_shard(number: int, context: ExportContext) -> None:
-    """Refuse to go on if a run before this one wrote a shard with other values in its columns.
-
-    Raises
-    ------
-    ExportError
-    """
-    finished = _finished(number, context)
-    if finished and finished["columns"] != _planned(number, context).digest:
-        raise ExportError(
-            f"the columns of the samples in {context.output.locate(finished['name'])} have "
-            "other values now than when it was written, and nothing was written by this run. "
-            "overwrite=True begins anew; or choose another folder"
-        )
-
-
-class _PlannedShard(NamedTuple):
-    """The planned content of a shard and of the files beside it."""
-
-    batch: pa.RecordBatch
-    layout: Layout
-    columns: pa.Table | None
-    contents: dict[str, bytes]
-    digest: str
-
-
-def _planned(number: int, context: ExportContext) -> _PlannedShard:
-    output = context.output
     *beside, name = context.options.files_of(number)
     try:
         batch = read_batch(output, context.planned, number)
@@ -108,7 +57,23 @@ def _planned(number: int, context: ExportContext) -> _PlannedShard:
         raise
     layout = lay_out(batch)
     contents = _contents(beside, batch, layout, columns, output.locate(name))
-    return _PlannedShard(batch, layout, columns, contents, _columns_digest(contents, columns))
+    with output.scratch() as file:
+        sha256 = copy_members(file.fileno(), layout, batch, columns, context)
+        written = {
+            "name": name,
+            "samples": len(batch),
+            "members": len(layout.names),
+            "bytes": layout.size,
+            "sha256": sha256,
+            "beside": [_facts(*entry) for entry in contents.items()],
+        }
+        check = partial(refuse_other_run, output, context.run)
+        for beside_name, content in contents.items():
+            output.put(beside_name, content, check)
+        output.commit(file, name, check)
+    output.fsync()
+    output.put(done_name(number), json.dumps(written).encode(), check)
+    return written
 
 
 def _finished(number: int, context: ExportContext) -> ShardRecord | None:
@@ -139,20 +104,6 @@ def _contents(
             schema = pa.ipc.read_schema(pa.py_buffer(batch.schema.metadata[b"sidecar"]))
             contents[name] = sidecar(columns, schema, layout, url)
     return contents
-
-
-def _columns_digest(contents: dict[str, bytes], columns: pa.Table | None) -> str:
-    """Stands for the values of the columns that went into a shard and its sidecar."""
-    if columns is None:
-        return ""
-    digest = hashlib.sha256()
-    for name, content in contents.items():
-        if name.endswith(".parquet"):
-            digest.update(content)
-    made = [name for name in columns.column_names if name.startswith("made:")]
-    if made:
-        digest.update(parquet_bytes(columns.select(made)))
-    return digest.hexdigest()
 
 
 def _facts(name: str, content: bytes) -> dict[str, Any]:

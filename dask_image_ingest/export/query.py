@@ -1,0 +1,167 @@
+"""A frame's query: the shards that it reads, the names of its operations, and its fingerprint.
+
+The fingerprint is a token of rows and functions that is the same in every process. Dask's own token
+knows a function of a module by its name, and stays the same when the module is edited. Partitions
+are left out of it, since they follow from the memory of the workers.
+"""
+
+from __future__ import annotations
+
+import uuid
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from typing import Any
+
+from dask.base import tokenize
+from dask.delayed import Delayed, DelayedLeaf
+
+from dask_image_ingest import dask_internals as dx
+from dask_image_ingest.dask_internals import FrameBase
+from dask_image_ingest.dataset import (
+    Dataset,
+    Decode,
+    KeepsResults,
+    MapColumns,
+    ReadImageFiles,
+    ReadWebDataset,
+    datasets_of,
+)
+from dask_image_ingest.errors import ArgumentError, FunctionError
+from dask_image_ingest.ops import MapBatches
+from dask_image_ingest.storage import Shard, is_pipe, local_path
+from dask_image_ingest.user_functions import stable_token
+
+
+def shards_read(frame: Any) -> set[str]:
+    """The URLs of all shards that a lazy frame reads, those of which it keeps no row included.
+
+    Of a frame that is computed or persisted, only its rows tell.
+    """
+    return {shard.url for shards, _ in _read(frame) for shard in shards}
+
+
+def source_options_of(frame: Any) -> dict[str, Any] | None:
+    """The storage options that a lazy frame's shards are read with; None where nothing tells.
+
+    Raises
+    ------
+    ArgumentError
+        If they are not the same for all shards that are not simply files of this machine.
+    """
+    found: dict[str, dict[str, Any]] = {}
+    for shards, storage_options in _read(frame):
+        url = next((shard.url for shard in shards if _needs_options(shard.url)), None)
+        options = storage_options or {}
+        if url is not None and options not in found.values():
+            found[url] = options
+    if len(found) > 1:
+        one, other, *_ = sorted(found)
+        raise ArgumentError(
+            f"the frame reads {one} and {other} with different storage_options. Pass "
+            "source_options= for both, or export one after the other"
+        )
+    return next(iter(found.values()), None)
+
+
+def operation_name(expr: Any) -> str:
+    """Name of an operation as users know it."""
+    if isinstance(expr, ReadWebDataset):
+        return "read_webdataset_images"
+    if isinstance(expr, ReadImageFiles):
+        return "read_images"
+    if isinstance(expr, Decode):
+        of_read = isinstance(expr.frame, ReadWebDataset)
+        return operation_name(expr.frame) if of_read else "decode_images"
+    if isinstance(expr, MapBatches):
+        return f"map_batches({expr.batch_map.function.name})"
+    if isinstance(expr, MapColumns):
+        return str(expr.function.__name__).strip("_")
+    if isinstance(expr, dx.MapPartitions):
+        return str(expr)
+    if isinstance(expr, dx.ReadParquet):
+        return "dd.read_parquet"
+    if isinstance(expr, dx.FromGraph):
+        return "a persisted frame"
+    return type(expr).__name__
+
+
+def _needs_options(url: str) -> bool:
+    return local_path(url) is None or is_pipe(url)
+
+
+def _read(frame: Any) -> Iterator[tuple[Sequence[Shard], dict[str, Any] | None]]:
+    """The shards and image files that a lazy frame reads, with their storage options."""
+    if not isinstance(frame, FrameBase):
+        return
+    for dataset in datasets_of(frame.expr):
+        yield dataset.shards, dataset.options.storage_options
+    for read in frame.expr.find_operations(ReadImageFiles):
+        yield read.files.files, read.files.images.storage_options
+
+
+_PROCESS = uuid.uuid4().hex
+
+
+def frame_fingerprint(frame: Any, columns: Sequence[str], *more: Any) -> str:
+    """A token of some columns of a frame, and of whatever else decides what becomes of it.
+
+    It holds in this process alone for a frame that is persisted or has delayed objects, and for
+    functions without a token that is the same in every process.
+    """
+    frame = frame[list(columns)]
+    if not isinstance(frame, FrameBase):
+        return tokenize(frame, *more)
+    expr = _without_partitions(frame.expr)
+    token = tokenize(expr, *more)
+    try:
+        return tokenize(token, [stable_token(value) for value in _operands(expr)])
+    except Exception:  # whatever keeps an object from having a token
+        return tokenize(token, _PROCESS)
+
+
+def _without_partitions(expr: Any) -> Any:
+    """The same query with reads whose tokens tell nothing of their partitions."""
+    for read in expr.find_operations((ReadWebDataset, ReadImageFiles)):
+        if read.operand("_partitions") is not None:
+            continue
+        if isinstance(read, ReadWebDataset):
+            data, schema = read.dataset, read.dataset.schema
+            columns = str((schema.components, schema.sidecar))
+            token = tokenize(_versions(data.shards), columns, data.options)
+            other = {"dataset": replace(data, token=token)}
+        else:
+            files = read.files
+            told = (files.root, files.classes, files.images, files.has_error, files.backend)
+            token = tokenize(_versions(files.files), told)
+            other = {"files": replace(files, token=token)}
+        expr = expr.substitute(read, read.substitute_parameters(other))
+    return expr
+
+
+def _versions(shards: Sequence[Shard]) -> list[tuple[Any, ...]]:
+    files = (file for shard in shards for file in (shard, shard.sidecar) if file is not None)
+    return [(file.url, file.size, file.version) for file in files]
+
+
+def _operands(expr: Any) -> Iterator[Any]:
+    """Operands of a query's steps, except those with a stable token of their own."""
+    for step in expr.walk():
+        if isinstance(step, dx.FromGraph):
+            raise _known_by_name(step)
+        if isinstance(step, KeepsResults):  # its own token names its files, each by a fingerprint
+            continue
+        for value in step.operands:
+            if isinstance(value, DelayedLeaf):  # what ``isin`` is asked for
+                yield dict(value.__dask_graph__())
+            elif isinstance(value, Delayed):
+                raise _known_by_name(step)
+            elif isinstance(value, Dataset):
+                yield value.options.decoding
+            elif isinstance(step, ReadImageFiles) and value is step.files:
+                yield value.images.decoding
+            elif not isinstance(value, dx.Expr):
+                yield value
+
+
+def _known_by_name(step: Any) -> FunctionError:
+    return FunctionError(f"{type(step).__name__} has names, which tell nothing of what it computes")
