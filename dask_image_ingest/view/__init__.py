@@ -6,6 +6,7 @@ In: a few rows of a frame. Out: HTML that needs no other file.
 from dask_image_ingest.view.cards import Thumbnails
 from dask_image_ingest.view.gallery import gallery, refuse_source
 from dask_image_ingest.view.page import columns_chart, page, write_page
+from dask_image_ingest.view.references import references_of_images
 from dask_image_ingest.view.sample import first_rows
 from dask_image_ingest.view.thumbnails import make_thumbnails
 
@@ -16,6 +17,7 @@ __all__ = [
     "gallery",
     "make_thumbnails",
     "page",
+    "references_of_images",
     "refuse_source",
     "write_page",
 ]

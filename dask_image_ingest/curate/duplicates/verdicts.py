@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, ClassVar
+from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -15,7 +14,7 @@ from dask import delayed
 from dask_image_ingest import dask_internals as dx
 from dask_image_ingest.arguments import is_column, shown
 from dask_image_ingest.dask_internals import FrameBase, new_collection
-from dask_image_ingest.dataset import AppendsColumns, PreservesRows
+from dask_image_ingest.dataset import MapColumns
 from dask_image_ingest.errors import ArgumentError
 from dask_image_ingest.frames import backend_of
 
@@ -93,13 +92,18 @@ def with_verdicts(frame: Any, verdicts: Verdicts) -> Any:
     replaced = [name for name in verdicts.columns if name in frame.columns]
     frame = frame.drop(columns=replaced) if replaced else frame
     if not isinstance(frame, FrameBase):
-        return _look_up(frame, verdicts, verdicts.of_none())
+        return _look_up(frame, verdicts, verdicts)
     # One task, of which each partition gets the result.
     shared = dx._DelayedExpr(delayed(verdicts, traverse=False))
-    return new_collection(LookUp(frame.expr, shared, verdicts.of_none()))
+    none = verdicts.of_none()
+    outputs = tuple(verdicts.columns)
+    return new_collection(
+        MapColumns(frame.expr, _look_up, outputs, verdicts.identity, shared, none)
+    )
 
 
-def _look_up(frame: Any, verdicts: Verdicts, _: Verdicts) -> Any:
+def _look_up(frame: Any, shared: Verdicts | None, none: Verdicts) -> Any:
+    verdicts = none if shared is None else shared
     backend = backend_of(frame)
     identity = list(verdicts.identity)
     wanted = identities(backend.to_arrow(frame[identity]), identity)
@@ -124,32 +128,6 @@ def _look_up(frame: Any, verdicts: Verdicts, _: Verdicts) -> Any:
 
 def _numbers(values: pa.Array, xp: Any) -> Any:
     return xp.asarray(values.to_numpy(zero_copy_only=False))
-
-
-class LookUp(AppendsColumns, PreservesRows):
-    """A frame with verdicts of its rows; columns and filters that need none go below it."""
-
-    _parameters: ClassVar = ["frame", "verdicts", "none"]
-    operation = staticmethod(_look_up)
-
-    @functools.cached_property
-    def _meta(self) -> Any:
-        return _look_up(self.frame._meta, self.none, self.none)
-
-    @property
-    def added(self) -> frozenset[Any]:
-        """The names of the columns."""
-        return frozenset(self.none.columns)
-
-    def _projected(self, parent: dx.Expr, wanted: set[Any]) -> dx.Expr | None:
-        if not wanted & self.added:
-            return type(parent)(self.frame, *parent.operands[1:])
-        needed = [name for name in self.frame.columns if name in wanted | {*self.none.identity}]
-        if needed == list(self.frame.columns):
-            return None
-        return type(parent)(
-            type(self)(self.frame[needed], *self.operands[1:]), *parent.operands[1:]
-        )
 
 
 def sorted_verdicts(

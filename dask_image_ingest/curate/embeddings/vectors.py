@@ -2,18 +2,16 @@
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Callable
-from typing import Any, ClassVar
+from typing import Any
 
 import numpy as np
 import pandas as pd
 import pyarrow as pa
 
-from dask_image_ingest import dask_internals as dx
 from dask_image_ingest.arguments import check_frame, is_column
 from dask_image_ingest.dask_internals import FrameBase, new_collection
-from dask_image_ingest.dataset import AppendsColumns, PreservesRows
+from dask_image_ingest.dataset import MapColumns
 from dask_image_ingest.errors import ArgumentError
 from dask_image_ingest.frames import backend_of
 from dask_image_ingest.ops import vectors
@@ -112,7 +110,8 @@ def from_vectors(
     frame = frame.drop(columns=name) if name in frame.columns else frame
     if not isinstance(frame, FrameBase):
         return _map_vectors(frame, columns, name, function, type_)
-    return new_collection(MapVectors(frame.expr, columns, name, function, type_))
+    operands = (columns, name, function, type_)
+    return new_collection(MapColumns(frame.expr, _map_vectors, (name,), columns, *operands))
 
 
 def _map_vectors(
@@ -142,29 +141,3 @@ def _map_vectors(
                 f"{len(some)} vectors; it has to give a number for each, ({len(some)},)"
             )
     return backend.with_columns(frame, {name: (made.reshape(-1), type_)}, rows)
-
-
-class MapVectors(AppendsColumns, PreservesRows):
-    """A number for each vector; columns and filters that need none go below it."""
-
-    _parameters: ClassVar = ["frame", "inputs", "name", "function", "type"]
-    operation = staticmethod(_map_vectors)
-
-    @functools.cached_property
-    def _meta(self) -> Any:
-        return _map_vectors(self.frame._meta, *self.operands[1:])
-
-    @property
-    def added(self) -> frozenset[Any]:
-        """The name of the column."""
-        return frozenset([self.operand("name")])
-
-    def _projected(self, parent: dx.Expr, wanted: set[Any]) -> dx.Expr | None:
-        if not wanted & self.added:
-            return type(parent)(self.frame, *parent.operands[1:])
-        inputs = self.operand("inputs")
-        needed = [name for name in self.frame.columns if name in wanted | {*inputs}]
-        if needed == list(self.frame.columns):
-            return None
-        narrower = type(self)(self.frame[needed], *self.operands[1:])
-        return type(parent)(narrower, *parent.operands[1:])

@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Sequence
-from typing import Any, ClassVar, Literal
+from typing import Any, Literal
 
 import numpy as np
 import pyarrow as pa
 import xxhash
 
-from dask_image_ingest import dask_internals as dx
 from dask_image_ingest.arguments import (
     check_choice,
     check_frame,
@@ -22,15 +20,17 @@ from dask_image_ingest.curate.pixels.pdq import VARIANTS, pdq
 from dask_image_ingest.dask_internals import FrameBase, new_collection
 from dask_image_ingest.dataset import (
     POINTER,
-    AppendsColumns,
-    PreservesRows,
+    Decode,
+    MapColumns,
     fetch_encoded,
+    references_of,
     references_of_pointers,
 )
 from dask_image_ingest.decode import Header
 from dask_image_ingest.errors import ArgumentError
 from dask_image_ingest.export import source_options_of
 from dask_image_ingest.frames import Backend, ImageReference, backend_of
+from dask_image_ingest.view import references_of_images
 
 Kind = Literal["bytes", "pixels", "pdq"]
 Variant = Literal[
@@ -60,7 +60,7 @@ def fingerprints(
     frame
         A dask, pandas or cuDF dataframe of :func:`~dask_image_ingest.read_webdataset_images`: with
         a column of images, or for ``"bytes"`` alone with the columns ``__url__``, ``offset`` and
-        ``nbytes``.
+        ``nbytes``, or references.
     kinds
         Which to add.
 
@@ -175,48 +175,54 @@ def _hexadecimal(hashes: Any, backend: Backend) -> list[str]:
 
 
 def _with_bytes(frame: Any, storage_options: dict[str, Any] | None) -> Any:
-    missing = [name for name in POINTER if name not in frame.columns]
-    if missing:
-        raise ArgumentError(
-            f"the frame has no column {', '.join(map(repr, missing))}: the fingerprint of bytes "
-            f"needs {', '.join(POINTER)}, which say where each image is"
-        )
     name = column_of("bytes")
     frame = frame.drop(columns=name) if name in frame.columns else frame
-    if not isinstance(frame, FrameBase):
-        return _hash_bytes(frame, storage_options)
-    if storage_options is None:
+    meta = frame._meta if isinstance(frame, FrameBase) else frame
+    lazy = isinstance(frame, FrameBase)
+    if lazy and storage_options is None:
         storage_options = source_options_of(frame)
-    return new_collection(HashBytes(frame.expr, storage_options))
+    references = [each for each, d in meta.dtypes.items() if backend_of(meta).is_references(d)]
+    if not references and {*POINTER} <= {*meta.columns}:
+        if not lazy:
+            return _hash_bytes(frame, None, storage_options)
+        inputs = (*POINTER, "__key__")
+        return _hashed(frame.expr, inputs, None, storage_options)
+    if references:
+        if not lazy:
+            return _hash_bytes(frame, references[0], storage_options)
+        return _hashed(frame.expr, (references[0],), references[0], storage_options)
+    found = references_of_images(frame, list(frame.columns), storage_options) if lazy else None
+    if found is None:
+        raise ArgumentError(
+            f"the frame has neither the columns {', '.join(POINTER)}, which say where each image "
+            "is, nor references, nor images that a read has just decoded: the fingerprint of bytes "
+            "needs one of these"
+        )
+    rows, images = found
+    image = next(iter(images))
+    hashed = _hashed(rows.expr, (image,), image, storage_options)
+    made = new_collection(Decode(hashed.expr, tuple(images.values())))
+    return made[[*frame.columns, name]]
 
 
-def _hash_bytes(frame: Any, storage_options: dict[str, Any] | None) -> Any:
-    """A partition with the hashes of the encoded images that its rows point to."""
+def _hashed(expr: Any, inputs: tuple[str, ...], reference: str | None, storage_options: Any) -> Any:
+    outputs = (column_of("bytes"),)
+    return new_collection(
+        MapColumns(expr, _hash_bytes, outputs, inputs, reference, storage_options)
+    )
+
+
+def _hash_bytes(frame: Any, reference: str | None, storage_options: dict[str, Any] | None) -> Any:
+    """A partition with hashes of encoded images, by a column of references or by pointers."""
     backend = backend_of(frame)
-    references = [ImageReference(**row) for row in references_of_pointers(frame).to_pylist()]
+    if reference is None:
+        told = references_of_pointers(frame)
+    else:
+        told = references_of(frame, reference)
+    references = [
+        ImageReference(None) if row is None else ImageReference(**row) for row in told.to_pylist()
+    ]
     encoded = fetch_encoded(references, storage_options)
     rows = [row for row, data in enumerate(encoded) if not isinstance(data, Header)]
     hashes = [_digest(encoded[row]) for row in rows]
     return backend.with_columns(frame, {column_of("bytes"): (hashes, pa.string())}, rows)
-
-
-class HashBytes(AppendsColumns, PreservesRows):
-    """Hashes of encoded images; columns and filters that need none go below it."""
-
-    _parameters: ClassVar = ["frame", "storage_options"]
-    operation = staticmethod(_hash_bytes)
-    added = frozenset({column_of("bytes")})
-
-    @functools.cached_property
-    def _meta(self) -> Any:
-        return _hash_bytes(self.frame._meta, None)
-
-    def _projected(self, parent: dx.Expr, wanted: set[Any]) -> dx.Expr | None:
-        if not wanted & self.added:
-            return type(parent)(self.frame, *parent.operands[1:])
-        needed = [name for name in self.frame.columns if name in wanted | {*POINTER, "__key__"}]
-        if needed == list(self.frame.columns):
-            return None
-        return type(parent)(
-            type(self)(self.frame[needed], self.storage_options), *parent.operands[1:]
-        )

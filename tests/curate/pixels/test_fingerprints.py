@@ -2,7 +2,10 @@
 
 import sys
 
+import dask.dataframe as dd
 import pandas as pd
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 import xxhash
 from counted import work  # noqa: F401
@@ -11,7 +14,7 @@ from PIL import Image
 from tars import tar
 
 import dask_image_ingest as dii
-from dask_image_ingest.curate import fingerprints, issues, quality
+from dask_image_ingest.curate import duplicates, fingerprints, issues, quality
 
 
 @pytest.fixture(scope="module")
@@ -41,6 +44,46 @@ def test_only_the_bytes_of_rows_that_a_filter_keeps_are_read(ddf, monkeypatch):
     assert len(hashed) == 24
     assert hashed["__key__"].compute().nunique() == 24
     assert read == []
+
+
+@pytest.fixture
+def stored(photos, tmp_path):
+    """Half of the photographs in a parquet file, the first of them twice."""
+    files = [photo.encoded for photo in [*photos[:12], photos[0]]]
+    table = pa.table({"image": [{"bytes": file, "path": None} for file in files]})
+    table = table.append_column("row", pa.array(range(13)))
+    pq.write_table(table, tmp_path / "photos.parquet", row_group_size=5)
+    return tmp_path / "photos.parquet", files
+
+
+@pytest.mark.filterwarnings("ignore:The inplace keyword")  # of Dask's read of parquet files
+@pytest.mark.parametrize("decode", [True, False])
+def test_images_of_parquet_files_are_hashed_by_their_own_bytes(stored, decode, work):  # noqa: F811
+    path, files = stored
+    frame = dii.read_parquet_images(path, backend="pandas", decode=decode)
+    hashed = fingerprints(frame, ["bytes"])
+    assert list(hashed.columns) == [*frame.columns, "fingerprint.bytes"]
+    found = hashed[hashed["row"] >= 3][["row", "fingerprint.bytes"]].compute()
+    assert found["row"].tolist() == list(range(3, 13))
+    expected = [xxhash.xxh3_128(file).hexdigest() for file in files]
+    assert found["fingerprint.bytes"].tolist() == expected[3:]
+    assert work["decoded"] == 0
+    assert duplicates(frame, by="bytes", keep="first", identity="row").compute()[
+        "duplicate.keep"
+    ].tolist() == [True] * 12 + [False]
+
+
+def test_bytes_of_any_column_are_hashed_and_their_pictures_compared(stored):
+    path, files = stored
+    encoded = pq.read_table(path).to_pandas(types_mapper=pd.ArrowDtype)
+    table = dd.from_pandas(encoded, npartitions=2)
+    frame = dii.decode_images(table, encoded="image")
+    hashed = fingerprints(quality(frame)[["row", "image", "error"]], ["bytes"])
+    expected = [xxhash.xxh3_128(file).hexdigest() for file in files]
+    assert hashed["fingerprint.bytes"].compute().tolist() == expected
+    found = duplicates(frame, keep="first", identity="row").compute()
+    assert found["duplicate.keep"].tolist() == [True] * 12 + [False]
+    assert found["duplicate.of"].iloc[-1] == "0"
 
 
 def test_pixels_are_equal_in_two_lossless_formats_and_not_when_one_differs(photos, tmp_path):
@@ -127,7 +170,7 @@ def test_wrong_arguments_are_refused(ddf, arguments, said):
 
 
 def test_a_frame_without_what_it_needs_is_refused(ddf):
-    with pytest.raises(dii.ArgumentError, match="no column 'offset'"):
-        fingerprints(ddf.drop(columns="offset"), ["bytes"])
+    with pytest.raises(dii.ArgumentError, match="nor references, nor images"):
+        fingerprints(ddf.drop(columns=["offset", "image"]), ["bytes"])
     with pytest.raises(dii.ArgumentError, match="image"):
         fingerprints(ddf.drop(columns="image"), ["pdq"])
