@@ -109,6 +109,12 @@ GROUPS = (
         "a read on a cluster: GPU = CPU, bad images, 500 tasks, spilling",
         (
             Step(
+                "curate",
+                "signals, hashes and duplicates of a cuDF frame are those of a pandas frame",
+                f"{TESTS} tests/gpu/test_curate.py",
+                3,
+            ),
+            Step(
                 "read",
                 "all promises of a read, and of a checkpoint",
                 f"{TESTS} -s tests/gpu/test_gpu_read.py",

@@ -4,74 +4,18 @@ No GPU is needed: a stand-in for CuPy's arrays refuses what CuPy refuses, an arr
 """
 
 import sys
-import types
 
 import numpy as np
 import pytest
+from device_arrays import DeviceArray, device_library
 
 from dask_image_ingest.curate.embeddings.k_means import k_means
 from dask_image_ingest.curate.embeddings.near_vectors import near_to_first
 
 
-class DeviceArray(np.lib.mixins.NDArrayOperatorsMixin):
-    """An array that meets others of its kind and numbers, and comes to the host by ``get``."""
-
-    def __init__(self, array):
-        self._array = np.asarray(array)
-
-    shape = property(lambda self: self._array.shape)
-    T = property(lambda self: DeviceArray(self._array.T))
-
-    def __array__(self, *args, **kwargs):
-        raise TypeError("Implicit conversion to a NumPy array is not allowed")
-
-    def __array_ufunc__(self, ufunc, method, *inputs, **kwargs):
-        assert method == "__call__"
-        assert not kwargs
-        return DeviceArray(ufunc(*map(_unwrapped, inputs)))
-
-    def __len__(self):
-        return len(self._array)
-
-    def __iter__(self):
-        return map(DeviceArray, self._array)
-
-    def __getitem__(self, key):
-        return DeviceArray(self._array[_index(key)])
-
-    def __setitem__(self, key, value):
-        self._array[_index(key)] = _unwrapped(value)
-
-    def get(self):
-        return self._array.copy()
-
-    def copy(self):
-        return DeviceArray(self._array.copy())
-
-    def sum(self, axis, keepdims=False):
-        return DeviceArray(self._array.sum(axis=axis, keepdims=keepdims))
-
-    def max(self, axis):
-        return DeviceArray(self._array.max(axis=axis))
-
-    def argmax(self, axis):
-        return DeviceArray(self._array.argmax(axis=axis))
-
-
-def _unwrapped(value):
-    if isinstance(value, DeviceArray):
-        return value._array
-    assert not (isinstance(value, np.ndarray) and value.ndim), "an array of the host"
-    return value
-
-
-def _index(key):
-    return tuple(map(_unwrapped, key)) if isinstance(key, tuple) else _unwrapped(key)
-
-
 @pytest.fixture(autouse=True)
 def _cupy(monkeypatch):
-    monkeypatch.setitem(sys.modules, "cupy", types.SimpleNamespace(asarray=DeviceArray))
+    monkeypatch.setitem(sys.modules, "cupy", device_library)
 
 
 def _vectors(rng, count, length=24):

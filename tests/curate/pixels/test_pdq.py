@@ -12,6 +12,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from device_arrays import DeviceArray, device_library
 from PIL import Image
 
 from dask_image_ingest.curate.pixels.pdq import VARIANTS, pdq
@@ -114,6 +115,17 @@ def test_half_of_the_bits_are_set_and_pictures_without_detail_say_so(random):
     (hash_,), _ = ours(noise)
     assert np.bitwise_count(hash_).sum() == 128
     assert ours(np.full((300, 200, 3), 77, np.uint8))[1] == 0
+
+
+def test_the_code_is_the_same_on_a_device_and_meets_no_array_of_the_host(photos):
+    groups = [photo.pixels[None] for photo in photos[:5]]
+    groups.append(np.stack([photo.pixels[:70, :90] for photo in photos]))
+    on_device = [DeviceArray(group) for group in groups]
+    (own, mirrored), quality = pdq(groups, np, ("mirrored",))
+    (own_there, mirrored_there), quality_there = pdq(on_device, device_library, ("mirrored",))
+    assert (own_there.get() == own).all()
+    assert (mirrored_there.get() == mirrored).all()
+    assert (quality_there.get() == quality).all()
 
 
 def test_a_batch_of_one_shape_gives_what_each_image_gives_alone(photos):

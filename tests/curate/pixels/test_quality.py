@@ -5,6 +5,7 @@ import numpy as np
 import pandas as pd
 import pytest
 from counted import work  # noqa: F401
+from device_arrays import DeviceArray, device_library
 from PIL import Image, ImageFilter, ImageStat
 
 import dask_image_ingest as dii
@@ -94,6 +95,15 @@ def test_pictures_of_any_shape_have_all_signals(shape):
     assert set(found) == set(PIXEL_SIGNALS)
     assert np.isfinite(list(found.values())).all()
     assert (found["dark"], found["light"], found["grayscale"]) == (1, 0, 1)
+
+
+def test_the_code_is_the_same_on_a_device_and_meets_no_array_of_the_host(photos):
+    groups = [photo.pixels[None] for photo in photos[:5]]
+    groups.append(np.stack([photo.pixels[:70, :90] for photo in photos]))
+    expected = pixel_signals(groups, np)
+    found = pixel_signals([DeviceArray(group) for group in groups], device_library)
+    for name in PIXEL_SIGNALS:
+        np.testing.assert_allclose(found[name].get(), expected[name], rtol=1e-6)
 
 
 def test_a_batch_of_one_shape_and_one_of_many_give_the_same(photos):
