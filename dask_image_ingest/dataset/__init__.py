@@ -4,7 +4,7 @@ In: paths and options, then the rewrites of dask's optimiser. Out: a dask datafr
 task the dataframe of one part of one shard. ``scan/task.py`` is where to begin reading.
 """
 
-from dask_image_ingest.dataset.decode_images import decode_images
+from dask_image_ingest.dataset.decode_images import Frame, decode_images
 from dask_image_ingest.dataset.filters import (
     MIRRORED,
     NEGATED,
@@ -74,6 +74,7 @@ __all__ = [
     "Dataset",
     "Decode",
     "Filters",
+    "Frame",
     "ImageColumn",
     "ImageDecode",
     "ImageMember",

@@ -61,6 +61,7 @@ def module_of(target: Any) -> str | None:
 def _parsed(arguments: str) -> inspect.Signature | None:
     """The signature of a list of arguments in Python's, Cython's or pybind11's way of writing."""
     parameters = []
+    arguments = arguments.replace("\\*", "*")  # as CuPy's docstrings have it, for Sphinx
     kind: Any = inspect.Parameter.POSITIONAL_OR_KEYWORD
     for part in re.split(r",\s*(?![^\[(]*[\])])", arguments):
         left, equals, _ = part.partition("=")

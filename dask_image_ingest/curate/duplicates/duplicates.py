@@ -27,6 +27,7 @@ from dask_image_ingest.curate.duplicates.verdicts import (
 )
 from dask_image_ingest.curate.pixels.fingerprints import KINDS, Kind, Variant, check_variants
 from dask_image_ingest.dask_internals import FrameBase
+from dask_image_ingest.dataset import Frame
 from dask_image_ingest.errors import ArgumentError
 
 # ThreatExchange's own limit for a match; the search by bands finds nine of ten there.
@@ -34,14 +35,14 @@ _FARTHEST = 31
 
 
 def duplicates(
-    frame: Any,
+    frame: Frame,
     by: Kind = "pdq",
     distance: int = 24,
     *,
     variants: Sequence[Variant] = (),
     keep: Literal["largest", "best", "first"] | str = "largest",
     identity: str | None = None,
-) -> Any:
+) -> Frame:
     """Find images that are there more than once, and say which of each to keep.
 
     Computes at once: fingerprints that the frame lacks, so that each image is decoded once, then
@@ -127,14 +128,14 @@ def duplicates(
 
 
 def overlaps(
-    train: Any,
+    train: Frame,
     test: Any,
     by: Kind = "pdq",
     distance: int = 24,
     *,
     variants: Sequence[Variant] = (),
     identity: str | None = None,
-) -> Any:
+) -> Frame:
     """Find the images of one collection that are in another one too.
 
     Computes at once, as :func:`duplicates`, and looks rows up lazily; their pixels are decoded

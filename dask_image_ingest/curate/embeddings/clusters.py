@@ -21,6 +21,7 @@ from dask_image_ingest.curate.embeddings.vectors import (
     valid_vectors,
 )
 from dask_image_ingest.dask_internals import FrameBase
+from dask_image_ingest.dataset import Frame
 from dask_image_ingest.errors import ArgumentError
 from dask_image_ingest.frames import backend_of
 
@@ -30,7 +31,7 @@ _MERGED = 16
 _Sample = tuple[np.ndarray, np.ndarray]
 
 
-def clusters(frame: Any, k: int, *, column: str = "embedding", seed: int = 0) -> Any:
+def clusters(frame: Frame, k: int, *, column: str = "embedding", seed: int = 0) -> Frame:
     """Add a column with the number of the cluster that each vector is in.
 
     Computes the centers at once, by k-means of a sample of 64 vectors for each; the column is lazy

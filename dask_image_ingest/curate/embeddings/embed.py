@@ -11,17 +11,18 @@ import numpy as np
 from dask_image_ingest.arguments import check_frame, is_column, shown
 from dask_image_ingest.curate.embeddings.vectors import beside, check_vectors, from_vectors
 from dask_image_ingest.dask_internals import FrameBase
+from dask_image_ingest.dataset import Frame
 from dask_image_ingest.errors import ArgumentError
 from dask_image_ingest.frames import backend_of
 
 
 def embed(
-    frame: Any,
+    frame: Frame,
     model: Callable[..., Any],
     *,
     column: str = "embedding",
     batch_size: int = 256,
-) -> Any:
+) -> Frame:
     """Add a column of embeddings that a model makes of the images.
 
     Parameters
@@ -74,12 +75,12 @@ def embed(
 
 
 def scores(
-    frame: Any,
+    frame: Frame,
     head: Callable[..., Any] | Mapping[str, Callable[..., Any]],
     *,
     column: str = "embedding",
     batch_size: int = 64,
-) -> Any:
+) -> Frame:
     """Add columns of scores of embeddings or images: aesthetics, NSFW, any classifier.
 
     Parameters
@@ -137,7 +138,7 @@ def scores(
     return frame
 
 
-def similarity(frame: Any, column: str, other: Any) -> Any:
+def similarity(frame: Frame, column: str, other: Any) -> Frame:
     """Add a column with the cosine of two columns of vectors, as of images and their captions.
 
     Parameters

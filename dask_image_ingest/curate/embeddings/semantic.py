@@ -28,18 +28,19 @@ from dask_image_ingest.curate.duplicates.verdicts import (
 from dask_image_ingest.curate.embeddings.near_vectors import near_to_first
 from dask_image_ingest.curate.embeddings.vectors import check_vectors, unit, valid_vectors
 from dask_image_ingest.dask_internals import FrameBase
+from dask_image_ingest.dataset import Frame
 from dask_image_ingest.errors import ArgumentError
 from dask_image_ingest.frames import backend_of
 
 
 def semantic_duplicates(
-    frame: Any,
+    frame: Frame,
     threshold: float = 0.95,
     *,
     column: str = "embedding",
     keep: Literal["largest", "best", "first"] | str = "largest",
     identity: str | None = None,
-) -> Any:
+) -> Frame:
     """Find images whose embeddings are near, and say which of each to keep.
 
     Computes at once: the embeddings, which are gathered in this process, 4 bytes a number and for a

@@ -18,18 +18,19 @@ from dask_image_ingest.curate.embeddings.vectors import (
     on_host,
 )
 from dask_image_ingest.dask_internals import FrameBase, new_collection
+from dask_image_ingest.dataset import Frame
 from dask_image_ingest.errors import ArgumentError
 from dask_image_ingest.ops import MapBatches, built, make_batch_map
 
 
 def embed_texts(
-    frame: Any,
+    frame: Frame,
     model: Callable[..., Any],
     texts: str = "txt",
     *,
     column: str = "text_embedding",
     batch_size: int = 256,
-) -> Any:
+) -> Frame:
     """Add a column of embeddings that a model makes of texts, as of captions.
 
     Parameters
@@ -101,14 +102,14 @@ def _with_texts(model: Callable[..., Any]) -> Any:
 
 
 def classify(
-    frame: Any,
+    frame: Frame,
     names: Sequence[str],
     model: Any,
     *,
     column: str = "embedding",
     prompt: str = "a photograph of {}",
     scale: float = 100.0,
-) -> Any:
+) -> Frame:
     """Add the class whose name is nearest to each image, of a model of images and texts.
 
     Zero-shot classification as with CLIP: nothing is trained. The names are embedded at once, in

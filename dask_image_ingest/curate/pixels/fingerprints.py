@@ -21,6 +21,7 @@ from dask_image_ingest.dask_internals import FrameBase, new_collection
 from dask_image_ingest.dataset import (
     POINTER,
     Decode,
+    Frame,
     MapColumns,
     fetch_encoded,
     references_of,
@@ -47,12 +48,12 @@ def column_of(kind: str, variant: str | None = None) -> str:
 
 
 def fingerprints(
-    frame: Any,
+    frame: Frame,
     kinds: Sequence[Kind] = KINDS,
     *,
     variants: Sequence[Variant] = (),
     storage_options: dict[str, Any] | None = None,
-) -> Any:
+) -> Frame:
     """Add hashes by which images can be compared.
 
     Parameters

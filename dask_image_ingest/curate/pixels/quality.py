@@ -13,6 +13,7 @@ from dask_image_ingest.arguments import check_frame
 from dask_image_ingest.curate.pixels.batches import in_batches
 from dask_image_ingest.curate.pixels.signals import PIXEL_SIGNALS, pixel_signals
 from dask_image_ingest.dask_internals import FrameBase
+from dask_image_ingest.dataset import Frame
 from dask_image_ingest.errors import ArgumentError
 from dask_image_ingest.frames import Backend, backend_of
 
@@ -40,7 +41,7 @@ _ISSUES = (
 )
 
 
-def quality(frame: Any) -> Any:
+def quality(frame: Frame) -> Frame:
     """Add columns of signals of image quality, none of which needs a model.
 
     Parameters
@@ -138,7 +139,7 @@ def _with_signals(frame: Any, signals: Sequence[str]) -> Any:
     return in_batches(frame, _signals, outputs, names=tuple(pixels))
 
 
-def issues(frame: Any) -> Any:
+def issues(frame: Frame) -> Frame:
     """Add boolean columns for images that are likely to be of no use.
 
     Parameters
