@@ -97,6 +97,12 @@ GROUPS = (
                 3,
             ),
             Step(
+                "curate",
+                "signals, hashes and duplicates of a cuDF frame are those of a pandas frame",
+                f"{TESTS} tests/gpu/test_curate.py",
+                1,
+            ),
+            Step(
                 "contract-spilling",
                 "the same with cuDF's spilling, and that pixels come back from host memory",
                 f"{TESTS} tests/gpu/test_cudf.py",
@@ -108,12 +114,6 @@ GROUPS = (
     Group(
         "a read on a cluster: GPU = CPU, bad images, 500 tasks, spilling",
         (
-            Step(
-                "curate",
-                "signals, hashes and duplicates of a cuDF frame are those of a pandas frame",
-                f"{TESTS} tests/gpu/test_curate.py",
-                3,
-            ),
             Step(
                 "read",
                 "all promises of a read, and of a checkpoint",
