@@ -83,6 +83,10 @@ class Images(ABC, Generic[Frame, Series]):
     def _map(self, function: Callable[..., Any], columns: Sequence[str], *args: Any) -> Any:
         """``function(frame[columns], *args)`` for each partition."""
 
+    def _shape(self, image: str) -> str | None:
+        """The shape of the images, as far as it is known without a look at each."""
+        return None
+
     @abstractmethod
     def _facts(self, image: str) -> list[str]:
         """Facts about the images that are known without computing, as phrases."""
@@ -308,7 +312,7 @@ class Images(ABC, Generic[Frame, Series]):
         format: Format = "numpy",
         columns: Sequence[str] | None = None,
         shuffle: int | None = None,
-        shuffle_buffer: int | None = None,
+        shuffle_buffer: int | str | None = None,
         drop_last: bool = False,
         prefetch: int | None = None,
         start: int | Sequence[int] = 0,
@@ -332,19 +336,24 @@ class Images(ABC, Generic[Frame, Series]):
             another seed for each epoch.
         shuffle_buffer
             How many rows to mix: the partitions that have as many together, or one that has more.
-            By default those with 1 GiB of pixels together, at least two and at most 16. The order
-            depends on the seed and on this, not on ``batch_size`` and ``prefetch``.
+            Or how many bytes of pixels to hold, such as ``"2 GiB"``, of up to 16 partitions; by
+            default ``"1 GiB"``. Where the images of local files would be more, their rows are mixed
+            all the same, and decoded after that; elsewhere fewer partitions are mixed, two at
+            least. The order depends on the seed and on this, not on ``batch_size`` and
+            ``prefetch``.
         drop_last
             Leave out a last batch that is smaller.
         prefetch
             Partitions that are read ahead while one is used: on the workers where there is a
             ``distributed`` client, else on a thread. So at most ``prefetch + 1`` partitions are in
-            memory, and those in the buffer of a shuffle, whatever the size of the frame. By default
-            1; on a cluster two more than its workers have threads, and no more than 10.
+            memory, and those in the buffer of a shuffle, whatever the size of the frame. Where a
+            shuffle decodes rows that are mixed, it is up to 1,024 of these, of files of 16 MiB, in
+            place of a partition. By default 1; on a cluster two more than its workers have threads,
+            and no more than 10.
         start
-            Where to begin. A number of batches to leave out: to find the place, the partitions
-            before it are decoded and counted. Or the ``position`` of an earlier iterator: nothing
-            before it is read; with a shuffle, as many partitions before it as its buffer has. The
+            Where to begin. A number of batches to leave out, which are decoded to find the place.
+            Or the ``position`` of an earlier iterator: nothing before it is read; with a shuffle,
+            as many partitions before it as its buffer has. The
             batches are those of an iteration that was not interrupted, where the rows come in the
             same order again, as those of a read and of a shuffle of its pointers do; Dask's merges,
             and its sorts of equal keys, may have another one.
@@ -360,12 +369,14 @@ class Images(ABC, Generic[Frame, Series]):
 
         Returns
         -------
-        iterator of dict
-            Each with the image column, an array (n, height, width, channels) of uint8, or a list of
-            arrays where shapes differ, or with ``normalize`` an array (n, channels, height, width)
-            of float32, and the other columns: arrays (n,), (n, d) of lists, and
-            of strings NumPy arrays of objects, lists for torch. Rows without an image are left out.
-            Its attribute ``position`` says where the next batch begins.
+        Batches
+            An iterator of dicts. Each has the image column: an array (n, height, width, channels)
+            of uint8, or a list of arrays where shapes differ, or with ``normalize`` an array (n,
+            channels, height, width) of float32. And the other columns: arrays (n,), of lists (n,
+            d), of strings NumPy arrays of objects, lists for torch. Rows without an image are left
+            out.
+            Its attribute ``position`` says where the next batch begins. A loop over batches that
+            have ended begins again, with the same ones; take another seed for another order.
 
         Raises
         ------
@@ -398,6 +409,7 @@ class Images(ABC, Generic[Frame, Series]):
             self._source(chosen, image, world),
             self._meta()[chosen],
             image,
+            shape=self._shape(image),
             batch_size=batch_size,
             format=format,
             shuffle=shuffle,
@@ -418,7 +430,7 @@ class Images(ABC, Generic[Frame, Series]):
         *,
         columns: Sequence[str] | None = None,
         shuffle: int | None = None,
-        shuffle_buffer: int | None = None,
+        shuffle_buffer: int | str | None = None,
         drop_last: bool = False,
         prefetch: int | None = None,
         start: int | Sequence[int] = 0,
@@ -488,7 +500,7 @@ class Images(ABC, Generic[Frame, Series]):
         *,
         columns: Sequence[str] | None = None,
         shuffle: int | None = None,
-        shuffle_buffer: int | None = None,
+        shuffle_buffer: int | str | None = None,
         drop_last: bool = False,
         prefetch: int | None = None,
         start: int | Sequence[int] = 0,

@@ -92,12 +92,15 @@ class LazyImages(Images[ImageDataFrame, dd.Series]):
             add_levels, combine=add_levels, aggregate=statistics, meta=statistics(empty)
         )
 
+    def _shape(self, image: str) -> str:
+        return told_shape(*image_shape(self._frame.expr, image))
+
     def _facts(self, image: str) -> list[str]:
         expr = self._frame.expr
         pending = next(expr.find_operations((ReadWebDataset, Decode)), None) is not None
         return [
             f"{expr.npartitions} partitions",
-            told_shape(*image_shape(expr, image)),
+            self._shape(image),
             "decoded when computed" if pending else "made by the tasks of the frame",
         ]
 

@@ -13,7 +13,7 @@ from dask_image_ingest.dataset.filters import (
     both,
     either,
 )
-from dask_image_ingest.dataset.late.chunks import ChunkedMap, move_rows_now
+from dask_image_ingest.dataset.late.chunks import ChunkedMap, LastDecode, last_decode, move_rows_now
 from dask_image_ingest.dataset.late.decode import (
     decode_partition,
     field_of,
@@ -79,6 +79,7 @@ __all__ = [
     "ImageDecode",
     "ImageMember",
     "KeepsResults",
+    "LastDecode",
     "MapColumns",
     "NoPixels",
     "Partition",
@@ -101,6 +102,7 @@ __all__ = [
     "image_member",
     "image_sources",
     "is_pointed",
+    "last_decode",
     "move_rows_now",
     "parse_image_extensions",
     "point_to_images",

@@ -169,8 +169,8 @@ class Rows:
         return cls([image for part in parts for image in part.images], others, columns)
 
 
-def rows_of(frame: Any, image: str, backend: Backend) -> Rows:
-    """The rows of a partition that have an image in each of its image columns.
+def rows_of(frame: Any, image: str, backend: Backend) -> tuple[Rows, list[int]]:
+    """The rows of a partition that have an image in each of its image columns, and which these are.
 
     Raises
     ------
@@ -197,7 +197,7 @@ def rows_of(frame: Any, image: str, backend: Backend) -> Rows:
                 f"ddf[ddf[{name!r}].notnull()]"
             )
     images = {name: [arrays[row] for row in present] for name, arrays in pictures.items()}
-    return Rows(images.pop(image), images, columns)
+    return Rows(images.pop(image), images, columns), present
 
 
 def _concatenated(parts: list[Any], name: str, backend: Backend) -> Any:

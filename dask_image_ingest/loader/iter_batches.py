@@ -1,7 +1,8 @@
 """``iter_batches``: a frame as a stream of batches, with a few partitions in memory at a time.
 
 Partitions are read ahead (`ReadAhead`), give portions of rows in order or shuffled (`portions`),
-and these are cut into batches, which are converted to arrays or tensors (``batch_format``).
+and these are cut into batches, which are converted to arrays or tensors (``batch_format``). A
+shuffle mixes the rows of decoded partitions, or references, which are decoded once they are mixed.
 
 Variables are deleted before the next partition is read, which would else be in memory together with
 this one. For the same reason no loop of `portions` uses ``enumerate``, which keeps its last item.
@@ -9,13 +10,19 @@ this one. For the same reason no loop of `portions` uses ``enumerate``, which ke
 
 from __future__ import annotations
 
+import inspect
+import itertools
+import sys
 import warnings
 from collections import deque
-from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
+from collections.abc import Generator, Iterator, Sequence
 from concurrent.futures import Future
-from typing import Any
+from typing import Any, Generic, NamedTuple, TypeVar
 
-from dask_image_ingest.arguments import check_flag, whole_number
+from dask.dataframe.dispatch import concat
+from dask.utils import format_bytes
+
+from dask_image_ingest.arguments import check_flag, number_of_bytes, shown, whole_number
 from dask_image_ingest.errors import ArgumentError
 from dask_image_ingest.frames import Backend, backend_of
 from dask_image_ingest.loader.batch_format import (
@@ -27,15 +34,23 @@ from dask_image_ingest.loader.batch_format import (
     rows_of,
 )
 from dask_image_ingest.loader.order import Buffer, Order, Position, Shuffle, Size, parse_start
-from dask_image_ingest.loader.source import Source
+from dask_image_ingest.loader.source import ReferenceSource, Source
+
+# Files whose images are decoded together, where references are mixed: their bytes, of about ten
+# times as many pixels, and their number.
+_PIECE_BYTES, _PIECE_ROWS = 16 << 20, 1024
+
+# A shuffle of fewer partitions is a poor one.
+_FEW = 4
+
+What = TypeVar("What")
 
 
 class Batches:
-    """An iterator of batches with a position; its arguments are those of ``iter_batches``.
+    """An iterator of batches, made by :meth:`~pandas.DataFrame.images.iter_batches`.
 
-    Raises
-    ------
-    ArgumentError, MissingDependencyError
+    A loop over one that has ended begins again, with the same batches. A loop over one that was
+    left, closed or has failed goes on where it was.
     """
 
     def __init__(
@@ -44,11 +59,12 @@ class Batches:
         meta: Any,
         image: str,
         *,
+        shape: str | None,
         batch_size: int,
         format: Format,
         normalize: Any,
         shuffle: int | None,
-        shuffle_buffer: int | None,
+        shuffle_buffer: int | str | None,
         drop_last: bool,
         prefetch: int | None,
         start: int | Sequence[int],
@@ -56,6 +72,8 @@ class Batches:
     ) -> None:
         self._source = source
         self._image = image
+        self._shape = shape
+        self._format = format
         self._columns = list(meta.columns)
         self._backend = backend_of(meta)
         self._size = whole_number("batch_size", batch_size, 1, "pass a positive number of images")
@@ -69,11 +87,11 @@ class Batches:
         self._normalize = parse_normalize(normalize)
         self._order = _order(source.partitions, shard, shuffle, shuffle_buffer)
         begin = parse_start(start, self._order.end)
-        self._skip = 0 if isinstance(begin, Position) else begin * self._size
+        self._skip = 0 if isinstance(begin, Position) else begin
         self._position = begin if isinstance(begin, Position) else Position(0, 0)
         if not self._order.partitions and shard[1] > 1:
             _warn_of_no_share(source.partitions, shard)
-        self._stream = self._batches()
+        self._stream = self._batches(convert=True)
 
     @property
     def position(self) -> Position:
@@ -82,26 +100,38 @@ class Batches:
         Give it to ``start=`` to go on from there: no partition before it is read again.
         """
         if self._skip:
-            with self._source as source:
-                sizes = map(source.size, self._order.partitions)
-                self._position, self._skip = self._order.find(self._skip, sizes), 0
+            skip, self._skip = self._skip, 0
+            skipped = self._batches(convert=False)
+            deque(itertools.islice(skipped, min(skip, sys.maxsize)), maxlen=0)
+            skipped.close()
         return self._position
 
     def __repr__(self) -> str:
-        columns = ", ".join(repr(name) for name in self._columns if name != self._image)
+        shape = "" if self._shape is None else f", {self._shape}"
+        made = f"{self._format}, normalized" if self._normalize else self._format
+        parts = [
+            f"batches of {self._size} rows",
+            f"{len(self._order.partitions)} partitions",
+            *self._order.told(),
+            self._place(),
+            f"images {self._image!r}{shape}, {made}",
+        ]
+        if others := [repr(name) for name in self._columns if name != self._image]:
+            parts.append(f"columns {', '.join(others)}")
+        return f"<{'; '.join(parts)}>"
+
+    def _place(self) -> str:
         if self._skip:
-            place = f"after {self._skip} rows"
-        elif self._position >= self._order.end:
-            place = "at the end"
-        else:
-            place = f"at {tuple(self._position)}"
-        count = len(self._order.partitions)
-        return (
-            f"<Batches of {self._size} rows from {count} partitions, {place}: "
-            f"images {self._image!r}" + (f" and {columns}>" if columns else ">")
-        )
+            return f"after {self._skip} batches"
+        if self._position >= self._order.end:
+            return "at the end"
+        return f"at partition {self._position.partition}, row {self._position.row}"
 
     def __iter__(self) -> Batches:
+        if inspect.getgeneratorstate(self._stream) == inspect.GEN_CLOSED:
+            if self._position >= self._order.end:
+                self._position = Position(0, 0)
+            self._stream = self._batches(convert=True)
         return self
 
     def __next__(self) -> dict[str, Any]:
@@ -112,68 +142,85 @@ class Batches:
         """Stop reading ahead and free what was read, as the end of the iteration does."""
         self._stream.close()
 
-    def _batches(self) -> Generator[dict[str, Any], None, None]:
+    def _batches(self, convert: bool) -> Generator[dict[str, Any], None, None]:
         """Cut portions of rows into batches; the rest of one portion begins the next batch."""
-        begin, order = self.position, self._order
-        depth = self._source.prefetch() if self._prefetch is None else self._prefetch
-        sizes = self._history(begin)
-        ahead = ReadAhead(self._source, order.partitions[begin.partition :], depth)
+        begin = self.position
+        source = self._mixed()
+        depth = source.prefetch() if self._prefetch is None else self._prefetch
         carried: Rows | None = None
-        # No variables for the iterators: a traceback would keep them open.
-        for place, rows in portions(
-            order,
-            begin,
-            ahead.partitions(self._image, self._backend),
-            sizes,
-            ahead.fill,
-            self._backend,
-        ):
-            at = 0
-            if carried is not None:
-                at = min(self._size - len(carried), len(rows))
-                carried = Rows.of([carried, rows.take(range(at))], self._backend)
-                if len(carried) < self._size:
-                    continue
-                self._position = place.after(at, of=len(rows))
-                batch, carried = self._batch(carried), None
-                yield batch
-                del batch
+        with source:
+            ahead, rows_in_turn = portions(
+                self._order, begin, source, depth, self._image, self._backend
+            )
+            try:
                 ahead.fill()
-            while len(rows) - at >= self._size:
-                at += self._size
-                self._position = place.after(at, of=len(rows))
-                yield self._batch(rows.take(range(at - self._size, at)))
-                ahead.fill()
-            if at < len(rows):
-                carried = rows.take(range(at, len(rows))).copied()
-            del rows  # before the next partition is read
-        self._position = order.end
+                for portion in rows_in_turn:
+                    rows, at = portion.rows, 0
+                    if carried is not None:
+                        at = min(self._size - len(carried), len(rows))
+                        carried = Rows.of([carried, rows.take(range(at))], self._backend)
+                        if len(carried) < self._size:
+                            del portion, rows
+                            continue
+                        self._position = portion.position(at)
+                        batch, carried = self._batch(carried, convert), None
+                        yield batch
+                        del batch
+                        ahead.fill()
+                    while len(rows) - at >= self._size:
+                        at += self._size
+                        self._position = portion.position(at)
+                        yield self._batch(rows.take(range(at - self._size, at)), convert)
+                        ahead.fill()
+                    if at < len(rows):
+                        carried = rows.take(range(at, len(rows))).copied()
+                    del portion, rows  # before the next partition is read
+            finally:
+                rows_in_turn.close()
+                ahead.clear()
+        self._position = self._order.end
         if carried is not None and not self._drop_last:
-            yield self._batch(carried)
+            yield self._batch(carried, convert)
 
-    def _history(self, begin: Position) -> dict[int, Size]:
-        """Sizes of partitions before a position, of which a shuffle depends on some."""
-        if not isinstance(self._order, Shuffle) or not begin.partition:
+    def _mixed(self) -> Source:
+        """What is read: references, where a shuffle of decoded partitions would need too much."""
+        order = self._order
+        references = self._source.references() if isinstance(order, Shuffle) else None
+        if isinstance(order, Shuffle) and references is not None:
+            for number in order.partitions:
+                size = references.decoded_size(number)
+                if size is None or size.nbytes:
+                    large = size and order.buffer.overflows(size, len(order.partitions))
+                    return references if large else self._source
+        return self._source
+
+    def _batch(self, rows: Rows, convert: bool) -> dict[str, Any]:
+        if not convert:
             return {}
-        with self._source as source:
-            return self._order.history(begin.partition, source.size)
-
-    def _batch(self, rows: Rows) -> dict[str, Any]:
         return batch_of(rows, self._image, self._backend, self._convert, self._normalize)
 
 
 def _order(partitions: int, shard: tuple[int, int], shuffle: Any, shuffle_buffer: Any) -> Order:
-    if shuffle_buffer is not None:
-        advice = "pass how many rows to mix, or None"
-        shuffle_buffer = whole_number("shuffle_buffer", shuffle_buffer, 1, advice)
-        if shuffle is None:
-            raise ArgumentError(
-                f"shuffle_buffer={shuffle_buffer} is for a shuffle: pass a seed as shuffle= too"
-            )
     if shuffle is None:
+        if shuffle_buffer is not None:
+            raise ArgumentError(
+                f"shuffle_buffer={shown(shuffle_buffer)} is for a shuffle: pass a seed as shuffle="
+            )
         return Order(partitions, shard)
     seed = whole_number("shuffle", shuffle, 0, "pass a seed, a number from 0, or None")
-    return Shuffle(seed, partitions, shard, Buffer(shuffle_buffer))
+    return Shuffle(seed, partitions, shard, _buffer(shuffle_buffer))
+
+
+def _buffer(shuffle_buffer: Any) -> Buffer:
+    if shuffle_buffer is None:
+        return Buffer()
+    advice = "pass how many rows to mix, or bytes such as '2 GiB', or None"
+    if isinstance(shuffle_buffer, str):
+        nbytes = number_of_bytes(shuffle_buffer)
+        if nbytes is None:
+            raise ArgumentError(f"shuffle_buffer={shown(shuffle_buffer)}: {advice}")
+        return Buffer(None, nbytes)
+    return Buffer(whole_number("shuffle_buffer", shuffle_buffer, 1, advice))
 
 
 def _warn_of_no_share(partitions: int, shard: tuple[int, int]) -> None:
@@ -185,39 +232,41 @@ def _warn_of_no_share(partitions: int, shard: tuple[int, int]) -> None:
     )
 
 
+class Portion(NamedTuple):
+    """Some rows of a step of an order, with the number of each in its step."""
+
+    rows: Rows
+    step: int
+    numbers: Sequence[int]
+    end: Position
+
+    def position(self, row: int) -> Position:
+        """The position of one of the rows, or that of their end."""
+        return Position(self.step, int(self.numbers[row])) if row < len(self.rows) else self.end
+
+
 def portions(
-    order: Order,
-    begin: Position,
-    partitions: Iterator[Rows],
-    sizes: dict[int, Size],
-    fill: Callable[[], None],
-    backend: Backend,
-) -> Iterator[tuple[Position, Rows]]:
-    """Portions of rows from ``begin`` on, and where each begins.
-
-    Parameters
-    ----------
-    order
-        In order, or shuffled.
-    begin
-        Where to begin.
-    partitions
-        Those of ``order.partitions``, from that of ``begin`` on.
-    sizes
-        Those of partitions before ``begin`` that a shuffle depends on.
-    fill
-        Reads ahead; called by a shuffle, which takes many partitions before its first portion.
-    backend
-        Of the frame.
-    """
-    if isinstance(order, Shuffle):
-        return _shuffled(order, begin, partitions, sizes, fill, backend)
-    return _in_order(begin, partitions)
+    order: Order, begin: Position, source: Source, depth: int, image: str, backend: Backend
+) -> tuple[ReadAhead[Any], Generator[Portion, None, None]]:
+    """Portions of rows from ``begin`` on, and what is read ahead of them, to be filled."""
+    numbers = order.partitions[begin.partition :]
+    ahead = ReadAhead(((number, source.read(number)) for number in numbers), depth)
+    if not isinstance(order, Shuffle):
+        return ahead, _in_order(begin, ahead, image, backend)
+    sizes = order.history(begin.partition, source.size) if begin.partition else {}
+    if not isinstance(source, ReferenceSource):
+        return ahead, _shuffled(order, begin, ahead, sizes, image, backend)
+    decoding = ReadAhead(_decoding(order, begin, ahead, sizes, source), depth)
+    return decoding, _decoded(decoding, image, backend)
 
 
-def _in_order(begin: Position, partitions: Iterator[Rows]) -> Iterator[tuple[Position, Rows]]:
+def _in_order(
+    begin: Position, ahead: ReadAhead[int], image: str, backend: Backend
+) -> Generator[Portion, None, None]:
     step = begin.partition
-    for rows in partitions:
+    for _, future in ahead:
+        rows, _ = rows_of(future.result(), image, backend)
+        del future
         yield _from(begin, step, rows)
         del rows
         step += 1
@@ -226,20 +275,23 @@ def _in_order(begin: Position, partitions: Iterator[Rows]) -> Iterator[tuple[Pos
 def _shuffled(
     order: Shuffle,
     begin: Position,
-    partitions: Iterator[Rows],
+    ahead: ReadAhead[int],
     sizes: dict[int, Size],
-    fill: Callable[[], None],
+    image: str,
     backend: Backend,
-) -> Iterator[tuple[Position, Rows]]:
-    """Shares of the partitions in the buffer, mixed."""
+) -> Generator[Portion, None, None]:
+    """Shares of the decoded partitions in the buffer, mixed."""
     held: dict[int, Rows] = {}
 
     def read(number: int) -> Size:
-        held[number] = next(partitions)
-        fill()
+        _, future = next(ahead)
+        held[number], _ = rows_of(future.result(), image, backend)
+        ahead.fill()
         return held[number].size
 
     for step, shares in order.steps(begin.partition, sizes, read):
+        if step == begin.partition:
+            _warn_of_few(order, step, len(shares))
         parts = [
             held[number].take(order.rows(number, len(held[number]))[share])
             for number, share in shares.items()
@@ -252,54 +304,111 @@ def _shuffled(
         del rows
 
 
-def _from(begin: Position, step: int, rows: Rows) -> tuple[Position, Rows]:
-    """The rows of a step without those before ``begin``, and where they begin."""
+def _warn_of_few(order: Shuffle, step: int, mixed: int) -> None:
+    partitions = len(order.partitions)
+    if order.buffer.rows is None and mixed < _FEW and step + mixed < partitions:
+        nbytes = format_bytes(order.buffer.nbytes)
+        warnings.warn(
+            f"iter_batches: shuffle= mixes {mixed} of {partitions} partitions at a time, since "
+            f"more would be over {nbytes} of pixels. Allow more, shuffle_buffer='4 GiB', or read "
+            "smaller partitions (partition_size=)",
+            stacklevel=5,
+        )
+
+
+def _from(begin: Position, step: int, rows: Rows) -> Portion:
+    """The rows of a step without those before ``begin``."""
     skip = begin.rows_to_skip(len(rows)) if step == begin.partition else 0
-    return Position(step, skip), rows.take(range(skip, len(rows)))
+    numbers = range(skip, len(rows))
+    return Portion(rows.take(numbers), step, numbers, Position(step + 1, 0))
 
 
-class ReadAhead:
-    """A queue of partitions that are being read or wait to be used.
+def _decoding(
+    order: Shuffle,
+    begin: Position,
+    ahead: ReadAhead[int],
+    sizes: dict[int, Size],
+    source: ReferenceSource,
+) -> Iterator[tuple[tuple[int, Position], Future[Any]]]:
+    """Pieces of the mixed references, as they begin to be decoded: step, end, and decoded rows.
+
+    The index of decoded rows is their number in the step.
+    """
+    held: dict[int, Any] = {}
+
+    def read(number: int) -> Size:
+        _, future = next(ahead)
+        held[number] = future.result()
+        ahead.fill()
+        return Size(len(held[number]), 0)
+
+    ahead.fill()
+    for step, shares in order.steps(begin.partition, sizes, read):
+        parts = [
+            held[number].iloc[order.rows(number, len(held[number]))[share]]
+            for number, share in shares.items()
+        ]
+        held.pop(step)
+        rows = concat(parts)
+        rows = rows.iloc[order.mix(step, len(rows))].reset_index(drop=True)
+        skip = begin.rows_to_skip(len(rows)) if step == begin.partition else 0
+        if skip == len(rows):
+            continue
+        for piece in source.pieces(rows.iloc[skip:], _PIECE_BYTES, _PIECE_ROWS):
+            start, stop = skip + piece.start, skip + piece.stop
+            end = Position(step + 1, 0) if stop == len(rows) else Position(step, stop)
+            yield (step, end), source.decode(rows.iloc[start:stop])
+
+
+def _decoded(
+    ahead: ReadAhead[tuple[int, Position]], image: str, backend: Backend
+) -> Generator[Portion, None, None]:
+    for (step, end), future in ahead:
+        frame = future.result()
+        del future
+        rows, present = rows_of(frame, image, backend)
+        numbers = frame.index.to_numpy()[present]
+        del frame
+        yield Portion(rows, step, numbers, end)
+        del rows
+
+
+class ReadAhead(Generic[What]):
+    """A queue of what is being read, or waits to be used.
 
     Parameters
     ----------
-    source
-        Where they are read.
-    numbers
-        Which ones, in order.
+    started
+        What is read next, and its future: asked for the next one, it starts to read it.
     depth
-        How many the queue holds at most; with 0 a partition is read when it is asked for.
+        How many the queue holds at most; with 0 each is read when it is asked for.
     """
 
-    def __init__(self, source: Source, numbers: Iterable[int], depth: int) -> None:
-        self._source = source
-        self._upcoming = iter(numbers)
+    def __init__(self, started: Iterator[tuple[What, Future[Any]]], depth: int) -> None:
+        self._started = started
         self._depth = depth
-        self._queue: deque[Future[Any]] = deque()
+        self._queue: deque[tuple[What, Future[Any]]] = deque()
 
-    def partitions(self, image: str, backend: Backend) -> Iterator[Rows]:
-        """The rows of each partition that have an image."""
-        try:
-            with self._source:
-                self.fill()
-                while self._queue or self._read_next():
-                    # No variable: it would keep the partition in memory while the next is read.
-                    yield rows_of(self._queue.popleft().result(), image, backend)
-        finally:
-            self._queue.clear()
+    def __iter__(self) -> ReadAhead[What]:
+        return self
+
+    def __next__(self) -> tuple[What, Future[Any]]:
+        if not self._queue:
+            return next(self._started)
+        return self._queue.popleft()
 
     def fill(self) -> None:
-        """Start reading partitions until the queue is full.
+        """Start reading until the queue is full.
 
         For the caller to do after each batch. Before the first batch of a partition the user still
         holds the last one of the partition before, and so the memory of that partition.
         """
-        while len(self._queue) < self._depth and self._read_next():
-            pass
+        while len(self._queue) < self._depth:
+            one = next(self._started, None)
+            if one is None:
+                break
+            self._queue.append(one)
 
-    def _read_next(self) -> bool:
-        """Start reading one more partition; False if there is none."""
-        number = next(self._upcoming, None)
-        if number is not None:
-            self._queue.append(self._source.read(number))
-        return number is not None
+    def clear(self) -> None:
+        """Forget what was read and not used."""
+        self._queue.clear()

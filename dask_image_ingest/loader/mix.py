@@ -2,18 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from typing import Any
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Literal
 
 import numpy as np
 
 from dask_image_ingest.arguments import check_flag, check_frame, shown, whole_number
 from dask_image_ingest.dask_internals import FrameBase
 from dask_image_ingest.errors import ArgumentError
+from dask_image_ingest.loader.batch_format import Format
 from dask_image_ingest.loader.iter_batches import Batches
-
-# What iter_batches takes and is said of each frame, or of the mixture.
-_OPTIONS = ("format", "columns", "shuffle", "shuffle_buffer", "prefetch", "shard", "normalize")
 
 
 def mix(
@@ -21,11 +19,16 @@ def mix(
     batch_size: int,
     weights: Sequence[float] | None = None,
     *,
-    seed: int = 0,
     longest: bool = False,
+    format: Format = "numpy",
+    columns: Sequence[str] | None = None,
+    shuffle: int | None = None,
+    shuffle_buffer: int | str | None = None,
     drop_last: bool = False,
+    prefetch: int | None = None,
     start: Sequence[Any] | None = None,
-    **options: Any,
+    shard: tuple[int, int] | Literal["auto"] | None = "auto",
+    normalize: tuple[Any, Any] | None = None,
 ) -> MixedBatches:
     """Stream batches whose rows come from several frames, each with its weight.
 
@@ -39,19 +42,18 @@ def mix(
     weights
         How likely a row is to be of each frame: numbers above 0, which need not add up to 1. By
         default all are equal.
-    seed
-        Draws how many rows of a batch are of each frame.
     longest
         Whether to go on with the other frames where one has no rows left, until each row of all
         frames has come once. By default the stream ends with the first frame that ends.
+    format, columns, shuffle_buffer, prefetch, shard, normalize
+        As for :meth:`~pandas.DataFrame.images.iter_batches`, for each of the frames.
+    shuffle
+        As there. The seed also draws how many rows of a batch are of each frame; without one these
+        numbers are the same each time.
     drop_last
         Leave out a last batch that is smaller.
     start
         The ``position`` of an earlier stream, of the same frames and arguments, to go on from.
-    **options
-        Other arguments of :meth:`~pandas.DataFrame.images.iter_batches`, for each of the frames:
-        ``format``, ``columns``, ``shuffle``, ``shuffle_buffer``, ``prefetch``, ``shard`` and
-        ``normalize``.
 
     Returns
     -------
@@ -78,75 +80,106 @@ def mix(
     >>> batch["image"].shape, batch["cls"].shape
     ((8, 224, 224, 3), (8,))
     """
-    unknown = sorted(options.keys() - {*_OPTIONS})
-    if unknown:
-        raise ArgumentError(f"mix: {unknown[0]}= is none of {', '.join(_OPTIONS)}")
     if not isinstance(frames, Sequence) or isinstance(frames, (str, bytes)) or not len(frames):
         raise ArgumentError(f"frames={shown(frames)}: pass a list of dataframes with images")
     for frame in frames:
         check_frame(frame._meta if isinstance(frame, FrameBase) else frame, "frames")
     size = whole_number("batch_size", batch_size, 1, "pass a positive number of images")
-    seed = whole_number("seed", seed, 0, "pass a number from 0")
     check_flag("longest", longest)
     check_flag("drop_last", drop_last)
-    places = _places(start, len(frames))
-    sources = [
-        _Source(frame, size, place, options)
-        for frame, place in zip(frames, places[1:], strict=True)
-    ]
     shares = _shares(weights, len(frames))
-    return MixedBatches(sources, size, shares, seed, longest, drop_last, places[0])
+    options = {
+        "format": format,
+        "columns": columns,
+        "shuffle": shuffle,
+        "shuffle_buffer": shuffle_buffer,
+        "prefetch": prefetch,
+        "shard": shard,
+        "normalize": normalize,
+    }
+    return MixedBatches(
+        lambda places: [
+            _Source(frame, size, place, options)
+            for frame, place in zip(frames, places, strict=True)
+        ],
+        _places(start, len(frames)),
+        size=size,
+        shares=shares,
+        seed=shuffle or 0,
+        longest=longest,
+        drop_last=drop_last,
+    )
 
 
 class MixedBatches:
-    """An iterator of the batches of :func:`mix`."""
+    """An iterator of the batches of :func:`mix`.
+
+    A loop over one that has ended begins again, with the same batches. A loop over one that was
+    left, closed or has failed goes on where it was.
+    """
 
     def __init__(
         self,
-        sources: list[_Source],
+        begin: Callable[[list[Any]], list[_Source]],
+        position: list[Any],
+        *,
         size: int,
         shares: np.ndarray,
         seed: int,
         longest: bool,
         drop_last: bool,
-        drawn: int,
     ) -> None:
-        self._sources = sources
+        self._begin = begin
         self._size = size
         self._shares = shares
         self._seed = seed
         self._longest = longest
         self._drop_last = drop_last
-        self._drawn = drawn
-        self._over = self._is_over()
+        self._begun = False
+        self._go_to(position)
+
+    def _go_to(self, position: list[Any]) -> None:
+        self._drawn, *places = position
+        self._sources = self._begin(places)
+        self._position = [self._drawn, *(source.place for source in self._sources)]
+        self._closed = self._is_over()
 
     @property
     def position(self) -> list[Any]:
         """The beginning of the next batch: give it to ``start=`` to go on from there."""
-        return [self._drawn, *(source.place for source in self._sources)]
+        return self._position
 
     def __iter__(self) -> MixedBatches:
+        if self._closed and self._begun:
+            ended = self._is_over()
+            self._go_to(_places(None, len(self._sources)) if ended else self._position)
+        self._begun = True
         return self
 
     def __next__(self) -> dict[str, Any]:
-        if self._over:
+        if self._closed:
             raise StopIteration
+        self._begun = self._closed = True  # until this batch is made
         # By the number of the batch: a stream that goes on draws what one without a break does.
         random = np.random.default_rng((self._seed, self._drawn))
         parts: list[list[Mapping[str, Any]]] = [[] for _ in self._sources]
         missing = self._size
-        while missing and not self._over:
+        while missing and not self._is_over():
             left = np.array([not source.over for source in self._sources]) * self._shares
             counts = random.multinomial(missing, left / left.sum())
             for source, count, taken in zip(self._sources, counts.tolist(), parts, strict=True):
                 missing -= source.take(count, taken)
-            self._over = self._is_over()
+        rows = [part for taken in parts for part in taken]
+        is_left_out = missing and (self._drop_last or not rows)
+        batch = {} if is_left_out else _joined(rows)
         self._drawn += 1
-        if self._over:
+        self._position = [self._drawn, *(source.place for source in self._sources)]
+        self._closed = self._is_over()
+        if self._closed:
             self.close()
-        if missing and (self._drop_last or missing == self._size):
+        if is_left_out:
             raise StopIteration
-        return _joined([part for taken in parts for part in taken])
+        return batch
 
     def _is_over(self) -> bool:
         over = [source.over for source in self._sources]
@@ -154,7 +187,7 @@ class MixedBatches:
 
     def close(self) -> None:
         """Stop reading ahead and free what was read, as the end of the iteration does."""
-        self._over = True
+        self._closed = True
         for source in self._sources:
             source.batches.close()
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import operator
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -13,9 +13,8 @@ from dask_image_ingest.errors import ArgumentError
 
 _ORDER, _SPLIT, _MIX = range(3)
 
-# What a shuffle mixes by default.
+# Partitions that a shuffle mixes, where no number of rows is given.
 _LEAST_MIXED, _MOST_MIXED = 2, 16
-_MIXED_BYTES = 2**30
 
 
 class Position(NamedTuple):
@@ -23,12 +22,6 @@ class Position(NamedTuple):
 
     partition: int
     row: int
-
-    def after(self, rows: int, of: int) -> Position:
-        """The position ``rows`` later, where the partition has ``of`` rows left."""
-        if rows == of:
-            return Position(self.partition + 1, 0)
-        return Position(self.partition, self.row + rows)
 
     def rows_to_skip(self, count: int) -> int:
         """The row, checked against the number of rows of its partition.
@@ -40,8 +33,8 @@ class Position(NamedTuple):
         """
         if self.row > count:
             raise ArgumentError(
-                f"start={tuple(self)!r}: partition {self.partition} of this iteration has {count} "
-                "images: the position is of another frame, shuffle=, shuffle_buffer= or shard="
+                f"start={tuple(self)!r}: step {self.partition} of this iteration has {count} "
+                "rows: the position is of another frame, shuffle=, shuffle_buffer= or shard="
             )
         return self.row
 
@@ -54,12 +47,13 @@ class Size(NamedTuple):
 
 
 class Buffer(NamedTuple):
-    """Shuffle buffer: as many partitions as have ``rows`` rows together.
+    """Shuffle buffer: partitions that have ``rows`` rows together, or at most ``nbytes`` of pixels.
 
-    By default partitions with 1 GiB of pixels together; never fewer than two, nor more than 16.
+    By bytes it has never fewer than two partitions, nor more than 16.
     """
 
     rows: int | None = None
+    nbytes: int = 2**30
 
     def is_full(self, sizes: Sequence[Size]) -> bool:
         """True if partitions of these sizes fill it."""
@@ -67,7 +61,18 @@ class Buffer(NamedTuple):
             return sum(size.rows for size in sizes) >= self.rows
         if len(sizes) < _LEAST_MIXED:
             return False
-        return len(sizes) >= _MOST_MIXED or sum(size.nbytes for size in sizes) >= _MIXED_BYTES
+        return len(sizes) >= _MOST_MIXED or sum(size.nbytes for size in sizes) >= self.nbytes
+
+    def overflows(self, size: Size, partitions: int) -> bool:
+        """True if it would hold more bytes than it should with partitions of this size."""
+        wanted = _MOST_MIXED if self.rows is None else -(-self.rows // max(1, size.rows))
+        return min(wanted, partitions) * size.nbytes > self.nbytes
+
+    def told(self, partitions: int) -> str:
+        """What is mixed of so many partitions."""
+        if self.rows is not None:
+            return f"{self.rows:,} rows"
+        return f"up to {min(_MOST_MIXED, partitions)} partitions"
 
 
 class Order:
@@ -86,17 +91,9 @@ class Order:
         self.partitions = self._all(partitions)[rank::world]
         self.end = Position(len(self.partitions), 0)
 
-    def find(self, images: int, sizes: Iterable[Size]) -> Position:
-        """The position after so many images; ``sizes`` are those of the partitions, in order."""
-        for step, count in enumerate(self._portions(sizes)):
-            if images < count:
-                return Position(step, images)
-            images -= count
-        return self.end
-
-    def _portions(self, sizes: Iterable[Size]) -> Iterable[int]:
-        """The number of images of each step."""
-        return (size.rows for size in sizes)
+    def told(self) -> list[str]:
+        """What is said of it beside the number of partitions."""
+        return []
 
     def _all(self, partitions: int) -> list[int]:
         return list(range(partitions))
@@ -113,14 +110,14 @@ class Shuffle(Order):
     """
 
     def __init__(self, seed: int, partitions: int, shard: tuple[int, int], buffer: Buffer) -> None:
-        self._seed = seed
-        self._buffer = buffer
+        self.seed = seed
+        self.buffer = buffer
         super().__init__(partitions, shard)
 
     def history(self, step: int, size: Callable[[int], Size]) -> dict[int, Size]:
         """Sizes of the partitions before a step, as far back as it depends on them."""
         known: dict[int, Size] = {}
-        while step and not self._buffer.is_full([*known.values()]):
+        while step and not self.buffer.is_full([*known.values()]):
             step -= 1
             known[step] = size(self.partitions[step])
         return known
@@ -170,21 +167,20 @@ class Shuffle(Order):
         between: list[Size] = []
         for step in reversed(range(number)):
             between.append(sizes[step])
-            if self._buffer.is_full(between):
+            if self.buffer.is_full(between):
                 return step + 1
         return 0
 
-    def _portions(self, sizes: Iterable[Size]) -> Iterable[int]:
-        upcoming = iter(sizes)
-        for _, shares in self.steps(0, {}, lambda _: next(upcoming)):
-            yield sum(share.stop - share.start for share in shares.values())
+    def told(self) -> list[str]:
+        """The seed, and what is mixed."""
+        return [f"shuffle={self.seed}, mixing {self.buffer.told(len(self.partitions))}"]
 
     def _all(self, partitions: int) -> list[int]:
         order: list[int] = self._generator(_ORDER, 0).permutation(partitions).tolist()
         return order
 
     def _generator(self, purpose: int, step: int) -> np.random.Generator:
-        return np.random.default_rng([self._seed, purpose, step])
+        return np.random.default_rng([self.seed, purpose, step])
 
 
 def _share(rows: int, entered: int, step: int, left: int, is_last: bool) -> slice:

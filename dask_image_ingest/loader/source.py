@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import logging
 import os
 import threading
+from collections.abc import Callable
 from concurrent.futures import CancelledError, Executor, Future, ThreadPoolExecutor
 from concurrent.futures import wait as await_futures
 from typing import Any
@@ -19,7 +21,12 @@ from distributed.scheduler import KilledWorker
 from distributed.threadpoolexecutor import ThreadPoolExecutor as DaemonThreads
 
 from dask_image_ingest.dask_internals import convert_legacy_graph, cull, new_collection
-from dask_image_ingest.dataset import move_rows_now, shard_of_partition
+from dask_image_ingest.dataset import (
+    LastDecode,
+    last_decode,
+    move_rows_now,
+    shard_of_partition,
+)
 from dask_image_ingest.errors import ArgumentError
 from dask_image_ingest.frames import backend_of, is_fork
 from dask_image_ingest.killed_workers import killed_by
@@ -74,6 +81,10 @@ class Source:
         """Rows of a partition, and bytes of its images."""
         return _size(self._part(number), self._image)
 
+    def references(self) -> ReferenceSource | None:
+        """The same rows before their decode; None where that is not the last that is done."""
+        return None
+
     def _part(self, number: int) -> Any:
         if self.partitions == 1:
             return self._frame
@@ -104,7 +115,7 @@ class LazySource(Source):
     def _plan(self, frame: Any) -> None:
         """Have the graph of a frame ready, of which each partition is asked for by itself."""
         nothing = pd.Series([], dtype="int64")
-        self._sizes = frame[[self._image]].map_partitions(_sizes, self._image, meta=nothing)
+        self._sizes = frame[[self._image]].map_partitions(self._measure, self._image, meta=nothing)
         optimized = frame.optimize()
         self._keys = optimized.__dask_keys__()
         graph = optimized.__dask_graph__()
@@ -156,6 +167,10 @@ class LazySource(Source):
             with contextlib.suppress(ValueError, KeyError, AttributeError):
                 secede()
 
+    @staticmethod
+    def _measure(frame: Any, image: str) -> pd.Series:
+        return pd.Series(_size(frame, image))
+
     def __exit__(self, *_: object) -> None:
         assert self._threads is not None
         if self._process != os.getpid():
@@ -188,8 +203,21 @@ class LazySource(Source):
         if self._client is None:
             return self._threads.submit(dask.get, graph, key)
         (future,) = self._client.get(graph, [key], sync=False)
+        return self._fetched(future, functools.partial(self._describe, number))
+
+    def _fetched(self, future: RemoteFuture, describe: Callable[[], str]) -> Future[Any]:
+        assert self._threads is not None
         self._futures.add(future)
-        return self._threads.submit(self._fetch, future, number)
+        return self._threads.submit(self._fetch, future, describe)
+
+    def _describe(self, number: int) -> str:
+        shard = shard_of_partition(self._frame.expr, number)
+        return f"partition {number}" + (f", {shard}" if shard else "")
+
+    def references(self) -> ReferenceSource | None:
+        """The same rows before their decode; None where that is not the last that is done."""
+        decode = last_decode(self._frame.expr)
+        return None if decode is None else ReferenceSource(decode, self._image)
 
     def size(self, number: int) -> Size:
         """Rows of a partition, and bytes of its images."""
@@ -200,7 +228,7 @@ class LazySource(Source):
     def _scheduler(self) -> Any:
         return "synchronous" if self._client is None else self._client
 
-    def _fetch(self, future: Any, number: int) -> Any:
+    def _fetch(self, future: Any, describe: Callable[[], str]) -> Any:
         if future not in self._futures:
             raise CancelledError  # closed meanwhile
         try:
@@ -210,9 +238,7 @@ class LazySource(Source):
             # Directly from the worker, where the client can reach it, not through the scheduler.
             return future.client.gather(future, direct=True)
         except KilledWorker as error:
-            shard = shard_of_partition(self._frame.expr, number)
-            what = f"partition {number}" + (f", {shard}" if shard else "")
-            raise killed_by(error, what) from error
+            raise killed_by(error, describe()) from error
         finally:
             self._futures.discard(future)
             future.release()
@@ -229,14 +255,39 @@ class LazySource(Source):
             return None
 
 
+class ReferenceSource(LazySource):
+    """Partitions of references, any rows of which can be decoded together."""
+
+    def __init__(self, decode: LastDecode, image: str) -> None:
+        super().__init__(new_collection(decode.rows), image)
+        self._decode = decode.function
+        self.pieces = decode.pieces
+        self._pixels = decode.pixels
+
+    def decoded_size(self, number: int) -> Size | None:
+        """Rows of a partition, and about how many bytes they decode to; None if they hold files."""
+        with self:
+            rows = self.read(number).result()
+        nbytes = self._pixels(rows)
+        return None if nbytes is None else Size(len(rows), nbytes)
+
+    def decode(self, rows: Any) -> Future[Any]:
+        """Start decoding rows of any partitions."""
+        assert self._threads is not None
+        if self._client is None:
+            return self._threads.submit(self._decode, rows)
+        future = self._client.submit(self._decode, rows, pure=False)
+        return self._fetched(future, lambda: f"{len(rows)} rows of several partitions")
+
+    @staticmethod
+    def _measure(frame: Any, image: str) -> pd.Series:
+        return pd.Series([len(frame), 0])
+
+
 def _size(frame: Any, image: str) -> Size:
     arrays = backend_of(frame).arrays(frame[image])
     present = [array.nbytes for array in arrays if array is not None]
     return Size(len(present), sum(present))
-
-
-def _sizes(frame: Any, image: str) -> pd.Series:
-    return pd.Series(_size(frame, image))
 
 
 def _client(frame: Any) -> Client | None:

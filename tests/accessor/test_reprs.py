@@ -42,15 +42,20 @@ def test_a_frame_without_images_says_what_is_missing(ddf):
 
 def test_batches_tell_their_size_their_columns_and_where_they_are(ddf, work):  # noqa: F811
     batches = ddf.images.iter_batches(5)
-    assert (
-        repr(batches)
-        == "<Batches of 5 rows from 3 partitions, at (0, 0): images 'image' and 'cls'>"
+    assert repr(batches) == (
+        "<batches of 5 rows; 3 partitions; at partition 0, row 0; images 'image', 20 × 30 × 3, "
+        "numpy; columns 'cls'>"
     )
     assert not work
     next(batches)
-    assert "at (0, 5)" in repr(batches)
+    assert "; at partition 0, row 5; " in repr(batches)
     for _ in batches:
         pass
-    assert "at the end" in repr(batches)
-    skipping = ddf.images.iter_batches(5, columns=[], start=2)
-    assert repr(skipping) == "<Batches of 5 rows from 3 partitions, after 10 rows: images 'image'>"
+    assert "; at the end; " in repr(batches)
+    options = {"shuffle": 7, "normalize": (0.5, 0.5), "columns": [], "start": 2}
+    assert repr(ddf.images.iter_batches(5, **options)) == (
+        "<batches of 5 rows; 3 partitions; shuffle=7, mixing up to 3 partitions; after 2 batches; "
+        "images 'image', 20 × 30 × 3, numpy, normalized>"
+    )
+    mixed = ddf.images.iter_batches(5, shuffle=7, shuffle_buffer=1000)
+    assert "; shuffle=7, mixing 1,000 rows; " in repr(mixed)

@@ -108,6 +108,30 @@ def test_vectors_come_as_two_dimensional_arrays(ddf):
     np.testing.assert_allclose(batch["v"], batch["image"].mean(axis=(1, 2)), rtol=1e-6)
 
 
+@pytest.mark.parametrize("options", [{}, {"shuffle": 3}, {"drop_last": True}, {"start": 2}])
+def test_a_loop_over_batches_that_ended_begins_again(ddf, options):
+    batches = ddf.images.iter_batches(5, **options)
+    once, again = keys(batches), keys(batches)
+    whole = keys(ddf.images.iter_batches(5, **options | {"start": 0}))
+    assert again == whole
+    assert once == whole[5 * options.get("start", 0) :]
+    position = batches.position
+    assert list(ddf.images.iter_batches(5, **options | {"start": position})) == []
+
+
+def test_a_loop_over_batches_that_were_left_or_closed_goes_on(ddf):
+    batches = ddf.images.iter_batches(5)
+    got = []
+    for batch in batches:
+        got += keys([batch])
+        break
+    for batch in batches:
+        got += keys([batch])
+        break
+    batches.close()
+    assert got + keys(batches) == ddf.compute()["__key__"].tolist()
+
+
 class TestShuffle:
     def test_every_image_comes_once_in_another_order(self, ddf):
         plain = ddf.compute()["__key__"].tolist()
@@ -313,4 +337,4 @@ def test_the_collector_may_end_an_iteration_on_a_thread_that_reads(ddf):
     batches = ddf.images.iter_batches(5)
     next(batches)
     batches._source._threads.submit(batches.close).result(20)
-    assert list(batches) == []
+    assert next(batches, None) is None

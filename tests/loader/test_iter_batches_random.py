@@ -133,7 +133,7 @@ def test_after_a_failure_or_a_break_the_position_is_where_to_go_on(rng):
     batches, done = failing.images.iter_batches(size, **options), []
     with pytest.raises(OSError, match="can't be read"):
         done.extend(batch["key"].tolist() for batch in batches)
-    assert list(batches) == []
+    assert next(batches, None) is None
     rest = sound.images.iter_batches(size, **options, start=batches.position)
     assert done + keys(rest) == whole
 
@@ -143,7 +143,7 @@ def test_after_a_failure_or_a_break_the_position_is_where_to_go_on(rng):
     position = batches.position
     if rng.random() < 0.5:
         batches.close()
-        assert list(batches) == []
+        assert next(batches, None) is None
         assert batches.position == position
     del batches
     gc.collect()
@@ -157,5 +157,5 @@ def test_positions_of_other_iterations_are_refused():
             ddf.images.iter_batches(2, start=start)
     assert list(ddf.images.iter_batches(2, start=(2, 0))) == []
     assert list(ddf.images.iter_batches(2, start=(2, 0), shuffle=1)) == []
-    with pytest.raises(dii.ArgumentError, match="has 3 images"):
+    with pytest.raises(dii.ArgumentError, match="has 3 rows"):
         next(ddf.images.iter_batches(2, start=(0, 4)))

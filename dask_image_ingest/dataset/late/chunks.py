@@ -1,9 +1,10 @@
-"""Partitions of moved rows, a part at a time: how many images a key brings is known late."""
+"""Rows that are decoded a part at a time: those that were moved, and those of a shuffled stream."""
 
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
 from typing import Any, ClassVar
 
 import dask
@@ -11,12 +12,20 @@ import numpy as np
 from dask.dataframe.dispatch import concat
 
 from dask_image_ingest import dask_internals as dx
-from dask_image_ingest.dataset.late.decode import decode_pieces, encoded_sizes
+from dask_image_ingest.dataset.late.decode import (
+    decode_partition,
+    decode_pieces,
+    encoded_sizes,
+    reference_rows,
+    references_of,
+)
+from dask_image_ingest.dataset.late.fetch import fetch_headers
 from dask_image_ingest.dataset.late.groups import GroupsOfReferences
 from dask_image_ingest.dataset.late.nodes import Decode
 from dask_image_ingest.dataset.plan.scan_node import ReadWebDataset
-from dask_image_ingest.dataset.scan.decode_rows import ImageDecode, cuts
+from dask_image_ingest.dataset.scan.decode_rows import ImageDecode, Kept, cuts
 from dask_image_ingest.frames import backend_of
+from dask_image_ingest.storage import has_random_access, local_path
 
 
 def _of_all(frame: Any, function: Callable[..., Any], args: tuple[Any, ...], _: Any) -> Any:
@@ -138,3 +147,75 @@ def _cut(kept: Any, images: Sequence[ImageDecode], partitions: int, scheduler: A
 
 def _sizes(frame: Any, images: Sequence[ImageDecode]) -> np.ndarray:
     return np.sum([encoded_sizes(frame, each) for each in images], axis=0)
+
+
+# Headers that tell how large the images of a partition are.
+_SAMPLED = 64
+
+
+def _decode_rows(
+    images: Sequence[ImageDecode], keep: Kept, columns: Sequence[Any], rows: Any
+) -> Any:
+    return decode_partition(rows, images, keep)[list(columns)]
+
+
+@dataclass(frozen=True)
+class LastDecode:
+    """The decode that ends a query of local files, apart from the rows that it is made of.
+
+    Attributes
+    ----------
+    rows
+        The query without it: references in place of images.
+    images, keep
+        As of `Decode`.
+    columns
+        Of the result.
+    """
+
+    rows: dx.Expr
+    images: tuple[ImageDecode, ...]
+    keep: Kept
+    columns: tuple[Any, ...]
+
+    @property
+    def function(self) -> Callable[[Any], Any]:
+        """The decode of any of these rows."""
+        return functools.partial(_decode_rows, self.images, self.keep, self.columns)
+
+    def pixels(self, rows: Any) -> int | None:
+        """About how many bytes some rows decode to; None where they hold the files themselves."""
+        some = rows.iloc[:: max(1, len(rows) // _SAMPLED)]
+        nbytes = 0
+        for each in self.images:
+            found = reference_rows(references_of(some, each.image))
+            references = [row for row in found if row is not None]
+            if any(row.bytes is not None for row in references):
+                return None
+            headers = fetch_headers(references, each.decoding, each.storage_options)
+            nbytes += sum(map(each.decoding.nbytes, headers))
+        return nbytes * len(rows) // max(1, len(some))
+
+    def pieces(self, rows: Any, largest: int, most: int) -> Iterator[slice]:
+        """Cut rows where their files have ``largest`` bytes together, or there are ``most``."""
+        nbytes = np.sum([encoded_sizes(rows, each) for each in self.images], axis=0)
+        return cuts([np.maximum(nbytes, largest // most)], largest)
+
+
+def last_decode(expr: dx.Expr) -> LastDecode | None:
+    """The decode that a query ends with; None where it does not, or its shards are far away.
+
+    A scan of a remote shard may fetch all of it, and its images would be fetched again.
+    """
+    decode = expr = expr.simplify()
+    while isinstance(decode, dx.Projection) and decode.ndim == 2:
+        decode = decode.frame
+    if type(decode) is not Decode or decode.limit is not None:
+        return None
+    nodes = list(decode.frame.walk())
+    if not all(isinstance(node, dx.Blockwise) for node in nodes):
+        return None
+    urls = [getattr(node, "first_url", None) for node in nodes if not node.dependencies()]
+    if any(url is None or local_path(url) is None or not has_random_access(url) for url in urls):
+        return None
+    return LastDecode(decode.frame, decode.images, decode.keep, tuple(expr.columns))

@@ -108,6 +108,11 @@ class ReadWebDataset(Read):
         return f"{READ_NAME}-{self.deterministic_token}"
 
     @property
+    def first_url(self) -> str:
+        """The first of the shards."""
+        return self.dataset.shards[0].url
+
+    @property
     def scanned(self) -> list[str]:
         """The columns that are read from shards."""
         return super().columns

@@ -186,6 +186,11 @@ class ReadImageFiles(Read):
 
     files: ImageFiles
 
+    @property
+    def first_url(self) -> str:
+        """The first of the files."""
+        return self.files.files[0].url
+
     def _filtered_task(self, name: Any, index: int) -> dx.Task:
         types = {name: self.files.types[name] for name in self.columns}
         return dx.Task(name, _read, self.files.part(index), types, _data_producer=True)
