@@ -183,7 +183,7 @@ class Batches:
             yield self._batch(carried, convert)
 
     def _mixed(self) -> Source:
-        """What is read: references, where a shuffle of decoded partitions would need too much."""
+        """Choose what is read: references, where a shuffle of decoded images needs too much."""
         order = self._order
         references = self._source.references() if isinstance(order, Shuffle) else None
         if isinstance(order, Shuffle) and references is not None:

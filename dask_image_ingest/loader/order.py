@@ -69,7 +69,7 @@ class Buffer(NamedTuple):
         return min(wanted, partitions) * size.nbytes > self.nbytes
 
     def told(self, partitions: int) -> str:
-        """What is mixed of so many partitions."""
+        """A phrase for the most that is mixed, of so many partitions."""
         if self.rows is not None:
             return f"{self.rows:,} rows"
         return f"up to {min(_MOST_MIXED, partitions)} partitions"
@@ -92,7 +92,7 @@ class Order:
         self.end = Position(len(self.partitions), 0)
 
     def told(self) -> list[str]:
-        """What is said of it beside the number of partitions."""
+        """Phrases about it, beside the number of partitions."""
         return []
 
     def _all(self, partitions: int) -> list[int]:
