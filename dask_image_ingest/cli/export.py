@@ -15,7 +15,7 @@ import pandas as pd
 from dask.utils import format_bytes
 
 from dask_image_ingest import curate
-from dask_image_ingest.cli.where import json_fields_of, parse_where
+from dask_image_ingest.cli.where import holds, json_fields_of, of_signals, parse_where
 from dask_image_ingest.dataset import read_webdataset_images
 from dask_image_ingest.decode import printable
 from dask_image_ingest.errors import ArgumentError
@@ -51,7 +51,8 @@ def add_export(verbs: Any, parents: Sequence[argparse.ArgumentParser]) -> None:
     add(
         "--where",
         metavar="CONDITION",
-        help='rows to keep: "width >= 512 and json.similarity > 0.3"',
+        help='rows to keep: "width >= 512 and json.similarity > 0.3"; signals of quality, too, '
+        'for which images are decoded: "quality.blur > 0.3"',
     )
     add(
         "--json-field",
@@ -99,15 +100,19 @@ def _export(args: argparse.Namespace, show: bool) -> tuple[pd.DataFrame, int]:
     filters = parse_where(args.where) if args.where else None
     named = dict(map(_json_field, args.json_field))
     json_fields = json_fields_of(filters or (), named) | named
+    early, late = of_signals(filters or ())
     frame = read_webdataset_images(
         args.paths,
-        filters=filters and [list(conjunction) for conjunction in filters],
+        filters=[list(conjunction) for conjunction in early] or None,
         json_fields=json_fields or None,
         backend="pandas",
         shard_errors="skip",
         sidecar=args.read_sidecar,
         storage_options=args.storage_options,
     )
+    if late:
+        frame = curate.quality(frame)
+        frame = frame[holds(frame, late)]
     duplicates = 0
     if args.drop_duplicates:
         with progress() if show else contextlib.nullcontext():

@@ -11,7 +11,7 @@ import io
 import keyword
 import operator
 import tokenize
-from collections.abc import Container
+from collections.abc import Callable, Container
 from functools import reduce
 from typing import Any
 
@@ -80,6 +80,59 @@ def json_fields_of(filters: Filters, named: Container[str] = ()) -> dict[str, st
             values = value if isinstance(value, tuple) else (value,)
             compared.setdefault(field, []).extend((op, v) for v in values)
     return {field: _type_of(field, pairs) for field, pairs in compared.items()}
+
+
+def of_signals(filters: Filters) -> tuple[Filters, Filters]:
+    """Filters for the read, and those for after it, which compare signals of quality."""
+    parts = [
+        ([p for p in some if not _is_signal(p)], [p for p in some if _is_signal(p)])
+        for some in filters
+    ]
+    if len(parts) == 1:
+        ((early, late),) = parts
+        return ((tuple(early),) if early else ()), ((tuple(late),) if late else ())
+    if any(late for _, late in parts):
+        return (), filters  # alternatives are true together, or not at all
+    return filters, ()
+
+
+def _is_signal(predicate: Predicate) -> bool:
+    return predicate[0].startswith("quality.")
+
+
+_COMPARED: dict[str, Callable[[Any, Any], Any]] = {
+    "==": operator.eq,
+    "!=": operator.ne,
+    "<": operator.lt,
+    "<=": operator.le,
+    ">": operator.gt,
+    ">=": operator.ge,
+    "in": lambda column, values: column.isin(list(values)),
+    "not in": lambda column, values: ~column.isin(list(values)) & column.notnull(),
+}
+
+
+def holds(frame: Any, filters: Filters) -> Any:
+    """Mask of the rows of a lazy frame that meet filters; a comparison with null does not hold.
+
+    Raises
+    ------
+    ArgumentError
+        If the frame lacks a column.
+    """
+    for name, _, _ in (predicate for some in filters for predicate in some):
+        if name not in frame.columns:
+            raise ArgumentError(
+                f"--where names {name!r}, which there is not: the columns are "
+                f"{', '.join(map(repr, frame.columns))}"
+            )
+    return reduce(
+        operator.or_,
+        (
+            reduce(operator.and_, (_COMPARED[op](frame[n], v) for n, op, v in some))
+            for some in filters
+        ),
+    )
 
 
 def _type_of(field: str, compared: list[tuple[str, Any]]) -> str:

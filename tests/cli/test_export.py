@@ -12,6 +12,7 @@ from PIL import Image
 from tars import tar
 from witnesses import by_dali, by_webdataset, shards_in
 
+import dask_image_ingest as dii
 from dask_image_ingest import cli
 
 
@@ -44,6 +45,33 @@ def test_rows_that_meet_a_condition_become_shards(folder, photos, tmp_path, caps
     assert sidecar["json.source.name"].tolist() == sidecar["__key__"].tolist()
     assert sidecar["json.similarity"].gt(0.3).all()
     assert len(by_dali(paths, ["txt"], sorted(tmp_path.glob("*.idx")))) == len(expected)
+
+
+@pytest.mark.parametrize(
+    "where",
+    [
+        "quality.blur > 0.5 and width >= 150",
+        "quality.blur > 0.5 and width >= 150 or quality.dark < 0.1",
+        "not quality.blur <= 0.5 and 150 <= width",
+    ],
+)
+def test_signals_of_quality_are_conditions_too(folder, tmp_path, capsys, where):
+    signals = dii.curate.quality(dii.read_webdataset_images(folder, backend="pandas")).compute()
+    kept = signals[(signals["quality.blur"] > 0.5) & (signals["width"] >= 150)]
+    assert 0 < len(kept) < len(signals)
+    status, *_ = run(capsys, folder, "-o", tmp_path / "{shard:06d}.tar", "--where", where)
+    assert status == 0
+    sidecar = pd.read_parquet(tmp_path / "000000.parquet")
+    assert sidecar["__key__"].tolist() == kept["__key__"].tolist()
+    assert (sidecar["quality.blur"] > 0.5).all()
+
+
+def test_a_signal_that_there_is_not_is_named(folder, tmp_path, capsys):
+    status, _, err = run(
+        capsys, folder, "-o", tmp_path / "{shard:06d}.tar", "--where", "quality.beauty > 1"
+    )
+    assert status == 2
+    assert "--where names 'quality.beauty'" in err
 
 
 @pytest.mark.parametrize(("by", "left"), [("bytes", 20), ("pdq", 12)])
