@@ -127,7 +127,7 @@ clean: ## remove the environments, caches, and what the demo and the builds wrot
 
 .oldest/.stamp: pyproject.toml tools/oldest.py | .oldest/bin/python
 	@.oldest/bin/python tools/oldest.py >.oldest/constraints.txt
-	@$(call install,.oldest,cpu$(,)scaled$(,)demo$(,)test,-c .oldest/constraints.txt)
+	@$(call install,.oldest,cpu$(,)demo$(,)test,-c .oldest/constraints.txt)
 	@touch $@
 
 .gpu/.stamp: pyproject.toml tools/gpu_wheels.py | .gpu/bin/python

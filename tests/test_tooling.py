@@ -56,9 +56,7 @@ def test_the_oldest_environment_has_the_lower_bounds():
     for pin in map(Requirement, printed.splitlines()):
         pins[pin.name, str(pin.marker)] = pin.specifier
     extras = PROJECT["optional-dependencies"]
-    requirements = [
-        Requirement(each) for each in [*PROJECT["dependencies"], *extras["cpu"], *extras["scaled"]]
-    ]
+    requirements = [Requirement(each) for each in [*PROJECT["dependencies"], *extras["cpu"]]]
     assert set(pins) == {(each.name, str(each.marker)) for each in requirements}
     for requirement in requirements:
         (pin,) = pins[requirement.name, str(requirement.marker)]

@@ -1,10 +1,10 @@
 """Print the oldest releases that pyproject.toml allows, as constraints for pip.
 
     python tools/oldest.py > constraints.txt
-    pip install -c constraints.txt -e '.[cpu,scaled,test]'
+    pip install -c constraints.txt -e '.[cpu,test]'
 
 `make oldest` runs the tests with these. They are what a user may have: the package's dependencies,
-and those of the extras that work on any machine. What only the tests need is installed new, except
+and those of the extra that works on any machine. What only the tests need is installed new, except
 for what is tied to one of these.
 """
 
@@ -16,7 +16,7 @@ import re
 import tomllib
 from pathlib import Path
 
-EXTRAS = ("cpu", "scaled")
+EXTRAS = ("cpu",)
 
 
 def oldest(requirement: str) -> str:

@@ -46,7 +46,7 @@ from dask_image_ingest.dataset.schema.sidecar_columns import (
     sidecar_columns,
     with_sidecars,
 )
-from dask_image_ingest.decode import MAX_PIXELS, Decoding, Mode, make_decoding, require_simplejpeg
+from dask_image_ingest.decode import MAX_PIXELS, Decoding, Mode, make_decoding
 from dask_image_ingest.errors import ArgumentError
 from dask_image_ingest.frames import choose_backend, get_backend, gpus
 from dask_image_ingest.image_frame import ImageDataFrame
@@ -174,7 +174,7 @@ def read_webdataset_images(
     scaled_decode
         Decode a JPEG that is at least twice as large as ``size`` at a reduced scale: several times
         faster, at 30 to 50 dB PSNR to the full way. On the CPU, with resize ``"stretch"``,
-        ``"crop"`` or ``"pad"``; needs the extra ``scaled``.
+        ``"crop"`` or ``"pad"``.
     sidecar
         ``"parquet"``: the columns of the parquet file beside each shard, ``00000.parquet`` of
         ``00000.tar``, as img2dataset and :func:`to_webdataset` write them, for the samples whose
@@ -263,8 +263,6 @@ def read_webdataset_images(
             scaled_decode=scaled_decode,
         ),
     )
-    if scaled_decode:
-        require_simplejpeg()
     check_flag("decode", decode)
     if not decode:
         for each in (decoding, *(member.decoding for member in others)):

@@ -35,7 +35,6 @@ from dask_image_ingest.decode.options import (
 )
 from dask_image_ingest.decode.resize import ResizedImage
 from dask_image_ingest.decode.resources import decode_pool, decode_threads
-from dask_image_ingest.decode.scaled_jpeg import require_simplejpeg
 
 __all__ = [
     "LARGEST_SIZE",
@@ -66,6 +65,5 @@ __all__ = [
     "pixels_of",
     "printable",
     "read_header",
-    "require_simplejpeg",
     "resize_arrays",
 ]

@@ -117,6 +117,22 @@ def decode_with_pillow(data: LazyBytes, mode: Mode, max_pixels: int) -> np.ndarr
     return np.require(upright(pixels, turn), requirements=["C", "W"])
 
 
+def decode_reduced(encoded: bytes, mode: Mode, factor: int) -> np.ndarray:
+    """Decode a JPEG of RGB or grey at a half, a quarter or an eighth, as it is stored.
+
+    Raises
+    ------
+    BadImage
+    """
+
+    def draft(image: Any) -> None:
+        image.draft(mode, (image.width // factor, image.height // factor))
+
+    with _loaded(encoded, "jpeg", draft) as image:
+        pixels = np.asarray(image if image.mode == mode else image.convert(mode))
+    return pixels[..., None] if mode == "L" else pixels
+
+
 @contextmanager
 def _loaded(
     encoded: bytes, format: str, prepare: Callable[[Any], None] | None = None
@@ -124,6 +140,8 @@ def _loaded(
     """A decoded image; ``prepare`` may change how it is decoded."""
     file = _WholeFile(encoded)
     with open_image(file, format) as image, pillow_errors():
+        # In one go, without the lock of Python: not in blocks of 64 kB.
+        image.decodermaxblock = len(encoded)
         if prepare is not None:
             prepare(image)
         # The JPEG 2000 decoder looks past the end as a matter of course.

@@ -17,12 +17,11 @@ import numpy as np
 
 from dask_image_ingest.decode.dali import Refused
 from dask_image_ingest.decode.decoders import Decoders
-from dask_image_ingest.decode.formats import SWAPPED, Header, measure
+from dask_image_ingest.decode.formats import SWAPPED, BadImage, Header, measure
 from dask_image_ingest.decode.options import Decoding
-from dask_image_ingest.decode.pillow import upright
+from dask_image_ingest.decode.pillow import decode_reduced, upright
 from dask_image_ingest.decode.resize import Extent, ResizedImage, fit
 from dask_image_ingest.decode.resources import decode_pool
-from dask_image_ingest.errors import MissingDependencyError
 
 # Of the scales that libjpeg-turbo has, those that cost less than a whole picture does.
 _FACTORS = (8, 4, 2)
@@ -41,7 +40,6 @@ class ScaledDecoder:
     def __init__(self, decoding: Decoding, dali: Decoders) -> None:
         self._decoding = decoding
         self._dali = dali
-        self._decode_jpeg = require_simplejpeg().decode_jpeg
 
     def run(self, batches: Iterable[list[np.ndarray]]) -> Iterator[Any]:
         """Decode batches one after the other, each while the caller uses the one before.
@@ -83,13 +81,11 @@ class ScaledDecoder:
         factor = reduction(*full, self._decoding)
         if factor == 1:
             return None
-        shape = ceil(stored.height / factor), ceil(stored.width / factor)
-        colours = "GRAY" if self._decoding.mode == "L" else "RGB"
         try:
-            picture = self._decode_jpeg(encoded, colours, min_height=shape[0], min_width=shape[1])
-        except ValueError:
+            picture = decode_reduced(bytes(encoded), self._decoding.mode, factor)
+        except BadImage:
             return None
-        if picture.shape[:2] != shape:
+        if picture.shape[:2] != (ceil(stored.height / factor), ceil(stored.width / factor)):
             return None
         picture = np.ascontiguousarray(upright(picture, stored.orientation))
         extent = _extent(picture.shape, full, factor, stored.orientation)
@@ -122,20 +118,3 @@ def _extent(shape: tuple[int, ...], full: tuple[int, int], factor: int, orientat
     top = shape[0] - height if orientation in _UPSIDE_DOWN else 0
     left = shape[1] - width if orientation in _MIRRORED else 0
     return Extent(top, left, height, width)
-
-
-def require_simplejpeg() -> Any:
-    """The library that decodes at a reduced scale.
-
-    Raises
-    ------
-    MissingDependencyError
-    """
-    try:
-        import simplejpeg
-    except ImportError as error:
-        raise MissingDependencyError(
-            "scaled_decode=True needs simplejpeg, which is not installed: "
-            "pip install 'dask-image-ingest[scaled]'"
-        ) from error
-    return simplejpeg

@@ -1,19 +1,19 @@
 """Pictures decoded at a reduced scale, next to the same ones decoded in full."""
 
 import io
-import sys
 
 import numpy as np
 import pytest
+import simplejpeg
 from photo_shards import encode, write_tar
 from PIL import Image
 from skimage import data
 
 from dask_image_ingest import read_webdataset_images
-from dask_image_ingest.errors import ArgumentError, MissingDependencyError
+from dask_image_ingest.decode import scaled_jpeg
+from dask_image_ingest.errors import ArgumentError
 
 pytest.importorskip("nvidia.dali", reason="nothing is decoded without DALI")
-simplejpeg = pytest.importorskip("simplejpeg", reason="the extra `scaled` is not installed")
 
 
 @pytest.fixture(scope="module")
@@ -99,7 +99,7 @@ def test_a_bad_image_is_an_error_row_as_ever(tmp_path, picture):
     assert frames[1].error[1].startswith("truncated")
 
 
-def test_arguments_that_do_not_go_together_are_refused(tmp_path, picture, monkeypatch):
+def test_arguments_that_do_not_go_together_are_refused(tmp_path, picture):
     shard = write_tar(tmp_path / "a.tar", {"a.jpg": encode(picture.resize((64, 48)))})
     with pytest.raises(ArgumentError, match="size="):
         read_webdataset_images(shard, backend="pandas", scaled_decode=True)
@@ -107,9 +107,6 @@ def test_arguments_that_do_not_go_together_are_refused(tmp_path, picture, monkey
         read_webdataset_images(
             shard, backend="pandas", size=32, resize="shorter", scaled_decode=True
         )
-    monkeypatch.setitem(sys.modules, "simplejpeg", None)
-    with pytest.raises(MissingDependencyError, match=r"\[scaled\]"):
-        read_webdataset_images(shard, backend="pandas", size=32, scaled_decode=True)
 
 
 @pytest.mark.slow
@@ -142,15 +139,26 @@ def test_the_worst_photograph_is_near_at_every_scale_and_size(tmp_path, factor, 
 
 
 def scaled_shapes(shard, size) -> set:
-    """Widths and heights at which simplejpeg decodes a shard."""
-    found, decode = set(), simplejpeg.decode_jpeg
+    """Widths and heights at which JPEGs of a shard are decoded, before they are turned."""
+    found, decode = set(), scaled_jpeg.decode_reduced
 
-    def counted(*args, **kwargs):
-        picture = decode(*args, **kwargs)
+    def counted(*args):
+        picture = decode(*args)
         found.add(picture.shape[1::-1])
         return picture
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(simplejpeg, "decode_jpeg", counted)
+        patch.setattr(scaled_jpeg, "decode_reduced", counted)
         read(shard, size=size, scaled_decode=True)
     return found
+
+
+@pytest.mark.parametrize("mode", ["RGB", "L"])
+@pytest.mark.parametrize("factor", [2, 4, 8])
+def test_a_reduced_picture_is_that_of_another_binding_of_libjpeg(picture, factor, mode):
+    encoded = encode(picture.crop((0, 0, 501, 403)))
+    height, width = -(-403 // factor), -(-501 // factor)
+    wanted = simplejpeg.decode_jpeg(
+        encoded, "GRAY" if mode == "L" else "RGB", min_height=height, min_width=width
+    )
+    np.testing.assert_array_equal(scaled_jpeg.decode_reduced(encoded, mode, factor), wanted)
