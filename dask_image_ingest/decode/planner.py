@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from dask_image_ingest.decode.dali import BATCH_SIZE, parses
-from dask_image_ingest.decode.formats import Header, is_jpeg_head, is_valid, jpeg_head
+from dask_image_ingest.decode.formats import Header, is_valid
 from dask_image_ingest.decode.options import Decoding
 from dask_image_ingest.decode.pillow import decode_with_pillow
 from dask_image_ingest.decode.resources import (
@@ -34,10 +34,6 @@ _SMALLEST_BATCH = 8
 # What part of a partition's images a format must be for DALI to get it, since one image that it
 # refuses costs the batch. It gets every JPEG, of which few are refused after a look at them.
 _LEAST_SHARE = 0.5
-
-# All before the pixels of JPEGs that were sound.
-_sound: set[bytes | None] = set()
-_MOST_SOUND = 1024
 
 
 @dataclass(slots=True)
@@ -151,16 +147,7 @@ class Schedule:
 
 def _is_sound(format: str | None, data: Any, thorough: bool) -> bool:
     """True if the structure of an image is one that DALI takes for sure."""
-    # Neither look nor parser goes further than to the pixels: one like another is not looked at.
-    head = jpeg_head(data) if format == "jpeg" and not thorough else None
-    if head in _sound:
-        return True
-    sound = is_valid(format, data, thorough) and parses(np.frombuffer(data, np.uint8))
-    if sound and head is not None and is_jpeg_head(head):
-        if len(_sound) >= _MOST_SOUND:
-            _sound.clear()
-        _sound.add(head)
-    return sound
+    return is_valid(format, data, thorough) and parses(np.frombuffer(data, np.uint8))
 
 
 def _is_deep(format: str | None, data: Any) -> bool:

@@ -6,7 +6,7 @@ nothing is decoded.
 
 from dask_image_ingest.decode.formats.exif import SWAPPED
 from dask_image_ingest.decode.formats.header import Header, is_valid, measure, too_large
-from dask_image_ingest.decode.formats.jpeg import is_baseline_jpeg, is_jpeg_head, jpeg_head
+from dask_image_ingest.decode.formats.jpeg import is_baseline_jpeg
 from dask_image_ingest.decode.formats.pillow_image import open_image, pillow_errors
 from dask_image_ingest.decode.formats.stored import BadImage, Stored, printable
 
@@ -16,9 +16,7 @@ __all__ = [
     "Header",
     "Stored",
     "is_baseline_jpeg",
-    "is_jpeg_head",
     "is_valid",
-    "jpeg_head",
     "measure",
     "open_image",
     "pillow_errors",

@@ -153,51 +153,8 @@ def is_baseline_jpeg(data: LazyBytes) -> bool:
 # --- validity -------------------------------------------------------------------------------------
 
 
-def jpeg_head(data: Any) -> bytes | None:
-    """All of a JPEG before its pixels, height and width being zeros; None if that is not short.
-
-    Files of one origin often have the same. It is a guess: such bytes may also be in a table.
-    """
-    head = bytes(data[:_SHORT])
-    frame = _frame(head)
-    scan = head.find(_SCAN_START, frame)
-    if frame < 0 or not 0 < scan < len(head) - 3:
-        return None
-    end = scan + 2 + head[scan + 3]
-    # What has no height or no width is no picture, whatever comes before and after.
-    if (
-        end > len(head)
-        or not any(head[frame + 5 : frame + 7])
-        or not any(head[frame + 7 : frame + 9])
-    ):
-        return None
-    return head[: frame + 5] + bytes(4) + head[frame + 9 : end]
-
-
-def is_jpeg_head(head: bytes) -> bool:
-    """Check the guess of `jpeg_head`: one frame where it was found, then a scan."""
-    frames = []
-    for kind, position, length, *_ in segments(head):
-        if kind in (_JUNK, _FILL) or (length < 8 and kind in _FRAMES):
-            return False
-        if kind in _FRAMES:
-            frames.append(position)
-        if kind == _SCAN:
-            return position + 2 + length == len(head) and frames == [_frame(head)]
-    return False
-
-
-def _frame(head: bytes) -> int:
-    """Position of the first bytes that look like a common frame."""
-    baseline = head.find(b"\xff\xc0\0")
-    return baseline if baseline >= 0 else head.find(b"\xff\xc2\0")
-
-
 # Application data and comments.
 _NO_TABLES: Final = frozenset((0xFE, *range(0xE0, 0xF0)))
-_SCAN_START: Final = b"\xff\xda\0"
-# Longest file beginning that `jpeg_head` gives: most have little but tables before the pixels.
-_SHORT: Final = 1024
 _TABLE_NAMES: Final = frozenset((0, 1, 2, 3, 0x10, 0x11, 0x12, 0x13))
 
 
