@@ -25,12 +25,12 @@ from dask_image_ingest.decode.formats.header import (
 )
 from dask_image_ingest.decode.formats.jpeg import is_baseline_jpeg
 from dask_image_ingest.decode.formats.stored import printable
-from dask_image_ingest.decode.mode import Mode
 from dask_image_ingest.decode.options import (
     LARGEST_SIZE,
     MAX_PIXELS,
     Decoding,
     ImageShape,
+    Mode,
     make_decoding,
 )
 from dask_image_ingest.decode.resize import ResizedImage

@@ -23,9 +23,10 @@ class Origin(NamedTuple):
     Attributes
     ----------
     shard : str
-        URL of its shard.
+        URL of its shard or file; empty where there is none.
     number : int
-        Of its sample in the shard; after a late decode the place of its bytes there.
+        Of its sample in the shard; where only its bytes are known, their offset in the shard, or
+        else a hash of the sample's key or of the bytes.
     name : str
         What errors call it.
     """

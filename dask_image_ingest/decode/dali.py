@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import ctypes
 import functools
-import io
 import os
 import re
 import weakref
@@ -12,18 +11,15 @@ from collections.abc import Callable, Iterable, Iterator
 from typing import Any, Literal, NamedTuple
 
 import numpy as np
-from PIL import Image
 
-from dask_image_ingest.decode.formats import Header
-from dask_image_ingest.decode.options import Decoding
-from dask_image_ingest.decode.resources import (
-    ROOM_FOR_DALI,
-    batch_bytes,
+from dask_image_ingest.decode.gpu import (
     current_device,
-    decode_threads,
-    is_gpu_failure,
-    keep_freed_memory,
+    decoder_options,
+    first_batch,
+    raise_gpu_failure,
 )
+from dask_image_ingest.decode.options import Decoding
+from dask_image_ingest.decode.resources import decode_threads, keep_freed_memory
 from dask_image_ingest.errors import MissingDependencyError
 
 
@@ -115,30 +111,6 @@ def _forked() -> None:
 os.register_at_fork(after_in_child=_forked)
 
 
-# Height and width: whole blocks of 4:2:0, and none too small for a hardware decoder.
-_EDGE = 64
-
-
-def first_batch(decoding: Decoding, size: int, room: int) -> list[np.ndarray]:
-    """Tiny JPEGs, as many as a batch can have: ``size``, or what fits ``room`` once it is resized.
-
-    How many images of each batch the hardware's JPEG engines get at most is settled by the first
-    one that a decoder sees, as a share of it (``assigned_batch_size_`` in nvImageCodec's
-    ``image_generic_codec.h``): after one of 64 they would idle through most of each 256, after a
-    ``head(1)`` through nearly all.
-    """
-    nbytes = decoding.nbytes(Header("jpeg", _EDGE, _EDGE, decoding.channels, None, False))
-    return [tiny_jpeg()] * min(size, max(1, room // nbytes))
-
-
-@functools.cache
-def tiny_jpeg() -> np.ndarray:
-    """A small file that any JPEG decoder takes, a hardware one too."""
-    file = io.BytesIO()
-    Image.new("RGB", (_EDGE, _EDGE)).save(file, "JPEG", subsampling="4:2:0")
-    return np.frombuffer(file.getvalue(), np.uint8)
-
-
 #: Images in a batch at most: each batch costs 1.3 ms more than its images, on two threads.
 BATCH_SIZE = 256
 
@@ -221,9 +193,7 @@ class Decoder:
             return self._batches.collect()
         except RuntimeError as error:
             # One image that DALI can't decode fails the batch.
-            if self._decoding.device == "gpu" and is_gpu_failure(str(error)):
-                error.add_note(ROOM_FOR_DALI)
-                raise
+            raise_gpu_failure(error, self._decoding)
             # Arrays are no bad images: it is the resize that has failed.
             if self._source == "pixels":
                 raise
@@ -248,7 +218,7 @@ class Decoder:
                     encoded,
                     device="mixed" if gpu else "cpu",
                     output_type=types.RGB if options.mode == "RGB" else types.GRAY,
-                    **(_gpu_options(options) if gpu else {}),
+                    **(decoder_options(options) if gpu else {}),
                 )
             else:
                 images = fn.external_source(
@@ -263,13 +233,12 @@ class Decoder:
 
     def _prime(self, pipeline: Any) -> None:
         """Have a pipeline decode a full batch, whatever comes first after it."""
-        room = batch_bytes(current_device())
-        pipeline.feed_input(_INPUT, first_batch(self._decoding, BATCH_SIZE, room))
+        pipeline.feed_input(_INPUT, first_batch(self._decoding, BATCH_SIZE))
         pipeline.schedule_run()
         try:
             pipeline.share_outputs()
         except RuntimeError as error:
-            error.add_note(ROOM_FOR_DALI)
+            raise_gpu_failure(error, self._decoding)
             raise
         pipeline.release_outputs()
 
@@ -290,13 +259,6 @@ def tensor_list(arrays: list[np.ndarray]) -> Any:
     """Arrays as DALI takes them without a look at each: they stay where they are."""
     tensor, tensors = _tensors()
     return tensors([tensor(array) for array in arrays], contiguous=False)
-
-
-def _gpu_options(decoding: Decoding) -> dict[str, Any]:
-    # Without it the GPU's chroma upsampling is not the CPU's.
-    options: dict[str, Any] = {"jpeg_fancy_upsampling": True}
-    load = decoding.hw_load
-    return options if load is None else options | {"hw_decoder_load": load}
 
 
 def parses(data: Any) -> bool:

@@ -12,9 +12,9 @@ import numpy as np
 
 from dask_image_ingest.decode.buffers import PixelBuffer
 from dask_image_ingest.decode.dali import Decoder, parses
+from dask_image_ingest.decode.gpu import current_device
 from dask_image_ingest.decode.options import Decoding
 from dask_image_ingest.decode.resize import ResizedImage
-from dask_image_ingest.decode.resources import current_device
 from dask_image_ingest.decode.transform import Transform
 
 # As many options as a query and its neighbours use side by side.

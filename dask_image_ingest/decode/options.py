@@ -13,7 +13,6 @@ from dask.base import tokenize
 
 from dask_image_ingest.arguments import check_choice, check_flag, is_whole, shown, whole_number
 from dask_image_ingest.decode.formats import Header
-from dask_image_ingest.decode.mode import CHANNELS, Mode
 from dask_image_ingest.decode.resize import fit
 from dask_image_ingest.errors import ArgumentError
 from dask_image_ingest.user_functions import code_digests, token_of
@@ -31,6 +30,12 @@ _HW_LOAD = "image-ingest.hw-decoder-load"
 
 # Bytes of a value of these formats; those of TIFF and PNM are 4 at most.
 _RAW_BYTES = {"jpeg": 1, "webp": 1, "bmp": 1, "gif": 1, "png": 2}
+
+#: Meaning of a pixel: colour, colour and alpha, grey, the number of a class, or what is stored.
+Mode = Literal["RGB", "RGBA", "L", "labels", "raw"]
+
+# Of ``"raw"`` the most: each image has its own.
+_CHANNELS: dict[Mode, int] = {"RGB": 3, "RGBA": 4, "L": 1, "labels": 1, "raw": 4}
 
 RESIZES = ("stretch", "crop", "pad", "shorter", "longer")
 
@@ -90,7 +95,7 @@ class Decoding:
     @property
     def channels(self) -> int:
         """Channels of a decoded image."""
-        return CHANNELS[self.mode]
+        return _CHANNELS[self.mode]
 
     @property
     def by_pillow(self) -> bool:
@@ -175,7 +180,7 @@ def make_decoding(
         For arguments that are unknown, out of range, or contradict each other.
     """
     check_choice("resize", resize, RESIZES)
-    check_choice("mode", mode, tuple(CHANNELS))
+    check_choice("mode", mode, tuple(_CHANNELS))
     check_flag("scaled_decode", scaled_decode)
     if transform is not None and not callable(transform):
         raise ArgumentError(

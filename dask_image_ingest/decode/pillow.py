@@ -61,7 +61,7 @@ from dask_image_ingest.decode.formats import (
     too_large,
 )
 from dask_image_ingest.decode.formats.tiff import TiffLayout, read_layout
-from dask_image_ingest.decode.mode import Mode
+from dask_image_ingest.decode.options import Mode
 from dask_image_ingest.storage import LazyBytes
 
 

@@ -12,14 +12,10 @@ import numpy as np
 
 from dask_image_ingest.decode.dali import BATCH_SIZE, parses
 from dask_image_ingest.decode.formats import Header, is_valid
+from dask_image_ingest.decode.gpu import batch_bytes, current_device
 from dask_image_ingest.decode.options import Decoding
 from dask_image_ingest.decode.pillow import decode_with_pillow
-from dask_image_ingest.decode.resources import (
-    batch_bytes,
-    current_device,
-    decode_pool,
-    decode_threads,
-)
+from dask_image_ingest.decode.resources import decode_pool, decode_threads
 
 # Decoded bytes that a batch may hold, since DALI keeps two of them.
 _BATCH_BYTES = 2**26

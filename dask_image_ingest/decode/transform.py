@@ -19,18 +19,14 @@ from PIL import Image
 
 from dask_image_ingest.decode.buffers import Origin
 from dask_image_ingest.decode.dali import BATCH_SIZE, BatchPipeline, dali, new_pipeline
+from dask_image_ingest.decode.gpu import raise_gpu_failure
 from dask_image_ingest.decode.options import Decoding
 from dask_image_ingest.decode.random_state import (
     state_from,
     state_name,
     take_over_random_numbers,
 )
-from dask_image_ingest.decode.resources import (
-    ROOM_FOR_DALI,
-    decode_pool,
-    decode_threads,
-    is_gpu_failure,
-)
+from dask_image_ingest.decode.resources import decode_pool, decode_threads
 from dask_image_ingest.errors import ArgumentError, FunctionError
 from dask_image_ingest.user_functions import refuse_other_code
 
@@ -113,9 +109,7 @@ class Transform:
         try:
             made = pipeline.run(images, origins[0])
         except RuntimeError as error:
-            if self._decoding.device == "gpu" and is_gpu_failure(str(error)):
-                error.add_note(ROOM_FOR_DALI)
-                raise
+            raise_gpu_failure(error, self._decoding)
             if len(origins) == 1:
                 raise _failed(origins[0], error) from error
             made = None

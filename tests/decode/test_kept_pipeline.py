@@ -1,19 +1,12 @@
 """A bad image costs its batch, and not the pipeline that decodes the others."""
 
 import numpy as np
-import played_dali
 import pytest
 from PIL import Image
 from synthetic import encode, photograph
 
 from dask_image_ingest.decode.dali import Decoder, Refused
 from dask_image_ingest.decode.options import Decoding
-
-CALLS = {
-    "a bad image": ("Failed to decode sample #{number} : ", True),
-    "a file that can't be parsed": ("nvImageCodec failure: '#4'", False),
-    "no memory": ("CUDA allocation failed", False),
-}
 
 
 def flat(image):
@@ -58,22 +51,3 @@ def test_a_file_that_cannot_be_parsed_ends_it():
     assert refused == Refused(None)
     assert last == []
     assert decoder._batches._pipeline is None
-
-
-@pytest.mark.parametrize("name", CALLS)
-def test_on_a_gpu_too_and_another_one_is_primed_where_there_has_to_be_one(monkeypatch, name):
-    message, kept = CALLS[name]
-    made = played_dali.play(monkeypatch)
-    monkeypatch.setattr(played_dali, "REFUSED", {b"bad": message})
-    good, bad = (np.frombuffer(content, np.uint8) for content in (b"good", b"bad"))
-    decoder = Decoder(Decoding(device="gpu"), "encoded")
-    if "memory" in message or "CUDA" in message:
-        with pytest.raises(RuntimeError, match="CUDA"):
-            list(decoder.run([[good, bad]]))
-    else:
-        (refused,) = decoder.run([[good, bad]])
-        assert isinstance(refused, Refused)
-    (images,) = decoder.run([[good]])
-    assert images == [b"good"]
-    fed = [[len(batch) for batch in pipeline.fed] for pipeline in made]
-    assert fed == ([[256, 2, 1]] if kept else [[256, 2], [256, 1]])

@@ -77,7 +77,7 @@ _PLUGINS: Final = {
 }
 
 
-def open_image(file: IO[bytes], format: str) -> Image.Image:
+def open_image(file: IO[bytes], format: str) -> ImageFile.ImageFile:
     """Read the header of ``file``, which is of ``format``; no pixel is decoded.
 
     `PIL.Image.open` is not used: it tries other formats too, and warns of large images or refuses

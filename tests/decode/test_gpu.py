@@ -1,0 +1,137 @@
+"""What can be said of decoding on a GPU without one: batches, the first of them, and errors."""
+
+import pickle
+
+import dask
+import numpy as np
+import played_dali
+import pytest
+from synthetic import encode, photograph
+
+import dask_image_ingest as dii
+from dask_image_ingest.decode import planner
+from dask_image_ingest.decode.dali import BATCH_SIZE, Decoder, Refused
+from dask_image_ingest.decode.formats.header import Header
+from dask_image_ingest.decode.gpu import is_gpu_failure
+from dask_image_ingest.decode.options import Decoding, make_decoding
+
+PHOTO = np.frombuffer(encode(photograph(40, 50)), np.uint8)
+
+GPU_FAILURES = [
+    # As libdali, libdali_core and nvImageCodec 0.9 have them.
+    "CUDA allocation failed",
+    "Can't allocate 129499136 bytes on device 0.",
+    "CUDA runtime API error cudaErrorMemoryAllocation (2):\nout of memory",
+    "CUDA runtime API error cudaErrorIllegalAddress (700):\nan illegal memory access",
+    "std::bad_alloc",
+    "nvImageCodec failure: '#5'",
+    "Error in thread 3: [/opt/dali/dali/core/mm/pool.cc:33] CUDA allocation failed\n"
+    "Stacktrace (2 entries):\n[frame 0]: /opt/venv/nvidia/dali/libdali_core.so(+0x1) [0x2]",
+]
+
+BAD_IMAGES = [
+    "Failed to decode sample #3 : ",
+    "Failed to decode sample #3 : /data/cuda/alloc.jpg",
+    "nvImageCodec failure: '#4'",
+    "nvImageCodec failure: '#51'",
+    "Error in thread 0: [/opt/dali/dali/cuda/alloc.h:500] Invalid sample_type: 0\n"
+    "Stacktrace (2 entries):\n[frame 0]: /opt/cuda-12.9/nvidia/dali/libdali_core.so(+0x1) [0x2]",
+]
+
+
+@pytest.mark.parametrize("source", ["encoded", "suspect"])
+def test_the_first_batch_that_a_pipeline_sees_is_a_full_one(monkeypatch, source):
+    (pipeline,) = decoded_by(monkeypatch, Decoding(device="gpu"), source)
+    assert [len(batch) for batch in pipeline.fed] == [BATCH_SIZE, 1]
+
+
+def test_it_is_no_larger_than_what_fits_the_gpu(monkeypatch):
+    (pipeline,) = decoded_by(monkeypatch, Decoding(device="gpu", size=(4096, 4096)), "encoded")
+    assert len(pipeline.fed[0]) == 2**30 // (3 * 4096**2) == 21
+
+
+def decoded_by(monkeypatch, decoding, source):
+    """The pipelines that decode a photograph."""
+    made = played_dali.play(monkeypatch, room=2**30)
+    (images,) = Decoder(decoding, source).run([[PHOTO]])
+    assert images == [PHOTO.tobytes()], "what came out is what was asked for"
+    return made
+
+
+@pytest.mark.parametrize(("room", "expected"), [(100 * 10**6, 2), (10**6, 1)])
+@pytest.mark.parametrize("threads", [1, 16])
+def test_batches_of_large_images_fit_the_gpu_whatever_the_threads(
+    monkeypatch, room, expected, threads
+):
+    played_dali.play(monkeypatch, room=room)
+    headers = [Header("jpeg", 3000, 4000, 3, None, False)] * 40  # 36 MB each
+    with dask.config.set({"image-ingest.decode-threads": threads}):
+        batches = list(planner.Schedule(headers, lambda row: PHOTO, Decoding(device="gpu")))
+    assert [len(batch.rows) for batch in batches] == [expected] * (40 // expected)
+
+
+@pytest.mark.parametrize("load", [None, 0, 0.5, 1])
+def test_the_share_of_the_jpeg_engines_is_that_of_the_configuration_where_it_is_read(
+    monkeypatch, load
+):
+    with dask.config.set({"image-ingest.hw-decoder-load": load}):
+        decoding = decoding_of(device="gpu")
+        assert decoding_of(device="cpu") == Decoding()
+    # As a worker has it, where nothing is configured.
+    (pipeline,) = decoded_by(monkeypatch, pickle.loads(pickle.dumps(decoding)), "encoded")
+    _, options = pipeline.graph
+    assert options.get("hw_decoder_load") == load
+    assert (decoding == decoding_of(device="gpu")) == (load is None), "other pixels, other tasks"
+
+
+@pytest.mark.parametrize("load", [-0.1, 1.5, "half", True])
+def test_a_share_that_is_none_is_refused(load):
+    with (
+        dask.config.set({"image-ingest.hw-decoder-load": load}),
+        pytest.raises(dii.ArgumentError, match="hw-decoder-load"),
+    ):
+        decoding_of(device="gpu")
+
+
+def decoding_of(device):
+    return make_decoding(
+        device=device, size=None, resize="stretch", mode="RGB", transform=None, max_pixels=None
+    )
+
+
+@pytest.mark.parametrize("message", GPU_FAILURES)
+def test_an_error_of_the_gpu_is_raised_and_says_what_to_do(monkeypatch, message):
+    assert is_gpu_failure(message)
+    played_dali.play(monkeypatch)
+    monkeypatch.setattr(played_dali, "REFUSED", {b"bad": message})
+    bad = np.frombuffer(b"bad", np.uint8)
+    with pytest.raises(RuntimeError) as raised:
+        list(Decoder(Decoding(device="gpu"), "encoded").run([[PHOTO, bad]]))
+    assert "device_memory_limit" in raised.value.__notes__[0]
+
+
+@pytest.mark.parametrize("message", BAD_IMAGES)
+def test_a_bad_image_is_no_error_of_the_gpu(monkeypatch, message):
+    played_dali.play(monkeypatch)
+    monkeypatch.setattr(played_dali, "REFUSED", {b"bad": message})
+    bad = np.frombuffer(b"bad", np.uint8)
+    refused, following = Decoder(Decoding(device="gpu"), "encoded").run([[PHOTO, bad], [PHOTO]])
+    assert isinstance(refused, Refused)
+    assert following == [PHOTO.tobytes()]
+
+
+def test_what_the_installed_dali_says_of_a_bad_image_is_no_error_of_the_gpu():
+    dali = pytest.importorskip("nvidia.dali")
+    good = PHOTO.tobytes()
+    table = good.index(b"\xff\xc4") + 5
+    for bad in (b"this is no image" * 10, good[:table] + b"\xff" * 16 + good[table + 16 :]):
+        pipeline = dali.Pipeline(batch_size=2, num_threads=1, device_id=None)
+        with pipeline:
+            encoded = dali.fn.external_source(name="images", ndim=1, dtype=dali.types.UINT8)
+            pipeline.set_outputs(dali.fn.decoders.image(encoded))
+        pipeline.build()
+        pipeline.feed_input("images", [np.frombuffer(image, np.uint8) for image in (good, bad)])
+        with pytest.raises(RuntimeError) as failed:
+            pipeline.run()
+        assert __file__ in str(failed.value)
+        assert not is_gpu_failure(str(failed.value).replace(__file__, "/opt/cuda/alloc/dali.py"))
