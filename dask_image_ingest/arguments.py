@@ -137,7 +137,7 @@ def check_unique(names: Iterable[Any], known: Iterable[Any]) -> None:
 def check_frame(value: Any, argument: str = "frame") -> None:
     """Refuse what is no dataframe of pandas, cuDF or Dask, or has a column twice."""
     library = type(value).__module__.partition(".")[0]
-    if library not in ("pandas", "cudf", "dask") or getattr(value, "ndim", None) != 2:
+    if library not in ("pandas", "cudf", "dask", "dask_cudf") or getattr(value, "ndim", None) != 2:
         raise ArgumentError(f"{argument}={shown(value)}: pass a Dask, pandas or cuDF dataframe")
     if not value.columns.is_unique:
         raise ArgumentError(f"{argument}= has two columns of one name")

@@ -1,4 +1,4 @@
-"""What decoding on a GPU needs beside decoding on a CPU; none of it has run on one yet.
+"""Rules for decoding on a GPU, beside those for a CPU; none of it has run on one yet.
 
 The rules are read off the sources of DALI 2.4 and nvImageCodec 0.9: see ``docs/design/gpu.md``.
 """
