@@ -95,8 +95,9 @@ gpu-test: ## the tests that need a GPU, with .venv if it has cuDF, else with the
 	fi; \
 	$$python -m pytest tests/gpu -ra $(PYTEST_ARGS)
 
-gpu-api: .gpu/.stamp ## check every name that is used of RAPIDS and DALI; no GPU needed, 3.6 GB of disk
+gpu-api: .gpu/.stamp ## check names and calls of RAPIDS and DALI, and run what needs no kernel; no GPU, 3.6 GB of disk
 	@.gpu/bin/python tools/check_gpu_api.py --require
+	@.gpu/bin/python -m pytest -q tests/rapids $(PYTEST_ARGS)
 
 clean: ## remove the environments, caches, and what the demo and the builds wrote
 	@rm -rf .venv .oldest .gpu .coverage .hypothesis .mypy_cache .pytest_cache .ruff_cache

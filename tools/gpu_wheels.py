@@ -1,4 +1,4 @@
-"""Install what `make gpu-api` looks at: the wheels of the ``cuda12`` extra, where there is no GPU.
+"""Install what `make gpu-api` runs on: the wheels of the ``cuda12`` extra, where there is no GPU.
 
 pip finds the releases that fit together; they are installed without CUDA's mathematical libraries
 and compilers, which nothing here imports and which are half of the download.
@@ -46,7 +46,8 @@ def main() -> None:
     """Install them."""
     pyproject = Path(__file__).parents[1] / "pyproject.toml"
     project = tomllib.loads(pyproject.read_text())["project"]
-    found = releases(project["optional-dependencies"][EXTRA])
+    extra = project["optional-dependencies"][EXTRA]
+    found = releases([*project["dependencies"], *extra, "pytest"])
     wanted = [each for each in found if not any(f"nvidia-{name}-" in each for name in LEFT_OUT)]
     print(*wanted, sep="\n")
     subprocess.run([*PIP, "--no-deps", *wanted], check=True)
