@@ -25,6 +25,7 @@ from dask_image_ingest.dataset.late.fused import SHAPE_IN_NAME
 from dask_image_ingest.dataset.late.nodes import Decode
 from dask_image_ingest.dataset.late.references import (
     POINTER,
+    encoded_by,
     is_pointed,
     point_to_images,
     references_of_pointers,
@@ -96,6 +97,7 @@ __all__ = [
     "decode_images",
     "decode_partition",
     "either",
+    "encoded_by",
     "fetch_encoded",
     "field_of",
     "image_field",

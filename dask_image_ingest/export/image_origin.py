@@ -6,6 +6,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from typing import Any, Final, Literal
 
+import pyarrow.compute as pc
+
 from dask_image_ingest import dask_internals as dx
 from dask_image_ingest.dask_internals import FrameBase
 from dask_image_ingest.dataset import (
@@ -57,7 +59,7 @@ class ImageOrigin:
     def extension(self, column: str) -> str:
         """The extension for a member that is made of the column and replaces no other image."""
         lossless = self.is_exact or "RGBA" in self.modes
-        if self.member == "image":
+        if self.member == "image" or column == "image":
             return "png" if lossless else "jpg"
         first = self.extensions[0] if self.extensions else f"{column}.png".lower()
         stem, _, kind = first.rpartition(".")
@@ -91,9 +93,12 @@ def _computed_origin(frame: Any, column: str) -> ImageOrigin:
         return ImageOrigin(
             "a computed frame, which says nothing of them", "image" if is_image else None
         )
-    urls = field_of(references_of(frame, column), "url").to_pylist()
-    pointed = backend_of(frame).to_arrow(frame[["__url__"]]).column(0).to_pylist()
-    own = all(url in (None, other) for url, other in zip(urls, pointed, strict=True))
+    if "__url__" not in frame.columns:
+        return ImageOrigin(None, None)
+    references = references_of(frame, column)
+    pointed = backend_of(frame).to_arrow(frame[["__url__"]]).column(0)
+    same = pc.fill_null(pc.equal(field_of(references, "url"), pointed), False)
+    own = pc.all(pc.or_(same, references.is_null())).as_py() is not False
     return ImageOrigin(None, ("image" if column == "image" else "other") if own else None)
 
 

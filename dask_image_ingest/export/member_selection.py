@@ -84,6 +84,18 @@ def select_members(
     return rows, renamed
 
 
+def select_made(wanted: pa.RecordBatch, options: Options) -> list[Row]:
+    """The members of rows that belong to no sample of a shard: all are made of columns."""
+    columns = wanted.to_pydict()
+    sizes = [columns[f"made:{made.extension}"] for made in options.members.made]
+    return [
+        Row(reason="no-pointer: its __key__ is null")
+        if key is None
+        else _chosen(key, Sample(key, {}), None, [each[number] for each in sizes], options)
+        for number, key in enumerate(columns["key"])
+    ]
+
+
 def select_stored(
     index: ShardIndex, wanted: pa.RecordBatch, options: Options
 ) -> tuple[pa.Table, bool] | None:
@@ -208,13 +220,14 @@ def _chosen(
         if size is not None:  # in the place of one that the sample had, or last
             chosen[made.extension] = (made.extension, COLUMN, 0, size)
     made_now = {member[0] for member in chosen.values() if member[1] == COLUMN}
-    picture = members.picture
-    if picture is not None and image is not None:
-        if picture.extension not in made_now:
-            return Row(reason=f"bad-image: {picture.columns!r} has no pixels for it")
-        if image != picture.extension:
+    pictures = [made for made in members.made if made.is_picture]
+    picture = next((made.extension for made in pictures if made.extension in made_now), None)
+    if pictures and picture is None and image is not None:
+        return Row(reason=f"bad-image: {pictures[0].columns!r} has no image for it")
+    if picture is not None:
+        if image is not None and image != picture:
             chosen.pop(image, None)
-        image = picture.extension
+        image = picture
     chosen = {e: m for e, m in chosen.items() if e not in members.left_out or e in made_now}
     twice = [e for e in sample.duplicates if e in chosen and e not in made_now]
     reason = _problem(key, chosen, options) or (duplicate_error(twice) if twice else None)

@@ -7,7 +7,7 @@ import io
 import json
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from datetime import date, time, timedelta
 from decimal import Decimal
 from functools import partial
@@ -20,6 +20,7 @@ import pyarrow as pa
 from dask_image_ingest.arguments import check_choice, whole_number
 from dask_image_ingest.errors import ArgumentError
 from dask_image_ingest.export.image_origin import FORMATS, ImageOrigin
+from dask_image_ingest.export.stored_images import STORED_EXTENSIONS
 from dask_image_ingest.ops import encoded_images
 from dask_image_ingest.tar import IMAGE_EXTENSIONS
 
@@ -71,12 +72,16 @@ class Made:
         How the pixels of the column are encoded; None for a member of other values.
     is_picture
         Whether it takes the place of the sample's own image.
+    stored
+        For the stored images of a column, by its references: the extension of those that become
+        this member, or "" for all.
     """
 
     extension: str
     columns: str | tuple[str, ...]
     pixels: Encode | None = None
     is_picture: bool = False
+    stored: str | None = None
 
     @property
     def format(self) -> str:
@@ -93,7 +98,8 @@ class Made:
 
     def described(self) -> list[Any]:
         """Its columns and settings, in JSON."""
-        return [*self.needs, *([asdict(self.pixels)] if self.pixels else [])]
+        settings = [asdict(self.pixels)] if self.pixels else []
+        return [*self.needs, *settings, *(["as it is stored"] if self.stored is not None else [])]
 
     @property
     def needs(self) -> tuple[str, ...]:
@@ -121,6 +127,15 @@ class Members:
         return tuple(made for made in self.made if made.pixels is not None)
 
     @property
+    def stored(self) -> dict[str, tuple[Made, ...]]:
+        """The members that are stored images, by their column."""
+        found: dict[str, tuple[Made, ...]] = {}
+        for made in self.made:
+            if made.stored is not None:
+                found[made.needs[0]] = (*found.get(made.needs[0], ()), made)
+        return found
+
+    @property
     def picture(self) -> Made | None:
         """The member of pixels that takes the place of a sample's own image; None if none does."""
         return next((made for made in self.pixels if made.is_picture), None)
@@ -137,7 +152,10 @@ class Members:
 
 
 def make_members(
-    members: Any, columns: Sequence[str], images: Mapping[str, ImageOrigin]
+    members: Any,
+    columns: Sequence[str],
+    images: Mapping[str, ImageOrigin],
+    references: Sequence[str] = (),
 ) -> Members:
     """Read ``members=``: ``"all"``, extensions, or a mapping of extension to columns.
 
@@ -147,6 +165,8 @@ def make_members(
         The metadata columns of the frame.
     images
         Its columns of pixels, with their origins.
+    references
+        Its columns of references, whose images are written as they are stored.
 
     Raises
     ------
@@ -174,9 +194,25 @@ def make_members(
             extension = _extension(key)
             left_out.add(extension)
             if value is not None:
-                made[extension] = _made(extension, value, columns, images)
+                is_stored = isinstance(value, str) and value in references
+                made[extension] = (
+                    Made(extension, value, is_picture="." not in extension, stored="")
+                    if is_stored
+                    else _made(extension, value, columns, images)
+                )
     copied = None if "all" in names else frozenset(names) - left_out
     return Members(copied, frozenset(left_out), tuple(made.values()))
+
+
+def add_stored(members: Members, column: str, is_picture: bool) -> Members:
+    """Members with the stored images of a column, whose extension follows from their contents."""
+    stem = "" if is_picture else f"{column}."
+    made = (
+        Made(_extension(f"{stem}{extension}"), column, is_picture=is_picture, stored=extension)
+        for extension in STORED_EXTENSIONS
+    )
+    kept = tuple(each for each in made if members.keeps(each.extension))
+    return replace(members, made=(*members.made, *kept))
 
 
 def member_bytes(table: pa.Table, made: Made) -> pa.Array:

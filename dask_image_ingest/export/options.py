@@ -18,13 +18,18 @@ LEFT_OUT = "_left_out.parquet"
 
 @dataclass(frozen=True, slots=True)
 class Options:
-    """Options that decide which bytes are written."""
+    """Options that decide which bytes are written.
+
+    ``has_samples`` says that rows point to samples of shards or to image files; else all members
+    are made of columns.
+    """
 
     template: str
     samples_per_shard: int | None
     bytes_per_shard: int | None
     shuffle: int | None
     members: Members
+    has_samples: bool
     sidecar: bool
     index: bool
     drop_rows: bool

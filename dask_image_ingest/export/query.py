@@ -18,6 +18,7 @@ from dask.delayed import Delayed, DelayedLeaf
 from dask_image_ingest import dask_internals as dx
 from dask_image_ingest.dask_internals import FrameBase
 from dask_image_ingest.dataset import (
+    AppendsColumns,
     Dataset,
     Decode,
     KeepsResults,
@@ -25,6 +26,7 @@ from dask_image_ingest.dataset import (
     ReadImageFiles,
     ReadWebDataset,
     datasets_of,
+    encoded_by,
 )
 from dask_image_ingest.errors import ArgumentError, FunctionError
 from dask_image_ingest.ops import MapBatches
@@ -38,6 +40,23 @@ def shards_read(frame: Any) -> set[str]:
     Of a frame that is computed or persisted, only its rows tell.
     """
     return {shard.url for shards, _ in _read(frame) for shard in shards}
+
+
+def reads_samples(frame: Any) -> bool:
+    """True for a lazy frame that reads shards."""
+    lazy = isinstance(frame, FrameBase)
+    return lazy and bool([*frame.expr.find_operations((ReadWebDataset, KeepsResults))])
+
+
+def encoded_columns(frame: Any) -> set[Any]:
+    """The names of the columns of encoded images that a lazy frame has decoded."""
+    if not isinstance(frame, FrameBase):
+        return set()
+    return {
+        column
+        for step in frame.expr.find_operations(MapColumns)
+        if (column := encoded_by(step)) is not None
+    }
 
 
 def source_options_of(frame: Any) -> dict[str, Any] | None:
@@ -70,8 +89,13 @@ def operation_name(expr: Any) -> str:
     if isinstance(expr, ReadImageFiles):
         return "read_images"
     if isinstance(expr, Decode):
-        of_read = isinstance(expr.frame, ReadWebDataset)
-        return operation_name(expr.frame) if of_read else "decode_images"
+        below = expr.frame
+        while isinstance(below, AppendsColumns):
+            below = below.frame
+        if isinstance(below, dx.ReadParquet):
+            return "read_parquet_images"
+        is_read = isinstance(below, (ReadWebDataset, ReadImageFiles))
+        return operation_name(below) if is_read else "decode_images"
     if isinstance(expr, MapBatches):
         return f"map_batches({expr.batch_map.function.name})"
     if isinstance(expr, MapColumns):
@@ -148,7 +172,8 @@ def _operands(expr: Any) -> Iterator[Any]:
     for step in expr.walk():
         if isinstance(step, dx.FromGraph):
             raise _known_by_name(step)
-        if isinstance(step, KeepsResults):  # its own token names its files, each by a fingerprint
+        # Their own tokens name their files, each by a fingerprint.
+        if isinstance(step, (KeepsResults, dx.ReadParquet)):
             continue
         for value in step.operands:
             if isinstance(value, DelayedLeaf):  # what ``isin`` is asked for

@@ -102,8 +102,8 @@ class _Run:
         self.resume = resume
         self.show = show
         self.columns = metadata_columns(frame)
-        pixels = [name for made in context.options.members.pixels for name in made.needs]
-        told = [name for name in [*self.columns, *pixels] if name in frame.columns]
+        needed = dict.fromkeys([*self.columns, *context.options.members.columns])
+        told = [name for name in needed if name in frame.columns]
         self.token = frame_fingerprint(frame, told, context.source_options)
 
     def run(self) -> pd.DataFrame:
@@ -184,7 +184,7 @@ class _Run:
                 "left_out": prepared.rejected.summary(),
                 "damaged": {s.url: s.damage for s in plan.sources if s.damage},
                 "interleaved": sum(source.interleaved for source in plan.sources),
-                "sources": [source.url for source in plan.sources],
+                "sources": [source.url for source in plan.sources if source.url],
             },
         }
         self.output.put(_FACTS, json.dumps(facts).encode())
@@ -206,7 +206,9 @@ class _Run:
         refuse_foreign(self.output, [*files, LEFT_OUT], self.previous)
         # Of what was computed before, only rows tell what it reads: those that are left out too.
         of_rows = staged.rows.column("url").combine_chunks().dictionary.to_pylist()
-        refuse_sources(self.output, [*files, *self.previous.files], read.union(of_rows))
+        refuse_sources(
+            self.output, [*files, *self.previous.files], read.union(filter(None, of_rows))
+        )
         return described
 
     def _begin(self, described: dict[str, Any]) -> None:

@@ -13,19 +13,25 @@ import fsspec
 import pandas as pd
 import pyarrow as pa
 
+from dask_image_ingest import dask_internals as dx
 from dask_image_ingest.arguments import check_flag, check_frame, check_storage_options, shown
 from dask_image_ingest.dask_internals import FrameBase
 from dask_image_ingest.dataset import (
     POINTER,
-    fetch_encoded,
-    reference_rows,
+    ReadImageFiles,
+    field_of,
     references_of,
     references_of_pointers,
+    value_sources,
 )
-from dask_image_ingest.decode import Header
 from dask_image_ingest.errors import ArgumentError
 from dask_image_ingest.export.query import source_options_of
-from dask_image_ingest.frames import backend_of, pandas_type
+from dask_image_ingest.export.stored_images import stored_files
+from dask_image_ingest.frames import backend_of, image_columns, pandas_type, reference_columns
+from dask_image_ingest.view import references_of_images
+
+# Of a schema's metadata: what Hugging Face calls its columns.
+_KEY = b"huggingface"
 
 # ``datasets.Image().pa_type``: a schema with any other is not taken for images.
 _ENCODED = pa.struct([pa.field("bytes", pa.binary()), pa.field("path", pa.string())])
@@ -48,9 +54,10 @@ def to_parquet_images(
     ----------
     frame
         A dask, pandas or cuDF dataframe with references, as ``read_webdataset_images(...,
-        decode=False)`` gives them, of which each column becomes one of images; else with the
-        columns ``__url__``, ``offset`` and ``nbytes``, whose images are the column ``image``.
-        Columns of pixels, and ``error``, are left out.
+        decode=False)`` gives them, or a lazy one of images that a read decodes: each of these
+        columns becomes one of encoded images. Else with the columns ``__url__``, ``offset`` and
+        ``nbytes``, whose images are the column ``image``. ``error``, and pixels that no read
+        decodes, are left out.
     path
         The folder, or its URL: ``part.0.parquet`` and so on.
     overwrite
@@ -71,7 +78,8 @@ def to_parquet_images(
     -----
     Images are ``struct<bytes: binary, path: string>``, and the schema names them as `Hugging Face
     <https://huggingface.co/docs/datasets/about_arrow>`__ does. An image that is not there, or lies
-    in its shard in several pieces, is null.
+    in its shard in several pieces, is null. Labels of folders, and those that parquet files of
+    Hugging Face call so, keep the names of their classes as ``ClassLabel``.
 
     Examples
     --------
@@ -87,10 +95,17 @@ def to_parquet_images(
         source_options = source_options_of(frame)
     lazy = frame if isinstance(frame, FrameBase) else None
     meta = frame if lazy is None else lazy._meta
-    backend = backend_of(meta)
-    left_out = [n for n, dtype in meta.dtypes.items() if n == "error" or backend.is_images(dtype)]
+    features = {} if lazy is None else _class_labels(lazy)
+    pixels = image_columns(frame)
+    if lazy is not None and pixels:
+        columns = [name for name in lazy.columns if name != "error"]
+        found = references_of_images(lazy, columns, None)
+        if found is not None:
+            frame = found[0][columns]
+            meta = frame._meta
+    left_out = [name for name in meta.columns if name == "error" or name in image_columns(meta)]
     frame, meta = frame.drop(columns=left_out), meta.drop(columns=left_out)
-    images = [name for name, dtype in meta.dtypes.items() if backend.is_references(dtype)]
+    images = reference_columns(meta)
     if not images and not {*POINTER} <= {*meta.columns}:
         raise ArgumentError(
             f"the frame has neither references nor the columns {', '.join(POINTER)}, which say "
@@ -106,7 +121,7 @@ def to_parquet_images(
     make = functools.partial(_with_files, images=images, storage_options=source_options)
     empty = make(meta.iloc[:0])
     names = images or ["image"]
-    features = {name: {"_type": "Image"} for name in names}
+    features |= {name: {"_type": "Image"} for name in names}
     if lazy is None:
         parts = dd.from_pandas(make(frame), npartitions=1)
     else:
@@ -116,7 +131,7 @@ def to_parquet_images(
         write_index=False,
         overwrite=overwrite,
         schema=dict.fromkeys(names, _ENCODED),
-        custom_metadata={"huggingface": json.dumps({"info": {"features": features}})},
+        custom_metadata={_KEY.decode(): json.dumps({"info": {"features": features}})},
         storage_options=storage_options,
     )
 
@@ -133,13 +148,26 @@ def _with_files(
     table = backend.to_arrow(frame.drop(columns=list(images)))
     made = table.to_pandas(types_mapper=pandas_type).set_axis(range(len(frame)))
     for name, references in found.items():
-        rows = reference_rows(references)
-        there = {row: reference for row, reference in enumerate(rows) if reference is not None}
-        files: list[dict[str, Any] | None] = [None] * len(rows)
-        encoded = fetch_encoded(list(there.values()), storage_options)
-        for (row, reference), data in zip(there.items(), encoded, strict=True):
-            if not isinstance(data, Header):
-                files[row] = {"bytes": bytes(data), "path": reference.key}
+        keys = field_of(references, "key").to_pylist()
+        stored = zip(stored_files(references, storage_options), keys, strict=True)
+        files = [data and {"bytes": data, "path": key} for data, key in stored]
         made[name] = pd.Series(pandas_type(_ENCODED).__from_arrow__(pa.array(files, _ENCODED)))
     order = [*(n for n in frame.columns), *(n for n in found if n not in frame.columns)]
     return made[order]
+
+
+def _class_labels(frame: Any) -> dict[str, Any]:
+    """Features of Hugging Face for the columns of a lazy frame whose numbers stand for classes."""
+    features = {}
+    for column in frame.columns:
+        for source, (name,) in value_sources(frame.expr, (column,)):
+            known = None
+            if isinstance(source, ReadImageFiles) and name == "label":
+                known = {"_type": "ClassLabel", "names": list(source.files.classes or ())}
+            elif isinstance(source, dx.ReadParquet):
+                metadata = source._dataset_info["schema"].metadata or {}
+                told = json.loads(metadata.get(_KEY, b"{}")).get("info", {})
+                known = told.get("features", {}).get(name)
+            if known and known.get("_type") == "ClassLabel":
+                features[column] = known
+    return features

@@ -14,10 +14,10 @@ from dask.utils import parse_bytes
 from dask_image_ingest.arguments import is_utf8, is_whole, shown, whole_number
 from dask_image_ingest.errors import ArgumentError
 from dask_image_ingest.export.image_origin import ImageOrigin, image_origin
-from dask_image_ingest.export.members import Members, make_members
+from dask_image_ingest.export.members import Members, add_stored, make_members
 from dask_image_ingest.export.options import Options
 from dask_image_ingest.export.plan.staging import metadata_columns
-from dask_image_ingest.export.query import source_options_of
+from dask_image_ingest.export.query import reads_samples, source_options_of
 from dask_image_ingest.export.run import export
 from dask_image_ingest.frames import image_columns, reference_columns
 from dask_image_ingest.storage import (
@@ -57,7 +57,10 @@ def to_webdataset(
     frame
         A dask, pandas or cuDF dataframe with the columns ``__key__``, ``__url__`` and ``offset`` of
         :func:`read_webdataset_images`, or of :func:`read_images`: each file is the image of its
-        sample. ``__key__`` names the samples; it may be changed.
+        sample. ``__key__`` names the samples; it may be changed. Images that are in none of these
+        samples (of :func:`read_parquet_images`, of a column of bytes, of files that were merged)
+        are written as they are stored: a column ``image`` as ``jpg``, ``png`` and so on, by their
+        contents, another one as ``mask.png``.
     path
         The shards' names, with a field for their number: ``"out/{shard:06d}.tar"``. A path, or a
         URL of a file system that fsspec writes to.
@@ -223,8 +226,17 @@ def make_options(
         samples_per_shard = _SAMPLES
     pixels, references = image_columns(frame), reference_columns(frame)
     origins = {name: image_origin(frame, name) for name in (*pixels, *references)}
-    chosen = make_members(members, columns, {name: origins[name] for name in pixels})
+    chosen = make_members(members, columns, {n: origins[n] for n in pixels}, references)
+    has_samples = {"__url__", "offset"} <= {*columns}
+    given = {name for made in chosen.made for name in made.needs}
+    for name, origin in origins.items():
+        elsewhere = origin.member is None or not has_samples
+        if elsewhere and origin.made_by is None and name not in given:
+            is_picture = name == "image" or (not has_samples and len(origins) == 1)
+            chosen = add_stored(chosen, name, is_picture)
     _refuse_other_images(origins, chosen)
+    if not has_samples and (not chosen.made or reads_samples(frame)):
+        raise _no_pointers(columns)
     return Options(
         template=template,
         samples_per_shard=None
@@ -233,6 +245,7 @@ def make_options(
         bytes_per_shard=_bytes(bytes_per_shard),
         shuffle=None if shuffle is None else int(shuffle),
         members=chosen,
+        has_samples=has_samples,
         sidecar=sidecar is not None,
         index=bool(index),
         drop_rows=errors == "drop",
@@ -242,25 +255,31 @@ def make_options(
 
 def _refuse_other_images(origins: Mapping[str, ImageOrigin], members: Members) -> None:
     """Refuse to copy other images than the frame shows, and to leave some out, without a word."""
-    encoded = {made.columns for made in members.pixels}
+    given = {made.columns for made in members.made}
     for name, origin in origins.items():
-        if name in encoded:
+        if name in given or origin.made_by is None:
             continue
         if origin.member is None:
             told, left_out = "leave them out", members.copied is None
             drop = "leaves them out"
-        elif origin.made_by:
+        else:
             told, left_out = "write the stored images", _copies(members, origin)
             drop = "says that the stored images are meant"
-        else:
-            continue
         if left_out:
-            made_by = origin.made_by or "another source than the samples that the rows point to"
             raise ArgumentError(
-                f"the pixels of {name!r} come from {made_by}, and to_webdataset would {told}. "
+                f"the pixels of {name!r} come from {origin.made_by}, and to_webdataset would "
+                f"{told}. "
                 f"members={{{origin.extension(name)!r}: {name!r}}} encodes the pixels; "
                 f"drop(columns={name!r}) first {drop}"
             )
+
+
+def _no_pointers(columns: Sequence[str]) -> ArgumentError:
+    missing = [name for name in ("__url__", "offset") if name not in columns]
+    return ArgumentError(
+        f"the frame has no column {', '.join(map(repr, missing))}: to_webdataset needs __url__ and "
+        "offset, which say where each sample is, or images to write"
+    )
 
 
 def _copies(members: Members, origin: ImageOrigin) -> bool:

@@ -4,7 +4,6 @@ import tarfile
 from pathlib import Path
 
 import dask
-import pandas as pd
 import pytest
 from witnesses import by_webdataset
 
@@ -75,9 +74,3 @@ def test_a_file_that_is_another_one_by_now_is_refused(folder, tmp_path):
         dii.to_webdataset(frame, tmp_path / "{shard}.tar")
     made = dii.to_webdataset(frame, tmp_path / "{shard}.tar", errors="drop")
     assert made.samples.tolist() == [5]
-
-
-def test_images_of_parquet_say_what_to_do(tmp_path, photos):
-    frame = dii.decode_images(pd.DataFrame({"jpg": [photos[0].encoded]}), encoded="jpg")
-    with pytest.raises(dii.ArgumentError, match=r"write these bytes to files.*read_images"):
-        dii.to_webdataset(frame, tmp_path / "{shard}.tar")

@@ -11,7 +11,8 @@ from dask_image_ingest.tar import index_tar
 
 
 def options(**members) -> Options:
-    return Options("{shard}.tar", None, None, None, Members(**members), True, False, False, False)
+    made = Members(**members)
+    return Options("{shard}.tar", None, None, None, made, True, True, False, False, False)
 
 
 def pointers(rows) -> pa.RecordBatch:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import io
-from functools import partial
 
 import dask.dataframe as dd
 import numpy as np
@@ -316,26 +315,3 @@ def test_pixels_of_parquet_files_are_told_in_plain_words(ddf, tmp_path):
     again = dd.read_parquet(tmp_path / "pixels")
     with pytest.raises(ArgumentError, match=r"pixels of 'image' come from dd.read_parquet, and"):
         export(again, tmp_path)
-
-
-@pytest.fixture
-def folders(masked, tmp_path):
-    """The same photographs and masks as files."""
-    for name, data in masked.items():
-        kind = "masks" if "seg" in name else "photos"
-        (tmp_path / kind).mkdir(exist_ok=True)
-        (tmp_path / kind / name.replace(".seg", "")).write_bytes(data)
-
-
-@pytest.mark.parametrize("decode", [True, False])
-@pytest.mark.parametrize("lazy", [True, False])
-def test_images_merged_from_another_folder_are_not_left_out_in_silence(
-    folders, decode, lazy, tmp_path
-):
-    read = partial(dii.read_images, backend="pandas", decode=decode)
-    masks = read(tmp_path / "masks")[["__key__", "image"]].rename(columns={"image": "mask"})
-    merged = read(tmp_path / "photos").merge(masks, on="__key__")
-    merged = merged if lazy else merged.compute()
-    members = {"jpg": "image"} if decode and not lazy else "all"
-    with pytest.raises(ArgumentError, match=r"pixels of 'mask' .*members={'mask.png': 'mask'}"):
-        export(merged, tmp_path, members=members)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import json
 
+import datasets
 import numpy as np
 import pandas as pd
 import pyarrow.parquet as pq
@@ -91,13 +92,16 @@ def test_the_schema_names_images_as_hugging_face_does(references, members, tmp_p
     assert str(table.schema.field("image").type) == "struct<bytes: binary, path: string>"
 
 
-def test_datasets_opens_them_with_image_features(references, members, tmp_path):
-    datasets = pytest.importorskip("datasets")
-    dii.to_parquet_images(references[["__key__", "image", "mask"]], tmp_path / "out")
-    files = str(tmp_path / "out" / "*.parquet")
-    loaded = datasets.load_dataset(
+def load(files, tmp_path):
+    return datasets.load_dataset(
         "parquet", data_files=files, split="train", cache_dir=str(tmp_path / "cache")
     )
+
+
+def test_datasets_opens_them_with_image_features(references, members, tmp_path):
+    dii.to_parquet_images(references[["__key__", "image", "mask"]], tmp_path / "out")
+    files = str(tmp_path / "out" / "*.parquet")
+    loaded = load(files, tmp_path)
     assert isinstance(loaded.features["image"], datasets.Image)
     assert isinstance(loaded.features["mask"], datasets.Image)
     for row in loaded:
@@ -130,3 +134,71 @@ def test_a_folder_with_files_is_refused_unless_overwritten(references, tmp_path)
 def test_a_frame_without_references_is_refused(tmp_path):
     with pytest.raises(dii.ArgumentError, match="neither references nor the columns"):
         dii.to_parquet_images(pd.DataFrame({"a": [1]}), tmp_path / "out")
+
+
+def test_all_images_of_a_read_that_decodes_are_written_as_they_are_stored(
+    paths,
+    members,
+    tmp_path,
+    work,  # noqa: F811
+):
+    images = {"image": "jpg", "mask": dii.ImageColumn("seg.png", mode="labels")}
+    ddf = dii.read_webdataset_images(paths, images=images, backend="pandas", size=8)
+    dii.to_parquet_images(ddf[ddf.width == 40], tmp_path / "out")
+    check(tmp_path / "out", members, [f"{number:03d}" for number in range(12)])
+    assert work["decoded"] == 0
+
+
+@pytest.fixture
+def hugging_face(members, tmp_path):
+    """A parquet file as ``datasets`` writes it: photographs, classes and captions."""
+    keys = [f"{number:03d}" for number in range(12)]
+    features = datasets.Features(
+        {
+            "image": datasets.Image(),
+            "label": datasets.ClassLabel(names=["cat", "dog"]),
+            "text": datasets.Value("string"),
+        }
+    )
+    rows = {
+        "image": [{"bytes": members[f"{key}.jpg"], "path": f"{key}.jpg"} for key in keys],
+        "label": [number % 2 for number in range(12)],
+        "text": [members[f"{key}.txt"].decode() for key in keys],
+    }
+    path = tmp_path / "hf.parquet"
+    datasets.Dataset.from_dict(rows, features=features).to_parquet(path)
+    return path, rows
+
+
+def test_a_file_that_datasets_wrote_is_read_with_its_pixels_and_labels(hugging_face, tmp_path):
+    path, rows = hugging_face
+    frame = dii.read_parquet_images(path, backend="pandas").compute()
+    assert frame.label.tolist() == rows["label"]
+    assert frame.text.tolist() == rows["text"]
+    loaded = load(str(path), tmp_path)
+    for array, row in zip(frame.images.arrays(), loaded, strict=True):
+        assert np.array_equal(array, np.asarray(row["image"]))
+
+
+@pytest.mark.parametrize("decode", [True, False])
+def test_classes_and_files_of_datasets_come_back_to_it(decode, hugging_face, tmp_path):
+    path, rows = hugging_face
+    ddf = dii.read_parquet_images(path, backend="pandas", decode=decode)
+    dii.to_parquet_images(ddf[ddf.label == 1], tmp_path / "out")
+    loaded = load(str(tmp_path / "out" / "*.parquet"), tmp_path)
+    assert loaded.features["label"] == datasets.ClassLabel(names=["cat", "dog"])
+    assert loaded["text"][:] == rows["text"][1::2]
+    files = loaded.cast_column("image", datasets.Image(decode=False))["image"][:]
+    assert [file["bytes"] for file in files] == [each["bytes"] for each in rows["image"][1::2]]
+
+
+def test_folders_become_classes(members, tmp_path):
+    for number in range(4):
+        path = tmp_path / "pets" / ("cat", "dog")[number % 2] / f"{number}.jpg"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_bytes(members[f"{number:03d}.jpg"])
+    pets = dii.read_images(tmp_path / "pets", label="folder", backend="pandas")
+    dii.to_parquet_images(pets[["image", "label"]].rename(columns={"label": "pet"}), tmp_path / "o")
+    loaded = load(str(tmp_path / "o" / "*.parquet"), tmp_path)
+    assert loaded.features["pet"] == datasets.ClassLabel(names=["cat", "dog"])
+    assert loaded["pet"][:] == [0, 0, 1, 1]

@@ -55,6 +55,12 @@ def is_pointed(expr: Any) -> bool:
     return isinstance(expr, MapColumns) and expr.function is with_pointed
 
 
+def encoded_by(expr: Any) -> Any | None:
+    """The column of encoded images of an expression of `carry_images`; None for another one."""
+    carries = isinstance(expr, MapColumns) and expr.function is with_encoded
+    return expr.inputs[0] if carries else None
+
+
 def references_of_pointers(frame: Any) -> pa.StructArray:
     """A reference for each row of a pandas or cuDF frame; they name no version of the shard.
 

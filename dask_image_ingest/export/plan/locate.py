@@ -22,6 +22,7 @@ from dask_image_ingest.export.member_selection import (
     EXPANDED,
     SOURCE,
     Row,
+    select_made,
     select_members,
     select_stored,
     tabulated,
@@ -33,6 +34,9 @@ from dask_image_ingest.tar import Places, ShardIndex, index_tar, read_member
 
 #: What is asked of each row, besides the sizes of members that are made.
 POINTERS = ("key", "offset", "nbytes")
+
+# The version of rows whose members are all made of columns.
+_NOWHERE = "columns"
 
 # The member of an image file whose name has none; readers take it for an image.
 _NO_EXTENSION = "img"
@@ -93,6 +97,10 @@ def locate_in_task(rows: pa.Table, context: ExportContext) -> Located | None:
 
     None where it is not known: with several shards, or another step between.
     """
+    if not context.options.has_samples:
+        made = rows.combine_chunks().to_batches()
+        members = [row for batch in made for row in select_made(batch, context.options)]
+        return Located("", _NOWHERE, tabulated(members))
     walked = take_walked()
     if walked is None or rows.column("key").null_count:
         return None

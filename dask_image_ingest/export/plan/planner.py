@@ -62,12 +62,14 @@ def prepare(
     by_source = kept[np.argsort(sources[kept], kind="stable")]
     located = _locate(rows, by_source, sources, urls, staged.known, context, show)
     found = _found(rows, by_source, located)
-    if keys_assigned or any(source.renamed for source in located):
+    has_samples = context.options.has_samples
+    if has_samples and (keys_assigned or any(source.renamed for source in located)):
         rejected.find_unsure_rows()
     for number, reason in zip(by_source, found.column("reason").to_pylist(), strict=True):
         if reason is not None:
             rejected.add(number, reason)
-    rejected.find_repeated_keys(sources)
+    if has_samples:
+        rejected.find_repeated_keys(sources)
     # Back into the order of the frame.
     position = np.empty(len(rows), np.int64)
     position[by_source] = np.arange(len(by_source))

@@ -19,12 +19,19 @@ import pyarrow.compute as pc
 
 from dask_image_ingest.computing import compute
 from dask_image_ingest.dask_internals import FrameBase, new_collection
-from dask_image_ingest.dataset import POINTER_COLUMNS, ReadWebDataset, image_field
+from dask_image_ingest.dataset import POINTER_COLUMNS, ReadWebDataset, image_field, references_of
 from dask_image_ingest.errors import ArgumentError
 from dask_image_ingest.export.members import Made, member_bytes
 from dask_image_ingest.export.options import ExportContext, staged_name
 from dask_image_ingest.export.plan.locate import Located, LocatedCache, locate_in_task
+from dask_image_ingest.export.query import encoded_columns
 from dask_image_ingest.export.staged_tables import from_bytes, to_bytes, write_batches
+from dask_image_ingest.export.stored_images import (
+    extension_of,
+    stored_files,
+    stored_name,
+    with_stored,
+)
 from dask_image_ingest.frames import backend_of, image_columns, reference_columns
 from dask_image_ingest.index import parquet_bytes
 
@@ -55,26 +62,24 @@ class StagedRows:
 def metadata_columns(frame: Any) -> list[str]:
     """The columns of a frame that stay true in other shards, and cost no decoding.
 
-    All but images, references, ``error``, and what is known of images beside ``image``, such as
-    ``mask.offset``.
+    All but images, references, columns of encoded images that were decoded, ``error``, and what is
+    known of images beside ``image``, such as ``mask.offset``.
 
     Raises
     ------
     ArgumentError
-        If the frame does not point to its samples.
+        If the frame has no keys.
     """
+    encoded = encoded_columns(frame)
     empty = _named_index(frame)
     empty = empty._meta if isinstance(empty, FrameBase) else empty
     images = [*image_columns(empty), *reference_columns(empty)]
-    left_out = {"error", *images, *_of_other_images(empty.columns, images)}
+    left_out = {"error", *images, *encoded, *_of_other_images(empty.columns, images)}
     columns = [name for name in empty.columns if name not in left_out]
-    missing = [name for name in _POINTER if name not in columns]
-    if missing:
+    if "__key__" not in columns:
         raise ArgumentError(
-            f"the frame has no column {', '.join(map(repr, missing))}: to_webdataset needs "
-            f"{', '.join(_POINTER)}, which say where each sample is. Images of parquet files and "
-            "of columns of bytes are in no shard: write these bytes to files, one for each image, "
-            "and export the frame that read_images() makes of them"
+            "the frame has no column '__key__', which names the samples: make one, such as "
+            "assign(__key__=...)"
         )
     odd = [name for name in columns if not isinstance(name, str)]
     if odd or len(set(columns)) < len(columns):
@@ -96,14 +101,19 @@ def stage_frame(
     """Compute a frame without its pixels."""
     frame = _named_index(frame)
     options = context.options
-    wanted = list(columns if options.sidecar else (*_POINTER, *options.members.columns))
-    pixels = [name for made in options.members.pixels for name in made.needs]
-    wanted = list(dict.fromkeys([*wanted, *pixels, *({"nbytes"} & set(columns))]))
+    members = options.members
+    needed = [*_POINTER, *members.columns, "nbytes"]
+    images = [name for made in members.made if made.pixels for name in made.needs]
+    wanted = [*columns, *images, *members.stored] if options.sidecar else needed
+    wanted = [name for name in dict.fromkeys(wanted) if name in frame.columns]
     if options.drop_bad_images:
         if "error" not in frame.columns:
             raise ArgumentError("the frame has no column 'error', which names the bad images")
         wanted.append("error")
     frame = frame[wanted]
+    decoded = [name for name in members.stored if name in image_columns(frame)]
+    if decoded:
+        frame = with_stored(frame, decoded, options.drop_bad_images)
     staging = partial(_stage_partition, context=context)
     if isinstance(frame, FrameBase):
         meta = pd.DataFrame({name: pd.array([], dtype=_BYTES) for name in ("rows", "located")})
@@ -116,7 +126,7 @@ def stage_frame(
         parts, empty = staging(frame), frame[:0]
     tables = [from_bytes(part) for part in parts["rows"]]
     rows = pa.concat_tables(tables, promote_options="permissive").unify_dictionaries()
-    empty = empty.drop(columns=image_columns(empty))
+    empty = empty.drop(columns=[*image_columns(empty), *reference_columns(empty)])
     schema = _sidecar_schema(empty, tables) if options.sidecar else None
     for field in schema or ():
         try:
@@ -155,7 +165,7 @@ def _named_index(frame: Any) -> Any:
 def _stage_partition(frame: Any, context: ExportContext) -> pd.DataFrame:
     """Write a partition's columns to a file of their own; give its pointers."""
     options = context.options
-    metadata = frame.drop(columns=image_columns(frame))
+    metadata = frame.drop(columns=[*image_columns(frame), *reference_columns(frame)])
     table = _without_dictionaries(_to_arrow(metadata).replace_schema_metadata(None))
     made = {
         made.extension: member_bytes(
@@ -165,15 +175,18 @@ def _stage_partition(frame: Any, context: ExportContext) -> pd.DataFrame:
             made,
         )
         for made in options.members.made
+        if made.stored is None
     }
+    for column, members in options.members.stored.items():
+        made |= _stored(frame, column, members, context.source_options)
     if options.members.picture is not None:
         table = _with_shapes(table, frame, options.members.picture)
     count = len(table)
     batch_rows = _rows_of_a_batch(made.values())
     rows = {
         "key": table.column("__key__").cast(pa.string()),
-        "url": table.column("__url__").cast(pa.string()).dictionary_encode(),
-        "offset": table.column("offset").cast(pa.int64()),
+        "url": _column(table, "__url__", pa.string()),
+        "offset": _column(table, "offset", pa.int64()),
         "nbytes": _column(table, "nbytes", pa.int64()),
         "error": _column(table, "error", pa.string()),
         "part": pa.nulls(count, pa.string()),
@@ -181,6 +194,9 @@ def _stage_partition(frame: Any, context: ExportContext) -> pd.DataFrame:
         "row": pa.array(np.arange(count) % batch_rows, pa.int32()),
         **{f"made:{name}": pc.binary_length(data).cast(pa.int64()) for name, data in made.items()},
     }
+    if not options.has_samples:
+        rows |= {"url": pa.array([""] * count), "offset": pa.nulls(count, pa.int64())}
+    rows["url"] = rows["url"].dictionary_encode()
     kept = table.select([])
     if options.sidecar:
         kept = table.drop_columns([n for n in ("error",) if n in table.column_names])
@@ -199,6 +215,29 @@ def _stage_partition(frame: Any, context: ExportContext) -> pd.DataFrame:
     located = locate_in_task(described, context)
     told = {"rows": to_bytes(described), "located": located.to_bytes() if located else b""}
     return pd.DataFrame({name: pd.array([data], dtype=_BYTES) for name, data in told.items()})
+
+
+def _stored(
+    frame: Any,
+    column: str,
+    members: Sequence[Made],
+    storage_options: dict[str, Any] | None,
+) -> dict[str, pa.Array]:
+    """The stored images of a column, for each of the members that they become."""
+    name = stored_name(column)
+    references = references_of(frame, name if name in frame.columns else column)
+    files = stored_files(references, storage_options)
+    kinds = [None if file is None else extension_of(file) for file in files]
+    return {
+        made.extension: pa.array(
+            [
+                file if made.stored in ("", kind) else None
+                for file, kind in zip(files, kinds, strict=True)
+            ],
+            pa.large_binary(),
+        )
+        for made in members
+    }
 
 
 def _to_arrow(frame: Any) -> pa.Table:
