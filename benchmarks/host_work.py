@@ -37,7 +37,7 @@ from dask_image_ingest.dataset.scan.open_samples import open_rows
 from dask_image_ingest.dataset.scan.task import read_partition
 from dask_image_ingest.decode import dali, planner
 from dask_image_ingest.decode.formats import is_valid
-from dask_image_ingest.decode.options import Decoding
+from dask_image_ingest.decode.options import DecodeSpec
 from dask_image_ingest.frames.pandas_backend import PandasBackend
 
 # As on a GPU, whose batches are of so many images and not limited by their bytes.
@@ -181,7 +181,7 @@ def stages(split: Any, query: Any) -> dict[str, float]:
     timed("validity", lambda: [is_valid("jpeg", file) for file in files])
     arrays = [np.frombuffer(file, np.uint8) for file in files]
     timed("DALI's parser", lambda: [dali.parses(array) for array in arrays])
-    decoder = dali.Decoder(Decoding(), "encoded")
+    decoder = dali.DaliDecoder(DecodeSpec(), "encoded")
     batches = [arrays[start : start + BATCH] for start in range(0, len(arrays), BATCH)]
     timed("feed", lambda: list(decoder.run(iter(batches))))
     table = timed("table", lambda: rows.table(names))
@@ -195,7 +195,7 @@ def stages(split: Any, query: Any) -> dict[str, float]:
 
 def stand_in(clock: Clock) -> None:
     """Have every read of this process decoded by a stand-in, and told by the clock."""
-    dali.Decoder._build = lambda _: InstantPipeline(clock)
+    dali.DaliDecoder._build = lambda _: InstantPipeline(clock)
     PandasBackend.pixel_buffer = lambda _, nbytes: NothingWritten(nbytes)
     planner._BATCH_BYTES = BATCH_BYTES
 

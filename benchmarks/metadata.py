@@ -26,7 +26,7 @@ from PIL import Image
 from dask_image_ingest.dataset.options import ReadOptions
 from dask_image_ingest.dataset.scan.samples import SampleRows
 from dask_image_ingest.dataset.schema.columns import make_schema, parse_image_extensions
-from dask_image_ingest.decode.options import MAX_PIXELS, Decoding
+from dask_image_ingest.decode.options import MAX_PIXELS, DecodeSpec
 from dask_image_ingest.storage import MemoryReader
 from dask_image_ingest.tar import IMAGE_EXTENSIONS, index_tar
 
@@ -64,7 +64,7 @@ def measure(shard: bytes, path: Path, repeats: int) -> dict[str, float]:
     content = MemoryReader(shard)
     index = index_tar(content)
     images = parse_image_extensions(IMAGE_EXTENSIONS)
-    options = ReadOptions(images, Decoding(max_pixels=MAX_PIXELS))
+    options = ReadOptions(images, DecodeSpec(max_pixels=MAX_PIXELS))
     schema = make_schema(index, content, image_extensions=images)
     components = schema.select(COLUMNS)
 

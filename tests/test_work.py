@@ -14,13 +14,13 @@ from dask_image_ingest import read_webdataset_images
 from dask_image_ingest.dataset.options import ReadOptions
 from dask_image_ingest.dataset.scan.samples import SampleRows
 from dask_image_ingest.dataset.schema.columns import make_schema, parse_image_extensions
-from dask_image_ingest.decode.options import MAX_PIXELS, Decoding
+from dask_image_ingest.decode.options import MAX_PIXELS, DecodeSpec
 from dask_image_ingest.storage import open_shard
 from dask_image_ingest.tar import IMAGE_EXTENSIONS, index_tar
 
 pytest.importorskip("nvidia.dali", reason="nothing is decoded without DALI")
 
-from dask_image_ingest.decode.dali import BATCH_SIZE, Decoder
+from dask_image_ingest.decode.dali import BATCH_SIZE, DaliDecoder
 from dask_image_ingest.frames.pandas_backend import HostPixels
 from dask_image_ingest.frames.pixel_pool import PixelMemory, pixel_memory
 
@@ -95,7 +95,7 @@ def test_no_batch_is_lost_for_few_images_of_a_format_that_cannot_be_checked(coun
 
 
 def test_pipelines_are_built_once_for_all_partitions(shard, counted):
-    built = counted(Decoder, "_build", lambda decoder: decoder._source)
+    built = counted(DaliDecoder, "_build", lambda decoder: decoder._source)
     ddf = read_webdataset_images(shard, backend="pandas", size=(61, 67), partition_size="400 kB")
     assert ddf.npartitions > 2
     ddf.compute()
@@ -164,7 +164,7 @@ def test_metadata_is_read_with_few_calls_of_python(shard):
             sys.setprofile(None)
         scanning, calls = calls, 0
         images = parse_image_extensions(IMAGE_EXTENSIONS)
-        options = ReadOptions(images, Decoding(max_pixels=MAX_PIXELS))
+        options = ReadOptions(images, DecodeSpec(max_pixels=MAX_PIXELS))
         schema = make_schema(index, buffer, image_extensions=images)
         columns = ["__key__", "offset", "txt", "height", "width"]
         rows = SampleRows(str(shard), buffer, index, options, schema.select(columns))

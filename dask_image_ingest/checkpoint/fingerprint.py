@@ -20,7 +20,7 @@ from dask_image_ingest.checkpoint.partition_files import VersionedSplit, digest_
 from dask_image_ingest.checkpoint.scan import ReadStored
 from dask_image_ingest.dask_internals import convert_legacy_graph, new_collection
 from dask_image_ingest.dataset import ReadWebDataset
-from dask_image_ingest.decode import Decoding
+from dask_image_ingest.decode import DecodeSpec
 from dask_image_ingest.errors import ArgumentError, FunctionError
 from dask_image_ingest.export import operation_name
 from dask_image_ingest.storage import Shard
@@ -180,7 +180,7 @@ def _read_operands(expr: ReadWebDataset, version: str | None) -> Iterator[str]:
 
 def _of_any_device(value: Any) -> Any:
     """The same decoding, wherever it is done: a machine without a GPU reads what one with has."""
-    return replace(value, device="cpu") if isinstance(value, Decoding) else value
+    return replace(value, device="cpu") if isinstance(value, DecodeSpec) else value
 
 
 def _token(expr: Any, value: Any, version: str | None) -> str:

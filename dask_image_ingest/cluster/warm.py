@@ -16,7 +16,7 @@ import numpy as np
 from distributed import Status
 from PIL import Image
 
-from dask_image_ingest.decode import Decoding, decode_one
+from dask_image_ingest.decode import DecodeSpec, decode_one
 from dask_image_ingest.errors import MissingDependencyError
 
 _warming: list[threading.Thread] = []
@@ -49,4 +49,4 @@ def _decode(device: Literal["cpu", "gpu"], worker: Any) -> None:
     Image.new("RGB", (16, 16)).save(file, "JPEG")
     # Without DALI, or memory on the GPU, the first read says what is missing.
     with suppress(MissingDependencyError, RuntimeError):
-        decode_one(np.frombuffer(file.getvalue(), np.uint8), Decoding(device=device))
+        decode_one(np.frombuffer(file.getvalue(), np.uint8), DecodeSpec(device=device))

@@ -27,7 +27,7 @@ from dask_image_ingest.dataset.late.references import (
 from dask_image_ingest.dataset.options import ErrorPolicy
 from dask_image_ingest.dataset.scan.decode_rows import ImageDecode, kept_by
 from dask_image_ingest.dataset.schema.columns import image_field
-from dask_image_ingest.decode import MAX_PIXELS, Mode, make_decoding
+from dask_image_ingest.decode import MAX_PIXELS, Mode, make_decode_spec
 from dask_image_ingest.errors import ArgumentError
 from dask_image_ingest.frames import backend_of, image_columns, reference_columns
 from dask_image_ingest.storage import with_permission
@@ -117,7 +117,7 @@ def decode_images(
     check_choice("errors", errors, ("null", "raise", "drop"))
     check_storage_options(storage_options)
     storage_options = with_permission(storage_options, allow_pipes)
-    decoding = make_decoding(
+    decoding = make_decode_spec(
         device=backend_of(meta).device,
         size=size,
         resize=resize,

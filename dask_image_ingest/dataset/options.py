@@ -7,7 +7,7 @@ from typing import Any, Literal, TypeAlias
 
 from dask_image_ingest.arguments import number_of_bytes, shown
 from dask_image_ingest.dataset.schema.image_columns import ImageMember
-from dask_image_ingest.decode import Decoding
+from dask_image_ingest.decode import DecodeSpec
 from dask_image_ingest.errors import ArgumentError
 from dask_image_ingest.frames import Backend, BackendName, get_backend
 from dask_image_ingest.tar import LARGEST_VALUE, MAX_MEMBER_BYTES
@@ -41,7 +41,7 @@ class ReadOptions:
     """
 
     image_extensions: tuple[str, ...]
-    decoding: Decoding
+    decoding: DecodeSpec
     errors: ErrorPolicy = "null"
     shard_errors: ShardErrorPolicy = "raise"
     backend: BackendName = "pandas"

@@ -46,7 +46,7 @@ from dask_image_ingest.dataset.schema.sidecar_columns import (
     sidecar_columns,
     with_sidecars,
 )
-from dask_image_ingest.decode import MAX_PIXELS, Decoding, Mode, make_decoding
+from dask_image_ingest.decode import MAX_PIXELS, DecodeSpec, Mode, make_decode_spec
 from dask_image_ingest.errors import ArgumentError
 from dask_image_ingest.frames import choose_backend, get_backend, gpus
 from dask_image_ingest.image_frame import ImageDataFrame
@@ -257,7 +257,7 @@ def read_webdataset_images(
         images,
         {"size": size, "resize": resize, "mode": mode, "transform": transform},
         functools.partial(
-            make_decoding,
+            make_decode_spec,
             device=backend_.device,
             max_pixels=max_pixels,
             scaled_decode=scaled_decode,
@@ -348,7 +348,7 @@ def _decoded(dataset: Dataset, columns: list[str] | None, filters: Filters | Non
     return frame if frame.columns == wanted else frame[wanted]
 
 
-def refuse_decoding(decoding: Decoding, errors: ErrorPolicy) -> None:
+def refuse_decoding(decoding: DecodeSpec, errors: ErrorPolicy) -> None:
     """Refuse options of a decode that is not made."""
     given = {
         "size": decoding.size is not None,

@@ -28,10 +28,10 @@ from dask_image_ingest.decode.formats.stored import printable
 from dask_image_ingest.decode.options import (
     LARGEST_SIZE,
     MAX_PIXELS,
-    Decoding,
+    DecodeSpec,
     ImageShape,
     Mode,
-    make_decoding,
+    make_decode_spec,
 )
 from dask_image_ingest.decode.resize import ResizedImage
 from dask_image_ingest.decode.resources import decode_pool, decode_threads
@@ -43,7 +43,7 @@ __all__ = [
     "SWAPPED",
     "VALUE_TYPES",
     "CrashJournal",
-    "Decoding",
+    "DecodeSpec",
     "Header",
     "ImageShape",
     "Mode",
@@ -60,7 +60,7 @@ __all__ = [
     "from_bytes",
     "header_of",
     "is_baseline_jpeg",
-    "make_decoding",
+    "make_decode_spec",
     "measure",
     "pixels_of",
     "printable",

@@ -18,7 +18,7 @@ from dask_image_ingest.decode.gpu import (
     first_batch,
     raise_gpu_failure,
 )
-from dask_image_ingest.decode.options import Decoding
+from dask_image_ingest.decode.options import DecodeSpec
 from dask_image_ingest.decode.resources import decode_threads, keep_freed_memory
 from dask_image_ingest.errors import MissingDependencyError
 
@@ -118,7 +118,7 @@ Input = Literal["encoded", "suspect", "pixels"]
 
 _INPUT = "images"
 
-_CULPRIT = re.compile(r"Failed to decode sample #(\d+)")
+_FAILED_SAMPLE = re.compile(r"Failed to decode sample #(\d+)")
 
 
 class Refused(NamedTuple):
@@ -127,7 +127,7 @@ class Refused(NamedTuple):
     failed_index: int | None
 
 
-class Decoder:
+class DaliDecoder:
     """A DALI pipeline that is kept between partitions, for one caller at a time.
 
     Parameters
@@ -140,7 +140,7 @@ class Decoder:
         a GPU and get the same resize.
     """
 
-    def __init__(self, decoding: Decoding, source: Input) -> None:
+    def __init__(self, decoding: DecodeSpec, source: Input) -> None:
         self._decoding = decoding
         self._source = source
         # One on a GPU has states of the decoder for each thread, and its first batch behind it.
@@ -197,12 +197,12 @@ class Decoder:
             # Arrays are no bad images: it is the resize that has failed.
             if self._source == "pixels":
                 raise
-            named = _CULPRIT.search(str(error))
+            named = _FAILED_SAMPLE.search(str(error))
             return Refused(int(named[1]) if named else None)
 
     def _is_bad_image(self, error: str) -> bool:
         """True if DALI names the image it could not decode, which leaves no other one pending."""
-        return bool(_CULPRIT.search(error)) and self._source != "pixels"
+        return bool(_FAILED_SAMPLE.search(error)) and self._source != "pixels"
 
     def _build(self) -> Any:
         fn, types, _ = dali()
@@ -275,7 +275,7 @@ def parses(data: Any) -> bool:
         return False
 
 
-def resized(images: Any, options: Decoding) -> Any:
+def resized(images: Any, options: DecodeSpec) -> Any:
     """DALI's operators for a size, for a GPU; on a CPU `ResizedImage` is ten times as fast."""
     fn, types, _ = dali()
     # Linear with antialiasing is the triangular filter where an image shrinks, as in Pillow.

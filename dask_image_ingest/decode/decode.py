@@ -12,10 +12,10 @@ import numpy as np
 
 from dask_image_ingest.decode.buffers import Origin, PixelBuffer, Pixels, unknown
 from dask_image_ingest.decode.crash_guard import crash_log, crashed, decode_guarded
-from dask_image_ingest.decode.dali import Decoder, Refused
-from dask_image_ingest.decode.decoders import Decoders, decoders_for
+from dask_image_ingest.decode.dali import DaliDecoder, Refused
+from dask_image_ingest.decode.decoders import DecoderSet, decoders_for
 from dask_image_ingest.decode.formats import BadImage, Header
-from dask_image_ingest.decode.options import Decoding
+from dask_image_ingest.decode.options import DecodeSpec
 from dask_image_ingest.decode.planner import Batch, Schedule
 from dask_image_ingest.decode.resize import ResizedImage
 from dask_image_ingest.decode.resources import decode_pool
@@ -26,7 +26,7 @@ from dask_image_ingest.progress_bar import count_images
 def decode(
     headers: Sequence[Header],
     image_bytes: Callable[[int], Any],
-    decoding: Decoding,
+    decoding: DecodeSpec,
     buffer: PixelBuffer,
     origin: Callable[[int], Origin] = unknown,
     meanwhile: Callable[[], Any] | None = None,
@@ -71,7 +71,7 @@ def decode(
     return pixels
 
 
-def _name(decoding: Decoding, count: int, origin: Callable[[int], Origin]) -> str:
+def _name(decoding: DecodeSpec, count: int, origin: Callable[[int], Origin]) -> str:
     """Name of a partition among those of the same options."""
     ends = repr([origin(row) for row in (0, count - 1)]) if count else ""
     return f"{decoding.token}-{zlib.crc32(ends.encode()):08x}-{count}"
@@ -95,7 +95,7 @@ def _without_crashers(
 def decode_in_batches(
     headers: Sequence[Header],
     image_bytes: Callable[[int], Any],
-    decoding: Decoding,
+    decoding: DecodeSpec,
     buffer: PixelBuffer,
     origin: Callable[[int], Origin] = unknown,
     meanwhile: Callable[[], Any] | None = None,
@@ -134,7 +134,7 @@ def decode_in_batches(
 
 
 def _decoded(
-    schedule: Schedule, scaled: ScaledDecoder | None, dali: Decoders
+    schedule: Schedule, scaled: ScaledDecoder | None, dali: DecoderSet
 ) -> Iterator[tuple[Batch, Any]]:
     """Each batch of the schedule with what DALI makes of it: None for an image that it refuses."""
     first = scaled or dali.encoded
@@ -153,8 +153,8 @@ def _pictures(
     schedule: Schedule,
     headers: Sequence[Header],
     errors: list[str | None],
-    decoding: Decoding,
-    dali: Decoders,
+    decoding: DecodeSpec,
+    dali: DecoderSet,
 ) -> tuple[list[int], Any]:
     """The rows of a batch that have an image, and these: DALI's and Pillow's.
 
@@ -194,7 +194,7 @@ def _rows_without_image(rows: list[int], images: Any) -> list[int]:
 
 
 def _from_pillow(
-    batch: Batch, errors: list[str | None], decoding: Decoding, dali: Decoders
+    batch: Batch, errors: list[str | None], decoding: DecodeSpec, dali: DecoderSet
 ) -> dict[int, Any]:
     """Pillow's images of a batch; on a GPU in the requested shape."""
     arrays: dict[int, np.ndarray] = {}
@@ -213,12 +213,12 @@ def _from_pillow(
     return dict(zip(arrays, images, strict=True))
 
 
-def _fits(shape: Sequence[int], header: Header, decoding: Decoding) -> bool:
+def _fits(shape: Sequence[int], header: Header, decoding: DecodeSpec) -> bool:
     # Where readers take a damaged header in two ways, Pillow's is the one that counts.
     return not decoding.decoded_in_full or tuple(shape[:2]) == (header.height, header.width)
 
 
-def _resized(images: Any, decoding: Decoding) -> list[ResizedImage]:
+def _resized(images: Any, decoding: DecodeSpec) -> list[ResizedImage]:
     """The images of a batch, to be resized by whoever takes them."""
     assert decoding.size is not None
     return [
@@ -239,7 +239,7 @@ def _in_memory(images: Any) -> Any:
 
 
 def decode_in_parts(
-    images: list[np.ndarray], failed_index: int | None, suspect: Decoder
+    images: list[np.ndarray], failed_index: int | None, suspect: DaliDecoder
 ) -> list[Any]:
     """Decode a batch that was refused in smaller parts; None for what DALI can't decode."""
     if failed_index is None or failed_index >= len(images):

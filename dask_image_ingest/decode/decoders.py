@@ -11,9 +11,9 @@ from typing import Any
 import numpy as np
 
 from dask_image_ingest.decode.buffers import PixelBuffer
-from dask_image_ingest.decode.dali import Decoder, parses
+from dask_image_ingest.decode.dali import DaliDecoder, parses
 from dask_image_ingest.decode.gpu import current_device
-from dask_image_ingest.decode.options import Decoding
+from dask_image_ingest.decode.options import DecodeSpec
 from dask_image_ingest.decode.resize import ResizedImage
 from dask_image_ingest.decode.transform import Transform
 
@@ -21,7 +21,7 @@ from dask_image_ingest.decode.transform import Transform
 _KEPT = 3
 
 
-class Decoders:
+class DecoderSet:
     """Decoders of one set of options in this process, for one thread at a time.
 
     Use a decoder inside ``with decoders.lock``, in no generator: a traceback that somebody keeps
@@ -32,17 +32,17 @@ class Decoders:
     ----------
     lock : threading.RLock
         A pipeline can't be fed from two threads, and dask may run several tasks in one process.
-    encoded, suspect, pixels : Decoder
+    encoded, suspect, pixels : DaliDecoder
         Of these sources.
     transform : Transform or None
         What comes after each of them.
     """
 
-    def __init__(self, decoding: Decoding) -> None:
+    def __init__(self, decoding: DecodeSpec) -> None:
         self.lock = threading.RLock()
-        self.encoded = Decoder(decoding, "encoded")
-        self.suspect = Decoder(decoding, "suspect")
-        self.pixels = Decoder(decoding, "pixels")
+        self.encoded = DaliDecoder(decoding, "encoded")
+        self.suspect = DaliDecoder(decoding, "suspect")
+        self.pixels = DaliDecoder(decoding, "pixels")
         self.transform = None if decoding.transform is None else Transform(decoding)
 
     def clear(self) -> None:
@@ -59,29 +59,29 @@ class Decoders:
         """Bring arrays to the size that was asked for: a tensor list."""
         return self._alone(self.pixels, arrays)
 
-    def _alone(self, decoder: Decoder, batch: list[np.ndarray]) -> Any:
+    def _alone(self, decoder: DaliDecoder, batch: list[np.ndarray]) -> Any:
         with self.lock:
             decoder.clear()
             (images,) = decoder.run([batch])
             return images
 
 
-def decode_one(encoded: np.ndarray, decoding: Decoding) -> Any:
+def decode_one(encoded: np.ndarray, decoding: DecodeSpec) -> Any:
     """Decode one image by itself, which DALI is sure to take: a tensor list."""
     parses(encoded)
     return decoders_for(decoding).decode_alone([encoded])
 
 
-def decoders_for(decoding: Decoding) -> Decoders:
+def decoders_for(decoding: DecodeSpec) -> DecoderSet:
     """The decoders of this process for these options."""
     device = current_device() if decoding.device == "gpu" else None
     return _decoders(decoding, os.getpid(), device)
 
 
 @functools.lru_cache(maxsize=_KEPT)
-def _decoders(decoding: Decoding, process: int, device: int | None) -> Decoders:
+def _decoders(decoding: DecodeSpec, process: int, device: int | None) -> DecoderSet:
     # A fork of this process has none of the threads of its pipelines; another GPU has none of them.
-    return Decoders(decoding)
+    return DecoderSet(decoding)
 
 
 # DALI has a copy of each image that it is to resize.
@@ -89,7 +89,7 @@ _BATCH_SIZE = 64
 
 
 def resize_arrays(
-    arrays: Sequence[np.ndarray], decoding: Decoding, buffer: PixelBuffer
+    arrays: Sequence[np.ndarray], decoding: DecodeSpec, buffer: PixelBuffer
 ) -> np.ndarray:
     """Resize images, in order.
 
@@ -107,7 +107,7 @@ def resize_arrays(
 
 
 def _by_threads(
-    arrays: Sequence[np.ndarray], decoding: Decoding
+    arrays: Sequence[np.ndarray], decoding: DecodeSpec
 ) -> Iterator[tuple[list[ResizedImage], list[tuple[int, ...]]]]:
     assert decoding.size is not None
     images = [
@@ -118,7 +118,7 @@ def _by_threads(
         yield images, [image.shape for image in images]
 
 
-def _by_dali(arrays: Sequence[np.ndarray], decoding: Decoding) -> Iterator[tuple[Any, Any]]:
+def _by_dali(arrays: Sequence[np.ndarray], decoding: DecodeSpec) -> Iterator[tuple[Any, Any]]:
     dali = decoders_for(decoding)
     for start in range(0, len(arrays), _BATCH_SIZE):
         images = dali.resize(list(arrays[start : start + _BATCH_SIZE]))

@@ -14,7 +14,7 @@ import numpy as np
 from PIL import Image
 
 from dask_image_ingest.decode.formats import Header
-from dask_image_ingest.decode.options import Decoding
+from dask_image_ingest.decode.options import DecodeSpec
 
 # Decoded bytes of a batch at most: a GPU wants more work at once than a CPU.
 _MOST_BYTES = 2**30
@@ -57,7 +57,7 @@ def batch_bytes(device: int) -> int:
     return min(_MOST_BYTES, int(total * _SHARE))
 
 
-def decoder_options(decoding: Decoding) -> dict[str, Any]:
+def decoder_options(decoding: DecodeSpec) -> dict[str, Any]:
     """Options of DALI's decoder that a CPU has none of."""
     # Without it the GPU's chroma upsampling is not the CPU's.
     options: dict[str, Any] = {"jpeg_fancy_upsampling": True}
@@ -65,7 +65,7 @@ def decoder_options(decoding: Decoding) -> dict[str, Any]:
     return options if load is None else options | {"hw_decoder_load": load}
 
 
-def first_batch(decoding: Decoding, size: int) -> list[np.ndarray]:
+def first_batch(decoding: DecodeSpec, size: int) -> list[np.ndarray]:
     """Tiny JPEGs for a new pipeline: ``size``, or as many as fit once they are resized.
 
     How many images of each batch the hardware's JPEG engines get at most is settled by the first
@@ -79,7 +79,7 @@ def first_batch(decoding: Decoding, size: int) -> list[np.ndarray]:
     return [np.frombuffer(file.getvalue(), np.uint8)] * min(size, max(1, fitting))
 
 
-def raise_gpu_failure(error: RuntimeError, decoding: Decoding) -> None:
+def raise_gpu_failure(error: RuntimeError, decoding: DecodeSpec) -> None:
     """Raise an error of DALI that is the GPU's own, for which no image is to blame."""
     if decoding.device == "gpu" and is_gpu_failure(str(error)):
         error.add_note(_NOTE)

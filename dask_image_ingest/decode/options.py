@@ -13,7 +13,7 @@ from dask.base import tokenize
 
 from dask_image_ingest.arguments import check_choice, check_flag, is_whole, shown, whole_number
 from dask_image_ingest.decode.formats import Header
-from dask_image_ingest.decode.resize import fit
+from dask_image_ingest.decode.resize import resize_geometry
 from dask_image_ingest.errors import ArgumentError
 from dask_image_ingest.user_functions import code_digests, token_of
 
@@ -46,7 +46,7 @@ ImageShape = tuple[int | None, int | None, int | None]
 
 
 @dataclass(frozen=True, eq=False)
-class Decoding:
+class DecodeSpec:
     """Decode options; equal ones share one DALI pipeline in a process.
 
     ``size`` is (height, width) for the resizes ``stretch``, ``crop`` and ``pad``, and (edge,) for
@@ -84,7 +84,7 @@ class Decoding:
 
     # A transform comes out of every task's pickle as another object: only its token is the same.
     def __eq__(self, other: object) -> bool:
-        return isinstance(other, Decoding) and self.token == other.token
+        return isinstance(other, DecodeSpec) and self.token == other.token
 
     def __hash__(self) -> int:
         return hash(self.token)
@@ -126,7 +126,7 @@ class Decoding:
         """True if the decoder gives images as large as their headers say."""
         return self.size is None or (self.resized_here and not self.scaled)
 
-    def judged(self, header: Header) -> Header:
+    def validated(self, header: Header) -> Header:
         """The header of an image, with its error where it is too large once it is resized.
 
         Only the shorter edge being given, the other one is as long as the image's shape has it.
@@ -135,7 +135,7 @@ class Decoding:
             return header
         if self.size is None or self.resize != "shorter":
             return header
-        height, width = fit(header.height, header.width, self.size, self.resize).shape
+        height, width = resize_geometry(header.height, header.width, self.size, self.resize).shape
         limit, held = self.max_pixels, LARGEST_IMAGE // self.channels
         if height * width <= min(limit, held):
             return header
@@ -152,7 +152,7 @@ class Decoding:
             return 0
         height, width = header.height, header.width
         if self.size is not None and height and width:
-            height, width = fit(height, width, self.size, self.resize).shape
+            height, width = resize_geometry(height, width, self.size, self.resize).shape
         return height * width * self.bytes_per_pixel(header)
 
     def bytes_per_pixel(self, header: Header) -> int:
@@ -162,7 +162,7 @@ class Decoding:
         return (header.channels or 1) * _RAW_BYTES.get(header.format or "", 4)
 
 
-def make_decoding(
+def make_decode_spec(
     *,
     device: Device,
     size: int | tuple[int, int] | None,
@@ -171,7 +171,7 @@ def make_decoding(
     transform: Callable[..., Any] | None,
     max_pixels: int | None,
     scaled_decode: bool = False,
-) -> Decoding:
+) -> DecodeSpec:
     """Check a user's arguments and bring them together.
 
     Raises
@@ -207,7 +207,7 @@ def make_decoding(
         limit = min(limit, whole_number("max_pixels", max_pixels, 1, advice))
     load = _hw_load() if device == "gpu" else None
     made = _size(size, resize)
-    return Decoding(device, made, resize, mode, transform, limit, scaled_decode, load)
+    return DecodeSpec(device, made, resize, mode, transform, limit, scaled_decode, load)
 
 
 def _hw_load() -> float | None:

@@ -13,7 +13,7 @@ import numpy as np
 from dask_image_ingest.decode.dali import BATCH_SIZE, parses
 from dask_image_ingest.decode.formats import Header, is_valid
 from dask_image_ingest.decode.gpu import batch_bytes, current_device
-from dask_image_ingest.decode.options import Decoding
+from dask_image_ingest.decode.options import DecodeSpec
 from dask_image_ingest.decode.pillow import decode_with_pillow
 from dask_image_ingest.decode.resources import decode_pool, decode_threads
 
@@ -63,7 +63,7 @@ class Schedule:
     """The batches of a partition, in the order of its rows; each is made when it is asked for."""
 
     def __init__(
-        self, headers: Sequence[Header], image_bytes: Callable[[int], Any], decoding: Decoding
+        self, headers: Sequence[Header], image_bytes: Callable[[int], Any], decoding: DecodeSpec
     ) -> None:
         self._headers = headers
         self._image_bytes = image_bytes

@@ -22,7 +22,7 @@ from cykooz_resizer import (
 )
 
 
-class Fit(NamedTuple):
+class ResizeGeometry(NamedTuple):
     """Geometry of a resize: the scaled image and the part of it that is kept.
 
     Attributes
@@ -41,20 +41,20 @@ class Fit(NamedTuple):
     start: tuple[int, int]
 
 
-def fit(height: int, width: int, size: tuple[int, ...], resize: str) -> Fit:
-    """Fit an image of this height and width, to the pixel as DALI does on a GPU.
+def resize_geometry(height: int, width: int, size: tuple[int, ...], resize: str) -> ResizeGeometry:
+    """Geometry of an image of this height and width, to the pixel as DALI does on a GPU.
 
-    ``size`` and ``resize`` are those of a `Decoding`.
+    ``size`` and ``resize`` are those of a `DecodeSpec`.
     """
     if resize == "stretch":
-        return Fit((size[0], size[1]), (size[0], size[1]), (0, 0))
+        return ResizeGeometry((size[0], size[1]), (size[0], size[1]), (0, 0))
     # In DALI's own precision, or the last pixel would be another one time in 10,000.
     scale = _scale(np.float32(height), np.float32(width), size, resize)
     whole = _times(height, scale), _times(width, scale)
     if resize in ("shorter", "longer"):
-        return Fit(whole, whole, (0, 0))
+        return ResizeGeometry(whole, whole, (0, 0))
     before = [_half(have - want) for have, want in zip(whole, size, strict=True)]
-    return Fit(whole, (size[0], size[1]), (before[0], before[1]))
+    return ResizeGeometry(whole, (size[0], size[1]), (before[0], before[1]))
 
 
 def _scale(height: np.float32, width: np.float32, size: tuple[int, ...], resize: str) -> np.float32:
@@ -106,7 +106,7 @@ class ResizedImage:
     image : array of uint8, shape (height, width, channels)
         NumPy, or what NumPy can look at without a copy.
     size, resize
-        As a `Decoding` has them.
+        As a `DecodeSpec` has them.
     extent
         Of a picture that was decoded at a reduced scale.
     full : (int, int)
@@ -129,9 +129,9 @@ class ResizedImage:
         height, width, channels = self._image.shape
         self._extent = extent or Extent(0, 0, height, width)
         full = full or (height, width)
-        self._fit = fit(full[0], full[1], size, resize)
+        self._geometry = resize_geometry(full[0], full[1], size, resize)
         self._nearest = nearest
-        self.shape = (*self._fit.shape, channels)
+        self.shape = (*self._geometry.shape, channels)
 
     @property
     def nbytes(self) -> int:
@@ -146,7 +146,7 @@ class ResizedImage:
     def write(self, room: np.ndarray) -> None:
         """Write the pixels to a flat array of their number."""
         made = room.reshape(self.shape)
-        whole, start = self._fit.whole, self._fit.start
+        whole, start = self._geometry.whole, self._fit.start
         inner = tuple(
             slice(max(0, -begin), max(0, -begin) + min(have, want))
             for begin, have, want in zip(start, whole, self.shape, strict=False)

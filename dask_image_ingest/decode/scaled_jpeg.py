@@ -16,11 +16,11 @@ from typing import Any
 import numpy as np
 
 from dask_image_ingest.decode.dali import Refused
-from dask_image_ingest.decode.decoders import Decoders
+from dask_image_ingest.decode.decoders import DecoderSet
 from dask_image_ingest.decode.formats import SWAPPED, BadImage, Header, measure
-from dask_image_ingest.decode.options import Decoding
+from dask_image_ingest.decode.options import DecodeSpec
 from dask_image_ingest.decode.pillow import decode_reduced, upright
-from dask_image_ingest.decode.resize import Extent, ResizedImage, fit
+from dask_image_ingest.decode.resize import Extent, ResizedImage, resize_geometry
 from dask_image_ingest.decode.resources import decode_pool
 
 # Of the scales that libjpeg-turbo has, those that cost less than a whole picture does.
@@ -35,9 +35,9 @@ _UPSIDE_DOWN, _MIRRORED = (3, 4, 7, 8), (2, 3, 6, 7)
 
 
 class ScaledDecoder:
-    """Stands in for a `Decoder` of encoded images."""
+    """Stands in for a `DaliDecoder` of encoded images."""
 
-    def __init__(self, decoding: Decoding, dali: Decoders) -> None:
+    def __init__(self, decoding: DecodeSpec, dali: DecoderSet) -> None:
         self._decoding = decoding
         self._dali = dali
 
@@ -93,15 +93,15 @@ class ScaledDecoder:
         return ResizedImage(picture, self._decoding.size, self._decoding.resize, extent, full)
 
 
-def reduction(height: int, width: int, decoding: Decoding) -> int:
+def reduction(height: int, width: int, decoding: DecodeSpec) -> int:
     """Factor by which a JPEG of this shape, upright, may be reduced as it is decoded."""
     assert decoding.size is not None
-    wanted = fit(height, width, decoding.size, decoding.resize).whole
+    wanted = resize_geometry(height, width, decoding.size, decoding.resize).whole
     least = min(height / wanted[0], width / wanted[1]) / _MARGIN
     return next((factor for factor in _FACTORS if factor <= least), 1)
 
 
-def any_reduced(headers: Iterable[Header], decoding: Decoding) -> bool:
+def any_reduced(headers: Iterable[Header], decoding: DecodeSpec) -> bool:
     """True if any image is to be decoded at a reduced scale."""
     return any(
         header.format == "jpeg"

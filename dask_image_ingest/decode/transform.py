@@ -20,7 +20,7 @@ from PIL import Image
 from dask_image_ingest.decode.buffers import Origin
 from dask_image_ingest.decode.dali import BATCH_SIZE, BatchPipeline, dali, new_pipeline
 from dask_image_ingest.decode.gpu import raise_gpu_failure
-from dask_image_ingest.decode.options import Decoding
+from dask_image_ingest.decode.options import DecodeSpec
 from dask_image_ingest.decode.random_state import (
     state_from,
     state_name,
@@ -62,7 +62,7 @@ class Transform:
     threads together as decode: samples that have none beside them are slow to transform one by one.
     """
 
-    def __init__(self, decoding: Decoding) -> None:
+    def __init__(self, decoding: DecodeSpec) -> None:
         assert decoding.transform is not None
         refuse_other_code("transform=", decoding.transform, decoding.transform_code)
         self._decoding = decoding
@@ -141,7 +141,7 @@ class Transform:
 class _TransformPipeline:
     """One pipeline of a transform, for one thread at a time."""
 
-    def __init__(self, decoding: Decoding, threads: int) -> None:
+    def __init__(self, decoding: DecodeSpec, threads: int) -> None:
         self._decoding = decoding
         self._threads = threads
         self._pipeline = BatchPipeline(self._build)

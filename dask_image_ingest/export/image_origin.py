@@ -20,7 +20,7 @@ from dask_image_ingest.dataset import (
     references_of,
     value_sources,
 )
-from dask_image_ingest.decode import Decoding, Mode
+from dask_image_ingest.decode import DecodeSpec, Mode
 from dask_image_ingest.export.query import operation_name
 from dask_image_ingest.frames import backend_of
 
@@ -158,7 +158,7 @@ def _sources(expr: Any, columns: tuple[Any, ...]) -> Iterator[tuple[Any, tuple[A
             yield source, names
 
 
-def _changed_by(decode: Decode, decoding: Decoding) -> str | None:
+def _changed_by(decode: Decode, decoding: DecodeSpec) -> str | None:
     """The name of a decode whose options give other pixels than the stored ones; None if none."""
     options = [
         *["size="] * (decoding.size is not None),

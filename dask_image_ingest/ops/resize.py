@@ -9,7 +9,7 @@ import numpy as np
 import pyarrow as pa
 from PIL import Image
 
-from dask_image_ingest.decode import Decoding, Header, Pixels, make_decoding, resize_arrays
+from dask_image_ingest.decode import DecodeSpec, Header, Pixels, make_decode_spec, resize_arrays
 from dask_image_ingest.errors import ArgumentError
 from dask_image_ingest.frames import as_uint8, backend_of
 
@@ -32,7 +32,7 @@ def small_images(
     backend = backend_of(frame)
     arrays = backend.arrays(frame[image])
     nearest = not smooth and all(array is None or array.shape[2] == 1 for array in arrays)
-    decoding = make_decoding(
+    decoding = make_decode_spec(
         device=backend.device,
         size=size,
         resize=resize,
@@ -51,11 +51,11 @@ def small_images(
     return _with_errors(frame, errors, too_large) if too_large else frame
 
 
-def _error(array: Any, decoding: Decoding) -> str | None:
+def _error(array: Any, decoding: DecodeSpec) -> str | None:
     if array is None:
         return "missing"
     height, width, channels = array.shape
-    return decoding.judged(Header(None, height, width, channels, None, False)).error
+    return decoding.validated(Header(None, height, width, channels, None, False)).error
 
 
 def _with_errors(frame: Any, errors: list[str | None], rows: list[int]) -> Any:

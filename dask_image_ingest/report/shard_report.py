@@ -18,7 +18,7 @@ from dask_image_ingest.dataset import (
 )
 from dask_image_ingest.decode import (
     MAX_PIXELS,
-    Decoding,
+    DecodeSpec,
     Mode,
     decode,
     is_baseline_jpeg,
@@ -35,7 +35,7 @@ NAMED = 3
 IMAGE = "image"
 
 # What an image beside that of its sample is checked as: whatever can be stored is fine.
-_AS_STORED = Decoding(max_pixels=MAX_PIXELS, mode="raw")
+_AS_STORED = DecodeSpec(max_pixels=MAX_PIXELS, mode="raw")
 
 
 @dataclass(slots=True)
@@ -130,7 +130,7 @@ def look_at_shard(
         If ``image`` is no extension.
     """
     extensions = parse_image_extensions(image or IMAGE_EXTENSIONS)
-    options = ReadOptions(extensions, Decoding(max_pixels=MAX_PIXELS, mode=mode))
+    options = ReadOptions(extensions, DecodeSpec(max_pixels=MAX_PIXELS, mode=mode))
     try:
         with open_shard(url, storage_options) as content:
             index = index_tar(content, url)
@@ -165,7 +165,7 @@ def _of_index(url: str, index: ShardIndex, rows: SampleRows) -> ShardReport:
 
 def _other_images(
     index: ShardIndex, rows: SampleRows, extensions: tuple[str, ...]
-) -> Iterator[tuple[str, Decoding, SampleRows]]:
+) -> Iterator[tuple[str, DecodeSpec, SampleRows]]:
     """Members with an image's suffix that are not their sample's image, kind by kind."""
     suffixes = frozenset(parse_image_extensions(IMAGE_EXTENSIONS))
     for kind in index.not_preferred(extensions):
@@ -177,7 +177,7 @@ def _other_images(
             yield kind, _AS_STORED, some.of(ImageMember(kind, (kind,), _AS_STORED))
 
 
-def _decode(report: ShardReport, kind: str, decoding: Decoding, rows: SampleRows) -> None:
+def _decode(report: ShardReport, kind: str, decoding: DecodeSpec, rows: SampleRows) -> None:
     pixels = decode(rows.headers, rows.image_bytes, decoding, NoPixels(), rows.origin)
     suffix = "" if kind == IMAGE else f".{kind}"
     for key, error in zip(rows.keys, pixels.errors, strict=True):

@@ -20,7 +20,7 @@ from dask_image_ingest.dataset import (
     point_to_images,
     with_pointed,
 )
-from dask_image_ingest.decode import MAX_PIXELS, Decoding, make_decoding
+from dask_image_ingest.decode import MAX_PIXELS, DecodeSpec, make_decode_spec
 from dask_image_ingest.frames import backend_of, image_columns, pandas_type
 
 #: The columns by which images are found; those that no place tells, by their key.
@@ -133,8 +133,8 @@ def at_size(
     return [small] if mask is None else [small, replace(images[mask], error=None)]
 
 
-def _decoding(max_pixels: int | None, longer: int | None = None) -> Decoding:
-    return make_decoding(
+def _decoding(max_pixels: int | None, longer: int | None = None) -> DecodeSpec:
+    return make_decode_spec(
         device="cpu",
         size=longer,
         resize="stretch" if longer is None else "longer",

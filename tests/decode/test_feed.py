@@ -7,11 +7,11 @@ import numpy as np
 import pytest
 from corpus import images
 
-from dask_image_ingest.decode import Decoding
+from dask_image_ingest.decode import DecodeSpec
 
 pytest.importorskip("nvidia.dali", reason="nothing is decoded without DALI")
 
-from dask_image_ingest.decode.dali import Decoder, tensor_list
+from dask_image_ingest.decode.dali import DaliDecoder, tensor_list
 
 JPEGS = [images()[name] for name in ("jpeg-444", "jpeg-420", "jpeg-grey", "jpeg-progressive")]
 
@@ -41,7 +41,7 @@ def test_a_tensor_list_keeps_the_files_alive_and_shares_their_memory():
 def test_files_are_let_go_of_when_they_are_decoded():
     given = arrays()
     alive = [weakref.ref(array) for array in given]
-    decoder = Decoder(Decoding(), "encoded")
+    decoder = DaliDecoder(DecodeSpec(), "encoded")
     list(decoder.run([given[:2], given[2:]]))
     del given
     gc.collect()

@@ -10,10 +10,10 @@ from synthetic import encode, photograph
 
 import dask_image_ingest as dii
 from dask_image_ingest.decode import planner
-from dask_image_ingest.decode.dali import BATCH_SIZE, Decoder, Refused
+from dask_image_ingest.decode.dali import BATCH_SIZE, DaliDecoder, Refused
 from dask_image_ingest.decode.formats.header import Header
 from dask_image_ingest.decode.gpu import is_gpu_failure
-from dask_image_ingest.decode.options import Decoding, make_decoding
+from dask_image_ingest.decode.options import DecodeSpec, make_decode_spec
 
 PHOTO = np.frombuffer(encode(photograph(40, 50)), np.uint8)
 
@@ -41,19 +41,19 @@ BAD_IMAGES = [
 
 @pytest.mark.parametrize("source", ["encoded", "suspect"])
 def test_the_first_batch_that_a_pipeline_sees_is_a_full_one(monkeypatch, source):
-    (pipeline,) = decoded_by(monkeypatch, Decoding(device="gpu"), source)
+    (pipeline,) = decoded_by(monkeypatch, DecodeSpec(device="gpu"), source)
     assert [len(batch) for batch in pipeline.fed] == [BATCH_SIZE, 1]
 
 
 def test_it_is_no_larger_than_what_fits_the_gpu(monkeypatch):
-    (pipeline,) = decoded_by(monkeypatch, Decoding(device="gpu", size=(4096, 4096)), "encoded")
+    (pipeline,) = decoded_by(monkeypatch, DecodeSpec(device="gpu", size=(4096, 4096)), "encoded")
     assert len(pipeline.fed[0]) == 2**30 // (3 * 4096**2) == 21
 
 
 def decoded_by(monkeypatch, decoding, source):
     """The pipelines that decode a photograph."""
     made = played_dali.play(monkeypatch, room=2**30)
-    (images,) = Decoder(decoding, source).run([[PHOTO]])
+    (images,) = DaliDecoder(decoding, source).run([[PHOTO]])
     assert images == [PHOTO.tobytes()], "what came out is what was asked for"
     return made
 
@@ -66,7 +66,7 @@ def test_batches_of_large_images_fit_the_gpu_whatever_the_threads(
     played_dali.play(monkeypatch, room=room)
     headers = [Header("jpeg", 3000, 4000, 3, None, False)] * 40  # 36 MB each
     with dask.config.set({"image-ingest.decode-threads": threads}):
-        batches = list(planner.Schedule(headers, lambda row: PHOTO, Decoding(device="gpu")))
+        batches = list(planner.Schedule(headers, lambda row: PHOTO, DecodeSpec(device="gpu")))
     assert [len(batch.rows) for batch in batches] == [expected] * (40 // expected)
 
 
@@ -76,7 +76,7 @@ def test_the_share_of_the_jpeg_engines_is_that_of_the_configuration_where_it_is_
 ):
     with dask.config.set({"image-ingest.hw-decoder-load": load}):
         decoding = decoding_of(device="gpu")
-        assert decoding_of(device="cpu") == Decoding()
+        assert decoding_of(device="cpu") == DecodeSpec()
     # As a worker has it, where nothing is configured.
     (pipeline,) = decoded_by(monkeypatch, pickle.loads(pickle.dumps(decoding)), "encoded")
     _, options = pipeline.graph
@@ -94,7 +94,7 @@ def test_a_share_that_is_none_is_refused(load):
 
 
 def decoding_of(device):
-    return make_decoding(
+    return make_decode_spec(
         device=device, size=None, resize="stretch", mode="RGB", transform=None, max_pixels=None
     )
 
@@ -106,7 +106,7 @@ def test_an_error_of_the_gpu_is_raised_and_says_what_to_do(monkeypatch, message)
     monkeypatch.setattr(played_dali, "REFUSED", {b"bad": message})
     bad = np.frombuffer(b"bad", np.uint8)
     with pytest.raises(RuntimeError) as raised:
-        list(Decoder(Decoding(device="gpu"), "encoded").run([[PHOTO, bad]]))
+        list(DaliDecoder(DecodeSpec(device="gpu"), "encoded").run([[PHOTO, bad]]))
     assert "device_memory_limit" in raised.value.__notes__[0]
 
 
@@ -115,7 +115,9 @@ def test_a_bad_image_is_no_error_of_the_gpu(monkeypatch, message):
     played_dali.play(monkeypatch)
     monkeypatch.setattr(played_dali, "REFUSED", {b"bad": message})
     bad = np.frombuffer(b"bad", np.uint8)
-    refused, following = Decoder(Decoding(device="gpu"), "encoded").run([[PHOTO, bad], [PHOTO]])
+    refused, following = DaliDecoder(DecodeSpec(device="gpu"), "encoded").run(
+        [[PHOTO, bad], [PHOTO]]
+    )
     assert isinstance(refused, Refused)
     assert following == [PHOTO.tobytes()]
 

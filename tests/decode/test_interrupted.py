@@ -12,7 +12,7 @@ from corpus import save
 from PIL import Image
 
 import dask_image_ingest
-from dask_image_ingest.decode import Decoding, Origin, decode
+from dask_image_ingest.decode import DecodeSpec, Origin, decode
 from dask_image_ingest.decode.formats.header import read_header
 from dask_image_ingest.frames.pandas_backend import HostPixels, PandasBackend
 from dask_image_ingest.frames.pixel_pool import pixel_memory
@@ -37,10 +37,10 @@ def shine(images):
 
 
 OPTIONS = {
-    "plain": Decoding(),
-    "resized": Decoding(size=(16, 16)),
-    "scaled": Decoding(size=(16, 16), scaled=True),
-    "transformed": Decoding(size=(16, 16), transform=shine),
+    "plain": DecodeSpec(),
+    "resized": DecodeSpec(size=(16, 16)),
+    "scaled": DecodeSpec(size=(16, 16), scaled=True),
+    "transformed": DecodeSpec(size=(16, 16), transform=shine),
 }
 
 

@@ -5,8 +5,8 @@ import pytest
 from PIL import Image
 from synthetic import encode, photograph
 
-from dask_image_ingest.decode.dali import Decoder, Refused
-from dask_image_ingest.decode.options import Decoding
+from dask_image_ingest.decode.dali import DaliDecoder, Refused
+from dask_image_ingest.decode.options import DecodeSpec
 
 
 def flat(image):
@@ -23,7 +23,7 @@ def test_the_pipeline_goes_on_with_the_right_pictures_behind_a_bad_image():
     pytest.importorskip("nvidia.dali")
     colours = [(40 * n, 10, 250 - 40 * n) for n in range(6)]
     files = [flat(Image.new("RGB", (16 + n, 24), colour)) for n, colour in enumerate(colours)]
-    decoder = Decoder(Decoding(), "encoded")
+    decoder = DaliDecoder(DecodeSpec(), "encoded")
     list(decoder.run([files]))
     pipeline = decoder._batches._pipeline
     random = np.random.default_rng(0)
@@ -45,7 +45,7 @@ def test_a_file_that_cannot_be_parsed_ends_it():
     """DALI's threads go on with the others of the batch then, in memory that is gone."""
     pytest.importorskip("nvidia.dali")
     good = flat(photograph(20, 30))
-    decoder = Decoder(Decoding(), "suspect")
+    decoder = DaliDecoder(DecodeSpec(), "suspect")
     first, refused, last = decoder.run([[good], [good, np.frombuffer(b"no image", np.uint8)], []])
     assert len(first) == 1
     assert refused == Refused(None)

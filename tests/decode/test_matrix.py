@@ -12,7 +12,7 @@ from corpus import save
 from handmade import png
 from PIL import Image
 
-from dask_image_ingest.decode import make_decoding, read_header
+from dask_image_ingest.decode import make_decode_spec, read_header
 from dask_image_ingest.decode.formats import BadImage
 from dask_image_ingest.decode.pillow import decode_with_pillow
 
@@ -173,7 +173,7 @@ def test_a_jpeg_is_what_pillow_decodes(colours, mode):
 
 
 def test_no_raw_image_takes_more_memory_than_its_header_foretells():
-    decoding = make_decoding(
+    decoding = make_decode_spec(
         device="cpu", size=None, resize="stretch", mode="raw", transform=None, max_pixels=None
     )
     for name, case in cases(0).items():

@@ -7,7 +7,7 @@ from photo_shards import write_tar
 from PIL import Image
 
 import dask_image_ingest as dii
-from dask_image_ingest.decode import Decoding, Origin, decode
+from dask_image_ingest.decode import DecodeSpec, Origin, decode
 from dask_image_ingest.decode.crash_guard import crash_log
 from dask_image_ingest.decode.formats.header import read_header
 from dask_image_ingest.frames.pandas_backend import HostPixels
@@ -99,7 +99,7 @@ def encoded():
 def pictures(encoded, numbers, transform, shard="a.tar", size=SIZE):
     """The pictures of samples of these numbers of a shard, decoded together."""
     headers = [read_header(encoded, 1 << 20)] * len(numbers)
-    decoding = Decoding(size=(size, size), transform=transform)
+    decoding = DecodeSpec(size=(size, size), transform=transform)
     pixels = decode(
         headers,
         lambda row: encoded,

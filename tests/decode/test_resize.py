@@ -10,8 +10,8 @@ from skimage import data
 from witnesses import resized_by_dali, resized_by_pillow
 
 import dask_image_ingest as dii
-from dask_image_ingest.decode import Decoding, ResizedImage, resize
-from dask_image_ingest.decode.resize import fit
+from dask_image_ingest.decode import DecodeSpec, ResizedImage, resize
+from dask_image_ingest.decode.resize import resize_geometry
 
 RESIZES = ("stretch", "crop", "pad", "shorter", "longer")
 
@@ -42,7 +42,7 @@ def draw_image(rng: np.random.Generator, channels: int) -> np.ndarray:
 
 def as_pillow(image: np.ndarray, size: tuple[int, ...], how: str) -> np.ndarray | None:
     """The whole image resized, then cut or padded; None where that is too much for a test."""
-    whole, (height, width), (top, left) = fit(*image.shape[:2], size, how)
+    whole, (height, width), (top, left) = resize_geometry(*image.shape[:2], size, how)
     if whole[0] * whole[1] > 1e6:
         return None
     pixels = resized_by_pillow(image, whole)
@@ -148,9 +148,9 @@ def test_dali_makes_the_same_shapes(how):
         shapes = [(draw(rng, 120), draw(rng, 120)) for _ in range(100)]
         # Halves, where rounding decides.
         shapes += [(2 * size[0] * k, int(rng.integers(1, 60))) for k in (1, 2, 3)]
-        kept = [s for s in shapes if np.prod(fit(*s, size, how).whole) < 10**5]
+        kept = [s for s in shapes if np.prod(resize_geometry(*s, size, how).whole) < 10**5]
         made = resized_by_dali([np.zeros((*s, 1), np.uint8) for s in kept], how, size)
-        assert [m.shape[:2] for m in made] == [fit(*s, size, how).shape for s in kept]
+        assert [m.shape[:2] for m in made] == [resize_geometry(*s, size, how).shape for s in kept]
 
 
 @pytest.mark.slow
@@ -168,9 +168,9 @@ def test_dali_makes_almost_the_same_pixels(how):
 
 
 def test_dali_does_not_resize_on_a_cpu():
-    from dask_image_ingest.decode.decoders import Decoders
+    from dask_image_ingest.decode.decoders import DecoderSet
 
-    decoders = Decoders(Decoding(size=(8, 9)))
+    decoders = DecoderSet(DecodeSpec(size=(8, 9)))
     image = np.frombuffer(save(picture("RGB"), "JPEG"), np.uint8)
     (decoded,) = decoders.decode_alone([image])
     assert tuple(decoded.shape()) == (*picture("RGB").size[::-1], 3)

@@ -129,10 +129,10 @@ def dali_input(content):
 
 
 def new_decoder():
-    from dask_image_ingest.decode.dali import Decoder
-    from dask_image_ingest.decode.options import Decoding
+    from dask_image_ingest.decode.dali import DaliDecoder
+    from dask_image_ingest.decode.options import DecodeSpec
 
-    return Decoder(Decoding(device="gpu"), "encoded")
+    return DaliDecoder(DecodeSpec(device="gpu"), "encoded")
 
 
 def drain(decoder, batches):

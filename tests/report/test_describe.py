@@ -100,7 +100,7 @@ def test_describe_decodes_nothing_unless_asked(good, monkeypatch, capsys):
     def fail(*_, **__):
         raise AssertionError("something was decoded")
 
-    monkeypatch.setattr(dali.Decoder, "run", fail)
+    monkeypatch.setattr(dali.DaliDecoder, "run", fail)
     monkeypatch.setattr(pillow, "decode_with_pillow", fail)
     assert run(capsys, "describe", good)[0] == 0
 

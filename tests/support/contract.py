@@ -17,7 +17,7 @@ from distributed.protocol import deserialize, serialize
 from PIL import Image
 
 from dask_image_ingest.dataset.schema.columns import Component, Schema
-from dask_image_ingest.decode import Decoding, Pixels
+from dask_image_ingest.decode import DecodeSpec, Pixels
 from dask_image_ingest.decode.decoders import decoders_for
 from dask_image_ingest.frames.image_dtype import IMAGE
 
@@ -387,7 +387,7 @@ class BackendContract:
             Image.fromarray(array).save(file, "PNG")
             encoded.append(np.frombuffer(file.getvalue(), np.uint8))
         buffer = backend.pixel_buffer(0)
-        (batch,) = decoders_for(Decoding(device=backend.device)).encoded.run([encoded])
+        (batch,) = decoders_for(DecodeSpec(device=backend.device)).encoded.run([encoded])
         buffer.append(batch)
         buffer.append([arrays[0], batch[1]])
         buffer.append([])

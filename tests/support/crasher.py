@@ -25,14 +25,14 @@ def die(*_):
 
 
 def plant_in_dali(module):
-    schedule = module.Decoder._schedule
+    schedule = module.DaliDecoder._schedule
 
     def bug(self, batch):
         if any({IN_DALI!r} in bytes(memoryview(image)) for image in batch):
             die()
         return schedule(self, batch)
 
-    module.Decoder._schedule = bug
+    module.DaliDecoder._schedule = bug
 
 
 def plant_in_pillow(module):

@@ -7,7 +7,7 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 from dask_image_ingest.dataset.scan.samples import NO_MEMBER
-from dask_image_ingest.decode import Decoding, Header, read_header
+from dask_image_ingest.decode import DecodeSpec, Header, read_header
 from dask_image_ingest.frames import ImageReference
 from dask_image_ingest.storage import (
     ByteReader,
@@ -48,7 +48,7 @@ _NO_KEY = _no_image("the row tells no place of its image; one with its __key__ m
 
 def fetch(
     references: Sequence[ImageReference],
-    decoding: Decoding,
+    decoding: DecodeSpec,
     storage_options: dict[str, Any] | None,
 ) -> tuple[list[Header], list[bytes | memoryview | None]]:
     """Fetch encoded images: what the first bytes of each tell, and its bytes.
@@ -65,7 +65,7 @@ def fetch(
     headers = [
         data
         if isinstance(data, Header)
-        else decoding.judged(read_header(data, decoding.max_pixels))
+        else decoding.validated(read_header(data, decoding.max_pixels))
         for data in found
     ]
     return headers, encoded
@@ -86,7 +86,7 @@ def fetch_encoded(
 
 def fetch_headers(
     references: Sequence[ImageReference],
-    decoding: Decoding,
+    decoding: DecodeSpec,
     storage_options: dict[str, Any] | None,
 ) -> list[Header]:
     """Read the header of each image, and no more of it.
@@ -98,7 +98,7 @@ def fetch_headers(
     """
 
     def header_of(image: Any) -> Header:
-        return decoding.judged(read_header(image, decoding.max_pixels))
+        return decoding.validated(read_header(image, decoding.max_pixels))
 
     def read(content: ByteReader, place: tuple[int, int]) -> Header:
         return header_of(open_member(content, _NOTHING_SPARSE, place))

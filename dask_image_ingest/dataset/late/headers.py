@@ -15,7 +15,7 @@ from dask_image_ingest.dataset.late.decode import (
 from dask_image_ingest.dataset.late.fetch import fetch_headers
 from dask_image_ingest.dataset.late.nodes import Decode
 from dask_image_ingest.dataset.plan.nodes import AppendsColumns, PreservesRows
-from dask_image_ingest.decode import Decoding
+from dask_image_ingest.decode import DecodeSpec
 from dask_image_ingest.frames import ImageReference
 
 #: What a header tells of an image.
@@ -28,7 +28,7 @@ def _read_headers(
     frame: Any,
     image: Any,
     names: tuple[str, ...],
-    decoding: Decoding,
+    decoding: DecodeSpec,
     storage_options: dict[str, Any] | None,
 ) -> Any:
     references = [each or _NO_IMAGE for each in reference_rows(references_of(frame, image))]

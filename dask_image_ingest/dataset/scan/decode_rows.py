@@ -13,7 +13,7 @@ from dask.dataframe.dispatch import concat
 
 from dask_image_ingest.dataset.options import ErrorPolicy
 from dask_image_ingest.dataset.warning import logger
-from dask_image_ingest.decode import Decoding, Header, Origin, PixelBuffer, Pixels, decode
+from dask_image_ingest.decode import DecodeSpec, Header, Origin, PixelBuffer, Pixels, decode
 from dask_image_ingest.errors import ImageDecodeError, PartitionTooLargeError
 from dask_image_ingest.frames import Backend, backend_of
 
@@ -38,7 +38,7 @@ class ImageDecode:
 
     image: Any
     error: Any | None
-    decoding: Decoding
+    decoding: DecodeSpec
     errors: ErrorPolicy = "null"
     storage_options: dict[str, Any] | None = None
     pixels: bool = True
@@ -135,7 +135,7 @@ def decode_rows(
     headers: Sequence[Header],
     image_bytes: Callable[[int], Any],
     origin: Callable[[int], Origin],
-    decoding: Decoding,
+    decoding: DecodeSpec,
     errors: ErrorPolicy,
     backend: Backend,
     *,

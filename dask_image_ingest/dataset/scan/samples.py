@@ -322,7 +322,7 @@ class SampleRows:
         return self._judged(read_header(content, self._decoding.max_pixels), number)
 
     def _judged(self, header: Header, number: int) -> Header:
-        header = self._decoding.judged(header)
+        header = self._decoding.validated(header)
         if header.error is None and (twice := self._index.duplicates.get(number)):
             return header._replace(error=duplicate_error(twice))
         return header

@@ -12,7 +12,7 @@ from dask_image_ingest.dataset.schema.columns import (
     image_field,
     parse_image_extensions,
 )
-from dask_image_ingest.decode import Decoding, Mode
+from dask_image_ingest.decode import DecodeSpec, Mode
 from dask_image_ingest.errors import ArgumentError
 
 
@@ -62,7 +62,7 @@ class ImageMember:
 
     column: str
     extensions: tuple[str, ...]
-    decoding: Decoding
+    decoding: DecodeSpec
 
     def fields(self) -> Iterator[str]:
         """The columns of what is known of each image, as ``height`` and the like are of others."""
@@ -73,8 +73,8 @@ def image_members(
     image: str | Sequence[str],
     images: Mapping[str, str | ImageColumn] | None,
     options: Mapping[str, Any],
-    decoding: Callable[..., Decoding],
-) -> tuple[tuple[str, ...], Decoding, tuple[ImageMember, ...]]:
+    decoding: Callable[..., DecodeSpec],
+) -> tuple[tuple[str, ...], DecodeSpec, tuple[ImageMember, ...]]:
     """The arguments ``image=`` and ``images=``: extensions and decoding of ``image``, the others.
 
     Parameters

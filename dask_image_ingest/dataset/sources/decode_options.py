@@ -13,7 +13,7 @@ from dask_image_ingest.dataset.late.nodes import Decode
 from dask_image_ingest.dataset.options import ErrorPolicy
 from dask_image_ingest.dataset.read import NO_GPU_HERE, refuse_decoding
 from dask_image_ingest.dataset.scan.decode_rows import ImageDecode, kept_by
-from dask_image_ingest.decode import Mode, make_decoding
+from dask_image_ingest.decode import Mode, make_decode_spec
 from dask_image_ingest.frames import Backend, choose_backend, get_backend, gpus
 
 
@@ -44,7 +44,7 @@ def decode_options(
     check_choice("errors", errors, ("null", "raise", "drop"))
     check_storage_options(storage_options)
     check_flag("decode", decode)
-    decoding = make_decoding(
+    decoding = make_decode_spec(
         device=made.device,
         size=size,
         resize=resize,

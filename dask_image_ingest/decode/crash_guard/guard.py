@@ -19,7 +19,7 @@ from distributed.protocol.pickle import dumps
 from dask_image_ingest.decode.buffers import Origin, Pixels
 from dask_image_ingest.decode.crash_guard import crash_log
 from dask_image_ingest.decode.formats import BadImage, Header
-from dask_image_ingest.decode.options import Decoding
+from dask_image_ingest.decode.options import DecodeSpec
 from dask_image_ingest.errors import DaskImageIngestError
 
 # The path first: it may lead to this very package.
@@ -42,7 +42,7 @@ class DecodeSubprocess:
     A context manager; the process ends with it.
     """
 
-    def __init__(self, decoding: Decoding) -> None:
+    def __init__(self, decoding: DecodeSpec) -> None:
         self._decoding = dumps(decoding)
         self._process: subprocess.Popen[bytes] | None = None
 
@@ -115,7 +115,7 @@ class DecodeSubprocess:
 def decode_guarded(
     headers: Sequence[Header],
     image_bytes: Callable[[int], Any],
-    decoding: Decoding,
+    decoding: DecodeSpec,
     buffer: Any,
     origin: Callable[[int], Origin],
 ) -> Pixels:

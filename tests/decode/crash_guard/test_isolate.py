@@ -23,7 +23,7 @@ from photo_shards import write_tar
 
 import dask_image_ingest as dii
 from dask_image_ingest import cli
-from dask_image_ingest.decode import Decoding, Origin, decode
+from dask_image_ingest.decode import DecodeSpec, Origin, decode
 from dask_image_ingest.decode.buffers import unknown
 from dask_image_ingest.decode.crash_guard import crash_log, guard
 from dask_image_ingest.decode.crash_guard.guard import DecodeSubprocess
@@ -92,7 +92,7 @@ def pixels_alone(data: bytes) -> np.ndarray:
         return Origin(f"process {os.getpid()}", row, "the image")
 
     kept = Kept()
-    decode([read_header(data, 10**9)], lambda _: data, Decoding(), kept, ours)
+    decode([read_header(data, 10**9)], lambda _: data, DecodeSpec(), kept, ours)
     return kept.image
 
 
@@ -254,7 +254,7 @@ def test_without_a_journal_work_goes_on(place, tmp_path):
 def test_a_kill_from_outside_blames_no_image(photos, folder):
     """The partition is decoded under guard then, and its pixels are those of any other day."""
     data = [photo.encoded for photo in photos[:2]]
-    with DecodeSubprocess(Decoding()) as guard:
+    with DecodeSubprocess(DecodeSpec()) as guard:
         for encoded in data:
             header = read_header(encoded, 10**9)
             assert guard.decode(header, encoded, unknown(0)).shape == (
@@ -285,7 +285,7 @@ def test_a_process_killed_in_the_midst_of_an_answer_is_a_dead_process(begun, fol
     answers = [pickle.dumps(guard.READY), half] if begun else [half]
     monkeypatch.setattr(guard, "_START", DIES_ANSWERING.format(answers=answers))
     error, what = (BadImage, "SIGKILL") if begun else (DaskImageIngestError, "does not start")
-    with DecodeSubprocess(Decoding()) as process, pytest.raises(error, match=what):
+    with DecodeSubprocess(DecodeSpec()) as process, pytest.raises(error, match=what):
         process.decode(None, b"image", None)
     assert not crash_log.crashers()
 
@@ -299,7 +299,7 @@ def test_an_error_of_a_transform_is_raised_from_the_guarded_process(photos):
 
     encoded = photos[0].encoded
     with (
-        DecodeSubprocess(Decoding(transform=to_float)) as guard,
+        DecodeSubprocess(DecodeSpec(transform=to_float)) as guard,
         pytest.raises(dii.ArgumentError, match="FLOAT"),
     ):
         guard.decode(read_header(encoded, 10**9), encoded, unknown(0))

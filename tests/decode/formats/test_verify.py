@@ -85,12 +85,12 @@ def test_checksums_of_other_chunks_do_not_matter():
 
 def test_dali_refuses_no_jpeg_that_has_passed_a_thorough_look(rng):
     pytest.importorskip("nvidia.dali", reason="nothing is decoded without DALI")
-    from dask_image_ingest.decode import Decoding
+    from dask_image_ingest.decode import DecodeSpec
     from dask_image_ingest.decode.dali import Refused
     from dask_image_ingest.decode.decoders import decoders_for
 
     originals = [data for name, data in images().items() if name.startswith("jpeg")]
-    dali = decoders_for(Decoding()).suspect
+    dali = decoders_for(DecodeSpec()).suspect
     refused = 0
     for _ in range(600):
         mutant = mutate(rng, rng.choice(originals), rng.choice(originals))
