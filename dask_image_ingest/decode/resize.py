@@ -146,7 +146,7 @@ class ResizedImage:
     def write(self, room: np.ndarray) -> None:
         """Write the pixels to a flat array of their number."""
         made = room.reshape(self.shape)
-        whole, start = self._geometry.whole, self._fit.start
+        whole, start = self._geometry.whole, self._geometry.start
         inner = tuple(
             slice(max(0, -begin), max(0, -begin) + min(have, want))
             for begin, have, want in zip(start, whole, self.shape, strict=False)
