@@ -64,6 +64,6 @@ def test_options_are_named(call):
 
 def test_loaders_have_the_same_options_in_the_same_order():
     batches = parameters(IMAGES.iter_batches)
-    shared = [each for each in batches if each.name not in ("format", "shard")]
+    shared = [each for each in batches if each.name not in ("format", "start", "shard")]
     assert parameters(IMAGES.torch_dataset) == shared
     assert parameters(IMAGES.dataloader)[:-1] == shared  # and those of torch's DataLoader

@@ -433,7 +433,6 @@ class Images(ABC, Generic[Frame, Series]):
         shuffle_buffer: int | str | None = None,
         drop_last: bool = False,
         prefetch: int | None = None,
-        start: int | Sequence[int] = 0,
         normalize: tuple[Any, Any] | None = None,
     ) -> TorchDataset:
         """Batches of tensors for a torch ``DataLoader``, whose workers share them.
@@ -444,20 +443,20 @@ class Images(ABC, Generic[Frame, Series]):
 
         Parameters
         ----------
-        batch_size, columns, shuffle, shuffle_buffer, drop_last, prefetch, start, normalize
+        batch_size, columns, shuffle, shuffle_buffer, drop_last, prefetch, normalize
             As for :meth:`iter_batches`, of each worker and rank by itself: a worker's last batch
-            may be smaller. ``start`` is of the first iteration; those after it begin at the
-            beginning.
+            may be smaller.
 
         Returns
         -------
         torch.utils.data.IterableDataset
             For ``DataLoader(dataset, batch_size=None, num_workers=4)``, as :meth:`dataloader` makes
-            it: it gives whole batches, and refuses another batch size. Each image comes once from
-            all workers and, where ``torch.distributed`` runs, all ranks together; ranks may have
-            different numbers of batches. ``set_epoch(epoch)`` has another order after a shuffle,
-            with ``persistent_workers=True`` too. It has ``state_dict`` and ``load_state_dict``, by
-            which torchdata's ``StatefulDataLoader`` goes on where it stopped.
+            it: it gives whole batches, of which another batch size would make batches. Each image
+            comes once from all workers and, where ``torch.distributed`` runs, all ranks together;
+            ranks may have different numbers of batches. ``set_epoch(epoch)`` has another order
+            after a shuffle, with ``persistent_workers=True`` too. It has ``state_dict`` and
+            ``load_state_dict``, by which torchdata's ``StatefulDataLoader`` goes on where it
+            stopped.
 
         Raises
         ------
@@ -489,7 +488,6 @@ class Images(ABC, Generic[Frame, Series]):
             "shuffle_buffer": shuffle_buffer,
             "drop_last": drop_last,
             "prefetch": prefetch,
-            "start": start,
             "normalize": normalize,
         }
         return TorchDataset(self._frame, options)
@@ -503,7 +501,6 @@ class Images(ABC, Generic[Frame, Series]):
         shuffle_buffer: int | str | None = None,
         drop_last: bool = False,
         prefetch: int | None = None,
-        start: int | Sequence[int] = 0,
         normalize: tuple[Any, Any] | None = None,
         **options: Any,
     ) -> DataLoader:
@@ -511,7 +508,7 @@ class Images(ABC, Generic[Frame, Series]):
 
         Parameters
         ----------
-        batch_size, columns, shuffle, shuffle_buffer, drop_last, prefetch, start, normalize
+        batch_size, columns, shuffle, shuffle_buffer, drop_last, prefetch, normalize
             As for :meth:`torch_dataset`.
         **options
             Further arguments of ``DataLoader``: ``num_workers=4``, ``persistent_workers=True``,
@@ -525,8 +522,7 @@ class Images(ABC, Generic[Frame, Series]):
         Raises
         ------
         ArgumentError
-            As :meth:`iter_batches`, and for options that a ``DataLoader`` refuses or that make
-            batches another way (``sampler``, ``batch_sampler``, ``collate_fn``).
+            As :meth:`iter_batches`, and for options that such a ``DataLoader`` refuses.
         MissingDependencyError
             If torch is not installed.
 
@@ -547,7 +543,6 @@ class Images(ABC, Generic[Frame, Series]):
             shuffle_buffer=shuffle_buffer,
             drop_last=drop_last,
             prefetch=prefetch,
-            start=start,
             normalize=normalize,
         )
         return make_dataloader(dataset, options)
