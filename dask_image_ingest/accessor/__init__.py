@@ -6,5 +6,8 @@ computed here; each method hands on to the room that does it.
 
 import dask_image_ingest.accessor.eager
 import dask_image_ingest.accessor.lazy  # noqa: F401  they register the accessors
+from dask_image_ingest.accessor.notebook import register_html
 
 __all__: list[str] = []
+
+register_html()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from html import escape
 from typing import Any
 
 import pandas as pd
@@ -19,6 +20,9 @@ from dask_image_ingest.ops import (
     statistics,
     vectors,
 )
+
+# Rows whose images are shown for those of a frame.
+_SHOWN = 8
 
 
 @register_accessor("dataframe", "images")
@@ -46,6 +50,9 @@ class FrameImages(Images[Any, Any]):
         (224, 224, 3)
         """
         return backend_of(self._frame).arrays(self._frame[self.column])
+
+    def _repr_html_(self) -> str:
+        return f"<p>{escape(repr(self))}</p>{self.show(_SHOWN)._repr_html_()}"
 
     def stack(  # noqa: D102 - told by Images
         self, shape: tuple[int, int, int] | None = None, *, dtype: DTypeLike | None = None

@@ -19,7 +19,7 @@ from dask_image_ingest.arguments import (
     whole_number,
 )
 from dask_image_ingest.errors import ArgumentError
-from dask_image_ingest.frames import image_columns
+from dask_image_ingest.frames import image_columns, reference_columns
 from dask_image_ingest.loader import FORMATS, Batches, Format, Source, parse_shard
 from dask_image_ingest.ops import (
     encoded_images,
@@ -717,6 +717,12 @@ def image_column(frame: Any) -> str:
             found, advice = (
                 f"has the image columns {', '.join(map(repr, names))}",
                 f"choose one, .images[{names[0]!r}]",
+            )
+        elif references := reference_columns(frame):
+            listed = ", ".join(map(repr, references))
+            found, advice = (
+                f"has references, not decoded, in {listed}",
+                "decode_images decodes them",
             )
         else:
             found, advice = "has no column of images", "dask_image_ingest.decode_images adds one"

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any, Literal, NoReturn
+from typing import TYPE_CHECKING, Any, Literal
 
 import dask.array as da
 import dask.dataframe as dd
@@ -14,7 +14,8 @@ from numpy.typing import DTypeLike
 
 from dask_image_ingest.accessor.image_shape import image_shape
 from dask_image_ingest.accessor.images import Images, as_frame, told_shape
-from dask_image_ingest.dask_internals import Head, new_collection
+from dask_image_ingest.dask_internals import Head, Len, new_collection
+from dask_image_ingest.dask_internals import Literal as Known
 from dask_image_ingest.dataset import ChunkedMap, Decode, ReadWebDataset
 from dask_image_ingest.errors import ArgumentError
 from dask_image_ingest.export import decoded_modes
@@ -38,18 +39,16 @@ from dask_image_ingest.ops import (
 class LazyImages(Images[ImageDataFrame, dd.Series]):
     """Pixels of a dask dataframe, lazily."""
 
-    def arrays(self) -> NoReturn:
-        """Not available on a lazy frame.
+    if not TYPE_CHECKING:  # else checkers would know of no wrong names
 
-        Raises
-        ------
-        ArgumentError
-            Always; the message says what to call instead.
-        """
-        raise ArgumentError(
-            "a lazy frame has no pixels yet: call .compute().images.arrays() for a list of arrays "
-            "(of .partitions[0] or .head() for a few), or .images.stack() for a dask array"
-        )
+        def __getattr__(self, name: str) -> Any:
+            raise AttributeError(
+                "a lazy frame has no pixels yet: call .compute().images.arrays() for a list of "
+                "arrays (of .partitions[0] or .head() for a few), or .images.stack() for a dask "
+                "array"
+                if name == "arrays"
+                else f".images has no {name!r}; dir() lists what it has"
+            )
 
     def stack(  # noqa: D102 - told by Images
         self, shape: tuple[int, int, int] | None = None, *, dtype: DTypeLike | None = None
@@ -98,8 +97,10 @@ class LazyImages(Images[ImageDataFrame, dd.Series]):
     def _facts(self, image: str) -> list[str]:
         expr = self._frame.expr
         pending = next(expr.find_operations((ReadWebDataset, Decode)), None) is not None
+        rows = Len(expr).simplify()
         return [
             f"{expr.npartitions} partitions",
+            *([f"{rows.value} rows"] if isinstance(rows, Known) else []),
             self._shape(image),
             "decoded when computed" if pending else "made by the tasks of the frame",
         ]

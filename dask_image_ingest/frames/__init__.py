@@ -29,7 +29,7 @@ from dask_image_ingest.frames.choose import (
     image_columns,
     reference_columns,
 )
-from dask_image_ingest.frames.image_dtype import IMAGE, as_uint8
+from dask_image_ingest.frames.image_dtype import IMAGE, DecodedImage, as_uint8
 from dask_image_ingest.frames.pandas_backend import (
     encoded_memory,
     index_columns,
@@ -50,6 +50,7 @@ __all__ = [
     "REFERENCE",
     "Backend",
     "BackendName",
+    "DecodedImage",
     "ImageReference",
     "NewColumn",
     "as_references",

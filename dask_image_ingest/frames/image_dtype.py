@@ -161,11 +161,15 @@ class DecodedImage:
         return f"<image {'×'.join(map(str, self.shape))}>"
 
     def _repr_png_(self) -> bytes | None:
+        return self.png(_THUMBNAIL)
+
+    def png(self, edge: int) -> bytes | None:
+        """A PNG file of the image, at most ``edge`` pixels high and wide; None of 2 channels."""
         if self.shape[2] not in (1, 3, 4) or not self.size:
             return None
         pixels = as_uint8(self._pixels)
         picture = Image.fromarray(pixels[:, :, 0] if self.shape[2] == 1 else pixels)
-        picture.thumbnail((_THUMBNAIL, _THUMBNAIL))
+        picture.thumbnail((edge, edge))
         file = io.BytesIO()
         picture.save(file, "PNG")
         return file.getvalue()

@@ -193,7 +193,8 @@ class MixedBatches:
 
     def __repr__(self) -> str:
         shares = ", ".join(f"{share:.2f}" for share in self._shares)
-        return f"<MixedBatches of {self._size} rows from {len(self._sources)} frames: {shares}>"
+        place = "at the end" if self._is_over() else f"after {self._drawn} batches"
+        return f"<batches of {self._size} rows; {len(self._sources)} frames by {shares}; {place}>"
 
 
 class _Source:

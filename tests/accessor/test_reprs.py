@@ -40,6 +40,30 @@ def test_a_frame_without_images_says_what_is_missing(ddf):
     assert repr(ddf[["cls"]].images).startswith("<images of 'cls': the frame has no column of imag")
 
 
+def test_references_are_said_to_be_references(shards):
+    refs = dii.read_webdataset_images(shards, decode=False, columns=["cls", "image"])
+    assert repr(refs.images).startswith("<images of 'cls', 'image': the frame has references, not")
+    assert repr(refs.head(1).images).startswith("<images of 'cls', 'image': the frame has refer")
+    with pytest.raises(dii.ArgumentError, match=r"not decoded, in 'image'.*decode_imag"):
+        refs.images.stack()
+
+
+def test_rows_are_told_where_they_are_known(photos, tmp_path, work):  # noqa: F811
+    for number, photo in enumerate(photos[:5]):
+        (tmp_path / f"{number}.{photo.extension}").write_bytes(photo.encoded)
+    assert "partitions; 5 rows; " in repr(dii.read_images(tmp_path).images)
+    assert not work
+
+
+def test_a_lazy_frame_lists_no_method_that_it_has_not(ddf):
+    assert "arrays" not in dir(ddf.images)
+    assert "arrays" in dir(ddf.head(1).images)
+    with pytest.raises(AttributeError, match=r"no pixels yet: call \.compute\(\)\.images"):
+        ddf.images.arrays()
+    with pytest.raises(AttributeError, match="has no 'stak'"):
+        ddf.images.stak()
+
+
 def test_batches_tell_their_size_their_columns_and_where_they_are(ddf, work):  # noqa: F811
     batches = ddf.images.iter_batches(5)
     assert repr(batches) == (

@@ -80,6 +80,13 @@ def test_a_loop_over_a_stream_that_ended_begins_again(frames, longest):
     assert [keys([batch]) for batch in stream] == [keys([batch]) for batch in stream] != []
 
 
+def test_its_repr_tells_frames_and_place(frames):
+    stream = dii.mix(frames, 3, weights=[1, 3])
+    assert repr(stream) == "<batches of 3 rows; 2 frames by 0.25, 0.75; after 0 batches>"
+    next(stream)
+    assert "; after 1 batches>" in repr(stream)
+
+
 def test_a_stream_that_failed_goes_on_where_it_was(frames):
     calls = iter(range(100))
 
