@@ -8,7 +8,6 @@ from dask_image_ingest.cluster import (
     dask_teardown,  # noqa: F401
     prepare,
     start_cluster,
-    versions,
 )
 from dask_image_ingest.dataset import (
     ImageColumn,
@@ -17,6 +16,7 @@ from dask_image_ingest.dataset import (
     read_parquet_images,
     read_webdataset_images,
 )
+from dask_image_ingest.environment import versions
 from dask_image_ingest.errors import (
     ArgumentError,
     ClusterError,

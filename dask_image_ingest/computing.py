@@ -13,6 +13,7 @@ from distributed.scheduler import KilledWorker
 
 from dask_image_ingest.killed_workers import killed_by
 from dask_image_ingest.progress_bar import progress
+from dask_image_ingest.scheduler_plugin import prepare_scheduler_in_use
 
 
 def run(function: Callable[[Any], Any], items: Sequence[Any], show: bool) -> list[Any]:
@@ -43,6 +44,7 @@ def compute_all(collections: Sequence[Any], show: bool) -> tuple[Any, ...]:
 
     With ``show``, what takes longer than a second has a line of :func:`progress`.
     """
+    prepare_scheduler_in_use()
     scheduler = None if get_scheduler() else "threads"
     with progress() if show else contextlib.nullcontext():
         results: tuple[Any, ...] = dask.compute(*collections, scheduler=scheduler)

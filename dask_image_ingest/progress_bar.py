@@ -19,6 +19,7 @@ from dask.callbacks import Callback
 from distributed import Client, Scheduler
 from distributed.metrics import context_meter
 
+from dask_image_ingest.environment import Portable
 from dask_image_ingest.listing_progress import showing_listings
 
 # What takes less long shows nothing; then all is counted twice a second, and a terminal sees it. A
@@ -124,7 +125,7 @@ class _Cluster:
     def __init__(self, client: Client) -> None:
         self._client = client
         # Of each group of tasks, those that are done and all.
-        self._groups, self._images = client.run_on_scheduler(_state_of_scheduler)
+        self._groups, self._images = self._ask()
         self._done_before = {name: done for name, (done, _) in self._groups.items()}
         self._images_before = self._images
         self._ended = 0
@@ -132,7 +133,7 @@ class _Cluster:
     def counts(self) -> _Counts:
         """Ask the scheduler; where that can't be, as after its end, nothing has changed."""
         with contextlib.suppress(Exception):
-            groups, self._images = self._client.run_on_scheduler(_state_of_scheduler)
+            groups, self._images = self._ask()
             for name, (done, tasks) in self._groups.items():
                 if groups.setdefault(name, (tasks, tasks))[0] < done == tasks:
                     self._ended += tasks  # and the group has come back, in another query
@@ -143,9 +144,14 @@ class _Cluster:
         decoded, bad = (self._images[name] - self._images_before[name] for name in _images)
         return _Counts(done, tasks, decoded, bad)
 
+    def _ask(self) -> tuple[dict[str, tuple[int, int]], dict[str, int]]:
+        answer: tuple[dict[str, tuple[int, int]], dict[str, int]]
+        answer = self._client.run_on_scheduler(Portable(_state_of_scheduler), [*_images])
+        return answer
+
 
 def _state_of_scheduler(
-    dask_scheduler: Scheduler,
+    kinds: list[str], dask_scheduler: Scheduler
 ) -> tuple[dict[str, tuple[int, int]], dict[str, int]]:
     """Tasks done, and all, of each group; images by what became of them."""
     groups = {}
@@ -153,7 +159,7 @@ def _state_of_scheduler(
         left = sum(group.states[each] for each in ("waiting", "queued", "no-worker", "processing"))
         tasks = sum(group.states.values())
         groups[name] = (tasks - left, tasks)
-    images = dict.fromkeys(_images, 0)
+    images = dict.fromkeys(kinds, 0)
     for key, count in dask_scheduler.cumulative_worker_metrics.items():
         name = key[-2] if isinstance(key, tuple) else None
         if name in images:
@@ -167,8 +173,10 @@ class _Teller:
     def __init__(self, out: TextIO, moving: bool, local: _Local) -> None:
         self._out, self._moving, self._local = out, moving, local
         client = getattr(get_scheduler(), "__self__", None)
-        usable = isinstance(client, Client) and not client.asynchronous
-        self._cluster = _Cluster(client) if usable else None
+        self._cluster = None
+        if isinstance(client, Client) and not client.asynchronous:
+            with contextlib.suppress(ValueError):  # it may be configured to run no functions
+                self._cluster = _Cluster(client)
         self._images_before = dict(_images)
         self._began = self._written = time.monotonic()
         self._ended = threading.Event()

@@ -22,9 +22,9 @@ ROOT = Path(__file__).parent.parent / PACKAGE
 # among the rooms.
 ROOMS = (
     "passwords", "errors", "arguments", "dask_internals", "killed_workers", "listing_progress",
-    "progress_bar", "computing", "image_frame", "user_functions", "storage", "tar", "decode",
-    "index", "frames", "dataset", "cluster", "ops", "loader", "view", "export", "checkpoint",
-    "report", "accessor", "curate", "cli", "__init__",
+    "environment", "scheduler_plugin", "progress_bar", "computing", "image_frame",
+    "user_functions", "storage", "tar", "decode", "index", "frames", "dataset", "cluster", "ops",
+    "loader", "view", "export", "checkpoint", "report", "accessor", "curate", "cli", "__init__",
 )  # fmt: skip
 
 # The same inside a room, where the files beside the folders have no place of their own.

@@ -14,7 +14,7 @@ from dask.base import tokenize
 from dask_image_ingest import dask_internals as dx
 from dask_image_ingest.checkpoint.partition_files import VersionedSplit
 from dask_image_ingest.checkpoint.scan import ReadStored
-from dask_image_ingest.dataset import Dataset, Decode, Partition, ReadWebDataset
+from dask_image_ingest.dataset import Dataset, Decode, ImageNode, Partition, ReadWebDataset
 from dask_image_ingest.errors import ArgumentError
 from dask_image_ingest.export import operation_name
 from dask_image_ingest.storage import Shard
@@ -78,7 +78,7 @@ def _is_by_partition(expr: Any) -> bool:
     return (
         isinstance(expr, dx.Blockwise)
         and kind._task in _BY_PARTITION
-        and kind._lower in (dx.Expr._lower, Decode._lower)
+        and kind._lower in (dx.Expr._lower, ImageNode._lower, Decode._lower)
         and kind._layer is dx.Expr._layer
         # What a function is told of its partition's number is not the same next time.
         and not (isinstance(expr, dx.MapPartitions) and expr._has_partition_info)

@@ -72,9 +72,7 @@ class ReadStored(Read, KeepsResults):
 
     stored: StoredFrame
 
-    @functools.cached_property
-    def _name(self) -> str:
-        return f"read-checkpoint-{self.deterministic_token}"
+    step = "readCheckpoint"
 
     @property
     def made_of(self) -> Any:

@@ -9,8 +9,8 @@ from typing import Any, get_args
 from dask_image_ingest.cli.curation import duplicates, quality
 from dask_image_ingest.cli.export import add_export
 from dask_image_ingest.cli.verbs import check, describe, gallery, head, index
-from dask_image_ingest.cluster import versions
 from dask_image_ingest.decode import Mode
+from dask_image_ingest.environment import versions
 
 
 def make_parser() -> argparse.ArgumentParser:

@@ -37,10 +37,10 @@ class ThreadsClient(ClusterClient):
         How many this process decodes with.
     """
 
-    def __init__(self, cluster: LocalCluster, threads: int) -> None:
+    def __init__(self, cluster: LocalCluster, threads: int, **kwargs: Any) -> None:
         _use_threads(self, threads)
         try:
-            super().__init__(cluster)
+            super().__init__(cluster, **kwargs)
         except BaseException:
             _restore_threads(self)
             raise

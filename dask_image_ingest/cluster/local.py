@@ -145,16 +145,17 @@ def _any_port() -> Iterator[None]:
 def _connect(client: type[Client], cluster: LocalCluster, *args: Any) -> Client:
     """A client of the cluster, which is closed where there is none."""
     try:
-        return client(cluster, *args)
+        # By the scheduler, pixels would be copied twice more and sent twice.
+        return client(cluster, *args, direct_to_workers=True)
     except BaseException:
         cluster.close()
         raise
 
 
-def _prepared(client: Client, device: Literal["cpu", "gpu"], config: dict[str, Any]) -> Client:
+def _prepared(client: Client, device: Literal["cpu", "gpu"], own: dict[str, Any]) -> Client:
     """The client, its workers prepared; the cluster is closed where they can't be reached."""
     try:
-        prepare_workers(client, device, config)
+        prepare_workers(client, device, own)
     except BaseException:
         client.close()
         raise

@@ -6,22 +6,28 @@ import asyncio
 import os
 import platform
 import warnings
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import suppress
 from typing import Any, Literal
 
 import dask
 import pandas as pd
 from distributed import Client, Scheduler, Worker, WorkerPlugin
+from distributed.protocol.pickle import loads
 
-from dask_image_ingest.cluster.check import PACKAGE, check
-from dask_image_ingest.cluster.environment import Portable, environment
 from dask_image_ingest.cluster.warm import end_warm_up, warm_up
-from dask_image_ingest.decode import CrashJournal
-from dask_image_ingest.errors import ArgumentError, DaskImageIngestError
+from dask_image_ingest.environment import PACKAGE, Portable, environment, versions
+from dask_image_ingest.errors import ArgumentError, ClusterError, DaskImageIngestError
 from dask_image_ingest.frames import gpus
+from dask_image_ingest.scheduler_plugin import PrepareScheduler, prepare_scheduler
 from dask_image_ingest.storage import find_shards
 
 _CONFIG = "image-ingest"
+
+# The variable by which a nanny gives its worker the configuration of its own process.
+_INHERITED = "DASK_INTERNAL_INHERIT_CONFIG"
+
+_PATIENCE = 30.0  # seconds for the answers of workers
 
 # Of which other versions on a worker give other answers or none.
 _LIBRARIES = ("dask", "distributed", "pandas", "pyarrow")
@@ -38,13 +44,21 @@ class PrepareWorker(WorkerPlugin):
         The values of ``image-ingest``.
     device
         Where the worker decodes; None for what it has.
+    own
+        Values that the cluster was started with, which take the place of others.
     """
 
     name = "image-ingest"
 
-    def __init__(self, config: dict[str, Any], device: Literal["cpu", "gpu"] | None = None) -> None:
-        self._config = config
-        self._device = device
+    def __init__(
+        self,
+        config: Mapping[str, Any],
+        device: Literal["cpu", "gpu"] | None = None,
+        own: Mapping[str, Any] | None = None,
+    ) -> None:
+        self.config = config
+        self.device = device
+        self.own = own or {}
         self._process = _this_process()
 
     def __reduce__(self) -> tuple[Portable, tuple[dict[str, Any]]]:
@@ -53,18 +67,25 @@ class PrepareWorker(WorkerPlugin):
     def setup(self, worker: Worker) -> None:
         """Begin; called by dask for each worker."""
         if self._process != _this_process():  # else it would outlast what the client configures
-            dask.config.set({f"{_CONFIG}.{name}": value for name, value in self._config.items()})
-        warm_up(self._device or _device(), worker)
+            there = dask.config.get(_CONFIG, {}, config=_of_this_machine())
+            dask.config.set({_CONFIG: dask.config.merge(there, self.config, self.own)})
+        warm_up(self.device or _device(), worker)
 
     def teardown(self, worker: Worker) -> None:
         """Wait for what was begun; called by dask."""
         end_warm_up()
 
 
+def _of_this_machine() -> dict[str, Any]:
+    """The configuration by files and variables, without that which a nanny has inherited."""
+    variables = {name: value for name, value in os.environ.items() if name != _INHERITED}
+    return dask.config.collect(dask.config.paths, variables)
+
+
 def _plugin(state: dict[str, Any]) -> WorkerPlugin:
     """The plugin on a worker; one that does nothing where this package is not installed.
 
-    A worker that can't unpickle a plugin ends when it joins. Runs by value, see `Portable`.
+    A worker that can't unpickle a plugin ends when it joins. See `Portable`.
     """
     try:
         from dask_image_ingest.cluster.prepare import PrepareWorker as Plugin
@@ -82,7 +103,7 @@ async def dask_setup(server: Any) -> None:
     if isinstance(server, Worker):
         warm_up(_device(), server)
     elif isinstance(server, Scheduler):
-        await server.register_scheduler_plugin(CrashJournal(), idempotent=True)
+        await server.register_scheduler_plugin(PrepareScheduler(environment()), idempotent=True)
 
 
 def dask_teardown(server: Any) -> None:
@@ -139,34 +160,69 @@ def prepare(
     if client.asynchronous:
         raise ArgumentError("an asynchronous client can't wait: pass Client(address)")
     shards = None if paths is None else find_shards(paths, storage_options)
-    check(client)
+    told = prepare_scheduler(client)
+    if told.error:
+        raise ClusterError(told.error)
     prepare_workers(client)
     present = client.scheduler_info(n_workers=-1)["workers"]
-    answers = client.run(Portable(environment), workers=[*present])
+    found = told.found
     table = pd.DataFrame(
-        [_row(address, worker, answers[address]) for address, worker in present.items()],
-        columns=["address", "host", "cores", "threads", "gpu", "memory_limit", *_versions()],
-    )
+        [_row(address, worker, found.get(address, {})) for address, worker in present.items()],
+        columns=["address", "host", "cores", "threads", "gpu", "memory_limit", *versions()],
+    ).drop(columns="platform")
     if shards is not None:
-        ready = table["address"][table[PACKAGE] == environment()[PACKAGE]].tolist()
-        seen = client.run(_count_shards, paths, storage_options, workers=ready) if ready else {}
+        fit = table["address"][table[PACKAGE] == environment()[PACKAGE]].tolist()
+        seen = client.sync(_ask_each, client, fit, _count_shards, paths, storage_options)
         table["shards"] = table["address"].map(seen).fillna(0).astype("int64")
-    for warning in _warnings(table, None if shards is None else len(shards)):
-        warnings.warn(warning, stacklevel=2)
+    for warning in [told.warning, *_warnings(table, None if shards is None else len(shards))]:
+        if warning:
+            warnings.warn(warning, stacklevel=2)
     return table
 
 
 def prepare_workers(
     client: Client,
     device: Literal["cpu", "gpu"] | None = None,
-    config: dict[str, Any] | None = None,
+    own: Mapping[str, Any] | None = None,
 ) -> None:
-    """Register the plugin that prepares workers, with this process's configuration and ``config``.
+    """Register the plugin that prepares workers, with this process's configuration.
 
-    In place of the one that is there, if there is one.
+    It takes the place of the one that is there, if there is one, and keeps its ``device`` and
+    ``own`` values unless others are given.
     """
-    ours = dask.config.get(_CONFIG, None) or {}
-    client.register_plugin(PrepareWorker(ours | (config or {}), device))
+    client.sync(_register, client, device, own)
+
+
+async def _register(
+    client: Client, device: Literal["cpu", "gpu"] | None, own: Mapping[str, Any] | None
+) -> None:
+    with suppress(ValueError):  # the scheduler may be configured to run no functions of clients
+        if there := await client.run_on_scheduler(Portable(_registered)):
+            before = loads(there)
+            device, own = device or before.device, own or before.own
+    plugin = PrepareWorker(dask.config.get(_CONFIG, None) or {}, device, own)
+    with suppress(TimeoutError):  # of workers that don't answer, which it awaits
+        await asyncio.wait_for(client.register_plugin(plugin), _PATIENCE)
+
+
+def _registered(dask_scheduler: Scheduler) -> bytes | None:
+    plugin: bytes | None = dask_scheduler.worker_plugins.get("image-ingest")
+    return plugin
+
+
+async def _ask_each(
+    client: Client, workers: Sequence[str], function: Callable[..., Any], *args: Any
+) -> dict[str, Any]:
+    """The answer of each worker, of those that answer in time."""
+
+    async def ask(worker: str) -> dict[str, Any]:
+        answer = client.run(function, *args, workers=[worker], on_error="ignore")
+        with suppress(TimeoutError):
+            return await asyncio.wait_for(answer, _PATIENCE)
+        return {}
+
+    answers = await asyncio.gather(*map(ask, workers))
+    return {worker: answer for each in answers for worker, answer in each.items()}
 
 
 def _this_process() -> tuple[str, int]:
@@ -186,11 +242,7 @@ async def _count_shards(paths: Any, storage_options: dict[str, Any] | None) -> i
         return 0
 
 
-def _versions() -> list[str]:
-    return [name for name in environment() if name not in ("host", "cores")]
-
-
-def _row(address: str, worker: dict[str, Any], there: dict[str, Any]) -> dict[str, Any]:
+def _row(address: str, worker: dict[str, Any], there: Mapping[str, Any]) -> dict[str, Any]:
     return {
         **there,
         "address": address,
@@ -202,7 +254,7 @@ def _row(address: str, worker: dict[str, Any], there: dict[str, Any]) -> dict[st
 
 def _warnings(table: pd.DataFrame, shards: int | None) -> Iterable[str]:
     """Warnings of a slow or wrong setup, with the remedy."""
-    here = environment()
+    here, table = environment(), table.dropna(subset="host")  # those that have answered
     if table.empty:
         return
     for name in _LIBRARIES:

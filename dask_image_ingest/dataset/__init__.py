@@ -42,6 +42,7 @@ from dask_image_ingest.dataset.plan.lineage import (
 )
 from dask_image_ingest.dataset.plan.nodes import (
     AppendsColumns,
+    ImageNode,
     MapColumns,
     PreservesRows,
     Read,
@@ -79,6 +80,7 @@ __all__ = [
     "ImageColumn",
     "ImageDecode",
     "ImageMember",
+    "ImageNode",
     "KeepsResults",
     "LastDecode",
     "MapColumns",

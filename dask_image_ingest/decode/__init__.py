@@ -13,7 +13,6 @@ from dask_image_ingest.decode.buffers import (
     from_bytes,
     pixels_of,
 )
-from dask_image_ingest.decode.crash_guard import CrashJournal
 from dask_image_ingest.decode.decode import decode
 from dask_image_ingest.decode.decoders import decode_one, resize_arrays
 from dask_image_ingest.decode.formats import SWAPPED, Stored, measure
@@ -42,7 +41,6 @@ __all__ = [
     "MAX_PIXELS",
     "SWAPPED",
     "VALUE_TYPES",
-    "CrashJournal",
     "DecodeSpec",
     "Header",
     "ImageShape",

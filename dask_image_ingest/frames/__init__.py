@@ -20,7 +20,9 @@ from dask_image_ingest.frames.backend import (
     awaits_workers,
     gpus,
     is_fork,
+    planned_workers,
     register_accessor,
+    workers,
 )
 from dask_image_ingest.frames.choose import (
     backend_of,
@@ -75,8 +77,10 @@ __all__ = [
     "pandas_type",
     "parse_type",
     "pixel_memory",
+    "planned_workers",
     "reference_columns",
     "references_of_fields",
     "register_accessor",
     "this_machine",
+    "workers",
 ]

@@ -202,6 +202,19 @@ def awaits_workers() -> bool:
     return _known_workers() == []
 
 
+def planned_workers() -> int:
+    """The number of workers that there should be, where the client has started their cluster."""
+    from distributed.client import default_client
+
+    if _is_fork:
+        return 0
+    try:
+        cluster = default_client().cluster
+    except ValueError:
+        return 0
+    return 0 if cluster is None else len(cluster.plan)
+
+
 def _known_workers() -> list[dict[str, Any]] | None:
     from distributed.client import default_client
 

@@ -141,6 +141,9 @@ def _categories(values: pd.Series, ordered: bool, meta: Any) -> Any:
 # Of a worker's memory: a partition may be copied twice by what follows, and a worker keeps several.
 _PARTITION_SHARE = 1 / 16
 
+# Of workers without a limit.
+_ASSUMED = 8 << 30
+
 # Bytes of encoded images that a task holds at once; of more, it reads one by one.
 _MOST_ENCODED = 2**28
 
@@ -400,4 +403,5 @@ def _worker_memory() -> int:
     except ValueError:  # not in a worker: the client plans for the workers it has
         pass
     limits = [worker["memory_limit"] for worker in workers()]
-    return min((limit for limit in limits if limit), default=MEMORY_LIMIT)
+    # That of this machine says nothing where there are workers: it may be a login node.
+    return min((limit for limit in limits if limit), default=_ASSUMED if limits else MEMORY_LIMIT)

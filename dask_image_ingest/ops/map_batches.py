@@ -36,12 +36,11 @@ class MapBatches(AppendsColumns, PreservesRows):
         """Map one partition."""
         return batch_map(frame)
 
-    @functools.cached_property
-    def _name(self) -> str:
-        # The dashboard calls tasks by their letters up to a token, also where they are fused.
+    @property
+    def step(self) -> str:
+        """The function's name."""
         function = self.batch_map.function.name.rpartition(".")[2]
-        letters = "".join(filter(str.isalpha, function))
-        return f"map{letters}-{self.deterministic_token}"
+        return "map" + "".join(filter(str.isalpha, function))
 
     @functools.cached_property
     def _meta(self) -> Any:

@@ -20,7 +20,7 @@ def test_auto_says_what_it_takes_while_there_is_no_worker(tmp_path, monkeypatch)
     monkeypatch.setattr(partitioning, "_PATIENCE", 0.2)
     none = LocalCluster(n_workers=0, processes=False, dashboard_address=None)
     with none as cluster, Client(cluster):
-        with pytest.warns(UserWarning, match=r"no worker has joined .* takes 30 MiB"):
+        with pytest.warns(UserWarning, match=r"no worker has joined.* takes 30 MiB"):
             ddf = dii.read_webdataset_images(tmp_path, backend="pandas")
         assert ddf.npartitions == 3
         with warnings.catch_warnings():
@@ -35,9 +35,26 @@ def test_auto_waits_for_a_worker_that_starts(tmp_path, monkeypatch):
     none = LocalCluster(
         n_workers=0, processes=False, dashboard_address=None, memory_limit="600 MiB"
     )
-    with none as cluster, Client(cluster), warnings.catch_warnings():
-        warnings.simplefilter("error")
+    with none as cluster, Client(cluster):
         threading.Timer(0.5, cluster.scale, [1]).start()
-        ddf = dii.read_webdataset_images(tmp_path, backend="pandas")
+        with warnings.catch_warnings(action="error"):
+            ddf = dii.read_webdataset_images(tmp_path, backend="pandas")
         # A sixteenth of 600 MiB, of 88 MiB in all.
+        assert ddf.npartitions == 3
+        # As of a cluster whose other jobs wait in a queue.
+        monkeypatch.setattr(LocalCluster, "plan", property(lambda _: {*range(8)}))
+        with pytest.warns(UserWarning, match=r"1 of 8 workers has joined.* takes 37 MiB"):
+            dii.read_webdataset_images(tmp_path, backend="pandas")
+
+
+def test_auto_says_what_it_takes_where_workers_have_no_limit(tmp_path, monkeypatch):
+    write_shards(tmp_path, 1, 4, size=(2400, 3200), distinct=1)
+    monkeypatch.setattr(pandas_backend, "MEMORY_LIMIT", 1 << 50)
+    monkeypatch.setattr(partitioning, "_ASSUMED", 30 << 20)
+    unlimited = LocalCluster(
+        n_workers=1, processes=False, dashboard_address=None, memory_limit=None
+    )
+    with unlimited as cluster, Client(cluster):
+        with pytest.warns(UserWarning, match=r"no worker has a memory limit.* takes 30 MiB"):
+            ddf = dii.read_webdataset_images(tmp_path, backend="pandas")
         assert ddf.npartitions == 3

@@ -8,6 +8,7 @@ import warnings
 import dask
 import psutil
 import pytest
+from distributed import Client
 
 import dask_image_ingest as dii
 from dask_image_ingest.decode.resources import decode_threads
@@ -45,6 +46,19 @@ def test_every_number_is_an_argument(shards):
         assert worker["memory_limit"] == 2 * 2**30
         ddf = dii.read_webdataset_images(shards, backend="pandas").persist()
         assert len(ddf) == 24
+
+
+def test_pixels_come_from_the_workers_themselves(shards):
+    with dii.start_cluster(1, gpu=False, dashboard_address=None) as client:
+        asked = []
+        handlers = client.cluster.scheduler.handlers
+        gather = handlers["gather"]
+        handlers["gather"] = lambda **what: asked.append(what) or gather(**what)
+        assert dii.read_webdataset_images(shards, size=16).compute().image.notna().all()
+        assert not asked
+        with Client(client.cluster) as other:  # as Dask has it
+            assert other.submit(sum, [1, 2]).result() == 3
+        assert len(asked) == 1
 
 
 def test_workers_decode_with_their_threads_whatever_else_is_configured():

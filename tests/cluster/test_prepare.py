@@ -12,7 +12,8 @@ from hand_started import HandStarted, packages_without
 from processes import SECONDS, until
 
 import dask_image_ingest as dii
-from dask_image_ingest.cluster.environment import environment
+from dask_image_ingest.decode.resources import decode_threads
+from dask_image_ingest.environment import environment
 
 pytestmark = pytest.mark.slow
 
@@ -82,6 +83,24 @@ def test_all_workers_are_prepared_and_told_of(cluster, shards):
         become(client, configured, "8s")
         assert len(table) == 3
         assert "shards" not in table
+
+        # What is no longer configured does not stay.
+        with warnings.catch_warnings(action="ignore"):
+            dii.prepare(client)
+        become(client, configured, None)
+
+
+@pytest.mark.usefixtures("spawned")
+def test_it_keeps_what_a_cluster_was_started_with():
+    with (
+        dii.start_cluster(1, gpu=False, decode_threads=3, dashboard_address=None) as client,
+        warnings.catch_warnings(action="ignore"),
+    ):
+        for limit in ("9s", "8s"):
+            with dask.config.set({LIMIT: limit}):
+                dii.prepare(client)
+            become(client, configured, limit)
+            become(client, decode_threads, 3)
 
 
 def has_nanny(client: Client, address: str) -> bool:

@@ -9,7 +9,7 @@ from fractions import Fraction
 import numpy as np
 import pandas as pd
 import pytest
-from distributed.utils import key_split
+from dask.utils import key_split
 from small_frames import lazy_frame, small_frame
 
 import dask_image_ingest as dii
@@ -268,17 +268,36 @@ class TestTensors:
             np.testing.assert_array_equal(one, other * 2)
 
 
-def test_the_dashboard_tells_reads_decodes_and_functions_apart(shards):
+@pytest.mark.slow
+def test_the_dashboard_tells_reads_decodes_moves_and_functions_apart(shards, client):
     def names(collection):
-        return {key_split(key) for key in collection.optimize().dask}
+        before = client.run_on_scheduler(states)
+        client.compute(collection).result()
+        return {
+            name
+            for name, count in client.run_on_scheduler(states).items()
+            if count > before.get(name, 0)
+        }
+
+    def states(dask_scheduler):
+        return {
+            name: sum(prefix.state_counts.values())
+            for name, prefix in dask_scheduler.task_prefixes.items()
+        }
 
     class Embed:
         def __call__(self, images):
             return images.mean(axis=(1, 2))
 
     ddf = dii.read_webdataset_images(shards, size=16)
-    assert names(ddf) == {"read-webdataset-images"}
+    merged = {"repartitiontofewer"}  # by dask, for the client
+    assert names(ddf) - merged == {"readDecode"}
+    assert names(ddf[["cls"]]) - merged == {"readMetadata"}
+    assert names(ddf[ddf.cls.map(bool, meta=("cls", bool))]) - merged == {"readDecode"}
     made = ddf.images.map_batches(Embed, {"embedding": "list<float32>"})
-    assert names(made) == {"read-mapEmbed"}
+    assert names(made) - merged == {"readDecode", "mapEmbed"}
+    assert {key_split(key) for key in made.optimize().dask} == {"readDecode-mapEmbed"}
     references = dii.read_webdataset_images(shards, decode=False)
+    assert names(references) - merged == {"readMetadata"}
     assert names(dii.decode_images(references.persist())) >= {"decode"}
+    assert names(ddf.shuffle("__key__")) >= {"readMetadata", "inOrder", "decode"}

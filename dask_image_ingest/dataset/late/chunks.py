@@ -22,6 +22,7 @@ from dask_image_ingest.dataset.late.decode import (
 from dask_image_ingest.dataset.late.fetch import fetch_headers
 from dask_image_ingest.dataset.late.groups import GroupsOfReferences
 from dask_image_ingest.dataset.late.nodes import Decode
+from dask_image_ingest.dataset.plan.nodes import ImageNode
 from dask_image_ingest.dataset.plan.scan_node import ReadWebDataset
 from dask_image_ingest.dataset.scan.decode_rows import ImageDecode, Kept, cuts
 from dask_image_ingest.frames import backend_of
@@ -40,7 +41,7 @@ def _of_pieces(
     return results[0] if len(results) == 1 else concat(results)
 
 
-class ChunkedMap(dx.Blockwise):
+class ChunkedMap(ImageNode, dx.Blockwise):
     """A function of each partition, whose results over parts of it can be put one behind the other.
 
     Rows that were moved are decoded a piece at a time for it: how many images a key brought to one

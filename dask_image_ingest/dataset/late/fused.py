@@ -13,7 +13,7 @@ from typing import Any, ClassVar
 
 from dask_image_ingest import dask_internals as dx
 from dask_image_ingest.dataset.late.decode import decoded_meta
-from dask_image_ingest.dataset.plan.alignment import READ_NAME
+from dask_image_ingest.dataset.plan.alignment import READS
 from dask_image_ingest.dataset.plan.operators import ROW_BY_ROW, ROW_WISE
 from dask_image_ingest.dataset.plan.scan_node import ReadWebDataset
 from dask_image_ingest.dataset.scan.decode_rows import DecodeInRead, ImageDecode, Kept
@@ -22,7 +22,7 @@ from dask_image_ingest.dataset.schema.columns import image_field
 from dask_image_ingest.frames import backend_of
 
 #: The name of a read whose images are of one shape: all that is known of it once it is persisted.
-SHAPE_IN_NAME = rf"{READ_NAME}-(\d+)x(\d+)x(\d+)-[0-9a-f]+"
+SHAPE_IN_NAME = rf"{READS[1]}-(\d+)x(\d+)x(\d+)-[0-9a-f]+"
 
 _STEPS = (*ROW_WISE, dx.Filter)
 
@@ -171,14 +171,15 @@ class ReadAndDecode(ReadWebDataset):
     _absorb_projections = False
     _filter_passthrough = False
 
+    step = READS[1]
     decode: DecodeStep
 
     @functools.cached_property
     def _name(self) -> str:
         height, width, channels = shape = self.decode.images[0].decoding.shape
         if len(self.decode.images) == 1 and self.decode.images[0].pixels and None not in shape:
-            return f"{READ_NAME}-{height}x{width}x{channels}-{self.deterministic_token}"
-        return f"{READ_NAME}-{self.deterministic_token}"
+            return f"{self.step}-{height}x{width}x{channels}-{self.deterministic_token}"
+        return f"{self.step}-{self.deterministic_token}"
 
     @property
     def columns(self) -> list[Any]:

@@ -8,6 +8,7 @@ from typing import Any, ClassVar
 
 from dask_image_ingest import dask_internals as dx
 from dask_image_ingest.dataset.late.decode import decode_partition
+from dask_image_ingest.dataset.plan.nodes import ImageNode
 from dask_image_ingest.dataset.scan.decode_rows import ImageDecode
 
 
@@ -69,7 +70,7 @@ def _of_decoded(
     return function(decoded, *args, **kwargs)
 
 
-class GroupsOfReferences(dx.GroupByUDFBlockwise):
+class GroupsOfReferences(ImageNode, dx.GroupByUDFBlockwise):
     """A function of the groups in each partition of references.
 
     All groups of a partition decoded at the same time could be more than a worker holds.

@@ -14,7 +14,7 @@ from dask_image_ingest.dataset.late.decode import (
 )
 from dask_image_ingest.dataset.late.fetch import fetch_headers
 from dask_image_ingest.dataset.late.nodes import Decode
-from dask_image_ingest.dataset.plan.nodes import AppendsColumns, PreservesRows
+from dask_image_ingest.dataset.plan.nodes import AppendsColumns, ImageNode, PreservesRows
 from dask_image_ingest.decode import DecodeSpec
 from dask_image_ingest.frames import ImageReference
 
@@ -77,7 +77,7 @@ class ReadHeaders(AppendsColumns, PreservesRows):
         return DecodeWithHeaders(self.frame, *parent.operands[1:], self.headers)
 
 
-class DecodeWithHeaders(dx.Blockwise):
+class DecodeWithHeaders(ImageNode, dx.Blockwise):
     """A decode that tells what the headers of its images told; the optimiser's last word."""
 
     _parameters: ClassVar = ["frame", "images", "keep", "limit", "headers"]

@@ -28,6 +28,7 @@ from dask_image_ingest.dataset.late.moves import (
 from dask_image_ingest.dataset.plan.nodes import (
     AppendsColumns,
     Dependents,
+    ImageNode,
     PreservesRows,
     is_optimized,
     looks_at,
@@ -123,10 +124,6 @@ class Decode(AppendsColumns, PreservesRows):
     limit: int | None
 
     operation = staticmethod(decode_partition)
-
-    @functools.cached_property
-    def _name(self) -> str:
-        return f"decode-{self.deterministic_token}"
 
     @functools.cached_property
     def _meta(self) -> Any:
@@ -381,7 +378,7 @@ def _keep_matching(frame: Any, filters: dnf.Filters) -> Any:
     return frame if len(rows) == len(frame) else frame.iloc[rows]
 
 
-class KeepMatching(dx.Blockwise):
+class KeepMatching(ImageNode, dx.Blockwise):
     """The rows for which filters in normal form hold, after a decode on which they depend."""
 
     _parameters: ClassVar = ["frame", "filters"]

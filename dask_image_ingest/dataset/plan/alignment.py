@@ -7,6 +7,7 @@ together by a shuffle, and then pairs those of different shards in the order in 
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from typing import Any, Literal, TypeAlias
 
@@ -19,8 +20,10 @@ RowSource: TypeAlias = tuple[tuple[str, int, int], ...]
 
 _Labels: TypeAlias = Sequence[RowSource] | Literal["moved"] | None
 
-#: How the names of reads begin: all that is known of one once it is persisted.
-READ_NAME = "read-webdataset-images"
+#: Steps of reads, of metadata and with a decode: all that is known of one once it is persisted.
+READS = ("readMetadata", "readDecode")
+
+_OF_READ = re.compile(rf"({'|'.join(READS)})-(\d+x\d+x\d+-)?[0-9a-f]+")
 
 _lower_by_labels = dx.MaybeAlignPartitions._lower
 _lower_operation = dx.OpAlignPartitions._lower
@@ -97,7 +100,7 @@ def _found(expr: dx.Expr, known: dict[str, _Labels]) -> _Labels:
         return sources
     if isinstance(expr, dx.FromGraph):
         name, *_ = expr.operand("keys")[0]
-        persisted = str(name).startswith(f"{READ_NAME}-") and expr.npartitions > 1
+        persisted = _OF_READ.fullmatch(str(name)) and expr.npartitions > 1
         return "moved" if persisted else None
     if isinstance(expr, dx.Partitions):
         whole = _labels(expr.frame, known)

@@ -8,6 +8,7 @@ from collections.abc import Collection, Mapping
 from typing import Any, ClassVar, TypeAlias
 
 from dask_image_ingest import dask_internals as dx
+from dask_image_ingest.scheduler_plugin import prepare_scheduler_in_use
 
 
 def is_optimized(expr: dx.Expr, dependents: Any) -> bool:
@@ -53,7 +54,25 @@ def used_by(expr: dx.Expr, dependents: Dependents) -> list[dx.Expr]:
     return [parent for parent in above if parent is not None]
 
 
-class Read(dx.PartitionsFiltered, dx.BlockwiseIO):
+class ImageNode(dx.Expr):
+    """Base of this package's nodes; has the cluster prepared for their tasks before it gets any."""
+
+    @property
+    def step(self) -> str:
+        """The name of its tasks on the dashboard: of letters alone, or Dask cuts it off."""
+        name = type(self).__name__.lstrip("_")
+        return name[0].lower() + name[1:]
+
+    @functools.cached_property
+    def _name(self) -> str:
+        return f"{self.step}-{self.deterministic_token}"
+
+    def _lower(self) -> dx.Expr | None:
+        prepare_scheduler_in_use()
+        return super()._lower()
+
+
+class Read(ImageNode, dx.PartitionsFiltered, dx.BlockwiseIO):
     """Base of the expressions that read: some columns of some partitions of a source.
 
     The source is the first operand. It has ``meta``, an empty frame of all its columns,
@@ -121,7 +140,7 @@ class Read(dx.PartitionsFiltered, dx.BlockwiseIO):
         return super()._tree_repr_argument_construction(i, op, header)
 
 
-class AppendsColumns(dx.Blockwise):
+class AppendsColumns(ImageNode, dx.Blockwise):
     """Adds columns to ``frame``; filters and projections that need none of them go below it."""
 
     _filter_passthrough = True
@@ -201,9 +220,11 @@ class MapColumns(AppendsColumns, PreservesRows):
 
     _parameters: ClassVar = ["frame", "function", "outputs", "inputs"]
 
-    @functools.cached_property
-    def _name(self) -> str:
-        return f"{self.function.__name__.strip('_').replace('_', '-')}-{self.deterministic_token}"
+    @property
+    def step(self) -> str:
+        """The function's name."""
+        first, *others = self.function.__name__.strip("_").split("_")
+        return "".join([first, *map(str.capitalize, others)])
 
     @staticmethod
     def operation(frame: Any, function: Any, _outputs: Any, _inputs: Any, *operands: Any) -> Any:

@@ -10,7 +10,7 @@ from dask_image_ingest import dask_internals as dx
 from dask_image_ingest.dask_internals import Task
 from dask_image_ingest.dataset import filters as dnf
 from dask_image_ingest.dataset.options import ReadOptions
-from dask_image_ingest.dataset.plan.alignment import READ_NAME, RowSource, install_alignment
+from dask_image_ingest.dataset.plan.alignment import READS, RowSource, install_alignment
 from dask_image_ingest.dataset.plan.dask_rules import install_rules
 from dask_image_ingest.dataset.plan.nodes import Read, is_optimized
 from dask_image_ingest.dataset.plan.predicates import as_filters
@@ -103,9 +103,7 @@ class ReadWebDataset(Read):
 
     dataset: Dataset
 
-    @functools.cached_property
-    def _name(self) -> str:
-        return f"{READ_NAME}-{self.deterministic_token}"
+    step = READS[0]
 
     @property
     def first_url(self) -> str:

@@ -12,7 +12,7 @@ from dask_image_ingest.dataset.options import ReadOptions
 from dask_image_ingest.dataset.scan.first_shard import FirstShard
 from dask_image_ingest.dataset.warning import warn_user
 from dask_image_ingest.errors import ArgumentError
-from dask_image_ingest.frames import Backend, awaits_workers
+from dask_image_ingest.frames import Backend, awaits_workers, planned_workers, workers
 from dask_image_ingest.index import IndexFile
 from dask_image_ingest.passwords import UrlHolder
 from dask_image_ingest.storage import Shard, is_pipe
@@ -77,16 +77,7 @@ def parse_partition_size(partition_size: Any, backend: Backend) -> int | None:
     if partition_size is None:
         return None
     if isinstance(partition_size, str) and partition_size == "auto":
-        if not _has_workers():
-            # The memory of this machine says nothing: it may be a login node.
-            warn_user(
-                "no worker has joined the cluster yet, so partition_size='auto' takes "
-                f"{_ASSUMED >> 20} MiB of pixels, a sixteenth of a worker of 8 GiB. Pass "
-                "partition_size=, or wait before the read: client.wait_for_workers(1)"
-            )
-            return min(_ASSUMED, backend.largest_partition // 2)
-        # Shards are taken to decode to as much as the first one, and some decode to more.
-        return min(backend.partition_memory(), backend.largest_partition // 2)
+        return _automatic(backend)
     nbytes = number_of_bytes(partition_size)
     if nbytes is None:
         raise ArgumentError(
@@ -96,14 +87,32 @@ def parse_partition_size(partition_size: Any, backend: Backend) -> int | None:
     return min(nbytes, backend.largest_partition)
 
 
-def _has_workers() -> bool:
-    """True if a worker has joined, or there is no cluster; one that starts is waited for."""
+def _automatic(backend: Backend) -> int:
+    """Size of a partition by the memory of the workers; one that starts is waited for."""
     end = time.monotonic() + _PATIENCE
-    while awaits_workers():
-        if time.monotonic() > end:
-            return False
+    while awaits_workers() and time.monotonic() < end:
         time.sleep(0.1)
-    return True
+    there = workers()
+    # Where nobody knows, the memory of this machine says nothing: it may be a login node.
+    why = do = ""
+    if awaits_workers():
+        why, do = "no worker has joined", "wait before the read: client.wait_for_workers(1)"
+    elif there and backend.device == "cpu" and not any(each["memory_limit"] for each in there):
+        why, do = "no worker has a memory limit", "start them with --memory-limit"
+    # Shards are taken to decode to as much as the first one, and some decode to more.
+    size = min(_ASSUMED if why else backend.partition_memory(), backend.largest_partition // 2)
+    if why:
+        warn_user(
+            f"{why}, so partition_size='auto' takes {size >> 20} MiB of pixels, a sixteenth of a "
+            f"worker of 8 GiB. Pass partition_size=, or {do}"
+        )
+    elif len(there) == 1 < (planned := planned_workers()):
+        warn_user(
+            f"1 of {planned} workers has joined, so partition_size='auto' takes {size >> 20} MiB "
+            "of pixels, by its memory. If others have less, pass partition_size=, or wait for them "
+            f"before the read: client.wait_for_workers({planned})"
+        )
+    return size
 
 
 def parse_shards_per_partition(shards: Any, largest: int | None) -> ShardsTogether:

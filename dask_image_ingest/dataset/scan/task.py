@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any, Final, TypeAlias
 
 import numpy as np
@@ -34,6 +34,7 @@ from dask_image_ingest.dataset.warning import (
     warn_of_skipped,
 )
 from dask_image_ingest.decode import Pixels
+from dask_image_ingest.environment import own_version, refuse_other_version
 from dask_image_ingest.errors import (
     ShardError,
     ShardNotFoundError,
@@ -63,6 +64,8 @@ class Query:
         Extensions not warned about; None disables warnings.
     keeps_walk
         Whether a later step of the same task wants what a walk through the shard finds.
+    version
+        Of this package, where the query was made.
     """
 
     options: ReadOptions
@@ -73,6 +76,7 @@ class Query:
     sidecar: tuple[SidecarColumn, ...]
     known_extensions: frozenset[str] | None
     keeps_walk: bool = False
+    version: str = field(default_factory=own_version)
 
 
 #: In a partition of several shards, this lies between the labels of the samples of the same number
@@ -94,7 +98,10 @@ def read_partition(partition: Partition, query: Query, decode: DecodeInRead | No
         Where the images would decode to more than one partition can hold; before they do.
     ImageDecodeError
         For the first image that can't be decoded, with ``errors="raise"``.
+    ClusterError
+        In a process that has another version of this package.
     """
+    refuse_other_version(query.version)
     read: list[Any] = []
     for split in partition:
         rows, scanned = _read_split(split, query, decode)

@@ -5,10 +5,8 @@ that may die, and a journal of the images that did it.
 """
 
 from dask_image_ingest.decode.crash_guard.guard import crashed, decode_guarded
-from dask_image_ingest.decode.crash_guard.scheduler_log import CrashJournal
 
 __all__ = [
-    "CrashJournal",
     "crashed",
     "decode_guarded",
 ]

@@ -1,7 +1,7 @@
 """Crash log on a cluster's scheduler, for workers that share no disk.
 
-It knows which tasks a worker had when it died, and says so to the worker that gets one of them
-next, in the task's annotations. Images that kill are kept in its metadata.
+Its plugin knows which tasks a worker had when it died, and says so to the worker that gets one of
+them next, in the task's annotations. Images that kill are kept in its metadata.
 """
 
 from __future__ import annotations
@@ -12,51 +12,15 @@ from collections.abc import Mapping
 from contextlib import suppress
 from typing import Any
 
-from dask.typing import Key
-from distributed import Scheduler, SchedulerPlugin, Worker, get_worker
+from distributed import Worker, get_worker
 from distributed.utils import sync
 
-_ANNOTATION = "image-ingest-has-killed"
+from dask_image_ingest.scheduler_plugin import HAS_KILLED
+
 _METADATA = "image-ingest-crashes"
 
-_MOST_TASKS = 10_000
 _SECONDS_BETWEEN = 5.0  # from one question of a worker to the next
 _TIMEOUT = 10.0
-
-
-class CrashJournal(SchedulerPlugin):
-    """Marks tasks that were with a worker when it died."""
-
-    name = "image-ingest-crash-journal"
-    idempotent = True
-
-    def __init__(self) -> None:
-        self._scheduler: Scheduler | None = None
-        self._killers: dict[Key, None] = {}  # the oldest first
-
-    async def start(self, scheduler: Scheduler) -> None:
-        """Take note of the scheduler; called by dask."""
-        self._scheduler = scheduler
-
-    def transition(self, key: Key, start: str, finish: str, *args: Any, **kwargs: Any) -> None:
-        """Note a death, or mark a task that is about to be given out; called by dask."""
-        if start == "processing":
-            self._ended(key, finish)
-        elif finish == "waiting" and key in self._killers:
-            task = self._task(key)
-            task.annotations = {**(task.annotations or {}), _ANNOTATION: True}
-
-    def _ended(self, key: Key, finish: str) -> None:
-        if finish == "memory":
-            self._killers.pop(key, None)
-        elif finish in ("released", "erred") and self._task(key).suspicious:
-            self._killers[key] = None
-            if len(self._killers) > _MOST_TASKS:
-                self._killers.pop(next(iter(self._killers)))
-
-    def _task(self, key: Key) -> Any:
-        assert self._scheduler is not None
-        return self._scheduler.tasks[key]
 
 
 def task_has_killed() -> bool:
@@ -66,7 +30,7 @@ def task_has_killed() -> bool:
         task = worker.state.tasks[worker.get_current_task()]
     except (ValueError, KeyError, AttributeError):
         return False  # in no task of a cluster
-    return bool((task.annotations or {}).get(_ANNOTATION))
+    return bool((task.annotations or {}).get(HAS_KILLED))
 
 
 def tell_of_crash(decoders: str, image: str, death: str) -> None:

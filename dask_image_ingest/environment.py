@@ -1,14 +1,62 @@
-"""The packages of a process of a cluster, told without importing any of them."""
+"""Installed packages: versions for reports of bugs, and of processes that may lack this package."""
 
 from __future__ import annotations
 
-import functools
-import pickle
-import sys
+import importlib
+import inspect
+import platform
 from collections.abc import Callable
 from typing import Any
 
-import cloudpickle
+from dask_image_ingest.errors import ClusterError
+
+#: The name of this package among those of :func:`environment`.
+PACKAGE = "dask-image-ingest"
+
+
+class Versions(dict[str, str | None]):
+    """Versions by name, shown one a line; None for what is not installed."""
+
+    def __repr__(self) -> str:
+        width = max(map(len, self), default=0)
+        return "\n".join(f"{name:<{width}}  {version or '-'}" for name, version in self.items())
+
+
+def versions() -> Versions:
+    """Tell the versions of this package and of those that it uses, for reports of bugs.
+
+    Returns
+    -------
+    Versions
+        A dict by name. It prints itself, one a line.
+
+    Examples
+    --------
+    >>> "dask" in versions()
+    True
+    """
+    found = {name: told for name, told in environment().items() if name not in ("host", "cores")}
+    return Versions({"platform": platform.platform(), **found})
+
+
+def own_version() -> str:
+    """The version of this package in this process."""
+    version: str = importlib.import_module(__package__).__version__
+    return version
+
+
+def refuse_other_version(version: str) -> None:
+    """Refuse a task that another version of this package has made.
+
+    Raises
+    ------
+    ClusterError
+    """
+    if version != own_version():
+        raise ClusterError(
+            f"a task of {PACKAGE} {version} has come to a process that has {own_version()}: "
+            "install the same version everywhere, and start workers again"
+        )
 
 
 def environment() -> dict[str, Any]:
@@ -59,14 +107,19 @@ def environment() -> dict[str, Any]:
         "dask": version("dask"),
         "distributed": version("distributed"),
         "pandas": version("pandas"),
+        "numpy": version("numpy"),
         "pyarrow": version("pyarrow"),
+        "fsspec": version("fsspec"),
         "pillow": version("pillow"),
         "cudf": version("cudf-cu13", "cudf-cu12", "cudf"),
     }
 
 
 class Portable:
-    """A function of this package, pickled by value for processes that do not have it."""
+    """A function that is sent as its source, to processes that lack this package.
+
+    It has to import inside what it needs.
+    """
 
     def __init__(self, function: Callable[..., Any]) -> None:
         self._function = function
@@ -75,15 +128,8 @@ class Portable:
         """Call the function, where it need not travel."""
         return self._function(*args, **kwargs)
 
-    def __reduce__(self) -> tuple[Callable[[bytes], Any], tuple[bytes]]:
-        return pickle.loads, (_by_value(self._function),)
-
-
-@functools.cache
-def _by_value(function: Callable[..., Any]) -> bytes:
-    module = sys.modules[function.__module__]
-    cloudpickle.register_pickle_by_value(module)
-    try:
-        return bytes(cloudpickle.dumps(function))
-    finally:
-        cloudpickle.unregister_pickle_by_value(module)
+    def __reduce__(self) -> tuple[Callable[[str], Any], tuple[str]]:
+        # The source, since code that one Python has compiled is none for another.
+        source = f"from __future__ import annotations\n{inspect.getsource(self._function)}"
+        name = self._function.__name__
+        return eval, (f"(lambda space: (exec({source!r}, space), space[{name!r}])[1])({{}})",)
