@@ -168,20 +168,20 @@ def test_a_worker_that_does_not_answer_is_left_out_until_it_does(
     cluster, bare, shards, monkeypatch
 ):
     monkeypatch.setattr(sys.modules["dask_image_ingest.cluster.prepare"], "_PATIENCE", 1.0)
-    for _ in range(2):
-        cluster.worker("--no-nanny")
+    worker = cluster.worker("--no-nanny", "--name", "stopped")
+    cluster.worker()
     cluster.worker("--host", "127.0.0.2", PYTHONPATH=bare)
     with cluster.client(3) as client:
-        pids = client.run(os.getpid)
-        stopped = next(address for address in pids if "127.0.0.2" not in address)
-        os.kill(pids[stopped], signal.SIGSTOP)
+        present = client.scheduler_info()["workers"].items()
+        (stopped,) = (address for address, each in present if each["name"] == "stopped")
+        os.killpg(worker.pid, signal.SIGSTOP)
         try:
             with pytest.warns(UserWarning, match=rf"not answered yet: {stopped}") as told:
                 assert len(read(shards).compute()) == 24
             assert "1 worker has no dask-image-ingest" in str(told[0].message)
             assert pd.isna(installed(client)[stopped])
         finally:
-            os.kill(pids[stopped], signal.SIGCONT)
+            os.killpg(worker.pid, signal.SIGCONT)
         until(lambda: installed(client)[stopped] == dii.__version__)
         assert {len(read(shards).compute()) for _ in range(3)} == {24}
 

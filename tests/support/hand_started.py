@@ -1,10 +1,12 @@
 """Clusters of ``dask scheduler`` and ``dask worker`` processes that share only the network.
 
-Each process has a working directory, temporary files and a local directory of its own.
+Each process has a working directory, temporary files, a local directory and, where the machine
+allows it, a table of processes of its own.
 """
 
 from __future__ import annotations
 
+import functools
 import os
 import signal
 import subprocess
@@ -55,12 +57,12 @@ class HandStarted:
         """The path of processes that have all packages, this one, and what tests share."""
         return os.pathsep.join(map(str, (*first, _TESTS.parent.parent, _TESTS, _PACKAGES)))
 
-    def worker(self, *options: str, **environment: str) -> None:
-        """Start a worker of one thread."""
+    def worker(self, *options: str, **environment: str) -> subprocess.Popen[bytes]:
+        """Start a worker of one thread, in a process group of its own."""
         where = ["--scheduler-file", self.address, "--no-dashboard"]
-        self.start("worker", *where, "--nthreads", "1", *options, **environment)
+        return self.start("worker", *where, "--nthreads", "1", *options, **environment)
 
-    def start(self, what: str, *options: str, **environment: str) -> None:
+    def start(self, what: str, *options: str, **environment: str) -> subprocess.Popen[bytes]:
         own = self.folder / f"{what}-{len(self._processes)}"
         (own / "tmp").mkdir(parents=True)
         path = {"PYTHONPATH": self.path()}
@@ -70,12 +72,13 @@ class HandStarted:
         command = [sys.executable, *self._options, "-m", "dask", what, *options]
         if what == "worker":
             command += ["--local-directory", str(own / "local")]
+        command = [*namespace(), *command]
         with (own / "log").open("wb") as log:
-            self._processes.append(
-                subprocess.Popen(
-                    command, cwd=own, env=variables, stdout=log, stderr=log, start_new_session=True
-                )
+            process = subprocess.Popen(
+                command, cwd=own, env=variables, stdout=log, stderr=log, start_new_session=True
             )
+        self._processes.append(process)
+        return process
 
     @contextmanager
     def client(self, n_workers: int) -> Iterator[Client]:
@@ -88,6 +91,19 @@ class HandStarted:
     def log(self) -> str:
         """All that the processes have said."""
         return "\n".join(path.read_text() for path in sorted(self.folder.glob("*/log")))
+
+
+@functools.cache
+def namespace() -> tuple[str, ...]:
+    """The beginning of a command that runs the rest in a PID namespace; empty if it can't be."""
+    # The shell is its first process, which the kernel protects from signals of the others.
+    begin = ["unshare", "--pid", "--fork", "--kill-child", "--mount-proc", "sh", "-c"]
+    begin += ['"$@"; exit 0', "sh"]
+    try:
+        able = subprocess.run([*begin, "true"], capture_output=True, check=False).returncode == 0
+    except OSError:
+        able = False
+    return tuple(begin) if able else ()
 
 
 def packages_without(folder: Path, *names: str) -> str:

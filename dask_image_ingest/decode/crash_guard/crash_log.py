@@ -1,10 +1,9 @@
 """Log of crashed decoders: partitions to guard, images to leave alone.
 
-A crash takes the process with it, so that only files can tell of it: one for each partition that is
-being decoded, locked by its process. A file that is there and not locked was left behind by a
-process that died. All worker processes of a machine share the folder, since the scheduler may give
-the partition to any of them next. The scheduler of a cluster remembers for all its machines, which
-need not share a folder.
+On a cluster the scheduler keeps it, for all machines: its plugin tells a task that it was with a
+worker when that died, and its metadata name the images. Elsewhere a crash takes all with it, and
+only files tell of it to who runs the same again: one for each partition that is being decoded,
+locked by its process. A file that is there and not locked was left behind by a process that died.
 """
 
 from __future__ import annotations
@@ -15,6 +14,8 @@ import hashlib
 import os
 import stat
 import tempfile
+import threading
+import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from importlib.metadata import PackageNotFoundError, version
@@ -22,12 +23,15 @@ from pathlib import Path
 from typing import Any
 
 import dask
+from distributed import Worker, get_worker
+from distributed.utils import sync
 
-from dask_image_ingest.decode.crash_guard.scheduler_log import (
-    known_crashes,
-    task_has_killed,
-    tell_of_crash,
-)
+from dask_image_ingest.scheduler_plugin import HAS_KILLED
+
+_METADATA = "image-ingest-crashes"
+
+_SECONDS_BETWEEN = 5.0  # from one question of a worker to its scheduler to the next
+_TIMEOUT = 10.0
 
 _CRASHED = "crashed-"
 
@@ -36,19 +40,21 @@ _CRASHED = "crashed-"
 def in_progress(name: str) -> Iterator[bool]:
     """Note that a partition is being decoded, for as long as the context lasts.
 
-    Gives whether an earlier process died with the same partition underway, by a file here or by
-    what the scheduler says. Where no file can be written, or another process is at the same
-    partition, nothing is noted, and work goes on.
+    Gives whether an earlier process died with the same partition underway. Where no file can be
+    written, or another process is at the same partition, nothing is noted, and work goes on.
     """
-    has_killed = task_has_killed()
+    worker = _worker()
+    if worker is not None:
+        yield _has_killed(worker)
+        return
     path = os.path.join(folder(), f"decoding-{name}")
     try:
         file, left_behind = _begin(path)
     except OSError:
-        yield has_killed
+        yield False
         return
     try:
-        yield left_behind or has_killed
+        yield left_behind
     finally:
         with suppress(OSError):
             os.unlink(path)
@@ -57,19 +63,20 @@ def in_progress(name: str) -> Iterator[bool]:
 
 def remember(data: bytes, death: str) -> None:
     """Note that decoding this image kills the process, so that nobody tries again."""
-    name = _crash_name(data)
-    with suppress(OSError):
-        Path(folder(), name).write_text(death, "ascii")
-    tell_of_crash(_decoders(), name, death)
+    worker, name = _worker(), _crash_name(data)
+    if worker is None:
+        with suppress(OSError):
+            Path(folder(), name).write_text(death, "ascii")
+    else:
+        keys = [_METADATA, _decoders(), name]
+        _ask(worker, worker.scheduler.set_metadata, keys=keys, value=death)
+        _known.asked = 0.0
 
 
 def crashers() -> Crashers:
     """The images that are known to kill a process."""
-    try:
-        names = [name for name in os.listdir(folder()) if name.startswith(_CRASHED)]
-    except OSError:
-        names = []
-    return Crashers(dict.fromkeys(names) | {**known_crashes(_decoders())})
+    worker = _worker()
+    return Crashers(_of_folder() if worker is None else _known.of(worker))
 
 
 class Crashers:
@@ -78,10 +85,10 @@ class Crashers:
     Parameters
     ----------
     deaths
-        By an image's name, how the process dies; None where a file says it.
+        By an image's name, how the process dies.
     """
 
-    def __init__(self, deaths: Mapping[str, str | None]) -> None:
+    def __init__(self, deaths: Mapping[str, str]) -> None:
         self._deaths = deaths
         self._sizes = frozenset(int(name.split("-")[1]) for name in deaths)
 
@@ -92,15 +99,7 @@ class Crashers:
         """The known death of a process that decodes this image; None if there is none."""
         if len(data) not in self._sizes:
             return None
-        name = _crash_name(bytes(data))
-        if name not in self._deaths:
-            return None
-        if (death := self._deaths[name]) is not None:
-            return death
-        try:
-            return Path(folder(), name).read_text("ascii", "replace")
-        except OSError:
-            return None
+        return self._deaths.get(_crash_name(bytes(data)))
 
 
 def folder() -> str:
@@ -118,6 +117,59 @@ def folder() -> str:
         if stat.S_ISDIR(found.st_mode) and found.st_uid == os.getuid():
             return path
     return os.devnull  # in which nothing can be opened
+
+
+class _Known:
+    """The last answer of a worker's scheduler, which is asked every few seconds."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._worker: Worker | None = None
+        self._crashes: Mapping[str, str] = {}
+        self.asked = 0.0
+
+    def of(self, worker: Worker) -> Mapping[str, str]:
+        """Images that kill, and how."""
+        with self._lock:
+            if worker is not self._worker or time.monotonic() > self.asked + _SECONDS_BETWEEN:
+                self._worker, self.asked = worker, time.monotonic()
+                keys = [_METADATA, _decoders()]
+                answer = _ask(worker, worker.scheduler.get_metadata, keys=keys, default={})
+                self._crashes = answer or {}
+            return self._crashes
+
+
+_known = _Known()
+
+
+def _worker() -> Worker | None:
+    """The worker of a cluster for which this thread runs a task."""
+    try:
+        return get_worker()
+    except ValueError:
+        return None
+
+
+def _has_killed(worker: Worker) -> bool:
+    """True if a worker died while it ran the task of this thread."""
+    with suppress(ValueError, KeyError, AttributeError):
+        task = worker.state.tasks[worker.get_current_task()]
+        return bool((task.annotations or {}).get(HAS_KILLED))
+    return False
+
+
+def _ask(worker: Worker, question: Any, **what: Any) -> Any:
+    """The answer of a worker's scheduler; None if there is none."""
+    with suppress(OSError, TimeoutError, RuntimeError):
+        return sync(worker.loop, question, callback_timeout=_TIMEOUT, **what)
+    return None
+
+
+def _of_folder() -> dict[str, str]:
+    with suppress(OSError):
+        found = Path(folder()).glob(f"{_CRASHED}*")
+        return {path.name: path.read_text("ascii", "replace") for path in found}
+    return {}
 
 
 def _begin(path: str) -> tuple[int, bool]:
