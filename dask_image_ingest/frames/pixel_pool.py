@@ -7,15 +7,20 @@ import fcntl
 import functools
 import mmap
 import os
+import sys
 import threading
 import time
 import weakref
 from contextlib import suppress
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
 _SEAL = 16
+
+# Else a client that keeps many partitions has an open file for each, 128 of a worker at most.
+_NO_DESCRIPTOR: dict[str, Any] = {"trackfd": False} if sys.version_info >= (3, 13) else {}
 
 # Linux 5.14. All pages at once, where each would cost a fault.
 _MADV_POPULATE_READ = 22
@@ -97,9 +102,9 @@ def map_block(process: int, file: int, nbytes: int, seal: bytes) -> np.ndarray:
         if size < nbytes + _SEAL or os.pread(opened, _SEAL, size - _SEAL) != seal:
             raise FileNotFoundError(f"process {process} has let go of these pixels")
         # Whoever writes to it all the same, as by a tensor, writes to a copy of their own.
-        mapped = mmap.mmap(opened, nbytes, access=mmap.ACCESS_COPY)
+        mapped = mmap.mmap(opened, nbytes, access=mmap.ACCESS_COPY, **_NO_DESCRIPTOR)
     finally:
-        # The mapping has a duplicate of the file, and so the lock.
+        # The lock is the mapping's as well, which before Python 3.13 also has a descriptor.
         os.close(opened)
     with contextlib.suppress(OSError):
         mapped.madvise(_MADV_POPULATE_READ)

@@ -102,7 +102,8 @@ class LazySource(Source):
         # The process that this belongs to, while it has a thread or a client.
         self._process = os.getpid() if self._client else None
         self._backend = backend_of(frame._meta)
-        self._maps = self._backend.name == "pandas"
+        share = dask.config.get("image-ingest.share-pixels", True)
+        self._maps = share and self._backend.name == "pandas"
         self._threads: Executor | None = None
         self._reader = 0  # the thread that asked for a partition last
         self._futures: set[RemoteFuture] = set()

@@ -146,6 +146,26 @@ def test_another_machine_sends_its_pixels(ddf, monkeypatch):
     np.testing.assert_array_equal(np.concatenate(sent), want)
 
 
+def test_pixels_are_sent_where_that_is_configured(ddf):
+    """So that all can be tried on one machine that happens between several."""
+    want = np.concatenate(batches(ddf))
+    with dask.config.set({"image-ingest.share-pixels": False}):
+        sent = batches(ddf)
+    assert not any(map(is_mapped, sent))
+    np.testing.assert_array_equal(np.concatenate(sent), want)
+
+
+@pytest.mark.skipif(sys.version_info < (3, 13), reason="mmap keeps a descriptor before Python 3.13")
+def test_what_is_borrowed_takes_no_descriptor(block):
+    before = len(os.listdir("/proc/self/fd"))
+    held = lent(block)
+    assert len(os.listdir("/proc/self/fd")) == before
+    assert not block.claim()
+    del held
+    gc.collect()
+    assert block.claim()
+
+
 def test_pixels_that_cannot_be_mapped_are_sent(ddf, monkeypatch):
     def refuse(*_):
         raise PermissionError
