@@ -72,7 +72,7 @@ class ShardNotFoundError(DaskImageIngestError, FileNotFoundError):
     def __setstate__(self, state: dict[str, Any] | None) -> None:
         """Say whether the process in which the error arrives sees the file."""
         super().__setstate__(state)
-        if self.path and _WORKER in self.args[0] and not _worker():
+        if self.path and _WORKER in self.args[0] and not this_worker():
             if os.path.exists(self.path):
                 seen = "This process sees it: mount its folder at the same place for all workers"
             else:
@@ -106,11 +106,11 @@ class PartitionTooLargeError(MemoryError, DaskImageIngestError):
 
 def _completed(message: str) -> str:
     """The message without passwords, and with the worker on which it is made."""
-    worker = "" if _WORKER in message else _worker()
+    worker = "" if _WORKER in message else this_worker()
     return without_passwords(message) + worker
 
 
-def _worker() -> str:
+def this_worker() -> str:
     """The worker that this thread works for; empty in other processes."""
     if "distributed.worker" not in sys.modules:
         return ""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import warnings
 
+from dask_image_ingest.errors import this_worker
 from dask_image_ingest.index import IndexFile
 from dask_image_ingest.passwords import without_passwords
 from dask_image_ingest.tar import Damage
@@ -35,8 +36,11 @@ def warn_of_skipped(error: Exception) -> None:
 
 
 def warn_of_unusable(error: Exception, index: IndexFile) -> None:
-    """Say which index is not used, and why."""
-    warn_user(f"the index {index.url} is not used: {error}. {index.shard.url} is read without it")
+    """Say which index is not used, why, and where: a worker may lack what others have."""
+    warn_user(
+        f"the index {index.url} is not used: {error}. {index.shard.url} is read without it"
+        f"{this_worker()}"
+    )
 
 
 def warn_of_damage(url: str, damage: Damage | None, samples: int) -> None:
