@@ -11,7 +11,7 @@ from dask.bag import from_sequence
 from dask.base import get_scheduler
 from distributed.scheduler import KilledWorker
 
-from dask_image_ingest.killed_workers import killed_by
+from dask_image_ingest.errors import DaskImageIngestError
 from dask_image_ingest.progress_bar import progress
 from dask_image_ingest.scheduler_plugin import prepare_scheduler_in_use
 
@@ -49,3 +49,18 @@ def compute_all(collections: Sequence[Any], show: bool) -> tuple[Any, ...]:
     with progress() if show else contextlib.nullcontext():
         results: tuple[Any, ...] = dask.compute(*collections, scheduler=scheduler)
     return results
+
+
+def killed_by(error: KilledWorker, what: str) -> DaskImageIngestError:
+    """An error that names ``what`` the task has read, and what to do.
+
+    The scheduler's journal of crashes knows the task from now on.
+    """
+    count = error.allowed_failures + 1
+    workers = "workers that read" if count > 1 else "worker that read"
+    return DaskImageIngestError(
+        f"{count} {workers} {what} died, the last one at {error.last_worker.address}: an image of "
+        "it crashes the decoder, or memory was too small. Run this again: its images are decoded "
+        "one by one then, in a process that may die. If workers die of it all the same, give them "
+        "more memory"
+    )

@@ -2,26 +2,30 @@
 
 from __future__ import annotations
 
+import inspect
+import math
 import os
 import warnings
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any, Literal
 
 import dask
 from dask.system import CPU_COUNT
-from distributed import Client, LocalCluster
+from dask.utils import parse_bytes
+from distributed import Client, LocalCluster, Nanny, Worker
 
-from dask_image_ingest.cluster.arguments import check_arguments, check_names
-from dask_image_ingest.cluster.client import THREADS, ClusterClient, ThreadsClient
+from dask_image_ingest.arguments import whole_number
+from dask_image_ingest.cluster.client import ClusterClient, ThreadsClient
 from dask_image_ingest.cluster.prepare import prepare_workers
 from dask_image_ingest.errors import ArgumentError, MissingDependencyError
 from dask_image_ingest.frames import gpus
 
-_THREADS_VARIABLE = "DASK_IMAGE_INGEST__DECODE_THREADS"
-
 # Variables of workers, also where a cluster's class sets ``env=`` itself.
 _SPAWN = "distributed.nanny.pre-spawn-environ"
+
+_NUMBERS = ("n_workers", "decode_threads", "threads_per_worker")
+_SIZES = ("rmm_pool_size", "device_memory_limit", "memory_limit")
 
 # Keywords of dask-cuda for device_memory_limit, as fractions.
 _LIMIT_KEYWORDS: dict[Any, float | None] = {"default": 0.8, "auto": None}
@@ -91,7 +95,7 @@ def start_cluster(
     >>> with start_cluster() as client:
     ...     frame = read_webdataset_images("train-{000..003}.tar").compute()
     """
-    check_arguments({**locals(), **kwargs})
+    _check_arguments({**locals(), **kwargs})
     cores = CPU_COUNT
     use_gpu = bool(gpus()) if gpu is None else gpu
     devices = kwargs.get("CUDA_VISIBLE_DEVICES")
@@ -114,10 +118,7 @@ def start_cluster(
     if not use_gpu and not settings.get("processes", True):
         with _any_port():
             return _in_this_process(threads, settings)
-    # As a variable for workers that are added later. It alone would not do: of a worker's variables
-    # dask forgets those of image-ingest as soon as this process has configured any of its values.
-    settings["env"] = {_THREADS_VARIABLE: str(threads)} | settings.get("env", {})
-    with dask.config.set(intervals | {THREADS: threads}), _any_port():
+    with dask.config.set(intervals), _any_port():
         if use_gpu:
             if devices is None and visible:
                 # Of several parts of a GPU (MIG) that are named, a process sees the first alone.
@@ -132,6 +133,54 @@ def start_cluster(
             cluster = _cpu_cluster(**settings)
     client = _connect(ClusterClient, cluster)
     return _prepared(client, "gpu" if use_gpu else "cpu", {"decode-threads": threads})
+
+
+def _check_arguments(arguments: Mapping[str, Any]) -> None:
+    """Refuse numbers of workers and threads that are not positive, and sizes that are none.
+
+    Raises
+    ------
+    ArgumentError
+    """
+    for name in _NUMBERS:
+        if arguments.get(name) is not None:
+            advice = "pass a positive number, or None for the usual one"
+            whole_number(name, arguments[name], 1, advice)
+    for name in _SIZES:
+        _check_size(name, arguments.get(name))
+    gpu, address = arguments.get("gpu"), arguments.get("dashboard_address")
+    if not isinstance(gpu, (bool, type(None))):
+        raise ArgumentError(f"gpu={gpu!r}; pass True, False, or None for what the machine has")
+    if not isinstance(address, (str, int, type(None))):
+        raise ArgumentError(f"dashboard_address={address!r}; pass ':8787', or None")
+
+
+def _check_names(settings: Mapping[str, Any]) -> None:
+    """Refuse keywords that neither the cluster nor its workers take, as workers would not start.
+
+    Raises
+    ------
+    ArgumentError
+    """
+    takes = [inspect.signature(kind).parameters for kind in (LocalCluster, Nanny, Worker)]
+    unknown = [name for name in settings if not any(name in known for known in takes)]
+    if unknown:
+        raise ArgumentError(
+            f"start_cluster has no argument {', '.join(map(repr, unknown))}, and neither have "
+            "distributed's LocalCluster, Nanny and Worker"
+        )
+
+
+def _check_size(name: str, value: Any) -> None:
+    """Refuse what is neither a size (``"20 GB"``), a fraction, nor a keyword of dask."""
+    if value is None or (isinstance(value, str) and value in ("auto", "default")):
+        return
+    try:
+        number = parse_bytes(value) if isinstance(value, str) else float(value)
+    except (ValueError, TypeError):
+        number = -1
+    if isinstance(value, bool) or not 0 <= number < math.inf:
+        raise ArgumentError(f"{name}={value!r}; pass bytes, such as '20 GB', or a share below 1")
 
 
 @contextmanager
@@ -163,14 +212,14 @@ def _prepared(client: Client, device: Literal["cpu", "gpu"], own: dict[str, Any]
 
 
 def _in_this_process(threads: int, settings: dict[str, Any]) -> Client:
-    check_names(settings)
+    _check_names(settings)
     if "env" in settings:
         raise ArgumentError("env= is for worker processes, and with processes=False there are none")
     return _prepared(_connect(ThreadsClient, LocalCluster(**settings), threads), "cpu", {})
 
 
 def _cpu_cluster(**settings: Any) -> LocalCluster:
-    check_names(settings)
+    _check_names(settings)
     return LocalCluster(**settings)
 
 
@@ -180,7 +229,9 @@ def _named(devices: Any) -> int:
     return len({name.strip() for name in names} - {""})
 
 
-def _cuda_cluster(visible: int, *, env: dict[str, str], **settings: Any) -> LocalCluster:
+def _cuda_cluster(
+    visible: int, *, env: dict[str, str] | None = None, **settings: Any
+) -> LocalCluster:
     try:
         from dask_cuda import LocalCUDACluster
     except ImportError as error:
@@ -201,7 +252,7 @@ def _cuda_cluster(visible: int, *, env: dict[str, str], **settings: Any) -> Loca
         # dask-cuda would find out with its scheduler running, and leave it so.
         raise ArgumentError(_too_few_gpus(settings["n_workers"], visible))
     # LocalCUDACluster overwrites env=.
-    with dask.config.set({_SPAWN: dask.config.get(_SPAWN) | env}):
+    with dask.config.set({_SPAWN: dask.config.get(_SPAWN) | (env or {})}):
         cluster = LocalCUDACluster(**settings)
     if settings["enable_cudf_spill"]:
         _enable_spilling()

@@ -20,6 +20,7 @@ from distributed import Future as RemoteFuture
 from distributed.scheduler import KilledWorker
 from distributed.threadpoolexecutor import ThreadPoolExecutor as DaemonThreads
 
+from dask_image_ingest.computing import killed_by
 from dask_image_ingest.dask_internals import convert_legacy_graph, cull, new_collection
 from dask_image_ingest.dataset import (
     LastDecode,
@@ -29,7 +30,6 @@ from dask_image_ingest.dataset import (
 )
 from dask_image_ingest.errors import ArgumentError
 from dask_image_ingest.frames import backend_of, is_fork
-from dask_image_ingest.killed_workers import killed_by
 from dask_image_ingest.loader.order import Size
 from dask_image_ingest.loader.shared_memory import map_remote, share_pixels
 

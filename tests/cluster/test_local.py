@@ -148,9 +148,11 @@ def test_a_client_of_a_whole_module_runs_its_tests_tasks(client):
     ids=str,
 )
 def test_nonsense_is_refused_before_anything_starts(arguments, monkeypatch):
-    monkeypatch.setattr("dask_image_ingest.cluster.local.LocalCluster", None)
+    started = []
+    monkeypatch.setattr("dask_image_ingest.cluster.local.LocalCluster", started.append)
     with pytest.raises(dii.ArgumentError, match=next(iter(arguments))):
         dii.start_cluster(**{"gpu": False} | arguments)
+    assert not started
 
 
 def test_a_port_that_is_taken_is_no_matter_for_a_warning():
