@@ -12,12 +12,10 @@ import numpy as np
 import pandas as pd
 
 from dask_image_ingest.cli.export import skipped_shards
-from dask_image_ingest.cli.verbs import BAD_DATA, FINE
+from dask_image_ingest.cli.verbs import BAD_DATA, FINE, read_collection
 from dask_image_ingest.computing import compute
 from dask_image_ingest.curate import duplicates as find_duplicates
 from dask_image_ingest.curate import issue_summary, issues, report
-from dask_image_ingest.dataset import read_images, read_webdataset_images
-from dask_image_ingest.errors import ShardNotFoundError
 from dask_image_ingest.passwords import without_passwords
 from dask_image_ingest.progress_bar import progress
 from dask_image_ingest.report import number, printable_text
@@ -43,7 +41,7 @@ _SIGNALS = {
 def quality(args: argparse.Namespace) -> int:
     """Print how many images have each issue, and the worst of them; decode every image."""
     with skipped_shards() as warned:
-        found = issues(_read(args))
+        found = issues(read_collection(args, tables=False, shard_errors="skip"))
         signals = [name for name in found.columns if name.startswith(("quality.", "issue."))]
         table = compute(found[[*_PLACE, *signals]], sys.stderr.isatty())
     skipped = sorted(set(warned))
@@ -82,7 +80,7 @@ def duplicates(args: argparse.Namespace) -> int:
     with skipped_shards() as warned:
         with progress() if sys.stderr.isatty() else contextlib.nullcontext():
             found = find_duplicates(
-                _read(args),
+                read_collection(args, tables=False, shard_errors="skip"),
                 args.by,
                 args.distance,
                 variants=args.variants.split(",") if args.variants else (),
@@ -109,18 +107,6 @@ def duplicates(args: argparse.Namespace) -> int:
         _print([*lines, *_skipped_lines(skipped)])
     _write_page(table, args)
     return BAD_DATA if gone or skipped else FINE
-
-
-def _read(args: argparse.Namespace) -> Any:
-    """A frame of shards, or of image files where there are no shards."""
-    options = {"backend": "pandas", "storage_options": args.storage_options}
-    try:
-        return read_webdataset_images(args.paths, shard_errors="skip", **options)
-    except ShardNotFoundError as error:
-        try:
-            return read_images(args.paths, **options)
-        except ShardNotFoundError:
-            raise error from None
 
 
 def _skipped_lines(skipped: list[str]) -> list[str]:

@@ -15,11 +15,11 @@ import pandas as pd
 from dask.utils import format_bytes
 
 from dask_image_ingest import curate
+from dask_image_ingest.cli.verbs import read_collection
 from dask_image_ingest.cli.where import holds, json_fields_of, of_signals, parse_where
-from dask_image_ingest.dataset import read_webdataset_images
 from dask_image_ingest.decode import printable
 from dask_image_ingest.errors import ArgumentError
-from dask_image_ingest.export import to_webdataset
+from dask_image_ingest.export import reads_samples, to_webdataset
 from dask_image_ingest.progress_bar import progress
 from dask_image_ingest.report import number
 
@@ -101,15 +101,15 @@ def _export(args: argparse.Namespace, show: bool) -> tuple[pd.DataFrame, int]:
     named = dict(map(_json_field, args.json_field))
     json_fields = json_fields_of(filters or (), named) | named
     early, late = of_signals(filters or ())
-    frame = read_webdataset_images(
-        args.paths,
+    frame = read_collection(
+        args,
         filters=[list(conjunction) for conjunction in early] or None,
         json_fields=json_fields or None,
-        backend="pandas",
         shard_errors="skip",
         sidecar=args.read_sidecar,
-        storage_options=args.storage_options,
     )
+    if early and not reads_samples(frame):
+        frame = frame[holds(frame, early)]
     if late:
         frame = curate.quality(frame)
         frame = frame[holds(frame, late)]
@@ -119,7 +119,7 @@ def _export(args: argparse.Namespace, show: bool) -> tuple[pd.DataFrame, int]:
             frame = curate.duplicates(frame, args.drop_duplicates)
         duplicates = int((~frame["duplicate.keep"]).sum().compute())
         frame = frame[frame["duplicate.keep"]]
-    if not args.drop_bad_images:
+    if not args.drop_bad_images and "offset" in frame.columns:
         frame = frame.drop(columns=_NO_PIXELS)
     result = to_webdataset(
         frame,

@@ -20,8 +20,8 @@ def make_parser() -> argparse.ArgumentParser:
         "paths",
         nargs="+",
         metavar="PATHS",
-        help="shards: files, folders, globs, braces such as 'train-{000..099}.tar', URLs; for "
-        "quality and duplicates image files, too",
+        help="shards: files, folders, globs, braces such as 'train-{000..099}.tar', URLs; or image "
+        "files, or parquet files with a column 'image', as far as the verb has a use for them",
     )
     common.add_argument(
         "--storage-options",
@@ -106,6 +106,11 @@ def make_parser() -> argparse.ArgumentParser:
     )
     showing.add_argument(
         "--columns", default="__key__", help="what stands below an image: __key__,txt"
+    )
+    showing.add_argument(
+        "--mask",
+        metavar="EXTENSION",
+        help="draw the labels of this member over the images: seg.png",
     )
     showing.add_argument(
         "--decode", action="store_true", help="decode every image, and count what fails"

@@ -8,12 +8,21 @@ import contextlib
 import functools
 import json
 import sys
+from collections.abc import Callable
 from typing import Any
 
 import pyarrow as pa
 
-from dask_image_ingest.computing import compute_all, run
-from dask_image_ingest.dataset import read_webdataset_images
+from dask_image_ingest.computing import compute, compute_all, run
+from dask_image_ingest.dataset import (
+    HEADERS,
+    ImageColumn,
+    read_images,
+    read_parquet_images,
+    read_webdataset_images,
+)
+from dask_image_ingest.decode import Mode
+from dask_image_ingest.errors import ShardNotFoundError
 from dask_image_ingest.index import write_index
 from dask_image_ingest.passwords import without_passwords
 from dask_image_ingest.progress_bar import progress
@@ -26,13 +35,19 @@ from dask_image_ingest.report import (
     index_text,
     is_bad,
     look_at_shard,
+    report_of_table,
     summarize,
 )
 from dask_image_ingest.storage import find_shards
+from dask_image_ingest.tar import IMAGE_EXTENSIONS
 from dask_image_ingest.view import first_rows
 from dask_image_ingest.view import gallery as write_gallery
 
 _NEEDS_DECODING = ["image", "error"]
+
+# Suffixes of files that are no shards.
+_PARQUET = ".parquet"
+_FILES = (*(f".{each}" for each in IMAGE_EXTENSIONS.split(";")), _PARQUET)
 
 
 def describe(args: argparse.Namespace) -> int:
@@ -44,7 +59,7 @@ def describe(args: argparse.Namespace) -> int:
 
 def head(args: argparse.Namespace) -> int:
     """Print the first samples: their keys, headers and texts, not their pixels."""
-    frame = _read(args)
+    frame = read_collection(args, sidecar=args.read_sidecar)
     frame = frame[[name for name in frame.columns if name not in _NEEDS_DECODING]]
     rows = first_rows(frame, args.n, lambda *heads: compute_all(heads, _on_terminal()))
     records = pa.Table.from_pandas(rows, preserve_index=False).to_pylist()
@@ -54,10 +69,19 @@ def head(args: argparse.Namespace) -> int:
 
 def gallery(args: argparse.Namespace) -> int:
     """Write a page of thumbnails and histograms."""
-    frame = _read(args)
+    images = None
+    if args.mask:
+        mask = ImageColumn(args.mask, mode="labels")
+        images = {"image": IMAGE_EXTENSIONS, "mask": mask}
+    frame = read_collection(args, sidecar=args.read_sidecar, images=images)
     with progress() if _on_terminal() else contextlib.nullcontext():
         sheet = write_gallery(
-            frame, args.output, args.n, columns=args.columns.split(","), decode=args.decode
+            frame,
+            args.output,
+            args.n,
+            columns=args.columns.split(","),
+            mask="mask" if args.mask else None,
+            decode=args.decode,
         )
     errors = [card.error for card in sheet.cards if card.error]
     written = {"page": args.output, "shown": len(sheet), "errors": errors}
@@ -89,17 +113,43 @@ def index(args: argparse.Namespace) -> int:
     return BAD_DATA if told["damage"].notna().any() or told["error"].notna().any() else FINE
 
 
-def _read(args: argparse.Namespace) -> Any:
-    return read_webdataset_images(
-        args.paths,
-        backend="pandas",
-        sidecar=args.read_sidecar,
-        storage_options=args.storage_options,
-    )
+def read_collection(args: argparse.Namespace, tables: bool = True, **of_shards: Any) -> Any:
+    """A frame of shards, which have options of their own; or of image files, or parquet files."""
+    options = {"backend": "pandas", "storage_options": args.storage_options, **of_shards}
+    read = functools.partial(read_webdataset_images, args.paths, **options)
+    return _shards_or_files(args, read, tables=tables)
+
+
+def _shards_or_files(
+    args: argparse.Namespace, of_shards: Callable[[], Any], mode: Mode = "RGB", tables: bool = True
+) -> Any:
+    """The result of a function of shards; where paths lead to none, a frame of files."""
+    missing: ShardNotFoundError | None = None
+    if not all(path.lower().endswith(_FILES) for path in args.paths):
+        try:
+            return of_shards()
+        except ShardNotFoundError as error:
+            missing = error
+    readers: list[Callable[..., Any]] = [read_images, *[read_parquet_images] * tables]
+    if tables and all(path.lower().endswith(_PARQUET) for path in args.paths):
+        readers = [read_parquet_images]
+    options: dict[str, Any] = {"backend": "pandas", "storage_options": args.storage_options}
+    for read in readers:
+        try:
+            return read(args.paths, mode=mode, **options)
+        except ShardNotFoundError as error:
+            missing = missing or error
+    raise missing or AssertionError
 
 
 def _look(args: argparse.Namespace, decode_too: bool) -> list[Any]:
-    """A report of each shard."""
+    """A report of each shard, or one of all files that are no shards."""
+    list_shards = functools.partial(find_shards, args.paths, args.storage_options)
+    found = _shards_or_files(args, list_shards, args.mode)
+    if not isinstance(found, list):
+        columns = ["__key__", "nbytes", *HEADERS, *["error"] * decode_too]
+        table = compute(found[[name for name in columns if name in found.columns]], _on_terminal())
+        return [report_of_table(table, ", ".join(args.paths))]
     look = functools.partial(
         look_at_shard,
         image=args.image,
@@ -107,8 +157,7 @@ def _look(args: argparse.Namespace, decode_too: bool) -> list[Any]:
         decode_too=decode_too,
         storage_options=args.storage_options,
     )
-    urls = [shard.url for shard in find_shards(args.paths, args.storage_options)]
-    return list(run(look, urls, _on_terminal()))
+    return list(run(look, [shard.url for shard in found], _on_terminal()))
 
 
 def _on_terminal() -> bool:

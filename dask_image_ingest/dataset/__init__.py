@@ -22,6 +22,7 @@ from dask_image_ingest.dataset.late.decode import (
 )
 from dask_image_ingest.dataset.late.fetch import fetch_encoded
 from dask_image_ingest.dataset.late.fused import SHAPE_IN_NAME
+from dask_image_ingest.dataset.late.headers import HEADERS
 from dask_image_ingest.dataset.late.nodes import Decode
 from dask_image_ingest.dataset.late.references import (
     POINTER,
@@ -66,6 +67,7 @@ from dask_image_ingest.dataset.sources.parquet_images import read_parquet_images
 from dask_image_ingest.dataset.warning import warn_user
 
 __all__ = [
+    "HEADERS",
     "MIRRORED",
     "NEGATED",
     "POINTER",

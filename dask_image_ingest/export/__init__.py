@@ -7,7 +7,7 @@ ranges (``write/``).
 from dask_image_ingest.export.image_origin import decoded_modes
 from dask_image_ingest.export.members import Encode
 from dask_image_ingest.export.plan.rejected_rows import RefusedRowsError
-from dask_image_ingest.export.query import operation_name, source_options_of
+from dask_image_ingest.export.query import operation_name, reads_samples, source_options_of
 from dask_image_ingest.export.to_parquet_images import to_parquet_images
 from dask_image_ingest.export.to_webdataset import to_webdataset
 
@@ -16,6 +16,7 @@ __all__ = [
     "RefusedRowsError",
     "decoded_modes",
     "operation_name",
+    "reads_samples",
     "source_options_of",
     "to_parquet_images",
     "to_webdataset",

@@ -6,7 +6,7 @@ people.
 
 from dask_image_ingest.report.check import has_problems, in_total, in_words
 from dask_image_ingest.report.describe import describe_text, is_bad, summarize
-from dask_image_ingest.report.shard_report import look_at_shard
+from dask_image_ingest.report.shard_report import look_at_shard, report_of_table
 from dask_image_ingest.report.text import head_text, index_text, number, printable_text
 
 __all__ = [
@@ -20,5 +20,6 @@ __all__ = [
     "look_at_shard",
     "number",
     "printable_text",
+    "report_of_table",
     "summarize",
 ]

@@ -70,7 +70,7 @@ def _totals(shards: Sequence[ShardReport], decoded: bool) -> dict[str, Any]:
         "samples": sum(shard.samples for shard in shards),
         **_images(images),
         "rgb_bytes": int((readable["height"] * readable["width"] * readable["images"]).sum()) * 3,
-        "baseline_jpegs": int(images["images"][images["baseline"].astype(bool)].sum()),
+        "baseline_jpegs": _baseline(images),
         "others": {kind: _images(some) for kind, some in others.groupby("member", sort=False)},
     }
     if decoded:
@@ -79,6 +79,13 @@ def _totals(shards: Sequence[ShardReport], decoded: bool) -> dict[str, Any]:
             errors.update({code: bad.count for code, bad in shard.bad.items()})
         totals["errors"] = dict(errors.most_common())
     return totals
+
+
+def _baseline(images: pd.DataFrame) -> int | None:
+    """Number of baseline JPEGs; None where they were not looked at."""
+    if images["baseline"].isna().any():
+        return None
+    return int(images["images"][images["baseline"].astype(bool)].sum())
 
 
 def _images(counts: pd.DataFrame) -> dict[str, Any]:
@@ -112,7 +119,8 @@ def _formats(summary: dict[str, Any]) -> str:
     jpegs, baseline = summary["formats"].get("jpeg", 0), summary["baseline_jpegs"]
     told = listing(summary["formats"])
     # Hardware decoders take no other JPEG.
-    return told + (f" ({baseline:,} of the jpeg are baseline)" if baseline < jpegs else "")
+    some = baseline is not None and baseline < jpegs
+    return told + (f" ({baseline:,} of the jpeg are baseline)" if some else "")
 
 
 def _sizes_text(images: dict[str, Any]) -> str:

@@ -148,6 +148,18 @@ def look_at_shard(
     return report
 
 
+def report_of_table(table: pd.DataFrame, name: str) -> ShardReport:
+    """The report of images that are in no shard: ``error`` is a column if they were decoded."""
+    report = ShardReport(name, samples=len(table), members=len(table))
+    # The first bytes tell no more.
+    report.counts = _counted([table.assign(member=IMAGE, baseline=pd.NA)])
+    keys = table["__key__"] if "__key__" in table else table.index.astype(str)
+    for key, error in zip(keys, table.get("error", ()), strict=False):
+        if pd.notna(error):
+            _add(report, str(key), error)
+    return report
+
+
 def _of_index(url: str, index: ShardIndex, rows: SampleRows) -> ShardReport:
     damage = index.damage
     return ShardReport(
@@ -181,10 +193,14 @@ def _decode(report: ShardReport, kind: str, decoding: DecodeSpec, rows: SampleRo
     pixels = decode(rows.headers, rows.image_bytes, decoding, NoPixels(), rows.origin)
     suffix = "" if kind == IMAGE else f".{kind}"
     for key, error in zip(rows.keys, pixels.errors, strict=True):
-        code, _, detail = (error or "").partition(": ")
         # Of a sample that has a member twice the image says it.
-        if error is not None and not (suffix and code == "duplicate-member"):
-            report.bad.setdefault(code, Bad()).add(f"{key}{suffix}", detail)
+        if error is not None and not (suffix and error.startswith("duplicate-member")):
+            _add(report, f"{key}{suffix}", error)
+
+
+def _add(report: ShardReport, key: str, error: str) -> None:
+    code, _, detail = error.partition(": ")
+    report.bad.setdefault(code, Bad()).add(key, detail)
 
 
 def _told(kind: str, rows: SampleRows) -> pd.DataFrame:

@@ -48,6 +48,7 @@ def gallery(
     *,
     thumbnail: int = 160,
     columns: Sequence[str] | None = None,
+    mask: str | None = None,
     decode: bool = False,
     title: str | None = None,
     storage_options: dict[str, Any] | None = None,
@@ -68,6 +69,8 @@ def gallery(
     columns
         What stands below each thumbnail: its name, then captions or scores. By default ``__key__``,
         where the frame has it.
+    mask
+        An image column of labels, which are drawn over the thumbnails.
     decode
         Decode every image of the frame and count what fails. Otherwise errors are counted among the
         ``n`` shown, and the histograms of size, aspect and format come from headers alone.
@@ -103,7 +106,7 @@ def gallery(
         raise ArgumentError(f"title={shown(title)}: pass a text, or None")
     refuse_source(frame, path)
     counted = _with_errors(frame, storage_options) if decode else frame
-    sheet = make_thumbnails(frame, n, thumbnail, columns, storage_options, spread=True)
+    sheet = make_thumbnails(frame, n, thumbnail, columns, storage_options, spread=True, mask=mask)
     facts = count_facts(counted, decode)
     title = title or _where(frame)
     body = (
