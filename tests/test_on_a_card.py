@@ -87,6 +87,17 @@ def test_a_group_runs_alone_and_its_figures_are_gathered(tool, tmp_path, monkeyp
     assert "    noise" not in copied
 
 
+def test_no_step_begins_after_the_minutes_that_are_given(tool, tmp_path, monkeypatch):
+    sleep = tool.Step("slow", "takes all of it", "python -c 'import time; time.sleep(60)'")
+    groups = (tool.Group("two", (sleep, sleep._replace(name="late", shows="comes too late"))),)
+    monkeypatch.setattr(tool, "GROUPS", groups)
+    monkeypatch.setattr(sys, "argv", ["on_a_card.py", str(tmp_path), "--minutes", "0.02"])
+    assert tool.main() == 1
+    summary = (tmp_path / "summary.md").read_text()
+    assert "| slow | takes all of it | not done after 0.02 minutes |" in summary
+    assert "| late | comes too late | not begun |" in summary
+
+
 def test_each_group_fits_a_call_of_ten_minutes_and_brings_few_files(tool):
     for group in tool.GROUPS:
         assert sum(step.minutes for step in group.steps) <= tool.GROUP_MINUTES < 10

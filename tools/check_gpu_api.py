@@ -87,6 +87,7 @@ INSTANCES = {
         "_build.types": "class nvidia.dali.types",
         "_check_output.images": _BATCH,
         "_check_output.types": "class nvidia.dali.types",
+        "_labels.image": "nvidia.dali.backend.TensorGPU",
     },
     "dask_image_ingest/curate/pixels/luma.py": {
         "make_taps.xp": "class cupy",

@@ -3,6 +3,7 @@
     python tools/on_a_card.py --list             # the groups, their steps, and what each shows
     python tools/on_a_card.py OUT --group 1      # one group
     python tools/on_a_card.py OUT                # all groups, in order: an hour at most
+    python tools/on_a_card.py OUT --minutes 9.5  # as many of their steps as that takes, in order
     python tools/on_a_card.py OUT --only read    # one or some steps
 
 OUT is a folder. ``group-N.log`` holds what the steps of a group printed; ``summary.md`` how each
@@ -253,7 +254,7 @@ def run(step: Step, log: Path) -> tuple[str, float]:
         except subprocess.TimeoutExpired:
             os.killpg(process.pid, signal.SIGKILL)
             process.wait()
-            ended = f"not done after {step.minutes:g} minutes"
+            ended = f"not done after {step.minutes:.2g} minutes"
     return ended, time.monotonic() - start
 
 
@@ -302,6 +303,7 @@ def main() -> int:
     parser.add_argument("out", type=Path, nargs="?", help="folder for the logs")
     parser.add_argument("--group", type=int, choices=numbers, help="one group alone")
     parser.add_argument("--only", nargs="+", choices=names, metavar="STEP", help="some steps alone")
+    parser.add_argument("--minutes", type=float, default=600, help="begin no step after these")
     parser.add_argument("--list", action="store_true", help="say what there is, and run nothing")
     arguments = parser.parse_args()
     if arguments.list:
@@ -312,6 +314,7 @@ def main() -> int:
     arguments.out.mkdir(parents=True, exist_ok=True)
     rows: list[str] = []
     figures: dict[str, list[str]] = {}
+    end = time.monotonic() + 60 * arguments.minutes
     for number, group in enumerate(GROUPS, 1):
         steps = [s for s in group.steps if not arguments.only or s.name in arguments.only]
         if not steps or arguments.group not in (None, number):
@@ -319,6 +322,12 @@ def main() -> int:
         print(f"{time.strftime('%X')} group {number}: {group.shows}", flush=True)
         log = arguments.out / f"group-{number}.log"
         for step in steps:
+            left = (end - time.monotonic()) / 60
+            if left <= 0:
+                rows.append(f"| {step.name} | {step.shows} | not begun | |")
+                (arguments.out / "summary.md").write_text(summary(rows, figures))
+                continue
+            step = step._replace(minutes=min(step.minutes, left))
             print(f"{time.strftime('%X')} {step.name}: {step.shows}", flush=True)
             ended, seconds = run(step, log)
             rows.append(f"| {step.name} | {step.shows} | {ended} | {seconds:.0f} s |")

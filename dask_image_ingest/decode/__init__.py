@@ -1,6 +1,6 @@
 """Encoded images to pixels.
 
-In: the bytes of images, what their headers tell, and the options of a read. Out: one flat buffer of
+In: the bytes of images, their headers, and the options of a read. Out: one flat buffer of
 pixels for a partition, with a reason for every image that has none.
 """
 

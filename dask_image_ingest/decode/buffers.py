@@ -9,7 +9,7 @@ from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 
-#: Types of a pixel's value, by their bytes: a column tells them apart by nothing else.
+#: Types of a pixel's value by their size in bytes, which is all that a column stores.
 VALUE_TYPES: dict[int, np.dtype[Any]] = {
     1: np.dtype(np.uint8),
     2: np.dtype(np.uint16),
@@ -37,12 +37,12 @@ class Origin(NamedTuple):
 
 
 def unknown(row: int) -> Origin:
-    """The origin of an image of which no more is known."""
+    """The origin of an image without a shard."""
     return Origin("", row, f"image {row}")
 
 
 class PixelBuffer(Protocol):
-    """One flat buffer that takes decoded images one behind the other."""
+    """Flat buffer to which decoded images are appended."""
 
     def append(self, images: Any) -> None:
         """Take a batch: a DALI tensor list whole, or a list of arrays or DALI tensors.
@@ -67,7 +67,7 @@ class Pixels:
     errors : list of str or None
         For each row why it has no image; empty where it has none and none was expected.
     itemsizes : numpy array of int64, shape (rows,), or None
-        Bytes of a value of each image, of which `VALUE_TYPES` tells the type; None for 1.
+        Bytes of a value of each image, and so its type (`VALUE_TYPES`); None for 1.
     """
 
     flat: Any

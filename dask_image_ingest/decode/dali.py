@@ -57,7 +57,7 @@ class BatchPipeline:
         # Before all else: an interrupt may come anywhere.
         self._busy = True
         self.build()
-        # Read where they lie, so they live as long as what reads them.
+        # DALI reads this memory without a copy.
         self._pipeline.inputs_underway = inputs
         for name, batch in inputs.items():
             self._pipeline.feed_input(name, batch)
@@ -87,7 +87,7 @@ class BatchPipeline:
         return images
 
     def clear(self) -> None:
-        """Throw the pipeline away if a batch is in it that nobody has collected."""
+        """Drop the pipeline if it holds a batch that was not collected."""
         if self._busy:
             self._busy, self._pipeline = False, None
 
@@ -155,7 +155,7 @@ class DaliDecoder:
         Parameters
         ----------
         batches
-            Encoded images, or arrays; asked for one ahead.
+            Encoded images, or arrays; taken one ahead.
 
         Yields
         ------
@@ -176,7 +176,7 @@ class DaliDecoder:
             batch = following
 
     def clear(self) -> None:
-        """Make sure that nothing of one caller comes out for the next."""
+        """Drop batches of an earlier caller."""
         self._batches.clear()
 
     def _as_input(self, batch: list[np.ndarray]) -> Any:
@@ -232,7 +232,7 @@ class DaliDecoder:
         return pipeline
 
     def _prime(self, pipeline: Any) -> None:
-        """Have a pipeline decode a full batch, whatever comes first after it."""
+        """Decode a full batch of tiny JPEGs before any image."""
         pipeline.feed_input(_INPUT, first_batch(self._decoding, BATCH_SIZE))
         pipeline.schedule_run()
         try:
@@ -244,7 +244,7 @@ class DaliDecoder:
 
 
 def new_pipeline(device: str, threads: int) -> Any:
-    """An empty pipeline, as all of this package are."""
+    """An empty pipeline with this package's settings."""
     _, _, pipeline_class = dali()
     keep_freed_memory()
     return pipeline_class(
@@ -256,7 +256,7 @@ def new_pipeline(device: str, threads: int) -> Any:
 
 
 def tensor_list(arrays: list[np.ndarray]) -> Any:
-    """Arrays as DALI takes them without a look at each: they stay where they are."""
+    """Arrays as a DALI tensor list, without a copy."""
     tensor, tensors = _tensors()
     return tensors([tensor(array) for array in arrays], contiguous=False)
 
@@ -266,7 +266,7 @@ def parses(data: Any) -> bool:
 
     Where it does not, a batch of 32 or more kills the process, one time in three: DALI 2.4 parses
     it on several threads, and does not wait for them when the part that it does itself fails
-    (``ImageDecoder::RunImplImpl``), so they go on in memory that is gone. What fails only when it
+    (``ImageDecoder::RunImplImpl``), so they go on in freed memory. What fails only when it
     is decoded does no harm.
     """
     try:

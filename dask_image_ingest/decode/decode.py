@@ -36,16 +36,16 @@ def decode(
     Parameters
     ----------
     headers
-        What each image's first bytes told; images with an error are not decoded.
+        Headers of the images; those with an error are not decoded.
     image_bytes
-        Gives the encoded bytes of a row.
+        Encoded bytes by row.
     decoding
         What the images should look like.
     buffer
         Takes the pixels.
     origin
-        Gives the origin of a row, for the random operators of a transform, and to know a partition
-        again: where a process has died in its midst, its images are decoded under guard.
+        Origin by row: for random operators, and as the partition's name in the crash log. Where a
+        process died in a partition, its images are decoded under guard.
     meanwhile
         Called at a moment when the decoder is busy, if there is one.
 
@@ -56,9 +56,9 @@ def decode(
 
     Notes
     -----
-    DALI gets the images that are surely sound for it; while one batch is copied out, the next is
-    decoded. What it should not see is decoded by Pillow meanwhile, and after it what it refuses.
-    What both refuse becomes an error.
+    DALI gets the images that are valid for it; while one batch is copied out, the next is decoded.
+    Pillow decodes the others meanwhile, and then those that DALI refuses. What both refuse becomes
+    an error.
     """
     headers = _without_crashers(headers, image_bytes)
     with crash_log.in_progress(_name(decoding, len(headers), origin)) as died_before:
@@ -80,7 +80,7 @@ def _name(decoding: DecodeSpec, count: int, origin: Callable[[int], Origin]) -> 
 def _without_crashers(
     headers: Sequence[Header], image_bytes: Callable[[int], Any]
 ) -> Sequence[Header]:
-    """Give the images that are known to kill a process an error, so that they are left alone."""
+    """Headers with an error for images that are known to kill a process."""
     crashers = crash_log.crashers()
     if not crashers:
         return headers
@@ -100,7 +100,7 @@ def decode_in_batches(
     origin: Callable[[int], Origin] = unknown,
     meanwhile: Callable[[], Any] | None = None,
 ) -> Pixels:
-    """Decode in this very process."""
+    """Decode in this process."""
     errors = [header.error for header in headers]
     shapes = np.zeros((len(headers), 3), np.int32)
     itemsizes = np.ones(len(headers), np.int64) if decoding.mode == "raw" else None
@@ -115,7 +115,7 @@ def decode_in_batches(
             dali.clear()
             for batch, images in _decoded(schedule, scaled, dali):
                 schedule.learn(_rows_without_image(batch.dali_rows, images))
-                rows, images = _pictures(batch, images, schedule, headers, errors, decoding, dali)
+                rows, images = _merged(batch, images, schedule, headers, errors, decoding, dali)
                 if decoding.resized_here:
                     images = _resized(images, decoding)
                 if rows and dali.transform is not None:
@@ -125,7 +125,7 @@ def decode_in_batches(
                     itemsizes[rows] = [image.dtype.itemsize for image in images]
                 buffer.append(images)
                 if meanwhile is not None:
-                    # The next batch has begun: each does, before the one in front is worked on.
+                    # DALI is decoding the next batch by now.
                     meanwhile()
                     meanwhile = None
         finally:
@@ -136,7 +136,7 @@ def decode_in_batches(
 def _decoded(
     schedule: Schedule, scaled: ScaledDecoder | None, dali: DecoderSet
 ) -> Iterator[tuple[Batch, Any]]:
-    """Each batch of the schedule with what DALI makes of it: None for an image that it refuses."""
+    """Each batch of the schedule with DALI's images of it, None for those that it refuses."""
     first = scaled or dali.encoded
     planned, underway = tee(schedule)
     outputs = first.run(batch.encoded for batch in planned)
@@ -147,7 +147,7 @@ def _decoded(
             yield batch, images
 
 
-def _pictures(
+def _merged(
     batch: Batch,
     images: Any,
     schedule: Schedule,
@@ -219,7 +219,7 @@ def _fits(shape: Sequence[int], header: Header, decoding: DecodeSpec) -> bool:
 
 
 def _resized(images: Any, decoding: DecodeSpec) -> list[ResizedImage]:
-    """The images of a batch, to be resized by whoever takes them."""
+    """The images of a batch, resized when they are written to the buffer."""
     assert decoding.size is not None
     return [
         image
@@ -230,7 +230,7 @@ def _resized(images: Any, decoding: DecodeSpec) -> list[ResizedImage]:
 
 
 def _in_memory(images: Any) -> Any:
-    """Images as a transform can be given them: those that are not all DALI's as arrays."""
+    """The images of a batch as a transform takes them: DALI's, or arrays."""
     if not isinstance(images, list):
         return images
     if not any(isinstance(image, (np.ndarray, ResizedImage)) for image in images):

@@ -24,9 +24,9 @@ _KEPT = 3
 class DecoderSet:
     """Decoders of one set of options in this process, for one thread at a time.
 
-    Use a decoder inside ``with decoders.lock``, in no generator: a traceback that somebody keeps
-    would keep the lock taken. Call `clear` before and after, so that whatever ended the use of one
-    caller, none of their images come out for the next. The methods for one batch do all that.
+    Use a decoder inside ``with decoders.lock``, in no generator: a traceback that is kept would
+    keep the lock taken. Call `clear` before and after, so that no images of one caller come out for
+    the next, however that one ended. The methods for one batch do all that.
 
     Attributes
     ----------
@@ -46,7 +46,7 @@ class DecoderSet:
         self.transform = None if decoding.transform is None else Transform(decoding)
 
     def clear(self) -> None:
-        """Throw away what was begun and not collected."""
+        """Drop batches that were not collected."""
         with self.lock:
             for decoder in (self.encoded, self.suspect, self.pixels):
                 decoder.clear()
@@ -56,7 +56,7 @@ class DecoderSet:
         return self._alone(self.encoded, encoded)
 
     def resize(self, arrays: list[np.ndarray]) -> Any:
-        """Bring arrays to the size that was asked for: a tensor list."""
+        """Resize arrays: a tensor list."""
         return self._alone(self.pixels, arrays)
 
     def _alone(self, decoder: DaliDecoder, batch: list[np.ndarray]) -> Any:
@@ -67,7 +67,7 @@ class DecoderSet:
 
 
 def decode_one(encoded: np.ndarray, decoding: DecodeSpec) -> Any:
-    """Decode one image by itself, which DALI is sure to take: a tensor list."""
+    """Decode one valid image by itself: a tensor list."""
     parses(encoded)
     return decoders_for(decoding).decode_alone([encoded])
 

@@ -1,13 +1,13 @@
 """Decoding with Pillow, one image at a time.
 
-DALI decodes most images and Pillow the rest, and nobody should be able to tell which one did. These
-rules hold for both; where Pillow by itself would do otherwise, this module makes it.
+DALI decodes most images and Pillow the rest, with the same pixels. These rules hold for both; where
+Pillow by itself does otherwise, this module corrects it.
 
 orientation
     That of EXIF is applied (in TIFF, of tag 274). Orientation in XMP is not.
 alpha
     Dropped, not blended: the colours beneath transparent pixels come to light. So for palettes.
-    When asked for (RGBA), as it is stored; 255 where there is none.
+    In the mode RGBA as it is stored; 255 where there is none.
 CMYK
     JPEG of Adobe stores it inverted, other JPEG does not. Converted by (255 - C) (255 - K) / 255,
     without colour profiles.
@@ -20,12 +20,12 @@ floats
     and NaN is 0. Scaling by each image's own extremes would make images incomparable.
 1 bit, grey, palette
     Repeated or looked up to RGB.
-grey, when asked for
+grey (mode L)
     0.299 R + 0.587 G + 0.114 B; in a JPEG its luma as it is stored.
-labels, when asked for
+labels
     The values of a grey image of at most 8 bits, the indices of a palette, 0 and 1 of 1 bit, as
     they are stored; of 16 and 32 bits, if none is above 255. Colours are no labels.
-raw, when asked for
+raw
     The values as they are stored, none of them scaled: uint8, uint16 for 9 to 16 bits, float32 for
     floats, in 1 to 4 channels; a palette's indices. Not signed integers, CMYK and Lab. Colours of a
     JPEG are RGB.
@@ -163,7 +163,7 @@ def _refuse_planes(image: Any) -> None:
 
 
 class _WholeFile(io.BytesIO):
-    """A file that says when a decoder wants more than there is.
+    """A file that raises where a decoder reads past its end.
 
     By itself Pillow raises then too, unless somebody in this process has set its
     `LOAD_TRUNCATED_IMAGES`.
@@ -291,7 +291,7 @@ def _deep_colours(encoded: bytes, mode: str) -> np.ndarray:
 
 
 def _tiff_samples(encoded: bytes, mode: Mode) -> tuple[np.ndarray, int]:
-    """Labels or raw values of a TIFF, as they lie in the file, and their orientation."""
+    """Labels or raw values of a TIFF as they are stored, and their orientation."""
     layout = read_layout(encoded)
     if layout.is_jpeg:
         # Its colours; Pillow applies the orientation.

@@ -60,7 +60,7 @@ class Batch:
 
 
 class Schedule:
-    """The batches of a partition, in the order of its rows; each is made when it is asked for."""
+    """The batches of a partition, in the order of its rows, made one by one."""
 
     def __init__(
         self, headers: Sequence[Header], image_bytes: Callable[[int], Any], decoding: DecodeSpec
@@ -83,7 +83,7 @@ class Schedule:
             self._for_dali = {"jpeg"}
 
     def learn(self, refused: Iterable[int]) -> None:
-        """Take account of the rows that DALI has refused, of the batch that is done now.
+        """Adapt to the rows that DALI refused in a batch.
 
         Where one image was bad, others may be: less should be lost each time, and JPEG is looked
         at more thoroughly. Other formats, which can't be, go to Pillow from now on.
@@ -109,7 +109,7 @@ class Schedule:
             yield batch
 
     def assign_to_pillow(self, row: int, batch: Batch) -> None:
-        """Have Pillow decode an image of a batch, from now on."""
+        """Begin to decode an image of a batch with Pillow."""
         batch.by_pillow[row] = decode_pool().submit(
             decode_with_pillow,
             self._image_bytes(row),
@@ -122,12 +122,20 @@ class Schedule:
             self.assign_to_pillow(row, batch)
             return
         data = self._image_bytes(row)
-        wanted = header.format in self._for_dali or _is_deep(header.format, data)
-        if wanted and not header.needs_pillow and _is_sound(header.format, data, self._thorough):
+        if self._suits_dali(header, data):
             batch.dali_rows.append(row)
             batch.encoded.append(np.frombuffer(data, np.uint8))
-            return
-        self.assign_to_pillow(row, batch)
+        else:
+            self.assign_to_pillow(row, batch)
+
+    def _suits_dali(self, header: Header, data: Any) -> bool:
+        wanted = header.format in self._for_dali or _is_deep(header.format, data)
+        return (
+            wanted
+            and not header.needs_pillow
+            and is_valid(header.format, data, self._thorough)
+            and parses(np.frombuffer(data, np.uint8))
+        )
 
     def _nbytes(self, header: Header) -> int:
         """Bytes that decoding an image takes, before or after its resize."""
@@ -139,11 +147,6 @@ class Schedule:
             # The smallest scale that is large enough is less than twice as large.
             in_full = min(in_full, 4 * resized)
         return max(in_full, resized)
-
-
-def _is_sound(format: str | None, data: Any, thorough: bool) -> bool:
-    """True if the structure of an image is one that DALI takes for sure."""
-    return is_valid(format, data, thorough) and parses(np.frombuffer(data, np.uint8))
 
 
 def _is_deep(format: str | None, data: Any) -> bool:

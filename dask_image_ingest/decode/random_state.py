@@ -20,7 +20,7 @@ _MIXING = frozenset(("BatchPermutation", "PermuteBatch"))
 
 
 def take_over_random_numbers(made: Any, fn: Any, types: Any) -> list[str]:
-    """Have the state of each random operator fed in; gives what tells their numbers apart.
+    """Have the state of each random operator fed in; gives a name of each, which is its salt.
 
     Operators have an input for that, by which DALI's dynamic mode hands them its generators.
     """

@@ -41,7 +41,7 @@ def _pool(count: int, process: int) -> ThreadPoolExecutor:
     return ThreadPoolExecutor(count, thread_name_prefix="decode")
 
 
-# What dask sets for its workers. glibc then maps every block above 128 kB anew: 155 page faults an
+# What dask sets for its workers. glibc then maps every block above 128 kB again: 155 page faults an
 # image inside DALI, and 640 where it is resized too, which is a third of the time.
 _DASKS_TRIM_THRESHOLD = "65536"
 

@@ -35,7 +35,7 @@ _UPSIDE_DOWN, _MIRRORED = (3, 4, 7, 8), (2, 3, 6, 7)
 
 
 class ScaledDecoder:
-    """Stands in for a `DaliDecoder` of encoded images."""
+    """Decoder with the interface of a `DaliDecoder` of encoded images."""
 
     def __init__(self, decoding: DecodeSpec, dali: DecoderSet) -> None:
         self._decoding = decoding

@@ -1,4 +1,4 @@
-"""A user's transform, which gives a sample the same picture whatever else is decoded with it.
+"""A user's transform, with random numbers that belong to the sample.
 
 DALI draws an image's random numbers by the state of an operator and by the image's place in its
 batch, and what is in a batch depends on the query: filters, bad images, partitions. So operators
@@ -35,7 +35,7 @@ _INPUT = "images"
 # Parts of a batch that are transformed side by side.
 _MOST_SHARES = 8
 
-# So many pictures made for nothing cost less than another batch.
+# So many fillers cost less than another batch.
 _LONGEST_GAP = 3
 
 # What DALI says about an operator that fails, without its stack.
@@ -46,10 +46,7 @@ _REASON = re.compile(
 
 
 class _Part(NamedTuple):
-    """Rows of a batch that are transformed together, and at which places those are that count.
-
-    At the others are fillers.
-    """
+    """Rows that are transformed together, and the places of those that are no fillers."""
 
     rows: list[int]
     places: list[int]
@@ -59,7 +56,7 @@ class Transform:
     """The transform of some options in this process; any number of threads may use it at once.
 
     On the CPU, the images of a batch are shared out among several pipelines, which have as many
-    threads together as decode: samples that have none beside them are slow to transform one by one.
+    threads together as decode: samples without neighbours are transformed one by one, slowly.
     """
 
     def __init__(self, decoding: DecodeSpec) -> None:
@@ -224,12 +221,12 @@ def _failed(origin: Origin, error: Exception) -> FunctionError:
     return FunctionError(f"{where}transform= fails for {origin.name}: {said}")
 
 
-# What operators fill the place beside an image with: background, and the label that losses ignore.
+# Fill values of operators: background, and the label that losses ignore.
 _FILLED = {0, 255}
 
 
 def _check_labels(given: Any, made: Any, origins: Sequence[Origin]) -> None:
-    """Refuse labels that an image did not have: between two classes there is another one.
+    """Refuse labels that an image did not have, as a mean of two classes is.
 
     Raises
     ------

@@ -116,6 +116,32 @@ def test_raw_values_of_every_type_are_those_of_the_cpu(client, tmp_path):
         np.testing.assert_array_equal(one.get(), other)
 
 
+def test_labels_keep_their_values(client, tmp_path):
+    random = np.random.default_rng(0)
+    masks = {
+        f"{number:03d}": random.choice(
+            np.array([0, 1, 9, 200], np.uint8), random.integers(8, 60, 2)
+        )
+        for number in range(30)
+    }
+    members = {f"{key}.png": encode(Image.fromarray(mask), "png") for key, mask in masks.items()}
+    path = write_shard(tmp_path / "masks.tar", members)
+    read = functools.partial(on_worker, client, gpu_probes.read, path, "cudf", mode="labels")
+    for mask, stored, flipped, small in zip(
+        masks.values(),
+        read()[1],
+        read(transform=gpu_probes.flip)[1],
+        read(size=(30, 20))[1],
+        strict=True,
+    ):
+        np.testing.assert_array_equal(stored[..., 0], mask)
+        np.testing.assert_array_equal(flipped[..., 0], mask[:, ::-1])
+        assert small.shape == (30, 20, 1)
+        assert {*np.unique(small)} <= {*np.unique(mask)}
+    with pytest.raises(dii.FunctionError, match="INTERP_NN"):
+        read(transform=gpu_probes.turn)
+
+
 def test_bad_images_are_the_same_error_rows_as_on_the_cpu(client, mixed_shard):
     table = compare_backends(client, mixed_shard, {})
     errors = dict(zip(table["__key__"].to_pylist(), table["error"].to_pylist(), strict=True))

@@ -174,6 +174,13 @@ def flip(images):
     return fn.flip(images, horizontal=1)
 
 
+def turn(images):
+    """A transform that mixes neighbours, as DALI does unless it is told otherwise."""
+    from nvidia.dali import fn
+
+    return fn.rotate(images, angle=30.0, keep_size=True, fill_value=0)
+
+
 def memory():
     """Bytes in use: on the device by everything, and in this process on the host."""
     import cupy

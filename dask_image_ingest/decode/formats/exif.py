@@ -28,8 +28,8 @@ def read_orientation(data: LazyBytes, start: int, stop: int) -> tuple[int, bool]
     orientation : int
         1 to 8; 1 when there is none, or none that makes sense.
     plain : bool
-        Whether every reader of EXIF would say the same. If not, only decoders that are told the
-        orientation may have the image.
+        Whether every reader of EXIF gives the same. If not, DALI, which reads it by itself, must
+        not get the image.
     """
     block = bytes(data[start : min(stop, start + _FIRST_LOOK)])
     order = _ORDERS.get(block[:4])

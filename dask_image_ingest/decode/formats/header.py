@@ -1,7 +1,7 @@
 """Header of an encoded image of any format, without a decode.
 
-An error told here is certain, and final: nothing, not an image, too large, a header that makes no
-sense, a format that nothing here reads. So is ``truncated``: a JPEG with no end marker after its
+An error of a header is certain, and final: no bytes, not an image, too large, a header that makes
+no sense, a format that nothing here reads. So is ``truncated``: a JPEG with no end marker after its
 pixels, a PNG whose chunks do not lead to IEND, a WebP shorter than its RIFF size. DALI refuses all
 three even where only the last bytes are gone, and Pillow gives the pixels of some: one rule, which
 needs no decode, gives the same rows whoever decodes. Bytes after the end are no error.

@@ -144,9 +144,9 @@ def pillow_turn(image: Image.Image) -> int:
 
 @contextmanager
 def pillow_errors() -> Iterator[None]:
-    """Make of whatever Pillow raises a `BadImage`, and nothing of what it warns of.
+    """Turn exceptions of Pillow into `BadImage`, and silence its warnings.
 
-    What libtiff says of a bad image is part of the error.
+    Messages of libtiff are part of the error.
     """
     with _silence, libtiff_messages() as messages:
         try:

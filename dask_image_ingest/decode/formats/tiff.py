@@ -43,7 +43,7 @@ _HORIZONTAL: Final = 2
 # LZW, deflate by its two numbers, LZMA, Zstandard.
 _PREDICTED: Final = (5, 8, 32946, 34925, 50000)
 
-MOST_SAMPLES: Final = 4
+_MOST_SAMPLES: Final = 4
 
 
 @dataclass(frozen=True)
@@ -112,8 +112,8 @@ class TiffLayout:
             known[_UNSIGNED] = (1, 2, 4, 8, 12, 16, 32)
         if not one_kind or bits not in known.get(kind, ()):
             return f"{named.get(kind, 'unknown')} samples of {bits} bits"
-        if not 1 <= self.samples <= MOST_SAMPLES:
-            return f"{self.samples} samples of a pixel, more than {MOST_SAMPLES}"
+        if not 1 <= self.samples <= _MOST_SAMPLES:
+            return f"{self.samples} samples of a pixel, more than {_MOST_SAMPLES}"
         if self._get(_PHOTOMETRIC, 0) not in _PLAIN:
             return "samples that are neither grey, RGB nor indices of a palette"
         if self._undone_here and self._get(_PREDICTOR, 1) != _HORIZONTAL:
