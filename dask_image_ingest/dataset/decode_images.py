@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any, Literal, TypeVar
+from typing import Any, TypeVar
 
 from dask_image_ingest.arguments import (
     check_choice,
@@ -27,7 +27,7 @@ from dask_image_ingest.dataset.late.references import (
 from dask_image_ingest.dataset.options import ErrorPolicy
 from dask_image_ingest.dataset.scan.decode_rows import ImageDecode, kept_by
 from dask_image_ingest.dataset.schema.columns import image_field
-from dask_image_ingest.decode import MAX_PIXELS, Mode, make_decode_spec
+from dask_image_ingest.decode import MAX_PIXELS, Mode, Resize, make_decode_spec
 from dask_image_ingest.errors import ArgumentError
 from dask_image_ingest.frames import backend_of, image_columns, reference_columns
 from dask_image_ingest.storage import with_permission
@@ -42,7 +42,7 @@ def decode_images(
     columns: Sequence[str] | None = None,
     encoded: str | None = None,
     size: int | tuple[int, int] | None = None,
-    resize: Literal["stretch", "crop", "pad", "shorter", "longer"] = "stretch",
+    resize: Resize = "stretch",
     transform: Callable[..., Any] | None = None,
     mode: Mode = "RGB",
     errors: ErrorPolicy = "null",

@@ -46,7 +46,7 @@ from dask_image_ingest.dataset.schema.sidecar_columns import (
     sidecar_columns,
     with_sidecars,
 )
-from dask_image_ingest.decode import MAX_PIXELS, DecodeSpec, Mode, make_decode_spec
+from dask_image_ingest.decode import MAX_PIXELS, DecodeSpec, Mode, Resize, make_decode_spec
 from dask_image_ingest.errors import ArgumentError
 from dask_image_ingest.frames import choose_backend, get_backend, gpus
 from dask_image_ingest.image_frame import ImageDataFrame
@@ -72,7 +72,7 @@ def read_webdataset_images(
     components: str | Mapping[str, Any] = "infer",
     json_fields: Mapping[str, Any] | None = None,
     size: int | tuple[int, int] | None = None,
-    resize: Literal["stretch", "crop", "pad", "shorter", "longer"] = "stretch",
+    resize: Resize = "stretch",
     transform: Callable[..., Any] | None = None,
     mode: Mode = "RGB",
     images: Mapping[str, str | ImageColumn] | None = None,
@@ -128,6 +128,7 @@ def read_webdataset_images(
     resize
         ``"stretch"`` to ``size``, ``"crop"`` the middle of it, ``"pad"`` with black, or scale the
         ``"shorter"`` or ``"longer"`` edge to it. Triangular filter, with antialiasing.
+        ``"nearest"``, for labels alone, is ``"stretch"``.
     transform
         A function of DALI operators, images to uint8 images of layout HWC, after the resize.
     mode

@@ -30,6 +30,7 @@ from dask_image_ingest.decode.options import (
     DecodeSpec,
     ImageShape,
     Mode,
+    Resize,
     make_decode_spec,
 )
 from dask_image_ingest.decode.resize import ResizedImage
@@ -48,6 +49,7 @@ __all__ = [
     "Origin",
     "PixelBuffer",
     "Pixels",
+    "Resize",
     "ResizedImage",
     "Stored",
     "as_bytes",

@@ -37,6 +37,9 @@ Mode = Literal["RGB", "RGBA", "L", "labels", "raw"]
 # Of ``"raw"`` the most: each image has its own.
 _CHANNELS: dict[Mode, int] = {"RGB": 3, "RGBA": 4, "L": 1, "labels": 1, "raw": 4}
 
+#: ``"nearest"`` says what a resize of labels is anyway.
+Resize = Literal["stretch", "crop", "pad", "shorter", "longer", "nearest"]
+
 RESIZES = ("stretch", "crop", "pad", "shorter", "longer")
 
 Device = Literal["cpu", "gpu"]
@@ -179,8 +182,15 @@ def make_decode_spec(
     ArgumentError
         For arguments that are unknown, out of range, or contradict each other.
     """
-    check_choice("resize", resize, RESIZES)
     check_choice("mode", mode, tuple(_CHANNELS))
+    if isinstance(resize, str) and resize == "nearest":
+        if mode != "labels":
+            raise ArgumentError(
+                "resize='nearest' is for mode='labels': pass 'stretch', 'crop', 'pad', 'shorter' "
+                "or 'longer'"
+            )
+        resize = "stretch"
+    check_choice("resize", resize, RESIZES)
     check_flag("scaled_decode", scaled_decode)
     if transform is not None and not callable(transform):
         raise ArgumentError(

@@ -12,7 +12,7 @@ from dask_image_ingest.dataset.schema.columns import (
     image_field,
     parse_image_extensions,
 )
-from dask_image_ingest.decode import DecodeSpec, Mode
+from dask_image_ingest.decode import DecodeSpec, Mode, Resize
 from dask_image_ingest.errors import ArgumentError
 
 
@@ -30,7 +30,8 @@ class ImageColumn:
         ``"RGB"``, ``"RGBA"``, ``"L"``, ``"labels"`` or ``"raw"``, as for
         :func:`read_webdataset_images`.
     size, resize, transform
-        As for :func:`read_webdataset_images`; ``"same"`` as the read has them. The ``transform`` of
+        As for :func:`read_webdataset_images`; ``"same"`` as the read has them, and so does
+        ``resize="nearest"`` of labels, which take the nearest pixel anyway. The ``transform`` of
         the read changes no labels: masks have their own, or none.
 
     Examples
@@ -42,7 +43,7 @@ class ImageColumn:
     extensions: str | Sequence[str]
     mode: Mode = "RGB"
     size: int | tuple[int, int] | Literal["same"] | None = "same"
-    resize: Literal["stretch", "crop", "pad", "shorter", "longer", "same"] = "same"
+    resize: Resize | Literal["same"] = "same"
     transform: Callable[..., Any] | Literal["same"] | None = "same"
 
 
@@ -116,6 +117,8 @@ def _own(name: str, column: ImageColumn, options: Mapping[str, Any]) -> dict[str
     for option in ("size", "resize", "transform"):
         if (value := getattr(column, option)) != "same":
             own[option] = value
+    if column.mode == "labels" and column.resize == "nearest":
+        del own["resize"]  # in the shape of the photograph
     if own.get("size", options["size"]) is None and "resize" not in own:
         own["resize"] = "stretch"
     if column.mode == "labels" and "transform" not in own and options["transform"] is not None:

@@ -13,7 +13,7 @@ from dask_image_ingest.dataset.late.nodes import Decode
 from dask_image_ingest.dataset.options import ErrorPolicy
 from dask_image_ingest.dataset.read import NO_GPU_HERE, refuse_decoding
 from dask_image_ingest.dataset.scan.decode_rows import ImageDecode, kept_by
-from dask_image_ingest.decode import Mode, make_decode_spec
+from dask_image_ingest.decode import Mode, Resize, make_decode_spec
 from dask_image_ingest.frames import Backend, choose_backend, get_backend, gpus
 
 
@@ -21,7 +21,7 @@ def decode_options(
     backend: Literal["cudf", "pandas"] | None,
     *,
     size: int | tuple[int, int] | None,
-    resize: Literal["stretch", "crop", "pad", "shorter", "longer"],
+    resize: Resize,
     transform: Callable[..., Any] | None,
     mode: Mode,
     errors: ErrorPolicy,

@@ -23,7 +23,7 @@ from dask_image_ingest.dataset.scan.decode_rows import ImageDecode
 from dask_image_ingest.dataset.scan.partitioning import parse_partition_size
 from dask_image_ingest.dataset.schema.columns import POINTER_COLUMNS
 from dask_image_ingest.dataset.sources.decode_options import decode_options, with_images
-from dask_image_ingest.decode import MAX_PIXELS, Mode
+from dask_image_ingest.decode import MAX_PIXELS, Mode, Resize
 from dask_image_ingest.errors import ArgumentError, ShardError
 from dask_image_ingest.frames import (
     REFERENCE,
@@ -210,7 +210,7 @@ def read_images(
     *,
     label: Literal["folder"] | None = None,
     size: int | tuple[int, int] | None = None,
-    resize: Literal["stretch", "crop", "pad", "shorter", "longer"] = "stretch",
+    resize: Resize = "stretch",
     transform: Callable[..., Any] | None = None,
     mode: Mode = "RGB",
     errors: ErrorPolicy = "null",

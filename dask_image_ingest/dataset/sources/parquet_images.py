@@ -19,7 +19,7 @@ from dask_image_ingest.dataset.late.headers import HEADERS
 from dask_image_ingest.dataset.late.references import carry_images, references_of_bytes
 from dask_image_ingest.dataset.options import ErrorPolicy
 from dask_image_ingest.dataset.sources.decode_options import decode_options, with_images
-from dask_image_ingest.decode import MAX_PIXELS, Mode
+from dask_image_ingest.decode import MAX_PIXELS, Mode, Resize
 from dask_image_ingest.errors import ArgumentError, ShardError
 from dask_image_ingest.frames import pandas_type
 from dask_image_ingest.image_frame import ImageDataFrame
@@ -41,7 +41,7 @@ def read_parquet_images(
     columns: Sequence[str] | None = None,
     filters: Sequence[Any] | None = None,
     size: int | tuple[int, int] | None = None,
-    resize: Literal["stretch", "crop", "pad", "shorter", "longer"] = "stretch",
+    resize: Resize = "stretch",
     transform: Callable[..., Any] | None = None,
     mode: Mode = "RGB",
     errors: ErrorPolicy = "null",
