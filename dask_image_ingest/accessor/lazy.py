@@ -16,7 +16,7 @@ from dask_image_ingest.accessor.image_shape import image_shape
 from dask_image_ingest.accessor.images import Images, as_frame, told_shape
 from dask_image_ingest.dask_internals import Head, Len, new_collection
 from dask_image_ingest.dask_internals import Literal as Known
-from dask_image_ingest.dataset import ChunkedMap, Decode, ReadWebDataset
+from dask_image_ingest.dataset import ChunkedMap, Decode, Scan
 from dask_image_ingest.errors import ArgumentError
 from dask_image_ingest.export import decoded_modes
 from dask_image_ingest.frames import backend_of
@@ -96,7 +96,7 @@ class LazyImages(Images[ImageDataFrame, dd.Series]):
 
     def _facts(self, image: str) -> list[str]:
         expr = self._frame.expr
-        pending = next(expr.find_operations((ReadWebDataset, Decode)), None) is not None
+        pending = next(expr.find_operations((Scan, Decode)), None) is not None
         rows = Len(expr).simplify()
         return [
             f"{expr.npartitions} partitions",
@@ -142,7 +142,7 @@ def _is_limited(decode: Decode) -> bool:
     """True if the first rows are taken before their images are decoded."""
     if decode.limit is not None or next(decode.find_operations(Head), None) is not None:
         return True
-    return any(read.limit is not None for read in decode.find_operations(ReadWebDataset))
+    return any(read.limit is not None for read in decode.find_operations(Scan))
 
 
 def _first(frame: Any) -> Any:

@@ -35,9 +35,10 @@ def checkpoint(
     Parameters
     ----------
     frame
-        A dask dataframe of :func:`read_webdataset_images`, or of `checkpoint`, after whatever works
-        row by row or partition by partition: filters, new columns, ``.images.map_batches``,
-        ``map_partitions``, :func:`decode_images`.
+        A dask dataframe of :func:`read_webdataset_images`, :func:`read_images`,
+        :func:`read_parquet_images` or `checkpoint`, after whatever works row by row or partition by
+        partition: filters, new columns, ``.images.map_batches``, ``map_partitions``,
+        :func:`decode_images`.
     path
         A folder, or a URL of a file system that fsspec writes to. One folder for one query.
     version
@@ -60,8 +61,8 @@ def checkpoint(
     Raises
     ------
     ArgumentError
-        If a partition of the frame is not made of one part of one shard, as after a merge, a
-        shuffle or ``persist``: checkpoint the frame before that step.
+        If a partition of the frame is not made of one part of one shard, or of some files, as after
+        a merge, a shuffle or ``persist``: checkpoint the frame before that step.
     FunctionError
         If a function has no token that is the same in every process: pass ``version``.
     ExportError
@@ -72,8 +73,8 @@ def checkpoint(
 
     Notes
     -----
-    A partition is known by its shard (URL, size and time or ETag), by which part of it this is, by
-    the options of the read, and by the functions. A file appears under its name when it is
+    A partition is known by its shard or files (URL, size and time or ETag), by which part this is,
+    by the options of the read, and by the functions. A file appears under its name when it is
     complete. Partitions of shards that the read no longer has are removed.
 
     Examples

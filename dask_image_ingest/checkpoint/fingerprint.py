@@ -3,7 +3,7 @@
 A frame's query is told in steps, each with a digest of what it does and of the steps before it,
 and without the shards. So a partition is known by the last step, by its shard, and by which part of
 that it is; what other partitions there are does not matter. That is so only where each partition
-comes out of one part of one shard, and nothing else: any other query is refused.
+comes out of one part of one shard, or of some files, and nothing else: any other query is refused.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from dask_image_ingest.checkpoint.lineage import shards_of, splits_of, with_spli
 from dask_image_ingest.checkpoint.partition_files import VersionedSplit, digest_of
 from dask_image_ingest.checkpoint.scan import ReadStored
 from dask_image_ingest.dask_internals import convert_legacy_graph, new_collection
-from dask_image_ingest.dataset import ReadWebDataset
+from dask_image_ingest.dataset import ImageDecode, ReadImageFiles, Scan
 from dask_image_ingest.decode import DecodeSpec
 from dask_image_ingest.errors import ArgumentError, FunctionError
 from dask_image_ingest.export import operation_name
@@ -102,19 +102,21 @@ def fingerprint_query(expr: Any, version: str | None) -> FingerprintedQuery:
     Raises
     ------
     ArgumentError
-        If a partition of it is not made of one part of one shard.
+        If a partition of it is not made of one part of one shard, or of some files.
     FunctionError
         If it has functions that no digest can stand for.
     """
     steps: dict[str, QueryStep] = {}
     splits = splits_of(expr)
     _describe(expr, version, steps)
-    read = next(node for node in expr.walk() if isinstance(node, (ReadWebDataset, ReadStored)))
+    read = next(
+        node for node in expr.walk() if isinstance(node, (Scan, ReadImageFiles, ReadStored))
+    )
     query = FingerprintedQuery(expr, tuple(steps.values()), tuple(splits), shards_of(read), version)
     shards = itertools.chain.from_iterable(query.shards)
     files = (file for shard in shards for file in filter(None, (shard, shard.sidecar)))
     unknown = next((file for file in files if not file.version), None)
-    if unknown and version is None and isinstance(read, ReadWebDataset):
+    if unknown and version is None and not isinstance(read, ReadStored):
         raise ArgumentError(
             f"checkpoint: {unknown.url} has neither an ETag nor a time, so that nobody would see "
             "that it has changed. If it never does, pass version='1'; to compute all anew, "
@@ -129,10 +131,12 @@ def _describe(expr: Any, version: str | None, steps: dict[str, QueryStep]) -> st
         return _describe(expr.frame, version, steps)
     if expr._name in steps:
         return steps[expr._name].digest
-    if isinstance(expr, ReadWebDataset):
+    if isinstance(expr, Scan):
         told = list(_read_operands(expr, version))
     elif isinstance(expr, ReadStored):
         told = [",".join(expr.columns)]
+    elif isinstance(expr, ReadImageFiles):
+        told = [",".join(expr.columns), expr.files.root, repr(expr.files.classes)]
     else:
         told = [
             _describe(value, version, steps)
@@ -157,10 +161,15 @@ def _operand(expr: Any, name: str, value: Any, version: str | None) -> str:
     if name in _EMPTY_FRAMES:
         # Its dtypes are those of a backend.
         value = list(map(str, getattr(value, "columns", ()))) or str(getattr(value, "name", ""))
+    if isinstance(value, tuple) and any(isinstance(each, ImageDecode) for each in value):
+        value = [
+            (each.image, each.error, each.errors, each.pixels, _of_any_device(each.decoding))
+            for each in value
+        ]
     return f"{name}={_token(expr, _of_any_device(value), version)}"
 
 
-def _read_operands(expr: ReadWebDataset, version: str | None) -> Iterator[str]:
+def _read_operands(expr: Scan, version: str | None) -> Iterator[str]:
     query, schema = expr.query, expr.dataset.schema
     told = (
         query.columns,
@@ -170,6 +179,7 @@ def _read_operands(expr: ReadWebDataset, version: str | None) -> Iterator[str]:
         [(c.column, c.extension, str(c.type), c.path) for c in schema.components],
         [(c.column, c.name, str(c.type)) for c in schema.sidecar],
         _of_any_device(query.options.decoding),
+        (query.options.image, query.options.is_table),
         *(
             (each.column, each.extensions, _of_any_device(each.decoding))
             for each in query.options.other_images

@@ -5,6 +5,7 @@ That can be said where every step of the query works on one partition alone. Any
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
@@ -14,7 +15,14 @@ from dask.base import tokenize
 from dask_image_ingest import dask_internals as dx
 from dask_image_ingest.checkpoint.partition_files import VersionedSplit
 from dask_image_ingest.checkpoint.scan import ReadStored
-from dask_image_ingest.dataset import Dataset, Decode, ImageNode, Partition, ReadWebDataset
+from dask_image_ingest.dataset import (
+    Dataset,
+    Decode,
+    ImageNode,
+    Partition,
+    ReadImageFiles,
+    Scan,
+)
 from dask_image_ingest.errors import ArgumentError
 from dask_image_ingest.export import operation_name
 from dask_image_ingest.storage import Shard
@@ -41,12 +49,15 @@ def _splits(expr: Any, known: dict[str, list[VersionedSplit]]) -> list[Versioned
 
 
 def _found_splits(expr: Any, known: dict[str, list[VersionedSplit]]) -> list[VersionedSplit]:
-    if isinstance(expr, ReadWebDataset):
+    if isinstance(expr, Scan):
         if expr.operand("limit") is not None:
             raise _not_by_partition(expr)
         _refuse_partly_skipped(expr.dataset)
         shards = {shard.url: shard for shard in expr.dataset.shards}
         return [_versioned(expr.dataset.partitions[number], shards) for number in expr._partitions]
+    if isinstance(expr, ReadImageFiles):
+        splits = _file_splits(expr)
+        return [splits[number] for number in expr._partitions]
     if isinstance(expr, ReadStored):
         return [VersionedSplit((expr.stored.source(number),)) for number in expr._partitions]
     if isinstance(expr, dx.Partitions):
@@ -63,6 +74,12 @@ def _found_splits(expr: Any, known: dict[str, list[VersionedSplit]]) -> list[Ver
             "then bring them together"
         )
     return splits
+
+
+def _file_splits(read: ReadImageFiles) -> list[VersionedSplit]:
+    """The files of each partition of a read, told apart by the number of the first as well."""
+    files, edges = read.files.files, read.files.edges
+    return [VersionedSplit(files[a:b], a) for a, b in itertools.pairwise(edges)]
 
 
 def _refuse_partly_skipped(dataset: Dataset) -> None:
@@ -89,8 +106,8 @@ def _not_by_partition(expr: Any) -> ArgumentError:
     if not expr.dependencies():
         return ArgumentError(
             f"checkpoint: the frame begins with {operation_name(expr)}, which does not say of "
-            "which shards it is made. Pass a frame of read_webdataset_images, before persist() and "
-            "before it is joined with others"
+            "which shards or files it is made. Pass a frame of read_webdataset_images, read_images "
+            "or read_parquet_images, before persist() and before it is joined with others"
         )
     return ArgumentError(
         f"checkpoint: {operation_name(expr)} does not work on one partition alone, so that "
@@ -110,7 +127,9 @@ def shards_of(read: Any) -> tuple[tuple[Shard, ...], ...]:
 
     Those of partitions that are not computed included.
     """
-    if isinstance(read, ReadWebDataset):
+    if isinstance(read, ReadImageFiles):
+        return tuple(split.shards for split in _file_splits(read))
+    if isinstance(read, Scan):
         shards = {shard.url: shard for shard in read.dataset.shards}
         every = (_versioned(partition, shards).shards for partition in read.dataset.partitions)
         return tuple(dict.fromkeys(every))
@@ -131,9 +150,12 @@ def _with_splits(expr: Any, splits: Sequence[VersionedSplit], known: dict[str, A
 def _made_with_splits(expr: Any, splits: Sequence[VersionedSplit], known: dict[str, Any]) -> Any:
     if isinstance(expr, dx.Partitions):
         return _with_splits(expr.frame, splits, known)
-    if isinstance(expr, ReadWebDataset):
+    if isinstance(expr, Scan):
         dataset = _dataset_of(expr.dataset, splits)
         return expr.substitute_parameters({"dataset": dataset, "_partitions": None})
+    if isinstance(expr, ReadImageFiles):
+        whole = _file_splits(expr)
+        return expr.substitute_parameters({"_partitions": [whole.index(s) for s in splits]})
     if isinstance(expr, ReadStored):
         places = {expr.stored.source(number): number for number in range(len(expr.stored.parts))}
         numbers = [places[split.shards[0]] for split in splits]

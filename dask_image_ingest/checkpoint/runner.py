@@ -30,7 +30,7 @@ from dask_image_ingest.checkpoint.partition_files import (
 from dask_image_ingest.checkpoint.scan import StoredFrame
 from dask_image_ingest.computing import run
 from dask_image_ingest.dask_internals import cull
-from dask_image_ingest.dataset import ReadWebDataset, warn_user, with_sidecars
+from dask_image_ingest.dataset import Scan, warn_user, with_sidecars
 from dask_image_ingest.errors import ArgumentError, ExportError, ShardError, ShardNotFoundError
 from dask_image_ingest.frames import backend_of
 from dask_image_ingest.storage import (
@@ -150,7 +150,7 @@ class _Run:
         if not missing:
             return {}
         graph, keys = self.query.tasks_of(list(missing.values()))
-        read = next(iter(self.query.expr.find_operations(ReadWebDataset)), None)
+        read = next(iter(self.query.expr.find_operations(Scan)), None)
         check_lock()
         context = _Context(
             self.output,

@@ -48,7 +48,12 @@ from dask_image_ingest.dataset.plan.nodes import (
     PreservesRows,
     Read,
 )
-from dask_image_ingest.dataset.plan.scan_node import Dataset, ReadWebDataset
+from dask_image_ingest.dataset.plan.scan_node import (
+    Dataset,
+    ReadParquetImages,
+    ReadWebDataset,
+    Scan,
+)
 from dask_image_ingest.dataset.read import read_webdataset_images
 from dask_image_ingest.dataset.scan.decode_rows import ImageDecode, NoPixels
 from dask_image_ingest.dataset.scan.open_samples import take_walked
@@ -60,8 +65,8 @@ from dask_image_ingest.dataset.schema.columns import (
     image_member,
     parse_image_extensions,
 )
+from dask_image_ingest.dataset.schema.file_columns import with_sidecars
 from dask_image_ingest.dataset.schema.image_columns import ImageColumn, ImageMember
-from dask_image_ingest.dataset.schema.sidecar_columns import with_sidecars
 from dask_image_ingest.dataset.sources.image_files import ReadImageFiles, read_images
 from dask_image_ingest.dataset.sources.parquet_images import read_parquet_images
 from dask_image_ingest.dataset.warning import warn_user
@@ -93,9 +98,11 @@ __all__ = [
     "Read",
     "ReadImageFiles",
     "ReadOptions",
+    "ReadParquetImages",
     "ReadWebDataset",
     "RowSource",
     "SampleRows",
+    "Scan",
     "both",
     "datasets_of",
     "decode_images",

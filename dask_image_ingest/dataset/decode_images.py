@@ -41,6 +41,7 @@ def decode_images(
     *,
     columns: Sequence[str] | None = None,
     encoded: str | None = None,
+    into: str | None = None,
     size: int | tuple[int, int] | None = None,
     resize: Resize = "stretch",
     transform: Callable[..., Any] | None = None,
@@ -69,17 +70,19 @@ def decode_images(
     encoded
         The column that has the encoded images: bytes (Arrow's ``binary``, or Python objects), or
         ``struct<bytes, path>`` as Hugging Face has them. Rows without bytes are ``missing``: a path
-        alone is not opened. The column stays, unless it is called ``image``.
+        alone is not opened. The column stays, unless it is called as the images are.
+    into
+        With ``encoded``, the column that gets the images: ``"image"`` by default.
     size, resize, transform, mode, errors, max_pixels, allow_pipes, storage_options
         As for :func:`read_webdataset_images`.
 
     Returns
     -------
     dataframe
-        ``frame`` with the columns ``image`` and ``error``, which replace those it had, or with
-        images in place of references, and their errors: ``error`` of ``image``, or of the only
-        image column of a frame without an ``error``, else ``<name>.error``. Lazy if ``frame`` is:
-        columns and filters asked of it later are pushed below the decode.
+        ``frame`` with the columns ``image`` (or ``into``) and ``error``, which replace those it
+        had, or with images in place of references, and their errors: ``error`` of ``image``, or of
+        the only image column of a frame without an ``error``, else ``<name>.error``. Lazy if
+        ``frame`` is: columns and filters asked of it later are pushed below the decode.
 
     Raises
     ------
@@ -109,6 +112,9 @@ def decode_images(
     references = reference_columns(frame)
     if columns is not None:
         references = _chosen(columns, references, encoded)
+    if into is not None and (encoded is None or not isinstance(into, str) or not into):
+        raise ArgumentError(f"into={shown(into)} names the column of the images of encoded=")
+    image = into or "image"
     if encoded is not None:
         check_encoded(meta, encoded)
         references = []
@@ -127,15 +133,19 @@ def decode_images(
     )
     images = tuple(
         ImageDecode(name, _error_column(name, meta), decoding, errors, storage_options)
-        for name in references or ("image",)
+        for name in references or (image,)
     )
     if not lazy:
-        return _decoded(frame, images, bool(references), encoded)
+        if encoded is not None:
+            frame = with_encoded(frame, encoded, image, images[0].error)
+        elif not references:
+            frame = with_pointed(frame, image, images[0].error)
+        return decode_partition(frame, images, kept_by(errors))
     rows = frame.expr
     if encoded is not None:
-        rows = carry_images(rows, encoded, "image", "error")
+        rows = carry_images(rows, encoded, image, images[0].error)
     elif not references:
-        rows = point_to_images(rows, "image", "error")
+        rows = point_to_images(rows, image, images[0].error)
     return new_collection(Decode(rows, images, kept_by(errors)))
 
 
@@ -154,19 +164,6 @@ def _chosen(columns: Any, references: list[str], encoded: str | None) -> list[st
             f"{', '.join(map(repr, references)) or 'none'}, and encoded= names none"
         )
     return [name for name in references if name in names]
-
-
-def _decoded(
-    frame: Any,
-    images: tuple[ImageDecode, ...],
-    has_references: bool = False,
-    encoded: str | None = None,
-) -> Any:
-    if encoded is not None:
-        frame = with_encoded(frame, encoded, "image", "error")
-    elif not has_references:
-        frame = with_pointed(frame, "image", "error")
-    return decode_partition(frame, images, kept_by(images[0].errors))
 
 
 def _check_pointers(meta: Any) -> None:

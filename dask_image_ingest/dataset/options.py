@@ -2,14 +2,21 @@
 
 from __future__ import annotations
 
+import warnings
 from dataclasses import dataclass
 from typing import Any, Literal, TypeAlias
 
-from dask_image_ingest.arguments import number_of_bytes, shown
+from dask_image_ingest.arguments import (
+    check_choice,
+    check_flag,
+    check_storage_options,
+    number_of_bytes,
+    shown,
+)
 from dask_image_ingest.dataset.schema.image_columns import ImageMember
 from dask_image_ingest.decode import DecodeSpec
 from dask_image_ingest.errors import ArgumentError
-from dask_image_ingest.frames import Backend, BackendName, get_backend
+from dask_image_ingest.frames import Backend, BackendName, choose_backend, get_backend, gpus
 from dask_image_ingest.tar import LARGEST_VALUE, MAX_MEMBER_BYTES
 
 ErrorPolicy: TypeAlias = Literal["null", "raise", "drop"]
@@ -23,7 +30,7 @@ class ReadOptions:
     Attributes
     ----------
     image_extensions
-        Member extensions that are the image, in order of preference.
+        Member extensions that are the first image, in order of preference.
     decoding
         How images are decoded.
     errors, shard_errors
@@ -37,7 +44,12 @@ class ReadOptions:
     max_member_bytes
         Members of more bytes, other than the image, are null.
     other_images
-        The image columns beside ``image``.
+        The image columns beside the first.
+    image
+        The name of the first image column.
+    is_table, key
+        Whether the shards are parquet files, whose columns ``image_extensions`` name, and the
+        column there that has the key of a row; None to number the rows.
     """
 
     image_extensions: tuple[str, ...]
@@ -49,10 +61,55 @@ class ReadOptions:
     needs_sidecars: bool = False
     max_member_bytes: int = MAX_MEMBER_BYTES
     other_images: tuple[ImageMember, ...] = ()
+    image: str = "image"
+    is_table: bool = False
+    key: str | None = None
 
     def get_backend(self) -> Backend:
         """The backend, which imports its library."""
         return get_backend(self.backend)
+
+
+#: The warning of a read that is made for workers with GPUs.
+NO_GPU_HERE = (
+    "this process has no GPU: the collection is made for workers that have one. Columns can be "
+    "chosen, and images decoded and mapped in batches; a predicate such as ddf.width > 512 would "
+    "ask cuDF here, so pass filters= instead. For all else, to_parquet() and results included, "
+    "go on with ddf.to_backend('pandas')"
+)
+
+
+def checked_backend(backend: str | None, errors: Any, storage_options: Any, decode: Any) -> Backend:
+    """Check arguments that all reads have, and choose the backend.
+
+    Raises
+    ------
+    ArgumentError
+    MissingDependencyError
+        If the backend's library is not installed.
+    """
+    made = get_backend(choose_backend(backend))
+    if made.device == "gpu" and not gpus():
+        warnings.warn(NO_GPU_HERE, stacklevel=3)
+    check_choice("errors", errors, ("null", "raise", "drop"))
+    check_storage_options(storage_options)
+    check_flag("decode", decode)
+    return made
+
+
+def refuse_decoding(decoding: DecodeSpec, errors: ErrorPolicy) -> None:
+    """Refuse options of a decode that is not made."""
+    given = {
+        "size": decoding.size is not None,
+        "mode": decoding.mode != "RGB",
+        "transform": decoding.transform is not None,
+        "errors": errors != "null",
+        "scaled_decode": decoding.scaled,
+    }
+    for name in filter(given.__getitem__, given):
+        raise ArgumentError(
+            f"decode=False makes no pixels, and {name}= says how: pass it to decode_images()"
+        )
 
 
 def parse_max_member_bytes(value: Any) -> int:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import functools
 import hashlib
 import os
-import warnings
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, Literal
@@ -16,8 +15,6 @@ from dask.base import tokenize
 from dask_image_ingest.arguments import (
     check_choice,
     check_columns,
-    check_flag,
-    check_storage_options,
     list_of_names,
     shown,
 )
@@ -28,9 +25,16 @@ from dask_image_ingest.dataset.options import (
     ErrorPolicy,
     ReadOptions,
     ShardErrorPolicy,
+    checked_backend,
     parse_max_member_bytes,
+    refuse_decoding,
 )
-from dask_image_ingest.dataset.plan.scan_node import Dataset, ReadWebDataset
+from dask_image_ingest.dataset.plan.scan_node import (
+    Dataset,
+    ReadParquetImages,
+    ReadWebDataset,
+    Scan,
+)
 from dask_image_ingest.dataset.scan.decode_rows import ImageDecode, kept_by
 from dask_image_ingest.dataset.scan.first_shard import open_first
 from dask_image_ingest.dataset.scan.partitioning import (
@@ -38,29 +42,20 @@ from dask_image_ingest.dataset.scan.partitioning import (
     parse_partition_size,
     parse_shards_per_partition,
 )
-from dask_image_ingest.dataset.schema.columns import image_field, make_schema
-from dask_image_ingest.dataset.schema.image_columns import ImageColumn, image_members
-from dask_image_ingest.dataset.schema.sidecar_columns import (
+from dask_image_ingest.dataset.schema.columns import make_schema
+from dask_image_ingest.dataset.schema.file_columns import (
     SidecarChoice,
     check_sidecar,
     sidecar_columns,
     with_sidecars,
 )
-from dask_image_ingest.decode import MAX_PIXELS, DecodeSpec, Mode, Resize, make_decode_spec
+from dask_image_ingest.dataset.schema.image_columns import ImageColumn, image_members
+from dask_image_ingest.decode import MAX_PIXELS, Mode, Resize, make_decode_spec
 from dask_image_ingest.errors import ArgumentError
-from dask_image_ingest.frames import choose_backend, get_backend, gpus
 from dask_image_ingest.image_frame import ImageDataFrame
 from dask_image_ingest.index import find_indexes, parse_index
 from dask_image_ingest.storage import Listings, Shard, find_shards, with_permission
 from dask_image_ingest.tar import IMAGE_EXTENSIONS, MAX_MEMBER_BYTES
-
-#: The warning of a read that is made for workers with GPUs.
-NO_GPU_HERE = (
-    "this process has no GPU: the collection is made for workers that have one. Columns can be "
-    "chosen, and images decoded and mapped in batches; a predicate such as ddf.width > 512 would "
-    "ask cuDF here, so pass filters= instead. For all else, to_parquet() and results included, "
-    "go on with ddf.to_backend('pandas')"
-)
 
 
 def read_webdataset_images(
@@ -243,13 +238,9 @@ def read_webdataset_images(
     >>> ddf[ddf.width >= 512].images.stack().compute().shape
     (16, 224, 224, 3)
     """
-    backend_ = get_backend(choose_backend(backend))
-    if backend_.device == "gpu" and not gpus():
-        warnings.warn(NO_GPU_HERE, stacklevel=2)
-    check_choice("errors", errors, ("null", "raise", "drop"))
+    backend_ = checked_backend(backend, errors, storage_options, decode)
     check_choice("shard_errors", shard_errors, ("raise", "skip"))
     check_sidecar(sidecar)
-    check_storage_options(storage_options)
     storage_options = with_permission(storage_options, allow_pipes)
     if images is not None and image != IMAGE_EXTENSIONS:
         raise ArgumentError("image= and images= both name the members: pass one of them")
@@ -264,7 +255,6 @@ def read_webdataset_images(
             scaled_decode=scaled_decode,
         ),
     )
-    check_flag("decode", decode)
     if not decode:
         for each in (decoding, *(member.decoding for member in others)):
             refuse_decoding(each, errors)
@@ -298,38 +288,41 @@ def read_webdataset_images(
         beside = sidecar_columns(shards, schema.types, storage_options, backend_)
         schema = replace(schema, sidecar=beside)
         types = {n: t for n, t in schema.types.items() if decode or n not in schema.errors}
-        selected = _columns(columns, types, decode)
+        selected = chosen_columns(columns, types, decode)
         filters_ = normalize_filters(filters, types)
         members = {"image": extensions} | {each.column: each.extensions for each in others}
         first.warn_of_unknown(schema, members)
         partitions = make_partitions(shards, first, options, largest, together, indexes)
     told = str((schema.components, schema.sidecar))
     found = sorted((url, file.url) for url, file in indexes.items())
-    token = tokenize(_fingerprint(shards), told, options, largest, together, found)
+    token = tokenize(fingerprint_of(shards), told, options, largest, together, found)
     dataset = Dataset(partitions, tuple(shards), schema, options, token)
-    if not decode:
-        return new_collection(ReadWebDataset(dataset, selected, filters_))
-    return new_collection(_decoded(dataset, selected, filters_))
+    return new_collection(read_of(dataset, selected, filters_, decode))
 
 
-def _decoded(dataset: Dataset, columns: list[str] | None, filters: Filters | None) -> Expr:
+def read_of(
+    dataset: Dataset, columns: list[str] | None, filters: Filters | None, decode: bool
+) -> Expr:
     """A scan, and the decode of what it finds where pixels or errors are needed."""
     options, schema = dataset.options, dataset.schema
+    kind: type[Scan] = ReadParquetImages if options.is_table else ReadWebDataset
+    if not decode:
+        return kind(dataset, columns, filters)
     by_error = not schema.errors.isdisjoint(columns_of(filters))
     keep = kept_by(options.errors)
     wanted = list(schema.types) if columns is None else columns
-    decodings = {"image": options.decoding}
+    decodings = {options.image: options.decoding}
     decodings |= {each.column: each.decoding for each in options.other_images}
     needed = {*wanted, *(columns_of(filters) & schema.errors)}
-    errors = {image: image_field(image, "error") for image in decodings}
+    errors = {image: schema.field(image, "error") for image in decodings}
     made = [image for image in decodings if keep or {image, errors[image]} & needed]
     if not made:
-        return ReadWebDataset(dataset, columns, filters)
+        return kind(dataset, columns, filters)
     scanned = columns
     if by_error or not {*made} <= {*wanted}:
         scanned = [*wanted, *({*made, *columns_of(filters)}.difference(wanted))]
     below = without(filters, schema.errors) if by_error else filters
-    scan = ReadWebDataset(dataset, scanned, below)
+    scan: Expr = kind(dataset, scanned, below)
     images = tuple(
         ImageDecode(
             image,
@@ -349,24 +342,10 @@ def _decoded(dataset: Dataset, columns: list[str] | None, filters: Filters | Non
     return frame if frame.columns == wanted else frame[wanted]
 
 
-def refuse_decoding(decoding: DecodeSpec, errors: ErrorPolicy) -> None:
-    """Refuse options of a decode that is not made."""
-    given = {
-        "size": decoding.size is not None,
-        "mode": decoding.mode != "RGB",
-        "transform": decoding.transform is not None,
-        "errors": errors != "null",
-        "scaled_decode": decoding.scaled,
-    }
-    for name in filter(given.__getitem__, given):
-        raise ArgumentError(
-            f"decode=False makes no pixels, and {name}= says how: pass it to decode_images()"
-        )
-
-
-def _columns(
+def chosen_columns(
     columns: Sequence[str] | None, types: Mapping[str, pa.DataType], decode: bool
 ) -> list[str] | None:
+    """The argument ``columns=``; None for all columns."""
     if columns is None:
         return None if decode else list(types)
     selected = list_of_names("columns", columns, "column names")
@@ -376,7 +355,8 @@ def _columns(
     return selected
 
 
-def _fingerprint(shards: Sequence[Shard]) -> str:
+def fingerprint_of(shards: Sequence[Shard]) -> str:
+    """A digest of shards, and of the files beside them, in their state."""
     digest = hashlib.blake2b(digest_size=16)
     for shard in shards:
         for file in filter(None, (shard, shard.sidecar)):

@@ -24,7 +24,9 @@ from dask_image_ingest.dataset import (
     KeepsResults,
     MapColumns,
     ReadImageFiles,
+    ReadParquetImages,
     ReadWebDataset,
+    Scan,
     datasets_of,
     encoded_by,
 )
@@ -86,15 +88,15 @@ def operation_name(expr: Any) -> str:
     """Name of an operation as users know it."""
     if isinstance(expr, ReadWebDataset):
         return "read_webdataset_images"
+    if isinstance(expr, ReadParquetImages):
+        return "read_parquet_images"
     if isinstance(expr, ReadImageFiles):
         return "read_images"
     if isinstance(expr, Decode):
         below = expr.frame
         while isinstance(below, AppendsColumns):
             below = below.frame
-        if isinstance(below, dx.ReadParquet):
-            return "read_parquet_images"
-        is_read = isinstance(below, (ReadWebDataset, ReadImageFiles))
+        is_read = isinstance(below, (Scan, ReadImageFiles))
         return operation_name(below) if is_read else "decode_images"
     if isinstance(expr, MapBatches):
         return f"map_batches({expr.batch_map.function.name})"
@@ -145,10 +147,10 @@ def frame_fingerprint(frame: Any, columns: Sequence[str], *more: Any) -> str:
 
 def _without_partitions(expr: Any) -> Any:
     """The same query with reads whose tokens tell nothing of their partitions."""
-    for read in expr.find_operations((ReadWebDataset, ReadImageFiles)):
+    for read in expr.find_operations((Scan, ReadImageFiles)):
         if read.operand("_partitions") is not None:
             continue
-        if isinstance(read, ReadWebDataset):
+        if isinstance(read, Scan):
             data, schema = read.dataset, read.dataset.schema
             columns = str((schema.components, schema.sidecar))
             token = tokenize(_versions(data.shards), columns, data.options)

@@ -19,6 +19,7 @@ from dask_image_ingest.dask_internals import FrameBase
 from dask_image_ingest.dataset import (
     POINTER,
     ReadImageFiles,
+    ReadParquetImages,
     field_of,
     references_of,
     references_of_pointers,
@@ -164,9 +165,10 @@ def _class_labels(frame: Any) -> dict[str, Any]:
             known = None
             if isinstance(source, ReadImageFiles) and name == "label":
                 known = {"_type": "ClassLabel", "names": list(source.files.classes or ())}
-            elif isinstance(source, dx.ReadParquet):
-                metadata = source._dataset_info["schema"].metadata or {}
-                told = json.loads(metadata.get(_KEY, b"{}")).get("info", {})
+            elif isinstance(source, (ReadParquetImages, dx.ReadParquet)):
+                ours = isinstance(source, ReadParquetImages)
+                read: Any = source.dataset.schema if ours else source._dataset_info["schema"]
+                told = json.loads((read.metadata or {}).get(_KEY, b"{}")).get("info", {})
                 known = told.get("features", {}).get(name)
             if known and known.get("_type") == "ClassLabel":
                 features[column] = known

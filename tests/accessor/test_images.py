@@ -15,7 +15,7 @@ from counted import work  # noqa: F401  a fixture
 from PIL import Image
 
 import dask_image_ingest as dii
-from dask_image_ingest.dataset.plan.scan_node import ReadWebDataset
+from dask_image_ingest.dataset.plan.scan_node import Scan
 from dask_image_ingest.dataset.scan import open_samples as opening
 from dask_image_ingest.frames import get_backend
 
@@ -188,7 +188,7 @@ class TestMapBatches:
     def test_only_what_is_kept_is_read(self, ddf, work):  # noqa: F811
         mapped = ddf.images.map_batches(mean, MEAN)
         columns = mapped[["cls", "mean"]].optimize(fuse=False).expr
-        (read,) = columns.find_operations(ReadWebDataset)
+        (read,) = columns.find_operations(Scan)
         assert read.columns == ["cls", "image"]
         assert ddf.images.map_batches(mean, MEAN, columns=["cls"]).columns.tolist() == [
             "cls",

@@ -19,7 +19,7 @@ from witnesses import contents
 
 import dask_image_ingest as dii
 from dask_image_ingest.checkpoint import runner
-from dask_image_ingest.dataset import ReadWebDataset
+from dask_image_ingest.dataset import Scan
 from dask_image_ingest.errors import ArgumentError, ExportError, FunctionError, ShardError
 from dask_image_ingest.frames import backend_of
 
@@ -118,7 +118,7 @@ def test_stored_boundaries_win_over_those_of_another_machine(job, tmp_path):
 @pytest.mark.slow
 def test_a_shard_of_which_nothing_is_stored_has_the_boundaries_of_this_machine(job, tmp_path):
     few, many = job(partition_size=None), job(partition_size=3000)
-    (read,) = many.expr.find_operations(ReadWebDataset)
+    (read,) = many.expr.find_operations(Scan)
     of_others = sum(not url.endswith("000.tar") for ((url, *_),) in read.row_sources)
     dii.checkpoint(few.partitions[:1], tmp_path / "out")
     stored = dii.checkpoint(many, tmp_path / "out")

@@ -14,7 +14,7 @@ import pytest
 from photo_shards import write_tar
 
 import dask_image_ingest as dii
-from dask_image_ingest.dataset.plan.scan_node import ReadWebDataset
+from dask_image_ingest.dataset.plan.scan_node import Scan
 
 # JSON as it may come from anywhere: numbers at the edges of types, half characters, wrong kinds.
 VALUES = (
@@ -238,7 +238,7 @@ def test_text_that_is_not_utf8_is_null_and_counted(type_, tmp_path):
 def test_types_of_python_numpy_and_arrow_are_types_of_columns(asked, type_, tmp_path):
     path = write_tar(tmp_path / "a.tar", {"a.json": b'{"f": null}', "a.txt": b""})
     ddf = read_quietly(path, json_fields={"f": asked}, components={"txt": asked})
-    types = next(ddf.expr.find_operations(ReadWebDataset)).dataset.schema.types
+    types = next(ddf.expr.find_operations(Scan)).dataset.schema.types
     assert types["json.f"] == types["txt"]
     assert str(types["txt"]).replace("item", "element") == type_
 

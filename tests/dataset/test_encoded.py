@@ -104,6 +104,28 @@ def test_a_column_called_image_is_replaced_and_others_stay(encoded):
     assert list(lazy.columns) == columns
 
 
+@pytest.mark.parametrize("lazy", [False, True])
+def test_images_go_into_a_column_of_any_name_beside_others(encoded, pixels, lazy, tmp_path):
+    frame = frame_of(encoded).assign(png=COLUMNS["binary"](encoded[::-1]))
+    frame = dd.from_pandas(frame, npartitions=3) if lazy else frame
+    first = dii.decode_images(frame, encoded="jpg")
+    both = dii.decode_images(first, encoded="png", into="turned")
+    both = dii.decode_images(both, encoded="jpg", into="jpg", errors="drop")
+    made = ["jpg", "number", "png", "error", "image", "turned.error", "turned", "jpg.error"]
+    assert list(both.columns) == made
+    kept = both.compute() if lazy else both
+    assert kept.number.tolist() == list(range(10))
+    assert kept["error"].isna().all()
+    assert kept["turned.error"].notna().tolist() == [True] * 3 + [False] * 7
+    images = (kept.images[name].arrays() for name in ("image", "jpg", "turned"))
+    for number, (one, other, turned) in enumerate(zip(*images, strict=True)):
+        assert np.array_equal(one, other)
+        assert turned is None if number < 3 else turned.shape == pixels[12 - number].shape
+    for arguments in ({"into": "x"}, {"encoded": "jpg", "into": 3}, {"encoded": "jpg", "into": ""}):
+        with pytest.raises(dii.ArgumentError, match="into="):
+            dii.decode_images(frame, **arguments)
+
+
 def test_filters_and_columns_go_below_the_decode(encoded, work):  # noqa: F811
     lazy = dii.decode_images(dd.from_pandas(frame_of(encoded), npartitions=3), encoded="jpg")
     assert lazy[lazy.number < 5].number.sum().compute() == 10

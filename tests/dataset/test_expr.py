@@ -13,7 +13,7 @@ import pandas as pd
 import pytest
 
 import dask_image_ingest as dii
-from dask_image_ingest.dataset.plan.scan_node import ReadWebDataset
+from dask_image_ingest.dataset.plan.scan_node import Scan
 from dask_image_ingest.dataset.scan import open_samples, partitioning, samples
 from dask_image_ingest.decode.planner import Schedule
 from dask_image_ingest.storage import ByteReader
@@ -101,8 +101,8 @@ def reference(photos):
     )
 
 
-def reads(collection) -> list[ReadWebDataset]:
-    return list(collection.optimize(fuse=False).expr.find_operations(ReadWebDataset))
+def reads(collection) -> list[Scan]:
+    return list(collection.optimize(fuse=False).expr.find_operations(Scan))
 
 
 def test_captions_and_keys_read_no_image(ddf, work, photos):

@@ -16,7 +16,7 @@ from photo_shards import write_tar
 import dask_image_ingest as dii
 from dask_image_ingest.dataset.filters import matching, normalize_filters
 from dask_image_ingest.dataset.plan.predicates import as_filters
-from dask_image_ingest.dataset.plan.scan_node import ReadWebDataset
+from dask_image_ingest.dataset.plan.scan_node import Scan
 
 NAN, INF = math.nan, math.inf
 
@@ -133,7 +133,7 @@ def random_predicate(source, depth=2):
 
 @pytest.mark.slow
 def test_predicates_that_become_filters_keep_the_rows_that_pandas_keeps(table, frame, rng):
-    (whole,) = table.expr.find_operations(ReadWebDataset)
+    (whole,) = table.expr.find_operations(Scan)
     read, dataset = type(table)(whole), whole.dataset
     metadata = pa.Table.from_pandas(frame, preserve_index=False)
     pushed = Counted()
@@ -203,7 +203,7 @@ def holds(value, op, constant):
 
 @pytest.mark.slow
 def test_the_filters_argument_means_what_plain_python_means(shard, table, frame, rng):
-    types = next(table.expr.find_operations(ReadWebDataset)).dataset.schema.types
+    types = next(table.expr.find_operations(Scan)).dataset.schema.types
     metadata = pa.Table.from_pandas(frame, preserve_index=False)
     columns = {name: metadata.column(name).to_pylist() for name in COLUMNS}
     refused = answered = 0
@@ -312,13 +312,13 @@ def test_a_predicate_on_nan_keeps_what_pandas_keeps(table, frame):
         lambda f: f["json.f64"].notnull(),
     ):
         want = frame[predicate(frame)]
-        (made,) = table[predicate(table)].optimize(fuse=False).expr.find_operations(ReadWebDataset)
+        (made,) = table[predicate(table)].optimize(fuse=False).expr.find_operations(Scan)
         assert made.operand("filters")
         assert table[predicate(table)].compute()["__key__"].tolist() == want["__key__"].tolist()
 
 
 def test_cudf_compares_float32_in_its_own_precision_and_takes_nan_for_missing(table):
-    (whole,) = table.expr.find_operations(ReadWebDataset)
+    (whole,) = table.expr.find_operations(Scan)
     read, types = type(table)(whole), whole.dataset.schema.types
 
     def filters(predicate, backend):
@@ -341,8 +341,7 @@ def test_a_long_list_of_keys_is_not_carried_by_every_task(table, frame):
     keys = [*frame["__key__"].iloc[::3], *(f"none-{n}" for n in range(20_000))]
     kept = table[table["__key__"].isin(keys)]
     assert not any(
-        made.operand("filters")
-        for made in kept.optimize(fuse=False).expr.find_operations(ReadWebDataset)
+        made.operand("filters") for made in kept.optimize(fuse=False).expr.find_operations(Scan)
     )
     assert kept["__key__"].compute().tolist() == frame["__key__"].iloc[::3].tolist()
 

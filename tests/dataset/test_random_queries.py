@@ -6,7 +6,7 @@ import pytest
 from query_sources import sources
 from random_queries import quiet, run
 
-from dask_image_ingest.dataset.plan.scan_node import ReadWebDataset
+from dask_image_ingest.dataset.plan.scan_node import Scan
 
 pytestmark = pytest.mark.slow
 
@@ -33,7 +33,7 @@ def test_random_queries_have_the_answers_of_partitions_in_memory(made, seed):
 
 
 def test_random_queries_notice_partitions_that_are_joined_late(made, monkeypatch):
-    monkeypatch.setattr(ReadWebDataset, "_fusion_compression_factor", 0.01)
+    monkeypatch.setattr(Scan, "_fusion_compression_factor", 0.01)
     with quiet():
         differences, _ = run(made, range(40), lambda text: None)
     assert differences

@@ -68,9 +68,7 @@ def test_a_folder_of_photographs_and_one_of_masks(pairs, tmp_path):
 def test_columns_of_bytes_of_a_frame_with_keys(pairs):
     frame = pd.DataFrame(pairs, columns=["image", "mask"]).assign(__key__=[*map(str, range(COUNT))])
     frame = dii.decode_images(frame, encoded="image", transform=geometry)
-    frame = frame.rename(columns={"image": "photo", "error": "photo.error", "mask": "image"})
-    frame = dii.decode_images(frame, encoded="image", mode="labels", transform=geometry)
-    check(frame, "photo", "image")
+    check(dii.decode_images(frame, encoded="mask", into="mask", mode="labels", transform=geometry))
 
 
 def test_a_seed_of_its_own_keeps_an_operator_from_shifting_the_others(pairs):
@@ -81,11 +79,5 @@ def test_a_seed_of_its_own_keeps_an_operator_from_shifting_the_others(pairs):
         return geometry(fn.cast_like(images * fn.cast_like(shade > 0, images), images))
 
     frame = pd.DataFrame(pairs, columns=["image", "mask"]).assign(__key__=[*map(str, range(COUNT))])
-    masks = dii.decode_images(
-        frame[["mask", "__key__"]].rename(columns={"mask": "image"}),
-        encoded="image",
-        mode="labels",
-        transform=geometry,
-    )
-    photos = dii.decode_images(frame, encoded="image", transform=partial(shaded, seed=7))
-    check(photos.drop(columns="mask").assign(mask=masks["image"]))
+    frame = dii.decode_images(frame, encoded="image", transform=partial(shaded, seed=7))
+    check(dii.decode_images(frame, encoded="mask", into="mask", mode="labels", transform=geometry))

@@ -263,15 +263,6 @@ def test_a_shard_without_a_row_that_is_wanted_is_not_opened(collection, work):
     assert work["tars"] == 1
 
 
-def test_row_groups_are_left_out_by_their_statistics(collection, work):
-    ddf = read(collection)
-    frame = ddf[ddf.score > 0.83][["boxes"]].compute()
-    assert len(frame) == 3 * 2
-    # Scores grow with the rows: the last of five row groups, twice for the filter.
-    assert work["score"] == 3 * 2
-    assert work["boxes"] == 3
-
-
 def test_filters_of_other_columns_come_first(collection, work):
     ddf = read(collection)
     ddf[ddf["__key__"] == "000010007"][["boxes"]].compute()

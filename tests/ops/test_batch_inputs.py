@@ -13,7 +13,7 @@ from photo_shards import write_tar
 from small_frames import small_frame
 
 import dask_image_ingest as dii
-from dask_image_ingest.dataset.plan.scan_node import ReadWebDataset
+from dask_image_ingest.dataset.plan.scan_node import Scan
 from dask_image_ingest.frames.pandas_backend import pandas_type
 
 BOXES = [[[0, 0, 20, 10], [5, 5, 15, 45]], [], None, [[1, 2, 31, 42]], [[0, 0, 8, 8]]]
@@ -102,7 +102,7 @@ def test_images_of_one_shape_are_one_array_beside_other_columns(boxed):
 def test_only_inputs_and_what_is_kept_are_read(ddf, work):  # noqa: F811
     mapped = ddf.images.map_batches(Recorded(), {"o": "int64"}, inputs=["image", "txt"])
     asked = mapped[["width", "o"]].optimize(fuse=False).expr
-    (read,) = asked.find_operations(ReadWebDataset)
+    (read,) = asked.find_operations(Scan)
     assert sorted(read.columns) == ["image", "txt", "width"]
     mapped[["width", "txt"]].compute()
     assert work["decoded"] == 0

@@ -23,7 +23,7 @@ from dask_image_ingest.dataset.late.fetch import fetch_headers
 from dask_image_ingest.dataset.late.groups import GroupsOfReferences
 from dask_image_ingest.dataset.late.nodes import Decode
 from dask_image_ingest.dataset.plan.nodes import ImageNode
-from dask_image_ingest.dataset.plan.scan_node import ReadWebDataset
+from dask_image_ingest.dataset.plan.scan_node import Scan
 from dask_image_ingest.dataset.scan.decode_rows import ImageDecode, Kept, cuts
 from dask_image_ingest.frames import backend_of
 from dask_image_ingest.storage import has_random_access, local_path
@@ -115,9 +115,7 @@ def move_rows_now(expr: dx.Expr, scheduler: Any) -> dx.Expr | None:
             decode = decode.frame
         new = kept.expr
         if isinstance(decode, Decode) and decode.frame._name == rows._name:
-            partitions = max(
-                (r.npartitions for r in rows.find_operations(ReadWebDataset)), default=1
-            )
+            partitions = max((r.npartitions for r in rows.find_operations(Scan)), default=1)
             new = _cut(kept, decode.images, partitions, scheduler)
         expr = expr.substitute(rows, new)
     return expr if moved else None

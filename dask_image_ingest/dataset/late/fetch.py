@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
-from dask_image_ingest.dataset.scan.samples import NO_MEMBER
+from dask_image_ingest.dataset.scan.rows import NO_MEMBER
 from dask_image_ingest.decode import DecodeSpec, Header, read_header
 from dask_image_ingest.frames import ImageReference
 from dask_image_ingest.storage import (

@@ -15,10 +15,9 @@ from dask_image_ingest import dask_internals as dx
 from dask_image_ingest.dataset.late.decode import decoded_meta
 from dask_image_ingest.dataset.plan.alignment import READS
 from dask_image_ingest.dataset.plan.operators import ROW_BY_ROW, ROW_WISE
-from dask_image_ingest.dataset.plan.scan_node import ReadWebDataset
+from dask_image_ingest.dataset.plan.scan_node import Scan
 from dask_image_ingest.dataset.scan.decode_rows import DecodeInRead, ImageDecode, Kept
 from dask_image_ingest.dataset.scan.task import read_partition
-from dask_image_ingest.dataset.schema.columns import image_field
 from dask_image_ingest.frames import backend_of
 
 #: The name of a read whose images are of one shape: all that is known of it once it is persisted.
@@ -83,21 +82,23 @@ def decode_in_read(
 ) -> ReadAndDecode | None:
     """A decode of ``frame`` as one with its read; None where it needs more than its own rows."""
     nodes = {node._name: node for node in frame.walk()}
-    reads = [node for node in nodes.values() if isinstance(node, ReadWebDataset)]
+    reads = [node for node in nodes.values() if isinstance(node, Scan)]
+    if any(isinstance(node, ReadAndDecode) for node in reads):
+        return None
     if not reads:
         return None
     read = _together(reads)
     if read is None:
         return None
     those = read.dataset.schema.images
-    alone = those == ("image",)
+    alone = len(those) == 1
     if not {each.image for each in images} <= {*those} and not alone:
         return None
     if not {*those}.intersection(read.columns) or (alone and len(images) > 1):
         return None
     steps = None
-    if type(frame) is not ReadWebDataset:
-        if not all(type(node) is ReadWebDataset or _is_step(node) for node in nodes.values()):
+    if not isinstance(frame, Scan):
+        if not all(isinstance(node, Scan) or _is_step(node) for node in nodes.values()):
             return None
         if not alone and any(isinstance(node, dx.RenameFrame) for node in nodes.values()):
             return None  # which image is which is told by its name
@@ -109,20 +110,20 @@ def decode_in_read(
     elif not _under_its_names(read, images):
         return None
     step = DecodeStep(tuple(images), tuple(columns), keep, limit, steps)
-    *scan, partitions = (read.operand(name) for name in ReadWebDataset._parameters)
+    *scan, partitions = (read.operand(name) for name in Scan._parameters)
     return ReadAndDecode(*scan, step, partitions)
 
 
-def _under_its_names(read: ReadWebDataset, images: Sequence[ImageDecode]) -> bool:
+def _under_its_names(read: Scan, images: Sequence[ImageDecode]) -> bool:
     """True if a decode makes images and errors of a scan under its names."""
+    schema = read.dataset.schema
     return all(
-        each.image in read.dataset.schema.images
-        and each.error in (None, image_field(each.image, "error"))
+        each.image in schema.images and each.error in (None, schema.field(each.image, "error"))
         for each in images
     )
 
 
-def _together(reads: Sequence[ReadWebDataset]) -> ReadWebDataset | None:
+def _together(reads: Sequence[Scan]) -> Scan | None:
     """One read for several that differ in their columns alone."""
     columns = [
         name for name in reads[0].dataset.schema.types if any(name in r.columns for r in reads)
@@ -160,11 +161,11 @@ class DecodeStep:
         return names + "".join(f" {k}={value}" for k, value in told.items() if value is not None)
 
 
-class ReadAndDecode(ReadWebDataset):
+class ReadAndDecode(Scan):
     """Scans shards and decodes their images, in one task a partition; the optimiser's last word."""
 
     _parameters: ClassVar = [
-        *(name for name in ReadWebDataset._parameters if name != "_partitions"),
+        *(name for name in Scan._parameters if name != "_partitions"),
         "decode",
         "_partitions",
     ]
@@ -202,7 +203,7 @@ class ReadAndDecode(ReadWebDataset):
             replace(each, decoding=of.get(each.column, each.decoding))
             for each in options.other_images
         )
-        first = decode.images[0].decoding if not others else of.get("image", options.decoding)
+        first = decode.images[0].decoding if not others else of.get(options.image, options.decoding)
         options = replace(
             options,
             decoding=first,

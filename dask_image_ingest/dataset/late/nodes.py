@@ -35,7 +35,7 @@ from dask_image_ingest.dataset.plan.nodes import (
     post_dominates,
 )
 from dask_image_ingest.dataset.plan.operators import RAISES_FOR_NO_ROW, ROW_BY_ROW, ROW_WISE
-from dask_image_ingest.dataset.plan.scan_node import HeadOfRead, ReadWebDataset
+from dask_image_ingest.dataset.plan.scan_node import HeadOfRead, Scan
 from dask_image_ingest.dataset.scan.decode_rows import ImageDecode, Kept
 from dask_image_ingest.decode import ImageShape
 from dask_image_ingest.frames import backend_of
@@ -187,7 +187,7 @@ class Decode(AppendsColumns, PreservesRows):
             return None
         if self._is_length_preserving:
             # In one task with the scan, where the head is of one partition.
-            if not isinstance(scan, ReadWebDataset) or head.operand("npartitions") != 1:
+            if not isinstance(scan, Scan) or head.operand("npartitions") != 1:
                 return None
             limited = scan.limited(n)
             made = None if limited is None else self.substitute_parameters({"frame": limited})
@@ -272,7 +272,7 @@ class Decode(AppendsColumns, PreservesRows):
         """True if a predicate is simple enough to be one of the scan below."""
         scan = self.frame
         plain = dx.Filter(scan, part.substitute(self, scan))
-        return isinstance(scan, ReadWebDataset) and scan.filtered_by(plain) is not None
+        return isinstance(scan, Scan) and scan.filtered_by(plain) is not None
 
     def _over(self, predicate: dx.Expr) -> Decode | None:
         """The same decode of the rows for which a predicate holds."""

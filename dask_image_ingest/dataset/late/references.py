@@ -10,13 +10,11 @@ import pyarrow.compute as pc
 from dask_image_ingest import dask_internals as dx
 from dask_image_ingest.arguments import is_column
 from dask_image_ingest.dataset.plan.nodes import MapColumns
+from dask_image_ingest.dataset.schema.encoded_images import check_encoded_type, encoded_bytes
 from dask_image_ingest.errors import ArgumentError
 from dask_image_ingest.frames import (
     REFERENCE,
     backend_of,
-    bytes_of,
-    is_byte_list,
-    is_bytes,
     is_number,
     is_text,
     references_of_fields,
@@ -141,7 +139,7 @@ def references_of_bytes(frame: Any, column: Any) -> pa.ChunkedArray:
     names = [column, *({_KEY} & set(frame.columns) - {column})]
     try:
         table = backend_of(frame).to_arrow(frame[names])
-        _check_type(table.schema.field(0).type)
+        check_encoded_type(table.schema.field(0).type)
         made = [_references(*batch.columns) for batch in table.to_batches()]
     except (pa.ArrowException, TypeError, ValueError) as error:
         raise ArgumentError(
@@ -152,25 +150,11 @@ def references_of_bytes(frame: Any, column: Any) -> pa.ChunkedArray:
     return pa.chunked_array(made, REFERENCE)
 
 
-def _check_type(type_: pa.DataType) -> None:
-    if pa.types.is_struct(type_):
-        if "bytes" not in type_.names:
-            raise TypeError(f"{type_} has no field 'bytes'")
-        type_ = type_.field("bytes").type
-    kinds = (is_bytes, pa.types.is_binary_view, pa.types.is_null, is_byte_list)
-    if not any(kind(type_) for kind in kinds):
-        raise TypeError(f"it is of type {type_}")
-
-
 def _references(encoded: pa.Array, keys: pa.Array | None = None) -> pa.StructArray:
-    if pa.types.is_struct(encoded.type):
-        if keys is None and "path" in encoded.type.names:
-            keys = pc.struct_field(encoded, "path")
-        encoded = pc.struct_field(encoded, "bytes")
-    if is_byte_list(encoded.type):
-        encoded = bytes_of(encoded)
-    encoded = encoded.cast(pa.large_binary())
-    told = {"nbytes": pc.binary_length(encoded), "bytes": encoded}
+    if keys is None and pa.types.is_struct(encoded.type) and "path" in encoded.type.names:
+        keys = pc.struct_field(encoded, "path")
+    data = encoded_bytes(encoded)
+    told = {"nbytes": pc.binary_length(data), "bytes": data}
     if keys is not None and (is_text(keys.type) or pa.types.is_string_view(keys.type)):
         told["key"] = keys
-    return references_of_fields(len(encoded), told)
+    return references_of_fields(len(data), told)

@@ -12,7 +12,7 @@ from dask_image_ingest.dask_internals import (
 )
 from dask_image_ingest.dataset.plan.nodes import AppendsColumns
 from dask_image_ingest.dataset.plan.operators import RENAMES, SELECTS_ROWS
-from dask_image_ingest.dataset.plan.scan_node import Dataset, ReadWebDataset
+from dask_image_ingest.dataset.plan.scan_node import Dataset, Scan
 
 Columns = tuple[Any, ...]
 
@@ -119,7 +119,7 @@ class KeepsResults(dx.Expr):
 
 def datasets_of(expr: Any) -> Iterator[Dataset]:
     """The datasets that an expression is made of; of one that was computed nothing is known."""
-    for read in expr.find_operations((ReadWebDataset, KeepsResults)):
+    for read in expr.find_operations((Scan, KeepsResults)):
         if isinstance(read, KeepsResults):
             yield from datasets_of(read.made_of)
         else:
@@ -128,7 +128,7 @@ def datasets_of(expr: Any) -> Iterator[Dataset]:
 
 def shard_of_partition(expr: Any, number: int) -> str | None:
     """The shard that a partition is read from; None where it has no one shard of its own."""
-    reads = list(expr.find_operations(ReadWebDataset))
+    reads = list(expr.find_operations(Scan))
     if len(reads) != 1 or reads[0].npartitions != expr.npartitions:
         return None
     (url, *_), *others = reads[0].row_sources[number]

@@ -78,7 +78,7 @@ class Dataset:
         return self.options.get_backend().meta(types)
 
 
-class ReadWebDataset(Read):
+class Scan(Read):
     """Scans shards; takes up projections, filters, lengths and limits from the query around it.
 
     It decodes nothing: image columns hold references, and their errors are null.
@@ -130,7 +130,7 @@ class ReadWebDataset(Read):
             filters=filters,
             limit=self.operand("limit"),
             components=dataset.schema.select(used),
-            sidecar=dataset.schema.select_sidecar(used),
+            sidecar=dataset.schema.select_sidecar({*used, "__key__"}),
             known_extensions=known,
             keeps_walk=self.operand("keeps_walk"),
         )
@@ -176,8 +176,16 @@ class ReadWebDataset(Read):
             return HeadOfRead(self if limited is None else limited, *parent.operands[1:])
         return super()._simplify_up(parent, dependents)
 
-    def limited(self, n: int) -> ReadWebDataset | None:
+    def limited(self, n: int) -> Scan | None:
         """A scan of the first rows of each partition; None if this one is limited so."""
         limit = self.operand("limit")
         done = limit is not None and limit <= n
         return None if done else self.substitute_parameters({"limit": n})
+
+
+class ReadWebDataset(Scan):
+    """Scans tar shards."""
+
+
+class ReadParquetImages(Scan):
+    """Scans parquet files of images."""

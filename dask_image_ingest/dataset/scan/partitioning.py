@@ -42,10 +42,6 @@ class ShardSplit(UrlHolder):
     sidecar: str | None = None
     index: IndexFile | None = None
 
-    def rows(self, samples: int) -> range:
-        """The numbers of these samples in the shard."""
-        return range(samples * self.part // self.parts, samples * (self.part + 1) // self.parts)
-
 
 #: All that a task reads: part of a shard, or several whole ones.
 Partition: TypeAlias = tuple[ShardSplit, ...]

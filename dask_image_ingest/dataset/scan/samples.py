@@ -1,28 +1,25 @@
-"""The samples of one shard as a table of metadata: all about an image except its pixels."""
+"""The samples of one shard, whose images and columns are members of a tar."""
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Iterable, Mapping, Sequence, Set
 from functools import cached_property
 from typing import Any
 
-import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from dask_image_ingest.dataset.filters import Filters, columns_of, matching
+from dask_image_ingest.dataset.filters import Filters
 from dask_image_ingest.dataset.options import ReadOptions
+from dask_image_ingest.dataset.scan.rows import NO_MEMBER, ImageRows
 from dask_image_ingest.dataset.scan.sidecar import Sidecar
 from dask_image_ingest.dataset.schema.coerce import convert
 from dask_image_ingest.dataset.schema.columns import POINTER_COLUMNS, Component
-from dask_image_ingest.dataset.schema.image_columns import ImageMember
 from dask_image_ingest.dataset.warning import warn_user
 from dask_image_ingest.decode import (
     LONGEST_EDGE,
     SWAPPED,
     Header,
-    Origin,
     Stored,
     header_of,
     read_header,
@@ -45,30 +42,21 @@ from dask_image_ingest.tar import (
     too_large_error,
 )
 
-# The properties of SampleRows that are computed once, and keep their values when rows are taken.
-_CACHED = frozenset({"keys", "spans", "headers", "_sidecar_rows"})
-_OF_IMAGE = frozenset({"spans", "headers"})
-
 # How much of a range the images in it have to be, and how large, for all of it to be read at once.
 _DENSE, _LEAST_AHEAD = 0.75, 1 << 20
 
-#: What is known of an image that its sample does not have.
-NO_MEMBER = Header(
-    None, None, None, None, "missing: the sample has no image member", needs_pillow=True
-)
-
-_HEADER_COLUMNS = frozenset(Header._fields) & frozenset(POINTER_COLUMNS)
 _SHAPE = frozenset({"format", "height", "width", "channels"})
 _STORED = ("format", *Stored._fields)
 
 
-class SampleRows:
-    """The samples of one shard, whose columns are made when they are asked for.
+class SampleRows(ImageRows):
+    """The samples of one shard.
 
-    What the index knows is taken from there, all else is read from the shard. ``keep`` and ``take``
-    give some of the rows, with what is known already, so that no byte is looked at twice and none
-    for rows that are gone.
+    What the index knows is taken from there, all else is read from the shard.
     """
+
+    cached = frozenset({"keys", "spans", "headers", "_sidecar_rows"})
+    of_image = frozenset({"spans", "headers"})
 
     def __init__(
         self,
@@ -79,21 +67,13 @@ class SampleRows:
         components: Sequence[Component] = (),
         sidecar: Sidecar | None = None,
     ) -> None:
-        self.url = url
-        self.numbers = np.arange(len(index))
+        super().__init__(url, len(index), options)
         self._content = content
         self._index = index
-        self._image_extensions = options.image_extensions
-        self._decoding = options.decoding
         self._max_member_bytes = options.max_member_bytes
         self._get_backend = options.get_backend
         self._components = {component.column: component for component in components}
         self._sidecar = sidecar
-        self._fields = {f: each for each in options.other_images for f in each.fields()}
-        self._others: dict[str, SampleRows] = {}
-
-    def __len__(self) -> int:
-        return len(self.numbers)
 
     @cached_property
     def keys(self) -> list[str]:
@@ -119,18 +99,6 @@ class SampleRows:
             for number, span, header in zip(numbers, self.spans, found, strict=True)
         ]
 
-    def of(self, member: ImageMember) -> SampleRows:
-        """The same rows, whose image is another member."""
-        rows = self._others.get(member.column)
-        if rows is None:
-            rows = copy.copy(self)
-            rows._image_extensions, rows._decoding = member.extensions, member.decoding
-            rows._fields, rows._others = {}, {}
-            for name in _OF_IMAGE & rows.__dict__.keys():
-                del rows.__dict__[name]
-            self._others[member.column] = rows
-        return rows
-
     @property
     def damage(self) -> Damage | None:
         """The damage of the shard."""
@@ -139,18 +107,12 @@ class SampleRows:
     def other_kinds(self, known: Set[str]) -> set[str]:
         """The kinds of members that are not ``known``, and not the image of each sample."""
         known = {*known}.union(*(each.extensions for each in self._fields.values()))
-        return set(self._index.not_preferred(self._image_extensions)) - known
+        return set(self._index.not_preferred(self.extensions)) - known
 
     def image_bytes(self, row: int) -> Sequence[int] | None:
         """The encoded image of one row."""
         span = self.spans[row]
         return None if span is None else read_member(self._content, self._index, span)
-
-    def decoded_bytes(self) -> int:
-        """Bytes that all images of these rows decode to, by their headers."""
-        nbytes = sum(map(self._decoding.nbytes, self.headers))
-        members = {each.column: each for each in self._fields.values()}
-        return nbytes + sum(self.of(each).decoded_bytes() for each in members.values())
 
     def announce_images(self) -> None:
         """Have the images of these rows fetched, since they will be read soon."""
@@ -166,32 +128,13 @@ class SampleRows:
         """The encoded image of one row, read where it is sliced; only of a row that has one."""
         return open_member(self._content, self._index, self.spans[row] or (0, 0))
 
-    def origin(self, row: int) -> Origin:
-        """The shard and the sample of a row."""
-        return Origin(self.url, int(self.numbers[row]), f"sample {self.keys[row]!r}")
-
     def keep(self, filters: Filters | None) -> SampleRows:
-        """The rows for which ``filters`` hold, judged by their metadata."""
-        if not filters:
-            return self
+        """The rows for which ``filters`` hold, judged by their metadata; first by the sidecar."""
         rows = self
-        if self._sidecar is not None:
+        if filters and self._sidecar is not None:
             kept = self._sidecar.keep(filters, lambda: self._sidecar_rows)
             rows = rows if kept is None else rows.take(kept)
-        return rows.take(matching(rows.table(sorted(columns_of(filters))), filters))
-
-    def take(self, rows: np.ndarray | range) -> SampleRows:
-        """The given rows, by position."""
-        positions = np.asarray(rows, dtype=np.int64)
-        if len(positions) == len(self):
-            return self
-        taken = copy.copy(self)
-        taken.numbers = self.numbers[positions]
-        for name in _CACHED & self.__dict__.keys():
-            values = self.__dict__[name]
-            taken.__dict__[name] = [values[position] for position in positions.tolist()]
-        taken._others = {name: each.take(positions) for name, each in self._others.items()}
-        return taken
+        return super(SampleRows, rows).keep(filters)
 
     def table(self, columns: Sequence[str]) -> pa.Table:
         """The given metadata columns of every row.
@@ -205,10 +148,7 @@ class SampleRows:
         members = {each.extension: self._members(each.extension) for each in asked}
         self._check_size(members)
         made = {each.column: self._component(each, members[each.extension]) for each in asked}
-        arrays = [made[name] if name in made else self.column(name) for name in columns]
-        if not arrays:
-            return pa.table({"": pa.nulls(len(self))}).select([])
-        return pa.table(arrays, names=list(columns))
+        return self.table_of({n: made[n] if n in made else self.column(n) for n in columns})
 
     def references(self) -> pa.StructArray:
         """A reference to the image of each row, for a decode that comes later."""
@@ -241,34 +181,27 @@ class SampleRows:
 
     def column(self, name: str) -> pa.Array:
         """One metadata column, other than those of members."""
+        if self._sidecar is not None and name in self._sidecar:
+            return self._sidecar.column(name, self._sidecar_rows)
         if name == "__key__":
             return self._index.keys.take(pa.array(self.numbers))
-        if name == "__url__":
-            return pa.repeat(pa.scalar(self.url, pa.string()), len(self))
         if name == "offset":
             return self._offsets()
         if name == "nbytes":
             return self._image("size")
         if name in _SHAPE and self._are_measured:
             return self._shape(name).cast(POINTER_COLUMNS[name])
-        if name in _HEADER_COLUMNS:
-            position = Header._fields.index(name)
-            return pa.array([header[position] for header in self.headers], POINTER_COLUMNS[name])
-        if (member := self._fields.get(name)) is not None:
-            return self.of(member).column(name.removeprefix(f"{member.column}."))
-        if self._sidecar is None:
-            raise KeyError(name)
-        return self._sidecar.column(name, self._sidecar_rows)
+        return super().column(name)
 
     @cached_property
     def _sidecar_rows(self) -> list[int]:
         if self._sidecar is None or not len(self):
             return []
-        return self._sidecar.rows(self.keys)
+        return self._sidecar.rows_of(self.keys)
 
     def _image(self, name: str) -> pa.Array:
         """One field of each sample's image, as far as the index knows it."""
-        return self._index.preferred(self._image_extensions, name).take(pa.array(self.numbers))
+        return self._index.preferred(self.extensions, name).take(pa.array(self.numbers))
 
     def _offsets(self) -> pa.Array:
         duplicates, sparse = self._index.duplicates, self._index.sparse

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
 from typing import Any, Final, TypeAlias
 
@@ -24,10 +25,13 @@ from dask_image_ingest.dataset.scan.decode_rows import (
     keep_rows,
 )
 from dask_image_ingest.dataset.scan.open_samples import give_up, open_rows
+from dask_image_ingest.dataset.scan.parquet_columns import ParquetColumns
+from dask_image_ingest.dataset.scan.parquet_rows import ParquetRows
 from dask_image_ingest.dataset.scan.partitioning import Partition, ShardSplit
+from dask_image_ingest.dataset.scan.rows import ImageRows
 from dask_image_ingest.dataset.scan.samples import SampleRows
 from dask_image_ingest.dataset.scan.sidecar import Sidecar, open_sidecar
-from dask_image_ingest.dataset.schema.columns import Component, SidecarColumn, image_field
+from dask_image_ingest.dataset.schema.columns import Component, FileColumn, image_field
 from dask_image_ingest.dataset.warning import (
     warn_of_damage,
     warn_of_late_members,
@@ -73,7 +77,7 @@ class Query:
     filters: Filters | None
     limit: int | None
     components: tuple[Component, ...]
-    sidecar: tuple[SidecarColumn, ...]
+    sidecar: tuple[FileColumn, ...]
     known_extensions: frozenset[str] | None
     keeps_walk: bool = False
     version: str = field(default_factory=own_version)
@@ -170,6 +174,8 @@ def _no_rows(split: ShardSplit, query: Query, decode: DecodeInRead | None) -> _R
 
 def _read(split: ShardSplit, query: Query, decode: DecodeInRead | None) -> _Read:
     options = query.options
+    if options.is_table:
+        return _read_table(split, query, decode)
     with open_sidecar(
         split.sidecar,
         query.sidecar,
@@ -189,6 +195,15 @@ def _read(split: ShardSplit, query: Query, decode: DecodeInRead | None) -> _Read
             return _read_shard(replace(split, index=None), query, decode, sidecar)
 
 
+def _read_table(split: ShardSplit, query: Query, decode: DecodeInRead | None) -> _Read:
+    with ExitStack() as opened:
+        storage_options = query.options.storage_options
+        columns = ParquetColumns(split.url, query.sidecar, storage_options, opened)
+        if not columns.may_have(query.filters):
+            return _no_rows(split, query, decode)
+        return _read_rows(split, ParquetRows(columns, query.options), query, decode)
+
+
 def _read_shard(
     split: ShardSplit, query: Query, decode: DecodeInRead | None, sidecar: Sidecar
 ) -> _Read:
@@ -205,11 +220,17 @@ def _read_shard(
     ) as rows:
         if not split.part:  # once for a shard, not once for each part of it
             _warn(rows, query)
-        rows = rows.take(split.rows(len(rows))).keep(query.filters)
-        rows = rows.take(range(len(rows))[: query.limit])
-        if not len(rows):
-            return _no_rows(split, query, decode)  # which looks at no column
-        return _frame(split, rows, query, decode), len(rows)
+        return _read_rows(split, rows, query, decode)
+
+
+def _read_rows(
+    split: ShardSplit, rows: ImageRows, query: Query, decode: DecodeInRead | None
+) -> _Read:
+    rows = rows.part(split.part, split.parts).keep(query.filters)
+    rows = rows.take(range(len(rows))[: query.limit])
+    if not len(rows):
+        return _no_rows(split, query, decode)  # which looks at no column
+    return _frame(split, rows, query, decode), len(rows)
 
 
 def _warn(rows: SampleRows, query: Query) -> None:
@@ -218,7 +239,7 @@ def _warn(rows: SampleRows, query: Query) -> None:
         warn_of_late_members(rows.url, rows.other_kinds(query.known_extensions))
 
 
-def _frame(split: ShardSplit, rows: SampleRows, query: Query, decode: DecodeInRead | None) -> Any:
+def _frame(split: ShardSplit, rows: ImageRows, query: Query, decode: DecodeInRead | None) -> Any:
     if decode is None:
         return _metadata(rows, query, frozenset())
     made = frozenset(name for each in decode.images for name in each.columns)
@@ -231,25 +252,30 @@ def _frame(split: ShardSplit, rows: SampleRows, query: Query, decode: DecodeInRe
     return first_rows(frame, make, decode.keep, decode.limit)
 
 
-def _of_decodes(query: Query) -> set[str]:
+def _of_decodes(query: Query) -> set[str | None]:
     """The columns of a query that decodes make."""
-    images = ["image", *(each.column for each in query.options.other_images)]
-    made = {*images, *(image_field(image, "error") for image in images)}
-    return made.intersection(query.columns)
+    images = [query.options.image, *(each.column for each in query.options.other_images)]
+    return {*images, *(_error(image, query) for image in images)}.intersection(query.columns)
 
 
-def _metadata(rows: SampleRows, query: Query, decoded: frozenset[str]) -> Metadata:
+def _error(image: str, query: Query) -> str | None:
+    """The column of an image's errors; None where a file has it."""
+    name = "error" if image == query.options.image else image_field(image, "error")
+    return None if any(each.column == name for each in query.sidecar) else name
+
+
+def _metadata(rows: ImageRows, query: Query, decoded: frozenset[str]) -> Metadata:
     """A partition without pixels: references are in the place of images.
 
     Of an image column that is ``decoded`` next, positions are there.
     """
-    made: dict[str, Callable[[], pa.Array]] = {}
+    made: dict[str | None, Callable[[], pa.Array]] = {}
     for image, its in _images(rows, query):
         # The only one may have been renamed since.
         here = image in decoded or (decoded and not query.options.other_images)
         positions = functools.partial(pa.array, np.arange(len(rows)))
         made[image] = positions if here else its.references
-        made[image_field(image, "error")] = lambda: pa.nulls(len(rows), pa.string())
+        made[_error(image, query)] = lambda: pa.nulls(len(rows), pa.string())
     table = rows.table([name for name in query.columns if name not in made])
     for place, name in enumerate(query.columns):
         if name in made:
@@ -257,16 +283,14 @@ def _metadata(rows: SampleRows, query: Query, decoded: frozenset[str]) -> Metada
     return Metadata(table, rows.numbers)
 
 
-def _images(rows: SampleRows, query: Query) -> Iterator[tuple[str, SampleRows]]:
+def _images(rows: ImageRows, query: Query) -> Iterator[tuple[str, ImageRows]]:
     """The image columns, each with the rows whose image it is."""
-    yield "image", rows
+    yield query.options.image, rows
     for member in query.options.other_images:
         yield member.column, rows.of(member)
 
 
-def _whole_frame(
-    split: ShardSplit, rows: SampleRows, query: Query, decode: DecodeInRead
-) -> Decoded:
+def _whole_frame(split: ShardSplit, rows: ImageRows, query: Query, decode: DecodeInRead) -> Decoded:
     decoded_here = {name for each in decode.images for name in each.columns}
     names = [name for name in query.columns if name not in decoded_here]
     table = functools.cache(lambda: rows.table(names))
@@ -288,7 +312,7 @@ def _whole_frame(
     return _in_order(frame, decode), first_errors([pixels.errors for _, pixels in decoded])
 
 
-def _rows_of(images: ImageDecode, rows: SampleRows, query: Query) -> SampleRows:
+def _rows_of(images: ImageDecode, rows: ImageRows, query: Query) -> ImageRows:
     """The rows whose image is that of a column."""
     members = {each.column: each for each in query.options.other_images}
     member = members.get(images.image)
@@ -301,7 +325,7 @@ def _in_order(frame: Any, decode: DecodeInRead) -> Any:
 
 
 def _with_images(
-    split: ShardSplit, rows: SampleRows, query: Query, decode: DecodeInRead, frame: Any
+    split: ShardSplit, rows: ImageRows, query: Query, decode: DecodeInRead, frame: Any
 ) -> Decoded:
     backend = query.options.get_backend()
     asked = []
@@ -317,7 +341,7 @@ def _with_images(
 def _decode(
     split: ShardSplit,
     query: Query,
-    asked: Sequence[tuple[ImageDecode, SampleRows]],
+    asked: Sequence[tuple[ImageDecode, ImageRows]],
     meanwhile: Callable[[], Any] | None = None,
 ) -> list[Pixels]:
     """The images of each column, if those of all of them fit."""

@@ -56,8 +56,8 @@ class Component:
 
 
 @dataclass(frozen=True, slots=True)
-class SidecarColumn:
-    """One column of the files beside the shards, which call it ``name``."""
+class FileColumn:
+    """One column of parquet files, which call it ``name``."""
 
     column: str
     name: str
@@ -69,31 +69,37 @@ class Schema:
     """The columns of a collection, in order, with their Arrow types.
 
     ``inferred`` where every kind of member that the first shard has became a column. ``images``
-    are the image columns.
+    are the image columns; what tells of the first carries no name.
     """
 
     components: tuple[Component, ...]
     inferred: bool = True
-    sidecar: tuple[SidecarColumn, ...] = ()
+    sidecar: tuple[FileColumn, ...] = ()
     images: tuple[str, ...] = ("image",)
     types: Mapping[str, pa.DataType] = field(init=False, compare=False)
 
     def __post_init__(self) -> None:
+        object.__setattr__(self, "types", self._types())
+
+    def _types(self) -> dict[str, pa.DataType]:
         types = dict(POINTER_COLUMNS)
         types.update((component.column, component.type) for component in self.components)
         types.update((beside.column, beside.type) for beside in self.sidecar)
         for image in self.images[1:]:
             told = {n: t for n, t in POINTER_COLUMNS.items() if not n.startswith("_")}
             types.update((image_field(image, name), type_) for name, type_ in told.items())
-        types.update(dict.fromkeys(self.images, IMAGE))
-        object.__setattr__(self, "types", types)
+        return types | dict.fromkeys(self.images, IMAGE)
+
+    def field(self, image: str, name: str) -> str:
+        """The name of a column like ``height`` for an image column."""
+        return name if image == self.images[0] else image_field(image, name)
 
     def select(self, columns: Iterable[str]) -> tuple[Component, ...]:
         """The components behind ``columns``: what a task has to know, and no more."""
         wanted = set(columns)
         return tuple(component for component in self.components if component.column in wanted)
 
-    def select_sidecar(self, columns: Iterable[str]) -> tuple[SidecarColumn, ...]:
+    def select_sidecar(self, columns: Iterable[str]) -> tuple[FileColumn, ...]:
         """The columns among these that the files beside the shards have."""
         wanted = set(columns)
         return tuple(each for each in self.sidecar if each.column in wanted)
@@ -101,12 +107,34 @@ class Schema:
     @property
     def errors(self) -> frozenset[str]:
         """The columns of what is wrong with images, which their decode makes."""
-        return frozenset(image_field(image, "error") for image in self.images)
+        stored = {each.column for each in self.sidecar}
+        return frozenset(self.field(image, "error") for image in self.images) - stored
 
     @property
     def extensions(self) -> frozenset[str]:
         """The kinds of members that have a column here."""
         return frozenset(component.extension for component in self.components)
+
+
+@dataclass(frozen=True, slots=True)
+class TableSchema(Schema):
+    """The columns of a collection of parquet files, which are in ``sidecar``.
+
+    ``order`` are the columns of the files, image columns among them, by their names in the frame;
+    ``metadata`` is that of the first file.
+    """
+
+    order: tuple[str, ...] = ()
+    metadata: Mapping[bytes, bytes] | None = None
+
+    def _types(self) -> dict[str, pa.DataType]:
+        types: dict[str, pa.DataType] = {"__key__": pa.string(), "__url__": pa.string()}
+        types |= dict.fromkeys(self.order, IMAGE)
+        types |= {each.column: each.type for each in self.sidecar}
+        for image in self.images:
+            for name in ("error", "nbytes", "format", "height", "width", "channels"):
+                types.setdefault(self.field(image, name), POINTER_COLUMNS[name])
+        return types
 
 
 def make_schema(

@@ -75,6 +75,7 @@ def image_members(
     images: Mapping[str, str | ImageColumn] | None,
     options: Mapping[str, Any],
     decoding: Callable[..., DecodeSpec],
+    parse: Callable[[Any], tuple[str, ...]] = parse_image_extensions,
 ) -> tuple[tuple[str, ...], DecodeSpec, tuple[ImageMember, ...]]:
     """The arguments ``image=`` and ``images=``: extensions and decoding of ``image``, the others.
 
@@ -86,13 +87,15 @@ def image_members(
         ``size``, ``resize``, ``mode`` and ``transform`` of the read.
     decoding
         Makes a decoding of such options.
+    parse
+        Reads what names an image.
 
     Raises
     ------
     ArgumentError
     """
     if images is None:
-        return parse_image_extensions(image), decoding(**options), ()
+        return parse(image), decoding(**options), ()
     if not isinstance(images, Mapping) or "image" not in images:
         raise ArgumentError(
             f"images={shown(images)}: pass a mapping of column names to extensions or ImageColumn, "
@@ -106,7 +109,7 @@ def image_members(
         own = _own(name, value, options) if isinstance(value, ImageColumn) else {}
         extensions = value.extensions if isinstance(value, ImageColumn) else value
         made = decoding(**{**options, **own})
-        found[name] = ImageMember(name, parse_image_extensions(extensions), made)
+        found[name] = ImageMember(name, parse(extensions), made)
     first = found.pop("image")
     return first.extensions, first.decoding, tuple(found.values())
 

@@ -16,14 +16,14 @@ from dask.base import tokenize
 from dask_image_ingest import dask_internals as dx
 from dask_image_ingest.arguments import shown
 from dask_image_ingest.dataset.late.fetch import fetch_headers
-from dask_image_ingest.dataset.late.headers import HEADERS
-from dask_image_ingest.dataset.options import ErrorPolicy
+from dask_image_ingest.dataset.late.headers import HEADERS, ReadHeaders
+from dask_image_ingest.dataset.late.nodes import Decode
+from dask_image_ingest.dataset.options import ErrorPolicy, checked_backend, refuse_decoding
 from dask_image_ingest.dataset.plan.nodes import Read
-from dask_image_ingest.dataset.scan.decode_rows import ImageDecode
+from dask_image_ingest.dataset.scan.decode_rows import ImageDecode, kept_by
 from dask_image_ingest.dataset.scan.partitioning import parse_partition_size
 from dask_image_ingest.dataset.schema.columns import POINTER_COLUMNS
-from dask_image_ingest.dataset.sources.decode_options import decode_options, with_images
-from dask_image_ingest.decode import MAX_PIXELS, Mode, Resize
+from dask_image_ingest.decode import MAX_PIXELS, Mode, Resize, make_decode_spec
 from dask_image_ingest.errors import ArgumentError, ShardError
 from dask_image_ingest.frames import (
     REFERENCE,
@@ -86,7 +86,7 @@ class ImageFiles:
         if self.has_error:
             types["error"] = POINTER_COLUMNS["error"]
         if self.classes is not None:
-            types["label"] = pa.int64()
+            types |= {"label": pa.int64(), "class_name": pa.string()}
         return types | {"image": REFERENCE}
 
     @functools.cached_property
@@ -141,10 +141,11 @@ class FileGroup:
             return pa.array(np.zeros(len(self.files), np.int64))
         if name == "nbytes":
             return pa.array([file.size for file in self.files], type_)
-        if name == "label":
+        if name in ("label", "class_name"):
             numbers = {folder: number for number, folder in enumerate(self.classes or ())}
-            folders = (class_of(file.url, self.root) for file in self.files)
-            return pa.array([None if each is None else numbers[each] for each in folders], type_)
+            folders = [class_of(file.url, self.root) for file in self.files]
+            labels = [None if each is None else numbers[each] for each in folders]
+            return pa.array(labels if name == "label" else folders, type_)
         return pa.nulls(len(self.files), type_)
 
     def _references(self) -> pa.StructArray:
@@ -234,9 +235,9 @@ def read_images(
         suffixes of images: ``.jpg``, ``.jpeg``, ``.png``, ``.webp``, ``.gif``, ``.bmp``, ``.tif``
         and the others that ``read_webdataset_images`` takes for images.
     label
-        ``"folder"``: a column ``label``, numbered as torchvision's ``ImageFolder`` does. The
-        folders right below the common root that have images in them are the classes, sorted by
-        name, from 0 on. A file that lies in none has null.
+        ``"folder"``: columns ``label``, numbered as torchvision's ``ImageFolder`` does, and
+        ``class_name``. The folders right below the common root that have images in them are the
+        classes, sorted by name, from 0 on. A file that lies in none has null.
     size, resize, transform, mode, errors, max_pixels, backend
         As for :func:`read_webdataset_images`.
     partition_size
@@ -253,10 +254,10 @@ def read_images(
     dask.dataframe.DataFrame
         Columns ``__key__`` (string: the path below the common root, without its suffix),
         ``__url__`` (string), ``offset`` (int64: 0), ``nbytes`` (int64), ``format`` (string),
-        ``height``, ``width``, ``channels`` (int32), ``error`` (string), ``label`` (int64) if it is
-        asked for, and ``image``: struct<data: large_binary, height, width, channels: int32>. The
-        index numbers the files. The common root is the folder that is searched, or that all files
-        and globs have in common before their first wildcard.
+        ``height``, ``width``, ``channels`` (int32), ``error`` (string), ``label`` (int64) and
+        ``class_name`` (string) if they are asked for, and ``image``: struct<data: large_binary,
+        height, width, channels: int32>. The index numbers the files. The common root is the folder
+        that is searched, or that all files and globs have in common before their first wildcard.
 
     Raises
     ------
@@ -288,17 +289,18 @@ def read_images(
     >>> pets[pets.label == 1].images.stack().compute().shape
     (2, 64, 64, 3)
     """
-    backend_, images = decode_options(
-        backend,
+    backend_ = checked_backend(backend, errors, storage_options, decode)
+    decoding = make_decode_spec(
+        device=backend_.device,
         size=size,
         resize=resize,
-        transform=transform,
         mode=mode,
-        errors=errors,
+        transform=transform,
         max_pixels=max_pixels,
-        storage_options=storage_options,
-        decode=decode,
     )
+    if not decode:
+        refuse_decoding(decoding, errors)
+    images = ImageDecode("image", "error", decoding, errors, storage_options)
     if label not in (None, "folder"):
         raise ArgumentError(f"label={shown(label)}: pass 'folder', or None for no labels")
     largest = parse_partition_size(partition_size, backend_)
@@ -316,7 +318,8 @@ def read_images(
     listed = [(file.url, file.size, file.version) for file in files]
     token = tokenize(listed, edges, root, classes, images, decode, backend_.name)
     found = ImageFiles(tuple(files), edges, root, classes, images, decode, backend_.name, token)
-    return with_images(ReadImageFiles(found), images, HEADERS, decode)
+    rows = ReadHeaders(ReadImageFiles(found), "image", HEADERS, decoding, storage_options)
+    return dx.new_collection(Decode(rows, (images,), kept_by(errors)) if decode else rows)
 
 
 def _classes(files: Sequence[Shard], root: str) -> tuple[str, ...]:
@@ -330,12 +333,12 @@ def _classes(files: Sequence[Shard], root: str) -> tuple[str, ...]:
 
 
 def _edges(files: Sequence[Shard], images: ImageDecode, largest: int | None) -> tuple[int, ...]:
-    """At which file each partition begins, all of about as many, and how many files there are."""
+    """At which file each partition begins, and how many files there are."""
     most = _MOST_FILES
     if largest is not None:
         most = max(1, min(most, largest // max(1, _decoded_bytes(files, images))))
-    parts = -(-len(files) // most)
-    return tuple(len(files) * part // parts for part in range(parts + 1))
+    # Files that are added behind the others leave the partitions before them as they were.
+    return (*range(0, len(files), most), len(files))
 
 
 def _decoded_bytes(files: Sequence[Shard], images: ImageDecode) -> int:

@@ -1,29 +1,37 @@
-"""``read_parquet_images``: a column of encoded images in parquet files."""
+"""``read_parquet_images``: columns of encoded images in parquet files."""
 
 from __future__ import annotations
 
 import functools
 import os
-from collections.abc import Callable, Sequence
-from dataclasses import replace
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Final, Literal
 
-import dask
-import dask.dataframe as dd
 import pyarrow as pa
+from dask.base import tokenize
 
-from dask_image_ingest import dask_internals as dx
-from dask_image_ingest.arguments import check_columns, list_of_names, shown
+from dask_image_ingest.arguments import shown
+from dask_image_ingest.dask_internals import new_collection
 from dask_image_ingest.dataset.filters import normalize_filters
-from dask_image_ingest.dataset.late.headers import HEADERS
-from dask_image_ingest.dataset.late.references import carry_images, references_of_bytes
-from dask_image_ingest.dataset.options import ErrorPolicy
-from dask_image_ingest.dataset.sources.decode_options import decode_options, with_images
-from dask_image_ingest.decode import MAX_PIXELS, Mode, Resize
+from dask_image_ingest.dataset.options import (
+    ErrorPolicy,
+    ReadOptions,
+    checked_backend,
+    refuse_decoding,
+)
+from dask_image_ingest.dataset.plan.scan_node import Dataset
+from dask_image_ingest.dataset.read import chosen_columns, fingerprint_of, read_of
+from dask_image_ingest.dataset.scan.partitioning import Partition, ShardSplit
+from dask_image_ingest.dataset.schema.columns import FileColumn, TableSchema
+from dask_image_ingest.dataset.schema.encoded_images import check_encoded_type
+from dask_image_ingest.dataset.schema.file_columns import column_type
+from dask_image_ingest.dataset.schema.image_columns import ImageColumn, image_members
+from dask_image_ingest.dataset.warning import warn_user
+from dask_image_ingest.decode import MAX_PIXELS, Mode, Resize, make_decode_spec
 from dask_image_ingest.errors import ArgumentError, ShardError
-from dask_image_ingest.frames import pandas_type
+from dask_image_ingest.frames import Backend
 from dask_image_ingest.image_frame import ImageDataFrame
-from dask_image_ingest.storage import FileKind, find_shards
+from dask_image_ingest.storage import FileKind, Shard, find_shards, open_parquet
 
 _PARQUET: Final = FileKind("parquet file", (".parquet", ".parq", ".pq"))
 
@@ -40,6 +48,8 @@ def read_parquet_images(
     *,
     columns: Sequence[str] | None = None,
     filters: Sequence[Any] | None = None,
+    images: Mapping[str, str | ImageColumn] | None = None,
+    key: str | None = None,
     size: int | tuple[int, int] | None = None,
     resize: Resize = "stretch",
     transform: Callable[..., Any] | None = None,
@@ -50,7 +60,7 @@ def read_parquet_images(
     storage_options: dict[str, Any] | None = None,
     decode: bool = True,
 ) -> ImageDataFrame:
-    """Read parquet files with a column of encoded images as a lazy Dask dataframe.
+    """Read parquet files with columns of encoded images as a lazy Dask dataframe.
 
     Tables of Hugging Face (``struct<bytes, path>``), LAION, Daft and others. One task for some row
     groups; of each those columns are read that the query needs, and images of the rows that are
@@ -67,31 +77,42 @@ def read_parquet_images(
     columns
         The columns to have, in this order; all by default.
     filters
-        Rows to have, as for ``dask.dataframe.read_parquet``, by columns of the files. Row groups of
-        which no row can be left are not read.
+        Rows to have, as for :func:`read_webdataset_images`. Images of row groups of which no row
+        is left are not read.
+    images
+        Several image columns in place of ``column``: names and the columns of the files, or an
+        :class:`ImageColumn`, which says how these are decoded. One is ``"image"``:
+        ``{"image": "photo", "mask": ImageColumn("seg", mode="labels")}``. ``size``, ``resize``
+        and ``transform`` are for all of them, ``mode`` for those that are only names.
+    key
+        The column of the files that has the key of each row, for ``__key__``. By default a column
+        ``__key__``, if there is one; else rows are numbered, ``00000000`` being the first of each
+        file.
     size, resize, transform, mode, errors, max_pixels, backend
         As for :func:`read_webdataset_images`.
     storage_options
         For the fsspec filesystem behind remote paths.
     decode
-        Whether to decode images. With False ``column`` holds references, of the dtype
+        Whether to decode images. With False image columns hold references, of the dtype
         ``image_reference``, which carry the encoded images, and there is no column ``error``.
 
     Returns
     -------
     dask.dataframe.DataFrame
-        The columns of the files, with images in ``column`` in place of bytes: struct<data:
-        large_binary, height, width, channels: int32>. Behind them ``error`` (string), ``nbytes``
-        (int64), ``format`` (string), ``height``, ``width``, ``channels`` (int32), but for those
-        whose name a column of the files has. These are read from the images, where they are asked
-        for.
+        ``__key__`` and ``__url__`` (string: the file), then the columns of the files, with images
+        in place of bytes: struct<data: large_binary, height, width, channels: int32>. Behind them
+        ``error`` (string), ``nbytes`` (int64), ``format`` (string), ``height``, ``width``,
+        ``channels`` (int32), and the same with the name of each further image column,
+        ``mask.error``. A column of the files keeps its name, and then there is none of these. The
+        index is the number of a row in its file.
 
     Raises
     ------
     ShardNotFoundError
         If a path matches nothing.
     ShardError
-        If the first file can't be read.
+        If the first file can't be read; later, if a file can't be read, lacks a column of the
+        first, or has it in a type whose values are not all of the first file's type.
     ArgumentError
         For arguments that are unknown or contradict each other, columns that don't exist, a column
         that holds no encoded images, files with a column ``error`` of their own.
@@ -107,87 +128,107 @@ def read_parquet_images(
     >>> photos[photos.label == 0].images.stack().compute().shape
     (2, 64, 64, 3)
     """
-    backend_, images = decode_options(
-        backend,
-        size=size,
-        resize=resize,
-        transform=transform,
-        mode=mode,
-        errors=errors,
-        max_pixels=max_pixels,
-        storage_options=storage_options,
-        decode=decode,
+    backend_ = checked_backend(backend, errors, storage_options, decode)
+    if images is not None and column != "image":
+        raise ArgumentError("column= and images= both name the images: pass one of them")
+    (source,), decoding, others = image_members(
+        column,
+        images,
+        {"size": size, "resize": resize, "mode": mode, "transform": transform},
+        functools.partial(make_decode_spec, device=backend_.device, max_pixels=max_pixels),
+        _parse_column,
     )
-    urls = [file.url for file in find_shards(paths, storage_options, _PARQUET)]
-    most = min(backend_.partition_memory() // _EXPANSION, _MOST_ENCODED)
-    table = _read(urls, None, most, storage_options)
-    if normalize_filters(filters, _types(table._meta)):
-        table = _read(urls, filters, most, storage_options)
-    _check_column(table._meta, column, urls[0])
-    if decode and "error" in table.columns:
-        if columns is None or "error" in columns:
-            raise ArgumentError(
-                f"the files have a column 'error' of their own, as {urls[0]} has, and that of a "
-                "decode would take its place: pass columns= without it, or decode=False"
-            )
-        table = table.drop(columns="error")
-    if backend_.name != "pandas":
-        table = table.to_backend(backend_.name)
-    headers = tuple(name for name in ("nbytes", *HEADERS) if name not in table.columns)
-    images = replace(images, image=column)
-    rows = carry_images(table.expr, column, column, "error" if decode else None)
-    frame = with_images(rows, images, headers, decode)
-    if columns is None:
-        return frame
-    selected = list_of_names("columns", columns, "column names")
-    check_columns(selected, list(frame.columns), "the frame has")
-    return frame[selected]
-
-
-class ReadEncodedImages(dx.ReadParquetFSSpec):
-    """Dask's read of parquet files, whose partitions stay as they are where images are read.
-
-    Dask makes one task of several by the share of columns that are read, as if all columns were of
-    one size.
-    """
-
-    @functools.cached_property
-    def _fusion_compression_factor(self) -> float:
-        large = any(map(_is_large, _types(self._meta[self.columns]).values()))
-        return 1.0 if large else float(super()._fusion_compression_factor)
-
-
-def _types(meta: Any) -> dict[str, pa.DataType]:
-    return {name: pa.array(meta[name].array).type for name in meta.columns}
-
-
-def _is_large(type_: pa.DataType) -> bool:
-    if pa.types.is_struct(type_):
-        return any(_is_large(field.type) for field in type_)
-    return bool(pa.types.is_binary(type_) or pa.types.is_large_binary(type_))
-
-
-def _read(urls: list[str], filters: Any, most: int, storage_options: dict[str, Any] | None) -> Any:
-    try:
-        # Images are taken out of Arrow's memory, and go to a GPU after that.
-        with dask.config.set({"dataframe.backend": "pandas"}):
-            table = dd.read_parquet(
-                urls,
-                filters=filters,
-                index=False,
-                storage_options=storage_options,
-                split_row_groups="adaptive",
-                blocksize=most,
-                arrow_to_pandas={"types_mapper": pandas_type},
-            )
-    except (OSError, pa.ArrowException) as error:
-        raise ShardError(f"{urls[0]} cannot be read as a parquet file: {error}") from error
-    return dx.new_collection(ReadEncodedImages(*table.expr.operands))
-
-
-def _check_column(meta: Any, column: Any, url: str) -> None:
-    if not isinstance(column, str) or column not in meta.columns:
+    if not decode:
+        for each in (decoding, *(other.decoding for other in others)):
+            refuse_decoding(each, errors)
+    files = find_shards(paths, storage_options, _PARQUET)
+    with open_parquet(files[0].url, storage_options) as first:
+        told, rows = first.schema_arrow, first.metadata.num_rows
+    sources = {column if images is None else "image": source}
+    sources |= {other.column: other.extensions[0] for other in others}
+    schema = _schema(told, sources, key, backend_, files[0].url)
+    options = ReadOptions(
+        image_extensions=(source,),
+        decoding=decoding,
+        errors=errors,
+        backend=backend_.name,
+        storage_options=storage_options,
+        other_images=others,
+        image=schema.images[0],
+        is_table=True,
+    )
+    if decode and (columns is None or "error" in columns) and "error" in told.names:
         raise ArgumentError(
-            f"column={shown(column)}: {url} has {', '.join(map(repr, meta.columns))}"
+            f"the files have a column 'error' of their own, as {files[0].url} has, and that of a "
+            "decode would take its place: pass columns= without it, or decode=False"
         )
-    references_of_bytes(meta, column)
+    types = {n: t for n, t in schema.types.items() if decode or n not in schema.errors}
+    selected = chosen_columns(columns, types, decode)
+    filters_ = normalize_filters(filters, types)
+    most = min(backend_.partition_memory() // _EXPANSION, _MOST_ENCODED)
+    partitions = _partitions(files, rows, most)
+    token = tokenize(fingerprint_of(files), str(schema), options, partitions)
+    dataset = Dataset(partitions, tuple(files), schema, options, token)
+    return new_collection(read_of(dataset, selected, filters_, decode))
+
+
+def _parse_column(name: Any) -> tuple[str, ...]:
+    if not isinstance(name, str):
+        raise ArgumentError(f"{shown(name)} is no name of a column of encoded images")
+    return (name,)
+
+
+def _schema(
+    told: pa.Schema, images: Mapping[str, str], key: str | None, backend: Backend, url: str
+) -> TableSchema:
+    """The columns of a collection, as its first file tells them, and the source of each image."""
+    if len(set(told.names)) < len(told):
+        raise ShardError(f"{url} has two columns of one name")
+    for name in (*images.values(), *([] if key is None else [key])):
+        if name not in told.names:
+            argument = "key=" if name == key else "column="
+            raise ArgumentError(
+                f"{argument}{shown(name)}: {url} has {', '.join(map(repr, told.names))}"
+            )
+    for name in images.values():
+        try:
+            check_encoded_type(told.field(name).type)
+        except TypeError as error:
+            raise ArgumentError(
+                f"the column {name!r} of {url} holds no encoded images ({error}): it needs bytes, "
+                "or structs of bytes and path as Hugging Face has them"
+            ) from error
+    sources = [*images.values()]
+    types = {f.name: column_type(f.type, backend) for f in told if f.name not in sources}
+    if taken := {*types} & {*images}:
+        raise ArgumentError(
+            f"images=: the files have a column {min(taken)!r} of their own: call the image column "
+            "something else"
+        )
+    left_out = [f"{name!r} ({told.field(name).type})" for name, t in types.items() if t is None]
+    if left_out:
+        warn_user(f"{url} has columns of types that no column can have: {', '.join(left_out)}")
+    kept = {name: type_ for name, type_ in types.items() if type_ is not None}
+    columns = {name: FileColumn(name, name, type_) for name, type_ in kept.items()}
+    if key is not None or "__key__" in kept:
+        columns["__key__"] = FileColumn("__key__", key or "__key__", pa.string())
+    order = [
+        name
+        for stored in told.names
+        for name in (stored, *(image for image, source in images.items() if source == stored))
+        if name in kept or name in images
+    ]
+    return TableSchema(
+        (), False, tuple(columns.values()), tuple(images), tuple(order), told.metadata
+    )
+
+
+def _partitions(files: Sequence[Shard], rows: int, most: int) -> tuple[Partition, ...]:
+    """Each file, or parts of about ``most`` bytes; not more of these than rows as in the first."""
+    partitions: list[Partition] = []
+    for file in files:
+        known = file.size > 0 and files[0].size > 0
+        bound = -(-rows * file.size // files[0].size) if known else 1
+        parts = max(1, min(-(-file.size // most), bound))
+        partitions += [(ShardSplit(file.url, part, parts),) for part in range(parts)]
+    return tuple(partitions)

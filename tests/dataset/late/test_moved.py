@@ -256,7 +256,7 @@ def test_pprint_tells_where_images_are_decoded(ddf, capsys):
     ddf.shuffle("cls").optimize(fuse=False).pprint()
     shown = capsys.readouterr().out
     assert "Decode: images=('image',)" in shown
-    assert "ReadWebDataset" in shown
+    assert "ReadWebDataset: " in shown
 
 
 def test_a_partition_that_would_burst_is_refused_before_it_is_decoded(ddf, work, monkeypatch):  # noqa: F811

@@ -107,8 +107,9 @@ def test_columns_and_types_are_those_of_a_read_of_shards(folder, shards):
     like = dii.read_webdataset_images(shards, backend="pandas")
     ddf = read(folder, label="folder")
     expected = [name for name in like.columns if name not in ("txt", "cls", "json")]
-    assert list(ddf.drop(columns="label").columns) == expected
-    assert ddf.drop(columns="label").dtypes.equals(like[expected].dtypes)
+    others = ddf.drop(columns=["label", "class_name"])
+    assert list(others.columns) == expected
+    assert others.dtypes.equals(like[expected].dtypes)
     assert ddf.compute().dtypes.equals(ddf.dtypes)
 
 
@@ -117,6 +118,8 @@ def test_labels_are_those_of_torchvisions_image_folder(folder):
     # Its rule by hand: the sorted names of the folders of the root, for all that is below them.
     for url, label in zip(frame["__url__"], frame.label, strict=True):
         assert label == CLASSES[Path(url).relative_to(folder).parts[0]]
+    names = frame.drop_duplicates("label").sort_values("label")["class_name"]
+    assert names.tolist() == list(CLASSES)
     assert str(frame.label.dtype) == "int64[pyarrow]"
 
 
@@ -321,11 +324,6 @@ def test_paths_that_lead_to_no_image_are_errors(tmp_path, folder):
         read(tmp_path / "*.jpg")
     with pytest.raises(dii.ArgumentError, match=r"is a command, which gives no image file"):
         read("pipe:cat x.jpg", storage_options={"allow_pipes": True})
-
-
-def test_a_checkpoint_says_what_to_do(folder, tmp_path):
-    with pytest.raises(dii.ArgumentError, match="read_webdataset_images"):
-        dii.checkpoint(read(folder), tmp_path / "kept")
 
 
 def test_random_numbers_are_those_of_the_file(folder, photos, tmp_path):

@@ -1,5 +1,6 @@
 """Images in parquet files, as other tools write them, are the frame that a read of shards gives."""
 
+import functools
 import io
 
 import dask
@@ -8,6 +9,7 @@ import pandas as pd
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+from corpus import save
 from counted import work  # noqa: F401
 from PIL import Image
 
@@ -28,9 +30,9 @@ def threads():
 
 
 @pytest.fixture(autouse=True)
-def many_partitions(monkeypatch):
+def many_partitions(monkeypatch, encoded):
     """Each row group a partition: they are far smaller than what a partition takes."""
-    monkeypatch.setattr(module, "_MOST_ENCODED", 1000)
+    monkeypatch.setattr(module, "_MOST_ENCODED", sum(len(data or b"") for data in encoded) * 2 // 5)
 
 
 @pytest.fixture(scope="module")
@@ -80,6 +82,8 @@ def test_pixels_errors_and_headers_are_those_of_pillow(kind, encoded, photos, tm
             assert row.channels == len(picture.getbands())
         assert row["nbytes"] == len(encoded[number])
     assert pd.isna(frame.width.iloc[13])
+    assert frame["__key__"].tolist() == [f"{number:08}" for number in range(ROWS)]
+    assert set(frame["__url__"]) == {str(path)}
     assert frame.dtypes.equals(ddf.dtypes)
     assert frame.height.dtype == "int32[pyarrow]"
 
@@ -98,7 +102,7 @@ def test_only_what_a_query_needs_is_read_and_decoded(file, work, tmp_path):  # n
     assert len(ddf) == ROWS
     assert ddf[["caption"]].compute().caption.tolist() == [f"c{n}" for n in range(ROWS)]
     assert ddf[ddf.label > 1].caption.compute().tolist() == ["c10", "c11", "c12", "c13"]
-    with pytest.raises((OSError, pa.ArrowException)):
+    with pytest.raises(dii.ShardError, match=r"damaged.parquet cannot be read"):
         ddf.compute()
     assert work["decoded"] == 0
 
@@ -141,7 +145,7 @@ def test_columns_are_chosen_and_ordered(file):
     assert list(ddf.compute().columns) == ["width", "caption", "image"]
     full = dii.read_parquet_images(file, backend="pandas")
     behind = ["error", "nbytes", "format", "height", "width", "channels"]
-    assert list(full.columns) == ["image", "label", "caption", *behind]
+    assert list(full.columns) == ["__key__", "__url__", "image", "label", "caption", *behind]
 
 
 def test_columns_of_the_file_keep_their_names(encoded, tmp_path):
@@ -163,7 +167,9 @@ def test_bad_images_are_dropped_or_raised(errors, file):
         assert len(ddf) == 12
         assert len(ddf.compute()) == 12
     else:
-        with pytest.raises(dii.ImageDecodeError, match=r"image of sample '12.jpg'.*truncated"):
+        with pytest.raises(
+            dii.ImageDecodeError, match=r"parquet: the image of sample '00000012'.*trunc"
+        ):
             ddf.compute()
 
 
@@ -174,7 +180,7 @@ def test_references_carry_the_bytes_through_parquet(file, tmp_path):
     stored = references.compute()
     stored.to_parquet(tmp_path / "stored.parquet")
     again = dii.decode_images(pd.read_parquet(tmp_path / "stored.parquet"))
-    assert again.error.tolist() == expected.error.tolist()
+    assert again.error.fillna("").tolist() == expected.error.fillna("").tolist()
     for one, other in zip(again.images.arrays(), expected.images.arrays(), strict=True):
         assert np.array_equal(one, other) if one is not None else other is None
 
@@ -198,12 +204,106 @@ def test_rows_are_decoded_after_a_shuffle(file, work):  # noqa: F811
     assert frame.image.notna().all()
 
 
-def test_a_checkpoint_and_an_export_say_what_to_do(file, tmp_path):
-    ddf = dii.read_parquet_images(file, backend="pandas")
-    with pytest.raises(dii.ArgumentError, match="read_webdataset_images"):
-        dii.checkpoint(ddf, tmp_path / "kept")
-    with pytest.raises(dii.ArgumentError, match="__key__"):
-        dii.to_webdataset(ddf, tmp_path / "{shard}.tar")
+@pytest.fixture
+def scenes(photos, tmp_path):
+    """Two files of photographs with masks, a third of which are missing, and names."""
+    random = np.random.default_rng(0)
+    labels = [random.integers(0, 5, photo.pixels.shape[:2], np.uint8) for photo in photos[:18]]
+    masks = [None if n % 3 == 2 else save(Image.fromarray(a), "PNG") for n, a in enumerate(labels)]
+    for part in range(2):
+        rows = range(9 * part, 9 * part + 9)
+        write(
+            tmp_path / f"{part}.parquet",
+            [photos[n].encoded for n in rows],
+            seg=pa.array([masks[n] for n in rows], pa.binary()),
+            name=[f"scene {n}" for n in rows],
+        )
+    return tmp_path, labels
+
+
+IMAGES = {"image": "image", "mask": dii.ImageColumn("seg", mode="labels")}
+
+
+def test_several_image_columns_are_read_at_once(scenes, photos, work):  # noqa: F811
+    folder, labels = scenes
+    ddf = dii.read_parquet_images(folder, images=IMAGES, key="name", backend="pandas")
+    facts = ["error", "nbytes", "format", "height", "width", "channels"]
+    own = ["__key__", "__url__", "image", "label", "caption", "mask", "name"]
+    assert list(ddf.columns) == [*own, *facts, *(f"mask.{fact}" for fact in facts)]
+    frame = ddf.compute()
+    assert frame["__key__"].tolist() == frame["name"].tolist() == [f"scene {n}" for n in range(18)]
+    columns = (frame.images[name].arrays() for name in ("image", "mask"))
+    for number, (photo, mask) in enumerate(zip(*columns, strict=True)):
+        assert np.abs(photo.astype(int) - photos[number].pixels).mean() < 1
+        want = None if number % 3 == 2 else labels[number][..., None]
+        assert np.array_equal(mask, want) if want is not None else mask is None
+    assert frame["mask.error"].isna().tolist() == [number % 3 != 2 for number in range(18)]
+    work.clear()
+    kept = ddf[ddf["mask.error"].isna() & (ddf.label == 0)].compute()
+    assert len(kept) == 2 * 4  # of five rows in each file
+    assert work["decoded"] == 10 + len(kept)
+    assert ddf[["mask.width"]].compute()["mask.width"].notna().sum() == 12
+    assert work["decoded"] == 10 + len(kept)
+
+
+def test_all_images_of_a_row_are_transformed_by_the_same_random_numbers(tmp_path):
+    from nvidia.dali import fn, types
+
+    def turned(images):
+        angle = fn.random.uniform(range=(-40.0, 40.0))
+        return fn.rotate(images, angle=angle, interp_type=types.INTERP_NN, keep_size=True)
+
+    random = np.random.default_rng(1)
+    labels = [random.integers(0, 9, (20, 30), np.uint8) for _ in range(12)]
+    pictures = [save(Image.fromarray(a[..., None].repeat(3, 2)), "PNG") for a in labels]
+    masks = [save(Image.fromarray(each), "PNG") for each in labels]
+    write(tmp_path / "a.parquet", pictures, "binary", seg=masks)
+    mask = dii.ImageColumn("seg", mode="labels", transform=turned)
+    read = functools.partial(dii.read_parquet_images, tmp_path, backend="pandas")
+    both = read(images={"image": "image", "mask": mask}, transform=turned)
+    first = both.compute()
+    for frame in (first, both.shuffle("caption").compute()):
+        pairs = zip(frame.images.arrays(), frame.images["mask"].arrays(), strict=True)
+        assert all(np.array_equal(picture[..., :1], mask) for picture, mask in pairs)
+    assert len({array.tobytes() for array in first.images.arrays()}) == 12
+    # As of one column alone, and of references that are decoded later.
+    alone = read("seg", mode="labels", transform=turned).compute()
+    later = dii.decode_images(read("seg", decode=False), mode="labels", transform=turned).compute()
+    for other in (alone.images["seg"], later.images["seg"]):
+        assert all(map(np.array_equal, other.arrays(), first.images["mask"].arrays()))
+
+
+def test_a_later_file_that_lacks_a_column_is_named(scenes):
+    folder, _ = scenes
+    path = folder / "1.parquet"
+    pq.write_table(pq.read_table(path).drop_columns(["seg"]), path)
+    ddf = dii.read_parquet_images(folder, images=IMAGES, backend="pandas")
+    assert len(ddf[["caption"]].compute()) == 18
+    with pytest.raises(dii.ShardError, match=r"1\.parquet has no column 'seg'"):
+        ddf.compute()
+    pq.write_table(pq.read_table(path).append_column("seg", pa.array([1] * 9)), path)
+    with pytest.raises(dii.ShardError, match=r"'seg' of .*1\.parquet holds no encoded images"):
+        dii.read_parquet_images(folder, images=IMAGES, backend="pandas").compute()
+
+
+def test_a_number_may_be_the_key_and_a_column_may_have_it_already(encoded, tmp_path):
+    path = write(tmp_path / "a.parquet", encoded, id=np.arange(ROWS) + 500)
+    ddf = dii.read_parquet_images(path, key="id", backend="pandas")
+    assert ddf[ddf["__key__"] == "507"].caption.compute().tolist() == ["c7"]
+    path = write(tmp_path / "b.parquet", encoded, __key__=[f"k{n}" for n in range(ROWS)])
+    frame = dii.read_parquet_images(path, backend="pandas", errors="null").compute()
+    assert frame["__key__"].tolist() == [f"k{n}" for n in range(ROWS)]
+    with pytest.raises(dii.ImageDecodeError, match="sample 'k12'"):
+        dii.read_parquet_images(path, backend="pandas", errors="raise").compute()
+
+
+def test_row_groups_larger_than_a_partition_are_shared(encoded, monkeypatch, tmp_path):
+    pq.write_table(pa.table({"image": encoded, "n": range(ROWS)}), tmp_path / "a.parquet")
+    monkeypatch.setattr(module, "_MOST_ENCODED", 1)
+    ddf = dii.read_parquet_images(tmp_path, backend="pandas")
+    assert ddf.npartitions == ROWS
+    assert ddf.map_partitions(len).compute().tolist() == [1] * ROWS
+    assert ddf.n.compute().tolist() == list(range(ROWS))
 
 
 @pytest.mark.parametrize(
@@ -211,7 +311,15 @@ def test_a_checkpoint_and_an_export_say_what_to_do(file, tmp_path):
     [
         ({"column": "caption"}, dii.ArgumentError, "holds no encoded images"),
         ({"column": "png"}, dii.ArgumentError, "has 'image', 'label', 'caption'"),
+        ({"key": "png"}, dii.ArgumentError, "key='png': .*has 'image', 'label', 'caption'"),
         ({"columns": ["png"]}, dii.ArgumentError, "columns= names 'png'"),
+        ({"images": {"mask": "image"}}, dii.ArgumentError, "of which one is 'image'"),
+        ({"images": {"image": "image"}, "column": "x"}, dii.ArgumentError, "pass one of them"),
+        (
+            {"images": {"image": "image", "caption": "image"}},
+            dii.ArgumentError,
+            "'caption' of their own",
+        ),
         ({"filters": [("score", ">", 1)]}, dii.ArgumentError, "score"),
         ({"size": 0}, dii.ArgumentError, "size=0"),
         ({"decode": False, "size": 8}, dii.ArgumentError, "decode=False makes no pixels"),

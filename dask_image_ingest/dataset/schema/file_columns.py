@@ -10,7 +10,7 @@ import pyarrow as pa
 
 from dask_image_ingest.arguments import check_choice
 from dask_image_ingest.dataset.schema.coerce import is_supported
-from dask_image_ingest.dataset.schema.columns import POINTER_COLUMNS, SidecarColumn
+from dask_image_ingest.dataset.schema.columns import POINTER_COLUMNS, FileColumn
 from dask_image_ingest.dataset.warning import warn_user
 from dask_image_ingest.errors import ArgumentError
 from dask_image_ingest.frames import Backend, is_list, is_text
@@ -66,7 +66,7 @@ def sidecar_columns(
     taken: Collection[str],
     storage_options: dict[str, Any] | None,
     backend: Backend,
-) -> tuple[SidecarColumn, ...]:
+) -> tuple[FileColumn, ...]:
     """The columns of the first sidecar, under names that are not ``taken``.
 
     Those of a type that the backend has no column for are left out, with a warning.
@@ -90,7 +90,7 @@ def sidecar_columns(
             f"column of text named {' or '.join(map(repr, _KEYS))}, each name once. It has "
             f"{', '.join(map(str, schema.names))}. Pass sidecar=None to read without it"
         )
-    types = {f.name: _column_type(f.type, backend) for f in schema if f.name != key}
+    types = {f.name: column_type(f.type, backend) for f in schema if f.name != key}
     if key == "__key__":
         # What to_webdataset has written tells of images what their shards do.
         types = {name: type_ for name, type_ in types.items() if name not in POINTER_COLUMNS}
@@ -98,10 +98,11 @@ def sidecar_columns(
     if left_out:
         warn_user(f"{first.url} has columns of types that no column can have: {left_out}")
     names = _names([name for name, type_ in types.items() if type_ is not None], taken)
-    return tuple(SidecarColumn(names[name], name, types[name]) for name in names)
+    return tuple(FileColumn(names[name], name, types[name]) for name in names)
 
 
-def _column_type(type_: pa.DataType, backend: Backend) -> pa.DataType | None:
+def column_type(type_: pa.DataType, backend: Backend) -> pa.DataType | None:
+    """The type of a column of a backend's frame for one of a file; None where there is none."""
     plain = plain_type(type_)
     return plain if plain is not None and backend.holds(plain) else None
 

@@ -1,0 +1,114 @@
+"""The rows of one parquet file, whose images are columns of encoded bytes."""
+
+from __future__ import annotations
+
+from functools import cached_property
+from typing import TypeVar
+
+import numpy as np
+import pyarrow as pa
+
+from dask_image_ingest.dataset.filters import Filters, columns_of
+from dask_image_ingest.dataset.options import ReadOptions
+from dask_image_ingest.dataset.scan.parquet_columns import ParquetColumns
+from dask_image_ingest.dataset.scan.rows import NO_MEMBER, ImageRows
+from dask_image_ingest.dataset.schema.encoded_images import check_encoded_type, encoded_bytes
+from dask_image_ingest.decode import Header, read_header
+from dask_image_ingest.errors import ShardError
+from dask_image_ingest.frames import references_of_fields
+
+Self = TypeVar("Self", bound="ParquetRows")
+
+# How wide the number of a row is written in its key, so that keys sort as rows do.
+_DIGITS = 8
+
+
+class ParquetRows(ImageRows):
+    """The rows of one file, of which each column is read by the row groups that are left."""
+
+    cached = frozenset({"keys", "headers", "encoded"})
+    of_image = frozenset({"headers", "encoded"})
+
+    def __init__(self, columns: ParquetColumns, options: ReadOptions) -> None:
+        super().__init__(columns.url or "", columns.rows, options)
+        self._columns = columns
+        self._max_pixels = options.decoding.max_pixels
+
+    @cached_property
+    def keys(self) -> list[str]:
+        """The key of each row."""
+        keys: list[str] = self.column("__key__").to_pylist()
+        return keys
+
+    @cached_property
+    def encoded(self) -> list[memoryview | None]:
+        """The encoded image of each row, a view of what was read."""
+        values, places = self._columns.values(self.extensions[0], self.numbers)
+        try:
+            check_encoded_type(values.type)
+            images = pa.chunked_array(map(encoded_bytes, values.chunks), pa.large_binary())
+        except (TypeError, pa.ArrowException) as error:
+            raise ShardError(
+                f"the column {self.extensions[0]!r} of {self.url} holds no encoded images: {error}"
+            ) from error
+        return [
+            memoryview(value.as_buffer()).cast("B") if value.is_valid else None
+            for value in map(images.__getitem__, places.tolist())
+        ]
+
+    @cached_property
+    def headers(self) -> list[Header]:
+        """The header of each image."""
+        return [
+            NO_MEMBER
+            if data is None
+            else self._decoding.validated(read_header(data, self._max_pixels))
+            for data in self.encoded
+        ]
+
+    def image_bytes(self, row: int) -> memoryview | None:
+        """The encoded image of one row."""
+        return self.encoded[row]
+
+    def keep(self: Self, filters: Filters | None) -> Self:
+        """The rows for which ``filters`` hold; those on columns of the file come first."""
+        if not filters:
+            return self
+        kept = self._columns.keep(filters, lambda: self.numbers)
+        rows = self if kept is None else self.take(kept)
+        done = all(name in self._columns for name in columns_of(filters))
+        return rows if done else super(ParquetRows, rows).keep(filters)
+
+    def part(self: Self, part: int, parts: int) -> Self:
+        """The ``part``-th of so many parts, cut between row groups where these are small enough."""
+        return self.take(range(self._edge(part, parts), self._edge(part + 1, parts)))
+
+    def _edge(self, part: int, parts: int) -> int:
+        even = len(self) * part // parts
+        edges = np.append(0, self._columns.ends)
+        nearest = int(edges[np.abs(edges - even).argmin()])
+        return nearest if 2 * abs(nearest - even) * parts < len(self) else even
+
+    def column(self, name: str) -> pa.Array:
+        """One metadata column."""
+        if name in self._columns:
+            return self._columns.column(name, self.numbers)
+        if name == "__key__":
+            return pa.array([f"{number:0{_DIGITS}}" for number in self.numbers.tolist()])
+        if name == "nbytes":
+            return self._sizes()
+        return super().column(name)
+
+    def _sizes(self) -> pa.Array:
+        return pa.array([None if data is None else len(data) for data in self.encoded], pa.int64())
+
+    def references(self) -> pa.StructArray:
+        """References that carry the encoded images."""
+        fields = {
+            "url": super().column("__url__"),
+            "number": pa.array(self.numbers),
+            "key": pa.array(self.keys, pa.string()),
+            "nbytes": self._sizes(),
+            "bytes": pa.array(self.encoded, pa.large_binary()),
+        }
+        return references_of_fields(len(self), fields)

@@ -1,0 +1,33 @@
+"""Columns of encoded images: bytes, or structs of bytes and path as Hugging Face has them."""
+
+from __future__ import annotations
+
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from dask_image_ingest.frames import bytes_of, is_byte_list, is_bytes
+
+
+def check_encoded_type(type_: pa.DataType) -> None:
+    """Refuse a type that holds no encoded images.
+
+    Raises
+    ------
+    TypeError
+    """
+    if pa.types.is_struct(type_):
+        if "bytes" not in type_.names:
+            raise TypeError(f"{type_} has no field 'bytes'")
+        type_ = type_.field("bytes").type
+    kinds = (is_bytes, pa.types.is_binary_view, pa.types.is_null, is_byte_list)
+    if not any(kind(type_) for kind in kinds):
+        raise TypeError(f"it is of type {type_}")
+
+
+def encoded_bytes(array: pa.Array) -> pa.LargeBinaryArray:
+    """The bytes of encoded images, which are not copied."""
+    if pa.types.is_struct(array.type):
+        array = pc.struct_field(array, "bytes")
+    if is_byte_list(array.type):
+        array = bytes_of(array)
+    return array.cast(pa.large_binary())
