@@ -103,13 +103,7 @@ def _computed_origin(frame: Any, column: str) -> ImageOrigin:
 
 
 def _origins(expr: Any, column: Any, pointed: set[str]) -> Iterator[ImageOrigin]:
-    """The origins of a column's values.
-
-    Parameters
-    ----------
-    pointed
-        The names of the reads that the rows' pointers come from.
-    """
+    """The origins of a column's values; ``pointed`` names the reads of the rows' pointers."""
     for source, (name,) in _sources(expr, (column,)):
         if isinstance(source, Decode):
             decoding = next(each.decoding for each in source.images if each.image == name)

@@ -56,13 +56,7 @@ class PreviousExport:
         )
 
     def refuse_loss(self, new: ShardPlan, left_out: dict[str, Any]) -> None:
-        """Refuse to be replaced by an export that has nothing, or not all that there might be.
-
-        Parameters
-        ----------
-        new, left_out
-            The new plan, and which rows are left out of it, by reason.
-        """
+        """Refuse to be replaced by a plan that has nothing, or not all that there might be."""
         if self.plan is None:
             return
         has = f"{self.output.url} has {self._state(self.plan)}, which overwrite=True would remove"

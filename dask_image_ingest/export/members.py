@@ -21,6 +21,7 @@ from dask_image_ingest.arguments import check_choice, whole_number
 from dask_image_ingest.errors import ArgumentError
 from dask_image_ingest.export.image_origin import FORMATS, ImageOrigin
 from dask_image_ingest.export.stored_images import STORED_EXTENSIONS
+from dask_image_ingest.frames import is_bytes, is_list, is_number, is_text
 from dask_image_ingest.ops import encoded_images
 from dask_image_ingest.tar import IMAGE_EXTENSIONS
 
@@ -235,7 +236,7 @@ def member_bytes(table: pa.Table, made: Made) -> pa.Array:
         return _saved(table.column(made.columns), made)
     column = _widened(table.column(made.columns))
     type_ = column.type
-    if _is_text(type_) or pa.types.is_binary(type_) or pa.types.is_large_binary(type_):
+    if is_text(type_) or is_bytes(type_):
         return _one(column.cast(pa.large_binary()))
     if pa.types.is_integer(type_):
         return _one(column.cast(pa.large_string()).cast(pa.large_binary()))
@@ -314,10 +315,6 @@ def _is_list(value: Any) -> bool:
     return isinstance(value, (list, tuple)) and all(isinstance(name, str) for name in value)
 
 
-def _is_text(type_: pa.DataType) -> bool:
-    return pa.types.is_string(type_) or pa.types.is_large_string(type_)
-
-
 def _widened(column: pa.ChunkedArray) -> pa.ChunkedArray:
     """A column of the values that are written: small floats with no more digits than they have."""
     if pa.types.is_dictionary(column.type):
@@ -343,13 +340,12 @@ def _wider(type_: pa.DataType) -> tuple[pa.DataType, pa.DataType]:
 def _is_array(type_: pa.DataType) -> bool:
     """True for lists, also of lists, of numbers or truth values."""
     depth, value = _depth(type_)
-    plain = pa.types.is_integer(value) or pa.types.is_floating(value) or pa.types.is_boolean(value)
-    return plain and depth > 0
+    return depth > 0 and (is_number(value) or pa.types.is_boolean(value))
 
 
 def _depth(type_: pa.DataType) -> tuple[int, pa.DataType]:
-    kinds, depth = (pa.types.is_list, pa.types.is_large_list, pa.types.is_fixed_size_list), 0
-    while any(kind(type_) for kind in kinds):
+    depth = 0
+    while is_list(type_) or pa.types.is_fixed_size_list(type_):
         depth, type_ = depth + 1, type_.value_type
     return depth, type_
 

@@ -40,11 +40,6 @@ def prepare(
 ) -> Prepared:
     """Plan an export, and stage the plan for the tasks.
 
-    Parameters
-    ----------
-    keys_assigned
-        True if the frame assigns keys.
-
     Raises
     ------
     ArgumentError

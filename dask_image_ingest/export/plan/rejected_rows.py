@@ -36,13 +36,7 @@ class RefusedRowsError(ArgumentError):
 
 
 class RejectedRows:
-    """Rows that are not exported, each with a reason.
-
-    Parameters
-    ----------
-    rows
-        The rows of a frame: ``key``, ``url``, ``offset``.
-    """
+    """Rows of a frame (``key``, ``url``, ``offset``) that are not exported, each with a reason."""
 
     def __init__(self, rows: pa.Table) -> None:
         self._rows = rows
@@ -121,13 +115,7 @@ class RejectedRows:
         return dict(sorted(summary.items(), key=lambda item: -item[1]["count"]))
 
     def refuse(self, nothing_read: bool = False) -> None:
-        """Raise if there is any row to leave out, naming the first ones.
-
-        Parameters
-        ----------
-        nothing_read
-            Whether no shard could be read at all, so that nothing is left.
-        """
+        """Raise if there is any row to leave out, naming the first ones."""
         if not self._found:
             return
         table = self.table()

@@ -154,11 +154,6 @@ class TarWriter:
 
     Those that follow each other are joined, hashed and written together; what comes out of order is
     read once more and hashed in the end. Empty members are written with the one that follows.
-
-    Parameters
-    ----------
-    file
-        A descriptor, to write and to read.
     """
 
     def __init__(self, file: int, layout: Layout) -> None:
