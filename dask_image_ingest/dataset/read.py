@@ -168,8 +168,8 @@ def read_webdataset_images(
         asks for together may be as much as a partition may hold; more is a
         ``PartitionTooLargeError``.
     scaled_decode
-        Decode a JPEG that is at least twice as large as ``size`` at a reduced scale: several times
-        faster, at 30 to 50 dB PSNR to the full way. On the CPU, with resize ``"stretch"``,
+        Decode a JPEG that is at least twice as large as ``size`` at a reduced scale: up to three
+        times faster, at 30 to 50 dB PSNR to the full way. On the CPU, with resize ``"stretch"``,
         ``"crop"`` or ``"pad"``.
     sidecar
         ``"parquet"``: the columns of the parquet file beside each shard, ``00000.parquet`` of
