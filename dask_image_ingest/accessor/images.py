@@ -210,8 +210,7 @@ class Images(ABC, Generic[Frame, Series]):
             (or a tensor, or a list of strings) with a value for each image, or a dict of such. A
             batch never reaches across partitions. A class, or a ``functools.partial`` of one, is
             called once in each worker process, and what it makes is called with the batches: load
-            models there. A process keeps the four that it used last; of a query with more, those
-            above four are built twice, and kept from then on.
+            models there. A process keeps the eight that it used last.
         outputs
             The new columns and their types: ``"float32"``, ``"int64"``, ``"bool"``, ``"string"``,
             ``"binary"``; ``"list<float32>"`` where ``fn`` gives (n, d); ``"image"`` where it gives

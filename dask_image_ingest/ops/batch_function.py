@@ -88,17 +88,13 @@ def _told(frame: Any, rows: Sequence[int]) -> str:
     return f"{len(rows)} images, of which the first is that of {first}"
 
 
-# A class that is edited and run again and again leaves so many behind, each with its memory.
-_MODELS = 4
+# More than queries have that one runs at a time. A class that is edited and run again and again
+# leaves so many behind, each with its memory.
+_MODELS = 8
 
 
 class Models:
-    """Least recently used cache of models, with room for all that take turns.
-
-    A worker sees tasks and not the query, so it can't know that a model will be needed again: when
-    one comes back that had to go, there is room for one more from then on. So n models that take
-    turns are built 2 n - 4 times together, and not once for each partition.
-    """
+    """Least recently used cache of models."""
 
     def __init__(self) -> None:
         # Threads of one worker must not each build a model; of one may wait for another, which its
@@ -106,8 +102,6 @@ class Models:
         self._changing = threading.Lock()
         self._building: dict[str, threading.RLock] = {}
         self._models: OrderedDict[str, Callable[..., Any]] = OrderedDict()
-        self._gone: set[str] = set()
-        self._room = _MODELS
         self._of_parent: tuple[Any, ...] = ()
 
     def get(self, token: str, make: Callable[[], Callable[..., Any]]) -> Callable[..., Any]:
@@ -121,7 +115,8 @@ class Models:
             with self._changing:
                 if token in self._models:  # built by another thread meanwhile
                     return self._models[token]
-                self._make_room(token)
+                while len(self._models) >= _MODELS:  # before one is built that needs the memory
+                    self._models.popitem(last=False)
             try:
                 model = make()
                 with self._changing:
@@ -140,15 +135,6 @@ class Models:
         parents = (self._models, self._of_parent)
         self.__init__()  # type: ignore[misc]
         self._of_parent = parents
-
-    def _make_room(self, token: str) -> None:
-        # Before the model is built, which may need the memory.
-        if token in self._gone:
-            self._gone.remove(token)
-            self._room += 1
-        while len(self._models) >= self._room:
-            gone, _ = self._models.popitem(last=False)
-            self._gone.add(gone)
 
 
 models = Models()

@@ -5,7 +5,6 @@ Results come as arrays of NumPy or CuPy, tensors, or lists; numbers are cast if 
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from typing import Any
 
@@ -79,10 +78,10 @@ def checked_values(name: str, values: Any, type_: pa.DataType, count: int, backe
     dtype = np.dtype(_item(type_))
     misfit = first_lossy(values, dtype, backend.numpy)
     if misfit is not None:
-        other = f"list<{_type_of(values)}>" if vector else _type_of(values)
+        other = f"list<{values.dtype}>" if vector else values.dtype
         raise ArgumentError(
             f"map_batches: the function gave {misfit} in {name!r}, which {dtype} can't hold: say "
-            f"outputs={{{name!r}: {other!r}}}, or give values that it can"
+            f"outputs={{{name!r}: '{other}'}}, or give values that it can"
         )
     return backend.numpy.asarray(values.astype(dtype, copy=False))
 
@@ -131,7 +130,7 @@ def _are(values: list[Any], type_: pa.DataType) -> bool:
 
 
 def _numbers(name: str, values: Any, dtype: np.dtype, backend: Backend) -> Any:
-    """An array of numbers or truth values, which are exact where ``dtype`` has no fractions.
+    """An array of numbers or truth values.
 
     Raises
     ------
@@ -140,16 +139,14 @@ def _numbers(name: str, values: Any, dtype: np.dtype, backend: Backend) -> Any:
     if values is None or isinstance(values, (str, bytes)):
         raise _no_numbers(name, values)
     try:
-        if dtype.kind != "f":
-            array = given_exactly(values, backend)
-        else:
-            array = given_array(values, backend)
-            if array.dtype == object:
-                # None is as good as NaN.
-                array = backend.numpy.asarray(array.astype(np.float64))
+        array = given_array(values, backend)
+        if array.dtype == object:
+            # Python's numbers; None is as good as NaN.
+            numbers = np.array(array.tolist(), np.float64 if dtype.kind == "f" else None)
+            array = backend.numpy.asarray(numbers)
     except (ValueError, TypeError, OverflowError) as error:
         raise _no_numbers(name, values) from error
-    if array.dtype.kind not in ("biuf" if dtype.kind == "f" else "biufO"):
+    if array.dtype.kind not in "biuf":
         raise _no_numbers(name, values)
     return array
 
@@ -159,12 +156,6 @@ def _no_numbers(name: str, values: Any) -> ArgumentError:
         f"map_batches: the function gave {shown(values)} as {name!r}, which is no array of "
         "numbers: give a number for each image, or for each a vector, all of one length"
     )
-
-
-def _type_of(numbers: Any) -> str:
-    """The name of a type that may have these."""
-    dtype = np.array(numbers.tolist()).dtype if numbers.dtype == object else numbers.dtype
-    return "float64" if dtype.kind == "O" else str(dtype)
 
 
 def _name(type_: pa.DataType) -> str:
@@ -182,8 +173,8 @@ def _is_text_or_bytes(type_: pa.DataType) -> bool:
 # Types of floats that NumPy has no name for, torch's and those of JAX.
 _SMALL_FLOATS = ("torch.bfloat16", "torch.float8", "bfloat16", "float8")
 
-# Python makes numbers of them.
-_NO_NUMBERS = (str, bytes, np.datetime64, np.timedelta64)
+# From here on float64 leaves out whole numbers, as NumPy makes them of a list of mixed types.
+_INEXACT = 2.0**53
 
 
 def given_array(values: Any, backend: Backend) -> Any:
@@ -199,46 +190,6 @@ def given_array(values: Any, backend: Backend) -> Any:
         return backend.numpy.stack([backend.numpy.asarray(value) for value in values])
     array = np.asarray([_on_host(value) for value in values] if listed else values)
     return backend.numpy.asarray(array) if array.dtype.kind in "biuf" else array
-
-
-def given_exactly(values: Any, backend: Backend) -> Any:
-    """An array of numbers none of which is rounded: of Python's, where no type has all of them.
-
-    Raises
-    ------
-    TypeError, ValueError
-        If some are no numbers.
-    """
-    array = given_array(values, backend)
-    if array.dtype.kind not in "fO" or (array.dtype.kind == "f" and _has_one_type(values)):
-        return array
-    # NumPy makes floats of int64 and uint64 together, and of whole numbers beside floats.
-    if isinstance(values, (list, tuple)):
-        values = [_on_host(_plain(value, backend)) for value in values]
-    objects = np.array(values, dtype=object)
-    for place, value in enumerate(objects.flat):
-        objects.flat[place] = _python_number(value)
-    return objects
-
-
-def _has_one_type(values: Any) -> bool:
-    each = values if isinstance(values, (list, tuple)) else [values]
-    types = {str(getattr(value, "dtype", "object")) for value in each}
-    return len(types) == 1 and "object" not in types
-
-
-def _python_number(value: Any) -> Any:
-    """A number that compares with Python's, a whole one as such; None is NaN."""
-    if value is None:
-        return math.nan
-    if isinstance(value, _NO_NUMBERS) or (hasattr(value, "ndim") and value.ndim):
-        raise TypeError
-    value = value.item() if hasattr(value, "item") else value
-    try:
-        whole = int(value)
-    except (ValueError, OverflowError):
-        return float(value)
-    return whole if whole == value else value
 
 
 def _is_on_gpu(value: Any) -> bool:
@@ -271,14 +222,12 @@ def first_lossy(array: Any, dtype: np.dtype, numpy: Any) -> Any:
     Parameters
     ----------
     array
-        An array of NumPy or CuPy, or of Python's numbers.
+        An array of NumPy or CuPy.
     dtype
         The type that is asked for.
     numpy
         The library of the array.
     """
-    if array.dtype == object:
-        return next((value for value in array.flat if not _has(dtype, value)), None)
     if not array.size or np.can_cast(array.dtype, dtype, "safe"):
         return None
     if dtype.kind == "f":
@@ -288,7 +237,10 @@ def first_lossy(array: Any, dtype: np.dtype, numpy: Any) -> Any:
     if dtype.kind == "b":
         return _first(array, (array != 0) & (array != 1))
     if array.dtype.kind == "f":
-        broken = _first(array, array != numpy.trunc(array))
+        wrong = array != numpy.trunc(array)
+        if array.dtype == np.float64:
+            wrong |= numpy.abs(array) >= _INEXACT
+        broken = _first(array, wrong)
         if broken is not None:
             return broken
     # As Python's numbers, which compare by value whatever their types are.
@@ -297,14 +249,6 @@ def first_lossy(array: Any, dtype: np.dtype, numpy: Any) -> Any:
     if least < bounds.min:
         return least
     return most if most > bounds.max else None
-
-
-def _has(dtype: np.dtype, value: Any) -> bool:
-    """True if an integer or boolean dtype holds this Python number exactly."""
-    if dtype.kind == "b":
-        return value in (0, 1)
-    bounds = np.iinfo(dtype)
-    return isinstance(value, int) and bounds.min <= value <= bounds.max
 
 
 def _first(array: Any, wrong: Any) -> Any:

@@ -59,7 +59,7 @@ GPU = types.SimpleNamespace(numpy=Cupy(), device="gpu")
         (pa.list_(pa.float32()), [OnGpu([1.0, 2.0]), OnGpu([3.0, 4.0])], [[1, 2], [3, 4]]),
         (pa.list_(pa.float32()), [[1, None], [3, 4]], [[1, np.nan], [3, 4]]),
         (pa.int64(), [OnGpu(2**62 + 1), OnGpu(1)], [2**62 + 1, 1]),
-        (pa.int64(), [OnGpu(2**62 + 1), 1.0], [2**62 + 1, 1]),
+        (pa.int64(), [OnGpu(2**52 + 1), 1.0], [2**52 + 1, 1]),
         (pa.int64(), (2**62 + 1, 1), [2**62 + 1, 1]),
         (pa.bool_(), [OnGpu(True), False], [True, False]),
     ],
