@@ -61,7 +61,7 @@ nitpick_ignore_regex = [
     # What some calls give; their docstrings tell what it can do.
     (
         "py:class",
-        r"(dask_image_ingest\..*\.)?(Source|Card|TorchDataset|DataLoader|Versions|ReportPart)",
+        r"(dask_image_ingest\..*\.)?(Source|Card|TorchDataset|BatchLoader|Versions|ReportPart)",
     ),
     # What only this package makes: arguments of a class that nobody calls.
     ("py:class", r"dask_image_ingest\..*\._\w+"),

@@ -31,9 +31,7 @@ from dask_image_ingest.view import Thumbnails, make_thumbnails
 if TYPE_CHECKING:
     from typing import Self
 
-    from torch.utils.data import DataLoader
-
-    from dask_image_ingest.loader.torch_dataset import TorchDataset
+    from dask_image_ingest.loader.torch_dataset import BatchLoader, TorchDataset
 
 # What the methods give: those of Dask, or those of pandas or cuDF, of which the data tells which.
 Frame = TypeVar("Frame")
@@ -200,7 +198,7 @@ class Images(ABC, Generic[Frame, Series]):
     ) -> Frame:
         """A frame with columns that a function or a model makes of the images, batch by batch.
 
-        The image column itself is left out, unless ``keep_image=True``.
+        Columns of images are left out, unless ``keep_image=True``.
 
         Parameters
         ----------
@@ -221,13 +219,14 @@ class Images(ABC, Generic[Frame, Series]):
             column alone. Numbers come as an array (n,), nulls of floats as NaN. Lists come as a
             list of arrays, of lists of lists (k, d) where their lengths are one. Strings and
             anything else come as a list, of Python's values. Null is None in lists. Only these
-            columns and those that are kept are read: no image is decoded where none is named.
+            columns and those that are kept are read: no image is decoded where none is named, and
+            the frame need not have any.
         batch_size
             Rows in a batch, at most.
         keep_image
-            Whether the result has the image column too.
+            Whether the result has the image columns too.
         columns
-            The other columns to keep; all by default.
+            The other columns to keep; by default all, of images only with ``keep_image=True``.
         skip_missing
             Whether ``fn`` gets no row that lacks an image which ``inputs`` names: the outputs are
             null there. Otherwise it gets None in place of the image, in a list.
@@ -288,12 +287,16 @@ class Images(ABC, Generic[Frame, Series]):
         >>> embedded.dtypes["embedding"]
         list<float32>
         """
-        image = self.column
-        others = self._others(columns, image)
         check_flag("keep_image", keep_image)
-        known = self._columns()
+        known, pictures = self._columns(), image_columns(self._meta())
+        image = self.column if inputs is None or keep_image else None
+        others = self._others(columns, image)
+        if columns is None and not keep_image:
+            others = [name for name in others if name not in pictures]
         kept = [c for c in known if c in others or (keep_image and c == image)]
-        chosen = [image] if inputs is None else column_names(inputs, known, "inputs")
+        chosen: list[Any] = [image]
+        if inputs is not None:
+            chosen = column_names(inputs, known, "inputs")
         check_unique(chosen, known)
         if not chosen:
             raise ArgumentError("inputs=[]: name at least one column that the function gets")
@@ -502,7 +505,7 @@ class Images(ABC, Generic[Frame, Series]):
         prefetch: int | None = None,
         normalize: tuple[Any, Any] | None = None,
         **options: Any,
-    ) -> DataLoader:
+    ) -> BatchLoader:
         """A torch ``DataLoader`` of batches of tensors, whose workers share them.
 
         Parameters
@@ -689,7 +692,7 @@ class Images(ABC, Generic[Frame, Series]):
     def _columns(self) -> list[str]:
         return list(self._frame.columns)
 
-    def _others(self, columns: Sequence[str] | None, image: str) -> list[str]:
+    def _others(self, columns: Sequence[str] | None, image: str | None) -> list[str]:
         known = self._columns()
         names = known if columns is None else column_names(columns, known)
         check_unique(names, known)

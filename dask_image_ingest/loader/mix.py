@@ -45,15 +45,21 @@ def mix(
     longest
         Whether to go on with the other frames where one has no rows left, until each row of all
         frames has come once. By default the stream ends with the first frame that ends.
-    format, columns, shuffle_buffer, prefetch, shard, normalize
+    format, columns
         As for :meth:`~pandas.DataFrame.images.iter_batches`, for each of the frames.
     shuffle
         As there. The seed also draws how many rows of a batch are of each frame; without one these
         numbers are the same each time.
+    shuffle_buffer
+        As there.
     drop_last
         Leave out a last batch that is smaller.
+    prefetch
+        As there.
     start
         The ``position`` of an earlier stream, of the same frames and arguments, to go on from.
+    shard, normalize
+        As there.
 
     Returns
     -------

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import cloudpickle
 import dask
@@ -112,7 +112,17 @@ class TorchDataset(IterableDataset):
         return batches
 
 
-def make_dataloader(dataset: TorchDataset, options: dict[str, Any]) -> DataLoader:
+if TYPE_CHECKING:
+
+    class BatchLoader(DataLoader):
+        """A ``DataLoader``, whose dataset type checkers would not know."""
+
+        dataset: TorchDataset
+else:
+    BatchLoader = DataLoader
+
+
+def make_dataloader(dataset: TorchDataset, options: dict[str, Any]) -> BatchLoader:
     """A ``DataLoader`` that hands on the batches of a dataset as they are.
 
     Raises
@@ -121,7 +131,7 @@ def make_dataloader(dataset: TorchDataset, options: dict[str, Any]) -> DataLoade
         For options that no ``DataLoader`` of such a dataset takes.
     """
     try:
-        return DataLoader(dataset, batch_size=None, **options)
+        return BatchLoader(dataset, batch_size=None, **options)
     except (TypeError, ValueError) as error:
         raise ArgumentError(f"dataloader: {error}") from error
 

@@ -254,3 +254,39 @@ def test_lists_of_a_shard_without_samples_are_no_error(boxed, tmp_path):
         inputs=["json.boxes"],
     )["count"]
     assert count.compute().tolist() == [len(boxes or ()) for boxes in BOXES]
+
+
+@pytest.mark.parametrize("kind", ["lazy", "eager"])
+def test_a_frame_without_images_has_functions_of_its_other_columns(ddf, kind):
+    texts = ddf[["__key__", "txt"]] if kind == "lazy" else ddf[["__key__", "txt"]].compute()
+    made = texts.images.map_batches(
+        lambda captions: [len(text or "") for text in captions], {"n": "int64"}, inputs=["txt"]
+    )
+    made = made.compute() if kind == "lazy" else made
+    assert list(made.columns) == ["__key__", "txt", "n"]
+    assert made["n"].tolist() == ddf["txt"].compute().fillna("").str.len().tolist()
+    with pytest.raises(dii.ArgumentError, match="no column of images"):
+        texts.images.map_batches(len, {"n": "int64"})
+    with pytest.raises(dii.ArgumentError, match="no column of images"):
+        texts.images.map_batches(len, {"n": "int64"}, inputs=["txt"], keep_image=True)
+
+
+def test_no_image_column_is_kept_that_was_not_asked_for(photos, tmp_path, work):  # noqa: F811
+    files = {"a.jpg": photos[0].encoded, "a.two.jpg": photos[1].encoded}
+    path = write_tar(tmp_path / "a.tar", files)
+    ddf = dii.read_webdataset_images(
+        path, images={"image": "jpg", "two": "two.jpg"}, columns=["__key__", "image", "two"], size=8
+    )
+
+    def brightness(images):
+        return images.mean(axis=(1, 2, 3))
+
+    made = ddf.images.map_batches(brightness, {"b": "float32"})
+    assert list(made.columns) == ["__key__", "b"]
+    work.clear()
+    made.compute()
+    assert work["decoded"] == 1
+    both = ddf.images.map_batches(brightness, {"b": "float32"}, keep_image=True)
+    assert list(both.columns) == ["__key__", "image", "two", "b"]
+    named = ddf.images.map_batches(brightness, {"b": "float32"}, columns=["two"])
+    assert list(named.columns) == ["two", "b"]
