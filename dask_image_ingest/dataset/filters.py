@@ -49,7 +49,7 @@ def limits(type_: pa.DataType) -> tuple[int, int]:
 
 
 def incomparable(type_: pa.DataType, op: str, value: Any) -> str | None:
-    """Why a column of this type can't be compared with a constant; None where it can be."""
+    """The reason why a column of this type has no comparison with a constant; None if it has."""
     if value is None:
         return "None compares with nothing"
     if is_number(type_):

@@ -113,12 +113,7 @@ def refuse_decoding(decoding: DecodeSpec, errors: ErrorPolicy) -> None:
 
 
 def parse_max_member_bytes(value: Any) -> int:
-    """The argument ``max_member_bytes=``.
-
-    Raises
-    ------
-    ArgumentError
-    """
+    """The argument ``max_member_bytes=``."""
     if value is None:
         return LARGEST_VALUE
     nbytes = number_of_bytes(value)

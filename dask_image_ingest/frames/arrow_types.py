@@ -100,12 +100,7 @@ def type_name(type_: pa.DataType) -> str:
 
 
 def named_type(name: str) -> pa.DataType:
-    """The type of a name: ``list<float32>``, ``struct<box: list<int32>, at: timestamp[s]>``.
-
-    Raises
-    ------
-    ValueError, RecursionError
-    """
+    """The type of a name: ``list<float32>``, ``struct<box: list<int32>, at: timestamp[s]>``."""
     type_, end = _read(name, 0)
     if end != len(name):
         raise ValueError(f"{name!r} is no type")

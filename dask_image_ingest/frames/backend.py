@@ -167,12 +167,7 @@ def gpus() -> int:
 
 @functools.cache
 def require_gpu() -> None:
-    """Refuse to make a cuDF frame in a process without a GPU.
-
-    Raises
-    ------
-    MissingDependencyError
-    """
+    """Refuse to make a cuDF frame in a process without a GPU."""
     if not gpus():
         raise MissingDependencyError(
             "backend='cudf' needs a GPU, and CUDA finds none in this process. Compute on the "

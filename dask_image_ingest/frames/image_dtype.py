@@ -18,7 +18,7 @@ from PIL import Image
 from dask_image_ingest.decode import VALUE_TYPES, Pixels, from_bytes, pixels_of
 from dask_image_ingest.errors import OperandError
 from dask_image_ingest.frames.arrow_types import bytes_of, is_byte_list, is_bytes
-from dask_image_ingest.frames.nested_dtype import NestedArray, arrow_of
+from dask_image_ingest.frames.nested_dtype import NamedDtype, NestedArray, arrow_of
 
 #: Decoded pixels of one row: row-major ``height x width x channels``, with its own shape, so that a
 #: row keeps its meaning through any filter, merge, shuffle or file. Arrow moves bytes in one piece,
@@ -233,16 +233,11 @@ _PIECE = 1 << 26
 
 
 @pd.api.extensions.register_extension_dtype
-class ImageDtype(pd.ArrowDtype):
+class ImageDtype(NamedDtype):
     """Decoded images: Arrow ``struct<data: large_binary, height, width, channels: int32>``."""
 
-    def __init__(self) -> None:
-        super().__init__(IMAGE)
-
-    @property
-    def name(self) -> str:
-        """Name by which pandas finds this dtype again."""
-        return "image"
+    arrow_type = IMAGE
+    label = "image"
 
     # What a row is outside of the column.
     type = DecodedImage
@@ -252,25 +247,13 @@ class ImageDtype(pd.ArrowDtype):
         """NumPy's dtype for a column of it."""
         return np.dtype(object)
 
-    @classmethod
-    def construct_from_string(cls, string: str) -> ImageDtype:
-        """The dtype by its name."""
-        if string != "image":
-            raise TypeError(f"Cannot construct an ImageDtype from {string!r}")
-        return cls()
-
     def construct_array_type(self) -> _Class:
         """The class of columns of this dtype."""
         return ImageArray
 
-    def _get_common_dtype(self, dtypes: list[Any]) -> ImageDtype | None:
-        return self if all(is_image_dtype(dtype) for dtype in dtypes) else None
-
-    def __from_arrow__(self, array: pa.Array | pa.ChunkedArray) -> ImageArray:
-        return ImageArray(array)
-
-    def __reduce__(self) -> tuple[_Class, tuple[()]]:
-        return ImageDtype, ()
+    def is_like(self, dtype: Any) -> bool:
+        """True for a dtype whose columns can be columns of this one."""
+        return is_image_dtype(dtype)
 
 
 class ImageArray(NestedArray):

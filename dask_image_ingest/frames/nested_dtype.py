@@ -11,7 +11,7 @@ import operator
 from abc import abstractmethod
 from collections.abc import Callable, Iterable, Iterator
 from hashlib import blake2b
-from typing import Any, NoReturn, TypeAlias
+from typing import Any, ClassVar, NoReturn, TypeAlias
 
 import numpy as np
 import pandas as pd
@@ -268,6 +268,41 @@ def arrow_of(
         return values.cast(type_) if convert is None else convert(values)
     except (pa.ArrowInvalid, pa.ArrowTypeError, pa.ArrowNotImplementedError):
         raise OperandError(f"a column of {values.type} can't be one of {type_}") from None
+
+
+class NamedDtype(pd.ArrowDtype):
+    """Base of the dtypes of one Arrow type each, under a name that pandas finds again."""
+
+    arrow_type: ClassVar[pa.DataType]
+    label: ClassVar[str]
+
+    def __init__(self) -> None:
+        super().__init__(self.arrow_type)
+
+    @property
+    def name(self) -> str:
+        """Name by which pandas finds this dtype again."""
+        return self.label
+
+    @classmethod
+    def construct_from_string(cls, string: str) -> NamedDtype:
+        """The dtype by its name."""
+        if string != cls.label:
+            raise TypeError(f"Cannot construct a {cls.__name__} from {string!r}")
+        return cls()
+
+    @abstractmethod
+    def is_like(self, dtype: Any) -> bool:
+        """True for a dtype whose columns can be columns of this one."""
+
+    def _get_common_dtype(self, dtypes: list[Any]) -> NamedDtype | None:
+        return self if all(map(self.is_like, dtypes)) else None
+
+    def __from_arrow__(self, array: _ArrowArray) -> Any:
+        return self.construct_array_type()(array)
+
+    def __reduce__(self) -> tuple[Any, tuple[()]]:
+        return type(self), ()
 
 
 @pd.api.extensions.register_extension_dtype

@@ -231,19 +231,15 @@ class PandasBackend:
         return int(_worker_memory() * _SPILL_SHARE)
 
     def holds(self, type_: pa.DataType) -> bool:
-        """Any type that metadata may have."""
         return True
 
     def thread_setup(self) -> Callable[[], None]:
-        """Nothing that a thread has to do first."""
         return _nothing
 
     def pixel_buffer(self, nbytes: int) -> HostPixels:
-        """A buffer for about ``nbytes`` of pixels."""
         return HostPixels(nbytes)
 
     def frame(self, table: pa.Table, index: np.ndarray, pixels: Pixels | None) -> pd.DataFrame:
-        """A dataframe of ``table``'s columns, and ``image`` last where there are pixels."""
         frame = table.to_pandas(types_mapper=pandas_type)
         frame.index = _pandas_index(index)
         if pixels is not None:
@@ -251,21 +247,17 @@ class PandasBackend:
         return frame
 
     def to_arrow(self, frame: pd.DataFrame) -> pa.Table:
-        """Metadata columns of a dataframe."""
         return pa.Table.from_pandas(frame, preserve_index=False)
 
     def to_storage(self, frame: pd.DataFrame) -> pa.Table:
-        """All columns of a dataframe, and its index."""
         return pa.Table.from_pandas(frame)
 
     def from_storage(self, table: pa.Table, meta: pd.DataFrame) -> pd.DataFrame:
-        """A dataframe that was stored, or some columns of it."""
         return to_frame(table, meta)
 
     def with_images(
         self, frame: pd.DataFrame, pixels: Pixels, image: str = "image", error: str | None = "error"
     ) -> pd.DataFrame:
-        """``frame`` with the columns of a late decode."""
         made = {} if error is None else {error: _error_array(pixels.errors)}
         return assigned(frame, made | {image: _image_array(pixels)})
 
@@ -276,32 +268,26 @@ class PandasBackend:
         image: str,
         error: str | None,
     ) -> pd.DataFrame:
-        """``frame`` with references in place of images, and no errors yet."""
         made = {} if error is None else {error: _error_array([None] * len(frame))}
         return assigned(frame, made | {image: ReferenceDtype().__from_arrow__(references)})
 
     def is_references(self, dtype: Any) -> bool:
-        """True for the dtype of image references."""
         return is_reference_dtype(dtype)
 
     def meta(self, types: Mapping[str, pa.DataType]) -> pd.DataFrame:
-        """An empty dataframe with these columns."""
         columns = {name: pd.array([], dtype=pandas_type(type_)) for name, type_ in types.items()}
         return pd.DataFrame(columns, index=pd.Index([], dtype="int64"))
 
     def is_images(self, dtype: Any) -> bool:
-        """True for the dtype of decoded images."""
         return is_image_dtype(dtype)
 
     def arrays(self, images: pd.Series) -> list[np.ndarray | None]:
-        """Views of each image of a column, without a copy."""
         column = images.array
         return (column if isinstance(column, ImageArray) else ImageArray(pa.array(column))).views()
 
     def with_columns(
         self, frame: pd.DataFrame, columns: Mapping[str, NewColumn], rows: Sequence[int]
     ) -> pd.DataFrame:
-        """``frame`` with new columns of ``rows``, null elsewhere."""
         places = None
         if len(rows) < len(frame):
             places = np.full(len(frame), -1, np.int64)
@@ -315,7 +301,6 @@ class PandasBackend:
         return assigned(frame, made)
 
     def values(self, series: pd.Series) -> np.ndarray | None:
-        """A column as an array, None where nulls or lists of differing lengths make that none."""
         dtype = series.dtype
         if isinstance(dtype, pd.ArrowDtype) and is_list(dtype.pyarrow_dtype):
             return list_values(pa.chunked_array(pa.array(series, from_pandas=True)))
@@ -328,7 +313,6 @@ class PandasBackend:
     def normalized(
         self, images: Sequence[np.ndarray], scale: np.ndarray, shift: np.ndarray
     ) -> np.ndarray:
-        """Images of one shape as one array (n, channels, height, width) of float32."""
         height, width, channels = images[0].shape
         made = np.empty((len(images), channels, height, width), np.float32)
         scale, shift = scale[:, None, None], shift[:, None, None]
@@ -339,7 +323,6 @@ class PandasBackend:
         return made
 
     def count_levels(self, images: Sequence[np.ndarray]) -> np.ndarray:
-        """Number of pixels by channel and value."""
         counts = np.zeros((images[0].shape[2], 256), np.int64)
         for array in images:
             for channel, levels in enumerate(counts):
@@ -347,7 +330,6 @@ class PandasBackend:
         return counts
 
     def host(self, array: np.ndarray) -> np.ndarray:
-        """The array itself, which is in host memory already."""
         return array
 
     def partition_memory(self) -> int:

@@ -12,7 +12,7 @@ from dask.dataframe.extensions import make_array_nonempty
 
 from dask_image_ingest.errors import OperandError
 from dask_image_ingest.frames.arrow_types import bytes_of, is_byte_list
-from dask_image_ingest.frames.nested_dtype import NestedArray, arrow_of
+from dask_image_ingest.frames.nested_dtype import NamedDtype, NestedArray, arrow_of
 
 #: Which sample of which version of a shard an image belongs to, where its encoded bytes lie, or
 #: these bytes themselves. A null is a row without a sample, as an outer merge makes them.
@@ -129,39 +129,22 @@ _Class: TypeAlias = type
 
 
 @pd.api.extensions.register_extension_dtype
-class ReferenceDtype(pd.ArrowDtype):
+class ReferenceDtype(NamedDtype):
     """References to encoded images, from which ``decode_images`` makes pixels."""
 
-    def __init__(self) -> None:
-        super().__init__(REFERENCE)
-
-    @property
-    def name(self) -> str:
-        """Name by which pandas finds this dtype again."""
-        return "image_reference"
+    arrow_type = REFERENCE
+    label = "image_reference"
 
     # What a row is outside of the column.
     type = ImageReference
-
-    @classmethod
-    def construct_from_string(cls, string: str) -> ReferenceDtype:
-        """The dtype by its name."""
-        if string != "image_reference":
-            raise TypeError(f"Cannot construct a ReferenceDtype from {string!r}")
-        return cls()
 
     def construct_array_type(self) -> _Class:
         """The class of columns of this dtype."""
         return ReferenceArray
 
-    def _get_common_dtype(self, dtypes: list[Any]) -> ReferenceDtype | None:
-        return self if all(is_reference_dtype(dtype) for dtype in dtypes) else None
-
-    def __from_arrow__(self, array: pa.Array | pa.ChunkedArray) -> ReferenceArray:
-        return ReferenceArray(array)
-
-    def __reduce__(self) -> tuple[_Class, tuple[()]]:
-        return ReferenceDtype, ()
+    def is_like(self, dtype: Any) -> bool:
+        """True for a dtype whose columns can be columns of this one."""
+        return is_reference_dtype(dtype)
 
 
 class ReferenceArray(NestedArray):

@@ -39,12 +39,7 @@ def make_thumbnails(
     image: str | None = None,
     mask: str | None = None,
 ) -> Thumbnails:
-    """Thumbnails of the first ``n`` rows, or of rows from all over the frame.
-
-    Raises
-    ------
-    ArgumentError
-    """
+    """Thumbnails of the first ``n`` rows, or of rows from all over the frame."""
     if columns is None:
         columns = [name for name in frame.columns if name == "__key__"]
     columns = column_names([columns] if isinstance(columns, str) else columns, frame.columns)

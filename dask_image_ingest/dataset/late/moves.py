@@ -1,7 +1,7 @@
-"""Expressions that only move rows, and the columns that they look at to do so.
+"""Moves over references: the expressions that only move rows, made over references instead.
 
-Of each that is listed, the result over pointers is that over pixels with pointers in their place.
-What is not listed here is not rewritten.
+Over references each of them gives what it gives over pixels, with references in their place. An
+expression that is not listed here is not rewritten.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ class InOrder(AppendsColumns):
     Attributes
     ----------
     names
-        The columns of references. Where nobody needs them, their order is dask's.
+        The columns of references. Without them the order of rows is Dask's.
     """
 
     _parameters: ClassVar = ["frame", "names"]
@@ -217,7 +217,7 @@ _REWRITES: dict[type, Callable[[Any, Any, Any, Any], Moved | None]] = {
 # What is rewritten only below a move: there is nothing to win by it otherwise.
 _PASS = (*_REWRITES, dx.ResetIndex, dx.Repartition, dx.Split, dx.DropnaFrame, dx.Query)
 
-# What moves rows and has rules of its own (``moved.py``).
+# Moves with rules of their own, in ``nodes.py`` and ``groups.py``.
 _OTHERS = (dx.Merge, dx.GroupByApply)
 
 

@@ -72,7 +72,7 @@ def _decoded(parent: dx.Expr, moved: Moved | None) -> dx.Expr | None:
     if moved is None:
         return None
     made = Decode(*moved)
-    # What looks otherwise than before is not the same.
+    # Reject if columns or dtypes changed.
     same = list(made.columns) == list(parent.columns) and made._meta.dtypes.equals(
         parent._meta.dtypes
     )

@@ -112,12 +112,7 @@ def _as_places(column: pa.ChunkedArray) -> pa.ChunkedArray:
 
 
 def check_encoded(meta: Any, column: Any) -> None:
-    """Refuse a column that does not exist, or whose type holds no encoded images.
-
-    Raises
-    ------
-    ArgumentError
-    """
+    """Refuse a column that does not exist, or whose type holds no encoded images."""
     if not is_column(column, meta.columns):
         raise ArgumentError(
             f"encoded={column!r}: the frame has {', '.join(map(repr, meta.columns))}"

@@ -36,9 +36,9 @@ def install_alignment() -> None:
 
 
 def row_sources(expr: dx.Expr) -> Sequence[RowSource] | None:
-    """Of what each partition of an expression is made; None where that are no shards.
+    """The shards that each partition of an expression is made of; None if it is made of others.
 
-    An expression that reads shards says it by its attribute ``row_sources``.
+    A read has them as its attribute ``row_sources``.
     """
     labels = _labels(expr, {})
     return None if labels == "moved" else labels
@@ -62,7 +62,7 @@ def _by_partition_already(self: dx.OpAlignPartitions) -> dx.Expr:
 
 
 def _labels_side_by_side(expr: dx.MaybeAlignPartitions) -> list[_Labels]:
-    """Of what each frame is that Dask would align by labels; none where it has another way."""
+    """Partition lineage of the operands that Dask would align by labels; empty if it won't."""
     frames = expr.args
     if len(frames) == 1 or expr.divisions[0] is not None or len(expr.divisions) == 2:
         return []

@@ -212,12 +212,7 @@ def cuts(sizes: Sequence[np.ndarray], largest: int) -> Iterator[slice]:
 
 
 def check_size(what: str, nbytes: int, largest: int) -> None:
-    """Refuse a partition that can't be held, before anything is decoded.
-
-    Raises
-    ------
-    PartitionTooLargeError
-    """
+    """Refuse a partition that can't be held, before anything is decoded."""
     if nbytes > largest:
         raise PartitionTooLargeError(
             f"{what} decode to {nbytes / 1e9:.1f} GB, and one partition holds at most "

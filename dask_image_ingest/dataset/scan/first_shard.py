@@ -43,11 +43,6 @@ def open_first(
 
     Where there is none among the first few, the first. If its index can't be used, it is taken out
     of ``indexes``.
-
-    Raises
-    ------
-    ShardError
-    ShardNotFoundError
     """
     reasons: list[str] = []
     empty: list[Shard] = []

@@ -76,10 +76,6 @@ def open_rows(
 
     It is kept where the shard itself has each member in one piece. With ``whole``, every image will
     be read.
-
-    Raises
-    ------
-    ShardError, ShardNotFoundError
     """
     storage_options = options.storage_options
     with ExitStack() as opened:

@@ -84,7 +84,7 @@ class ParquetColumns:
         return np.flatnonzero(np.append(candidates, null)[np.asarray(rows(), np.int64)])
 
     def _candidates_of(self, filters: Filters) -> tuple[np.ndarray, bool]:
-        """Of each row of the file whether it passes ``filters``; whether nulls do."""
+        """A mark for each row of the file that passes ``filters``, and one if nulls do."""
         if filters not in self._candidates:
             columns = [self._columns[name] for name in sorted(dnf.columns_of(filters))]
             nulls = pa.table({c.column: pa.nulls(1, c.type) for c in columns})
@@ -93,7 +93,7 @@ class ParquetColumns:
         return self._candidates[filters]
 
     def _passing(self, filters: Filters, columns: Sequence[FileColumn]) -> np.ndarray:
-        """Of each row of the file whether it may pass."""
+        """A mark for each row of the file that may pass."""
         if self.file is None:
             return np.zeros(0, bool)
         groups = range(len(self.ends))

@@ -36,7 +36,6 @@ class ParquetRows(ImageRows):
 
     @cached_property
     def keys(self) -> list[str]:
-        """The key of each row."""
         keys: list[str] = self.column("__key__").to_pylist()
         return keys
 
@@ -58,7 +57,6 @@ class ParquetRows(ImageRows):
 
     @cached_property
     def headers(self) -> list[Header]:
-        """The header of each image."""
         return [
             NO_MEMBER
             if data is None
@@ -67,7 +65,6 @@ class ParquetRows(ImageRows):
         ]
 
     def image_bytes(self, row: int) -> memoryview | None:
-        """The encoded image of one row."""
         return self.encoded[row]
 
     def keep(self: Self, filters: Filters | None) -> Self:
@@ -90,7 +87,6 @@ class ParquetRows(ImageRows):
         return nearest if 2 * abs(nearest - even) * parts < len(self) else even
 
     def column(self, name: str) -> pa.Array:
-        """One metadata column."""
         if name in self._columns:
             return self._columns.column(name, self.numbers)
         if name == "__key__":

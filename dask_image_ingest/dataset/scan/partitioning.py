@@ -64,12 +64,7 @@ class ShardsTogether:
 
 
 def parse_partition_size(partition_size: Any, backend: Backend) -> int | None:
-    """The argument ``partition_size=`` in bytes; None for one task per shard.
-
-    Raises
-    ------
-    ArgumentError
-    """
+    """The argument ``partition_size=`` in bytes; None for one task per shard."""
     if partition_size is None:
         return None
     if isinstance(partition_size, str) and partition_size == "auto":
@@ -112,12 +107,7 @@ def _automatic(backend: Backend) -> int:
 
 
 def parse_shards_per_partition(shards: Any, largest: int | None) -> ShardsTogether:
-    """The argument ``shards_per_partition=``, where partitions hold ``largest`` bytes at most.
-
-    Raises
-    ------
-    ArgumentError
-    """
+    """The argument ``shards_per_partition=``, where partitions hold ``largest`` bytes at most."""
     if isinstance(shards, str) and shards == "auto":
         most = _PIXELS_TOGETHER if largest is None else min(_PIXELS_TOGETHER, largest)
         return ShardsTogether(None, _SAMPLES_TOGETHER, most)

@@ -77,7 +77,6 @@ class SampleRows(ImageRows):
 
     @cached_property
     def keys(self) -> list[str]:
-        """The key of each sample."""
         keys: list[str] = self.column("__key__").to_pylist()
         return keys
 
@@ -88,7 +87,6 @@ class SampleRows(ImageRows):
 
     @cached_property
     def headers(self) -> list[Header]:
-        """The header of each image."""
         found = self._stored_headers()
         self._announce_heads(
             span for span, header in zip(self.spans, found, strict=True) if header is None
@@ -101,7 +99,6 @@ class SampleRows(ImageRows):
 
     @property
     def damage(self) -> Damage | None:
-        """The damage of the shard."""
         return self._index.damage
 
     def other_kinds(self, known: Set[str]) -> set[str]:
@@ -110,7 +107,6 @@ class SampleRows(ImageRows):
         return set(self._index.not_preferred(self.extensions)) - known
 
     def image_bytes(self, row: int) -> Sequence[int] | None:
-        """The encoded image of one row."""
         span = self.spans[row]
         return None if span is None else read_member(self._content, self._index, span)
 
@@ -151,7 +147,6 @@ class SampleRows(ImageRows):
         return self.table_of({n: made[n] if n in made else self.column(n) for n in columns})
 
     def references(self) -> pa.StructArray:
-        """A reference to the image of each row, for a decode that comes later."""
         shard = self._content.listed_as(self.url)
         size, version = (None, None) if shard is None else (shard.size, shard.version)
         told = {
@@ -180,7 +175,6 @@ class SampleRows(ImageRows):
         ]
 
     def column(self, name: str) -> pa.Array:
-        """One metadata column, other than those of members."""
         if self._sidecar is not None and name in self._sidecar:
             return self._sidecar.column(name, self._sidecar_rows)
         if name == "__key__":

@@ -154,13 +154,7 @@ def convert(
 
 
 def parse_json(content: bytes) -> Any:
-    """Parse a JSON member.
-
-    Raises
-    ------
-    ValueError
-    RecursionError
-    """
+    """Parse a JSON member."""
     # Parsed it may take ten times the memory; its depth is bounded by Python's own recursion.
     if len(content) > LARGEST_JSON:
         raise ValueError(f"JSON of {len(content)} bytes")
@@ -168,12 +162,7 @@ def parse_json(content: bytes) -> Any:
 
 
 def parse_integer(content: bytes) -> int:
-    """The whole number that a member holds.
-
-    Raises
-    ------
-    ValueError
-    """
+    """The whole number that a member holds."""
     return int(_without_underscores(content))
 
 

@@ -191,12 +191,7 @@ def image_member(sample: Sample, extensions: Sequence[str]) -> str | None:
 
 
 def parse_image_extensions(image: Any) -> tuple[str, ...]:
-    """The argument ``image=``: extensions in order of preference, or text with ``;`` between them.
-
-    Raises
-    ------
-    ArgumentError
-    """
+    """The argument ``image=``: extensions in order of preference, or a text with ``;`` between."""
     listed = (
         image.split(";") if isinstance(image, str) else list_of_names("image", image, "extensions")
     )

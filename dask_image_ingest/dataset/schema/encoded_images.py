@@ -9,12 +9,7 @@ from dask_image_ingest.frames import bytes_of, is_byte_list, is_bytes
 
 
 def check_encoded_type(type_: pa.DataType) -> None:
-    """Refuse a type that holds no encoded images.
-
-    Raises
-    ------
-    TypeError
-    """
+    """Refuse a type that holds no encoded images."""
     if pa.types.is_struct(type_):
         if "bytes" not in type_.names:
             raise TypeError(f"{type_} has no field 'bytes'")

@@ -89,10 +89,6 @@ def image_members(
         Makes a decoding of such options.
     parse
         Reads what names an image.
-
-    Raises
-    ------
-    ArgumentError
     """
     if images is None:
         return parse(image), decoding(**options), ()

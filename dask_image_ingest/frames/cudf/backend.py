@@ -65,7 +65,6 @@ class CudfBackend:
     numpy = cupy
 
     def holds(self, type_: pa.DataType) -> bool:
-        """True if cuDF supports this type, directly or after conversion."""
         return holds(type_)
 
     def thread_setup(self) -> Callable[[], None]:
@@ -75,26 +74,21 @@ class CudfBackend:
         return lambda: None if device is None else runtime.setDevice(device)
 
     def pixel_buffer(self, nbytes: int) -> DevicePixels:
-        """A buffer for about ``nbytes`` of pixels."""
         require_gpu()
         return DevicePixels(nbytes)
 
     def frame(self, table: pa.Table, index: np.ndarray, pixels: Pixels | None) -> cudf.DataFrame:
-        """A dataframe of ``table``'s columns, and ``image`` last where there are pixels."""
         return make_frame(table, make_index(index), pixels)
 
     def to_arrow(self, frame: cudf.DataFrame) -> pa.Table:
-        """Metadata columns of a dataframe, on the host."""
         if not len(frame) and not gpus():
             return empty_table(frame)
         return frame.to_arrow(preserve_index=False)
 
     def to_storage(self, frame: cudf.DataFrame) -> pa.Table:
-        """All columns of a dataframe, and its index, on the host."""
         return to_table(frame)
 
     def from_storage(self, table: pa.Table, meta: cudf.DataFrame) -> cudf.DataFrame:
-        """A dataframe that was stored, or some columns of it."""
         return to_frame(table, meta)
 
     def with_images(
@@ -104,7 +98,6 @@ class CudfBackend:
         image: str = "image",
         error: str | None = "error",
     ) -> cudf.DataFrame:
-        """``frame`` with the columns of a late decode."""
         told = {} if error is None else {error: pa.string()}
         if not len(frame):
             return with_columns_of(frame, empty_frame({**told, image: IMAGE}, frame.index))
@@ -121,13 +114,11 @@ class CudfBackend:
         image: str,
         error: str | None,
     ) -> cudf.DataFrame:
-        """``frame`` with references in place of images, and no errors yet."""
         told = {} if error is None else {error: pa.nulls(len(references), pa.string())}
         made = make_frame(pa.table({**told, image: references}), frame.index, None)
         return with_columns_of(frame, made)
 
     def is_references(self, dtype: Any) -> bool:
-        """True for the dtype of image references."""
         return is_references(dtype)
 
     def meta(self, types: Mapping[str, pa.DataType]) -> cudf.DataFrame:
@@ -135,17 +126,14 @@ class CudfBackend:
         return empty_frame(types)
 
     def is_images(self, dtype: Any) -> bool:
-        """True for the dtype of decoded images."""
         return is_images(dtype)
 
     def arrays(self, images: cudf.Series) -> list[cupy.ndarray | None]:
-        """Views of each image of a column, without a copy."""
         return image_arrays(images)
 
     def with_columns(
         self, frame: cudf.DataFrame, columns: Mapping[str, NewColumn], rows: Sequence[int]
     ) -> cudf.DataFrame:
-        """``frame`` with new columns of ``rows``, null elsewhere."""
         return with_columns_of(frame, frame_of_new(columns, rows, frame.index))
 
     def values(self, series: cudf.Series) -> Any:
@@ -163,7 +151,6 @@ class CudfBackend:
     def normalized(
         self, images: Sequence[cupy.ndarray], scale: np.ndarray, shift: np.ndarray
     ) -> cupy.ndarray:
-        """Images of one shape as one array (n, channels, height, width) of float32."""
         batch = joined(images, self).transpose(0, 3, 1, 2)
         made = cupy.empty(batch.shape, cupy.float32)
         scale, shift = (cupy.asarray(part)[:, None, None] for part in (scale, shift))
@@ -171,11 +158,9 @@ class CudfBackend:
         return made
 
     def count_levels(self, images: Sequence[cupy.ndarray]) -> np.ndarray:
-        """Number of pixels by channel and value."""
         return count_levels(images, self)
 
     def host(self, array: cupy.ndarray) -> np.ndarray:
-        """A copy of the array in host memory."""
         return array.get()
 
     def partition_memory(self) -> int:

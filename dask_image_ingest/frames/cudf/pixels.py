@@ -20,12 +20,7 @@ LARGEST_PARTITION = 2**31 - 1
 
 
 def check_pixels(nbytes: int) -> None:
-    """Refuse what no column can hold.
-
-    Raises
-    ------
-    PartitionTooLargeError
-    """
+    """Refuse what no column can hold."""
     if nbytes > LARGEST_PARTITION:
         raise PartitionTooLargeError(
             f"the images of a partition take {nbytes / 1e9:.1f} GB, more than their headers "
