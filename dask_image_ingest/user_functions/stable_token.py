@@ -26,12 +26,12 @@ from dask.base import normalize_token
 from tlz.functoolz import Compose, curry
 
 from dask_image_ingest.errors import FunctionError
-from dask_image_ingest.user_functions.bytecode_fingerprint import (
+from dask_image_ingest.user_functions.user_code import (
     bytecode_fingerprint,
+    is_user_code,
     names_in,
     names_set,
 )
-from dask_image_ingest.user_functions.is_user_code import is_user_code
 
 _CONSTANTS = (type(None), bool, int, float, complex, str, type(...), range, re.Pattern)
 

@@ -4,7 +4,7 @@ import itertools
 
 import pytest
 
-from dask_image_ingest.user_functions.bytecode_fingerprint import bytecode_fingerprint
+from dask_image_ingest.user_functions import token_of
 
 # {0} is to be edited.
 WITH_DOCSTRINGS = {
@@ -42,17 +42,17 @@ WITHOUT = {
 TEXTS = ("a docstring", "another", "m", "")
 
 
-def told(source):
+def token(source):
     space = {}
     exec(source, space)
-    return bytecode_fingerprint(space["f"].__code__)
+    return token_of(space["f"])
 
 
 @pytest.mark.parametrize("name", WITH_DOCSTRINGS)
 def test_an_edited_docstring_changes_nothing(name):
     source = WITH_DOCSTRINGS[name]
-    assert len({told(source.format(text)) for text in TEXTS}) == 1
-    assert len({told("\n\n" + source.format(text)) for text in TEXTS}) == 1
+    assert len({token(source.format(text)) for text in TEXTS}) == 1
+    assert len({token("\n\n" + source.format(text)) for text in TEXTS}) == 1
 
 
 def test_a_docstring_that_is_added_or_taken_away_changes_nothing():
@@ -60,13 +60,13 @@ def test_a_docstring_that_is_added_or_taken_away_changes_nothing():
         source = WITH_DOCSTRINGS[name]
         without = source.replace("    '''{0}'''\n", "")
         assert without != source
-        assert told(without) == told(source.format("a docstring")), name
+        assert token(without) == token(source.format("a docstring")), name
 
 
 @pytest.mark.parametrize("name", WITHOUT)
 def test_a_text_that_is_used_counts(name):
     for one, other in itertools.combinations(TEXTS, 2):
-        assert told(WITHOUT[name].format(one)) != told(WITHOUT[name].format(other)), (one, other)
+        assert token(WITHOUT[name].format(one)) != token(WITHOUT[name].format(other)), (one, other)
 
 
 def test_functions_that_do_something_else_differ():
@@ -74,4 +74,4 @@ def test_functions_that_do_something_else_differ():
         text.format("a docstring") for text in [*WITH_DOCSTRINGS.values(), *WITHOUT.values()]
     ]
     sources.remove(WITHOUT["return"].format("a docstring"))  # as that with a docstring
-    assert len({told(source) for source in sources}) == len(sources)
+    assert len({token(source) for source in sources}) == len(sources)

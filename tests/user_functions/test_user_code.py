@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 import dask_image_ingest
-from dask_image_ingest.user_functions.is_user_code import is_user_code
+from dask_image_ingest.user_functions.user_code import is_user_code
 
 
 def test_what_is_installed_is_not_the_users():

@@ -1,12 +1,16 @@
-"""Fingerprint of bytecode that is the same in every process."""
+"""The user's own code: told from that of installed packages, and a fingerprint of its bytecode."""
 
 from __future__ import annotations
 
 import dis
 import functools
+import site
+import sys
+import sysconfig
 from collections.abc import Iterator
 from itertools import zip_longest
-from types import CodeType
+from pathlib import Path
+from types import CodeType, FunctionType, ModuleType
 from typing import Any
 
 # Each task asks anew whether it has the code of its query. Equal code objects do the same.
@@ -17,6 +21,39 @@ _HAS_DOCSTRING = 0x4000000
 
 # What the body of a class notes of itself.
 _NOTES = {"__doc__", "__firstlineno__", "__static_attributes__"}
+
+
+def is_user_code(value: Any) -> bool:
+    """True if a function, class or module is the user's own, not an installed package's."""
+    if isinstance(value, FunctionType):
+        return not _is_installed(value.__code__.co_filename)
+    name = str(value.__name__ if isinstance(value, ModuleType) else value.__module__)
+    module = sys.modules.get(name)
+    if module is None:
+        return name not in sys.builtin_module_names
+    file = getattr(module, "__file__", None)
+    places = [file] if file else list(getattr(module, "__path__", ()))
+    if not places:
+        # The main module of a notebook has no file, nor have modules that compiled code makes up.
+        return "__builtins__" in vars(module) and name not in sys.builtin_module_names
+    return not any(_is_installed(str(place)) for place in places)
+
+
+def _is_installed(path: str) -> bool:
+    # By their names, too: those of another environment may be on the path.
+    return path.startswith(_installed()) or any(
+        f"/{name}/" in path for name in ("site-packages", "dist-packages")
+    )
+
+
+@functools.cache
+def _installed() -> tuple[str, ...]:
+    """The folders of Python's library, of packages, and of this one."""
+    folders = [
+        sysconfig.get_paths()[name] for name in ("stdlib", "platstdlib", "purelib", "platlib")
+    ]
+    folders += [*site.getsitepackages(), site.getusersitepackages(), str(Path(__file__).parents[1])]
+    return ("<frozen", *{f"{folder}/" for folder in folders})
 
 
 @_cached
