@@ -1,11 +1,14 @@
-"""Reads shards as a peer does, decoded to RGB by Pillow or by itself: `remote.py` compares them.
+"""Reads shards as a peer does: `remote.py` and `scale.py` compare them.
 
-    python benchmarks/_remote_peers.py NAME JSON
+    python benchmarks/_remote_peers.py NAME JSON [QUESTION]
 
-``JSON`` is a list of paths or URLs. Prints seconds and images as a line of JSON.
+``JSON`` is a list of paths, patterns or URLs. Without a question all images are decoded to RGB, by
+Pillow or by the peer itself. Prints seconds and the answer as a line of JSON.
 """
 
+import glob
 import json
+import os
 import sys
 import time
 from collections.abc import Iterator
@@ -55,6 +58,28 @@ def jpegs(paths: list[str]) -> Iterator:
                     yield tar.extractfile(member)
 
 
+def ray_labels(paths: list[str]):
+    import ray
+
+    ray.init(num_cpus=os.cpu_count(), log_to_driver=False, include_dashboard=False)
+    ray.data.DataContext.get_current().enable_progress_bars = False
+    return ray.data.read_webdataset(paths, suffixes=["cls"], decoder=None)
+
+
+def daft_labels(paths: list[str]):
+    import daft
+
+    return daft.read_webdataset(paths).select("cls")
+
+
+# Of labels alone: rows, and rows of each.
+COUNTS = {
+    ("ray", "len"): lambda paths: ray_labels(paths).count(),
+    ("ray", "groupby"): lambda paths: ray_labels(paths).groupby("cls").count().count(),
+    ("daft", "len"): lambda paths: daft_labels(paths).count_rows(),
+    ("daft", "groupby"): lambda paths: len(daft_labels(paths).distinct().collect()),
+}
+
 PEERS = {
     "webdataset": webdataset_curl,
     "datasets": hugging_face,
@@ -64,7 +89,10 @@ PEERS = {
 
 
 if __name__ == "__main__":
+    name, given, *question = sys.argv[1:]
+    paths = [path for each in json.loads(given) for path in sorted(glob.glob(each)) or [each]]
+    ask = COUNTS[name, *question] if question else PEERS[name]
     began = time.perf_counter()
-    images = PEERS[sys.argv[1]](json.loads(sys.argv[2]))
+    answer = ask(paths)
     seconds = round(time.perf_counter() - began, 2)
-    print(json.dumps({"seconds": seconds, "images": images}))
+    print(json.dumps({"seconds": seconds, "count" if question else "images": answer}))

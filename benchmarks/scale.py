@@ -1,21 +1,25 @@
 """The cost of very many small shards, beside as many bare tasks of Dask.
 
-    python benchmarks/scale.py [--shards 10000] [--graph 100000] [--rounds 1]
+    python benchmarks/scale.py [--shards 10000] [--graph 100000] [--rounds 1] [--peers ray daft]
 
 100 shards of 100 samples (a JPEG of 32 × 32 and a label) are made, and linked under as many names
 as asked for, with and without indexes. Each question is asked of the shards and of the control: a
 frame of `dask.dataframe.from_map` with as many partitions, whose function gives one frame that lies
 in memory. All on one cluster, in turn. Processor time is that of the client with the scheduler, and
-that of the workers, which have begun.
+that of the workers, which have begun. Peers read the same shards without indexes, each in a process
+of its own that has begun.
 """
 
 from __future__ import annotations
 
 import argparse
+import json
 import logging
 import os
 import re
 import statistics
+import subprocess
+import sys
 import tempfile
 import time
 from collections.abc import Callable
@@ -48,6 +52,8 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=1)
     parser.add_argument("--ways", default="", help="regular expression")
     parser.add_argument("--questions", default="", help="regular expression")
+    parser.add_argument("--peers", nargs="*", default=[], choices=["ray", "daft"])
+    parser.add_argument("--peer-python", default=sys.executable)
     args = parser.parse_args()
     logging.getLogger("distributed").setLevel(logging.ERROR)
     with tempfile.TemporaryDirectory() as folder:
@@ -58,6 +64,9 @@ def main() -> None:
         asked = {name: ask for name, ask in QUESTIONS.items() if re.search(args.questions, name)}
         with dii.start_cluster() as client:
             compare(ways, asked, client, args)
+        for peer in args.peers:
+            for question in ("len", "groupby"):
+                print(f"| {question} | {peer} | {ask_peer(peer, question, paths, args)} |")
         if args.graph:
             print(f"\nThe graph alone of {args.graph:,} shards\n")
             graph_alone(links(Path(folder) / "many", bases, args.graph), args.graph)
@@ -128,6 +137,18 @@ def compare(
                 f"{cost.seconds / control.seconds:.2f} × | {client_ms:.2f} | {workers_ms:.2f} |",
                 flush=True,
             )
+
+
+def ask_peer(peer: str, question: str, paths: str, args: argparse.Namespace) -> str:
+    """Seconds of a peer for a question, read of the shards included."""
+    script = str(Path(__file__).with_name("_remote_peers.py"))
+    command = [args.peer_python, script, peer, json.dumps([paths]), question]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    if done.returncode:
+        return f"failed: {done.stderr.splitlines()[-1]}"
+    answer = json.loads(done.stdout.splitlines()[-1])
+    assert answer["count"] == (args.shards * SAMPLES if question == "len" else CLASSES), answer
+    return f"{answer['seconds']:.2f}"
 
 
 def median(
