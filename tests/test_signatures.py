@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import inspect
+from itertools import combinations
 
 import pandas as pd
 import pytest
 
 import dask_image_ingest as dii
+from dask_image_ingest import curate
 
 IMAGES = pd.DataFrame.images
 
@@ -27,6 +29,24 @@ SUBJECTS = {
     dii.prepare: ["client", "paths"],
     dii.progress: ["file"],
     dii.versions: [],
+    curate.quality: ["frame"],
+    curate.issues: ["frame"],
+    curate.issue_summary: ["frame"],
+    curate.fingerprints: ["frame", "kinds"],
+    curate.duplicates: ["frame", "by", "distance"],
+    curate.overlaps: ["train", "test", "by", "distance"],
+    curate.embed: ["frame", "model"],
+    curate.embed_texts: ["frame", "model", "texts"],
+    curate.classify: ["frame", "model", "names"],
+    curate.scores: ["frame", "head"],
+    curate.similarity: ["frame", "other"],
+    curate.semantic_duplicates: ["frame", "threshold"],
+    curate.nearest: ["frame", "query", "k"],
+    curate.clusters: ["frame", "k"],
+    curate.report: ["frame", "path"],
+    curate.open_clip_model: ["name", "pretrained"],
+    curate.transformers_model: ["path"],
+    curate.nsfw_model: [],
     IMAGES.stack: ["shape"],
     IMAGES.vectors: ["column"],
     IMAGES.arrays: [],
@@ -47,7 +67,7 @@ def parameters(call):
 
 
 def public():
-    functions = {getattr(dii, name) for name in dii.__all__}
+    functions = {getattr(module, name) for module in (dii, curate) for name in module.__all__}
     methods = {getattr(IMAGES, name) for name in dir(IMAGES) if not name.startswith("_")}
     return {each for each in functions | methods if inspect.isfunction(each)}
 
@@ -60,6 +80,25 @@ def test_every_public_call_is_listed_here():
 def test_options_are_named(call):
     positional = [each.name for each in parameters(call) if each.kind is each.POSITIONAL_OR_KEYWORD]
     assert positional == SUBJECTS[call]
+
+
+def test_options_of_two_calls_come_in_one_order():
+    orders = {}
+    for call in SUBJECTS:
+        options = [each.name for each in parameters(call) if each.kind is each.KEYWORD_ONLY]
+        for pair in combinations(options, 2):
+            orders.setdefault(pair, []).append(call.__qualname__)
+    assert [
+        (pair, calls, orders[pair[::-1]]) for pair, calls in orders.items() if pair[::-1] in orders
+    ] == []
+
+
+def test_columns_of_vectors_have_one_default():
+    calls = [call for call in SUBJECTS if call.__module__.startswith("dask_image_ingest.curate")]
+    found = {call: inspect.signature(call).parameters.get("column") for call in calls}
+    defaults = {call: each.default for call, each in found.items() if each}
+    assert defaults.pop(curate.embed_texts) == "text_embedding"  # beside that of the images
+    assert set(defaults.values()) == {"embedding"}
 
 
 def test_loaders_have_the_same_options_in_the_same_order():

@@ -64,20 +64,20 @@ def read_webdataset_images(
     filters: Sequence[Any] | None = None,
     *,
     image: str | Sequence[str] = IMAGE_EXTENSIONS,
+    images: Mapping[str, str | ImageColumn] | None = None,
     components: str | Mapping[str, Any] = "infer",
     json_fields: Mapping[str, Any] | None = None,
     size: int | tuple[int, int] | None = None,
     resize: Resize = "stretch",
     transform: Callable[..., Any] | None = None,
     mode: Mode = "RGB",
-    images: Mapping[str, str | ImageColumn] | None = None,
-    backend: Literal["cudf", "pandas"] | None = None,
     errors: ErrorPolicy = "null",
     shard_errors: ShardErrorPolicy = "raise",
-    partition_size: int | str | None = "auto",
-    shards_per_partition: int | Literal["auto"] = 1,
     max_pixels: int | None = MAX_PIXELS,
     max_member_bytes: int | str | None = MAX_MEMBER_BYTES,
+    backend: Literal["cudf", "pandas"] | None = None,
+    partition_size: int | str | None = "auto",
+    shards_per_partition: int | Literal["auto"] = 1,
     scaled_decode: bool = False,
     sidecar: SidecarChoice = None,
     allow_pipes: bool = False,
@@ -108,6 +108,12 @@ def read_webdataset_images(
     image
         Member extensions that are the image, in order of preference, ``;`` between them. By default
         ``IMAGE_EXTENSIONS``: ``"jpg;jpeg;png;webp;..."`` and sixteen others that Pillow reads.
+    images
+        Several image columns in place of ``image=``: names and their member extensions, or an
+        :class:`ImageColumn`, which says how these are decoded. One is ``"image"``:
+        ``{"image": "jpg", "mask": ImageColumn("seg.png", mode="labels")}``. ``size``, ``resize``
+        and ``transform`` are for all of them, ``mode`` for those that are only extensions. Random
+        numbers of a transform are the same for all images of a sample.
     components
         ``"infer"`` makes a column of each other kind of member that the first shard has: ``txt``
         and ``json`` are strings, ``cls``, ``index``, ``id`` int64, all else binary. Or a mapping of
@@ -133,15 +139,6 @@ def read_webdataset_images(
         an image in colours, or with labels above 255, ``error`` says so. ``"raw"`` gives the values
         as they are stored, 1 to 4 channels of uint8, uint16 (grey of 9 to 16 bits: depth, X-rays)
         or float32 (TIFF), without ``size`` and ``transform``.
-    images
-        Several image columns in place of ``image=``: names and their member extensions, or an
-        :class:`ImageColumn`, which says how these are decoded. One is ``"image"``:
-        ``{"image": "jpg", "mask": ImageColumn("seg.png", mode="labels")}``. ``size``, ``resize``
-        and ``transform`` are for all of them, ``mode`` for those that are only extensions. Random
-        numbers of a transform are the same for all images of a sample.
-    backend
-        ``"cudf"`` or ``"pandas"``. By default dask's ``dataframe.backend`` if that is set, else
-        cuDF where this machine has it and a GPU.
     errors
         What becomes of an image that can't be decoded: ``"null"`` keeps the row, with the reason in
         ``error``; ``"drop"`` drops the row, so that even ``len`` has to decode; ``"raise"`` raises.
@@ -149,6 +146,16 @@ def read_webdataset_images(
         What becomes of a shard that can't be read at all: ``"raise"``, or ``"skip"``, which makes
         an empty partition of it, with a warning. A damaged one keeps its complete samples, and
         columns of a sidecar that can't be read are null for its shard.
+    max_pixels
+        Images of more pixels are an error, before anything is allocated for them. None: no limit.
+    max_member_bytes
+        Members of more bytes than that, other than the image, are null, with a warning: by default
+        256 MiB. None: as many as a column can hold, 2 GiB. All those of a partition that a query
+        asks for together may be as much as a partition may hold; more is a
+        ``PartitionTooLargeError``.
+    backend
+        ``"cudf"`` or ``"pandas"``. By default dask's ``dataframe.backend`` if that is set, else
+        cuDF where this machine has it and a GPU.
     partition_size
         Decoded bytes that a partition may hold, for example ``"512 MiB"``. A shard that would
         decode to more becomes several partitions, at most one per image. ``"auto"``: a sixteenth of
@@ -160,13 +167,6 @@ def read_webdataset_images(
         of pixels, judged by the first shard. For thousands of shards that take a task longer to
         schedule than to read. In a partition of several shards the index is the number of a sample
         in its shard, plus 2^32 for each shard of the partition before it.
-    max_pixels
-        Images of more pixels are an error, before anything is allocated for them. None: no limit.
-    max_member_bytes
-        Members of more bytes than that, other than the image, are null, with a warning: by default
-        256 MiB. None: as many as a column can hold, 2 GiB. All those of a partition that a query
-        asks for together may be as much as a partition may hold; more is a
-        ``PartitionTooLargeError``.
     scaled_decode
         Decode a JPEG that is at least twice as large as ``size`` at a reduced scale: up to three
         times faster, at 30 to 50 dB PSNR to the full way. On the CPU, with resize ``"stretch"``,

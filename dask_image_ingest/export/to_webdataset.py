@@ -35,10 +35,10 @@ def to_webdataset(
     bytes_per_shard: int | str | None = None,
     shuffle: int | None = None,
     members: str | Sequence[Any] | Mapping[str, Any] = "all",
-    sidecar: Literal["parquet"] | None = "parquet",
-    index: bool = False,
     errors: Literal["raise", "drop"] = "raise",
     drop_bad_images: bool = False,
+    sidecar: Literal["parquet"] | None = "parquet",
+    index: bool = False,
     resume: bool = False,
     overwrite: bool = False,
     progress: bool = False,
@@ -80,18 +80,18 @@ def to_webdataset(
         encoded: ``{"jpg": "image"}`` takes the place of the sample's own image, and
         ``{"mask.png": "mask"}``, with more than one part in its extension, lies beside it;
         ``{"jpg": Encode("image", quality=90)}`` has settings.
-    sidecar
-        ``"parquet"`` writes a table of all metadata columns beside each shard, computed ones
-        included, whose ``__url__``, ``offset`` and ``nbytes`` point to the new shard. None writes
-        none.
-    index
-        Write ``.idx`` files, as wds2idx does, for DALI's reader.
     errors
         For rows that can't be exported (a key that readers would not give back, a repeated sample,
         a missing shard): ``"raise"`` refuses the export before anything is written, ``"drop"``
         leaves these rows out and counts them. If no shard can be read, both raise.
     drop_bad_images
         Decode every image, and leave out rows whose image is bad.
+    sidecar
+        ``"parquet"`` writes a table of all metadata columns beside each shard, computed ones
+        included, whose ``__url__``, ``offset`` and ``nbytes`` point to the new shard. None writes
+        none.
+    index
+        Write ``.idx`` files, as wds2idx does, for DALI's reader.
     resume
         Resume a killed run of the same export; finished shards are not written again.
     overwrite

@@ -49,9 +49,9 @@ def gallery(
     thumbnail: int = 160,
     columns: Sequence[str] | None = None,
     mask: str | None = None,
-    decode: bool = False,
     title: str | None = None,
     storage_options: dict[str, Any] | None = None,
+    decode: bool = False,
 ) -> Thumbnails:
     """Write a page that shows a collection: a contact sheet, and histograms of all of it.
 
@@ -71,13 +71,13 @@ def gallery(
         where the frame has it.
     mask
         An image column of labels, which are drawn over the thumbnails.
-    decode
-        Decode every image of the frame and count what fails. Otherwise errors are counted among the
-        ``n`` shown, and the histograms of size, aspect and format come from headers alone.
     title
         The page's title; by default where the shards are.
     storage_options
         For the filesystem of remote shards; by default those of the read.
+    decode
+        Decode every image of the frame and count what fails. Otherwise errors are counted among the
+        ``n`` shown, and the histograms of size, aspect and format come from headers alone.
 
     Returns
     -------

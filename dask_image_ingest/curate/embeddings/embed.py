@@ -138,17 +138,17 @@ def scores(
     return frame
 
 
-def similarity(frame: Frame, column: str, other: Any) -> Frame:
+def similarity(frame: Frame, other: Any, *, column: str = "embedding") -> Frame:
     """Add a column with the cosine of two columns of vectors, as of images and their captions.
 
     Parameters
     ----------
     frame
         A dask, pandas or cuDF dataframe with a column of vectors.
+    other
+        Another column of vectors; or one vector (d,), as of a text, with which all are compared.
     column
         The column of vectors.
-    other
-        Another one; or one vector (d,), as of a text, with which all are compared.
 
     Returns
     -------
@@ -164,7 +164,7 @@ def similarity(frame: Frame, column: str, other: Any) -> Frame:
 
     Examples
     --------
-    >>> red = curate.similarity(frame, "embedding", np.array([1.0, 0.0, 0.0]))
+    >>> red = curate.similarity(frame, np.array([1.0, 0.0, 0.0]))
     >>> red[["__key__", "similarity"]].head(1).round(2)
       __key__  similarity
     0    0000         0.7

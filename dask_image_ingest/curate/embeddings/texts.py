@@ -69,7 +69,7 @@ def embed_texts(
     ...     def __call__(self, images):
     ...         return np.stack([image.mean(axis=(0, 1))[:2] for image in images])
     >>> both = curate.embed_texts(curate.embed(ddf, Lengths), Lengths)
-    >>> matched = curate.similarity(both, "embedding", "text_embedding")
+    >>> matched = curate.similarity(both, "text_embedding")
     >>> matched[["__key__", "similarity"]].head(1).round(1)
       __key__  similarity
     0    0000         0.8
@@ -103,8 +103,8 @@ def _with_texts(model: Callable[..., Any]) -> Any:
 
 def classify(
     frame: Frame,
-    names: Sequence[str],
     model: Any,
+    names: Sequence[str],
     *,
     column: str = "embedding",
     prompt: str = "a photograph of {}",
@@ -119,10 +119,10 @@ def classify(
     ----------
     frame
         A dask, pandas or cuDF dataframe with a column of vectors.
-    names
-        The classes.
     model
         What made the vectors, as for :func:`embed_texts`; or vectors of the names, (k, d).
+    names
+        The classes.
     column
         The column of vectors.
     prompt
@@ -146,7 +146,7 @@ def classify(
     Examples
     --------
     >>> classes = np.array([[1.0, 0.0, 0.0], [0.0, 0.0, 1.0]])   # or a model that embeds texts
-    >>> named = curate.classify(frame, ["red", "blue"], classes)
+    >>> named = curate.classify(frame, classes, ["red", "blue"])
     >>> named["class"].value_counts().to_dict()
     {'red': 42, 'blue': 9}
     """

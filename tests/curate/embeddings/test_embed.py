@@ -60,7 +60,7 @@ def test_signals_hashes_embeddings_and_scores_decode_once(shards, work):  # noqa
     ddf = dii.read_webdataset_images(shards, backend="pandas", size=32)
     both = fingerprints(quality(embed(ddf, means)), ["pdq"])
     scored = scores(both, lambda vectors: vectors[:, 0])
-    scored = similarity(scored, "embedding", np.ones(3))
+    scored = similarity(scored, np.ones(3))
     some = scored[["score", "similarity", "quality.blur", "fingerprint.pdq"]].compute()
     assert len(some) == work["decoded"] == 24
     assert some.notna().all(axis=None)
@@ -68,9 +68,7 @@ def test_signals_hashes_embeddings_and_scores_decode_once(shards, work):  # noqa
 
 def test_filters_and_columns_that_need_no_score_go_below_the_decode(shards, work):  # noqa: F811
     ddf = dii.read_webdataset_images(shards, backend="pandas", size=32)
-    scored = similarity(
-        scores(embed(ddf, means), lambda vectors: vectors[:, 0]), "embedding", [1, 1, 1]
-    )
+    scored = similarity(scores(embed(ddf, means), lambda vectors: vectors[:, 0]), [1, 1, 1])
     assert len(scored[["__key__"]].compute()) == 24
     assert work["decoded"] == 0
     keys = scored["__key__"].compute().tolist()[:2]
@@ -129,7 +127,7 @@ def test_a_second_call_replaces_the_column_of_the_first(table, shards):
     for frame in (table, dd.from_pandas(table, npartitions=3)):
         old = frame.assign(score=-9.0, similarity=-9.0, cluster=-9)
         scored = scores(old, lambda vectors: vectors[:, 0])
-        scored = clusters(similarity(scored, "embedding", np.ones(12)), 2)
+        scored = clusters(similarity(scored, np.ones(12)), 2)
         assert sorted(scored.columns) == sorted(old.columns)
         computed = scored[["score", "similarity", "cluster"]]
         assert not (computed.compute() if frame is not table else computed).eq(-9).any(axis=None)
@@ -147,11 +145,11 @@ def test_similarity_is_the_cosine_of_two_columns_or_with_a_vector(table, random)
         for v, o in zip(vectors[1:], others[1:-1], strict=True)
     ]
     for frame in (table, dd.from_pandas(table, npartitions=6)):
-        found = similarity(frame, "embedding", "caption")
+        found = similarity(frame, "caption")
         found = found["similarity"].compute() if frame is not table else found["similarity"]
         assert found.isna().tolist() == [True] + [False] * 49 + [True]
         np.testing.assert_allclose(found[1:-1].astype(float), cosines, atol=1e-6)
-    with_one = similarity(table, "embedding", others[7])["similarity"][7]
+    with_one = similarity(table, others[7])["similarity"][7]
     assert with_one == pytest.approx(cosines[6], abs=1e-6)
 
 
@@ -173,9 +171,9 @@ def test_wrong_arguments_are_refused(table):
     with pytest.raises(dii.ArgumentError, match="no column 'x'"):
         scores(table, lambda vectors: vectors[:, 0], column="x")
     with pytest.raises(dii.ArgumentError, match="have no cosine"):
-        similarity(table, "embedding", np.ones(3))
+        similarity(table, np.ones(3))
     with pytest.raises(dii.ArgumentError, match="name of a column, or a vector"):
-        similarity(table, "embedding", np.ones((3, 3)))
+        similarity(table, np.ones((3, 3)))
 
 
 @pytest.mark.parametrize(
@@ -286,7 +284,7 @@ def test_captions_are_embedded_by_the_model_of_the_images_which_is_built_once(sh
     ddf = dii.read_webdataset_images(shards, backend="pandas", size=20)
     ddf = ddf.assign(txt=ddf["__key__"].str.slice(0, 1) + " red red blue")
     both = embed_texts(embed(ddf, WordsAndColours), WordsAndColours)
-    both = similarity(both, "embedding", "text_embedding").compute()
+    both = similarity(both, "text_embedding").compute()
     assert len(built) == 1
     text = np.array([2.01, 0.01, 1.01])
     np.testing.assert_allclose(both["text_embedding"].iloc[3], text, rtol=1e-6)
@@ -323,7 +321,7 @@ def test_a_class_is_the_name_whose_share_of_the_softmax_is_largest(table, random
             return texts
 
     for frame in (table, dd.from_pandas(table, npartitions=6)):
-        found = classify(frame, names, Model, scale=20)
+        found = classify(frame, Model, names, scale=20)
         if frame is not table:
             assert found.dtypes["class"] == found.compute().dtypes["class"]
             found = found.compute()
@@ -332,22 +330,22 @@ def test_a_class_is_the_name_whose_share_of_the_softmax_is_largest(table, random
             np.testing.assert_allclose(shares, expected[:, place], rtol=1e-5, atol=1e-7)
         assert found["class"][:-1].tolist() == [names[place] for place in cosines.argmax(axis=1)]
         assert found["class"].isna().iloc[-1]
-    same = classify(table, names, texts, scale=20)
-    assert same["class"].equals(classify(table, names, Model, scale=20)["class"])
+    same = classify(table, texts, names, scale=20)
+    assert same["class"].equals(classify(table, Model, names, scale=20)["class"])
 
 
 def test_classes_that_make_no_sense_are_refused(table, random):
     texts = random.standard_normal((2, 12))
     with pytest.raises(dii.ArgumentError, match="at least two"):
-        classify(table, ["a cat"], texts)
+        classify(table, texts, ["a cat"])
     with pytest.raises(dii.ArgumentError, match=r"with \{\} for the name"):
-        classify(table, ["a cat", "a dog"], texts, prompt="a photograph")
+        classify(table, texts, ["a cat", "a dog"], prompt="a photograph")
     with pytest.raises(dii.ArgumentError, match="a vector for each"):
-        classify(table, ["a cat", "a dog", "the sky"], texts)
+        classify(table, texts, ["a cat", "a dog", "the sky"])
     with pytest.raises(dii.ArgumentError, match="no method texts"):
-        classify(table, ["a cat", "a dog"], means)
+        classify(table, means, ["a cat", "a dog"])
     with pytest.raises(dii.ArgumentError, match="have no cosine"):
-        classify(table, ["a cat", "a dog"], texts[:, :5])
+        classify(table, texts[:, :5], ["a cat", "a dog"])
 
 
 @pytest.mark.slow

@@ -119,7 +119,7 @@ def test_vectors_may_be_lists_of_one_length_or_arrays(kind):
         arrays = [None if vector is None else np.array(vector) for vector in vectors]
         table["embedding"] = pd.Series(arrays, dtype=object)
     assert semantic_duplicates(table)["semantic.keep"].tolist() == [True, False, True, True]
-    first = similarity(table, "embedding", np.array([1.0, 0.0]))["similarity"]
+    first = similarity(table, np.array([1.0, 0.0]))["similarity"]
     assert first.isna().tolist() == [False, False, True, False]
     assert first.dropna().tolist() == [1, 1, 0]
 
