@@ -64,6 +64,7 @@ def environment() -> dict[str, Any]:
 
     Runs in processes that lack this package: what it needs is imported inside, and is Python's own.
     """
+    import contextlib
     import importlib
     import importlib.metadata
     import importlib.util
@@ -97,7 +98,8 @@ def environment() -> dict[str, Any]:
         known = version("nvidia-dali-cuda130", "nvidia-dali-cuda120")
         return None if found is None else known or "unknown"
 
-    importlib.invalidate_caches()
+    with contextlib.suppress(RuntimeError):  # of another thread that imports meanwhile
+        importlib.invalidate_caches()
     return {
         "host": platform.node(),
         "cores": len(os.sched_getaffinity(0)),

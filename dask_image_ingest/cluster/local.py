@@ -17,6 +17,7 @@ from distributed import Client, LocalCluster, Nanny, Worker
 
 from dask_image_ingest.arguments import whole_number
 from dask_image_ingest.cluster.client import ClusterClient, ThreadsClient
+from dask_image_ingest.cluster.messages import silence_routine, telling_of_workers
 from dask_image_ingest.cluster.prepare import prepare_workers
 from dask_image_ingest.errors import ArgumentError, MissingDependencyError
 from dask_image_ingest.frames import gpus
@@ -115,10 +116,13 @@ def start_cluster(
         for name, (default, longer) in _INTERVALS.items()
         if dask.config.get(name, None) == default
     }
+    silence_routine()
     if not use_gpu and not settings.get("processes", True):
         with _any_port():
             return _in_this_process(threads, settings)
-    with dask.config.set(intervals), _any_port():
+    with dask.config.set(intervals), _any_port(), telling_of_workers(n_workers) as count:
+        kept = settings.get("scheduler_kwargs") or {}
+        settings["scheduler_kwargs"] = {**kept, "plugins": [*kept.get("plugins", ()), count]}
         if use_gpu:
             if devices is None and visible:
                 # Of several parts of a GPU (MIG) that are named, a process sees the first alone.

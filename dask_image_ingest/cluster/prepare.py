@@ -12,9 +12,10 @@ from typing import Any, Literal
 
 import dask
 import pandas as pd
-from distributed import Client, Scheduler, Worker, WorkerPlugin
+from distributed import Client, Scheduler, Status, Worker, WorkerPlugin
 from distributed.protocol.pickle import loads
 
+from dask_image_ingest.cluster.messages import silence_routine
 from dask_image_ingest.cluster.warm import end_warm_up, warm_up
 from dask_image_ingest.environment import PACKAGE, Portable, environment, versions
 from dask_image_ingest.errors import ArgumentError, ClusterError, DaskImageIngestError
@@ -73,6 +74,8 @@ class PrepareWorker(WorkerPlugin):
 
     def teardown(self, worker: Worker) -> None:
         """Wait for what was begun; called by dask."""
+        if worker.status == Status.closing:
+            silence_routine(closing=True)
         end_warm_up()
 
 

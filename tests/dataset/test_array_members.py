@@ -91,6 +91,36 @@ def test_what_is_no_array_of_the_type_is_null_with_a_warning(tmp_path, bad):
     assert pa.array(found).to_pylist() == [[0, 1, 2, 3], None, [0, 1, 2, 3]]
 
 
+def zipped(**arrays):
+    file = io.BytesIO()
+    np.savez(file, **arrays)
+    return file.getvalue()
+
+
+@pytest.mark.parametrize(
+    ("member", "advice"),
+    [
+        (
+            saved(np.zeros((2, 3), "f2")),
+            r"float16 of shape \(2, 3\): ask for 'list<list<float32>>'",
+        ),
+        (saved(np.zeros(2)), r"float64 of shape \(2,\): ask for 'list<float64>'"),
+        (saved(np.zeros((1, 1, 1), "u1")), "ask for 'list<list<list<uint8>>>'"),
+        (zipped(a=np.zeros(2), b=np.zeros(3)), "ask for 'binary', and np.load each value"),
+        (saved(np.array(1, "f4")), "ask for another type"),
+    ],
+    ids=["half", "double", "cube", "npz", "scalar"],
+)
+def test_the_warning_says_which_type_fits(tmp_path, member, advice):
+    with pytest.warns(UserWarning, match=advice) as caught:
+        column_of(tmp_path, [member], "list<int32>")
+    told = next(str(each.message) for each in caught if "ask for" in str(each.message))
+    if "'list<" in told:
+        type_ = told.rpartition("ask for '")[2].rstrip("'")
+        values = pa.array(column_of(tmp_path, [member], type_)).to_pylist()
+        assert values == [np.load(io.BytesIO(member)).tolist()]
+
+
 def test_a_header_that_promises_more_than_there_is_allocates_nothing(tmp_path):
     promises = GOOD.replace(b"(4,), }         ", b"(9999999999,), }")
     assert len(promises) == len(GOOD)

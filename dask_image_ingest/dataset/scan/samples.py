@@ -13,6 +13,7 @@ from dask_image_ingest.dataset.filters import Filters
 from dask_image_ingest.dataset.options import ReadOptions
 from dask_image_ingest.dataset.scan.rows import NO_MEMBER, ImageRows
 from dask_image_ingest.dataset.scan.sidecar import Sidecar
+from dask_image_ingest.dataset.schema.array_members import is_array_type, type_advice
 from dask_image_ingest.dataset.schema.coerce import convert
 from dask_image_ingest.dataset.schema.columns import POINTER_COLUMNS, Component
 from dask_image_ingest.dataset.warning import warn_user
@@ -301,8 +302,10 @@ class SampleRows(ImageRows):
         for row, span in unknown:
             contents[row] = bytes(read_member(self._content, self._index, span))
         array, misfits = convert(contents, component.type, component.path)
-        what = f"not {component.type}", "ask for another type with components= or json_fields="
-        self._warn_of_nulls(component, misfits, *what)
+        advice = "ask for another type with components= or json_fields="
+        if misfits and is_array_type(component.type) and component.path is None:
+            advice = type_advice(contents[misfits[0]] or b"", component.type) or advice
+        self._warn_of_nulls(component, misfits, f"not {component.type}", advice)
         what = f"larger than max_member_bytes={limit:,}", "pass a larger one to have them"
         self._warn_of_nulls(component, too_large, *what)
         return array

@@ -12,7 +12,7 @@ from numpy.lib import format as npy
 
 from dask_image_ingest.frames import is_list, is_number
 
-_MAGIC = b"\x93NUMPY"
+_MAGIC, _ZIP = b"\x93NUMPY", b"PK\x03\x04"
 
 
 def is_array_type(type_: pa.DataType) -> bool:
@@ -54,6 +54,23 @@ def arrays_to_lists(
     return _lists(arrays, type_, dtype), misfits
 
 
+def type_advice(content: bytes, type_: pa.DataType) -> str | None:
+    """The type to ask for in place of ``type_``; None if another one would not help either."""
+    if content.startswith(_ZIP):
+        return "an .npz file may hold several arrays: ask for 'binary', and np.load each value"
+    header = _header(io.BytesIO(content)) if content.startswith(_MAGIC) else None
+    if header is None:
+        return None
+    shape, _, stored = header
+    depth, value = _depth(type_)
+    fits = len(shape) == depth and np.can_cast(stored, value.to_pandas_dtype(), "safe")
+    if fits or not shape or stored.kind not in "biuf" or stored.itemsize > 8:
+        return None
+    name = "float32" if stored.name == "float16" else stored.name  # Arrow's is not of every backend
+    asked = f"{'list<' * len(shape)}{name}{'>' * len(shape)}"
+    return f"it is {stored.name} of shape {shape}: ask for {asked!r}"
+
+
 def _depth(type_: pa.DataType) -> tuple[int, pa.DataType]:
     depth = 0
     while is_list(type_):
@@ -66,11 +83,10 @@ def _array(content: bytes | None, depth: int, dtype: np.dtype) -> np.ndarray | N
     if content is None or not content.startswith(_MAGIC):
         return None
     file = io.BytesIO(content)
-    try:
-        read = {(1, 0): npy.read_array_header_1_0, (2, 0): npy.read_array_header_2_0}
-        shape, fortran, stored = read[npy.read_magic(file)](file)
-    except (ValueError, KeyError, TypeError, RecursionError):
+    header = _header(file)
+    if header is None:
         return None
+    shape, fortran, stored = header
     if stored.hasobject or len(shape) != depth or not np.can_cast(stored, dtype, "safe"):
         return None
     data = memoryview(content)[file.tell() :]
@@ -78,6 +94,15 @@ def _array(content: bytes | None, depth: int, dtype: np.dtype) -> np.ndarray | N
     if min(shape, default=1) < 0 or math.prod(shape) * stored.itemsize != len(data):
         return None
     return np.frombuffer(data, stored).reshape(shape, order="F" if fortran else "C")
+
+
+def _header(file: io.BytesIO) -> tuple[tuple[int, ...], bool, np.dtype] | None:
+    try:
+        read = {(1, 0): npy.read_array_header_1_0, (2, 0): npy.read_array_header_2_0}
+        found: tuple[tuple[int, ...], bool, np.dtype] = read[npy.read_magic(file)](file)
+    except (ValueError, KeyError, TypeError, RecursionError):
+        return None
+    return found
 
 
 def _lists(arrays: Sequence[np.ndarray | None], type_: pa.DataType, dtype: np.dtype) -> pa.Array:
