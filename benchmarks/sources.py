@@ -5,19 +5,23 @@
 Each way decodes every image in one process, with all cores, and keeps no more than a partition. The
 ways take turns, after one round to warm up. Printed are images per second, the time of the cores
 that this process took for an image, which another's work on the machine changes less, and both as a
-share of what the tars give in the same run. Pillow reading the files one by one is the peer that is
-always there. All files are in the page cache: the cores are the limit, not the disk.
+share of what the tars give in the same run. Peers read the same folder and the same parquet: Pillow
+always, Hugging Face datasets, Ray Data and Daft where they are installed. Ray's images are decoded
+by processes of its own, whose time is not known here. All files are in the page cache: the cores
+are the limit, not the disk.
 """
 
 from __future__ import annotations
 
 import argparse
+import logging
 import statistics
 import tarfile
 import tempfile
 import time
 import warnings
 from collections.abc import Callable, Iterable
+from importlib.util import find_spec
 from pathlib import Path
 
 import _checkout  # noqa: F401
@@ -38,6 +42,7 @@ SIZES = {"full size": None, "size=224": 224}
 
 # Reads all images once, at a size; gives how many there were.
 Way = Callable[[int | None], int]
+RAY = "folder, Ray Data `read_images`"
 
 
 def main() -> None:
@@ -82,12 +87,70 @@ def prepare(folder: Path, count: int, sources: Iterable[str]) -> dict[str, Way]:
         paths = sorted((folder / "files").rglob("*.jpg"))
         return sum(with_pillow(path, size) is not None for path in paths)
 
-    return {
+    ways = {
         "tars, read_webdataset_images": tars,
         "folder, read_images": files,
         "parquet, read_parquet_images": parquet,
         "folder, Pillow in one thread": pillow,
     }
+    return ways | peers(folder / "files", folder / "train-00000.parquet")
+
+
+def peers(files: Path, table: Path) -> dict[str, Way]:
+    """The libraries that are installed, each by the call that its documentation has for images."""
+    ways: dict[str, Way] = {}
+    if find_spec("datasets"):
+        ways["folder, datasets `imagefolder`"] = lambda size: with_datasets(
+            "imagefolder", size, data_dir=str(files)
+        )
+        ways["parquet, datasets, streaming"] = lambda size: with_datasets(
+            "parquet", size, data_files=str(table), streaming=True
+        )
+    if find_spec("ray"):
+        ways[RAY] = lambda size: with_ray(files, size)
+    if find_spec("daft"):
+        import daft
+
+        daft.set_runner_native()  # where Ray runs, it would take that
+        ways["folder, Daft `from_glob_path`"] = lambda size: with_daft(files, size)
+        ways["parquet, Daft `read_parquet`"] = lambda size: with_daft(table, size)
+    return ways
+
+
+def with_datasets(kind: str, size: int | None, **given: object) -> int:
+    import datasets
+
+    datasets.disable_progress_bars()
+    rows = datasets.load_dataset(kind, split="train", **given)
+    rows = rows.cast_column("image", datasets.Image(mode="RGB"))
+    return sum(pixels(row["image"], size) is not None for row in rows)
+
+
+def with_ray(files: Path, size: int | None) -> int:
+    import ray
+
+    if not ray.is_initialized():
+        ray.init(include_dashboard=False, logging_level=logging.ERROR)
+        ray.data.DataContext.get_current().enable_progress_bars = False
+        logging.getLogger("ray.data").setLevel(logging.ERROR)
+    shape = None if size is None else (size, size)
+    rows = ray.data.read_images(str(files), size=shape, mode="RGB")
+    return sum(len(batch["image"]) for batch in rows.iter_batches(batch_size=64))
+
+
+def with_daft(source: Path, size: int | None) -> int:
+    import daft
+
+    if source.is_dir():
+        encoded = daft.col("path").download()
+        frame = daft.from_glob_path(f"{source}/**/*.jpg").with_column("image", encoded)
+    else:
+        encoded = daft.col("image").get("bytes")
+        frame = daft.read_parquet(str(source)).with_column("image", encoded)
+    image = daft.col("image").decode_image(mode="RGB")
+    image = image if size is None else image.resize(size, size)
+    parts = frame.select(image.alias("image")).iter_partitions()
+    return sum(len(part) for part in parts)
 
 
 def members(shard: Path) -> Iterable[tuple[str, bytes]]:
@@ -108,10 +171,13 @@ def count_images(frame: pd.DataFrame) -> pd.Series:
 
 def with_pillow(path: Path, size: int | None) -> np.ndarray:
     with Image.open(path) as picture:
-        image = picture.convert("RGB")
-        if size is not None:
-            image = image.resize((size, size), Image.Resampling.BILINEAR)
-        return np.asarray(image)
+        return pixels(picture.convert("RGB"), size)
+
+
+def pixels(image: Image.Image, size: int | None) -> np.ndarray:
+    if size is not None:
+        image = image.resize((size, size), Image.Resampling.BILINEAR)
+    return np.asarray(image)
 
 
 def compare(title: str, ways: dict[str, Way], size: int | None, photos: int, rounds: int) -> None:
@@ -131,9 +197,10 @@ def compare(title: str, ways: dict[str, Way], size: int | None, photos: int, rou
     print(f"\n{title}: {photos:,} photographs, median of {rounds}\n")
     print("| | images/s | of the tars | core ms/image | of the tars |\n|---|---:|---:|---:|---:|")
     for name in ways:
+        spent = f"{1000 * work[name] / photos:.2f} | {work[name] / work[first]:.2f}"
         print(
             f"| {name} | {photos / seconds[name]:,.0f} | {seconds[first] / seconds[name]:.2f} "
-            f"| {1000 * work[name] / photos:.2f} | {work[name] / work[first]:.2f} |",
+            f"| {'– | –' if name == RAY else spent} |",
             flush=True,
         )
 
