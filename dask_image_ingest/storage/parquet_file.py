@@ -66,7 +66,15 @@ class ParquetSource:
             # pyarrow takes a dot for a field of a struct, and may have read more than one column.
             values = table.column(column)
             values.validate(full=True)  # a parquet file may call any bytes text
-            return values
+        if len(values) != (
+            rows := sum(self.metadata.row_group(group).num_rows for group in groups)
+        ):
+            # pyarrow skips a page of whose header it knows nothing.
+            raise ShardError(
+                f"{self.url} cannot be read as parquet: its column {column!r} has {len(values)} of "
+                f"{rows} values"
+            )
+        return values
 
     def _places(self, column: str, groups: Sequence[int]) -> Iterator[tuple[int, int]]:
         metadata = self.metadata
