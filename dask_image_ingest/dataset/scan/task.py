@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
 from typing import Any, Final, TypeAlias
@@ -106,19 +106,23 @@ def read_partition(partition: Partition, query: Query, decode: DecodeInRead | No
         In a process that has another version of this package.
     """
     refuse_other_version(query.version)
-    read: list[Any] = []
-    for split in partition:
+    read: dict[int, Any] = {}
+    for place, split in enumerate(partition):
         rows, scanned = _read_split(split, query, decode)
-        read.append(rows)
+        if rows is None:
+            continue
+        read[place] = rows
         query = replace(query, limit=_left(query.limit, scanned))
         decode = decode and replace(decode, limit=_left(decode.limit, len(rows)))
         if query.limit == 0 or (decode is not None and decode.limit == 0):
             break
+    if not read:
+        read[0] = _no_rows(partition[0], query, decode)
     if decode is None:
         return _joined(read).frame(query)
-    for place, frame in enumerate(read[1:], 1):
+    for place, frame in read.items():
         frame.index = frame.index + place * LABELS_OF_A_SHARD
-    return concat(read)
+    return concat(list(read.values()))
 
 
 @dataclass(frozen=True, slots=True)
@@ -136,19 +140,19 @@ class Metadata:
         return query.options.get_backend().frame(self.table, self.labels, None)
 
 
-def _joined(shards: Sequence[Metadata]) -> Metadata:
-    if len(shards) == 1:
-        return shards[0]
-    labels = [shard.labels + place * LABELS_OF_A_SHARD for place, shard in enumerate(shards)]
+def _joined(shards: Mapping[int, Metadata]) -> Metadata:
+    labels = [shard.labels + place * LABELS_OF_A_SHARD for place, shard in shards.items()]
     # To frames at once: of small ones each would take longer to make than to read.
-    return Metadata(pa.concat_tables(shard.table for shard in shards), np.concatenate(labels))
+    tables = (shard.table for shard in shards.values())
+    return Metadata(pa.concat_tables(tables), np.concatenate(labels))
 
 
 def _left(limit: int | None, rows: int) -> int | None:
     return None if limit is None else limit - rows
 
 
-# `Metadata`, or a frame where images are decoded; and how many rows of the shard that was made of.
+# `Metadata`, or a frame where images are decoded, or None if no row is left; and how many rows of
+# the shard that was made of.
 _Read: TypeAlias = tuple[Any, int]
 
 
@@ -160,16 +164,16 @@ def _read_split(split: ShardSplit, query: Query, decode: DecodeInRead | None) ->
             raise
         if not split.part:
             warn_of_skipped(error)
-        return _no_rows(split, query, decode)
+        return None, 0
 
 
-def _no_rows(split: ShardSplit, query: Query, decode: DecodeInRead | None) -> _Read:
+def _no_rows(split: ShardSplit, query: Query, decode: DecodeInRead | None) -> Any:
     nothing = open_sidecar(None, query.sidecar, None, False)
     with nothing as sidecar:
         empty = SampleRows(
             split.url, MemoryReader(b""), ShardIndex(), query.options, query.components, sidecar
         )
-        return _frame(split, empty, query, decode), 0
+        return _frame(split, empty, query, decode)
 
 
 def _read(split: ShardSplit, query: Query, decode: DecodeInRead | None) -> _Read:
@@ -184,7 +188,7 @@ def _read(split: ShardSplit, query: Query, decode: DecodeInRead | None) -> _Read
         skips_errors=options.shard_errors == "skip",
     ) as sidecar:
         if not sidecar.may_have(query.filters):
-            return _no_rows(split, query, decode)
+            return None, 0
         try:
             return _read_shard(split, query, decode, sidecar)
         except UnusableIndexError as error:
@@ -200,7 +204,7 @@ def _read_table(split: ShardSplit, query: Query, decode: DecodeInRead | None) ->
         storage_options = query.options.storage_options
         columns = ParquetColumns(split.url, query.sidecar, storage_options, opened)
         if not columns.may_have(query.filters):
-            return _no_rows(split, query, decode)
+            return None, 0
         return _read_rows(split, ParquetRows(columns, query.options), query, decode)
 
 
@@ -229,7 +233,7 @@ def _read_rows(
     rows = rows.part(split.part, split.parts).keep(query.filters)
     rows = rows.take(range(len(rows))[: query.limit])
     if not len(rows):
-        return _no_rows(split, query, decode)  # which looks at no column
+        return None, 0
     return _frame(split, rows, query, decode), len(rows)
 
 
