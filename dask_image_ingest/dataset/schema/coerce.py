@@ -8,6 +8,7 @@ from decimal import Decimal
 from typing import Any
 
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from dask_image_ingest.arguments import shown
 from dask_image_ingest.dataset.schema.array_members import arrays_to_lists, is_array_type
@@ -139,6 +140,10 @@ def convert(
         made = arrays_to_lists(contents, type_)
         if made is not None:
             return made
+    if path is None and pa.types.is_integer(type_):
+        plain = _plain_integers(contents, type_)
+        if plain is not None:
+            return plain, []
     misfits: list[int] = []
     if path is None and is_bytes(type_):
         values: Sequence[Any] = contents
@@ -151,6 +156,16 @@ def convert(
     except _MISFIT:
         array, more = _one_by_one(values, type_)
         return array, sorted(misfits + more)
+
+
+def _plain_integers(contents: Sequence[bytes | None], type_: pa.DataType) -> pa.Array | None:
+    """Members that are plain digits, as whole numbers at once; None if one is anything else."""
+    try:
+        texts = pa.array(contents, pa.string())
+        odd = pc.any(pc.match_substring_regex(texts, "[^0-9-]")).as_py()
+        return None if odd else texts.cast(type_)
+    except pa.ArrowException:
+        return None
 
 
 def parse_json(content: bytes) -> Any:
