@@ -34,7 +34,7 @@ class SlowServer:
         self.spent = time.process_time()
 
     def fault(self) -> str | None:
-        """What goes wrong with an answer."""
+        """The fault of an answer."""
         drawn = int(self.random.random() / self.rate) if self.rate else len(_FAULTS)
         if drawn >= len(_FAULTS):
             return None

@@ -1,4 +1,4 @@
-"""How fast a shard's metadata is read on one core: the tar walk, and the table made from it.
+"""Speed of reading a shard's metadata on one core: the tar scan, and the table made from it.
 
 The shard lies in memory and has four members per sample: a JPEG, a caption, JSON and a label. The
 table has keys, offsets, sizes, captions, and what each JPEG's header tells. Peers: tarfile's own
@@ -46,11 +46,11 @@ def main() -> None:
     samples, members = arguments.samples, arguments.samples * MEMBERS_PER_SAMPLE
     print(f"{samples:,} samples, {members:,} members; Python {sys.version.split()[0]}; per core")
     print("| | per second | of the peer |\n|---|---:|---:|")
-    line("tar walk, members", members, seconds["index_tar"], seconds["tarfile"])
+    line("tar scan, members", members, seconds["index_tar"], seconds["tarfile"])
     line("tarfile, members", members, seconds["tarfile"])
     line("table of index samples", samples, seconds["table"], seconds["peer"])
     line(
-        "walk and table, samples", samples, seconds["index_tar"] + seconds["table"], seconds["peer"]
+        "scan and table, samples", samples, seconds["index_tar"] + seconds["table"], seconds["peer"]
     )
     line("webdataset + Pillow's headers, samples", samples, seconds["peer"])
 

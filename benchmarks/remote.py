@@ -1,4 +1,4 @@
-"""What remote shards cost beside local ones: seconds, bytes fetched, requests.
+"""Cost of remote shards beside local ones: seconds, bytes fetched, requests.
 
     python benchmarks/remote.py [--images 4000] [--photos SHARD ...] [--checkout FOLDER ...]
                                 [--peers NAME ...] [--peer-python PYTHON]
@@ -168,7 +168,7 @@ def prepared(question: str, ddf: Any) -> Callable[[], Any]:
 
 
 def tell(root: str) -> dict[str, float]:
-    """What the server has counted since it was last asked."""
+    """Counts of the server since it was last asked."""
     if not root.startswith("http"):
         return {}
     with urllib.request.urlopen(f"{root}/-/counts") as answer:

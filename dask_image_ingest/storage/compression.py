@@ -94,11 +94,9 @@ class _Stream(ByteReader):
             self._append(step)
 
     def in_memory(self) -> memoryview:
-        """The bytes that no file holds."""
         return memoryview(self._beginning).toreadonly()
 
     def close(self) -> None:
-        """Delete the file."""
         self._rest.close()
 
     def _append(self, step: bytes) -> None:

@@ -78,12 +78,7 @@ class ReadAhead:
 
 
 class LocalReader(ByteReader):
-    """Reader of a local shard.
-
-    It is not mapped into memory. Where a mapped file is cut short, or its disk or its server fails,
-    the process dies without a word; a read is an error that names the shard. Nor would a map be
-    faster: the faults of its pages take the time of the copies.
-    """
+    """Reader of a local shard, by reads: a mapped file that is cut short would kill the process."""
 
     def __init__(self, path: str) -> None:
         self._path = path
@@ -123,7 +118,6 @@ class LocalReader(ByteReader):
         self._ahead = ReadAhead(self._number, start, memoryview(buffer)[: stop - start])
 
     def in_memory(self) -> memoryview:
-        """The first bytes, as far as other threads have read them."""
         ahead = self._ahead
         return memoryview(b"") if ahead is None or ahead.start else ahead.ready
 

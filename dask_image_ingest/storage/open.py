@@ -61,17 +61,7 @@ def open_shard(
 
 
 class LazyReader(ByteReader):
-    """Reader that opens its shard on first access.
-
-    Parameters
-    ----------
-    shard
-        As it was listed; it has to be that version when it is opened.
-    storage_options
-        For its file system.
-    exit_stack
-        Closes it.
-    """
+    """Reader that opens its shard on first access; it has to be the version that was listed."""
 
     def __init__(
         self, shard: Shard, storage_options: dict[str, Any] | None, exit_stack: ExitStack
@@ -105,7 +95,6 @@ class LazyReader(ByteReader):
             self.content.prefetch(ranges)
 
     def prefetch_into(self, start: int, stop: int, memory: Memory) -> None:
-        """Read a range into one buffer by other threads, which opens the shard."""
         self.content.prefetch_into(start, stop, memory)
 
 

@@ -76,15 +76,7 @@ class ByteReader:
 
 
 class MemoryReader(ByteReader):
-    """A shard that is in memory as a whole.
-
-    Parameters
-    ----------
-    data
-        Its bytes.
-    shard
-        As `ByteReader.shard`.
-    """
+    """A shard that is in memory as a whole."""
 
     def __init__(self, data: bytes | memoryview, shard: Shard | None = None) -> None:
         self._data = data

@@ -50,7 +50,7 @@ def test_large_images_are_skipped(served):
     assert server.sent < 3_000_000
 
 
-def test_all_of_it_is_walked_where_its_end_has_other_members(served):
+def test_all_of_it_is_scanned_where_its_end_has_other_members(served):
     _, opened = served
     with opened(shard(100, 50_000, apart=True)) as content:
         index, share = index_head(content, "x")
@@ -60,7 +60,7 @@ def test_all_of_it_is_walked_where_its_end_has_other_members(served):
         }
 
 
-def test_a_walk_that_skips_finds_the_same(served):
+def test_a_scan_that_skips_finds_the_same(served):
     server, opened = served
     data = shard(30, 400_000)
     with dask.config.set({"image-ingest.remote.skip": "0"}), opened(data) as content:

@@ -29,11 +29,9 @@ class LocalStore:
     advice: WriteAdvice = EXPORT_ADVICE
 
     def locate(self, name: str) -> str:
-        """The path of a file in it."""
         return os.path.join(self.url, name)
 
     def create(self, name: str, content: bytes) -> bool:
-        """Write a small file, whole, unless there is one; say whether there was none."""
         target = self.locate(name)
         with self.scratch() as file:
             file.write(content)
@@ -51,7 +49,6 @@ class LocalStore:
         return True
 
     def put(self, name: str, content: bytes, check: Check | None = None) -> None:
-        """Write a small file, whole, in the place of any that there is."""
         with self.scratch() as file:
             file.write(content)
             self.commit(file, name, check)
@@ -69,7 +66,6 @@ class LocalStore:
                 os.unlink(path)
 
     def commit(self, file: BufferedRandom, name: str, check: Check | None = None) -> None:
-        """Rename a complete scratch file to its final name."""
         with translate_write_errors(self.locate(name), self.advice):
             file.flush()
             if not name.startswith(f"{STAGING}/done-"):  # what these say may be lost
@@ -79,7 +75,6 @@ class LocalStore:
             os.replace(file.name, self.locate(name))
 
     def fsync(self) -> None:
-        """Make committed files durable."""
         # A new name is on the disk only when its folder is.
         with translate_write_errors(self.url, self.advice):
             folder = os.open(self.url, os.O_RDONLY)
@@ -89,7 +84,6 @@ class LocalStore:
                 os.close(folder)
 
     def read(self, name: str) -> bytes | None:
-        """A small file, None if there is none."""
         try:
             with open(self.locate(name), "rb") as file:
                 return file.read()
@@ -97,19 +91,16 @@ class LocalStore:
             return None
 
     def open(self, name: str) -> pa.NativeFile:
-        """A file to read parts of."""
         # Not mapped: to look at what was cut off meanwhile would end the process.
         return pa.OSFile(self.locate(name))
 
     def size(self, name: str) -> int | None:
-        """Size of a file; None if there is none."""
         try:
             return os.stat(self.locate(name)).st_size
         except (FileNotFoundError, NotADirectoryError):
             return None
 
     def sizes(self, folder: str = "") -> dict[str, int]:
-        """The files in it, or in a folder of it, and their sizes."""
         try:
             with os.scandir(self.locate(folder)) as entries:
                 return {entry.name: entry.stat().st_size for entry in entries if entry.is_file()}
@@ -117,7 +108,6 @@ class LocalStore:
             return {}
 
     def remove(self, names: Iterable[str]) -> None:
-        """Remove files; those that are not there don't matter."""
         for name in names:
             with (
                 translate_write_errors(self.locate(name), self.advice),
@@ -126,12 +116,10 @@ class LocalStore:
                 os.unlink(self.locate(name))
 
     def remove_empty_staging(self) -> None:
-        """Remove the folder for what is not finished, if nothing is in it."""
         with suppress(OSError):
             os.rmdir(self.locate(STAGING))
 
     def remove_staging(self) -> None:
-        """Remove what is not finished."""
         with translate_write_errors(self.url, self.advice), suppress(FileNotFoundError):
             shutil.rmtree(self.locate(STAGING))
 

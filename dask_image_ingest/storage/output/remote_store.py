@@ -38,7 +38,6 @@ class RemoteStore:
     advice: WriteAdvice = EXPORT_ADVICE
 
     def locate(self, name: str) -> str:
-        """The URL of a file in it."""
         return f"{self.url}/{name}"
 
     def create(self, name: str, content: bytes) -> bool:
@@ -61,7 +60,6 @@ class RemoteStore:
         return True
 
     def put(self, name: str, content: bytes, check: Check | None = None) -> None:
-        """Write a small file, whole, in the place of any that there is."""
         with self.scratch() as file:
             file.write(content)
             self.commit(file, name, check)
@@ -106,7 +104,6 @@ class RemoteStore:
         """Do nothing: uploads are durable when they return."""
 
     def read(self, name: str) -> bytes | None:
-        """A small file, None if there is none."""
         with translate_write_errors(self.locate(name), self.advice, anything=True):
             self._fs.invalidate_cache()
             with suppress(FileNotFoundError):
@@ -115,11 +112,9 @@ class RemoteStore:
         return None
 
     def open(self, name: str) -> pa.NativeFile:
-        """A file to read parts of."""
         return pa.PythonFile(self._fs.open(self._path(name), "rb"), mode="r")
 
     def size(self, name: str) -> int | None:
-        """Size of a file; None if there is none."""
         with translate_write_errors(self.locate(name), self.advice, anything=True):
             self._fs.invalidate_cache()
             with suppress(FileNotFoundError):
@@ -128,7 +123,6 @@ class RemoteStore:
         return None
 
     def sizes(self, folder: str = "") -> dict[str, int]:
-        """The files in it, or in a folder of it, and their sizes."""
         with translate_write_errors(self.url, self.advice, anything=True):
             self._fs.invalidate_cache()
             try:
@@ -142,20 +136,17 @@ class RemoteStore:
         }
 
     def remove(self, names: Iterable[str]) -> None:
-        """Remove files; those that are not there don't matter."""
         with translate_write_errors(self.url, self.advice, anything=True):
             there = [name for name in names if self._fs.exists(self._path(name))]
             if there:
                 self._fs.rm([self._path(name) for name in there])
 
     def remove_empty_staging(self) -> None:
-        """Remove the folder for what is not finished, if nothing is in it."""
         if not self._uploads_are_whole:
             with suppress(Exception):  # each file system has its own for a folder that is in use
                 self._fs.rmdir(self._path(STAGING))
 
     def remove_staging(self) -> None:
-        """Remove what is not finished."""
         with translate_write_errors(self.url, self.advice, anything=True):
             self._fs.invalidate_cache()
             if self._fs.exists(self._path(STAGING)):

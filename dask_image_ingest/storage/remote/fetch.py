@@ -21,14 +21,7 @@ from dask_image_ingest.errors import ShardError
 class Fault(Exception):
     """A request has failed, and may succeed when it is made again.
 
-    Attributes
-    ----------
-    wait
-        Seconds that the server asks to wait.
-    unreached
-        Whether there was no connection to a server.
-    stalled
-        Whether the server sent nothing for too long.
+    The server asks to ``wait`` so many seconds, was not reached, or sent nothing for too long.
     """
 
     def __init__(
@@ -42,15 +35,7 @@ class Fault(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Head:
-    """First bytes and size of a shard.
-
-    Attributes
-    ----------
-    data
-        Its first bytes; all of them where its server knows no ranges.
-    size
-        In bytes.
-    """
+    """First bytes of a shard, all of them where its server knows no ranges, and its size."""
 
     data: bytes
     size: int
@@ -195,16 +180,8 @@ _CONNECT_ATTEMPTS = 3
 class Retries:
     """Failures of one task: when to retry, and when to give up.
 
-    Parameters
-    ----------
-    url
-        What errors call the shard.
-    limit
-        Seconds from the first failure to the last try.
-    reached
-        Whether its server has answered before.
-    stopped
-        Set when nobody waits for the result any more.
+    ``limit`` is in seconds from the first failure to the last try. ``reached`` says that the server
+    has answered before; ``stopped`` is set when nobody waits for the result any more.
     """
 
     def __init__(

@@ -68,7 +68,6 @@ class FsspecSource:
         self._turn = nullcontext() if fs.async_impl else threading.Lock()
 
     def head(self, nbytes: int, stall_timeout: float | None = None) -> Head:
-        """Read the first bytes, and keep in mind which version this is."""
         info = self._ask(self._fs.info, self._path)
         if info["size"] is None:
             whole = self._ask(self._fs.cat_file, self._path)
@@ -84,14 +83,12 @@ class FsspecSource:
         return Head(data, self._size)
 
     def stream(self, start: int, stop: int, stall_timeout: float | None = None) -> Iterator[bytes]:
-        """Read a range."""
         data = self._ask(self._fs.cat_file, self._path, start=start, end=stop)
         if len(data) != stop - start:
             raise self._short(start, stop, len(data))
         yield data
 
     def refuse_changes(self) -> None:
-        """Raise if what was read may be of two versions."""
         if not self.version:
             return
         try:
@@ -106,7 +103,6 @@ class FsspecSource:
             )
 
     def is_version(self, version: str) -> bool:
-        """False if this is surely not the version of a listing."""
         # Some file systems leave out the quotes of an ETag.
         return not self.version or not version or self.version.strip('"') == version.strip('"')
 

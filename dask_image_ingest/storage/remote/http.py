@@ -45,16 +45,7 @@ os.register_at_fork(after_in_child=_managers.clear)
 class HTTPSource:
     """A shard that a server of HTTP has.
 
-    Parameters
-    ----------
-    url
-        What errors call the shard.
-    address
-        Gives the URL to ask.
-    headers
-        To send with each request.
-    settings
-        Timeouts and the number of connections.
+    Errors name ``url``; ``address`` gives the URL to ask, which may be signed for a while.
     """
 
     def __init__(
@@ -73,7 +64,6 @@ class HTTPSource:
         self._size = 0
 
     def head(self, nbytes: int, stall_timeout: float | None = None) -> Head:
-        """Read the first bytes, and keep in mind which version this is."""
         with self._request({"Range": f"bytes=0-{nbytes - 1}"}, stall_timeout) as response:
             etag = response.headers.get("ETag", "")
             # A weak one holds for the content, not for its bytes, and no server compares it.
@@ -98,7 +88,6 @@ class HTTPSource:
             return Head(data, self._size)
 
     def stream(self, start: int, stop: int, stall_timeout: float | None = None) -> Iterator[bytes]:
-        """Read a range, piece by piece."""
         headers = {"Range": f"bytes={start}-{stop - 1}"}
         if self._etag:
             headers["If-Match"] = self._etag
@@ -126,7 +115,6 @@ class HTTPSource:
         return self._version[0] or self._version[1]
 
     def is_version(self, version: str) -> bool:
-        """False if this is surely not the version of a listing."""
         etag, modified = self._version
         if version.endswith(('"', "GMT")):
             now = etag if version.endswith('"') else modified

@@ -94,7 +94,6 @@ class RemoteReader(ByteReader):
             self._begin_scan()
 
     def prefetch(self, ranges: Iterable[Range]) -> None:
-        """Fetch these ranges ahead of their use, about in order, and from now on nothing else."""
         with self._lock:
             self._cache.abandon()
             self._cache.spilling = False
