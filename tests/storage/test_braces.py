@@ -6,12 +6,12 @@ import pytest
 from braceexpand import braceexpand
 
 import dask_image_ingest as dii
-from dask_image_ingest.storage.patterns import _count, expand_braces
+from dask_image_ingest.storage.patterns import expand_braces
 
 PARTS = ["a", "-", ",", "{", "}", "{0..9}", "{007..-3..2}", "{b..k}", "{x,y}", "{}", "{5}", ".."]
 
 
-def test_how_many_there_are_is_known_without_expanding_them(rng):
+def test_patterns_mean_what_webdataset_makes_of_them(rng):
     balanced = 0
     for _ in range(3000):
         pattern = "".join(rng.choices(PARTS, k=rng.randrange(1, 9)))
@@ -23,7 +23,6 @@ def test_how_many_there_are_is_known_without_expanding_them(rng):
             continue
         balanced += 1
         assert expand_braces(pattern) == expected
-        assert _count(pattern) >= len(expected), pattern
     assert balanced > 300
 
 

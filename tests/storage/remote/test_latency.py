@@ -13,7 +13,6 @@ from faulty_server import faulty_server
 from tars import add, random_tar, samples_of, tar
 
 from dask_image_ingest.storage import open_shard
-from dask_image_ingest.storage.remote import fetch
 from dask_image_ingest.storage.remote.fetch import LatencyStats
 from dask_image_ingest.tar import ShardIndex, index_tar
 
@@ -53,17 +52,6 @@ def test_a_scan_skips_members_that_are_larger_than_the_setting(skip, skips):
         else:
             assert len(LARGE) * 0.9 < server.sent < len(LARGE) * 1.05
             assert server.counts["GET"] < 45
-
-
-def test_requests_are_measured_as_they_are_made():
-    fetch._latency_stats.clear()
-    with (
-        faulty_server(files={"/x.tar": LARGE}, latency=0.05) as server,
-        open_shard(f"{server.url}/x.tar") as content,
-    ):
-        assert content[:] == LARGE
-        seen = fetch.latency_stats_of(server.url)
-        assert min(seen._latencies) >= 0.05
 
 
 @pytest.mark.slow
