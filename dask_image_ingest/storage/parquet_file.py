@@ -20,14 +20,7 @@ _FOOTER = 64 << 10
 class ParquetSource:
     """An open parquet file, whose columns are read by row groups, which is how the file has them.
 
-    Parameters
-    ----------
-    url
-        What errors call it.
-    content
-        Its bytes.
-    metadata
-        Its footer, if that was read already.
+    ``metadata`` is its footer, if that was read already.
     """
 
     def __init__(
@@ -66,9 +59,8 @@ class ParquetSource:
             # pyarrow takes a dot for a field of a struct, and may have read more than one column.
             values = table.column(column)
             values.validate(full=True)  # a parquet file may call any bytes text
-        if len(values) != (
-            rows := sum(self.metadata.row_group(group).num_rows for group in groups)
-        ):
+        rows = sum(self.metadata.row_group(group).num_rows for group in groups)
+        if len(values) != rows:
             # pyarrow skips a page of whose header it knows nothing.
             raise ShardError(
                 f"{self.url} cannot be read as parquet: its column {column!r} has {len(values)} of "

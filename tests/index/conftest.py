@@ -6,11 +6,11 @@ from dask_image_ingest.dataset.scan import first_shard, open_samples
 
 
 @pytest.fixture
-def no_walk(monkeypatch):
-    """Whoever walks a tar fails."""
+def no_scan(monkeypatch):
+    """A read that scans a tar fails."""
 
     def fail(*args):
-        raise AssertionError("a tar was walked")
+        raise AssertionError("a tar was scanned")
 
     monkeypatch.setattr(open_samples, "index_tar", fail)
     monkeypatch.setattr(first_shard, "index_head", fail)

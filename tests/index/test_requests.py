@@ -149,7 +149,7 @@ def test_a_server_without_listings_is_told_by_index_true(web, tmp_path):
     assert not [path for _, path, _ in server.seen if path.rstrip("/") == "/data"]
     assert len(ddf) == 540
     assert not asked_for(server, ".tar")
-    # Without that word shards are walked.
+    # Without that word shards are scanned.
     assert len(dii.read_webdataset_images(urls, backend="pandas")) == 540
     assert asked_for(server, ".tar")
 

@@ -96,7 +96,7 @@ def test_a_damaged_index_costs_a_scan_and_no_row(shards, damage, monkeypatch):
     assert dii.write_index(shards)["state"].tolist() == ["kept", "kept", "written"]
 
 
-def test_an_index_that_goes_away_costs_a_walk(shards):
+def test_an_index_that_goes_away_costs_a_scan(shards):
     dii.write_index(shards)
     ddf = dii.read_webdataset_images(shards, backend="pandas")
     os.unlink(shards[1] + ".index.parquet")
@@ -124,13 +124,13 @@ def test_a_shard_that_is_no_tar_does_not_stop_the_others(shards, tmp_path):
     assert sorted(told["state"]) == ["failed", "kept", "kept", "kept"]
 
 
-def test_read_only_shards_have_their_indexes_elsewhere(shards, tmp_path, no_walk):
+def test_read_only_shards_have_their_indexes_elsewhere(shards, tmp_path, no_scan):
     dii.write_index(shards, folder=tmp_path / "a" / "b")
     assert sorted(os.listdir(tmp_path / "a" / "b")) == [
         f"shard-000{n}.tar.index.parquet" for n in range(3)
     ]
     assert len(captions(shards, index=tmp_path / "a" / "b")) == 24
-    with pytest.raises(AssertionError, match="walked"):
+    with pytest.raises(AssertionError, match="scanned"):
         captions(shards)
 
 
@@ -143,7 +143,7 @@ def test_shards_of_one_name_share_no_index(shards, tmp_path):
 
 
 @pytest.mark.slow
-def test_every_member_a_kind_of_its_own(tmp_path, no_walk):
+def test_every_member_a_kind_of_its_own(tmp_path, no_scan):
     """Keys with dots in their last part: no table of as many columns."""
     path = tmp_path / "0.tar"
     path.write_bytes(tar({"a.jpg": b"", **{f"a{n}.{n}.txt": b"%d" % n for n in range(2000)}}))
