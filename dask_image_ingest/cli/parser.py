@@ -123,6 +123,11 @@ def make_parser() -> argparse.ArgumentParser:
         "-o", dest="output", metavar="FOLDER", help="write there, if the shards are read-only"
     )
     indexing.add_argument(
+        "--combined",
+        action="store_true",
+        help="one file for all shards of a folder, for thousands of shards",
+    )
+    indexing.add_argument(
         "--overwrite", action="store_true", help="write those anew that are up to date"
     )
     indexing.set_defaults(verb=index)

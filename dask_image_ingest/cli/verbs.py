@@ -103,6 +103,7 @@ def index(args: argparse.Namespace) -> int:
     told = write_index(
         args.paths,
         folder=args.output,
+        combined=args.combined,
         overwrite=args.overwrite,
         shard_errors="skip",
         progress=_on_terminal(),

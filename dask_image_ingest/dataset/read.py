@@ -184,8 +184,8 @@ def read_webdataset_images(
     index
         Where to look for indexes, with which no shard is opened until its pixels are asked for.
         ``"auto"``: beside the shards, those of :func:`write_index`, by one listing of each folder.
-        A folder: there. True: one of :func:`write_index` is beside each shard, or that is an error;
-        nothing is listed. False: none is used. What is stale is not used, with a warning.
+        A folder: there. True: beside the shards, and a shard without one is an error; nothing is
+        listed. False: none is used. What is stale is not used, with a warning.
     storage_options
         For the fsspec filesystem behind remote paths.
     decode
@@ -294,7 +294,11 @@ def read_webdataset_images(
         first.warn_of_unknown(schema, members)
         partitions = make_partitions(shards, first, options, largest, together, indexes)
     told = str((schema.components, schema.sidecar))
-    found = sorted((url, file.url) for url, file in indexes.items())
+    # Of two datasets with one token Dask keeps the first, with the indexes that it knows.
+    found = sorted(
+        (url, index.url, index.required, index.file.version if index.file else "")
+        for url, index in indexes.items()
+    )
     token = tokenize(fingerprint_of(shards), told, options, largest, together, found)
     dataset = Dataset(partitions, tuple(shards), schema, options, token)
     return new_collection(read_of(dataset, selected, filters_, decode))

@@ -34,9 +34,9 @@ _CONTENTS = TEXTS | INTEGERS
 # In bytes: larger texts stay in the shard.
 _LARGEST_CONTENT = 64 << 10
 
-# The kinds of members that have columns, the most frequent ones. Keys with dots in their last part
-# make a kind of every member.
-_MOST_KINDS = 64
+#: The kinds of members that have columns, the most frequent ones. Keys with dots in their last part
+#: make a kind of every member.
+MOST_KINDS = 64
 
 _LARGEST_INT64 = 2**63 - 1
 _MEASURED = tuple(name for name in FIELDS if name not in (*SPAN_FIELDS, "content"))
@@ -48,17 +48,12 @@ Members = list[Span | None]
 def shard_rows(shard: Shard, content: ByteReader, index: ShardIndex) -> tuple[pa.Table, ShardFacts]:
     """Everything about a shard that can be asked without pixels: its samples, and the shard.
 
-    Parameters
-    ----------
-    shard
-        The shard as it was listed.
-    content, index
-        Its bytes and its samples. The heads of images are read, and small members.
+    The heads of images are read, and small members.
     """
     facts = _facts(shard, index)
     columns = {KEY: index.keys}
     counts = {extension: len(index.places(extension).rows) for extension in index.extensions}
-    frequent = sorted(counts, key=lambda extension: -counts[extension])[:_MOST_KINDS]
+    frequent = sorted(counts, key=lambda extension: -counts[extension])[:MOST_KINDS]
     for extension in counts:
         if extension in frequent:
             made = _columns(extension, content, index)
@@ -139,9 +134,8 @@ def _contents(members: Members, content: ByteReader, index: ShardIndex) -> Itera
 def index_bytes(rows: pa.Table, facts: ShardFacts) -> bytes:
     """The index file of one shard."""
     file = io.BytesIO()
-    writer = IndexWriter(file, rows.schema)
-    writer.add("", rows, facts)
-    writer.close()
+    with IndexWriter(file, rows.schema) as writer:
+        writer.add("", rows, facts)
     return file.getvalue()
 
 

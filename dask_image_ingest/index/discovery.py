@@ -9,10 +9,12 @@ from collections.abc import Sequence
 from typing import Any, Literal
 
 from dask_image_ingest.arguments import is_utf8, shown
-from dask_image_ingest.errors import ArgumentError, ShardNotFoundError
-from dask_image_ingest.index.open_index import IndexFile
+from dask_image_ingest.errors import ArgumentError, ShardError, ShardNotFoundError
+from dask_image_ingest.index.index_file import IndexTable, UnusableIndexError
+from dask_image_ingest.index.open_index import IndexFile, open_table
 from dask_image_ingest.passwords import without_passwords
 from dask_image_ingest.storage import (
+    COMBINED_INDEX,
     INDEX_SUFFIX,
     Listings,
     Shard,
@@ -34,11 +36,14 @@ def find_indexes(
 ) -> dict[str, IndexFile]:
     """The index of each shard that has one, by the shard's URL.
 
+    That is the one for all shards of a folder, if it has the shard in the version that was listed,
+    else the shard's own.
+
     Parameters
     ----------
     where
-        ``"auto"``: beside the shards, by one listing of each folder. True: our own beside each
-        shard, which has to be there; nothing is listed. False: nowhere. Else a folder.
+        ``"auto"``: beside the shards, by one listing of each folder. True: beside the shards, each
+        of which has to have one; nothing is listed. False: nowhere. Else a folder.
     listings
         Those of folders that were listed already.
 
@@ -55,11 +60,6 @@ def find_indexes(
         for shard in shards:
             refuse_unindexed(shard.url, f"index={where!r}")
     folder = where if isinstance(where, str) and where != "auto" else None
-    if where is True:
-        return {
-            shard.url: IndexFile(index_place(shard.url, None), shard, required=True)
-            for shard in shards
-        }
     listings = {} if listings is None else listings
     by_folder: dict[str, list[tuple[Shard, str]]] = {}
     for shard in shards:
@@ -70,13 +70,23 @@ def find_indexes(
     found = {}
     for looked_at, members in by_folder.items():
         stems = [_stem(name) for _, name in members]
-        if folder is None:
+        if where is True:
+            names = {COMBINED_INDEX, *(name + INDEX_SUFFIX for _, name in members)}
+        elif folder is None:
             names = _beside(looked_at, stems, storage_options, listings)
         else:
             names = _in_folder(folder, stems, storage_options)
+        combined = inside(looked_at, COMBINED_INDEX)
+        table = _table(combined, storage_options) if COMBINED_INDEX in names else None
         for shard, name in members:
-            if (candidate := name + INDEX_SUFFIX) in names:
-                found[shard.url] = IndexFile(inside(looked_at, candidate), shard)
+            own = name + INDEX_SUFFIX
+            holds = table is not None and table.holds(name, shard)
+            if table is not None and (holds or (name in table.names and own not in names)):
+                samples = table.samples(name) if holds else None  # stale, which a read tells
+                index = IndexFile(combined, shard, where is True, name, table.file, samples)
+                found[shard.url] = index
+            elif own in names:
+                found[shard.url] = IndexFile(inside(looked_at, own), shard, where is True)
     if folder is not None and not found:
         warnings.warn(
             without_passwords(
@@ -86,6 +96,16 @@ def find_indexes(
             stacklevel=3,
         )
     return found
+
+
+def _table(url: str, storage_options: dict[str, Any] | None) -> IndexTable | None:
+    try:
+        return open_table(url, storage_options)
+    except UnusableIndexError as error:
+        warnings.warn(without_passwords(f"the index {url} is not used: {error}"), stacklevel=4)
+    except (ShardError, ShardNotFoundError) as error:
+        logger.debug("%s cannot be read: %s", url, error)
+    return None
 
 
 def _beside(

@@ -11,7 +11,8 @@ from __future__ import annotations
 import hashlib
 import json
 import os
-from collections.abc import Mapping
+from collections.abc import KeysView, Mapping
+from contextlib import suppress
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any, BinaryIO
 
@@ -77,15 +78,7 @@ class ShardFacts:
 
 
 class IndexWriter:
-    """Writes an index file: the rows of one shard, or of several, and the facts of each.
-
-    Parameters
-    ----------
-    file
-        To write to, and to read again.
-    schema
-        The columns of all shards.
-    """
+    """Writes an index file: the rows of one shard, or of several, and the facts of each."""
 
     def __init__(self, file: BinaryIO, schema: pa.Schema) -> None:
         self._file = file
@@ -105,8 +98,15 @@ class IndexWriter:
         self._held.append(rows)
         self._rows, self._nbytes = self._rows + len(rows), self._nbytes + nbytes
 
-    def close(self) -> None:
-        """Complete the file."""
+    def __enter__(self) -> IndexWriter:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
+        """Complete the file, unless there was an error."""
+        if kind is not None:
+            with suppress(Exception):  # such as that of a full disk again
+                self._writer.close()
+            return
         self._write_group()
         self._writer.add_key_value_metadata({_METADATA: _described(self._facts)})
         self._writer.close()
@@ -126,7 +126,8 @@ def _described(shards: Mapping[str, ShardFacts]) -> bytes:
     for name, facts in shards.items():
         number = kinds.setdefault(json.dumps(facts.extensions), len(kinds))
         told = {key: value for key, value in asdict(facts).items() if value}
-        described[name] = told | {"extensions": number}
+        required = {"size": facts.size, "version": facts.version, "extensions": number}
+        described[name] = told | required
     found = {"format": _FORMAT, "kinds": [json.loads(kind) for kind in kinds], "shards": described}
     return json.dumps(found, separators=(",", ":")).encode()
 
@@ -136,8 +137,8 @@ class IndexTable:
 
     Attributes
     ----------
-    nbytes
-        The size of the file.
+    file
+        The file as a listing would show it; None if its version is not known.
     metadata
         Of its row groups and columns.
 
@@ -147,7 +148,8 @@ class IndexTable:
         If it is not as this package has written it.
     """
 
-    def __init__(self, content: LazyBytes) -> None:
+    def __init__(self, content: LazyBytes, file: Shard | None = None) -> None:
+        self.file = file
         self.nbytes = len(content)
         self.metadata = parquet.read_metadata(pa.BufferReader(_signed_footer(content)))
         facts = json.loads(self.metadata.metadata[_METADATA])
@@ -156,20 +158,25 @@ class IndexTable:
         self._kinds = facts["kinds"]
         self._shards = facts["shards"]
 
-    def facts_of(self, shard: Shard, name: str) -> ShardFacts:
-        """The facts about a shard.
+    @property
+    def names(self) -> KeysView[str]:
+        """The names of its shards; an empty one for the only shard of a file."""
+        return self._shards.keys()
 
-        Raises
-        ------
-        UnusableIndexError
-            If it has none of it, or if they are of another version of the shard.
-        """
+    def holds(self, name: str, shard: Shard) -> bool:
+        """True if it has a shard, and in the version that was listed."""
+        facts = self._shards.get(name)
+        known = facts and (facts["size"], facts["version"])
+        return known == (shard.size, shard.version)
+
+    def samples(self, name: str) -> int | None:
+        """Number of samples of a shard; None for a damaged one, of which a read has to warn."""
         facts = self._shards[name]
-        if (facts.get("size", 0), facts.get("version", "")) != (shard.size, shard.version):
-            raise UnusableIndexError(
-                "it is stale: the shard has changed, or was copied, since it was written. "
-                "write_index() writes it anew"
-            )
+        return None if "damage" in facts else facts.get("samples", 0)
+
+    def facts(self, name: str) -> ShardFacts:
+        """All that is known of a shard as a whole."""
+        facts = self._shards[name]
         return ShardFacts(**facts | {"extensions": self._kinds[facts["extensions"]]})
 
 

@@ -16,13 +16,28 @@ from dask_image_ingest.errors import ShardError, ShardNotFoundError
 from dask_image_ingest.index.index_file import IndexTable, ShardFacts, UnusableIndexError
 from dask_image_ingest.index.stored_index import StoredIndex
 from dask_image_ingest.passwords import UrlHolder
-from dask_image_ingest.storage import ByteReader, MemoryReader, ParquetSource, Shard, open_shard
+from dask_image_ingest.storage import (
+    ByteReader,
+    MemoryReader,
+    ParquetSource,
+    Shard,
+    open_late,
+    open_shard,
+)
 
 # In bytes: an index that is no larger is read whole, of a remote one by one request or two.
 _READ_WHOLE = 4 << 20
 
-# In bytes: columns that were read last, since the parts of a shard are read one after the other.
+# In bytes: where the footer of a larger one lies, mostly.
+_FOOTER = 1 << 20
+
+# In bytes: columns that were read last, since the parts of a shard are read one after the other,
+# and so are small shards that are neighbours in a file.
 _KEPT_COLUMNS = 64 << 20
+
+# Footers of files of many shards, those that were read last: they are large.
+_KEPT_TABLES = 8
+_tables: dict[Shard, IndexTable] = {}
 
 
 @dataclass(frozen=True, slots=True, repr=False)
@@ -31,17 +46,22 @@ class IndexFile(UrlHolder):
 
     Attributes
     ----------
-    url
-        The file.
-    shard
-        The shard as it was listed.
     required
         Whether the shard must not be read without it.
+    name
+        What a file of many shards calls this one; empty if it is the only one.
+    file
+        A file of many shards as it was when this one was found in it.
+    samples
+        How many samples the shard has, where that is known.
     """
 
     url: str
     shard: Shard
     required: bool = False
+    name: str = ""
+    file: Shard | None = None
+    samples: int | None = None
 
 
 @contextmanager
@@ -57,20 +77,62 @@ def open_stored(index: IndexFile, storage_options: dict[str, Any] | None) -> Ite
     if why := unknown_version(index.shard):
         raise UnusableIndexError(why)
     with ExitStack() as opened:
-        try:
-            content = opened.enter_context(open_shard(index.url, storage_options))
-            if len(content) <= _READ_WHOLE:
-                content = MemoryReader(memoryview(content[:]), content.listed_as(index.url))
-                opened.close()
-            table = IndexTable(content)
-        except ShardNotFoundError as error:
-            raise UnusableIndexError("there is no such file") from error
-        facts = table.facts_of(index.shard, "")
+        known = _tables.get(index.file) if index.file else None
+        if known is not None and index.file is not None:
+            content = opened.enter_context(open_late(index.file, storage_options))
+            table = known
+        else:
+            try:
+                content, table = _open(opened, index.url, storage_options)
+            except ShardNotFoundError as error:
+                raise UnusableIndexError("there is no such file") from error
+        if not table.holds(index.name, index.shard):
+            raise UnusableIndexError(
+                "it is stale: the shard has changed, or was copied, since it was written. "
+                "write_index() writes it anew"
+            )
+        facts = table.facts(index.name)
         yield StoredIndex(facts, table.nbytes, _Columns(index.url, content, table, facts).read)
 
 
+def open_table(url: str, storage_options: dict[str, Any] | None) -> IndexTable:
+    """The footer of an index file.
+
+    Raises
+    ------
+    UnusableIndexError
+        If it is damaged.
+    ShardNotFoundError, ShardError
+        If it is not there, or can't be read.
+    """
+    with ExitStack() as opened:
+        return _open(opened, url, storage_options)[1]
+
+
+def _open(
+    opened: ExitStack, url: str, storage_options: dict[str, Any] | None
+) -> tuple[ByteReader, IndexTable]:
+    content = opened.enter_context(open_shard(url, storage_options))
+    file = content.listed_as(url)
+    if file is not None and not file.version:
+        file = None  # it could be replaced without notice
+    if file is not None and (known := _tables.get(file)) is not None:
+        return content, known
+    if len(content) <= _READ_WHOLE:
+        content = MemoryReader(memoryview(content[:]), file)
+        opened.close()
+    else:
+        content.prefetch([(len(content) - _FOOTER, len(content))])
+    table = IndexTable(content, file)
+    if file is not None and table.names != {""}:
+        _tables[file] = table
+        for oldest in list(_tables)[:-_KEPT_TABLES]:
+            _tables.pop(oldest, None)
+    return content, table
+
+
 def unknown_version(shard: Shard) -> str:
-    """Why staleness cannot be detected; "" if it can."""
+    """Reason why staleness cannot be detected; empty if it can."""
     if shard.version:
         return ""
     return (
@@ -86,6 +148,7 @@ class _Columns:
         self._url = url
         self._content = content
         self._metadata = table.metadata
+        self._file = table.file
         self._facts = facts
         self._source: ParquetSource | None = None
         self._lock = threading.Lock()
@@ -93,12 +156,12 @@ class _Columns:
     def read(self, name: str) -> pa.Array:
         """A column, a value for each sample."""
         facts = self._facts
-        file = self._content.listed_as(self._url)
-        # A file without a version could be replaced without notice.
-        key = (file, facts.group, name) if file is not None and file.version else None
+        if not facts.samples:
+            return self._read(name, [])
+        key = self._file and (self._file, facts.group, name)
         column = _recent.get(key)
         if column is None:
-            column = self._read(name, [facts.group] if facts.samples else [])
+            column = self._read(name, [facts.group])
             _recent.put(key, column)
         return column.slice(facts.row, facts.samples)
 
@@ -110,7 +173,7 @@ class _Columns:
                 return self._source.read(name, groups).combine_chunks()
             except ShardError as error:
                 raise UnusableIndexError(
-                    f"its column {name!r} is damaged ({error}). write_index(overwrite=True) "
+                    f"its column {name!r} can't be read ({error}). write_index(overwrite=True) "
                     "writes it anew"
                 ) from error
 

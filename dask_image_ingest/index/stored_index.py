@@ -53,16 +53,9 @@ class IndexedReader(ByteReader):
 
 
 class StoredIndex(ShardIndex):
-    """The index of a shard, whose columns are read when they are used.
+    """The index of a shard, whose columns are read by their names when they are used.
 
-    Parameters
-    ----------
-    facts
-        What the metadata hold.
-    nbytes
-        The size of its file.
-    read
-        Gives a column by its name.
+    ``nbytes`` is the size of its file.
     """
 
     def __init__(self, facts: ShardFacts, nbytes: int, read: Callable[[str], pa.Array]) -> None:
@@ -80,13 +73,13 @@ class StoredIndex(ShardIndex):
             pax=facts.pax,
         )
         self.nbytes = nbytes
-        self._samples = facts.samples
+        self.facts = facts
         self._fields = facts.extensions
         self._read = read
         self._stored: dict[str, pa.Array] = {}
 
     def __len__(self) -> int:
-        return self._samples
+        return self.facts.samples
 
     @cached_property
     def keys(self) -> pa.Array:

@@ -4,7 +4,7 @@ In: paths, globs, braces and URLs. Out: a list of shards with sizes and versions
 of them its bytes, decompressed.
 """
 
-from dask_image_ingest.storage.listing import common_root, find_shards
+from dask_image_ingest.storage.listing import common_root, find_shards, natural_order
 from dask_image_ingest.storage.open import open_late, open_shard
 from dask_image_ingest.storage.output.local_store import LocalStore
 from dask_image_ingest.storage.output.lock import LOCK, RUN, acquire, begin_run, refuse_other_run
@@ -17,7 +17,12 @@ from dask_image_ingest.storage.output.store import (
     OutputStore,
 )
 from dask_image_ingest.storage.parquet_file import ParquetSource, open_parquet
-from dask_image_ingest.storage.patterns import INDEX_SUFFIX, FileKind, has_random_access
+from dask_image_ingest.storage.patterns import (
+    COMBINED_INDEX,
+    INDEX_SUFFIX,
+    FileKind,
+    has_random_access,
+)
 from dask_image_ingest.storage.pipe import is_pipe, with_permission
 from dask_image_ingest.storage.reader import (
     ByteReader,
@@ -43,6 +48,7 @@ from dask_image_ingest.storage.signatures import SIGNATURE_BYTES, describe_bytes
 
 __all__ = [
     "CHECKPOINT_ADVICE",
+    "COMBINED_INDEX",
     "EXPORT_ADVICE",
     "INDEX_ADVICE",
     "INDEX_SUFFIX",
@@ -76,6 +82,7 @@ __all__ = [
     "is_pipe",
     "is_web",
     "local_path",
+    "natural_order",
     "open_late",
     "open_output",
     "open_parquet",

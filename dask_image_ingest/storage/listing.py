@@ -186,12 +186,7 @@ def common_root(
 ) -> str:
     """The folder that all ``paths`` search or lie in, whatever is found; no slash at its end.
 
-    Parameters
-    ----------
-    paths
-        As given to `find_shards`.
-    files
-        The URLs of what was found.
+    ``files`` are the URLs that `find_shards` has found for these paths.
     """
     found = set(files)
     roots = []
@@ -246,7 +241,7 @@ def _find(
                 f"the name of {os.fsencode(url)!r} is not UTF-8, and no column can hold it: rename "
                 "the file, or leave it out"
             )
-    return sorted(shards.values(), key=_natural_order)
+    return sorted(shards.values(), key=lambda shard: natural_order(shard.url))
 
 
 def _as_patterns(paths: Any) -> list[str]:
@@ -282,11 +277,12 @@ def _expand_braces(pattern: str, exists: Callable[[str], bool]) -> list[str]:
     return expand_braces(pattern)
 
 
-def _natural_order(shard: Shard) -> tuple[list[str | int], str]:
+def natural_order(url: str) -> tuple[list[str | int], str]:
+    """Key to sort by: 2 comes before 10."""
     # The split alternates between text and digits, so that equal places hold equal types.
-    parts: list[str | int] = list(re.split(r"([0-9]+)", shard.url))
+    parts: list[str | int] = list(re.split(r"([0-9]+)", url))
     parts[1::2] = map(int, parts[1::2])
-    return parts, shard.url
+    return parts, url
 
 
 def _explain(missing: list[str], asked: int, patterns: list[str], kind: FileKind) -> str:

@@ -69,8 +69,11 @@ def _product(part: str) -> int:
 # Those that are read from their beginning, whatever is wanted of them.
 _COMPRESSED = (".gz", ".tgz", ".zst")
 
-#: What follows a shard's name in that of the index which this package writes.
+#: What follows a shard's name in that of its index.
 INDEX_SUFFIX = ".index.parquet"
+
+#: The one index of all shards of a folder.
+COMBINED_INDEX = "_index.parquet"
 
 #: How names begin that are left out of a search.
 HIDDEN = (".", "_")
@@ -80,14 +83,7 @@ HIDDEN = (".", "_")
 class FileKind:
     """The kind of file that a folder is searched for.
 
-    Attributes
-    ----------
-    name
-        What errors call one.
-    suffixes
-        How the names of such files end, in lower case.
-    commands
-        Whether a command may stand for one.
+    ``suffixes`` are in lower case. With ``commands``, a command may stand for a file.
     """
 
     name: str

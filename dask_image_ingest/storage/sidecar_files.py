@@ -11,7 +11,7 @@ from dask_image_ingest.errors import ShardNotFoundError
 from dask_image_ingest.listing_progress import listing
 from dask_image_ingest.storage.fsspec_compat import FileSystem, file_system, translate_errors
 from dask_image_ingest.storage.listing import find_local_file
-from dask_image_ingest.storage.patterns import without_suffix
+from dask_image_ingest.storage.patterns import COMBINED_INDEX, without_suffix
 from dask_image_ingest.storage.pipe import is_pipe
 from dask_image_ingest.storage.remote import call_fsspec
 from dask_image_ingest.storage.remote_listing import (
@@ -78,7 +78,7 @@ def folder_names(
 def _with_prefix(
     folder: str, stems: Collection[str], storage_options: dict[str, Any] | None
 ) -> list[str] | None:
-    """The files of a few stems: a folder may hold millions of files beside them.
+    """The files of a few stems, and the index of all: a folder may hold millions beside them.
 
     None where they are many, or where the file system lists only whole folders.
     """
@@ -87,7 +87,7 @@ def _with_prefix(
         return None
     fs.invalidate_cache(root)
     common = os.path.commonprefix(sorted(stems))  # noqa: RUF071 - of names in one folder
-    return list(fs.find(root, prefix=common))
+    return [name for prefix in (common, COMBINED_INDEX) for name in fs.find(root, prefix=prefix)]
 
 
 def _knows_prefixes(fs: FileSystem) -> bool:

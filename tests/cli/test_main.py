@@ -229,6 +229,18 @@ def test_index_writes_what_a_read_finds(capsys, good, tmp_path):
     assert len(frame) == sum(index["samples"] for index in told)
 
 
+def test_index_combined_writes_one_file_for_all(capsys, good, tmp_path):
+    url = f"{good}/*.tar"
+    status, out, _ = run(capsys, "index", url, "-o", str(tmp_path), "--combined")
+    assert (status, out[:9]) == (0, "written 2")
+    assert [path.name for path in tmp_path.iterdir()] == ["_index.parquet"]
+    size = (tmp_path / "_index.parquet").stat().st_size
+    status, out, _ = run(capsys, "index", url, "-o", str(tmp_path), "--combined", "--json")
+    told = json.loads(out)
+    assert [index["state"] for index in told] == ["kept"] * 2
+    assert 0 <= size - sum(index["bytes"] for index in told) < 2
+
+
 def test_index_names_what_is_no_shard(capsys, good, tmp_path):
     bad = tmp_path / "bad.tar"
     bad.write_bytes(b"no tar at all" * 100)

@@ -66,7 +66,7 @@ def test_a_damaged_column_is_noticed_when_it_is_asked_for(shard, damaged):
     # The last byte of a page, which might as well be another one.
     whole[start + columns[damaged].total_compressed_size - 1] ^= 1
     path.write_bytes(whole)
-    with pytest.warns(UserWarning, match=rf"is not used: its column '{damaged}' is damaged"):
+    with pytest.warns(UserWarning, match=rf"is not used: its column '{damaged}' can't be read"):
         assert answers(shard) == answers(shard, index=False)
     with pytest.raises(dii.ShardError, match="can't be used: its column"):
         answers(shard, index=True)

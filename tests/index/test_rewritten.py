@@ -15,7 +15,6 @@ from synthetic import write_shards
 import dask_image_ingest as dii
 from dask_image_ingest.index.build_index import index_bytes
 from dask_image_ingest.index.index_file import IndexTable
-from dask_image_ingest.storage import find_shards
 
 
 @pytest.fixture
@@ -59,7 +58,7 @@ def test_the_same_holds_on_a_server(shard, tmp_path):
         texts = [text.replace(b"picture", b"painter") for text in rows["txt/content"].to_pylist()]
         place = rows.column_names.index("txt/content")
         rows = rows.set_column(place, "txt/content", pa.array(texts, pa.large_binary()))
-        facts = IndexTable(whole).facts_of(find_shards(url)[0], "")
+        facts = IndexTable(whole).facts("")
         server.files[name] = index_bytes(rows, facts)
         assert captions(url, index=True)[7] == "painter 7"
         server.files[name] = whole

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import warnings
+from pathlib import Path
 from typing import Any
 
 import pandas as pd
@@ -46,12 +47,15 @@ def answer(paths: list[str], query, caplog, **options) -> tuple[Any, ...]:
         warnings.simplefilter("always")
         try:
             ddf = dii.read_webdataset_images(paths, backend="pandas", **options)
-            parts = [part.compute() for part in query(ddf).partitions]
+            asked = query(ddf)
+            parts = [part.compute() for part in asked.partitions]
             found = parts, ddf.npartitions, ddf.divisions, ddf.dtypes
+            assert len(asked) == sum(map(len, parts))
         except dii.DaskImageIngestError as error:
             found = type(error), str(error)
-    told = sorted(str(warning.message) for warning in said)
-    return found, told, [record.getMessage() for record in caplog.records]
+    stale = "is not used: it is stale"
+    told = sorted(text for each in said if stale not in (text := str(each.message)))
+    return found, told, sorted(record.getMessage() for record in caplog.records)
 
 
 def assert_same(one: Any, other: Any) -> None:
@@ -78,3 +82,24 @@ def test_any_tar_reads_the_same_with_our_index(tmp_path, caplog, seed, rng):
     if not (written["state"] == "failed").any() and not folder:
         index = rng.choice([index, {"index": True}])
     assert_same(expected, answer(paths, query, caplog, **chosen, **index))
+
+
+@pytest.mark.rounds(6, nightly=200)
+def test_any_mixture_of_indexes_reads_the_same(tmp_path, caplog, seed, rng):
+    """Shards with an index of their own, in the common one, in both and in none, stale or not."""
+    folder = tmp_path / "shards"
+    paths = [
+        path.rename(folder / f"{number}-{path.name}")
+        for number in range(3)
+        for path in map(Path, random_shards(folder, 3 * seed + number))
+    ]
+    chosen = rng.choice(OPTIONS) | {"shard_errors": rng.choice(["raise", "skip"])}
+    chosen |= {"shards_per_partition": rng.choice([1, 2, 3, "auto"])}
+    query = rng.choice(QUERIES)
+    for _ in range(rng.randrange(1, 4)):
+        some = rng.sample(paths, rng.randrange(1, len(paths) + 1))
+        dii.write_index(some, combined=rng.random() < 0.6, shard_errors="skip")
+        for path in rng.sample(paths, rng.randrange(3)):
+            path.touch()
+    expected = answer(paths, query, caplog, index=False, **chosen)
+    assert_same(expected, answer(paths, query, caplog, **chosen))

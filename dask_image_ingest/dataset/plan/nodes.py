@@ -76,7 +76,8 @@ class Read(ImageNode, dx.PartitionsFiltered, dx.BlockwiseIO):
     """Base of the expressions that read: some columns of some partitions of a source.
 
     The source is the first operand. It has ``meta``, an empty frame of all its columns,
-    ``divisions`` as Dask has them, and ``lengths``: the rows of each partition, or None.
+    ``divisions`` as Dask has them, and ``lengths``: the rows of each partition, or None, also in
+    place of some of them.
     """
 
     _parameters: ClassVar = ["source", "columns", "_partitions"]
@@ -111,10 +112,7 @@ class Read(ImageNode, dx.PartitionsFiltered, dx.BlockwiseIO):
         if is_optimized(self, dependents):
             return None
         if isinstance(parent, dx.Len):
-            lengths = self.operands[0].lengths
-            if lengths is not None:
-                return dx.Literal(sum(lengths[number] for number in self._partitions))
-            return self._with(parent, columns=[])
+            return self._counted(parent)
         if isinstance(parent, dx.Index):
             if not is_dependent(parent, self, dependents):
                 return None
@@ -122,6 +120,24 @@ class Read(ImageNode, dx.PartitionsFiltered, dx.BlockwiseIO):
             columns = [columns] if isinstance(columns, str) else columns
             return self._with(parent, columns=[c for c in self.columns if c in columns])
         return super()._simplify_up(parent, dependents)
+
+    @property
+    def lengths(self) -> list[int | None]:
+        """The rows of each partition that is read; None where that is not known."""
+        lengths = self.operands[0].lengths
+        return [None if lengths is None else lengths[number] for number in self._partitions]
+
+    def _counted(self, parent: dx.Expr) -> dx.Expr | None:
+        """The number of rows, for which partitions of a known length are not read."""
+        known = [count for count in self.lengths if count is not None]
+        if not known and self.npartitions:
+            return self._with(parent, columns=[])
+        if len(known) == self.npartitions:
+            return dx.Literal(sum(known))
+        counted = zip(self._partitions, self.lengths, strict=True)
+        unknown = [number for number, count in counted if count is None]
+        rest = self.substitute_parameters({"columns": [], "_partitions": unknown})
+        return dx.Len(rest) + dx.Literal(sum(known))
 
     def _with(self, parent: dx.Expr, **operands: Any) -> dx.Expr | None:
         """``parent`` over a read with other operands; None where nothing would change."""

@@ -14,7 +14,7 @@ from dask_image_ingest.dataset.plan.alignment import READS, RowSource, install_a
 from dask_image_ingest.dataset.plan.dask_rules import install_rules
 from dask_image_ingest.dataset.plan.nodes import Read, is_optimized
 from dask_image_ingest.dataset.plan.predicates import as_filters
-from dask_image_ingest.dataset.scan.partitioning import Partition
+from dask_image_ingest.dataset.scan.partitioning import Partition, known_rows
 from dask_image_ingest.dataset.scan.task import Query, read_partition
 from dask_image_ingest.dataset.schema.columns import Schema
 from dask_image_ingest.frames import REFERENCE
@@ -63,8 +63,10 @@ class Dataset:
 
     __repr__ = __str__
 
-    #: Labels begin anew in each shard, and what is in it is not known.
-    lengths = None
+    @functools.cached_property
+    def lengths(self) -> tuple[int | None, ...]:
+        """The rows of each partition, as the index that shards have in common tells."""
+        return tuple(map(known_rows, self.partitions))
 
     @property
     def divisions(self) -> tuple[None, ...]:
@@ -114,6 +116,12 @@ class Scan(Read):
     def scanned(self) -> list[str]:
         """The columns that are read from shards."""
         return super().columns
+
+    @property
+    def lengths(self) -> list[int | None]:
+        """The rows of each partition, where it is known that all of them are read."""
+        all_rows = not self.operand("filters") and self.operand("limit") is None
+        return super().lengths if all_rows else [None] * self.npartitions
 
     @functools.cached_property
     def query(self) -> Query:

@@ -10,6 +10,7 @@ from typing import Any, Final, TypeAlias
 from dask_image_ingest.arguments import number_of_bytes, shown, whole_number
 from dask_image_ingest.dataset.options import ReadOptions
 from dask_image_ingest.dataset.scan.first_shard import FirstShard
+from dask_image_ingest.dataset.scan.rows import part_of
 from dask_image_ingest.dataset.warning import warn_user
 from dask_image_ingest.errors import ArgumentError
 from dask_image_ingest.frames import Backend, awaits_workers, planned_workers, workers
@@ -48,6 +49,16 @@ class ShardSplit(UrlHolder):
 
 #: All that a task reads: part of a shard, or several whole ones.
 Partition: TypeAlias = tuple[ShardSplit, ...]
+
+
+def known_rows(partition: Partition) -> int | None:
+    """Number of rows of a partition; None where the index of a shard does not tell."""
+    rows = 0
+    for split in partition:
+        if split.index is None or split.index.samples is None:
+            return None
+        rows += len(part_of(split.index.samples, split.part, split.parts))
+    return rows
 
 
 @dataclass(frozen=True, slots=True)

@@ -27,6 +27,11 @@ NO_MEMBER = Header(
 _HEADER_COLUMNS = frozenset(Header._fields) & frozenset(POINTER_COLUMNS)
 
 
+def part_of(count: int, part: int, parts: int) -> range:
+    """The numbers of the ``part``-th of so many equal parts of ``count`` rows."""
+    return range(count * part // parts, count * (part + 1) // parts)
+
+
 class ImageRows:
     """Rows with images, whose columns are made when they are asked for.
 
@@ -115,8 +120,7 @@ class ImageRows:
 
     def part(self: Self, part: int, parts: int) -> Self:
         """The ``part``-th of so many equal parts."""
-        count = len(self)
-        return self.take(range(count * part // parts, count * (part + 1) // parts))
+        return self.take(part_of(len(self), part, parts))
 
     def take(self: Self, rows: np.ndarray | range) -> Self:
         """The given rows, by position."""
