@@ -1,4 +1,4 @@
-"""What a collection with indexes costs to build and to ask, no shard being opened.
+"""Cost of building and asking a collection with indexes, no shard being opened.
 
     python benchmarks/index.py [--shards 1000] [--samples 10000] [--rounds 3]
 

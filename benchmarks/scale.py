@@ -3,11 +3,11 @@
     python benchmarks/scale.py [--shards 10000] [--graph 100000] [--rounds 1] [--peers ray daft]
 
 100 shards of 100 samples (a JPEG of 32 × 32 and a label) are made, and linked under as many names
-as asked for, with and without indexes. Each question is asked of the shards and of the control: a
-frame of `dask.dataframe.from_map` with as many partitions, whose function gives one frame that lies
-in memory. All on one cluster, in turn. Processor time is that of the client with the scheduler, and
-that of the workers, which have begun. Peers read the same shards without indexes, each in a process
-of its own that has begun.
+as asked for, with an index each, and in another folder with one index for all. Each question is
+asked of the shards and of the control: a frame of `dask.dataframe.from_map` with as many
+partitions, whose function gives one frame that lies in memory. All on one cluster, in turn.
+Processor time is that of the client with the scheduler, and that of the workers, which have begun.
+Peers read the same shards without indexes, each in a process of its own that has begun.
 """
 
 from __future__ import annotations
@@ -28,6 +28,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import _checkout  # noqa: F401
+import dask
 import dask.dataframe as dd
 import numpy as np
 import pandas as pd
@@ -58,7 +59,7 @@ def main() -> None:
     logging.getLogger("distributed").setLevel(logging.ERROR)
     with tempfile.TemporaryDirectory() as folder:
         bases = base_shards(Path(folder) / "base")
-        paths = links(Path(folder) / "some", bases, args.shards)
+        paths = links(Path(folder), bases, args.shards)
         print(f"{args.shards:,} shards, {args.shards * SAMPLES:,} rows; {os.cpu_count()} cores\n")
         ways = {way: build for way, build in reads(paths).items() if re.search(args.ways, way)}
         asked = {name: ask for name, ask in QUESTIONS.items() if re.search(args.questions, name)}
@@ -66,21 +67,24 @@ def main() -> None:
             compare(ways, asked, client, args)
         for peer in args.peers:
             for question in ("len", "groupby"):
-                print(f"| {question} | {peer} | {ask_peer(peer, question, paths, args)} |")
+                print(f"| {question} | {peer} | {ask_peer(peer, question, paths.each, args)} |")
         if args.graph:
             print(f"\nThe graph alone of {args.graph:,} shards\n")
-            graph_alone(links(Path(folder) / "many", bases, args.graph), args.graph)
+            graph_alone(links(Path(folder), bases, args.graph), args.graph)
 
 
-def reads(paths: str) -> dict[str, Callable[[], Any]]:
+def reads(paths: Links) -> dict[str, Callable[[], Any]]:
     """Ways to the same rows."""
-    shards = len(list(Path(paths).parent.glob("*.tar")))
+    shards = len(list(Path(paths.each).parent.glob("*.tar")))
+    together: dict[str, Any] = {"shards_per_partition": "auto"}
     return {
         "bare tasks": lambda: bare(shards),
-        "indexed": lambda: read(paths),
-        "no index": lambda: read(paths, index=False),
-        "together, indexed": lambda: read(paths, shards_per_partition="auto"),
-        "together, no index": lambda: read(paths, index=False, shards_per_partition="auto"),
+        "indexed": lambda: read(paths.each),
+        "one index": lambda: read(paths.one),
+        "no index": lambda: read(paths.each, index=False),
+        "together, indexed": lambda: read(paths.each, **together),
+        "together, one index": lambda: read(paths.one, **together),
+        "together, no index": lambda: read(paths.each, index=False, **together),
         "bare tasks, as many": lambda: bare(-(-shards * SAMPLES // 10_000)),
     }
 
@@ -171,7 +175,7 @@ def spent(workers: list[psutil.Process]) -> float:
     return sum(sum(each.cpu_times()[:2]) for each in workers)
 
 
-def graph_alone(paths: str, shards: int) -> None:
+def graph_alone(paths: Links, shards: int) -> None:
     print("| | | tasks | seconds | µs a shard |\n|---|---|---:|---:|---:|")
     for way, build in reads(paths).items():
         start = time.perf_counter()
@@ -192,14 +196,28 @@ def base_shards(folder: Path) -> list[Path]:
     return paths
 
 
-def links(folder: Path, bases: list[Path], count: int) -> str:
-    """Names for shards and their indexes, in a folder of their own."""
-    folder.mkdir()
+class Links(NamedTuple):
+    """Shards with an index each, and the same with one index for all."""
+
+    each: str
+    one: str
+
+
+def links(folder: Path, bases: list[Path], count: int) -> Links:
+    """Names for shards and their indexes, in folders of their own."""
+    each, one = folder / f"{count}", folder / f"{count}-one"
+    each.mkdir()
     for number in range(count):
         for suffix in (".tar", ".tar.index.parquet"):
             base = bases[number % len(bases)].with_suffix(suffix)
-            os.link(base, folder / f"{number:06d}{suffix}")
-    return str(folder / "*.tar")
+            os.link(base, each / f"{number:06d}{suffix}")
+    with dask.config.set(scheduler="threads"):
+        dii.write_index(str(each / "*.tar"), combined=True)
+    one.mkdir()
+    for path in each.glob("*.tar"):
+        os.link(path, one / path.name)
+    (each / "_index.parquet").rename(one / "_index.parquet")
+    return Links(str(each / "*.tar"), str(one / "*.tar"))
 
 
 if __name__ == "__main__":
