@@ -83,6 +83,17 @@ def test_what_was_announced_is_fetched_at_once_and_nothing_else(served):
     assert server.sent < 1.5 * sum(size for _, size in places) + 100_000
 
 
+def test_what_came_with_the_head_is_not_asked_for_again(served):
+    server, opened = served
+    data = shard(20, 50_000)
+    with opened(data) as content:
+        content.prefetch([(0, 1000), (60_000, 64 << 10)])
+        assert content[60_000:64_000] == data[60_000:64_000]
+        assert content[70_000:80_000] == data[70_000:80_000]
+    ranges = [headers["Range"] for _, _, headers in server.seen]
+    assert ranges == ["bytes=0-65535", "bytes=65536-81919"]
+
+
 @pytest.mark.slow
 def test_memory_for_what_is_fetched_ahead_is_bounded(served):
     _server, opened = served

@@ -98,7 +98,8 @@ class RemoteReader(ByteReader):
             self._cache.abandon()
             self._cache.spilling = False
             planned: deque[Range] = deque()
-            rounded = ((start - start % PAGE, stop + -stop % PAGE) for start, stop in ranges)
+            further = ((start, stop) for start, stop in ranges if stop > len(self._head))
+            rounded = ((start - start % PAGE, stop + -stop % PAGE) for start, stop in further)
             for start, stop in merge(rounded, self._settings.gap):
                 for first, last in self._cache.missing(max(start, 0), min(stop, self._size)):
                     planned.extend(split(first, last, self._settings.request_size))
