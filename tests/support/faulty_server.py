@@ -15,9 +15,13 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from socketserver import TCPServer
+from unittest import mock
 from urllib.parse import unquote
 
+import dask
 import urllib3
+
+from dask_image_ingest.storage.remote import fetch
 
 KINDS = ("503", "429", "delay", "reset", "truncate", "stall")
 #: Those that a client is told of, and has not to wait for.
@@ -253,11 +257,25 @@ class _Server(ThreadingHTTPServer):
 
 
 @contextlib.contextmanager
+def patient() -> Iterator[None]:
+    """Wait for any answer as long as for one of a server that is far away."""
+    longest = {"image-ingest.remote.read-timeout": 60.0}
+    waits = dict.fromkeys(("_LEAST_TIMEOUT", "_UNKNOWN"), 60.0)
+    with dask.config.set(longest), mock.patch.multiple(fetch, **waits):
+        yield
+
+
+@contextlib.contextmanager
 def faulty_server(port: int = 0, **state) -> Iterator[Faulty]:
-    """A server of this machine, on a port that is free."""
+    """A server of this machine, on a port that is free.
+
+    Unless it stalls by intent, this process requests nothing again for being slow: on a busy
+    machine any answer may be, and what is counted would depend on that.
+    """
     server = _Server(("127.0.0.1", port), _Handler)
     server.state = Faulty(**state)
-    with serving(server) as server.state.url:
+    patience = contextlib.nullcontext() if "stall" in server.state.rates else patient()
+    with patience, serving(server) as server.state.url:
         try:
             yield server.state
         finally:

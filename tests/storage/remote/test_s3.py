@@ -69,7 +69,6 @@ def test_faults_between_here_and_there_lose_nothing(bucket, s3_options):
         assert sum(proxy.injected[kind] for kind in KINDS if kind != "delay") >= 5
 
 
-@pytest.mark.usefixtures("patient")
 def test_a_fault_between_here_and_there_costs_one_request(bucket, s3_options):
     fs, name = bucket
     fs.pipe_file(f"{name}/x.tar", SHARD)
