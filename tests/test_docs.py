@@ -23,8 +23,6 @@ import numpy as np
 import pandas as pd
 import pytest
 from pages import blocks, check_examples, run_page
-from photo_shards import Photo, encode, write_photo_shards
-from PIL import Image
 
 import dask_image_ingest as dii
 from dask_image_ingest.cli import main
@@ -103,16 +101,6 @@ def workspace(demo_data, tmp_path, monkeypatch) -> Path:
     return tmp_path
 
 
-@pytest.fixture
-def hundred_shards(workspace) -> Path:
-    """``train-{000000..000099}.tar`` with captions and similarities."""
-    large = encode(Image.linear_gradient("L").resize((640, 480)))
-    (shard,) = write_photo_shards([Photo("0", "jpg", large, "grey", 0, 0.9)], workspace, 1)
-    for number in range(100):
-        (workspace / f"train-{number:06d}.tar").symlink_to(shard)
-    return workspace
-
-
 @pytest.fixture(scope="session")
 def names(demo_data) -> dict[str, Any]:
     """What the examples in docstrings may take for granted."""
@@ -138,9 +126,7 @@ def names(demo_data) -> dict[str, Any]:
 
 @pytest.mark.filterwarnings("ignore:The inplace keyword")  # dask's own call of pandas 3.1
 @pytest.mark.parametrize("page", PAGES, ids=_name)
-def test_the_blocks_of_a_page_run_and_print_what_it_shows(page, workspace, request):
-    if page.name == "README.md":
-        request.getfixturevalue("hundred_shards")
+def test_the_blocks_of_a_page_run_and_print_what_it_shows(page, workspace):
     with dask.config.set(scheduler=None):
         try:
             run_page(page, {"dask-image-ingest": main, "make": _make, "pip": _pip})
