@@ -11,7 +11,8 @@ from dask_image_ingest.errors import ExportError
 
 STYLE = """
 .dii-sheet { display: grid; gap: 14px; align-items: start;
-  grid-template-columns: repeat(auto-fill, minmax(calc(var(--dii-size) + 22px), 1fr));
+  grid-template-columns: repeat(auto-fill,
+    minmax(min(var(--dii-card, calc(var(--dii-size) + 22px)), calc(50% - 7px)), 1fr));
   font: 13px/1.4 system-ui, sans-serif; }
 .dii-sheet .dii-card { margin: 0; padding: 10px; border-radius: 10px; min-width: 0;
   border: 1px solid color-mix(in srgb, currentColor 14%, transparent);
@@ -32,6 +33,7 @@ STYLE = """
 .dii-sheet .dii-text summary { cursor: pointer; list-style: none; }
 .dii-sheet .dii-text[open] summary { opacity: .55; }
 .dii-sheet .dii-name { font-size: 10.5px; opacity: .55; margin-right: 2px; }
+.dii-sheet .dii-name:empty { display: none; }
 .dii-sheet .dii-error { box-sizing: border-box; width: 100%; height: 100%; padding: 12px;
   border-radius: 6px; display: flex; flex-direction: column; justify-content: center; gap: 6px;
   text-align: center; overflow: hidden; overflow-wrap: anywhere; font-size: 11.5px;
@@ -53,7 +55,7 @@ h2 { font-size: 13px; margin: 0 0 2px; }
 .dii-chart { padding: 14px 16px; border-radius: 10px; min-width: 0;
   border: 1px solid color-mix(in srgb, currentColor 14%, transparent); }
 .dii-chart p { margin: 0 0 8px; font-size: 11.5px; opacity: .65; }
-.dii-chart svg { display: block; width: 100%; height: auto; }
+.dii-chart svg { display: block; width: 100%; max-width: 420px; height: auto; margin: 0 auto; }
 .dii-chart svg text { fill: currentColor; font: 10px system-ui, sans-serif; }
 .dii-chart svg .dii-quiet { opacity: .65; }
 .dii-chart rect { fill: var(--bar); }

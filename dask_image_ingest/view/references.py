@@ -14,6 +14,7 @@ from dask_image_ingest.dataset import (
     POINTER,
     Decode,
     ImageDecode,
+    MapColumns,
     ReadImageFiles,
     datasets_of,
     decode_partition,
@@ -42,8 +43,7 @@ def references_of_images(
         return _pointed(frame, columns, storage_options)
     if not isinstance(frame, FrameBase):
         return None
-    # Dask's optimiser takes a decode to the top of a query, past all that does not need it.
-    found = _below_decode(frame[list(columns)].simplify().expr)
+    found = _below_decode(_decoded_last(frame[list(columns)]))
     if found is None:
         return None
     rows, images = found
@@ -77,6 +77,29 @@ def _options_of_reads(frame: Any) -> tuple[dict[str, Any] | None, int | None]:
     for read in frame.expr.find_operations(ReadImageFiles):
         return read.files.images.storage_options, read.files.images.decoding.max_pixels
     return None, MAX_PIXELS
+
+
+def _decoded_last(frame: FrameBase) -> dx.Expr:
+    """A query with the decode at its top, past all that does not need it.
+
+    Dask's optimiser does this, except for functions of other columns: if they were below, a read
+    and its decode would not be one task.
+    """
+    while True:
+        expr: dx.Expr = frame.simplify().expr
+        moved = None
+        for step in expr.find_operations(MapColumns):
+            decode = step.frame
+            if isinstance(decode, Decode) and decode.added.isdisjoint(
+                (*step.inputs, *step.outputs)
+            ):
+                below = decode.as_references()
+                if below is not None:
+                    moved = Decode(MapColumns(below[0], *step.operands[1:]), below[1])
+                    frame = dx.new_collection(expr.substitute(step, moved[step.columns]))
+                    break
+        if moved is None:
+            return expr
 
 
 def _below_decode(expr: dx.Expr) -> Referenced | None:

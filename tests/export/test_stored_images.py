@@ -162,14 +162,41 @@ def test_rows_without_an_image_have_their_other_members(table, tmp_path):
     frame = dii.read_parquet_images(tmp_path / "in.parquet", backend="pandas")
     export(frame, tmp_path, members={"txt": "caption"})
     assert written(tmp_path)["00"] == {"txt": b"picture 00"}
-    with pytest.raises(ArgumentError, match=r"1 of 8 rows .* 00 of .*: no-members"):
+    with pytest.raises(ArgumentError, match=r"1 of 8 rows cannot be exported: 00: no-members"):
         export(frame, tmp_path, overwrite=True)
+
+
+def test_rows_of_several_files_without_keys_are_named_by_their_file(table, tmp_path, pictures):
+    for name in ("a", "b.c"):
+        pq.write_table(table.drop_columns("__key__"), tmp_path / f"{name}.parquet")
+    export(dii.read_parquet_images(tmp_path, backend="pandas"), tmp_path)
+    found = written(tmp_path)
+    assert list(found) == [f"{file}/0000000{n}" for file in ("a", "b.c") for n in range(8)]
+    files = [data for _, data in pictures.values()]
+    assert [next(iter(members.values())) for members in found.values()] == files * 2
+
+
+def test_rows_without_duplicates_are_exported_undecoded(table, tmp_path, work):  # noqa: F811
+    twice = table[:2].set_column(0, "__key__", pa.array(["08", "09"]))
+    pq.write_table(pa.concat_tables([table, twice]), tmp_path / "in.parquet")
+    frame = dii.read_parquet_images(tmp_path / "in.parquet", backend="pandas")
+    told = dii.curate.duplicates(frame, by="pixels", keep="first")
+    work["decoded"] = 0
+    alone = told[told["duplicate.keep"]]
+    export(alone[alone["score"] < 0.8], tmp_path)
+    assert list(written(tmp_path)) == ["00", "01", "02", "03", "04", "05", "06"]
+    export(told, tmp_path, overwrite=True)
+    assert len(written(tmp_path)) == 10
+    dii.to_parquet_images(alone[["__key__", "image"]], tmp_path / "parquet")
+    assert work["decoded"] == 0
+    again = dii.read_parquet_images(tmp_path / "parquet", backend="pandas")
+    assert again["__key__"].compute().tolist() == table["__key__"].to_pylist()
 
 
 def test_keys_are_unique_within_a_shard(table, tmp_path):
     pq.write_table(pa.concat_tables([table[:2], table[:2]]), tmp_path / "in.parquet")
     frame = dii.read_parquet_images(tmp_path / "in.parquet", backend="pandas")
-    with pytest.raises(ArgumentError, match=r"2 of 4 rows .*repeated-key"):
+    with pytest.raises(ArgumentError, match=r"2 of 4 rows cannot be exported: 00: repeated-key"):
         export(frame, tmp_path)
     assert export(frame, tmp_path, samples_per_shard=2).samples.tolist() == [2, 2]
 

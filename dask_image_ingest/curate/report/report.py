@@ -76,12 +76,14 @@ h3 { font-size: 13px; margin: 18px 0 8px; }
 .dii-rules { border-collapse: collapse; font-variant-numeric: tabular-nums; }
 .dii-rules th, .dii-rules td { padding: 4px 18px 4px 0; text-align: right; border-bottom:
   1px solid color-mix(in srgb, currentColor 14%, transparent); }
-.dii-rules th:first-child { text-align: left; font-weight: 500; }
+.dii-rules th:first-child { text-align: left; }
+.dii-rules tbody th { font-weight: 500; }
 .dii-signal { display: grid; gap: 14px 28px; margin-bottom: 30px; align-items: start;
   grid-template-columns: minmax(0, 1fr); }
 .dii-signal h3:first-child { margin-top: 0; }
 @media (min-width: 1000px) {
   .dii-signal { grid-template-columns: minmax(0, 2fr) minmax(0, 3fr); } }
+.dii-signal .dii-sheet { --dii-card: 165px; }  /* four in a row */
 .dii-group { margin-bottom: 18px; }
 .dii-map { width: 100%; max-width: 820px; height: auto; border-radius: 10px;
   border: 1px solid color-mix(in srgb, currentColor 14%, transparent); }
@@ -322,7 +324,7 @@ def _rules_part(rules: pd.DataFrame) -> str:
     )
     return (
         '<h2 class="dii-part">Dropped rows by rule</h2><table class="dii-rules"><thead><tr>'
-        f"<th>rule</th><th>rows</th><th>share</th><th>this one alone</th></tr></thead><tbody>"
+        f"<th>rule</th><th>rows</th><th>share</th><th>alone</th></tr></thead><tbody>"
         f"{lines}</tbody></table>"
     )
 

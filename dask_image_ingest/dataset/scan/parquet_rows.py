@@ -90,7 +90,9 @@ class ParquetRows(ImageRows):
         if name in self._columns:
             return self._columns.column(name, self.numbers)
         if name == "__key__":
-            return pa.array([f"{number:0{_DIGITS}}" for number in self.numbers.tolist()])
+            file, _, suffix = self.url.rpartition("/")[2].rpartition(".")
+            stem = file or suffix
+            return pa.array([f"{stem}/{number:0{_DIGITS}}" for number in self.numbers.tolist()])
         if name == "nbytes":
             return self._sizes()
         return super().column(name)

@@ -86,8 +86,8 @@ def read_parquet_images(
         and ``transform`` are for all of them, ``mode`` for those that are only names.
     key
         The column of the files that has the key of each row, for ``__key__``. By default a column
-        ``__key__``, if there is one; else rows are numbered, ``00000000`` being the first of each
-        file.
+        ``__key__``, if there is one; else the name and the number of the row:
+        ``train-00000/00000000`` is the first of ``train-00000.parquet``.
     size, resize, transform, mode, errors, max_pixels, backend
         As for :func:`read_webdataset_images`.
     storage_options

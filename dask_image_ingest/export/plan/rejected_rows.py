@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from itertools import islice
 from typing import Any
 
@@ -120,8 +120,7 @@ class RejectedRows:
             return
         table = self.table()
         named = [
-            f"{printable(str(row['__key__']))} of {row['__url__']}, byte {row['offset']}: "
-            f"{row['reason']}"
+            f"{printable(str(row['__key__']))}{_place(row)}: {row['reason']}"
             for row in table[:_NAMED].to_pylist()
         ]
         more = f" ... and {len(table) - _NAMED:,} more" if len(table) > _NAMED else ""
@@ -195,3 +194,8 @@ def _assigns_keys(step: Any) -> bool:
         return _KEY in step.keys
     renamed = zip(step.frame.columns, step.columns, strict=True)
     return any(new == _KEY != old for old, new in renamed)
+
+
+def _place(row: Mapping[str, Any]) -> str:
+    """Where a sample lies; nothing for an image that is in no shard."""
+    return f" of {row['__url__']}, byte {row['offset']}" if row["__url__"] else ""

@@ -82,7 +82,7 @@ def test_pixels_errors_and_headers_are_those_of_pillow(kind, encoded, photos, tm
             assert row.channels == len(picture.getbands())
         assert row["nbytes"] == len(encoded[number])
     assert pd.isna(frame.width.iloc[13])
-    assert frame["__key__"].tolist() == [f"{number:08}" for number in range(ROWS)]
+    assert frame["__key__"].tolist() == [f"a/{number:08}" for number in range(ROWS)]
     assert set(frame["__url__"]) == {str(path)}
     assert frame.dtypes.equals(ddf.dtypes)
     assert frame.height.dtype == "int32[pyarrow]"
@@ -168,7 +168,8 @@ def test_bad_images_are_dropped_or_raised(errors, file):
         assert len(ddf.compute()) == 12
     else:
         with pytest.raises(
-            dii.ImageDecodeError, match=r"parquet: the image of sample '00000012'.*trunc"
+            dii.ImageDecodeError,
+            match=r"parquet: the image of sample '[^']*00000012'.*trunc",
         ):
             ddf.compute()
 
