@@ -197,5 +197,5 @@ def _assigns_keys(step: Any) -> bool:
 
 
 def _place(row: Mapping[str, Any]) -> str:
-    """Where a sample lies; nothing for an image that is in no shard."""
+    """Place of a sample, for a message; empty for an image that is in no shard."""
     return f" of {row['__url__']}, byte {row['offset']}" if row["__url__"] else ""
