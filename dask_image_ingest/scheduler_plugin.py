@@ -65,6 +65,7 @@ class PrepareScheduler(SchedulerPlugin):
 
     def __init__(self, here: Mapping[str, Any]) -> None:
         self._here = here
+        self._patience = _PATIENCE  # of the client's process
         self.found: dict[str, Mapping[str, Any]] = {}
         self.unfit: dict[str, str] = {}
         # Shared by all tasks that are restricted: those that wait may go to whoever joins.
@@ -81,7 +82,7 @@ class PrepareScheduler(SchedulerPlugin):
         for address in scheduler.workers:
             self._looks[address] = asyncio.create_task(self._look(address))
         if self._looks:
-            await asyncio.wait(self._looks.values(), timeout=_PATIENCE)
+            await asyncio.wait(self._looks.values(), timeout=self._patience)
             self.unfit |= dict.fromkeys(self._looks, _SILENT)
             self._changed()
 

@@ -4,6 +4,7 @@ import contextlib
 import gc
 import os
 import random
+import sys
 from pathlib import Path
 
 import dask
@@ -158,6 +159,25 @@ def forked():
 
     # After dask, which sets a list of its own in the first call.
     get_mp_context().set_forkserver_preload(["distributed", "dask.dataframe", "dask_image_ingest"])
+
+
+@pytest.fixture(scope="session", autouse=True)
+def patient():
+    """Wait for workers as long as a busy machine needs.
+
+    Dask gives up a worker that is not back 15 seconds after its death.
+    """
+    from processes import SECONDS
+
+    from dask_image_ingest import scheduler_plugin
+    from dask_image_ingest.cluster import prepare
+    from dask_image_ingest.dataset.scan import partitioning
+
+    with pytest.MonkeyPatch.context() as patched:
+        for module in (scheduler_plugin, sys.modules[prepare.__module__], partitioning):
+            patched.setattr(module, "_PATIENCE", float(SECONDS))
+        with dask.config.set({"distributed.deploy.lost-worker-timeout": f"{SECONDS}s"}):
+            yield
 
 
 @pytest.fixture(scope="session")

@@ -31,7 +31,6 @@ def test_auto_says_what_it_takes_while_there_is_no_worker(tmp_path, monkeypatch)
 
 def test_auto_waits_for_a_worker_that_starts(tmp_path, monkeypatch):
     write_shards(tmp_path, 1, 4, size=(2400, 3200), distinct=1)
-    monkeypatch.setattr(partitioning, "_PATIENCE", 60.0)
     none = LocalCluster(
         n_workers=0, processes=False, dashboard_address=None, memory_limit="600 MiB"
     )

@@ -20,8 +20,8 @@ from hand_started import HandStarted, packages_without
 from processes import SECONDS, until
 
 import dask_image_ingest as dii
-from dask_image_ingest import progress_bar
-from dask_image_ingest.environment import environment
+from dask_image_ingest import progress_bar, scheduler_plugin
+from dask_image_ingest.environment import Portable, environment
 
 pytestmark = pytest.mark.slow
 
@@ -76,12 +76,11 @@ def test_workers_that_lack_something_are_an_error_that_names_them(
     cluster.worker(PYTHONPATH=request.getfixturevalue(lacks))
     with cluster.client(1) as client:
         (address,) = client.scheduler_info()["workers"]
-        ddf, start = read(shards), time.monotonic()
+        ddf = read(shards)
         said = f"1 worker has {said}: {platform.node()} \\({address}\\)"
         for compute in (ddf.compute, client.compute(ddf).result, ddf.__len__):
             with pytest.raises(dii.ClusterError, match=said):
                 compute()
-        assert time.monotonic() - start < 20
         # What does not need this package is computed.
         assert delayed(sum)([1, 2]).compute() == 3
         assert ddf.__key__.count().compute(scheduler="synchronous") == 24
@@ -168,12 +167,14 @@ def test_a_worker_that_does_not_answer_is_left_out_until_it_does(
     cluster, bare, shards, monkeypatch
 ):
     monkeypatch.setattr(sys.modules["dask_image_ingest.cluster.prepare"], "_PATIENCE", 1.0)
+    monkeypatch.setattr(scheduler_plugin, "_PATIENCE", 5.0)
     worker = cluster.worker("--no-nanny", "--name", "stopped")
     cluster.worker()
     cluster.worker("--host", "127.0.0.2", PYTHONPATH=bare)
     with cluster.client(3) as client:
         present = client.scheduler_info()["workers"].items()
         (stopped,) = (address for address, each in present if each["name"] == "stopped")
+        client.run(Portable(environment))  # so that the others answer at once next time
         os.killpg(worker.pid, signal.SIGSTOP)
         try:
             with pytest.warns(UserWarning, match=rf"not answered yet: {stopped}") as told:

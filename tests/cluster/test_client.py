@@ -9,6 +9,7 @@ import distributed.nanny
 import psutil
 import pytest
 from distributed import Client, LocalCluster, Status
+from processes import SECONDS
 
 import dask_image_ingest as dii
 
@@ -28,7 +29,7 @@ def test_workers_that_are_slow_to_end_are_no_error(monkeypatch):
         processes = [psutil.Process(pid) for pid in client.run(os.getpid).values()]
         monkeypatch.setattr(distributed.nanny.WorkerProcess, "kill", slowly)
     assert len(killed) == 2
-    assert not psutil.wait_procs(processes, timeout=60)[1]
+    assert not psutil.wait_procs(processes, timeout=SECONDS)[1]
     assert client.status == "closed"
 
 
@@ -38,7 +39,7 @@ def test_a_cluster_that_has_failed_to_close_is_not_waited_for():
     cluster.status = Status.closing
     closing = threading.Thread(target=client.close, daemon=True)
     closing.start()
-    closing.join(20)
+    closing.join(SECONDS)
     assert not closing.is_alive()
     cluster.status = Status.running
     cluster.close()

@@ -3,12 +3,16 @@
 import copy
 import os
 import socket
+import sys
 import warnings
 
 import dask
+import pandas as pd
 import psutil
+import pyarrow as pa
 import pytest
 from distributed import Client
+from processes import SECONDS
 
 import dask_image_ingest as dii
 from dask_image_ingest.decode.resources import decode_threads
@@ -26,7 +30,7 @@ def test_workers_and_their_decoding_threads_fit_the_cores_and_go_with_the_client
         assert all(client.run(_knows_the_image_dtype).values())
         assert {worker["nthreads"] for worker in workers.values()} == {1}
     assert client.status == "closed"
-    gone, alive = psutil.wait_procs(processes, timeout=60)
+    gone, alive = psutil.wait_procs(processes, timeout=SECONDS)
     assert not alive
     assert len(gone) == len(processes)
 
@@ -59,6 +63,26 @@ def test_pixels_come_from_the_workers_themselves(shards):
         with Client(client.cluster) as other:  # as Dask has it
             assert other.submit(sum, [1, 2]).result() == 3
         assert len(asked) == 1
+
+
+def test_pixels_of_a_partition_are_not_copied_together(monkeypatch):
+    """As Dask does with what is sent in shards."""
+    copied = []
+    serialize = sys.modules["distributed.protocol.serialize"]
+    copy = serialize.host_array_from_buffers
+    monkeypatch.setattr(
+        serialize, "host_array_from_buffers", lambda parts: copied.append(parts) or copy(parts)
+    )
+    with dii.start_cluster(1, gpu=False, dashboard_address=None) as client:
+        frame = client.submit(large_frame).result()
+    assert [len(image) for image in frame["image"]] == [50 << 20] * 2
+    assert not copied
+
+
+def large_frame():
+    """Small buffers before one of 100 MiB."""
+    images = pd.array([bytes(50 << 20)] * 2, pd.ArrowDtype(pa.large_binary()))
+    return pd.DataFrame({"number": [1, 2], "image": images})
 
 
 def test_workers_decode_with_their_threads_whatever_else_is_configured():

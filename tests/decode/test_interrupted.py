@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 from corpus import save
 from PIL import Image
+from processes import SECONDS
 
 import dask_image_ingest
 from dask_image_ingest.decode import DecodeSpec, Origin, decode
@@ -105,7 +106,7 @@ def in_another_thread(call):
     given = []
     thread = threading.Thread(target=lambda: given.append(call()), daemon=True)
     thread.start()
-    thread.join(60)
+    thread.join(SECONDS)
     assert not thread.is_alive(), "the next decode hangs"
     return given[0]
 
@@ -150,7 +151,7 @@ def test_threads_that_share_decoders_get_their_own_images(options):
     for thread in threads:
         thread.start()
     for thread in threads:
-        thread.join(60)
+        thread.join(SECONDS)
     assert len(got) == 16
     for colour, flat in got:
         np.testing.assert_array_equal(flat, want[colour])

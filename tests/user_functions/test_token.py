@@ -2,14 +2,16 @@
 
 import importlib
 import os
+import signal
 import subprocess
 import sys
 import textwrap
 
+import dask
 import numpy as np
 import pytest
-from distributed import Client, LocalCluster
-from processes import until
+from hand_started import HandStarted
+from processes import SECONDS, until
 
 import dask_image_ingest as dii
 from dask_image_ingest.user_functions import code_digests, token_of
@@ -313,28 +315,27 @@ def test_a_helper_that_was_reloaded_is_not_mixed_with_the_old_query(shards, writ
 
 
 @pytest.mark.slow
-@pytest.mark.usefixtures("spawned")
-def test_a_worker_that_has_the_old_module_says_so(shards, written, tmp_path, monkeypatch):
+def test_a_worker_that_has_the_old_module_says_so(shards, written, tmp_path):
     pytest.importorskip("nvidia.dali", reason="nothing is decoded without DALI")
-    monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(tmp_path), *sys.path]))
-    monkeypatch.setenv("PYTHONDONTWRITEBYTECODE", "1")
-    settings = {"n_workers": 1, "threads_per_worker": 1, "dashboard_address": None}
-    with LocalCluster(**settings) as cluster, Client(cluster) as client:
-        module = written("blank", BLANK.format(value=1))
-        check(client.compute(read(shards[:1], module)).result(), 1)
-        module = written("blank", BLANK.format(value=2))
-        # Of both functions; the worker refuses whichever it comes to first.
-        refused = r"blank\.(transform|Model\.__call__).*client\.restart\(\)"
-        with pytest.raises(dii.FunctionError, match=refused):
-            client.compute(read(shards[:1], module)).result()
-        ddf = dii.read_webdataset_images(shards[:1], backend="pandas", size=16)
-        mapped = ddf.images.map_batches(module.Model, {"model": "int64"})
-        with pytest.raises(dii.FunctionError, match=r"blank\.Model\.__call__"):
-            client.compute(mapped).result()
-        # As client.restart() does, after which Dask may have no worker: its nanny loses one that
-        # takes more than four seconds to end.
-        cluster.scale(0)
-        until(lambda: not client.scheduler_info()["workers"])
-        cluster.scale(1)
-        client.wait_for_workers(1)
-        check(client.compute(read(shards[1:2], module)).result(), 2)
+    path = {"PYTHONPATH": HandStarted.path(first=[tmp_path]), "PYTHONDONTWRITEBYTECODE": "1"}
+    with HandStarted(tmp_path / "cluster", **path) as cluster, dask.config.set(scheduler=None):
+        worker = cluster.worker("--no-nanny")
+        with cluster.client(1) as client:
+            module = written("blank", BLANK.format(value=1))
+            check(client.compute(read(shards[:1], module)).result(SECONDS), 1)
+            module = written("blank", BLANK.format(value=2))
+            # Of both functions; the worker refuses whichever it comes to first.
+            refused = r"blank\.(transform|Model\.__call__).*client\.restart\(\)"
+            with pytest.raises(dii.FunctionError, match=refused):
+                client.compute(read(shards[:1], module)).result(SECONDS)
+            ddf = dii.read_webdataset_images(shards[:1], backend="pandas", size=16)
+            mapped = ddf.images.map_batches(module.Model, {"model": "int64"})
+            with pytest.raises(dii.FunctionError, match=r"blank\.Model\.__call__"):
+                client.compute(mapped).result(SECONDS)
+            # A new worker, as by client.restart(), but of no nanny: it may lose one on a busy
+            # machine.
+            os.killpg(worker.pid, signal.SIGKILL)
+            until(lambda: not client.scheduler_info()["workers"])
+            cluster.worker("--no-nanny")
+            client.wait_for_workers(1, timeout=SECONDS)
+            check(client.compute(read(shards[1:2], module)).result(SECONDS), 2)

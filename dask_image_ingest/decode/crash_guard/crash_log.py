@@ -31,7 +31,7 @@ from dask_image_ingest.scheduler_plugin import HAS_KILLED
 _METADATA = "image-ingest-crashes"
 
 _SECONDS_BETWEEN = 5.0  # from one question of a worker to its scheduler to the next
-_TIMEOUT = 10.0
+_TIMEOUT = 60.0
 
 _CRASHED = "crashed-"
 

@@ -105,7 +105,7 @@ class DecodeSubprocess:
         if process is None:
             return 0
         try:
-            process.communicate(timeout=10)
+            process.communicate(timeout=60)
         except (BrokenPipeError, subprocess.TimeoutExpired):
             process.kill()
             process.communicate()
