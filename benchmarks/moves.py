@@ -179,7 +179,9 @@ def shuffle(column: str, images: int) -> tuple[float, float]:
     part = 100
     with (
         dask.config.set({"dataframe.convert-string": False}),
-        LocalCluster(2, threads_per_worker=1, memory_limit=None, dashboard_address=None) as cluster,
+        LocalCluster(
+            n_workers=2, threads_per_worker=1, memory_limit=None, dashboard_address=None
+        ) as cluster,
         Client(cluster) as client,
     ):
         meta = frame(column, 1).iloc[:0]

@@ -38,6 +38,11 @@ _INTERVALS = {
     "distributed.worker.profile.interval": ("10ms", "50ms"),
 }
 
+# Dask sends a larger buffer in shards, which the receiver copies together. Processes look at it
+# when they import distributed.
+_SHARD, _DEFAULT_SHARD = "distributed.comm.shard", "64MiB"
+_LARGER_SHARD = {"DASK_DISTRIBUTED__COMM__SHARD": "1GiB"}
+
 
 def start_cluster(
     n_workers: int | None = None,
@@ -120,7 +125,11 @@ def start_cluster(
     if not use_gpu and not settings.get("processes", True):
         with _any_port():
             return _in_this_process(threads, settings)
-    with dask.config.set(intervals), _any_port(), telling_of_workers(n_workers) as count:
+    variables = dask.config.get(_SPAWN)
+    if dask.config.get(_SHARD, None) == _DEFAULT_SHARD:
+        variables = _LARGER_SHARD | variables
+    config = {**intervals, _SPAWN: variables}
+    with dask.config.set(config), _any_port(), telling_of_workers(n_workers) as count:
         kept = settings.get("scheduler_kwargs") or {}
         settings["scheduler_kwargs"] = {**kept, "plugins": [*kept.get("plugins", ()), count]}
         if use_gpu:
