@@ -176,7 +176,7 @@ def stages(split: Any, query: Any) -> dict[str, float]:
     opened = open_rows(split.url, split.index, query.options, query.components, whole=True)
     rows = timed("tar walk, or index", opened.__enter__)
     timed("headers", lambda: rows.headers)
-    rows.announce_images()
+    rows.prefetch_images()
     files = timed("reading members", lambda: [rows.image_bytes(row) for row in range(len(rows))])
     timed("validity", lambda: [is_valid("jpeg", file) for file in files])
     arrays = [np.frombuffer(file, np.uint8) for file in files]

@@ -170,19 +170,19 @@ def _operand(expr: Any, name: str, value: Any, version: str | None) -> str:
 
 
 def _read_operands(expr: Scan, version: str | None) -> Iterator[str]:
-    query, schema = expr.query, expr.dataset.schema
+    spec, schema = expr.spec, expr.dataset.schema
     told = (
-        query.columns,
-        query.filters,
-        query.options.errors,
-        query.options.image_extensions,
+        spec.columns,
+        spec.filters,
+        spec.options.errors,
+        spec.options.image_extensions,
         [(c.column, c.extension, str(c.type), c.path) for c in schema.components],
         [(c.column, c.name, str(c.type)) for c in schema.sidecar],
-        _of_any_device(query.options.decoding),
-        (query.options.image, query.options.is_table),
+        _of_any_device(spec.options.decoding),
+        (spec.options.image, spec.options.is_table),
         *(
             (each.column, each.extensions, _of_any_device(each.decoding))
-            for each in query.options.other_images
+            for each in spec.options.other_images
         ),
     )
     return (_token(expr, value, version) for value in told)

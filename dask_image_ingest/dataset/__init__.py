@@ -1,7 +1,7 @@
-"""The lazy collection: what a query asks of the shards, and how one partition is made.
+"""The lazy collection: from paths to a Dask dataframe, its optimiser rules, and its tasks.
 
-In: paths and options, then the rewrites of dask's optimiser. Out: a dask dataframe, and for each
-task the dataframe of one part of one shard. ``scan/task.py`` is where to begin reading.
+In: paths and options. Out: a Dask dataframe, each task of which reads part of a shard. Start
+reading at ``scan/task.py``.
 """
 
 from dask_image_ingest.dataset.decode_images import Frame, decode_images
@@ -13,7 +13,7 @@ from dask_image_ingest.dataset.filters import (
     both,
     either,
 )
-from dask_image_ingest.dataset.late.chunks import ChunkedMap, LastDecode, last_decode, move_rows_now
+from dask_image_ingest.dataset.late.chunks import ChunkedMap, LastDecode, last_decode, persist_moves
 from dask_image_ingest.dataset.late.decode import (
     decode_partition,
     field_of,
@@ -56,7 +56,7 @@ from dask_image_ingest.dataset.plan.scan_node import (
 )
 from dask_image_ingest.dataset.read import read_webdataset_images
 from dask_image_ingest.dataset.scan.decode_rows import ImageDecode, NoPixels
-from dask_image_ingest.dataset.scan.open_samples import take_walked
+from dask_image_ingest.dataset.scan.open_samples import take_cached_scan
 from dask_image_ingest.dataset.scan.partitioning import Partition
 from dask_image_ingest.dataset.scan.samples import SampleRows
 from dask_image_ingest.dataset.schema.columns import (
@@ -116,8 +116,8 @@ __all__ = [
     "image_sources",
     "is_pointed",
     "last_decode",
-    "move_rows_now",
     "parse_image_extensions",
+    "persist_moves",
     "point_to_images",
     "read_images",
     "read_parquet_images",
@@ -127,7 +127,7 @@ __all__ = [
     "references_of_pointers",
     "row_sources",
     "shard_of_partition",
-    "take_walked",
+    "take_cached_scan",
     "value_sources",
     "warn_user",
     "with_pointed",

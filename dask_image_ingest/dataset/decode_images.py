@@ -1,4 +1,4 @@
-"""``decode_images``: pixels for rows that were filtered, joined or shuffled without them."""
+"""``decode_images``: add pixels to rows that were filtered, joined or shuffled without them."""
 
 from __future__ import annotations
 
@@ -25,14 +25,14 @@ from dask_image_ingest.dataset.late.references import (
     with_pointed,
 )
 from dask_image_ingest.dataset.options import ErrorPolicy
-from dask_image_ingest.dataset.scan.decode_rows import ImageDecode, kept_by
+from dask_image_ingest.dataset.scan.decode_rows import ImageDecode, error_filter
 from dask_image_ingest.dataset.schema.columns import image_field
 from dask_image_ingest.decode import MAX_PIXELS, Mode, Resize, make_decode_spec
 from dask_image_ingest.errors import ArgumentError
 from dask_image_ingest.frames import backend_of, image_columns, reference_columns
 from dask_image_ingest.storage import with_permission
 
-# Of Dask, pandas or cuDF.
+# A dataframe of Dask, pandas or cuDF.
 Frame = TypeVar("Frame", bound=Any)
 
 
@@ -51,38 +51,39 @@ def decode_images(
     allow_pipes: bool = False,
     storage_options: dict[str, Any] | None = None,
 ) -> Frame:
-    """Add pixels to a frame whose rows point to their encoded images, or have them as bytes.
+    """Decode the images that the rows of a frame refer to, or hold as encoded bytes.
 
-    Ask the metadata first (filter, join, sort, sample, shuffle: no image is decoded for that), then
-    decode what is left. Only the bytes of these images are read, shard by shard, in the order in
-    which they lie there. References name the version of their shard, so that one that was replaced
-    since is a `ShardError`; the columns do not, and their rows get what lies at their places now.
+    Filter, join, sort, sample or shuffle the metadata first, which decodes no image; then decode
+    the remaining rows. Only the bytes of their images are read, shard by shard, in the order of
+    their offsets. References name the version of their shard: if it was replaced since, a
+    `ShardError` is raised. The columns ``__url__``, ``offset`` and ``nbytes`` name none: rows get
+    the bytes that are there now.
 
     Parameters
     ----------
     frame
-        A dask, pandas or cuDF dataframe with references, as ``read_webdataset_images(...,
-        decode=False)`` gives them, in whatever columns; else with the columns ``__url__``,
+        A Dask, pandas or cuDF dataframe: with columns of references, as
+        ``read_webdataset_images(..., decode=False)`` gives them; or with the columns ``__url__``,
         ``offset`` and ``nbytes`` of :func:`read_webdataset_images`; or any frame, with ``encoded``.
     columns
-        The columns of references to decode; all by default. For images that are decoded in
-        different ways, call it once for each.
+        The columns of references to decode; all by default. To decode some with other options, call
+        the function once for each.
     encoded
-        The column that has the encoded images: bytes (Arrow's ``binary``, or Python objects), or
-        ``struct<bytes, path>`` as Hugging Face has them. Rows without bytes are ``missing``: a path
-        alone is not opened. The column stays, unless it is called as the images are.
+        The column of encoded images: bytes (Arrow's ``binary``, or Python objects), or
+        ``struct<bytes, path>`` as in Hugging Face tables. Rows without bytes are ``missing``: a
+        path alone is not opened. The column is kept, unless the images take its name.
     into
-        With ``encoded``, the column that gets the images: ``"image"`` by default.
+        With ``encoded``, the name of the image column: ``"image"`` by default.
     size, resize, transform, mode, errors, max_pixels, allow_pipes, storage_options
         As for :func:`read_webdataset_images`.
 
     Returns
     -------
     dataframe
-        ``frame`` with the columns ``image`` (or ``into``) and ``error``, which replace those it
-        had, or with images in place of references, and their errors: ``error`` of ``image``, or of
-        the only image column of a frame without an ``error``, else ``<name>.error``. Lazy if
-        ``frame`` is: columns and filters asked of it later are pushed below the decode.
+        ``frame`` with images in place of references; or with a new column ``image`` (or ``into``),
+        which replaces one of that name. The errors of ``image``, and of the only image column of a
+        frame without a column ``error``, are in ``error``, others in ``<name>.error``. Lazy if
+        ``frame`` is: projections and filters of the result are pushed below the decode.
 
     Raises
     ------
@@ -91,7 +92,7 @@ def decode_images(
     ImageDecodeError
         For the first image that can't be decoded, with ``errors="raise"``.
     PartitionTooLargeError
-        Where the images of a partition would decode to more than it can hold, before they do.
+        Before the decode, if the images of a partition exceed what it can hold.
 
     Examples
     --------
@@ -100,7 +101,7 @@ def decode_images(
     >>> decode_images(cats, size=224).images.stack().compute().shape
     (4, 224, 224, 3)
 
-    Encoded images of any dataframe, here two that ``.images.encode`` has made:
+    Encoded images in any dataframe, here two made by ``.images.encode``:
 
     >>> files = frame.head(2).images.encode("png").to_frame("png")
     >>> decode_images(files, encoded="png").images.arrays()[0].shape
@@ -111,7 +112,7 @@ def decode_images(
     meta = frame._meta if lazy else frame
     references = reference_columns(frame)
     if columns is not None:
-        references = _chosen(columns, references, encoded)
+        references = _parse_columns(columns, references, encoded)
     if into is not None and (encoded is None or not isinstance(into, str) or not into):
         raise ArgumentError(f"into={shown(into)} names the column of the images of encoded=")
     image = into or "image"
@@ -140,23 +141,23 @@ def decode_images(
             frame = with_encoded(frame, encoded, image, images[0].error)
         elif not references:
             frame = with_pointed(frame, image, images[0].error)
-        return decode_partition(frame, images, kept_by(errors))
+        return decode_partition(frame, images, error_filter(errors))
     rows = frame.expr
     if encoded is not None:
         rows = carry_images(rows, encoded, image, images[0].error)
     elif not references:
         rows = point_to_images(rows, image, images[0].error)
-    return new_collection(Decode(rows, images, kept_by(errors)))
+    return new_collection(Decode(rows, images, error_filter(errors)))
 
 
 def _error_column(image: str, meta: Any) -> str:
-    """The column of the errors of an image column of a frame, or of one that it gets."""
+    """The name of an image column's error column: ``error`` if free, and it is the only image."""
     others = {*image_columns(meta), *reference_columns(meta)} - {image}
-    alone = not others and "error" not in meta.columns
-    return "error" if alone else image_field(image, "error")
+    only_one = not others and "error" not in meta.columns
+    return "error" if only_one else image_field(image, "error")
 
 
-def _chosen(columns: Any, references: list[str], encoded: str | None) -> list[str]:
+def _parse_columns(columns: Any, references: list[str], encoded: str | None) -> list[str]:
     names = list_of_names("columns", columns, "columns of references")
     if encoded is not None or not names or not {*names} <= {*references}:
         raise ArgumentError(

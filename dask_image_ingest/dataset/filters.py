@@ -1,8 +1,8 @@
-"""Filters in disjunctive normal form: checked, weakened, combined, applied to a table.
+"""Filters in disjunctive normal form: check, weaken, combine and apply them.
 
 The outer tuple is an «or», the inner ones are «and», as in ``dask.dataframe.read_parquet``. Some
-operators come from the optimiser alone: ``is null``, ``not null``, ``not <`` and its kind. Numbers
-are compared by value, whatever their types.
+operators are made only by the optimiser: ``is null``, ``not null``, and ``not <`` and the like.
+Numbers are compared by value, whatever their types.
 """
 
 from __future__ import annotations
@@ -30,14 +30,14 @@ COMPARISONS: dict[str, Callable[..., Any]] = {
     ">=": pc.greater_equal,
 }
 
-# The comparison with a constant between two values of a column's type, as one with the lower of
-# these, and with the upper.
+# A constant that the column's type can't hold lies between two values that it can. The operator to
+# use when the constant is replaced by the lower of them, or by the upper.
 _WITH_LOWER = {"<": "<=", "<=": "<=", ">": ">", ">=": ">"}
 _WITH_UPPER = {"<": "<", "<=": "<", ">": ">=", ">=": ">="}
 
 
 def plain(value: Any) -> Any:
-    """A constant as Python has it, without NumPy's wrapping."""
+    """A NumPy scalar as a Python value; anything else unchanged."""
     return value.item() if isinstance(value, np.generic) else value
 
 
@@ -49,7 +49,7 @@ def limits(type_: pa.DataType) -> tuple[int, int]:
 
 
 def incomparable(type_: pa.DataType, op: str, value: Any) -> str | None:
-    """The reason why a column of this type has no comparison with a constant; None if it has."""
+    """The reason why a column of this type can't be compared with a constant; None if it can."""
     if value is None:
         return "None compares with nothing"
     if is_number(type_):
@@ -61,7 +61,7 @@ def incomparable(type_: pa.DataType, op: str, value: Any) -> str | None:
     try:
         constant = pa.scalar(value, type_)
         COMPARISONS[op](pa.array([], type_), constant)
-        # Arrow takes a str for bytes, a datetime for a date, and cuts off what doesn't fit.
+        # Arrow converts a str to bytes, and a datetime to a date, and drops what doesn't fit.
         exact = bool(constant.as_py() == value)
     except (pa.ArrowException, ValueError, TypeError, OverflowError):
         exact = False
@@ -69,13 +69,13 @@ def incomparable(type_: pa.DataType, op: str, value: Any) -> str | None:
 
 
 def compare(column: pa.ChunkedArray, op: str, value: Any) -> pa.ChunkedArray:
-    """``column op value``, by value and not by type: null where the column is null."""
+    """``column op value``, compared exactly, whatever the types; null where the column is null."""
     if not is_number(column.type):
         return COMPARISONS[op](column, pa.scalar(value, column.type))
     column = _doubles(column)
     near, side = _nearest(column.type, value)
     if side and op in ("==", "!="):
-        # Nothing is equal to what the column's type can't hold. NaN is not either.
+        # No value equals one that the type can't hold, and neither does NaN.
         return pc.if_else(pc.is_valid(column), op == "!=", pa.scalar(None, pa.bool_()))
     if side:
         op = (_WITH_LOWER if side < 0 else _WITH_UPPER)[op]
@@ -83,18 +83,18 @@ def compare(column: pa.ChunkedArray, op: str, value: Any) -> pa.ChunkedArray:
 
 
 def is_in(column: pa.ChunkedArray, values: Sequence[Any]) -> pa.ChunkedArray:
-    """Mark rows that equal one of ``values``; a null does if None is among them."""
+    """Mark rows that equal one of ``values``; null rows do if None is among them."""
     constants = [value for value in values if value is not None]
-    found = pc.is_null(column) if len(constants) < len(values) else None
+    nulls = pc.is_null(column) if len(constants) < len(values) else None
     if is_number(column.type):
         column = _doubles(column)
         nearest = [_nearest(column.type, value) for value in constants]
         constants = [near for near, side in nearest if not side]
         if pa.types.is_floating(column.type):
-            # Arrow tells 0.0 from -0.0 here, unlike everywhere else; adding 0.0 makes them one.
+            # Only here, Arrow distinguishes -0.0 from 0.0; adding 0.0 makes both 0.0.
             column, constants = pc.add(column, 0.0), [near + 0.0 for near in constants]
     equal = pc.is_in(column, pa.array(constants, column.type))
-    return equal if found is None else pc.or_(equal, found)
+    return equal if nulls is None else pc.or_(equal, nulls)
 
 
 def _is_nan(value: Any) -> bool:
@@ -102,16 +102,16 @@ def _is_nan(value: Any) -> bool:
 
 
 def _doubles(column: pa.ChunkedArray) -> pa.ChunkedArray:
-    """Floats as float64, which holds every value of the smaller ones."""
+    """Cast smaller floats to float64, which is exact."""
     floats = pa.types.is_floating(column.type) and column.type != pa.float64()
     return column.cast(pa.float64()) if floats else column
 
 
 def _nearest(type_: pa.DataType, value: Any) -> tuple[Any, int]:
-    """A value of the column's type with none between it and ``value``, and where it lies.
+    """A value of the column's type next to ``value``, and its sign relative to it.
 
-    The second is 0 where they are equal, -1 where it lies below ``value``, 1 where above. Python
-    compares numbers of all types exactly.
+    The sign is 0 if they are equal, -1 if the neighbour is below ``value``, 1 if above. Python
+    compares numbers of different types exactly.
     """
     if pa.types.is_integer(type_):
         lowest, highest = limits(type_)
@@ -127,7 +127,7 @@ def _nearest(type_: pa.DataType, value: Any) -> tuple[Any, int]:
 Predicate = tuple[str, str, Any]
 Filters = tuple[tuple[Predicate, ...], ...]
 
-#: The operator that holds where another does not; no value of the column being null.
+#: Operator → its negation, for values that are not null.
 NEGATED = {
     "==": "!=",
     "!=": "==",
@@ -141,10 +141,11 @@ NEGATED = {
     "not null": "is null",
 }
 
-#: The operator that says the same with its sides exchanged; the others are their own.
+#: Operator → the one to use with sides swapped; those not listed are symmetric.
 MIRRORED = {"<": ">", ">": "<", "<=": ">=", ">=": "<="}
 
-# Combining two filters multiplies their alternatives; past this many, filtering later is cheaper.
+# Most alternatives of a filter. «and» of two filters multiplies them; above this many it is cheaper
+# to leave one to the dataframe library.
 _MOST_ALTERNATIVES = 64
 
 
@@ -177,7 +178,7 @@ def normalize_filters(filters: Any, types: Mapping[str, pa.DataType]) -> Filters
 
 
 def matching(table: pa.Table, filters: Filters) -> np.ndarray:
-    """The positions of the rows to keep.
+    """Positions of the rows for which ``filters`` hold.
 
     A comparison with null holds for no row, whatever the operator; ``in`` holds for null where None
     is in the list, and ``not in`` where it isn't. NaN is equal to nothing, less than nothing and
@@ -191,27 +192,27 @@ def matching(table: pa.Table, filters: Filters) -> np.ndarray:
 
 
 def columns_of(filters: Filters | None) -> set[str]:
-    """The columns that a filter looks at."""
+    """The columns that filters use."""
     return {column for conjunction in filters or () for column, _, _ in conjunction}
 
 
 def without(filters: Filters | None, columns: Collection[str]) -> Filters | None:
-    """A weaker filter that doesn't look at some columns; None when nothing is left of it.
+    """A weaker filter that does not use these columns; None if it would keep all rows.
 
-    Every row that passes ``filters`` passes this one too.
+    Every row that passes ``filters`` passes it, too.
     """
     weaker = tuple(tuple(p for p in conj if p[0] not in columns) for conj in filters or ())
     return weaker if weaker and all(weaker) else None
 
 
 def only(filters: Filters | None, columns: Collection[str]) -> Filters | None:
-    """A weaker filter that looks at these columns alone; None when nothing is left of it."""
+    """A weaker filter that uses only these columns; None if it would keep all rows."""
     weaker = tuple(tuple(p for p in conj if p[0] in columns) for conj in filters or ())
     return weaker if weaker and all(weaker) else None
 
 
 def both(one: Filters | None, other: Filters | None) -> Filters | None:
-    """The filter that holds where ``one`` and ``other`` hold; None when it would grow too large."""
+    """The conjunction of two filters; None if it would have too many alternatives."""
     if not one or not other:
         return one or other
     if len(one) * len(other) > _MOST_ALTERNATIVES:
@@ -220,7 +221,7 @@ def both(one: Filters | None, other: Filters | None) -> Filters | None:
 
 
 def either(one: Filters, other: Filters) -> Filters | None:
-    """The filter that holds where ``one`` or ``other`` holds; None when it would grow too large."""
+    """The disjunction of two filters; None if it would have too many alternatives."""
     return one + other if len(one) + len(other) <= _MOST_ALTERNATIVES else None
 
 
@@ -230,26 +231,26 @@ def _holds(column: pa.ChunkedArray, op: str, value: Any) -> pa.ChunkedArray:
         null = pc.is_null(column, nan_is_null=bool(value))
         return null if op == "is null" else pc.invert(null)
     if op.endswith("in"):
-        found = is_in(column, value)
-        return found if op == "in" else pc.invert(found)
-    compared = compare(column, op.removeprefix("not "), value)
-    return pc.fill_null(pc.invert(compared) if op.startswith("not ") else compared, False)
+        listed = is_in(column, value)
+        return listed if op == "in" else pc.invert(listed)
+    holds = compare(column, op.removeprefix("not "), value)
+    return pc.fill_null(pc.invert(holds) if op.startswith("not ") else holds, False)
 
 
 def _predicate(predicate: Any, types: Mapping[str, pa.DataType]) -> Predicate:
     if not isinstance(predicate, (tuple, list)) or len(predicate) != 3:
         raise ArgumentError(_form(predicate))
     column, op, value = predicate
-    said = f"filters= has ({shown(column)}, {shown(op)}, {shown(value)})"
+    prefix = f"filters= has ({shown(column)}, {shown(op)}, {shown(value)})"
     if not isinstance(column, str) or column not in types:
-        raise ArgumentError(f"{said}: there is no such column; there are {', '.join(types)}")
+        raise ArgumentError(f"{prefix}: there is no such column; there are {', '.join(types)}")
     if types[column] == IMAGE:
         raise ArgumentError(
-            f"{said}, and filters are evaluated before any pixel is decoded; filter the frame "
+            f"{prefix}, and filters are evaluated before any pixel is decoded; filter the frame "
             "afterwards, or use a metadata column"
         )
     if not isinstance(op, str) or op not in (*COMPARISONS, "=", "in", "not in"):
-        raise ArgumentError(f"{said}: the operator must be one of == != < <= > >= in, 'not in'")
+        raise ArgumentError(f"{prefix}: the operator must be one of == != < <= > >= in, 'not in'")
     op = "==" if op == "=" else op
     if op in COMPARISONS:
         value = plain(value)
@@ -257,7 +258,7 @@ def _predicate(predicate: Any, types: Mapping[str, pa.DataType]) -> Predicate:
     else:
         value, problem = _list_of_values(types[column], value)
     if problem:
-        raise ArgumentError(f"{said}: {problem}")
+        raise ArgumentError(f"{prefix}: {problem}")
     return (column, op, value)
 
 
@@ -271,7 +272,7 @@ def _list_of_values(type_: pa.DataType, values: Any) -> tuple[tuple[Any, ...], s
     listed = [plain(value) for value in listed]
     problems = (incomparable(type_, "==", value) for value in listed if value is not None)
     problem = next(filter(None, problems), None)
-    # Sorted, so that equal sets in another order give the same token.
+    # Sorted, so that equal sets give equal tokens.
     return () if problem else tuple(dict.fromkeys(sorted(listed, key=repr))), problem
 
 

@@ -1,4 +1,4 @@
-"""Options of a read that every task gets, whatever the query."""
+"""Options of a read that every task gets, and checks of arguments that all reads share."""
 
 from __future__ import annotations
 
@@ -34,22 +34,22 @@ class ReadOptions:
     decoding
         How images are decoded.
     errors, shard_errors
-        What becomes of an image that can't be decoded, and of a shard that can't be read.
+        What to do with an image that can't be decoded, and with a shard that can't be read.
     backend
         The name of the dataframe library.
     storage_options
-        For the file system of remote shards.
+        For the fsspec filesystem of remote shards.
     needs_sidecars
-        Whether a shard without the file beside it that it had is an error.
+        Whether a sidecar that was listed and is missing now is an error.
     max_member_bytes
-        Members of more bytes, other than the image, are null.
+        Larger members, other than the image, are null.
     other_images
-        The image columns beside the first.
+        The further image columns.
     image
         The name of the first image column.
     is_table, key
-        Whether the shards are parquet files, whose columns ``image_extensions`` name, and the
-        column there that has the key of a row; None to number the rows.
+        Whether the shards are parquet files, whose columns ``image_extensions`` name; and their
+        column of keys, or None to number the rows.
     """
 
     image_extensions: tuple[str, ...]
@@ -66,11 +66,11 @@ class ReadOptions:
     key: str | None = None
 
     def get_backend(self) -> Backend:
-        """The backend, which imports its library."""
+        """The backend; imports its dataframe library."""
         return get_backend(self.backend)
 
 
-#: The warning of a read that is made for workers with GPUs.
+#: Warning of a process without a GPU that builds a cuDF collection.
 NO_GPU_HERE = (
     "this process has no GPU: the collection is made for workers that have one. Columns can be "
     "chosen, and images decoded and mapped in batches; a predicate such as ddf.width > 512 would "
@@ -80,7 +80,7 @@ NO_GPU_HERE = (
 
 
 def checked_backend(backend: str | None, errors: Any, storage_options: Any, decode: Any) -> Backend:
-    """Check arguments that all reads have, and choose the backend.
+    """Check arguments that all reads share, and choose the backend.
 
     Raises
     ------
@@ -88,17 +88,17 @@ def checked_backend(backend: str | None, errors: Any, storage_options: Any, deco
     MissingDependencyError
         If the backend's library is not installed.
     """
-    made = get_backend(choose_backend(backend))
-    if made.device == "gpu" and not gpus():
+    chosen = get_backend(choose_backend(backend))
+    if chosen.device == "gpu" and not gpus():
         warnings.warn(NO_GPU_HERE, stacklevel=3)
     check_choice("errors", errors, ("null", "raise", "drop"))
     check_storage_options(storage_options)
     check_flag("decode", decode)
-    return made
+    return chosen
 
 
 def refuse_decoding(decoding: DecodeSpec, errors: ErrorPolicy) -> None:
-    """Refuse options of a decode that is not made."""
+    """Raise `ArgumentError` for options of a decode together with ``decode=False``."""
     given = {
         "size": decoding.size is not None,
         "mode": decoding.mode != "RGB",

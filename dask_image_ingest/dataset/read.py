@@ -1,4 +1,4 @@
-"""``read_webdataset_images``: arguments to a lazy collection."""
+"""``read_webdataset_images``: check arguments, open the first shard, build the query."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from dask_image_ingest.arguments import (
 )
 from dask_image_ingest.dask_internals import Expr, new_collection
 from dask_image_ingest.dataset.filters import Filters, columns_of, normalize_filters, without
-from dask_image_ingest.dataset.late.nodes import Decode, KeepMatching
+from dask_image_ingest.dataset.late.nodes import Decode, FilterDecoded
 from dask_image_ingest.dataset.options import (
     ErrorPolicy,
     ReadOptions,
@@ -35,7 +35,7 @@ from dask_image_ingest.dataset.plan.scan_node import (
     ReadWebDataset,
     Scan,
 )
-from dask_image_ingest.dataset.scan.decode_rows import ImageDecode, kept_by
+from dask_image_ingest.dataset.scan.decode_rows import ImageDecode, error_filter
 from dask_image_ingest.dataset.scan.first_shard import open_first
 from dask_image_ingest.dataset.scan.partitioning import (
     make_partitions,
@@ -87,10 +87,10 @@ def read_webdataset_images(
 ) -> ImageDataFrame:
     """Read WebDataset tar shards of images as a lazy Dask dataframe.
 
-    One row per sample, one task per shard or as ``partition_size`` and ``shards_per_partition``
-    say. Nothing is read but the first shard's tar headers, its first few image headers and labels;
-    each task then reads what the query needs, and decodes the images of the rows that are left with
-    DALI, on the worker's GPU where there is one.
+    One row per sample; one task per shard unless ``partition_size`` or ``shards_per_partition``
+    change that. The call itself reads only the first shard's tar headers, and some of its image
+    headers and labels. Each task reads what the query needs, and decodes the images of the
+    remaining rows with DALI, on the worker's GPU if it has one.
 
     Parameters
     ----------
@@ -98,101 +98,100 @@ def read_webdataset_images(
         Shards: a path or URL, with braces (``"{00000..00099}.tar"``) or globs, a folder, or a list
         of these. Taken in natural order, each once. ``.tar``, ``.tar.gz``, ``.tgz``, ``.tar.zst``.
     columns
-        The columns to have, in this order; all by default.
+        Columns to read, in this order; all by default.
     filters
-        Rows to have, as for ``dask.dataframe.read_parquet``: ``[("width", ">=", 512)]``, or a list
-        of such lists of which one must hold. Judged before any pixel is decoded, except those on
+        Rows to read, as for ``dask.dataframe.read_parquet``: ``[("width", ">=", 512)]``, or a list
+        of such lists of which one must hold. Applied before any image is decoded, except filters on
         ``error``. Operators: ``== != < <= > >= in``, ``not in``. Numbers are compared by value,
-        whatever their types. A comparison with null holds for no operator; ``in`` holds for null
-        where None is in the list, ``not in`` where it is not. For NaN, ``!=`` and ``not in`` hold.
+        whatever their types. A comparison with null is never true; ``in`` is true for null if None
+        is in the list, ``not in`` if it is not. For NaN, ``!=`` and ``not in`` are true.
     image
-        Member extensions that are the image, in order of preference, ``;`` between them. By default
+        Member extensions of the image in order of preference, separated by ``;``. By default
         ``IMAGE_EXTENSIONS``: ``"jpg;jpeg;png;webp;..."`` and sixteen others that Pillow reads.
     images
-        Several image columns in place of ``image=``: names and their member extensions, or an
-        :class:`ImageColumn`, which says how these are decoded. One is ``"image"``:
+        Several image columns instead of ``image=``: a mapping of names to member extensions, or to
+        an :class:`ImageColumn` with options of its own. One is ``"image"``:
         ``{"image": "jpg", "mask": ImageColumn("seg.png", mode="labels")}``. ``size``, ``resize``
-        and ``transform`` are for all of them, ``mode`` for those that are only extensions. Random
-        numbers of a transform are the same for all images of a sample.
+        and ``transform`` apply to all of them, ``mode`` to those given by extensions alone. A
+        transform draws the same random numbers for all images of a sample.
     components
-        ``"infer"`` makes a column of each other kind of member that the first shard has: ``txt``
-        and ``json`` are strings, ``cls``, ``index``, ``id`` int64, all else binary. Or a mapping of
+        ``"infer"`` makes a column of every other extension in the first shard: ``txt`` and ``json``
+        are strings, ``cls``, ``index`` and ``id`` int64, all others binary. Or a mapping of
         extension to type, for example ``{"txt": "string", "cls": int}``. Types are those of Arrow
         (or their names), Python and NumPy: numbers, text, bytes, times, lists, structs. Lists of
-        numbers are read from JSON and from NumPy's files: ``{"npy": "list<float32>"}``.
+        numbers are read from JSON and from ``.npy`` files: ``{"npy": "list<float32>"}``.
     json_fields
         Fields of the ``json`` member that become columns ``json.<field>``, with their types:
         ``{"similarity": "float32", "user.name": "string"}``.
     size
-        Pixels to resize to, from 1 to 32767: an int, or (height, width). By default images keep
-        their size.
+        Size in pixels to resize to, from 1 to 32767: an int, or (height, width). By default images
+        keep their size.
     resize
-        ``"stretch"`` to ``size``, ``"crop"`` the middle of it, ``"pad"`` with black, or scale the
-        ``"shorter"`` or ``"longer"`` edge to it. Triangular filter, with antialiasing.
-        ``"nearest"``, for labels alone, is ``"stretch"``.
+        ``"stretch"`` to ``size``; cover it and ``"crop"``; fit inside and ``"pad"`` with black; or
+        scale the ``"shorter"`` or ``"longer"`` edge to it. Triangular filter, with antialiasing.
+        ``"nearest"`` (labels only) stretches.
     transform
-        A function of DALI operators, images to uint8 images of layout HWC, after the resize.
+        A function of DALI operators, from images to uint8 images of layout HWC. Runs after the
+        resize.
     mode
-        ``"RGB"`` (3 channels), ``"RGBA"`` (4, alpha 255 where there is none), ``"L"`` (1, luma), or
-        ``"labels"`` (1) for masks of classes: grey values and indices of palettes as they are
-        stored, and resized by the nearest pixel, so that no class appears that was not there. Of
-        an image in colours, or with labels above 255, ``error`` says so. ``"raw"`` gives the values
-        as they are stored, 1 to 4 channels of uint8, uint16 (grey of 9 to 16 bits: depth, X-rays)
-        or float32 (TIFF), without ``size`` and ``transform``.
+        ``"RGB"`` (3 channels), ``"RGBA"`` (4, alpha 255 if the image has none), ``"L"`` (1, luma),
+        or ``"labels"`` (1) for class masks: stored grey values or palette indices, resized to the
+        nearest pixel, so that no new class appears; an image in colours, or with labels above 255,
+        is an ``error``. ``"raw"`` gives the stored values, 1 to 4 channels of uint8, uint16 (grey
+        of 9 to 16 bits: depth, X-rays) or float32 (TIFF), without ``size`` and ``transform``.
     errors
-        What becomes of an image that can't be decoded: ``"null"`` keeps the row, with the reason in
+        What to do with an image that can't be decoded: ``"null"`` keeps the row, with the reason in
         ``error``; ``"drop"`` drops the row, so that even ``len`` has to decode; ``"raise"`` raises.
     shard_errors
-        What becomes of a shard that can't be read at all: ``"raise"``, or ``"skip"``, which makes
-        an empty partition of it, with a warning. A damaged one keeps its complete samples, and
+        What to do with a shard that can't be read at all: ``"raise"``, or ``"skip"``, which makes
+        it an empty partition, with a warning. A damaged shard keeps its complete samples, and
         columns of a sidecar that can't be read are null for its shard.
     max_pixels
-        Images of more pixels are an error, before anything is allocated for them. None: no limit.
+        Larger images are an error, before any memory is allocated for them. None: no limit.
     max_member_bytes
-        Members of more bytes than that, other than the image, are null, with a warning: by default
-        256 MiB. None: as many as a column can hold, 2 GiB. All those of a partition that a query
-        asks for together may be as much as a partition may hold; more is a
-        ``PartitionTooLargeError``.
+        Larger members, other than the image, are null, with a warning: 256 MiB by default. None:
+        2 GiB, as many bytes as a column can hold. If all members that a query needs of a partition
+        are more than it can hold, a ``PartitionTooLargeError`` is raised.
     backend
-        ``"cudf"`` or ``"pandas"``. By default dask's ``dataframe.backend`` if that is set, else
-        cuDF where this machine has it and a GPU.
+        ``"cudf"`` or ``"pandas"``. By default Dask's ``dataframe.backend`` if that is set, else
+        cuDF if this machine has it and a GPU.
     partition_size
         Decoded bytes that a partition may hold, for example ``"512 MiB"``. A shard that would
         decode to more becomes several partitions, at most one per image. ``"auto"``: a sixteenth of
         a worker's memory, on cuDF a thirty-second of the GPU's and at most 2^30 bytes. None: shards
         are never split.
     shards_per_partition
-        How many small shards are one partition, in the order of the paths: fewer, where they would
-        decode to more than ``partition_size``. ``"auto"``: up to about 10,000 samples and 128 MiB
-        of pixels, judged by the first shard. For thousands of shards that take a task longer to
-        schedule than to read. In a partition of several shards the index is the number of a sample
-        in its shard, plus 2^32 for each shard of the partition before it.
+        Number of consecutive small shards in one partition; fewer if they would decode to more than
+        ``partition_size``. ``"auto"``: up to about 10,000 samples and 128 MiB of pixels, judged by
+        the first shard. Useful for thousands of shards that a task reads faster than Dask schedules
+        it. In a partition of several shards the index is the number of a sample in its shard, plus
+        2^32 for each shard of the partition before it.
     scaled_decode
         Decode a JPEG that is at least twice as large as ``size`` at a reduced scale: up to three
-        times faster, at 30 to 50 dB PSNR to the full way. On the CPU, with resize ``"stretch"``,
+        times faster, at 30 to 50 dB PSNR to the full decode. On the CPU, with resize ``"stretch"``,
         ``"crop"`` or ``"pad"``.
     sidecar
-        ``"parquet"``: the columns of the parquet file beside each shard, ``00000.parquet`` of
-        ``00000.tar``, as img2dataset and :func:`to_webdataset` write them, for the samples whose
-        key is in its column ``key`` or ``__key__``; a shard without a file is an error. ``"auto"``:
-        where there are files; nulls elsewhere. See Notes.
+        ``"parquet"`` adds the columns of the parquet file beside each shard (``00000.parquet`` for
+        ``00000.tar``), as img2dataset and :func:`to_webdataset` write it, joined by its column
+        ``key`` or ``__key__``; a shard without a file is an error. ``"auto"``: as that, with nulls
+        for shards without a file. See Notes.
     allow_pipes
         Whether paths may be commands: ``"pipe:curl -s https://host/{00..99}.tar"`` is run by the
-        shell, as webdataset does, once for each partition that is read; a partition is a whole
-        shard then, and the command's output is held in memory. Only for lists of paths that you
-        would run as programs.
+        shell, as in webdataset, once per partition that is read. A partition is then a whole shard,
+        and the command's output is held in memory. Only for lists of paths that you would run as
+        programs.
     index
-        Where to look for indexes, with which no shard is opened until its pixels are asked for.
-        ``"auto"``: beside the shards, those of :func:`write_index`, by one listing of each folder.
-        A folder: there. True: beside the shards, and a shard without one is an error; nothing is
-        listed. False: none is used. What is stale is not used, with a warning.
+        Where to look for indexes, with which no shard is opened before its pixels are needed.
+        ``"auto"``: those of :func:`write_index` beside the shards, by one listing per folder. A
+        folder: in there. True: beside the shards, without a listing; a shard without an index is an
+        error. False: none is used. A stale index is not used, with a warning.
     storage_options
-        For the fsspec filesystem behind remote paths.
+        For the fsspec filesystem of remote paths.
     decode
-        Whether to decode images. With False ``image`` holds references, of the dtype
-        ``image_reference``: small values that filters, joins, shuffles and parquet files keep, and
-        of which :func:`decode_images` makes pixels, in this process or another one, today or later.
-        There is no column ``error``.
+        Whether to decode images. With False, ``image`` holds references of the dtype
+        ``image_reference``: small values that survive filters, joins, shuffles and parquet files.
+        :func:`decode_images` turns them into pixels, at any time and in any process. There is no
+        column ``error``.
 
     Returns
     -------
@@ -200,7 +199,7 @@ def read_webdataset_images(
         Columns ``__key__``, ``__url__``, ``offset``, ``nbytes``, ``format``, ``height``, ``width``,
         ``channels``, ``error``, the components, the sidecar's columns, and ``image``: struct<data:
         large_binary, height, width, channels: int32> (on cuDF, which has no type for bytes, data:
-        list<uint8>), null where there is an error. The index numbers the samples of each shard. See
+        list<uint8>), null if there is an error. The index numbers the samples of each shard. See
         ``.images`` for the pixels.
 
     Raises
@@ -218,16 +217,16 @@ def read_webdataset_images(
 
     Notes
     -----
-    Keys are webdataset's: the path up to the first dot of its last part. Members of a key that
-    comes back later in a shard are joined to its sample, where webdataset makes two of them, unless
-    the sample has such members already.
+    Keys are webdataset's: the path up to the first dot of its last part. If a key occurs again
+    later in a shard, its members join the earlier sample (webdataset makes a second sample), unless
+    that has such members already.
 
-    Of a sidecar, rows without a sample (downloads that have failed) are left out, and samples
-    without a row have nulls, with a warning. The first file there is tells columns and types; one
-    whose name another column has is called ``sidecar.<name>`` (of a file of ``to_webdataset``, the
-    columns that every collection has are left out). What a later file lacks is null, what only it
-    has is left out, and other types are cast where no value changes by that, else the shard is a
-    ``ShardError``. So is a key on two rows, once a column of that file is asked for.
+    Rows of a sidecar without a sample (failed downloads) are left out; samples without a row have
+    nulls, with a warning. Columns and types are those of the first sidecar. A column whose name is
+    taken is called ``sidecar.<name>`` (in a file of ``to_webdataset``, columns that every
+    collection has are left out). Columns that a later file lacks are null, columns that only it has
+    are left out, and other types are cast if that changes no value; else a ``ShardError`` is
+    raised. A key on two rows is also a ``ShardError``, once a column of that file is needed.
 
     Examples
     --------
@@ -271,11 +270,11 @@ def read_webdataset_images(
         max_member_bytes=parse_max_member_bytes(max_member_bytes),
         other_images=others,
     )
-    where = parse_index(index)
+    index_source = parse_index(index)
     shards = find_shards(paths, storage_options)
     listings: Listings = {}
     shards = with_sidecars(shards, sidecar, storage_options, listings)
-    indexes = find_indexes(shards, where, storage_options, listings)
+    indexes = find_indexes(shards, index_source, storage_options, listings)
     with open_first(shards, storage_options, shard_errors == "skip", indexes) as first:
         schema = make_schema(
             first.index,
@@ -285,21 +284,23 @@ def read_webdataset_images(
             components=components,
             json_fields=json_fields,
         )
-        beside = sidecar_columns(shards, schema.types, storage_options, backend_)
-        schema = replace(schema, sidecar=beside)
+        added = sidecar_columns(shards, schema.types, storage_options, backend_)
+        schema = replace(schema, sidecar=added)
         types = {n: t for n, t in schema.types.items() if decode or n not in schema.errors}
         selected = chosen_columns(columns, types, decode)
         filters_ = normalize_filters(filters, types)
         members = {"image": extensions} | {each.column: each.extensions for each in others}
         first.warn_of_unknown(schema, members)
         partitions = make_partitions(shards, first, options, largest, together, indexes)
-    told = str((schema.components, schema.sidecar))
-    # Of two datasets with one token Dask keeps the first, with the indexes that it knows.
-    found = sorted(
+    columns_token = str((schema.components, schema.sidecar))
+    # Indexes are part of the token: of two datasets with equal tokens, Dask keeps the older one.
+    index_versions = sorted(
         (url, index.url, index.required, index.file.version if index.file else "")
         for url, index in indexes.items()
     )
-    token = tokenize(fingerprint_of(shards), told, options, largest, together, found)
+    token = tokenize(
+        fingerprint_of(shards), columns_token, options, largest, together, index_versions
+    )
     dataset = Dataset(partitions, tuple(shards), schema, options, token)
     return new_collection(read_of(dataset, selected, filters_, decode))
 
@@ -307,26 +308,30 @@ def read_webdataset_images(
 def read_of(
     dataset: Dataset, columns: list[str] | None, filters: Filters | None, decode: bool
 ) -> Expr:
-    """A scan, and the decode of what it finds where pixels or errors are needed."""
+    """Build the query: a scan, and a decode above it if pixels or errors are needed.
+
+    Filters on metadata go into the scan. If some are on errors, the images of these errors are
+    decoded first, and the others after the filter.
+    """
     options, schema = dataset.options, dataset.schema
     kind: type[Scan] = ReadParquetImages if options.is_table else ReadWebDataset
     if not decode:
         return kind(dataset, columns, filters)
     by_error = not schema.errors.isdisjoint(columns_of(filters))
-    keep = kept_by(options.errors)
+    keep = error_filter(options.errors)
     wanted = list(schema.types) if columns is None else columns
     decodings = {options.image: options.decoding}
     decodings |= {each.column: each.decoding for each in options.other_images}
     needed = {*wanted, *(columns_of(filters) & schema.errors)}
     errors = {image: schema.field(image, "error") for image in decodings}
-    made = [image for image in decodings if keep or {image, errors[image]} & needed]
-    if not made:
+    decoded = [image for image in decodings if keep or {image, errors[image]} & needed]
+    if not decoded:
         return kind(dataset, columns, filters)
     scanned = columns
-    if by_error or not {*made} <= {*wanted}:
-        scanned = [*wanted, *({*made, *columns_of(filters)}.difference(wanted))]
-    below = without(filters, schema.errors) if by_error else filters
-    scan: Expr = kind(dataset, scanned, below)
+    if by_error or not {*decoded} <= {*wanted}:
+        scanned = [*wanted, *({*decoded, *columns_of(filters)}.difference(wanted))]
+    scan_filters = without(filters, schema.errors) if by_error else filters
+    scan: Expr = kind(dataset, scanned, scan_filters)
     images = tuple(
         ImageDecode(
             image,
@@ -336,12 +341,12 @@ def read_of(
             options.storage_options,
             image in wanted,
         )
-        for image in made
+        for image in decoded
     )
     if by_error:
-        asked = tuple(each for each in images if each.error in columns_of(filters))
-        scan = KeepMatching(Decode(scan, asked, keep), filters)
-        images = tuple(each for each in images if each not in asked)
+        filtered_by = tuple(each for each in images if each.error in columns_of(filters))
+        scan = FilterDecoded(Decode(scan, filtered_by, keep), filters)
+        images = tuple(each for each in images if each not in filtered_by)
     frame = Decode(scan, images, keep) if images else scan
     return frame if frame.columns == wanted else frame[wanted]
 
@@ -360,7 +365,7 @@ def chosen_columns(
 
 
 def fingerprint_of(shards: Sequence[Shard]) -> str:
-    """A digest of shards, and of the files beside them, in their state."""
+    """A digest of shards and sidecars, with their sizes and versions."""
     digest = hashlib.blake2b(digest_size=16)
     for shard in shards:
         for file in filter(None, (shard, shard.sidecar)):

@@ -1,4 +1,4 @@
-"""Warnings that reach the user from whatever process a task runs in, and those about shards."""
+"""Warnings that reach the user from any process, and the warnings about shards."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ from dask_image_ingest.tar import Damage
 
 logger = logging.getLogger("dask_image_ingest")
 
-# Members that came late and were warned about: once in a process, not once for each shard.
+# Extensions of late members warned about already: once per process, not once per shard.
 _warned_extensions: set[str] = set()
 
 
 def warn_user(message: str) -> None:
-    """Warn here, and on a worker of a cluster also in the client that waits for it."""
+    """Warn in this process; on a cluster's worker also in the client."""
     message = without_passwords(message)
     try:
         from distributed.worker import get_worker, warn
@@ -30,13 +30,13 @@ def warn_user(message: str) -> None:
 
 
 def warn_of_skipped(error: Exception) -> None:
-    """Say which shard is left out, and why."""
+    """Warn of a shard that is skipped."""
     logger.warning("skipped: %s", error)
     warn_user(f"skipped: {error}")
 
 
 def warn_of_unusable(error: Exception, index: IndexFile) -> None:
-    """Say which index is not used, why, and where: a worker may lack what others have."""
+    """Warn of an index that is not used; names the worker, since others may be able to use it."""
     warn_user(
         f"the index {index.url} is not used: {error}. {index.shard.url} is read without it"
         f"{this_worker()}"
@@ -44,7 +44,7 @@ def warn_of_unusable(error: Exception, index: IndexFile) -> None:
 
 
 def warn_of_damage(url: str, damage: Damage | None, samples: int) -> None:
-    """Say what of a shard is lost, if anything is."""
+    """Warn if the end of a shard is lost."""
     if damage is not None:
         warn_user(
             f"{url} is damaged at byte {damage.offset}: {damage.reason}. "
@@ -53,14 +53,14 @@ def warn_of_damage(url: str, damage: Damage | None, samples: int) -> None:
 
 
 def warn_of_late_members(url: str, late: set[str]) -> None:
-    """Say which kinds of members a shard has that the first shard has not."""
-    unheard = sorted(late - _warned_extensions - {""})
-    if unheard:
-        _warned_extensions.update(unheard)
-        few = ", ".join(map(repr, unheard[:3]))
-        more = f" and {len(unheard) - 3} more" if len(unheard) > 3 else ""
+    """Warn of extensions of members that the first shard does not have."""
+    new = sorted(late - _warned_extensions - {""})
+    if new:
+        _warned_extensions.update(new)
+        few = ", ".join(map(repr, new[:3]))
+        more = f" and {len(new) - 3} more" if len(new) > 3 else ""
         warn_user(
             f"{url} has members of a kind that the first shard has not: {few}{more}. They "
-            f"are left out; to have them as a column, pass components={{..., {unheard[0]!r}: "
+            f"are left out; to have them as a column, pass components={{..., {new[0]!r}: "
             "'string'} (or 'binary', 'int64' ...)"
         )

@@ -25,7 +25,7 @@ from dask_image_ingest.dask_internals import convert_legacy_graph, cull, new_col
 from dask_image_ingest.dataset import (
     LastDecode,
     last_decode,
-    move_rows_now,
+    persist_moves,
     shard_of_partition,
 )
 from dask_image_ingest.errors import ArgumentError
@@ -110,7 +110,7 @@ class LazySource(Source):
         unfused = frame.optimize(fuse=False).expr
         self._let_others_run()
         # Rows are moved once, or each partition would do so to be read, by itself and for all.
-        moved = move_rows_now(unfused, self._scheduler)
+        moved = persist_moves(unfused, self._scheduler)
         self._plan(frame if moved is None else new_collection(moved))
 
     def _plan(self, frame: Any) -> None:

@@ -4,7 +4,7 @@ import pytest
 from counted import work  # noqa: F401
 
 import dask_image_ingest as dii
-from dask_image_ingest.dataset.plan.operators import is_row_by_row
+from dask_image_ingest.dataset.plan.operators import is_row_wise_query
 
 COLUMNS = ["image", "width", "height", "cls", "txt"]
 
@@ -90,7 +90,7 @@ def test_a_function_is_asked_once_for_each_row(ddf):
     ],
 )
 def test_the_text_of_a_query_asks_rows_or_all(text, asks_rows):
-    assert is_row_by_row(text) is asks_rows
+    assert is_row_wise_query(text) is asks_rows
 
 
 def test_images_of_a_chain_that_waits_for_its_filter_are_not_decoded(ddf, work):  # noqa: F811

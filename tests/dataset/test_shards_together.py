@@ -236,7 +236,7 @@ def test_other_values_are_refused(read, value):
 
 
 def test_very_many_small_shards_are_a_hint(shards, monkeypatch):
-    monkeypatch.setattr(partitioning, "_MANY", 2)
+    monkeypatch.setattr(partitioning, "_MANY_SHARDS", 2)
     with pytest.warns(UserWarning, match=r"3 shards of about 8 .* shards_per_partition='auto'"):
         ddf = dii.read_webdataset_images(shards, backend="pandas")
     assert ddf.npartitions == 3

@@ -34,7 +34,7 @@ def ahead(monkeypatch):
 @pytest.fixture
 def always(monkeypatch):
     """Images are read ahead however small they are, and however far between."""
-    monkeypatch.setattr(samples, "_LEAST_AHEAD", 1)
+    monkeypatch.setattr(samples, "_LEAST_WHOLE", 1)
     monkeypatch.setattr(samples, "_DENSE", 0)
 
 

@@ -16,7 +16,7 @@ from tars import tar
 from witnesses import shards_in
 
 import dask_image_ingest as dii
-from dask_image_ingest.dataset import take_walked
+from dask_image_ingest.dataset import take_cached_scan
 from dask_image_ingest.dataset.scan import open_samples
 from dask_image_ingest.errors import ShardError
 from dask_image_ingest.export import run
@@ -160,7 +160,7 @@ def test_a_source_that_is_replaced_between_its_parts_is_an_error(shards, tmp_pat
 def test_an_export_leaves_no_index_behind(read, tmp_path):
     with dask.config.set(scheduler="sync"):
         export(read(), tmp_path / "out")
-    assert take_walked() is None
+    assert take_cached_scan() is None
 
 
 def assert_same(tmp_path):

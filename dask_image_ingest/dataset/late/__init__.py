@@ -1,5 +1,5 @@
-"""Late decode: rows with image references, moved about as metadata, become pixels at the end.
+"""Late materialization: rows are moved with references to their images, and decoded afterwards.
 
-In: frames with references, or with columns that point to encoded images. Out: the same rows with
-pixels and errors, and the rules by which dask's optimiser puts the decode above what moves rows.
+In: frames with references, or with columns that locate or hold encoded images. Out: the same rows
+with pixels and errors, and the optimiser rules that place the decode after shuffles and the like.
 """

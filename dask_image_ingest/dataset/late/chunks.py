@@ -1,4 +1,4 @@
-"""Rows that are decoded a part at a time: those that were moved, and those of a shuffled stream."""
+"""Decode moved rows in chunks: for chunked functions, for split partitions, for batches."""
 
 from __future__ import annotations
 
@@ -24,17 +24,17 @@ from dask_image_ingest.dataset.late.groups import GroupsOfReferences
 from dask_image_ingest.dataset.late.nodes import Decode
 from dask_image_ingest.dataset.plan.nodes import ImageNode
 from dask_image_ingest.dataset.plan.scan_node import Scan
-from dask_image_ingest.dataset.scan.decode_rows import ImageDecode, Kept, cuts
+from dask_image_ingest.dataset.scan.decode_rows import ErrorFilter, ImageDecode, slices_by_size
 from dask_image_ingest.frames import backend_of
 from dask_image_ingest.storage import has_random_access, local_path
 
 
-def _of_all(frame: Any, function: Callable[..., Any], args: tuple[Any, ...], _: Any) -> Any:
+def _apply(frame: Any, function: Callable[..., Any], args: tuple[Any, ...], _meta: Any) -> Any:
     return function(frame, *args)
 
 
-def _of_pieces(
-    frame: Any, images: Any, function: Callable[..., Any], args: tuple[Any, ...], _: Any
+def _apply_in_chunks(
+    frame: Any, images: Any, function: Callable[..., Any], args: tuple[Any, ...], _meta: Any
 ) -> Any:
     largest = backend_of(frame).partition_memory()
     results = [function(piece, *args) for piece in decode_pieces(frame, images, largest)]
@@ -42,14 +42,14 @@ def _of_pieces(
 
 
 class ChunkedMap(ImageNode, dx.Blockwise):
-    """A function of each partition, whose results over parts of it can be put one behind the other.
+    """Maps partitions by a function whose results over chunks of a partition can be concatenated.
 
-    Rows that were moved are decoded a piece at a time for it: how many images a key brought to one
-    partition is known to nobody before, and no partition can become several when the graph is made.
+    Moved rows are decoded chunk by chunk: a shuffle may bring any number of images to a partition,
+    and the graph can't split partitions whose size is unknown when it is built.
     """
 
     _parameters: ClassVar = ["frame", "function", "args", "meta"]
-    operation: ClassVar[Any] = staticmethod(_of_all)
+    operation: ClassVar[Any] = staticmethod(_apply)
 
     @functools.cached_property
     def _meta(self) -> Any:
@@ -66,33 +66,33 @@ class ChunkedMap(ImageNode, dx.Blockwise):
 
 
 class _ChunkedMapOfReferences(ChunkedMap):
-    """The same over the pointers of rows that were moved."""
+    """The map over references; decodes them itself."""
 
     _parameters: ClassVar = ["frame", "images", "function", "args", "meta"]
-    operation = staticmethod(_of_pieces)
+    operation = staticmethod(_apply_in_chunks)
 
     def _lower(self) -> None:
         return None
 
 
-class Pieces(dx.Expr):
-    """Parts of the partitions of a frame, as partitions."""
+class SplitPartitions(dx.Expr):
+    """Splits partitions: output partition i is one slice (partition, start, end) of ``frame``."""
 
-    _parameters: ClassVar = ["frame", "places"]
-    places: tuple[tuple[int, int, int], ...]
+    _parameters: ClassVar = ["frame", "slices"]
+    slices: tuple[tuple[int, int, int], ...]
 
     @functools.cached_property
     def _meta(self) -> Any:
         return self.frame._meta
 
     def _divisions(self) -> tuple[None, ...]:
-        return (None,) * (len(self.places) + 1)
+        return (None,) * (len(self.slices) + 1)
 
     def _layer(self) -> dict[Any, Any]:
         name = self._name
         return {
-            (name, at): dx.Task((name, at), _rows, dx.TaskRef((self.frame._name, part)), start, end)
-            for at, (part, start, end) in enumerate(self.places)
+            (name, i): dx.Task((name, i), _rows, dx.TaskRef((self.frame._name, part)), start, end)
+            for i, (part, start, end) in enumerate(self.slices)
         }
 
 
@@ -100,111 +100,117 @@ def _rows(frame: Any, start: int, end: int) -> Any:
     return frame.iloc[start:end]
 
 
-def move_rows_now(expr: dx.Expr, scheduler: Any) -> dx.Expr | None:
-    """An optimised query whose rows were moved, once; None where it moves none.
+def persist_moves(expr: dx.Expr, scheduler: Any) -> dx.Expr | None:
+    """Run the moves of an optimised query once, and persist the moved references.
 
-    Only pointers and other metadata are moved and kept. The rows of a partition become several
-    where their encoded images are more than those of a partition of the read on average, unless
-    something above the decode sees partitions.
+    If only projections follow the decode, partitions with more encoded bytes than a partition of
+    the scan has on average are split. None if the query moves no rows.
     """
-    moved = _moved(expr)
-    for rows in moved:
-        kept = dx.new_collection(rows).persist(scheduler=scheduler)
+    all_moved = _moved_references(expr)
+    for moved in all_moved:
+        persisted = dx.new_collection(moved).persist(scheduler=scheduler)
         decode = expr
         while isinstance(decode, dx.Projection):
             decode = decode.frame
-        new = kept.expr
-        if isinstance(decode, Decode) and decode.frame._name == rows._name:
-            partitions = max((r.npartitions for r in rows.find_operations(Scan)), default=1)
-            new = _cut(kept, decode.images, partitions, scheduler)
-        expr = expr.substitute(rows, new)
-    return expr if moved else None
+        replacement = persisted.expr
+        if isinstance(decode, Decode) and decode.frame._name == moved._name:
+            partitions = max((r.npartitions for r in moved.find_operations(Scan)), default=1)
+            replacement = _split_large(persisted, decode.images, partitions, scheduler)
+        expr = expr.substitute(moved, replacement)
+    return expr if all_moved else None
 
 
-def _moved(expr: dx.Expr) -> list[dx.Expr]:
-    """The pointers of a query which others than their own partition are needed for."""
+def _moved_references(expr: dx.Expr) -> list[dx.Expr]:
+    """The inputs of decodes that are not computed partition by partition."""
     decodes = expr.find_operations((Decode, GroupsOfReferences))
-    pointers = {decode.frame._name: decode.frame for decode in decodes}
+    inputs = {decode.frame._name: decode.frame for decode in decodes}
     return [
         rows
-        for rows in pointers.values()
+        for rows in inputs.values()
         if not all(isinstance(node, (dx.Blockwise, dx.FromGraph)) for node in rows.walk())
     ]
 
 
-def _cut(kept: Any, images: Sequence[ImageDecode], partitions: int, scheduler: Any) -> dx.Expr:
-    tasks = [dask.delayed(_sizes)(part, images) for part in kept.to_delayed()]
+def _split_large(
+    persisted: Any, images: Sequence[ImageDecode], partitions: int, scheduler: Any
+) -> dx.Expr:
+    """Split at the average encoded size of ``partitions`` partitions."""
+    tasks = [dask.delayed(_total_sizes)(part, images) for part in persisted.to_delayed()]
     sizes = dask.compute(*tasks, scheduler=scheduler)
-    largest = max(1, sum(int(each.sum()) for each in sizes) // partitions)
-    places = [
+    largest = max(1, sum(int(nbytes.sum()) for nbytes in sizes) // partitions)
+    slices = [
         (part, rows.start, rows.stop)
-        for part, each in enumerate(sizes)
-        for rows in cuts([each], largest)
+        for part, nbytes in enumerate(sizes)
+        for rows in slices_by_size([nbytes], largest)
     ]
-    return Pieces(kept.expr, tuple(places)) if len(places) > len(sizes) else kept.expr
+    if len(slices) == len(sizes):
+        return persisted.expr
+    return SplitPartitions(persisted.expr, tuple(slices))
 
 
-def _sizes(frame: Any, images: Sequence[ImageDecode]) -> np.ndarray:
+def _total_sizes(frame: Any, images: Sequence[ImageDecode]) -> np.ndarray:
+    """Encoded bytes of each row, all image columns together; shape (n,), int64."""
     return np.sum([encoded_sizes(frame, each) for each in images], axis=0)
 
 
-# Headers that tell how large the images of a partition are.
+# Headers that are read to estimate the decoded size of a partition.
 _SAMPLED = 64
 
 
 def _decode_rows(
-    images: Sequence[ImageDecode], keep: Kept, columns: Sequence[Any], rows: Any
+    images: Sequence[ImageDecode], keep: ErrorFilter, columns: Sequence[Any], rows: Any
 ) -> Any:
     return decode_partition(rows, images, keep)[list(columns)]
 
 
 @dataclass(frozen=True)
 class LastDecode:
-    """The decode that ends a query of local files, apart from the rows that it is made of.
+    """The final decode of a query of local files, apart from the undecoded rows below it.
 
     Attributes
     ----------
     rows
-        The query without it: references in place of images.
+        The query below the decode, with references in place of images.
     images, keep
-        As of `Decode`.
+        As for `Decode`.
     columns
-        Of the result.
+        Columns of the decoded result, in order.
     """
 
     rows: dx.Expr
     images: tuple[ImageDecode, ...]
-    keep: Kept
+    keep: ErrorFilter
     columns: tuple[Any, ...]
 
     @property
     def function(self) -> Callable[[Any], Any]:
-        """The decode of any of these rows."""
+        """Function that decodes a frame of any of these rows."""
         return functools.partial(_decode_rows, self.images, self.keep, self.columns)
 
     def pixels(self, rows: Any) -> int | None:
-        """About how many bytes some rows decode to; None where they hold the files themselves."""
+        """Estimate the decoded bytes of some rows; None if the references carry encoded bytes."""
         some = rows.iloc[:: max(1, len(rows) // _SAMPLED)]
         nbytes = 0
         for each in self.images:
-            found = reference_rows(references_of(some, each.image))
-            references = [row for row in found if row is not None]
-            if any(row.bytes is not None for row in references):
+            per_row = reference_rows(references_of(some, each.image))
+            references = [reference for reference in per_row if reference is not None]
+            if any(reference.bytes is not None for reference in references):
                 return None
             headers = fetch_headers(references, each.decoding, each.storage_options)
             nbytes += sum(map(each.decoding.nbytes, headers))
         return nbytes * len(rows) // max(1, len(some))
 
     def pieces(self, rows: Any, largest: int, most: int) -> Iterator[slice]:
-        """Cut rows where their files have ``largest`` bytes together, or there are ``most``."""
-        nbytes = np.sum([encoded_sizes(rows, each) for each in self.images], axis=0)
-        return cuts([np.maximum(nbytes, largest // most)], largest)
+        """Slices of about ``largest`` encoded bytes and at most about ``most`` rows."""
+        nbytes = _total_sizes(rows, self.images)
+        # Each row counts as at least a ``most``-th of ``largest``.
+        return slices_by_size([np.maximum(nbytes, largest // most)], largest)
 
 
 def last_decode(expr: dx.Expr) -> LastDecode | None:
-    """The decode that a query ends with; None where it does not, or its shards are far away.
+    """The decode that ends a query; None if it ends otherwise or reads remote or piped shards.
 
-    A scan of a remote shard may fetch all of it, and its images would be fetched again.
+    The scan of a remote shard may download all of it, and a later decode would do so again.
     """
     decode = expr = expr.simplify()
     while isinstance(decode, dx.Projection) and decode.ndim == 2:

@@ -1,4 +1,4 @@
-"""References → pixels: the one decode of rows, wherever they are when their pixels are needed."""
+"""Decode references outside of a scan: fetch the encoded images, then decode them."""
 
 from __future__ import annotations
 
@@ -14,45 +14,45 @@ import pyarrow as pa
 from dask_image_ingest.dataset.late.fetch import fetch
 from dask_image_ingest.dataset.scan.decode_rows import (
     Decoded,
+    ErrorFilter,
     ImageDecode,
-    Kept,
     check_size,
-    cuts,
+    decode_first_rows,
     decode_rows,
     first_errors,
-    first_rows,
+    slices_by_size,
 )
 from dask_image_ingest.dataset.schema.columns import POINTER_COLUMNS
 from dask_image_ingest.decode import Header, Origin, Pixels
 from dask_image_ingest.frames import ImageReference, as_references, backend_of
 
-# A merge that found nothing on one side: no image, and nothing wrong with it.
-_NOTHING = Header(None, None, None, None, "", True)
+# For a null reference, such as that of an unmatched row of a merge: no image, and no error.
+_NO_REFERENCE = Header(None, None, None, None, "", True)
 
 
 def decode_partition(
     frame: Any,
     images: Sequence[ImageDecode],
-    keep: Kept = None,
+    keep: ErrorFilter = None,
     limit: int | None = None,
     headers: Sequence[str] = (),
 ) -> Any:
-    """Decode the images that the rows of a pandas or cuDF frame refer to.
+    """Decode the references of a pandas or cuDF frame.
 
-    ``keep`` and ``limit`` say which rows are left by the errors of their images. ``headers``
-    are columns of the frame that get what the headers of its only images tell.
+    ``images``, ``keep`` and ``limit`` are as for `Decode`. ``headers`` are header columns to fill
+    (``height`` and the like), with a single image column only.
 
     Raises
     ------
     PartitionTooLargeError
-        Where they would decode to more than a worker can hold; before they do.
+        Before the decode, if the images exceed what a worker can hold.
     ImageDecodeError
         For the first image that can't be decoded, with ``errors="raise"``.
     """
-    return first_rows(frame, functools.partial(_decoded, images, headers), keep, limit)
+    return decode_first_rows(frame, functools.partial(_decode_frame, images, headers), keep, limit)
 
 
-def _decoded(images: Sequence[ImageDecode], headers: Sequence[str], frame: Any) -> Decoded:
+def _decode_frame(images: Sequence[ImageDecode], headers: Sequence[str], frame: Any) -> Decoded:
     encoded = [EncodedImages(frame, each) for each in images]
     nbytes = int(sum(each.nbytes.sum() for each in encoded if each.images.pixels))
     largest = backend_of(frame).largest_partition
@@ -67,16 +67,16 @@ def _decoded(images: Sequence[ImageDecode], headers: Sequence[str], frame: Any) 
 
 
 def decoded_meta(meta: Any, images: Sequence[ImageDecode]) -> Any:
-    """The empty frame that a decode makes of one."""
+    """The meta of a decoded frame."""
     for each in images:
         meta = each.into(meta, Pixels(np.empty(0, np.uint8), np.empty((0, 3), np.int32), []))
     return meta
 
 
 def reference_rows(references: pa.ChunkedArray) -> list[ImageReference | None]:
-    """The reference of each row; the bytes that it carries are views of the column's memory."""
+    """The reference of each row, None for null; carried bytes are views, not copies."""
     carried = [
-        # Arrow's are signed; a memoryview is copied only to one of its own format.
+        # Arrow's buffers have the format "b", and memoryviews copy only between equal formats.
         None if not value.is_valid else memoryview(value.as_buffer()).cast("B")
         for value in field_of(references, "bytes")
     ]
@@ -95,105 +95,105 @@ def with_headers(
     headers: Sequence[Header],
     sizes: Sequence[int | None],
 ) -> Any:
-    """A frame with columns of what the header of each row's image tells, and of its size."""
+    """Set columns to values of each row's header; ``nbytes`` to its encoded size."""
     backend = backend_of(frame)
     for name in columns:
-        told = sizes if name == "nbytes" else [getattr(header, name) for header in headers]
-        rows = [row for row, value in enumerate(told) if value is not None]
+        values = sizes if name == "nbytes" else [getattr(header, name) for header in headers]
+        rows = [row for row, value in enumerate(values) if value is not None]
         type_ = POINTER_COLUMNS[name]
-        values: Any = [told[row] for row in rows]
+        present: Any = [values[row] for row in rows]
         if pa.types.is_integer(type_):
-            values = np.array(values, type_.to_pandas_dtype())
-        frame = backend.with_columns(frame, {name: (values, type_)}, rows)
+            present = np.array(present, type_.to_pandas_dtype())
+        frame = backend.with_columns(frame, {name: (present, type_)}, rows)
     return frame
 
 
 def field_of(references: pa.ChunkedArray, name: str) -> pa.ChunkedArray:
-    """One field of references, null where there is none."""
+    """One field of an array of references; null for null references."""
     return references.flatten()[references.type.get_field_index(name)]
 
 
 def references_of(frame: Any, image: Any) -> pa.ChunkedArray:
-    """The references in a column of a pandas or cuDF frame, on the host; their bytes not copied."""
+    """A column of references as an Arrow array on the host; carried bytes are not copied."""
     (column,) = backend_of(frame).to_arrow(frame[[image]]).columns
     return as_references(column)
 
 
 def decode_pieces(frame: Any, images: Sequence[ImageDecode], largest: int) -> Iterator[Any]:
-    """The same rows, decoded in pieces of about ``largest`` bytes of pixels at most.
-
-    Nor are there more bytes of encoded images in memory at a time.
-    """
-    for rows in cuts([encoded_sizes(frame, each) for each in images], largest):
+    """Decode a frame in pieces of about ``largest`` bytes, encoded and decoded."""
+    for rows in slices_by_size([encoded_sizes(frame, each) for each in images], largest):
         part = frame.iloc[rows]
         encoded = [EncodedImages(part, each) for each in images]
-        for places in cuts([each.nbytes for each in encoded], largest):
-            piece = part.iloc[places]
+        for piece_rows in slices_by_size([each.nbytes for each in encoded], largest):
+            piece = part.iloc[piece_rows]
             for each in encoded:
-                decoded = each.decode(np.arange(len(part))[places])
+                decoded = each.decode(np.arange(len(part))[piece_rows])
                 piece = each.images.into(piece, decoded)
             yield piece
 
 
 def encoded_sizes(frame: Any, images: ImageDecode) -> np.ndarray:
-    """The bytes of each encoded image that the rows of a frame refer to; 0 where none are known."""
+    """Encoded bytes of each row's image, 0 if unknown; shape (n,), int64."""
     nbytes = field_of(references_of(frame, images.image), "nbytes")
     return nbytes.fill_null(0).to_numpy()
 
 
 class EncodedImages:
-    """The encoded images that the rows of a frame refer to, in memory; each of them once."""
+    """The encoded images of a frame's references, in memory; repeated references share one.
+
+    ``nbytes`` are the decoded bytes of each row's image; shape (n,), int64.
+    """
 
     def __init__(self, frame: Any, images: ImageDecode) -> None:
         self.images = images
         self._backend = backend_of(frame)
         rows = reference_rows(references_of(frame, images.image))
-        # A merge may have many rows of one image, and rows of none.
-        known: dict[ImageReference, int] = {}
-        which = [-1 if row is None else known.setdefault(row, len(known)) for row in rows]
-        self._references = list(known)
-        self._which = np.array(which, np.int64)
-        self._which[self._which < 0] = len(known)
+        # A merge may repeat a reference, or leave it null.
+        distinct: dict[ImageReference, int] = {}
+        indices = [-1 if row is None else distinct.setdefault(row, len(distinct)) for row in rows]
+        self._references = list(distinct)
+        #: Row → position in ``_headers`` and ``_encoded``; null references share the last one.
+        self._indices = np.array(indices, np.int64)
+        self._indices[self._indices < 0] = len(distinct)
         self._headers, self._encoded = fetch(
             self._references, images.decoding, images.storage_options
         )
-        self._headers.append(_NOTHING)
+        self._headers.append(_NO_REFERENCE)
         self._encoded.append(None)
         sizes = [images.decoding.nbytes(header) for header in self._headers]
-        self.nbytes = np.array(sizes, np.int64)[self._which]
+        self.nbytes = np.array(sizes, np.int64)[self._indices]
 
     @property
     def headers(self) -> list[Header]:
         """The header of each row's image."""
-        return [self._headers[one] for one in self._which.tolist()]
+        return [self._headers[index] for index in self._indices.tolist()]
 
     @property
     def sizes(self) -> list[int | None]:
-        """The bytes of each row's encoded image; None where they are not known."""
+        """Encoded bytes of each row's image; None if unknown."""
         sizes = [*(each.nbytes for each in self._references), None]
-        return [sizes[one] for one in self._which.tolist()]
+        return [sizes[index] for index in self._indices.tolist()]
 
     def decode(self, rows: np.ndarray) -> Pixels:
-        """The images of the given rows."""
-        which, places = np.unique(self._which[rows], return_index=True)
-        order = which[np.argsort(places)]
-        made = self._decode(order)
-        if len(order) == len(rows):
-            return made
-        position = np.zeros(len(self._headers), np.int64)
-        position[order] = np.arange(len(order))
-        return made.take(position[self._which[rows]])
+        """Decode the images of the given rows, a repeated one once."""
+        indices, first_rows = np.unique(self._indices[rows], return_index=True)
+        in_row_order = indices[np.argsort(first_rows)]
+        decoded = self._decode_distinct(in_row_order.tolist())
+        if len(in_row_order) == len(rows):
+            return decoded
+        positions = np.zeros(len(self._headers), np.int64)
+        positions[in_row_order] = np.arange(len(in_row_order))
+        return decoded.take(positions[self._indices[rows]])
 
-    def _decode(self, order: np.ndarray) -> Pixels:
-        wanted = order.tolist()
-        headers = [self._headers[one] for one in wanted]
+    def _decode_distinct(self, indices: list[int]) -> Pixels:
+        headers = [self._headers[index] for index in indices]
 
         def image_bytes(row: int) -> Any:
-            return self._encoded[wanted[row]]
+            return self._encoded[indices[row]]
 
         def origin(row: int) -> Origin:
-            one = wanted[row]
-            return _origin(self._references[one] if one < len(self._references) else None)
+            index = indices[row]
+            return _origin(self._references[index] if index < len(self._references) else None)
 
         return decode_rows(
             headers,
@@ -208,22 +208,22 @@ class EncodedImages:
 
 
 def _origin(reference: ImageReference | None) -> Origin:
-    """The identity of an image for its errors and random numbers.
+    """The identity of an image, for errors and for the seed of random transforms.
 
-    All images of a sample have the same numbers: they share the place of the sample (shard and
-    number), or else its key. Keys repeat in shards, so there they do not count.
+    All images of a sample have the same seed, so it depends on the sample alone: shard and number,
+    or else the key. Within a shard the key is not used, since it may repeat.
     """
     if reference is None:
         return Origin("", 0, "no image")
     url, number, key = reference.url or "", reference.number, reference.key
     if number is None and (reference.bytes is not None or reference.offset == 0):
-        # A file of its own, or bytes of no shard.
+        # An image file, or encoded bytes without a shard.
         where = f" of {url}" if url else ""
         if key is not None:
             return Origin("", _digest(key), f"sample {key!r}{where}")
         if reference.bytes is not None:
-            told = f"the image of {len(reference.bytes):,} bytes{where}"
-            return Origin("", zlib.crc32(reference.bytes), told)
+            name = f"the image of {len(reference.bytes):,} bytes{where}"
+            return Origin("", zlib.crc32(reference.bytes), name)
     offset = reference.offset or 0
     name = f"the image at byte {offset}" if key is None else f"sample {key!r}"
     return Origin(url, offset if number is None else number, name)

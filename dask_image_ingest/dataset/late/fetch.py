@@ -1,4 +1,4 @@
-"""References → the encoded images that they refer to, or their headers, fetched shard by shard."""
+"""Fetch the encoded images of references, or only their headers, shard by shard."""
 
 from __future__ import annotations
 
@@ -27,10 +27,10 @@ from dask_image_ingest.tar import (
     too_large_error,
 )
 
-# What is made of an image that is a range of an open shard: its offset and size.
+# Reads an image from an open shard, given its offset and size.
 _Read = Callable[[ByteReader, tuple[int, int]], bytes | memoryview | Header]
 
-# Shards whose rows are fetched at the same time.
+# Remote shards fetched concurrently.
 _REMOTE_AT_ONCE = 8
 
 
@@ -38,12 +38,12 @@ def _no_image(why: str) -> Header:
     return Header(None, None, None, None, f"missing: {why}", True)
 
 
-# Of whatever an image is a range, the range is the image.
-_NOTHING_SPARSE = ShardIndex()
+# Without sparse members: an image with an offset is stored in one piece.
+_EMPTY_INDEX = ShardIndex()
 
-_NO_POINTER = _no_image("the row points to no image bytes")
+_NO_BYTES = _no_image("the row points to no image bytes")
 _OUTSIDE = _no_image("the row points beyond the end of its shard")
-_NO_KEY = _no_image("the row tells no place of its image; one with its __key__ may have it found")
+_NO_KEY = _no_image("the row has no offset of its image, and no __key__ to find its sample by")
 
 
 def fetch(
@@ -51,22 +51,22 @@ def fetch(
     decoding: DecodeSpec,
     storage_options: dict[str, Any] | None,
 ) -> tuple[list[Header], list[bytes | memoryview | None]]:
-    """Fetch encoded images: what the first bytes of each tell, and its bytes.
+    """Fetch encoded images; returns the header and the bytes of each.
 
-    The header of an image that is not there says why; it has no bytes.
+    For an image that can't be found the header has an error, and the bytes are None.
 
     Raises
     ------
     ShardError, ShardNotFoundError
         If a shard can't be read, or is of another version than a reference names.
     """
-    found = fetch_encoded(references, storage_options)
-    encoded = [None if isinstance(data, Header) else data for data in found]
+    fetched = fetch_encoded(references, storage_options)
+    encoded = [None if isinstance(data, Header) else data for data in fetched]
     headers = [
         data
         if isinstance(data, Header)
         else decoding.validated(read_header(data, decoding.max_pixels))
-        for data in found
+        for data in fetched
     ]
     return headers, encoded
 
@@ -74,7 +74,7 @@ def fetch(
 def fetch_encoded(
     references: Sequence[ImageReference], storage_options: dict[str, Any] | None
 ) -> list[bytes | memoryview | Header]:
-    """Fetch encoded images; for one that is not there, a header that says why.
+    """Fetch encoded images; a header with an error for each that can't be found.
 
     Raises
     ------
@@ -89,7 +89,7 @@ def fetch_headers(
     decoding: DecodeSpec,
     storage_options: dict[str, Any] | None,
 ) -> list[Header]:
-    """Read the header of each image, and no more of it.
+    """Read the header of each image, and only the bytes that it needs.
 
     Raises
     ------
@@ -100,16 +100,16 @@ def fetch_headers(
     def header_of(image: Any) -> Header:
         return decoding.validated(read_header(image, decoding.max_pixels))
 
-    def read(content: ByteReader, place: tuple[int, int]) -> Header:
-        return header_of(open_member(content, _NOTHING_SPARSE, place))
+    def read(content: ByteReader, span: tuple[int, int]) -> Header:
+        return header_of(open_member(content, _EMPTY_INDEX, span))
 
-    found = _visit(references, storage_options, read, HEAD)
-    return [data if isinstance(data, Header) else header_of(data) for data in found]
+    fetched = _visit(references, storage_options, read, HEAD)
+    return [data if isinstance(data, Header) else header_of(data) for data in fetched]
 
 
-def _copied(content: ByteReader, place: tuple[int, int]) -> bytes:
-    offset, size = place
-    # So that the shard is read now.
+def _copied(content: ByteReader, span: tuple[int, int]) -> bytes:
+    offset, size = span
+    # A copy, so that the bytes are read here, and not when a view of them is decoded.
     return bytes(content[offset : offset + size])
 
 
@@ -119,31 +119,35 @@ def _visit(
     read: _Read,
     longest: int | None,
 ) -> list[bytes | memoryview | Header]:
-    """Read images where they are; at most the ``longest`` first bytes of each are announced."""
-    found: list[bytes | memoryview | Header] = [_NO_POINTER] * len(references)
+    """Open each shard once and apply ``read`` to its images.
+
+    ``longest`` limits how many bytes of each image are prefetched; None for all.
+    """
+    results: list[bytes | memoryview | Header] = [_NO_BYTES] * len(references)
     by_shard: dict[str, list[int]] = {}
     for row, each in enumerate(references):
         if each.bytes is not None:
-            found[row] = each.bytes
+            results[row] = each.bytes
         elif each.url and each.nbytes is not None:
             by_shard.setdefault(each.url, []).append(row)
         elif each.url and each.offset is None:
-            found[row] = NO_MEMBER
+            results[row] = NO_MEMBER
 
     def read_shard(url: str, rows: list[int]) -> None:
         by_version: dict[Shard | None, list[int]] = {}
         for row in rows:
             by_version.setdefault(_listed(references[row]), []).append(row)
-        for listed, some in by_version.items():
+        for listed, version_rows in by_version.items():
             with open_shard(url, storage_options, listed) as content:
-                _read(content, url, {row: references[row] for row in some}, found, read, longest)
+                of_version = {row: references[row] for row in version_rows}
+                _read(content, url, of_version, results, read, longest)
 
     _each_shard(by_shard, read_shard)
-    return found
+    return results
 
 
 def _listed(reference: ImageReference) -> Shard | None:
-    """The version of the shard that a reference is of."""
+    """The shard with the version that the reference names; None if it names none."""
     url, size, version = reference.url, reference.shard_size, reference.version
     return None if url is None or size is None or version is None else Shard(url, size, version)
 
@@ -152,24 +156,24 @@ def _read(
     content: ByteReader,
     url: str,
     references: Mapping[int, ImageReference],
-    found: list[bytes | memoryview | Header],
+    results: list[bytes | memoryview | Header],
     read: _Read,
     longest: int | None,
 ) -> None:
-    """Read the images of an open shard, in the order in which they lie there."""
-    places = {row: place for row, each in references.items() if (place := each.place) is not None}
-    inside = {row: place for row, place in places.items() if _is_inside(content, *place)}
-    wanted = (
+    """Read the images of an open shard in the order of their offsets."""
+    spans = {row: place for row, each in references.items() if (place := each.place) is not None}
+    valid = {row: span for row, span in spans.items() if _is_inside(content, *span)}
+    ranges = (
         (start, start + (size if longest is None else min(size, longest)))
-        for start, size in inside.values()
+        for start, size in valid.values()
     )
-    content.prefetch(sorted(wanted))
-    for row in sorted(places, key=places.__getitem__):
-        found[row] = read(content, places[row]) if row in inside else _OUTSIDE
-    if len(places) < len(references):
+    content.prefetch(sorted(ranges))
+    for row in sorted(spans, key=spans.__getitem__):
+        results[row] = read(content, spans[row]) if row in valid else _OUTSIDE
+    if len(spans) < len(references):
         samples = _Samples(content, url)
-        for row in references.keys() - places.keys():
-            found[row] = samples.image(references[row])
+        for row in references.keys() - spans.keys():
+            results[row] = samples.image(references[row])
 
 
 def _is_inside(content: ByteReader, offset: int, size: int) -> bool:
@@ -177,16 +181,16 @@ def _is_inside(content: ByteReader, offset: int, size: int) -> bool:
 
 
 def _each_shard(rows: Mapping[str, list[int]], read: Any) -> None:
-    """Read the rows of each shard, of a few shards at a time: no more are ever open."""
-    # A command's output is in memory as a whole, and that of one at a time is enough.
+    """Call ``read(url, rows)`` for each shard: concurrently for remote shards, else in turn."""
+    # The output of a pipe is held in memory as a whole: a second one at a time would double that.
     remote = any(local_path(url) is None and not is_pipe(url) for url in rows)
     with ThreadPoolExecutor(_REMOTE_AT_ONCE if remote else 1) as threads:
-        # One after the other where they are at hand: they would wait for the same disk.
+        # Local shards would only compete for the disk.
         list((threads.map if remote else map)(read, rows.keys(), rows.values()))
 
 
 class _Samples:
-    """The images of a shard that are no range of its bytes: found by their sample and size."""
+    """Finds images without an offset (sparse or duplicate members) by their sample and size."""
 
     def __init__(self, content: ByteReader, url: str) -> None:
         self._content = content
@@ -197,15 +201,15 @@ class _Samples:
 
     def image(self, reference: ImageReference) -> bytes | memoryview | Header:
         """The encoded image, or a header that says why there is none."""
-        found = [
+        matches = [
             (sample, span)
             for sample in self._samples(reference)
             for span in sample.members.values()
             if span[1] == reference.nbytes and (sample.duplicates or span[0] in self._index.sparse)
         ]
-        if not found or any(sample is not found[0][0] for sample, _ in found):
-            return _NO_POINTER if reference.key else _NO_KEY
-        sample, span = found[0]
+        if not matches or any(sample is not matches[0][0] for sample, _ in matches):
+            return _NO_BYTES if reference.key else _NO_KEY
+        sample, span = matches[0]
         error = too_large_error(self._index, span)
         if sample.duplicates or error:
             return Header(None, None, None, None, error or duplicate_error(sample.duplicates), True)

@@ -1,4 +1,4 @@
-"""Functions of groups: references are grouped, and each group is decoded when its turn comes."""
+"""``groupby().apply`` over references: shuffle references, decode one group at a time."""
 
 from __future__ import annotations
 
@@ -15,30 +15,30 @@ from dask_image_ingest.dataset.scan.decode_rows import ImageDecode
 def apply_to_groups(
     apply: dx.Expr, child: dx.Expr, rows: dx.Expr, images: tuple[ImageDecode, ...]
 ) -> dx.Expr | None:
-    """A function of groups of ``child``, which are put together by the references in ``rows``.
+    """Rewrite a ``groupby().apply`` of ``child`` to group its undecoded ``rows``.
 
-    None where the groups depend on what is decoded, or the function gets a series.
+    None if it groups by decoded columns or by anything but names, or applies to a series.
     """
-    made = {name for each in images for name in each.columns}
-    known = {*child.columns, child._meta.index.name}
+    decoded = {name for each in images for name in each.columns}
+    names = {*child.columns, child._meta.index.name}
     if (
         apply.frame._name != child._name
         or apply._slice is not None
         or not callable(apply.func)
-        or not all(isinstance(name, str) and name in known for name in apply.by)
-        or not made.isdisjoint(apply.by)
+        or not all(isinstance(name, str) and name in names for name in apply.by)
+        or not decoded.isdisjoint(apply.by)
         or not all(isinstance(name, str) for name in child.columns)
     ):
         return None
     frame = rows
     if apply.need_to_shuffle:
-        # As dask itself would: by the first of the columns.
+        # By the first column alone, as Dask does.
         method = apply.operand("shuffle_method")
         frame = dx.RearrangeByColumn(frame, [apply.by[0]], frame.npartitions, method=method)
     options = [apply.operand(name) for name in ("group_keys", "observed", "dropna")]
-    given = [apply.operand(name) for name in ("args", "kwargs", "func")]
-    # Its meta was made by the function's own answer to pixels, where it was not given.
-    return GroupsOfReferences(frame, None, *options, *given, apply._meta, images, *apply.by)
+    call = [apply.operand(name) for name in ("args", "kwargs", "func")]
+    # The meta of ``apply``: Dask infers it by calling the function, which expects pixels.
+    return GroupsOfReferences(frame, None, *options, *call, apply._meta, images, *apply.by)
 
 
 def _apply_decoded(
@@ -48,15 +48,15 @@ def _apply_decoded(
     dask_func: Callable[..., Any],
     **options: Any,
 ) -> Any:
-    function: Callable[..., Any] = partial(_of_decoded, dask_func, images)
+    function: Callable[..., Any] = partial(_apply_to_decoded, dask_func, images)
     if not len(frame):
-        # cuDF gives no groups of no rows, and the rows themselves in place of an answer.
+        # For an empty frame cuDF makes no groups, and returns its rows instead of a result.
         frame, function = decode_partition(frame, images), dask_func
     call = partial(dx.groupby_slice_apply, func=function)
     return dx.GroupByUDFBlockwise.operation(frame, *by, dask_func=call, **options)
 
 
-def _of_decoded(
+def _apply_to_decoded(
     function: Callable[..., Any],
     images: tuple[ImageDecode, ...],
     group: Any,
@@ -65,15 +65,15 @@ def _of_decoded(
     **kwargs: Any,
 ) -> Any:
     decoded = decode_partition(group, images)
-    if "name" in vars(group):
+    if "name" in vars(group):  # pandas sets the group's key so; ``decoded`` is a new frame
         object.__setattr__(decoded, "name", group.name)
     return function(decoded, *args, **kwargs)
 
 
 class GroupsOfReferences(ImageNode, dx.GroupByUDFBlockwise):
-    """A function of the groups in each partition of references.
+    """Applies a function to the groups of each partition, decoding one group at a time.
 
-    All groups of a partition decoded at the same time could be more than a worker holds.
+    All groups of a partition, decoded together, could exceed a worker's memory.
     """
 
     _parameters: ClassVar = [*dx.GroupByUDFBlockwise._parameters, "images"]

@@ -1,4 +1,4 @@
-"""Header columns of references: format and shape, read only where they are asked for."""
+"""Header columns (format, height, width, channels) of references, read only when needed."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from dask_image_ingest.dataset.plan.nodes import AppendsColumns, ImageNode, Pres
 from dask_image_ingest.decode import DecodeSpec
 from dask_image_ingest.frames import ImageReference
 
-#: What a header tells of an image.
+#: Columns with values from an image's header.
 HEADERS: Final = ("format", "height", "width", "channels")
 
 _NO_IMAGE = ImageReference(None)
@@ -32,16 +32,16 @@ def _read_headers(
     storage_options: dict[str, Any] | None,
 ) -> Any:
     references = [each or _NO_IMAGE for each in reference_rows(references_of(frame, image))]
-    # The size is told by the reference.
+    # ``nbytes`` alone opens no file: references have it.
     headers = fetch_headers(references, decoding, storage_options) if names != ("nbytes",) else []
     return with_headers(frame, names, headers, [each.nbytes for each in references])
 
 
 class ReadHeaders(AppendsColumns, PreservesRows):
-    """Reads the first bytes of the images that rows refer to, for some of the header columns.
+    """Adds header columns by reading the first bytes of each referenced image.
 
-    What needs none of these goes below it. Directly below a decode it is a part of that, so that no
-    image is opened twice.
+    Filters and projections that need none of them go below it. A decode directly above absorbs it,
+    so that no image is opened twice.
     """
 
     _parameters: ClassVar = ["frame", "image", "headers", "decoding", "storage_options"]
@@ -78,7 +78,7 @@ class ReadHeaders(AppendsColumns, PreservesRows):
 
 
 class DecodeWithHeaders(ImageNode, dx.Blockwise):
-    """A decode that tells what the headers of its images told; the optimiser's last word."""
+    """A decode that also fills the header columns. Made late: no rule changes it."""
 
     _parameters: ClassVar = ["frame", "images", "keep", "limit", "headers"]
     _preserves_partitioning_information = True

@@ -1,7 +1,7 @@
-"""Moves over references: the expressions that only move rows, made over references instead.
+"""Late materialization: rewrites of operations that pass images along, so that they run undecoded.
 
-Over references each of them gives what it gives over pixels, with references in their place. An
-expression that is not listed here is not rewritten.
+A *move* selects, reorders or redistributes rows (sample, sort, shuffle, merge); over references it
+gives the same rows. Operations that are not listed are not rewritten.
 """
 
 from __future__ import annotations
@@ -18,19 +18,19 @@ from dask.utils import get_default_shuffle_method
 from dask_image_ingest import dask_internals as dx
 from dask_image_ingest.dataset.late.decode import field_of, references_of
 from dask_image_ingest.dataset.plan.nodes import AppendsColumns, Dependents
-from dask_image_ingest.dataset.plan.operators import COLUMNS_LOOKED_AT
+from dask_image_ingest.dataset.plan.operators import COLUMNS_USED
 from dask_image_ingest.dataset.scan.decode_rows import ImageDecode
 
 
-def _in_order(frame: Any, names: tuple[Any, ...]) -> Any:
-    """Sort rows by the shard and the number of the samples that they refer to."""
-    keys = [_places(references_of(frame, name)) for name in names]
+def _sort_by_sample(frame: Any, names: tuple[Any, ...]) -> Any:
+    """Sort rows by shard URL and sample number of their references."""
+    keys = [_sort_keys(references_of(frame, name)) for name in names]
     order = sorted(range(len(frame)), key=lambda row: [key[row] for key in keys])
     return frame if order == list(range(len(frame))) else frame.take(np.array(order))
 
 
-def _places(references: pa.ChunkedArray) -> list[tuple[str, int]]:
-    # A merge may have rows of no image: these come first, and their own order is any.
+def _sort_keys(references: pa.ChunkedArray) -> list[tuple[str, int]]:
+    # Null references (unmatched rows of a merge) sort first, in no particular order.
     urls, numbers, offsets = (
         field_of(references, name).to_pylist() for name in ("url", "number", "offset")
     )
@@ -41,12 +41,12 @@ def _places(references: pa.ChunkedArray) -> list[tuple[str, int]]:
 
 
 class InOrder(AppendsColumns):
-    """The rows of each partition, sorted by the samples that they refer to; adds no column.
+    """Restores a deterministic row order after an unordered shuffle: sorts each partition.
 
     Attributes
     ----------
     names
-        The columns of references. Without them the order of rows is Dask's.
+        The columns of references to sort by.
     """
 
     _parameters: ClassVar = ["frame", "names"]
@@ -54,7 +54,7 @@ class InOrder(AppendsColumns):
     _is_length_preserving = True
     names: tuple[Any, ...]
 
-    operation = staticmethod(_in_order)
+    operation = staticmethod(_sort_by_sample)
 
     @functools.cached_property
     def _meta(self) -> Any:
@@ -62,7 +62,7 @@ class InOrder(AppendsColumns):
 
     @property
     def added(self) -> frozenset[Any]:
-        """No columns."""
+        """Empty: no column is appended; the base class is for its pushdown rules."""
         return frozenset()
 
     def _projected(self, parent: dx.Expr, wanted: set[Any]) -> dx.Expr | None:
@@ -75,39 +75,41 @@ class InOrder(AppendsColumns):
         return type(parent)(type(self)(self.frame[needed], names), *parent.operands[1:])
 
 
-#: An expression over pointers, and the columns of it that are to be decoded.
-Moved: TypeAlias = tuple[dx.Expr, tuple[ImageDecode, ...]]
+#: An expression with references in place of images, and the decodes that its columns need.
+Undecoded: TypeAlias = tuple[dx.Expr, tuple[ImageDecode, ...]]
 
 
-def move_rows(
-    parent: dx.Expr, child: dx.Expr, pointers: dx.Expr, images: tuple[ImageDecode, ...]
-) -> Moved | None:
-    """``parent`` over ``pointers`` in place of ``child``; None where it looks at the pixels."""
-    made = {name for each in images for name in each.columns}
+def over_references(
+    parent: dx.Expr, child: dx.Expr, references: dx.Expr, images: tuple[ImageDecode, ...]
+) -> Undecoded | None:
+    """``parent`` with its operand ``child`` replaced by the undecoded ``references``.
+
+    None if ``parent`` uses decoded columns (images or their errors), or has no rule.
+    """
     if parent.operands[0]._name != child._name or len(set(child.columns)) < len(child.columns):
         return None
-    if type(parent) in COLUMNS_LOOKED_AT:
-        columns = COLUMNS_LOOKED_AT[type(parent)](parent)
-        if columns is None or not made.isdisjoint(columns):
+    if type(parent) in COLUMNS_USED:
+        columns = COLUMNS_USED[type(parent)](parent)
+        if columns is None or any(each.columns.intersection(columns) for each in images):
             return None
-        moved = type(parent)(pointers, *parent.operands[1:])
+        moved = type(parent)(references, *parent.operands[1:])
         if isinstance(parent, dx.BaseSetIndexSortValues):
             _copy_divisions(parent, moved)
-        if isinstance(parent, dx.RearrangeByColumn) and _in_any_order(parent):
+        if isinstance(parent, dx.RearrangeByColumn) and _is_unordered(parent):
             moved = InOrder(moved, tuple(each.image for each in images))
         return moved, images
     rewrite = _REWRITES.get(type(parent))
-    return None if rewrite is None else rewrite(parent, child, pointers, images)
+    return None if rewrite is None else rewrite(parent, child, references, images)
 
 
 def leads_to_a_move(expr: dx.Expr, dependents: Dependents) -> bool:
-    """True if an expression moves rows, or passes references on to one that does.
+    """True if an expression is a move, or some move is reached through rewritable dependents.
 
-    Only then are pixels better decoded after it.
+    Otherwise nothing is gained by decoding after it.
     """
     if _is_move(expr):
         return True
-    if type(expr) not in _PASS:
+    if type(expr) not in _PASSES_ON:
         return False
     above = (parent() for parent in dependents[expr._name])
     return any(leads_to_a_move(parent, dependents) for parent in above if parent is not None)
@@ -115,37 +117,39 @@ def leads_to_a_move(expr: dx.Expr, dependents: Dependents) -> bool:
 
 def _is_move(expr: dx.Expr) -> bool:
     if type(expr) is dx.Repartition:
-        # Of fewer partitions each would be decoded by one task. Dask optimises the query to know
-        # how many partitions of a size there will be.
+        # Not to fewer partitions: each would be decoded by one task. Nor by size: to count the
+        # partitions, Dask would optimise the query.
         if expr.operand("partition_size") is not None:
             return False
         divisions = expr.operand("new_divisions")
         count = expr.new_partitions if divisions is None else len(divisions) - 1
         return bool(count > expr.frame.npartitions)
-    return type(expr) in _OTHERS or (type(expr) in COLUMNS_LOOKED_AT and type(expr) not in _PASS)
+    kind = type(expr)
+    return kind in _RULES_ELSEWHERE or (kind in COLUMNS_USED and kind not in _PASSES_ON)
 
 
-def _in_any_order(shuffle: dx.Expr) -> bool:
-    # One of tasks keeps the order of rows.
+def _is_unordered(shuffle: dx.Expr) -> bool:
+    # Shuffles through the disk or between workers append rows as they arrive.
     return (shuffle.method or get_default_shuffle_method()) != "tasks"
 
 
-def _rename(expr: dx.Expr, _: Any, pointers: dx.Expr, images: Any) -> Moved | None:
+def _rename(expr: dx.Expr, _: Any, references: dx.Expr, images: Any) -> Undecoded | None:
     names = expr.operand("columns")
     if not isinstance(names, Mapping):
         return None
+    # Only in ``references``: columns whose images are not selected, but whose errors are.
     hidden = {each.image for each in images if not each.pixels}
     if hidden.intersection(names) or hidden.intersection(names.values()):
         return None
     renamed = tuple(each.renamed(lambda name: names.get(name, name)) for each in images)
-    return dx.RenameFrame(pointers, names), renamed
+    return dx.RenameFrame(references, names), renamed
 
 
-def _project(expr: dx.Expr, _: Any, pointers: dx.Expr, images: Any) -> Moved | None:
+def _project(expr: dx.Expr, _: Any, references: dx.Expr, images: Any) -> Undecoded | None:
     columns = expr.operand("columns")
     if not isinstance(columns, list):
         return None
-    kept = tuple(
+    needed = tuple(
         replace(
             each,
             error=each.error if each.error in columns else None,
@@ -154,92 +158,98 @@ def _project(expr: dx.Expr, _: Any, pointers: dx.Expr, images: Any) -> Moved | N
         for each in images
         if each.error in columns or (each.pixels and each.image in columns)
     )
-    if not kept:
+    if not needed:
         return None
-    # Errors are told by the decode of their images.
-    columns = [*columns, *(each.image for each in kept if not each.pixels)]
-    if not set(columns) <= set(pointers.columns):
-        return None  # errors that the decode adds, behind the other columns
-    return dx.Projection(pointers, columns), kept
+    # The error of an image needs its reference, too.
+    columns = [*columns, *(each.image for each in needed if not each.pixels)]
+    if not set(columns) <= set(references.columns):
+        return None  # an error column that the decode appends: the order would differ
+    return dx.Projection(references, columns), needed
 
 
-def _assign(expr: dx.Expr, child: dx.Expr, pointers: dx.Expr, images: Any) -> Moved | None:
-    made = {name for each in images for name in each.columns}
-    if not made.isdisjoint(expr.keys):
+def _assign(expr: dx.Expr, child: dx.Expr, references: dx.Expr, images: Any) -> Undecoded | None:
+    decoded = {name for each in images for name in each.columns}
+    if not decoded.isdisjoint(expr.keys):
         return None
     try:
-        return dx.Assign(pointers, *_over(expr.operands[1:], child, pointers, made)), images
-    except _LooksAtPixels:
+        values = _replace_in_all(expr.operands[1:], child, references, decoded)
+    except _NeedsPixelsError:
         return None
+    return dx.Assign(references, *values), images
 
 
-def _filter(expr: dx.Expr, child: dx.Expr, pointers: dx.Expr, images: Any) -> Moved | None:
-    made = {name for each in images for name in each.columns}
+def _filter(expr: dx.Expr, child: dx.Expr, references: dx.Expr, images: Any) -> Undecoded | None:
+    decoded = {name for each in images for name in each.columns}
     try:
-        return dx.Filter(pointers, *_over(expr.operands[1:], child, pointers, made)), images
-    except _LooksAtPixels:
+        mask = _replace(expr.predicate, child, references, decoded)
+    except _NeedsPixelsError:
         return None
+    return dx.Filter(references, mask), images
 
 
-class _LooksAtPixels(Exception):
-    """An expression needs what is decoded."""
+class _NeedsPixelsError(Exception):
+    """An expression uses a decoded column."""
 
 
-def _over(operands: Any, child: dx.Expr, pointers: dx.Expr, made: set[Any]) -> list[Any]:
-    """Operands over ``pointers`` in place of ``child``."""
+def _replace_in_all(
+    operands: Any, child: dx.Expr, references: dx.Expr, decoded: set[Any]
+) -> list[Any]:
     return [
-        _one_over(each, child, pointers, made) if isinstance(each, dx.Expr) else each
+        _replace(each, child, references, decoded) if isinstance(each, dx.Expr) else each
         for each in operands
     ]
 
 
-def _one_over(expr: dx.Expr, child: dx.Expr, pointers: dx.Expr, made: set[Any]) -> dx.Expr:
+def _replace(expr: dx.Expr, child: dx.Expr, references: dx.Expr, decoded: set[Any]) -> dx.Expr:
+    """Substitute ``references`` for ``child``; raise if a ``decoded`` column is used."""
     if expr._name == child._name:
-        raise _LooksAtPixels
+        raise _NeedsPixelsError
     if isinstance(expr, dx.Projection) and expr.frame._name == child._name:
-        if not made.isdisjoint(expr.columns):
-            raise _LooksAtPixels
-        return type(expr)(pointers, *expr.operands[1:])
+        if not decoded.isdisjoint(expr.columns):
+            raise _NeedsPixelsError
+        return type(expr)(references, *expr.operands[1:])
     if isinstance(expr, dx.Index) and expr.frame._name == child._name:
-        return dx.Index(pointers)
-    operands = _over(expr.operands, child, pointers, made)
-    same = all(new is old for new, old in zip(operands, expr.operands, strict=True))
-    return expr if same else type(expr)(*operands)
+        return dx.Index(references)
+    operands = _replace_in_all(expr.operands, child, references, decoded)
+    unchanged = all(new is old for new, old in zip(operands, expr.operands, strict=True))
+    return expr if unchanged else type(expr)(*operands)
 
 
-_REWRITES: dict[type, Callable[[Any, Any, Any, Any], Moved | None]] = {
+_REWRITES: dict[type, Callable[[Any, Any, Any, Any], Undecoded | None]] = {
     dx.RenameFrame: _rename,
     dx.Assign: _assign,
     dx.Filter: _filter,
     dx.Projection: _project,
 }
 
-# What is rewritten only below a move: there is nothing to win by it otherwise.
-_PASS = (*_REWRITES, dx.ResetIndex, dx.Repartition, dx.Split, dx.DropnaFrame, dx.Query)
+# Rewritten only if a move follows: nothing is gained otherwise.
+_PASSES_ON = (*_REWRITES, dx.ResetIndex, dx.Repartition, dx.Split, dx.DropnaFrame, dx.Query)
 
-# Moves with rules of their own, in ``nodes.py`` and ``groups.py``.
-_OTHERS = (dx.Merge, dx.GroupByApply)
+# Moves whose rules are in ``nodes.py`` and ``groups.py``.
+_RULES_ELSEWHERE = (dx.Merge, dx.GroupByApply)
 
 
 def _copy_divisions(expr: dx.BaseSetIndexSortValues, other: dx.BaseSetIndexSortValues) -> None:
-    """Have ``other``, which sorts the same rows, fall into the partitions of ``expr``.
+    """Give ``other``, a sort of the same rows, the divisions of ``expr``.
 
-    Dask draws divisions from a sample of the rows, whose seed is the name of the sorted frame.
+    Dask samples divisions with the sorted frame's name as the seed, so those of ``other`` would
+    differ. They are written to Dask's cache under the name of its sort column.
     """
-    if not _draws_divisions(expr):
+    if not _samples_divisions(expr):
         return
     if isinstance(expr, dx.SortValues):
-        column, its = expr.frame[expr.by[0]], other.frame[other.by[0]]
+        column, other_column = expr.frame[expr.by[0]], other.frame[other.by[0]]
         ascending = expr._divisions_ascending
     else:
-        column, its, ascending = expr.other, other.other, expr.ascending
+        column, other_column, ascending = expr.other, other.other, expr.ascending
     partitions, upsample = expr._npartitions_input, expr.upsample
-    found = dx._get_divisions(expr.frame, column, partitions, ascending, upsample=upsample)
-    dx.divisions_lru[(its._name, partitions, ascending, 128e6, upsample)] = found
+    divisions = dx._get_divisions(expr.frame, column, partitions, ascending, upsample=upsample)
+    # 128e6: Dask's default ``partition_size``, a part of the cache's key.
+    dx.divisions_lru[(other_column._name, partitions, ascending, 128e6, upsample)] = divisions
 
 
-def _draws_divisions(expr: dx.BaseSetIndexSortValues) -> bool:
-    """True if a sort's divisions are drawn from a sample of its rows."""
+def _samples_divisions(expr: dx.BaseSetIndexSortValues) -> bool:
+    """True if Dask samples rows to choose the divisions of a sort."""
     if isinstance(expr, dx.SetIndex) and expr.operand("user_divisions") is not None:
         return False
     return bool(expr._npartitions_input > 1 and expr.frame.npartitions > 1)

@@ -1,9 +1,8 @@
-"""Decode as an expression: references become pixels after everything that only moves rows.
+"""`Decode`, the expression that turns references into pixels, and its optimiser rules.
 
-Dask's optimiser asks each expression about the one that uses it. A read, asked about a shuffle, a
-sort, a join or the like that only passes its images along, gives references in their place, over
-which the move is made, and the decode comes after it. Asked about another move, the decode goes
-further up: a chain is decoded once, at its end.
+Late materialization: where the parent of a decode only moves rows (shuffle, sort, join), the rules
+move references and decode afterwards. Applied again at each parent, this decodes a chain of moves
+once, at its end. Filters go the other way: below the decode.
 """
 
 from __future__ import annotations
@@ -21,9 +20,9 @@ from dask_image_ingest.dataset.late.decode import decode_partition, decoded_meta
 from dask_image_ingest.dataset.late.fused import decode_in_read
 from dask_image_ingest.dataset.late.groups import apply_to_groups
 from dask_image_ingest.dataset.late.moves import (
-    Moved,
+    Undecoded,
     leads_to_a_move,
-    move_rows,
+    over_references,
 )
 from dask_image_ingest.dataset.plan.nodes import (
     AppendsColumns,
@@ -31,96 +30,99 @@ from dask_image_ingest.dataset.plan.nodes import (
     ImageNode,
     PreservesRows,
     is_optimized,
-    looks_at,
     post_dominates,
+    uses_columns,
 )
-from dask_image_ingest.dataset.plan.operators import RAISES_FOR_NO_ROW, ROW_BY_ROW, ROW_WISE
+from dask_image_ingest.dataset.plan.operators import ELEMENTWISE, RAISES_FOR_NO_ROW, ROW_WISE
 from dask_image_ingest.dataset.plan.scan_node import HeadOfRead, Scan
-from dask_image_ingest.dataset.scan.decode_rows import ImageDecode, Kept
+from dask_image_ingest.dataset.scan.decode_rows import ErrorFilter, ImageDecode
 from dask_image_ingest.decode import ImageShape
 from dask_image_ingest.frames import backend_of
 
 
-def move(parent: dx.Expr, child: dx.Expr, dependents: Dependents) -> dx.Expr | None:
-    """``parent`` over the rows of ``child`` without their pixels, which are decoded after it.
+def decode_after(parent: dx.Expr, child: dx.Expr, dependents: Dependents) -> dx.Expr | None:
+    """Apply ``parent`` to the references of ``child`` and decode its result.
 
-    None where it needs the pixels, where nothing is known of it, or where nothing is won.
+    None if ``parent`` needs the pixels, is unknown, or no move follows that would make it cheaper.
     """
     if not dask.config.get("image-ingest.decode-late", True):
         return None
     if type(parent) is dx.Merge:
-        return _decoded(parent, _merged(parent))
-    moved = _without_pixels(child)
-    if moved is None:
+        return _decode_result(parent, _merge_references(parent))
+    undecoded = _undecoded(child)
+    if undecoded is None:
         return None
     if type(parent) is dx.GroupByApply:
-        return apply_to_groups(parent, child, *moved)
+        return apply_to_groups(parent, child, *undecoded)
     if not (
         leads_to_a_move(parent, dependents)
         or (isinstance(parent, ROW_WISE) and post_dominates(child, parent, dependents))
     ):
         return None
-    return _decoded(parent, move_rows(parent, child, *moved))
+    return _decode_result(parent, over_references(parent, child, *undecoded))
 
 
-def _without_pixels(expr: dx.Expr) -> Moved | None:
+def _undecoded(expr: dx.Expr) -> Undecoded | None:
     as_references = getattr(expr, "as_references", None)
     return None if as_references is None else as_references()
 
 
-def _decoded(parent: dx.Expr, moved: Moved | None) -> dx.Expr | None:
-    if moved is None:
+def _decode_result(parent: dx.Expr, undecoded: Undecoded | None) -> dx.Expr | None:
+    """The decode that replaces ``parent``; None if its columns or dtypes would differ."""
+    if undecoded is None:
         return None
-    made = Decode(*moved)
-    # Reject if columns or dtypes changed.
-    same = list(made.columns) == list(parent.columns) and made._meta.dtypes.equals(
-        parent._meta.dtypes
-    )
-    return made if same else None
+    decode = Decode(*undecoded)
+    same_columns = list(decode.columns) == list(parent.columns)
+    return decode if same_columns and decode._meta.dtypes.equals(parent._meta.dtypes) else None
 
 
-def _merged(merge: dx.Expr) -> Moved | None:
-    """A merge of pointers, from one side or from both."""
+def _merge_references(merge: dx.Expr) -> Undecoded | None:
+    """A merge with references on one side or both; None if neither side can be left undecoded."""
     if merge.how not in ("inner", "left", "right", "outer"):
         return None
     sides = [merge.left, merge.right]
-    found: list[ImageDecode] = []
+    images: list[ImageDecode] = []
     for number, keys in enumerate((merge.left_on, merge.right_on)):
         side, other = (merge.left, merge.right)[:: 1 if number == 0 else -1]
         keys = keys if isinstance(keys, list) else [] if keys is None else [keys]
-        moved = _without_pixels(side)
+        undecoded = _undecoded(side)
         if not all(isinstance(key, str) for key in keys):
             return None
-        if moved is None or len(set(side.columns)) < len(side.columns):
+        if undecoded is None or len(set(side.columns)) < len(side.columns):
             continue
-        if not all(each.pixels for each in moved[1]):
-            continue  # a column that is not asked for may share its name with one of the other side
-        made = {name for each in moved[1] for name in each.columns}
-        if not made.isdisjoint(keys):
+        references, side_images = undecoded
+        if not all(image.pixels for image in side_images):
+            continue  # the hidden column of references could clash with one of the other side
+        decoded = {name for image in side_images for name in image.columns}
+        if not decoded.isdisjoint(keys):
             continue
-        sides[number] = moved[0]
+        sides[number] = references
         suffix = merge.suffixes[number] or ""
-        renamed = {name: f"{name}{suffix}" if name in other.columns else name for name in made}
-        found += [each.renamed(renamed.__getitem__) for each in moved[1]]
-    if not found:
+        renamed = {name: f"{name}{suffix}" if name in other.columns else name for name in decoded}
+        images += [image.renamed(renamed.__getitem__) for image in side_images]
+    if not images:
         return None
-    return type(merge)(*sides, *merge.operands[2:]), tuple(found)
+    return type(merge)(*sides, *merge.operands[2:]), tuple(images)
 
 
 class Decode(AppendsColumns, PreservesRows):
-    """Makes pixels and errors of references; what needs no pixels goes below it.
+    """Decodes columns of references; filters and projections that need no pixels go below it.
 
     Attributes
     ----------
-    keep, limit
-        Whether rows of good or of bad images alone are kept, and how many at most.
+    images
+        The columns to decode, and how.
+    keep
+        ``"good"`` keeps only rows whose images decode, ``"bad"`` only those that fail, None all.
+    limit
+        Rows of each partition at most, counted after ``keep``.
     """
 
     _parameters: ClassVar = ["frame", "images", "keep", "limit"]
     _defaults: ClassVar = {"keep": None, "limit": None}
     _preserves_partitioning_information = True
     images: tuple[ImageDecode, ...]
-    keep: Kept
+    keep: ErrorFilter
     limit: int | None
 
     operation = staticmethod(decode_partition)
@@ -130,26 +132,26 @@ class Decode(AppendsColumns, PreservesRows):
         return decoded_meta(self.frame._meta, self.images)
 
     @property
-    def _is_length_preserving(self) -> bool:  # type: ignore[override] # Dask has it so, too
+    def _is_length_preserving(self) -> bool:  # type: ignore[override] # as in Dask: a property
         return self.keep is None and self.limit is None
 
     @property
     def added(self) -> frozenset[Any]:
-        """The columns of images, and of their errors."""
+        """The columns of images and their errors."""
         return frozenset(name for each in self.images for name in each.columns)
 
     @property
     def _projection_columns(self) -> list[Any]:
-        # A column of references is needed though only their errors are asked for.
+        # All of them: references are needed even if only errors are selected.
         return list(self.frame.columns)
 
     @property
     def shapes(self) -> dict[Any, ImageShape]:
-        """The shape of the images of each column that is decoded."""
-        return {each.image: each.decoding.shape for each in self.images}
+        """Image column → shape of its images."""
+        return {image.image: image.decoding.shape for image in self.images}
 
-    def as_references(self) -> Moved | None:
-        """The same rows without pixels, and what the references in their place stand for."""
+    def as_references(self) -> Undecoded | None:
+        """The undecoded rows and the decodes they need; None if this decode drops rows."""
         return (self.frame, self.images) if self._is_length_preserving else None
 
     def _simplify_down(self) -> dx.Expr | None:
@@ -158,74 +160,78 @@ class Decode(AppendsColumns, PreservesRows):
             return None
         if self._is_length_preserving:
             return type(self)(below.frame, (*below.images, *self.images))
-        # Of the rows that are left, the others.
-        made = type(self)(self.substitute_parameters({"frame": below.frame}), below.images)
-        return made if made.columns == self.columns else made[self.columns]
+        # Swap with the decode below: its images are decoded only for rows that this one keeps.
+        swapped = type(self)(self.substitute_parameters({"frame": below.frame}), below.images)
+        return swapped if swapped.columns == self.columns else swapped[self.columns]
 
     def _simplify_up(self, parent: dx.Expr, dependents: Any) -> dx.Expr | None:
         if is_optimized(self, dependents):
             return None
         if isinstance(parent, dx.Filter):
-            return self._filtered(parent, dependents)
+            return self._push_filter(parent, dependents)
         if isinstance(parent, HeadOfRead):
             return None
         if type(parent) is dx.Head:
-            limited = self._limited(parent)
+            limited = self._push_head(parent)
             if limited is not None:
                 return limited
         if isinstance(parent, (dx.Head, dx.Tail)) and not self._is_length_preserving:
             return None
-        made = super()._simplify_up(parent, dependents)
-        if made is None and self._is_length_preserving:
-            made = move(parent, self, dependents)
-        return made
+        simplified = super()._simplify_up(parent, dependents)
+        if simplified is None and self._is_length_preserving:
+            return decode_after(parent, self, dependents)
+        return simplified
 
-    def _limited(self, head: dx.Head) -> dx.Expr | None:
-        """A head of what is limited already; None where the head goes below, or is there."""
+    def _push_head(self, head: dx.Head) -> dx.Expr | None:
+        """Push ``head(n)`` into the scan's or this decode's limit; None if done or not possible."""
         n, scan = head.n, self.frame
         if n < 0:
             return None
         if self._is_length_preserving:
-            # In one task with the scan, where the head is of one partition.
+            # A limit in the scan leaves scan and decode one task; other heads just go below.
             if not isinstance(scan, Scan) or head.operand("npartitions") != 1:
                 return None
-            limited = scan.limited(n)
-            made = None if limited is None else self.substitute_parameters({"frame": limited})
+            limited_scan = scan.limited(n)
+            if limited_scan is None:
+                return None
+            limited = self.substitute_parameters({"frame": limited_scan})
+        elif self.limit is not None and self.limit <= n:
+            return None
         else:
-            done = self.limit is not None and self.limit <= n
-            made = None if done else self.substitute_parameters({"limit": n})
-        return None if made is None else HeadOfRead(made, *head.operands[1:])
+            limited = self.substitute_parameters({"limit": n})
+        return HeadOfRead(limited, *head.operands[1:])
 
     def _filter_passthrough_available(self, parent: dx.Expr, dependents: Any) -> bool:
-        return self._filtered(parent, dependents) is not None
+        return self._push_filter(parent, dependents) is not None
 
-    def _filtered(self, parent: dx.Filter, dependents: Any) -> dx.Expr | None:
-        """A filter of what is decoded, of which as much as can be is asked before the decode."""
+    def _push_filter(self, parent: dx.Filter, dependents: Any) -> dx.Expr | None:
+        """Push as much of the filter as possible below the decode; None if nothing can be."""
         if (
             parent.frame._name != self._name
             or self.limit is not None
             or not dx.is_filter_pushdown_available(self, parent, dependents)
         ):
             return None
-        return self._kept(parent.predicate)
+        return self._push_predicate(parent.predicate)
 
-    def _kept(self, predicate: dx.Expr) -> dx.Expr | None:
+    def _push_predicate(self, predicate: dx.Expr) -> dx.Expr | None:
+        """Place each conjunct below the decode, in its ``keep``, or else above it."""
         late = dask.config.get("image-ingest.decode-late", True)
-        if late and self.keep is None and not looks_at(predicate, self, self.added):
-            return self._over(predicate)
-        split = self._split(predicate) if late else None
+        if late and self.keep is None and not uses_columns(predicate, self, self.added):
+            return self._decode_filtered(predicate)
+        split = self._split_decode(predicate) if late else None
         if split is not None:
             return split
         rows = (self._name, self.frame._name)
         below, above, keep = [], [], self.keep
         for part in conjuncts(predicate):
-            kept = self._kept_by(part)
-            if kept is not None and keep in (None, kept):
-                keep = kept
+            error_filter = self._as_error_filter(part)
+            if error_filter is not None and keep in (None, error_filter):
+                keep = error_filter
             elif (
-                not looks_at(part, self, self.added)
+                not uses_columns(part, self, self.added)
                 and is_total(part, rows)
-                and (late or self._takes_up(part))
+                and (late or self._scan_absorbs(part))
             ):
                 below.append(part)
             elif is_row_wise(part, rows):
@@ -234,67 +240,69 @@ class Decode(AppendsColumns, PreservesRows):
                 return None
         if not below and keep == self.keep:
             return None
-        made = self._over(functools.reduce(dx.And, below)) if below else self
-        if made is None:
+        decode = self._decode_filtered(functools.reduce(dx.And, below)) if below else self
+        if decode is None:
             return None
-        made = made.substitute_parameters({"keep": keep})
+        decode = decode.substitute_parameters({"keep": keep})
         if not above:
-            return made
-        mask = _over_rows(functools.reduce(dx.And, above), rows, made)
-        return dx.Filter(made, mask)
+            return decode
+        mask = _replace_frames(functools.reduce(dx.And, above), rows, decode)
+        return dx.Filter(decode, mask)
 
-    def _split(self, predicate: dx.Expr) -> dx.Expr | None:
-        """A filter by some of the images alone, and the others decoded after it."""
+    def _split_decode(self, predicate: dx.Expr) -> dx.Expr | None:
+        """Decode what a conjunct needs, filter, decode the rest; None if each needs all or none."""
         if not self._is_length_preserving or len(self.images) == 1:
             return None
         rows = (self._name, self.frame._name)
         parts = list(conjuncts(predicate))
         if not all(is_row_wise(part, rows) for part in parts):
             parts = [predicate]
-        asked = [{i for i in self.images if looks_at(p, self, frozenset(i.columns))} for p in parts]
-        first = next((some for some in asked if 0 < len(some) < len(self.images)), None)
+        needs = [
+            {i for i in self.images if uses_columns(p, self, frozenset(i.columns))} for p in parts
+        ]
+        first = next((images for images in needs if 0 < len(images) < len(self.images)), None)
         if first is None:
             return None
-        made: dx.Expr = self.frame
-        for now in (True, False):
-            decode = type(self)(made, tuple(i for i in self.images if (i in first) is now))
-            some = [p for p, images in zip(parts, asked, strict=True) if (images <= first) is now]
-            made = decode
-            if some:
-                mask = _over_rows(functools.reduce(dx.And, some), rows, decode)
+        frame: dx.Expr = self.frame
+        for is_first in (True, False):
+            decode = type(self)(frame, tuple(i for i in self.images if (i in first) is is_first))
+            masks = [p for p, i in zip(parts, needs, strict=True) if (i <= first) is is_first]
+            frame = decode
+            if masks:
+                mask = _replace_frames(functools.reduce(dx.And, masks), rows, decode)
                 if not dx.are_co_aligned(decode, mask):
                     return None
-                kept = decode._kept(mask)
-                made = dx.Filter(decode, mask) if kept is None else kept
-        return made if made.columns == self.columns else made[self.columns]
+                pushed = decode._push_predicate(mask)
+                frame = dx.Filter(decode, mask) if pushed is None else pushed
+        return frame if frame.columns == self.columns else frame[self.columns]
 
-    def _takes_up(self, part: dx.Expr) -> bool:
-        """True if a predicate is simple enough to be one of the scan below."""
+    def _scan_absorbs(self, part: dx.Expr) -> bool:
+        """True if a predicate can become a filter of the scan directly below."""
         scan = self.frame
-        plain = dx.Filter(scan, part.substitute(self, scan))
-        return isinstance(scan, Scan) and scan.filtered_by(plain) is not None
+        on_scan = dx.Filter(scan, part.substitute(self, scan))
+        return isinstance(scan, Scan) and scan.filtered_by(on_scan) is not None
 
-    def _over(self, predicate: dx.Expr) -> Decode | None:
-        """The same decode of the rows for which a predicate holds."""
+    def _decode_filtered(self, predicate: dx.Expr) -> Decode | None:
+        """Decode only rows that pass: the predicate becomes a filter below."""
         mask = predicate.substitute(self, self.frame)
         if not dx.are_co_aligned(self.frame, mask):
             return None
         return type(self)(dx.Filter(self.frame, mask), *self.operands[1:])
 
-    def _kept_by(self, part: dx.Expr) -> Kept:
-        """The rows kept by a predicate that only asks for an error."""
+    def _as_error_filter(self, part: dx.Expr) -> ErrorFilter:
+        """``ddf.error.isna()`` and its negations as a value of ``keep``; None for the rest."""
         negated = isinstance(part, dx.Invert)
         part = part.frame if negated else part
         if not isinstance(part, (dx.IsNa, dx.NotNull)) or not self.images[0].error:
             return None
         if len(self.images) > 1:
-            return None  # a row is kept by the errors of all its images
-        asked = part.frame
+            return None  # `keep` judges the errors of all images, the predicate those of one
+        column = part.frame
         if not (
-            isinstance(asked, dx.Projection)
-            and asked.frame._name == self._name
-            and asked.columns == [self.images[0].error]
-            and asked.ndim == 1
+            isinstance(column, dx.Projection)
+            and column.frame._name == self._name
+            and column.columns == [self.images[0].error]
+            and column.ndim == 1
         ):
             return None
         return "good" if isinstance(part, dx.IsNa) is not negated else "bad"
@@ -302,38 +310,38 @@ class Decode(AppendsColumns, PreservesRows):
     def _lower(self) -> dx.Expr | None:
         frame = self.frame
         if isinstance(frame, dx.Partitions):
-            # Made by the lowering of a head above, and not yet a part of the scan.
+            # Lowering a head above inserts it; simplified, it becomes an operand of the scan.
             frame = frame.simplify()
-        made = decode_in_read(frame, self.images, self.keep, self.limit, self.columns)
-        return super()._lower() if made is None else made
+        fused = decode_in_read(frame, self.images, self.keep, self.limit, self.columns)
+        return super()._lower() if fused is None else fused
 
     def _projected(self, parent: dx.Expr, wanted: set[Any]) -> dx.Expr | None:
-        keeps = not self._is_length_preserving
-        if not keeps and (isinstance(parent, dx.Index) or self.added.isdisjoint(parent.columns)):
+        # A decode that drops rows is needed whatever the columns.
+        drops_rows = not self._is_length_preserving
+        unused = isinstance(parent, dx.Index) or self.added.isdisjoint(parent.columns)
+        needed_images = tuple(each for each in self.images if wanted & each.columns or drops_rows)
+        if (unused and not drops_rows) or not needed_images:
             return type(parent)(self.frame, *parent.operands[1:])
-        images = tuple(each for each in self.images if wanted & each.columns or keeps)
-        if not images:
-            return type(parent)(self.frame, *parent.operands[1:])
-        kept = tuple(
+        images = tuple(
             replace(
                 each,
                 error=each.error if each.error in wanted else None,
                 pixels=each.pixels and each.image in wanted,
             )
-            for each in images
+            for each in needed_images
         )
-        # Errors are told by the decode of their images.
+        # The error of an image needs its reference, too.
         wanted = wanted.union(each.image for each in images)
         needed = [name for name in self.frame.columns if name in wanted]
-        if needed == self.frame.columns and kept == self.images:
+        if needed == self.frame.columns and images == self.images:
             return None
         frame = self.frame if needed == self.frame.columns else self.frame[needed]
-        narrower = type(self)(frame, kept, self.keep, self.limit)
+        narrower = type(self)(frame, images, self.keep, self.limit)
         return type(parent)(narrower, *parent.operands[1:])
 
 
 def conjuncts(predicate: dx.Expr) -> Iterator[dx.Expr]:
-    """The parts of a predicate that must all hold."""
+    """The operands of nested ``&``."""
     if isinstance(predicate, dx.And):
         yield from conjuncts(predicate.left)
         yield from conjuncts(predicate.right)
@@ -341,49 +349,52 @@ def conjuncts(predicate: dx.Expr) -> Iterator[dx.Expr]:
         yield predicate
 
 
-def _over_rows(expr: dx.Expr, old: Sequence[str], new: dx.Expr) -> dx.Expr:
-    """An expression over ``new`` in place of those of these names."""
-    if expr._name in old:
+def _replace_frames(expr: dx.Expr, names: Sequence[str], new: dx.Expr) -> dx.Expr:
+    """Substitute ``new`` for every subexpression with one of these names."""
+    if expr._name in names:
         return new
-    operands = (_over_rows(o, old, new) if isinstance(o, dx.Expr) else o for o in expr.operands)
+    operands = (
+        _replace_frames(op, names, new) if isinstance(op, dx.Expr) else op for op in expr.operands
+    )
     return type(expr)(*operands)
 
 
 def is_total(predicate: dx.Expr, rows: Sequence[str]) -> bool:
-    """True if a predicate can be asked of more rows than there are in the end.
+    """True if the predicate may run before other conjuncts, on rows that these would drop.
 
-    What it says of a row must depend on that row alone, and it must not raise for the others. A
-    mask of another frame may say nothing of them. ``rows`` are the names of the frame.
+    It is row-wise, cannot raise, and uses no other frame: such a mask may lack these rows. ``rows``
+    are the names of the expressions that count as the frame.
     """
-    return _is_of(predicate, rows, RAISES_FOR_NO_ROW)
+    return _consists_of(predicate, rows, RAISES_FOR_NO_ROW)
 
 
 def is_row_wise(predicate: dx.Expr, rows: Sequence[str]) -> bool:
-    """True if the answer of a predicate for a row depends on that row alone."""
-    return _is_of(predicate, rows, (*ROW_BY_ROW, dx.Projection))
+    """True if the predicate's value for a row depends on that row alone."""
+    return _consists_of(predicate, rows, (*ELEMENTWISE, dx.Projection))
 
 
-def _is_of(predicate: Any, rows: Sequence[str], kinds: tuple[type, ...]) -> bool:
+def _consists_of(predicate: Any, rows: Sequence[str], kinds: tuple[type, ...]) -> bool:
+    """True if only operations of these kinds lie between the predicate and its frame or scalars."""
     if predicate._name in rows:
         return True
-    parts = predicate.dependencies()
     if predicate.ndim == 0 and all(node._name not in rows for node in predicate.walk()):
         return True
-    return isinstance(predicate, kinds) and all(_is_of(part, rows, kinds) for part in parts)
+    operands = predicate.dependencies()
+    return isinstance(predicate, kinds) and all(_consists_of(o, rows, kinds) for o in operands)
 
 
-def _keep_matching(frame: Any, filters: dnf.Filters) -> Any:
+def _filter_frame(frame: Any, filters: dnf.Filters) -> Any:
     table = backend_of(frame).to_arrow(frame[sorted(dnf.columns_of(filters))])
     rows = dnf.matching(table, filters)
     return frame if len(rows) == len(frame) else frame.iloc[rows]
 
 
-class KeepMatching(ImageNode, dx.Blockwise):
-    """The rows for which filters in normal form hold, after a decode on which they depend."""
+class FilterDecoded(ImageNode, dx.Blockwise):
+    """Applies ``filters=`` of a read that name an error column, and so need the decode below."""
 
     _parameters: ClassVar = ["frame", "filters"]
     _preserves_partitioning_information = True
-    operation = staticmethod(_keep_matching)
+    operation = staticmethod(_filter_frame)
 
     @functools.cached_property
     def _meta(self) -> Any:

@@ -1,4 +1,4 @@
-"""References made of columns: those that point to encoded images, or hold them."""
+"""Make references from columns that locate encoded images, or that hold them."""
 
 from __future__ import annotations
 
@@ -20,19 +20,19 @@ from dask_image_ingest.frames import (
     references_of_fields,
 )
 
-#: The columns that an image is found by.
+#: The columns that locate an image: shard, offset and size.
 POINTER = ("__url__", "offset", "nbytes")
 
 _KEY = "__key__"
 
 
 def with_pointed(frame: Any, image: Any, error: Any) -> Any:
-    """A pandas or cuDF frame with references to the images that its rows point to."""
+    """Add references from the columns `POINTER` to a pandas or cuDF frame."""
     return backend_of(frame).with_references(frame, references_of_pointers(frame), image, error)
 
 
 def with_encoded(frame: Any, encoded: Any, image: Any, error: Any) -> Any:
-    """A pandas or cuDF frame with references that carry the encoded images of a column."""
+    """Add references that carry the encoded images of a column of a pandas or cuDF frame."""
     references = references_of_bytes(frame, encoded)
     return backend_of(frame).with_references(frame, references, image, error)
 
@@ -54,18 +54,18 @@ def is_pointed(expr: Any) -> bool:
 
 
 def encoded_by(expr: Any) -> Any | None:
-    """The column of encoded images of an expression of `carry_images`; None for another one."""
+    """The column of encoded images behind an expression of `carry_images`; else None."""
     carries = isinstance(expr, MapColumns) and expr.function is with_encoded
     return expr.inputs[0] if carries else None
 
 
 def references_of_pointers(frame: Any) -> pa.StructArray:
-    """A reference for each row of a pandas or cuDF frame; they name no version of the shard.
+    """References from the columns `POINTER`; without a version of the shard.
 
     Raises
     ------
     ArgumentError
-        If a column holds something else than the reader gives.
+        If the columns can't be converted to the types that the reader gives them.
     """
     names = [name for name in (*POINTER, "__key__") if name in frame.columns]
     try:
@@ -75,17 +75,17 @@ def references_of_pointers(frame: Any) -> pa.StructArray:
             f"the columns {', '.join(names)} of the frame are not those of read_webdataset_images: "
             f"{error}"
         ) from error
-    table = _checked(table)
+    table = _with_reader_types(table)
     fields = {name.strip("_"): table.column(name).combine_chunks() for name in table.column_names}
     return references_of_fields(len(table), fields)
 
 
-def _checked(table: pa.Table) -> pa.Table:
-    """Pointer columns in the types that the reader gives them: a merge makes floats of integers."""
+def _with_reader_types(table: pa.Table) -> pa.Table:
+    """Cast to the types that the reader gives: a merge, for example, makes floats of integers."""
     for name in table.column_names:
         column = table.column(name)
         try:
-            column = _as_text(column) if name.startswith("__") else _as_places(column)
+            column = _to_string(column) if name.startswith("__") else _to_int64(column)
         except (pa.ArrowException, TypeError):
             kind = "strings" if name.startswith("__") else "whole numbers"
             raise ArgumentError(
@@ -96,14 +96,14 @@ def _checked(table: pa.Table) -> pa.Table:
     return table
 
 
-def _as_text(column: pa.ChunkedArray) -> pa.ChunkedArray:
+def _to_string(column: pa.ChunkedArray) -> pa.ChunkedArray:
     kinds = (is_text, pa.types.is_null, pa.types.is_dictionary)
     if not any(kind(column.type) for kind in kinds):
         raise TypeError
     return column.cast(pa.string())
 
 
-def _as_places(column: pa.ChunkedArray) -> pa.ChunkedArray:
+def _to_int64(column: pa.ChunkedArray) -> pa.ChunkedArray:
     if not is_number(column.type) and not pa.types.is_null(column.type):
         raise TypeError
     if pa.types.is_floating(column.type):
@@ -112,7 +112,7 @@ def _as_places(column: pa.ChunkedArray) -> pa.ChunkedArray:
 
 
 def check_encoded(meta: Any, column: Any) -> None:
-    """Refuse a column that does not exist, or whose type holds no encoded images."""
+    """Raise `ArgumentError` if the column does not exist or can't hold encoded images."""
     if not is_column(column, meta.columns):
         raise ArgumentError(
             f"encoded={column!r}: the frame has {', '.join(map(repr, meta.columns))}"
@@ -121,35 +121,35 @@ def check_encoded(meta: Any, column: Any) -> None:
 
 
 def references_of_bytes(frame: Any, column: Any) -> pa.ChunkedArray:
-    """A reference with the encoded image of each row of a pandas or cuDF frame, none copied.
+    """References that carry the encoded images of a column, without a copy.
 
-    It has the row's ``__key__``, or else the path of the struct. One without bytes is a reference
-    to nothing, which a decode calls missing: a path alone is not opened.
+    The key is the row's ``__key__``, or else the path in the struct. A row without bytes decodes to
+    the error "missing": a path alone is not opened.
 
     Raises
     ------
     ArgumentError
-        If the column holds something else.
+        If the column holds no encoded images.
     """
     names = [column, *({_KEY} & set(frame.columns) - {column})]
     try:
         table = backend_of(frame).to_arrow(frame[names])
         check_encoded_type(table.schema.field(0).type)
-        made = [_references(*batch.columns) for batch in table.to_batches()]
+        chunks = [_references(*batch.columns) for batch in table.to_batches()]
     except (pa.ArrowException, TypeError, ValueError) as error:
         raise ArgumentError(
             f"the column {column!r} of the frame holds no encoded images ({error}): it needs "
             "bytes, or structs of bytes and path as Hugging Face has them. Dask makes text of "
             "Python objects: give the column an Arrow type, astype(pd.ArrowDtype(pa.binary()))"
         ) from error
-    return pa.chunked_array(made, REFERENCE)
+    return pa.chunked_array(chunks, REFERENCE)
 
 
 def _references(encoded: pa.Array, keys: pa.Array | None = None) -> pa.StructArray:
     if keys is None and pa.types.is_struct(encoded.type) and "path" in encoded.type.names:
         keys = pc.struct_field(encoded, "path")
     data = encoded_bytes(encoded)
-    told = {"nbytes": pc.binary_length(data), "bytes": data}
+    fields = {"nbytes": pc.binary_length(data), "bytes": data}
     if keys is not None and (is_text(keys.type) or pa.types.is_string_view(keys.type)):
-        told["key"] = keys
-    return references_of_fields(len(data), told)
+        fields["key"] = keys
+    return references_of_fields(len(data), fields)

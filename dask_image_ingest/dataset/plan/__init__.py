@@ -1,4 +1,4 @@
-"""The lazy scan, and what the optimiser knows of Dask's operations above it.
+"""The scan node, and the optimiser's knowledge of Dask's operations above it.
 
-In: a query. Out: columns, filters and limits in the scan; lineage and alignment of partitions.
+In: a query. Out: a scan with columns, filters and limits; lineage and alignment of partitions.
 """

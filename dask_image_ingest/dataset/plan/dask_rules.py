@@ -1,14 +1,14 @@
-"""Rules that Dask lacks, installed where each calls the one that was there.
+"""Optimiser rules that Dask lacks. Each wraps a method of Dask and falls back to it.
 
-Columns that nobody asks for: ``len(ddf[mask])`` asks for the index of a filtered frame, and Dask
-makes that frame with all its columns; below the text of a ``query`` it moves no projection. These
-rules are for frames of this package's reads; others stay as Dask has them.
+Unused columns: ``len(ddf[mask])`` needs the index of a filtered frame, and Dask computes that frame
+with all columns; nor does it push a projection below a ``query``. These rules apply only to frames
+of this package's reads.
 
-Masks of both of pandas' nullable booleans: ``str.contains`` and its kind give ``boolean``,
-comparisons of Arrow's numbers ``bool[pyarrow]``. pandas (3.1 and older) combines the second with
-the first; the other way round it raises a TypeError as soon as there is a null. Dask makes one mask
-of two filters, so whoever writes a query does not choose the order. ``&``, ``|`` and ``^`` swap
-such operands and cast the mask to the dtype it has unswapped. Workers need nothing of this.
+Masks of mixed dtypes: ``str.contains`` and the like return ``boolean``, comparisons of Arrow
+columns ``bool[pyarrow]``. pandas (up to 3.1) computes ``arrow & boolean``, but ``boolean & arrow``
+raises a TypeError if there is a null. Dask merges two filters into one mask, so users can't choose
+the order. ``&``, ``|`` and ``^`` swap such operands, and cast the result to the dtype of the
+unswapped operation. This happens in the client; workers need nothing.
 """
 
 from __future__ import annotations
@@ -22,50 +22,52 @@ import pyarrow as pa
 from dask_image_ingest import dask_internals as dx
 from dask_image_ingest.dataset.plan.nodes import AppendsColumns, Read
 from dask_image_ingest.dataset.plan.operators import (
+    ELEMENTWISE,
     FEWER_ROWS,
-    ROW_BY_ROW,
     SAME_ROWS,
-    is_row_by_row,
+    is_row_wise_query,
 )
 
-# What makes rows of rows below which projections go.
-_KNOWN = (Read, AppendsColumns, dx.Drop, *SAME_ROWS, *FEWER_ROWS, *ROW_BY_ROW)
+# Operations below which a projection can be pushed correctly.
+_PROJECTABLE = (Read, AppendsColumns, dx.Drop, *SAME_ROWS, *FEWER_ROWS, *ELEMENTWISE)
 
-_simplify_up = dx.Query._simplify_up
-_simplify_down = dx.Index._simplify_down
+_dask_query_up = dx.Query._simplify_up
+_dask_index_down = dx.Index._simplify_down
 
 
 def install_rules() -> None:
-    """Have Dask's expressions ask for fewer columns, and combine masks of both booleans."""
-    _install_masks()
-    dx.Index._simplify_down = _of_no_columns
-    dx.Query._simplify_up = _of_named_columns
+    """Wrap Dask's rules for `Index`, `Query` and operations on masks."""
+    _install_mask_rules()
+    dx.Index._simplify_down = _simplify_index
+    dx.Query._simplify_up = _simplify_query
 
 
 class RowLabels(dx.Projection):
-    """The rows of a frame, without columns.
+    """A frame without its columns.
 
-    Dask takes the length of a projection for that of its frame, and the length of a frame for that
-    of its index: it would come back to where it was.
+    Not length-preserving, or rules would alternate forever: Dask replaces the length of a
+    projection by that of its frame, and the length of a frame by that of its index.
     """
 
     _is_length_preserving = False
 
 
-def _of_no_columns(self: dx.Index) -> dx.Index | None:
+def _simplify_index(self: dx.Index) -> dx.Index | None:
+    """``frame.index`` → ``frame[[]].index``, so that no column is computed for it."""
     frame = self.frame
     if frame.ndim < 2 or not len(frame.columns) or isinstance(frame, Read) or not _has_read(frame):
-        return _simplify_down(self)
-    # Others may have no rule for a projection, or a wrong one: nlargest forgets by what it sorts.
-    if not all(isinstance(each, _KNOWN) for each in frame.walk()):
-        return _simplify_down(self)
+        return _dask_index_down(self)
+    # Others may push projections wrongly: Dask's nlargest loses the column it sorts by.
+    if not all(isinstance(node, _PROJECTABLE) for node in frame.walk()):
+        return _dask_index_down(self)
     return dx.Index(RowLabels(frame, []))
 
 
-def _of_named_columns(self: dx.Query, parent: dx.Expr, dependents: Any) -> dx.Expr | None:
+def _simplify_query(self: dx.Query, parent: dx.Expr, dependents: Any) -> dx.Expr | None:
+    """Push a projection below a ``query``, with the columns that its text names."""
     text = self.operand("_expr")
-    if not (isinstance(parent, dx.Projection) and is_row_by_row(text) and _has_read(self)):
-        return _simplify_up(self, parent, dependents)
+    if not (isinstance(parent, dx.Projection) and is_row_wise_query(text) and _has_read(self)):
+        return _dask_query_up(self, parent, dependents)
     named = [column for column in self.frame.columns if str(column) in text]
     wanted = dx.determine_column_projection(self, parent, dependents, named)
     wanted = wanted if isinstance(wanted, list) else [wanted]
@@ -76,13 +78,10 @@ def _of_named_columns(self: dx.Query, parent: dx.Expr, dependents: Any) -> dx.Ex
 
 
 def _has_read(expr: dx.Expr) -> bool:
-    """True for a frame of a read; not in a plan that is optimised for a second time.
-
-    That stays as it is: tasks know each other by their names.
-    """
-    below = list(expr.walk())
-    fused = any(isinstance(each, dx.Fused) for each in below)
-    return not fused and any(isinstance(each, Read) for each in below)
+    """True for a frame of a read, unless the plan is already optimized (see `is_optimized`)."""
+    nodes = list(expr.walk())
+    fused = any(isinstance(node, dx.Fused) for node in nodes)
+    return not fused and any(isinstance(node, Read) for node in nodes)
 
 
 _ARROW = pd.ArrowDtype(pa.bool_())
@@ -90,8 +89,8 @@ _ARROW = pd.ArrowDtype(pa.bool_())
 _Rule: TypeAlias = Callable[[Any], dx.Expr | None]
 
 
-def _install_masks() -> None:
-    """Have Dask's expressions swap them, if this pandas needs it."""
+def _install_mask_rules() -> None:
+    """Swap operands of mixed dtypes, if this pandas needs it."""
     try:
         pd.array([True], "boolean") & pd.array([None], _ARROW)
     except TypeError:
@@ -100,21 +99,21 @@ def _install_masks() -> None:
 
 
 def _arrow_first(simplify_down: _Rule) -> _Rule:
-    """Dask's own rule, and before it the one that swaps."""
+    """Add the swap before Dask's own rule."""
 
-    def swapped(self: dx.Binop) -> dx.Expr | None:
+    def simplify_mask(self: dx.Binop) -> dx.Expr | None:
         left, right = _dtype(self.left), _dtype(self.right)
         if isinstance(left, pd.BooleanDtype) and right == _ARROW:
             return _MaskAsType(type(self)(self.right, self.left), left)
         return simplify_down(self)
 
-    return swapped
+    return simplify_mask
 
 
 class _MaskAsType(dx.AsType):
-    """A mask of another dtype.
+    """The cast of a mask.
 
-    Of a frame filtered by an ``AsType``, Dask makes the mask filtered by it, in the frame's place.
+    No filter passes it: Dask would replace a frame filtered by an ``AsType`` by the filtered mask.
     """
 
     _filter_passthrough = False

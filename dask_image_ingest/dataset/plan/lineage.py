@@ -1,4 +1,4 @@
-"""Lineage: the expressions that make the values of a column, and the datasets of a query."""
+"""Lineage: the expressions that created a column's values, and the datasets of a query."""
 
 from __future__ import annotations
 
@@ -18,29 +18,30 @@ Columns = tuple[Any, ...]
 
 
 def image_sources(expr: Any, column: Any) -> Iterator[tuple[Any, Any]]:
-    """The expressions that make the values of a column, each with its name there.
+    """The expressions that created the values of a column, each with the column's name there.
 
-    One that is not listed here, such as a user's function, may change the images: it makes them.
+    An operation that is not known, such as a user's function, may change images: it counts as
+    their source.
     """
     for source, (name,) in value_sources(expr, (column,)):
         yield source, name
 
 
 def value_sources(expr: Any, columns: Columns) -> Iterator[tuple[Any, Columns]]:
-    """The expressions that make the values of some columns, row by row, with their names there.
+    """The expressions that created the values of some columns together, with their names there.
 
-    An expression that brings together columns of different rows, as a merge may, makes them. Where
-    it has no row of theirs they are null, but for two at most that are its keys.
+    A merge that combines the columns from different rows counts as their source. Where one side of
+    a merge has no row, the columns are null, except two keys at most.
     """
-    below = _below(expr, columns)
-    if not below:
+    operands = _operand_sources(expr, columns)
+    if not operands:
         yield expr, columns
-    for each in below:
-        yield from value_sources(*each)
+    for operand in operands:
+        yield from value_sources(*operand)
 
 
-def _below(expr: Any, columns: Columns) -> list[tuple[Any, Columns]]:
-    """The operands that all values of some columns come from, row by row; none if it makes them."""
+def _operand_sources(expr: Any, columns: Columns) -> list[tuple[Any, Columns]]:
+    """Operands from which each row's values of the columns come; empty if ``expr`` created them."""
     names = list(expr.columns)
     if any(names.count(column) != 1 for column in columns):
         return []
@@ -53,15 +54,15 @@ def _below(expr: Any, columns: Columns) -> list[tuple[Any, Columns]]:
     if isinstance(expr, dx.Assign):
         return _assigned(expr, columns)
     if isinstance(expr, Concat):
-        there = [(frame, set(columns).intersection(frame.columns)) for frame in expr._frames]
-        # A frame without the columns adds nulls, which are no images.
-        whole = all(not found or len(found) == len(columns) for _, found in there)
-        return [(frame, columns) for frame, found in there if found] if whole else []
+        present = [(frame, set(columns).intersection(frame.columns)) for frame in expr._frames]
+        # A frame without the columns contributes nulls, which are no images.
+        all_or_none = all(not names or len(names) == len(columns) for _, names in present)
+        return [(frame, columns) for frame, names in present if names] if all_or_none else []
     if isinstance(expr, Merge):
         for side in ("left", "right"):
-            before = tuple(_name_before(expr, side, column) for column in columns)
-            if None not in before and _lacks_absent(expr, side, columns):
-                return [(getattr(expr, side), before)]
+            names_before = tuple(_name_before(expr, side, column) for column in columns)
+            if None not in names_before and _is_null_without_row(expr, side, columns):
+                return [(getattr(expr, side), names_before)]
     return []
 
 
@@ -70,7 +71,7 @@ def _assigned(expr: dx.Assign, columns: Columns) -> list[tuple[Any, Columns]]:
     if not values.keys() & set(columns):
         return [(expr.frame, columns)]
     value = values.get(columns[0])
-    # Several columns would be those of other rows, or partly so.
+    # Of several columns, the others come from other rows.
     if len(columns) > 1 or not isinstance(value, dx.Expr):
         return []
     series = value.ndim == 1 and len(value.columns) == 1
@@ -78,47 +79,47 @@ def _assigned(expr: dx.Assign, columns: Columns) -> list[tuple[Any, Columns]]:
 
 
 def _name_before(merge: Merge, side: str, column: Any) -> Any | None:
-    """The name of a merge's column on one side; None if its values are not of that side."""
-    mine, other, suffix = merge.left.columns, merge.right.columns, merge.suffixes[0]
+    """The name that a merge's column has on one side; None if it comes from the other side."""
+    own, other, suffix = merge.left.columns, merge.right.columns, merge.suffixes[0]
     if side == "right":
-        mine, other, suffix = other, mine, merge.suffixes[1]
+        own, other, suffix = other, own, merge.suffixes[1]
     keys = _shared_keys(merge)
-    if column in mine and column not in other:
+    if column in own and column not in other:
         return column
     if column in keys:
         return column
     name = str(column).removesuffix(suffix) if suffix else column
-    found = name in mine and name in other and name not in keys
-    return name if found and (name != column or not suffix) else None
+    in_both = name in own and name in other and name not in keys
+    return name if in_both and (name != column or not suffix) else None
 
 
-def _lacks_absent(merge: Merge, side: str, columns: Columns) -> bool:
-    """True if columns of one side of a merge lack values where that side has no row.
+def _is_null_without_row(merge: Merge, side: str, columns: Columns) -> bool:
+    """True if one of the columns is null wherever that side of a merge has no row.
 
-    Keys have those of the other side there. Of the three columns that say where an image is, one
-    without a value is enough.
+    Keys then have the values of the other side. One null among the three columns that locate an
+    image is enough.
     """
     return merge.how in ("inner", side) or len(_shared_keys(merge).intersection(columns)) < 3
 
 
 def _shared_keys(merge: Merge) -> set[Any]:
-    """The columns of both sides of which a merge makes one."""
+    """Keys with the same name on both sides, which become one column."""
     sides = [on if isinstance(on, list) else [on] for on in (merge.left_on, merge.right_on)]
     pairs = zip(*sides, strict=False)
     return {one for one, other in pairs if isinstance(one, str) and one == other}
 
 
 class KeepsResults(dx.Expr):
-    """An expression that reads what a query has given before."""
+    """Base of expressions that read the stored results of a query."""
 
     @property
     def made_of(self) -> Any:
-        """The expression of that query."""
+        """The query whose results they are."""
         raise NotImplementedError
 
 
 def datasets_of(expr: Any) -> Iterator[Dataset]:
-    """The datasets that an expression is made of; of one that was computed nothing is known."""
+    """The datasets that a query reads; none for persisted frames, whose query is gone."""
     for read in expr.find_operations((Scan, KeepsResults)):
         if isinstance(read, KeepsResults):
             yield from datasets_of(read.made_of)
@@ -127,7 +128,7 @@ def datasets_of(expr: Any) -> Iterator[Dataset]:
 
 
 def shard_of_partition(expr: Any, number: int) -> str | None:
-    """The shard that a partition is read from; None where it has no one shard of its own."""
+    """The shard that a partition is read from; None if unknown, or if there are several."""
     reads = list(expr.find_operations(Scan))
     if len(reads) != 1 or reads[0].npartitions != expr.npartitions:
         return None

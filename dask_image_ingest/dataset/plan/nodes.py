@@ -1,4 +1,4 @@
-"""Base classes of this package's expressions, and what the optimiser must know of them."""
+"""Base classes of this package's expressions, and helpers of their optimiser rules."""
 
 from __future__ import annotations
 
@@ -12,54 +12,55 @@ from dask_image_ingest.scheduler_plugin import prepare_scheduler_in_use
 
 
 def is_optimized(expr: dx.Expr, dependents: Any) -> bool:
-    """True if an expression must stay as it is, in a query that is optimised a second time.
+    """True below `Fused`: the plan is already optimized, and must stay as it is.
 
-    ``persist`` does that. Tasks that were fused the first time know the others by their names.
+    ``persist`` optimizes such a plan again. Its fused tasks refer to others by name, so a rule that
+    changes a name would break them.
     """
     return any(isinstance(above(), dx.Fused) for above in dependents[expr._name])
 
 
-#: The expressions that use each one, by its name.
+#: Name of an expression → weak references to its parents.
 Dependents: TypeAlias = Mapping[str, Collection[Any]]
 
 
 def post_dominates(expr: dx.Expr, target: dx.Expr, dependents: Dependents) -> bool:
-    """True if all that use ``expr`` use it through ``target``."""
+    """True if every path from ``expr`` to the root of the query leads through ``target``."""
     seen = {target._name}
-    left = [expr]
-    while left:
-        node = left.pop()
+    stack = [expr]
+    while stack:
+        node = stack.pop()
         if node._name not in seen:
             seen.add(node._name)
-            above = used_by(node, dependents)
-            if not above:
+            parents = used_by(node, dependents)
+            if not parents:
                 return False
-            left += above
+            stack += parents
     return True
 
 
 def is_dependent(parent: dx.Expr, expr: dx.Expr, dependents: Dependents) -> bool:
     """True if ``parent`` is among the known dependents of ``expr``.
 
-    The optimiser looks for these before each of its rounds. What it makes within a round, such as
-    the index of a filtered frame whose length is asked for, is among them from the next one on:
-    only then is it known which columns others need of the same read.
+    The optimiser collects dependents before each pass. An expression that it creates within a pass
+    (such as the `Index` of a filtered frame, for ``len``) is missing until the next one, and before
+    that the columns that others need of the same read can't be determined.
     """
-    return any(above._name == parent._name for above in used_by(expr, dependents))
+    return any(dependent._name == parent._name for dependent in used_by(expr, dependents))
 
 
 def used_by(expr: dx.Expr, dependents: Dependents) -> list[dx.Expr]:
     """The known dependents of an expression."""
-    above = (parent() for parent in dependents[expr._name])
-    return [parent for parent in above if parent is not None]
+    parents = (reference() for reference in dependents[expr._name])
+    return [parent for parent in parents if parent is not None]
 
 
 class ImageNode(dx.Expr):
-    """Base of this package's nodes; has the cluster prepared for their tasks before it gets any."""
+    """Base of this package's expressions; prepares the scheduler before their tasks are made."""
 
     @property
     def step(self) -> str:
-        """The name of its tasks on the dashboard: of letters alone, or Dask cuts it off."""
+        """Name of the tasks on the dashboard. Letters only: Dask cuts it at anything else."""
         name = type(self).__name__.lstrip("_")
         return name[0].lower() + name[1:]
 
@@ -73,11 +74,10 @@ class ImageNode(dx.Expr):
 
 
 class Read(ImageNode, dx.PartitionsFiltered, dx.BlockwiseIO):
-    """Base of the expressions that read: some columns of some partitions of a source.
+    """Base of the expressions that read columns and partitions of a source, the first operand.
 
-    The source is the first operand. It has ``meta``, an empty frame of all its columns,
-    ``divisions`` as Dask has them, and ``lengths``: the rows of each partition, or None, also in
-    place of some of them.
+    A source has ``meta``, an empty frame of all its columns, ``divisions`` as in Dask, and
+    ``lengths``: the rows of each partition (None for an unknown one), or None.
     """
 
     _parameters: ClassVar = ["source", "columns", "_partitions"]
@@ -95,60 +95,61 @@ class Read(ImageNode, dx.PartitionsFiltered, dx.BlockwiseIO):
         return self.operands[0].meta[self.columns]
 
     def _divisions(self) -> tuple[Any, ...]:
-        # Of the partitions that are read: dask's Repartition asks for these, past `divisions`.
-        whole, wanted = self.operands[0].divisions, self.operand("_partitions")
-        if wanted is None:
-            return tuple(whole)
-        if any(number <= before for before, number in itertools.pairwise(wanted)):
-            return (None,) * (len(wanted) + 1)
-        return (*(whole[number] for number in wanted), whole[wanted[-1] + 1] if wanted else None)
+        # Of the selected partitions: Dask's Repartition calls this method, not ``divisions``.
+        divisions, selected = self.operands[0].divisions, self.operand("_partitions")
+        if selected is None:
+            return tuple(divisions)
+        if any(number <= before for before, number in itertools.pairwise(selected)):
+            return (None,) * (len(selected) + 1)
+        last = divisions[selected[-1] + 1] if selected else None
+        return (*(divisions[number] for number in selected), last)
 
     @functools.cached_property
     def divisions(self) -> tuple[Any, ...]:
-        """Those of the partitions that are read."""
+        """Divisions of the selected partitions."""
         return self._divisions()
 
     def _simplify_up(self, parent: dx.Expr, dependents: Any) -> dx.Expr | None:
         if is_optimized(self, dependents):
             return None
         if isinstance(parent, dx.Len):
-            return self._counted(parent)
+            return self._push_len(parent)
         if isinstance(parent, dx.Index):
             if not is_dependent(parent, self, dependents):
                 return None
             columns = dx.determine_column_projection(self, parent, dependents)
             columns = [columns] if isinstance(columns, str) else columns
-            return self._with(parent, columns=[c for c in self.columns if c in columns])
+            return self._replace_operands(parent, columns=[c for c in self.columns if c in columns])
         return super()._simplify_up(parent, dependents)
 
     @property
     def lengths(self) -> list[int | None]:
-        """The rows of each partition that is read; None where that is not known."""
+        """The rows of each selected partition; None if unknown."""
         lengths = self.operands[0].lengths
         return [None if lengths is None else lengths[number] for number in self._partitions]
 
-    def _counted(self, parent: dx.Expr) -> dx.Expr | None:
-        """The number of rows, for which partitions of a known length are not read."""
-        known = [count for count in self.lengths if count is not None]
+    def _push_len(self, parent: dx.Expr) -> dx.Expr | None:
+        """Count rows without columns, and read only partitions whose length is unknown."""
+        known = [length for length in self.lengths if length is not None]
         if not known and self.npartitions:
-            return self._with(parent, columns=[])
+            return self._replace_operands(parent, columns=[])
         if len(known) == self.npartitions:
             return dx.Literal(sum(known))
-        counted = zip(self._partitions, self.lengths, strict=True)
-        unknown = [number for number, count in counted if count is None]
-        rest = self.substitute_parameters({"columns": [], "_partitions": unknown})
-        return dx.Len(rest) + dx.Literal(sum(known))
+        lengths = zip(self._partitions, self.lengths, strict=True)
+        unknown = [number for number, length in lengths if length is None]
+        to_count = self.substitute_parameters({"columns": [], "_partitions": unknown})
+        return dx.Len(to_count) + dx.Literal(sum(known))
 
-    def _with(self, parent: dx.Expr, **operands: Any) -> dx.Expr | None:
-        """``parent`` over a read with other operands; None where nothing would change."""
+    def _replace_operands(self, parent: dx.Expr, **operands: Any) -> dx.Expr | None:
+        """``parent`` over this read with other operands; None if nothing would change."""
         if all(self.operand(name) == value for name, value in operands.items()):
             return None
         return type(parent)(self.substitute_parameters(operands), *parent.operands[1:])
 
     def __str__(self) -> str:
-        given = ((name, self.operand(name)) for name in self._parameters[1:-1])
-        told = "".join(f", {name}={value!r}" for name, value in given if value not in (None, False))
-        return f"{type(self).__name__}({self.operands[0]}{told})"
+        operands = ((name, self.operand(name)) for name in self._parameters[1:-1])
+        shown = [f", {name}={value!r}" for name, value in operands if value not in (None, False)]
+        return f"{type(self).__name__}({self.operands[0]}{''.join(shown)})"
 
     def _tree_repr_argument_construction(self, i: int, op: Any, header: str) -> str:
         if i == 0:
@@ -157,21 +158,21 @@ class Read(ImageNode, dx.PartitionsFiltered, dx.BlockwiseIO):
 
 
 class AppendsColumns(ImageNode, dx.Blockwise):
-    """Adds columns to ``frame``; filters and projections that need none of them go below it."""
+    """Base of expressions that append columns; filters and projections without them go below."""
 
     _filter_passthrough = True
 
     @property
     def added(self) -> frozenset[Any]:
-        """The names of the columns."""
+        """The names of the appended columns."""
         raise NotImplementedError
 
     def _projected(self, parent: dx.Expr, wanted: set[Any]) -> dx.Expr | None:
-        """``parent``, which needs the ``wanted`` columns alone, over less; None if it needs all."""
+        """``parent`` over a narrower node, with the ``wanted`` columns; None if that is all."""
         raise NotImplementedError
 
     def _filter_passthrough_available(self, parent: dx.Expr, dependents: Any) -> bool:
-        return super()._filter_passthrough_available(parent, dependents) and not looks_at(
+        return super()._filter_passthrough_available(parent, dependents) and not uses_columns(
             parent.predicate, self, self.added
         )
 
@@ -186,34 +187,34 @@ class AppendsColumns(ImageNode, dx.Blockwise):
         return super()._simplify_up(parent, dependents)
 
 
-def looks_at(predicate: dx.Expr, frame: dx.Expr, columns: frozenset[Any]) -> bool:
-    """True if a predicate looks at some of these columns of ``frame``, or at all of it.
+def uses_columns(predicate: dx.Expr, frame: dx.Expr, columns: frozenset[Any]) -> bool:
+    """True if a predicate uses some of these columns of ``frame``, or ``frame`` as a whole.
 
-    Other expressions of its class count as well: the optimiser may have left out columns of
-    ``frame`` in the predicate before it does so in the filtered frame.
+    Any expression of the same class counts as ``frame``: the optimiser may have narrowed it in the
+    predicate, and not yet in the filtered frame.
     """
     if isinstance(predicate, type(frame)):
         return True
     if isinstance(predicate, dx.Projection) and predicate.frame._name == frame._name:
         return bool(columns.intersection(predicate.columns))
-    return any(looks_at(part, frame, columns) for part in predicate.dependencies())
+    return any(uses_columns(part, frame, columns) for part in predicate.dependencies())
 
 
 class PreservesRows(dx.Blockwise):
-    """One row for each of ``frame``, in their order: heads and tails go below it.
+    """Base of expressions with the rows of ``frame``, in order: heads and tails go below.
 
-    It is no ``Elemwise``: dask puts the tail of a lowered query below each of those as one that is
-    not lowered, of which there are no tasks. ``d.fillna(0).repartition(npartitions=n).tail()``
-    raises ``NotImplementedError`` where ``d`` has ``n`` partitions (Dask 2026.8).
+    Not an ``Elemwise``: below those Dask puts the tail of a lowered query without lowering it, and
+    it has no tasks. So ``d.fillna(0).repartition(npartitions=n).tail()`` raises
+    ``NotImplementedError`` if ``d`` has ``n`` partitions (Dask 2026.8).
     """
 
     _is_length_preserving = True
 
     def _simplify_up(self, parent: dx.Expr, dependents: Any) -> dx.Expr | None:
         if isinstance(parent, dx.Head):
-            return self._of(type(parent)(self.frame, *parent.operands[1:]))
+            return self._over(type(parent)(self.frame, *parent.operands[1:]))
         if isinstance(parent, dx.Tail):
-            return self._of(self._last_rows(parent))
+            return self._over(self._last_rows(parent))
         return super()._simplify_up(parent, dependents)
 
     def _last_rows(self, tail: dx.Expr) -> dx.Expr:
@@ -221,36 +222,41 @@ class PreservesRows(dx.Blockwise):
             return LastRows(self.frame, tail.n)
         if next(self.frame.find_operations(dx.BaseSetIndexSortValues), None) is not None:
             return TailOfSorted(self.frame, tail.n)
-        return _last_of_all(self.frame, tail.n)
+        return _last_partition_tail(self.frame, tail.n)
 
-    def _of(self, frame: dx.Expr) -> dx.Expr:
+    def _over(self, frame: dx.Expr) -> dx.Expr:
         return type(self)(frame, *self.operands[1:])
 
 
 class MapColumns(AppendsColumns, PreservesRows):
-    """Columns that a function makes of others, of each row by itself.
+    """Appends columns that a row-wise function computes from others.
 
-    ``function(frame, *operands)`` adds ``outputs`` to a partition, of which it looks at ``inputs``.
-    Of an empty frame, and of None for an operand that is an expression, it makes an empty one.
+    Attributes
+    ----------
+    function
+        ``function(frame, *operands)`` returns a partition with the outputs appended. For the meta
+        it is called with an empty frame, and None for each operand that is an expression.
+    outputs, inputs
+        The columns that it appends, and those that it uses.
     """
 
     _parameters: ClassVar = ["frame", "function", "outputs", "inputs"]
 
     @property
     def step(self) -> str:
-        """The function's name."""
+        """The function's name, in camel case."""
         first, *others = self.function.__name__.strip("_").split("_")
         return "".join([first, *map(str.capitalize, others)])
 
     @staticmethod
     def operation(frame: Any, function: Any, _outputs: Any, _inputs: Any, *operands: Any) -> Any:
-        """Map one partition."""
+        """Apply the function to one partition."""
         return function(frame, *operands)
 
     @functools.cached_property
     def _meta(self) -> Any:
-        given = (None if isinstance(op, dx.Expr) else op for op in self.operands[4:])
-        return self.function(self.frame._meta, *given)
+        operands = (None if isinstance(op, dx.Expr) else op for op in self.operands[4:])
+        return self.function(self.frame._meta, *operands)
 
     @property
     def added(self) -> frozenset[Any]:
@@ -260,6 +266,7 @@ class MapColumns(AppendsColumns, PreservesRows):
     def _projected(self, parent: dx.Expr, wanted: set[Any]) -> dx.Expr | None:
         if not wanted & self.added:
             return type(parent)(self.frame, *parent.operands[1:])
+        # All outputs stay: the function computes them together.
         wanted = (wanted - self.added).union(self.inputs)
         needed = [name for name in self.frame.columns if name in wanted]
         if needed == list(self.frame.columns):
@@ -269,7 +276,10 @@ class MapColumns(AppendsColumns, PreservesRows):
 
 
 class TailOfSorted(dx.Tail):
-    """A tail of which dask makes the last rows of all where it comes to a sort."""
+    """A tail above a sort, of which Dask makes an ``NLast`` of all rows where it can.
+
+    Where it can't, the tail of the last partition.
+    """
 
     def _simplify_down(self) -> dx.Expr | None:
         if isinstance(self.frame, dx.Elemwise):
@@ -281,10 +291,10 @@ class TailOfSorted(dx.Tail):
         return None
 
     def _lower(self) -> dx.Expr:
-        return _last_of_all(self.frame, self.n)
+        return _last_partition_tail(self.frame, self.n)
 
 
-def _last_of_all(frame: dx.Expr, n: int) -> dx.Expr:
+def _last_partition_tail(frame: dx.Expr, n: int) -> dx.Expr:
     return LastRows(dx.Partitions(frame, [frame.npartitions - 1]), n)
 
 
@@ -293,7 +303,7 @@ def _last_rows(frame: Any, n: int) -> Any:
 
 
 class LastRows(dx.Blockwise):
-    """The last rows of each partition, which stay where they are when the query is lowered."""
+    """The last rows of each partition. Unlike Dask's own tail, lowering leaves it in place."""
 
     _parameters: ClassVar = ["frame", "n"]
     _projection_passthrough = True

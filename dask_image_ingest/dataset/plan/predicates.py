@@ -1,7 +1,7 @@
-"""Predicates of a query as filters of its read, where both give the same rows.
+"""Convert predicates of a query to filters of its scan, if both keep the same rows.
 
-pandas and cuDF compare by rules of their own. What is not known to agree with them, for every value
-that a column may hold, is no filter: the frame's library evaluates it after the read.
+pandas and cuDF have comparison rules of their own. A predicate is converted only if Arrow is known
+to agree for every value of the column; the frame's library evaluates the rest after the scan.
 """
 
 from __future__ import annotations
@@ -28,11 +28,11 @@ _OPERATORS: dict[type, str] = {
     dx.GE: ">=",
 }
 
-# Each task carries its filters.
+# Longest list of an ``isin`` to convert: each task carries its filters.
 _MOST_VALUES = 10_000
 
-# Up to here each integer is a number of the type.
-_EXACT_IN = {pa.float32(): 2**24, pa.float64(): 2**53}
+# Largest magnitude up to which a float type represents every integer.
+_EXACT_INTEGERS = {pa.float32(): 2**24, pa.float64(): 2**53}
 
 
 def as_filters(
@@ -42,10 +42,10 @@ def as_filters(
     backend: BackendName,
     negated: bool = False,
 ) -> Filters | None:
-    """A predicate of a query over ``read`` in normal form, None where it is not simple enough.
+    """Convert a predicate over ``read`` to disjunctive normal form; None if it is not supported.
 
-    A comparison with null is null, so is its negation, and a row whose predicate is null is not
-    kept: a predicate that is negated as a whole can be negated in its parts.
+    Negation is pushed to the comparisons. That is valid with nulls: a comparison with null is null,
+    so is its negation, and neither keeps the row.
     """
     if isinstance(predicate, dx.Invert):
         return as_filters(predicate.frame, read, types, backend, not negated)
@@ -89,7 +89,7 @@ def _simple_predicate(
         column = _column(predicate.frame, read, types)
         if column is None:
             return None
-        # To cuDF, NaN is missing too.
+        # cuDF treats NaN as missing, too.
         nan_is_null = backend == "cudf" and pa.types.is_floating(types[column])
         return (column, "is null" if isinstance(predicate, dx.IsNa) else "not null", nan_is_null)
     return None
@@ -104,20 +104,20 @@ def _column(expr: Any, read: dx.Expr, types: Mapping[str, pa.DataType]) -> str |
 
 
 def _constant(value: Any, type_: pa.DataType, backend: BackendName) -> Any:
-    """A constant as Python has it, None where a comparison with it may depend on the library."""
+    """A constant as a Python value; None if comparing with it may differ between libraries."""
     if isinstance(value, (np.bool_, np.integer, np.float32, np.float64, np.str_)):
         value = value.item()
     if pa.types.is_integer(type_):
-        # pandas and cuDF may take what differs in type for float64.
+        # Of mixed types, pandas and cuDF may compare both sides as float64.
         same = type(value) is int and type_ != pa.uint64()
         agreed = -(2**63) <= value < 2**63 if same else _is_exact_double(value)
         return value if agreed else None
-    if type_ in _EXACT_IN:
+    if type_ in _EXACT_INTEGERS:
         if type(value) is int:
-            return value if abs(value) <= _EXACT_IN[type_] else None
+            return value if abs(value) <= _EXACT_INTEGERS[type_] else None
         if type(value) is not float or math.isnan(value):
             return None
-        # cuDF compares in the column's type, pandas in the larger one of both.
+        # cuDF compares in the column's type, pandas in the wider type of the two.
         return float(np.float32(value)) if backend == "cudf" and type_ == pa.float32() else value
     if pa.types.is_boolean(type_):
         return value if type(value) is bool else None
@@ -127,7 +127,7 @@ def _constant(value: Any, type_: pa.DataType, backend: BackendName) -> Any:
 
 
 def _is_exact_double(value: Any) -> bool:
-    """True if float64 tells all integers from this constant."""
+    """True if comparing integers with this constant as float64 is exact."""
     return type(value) in (int, float) and (abs(value) < 2**53 or value in (math.inf, -math.inf))
 
 
@@ -136,8 +136,8 @@ def _is_text(value: Any) -> bool:
 
 
 def _constants(values: Any, type_: pa.DataType) -> tuple[Any, ...] | None:
-    """The list of an ``isin``, None where the frame's library may understand it differently."""
-    # dask wraps the list in a graph of its own, of one node if it holds no other collection.
+    """The list of an ``isin``; None if the frame's library may interpret it differently."""
+    # Dask wraps the list in a graph, of one node if the list holds no other collection.
     if not isinstance(values, dx._DelayedExpr) or len(values.obj.dask) != 1:
         return None
     values = values.obj.compute(scheduler="synchronous")
@@ -148,7 +148,7 @@ def _constants(values: Any, type_: pa.DataType) -> tuple[Any, ...] | None:
     listed = list(values)
     if pa.types.is_integer(type_):
         lowest, highest = limits(type_)
-        highest = min(highest, 2**63 - 1)  # pandas takes no larger one
+        highest = min(highest, 2**63 - 1)  # the largest that pandas takes
         agreed = all(type(v) is int and lowest <= v <= highest for v in listed)
     else:
         agreed = pa.types.is_string(type_) and all(map(_is_text, listed))

@@ -1,4 +1,4 @@
-"""The scan: rows of metadata and references; columns, filters and limits go down into its tasks."""
+"""The scan node, its source, and the head of a scan."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from dask_image_ingest.dataset.plan.dask_rules import install_rules
 from dask_image_ingest.dataset.plan.nodes import Read, is_optimized
 from dask_image_ingest.dataset.plan.predicates import as_filters
 from dask_image_ingest.dataset.scan.partitioning import Partition, known_rows
-from dask_image_ingest.dataset.scan.task import Query, read_partition
+from dask_image_ingest.dataset.scan.task import ScanSpec, read_partition
 from dask_image_ingest.dataset.schema.columns import Schema
 from dask_image_ingest.frames import REFERENCE
 from dask_image_ingest.passwords import without_passwords
@@ -23,10 +23,9 @@ from dask_image_ingest.storage import Shard
 
 
 class HeadOfRead(dx.Head):
-    """The head of a read that stops there.
+    """A head that stays above its read, whose limit it has set; projections pass below it.
 
-    dask moves a head below projections, where these are of no use to the read: this one lets them
-    pass below it.
+    Dask's own head goes below projections, which then can't reach the read.
     """
 
     def _simplify_down(self) -> None:
@@ -44,9 +43,9 @@ install_rules()
 
 @dataclass(frozen=True, eq=False)
 class Dataset:
-    """Everything that a collection's tasks have in common, and the shards behind them.
+    """The source of a `Scan`: shards, their partitions, and what all tasks have in common.
 
-    ``token`` stands for all of it, the sizes and modification times of the shards included.
+    ``token`` is a digest of all of this, with sizes and modification times of the shards.
     """
 
     partitions: tuple[Partition, ...]
@@ -65,12 +64,12 @@ class Dataset:
 
     @functools.cached_property
     def lengths(self) -> tuple[int | None, ...]:
-        """The rows of each partition, as the index that shards have in common tells."""
+        """The rows of each partition by the shards' indexes; None if unknown."""
         return tuple(map(known_rows, self.partitions))
 
     @property
     def divisions(self) -> tuple[None, ...]:
-        """Unknown, since rows are labelled shard by shard."""
+        """Unknown: labels begin at 0 in each partition."""
         return (None,) * (len(self.partitions) + 1)
 
     @functools.cached_property
@@ -81,9 +80,11 @@ class Dataset:
 
 
 class Scan(Read):
-    """Scans shards; takes up projections, filters, lengths and limits from the query around it.
+    """Scans shards without decoding: image columns hold references, error columns nulls.
 
-    It decodes nothing: image columns hold references, and their errors are null.
+    Absorbs projections (``columns``), filters in normal form, lengths, and limits (rows of each
+    partition at most, counted after the filters). With ``keeps_scan``, tasks cache the index of
+    their shard for an export in the same task.
     """
 
     _parameters: ClassVar = [
@@ -91,14 +92,14 @@ class Scan(Read):
         "columns",
         "filters",
         "limit",
-        "keeps_walk",
+        "keeps_scan",
         "_partitions",
     ]
     _defaults: ClassVar = {
         "columns": None,
         "filters": None,
         "limit": None,
-        "keeps_walk": False,
+        "keeps_scan": False,
         "_partitions": None,
     }
     _filter_passthrough = True
@@ -114,44 +115,44 @@ class Scan(Read):
 
     @property
     def scanned(self) -> list[str]:
-        """The columns that are read from shards."""
+        """The columns of the scan, also in a subclass whose ``columns`` are those of a decode."""
         return super().columns
 
     @property
     def lengths(self) -> list[int | None]:
-        """The rows of each partition, where it is known that all of them are read."""
+        """The rows of each partition; None if unknown, or if filters or a limit drop some."""
         all_rows = not self.operand("filters") and self.operand("limit") is None
         return super().lengths if all_rows else [None] * self.npartitions
 
     @functools.cached_property
-    def query(self) -> Query:
-        """The query of each task."""
+    def spec(self) -> ScanSpec:
+        """The specification of each task."""
         dataset = self.dataset
         filters = self.operand("filters")
         used = {*self.scanned, *dnf.columns_of(filters)}
-        # Who named components, or columns, does not want to hear of others.
-        tell = self.operand("columns") is None and dataset.schema.inferred
-        known = dataset.schema.extensions if tell else None
-        return Query(
+        # A user who named components or columns needs no warning about others.
+        warns = self.operand("columns") is None and dataset.schema.inferred
+        known_extensions = dataset.schema.extensions if warns else None
+        return ScanSpec(
             options=dataset.options,
             columns=tuple(self.scanned),
             filters=filters,
             limit=self.operand("limit"),
             components=dataset.schema.select(used),
             sidecar=dataset.schema.select_sidecar({*used, "__key__"}),
-            known_extensions=known,
-            keeps_walk=self.operand("keeps_walk"),
+            known_extensions=known_extensions,
+            keeps_scan=self.operand("keeps_scan"),
         )
 
     @functools.cached_property
     def row_sources(self) -> tuple[RowSource, ...]:
-        """The shards, or part of one, that each partition is made of."""
-        read = (self.dataset.partitions[number] for number in self._partitions)
-        return tuple(tuple((s.url, s.part, s.parts) for s in splits) for splits in read)
+        """The shards, or the part of one, that each partition reads."""
+        partitions = (self.dataset.partitions[number] for number in self._partitions)
+        return tuple(tuple((s.url, s.part, s.parts) for s in splits) for splits in partitions)
 
     def _filtered_task(self, name: Any, index: int) -> Task:
         partition = self.dataset.partitions[index]
-        return Task(name, read_partition, partition, self.query, _data_producer=True)
+        return Task(name, read_partition, partition, self.spec, _data_producer=True)
 
     def _filter_passthrough_available(self, parent: dx.Expr, dependents: Any) -> bool:
         return super()._filter_passthrough_available(parent, dependents) and (
@@ -159,11 +160,11 @@ class Scan(Read):
         )
 
     def filtered_by(self, above: dx.Filter) -> dict[str, Any] | None:
-        """The operands of this read with a filter taken up, None where it can't be."""
+        """The operands that absorb a filter directly above; None if it can't be absorbed."""
         if self.operand("limit") is not None:
             return None
         schema, backend = self.dataset.schema, self.dataset.options.backend
-        # Images and errors are not known before the decode.
+        # These have values only after a decode.
         decoded = schema.errors.union(schema.images)
         types = {name: type_ for name, type_ in schema.types.items() if name not in decoded}
         filters = as_filters(above.predicate, self, types, backend)
@@ -185,10 +186,11 @@ class Scan(Read):
         return super()._simplify_up(parent, dependents)
 
     def limited(self, n: int) -> Scan | None:
-        """A scan of the first rows of each partition; None if this one is limited so."""
+        """The scan with a limit of ``n``; None if its limit is that low already."""
         limit = self.operand("limit")
-        done = limit is not None and limit <= n
-        return None if done else self.substitute_parameters({"limit": n})
+        if limit is not None and limit <= n:
+            return None
+        return self.substitute_parameters({"limit": n})
 
 
 class ReadWebDataset(Scan):

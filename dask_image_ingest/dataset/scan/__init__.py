@@ -1,5 +1,4 @@
-"""One task: a part of one shard becomes one dataframe.
+"""One task: part of a shard becomes one dataframe.
 
-In: a shard, and what is asked of it. Out: metadata and references, or pixels. ``task.py`` is where
-to begin reading.
+In: a shard and a `ScanSpec`. Out: metadata and references, or pixels. Start reading at ``task.py``.
 """

@@ -1,4 +1,4 @@
-"""The one decode of a task: its images are checked for size, decoded, and the bad ones told."""
+"""Decode the images of one task: check their size, decode, and report failures."""
 
 from __future__ import annotations
 
@@ -20,20 +20,20 @@ from dask_image_ingest.frames import Backend, backend_of
 
 @dataclass(frozen=True, repr=False)
 class ImageDecode:
-    """The decode of a column of references to one of images, and of their errors.
+    """The decode of one column of references to images and errors.
 
     Attributes
     ----------
     image, error
-        What the columns are called; ``error`` None where there is none.
+        Names of the two columns; ``error`` is None if there is no such column.
     decoding
-        What images should look like.
+        Size, mode and transform of the images.
     errors
-        What becomes of an image that can't be decoded.
+        What to do with an image that can't be decoded.
     storage_options
-        For the file system of remote shards.
+        For the fsspec filesystem of remote shards.
     pixels
-        Whether the images are asked for, or only their errors: their column goes then.
+        False if only the errors are needed: the image column is then dropped.
     """
 
     image: Any
@@ -45,19 +45,19 @@ class ImageDecode:
 
     @property
     def columns(self) -> set[Any]:
-        """The columns that are made by the decode."""
+        """The columns that the decode creates."""
         return {self.image} if self.error is None else {self.image, self.error}
 
     def __repr__(self) -> str:
-        return repr(self.image)  # in a plan
+        return repr(self.image)  # short, for printed plans
 
     def renamed(self, names: Callable[[Any], Any]) -> ImageDecode:
-        """The same for columns of other names."""
+        """Rename the columns by the function ``names``."""
         error = None if self.error is None else names(self.error)
         return replace(self, image=names(self.image), error=error)
 
     def into(self, frame: Any, decoded: Pixels) -> Any:
-        """A frame with references, with what was decoded in their place."""
+        """Replace the references of ``frame`` by decoded images and errors."""
         backend = backend_of(frame)
         if self.pixels:
             return backend.with_images(frame, decoded, self.image, self.error)
@@ -68,27 +68,27 @@ class ImageDecode:
         return frame.drop(columns=[self.image])
 
 
-#: A frame with its images, and the error of each row.
+#: A decoded frame, and the error of each row (None or "" for a good one).
 Decoded: TypeAlias = tuple[Any, Sequence[str | None]]
 
-#: Which rows a decode keeps: those of good images, those of bad ones, or all.
-Kept: TypeAlias = Literal["good", "bad"] | None
+#: Rows that a decode keeps: decoded images only, failed ones only, or all.
+ErrorFilter: TypeAlias = Literal["good", "bad"] | None
 
 
-def kept_by(errors: ErrorPolicy) -> Kept:
-    """The rows that a decode keeps by its policy for errors."""
+def error_filter(errors: ErrorPolicy) -> ErrorFilter:
+    """The filter for ``errors=``."""
     return "good" if errors == "drop" else None
 
 
 def first_errors(errors: Sequence[Sequence[str | None]]) -> Sequence[str | None]:
-    """The first error of each row among those of several images."""
+    """The error of each row: that of its first image that has one."""
     if len(errors) == 1:
         return errors[0]
     return [next(filter(None, each), None) for each in zip(*errors, strict=True)]
 
 
-def keep_rows(decoded: Decoded, keep: Kept) -> Any:
-    """The rows of a decoded frame that are kept."""
+def filter_by_error(decoded: Decoded, keep: ErrorFilter) -> Any:
+    """Drop the rows of a decoded frame that ``keep`` excludes."""
     frame, errors = decoded
     if keep is None:
         return frame
@@ -96,37 +96,40 @@ def keep_rows(decoded: Decoded, keep: Kept) -> Any:
     return frame if len(rows) == len(frame) else frame.iloc[rows]
 
 
-def first_rows(frame: Any, decode: Callable[[Any], Decoded], keep: Kept, limit: int | None) -> Any:
-    """The first ``limit`` rows that are kept once they are decoded: few at first, then more."""
+def decode_first_rows(
+    frame: Any, decode: Callable[[Any], Decoded], keep: ErrorFilter, limit: int | None
+) -> Any:
+    """Decode until ``limit`` rows pass ``keep``, in slices that double in size."""
     if limit is None:
-        return keep_rows(decode(frame), keep)
+        return filter_by_error(decode(frame), keep)
     parts: list[Any] = []
     start, size = 0, max(1, limit)
     while not parts or (start < len(frame) and sum(map(len, parts)) < limit):
-        parts.append(keep_rows(decode(frame.iloc[start : start + size]), keep))
+        parts.append(filter_by_error(decode(frame.iloc[start : start + size]), keep))
         start, size = start + size, 2 * size
     return concat(parts).head(limit)
 
 
 @dataclass(frozen=True)
 class DecodeInRead:
-    """A decode in the task of a read, which has the shard open.
+    """A decode that runs in the task of its scan, on the open shard.
 
     Attributes
     ----------
     images
-        How the images of each column are decoded.
+        The image columns to decode.
     columns
-        Those of the result, in order.
+        Columns of the result, in order.
     keep, limit
-        Which rows are kept of those that are decoded, and how many of them at most.
+        As for `Decode`.
     steps
-        What is done to the rows before, with positions in place of their images; None for nothing.
+        Operations between scan and decode, as one function of a frame whose image columns hold row
+        positions (int64); None if there are none.
     """
 
     images: tuple[ImageDecode, ...]
     columns: tuple[Any, ...]
-    keep: Kept
+    keep: ErrorFilter
     limit: int | None
     steps: Callable[[Any], Any] | None
 
@@ -144,27 +147,27 @@ def decode_rows(
     fetch: Callable[[], None] | None = None,
     meanwhile: Callable[[], Any] | None = None,
 ) -> Pixels:
-    """Decode the images of some rows.
+    """Decode the images of some rows, at most one partition's memory at a time.
 
     Parameters
     ----------
     headers, image_bytes, origin, decoding, meanwhile
         As for `decode`.
     errors
-        Whether the first image that can't be decoded raises.
+        ``"raise"`` raises for the first image that can't be decoded; others only log.
     backend
-        Where the pixels are to be.
+        Allocates the pixels.
     what
-        The rows, for an error.
+        Names the rows in an error.
     pixels
-        Whether pixels are wanted, or their errors alone.
+        False to keep only the errors.
     fetch
-        Called when the images are known to fit, before the first of them is asked for.
+        Called once the images are known to fit, before the first call of ``image_bytes``.
 
     Raises
     ------
     PartitionTooLargeError
-        Where the images would decode to more than one partition can hold; before they do.
+        Before the decode, if the images exceed what one partition can hold.
     ImageDecodeError
         For the first image that can't be decoded, with ``errors="raise"``.
     """
@@ -182,26 +185,27 @@ def decode_rows(
             headers[rows],
             lambda row: image_bytes(start + row),
             decoding,
-            _Piecewise(buffer),
+            _SharedBuffer(buffer),
             lambda row: origin(start + row),
             meanwhile if start == 0 else None,
         )
 
-    # A decoder keeps batches beside the pixels, as large as what it is given at a time.
-    pieces = [decode_piece(rows) for rows in cuts([sizes], backend.partition_memory())]
-    told = [error for piece in pieces for error in piece.errors]
+    # In pieces: beside the pixels, a decoder holds batches as large as what one call decodes.
+    pieces = [decode_piece(rows) for rows in slices_by_size([sizes], backend.partition_memory())]
+    messages = [error for piece in pieces for error in piece.errors]
     shapes = np.concatenate([piece.shapes for piece in pieces])
-    itemsizes = [piece.itemsizes for piece in pieces if piece.itemsizes is not None]
-    known = np.concatenate(itemsizes) if len(itemsizes) == len(pieces) else None
-    decoded = Pixels(buffer.finish(), shapes, told, known)
+    per_piece = [piece.itemsizes for piece in pieces if piece.itemsizes is not None]
+    itemsizes = np.concatenate(per_piece) if len(per_piece) == len(pieces) else None
+    decoded = Pixels(buffer.finish(), shapes, messages, itemsizes)
     _report(decoded, origin, errors)
     return decoded
 
 
-def cuts(sizes: Sequence[np.ndarray], largest: int) -> Iterator[slice]:
-    """Rows that follow each other, cut where a multiple of ``largest`` bytes is full.
+def slices_by_size(sizes: Sequence[np.ndarray], largest: int) -> Iterator[slice]:
+    """Cut rows into consecutive slices of about ``largest`` bytes; a larger row is its own slice.
 
-    A row that is larger stands alone.
+    ``sizes`` are the bytes of each row, one array per image column. Cuts are where the running
+    total passes a multiple of ``largest``, so one slice may exceed it by less than a row.
     """
     nbytes = np.sum(sizes, axis=0)
     full = (np.cumsum(nbytes) - nbytes) // largest
@@ -212,18 +216,18 @@ def cuts(sizes: Sequence[np.ndarray], largest: int) -> Iterator[slice]:
 
 
 def check_size(what: str, nbytes: int, largest: int) -> None:
-    """Refuse a partition that can't be held, before anything is decoded."""
+    """Raise `PartitionTooLargeError`, before anything is decoded, above ``largest`` bytes."""
     if nbytes > largest:
         raise PartitionTooLargeError(
             f"{what} decode to {nbytes / 1e9:.1f} GB, and one partition holds at most "
             f'{largest / 1e9:.1f} GB of pixels here. Pass partition_size="512 MiB" to split shards '
-            "(or repartition a frame that is there already), or size= to decode smaller images"
+            "(or repartition the frame), or size= to decode smaller images"
         )
 
 
 def _report(pixels: Pixels, origin: Callable[[int], Origin], errors: ErrorPolicy) -> None:
-    """Say how many images are bad, or raise for the first."""
-    # A row of a merge that found nothing has no image, and an empty error.
+    """Log how many images failed, or raise for the first."""
+    # An unmatched row of a merge has no image and the error "", which is no failure.
     failed = [row for row, error in enumerate(pixels.errors) if error]
     if not failed:
         return
@@ -245,22 +249,22 @@ def _report(pixels: Pixels, origin: Callable[[int], Origin], errors: ErrorPolicy
     )
 
 
-class _Piecewise:
-    """A buffer that is not finished with what comes next."""
+class _SharedBuffer:
+    """One buffer for several `decode` calls, none of which may finish it."""
 
     def __init__(self, buffer: PixelBuffer) -> None:
         self.append = buffer.append
 
     def finish(self) -> None:
-        """Say nothing of what was taken so far."""
+        """Do nothing: more pieces follow."""
 
 
 class NoPixels:
-    """Takes decoded images where only their errors are asked for."""
+    """Buffer that discards pixels, where only errors are needed."""
 
     def append(self, images: Any) -> None:
-        """Forget a batch."""
+        """Discard a batch."""
 
     def finish(self) -> np.ndarray:
-        """Nothing was kept."""
+        """No pixels."""
         return np.empty(0, np.uint8)

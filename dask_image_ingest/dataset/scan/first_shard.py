@@ -1,4 +1,4 @@
-"""The first shard that has samples is opened at once: what it tells about all the others."""
+"""Open the first shard that has samples, to infer the schema and sizes of all shards."""
 
 from __future__ import annotations
 
@@ -19,17 +19,17 @@ from dask_image_ingest.passwords import without_passwords
 from dask_image_ingest.storage import ByteReader, Shard, open_late, open_shard
 from dask_image_ingest.tar import ShardIndex, index_head, read_member
 
-# Headers that are read to know what an image decodes to.
-_HEADERS_LOOKED_AT = 256
+# Image headers sampled to estimate the decoded size.
+_SAMPLED_HEADERS = 256
 
-# Records that are read until all fields that were asked for are found.
-_RECORDS_LOOKED_AT = 100
+# JSON members read at most to find all requested fields.
+_MOST_RECORDS = 100
 
-# Shards without samples that are opened to find one that has some.
-_EMPTY_LOOKED_AT = 10
+# Empty shards opened at most to find one with samples.
+_MOST_EMPTY = 10
 
-# Names that a warning lists.
-_NAMED = 20
+# Names listed in a warning at most.
+_MOST_NAMES = 20
 
 
 @contextmanager
@@ -39,17 +39,17 @@ def open_first(
     skip: bool,
     indexes: dict[str, IndexFile],
 ) -> Iterator[FirstShard]:
-    """The first shard that has samples, or with ``skip`` and can be read, while it is open.
+    """Open the first shard that has samples; with ``skip``, shards that can't be read are skipped.
 
-    Where there is none among the first few, the first. If its index can't be used, it is taken out
-    of ``indexes``.
+    If the first few shards are empty, opens the first of them. An index that can't be used is
+    removed from ``indexes``.
     """
     reasons: list[str] = []
     empty: list[Shard] = []
     for shard in shards:
         with ExitStack() as opened:
             try:
-                first = _opened(opened, shard, storage_options, indexes)
+                first = _open_shard(opened, shard, storage_options, indexes)
             except (ShardError, ShardNotFoundError) as error:
                 if not skip:
                     raise
@@ -59,15 +59,15 @@ def open_first(
                 yield first
                 return
         empty.append(shard)
-        if len(empty) == _EMPTY_LOOKED_AT:
+        if len(empty) == _MOST_EMPTY:
             break
     if not empty:
         raise ShardError(f"none of the {len(shards)} shards can be read; the first: {reasons[0]}")
     with ExitStack() as opened:
-        yield _opened(opened, empty[0], storage_options, indexes)
+        yield _open_shard(opened, empty[0], storage_options, indexes)
 
 
-def _opened(
+def _open_shard(
     opened: ExitStack,
     shard: Shard,
     storage_options: dict[str, Any] | None,
@@ -78,7 +78,7 @@ def _opened(
     if stored is not None and index is not None:
         late = opened.enter_context(open_late(shard, storage_options))
         try:
-            for extension in stored.extensions:  # a column may be damaged
+            for extension in stored.extensions:  # raises if a column is damaged
                 stored.places(extension)
             return FirstShard(shard, IndexedReader(stored, late), stored)
         except UnusableIndexError as error:
@@ -90,7 +90,10 @@ def _opened(
 
 @dataclass(frozen=True)
 class FirstShard:
-    """A shard that is open, and its samples; of a remote one the first, which are a ``share``."""
+    """An open shard and the index of its samples.
+
+    Of a remote shard only the first samples are indexed; ``share`` is their share of its bytes.
+    """
 
     shard: Shard
     content: ByteReader
@@ -99,30 +102,30 @@ class FirstShard:
 
     @property
     def samples(self) -> int:
-        """About how many samples it has."""
+        """Estimated number of samples."""
         return round(len(self.index) / self.share)
 
     def images(self, extensions: Sequence[str]) -> int:
-        """About how many samples have an image, which is a member of one of these extensions."""
+        """Estimated number of samples with an image, a member of one of these extensions."""
         return round(self.index.has(*extensions).true_count / self.share)
 
     def decoded_bytes(self, options: ReadOptions) -> int:
-        """Bytes that it decodes to, by the headers of some of its images."""
-        step = max(1, len(self.index) // _HEADERS_LOOKED_AT)
+        """Estimated bytes that all images decode to."""
+        step = max(1, len(self.index) // _SAMPLED_HEADERS)
         return round(self._decoded_bytes(step, options) * step / self.share)
 
     def _decoded_bytes(self, step: int, options: ReadOptions) -> int:
-        """Bytes that every so many-th sample decodes to, by the headers of its images."""
+        """Bytes that every ``step``-th sample decodes to, by the headers of its images."""
         url, content = self.shard.url, self.content
         some = range(0, len(self.index), step)
-        # Where a column of its index is damaged, the images have it still.
+        # If a header column of the index is damaged, read the headers from the images instead.
         with suppress(UnusableIndexError):
             return SampleRows(url, content, self.index, options).take(some).decoded_bytes()
         places = self.index.first(len(self.index))
         return SampleRows(url, content, places, options).take(some).decoded_bytes()
 
     def warn_of_unknown(self, schema: Schema, images: Mapping[str, Sequence[str]]) -> None:
-        """Say which members and fields it does not have that were asked for: misspelt, perhaps."""
+        """Warn of requested members and fields that the shard lacks, which may be misspelt."""
         if not len(self.index):
             return
         unknown = []
@@ -131,10 +134,10 @@ class FirstShard:
                 few = ";".join(extensions[:5])
                 more = ";..." if len(extensions) > 5 else ""
                 unknown.append(f"no image ({name}={few + more!r})")
-        asked = {c.extension for c in schema.components}.difference(self.index.extensions)
+        absent = {c.extension for c in schema.components}.difference(self.index.extensions)
         fields = [c.path for c in schema.components if c.path is not None]
-        unknown += [f"no member {extension!r}" for extension in sorted(asked)]
-        seen = {} if "json" in asked else self._fields_until_found(fields)
+        unknown += [f"no member {extension!r}" for extension in sorted(absent)]
+        seen = {} if "json" in absent else self._seen_fields(fields)
         missing = [field for field in fields if field not in seen]
         unknown += [f"no field {field!r} in its first json members" for field in missing]
         if not unknown:
@@ -144,16 +147,16 @@ class FirstShard:
             has += f"; the fields of its json are {_listed(seen)}"
         warnings.warn(
             without_passwords(
-                f"the first shard, {self.shard.url}, has {', '.join(unknown[:_NAMED])}; {has}. "
-                "What a shard does not have is null"
+                f"the first shard, {self.shard.url}, has {', '.join(unknown[:_MOST_NAMES])}; "
+                f"{has}. What a shard does not have is null"
             ),
             stacklevel=3,
         )
 
-    def _fields_until_found(self, wanted: Sequence[str]) -> dict[str, None]:
-        """The fields of its records, as far as was read to find all of some."""
+    def _seen_fields(self, wanted: Sequence[str]) -> dict[str, None]:
+        """The fields of the first JSON members, read until all ``wanted`` fields are found."""
         missing, seen = set(wanted), dict[str, None]()
-        for span in self.index.first_spans("json", _RECORDS_LOOKED_AT):
+        for span in self.index.first_spans("json", _MOST_RECORDS):
             if not missing:
                 break
             if span[1] > LARGEST_JSON:
@@ -168,7 +171,7 @@ class FirstShard:
 
 
 def _paths(record: Any, prefix: str = "", depth: int = 8) -> Iterator[str]:
-    """The fields of a record, those of records inside it with dots."""
+    """The fields of a record; nested ones with dots between the names."""
     if isinstance(record, dict) and depth:
         for name, value in record.items():
             yield f"{prefix}{name}"
@@ -177,5 +180,5 @@ def _paths(record: Any, prefix: str = "", depth: int = 8) -> Iterator[str]:
 
 def _listed(names: Iterable[str]) -> str:
     names = list(names)
-    more = f" and {len(names) - _NAMED} more" if len(names) > _NAMED else ""
-    return ", ".join(map(repr, names[:_NAMED])) + more
+    more = f" and {len(names) - _MOST_NAMES} more" if len(names) > _MOST_NAMES else ""
+    return ", ".join(map(repr, names[:_MOST_NAMES])) + more

@@ -34,31 +34,31 @@ from dask_image_ingest.tar import ShardIndex, index_head, index_tar
 
 
 @dataclass(frozen=True, slots=True)
-class Walked:
-    """A shard as it was just before its walk began, and what that found."""
+class CachedScan:
+    """The index of a scanned shard, and the shard as it was listed just before the scan."""
 
     shard: Shard
     index: ShardIndex
 
 
-_latest = threading.local()
+_cache = threading.local()
 
 
-def keep_walked(walked: Walked | None) -> None:
-    """Keep what was found, and nothing of what was found before."""
-    _latest.walked = walked
+def cache_scan(scan: CachedScan | None) -> None:
+    """Cache a scan for a later step of the task in this thread; replaces the one before."""
+    _cache.scan = scan
 
 
-def take_walked() -> Walked | None:
-    """Take the walk that was kept last in this thread, once."""
-    walked: Walked | None = getattr(_latest, "walked", None)
-    _latest.walked = None
-    return walked
+def take_cached_scan() -> CachedScan | None:
+    """Take the scan cached last in this thread out of the cache."""
+    scan: CachedScan | None = getattr(_cache, "scan", None)
+    _cache.scan = None
+    return scan
 
 
-# The first bytes of a shard by which the rest is judged, how much of them has to be in whole
-# members, and how much of that may be of no use.
-_HEAD, _SEEN, _UNUSED = 4 << 20, 0.5, 0.25
+# A shard is read as a whole if of its first ``_HEAD`` bytes at least ``_LEAST_SEEN`` are complete
+# members, of which at most ``_MOST_UNUSED`` are bytes that the query does not need.
+_HEAD, _LEAST_SEEN, _MOST_UNUSED = 4 << 20, 0.5, 0.25
 
 
 @contextmanager
@@ -72,10 +72,10 @@ def open_rows(
     keep: bool = False,
     whole: bool = False,
 ) -> Iterator[SampleRows]:
-    """All samples of a shard; ``warn`` of an index that is not used, ``keep`` what a walk finds.
+    """Open all samples of a shard; ``warn`` of an index that is not used.
 
-    It is kept where the shard itself has each member in one piece. With ``whole``, every image will
-    be read.
+    ``keep`` caches what a header scan finds, if each member is one range of the shard's bytes.
+    ``whole`` says that every image will be read.
     """
     storage_options = options.storage_options
     with ExitStack() as opened:
@@ -84,21 +84,21 @@ def open_rows(
             late = opened.enter_context(open_late(index.shard, storage_options))
             yield SampleRows(url, late, stored, options, components, sidecar)
             return
-        # Looked up before the walk: a shard that is replaced meanwhile is seen to have changed.
+        # Listed before the scan, so that a shard replaced meanwhile is seen to have changed.
         listed = find_shards(url, storage_options)[0] if keep else None
         content = opened.enter_context(open_shard(url, storage_options))
         if whole:
             needed = functools.partial(_memory_if_needed, content, url, options, components)
             content.prefetch_into(0, len(content), needed)
-        found = index_tar(content, url)
-        read, at_hand = content.in_memory(), content
-        if len(read) == len(content):
-            at_hand = MemoryReader(read, content.listed_as(url))
-        yield SampleRows(url, at_hand, found, options, components, sidecar)
-        is_stored = listed is not None and len(content) == listed.size and not found.sparse
-    # Once the shard is closed, which it was not if that found it changed.
-    if listed is not None and is_stored:
-        keep_walked(Walked(listed, found))
+        scanned = index_tar(content, url)
+        in_memory, reader = content.in_memory(), content
+        if len(in_memory) == len(content):
+            reader = MemoryReader(in_memory, content.listed_as(url))
+        yield SampleRows(url, reader, scanned, options, components, sidecar)
+        is_plain = listed is not None and len(content) == listed.size and not scanned.sparse
+    # Only now: closing the shard raises if it changed.
+    if listed is not None and is_plain:
+        cache_scan(CachedScan(listed, scanned))
 
 
 def _memory_if_needed(
@@ -108,7 +108,7 @@ def _memory_if_needed(
     components: Sequence[Component],
     nbytes: int,
 ) -> Any:
-    """Memory for a whole shard, if most of what is in it will be read; judged by how it begins."""
+    """Memory for a whole shard; None if its first bytes show that much of it is not needed."""
     head = bytes(content[:_HEAD])
     index, _ = index_head(head, url)
     extensions = {component.extension for component in components}
@@ -118,7 +118,7 @@ def _memory_if_needed(
         for extension, (offset, size) in sample.members.items():
             seen = max(seen, offset + size)
             unused += 0 if extension == image or extension in extensions else size
-    if index.sparse or seen < _SEEN * len(head) or unused > _UNUSED * seen:
+    if index.sparse or seen < _LEAST_SEEN * len(head) or unused > _MOST_UNUSED * seen:
         return None
     return encoded_memory(nbytes)
 
@@ -126,12 +126,12 @@ def _memory_if_needed(
 def known_samples(
     opened: ExitStack, index: IndexFile | None, storage_options: dict[str, Any] | None, warn: bool
 ) -> StoredIndex | None:
-    """The index of a shard, which ``opened`` closes; None if there is none that holds.
+    """The stored index of a shard, closed by ``opened``; None if there is none, or it is invalid.
 
     Raises
     ------
     ShardError
-        If it is required.
+        If an index is required, and invalid.
     """
     if index is None:
         return None
@@ -143,12 +143,12 @@ def known_samples(
 
 
 def give_up(index: IndexFile, error: Exception, warn: bool) -> None:
-    """Have a shard read without its index, which can't be used.
+    """Warn that a shard is read without its index, which can't be used.
 
     Raises
     ------
     ShardError
-        If it is required.
+        If the index is required.
     """
     if index.required:
         raise ShardError(

@@ -1,4 +1,4 @@
-"""Columns of a parquet file by the numbers of its rows, read where they are asked for."""
+"""Columns of a parquet file by row number, read lazily by row group."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from dask_image_ingest.storage import ParquetSource, open_parquet
 
 
 class ParquetColumns:
-    """Columns of a file, which ``opened`` closes. A row of number -1 is not there: it is null."""
+    """Columns of a parquet file, taken by row number; -1 gives null. ``opened`` closes the file."""
 
     def __init__(
         self,
@@ -33,40 +33,41 @@ class ParquetColumns:
         self._columns = {column.column: column for column in columns}
         self._storage_options = storage_options
         self._opened = opened
+        #: Filters → results of `_candidates_of`.
         self._candidates: dict[Filters, tuple[np.ndarray, bool]] = {}
 
     def __contains__(self, name: str) -> bool:
         return name in self._columns
 
     def column(self, name: str, rows: Sequence[int] | np.ndarray) -> pa.Array:
-        """A column of the frame, of some rows."""
-        wanted = self._columns[name]
-        places = np.asarray(rows, np.int64)
-        if self.file is None or not (places >= 0).any():
-            return pa.nulls(len(rows), wanted.type)
+        """A column of the frame at these rows of the file."""
+        column = self._columns[name]
+        positions = np.asarray(rows, np.int64)
+        if self.file is None or not (positions >= 0).any():
+            return pa.nulls(len(rows), column.type)
         try:
-            values, places = self.values(wanted.name, places)
-            values = self._typed(values.combine_chunks(), wanted)
+            values, positions = self.values(column.name, positions)
+            values = self._typed(values.combine_chunks(), column)
         except ShardError as error:
             self._skip(error)
-            return pa.nulls(len(rows), wanted.type)
-        return values.take(pa.array(places, pa.int64(), mask=places < 0))
+            return pa.nulls(len(rows), column.type)
+        return values.take(pa.array(positions, pa.int64(), mask=positions < 0))
 
     def values(self, name: str, rows: np.ndarray) -> tuple[pa.ChunkedArray, np.ndarray]:
-        """A column of the file, of the row groups that some rows are in, and their places there."""
-        there = rows >= 0
-        groups = np.unique(np.searchsorted(self.ends, rows[there], "right"))
+        """The row groups of a column that hold these rows, and the rows' positions therein."""
+        present = rows >= 0
+        groups = np.unique(np.searchsorted(self.ends, rows[present], "right"))
         values = self._read(name, groups.tolist())
-        # Groups that were left out come before.
+        # Subtract from each row number the rows of skipped groups before it.
         ends = self.ends[groups]
         sizes = np.diff(self.ends, prepend=0)[groups]
-        left_out = ends - np.cumsum(sizes)
-        places = rows.copy()
-        places[there] -= left_out[np.searchsorted(ends, rows[there], "right")]
-        return values, places
+        skipped = ends - np.cumsum(sizes)
+        positions = rows.copy()
+        positions[present] -= skipped[np.searchsorted(ends, rows[present], "right")]
+        return values, positions
 
     def may_have(self, filters: Filters | None) -> bool:
-        """True if some row may pass ``filters``, by the columns here."""
+        """False if the columns of this file show that no row passes ``filters``."""
         restricted = dnf.only(filters, self._columns)
         if restricted is None:
             return True
@@ -76,15 +77,16 @@ class ParquetColumns:
     def keep(
         self, filters: Filters, rows: Callable[[], Sequence[int] | np.ndarray]
     ) -> np.ndarray | None:
-        """The positions among ``rows`` of those that may pass ``filters``; None: of all."""
+        """Positions in ``rows`` that may pass ``filters``; None if none uses these columns."""
         restricted = dnf.only(filters, self._columns)
         if restricted is None:
             return None
         candidates, null = self._candidates_of(restricted)
+        # Row -1 indexes the appended value for nulls.
         return np.flatnonzero(np.append(candidates, null)[np.asarray(rows(), np.int64)])
 
     def _candidates_of(self, filters: Filters) -> tuple[np.ndarray, bool]:
-        """A mark for each row of the file that passes ``filters``, and one if nulls do."""
+        """Mark rows of the file that may pass ``filters`` (shape (n,), bool); and if nulls may."""
         if filters not in self._candidates:
             columns = [self._columns[name] for name in sorted(dnf.columns_of(filters))]
             nulls = pa.table({c.column: pa.nulls(1, c.type) for c in columns})
@@ -93,7 +95,7 @@ class ParquetColumns:
         return self._candidates[filters]
 
     def _passing(self, filters: Filters, columns: Sequence[FileColumn]) -> np.ndarray:
-        """A mark for each row of the file that may pass."""
+        """Mark rows of the file that may pass; shape (n,), bool."""
         if self.file is None:
             return np.zeros(0, bool)
         groups = range(len(self.ends))
@@ -104,25 +106,25 @@ class ParquetColumns:
             )
         except ShardError as error:
             self._skip(error)
-            # One of the columns may be whole: what passes is asked of all of them later.
+            # All may pass: the filter runs again later, on columns that are null if unreadable.
             return ~passing
         passing[dnf.matching(table, filters)] = True
         return passing
 
     def _skip(self, error: Exception) -> None:
-        """Raise what went wrong, unless columns may be null then."""
+        """Raise; a subclass may return, and the columns are null then."""
         raise error
 
     @cached_property
     def file(self) -> ParquetSource | None:
-        """The file, which is opened now; None where there is none."""
+        """The file, opened on first access; None without a URL."""
         if self.url is None:
             return None
         return self._opened.enter_context(open_parquet(self.url, self._storage_options))
 
     @cached_property
     def ends(self) -> np.ndarray:
-        """The number of rows up to the end of each row group."""
+        """Row number at which each row group ends; shape (row groups,), int64."""
         if self.file is None:
             return np.zeros(0, np.int64)
         metadata = self.file.metadata
@@ -145,8 +147,8 @@ class ParquetColumns:
         raise ShardError(f"{self.url} has no column {name!r}, which the first of these files has")
 
     def _typed(self, values: Any, column: FileColumn) -> Any:
-        """The values of a column in the type of the collection."""
-        # Lists are of equal types whatever their items are called.
+        """Cast to the column's type in the collection; raise if a value would change."""
+        # By text: list types that differ only in the name of their items count as equal.
         if str(values.type) == str(column.type):
             return values
         try:
@@ -164,6 +166,7 @@ class ParquetColumns:
 
 
 def _is_same(values: Any, others: Any) -> bool:
+    """True if all values are equal, NaN being equal to NaN."""
     if not pa.types.is_floating(values.type):
         return bool(values.equals(others))
     same = pc.or_(pc.equal(values, others), pc.and_(pc.is_nan(values), pc.is_nan(others)))

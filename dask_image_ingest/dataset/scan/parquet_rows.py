@@ -1,4 +1,4 @@
-"""The rows of one parquet file, whose images are columns of encoded bytes."""
+"""Rows of a parquet file with columns of encoded images."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ from dask_image_ingest.frames import references_of_fields
 
 Self = TypeVar("Self", bound="ParquetRows")
 
-# How wide the number of a row is written in its key, so that keys sort as rows do.
+# Digits of a row number in a key, zero-padded so that keys sort like rows.
 _DIGITS = 8
 
 
 class ParquetRows(ImageRows):
-    """The rows of one file, of which each column is read by the row groups that are left."""
+    """The rows of one file. Columns are read for the row groups of the remaining rows alone."""
 
     cached = frozenset({"keys", "headers", "encoded"})
     of_image = frozenset({"headers", "encoded"})
@@ -41,8 +41,8 @@ class ParquetRows(ImageRows):
 
     @cached_property
     def encoded(self) -> list[memoryview | None]:
-        """The encoded image of each row, a view of what was read."""
-        values, places = self._columns.values(self.extensions[0], self.numbers)
+        """The encoded image of each row, a view of the column; None for null."""
+        values, positions = self._columns.values(self.extensions[0], self.numbers)
         try:
             check_encoded_type(values.type)
             images = pa.chunked_array(map(encoded_bytes, values.chunks), pa.large_binary())
@@ -52,7 +52,7 @@ class ParquetRows(ImageRows):
             ) from error
         return [
             memoryview(value.as_buffer()).cast("B") if value.is_valid else None
-            for value in map(images.__getitem__, places.tolist())
+            for value in map(images.__getitem__, positions.tolist())
         ]
 
     @cached_property
@@ -68,19 +68,20 @@ class ParquetRows(ImageRows):
         return self.encoded[row]
 
     def keep(self: Self, filters: Filters | None) -> Self:
-        """The rows for which ``filters`` hold; those on columns of the file come first."""
+        """The rows for which ``filters`` hold. Filters on columns of the file run first."""
         if not filters:
             return self
-        kept = self._columns.keep(filters, lambda: self.numbers)
-        rows = self if kept is None else self.take(kept)
-        done = all(name in self._columns for name in columns_of(filters))
-        return rows if done else super(ParquetRows, rows).keep(filters)
+        candidates = self._columns.keep(filters, lambda: self.numbers)
+        rows = self if candidates is None else self.take(candidates)
+        only_file = all(name in self._columns for name in columns_of(filters))
+        return rows if only_file else super(ParquetRows, rows).keep(filters)
 
     def part(self: Self, part: int, parts: int) -> Self:
-        """The ``part``-th of so many parts, cut between row groups where these are small enough."""
+        """One of ``parts`` parts, cut at the edge of a row group if one is near."""
         return self.take(range(self._edge(part, parts), self._edge(part + 1, parts)))
 
     def _edge(self, part: int, parts: int) -> int:
+        # The edge of an equal part, or that of a row group less than half a part away.
         even = len(self) * part // parts
         edges = np.append(0, self._columns.ends)
         nearest = int(edges[np.abs(edges - even).argmin()])
@@ -101,7 +102,7 @@ class ParquetRows(ImageRows):
         return pa.array([None if data is None else len(data) for data in self.encoded], pa.int64())
 
     def references(self) -> pa.StructArray:
-        """References that carry the encoded images."""
+        """References that carry the encoded images: parquet gives no offsets to read them by."""
         fields = {
             "url": super().column("__url__"),
             "number": pa.array(self.numbers),

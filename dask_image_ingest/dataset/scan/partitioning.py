@@ -1,4 +1,4 @@
-"""Shards to partitions: which samples of which shards each task reads."""
+"""Map shards to partitions: split large shards, group small ones."""
 
 from __future__ import annotations
 
@@ -18,26 +18,25 @@ from dask_image_ingest.index import IndexFile
 from dask_image_ingest.passwords import UrlHolder
 from dask_image_ingest.storage import Shard, is_pipe
 
-# Seconds for the first worker to join, or for one that died to come back.
+# Seconds to wait for a first worker, or for the replacement of one that died.
 _PATIENCE = 10.0
 
-# Of pixels a partition, where nobody knows a worker's memory.
-_ASSUMED = 512 << 20
+# Bytes of pixels per partition if the memory of workers is unknown.
+_DEFAULT_SIZE = 512 << 20
 
-#: What ``shards_per_partition="auto"`` has in a partition at most: samples, bytes of pixels.
+#: Limits of a partition with ``shards_per_partition="auto"``: samples, bytes of pixels.
 _SAMPLES_TOGETHER: Final = 10_000
 _PIXELS_TOGETHER: Final = 128 << 20
 
-# Shards that are many: a task each is ten seconds of a processor.
-_MANY = 1000
+# Number of shards from which on tasks for single small shards cost ten seconds of a processor.
+_MANY_SHARDS = 1000
 
 
 @dataclass(frozen=True, slots=True, repr=False)
 class ShardSplit(UrlHolder):
-    """Samples of one partition: the ``part``-th of ``parts`` equal parts of a shard.
+    """One of ``parts`` equal parts of a shard; ``part`` counts from 0.
 
-    ``sidecar`` is the URL of the file beside the shard that has columns for them, ``index`` where
-    the shard's index is, if it has one.
+    ``sidecar`` is the URL of the shard's sidecar, ``index`` its index file, or None.
     """
 
     url: str
@@ -52,7 +51,7 @@ Partition: TypeAlias = tuple[ShardSplit, ...]
 
 
 def known_rows(partition: Partition) -> int | None:
-    """Number of rows of a partition; None where the index of a shard does not tell."""
+    """Number of rows of a partition; None if a shard has no index with its samples counted."""
     rows = 0
     for split in partition:
         if split.index is None or split.index.samples is None:
@@ -63,14 +62,14 @@ def known_rows(partition: Partition) -> int | None:
 
 @dataclass(frozen=True, slots=True)
 class ShardsTogether:
-    """The most that a partition of several shards has of each; None for no limit."""
+    """Limits of a partition of several shards; None for no limit."""
 
     shards: int | None = 1
     samples: int | None = None
     nbytes: int | None = None
 
     def allows(self, *counts: int) -> bool:
-        """True for a partition of so many shards, samples and bytes."""
+        """True if these counts (shards, samples, bytes of pixels) are within the limits."""
         limits = (self.shards, self.samples, self.nbytes)
         return all(
             limit is None or count <= limit for count, limit in zip(counts, limits, strict=True)
@@ -93,25 +92,25 @@ def parse_partition_size(partition_size: Any, backend: Backend) -> int | None:
 
 
 def _automatic(backend: Backend) -> int:
-    """Size of a partition by the memory of the workers; one that starts is waited for."""
+    """Size of a partition by the memory of the workers. Waits for a worker that is starting."""
     end = time.monotonic() + _PATIENCE
     while awaits_workers() and time.monotonic() < end:
         time.sleep(0.1)
-    there = workers()
-    # Where nobody knows, the memory of this machine says nothing: it may be a login node.
+    joined = workers()
+    # Without a worker, the memory of this machine says nothing: it may be a login node.
     why = do = ""
     if awaits_workers():
         why, do = "no worker has joined", "wait before the read: client.wait_for_workers(1)"
-    elif there and backend.device == "cpu" and not any(each["memory_limit"] for each in there):
+    elif joined and backend.device == "cpu" and not any(w["memory_limit"] for w in joined):
         why, do = "no worker has a memory limit", "start them with --memory-limit"
-    # Shards are taken to decode to as much as the first one, and some decode to more.
-    size = min(_ASSUMED if why else backend.partition_memory(), backend.largest_partition // 2)
+    # Half of the largest: sizes are estimated by the first shard, and others may decode to more.
+    size = min(_DEFAULT_SIZE if why else backend.partition_memory(), backend.largest_partition // 2)
     if why:
         warn_user(
             f"{why}, so partition_size='auto' takes {size >> 20} MiB of pixels, a sixteenth of a "
             f"worker of 8 GiB. Pass partition_size=, or {do}"
         )
-    elif len(there) == 1 < (planned := planned_workers()):
+    elif len(joined) == 1 < (planned := planned_workers()):
         warn_user(
             f"1 of {planned} workers has joined, so partition_size='auto' takes {size >> 20} MiB "
             "of pixels, by its memory. If others have less, pass partition_size=, or wait for them "
@@ -121,7 +120,7 @@ def _automatic(backend: Backend) -> int:
 
 
 def parse_shards_per_partition(shards: Any, largest: int | None) -> ShardsTogether:
-    """The argument ``shards_per_partition=``, where partitions hold ``largest`` bytes at most."""
+    """The argument ``shards_per_partition=``, for partitions of at most ``largest`` bytes."""
     if isinstance(shards, str) and shards == "auto":
         most = _PIXELS_TOGETHER if largest is None else min(_PIXELS_TOGETHER, largest)
         return ShardsTogether(None, _SAMPLES_TOGETHER, most)
@@ -138,32 +137,32 @@ def make_partitions(
     together: ShardsTogether,
     indexes: Mapping[str, IndexFile],
 ) -> tuple[Partition, ...]:
-    """Partitions that decode to ``largest`` bytes at most, if all shards are as the first.
+    """Make partitions that decode to at most ``largest`` bytes, if all shards are like the first.
 
-    A larger shard is in parts, no more than it has images: a smaller part could not hold any.
-    Several shards are together in one partition as far as ``together`` allows.
+    A larger shard is split, at most into one part per image. Consecutive smaller shards share a
+    partition as far as ``together`` allows.
     """
-    if together.shards == 1 and len(shards) > _MANY:
-        _hint(len(shards), first, options)
+    if together.shards == 1 and len(shards) > _MANY_SHARDS:
+        _warn_of_small_tasks(len(shards), first, options)
     partitions: list[Partition] = []
-    held: list[ShardSplit] = []
-    samples = nbytes = 0
-    for split, its_samples, its_bytes in _splits(
+    group: list[ShardSplit] = []
+    samples = nbytes = 0  # of the group
+    for split, split_samples, split_bytes in _splits(
         shards, first, options, largest, together, indexes
     ):
-        samples, nbytes = samples + its_samples, nbytes + its_bytes
-        if held and (split.parts > 1 or not together.allows(len(held) + 1, samples, nbytes)):
-            partitions.append(tuple(held))
-            held, samples, nbytes = [], its_samples, its_bytes
-        held.append(split)
+        samples, nbytes = samples + split_samples, nbytes + split_bytes
+        if group and (split.parts > 1 or not together.allows(len(group) + 1, samples, nbytes)):
+            partitions.append(tuple(group))
+            group, samples, nbytes = [], split_samples, split_bytes
+        group.append(split)
         if split.parts > 1:
             partitions.append((split,))
-            held, samples, nbytes = [], 0, 0
-    return (*partitions, tuple(held)) if held else tuple(partitions)
+            group, samples, nbytes = [], 0, 0
+    return (*partitions, tuple(group)) if group else tuple(partitions)
 
 
-def _hint(count: int, first: FirstShard, options: ReadOptions) -> None:
-    """Warn of a task for each of many small shards, ten of which would be one by ``"auto"``."""
+def _warn_of_small_tasks(count: int, first: FirstShard, options: ReadOptions) -> None:
+    """Warn of a task per shard, if ``"auto"`` would group at least ten shards into one task."""
     samples = first.samples
     if 10 * samples <= _SAMPLES_TOGETHER and 10 * first.decoded_bytes(options) <= _PIXELS_TOGETHER:
         warn_user(
@@ -180,23 +179,26 @@ def _splits(
     together: ShardsTogether,
     indexes: Mapping[str, IndexFile],
 ) -> Iterator[tuple[ShardSplit, int, int]]:
-    """Each shard or part of one, with about how many samples and bytes of pixels it has."""
-    looks = largest is not None or together.nbytes is not None
-    decoded = first.decoded_bytes(options) if looks else 0
+    """Each shard or part of one, with estimates of its samples and bytes of pixels.
+
+    Samples and bytes are scaled by the size of the shard relative to the first.
+    """
+    needs_bytes = largest is not None or together.nbytes is not None
+    decoded = first.decoded_bytes(options) if needs_bytes else 0
     images = first.images(options.image_extensions)
     for shard in shards:
-        # A server that doesn't tell a shard's size: taken to be as large as the first.
+        # A shard of unknown size is taken to be as large as the first.
         known = shard.size >= 0 and first.shard.size > 0
-        size, of = (shard.size, first.shard.size) if known else (1, 1)
+        size, first_size = (shard.size, first.shard.size) if known else (1, 1)
         parts = 1
-        # The command of a pipe would run once for each part.
+        # A pipe is not split: its command would run once per part.
         if decoded and largest is not None and first.shard.size > 0 and not is_pipe(shard.url):
-            parts = _ceil_divide(decoded * size, of * largest)
-            parts = min(parts, _ceil_divide(images * size, of)) or 1
+            parts = _ceil_divide(decoded * size, first_size * largest)
+            parts = min(parts, _ceil_divide(images * size, first_size)) or 1
         split = ShardSplit(shard.url, 0, parts, shard.sidecar_url, indexes.get(shard.url))
         for part in range(parts):
-            samples = first.samples * size // of
-            yield replace(split, part=part), samples, decoded * size // of
+            samples = first.samples * size // first_size
+            yield replace(split, part=part), samples, decoded * size // first_size
 
 
 def _ceil_divide(whole: int, share: int) -> int:

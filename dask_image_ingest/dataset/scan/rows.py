@@ -1,4 +1,4 @@
-"""Rows of one shard or file as a table of metadata: all about an image except its pixels."""
+"""Base class of the rows of a shard or file: metadata, headers and encoded bytes of images."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from dask_image_ingest.tar import Damage
 
 Self = TypeVar("Self", bound="ImageRows")
 
-#: What is known of an image that its sample does not have.
+#: The header of a sample without an image.
 NO_MEMBER = Header(
     None, None, None, None, "missing: the sample has no image member", needs_pillow=True
 )
@@ -28,29 +28,29 @@ _HEADER_COLUMNS = frozenset(Header._fields) & frozenset(POINTER_COLUMNS)
 
 
 def part_of(count: int, part: int, parts: int) -> range:
-    """The numbers of the ``part``-th of so many equal parts of ``count`` rows."""
+    """Row numbers of one of ``parts`` equal parts of ``count`` rows; ``part`` counts from 0."""
     return range(count * part // parts, count * (part + 1) // parts)
 
 
 class ImageRows:
-    """Rows with images, whose columns are made when they are asked for.
+    """Rows with one image each, whose columns are computed lazily.
 
-    ``keep`` and ``take`` give some of the rows, with what is known already, so that no byte is
-    looked at twice and none for rows that are gone.
+    ``keep`` and ``take`` return views of some rows with the values cached so far: nothing is read
+    twice, and nothing for rows that were dropped.
 
     Attributes
     ----------
     url
         The shard or file.
     numbers
-        Of the rows, in it.
+        Numbers of the rows in it; shape (n,), int64.
     extensions
-        What the image of each row is called there, in order of preference.
+        Member extensions (or the parquet column) of the image, in order of preference.
     """
 
-    #: The properties that are computed once, and keep their values when rows are taken; and those
-    #: of them that are another one's for another image of the same rows.
+    #: Cached properties with a value per row, which ``take`` carries over.
     cached: ClassVar[frozenset[str]]
+    #: Those of them that depend on which member is the image; `of` drops them.
     of_image: ClassVar[frozenset[str]]
 
     def __init__(self, url: str, count: int, options: ReadOptions) -> None:
@@ -58,7 +58,9 @@ class ImageRows:
         self.numbers = np.arange(count)
         self.extensions = options.image_extensions
         self._decoding = options.decoding
+        #: Header column ("mask.height") → the further image column that it describes.
         self._fields = {f: each for each in options.other_images for f in each.fields()}
+        #: Views made by `of`, by image column.
         self._others: dict[str, Any] = {}
 
     def __len__(self) -> int:
@@ -81,21 +83,21 @@ class ImageRows:
 
     @abstractmethod
     def image_bytes(self, row: int) -> Any:
-        """The encoded image of one row; None where it has none."""
+        """The encoded image of one row; None without an image."""
 
     @abstractmethod
     def references(self) -> pa.StructArray:
-        """A reference to the image of each row, for a decode that comes later."""
+        """A reference to the image of each row."""
 
-    def announce_images(self) -> None:
-        """Have the images of these rows fetched, since they will be read soon."""
+    def prefetch_images(self) -> None:
+        """Prefetch the images of these rows."""
 
     def origin(self, row: int) -> Origin:
-        """The place of a row and its key."""
+        """The identity of a row's image, for errors and random transforms."""
         return Origin(self.url, int(self.numbers[row]), f"sample {self.keys[row]!r}")
 
     def of(self: Self, member: ImageMember) -> Self:
-        """The same rows, whose image is another one."""
+        """A view of the same rows with another member as their image."""
         rows: Self | None = self._others.get(member.column)
         if rows is None:
             rows = copy.copy(self)
@@ -107,19 +109,19 @@ class ImageRows:
         return rows
 
     def decoded_bytes(self) -> int:
-        """Bytes that all images of these rows decode to, by their headers."""
+        """Bytes that all images of these rows decode to, judged by their headers."""
         nbytes = sum(map(self._decoding.nbytes, self.headers))
         members = {each.column: each for each in self._fields.values()}
         return nbytes + sum(self.of(each).decoded_bytes() for each in members.values())
 
     def keep(self: Self, filters: Filters | None) -> Self:
-        """The rows for which ``filters`` hold, judged by their metadata."""
+        """The rows for which ``filters`` (on metadata columns) hold."""
         if not filters:
             return self
         return self.take(matching(self.table(sorted(columns_of(filters))), filters))
 
     def part(self: Self, part: int, parts: int) -> Self:
-        """The ``part``-th of so many equal parts."""
+        """One of ``parts`` equal parts; ``part`` counts from 0."""
         return self.take(part_of(len(self), part, parts))
 
     def take(self: Self, rows: np.ndarray | range) -> Self:
@@ -136,11 +138,11 @@ class ImageRows:
         return taken
 
     def table(self, columns: Sequence[str]) -> pa.Table:
-        """The given metadata columns of every row."""
+        """The given metadata columns of all rows."""
         return self.table_of({name: self.column(name) for name in columns})
 
     def table_of(self, arrays: Mapping[str, pa.Array]) -> pa.Table:
-        """A table of columns, which has its length also where there are none."""
+        """A table of these columns; with the right number of rows even without any."""
         if not arrays:
             return pa.table({"": pa.nulls(len(self))}).select([])
         return pa.table(dict(arrays))

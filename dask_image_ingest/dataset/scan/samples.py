@@ -1,4 +1,4 @@
-"""The samples of one shard, whose images and columns are members of a tar."""
+"""Rows of a tar shard: its samples, with columns made from their members."""
 
 from __future__ import annotations
 
@@ -43,17 +43,19 @@ from dask_image_ingest.tar import (
     too_large_error,
 )
 
-# How much of a range the images in it have to be, and how large, for all of it to be read at once.
-_DENSE, _LEAST_AHEAD = 0.75, 1 << 20
+# A byte range is read as a whole if at least this share of it, and this many bytes, are images.
+_DENSE, _LEAST_WHOLE = 0.75, 1 << 20
 
 _SHAPE = frozenset({"format", "height", "width", "channels"})
+
+# The fields of a header in an index.
 _STORED = ("format", *Stored._fields)
 
 
 class SampleRows(ImageRows):
-    """The samples of one shard.
+    """The samples of one shard. Values come from the index, or else are read from the shard.
 
-    What the index knows is taken from there, all else is read from the shard.
+    ``components`` are those that `table` can make a column of.
     """
 
     cached = frozenset({"keys", "spans", "headers", "_sidecar_rows"})
@@ -83,19 +85,19 @@ class SampleRows(ImageRows):
 
     @cached_property
     def spans(self) -> list[Span | None]:
-        """Offset and size of each sample's image; None where it has none."""
+        """Offset and size of each sample's image; None without an image."""
         return self._index.spans(self._image("offset"), self._image("size"))
 
     @cached_property
     def headers(self) -> list[Header]:
-        found = self._stored_headers()
-        self._announce_heads(
-            span for span, header in zip(self.spans, found, strict=True) if header is None
+        stored = self._stored_headers()
+        self._prefetch_heads(
+            span for span, header in zip(self.spans, stored, strict=True) if header is None
         )
         numbers = self.numbers.tolist()
         return [
-            self._header(number, span) if header is None else self._judged(header, number)
-            for number, span, header in zip(numbers, self.spans, found, strict=True)
+            self._header(number, span) if header is None else self._validated(header, number)
+            for number, span, header in zip(numbers, self.spans, stored, strict=True)
         ]
 
     @property
@@ -103,7 +105,7 @@ class SampleRows(ImageRows):
         return self._index.damage
 
     def other_kinds(self, known: Set[str]) -> set[str]:
-        """The kinds of members that are not ``known``, and not the image of each sample."""
+        """Extensions of members that are neither ``known`` nor the image of their sample."""
         known = {*known}.union(*(each.extensions for each in self._fields.values()))
         return set(self._index.not_preferred(self.extensions)) - known
 
@@ -111,46 +113,46 @@ class SampleRows(ImageRows):
         span = self.spans[row]
         return None if span is None else read_member(self._content, self._index, span)
 
-    def announce_images(self) -> None:
-        """Have the images of these rows fetched, since they will be read soon."""
-        self._announce(self.spans)
+    def prefetch_images(self) -> None:
+        """Prefetch the images of these rows; if they lie densely, the whole range at once."""
+        self._prefetch(self.spans)
         spans = [span for span in self.spans if span is not None]
         if spans and not self._index.sparse:
             start, stop = min(spans)[0], max(offset + size for offset, size in spans)
             wanted = sum(size for _, size in spans)
-            if max(_LEAST_AHEAD, _DENSE * (stop - start)) <= wanted:
+            if max(_LEAST_WHOLE, _DENSE * (stop - start)) <= wanted:
                 self._content.prefetch_into(start, stop, encoded_memory)
 
     def opened(self, row: int) -> Any:
-        """The encoded image of one row, read where it is sliced; only of a row that has one."""
+        """The encoded image of one row, read lazily by slices; empty without an image."""
         return open_member(self._content, self._index, self.spans[row] or (0, 0))
 
     def keep(self, filters: Filters | None) -> SampleRows:
-        """The rows for which ``filters`` hold, judged by their metadata; first by the sidecar."""
+        """The rows for which ``filters`` hold. Filters on the sidecar run first."""
         rows = self
         if filters and self._sidecar is not None:
-            kept = self._sidecar.keep(filters, lambda: self._sidecar_rows)
-            rows = rows if kept is None else rows.take(kept)
+            candidates = self._sidecar.keep(filters, lambda: self._sidecar_rows)
+            rows = rows if candidates is None else rows.take(candidates)
         return super(SampleRows, rows).keep(filters)
 
     def table(self, columns: Sequence[str]) -> pa.Table:
-        """The given metadata columns of every row.
+        """The given metadata columns of all rows.
 
         Raises
         ------
         PartitionTooLargeError
-            If the members that are read for them are more than one partition can hold.
+            If the members to read for them are more than one partition can hold.
         """
-        asked = [self._components[name] for name in columns if name in self._components]
-        members = {each.extension: self._members(each.extension) for each in asked}
-        self._check_size(members)
-        made = {each.column: self._component(each, members[each.extension]) for each in asked}
-        return self.table_of({n: made[n] if n in made else self.column(n) for n in columns})
+        components = [self._components[name] for name in columns if name in self._components]
+        spans = {each.extension: self._member_spans(each.extension) for each in components}
+        self._check_size(spans)
+        arrays = {each.column: self._component(each, spans[each.extension]) for each in components}
+        return self.table_of({n: arrays[n] if n in arrays else self.column(n) for n in columns})
 
     def references(self) -> pa.StructArray:
         shard = self._content.listed_as(self.url)
         size, version = (None, None) if shard is None else (shard.size, shard.version)
-        told = {
+        fields = {
             "url": self.column("__url__"),
             "shard_size": pa.repeat(pa.scalar(size, pa.int64()), len(self)),
             "version": pa.repeat(pa.scalar(version, pa.string()), len(self)),
@@ -158,12 +160,12 @@ class SampleRows(ImageRows):
             "key": self.column("__key__"),
             "offset": self.column("offset"),
             "nbytes": self.column("nbytes"),
-            "bytes": pa.array(self._carried(), pa.large_binary()),
+            "bytes": pa.array(self._carried_bytes(), pa.large_binary()),
         }
-        return references_of_fields(len(self), told)
+        return references_of_fields(len(self), fields)
 
-    def _carried(self) -> list[bytes | None]:
-        """The encoded images where a shard is read from its beginning for each of them."""
+    def _carried_bytes(self) -> list[bytes | None]:
+        """The encoded images of a shard without random access (compressed, pipe), else None."""
         if has_random_access(self.url):
             return [None] * len(self)
         return [
@@ -195,14 +197,14 @@ class SampleRows(ImageRows):
         return self._sidecar.rows_of(self.keys)
 
     def _image(self, name: str) -> pa.Array:
-        """One field of each sample's image, as far as the index knows it."""
+        """One field of each sample's image from the index; null if not stored."""
         return self._index.preferred(self.extensions, name).take(pa.array(self.numbers))
 
     def _offsets(self) -> pa.Array:
         duplicates, sparse = self._index.duplicates, self._index.sparse
         if not (duplicates or sparse):
             return self._image("offset")
-        # No range of bytes in the shard is the content of a sparse member, or of which of two.
+        # Null for sparse members, which are not one range, and duplicates, which are ambiguous.
         offsets = [
             None if span is None or number in duplicates or span[0] in sparse else span[0]
             for number, span in zip(self.numbers.tolist(), self.spans, strict=True)
@@ -211,34 +213,35 @@ class SampleRows(ImageRows):
 
     @property
     def _are_measured(self) -> bool:
-        measured, there = self._image("needs_pillow"), self._image("size")
-        return bool(measured.null_count == there.null_count)
+        """True if the index has the header of every image."""
+        measured, images = self._image("needs_pillow"), self._image("size")
+        return bool(measured.null_count == images.null_count)
 
     def _shape(self, name: str) -> pa.Array:
-        """As `header_of` finds it, for all rows at once."""
+        """A header column from the index: `header_of`, vectorized."""
         if name == "format":
             return self._image(name)
         height, width = self._image("height"), self._image("width")
-        known = pc.and_(pc.less_equal(height, LONGEST_EDGE), pc.less_equal(width, LONGEST_EDGE))
+        valid = pc.and_(pc.less_equal(height, LONGEST_EDGE), pc.less_equal(width, LONGEST_EDGE))
         if name == "channels":
             column = self._image(name)
         else:
             swapped = pc.is_in(self._image("orientation"), pa.array(SWAPPED, pa.int8()))
             one, other = (height, width) if name == "height" else (width, height)
             column = pc.if_else(swapped, other, one)
-        return pc.if_else(known, column, pa.scalar(None, column.type))
+        return pc.if_else(valid, column, pa.scalar(None, column.type))
 
     def _stored_headers(self) -> list[Header | None]:
-        """The headers that the index knows."""
+        """The headers from the index; None for images without one there."""
         measured = self._image("needs_pillow")
         if measured.null_count == len(self):
             return [None] * len(self)
         fields = (self._image(name).to_pylist() for name in _STORED)
         return [
             None
-            if known is None
-            else header_of(field[0], Stored(*field[1:]), self._decoding.max_pixels)
-            for known, field in zip(measured.to_pylist(), zip(*fields, strict=True), strict=True)
+            if needs_pillow is None
+            else header_of(stored[0], Stored(*stored[1:]), self._decoding.max_pixels)
+            for needs_pillow, *stored in zip(measured.to_pylist(), *fields, strict=True)
         ]
 
     def _header(self, number: int, span: Span | None) -> Header:
@@ -247,31 +250,31 @@ class SampleRows(ImageRows):
         if error := too_large_error(self._index, span):
             return Header(None, None, None, None, error, True)
         content = open_member(self._content, self._index, span)
-        return self._judged(read_header(content, self._decoding.max_pixels), number)
+        return self._validated(read_header(content, self._decoding.max_pixels), number)
 
-    def _judged(self, header: Header, number: int) -> Header:
+    def _validated(self, header: Header, number: int) -> Header:
         header = self._decoding.validated(header)
-        if header.error is None and (twice := self._index.duplicates.get(number)):
-            return header._replace(error=duplicate_error(twice))
+        if header.error is None and (duplicates := self._index.duplicates.get(number)):
+            return header._replace(error=duplicate_error(duplicates))
         return header
 
-    def _announce_heads(self, spans: Iterable[Span | None]) -> None:
-        self._announce(span and (span[0], min(span[1], HEAD)) for span in spans)
+    def _prefetch_heads(self, spans: Iterable[Span | None]) -> None:
+        self._prefetch(span and (span[0], min(span[1], HEAD)) for span in spans)
 
-    def _announce(self, spans: Iterable[Span | None]) -> None:
+    def _prefetch(self, spans: Iterable[Span | None]) -> None:
         sparse = self._index.sparse
-        found = (span for span in spans if span is not None and span[0] not in sparse)
-        self._content.prefetch((offset, offset + size) for offset, size in found)
+        ranges = (span for span in spans if span is not None and span[0] not in sparse)
+        self._content.prefetch((offset, offset + size) for offset, size in ranges)
 
-    def _members(self, extension: str) -> list[Span | None]:
-        """Offset and size of each sample's member of a kind."""
-        return self._index.spans(*(self._of_kind(extension, name) for name in SPAN_FIELDS))
+    def _member_spans(self, extension: str) -> list[Span | None]:
+        """Offset and size of each sample's member with this extension; None without one."""
+        return self._index.spans(*(self._member_field(extension, name) for name in SPAN_FIELDS))
 
-    def _of_kind(self, extension: str, name: str) -> pa.Array:
+    def _member_field(self, extension: str, name: str) -> pa.Array:
         return self._index.column(extension, name).take(pa.array(self.numbers))
 
     def _check_size(self, members: Mapping[str, Sequence[Span | None]]) -> None:
-        """Refuse members that can't be held together, before any is read."""
+        """Raise `PartitionTooLargeError`, before any member is read, if they don't fit together."""
         limit = self._max_member_bytes
         nbytes = {
             extension: sum(span[1] for span in spans if span is not None and span[1] <= limit)
@@ -288,33 +291,34 @@ class SampleRows(ImageRows):
             )
 
     def _component(self, component: Component, spans: Sequence[Span | None]) -> pa.Array:
+        """The column of a component: contents from index or shard, converted to its type."""
         limit = self._max_member_bytes
-        contents = self._of_kind(component.extension, "content").to_pylist()
+        contents = self._member_field(component.extension, "content").to_pylist()
         too_large = [row for row, span in enumerate(spans) if span is not None and span[1] > limit]
-        unknown = [
+        to_read = [
             (row, span)
-            for row, (span, known) in enumerate(zip(spans, contents, strict=True))
-            if span is not None and span[1] <= limit and known is None
+            for row, (span, content) in enumerate(zip(spans, contents, strict=True))
+            if span is not None and span[1] <= limit and content is None
         ]
         for row in too_large:
             contents[row] = None
-        self._announce(span for _, span in unknown)
-        for row, span in unknown:
+        self._prefetch(span for _, span in to_read)
+        for row, span in to_read:
             contents[row] = bytes(read_member(self._content, self._index, span))
         array, misfits = convert(contents, component.type, component.path)
         advice = "ask for another type with components= or json_fields="
         if misfits and is_array_type(component.type) and component.path is None:
             advice = type_advice(contents[misfits[0]] or b"", component.type) or advice
         self._warn_of_nulls(component, misfits, f"not {component.type}", advice)
-        what = f"larger than max_member_bytes={limit:,}", "pass a larger one to have them"
-        self._warn_of_nulls(component, too_large, *what)
+        problem = f"larger than max_member_bytes={limit:,}"
+        self._warn_of_nulls(component, too_large, problem, "pass a larger one to have them")
         return array
 
     def _warn_of_nulls(
-        self, component: Component, rows: Sequence[int], are: str, advice: str
+        self, component: Component, rows: Sequence[int], problem: str, advice: str
     ) -> None:
         if rows:
             warn_user(
-                f"{self.url}: {len(rows)} of {len(self)} values of {component.column!r} are {are} "
-                f"and became null, first that of {self.keys[rows[0]]!r}; {advice}"
+                f"{self.url}: {len(rows)} of {len(self)} values of {component.column!r} are "
+                f"{problem} and became null, first that of {self.keys[rows[0]]!r}; {advice}"
             )

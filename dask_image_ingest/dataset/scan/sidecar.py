@@ -1,4 +1,4 @@
-"""The parquet file beside a shard: its columns for the shard's samples, joined by key."""
+"""Columns of a sidecar, the parquet file beside a shard, joined to its samples by key."""
 
 from __future__ import annotations
 
@@ -26,18 +26,18 @@ def open_sidecar(
     required: bool,
     skips_errors: bool = False,
 ) -> Iterator[Sidecar]:
-    """The file beside a shard, which is opened when the first of these columns is asked for.
+    """A sidecar that is opened on first access to one of its columns.
 
-    Without a ``url``, or where there is no such file and none is ``required``, all is null. With
-    ``skips_errors``, what can't be read is null as well: were the rows skipped, there would be more
-    of them where no column of the file is asked for.
+    Columns are null without a ``url``, if the file is missing and not ``required``, and if it can't
+    be read with ``skips_errors``. (To skip the shard's rows instead would make the number of rows
+    depend on whether a query uses the sidecar.)
     """
     with ExitStack() as opened:
         yield Sidecar(url, columns, storage_options, opened, required, skips_errors)
 
 
 class Sidecar(ParquetColumns):
-    """Columns for samples, by their keys."""
+    """Columns of a sidecar, by the keys of samples."""
 
     def __init__(
         self,
@@ -53,7 +53,7 @@ class Sidecar(ParquetColumns):
         self._skips_errors = skips_errors
 
     def rows_of(self, keys: Sequence[str]) -> list[int]:
-        """The row of each key; -1 for a sample that has none."""
+        """The row of each key in the file; -1 if it has none."""
         if self.file is None:
             return [-1] * len(keys)
         try:
@@ -63,14 +63,14 @@ class Sidecar(ParquetColumns):
             return [-1] * len(keys)
 
     def _rows(self, keys: Sequence[str]) -> list[int]:
-        found = pc.index_in(pa.array(keys, pa.string()), value_set=self._keys)
-        missing = found.null_count
+        indices = pc.index_in(pa.array(keys, pa.string()), value_set=self._keys)
+        missing = indices.null_count
         if missing:
             warn_user(
                 f"{self.url} has no row for {missing} of {len(keys)} samples of its shard: its "
                 "columns are null there"
             )
-        rows: list[int] = found.fill_null(-1).to_pylist()
+        rows: list[int] = indices.fill_null(-1).to_pylist()
         return rows
 
     @cached_property
@@ -85,10 +85,11 @@ class Sidecar(ParquetColumns):
             )
         keys = self.file.read(key, range(len(self.ends))).cast(pa.string()).combine_chunks()
         counts = pc.value_counts(keys.drop_null())
-        twice = counts.field("values").filter(pc.greater(counts.field("counts"), 1))
-        if len(twice):
+        repeated = counts.field("values").filter(pc.greater(counts.field("counts"), 1))
+        if len(repeated):
             raise ShardError(
-                f"{self.url} has {len(twice)} keys on several rows, first {twice[0].as_py()!r}: "
+                f"{self.url} has {len(repeated)} keys on several rows, first "
+                f"{repeated[0].as_py()!r}: "
                 "which row belongs to the sample is ambiguous"
             )
         return keys
@@ -100,7 +101,7 @@ class Sidecar(ParquetColumns):
 
     @cached_property
     def file(self) -> ParquetSource | None:
-        """The file, which is opened now; None where there is none, or none that can be read."""
+        """The file, opened on first access; None if there is none or it can't be read."""
         if self.url is None:
             return None
         try:

@@ -1,4 +1,4 @@
-"""One task: part of one shard, or some small ones, become one dataframe."""
+"""One task: part of a shard, or several small shards, as one dataframe."""
 
 from __future__ import annotations
 
@@ -19,10 +19,10 @@ from dask_image_ingest.dataset.scan.decode_rows import (
     DecodeInRead,
     ImageDecode,
     check_size,
+    decode_first_rows,
     decode_rows,
+    filter_by_error,
     first_errors,
-    first_rows,
-    keep_rows,
 )
 from dask_image_ingest.dataset.scan.open_samples import give_up, open_rows
 from dask_image_ingest.dataset.scan.parquet_columns import ParquetColumns
@@ -49,27 +49,27 @@ from dask_image_ingest.tar import ShardIndex
 
 
 @dataclass(frozen=True, slots=True)
-class Query:
-    """The query as each task carries it: small.
+class ScanSpec:
+    """Specification of what one task reads. Kept small: every task carries it.
 
     Attributes
     ----------
     options
-        What does not change with the query.
+        Options of the read, whatever the query.
     columns
-        The columns of the result, in order.
+        Columns of the result, in order.
     filters, limit
-        Which rows to keep, and how many of them at most.
+        Rows to keep, in normal form, and their number at most.
     components
-        The components that the columns or the filters need.
+        Components that the columns or filters need.
     sidecar
-        The columns of the files beside the shards that these need.
+        Sidecar columns that the columns or filters need, and ``__key__`` if a file has it.
     known_extensions
         Extensions not warned about; None disables warnings.
-    keeps_walk
-        Whether a later step of the same task wants what a walk through the shard finds.
+    keeps_scan
+        Whether to cache the index of the shard for a later step of the same task, an export.
     version
-        Of this package, where the query was made.
+        Version of this package in the process that made the task.
     """
 
     options: ReadOptions
@@ -79,55 +79,55 @@ class Query:
     components: tuple[Component, ...]
     sidecar: tuple[FileColumn, ...]
     known_extensions: frozenset[str] | None
-    keeps_walk: bool = False
+    keeps_scan: bool = False
     version: str = field(default_factory=own_version)
 
 
-#: In a partition of several shards, this lies between the labels of the samples of the same number
-#: in one shard and in the next: labels are unique, whatever rows are kept.
+#: Offset between the index labels of consecutive shards in one partition: label = sample number +
+#: this × position of the shard. So labels are unique, and do not depend on the rows kept.
 LABELS_OF_A_SHARD: Final = 1 << 32
 
 
-def read_partition(partition: Partition, query: Query, decode: DecodeInRead | None = None) -> Any:
-    """Read one partition, the samples of its splits one behind the other, as a dataframe.
+def read_partition(partition: Partition, spec: ScanSpec, decode: DecodeInRead | None = None) -> Any:
+    """Read one partition as a dataframe: the samples of its splits, in order.
 
-    Without ``decode`` it has references in place of images. Pixels are decoded last, and only for
-    the rows that are left.
+    Pixels are decoded last, and only for the rows that remain. Without ``decode``, image columns
+    hold references.
 
     Raises
     ------
     ShardError
-        Where the shard can't be read, with ``shard_errors="raise"``.
+        If a shard can't be read, with ``shard_errors="raise"``.
     PartitionTooLargeError
-        Where the images would decode to more than one partition can hold; before they do.
+        Before the decode, if the images exceed what one partition can hold.
     ImageDecodeError
         For the first image that can't be decoded, with ``errors="raise"``.
     ClusterError
-        In a process that has another version of this package.
+        If this process has another version of the package than the one that made the task.
     """
-    refuse_other_version(query.version)
-    read: dict[int, Any] = {}
-    for place, split in enumerate(partition):
-        rows, scanned = _read_split(split, query, decode)
+    refuse_other_version(spec.version)
+    parts: dict[int, Any] = {}
+    for position, split in enumerate(partition):
+        rows, scanned = _read_split(split, spec, decode)
         if rows is None:
             continue
-        read[place] = rows
-        query = replace(query, limit=_left(query.limit, scanned))
-        decode = decode and replace(decode, limit=_left(decode.limit, len(rows)))
-        if query.limit == 0 or (decode is not None and decode.limit == 0):
+        parts[position] = rows
+        spec = replace(spec, limit=_remaining(spec.limit, scanned))
+        decode = decode and replace(decode, limit=_remaining(decode.limit, len(rows)))
+        if spec.limit == 0 or (decode is not None and decode.limit == 0):
             break
-    if not read:
-        read[0] = _no_rows(partition[0], query, decode)
+    if not parts:
+        parts[0] = _no_rows(partition[0], spec, decode)
     if decode is None:
-        return _joined(read).frame(query)
-    for place, frame in read.items():
-        frame.index = frame.index + place * LABELS_OF_A_SHARD
-    return concat(list(read.values()))
+        return _concat_metadata(parts).frame(spec)
+    for position, frame in parts.items():
+        frame.index = frame.index + position * LABELS_OF_A_SHARD
+    return concat(list(parts.values()))
 
 
 @dataclass(frozen=True, slots=True)
 class Metadata:
-    """Rows without pixels, and their labels."""
+    """Rows without pixels: a table, and the index label of each row, shape (n,), int64."""
 
     table: pa.Table
     labels: np.ndarray
@@ -135,225 +135,226 @@ class Metadata:
     def __len__(self) -> int:
         return len(self.labels)
 
-    def frame(self, query: Query) -> Any:
+    def frame(self, spec: ScanSpec) -> Any:
         """A dataframe of the rows."""
-        return query.options.get_backend().frame(self.table, self.labels, None)
+        return spec.options.get_backend().frame(self.table, self.labels, None)
 
 
-def _joined(shards: Mapping[int, Metadata]) -> Metadata:
-    labels = [shard.labels + place * LABELS_OF_A_SHARD for place, shard in shards.items()]
-    # To frames at once: of small ones each would take longer to make than to read.
+def _concat_metadata(shards: Mapping[int, Metadata]) -> Metadata:
+    """Concatenate tables, not frames: making a small frame takes longer than its scan."""
+    labels = [shard.labels + position * LABELS_OF_A_SHARD for position, shard in shards.items()]
     tables = (shard.table for shard in shards.values())
     return Metadata(pa.concat_tables(tables), np.concatenate(labels))
 
 
-def _left(limit: int | None, rows: int) -> int | None:
+def _remaining(limit: int | None, rows: int) -> int | None:
     return None if limit is None else limit - rows
 
 
-# `Metadata`, or a frame where images are decoded, or None if no row is left; and how many rows of
-# the shard that was made of.
+# The rows of a split (`Metadata`, a frame if decoded, None if no row remains), and the number of
+# rows that the scan kept, before a decode dropped any.
 _Read: TypeAlias = tuple[Any, int]
 
 
-def _read_split(split: ShardSplit, query: Query, decode: DecodeInRead | None) -> _Read:
+def _read_split(split: ShardSplit, spec: ScanSpec, decode: DecodeInRead | None) -> _Read:
     try:
-        return _read(split, query, decode)
+        return _read(split, spec, decode)
     except (ShardError, ShardNotFoundError) as error:
-        if query.options.shard_errors == "raise":
+        if spec.options.shard_errors == "raise":
             raise
         if not split.part:
             warn_of_skipped(error)
         return None, 0
 
 
-def _no_rows(split: ShardSplit, query: Query, decode: DecodeInRead | None) -> Any:
-    nothing = open_sidecar(None, query.sidecar, None, False)
-    with nothing as sidecar:
+def _no_rows(split: ShardSplit, spec: ScanSpec, decode: DecodeInRead | None) -> Any:
+    """An empty frame of the right dtypes."""
+    with open_sidecar(None, spec.sidecar, None, False) as sidecar:
         empty = SampleRows(
-            split.url, MemoryReader(b""), ShardIndex(), query.options, query.components, sidecar
+            split.url, MemoryReader(b""), ShardIndex(), spec.options, spec.components, sidecar
         )
-        return _frame(split, empty, query, decode)
+        return _frame(split, empty, spec, decode)
 
 
-def _read(split: ShardSplit, query: Query, decode: DecodeInRead | None) -> _Read:
-    options = query.options
+def _read(split: ShardSplit, spec: ScanSpec, decode: DecodeInRead | None) -> _Read:
+    options = spec.options
     if options.is_table:
-        return _read_table(split, query, decode)
+        return _read_table(split, spec, decode)
     with open_sidecar(
         split.sidecar,
-        query.sidecar,
+        spec.sidecar,
         options.storage_options,
         options.needs_sidecars,
         skips_errors=options.shard_errors == "skip",
     ) as sidecar:
-        if not sidecar.may_have(query.filters):
+        if not sidecar.may_have(spec.filters):
             return None, 0
         try:
-            return _read_shard(split, query, decode, sidecar)
+            return _read_shard(split, spec, decode, sidecar)
         except UnusableIndexError as error:
-            # A column of it is damaged, which shows when that is read.
+            # A damaged column of the index, which shows only when it is read.
             if split.index is None:
-                raise AssertionError("only an index is unusable") from error
+                raise AssertionError("raised without an index") from error
             give_up(split.index, error, warn=not split.part)
-            return _read_shard(replace(split, index=None), query, decode, sidecar)
+            return _read_shard(replace(split, index=None), spec, decode, sidecar)
 
 
-def _read_table(split: ShardSplit, query: Query, decode: DecodeInRead | None) -> _Read:
+def _read_table(split: ShardSplit, spec: ScanSpec, decode: DecodeInRead | None) -> _Read:
     with ExitStack() as opened:
-        storage_options = query.options.storage_options
-        columns = ParquetColumns(split.url, query.sidecar, storage_options, opened)
-        if not columns.may_have(query.filters):
+        storage_options = spec.options.storage_options
+        columns = ParquetColumns(split.url, spec.sidecar, storage_options, opened)
+        if not columns.may_have(spec.filters):
             return None, 0
-        return _read_rows(split, ParquetRows(columns, query.options), query, decode)
+        return _read_rows(split, ParquetRows(columns, spec.options), spec, decode)
 
 
 def _read_shard(
-    split: ShardSplit, query: Query, decode: DecodeInRead | None, sidecar: Sidecar
+    split: ShardSplit, spec: ScanSpec, decode: DecodeInRead | None, sidecar: Sidecar
 ) -> _Read:
-    every_image = decode is not None and decode.steps is None
+    all_images = decode is not None and decode.steps is None
+    all_rows = split.parts == 1 and not spec.filters and spec.limit is None
     with open_rows(
         split.url,
         split.index,
-        query.options,
-        query.components,
+        spec.options,
+        spec.components,
         sidecar,
         warn=not split.part,
-        keep=query.keeps_walk,
-        whole=split.parts == 1 and every_image and not query.filters and query.limit is None,
+        keep=spec.keeps_scan,
+        whole=all_images and all_rows,
     ) as rows:
-        if not split.part:  # once for a shard, not once for each part of it
-            _warn(rows, query)
-        return _read_rows(split, rows, query, decode)
+        if not split.part:  # once per shard, not once per part
+            _warn(rows, spec)
+        return _read_rows(split, rows, spec, decode)
 
 
 def _read_rows(
-    split: ShardSplit, rows: ImageRows, query: Query, decode: DecodeInRead | None
+    split: ShardSplit, rows: ImageRows, spec: ScanSpec, decode: DecodeInRead | None
 ) -> _Read:
-    rows = rows.part(split.part, split.parts).keep(query.filters)
-    rows = rows.take(range(len(rows))[: query.limit])
+    rows = rows.part(split.part, split.parts).keep(spec.filters)
+    rows = rows.take(range(len(rows))[: spec.limit])
     if not len(rows):
         return None, 0
-    return _frame(split, rows, query, decode), len(rows)
+    return _frame(split, rows, spec, decode), len(rows)
 
 
-def _warn(rows: SampleRows, query: Query) -> None:
+def _warn(rows: SampleRows, spec: ScanSpec) -> None:
     warn_of_damage(rows.url, rows.damage, len(rows))
-    if query.known_extensions is not None:
-        warn_of_late_members(rows.url, rows.other_kinds(query.known_extensions))
+    if spec.known_extensions is not None:
+        warn_of_late_members(rows.url, rows.other_kinds(spec.known_extensions))
 
 
-def _frame(split: ShardSplit, rows: ImageRows, query: Query, decode: DecodeInRead | None) -> Any:
+def _frame(split: ShardSplit, rows: ImageRows, spec: ScanSpec, decode: DecodeInRead | None) -> Any:
     if decode is None:
-        return _metadata(rows, query, frozenset())
-    made = frozenset(name for each in decode.images for name in each.columns)
-    if decode.steps is None and decode.limit is None and made >= _of_decodes(query):
-        # The table is made while images are decoded.
-        return keep_rows(_whole_frame(split, rows, query, decode), decode.keep)
-    frame = _metadata(rows, query, made).frame(query)
+        return _metadata(rows, spec, frozenset())
+    decoded = frozenset(name for each in decode.images for name in each.columns)
+    if decode.steps is None and decode.limit is None and decoded >= _decodable_columns(spec):
+        return filter_by_error(_decode_all(split, rows, spec, decode), decode.keep)
+    frame = _metadata(rows, spec, decoded).frame(spec)
     frame = frame if decode.steps is None else decode.steps(frame)
-    make = functools.partial(_with_images, split, rows, query, decode)
-    return first_rows(frame, make, decode.keep, decode.limit)
+    decode_frame = functools.partial(_decode_positions, split, rows, spec, decode)
+    return decode_first_rows(frame, decode_frame, decode.keep, decode.limit)
 
 
-def _of_decodes(query: Query) -> set[str | None]:
-    """The columns of a query that decodes make."""
-    images = [query.options.image, *(each.column for each in query.options.other_images)]
-    return {*images, *(_error(image, query) for image in images)}.intersection(query.columns)
+def _decodable_columns(spec: ScanSpec) -> set[str | None]:
+    """The columns of the result that a decode creates: images, and errors not in a file."""
+    images = [spec.options.image, *(each.column for each in spec.options.other_images)]
+    return {*images, *(_error(image, spec) for image in images)}.intersection(spec.columns)
 
 
-def _error(image: str, query: Query) -> str | None:
-    """The column of an image's errors; None where a file has it."""
-    name = "error" if image == query.options.image else image_field(image, "error")
-    return None if any(each.column == name for each in query.sidecar) else name
+def _error(image: str, spec: ScanSpec) -> str | None:
+    """The error column of an image column; None if a sidecar has a column of that name."""
+    name = "error" if image == spec.options.image else image_field(image, "error")
+    return None if any(each.column == name for each in spec.sidecar) else name
 
 
-def _metadata(rows: ImageRows, query: Query, decoded: frozenset[str]) -> Metadata:
-    """A partition without pixels: references are in the place of images.
-
-    Of an image column that is ``decoded`` next, positions are there.
-    """
-    made: dict[str | None, Callable[[], pa.Array]] = {}
-    for image, its in _images(rows, query):
-        # The only one may have been renamed since.
-        here = image in decoded or (decoded and not query.options.other_images)
+def _metadata(rows: ImageRows, spec: ScanSpec, decoded: frozenset[str]) -> Metadata:
+    """Rows without pixels: image columns hold references, or row positions if ``decoded`` next."""
+    placeholders: dict[str | None, Callable[[], pa.Array]] = {}
+    for image, image_rows in _images(rows, spec):
+        # The only image column counts whatever its name: it may be renamed before the decode.
+        is_next = image in decoded or (decoded and not spec.options.other_images)
         positions = functools.partial(pa.array, np.arange(len(rows)))
-        made[image] = positions if here else its.references
-        made[_error(image, query)] = lambda: pa.nulls(len(rows), pa.string())
-    table = rows.table([name for name in query.columns if name not in made])
-    for place, name in enumerate(query.columns):
-        if name in made:
-            table = table.add_column(place, name, made[name]())
+        placeholders[image] = positions if is_next else image_rows.references
+        placeholders[_error(image, spec)] = lambda: pa.nulls(len(rows), pa.string())
+    table = rows.table([name for name in spec.columns if name not in placeholders])
+    for position, name in enumerate(spec.columns):
+        if name in placeholders:
+            table = table.add_column(position, name, placeholders[name]())
     return Metadata(table, rows.numbers)
 
 
-def _images(rows: ImageRows, query: Query) -> Iterator[tuple[str, ImageRows]]:
-    """The image columns, each with the rows whose image it is."""
-    yield query.options.image, rows
-    for member in query.options.other_images:
+def _images(rows: ImageRows, spec: ScanSpec) -> Iterator[tuple[str, ImageRows]]:
+    """Each image column, and a view of the rows with its member as their image."""
+    yield spec.options.image, rows
+    for member in spec.options.other_images:
         yield member.column, rows.of(member)
 
 
-def _whole_frame(split: ShardSplit, rows: ImageRows, query: Query, decode: DecodeInRead) -> Decoded:
+def _decode_all(
+    split: ShardSplit, rows: ImageRows, spec: ScanSpec, decode: DecodeInRead
+) -> Decoded:
+    """Decode all rows, and make the table of metadata meanwhile."""
     decoded_here = {name for each in decode.images for name in each.columns}
-    names = [name for name in query.columns if name not in decoded_here]
+    names = [name for name in spec.columns if name not in decoded_here]
     table = functools.cache(lambda: rows.table(names))
-    pixels_of = _decode(
-        split, query, [(each, _rows_of(each, rows, query)) for each in decode.images], table
+    pixels_per_image = _decode(
+        split, spec, [(each, _rows_of(each, rows, spec)) for each in decode.images], table
     )
-    decoded = [*zip(decode.images, pixels_of, strict=True)]
-    told = table()
+    decoded = [*zip(decode.images, pixels_per_image, strict=True)]
+    metadata = table()
     for each, pixels in decoded:
         if each.error is not None:
             errors = pa.array([error or None for error in pixels.errors], pa.string())
-            place = decode.columns.index(each.error)
-            told = told.add_column(min(place, told.num_columns), each.error, errors)
-    made = {each.image: pixels for each, pixels in decoded if each.pixels}
-    backend = query.options.get_backend()
-    frame = backend.frame(told, rows.numbers, made.pop("image", None))
-    for image, pixels in made.items():
+            position = min(decode.columns.index(each.error), metadata.num_columns)
+            metadata = metadata.add_column(position, each.error, errors)
+    images = {each.image: pixels for each, pixels in decoded if each.pixels}
+    backend = spec.options.get_backend()
+    frame = backend.frame(metadata, rows.numbers, images.pop("image", None))
+    for image, pixels in images.items():
         frame = backend.with_images(frame, pixels, image, None)
-    return _in_order(frame, decode), first_errors([pixels.errors for _, pixels in decoded])
+    return _reorder(frame, decode), first_errors([pixels.errors for _, pixels in decoded])
 
 
-def _rows_of(images: ImageDecode, rows: ImageRows, query: Query) -> ImageRows:
-    """The rows whose image is that of a column."""
-    members = {each.column: each for each in query.options.other_images}
+def _rows_of(images: ImageDecode, rows: ImageRows, spec: ScanSpec) -> ImageRows:
+    """The rows with the member of an image column as their image."""
+    members = {each.column: each for each in spec.options.other_images}
     member = members.get(images.image)
     return rows if member is None else rows.of(replace(member, decoding=images.decoding))
 
 
-def _in_order(frame: Any, decode: DecodeInRead) -> Any:
+def _reorder(frame: Any, decode: DecodeInRead) -> Any:
     columns = list(decode.columns)
     return frame if list(frame.columns) == columns else frame[columns]
 
 
-def _with_images(
-    split: ShardSplit, rows: ImageRows, query: Query, decode: DecodeInRead, frame: Any
+def _decode_positions(
+    split: ShardSplit, rows: ImageRows, spec: ScanSpec, decode: DecodeInRead, frame: Any
 ) -> Decoded:
-    backend = query.options.get_backend()
-    asked = []
+    """Decode the images of ``rows`` at the positions that the image columns of ``frame`` hold."""
+    backend = spec.options.get_backend()
+    image_rows = []
     for each in decode.images:
         positions = np.asarray(backend.host(backend.values(frame[each.image])), np.int64)
-        asked.append((each, _rows_of(each, rows, query).take(positions)))
-    decoded = _decode(split, query, asked)
+        image_rows.append((each, _rows_of(each, rows, spec).take(positions)))
+    decoded = _decode(split, spec, image_rows)
     for each, pixels in zip(decode.images, decoded, strict=True):
         frame = each.into(frame, pixels)
-    return _in_order(frame, decode), first_errors([pixels.errors for pixels in decoded])
+    return _reorder(frame, decode), first_errors([pixels.errors for pixels in decoded])
 
 
 def _decode(
     split: ShardSplit,
-    query: Query,
-    asked: Sequence[tuple[ImageDecode, ImageRows]],
+    spec: ScanSpec,
+    image_rows: Sequence[tuple[ImageDecode, ImageRows]],
     meanwhile: Callable[[], Any] | None = None,
 ) -> list[Pixels]:
-    """The images of each column, if those of all of them fit."""
-    backend = query.options.get_backend()
-    numbers = asked[0][1].numbers
+    """Decode each image column, after a check that together they fit into a partition."""
+    backend = spec.options.get_backend()
+    numbers = image_rows[0][1].numbers
     what = f"samples {numbers[0]}-{numbers[-1]} of {split.url}" if len(numbers) else ""
-    sizes = (map(i.decoding.nbytes, rows.headers) for i, rows in asked if i.pixels)
-    if len(asked) > 1:
+    sizes = (map(i.decoding.nbytes, rows.headers) for i, rows in image_rows if i.pixels)
+    if len(image_rows) > 1:
         check_size(what, sum(map(sum, sizes)), backend.largest_partition)
     return [
         decode_rows(
@@ -365,8 +366,8 @@ def _decode(
             backend,
             what=what,
             pixels=images.pixels,
-            fetch=rows.announce_images,
+            fetch=rows.prefetch_images,
             meanwhile=meanwhile,
         )
-        for images, rows in asked
+        for images, rows in image_rows
     ]

@@ -1,4 +1,4 @@
-"""The columns of a collection: what they are called, and how members become values of their types.
+"""The columns of a collection: their names and types, and the conversion of members to values.
 
-In: the first shard and its sidecar. Out: a `Schema`, and arrays of Arrow.
+In: the first shard and its sidecar. Out: a `Schema`, and Arrow arrays.
 """

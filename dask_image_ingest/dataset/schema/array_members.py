@@ -1,4 +1,4 @@
-"""Members that are NumPy files (``.npy``) as columns of lists: embeddings and latents."""
+"""Convert NumPy files (``.npy``: embeddings, latents) to columns of lists."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _MAGIC, _ZIP = b"\x93NUMPY", b"PK\x03\x04"
 
 
 def is_array_type(type_: pa.DataType) -> bool:
-    """True for lists, also of lists, of numbers or truth values."""
+    """True for lists, also nested ones, of numbers or booleans."""
     _, value = _depth(type_)
     return (is_number(value) or pa.types.is_boolean(value)) and value is not type_
 
@@ -24,22 +24,22 @@ def is_array_type(type_: pa.DataType) -> bool:
 def arrays_to_lists(
     contents: Sequence[bytes | None], type_: pa.DataType
 ) -> tuple[pa.Array, list[int]] | None:
-    """The arrays that members hold as lists, and the rows of those that are not of the type.
+    """Convert ``.npy`` files to lists; returns the column and the rows that don't fit its type.
 
-    An array fits that has as many dimensions as there are lists, and a type of which each value is
-    one of the column's: NumPy's casting rule ``safe``.
+    An array fits if it has as many dimensions as the type has nested lists, and its dtype casts to
+    the type's safely (NumPy's casting rule ``safe``).
 
     Parameters
     ----------
     contents
-        What each sample has; None where it has no such member.
+        The member of each sample; None if it has none.
     type_
-        Lists, also of lists, of numbers or truth values.
+        Lists, also nested ones, of numbers or booleans.
 
     Returns
     -------
     tuple or None
-        None where no member is such a file.
+        None if no member is an ``.npy`` file.
     """
     if not any(content is not None and content.startswith(_MAGIC) for content in contents):
         return None
@@ -55,7 +55,7 @@ def arrays_to_lists(
 
 
 def type_advice(content: bytes, type_: pa.DataType) -> str | None:
-    """The type to ask for in place of ``type_``; None if another one would not help either."""
+    """Advice which type to ask for instead of ``type_``; None if no other would help."""
     if content.startswith(_ZIP):
         return "an .npz file may hold several arrays: ask for 'binary', and np.load each value"
     header = _header(io.BytesIO(content)) if content.startswith(_MAGIC) else None
@@ -66,12 +66,13 @@ def type_advice(content: bytes, type_: pa.DataType) -> str | None:
     fits = len(shape) == depth and np.can_cast(stored, value.to_pandas_dtype(), "safe")
     if fits or not shape or stored.kind not in "biuf" or stored.itemsize > 8:
         return None
-    name = "float32" if stored.name == "float16" else stored.name  # Arrow's is not of every backend
+    name = "float32" if stored.name == "float16" else stored.name  # not every backend has float16
     asked = f"{'list<' * len(shape)}{name}{'>' * len(shape)}"
     return f"it is {stored.name} of shape {shape}: ask for {asked!r}"
 
 
 def _depth(type_: pa.DataType) -> tuple[int, pa.DataType]:
+    """Number of nested lists, and the type of their values."""
     depth = 0
     while is_list(type_):
         depth, type_ = depth + 1, type_.value_type
@@ -79,7 +80,7 @@ def _depth(type_: pa.DataType) -> tuple[int, pa.DataType]:
 
 
 def _array(content: bytes | None, depth: int, dtype: np.dtype) -> np.ndarray | None:
-    """The array of a file; None for what is none, holds objects, is cut, or doesn't fit."""
+    """The array of a file; None if it is invalid, truncated, holds objects, or doesn't fit."""
     if content is None or not content.startswith(_MAGIC):
         return None
     file = io.BytesIO(content)
@@ -90,7 +91,7 @@ def _array(content: bytes | None, depth: int, dtype: np.dtype) -> np.ndarray | N
     if stored.hasobject or len(shape) != depth or not np.can_cast(stored, dtype, "safe"):
         return None
     data = memoryview(content)[file.tell() :]
-    # Compared before anything is allocated: a header may promise any number.
+    # Checked before anything is allocated: the shape in a header may be any.
     if min(shape, default=1) < 0 or math.prod(shape) * stored.itemsize != len(data):
         return None
     return np.frombuffer(data, stored).reshape(shape, order="F" if fortran else "C")
@@ -98,23 +99,24 @@ def _array(content: bytes | None, depth: int, dtype: np.dtype) -> np.ndarray | N
 
 def _header(file: io.BytesIO) -> tuple[tuple[int, ...], bool, np.dtype] | None:
     try:
-        read = {(1, 0): npy.read_array_header_1_0, (2, 0): npy.read_array_header_2_0}
-        found: tuple[tuple[int, ...], bool, np.dtype] = read[npy.read_magic(file)](file)
+        readers = {(1, 0): npy.read_array_header_1_0, (2, 0): npy.read_array_header_2_0}
+        header: tuple[tuple[int, ...], bool, np.dtype] = readers[npy.read_magic(file)](file)
     except (ValueError, KeyError, TypeError, RecursionError):
         return None
-    return found
+    return header
 
 
 def _lists(arrays: Sequence[np.ndarray | None], type_: pa.DataType, dtype: np.dtype) -> pa.Array:
-    there = [array for array in arrays if array is not None]
+    """A column of nested lists, null for None: flat values first, then lists from inside out."""
+    present = [array for array in arrays if array is not None]
     values = pa.array(
-        np.concatenate([np.empty(0, dtype), *(a.ravel() for a in there)], dtype=dtype)
+        np.concatenate([np.empty(0, dtype), *(a.ravel() for a in present)], dtype=dtype)
     )
     types = [type_]
     while is_list(types[-1].value_type):
         types.append(types[-1].value_type)
     for level in reversed(range(1, len(types))):
-        lengths = [np.full(math.prod(a.shape[:level]), a.shape[level]) for a in there]
+        lengths = [np.full(math.prod(a.shape[:level]), a.shape[level]) for a in present]
         values = _list(types[level], np.concatenate([np.empty(0, np.int64), *lengths]), values)
     rows = np.array([0 if array is None else array.shape[0] for array in arrays], np.int64)
     return _list(type_, rows, values, pa.array([array is None for array in arrays], pa.bool_()))

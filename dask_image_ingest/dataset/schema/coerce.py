@@ -1,4 +1,4 @@
-"""Values of JSON, text and bytes converted to an Arrow type, exactly or not at all."""
+"""Convert JSON, text and bytes to an Arrow type: exactly, or to null."""
 
 from __future__ import annotations
 
@@ -17,16 +17,17 @@ from dask_image_ingest.frames import is_bytes, is_list, is_text, parse_type
 
 
 def strict_coercion(type_: pa.DataType) -> Callable[[Any], Any]:
-    """A function that coerces a value to this type, or raises; Arrow alone takes too much.
+    """A function that coerces a JSON value to this type, or raises.
 
-    To it, 1.5 is the integer 1 and "cat" a list of three texts, and 2**24 + 1 is no float.
+    Arrow alone is too lenient (1.5 becomes the integer 1, "cat" a list of three strings) and too
+    strict (it rejects 2**24 + 1 as a float32).
     """
     if is_list(type_):
         return _null_or(_items(strict_coercion(type_.value_type)))
     if pa.types.is_struct(type_):
         return _null_or(_record({field.name: strict_coercion(field.type) for field in type_}))
     if pa.types.is_boolean(type_):
-        return _null_or(_flag)
+        return _null_or(_boolean)
     if pa.types.is_integer(type_):
         return _null_or(_integer)
     if pa.types.is_floating(type_):
@@ -40,47 +41,49 @@ def strict_coercion(type_: pa.DataType) -> Callable[[Any], Any]:
     return _null_or(lambda value: _text(value).encode())
 
 
-def _null_or(fit: Callable[[Any], Any]) -> Callable[[Any], Any]:
-    return lambda value: None if value is None else fit(value)
+def _null_or(coerce: Callable[[Any], Any]) -> Callable[[Any], Any]:
+    return lambda value: None if value is None else coerce(value)
 
 
-def _items(fit: Callable[[Any], Any]) -> Callable[[Any], list[Any]]:
-    return lambda value: [fit(item) for item in _of(list, value)]
+def _items(coerce: Callable[[Any], Any]) -> Callable[[Any], list[Any]]:
+    return lambda value: [coerce(item) for item in _exactly(list, value)]
 
 
-def _record(fits: dict[str, Callable[[Any], Any]]) -> Callable[[Any], dict[str, Any]]:
-    return lambda value: {name: fit(_of(dict, value).get(name)) for name, fit in fits.items()}
+def _record(fields: dict[str, Callable[[Any], Any]]) -> Callable[[Any], dict[str, Any]]:
+    return lambda value: {
+        name: coerce(_exactly(dict, value).get(name)) for name, coerce in fields.items()
+    }
 
 
-def _flag(value: Any) -> bool:
-    return _of(bool, value)
+def _boolean(value: Any) -> bool:
+    return _exactly(bool, value)
 
 
 def _text(value: Any) -> str:
-    return _of(str, value)
+    return _exactly(str, value)
 
 
 def _integer(value: Any) -> int:
-    return int(value) if isinstance(value, float) and value.is_integer() else _of(int, value)
+    return int(value) if isinstance(value, float) and value.is_integer() else _exactly(int, value)
 
 
 def _float(value: Any) -> float:
-    return value if isinstance(value, float) else float(_of(int, value))
+    return value if isinstance(value, float) else float(_exactly(int, value))
 
 
 def _decimal(value: Any) -> Decimal:
-    return Decimal(str(value) if isinstance(value, float) else _of(int, value))
+    return Decimal(str(value) if isinstance(value, float) else _exactly(int, value))
 
 
 def _time(value: Any, type_: pa.DataType) -> pa.Scalar:
-    # Days or seconds since an epoch, or ISO 8601.
+    # A string is ISO 8601, a number counts the type's unit since the epoch.
     if isinstance(value, str):
         return pa.scalar(value).cast(type_)
     return pa.scalar(_integer(value), type_)
 
 
-def _of(kind: type, value: Any) -> Any:
-    # Of this very type: Python takes True for a number.
+def _exactly(kind: type, value: Any) -> Any:
+    # Not isinstance: True is an int.
     if type(value) is not kind:
         raise TypeError
     return value
@@ -96,22 +99,22 @@ _MISFIT = (
     pa.ArrowException,
 )
 
-#: Larger members are not parsed, in bytes.
+#: Largest JSON member that is parsed, in bytes.
 LARGEST_JSON = 16 << 20
 
 
 def arrow_type(argument: str, type_: Any) -> pa.DataType:
-    """An Arrow type from itself, its name, or the type of Python or NumPy that it stands for.
+    """Parse a column type: an Arrow type or its name, or a Python or NumPy type.
 
     Raises
     ------
     ArgumentError
-        For what is no type, or one that no column can have.
+        If it is not a type that a column can have.
     """
     try:
-        found = parse_type(type_)
-        if is_supported(found):
-            return pa.string() if is_text(found) else found  # text is text, however it is stored
+        parsed = parse_type(type_)
+        if is_supported(parsed):
+            return pa.string() if is_text(parsed) else parsed  # large_string, for example
     except _MISFIT:
         pass
     raise ArgumentError(
@@ -124,22 +127,22 @@ def arrow_type(argument: str, type_: Any) -> pa.DataType:
 def convert(
     contents: Sequence[bytes | None], type_: pa.DataType, path: str | None = None
 ) -> tuple[pa.Array | pa.ChunkedArray, list[int]]:
-    """The contents of a member as a column, and the rows whose content is not of that type.
+    """Convert members to a column; returns it and the rows whose content doesn't fit the type.
 
     Parameters
     ----------
     contents
-        What each sample has; None where it has no such member.
+        The member of each sample; None if it has none.
     type_
-        Bytes are taken as they are, text as UTF-8, numbers are read, lists of numbers may be files
-        of NumPy, all else is JSON.
+        Bytes are taken unchanged, text as UTF-8, numbers are parsed, lists of numbers may be
+        ``.npy`` files, all else is JSON.
     path
-        A field of JSON, rather than the whole member.
+        A field of a JSON member; None for the whole member.
     """
     if path is None and is_array_type(type_):
-        made = arrays_to_lists(contents, type_)
-        if made is not None:
-            return made
+        lists = arrays_to_lists(contents, type_)
+        if lists is not None:
+            return lists
     if path is None and pa.types.is_integer(type_):
         plain = _plain_integers(contents, type_)
         if plain is not None:
@@ -159,25 +162,25 @@ def convert(
 
 
 def _plain_integers(contents: Sequence[bytes | None], type_: pa.DataType) -> pa.Array | None:
-    """Members that are plain digits, as whole numbers at once; None if one is anything else."""
+    """Fast path: parse members of digits all at once; None if one is anything else."""
     try:
         texts = pa.array(contents, pa.string())
-        odd = pc.any(pc.match_substring_regex(texts, "[^0-9-]")).as_py()
-        return None if odd else texts.cast(type_)
+        others = pc.any(pc.match_substring_regex(texts, "[^0-9-]")).as_py()
+        return None if others else texts.cast(type_)
     except pa.ArrowException:
         return None
 
 
 def parse_json(content: bytes) -> Any:
     """Parse a JSON member."""
-    # Parsed it may take ten times the memory; its depth is bounded by Python's own recursion.
+    # Parsed, it may take ten times the memory. Its depth is limited by Python's recursion limit.
     if len(content) > LARGEST_JSON:
         raise ValueError(f"JSON of {len(content)} bytes")
     return json.loads(content)
 
 
 def parse_integer(content: bytes) -> int:
-    """The whole number that a member holds."""
+    """Parse a member that is an integer in decimal digits."""
     return int(_without_underscores(content))
 
 
@@ -186,7 +189,7 @@ def _parse_float(content: bytes) -> float:
 
 
 def _without_underscores(content: bytes) -> bytes:
-    # Python reads 1_23 and 12_3 as 123; they are names.
+    # Python parses both 1_23 and 12_3 as 123, but in a dataset they are names.
     if b"_" in content:
         raise ValueError("no number")
     return content
@@ -207,7 +210,7 @@ def _texts(contents: Sequence[bytes | None]) -> tuple[list[str | None], list[int
 
 
 def _read(
-    contents: Sequence[bytes | None], read: Callable[[bytes], Any], fit: Callable[[Any], Any]
+    contents: Sequence[bytes | None], read: Callable[[bytes], Any], coerce: Callable[[Any], Any]
 ) -> tuple[list[Any], list[int]]:
     values = []
     misfits = []
@@ -215,7 +218,7 @@ def _read(
         value = None
         if content is not None:
             try:
-                value = fit(read(content))
+                value = coerce(read(content))
             except _MISFIT:
                 misfits.append(row)
         values.append(value)
@@ -228,10 +231,10 @@ def is_supported(type_: pa.DataType) -> bool:
         return is_supported(type_.value_type)
     if pa.types.is_struct(type_):
         names = {field.name for field in type_}
-        differ = 0 < len(names) == type_.num_fields
-        return differ and all(is_supported(field.type) for field in type_)
+        distinct = 0 < len(names) == type_.num_fields
+        return distinct and all(is_supported(field.type) for field in type_)
     if pa.types.is_temporal(type_) and not pa.types.is_interval(type_):
-        pa.scalar(0, type_).as_py()  # a time zone may be none
+        pa.scalar(0, type_).as_py()  # raises for an invalid time zone
         return True
     numbers = pa.types.is_boolean(type_) or pa.types.is_integer(type_) or pa.types.is_decimal(type_)
     floats = pa.types.is_float32(type_) or pa.types.is_float64(type_)
@@ -263,12 +266,12 @@ def _json_field(path: str) -> Callable[[bytes], Any]:
 def _one_by_one(
     values: Sequence[Any], type_: pa.DataType
 ) -> tuple[pa.Array | pa.ChunkedArray, list[int]]:
-    found = list(values)
+    fitting = list(values)
     misfits = []
     for row, value in enumerate(values):
         try:
             pa.array([value], type_)
         except _MISFIT:
-            found[row] = None
+            fitting[row] = None
             misfits.append(row)
-    return pa.array(found, type_), misfits
+    return pa.array(fitting, type_), misfits

@@ -1,4 +1,4 @@
-"""Columns and their types: what a sample's members become, as the first shard tells."""
+"""The schema of a collection: columns and types, inferred from the first shard or as asked for."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from dask_image_ingest.frames import IMAGE
 from dask_image_ingest.storage import LazyBytes
 from dask_image_ingest.tar import INTEGERS, TEXTS, Sample, ShardIndex, read_member
 
-#: The columns that every collection has before its components, in order.
+#: Columns of every collection before its components: where an image is, and what its header says.
 POINTER_COLUMNS: dict[str, pa.DataType] = {
     "__key__": pa.string(),
     "__url__": pa.string(),
@@ -35,10 +35,10 @@ def image_field(image: str, name: str) -> str:
     return name if image == "image" else f"{image}.{name}"
 
 
-# How many samples of the first shard have their labels looked at, to see that they are integers.
-_LABELS_LOOKED_AT = 100
+# Labels of the first shard that are parsed at most to infer that they are integers.
+_SAMPLED_LABELS = 100
 
-# In bytes: what is longer is no label.
+# Longest member, in bytes, that may be an integer label.
 _LONGEST_LABEL = 4096
 
 
@@ -57,7 +57,7 @@ class Component:
 
 @dataclass(frozen=True, slots=True)
 class FileColumn:
-    """One column of parquet files, which call it ``name``."""
+    """A column of the frame that comes from the column ``name`` of parquet files."""
 
     column: str
     name: str
@@ -68,8 +68,8 @@ class FileColumn:
 class Schema:
     """The columns of a collection, in order, with their Arrow types.
 
-    ``inferred`` where every kind of member that the first shard has became a column. ``images``
-    are the image columns; what tells of the first carries no name.
+    ``inferred`` says that every extension of the first shard became a column. Header columns have
+    the name of their image column as a prefix, except those of the first of ``images``.
     """
 
     components: tuple[Component, ...]
@@ -84,10 +84,10 @@ class Schema:
     def _types(self) -> dict[str, pa.DataType]:
         types = dict(POINTER_COLUMNS)
         types.update((component.column, component.type) for component in self.components)
-        types.update((beside.column, beside.type) for beside in self.sidecar)
+        types.update((each.column, each.type) for each in self.sidecar)
         for image in self.images[1:]:
-            told = {n: t for n, t in POINTER_COLUMNS.items() if not n.startswith("_")}
-            types.update((image_field(image, name), type_) for name, type_ in told.items())
+            fields = {n: t for n, t in POINTER_COLUMNS.items() if not n.startswith("_")}
+            types.update((image_field(image, name), type_) for name, type_ in fields.items())
         return types | dict.fromkeys(self.images, IMAGE)
 
     def field(self, image: str, name: str) -> str:
@@ -95,33 +95,33 @@ class Schema:
         return name if image == self.images[0] else image_field(image, name)
 
     def select(self, columns: Iterable[str]) -> tuple[Component, ...]:
-        """The components behind ``columns``: what a task has to know, and no more."""
+        """The components behind ``columns``, so that tasks carry no others."""
         wanted = set(columns)
         return tuple(component for component in self.components if component.column in wanted)
 
     def select_sidecar(self, columns: Iterable[str]) -> tuple[FileColumn, ...]:
-        """The columns among these that the files beside the shards have."""
+        """The sidecar's columns among ``columns``."""
         wanted = set(columns)
         return tuple(each for each in self.sidecar if each.column in wanted)
 
     @property
     def errors(self) -> frozenset[str]:
-        """The columns of what is wrong with images, which their decode makes."""
+        """The error columns, filled by a decode; without those that a sidecar has."""
         stored = {each.column for each in self.sidecar}
         return frozenset(self.field(image, "error") for image in self.images) - stored
 
     @property
     def extensions(self) -> frozenset[str]:
-        """The kinds of members that have a column here."""
+        """The extensions of members that have a column here."""
         return frozenset(component.extension for component in self.components)
 
 
 @dataclass(frozen=True, slots=True)
 class TableSchema(Schema):
-    """The columns of a collection of parquet files, which are in ``sidecar``.
+    """The columns of a collection of parquet files, which count as ``sidecar``.
 
-    ``order`` are the columns of the files, image columns among them, by their names in the frame;
-    ``metadata`` is that of the first file.
+    ``order`` are the columns of the files, image columns included, by their names in the frame;
+    ``metadata`` is the schema metadata of the first file.
     """
 
     order: tuple[str, ...] = ()
@@ -168,7 +168,7 @@ def make_schema(
     """
     infer = isinstance(components, str) and components == "infer"
     images = [image_extensions, *others.values()]
-    types = _inferred(index, content, images) if infer else _asked_for(components)
+    types = _inferred(index, content, images) if infer else _parse_components(components)
     fields = _json_fields(json_fields)
     taken = {image_field(image, name) for image in others for name in ("", *POINTER_COLUMNS)}
     if clash := next((f for f in fields if f.column in {*taken, *others}), None):
@@ -182,7 +182,7 @@ def make_schema(
 
 
 def image_member(sample: Sample, extensions: Sequence[str]) -> str | None:
-    """The extension of the member that is the sample's image, None where it has no image."""
+    """The extension of the member that is the sample's image; None without an image."""
     members = sample.members
     for extension in extensions:
         if extension in members:
@@ -191,21 +191,21 @@ def image_member(sample: Sample, extensions: Sequence[str]) -> str | None:
 
 
 def parse_image_extensions(image: Any) -> tuple[str, ...]:
-    """The argument ``image=``: extensions in order of preference, or a text with ``;`` between."""
-    listed = (
+    """The argument ``image=``: extensions in order of preference, listed or joined by ``;``."""
+    names = (
         image.split(";") if isinstance(image, str) else list_of_names("image", image, "extensions")
     )
-    extensions = (extension.strip().lstrip(".").lower() for extension in listed)
-    found = tuple(dict.fromkeys(filter(None, extensions)))
-    if not found:
+    normalized = (name.strip().lstrip(".").lower() for name in names)
+    extensions = tuple(dict.fromkeys(filter(None, normalized)))
+    if not extensions:
         raise ArgumentError(
             f"image={shown(image)} names no member extension; pass for example image='jpg;png'"
         )
-    return found
+    return extensions
 
 
-def _asked_for(components: Any) -> dict[str, pa.DataType]:
-    """Extension → type, as a user named them."""
+def _parse_components(components: Any) -> dict[str, pa.DataType]:
+    """The argument ``components=``: extension → type."""
     if not isinstance(components, Mapping) or not all(map(_is_name, components)):
         raise ArgumentError(
             f"components={shown(components)}: pass 'infer', or a mapping of member extensions to "
@@ -241,7 +241,7 @@ def _is_name(name: Any) -> bool:
 def _inferred(
     index: ShardIndex, content: LazyBytes, images: Sequence[Sequence[str]]
 ) -> dict[str, pa.DataType]:
-    """Extension → type of the members that a shard has beside the images."""
+    """Extension → type of the members that are not images."""
     others = filter(None, index.not_preferred(*images))
     return {extension: _member_type(extension, index, content) for extension in others}
 
@@ -251,7 +251,7 @@ def _member_type(extension: str, index: ShardIndex, content: LazyBytes) -> pa.Da
         return pa.string()
     if extension not in INTEGERS:
         return pa.binary()
-    for span in index.first_spans(extension, _LABELS_LOOKED_AT):
+    for span in index.first_spans(extension, _SAMPLED_LABELS):
         if span[1] > _LONGEST_LABEL:
             return pa.string()
         try:
@@ -264,7 +264,7 @@ def _member_type(extension: str, index: ShardIndex, content: LazyBytes) -> pa.Da
 
 
 def _columns(extensions: Iterable[str], taken: Set[str]) -> dict[str, str]:
-    """Extension → column: its own name, or with ``member.`` in front where that has a meaning."""
+    """Extension → column: its own name, prefixed by ``member.`` if that name is taken."""
     taken = {*POINTER_COLUMNS, "image", *taken}
     columns = {extension: extension for extension in extensions}
     for extension in [e for e in columns if e in taken]:

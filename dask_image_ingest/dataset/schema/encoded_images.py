@@ -9,7 +9,7 @@ from dask_image_ingest.frames import bytes_of, is_byte_list, is_bytes
 
 
 def check_encoded_type(type_: pa.DataType) -> None:
-    """Refuse a type that holds no encoded images."""
+    """Raise `TypeError` for a type that can't hold encoded images."""
     if pa.types.is_struct(type_):
         if "bytes" not in type_.names:
             raise TypeError(f"{type_} has no field 'bytes'")
@@ -20,7 +20,7 @@ def check_encoded_type(type_: pa.DataType) -> None:
 
 
 def encoded_bytes(array: pa.Array) -> pa.LargeBinaryArray:
-    """The bytes of encoded images, which are not copied."""
+    """The bytes of encoded images, without a copy."""
     if pa.types.is_struct(array.type):
         array = pc.struct_field(array, "bytes")
     if is_byte_list(array.type):

@@ -1,4 +1,4 @@
-"""Shards with a parquet file beside them, and the columns that it gives to the collection."""
+"""Sidecars: find the parquet files beside shards, and the columns that they add."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ from dask_image_ingest.storage import Listings, Shard, find_beside, open_parquet
 
 SidecarChoice: TypeAlias = Literal["parquet", "auto"] | None
 
-# What the key of a sample is called: by to_webdataset, and by img2dataset.
+# Names of the key column: that of to_webdataset, that of img2dataset.
 _KEYS = ("__key__", "key")
 
 
 def check_sidecar(sidecar: Any) -> None:
-    """Refuse what is no choice of sidecars."""
+    """Raise `ArgumentError` for an unknown ``sidecar=``."""
     if sidecar is not None:
         check_choice("sidecar", sidecar, ("parquet", "auto"))
 
@@ -34,19 +34,18 @@ def with_sidecars(
     storage_options: dict[str, Any] | None,
     listings: Listings | None = None,
 ) -> list[Shard]:
-    """The shards, those of which have their sidecars that have some.
-
-    Folders that are listed for that are among the ``listings`` afterwards.
+    """Find the sidecar of each shard. Listings of folders are added to ``listings``.
 
     Raises
     ------
     ArgumentError
-        If a shard has none, with ``"parquet"``.
+        If a shard has no sidecar, with ``"parquet"``.
     """
     if sidecar is None:
         return list(shards)
-    found = find_beside(shards, ".parquet", storage_options, {} if listings is None else listings)
-    without = [shard.url for shard, beside in zip(shards, found, strict=True) if beside is None]
+    files = find_beside(shards, ".parquet", storage_options, {} if listings is None else listings)
+    pairs = [*zip(shards, files, strict=True)]
+    without = [shard.url for shard, file in pairs if file is None]
     if without and sidecar == "parquet":
         raise ArgumentError(
             f"sidecar='parquet': {len(without)} of {len(shards)} shards have no parquet file "
@@ -57,8 +56,7 @@ def with_sidecars(
             f"{len(without)} of {len(shards)} shards have no parquet file beside them, first "
             f"{without[0]}: its columns are null there"
         )
-    pairs = zip(shards, found, strict=True)
-    return [replace(shard, sidecar=beside) for shard, beside in pairs]
+    return [replace(shard, sidecar=file) for shard, file in pairs]
 
 
 def sidecar_columns(
@@ -67,16 +65,16 @@ def sidecar_columns(
     storage_options: dict[str, Any] | None,
     backend: Backend,
 ) -> tuple[FileColumn, ...]:
-    """The columns of the first sidecar, under names that are not ``taken``.
+    """The columns of the first sidecar, renamed if their name is ``taken``.
 
-    Those of a type that the backend has no column for are left out, with a warning.
+    Columns of a type that the backend does not support are left out, with a warning.
 
     Raises
     ------
     ArgumentError
-        If it has no keys.
+        If the sidecar has no column of keys.
     ShardError
-        If it can't be read.
+        If the sidecar can't be read.
     """
     first = next((shard.sidecar for shard in shards if shard.sidecar is not None), None)
     if first is None:
@@ -92,7 +90,7 @@ def sidecar_columns(
         )
     types = {f.name: column_type(f.type, backend) for f in schema if f.name != key}
     if key == "__key__":
-        # What to_webdataset has written tells of images what their shards do.
+        # A sidecar of to_webdataset repeats what the shard says of its images.
         types = {name: type_ for name, type_ in types.items() if name not in POINTER_COLUMNS}
     left_out = [f"{name!r} ({schema.field(name).type})" for name, t in types.items() if t is None]
     if left_out:
@@ -102,13 +100,13 @@ def sidecar_columns(
 
 
 def column_type(type_: pa.DataType, backend: Backend) -> pa.DataType | None:
-    """The type of a column of a backend's frame for one of a file; None where there is none."""
+    """The type of a file's column in a frame of this backend; None if unsupported."""
     plain = plain_type(type_)
     return plain if plain is not None and backend.holds(plain) else None
 
 
 def key_of(schema: pa.Schema) -> str | None:
-    """The column of keys in a sidecar; None where there is none, or names come twice."""
+    """The column of keys of a sidecar; None if it has none, or two columns of one name."""
     if len(set(schema.names)) < len(schema):
         return None
     key = next((name for name in _KEYS if name in schema.names), None)
@@ -116,6 +114,7 @@ def key_of(schema: pa.Schema) -> str | None:
 
 
 def _names(columns: Sequence[str], taken: Collection[str]) -> dict[str, str]:
+    """File column → frame column: its own name, prefixed by ``sidecar.`` if that is taken."""
     names: dict[str, str] = {}
     used = {*taken, *columns}
     for column in columns:
@@ -129,9 +128,9 @@ def _names(columns: Sequence[str], taken: Collection[str]) -> dict[str, str]:
 
 
 def plain_type(type_: pa.DataType) -> pa.DataType | None:
-    """The type of a column of the frame for one of a file; None where there is none.
+    """The type of a file's column in a frame; None if unsupported.
 
-    Text is text, however it is stored, and what is null throughout may be text in other files.
+    Every string type becomes ``string``, and so does ``null``: other files may have text there.
     """
     if isinstance(type_, pa.BaseExtensionType):
         return plain_type(type_.storage_type)

@@ -1,4 +1,4 @@
-"""Several images of one sample: the members that become image columns, and how they are decoded."""
+"""Several image columns per sample: the member of each, and how it is decoded."""
 
 from __future__ import annotations
 
@@ -25,14 +25,14 @@ class ImageColumn:
     Parameters
     ----------
     extensions
-        Member extensions that are the image, in order of preference, ``;`` between them.
+        Member extensions of the image in order of preference, separated by ``;``.
     mode
         ``"RGB"``, ``"RGBA"``, ``"L"``, ``"labels"`` or ``"raw"``, as for
         :func:`read_webdataset_images`.
     size, resize, transform
-        As for :func:`read_webdataset_images`; ``"same"`` as the read has them, and so does
-        ``resize="nearest"`` of labels, which take the nearest pixel anyway. The ``transform`` of
-        the read changes no labels: masks have their own, or none.
+        As for :func:`read_webdataset_images`; ``"same"`` as for the read. For labels, which always
+        take the nearest pixel, ``resize="nearest"`` means the same. The read's ``transform`` does
+        not apply to labels: masks have their own, or none.
 
     Examples
     --------
@@ -49,12 +49,12 @@ class ImageColumn:
 
 @dataclass(frozen=True, slots=True)
 class ImageMember:
-    """An image column beside ``image``: which member it is, and how it is decoded.
+    """An image column other than the first, with its arguments parsed.
 
     Attributes
     ----------
     column
-        Its name.
+        Name of the column.
     extensions
         Member extensions that are the image, in order of preference.
     decoding
@@ -66,7 +66,7 @@ class ImageMember:
     decoding: DecodeSpec
 
     def fields(self) -> Iterator[str]:
-        """The columns of what is known of each image, as ``height`` and the like are of others."""
+        """The header columns of this image column: ``mask.height`` and the like."""
         return (image_field(self.column, name) for name in POINTER_COLUMNS if name[0] != "_")
 
 
@@ -77,7 +77,7 @@ def image_members(
     decoding: Callable[..., DecodeSpec],
     parse: Callable[[Any], tuple[str, ...]] = parse_image_extensions,
 ) -> tuple[tuple[str, ...], DecodeSpec, tuple[ImageMember, ...]]:
-    """The arguments ``image=`` and ``images=``: extensions and decoding of ``image``, the others.
+    """Parse ``image=`` and ``images=``: extensions and decoding of the first image, the others.
 
     Parameters
     ----------
@@ -86,9 +86,9 @@ def image_members(
     options
         ``size``, ``resize``, ``mode`` and ``transform`` of the read.
     decoding
-        Makes a decoding of such options.
+        Makes a `DecodeSpec` from such options.
     parse
-        Reads what names an image.
+        Parses the extensions (or the parquet column) of one image.
     """
     if images is None:
         return parse(image), decoding(**options), ()
@@ -98,26 +98,26 @@ def image_members(
             "of which one is 'image', such as {'image': 'jpg', 'mask': ImageColumn('seg.png', "
             "mode='labels')}"
         )
-    found: dict[str, ImageMember] = {}
+    members: dict[str, ImageMember] = {}
     for name, value in images.items():
         if not isinstance(name, str) or not name or not is_utf8(name) or name in POINTER_COLUMNS:
             raise ArgumentError(f"images=: {name!r} can't be the name of an image column")
-        own = _own(name, value, options) if isinstance(value, ImageColumn) else {}
+        own = _own_options(name, value, options) if isinstance(value, ImageColumn) else {}
         extensions = value.extensions if isinstance(value, ImageColumn) else value
-        made = decoding(**{**options, **own})
-        found[name] = ImageMember(name, parse(extensions), made)
-    first = found.pop("image")
-    return first.extensions, first.decoding, tuple(found.values())
+        members[name] = ImageMember(name, parse(extensions), decoding(**{**options, **own}))
+    first = members.pop("image")
+    return first.extensions, first.decoding, tuple(members.values())
 
 
-def _own(name: str, column: ImageColumn, options: Mapping[str, Any]) -> dict[str, Any]:
-    """The options of a column that are not those of the read."""
+def _own_options(name: str, column: ImageColumn, options: Mapping[str, Any]) -> dict[str, Any]:
+    """The options of a column that override those of the read."""
     own: dict[str, Any] = {"mode": column.mode}
     for option in ("size", "resize", "transform"):
         if (value := getattr(column, option)) != "same":
             own[option] = value
     if column.mode == "labels" and column.resize == "nearest":
-        del own["resize"]  # in the shape of the photograph
+        # Labels take the nearest pixel anyway; the read's resize keeps them aligned with images.
+        del own["resize"]
     if own.get("size", options["size"]) is None and "resize" not in own:
         own["resize"] = "stretch"
     if column.mode == "labels" and "transform" not in own and options["transform"] is not None:

@@ -1,5 +1,5 @@
-"""Images that are not in shards: files of their own, and columns of parquet files.
+"""Images outside of tar shards: image files, and columns of parquet files.
 
-In: paths and the options of a decode. Out: the frame that a read of shards gives, made of
-references and the one decode above them.
+In: paths and options of a decode. Out: the same kind of frame as from shards, a `Decode` of
+references.
 """

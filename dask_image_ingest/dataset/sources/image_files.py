@@ -1,4 +1,4 @@
-"""``read_images``: image files as a lazy Dask dataframe, a row for each."""
+"""``read_images``: image files as a lazy Dask dataframe, one row per file."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from dask_image_ingest.dataset.late.headers import HEADERS, ReadHeaders
 from dask_image_ingest.dataset.late.nodes import Decode
 from dask_image_ingest.dataset.options import ErrorPolicy, checked_backend, refuse_decoding
 from dask_image_ingest.dataset.plan.nodes import Read
-from dask_image_ingest.dataset.scan.decode_rows import ImageDecode, kept_by
+from dask_image_ingest.dataset.scan.decode_rows import ImageDecode, error_filter
 from dask_image_ingest.dataset.scan.partitioning import parse_partition_size
 from dask_image_ingest.dataset.schema.columns import POINTER_COLUMNS
 from dask_image_ingest.decode import MAX_PIXELS, Mode, Resize, make_decode_spec
@@ -45,21 +45,21 @@ class ImageFiles:
     Attributes
     ----------
     files
-        As they were listed, in the order of the rows.
+        The listed files, in the order of the rows.
     edges
-        The row at which each partition begins, and the number of rows.
+        First row of each partition, then the number of rows.
     root
-        The folder below which a file's path is its key.
+        The common root: a file's key is its path below it.
     classes
-        The folders that are classes, in order; None where there is no column of them.
+        Folders that are classes, in order; None without ``label="folder"``.
     images
-        How they are decoded, if that is asked for.
+        How images are decoded; with ``decode=False`` only used for headers.
     has_error
-        Whether there is a place for the errors of a decode.
+        Whether there is an error column, for a decode to fill.
     backend
         The name of the dataframe library.
     token
-        Stands for all of it, sizes and times of the files included.
+        Digest of all of this, with sizes and modification times of the files.
     """
 
     files: tuple[Shard, ...]
@@ -91,17 +91,17 @@ class ImageFiles:
 
     @functools.cached_property
     def meta(self) -> Any:
-        """An empty frame of these columns."""
+        """An empty frame with these columns."""
         return get_backend(self.backend).meta(self.types)
 
     @property
     def divisions(self) -> tuple[int, ...]:
-        """Known, since rows are numbered from the first file to the last."""
+        """Known: rows are numbered across partitions."""
         return (*self.edges[:-1], self.edges[-1] - 1)
 
     @property
     def lengths(self) -> list[int]:
-        """The files of each partition."""
+        """Number of files of each partition."""
         return [stop - start for start, stop in itertools.pairwise(self.edges)]
 
     def part(self, number: int) -> FileGroup:
@@ -112,7 +112,7 @@ class ImageFiles:
 
 @dataclass(frozen=True)
 class FileGroup:
-    """The files of one partition: what its task carries."""
+    """The files of one partition, as its task carries them; ``first`` is its first row number."""
 
     files: tuple[Shard, ...]
     first: int
@@ -121,7 +121,7 @@ class FileGroup:
     backend: BackendName
 
     def frame(self, types: dict[str, pa.DataType]) -> Any:
-        """A row for each file; null what only its bytes tell. Opens none."""
+        """A row per file, without opening any: header columns are null."""
         count = len(self.files)
         table = pa.table({"": pa.nulls(count)}).select([])
         for name, type_ in types.items():
@@ -149,7 +149,7 @@ class FileGroup:
         return pa.nulls(len(self.files), type_)
 
     def _references(self) -> pa.StructArray:
-        told = {
+        fields = {
             "url": self._column("__url__", pa.string()),
             "shard_size": self._column("nbytes", pa.int64()),
             "version": pa.array([file.version for file in self.files], pa.string()),
@@ -157,21 +157,21 @@ class FileGroup:
             "offset": self._column("offset", pa.int64()),
             "nbytes": self._column("nbytes", pa.int64()),
         }
-        return references_of_fields(len(self.files), told)
+        return references_of_fields(len(self.files), fields)
 
 
 def key_of(url: str, root: str) -> str:
     """The path of a file below the root, without its suffix."""
-    below = url.removeprefix(root).lstrip("/")
+    path = url.removeprefix(root).lstrip("/")
     if is_web(url):
-        below = below.partition("?")[0]
-    folder, slash, name = below.rpartition("/")
+        path = path.partition("?")[0]
+    folder, slash, name = path.rpartition("/")
     stem, dot, _ = name.rpartition(".")
     return f"{folder}{slash}{stem if dot and stem else name}"
 
 
 def class_of(url: str, root: str) -> str | None:
-    """The folder right below the root that a file is in; None if it is in none."""
+    """The folder directly below the root that contains a file; None if there is none."""
     folder, slash, _ = key_of(url, root).partition("/")
     return folder if slash else None
 
@@ -199,11 +199,11 @@ class ReadImageFiles(Read):
 
 _IMAGES: Final = FileKind("image file", tuple(f".{e}" for e in IMAGE_EXTENSIONS.split(";")))
 
-# Files of a partition at most, however small they are: the work of a second or less.
+# Files of a partition at most, however small: a second of work or less.
 _MOST_FILES = 256
 
-# How many headers are read to know what images decode to.
-_LOOKED_AT = 8
+# Headers sampled to estimate the decoded size.
+_SAMPLED_HEADERS = 8
 
 
 def read_images(
@@ -221,32 +221,32 @@ def read_images(
     storage_options: dict[str, Any] | None = None,
     decode: bool = True,
 ) -> ImageDataFrame:
-    """Read image files as a lazy Dask dataframe: one row a file, one task a few hundred files.
+    """Read image files as a lazy Dask dataframe: one row per file, a few hundred files per task.
 
-    Paths are listed, and the headers of eight files read unless ``size`` tells how large images
-    are. Nothing else is opened before a query asks for headers or pixels, and then only the files
-    whose rows are left.
+    The call lists the paths, and reads the headers of eight files unless ``size`` says how large
+    images are. Other files are opened when a query needs headers or pixels, and then only those of
+    the remaining rows.
 
     Parameters
     ----------
     paths
         Files: a path or URL, with braces or globs (``"photos/**/*.jpg"``), a folder, or a list of
-        these. Taken in natural order, each once. A folder is searched to the bottom for the
-        suffixes of images: ``.jpg``, ``.jpeg``, ``.png``, ``.webp``, ``.gif``, ``.bmp``, ``.tif``
-        and the others that ``read_webdataset_images`` takes for images.
+        these. Taken in natural order, each once. A folder is searched recursively for the suffixes
+        of images: ``.jpg``, ``.jpeg``, ``.png``, ``.webp``, ``.gif``, ``.bmp``, ``.tif``
+        and the others of ``IMAGE_EXTENSIONS``.
     label
         ``"folder"``: columns ``label``, numbered as torchvision's ``ImageFolder`` does, and
-        ``class_name``. The folders right below the common root that have images in them are the
-        classes, sorted by name, from 0 on. A file that lies in none has null.
+        ``class_name``. The folders directly below the common root that contain images are the
+        classes, sorted by name and numbered from 0. A file in none of them has nulls.
     size, resize, transform, mode, errors, max_pixels, backend
         As for :func:`read_webdataset_images`.
     partition_size
         Decoded bytes that a partition may hold, for example ``"512 MiB"``; ``"auto"`` as for
-        :func:`read_webdataset_images`. No partition has more than 256 files, nor with None.
+        :func:`read_webdataset_images`. No partition has more than 256 files, even with None.
     storage_options
-        For the fsspec filesystem behind remote paths.
+        For the fsspec filesystem of remote paths.
     decode
-        Whether to decode images. With False ``image`` holds references, of the dtype
+        Whether to decode images. With False, ``image`` holds references of the dtype
         ``image_reference``, and there is no column ``error``.
 
     Returns
@@ -255,20 +255,20 @@ def read_images(
         Columns ``__key__`` (string: the path below the common root, without its suffix),
         ``__url__`` (string), ``offset`` (int64: 0), ``nbytes`` (int64), ``format`` (string),
         ``height``, ``width``, ``channels`` (int32), ``error`` (string), ``label`` (int64) and
-        ``class_name`` (string) if they are asked for, and ``image``: struct<data: large_binary,
+        ``class_name`` (string) with ``label="folder"``, and ``image``: struct<data: large_binary,
         height, width, channels: int32>. The index numbers the files. The common root is the folder
-        that is searched, or that all files and globs have in common before their first wildcard.
+        that is searched, or the deepest one that contains all files and all globs' fixed parts.
 
     Raises
     ------
     ShardNotFoundError
         If a path matches nothing; later, if a file is gone.
     ShardError
-        If a folder can't be listed, or a server tells no sizes; later, if a file can't be read or
+        If a folder can't be listed, or a server sends no sizes; later, if a file can't be read or
         has changed since it was listed.
     ArgumentError
-        For arguments that are unknown or contradict each other; for ``label="folder"`` where no
-        file lies in a folder below the common root.
+        For arguments that are unknown or contradict each other; for ``label="folder"`` if no file
+        is in a folder below the common root.
     MissingDependencyError
         If the backend's library is not installed.
 
@@ -317,9 +317,9 @@ def read_images(
     edges = _edges(files, images, largest)
     listed = [(file.url, file.size, file.version) for file in files]
     token = tokenize(listed, edges, root, classes, images, decode, backend_.name)
-    found = ImageFiles(tuple(files), edges, root, classes, images, decode, backend_.name, token)
-    rows = ReadHeaders(ReadImageFiles(found), "image", HEADERS, decoding, storage_options)
-    return dx.new_collection(Decode(rows, (images,), kept_by(errors)) if decode else rows)
+    source = ImageFiles(tuple(files), edges, root, classes, images, decode, backend_.name, token)
+    rows = ReadHeaders(ReadImageFiles(source), "image", HEADERS, decoding, storage_options)
+    return dx.new_collection(Decode(rows, (images,), error_filter(errors)) if decode else rows)
 
 
 def _classes(files: Sequence[Shard], root: str) -> tuple[str, ...]:
@@ -333,20 +333,20 @@ def _classes(files: Sequence[Shard], root: str) -> tuple[str, ...]:
 
 
 def _edges(files: Sequence[Shard], images: ImageDecode, largest: int | None) -> tuple[int, ...]:
-    """At which file each partition begins, and how many files there are."""
+    """First row of each partition, then the number of rows."""
     most = _MOST_FILES
     if largest is not None:
         most = max(1, min(most, largest // max(1, _decoded_bytes(files, images))))
-    # Files that are added behind the others leave the partitions before them as they were.
+    # Equal counts, not equal sizes: files appended later don't change the partitions before them.
     return (*range(0, len(files), most), len(files))
 
 
 def _decoded_bytes(files: Sequence[Shard], images: ImageDecode) -> int:
-    """Bytes that an image decodes to, by the headers of some."""
+    """Bytes that an image decodes to on average, judged by some headers."""
     height, width, channels = images.decoding.shape
     if height and width and channels:
         return height * width * channels
-    some = sorted({len(files) * n // _LOOKED_AT for n in range(_LOOKED_AT)})
+    some = sorted({len(files) * n // _SAMPLED_HEADERS for n in range(_SAMPLED_HEADERS)})
     references = [
         ImageReference(each.url, each.size, each.version, offset=0, nbytes=each.size)
         for each in (files[n] for n in some)

@@ -35,10 +35,10 @@ from dask_image_ingest.storage import FileKind, Shard, find_shards, open_parquet
 
 _PARQUET: Final = FileKind("parquet file", (".parquet", ".parq", ".pq"))
 
-# A JPEG of a photograph decodes to about so many times its bytes.
+# Decoded bytes per encoded byte, about that of photographs as JPEG.
 _EXPANSION = 10
 
-# Encoded bytes of a partition at most: some hundred photographs, the work of a second or less.
+# Encoded bytes of a partition at most: some hundred photographs, a second of work or less.
 _MOST_ENCODED = 32 << 20
 
 
@@ -62,9 +62,9 @@ def read_parquet_images(
 ) -> ImageDataFrame:
     """Read parquet files with columns of encoded images as a lazy Dask dataframe.
 
-    Tables of Hugging Face (``struct<bytes, path>``), LAION, Daft and others. One task for some row
-    groups; of each those columns are read that the query needs, and images of the rows that are
-    left are decoded.
+    For tables of Hugging Face (``struct<bytes, path>``), LAION, Daft and others. Each task reads
+    the columns that the query needs from some row groups, and decodes the images of the remaining
+    rows.
 
     Parameters
     ----------
@@ -75,36 +75,36 @@ def read_parquet_images(
         The column of encoded images: ``binary``, ``large_binary``, or ``struct<bytes, path>``. A
         row without bytes is ``missing``: a path alone is not opened.
     columns
-        The columns to have, in this order; all by default.
+        Columns to read, in this order; all by default.
     filters
-        Rows to have, as for :func:`read_webdataset_images`. Images of row groups of which no row
-        is left are not read.
+        Rows to read, as for :func:`read_webdataset_images`. Images of row groups without remaining
+        rows are not read.
     images
-        Several image columns in place of ``column``: names and the columns of the files, or an
-        :class:`ImageColumn`, which says how these are decoded. One is ``"image"``:
+        Several image columns instead of ``column``: a mapping of names to columns of the files, or
+        to an :class:`ImageColumn` with options of its own. One is ``"image"``:
         ``{"image": "photo", "mask": ImageColumn("seg", mode="labels")}``. ``size``, ``resize``
-        and ``transform`` are for all of them, ``mode`` for those that are only names.
+        and ``transform`` apply to all of them, ``mode`` to those given by a name alone.
     key
-        The column of the files that has the key of each row, for ``__key__``. By default a column
-        ``__key__``, if there is one; else the name and the number of the row:
+        The column of the files with the key of each row, for ``__key__``. By default a column
+        ``__key__`` if there is one, else the names of the files and the numbers of the rows:
         ``train-00000/00000000`` is the first of ``train-00000.parquet``.
     size, resize, transform, mode, errors, max_pixels, backend
         As for :func:`read_webdataset_images`.
     storage_options
-        For the fsspec filesystem behind remote paths.
+        For the fsspec filesystem of remote paths.
     decode
-        Whether to decode images. With False image columns hold references, of the dtype
+        Whether to decode images. With False, image columns hold references of the dtype
         ``image_reference``, which carry the encoded images, and there is no column ``error``.
 
     Returns
     -------
     dask.dataframe.DataFrame
         ``__key__`` and ``__url__`` (string: the file), then the columns of the files, with images
-        in place of bytes: struct<data: large_binary, height, width, channels: int32>. Behind them
+        in place of bytes: struct<data: large_binary, height, width, channels: int32>. After these
         ``error`` (string), ``nbytes`` (int64), ``format`` (string), ``height``, ``width``,
-        ``channels`` (int32), and the same with the name of each further image column,
-        ``mask.error``. A column of the files keeps its name, and then there is none of these. The
-        index is the number of a row in its file.
+        ``channels`` (int32), and for each further image column the same with its name
+        (``mask.error``). A column of the files takes precedence over one of these with its name.
+        The index is the number of a row in its file.
 
     Raises
     ------
@@ -143,10 +143,10 @@ def read_parquet_images(
             refuse_decoding(each, errors)
     files = find_shards(paths, storage_options, _PARQUET)
     with open_parquet(files[0].url, storage_options) as first:
-        told, rows = first.schema_arrow, first.metadata.num_rows
+        file_schema, rows = first.schema_arrow, first.metadata.num_rows
     sources = {column if images is None else "image": source}
     sources |= {other.column: other.extensions[0] for other in others}
-    schema = _schema(told, sources, key, backend_, files[0].url)
+    schema = _schema(file_schema, sources, key, backend_, files[0].url)
     options = ReadOptions(
         image_extensions=(source,),
         decoding=decoding,
@@ -157,7 +157,7 @@ def read_parquet_images(
         image=schema.images[0],
         is_table=True,
     )
-    if decode and (columns is None or "error" in columns) and "error" in told.names:
+    if decode and (columns is None or "error" in columns) and "error" in file_schema.names:
         raise ArgumentError(
             f"the files have a column 'error' of their own, as {files[0].url} has, and that of a "
             "decode would take its place: pass columns= without it, or decode=False"
@@ -179,52 +179,55 @@ def _parse_column(name: Any) -> tuple[str, ...]:
 
 
 def _schema(
-    told: pa.Schema, images: Mapping[str, str], key: str | None, backend: Backend, url: str
+    file_schema: pa.Schema, images: Mapping[str, str], key: str | None, backend: Backend, url: str
 ) -> TableSchema:
-    """The columns of a collection, as its first file tells them, and the source of each image."""
-    if len(set(told.names)) < len(told):
+    """The columns of a collection from those of its first file; ``images``: name → file column."""
+    if len(set(file_schema.names)) < len(file_schema):
         raise ShardError(f"{url} has two columns of one name")
     for name in (*images.values(), *([] if key is None else [key])):
-        if name not in told.names:
+        if name not in file_schema.names:
             argument = "key=" if name == key else "column="
             raise ArgumentError(
-                f"{argument}{shown(name)}: {url} has {', '.join(map(repr, told.names))}"
+                f"{argument}{shown(name)}: {url} has {', '.join(map(repr, file_schema.names))}"
             )
     for name in images.values():
         try:
-            check_encoded_type(told.field(name).type)
+            check_encoded_type(file_schema.field(name).type)
         except TypeError as error:
             raise ArgumentError(
                 f"the column {name!r} of {url} holds no encoded images ({error}): it needs bytes, "
                 "or structs of bytes and path as Hugging Face has them"
             ) from error
     sources = [*images.values()]
-    types = {f.name: column_type(f.type, backend) for f in told if f.name not in sources}
+    types = {f.name: column_type(f.type, backend) for f in file_schema if f.name not in sources}
     if taken := {*types} & {*images}:
         raise ArgumentError(
             f"images=: the files have a column {min(taken)!r} of their own: call the image column "
             "something else"
         )
-    left_out = [f"{name!r} ({told.field(name).type})" for name, t in types.items() if t is None]
+    left_out = [f"{n!r} ({file_schema.field(n).type})" for n, t in types.items() if t is None]
     if left_out:
         warn_user(f"{url} has columns of types that no column can have: {', '.join(left_out)}")
-    kept = {name: type_ for name, type_ in types.items() if type_ is not None}
-    columns = {name: FileColumn(name, name, type_) for name, type_ in kept.items()}
-    if key is not None or "__key__" in kept:
+    supported = {name: type_ for name, type_ in types.items() if type_ is not None}
+    columns = {name: FileColumn(name, name, type_) for name, type_ in supported.items()}
+    if key is not None or "__key__" in supported:
         columns["__key__"] = FileColumn("__key__", key or "__key__", pa.string())
     order = [
         name
-        for stored in told.names
+        for stored in file_schema.names
         for name in (stored, *(image for image, source in images.items() if source == stored))
-        if name in kept or name in images
+        if name in supported or name in images
     ]
     return TableSchema(
-        (), False, tuple(columns.values()), tuple(images), tuple(order), told.metadata
+        (), False, tuple(columns.values()), tuple(images), tuple(order), file_schema.metadata
     )
 
 
 def _partitions(files: Sequence[Shard], rows: int, most: int) -> tuple[Partition, ...]:
-    """Each file, or parts of about ``most`` bytes; not more of these than rows as in the first."""
+    """Each file, or parts of it of about ``most`` encoded bytes.
+
+    At most one part per row, if the rows of a file are as large as those of the first.
+    """
     partitions: list[Partition] = []
     for file in files:
         known = file.size > 0 and files[0].size > 0

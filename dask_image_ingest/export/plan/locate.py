@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from dask_image_ingest.dataset import take_walked
+from dask_image_ingest.dataset import take_cached_scan
 from dask_image_ingest.errors import ShardError, ShardNotFoundError
 from dask_image_ingest.export.member_selection import (
     EXPANDED,
@@ -101,7 +101,7 @@ def locate_in_task(rows: pa.Table, context: ExportContext) -> Located | None:
         made = rows.combine_chunks().to_batches()
         members = [row for batch in made for row in select_made(batch, context.options)]
         return Located("", _NOWHERE, tabulated(members))
-    walked = take_walked()
+    walked = take_cached_scan()
     if walked is None or rows.column("key").null_count:
         return None
     if rows.column("url").unique().to_pylist() != [walked.shard.url]:

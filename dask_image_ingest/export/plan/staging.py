@@ -146,7 +146,7 @@ def _keeping_walks(frame: Any) -> Any:
     """A frame whose reads leave what they walk through for the next step of their task."""
     expr = frame.expr
     for read in expr.find_operations(ReadWebDataset):
-        expr = expr.substitute(read, read.substitute_parameters({"keeps_walk": True}))
+        expr = expr.substitute(read, read.substitute_parameters({"keeps_scan": True}))
     return new_collection(expr)
 
 
