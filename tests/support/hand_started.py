@@ -33,7 +33,10 @@ class HandStarted:
         # Without site, packages are nowhere but on the path that a test sets.
         self._options = [] if site else ["-S"]
         self.folder = folder
-        self._environment = environment
+        # A worker that stands still on a busy machine is not given up.
+        patient = {"DASK_DISTRIBUTED__SCHEDULER__WORKER_TTL": "1 hour"}
+        patient["DASK_DISTRIBUTED__COMM__TIMEOUTS__TCP"] = "10 minutes"
+        self._environment = patient | environment
         self._processes: list[subprocess.Popen[bytes]] = []
         self.address = ""
 
