@@ -60,7 +60,7 @@ def warn_of_late_members(url: str, late: set[str]) -> None:
         few = ", ".join(map(repr, new[:3]))
         more = f" and {len(new) - 3} more" if len(new) > 3 else ""
         warn_user(
-            f"{url} has members of a kind that the first shard has not: {few}{more}. They "
+            f"{url} has members with extensions that the first shard lacks: {few}{more}. They "
             f"are left out; to have them as a column, pass components={{..., {new[0]!r}: "
             "'string'} (or 'binary', 'int64' ...)"
         )

@@ -407,7 +407,7 @@ def test_files_without_keys_are_refused(collection):
     with pytest.raises(dii.ShardError, match=r"00001\.parquet has no column of text named"):
         read(collection)[["uid"]].compute()
     rewrite(collection / "00000.parquet", replaced("key", lambda t: range(len(t)), pa.int64()))
-    with pytest.raises(dii.ArgumentError, match=r"tells no keys.*sidecar=None"):
+    with pytest.raises(dii.ArgumentError, match=r"has no keys.*sidecar=None"):
         read(collection)
 
 

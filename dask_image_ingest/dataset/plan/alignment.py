@@ -2,7 +2,7 @@
 
 For frames that do not come from one read (``ddf[stored.score > 0.5]``,
 ``ddf.assign(score=stored.score)``), Dask shuffles both by index label. Labels begin at 0 in each
-partition, so it would pair rows of different shards that have equal labels.
+shard, so it would pair rows of different shards that have equal labels.
 """
 
 from __future__ import annotations
@@ -47,8 +47,8 @@ def row_sources(expr: dx.Expr) -> Sequence[RowSource] | None:
 
 
 def _lower_alignment(self: dx.MaybeAlignPartitions) -> dx.Expr:
-    labels = _labels_side_by_side(self)
-    if not any(map(_repeat, labels)):
+    labels = _operand_labels(self)
+    if not any(map(_may_repeat, labels)):
         return _dask_lower(self)
     if not _same_rows(labels):
         raise _different_reads()
@@ -57,13 +57,13 @@ def _lower_alignment(self: dx.MaybeAlignPartitions) -> dx.Expr:
 
 def _lower_operation(self: dx.OpAlignPartitions) -> dx.Expr:
     # If both have equally many partitions, Dask pairs these here whatever they hold.
-    labels = _labels_side_by_side(self)
-    if any(map(_repeat, labels)) and None not in labels and not _same_rows(labels):
+    labels = _operand_labels(self)
+    if any(map(_may_repeat, labels)) and None not in labels and not _same_rows(labels):
         raise _different_reads()
     return _dask_lower_operation(self)
 
 
-def _labels_side_by_side(expr: dx.MaybeAlignPartitions) -> list[_Labels]:
+def _operand_labels(expr: dx.MaybeAlignPartitions) -> list[_Labels]:
     """Label lineage of the operands that Dask would align by index; empty if it won't."""
     frames = expr.args
     if len(frames) == 1 or expr.divisions[0] is not None or len(expr.divisions) == 2:
@@ -77,15 +77,15 @@ def _same_rows(labels: Sequence[_Labels]) -> bool:
 
 def _different_reads() -> ArgumentError:
     return ArgumentError(
-        "two frames that do not come of one read are put side by side, as in "
-        "ddf[other.score > 0.5] or ddf.assign(score=other.score). Their rows can't be paired: "
-        "labels begin anew in each shard, so that rows of equal labels are not the same sample. "
-        "Merge them, ddf.merge(other, on='__key__'), or make both of one frame: "
-        "kept = scored.persist(), then kept[kept.score > 0.5]"
+        "two frames of different reads are combined, as in ddf[other.score > 0.5] or "
+        "ddf.assign(score=other.score). Their rows can't be paired: labels begin anew in each "
+        "shard, so rows with equal labels may be different samples. Merge the frames, "
+        "ddf.merge(other, on='__key__'), or derive both from one: kept = scored.persist(), then "
+        "kept[kept.score > 0.5]"
     )
 
 
-def _repeat(labels: _Labels) -> bool:
+def _may_repeat(labels: _Labels) -> bool:
     """True if a label may occur twice."""
     return labels == "moved" or len({source[0][0] for source in labels or ()}) > 1
 
@@ -97,6 +97,7 @@ def _labels(expr: dx.Expr, cache: dict[str, _Labels]) -> _Labels:
 
 
 def _find_labels(expr: dx.Expr, cache: dict[str, _Labels]) -> _Labels:
+    # Of a read, of a persisted read (whose shards are not known any more), or of its operands.
     sources: Sequence[RowSource] | None = getattr(expr, "row_sources", None)
     if sources is not None:
         return sources
@@ -116,7 +117,7 @@ def _find_labels(expr: dx.Expr, cache: dict[str, _Labels]) -> _Labels:
             return below[0]
     elif not isinstance(expr, MOVES_ROWS):
         return None
-    return "moved" if any(map(_repeat, below)) else None
+    return "moved" if any(map(_may_repeat, below)) else None
 
 
 def _same_index(frame: Any, expr: dx.Expr) -> bool:

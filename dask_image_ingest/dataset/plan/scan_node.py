@@ -69,7 +69,7 @@ class Dataset:
 
     @property
     def divisions(self) -> tuple[None, ...]:
-        """Unknown: labels begin at 0 in each partition."""
+        """Unknown: labels begin anew in each shard."""
         return (None,) * (len(self.partitions) + 1)
 
     @functools.cached_property

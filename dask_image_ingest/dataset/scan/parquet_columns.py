@@ -160,8 +160,8 @@ class ParquetColumns:
         except pa.ArrowException:
             pass
         raise ShardError(
-            f"the column {column.name!r} of {self.url} is of type {values.type}, and in the first "
-            f"of these files of type {column.type}, which does not hold all that is in it"
+            f"the column {column.name!r} of {self.url} is of type {values.type}, and some of its "
+            f"values don't fit type {column.type}, which it has in the first of these files"
         )
 
 

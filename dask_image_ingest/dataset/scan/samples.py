@@ -287,7 +287,7 @@ class SampleRows(ImageRows):
                 f"{sum(nbytes.values()) / 1e9:.1f} GB, most of them of {most!r}, and one partition "
                 f"holds at most {largest / 1e9:.1f} GB here. Leave that column out, pass "
                 'partition_size="64 MiB" to split shards into more parts, or max_member_bytes= to '
-                "have large members as nulls"
+                "replace large members by nulls"
             )
 
     def _component(self, component: Component, spans: Sequence[Span | None]) -> pa.Array:

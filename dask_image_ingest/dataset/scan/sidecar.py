@@ -80,8 +80,8 @@ class Sidecar(ParquetColumns):
         key = key_of(self.file.schema_arrow)
         if key is None:
             raise ShardError(
-                f"{self.url} has no column of text named '__key__' or 'key', by which its rows "
-                "would belong to samples, or two columns of one name"
+                f"{self.url} has no column of text named '__key__' or 'key' to join its rows to "
+                "samples by, or it has two columns of one name"
             )
         keys = self.file.read(key, range(len(self.ends))).cast(pa.string()).combine_chunks()
         counts = pc.value_counts(keys.drop_null())

@@ -84,8 +84,8 @@ def sidecar_columns(
     key = key_of(schema)
     if key is None:
         raise ArgumentError(
-            f"{first.url} tells no keys, by which its rows would belong to samples: it needs a "
-            f"column of text named {' or '.join(map(repr, _KEYS))}, each name once. It has "
+            f"{first.url} has no keys to join its rows to samples by: it needs a column of text "
+            f"named {' or '.join(map(repr, _KEYS))}, each name once. It has "
             f"{', '.join(map(str, schema.names))}. Pass sidecar=None to read without it"
         )
     types = {f.name: column_type(f.type, backend) for f in schema if f.name != key}
@@ -94,7 +94,7 @@ def sidecar_columns(
         types = {name: type_ for name, type_ in types.items() if name not in POINTER_COLUMNS}
     left_out = [f"{name!r} ({schema.field(name).type})" for name, t in types.items() if t is None]
     if left_out:
-        warn_user(f"{first.url} has columns of types that no column can have: {left_out}")
+        warn_user(f"{first.url} has columns of unsupported types, left out: {', '.join(left_out)}")
     names = _names([name for name, type_ in types.items() if type_ is not None], taken)
     return tuple(FileColumn(names[name], name, types[name]) for name in names)
 

@@ -309,8 +309,8 @@ def read_images(
     unknown = next((file.url for file in files if file.size < 0), None)
     if unknown is not None:
         raise ShardError(
-            f"{unknown}: its server does not tell its size, by which an image is fetched. Download "
-            "it, and read the copy"
+            f"{unknown}: its server sends no size, which is needed to fetch an image. Download it, "
+            "and read the copy"
         )
     root = common_root(paths, (file.url for file in files))
     classes = _classes(files, root) if label == "folder" else None

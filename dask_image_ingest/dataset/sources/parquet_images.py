@@ -174,7 +174,7 @@ def read_parquet_images(
 
 def _parse_column(name: Any) -> tuple[str, ...]:
     if not isinstance(name, str):
-        raise ArgumentError(f"{shown(name)} is no name of a column of encoded images")
+        raise ArgumentError(f"{shown(name)} is not the name of a column of encoded images")
     return (name,)
 
 
@@ -207,7 +207,7 @@ def _schema(
         )
     left_out = [f"{n!r} ({file_schema.field(n).type})" for n, t in types.items() if t is None]
     if left_out:
-        warn_user(f"{url} has columns of types that no column can have: {', '.join(left_out)}")
+        warn_user(f"{url} has columns of unsupported types, left out: {', '.join(left_out)}")
     supported = {name: type_ for name, type_ in types.items() if type_ is not None}
     columns = {name: FileColumn(name, name, type_) for name, type_ in supported.items()}
     if key is not None or "__key__" in supported:
