@@ -29,7 +29,7 @@ from _shards import Sample, from_tars, make_shards, photographs, write_shards
 from PIL import Image, ImageOps
 
 import dask_image_ingest as dii
-from dask_image_ingest.curate.duplicates.hamming import near_to_first
+from dask_image_ingest.curate.duplicates.hamming import nearest_kept
 
 # How each photograph comes again: scale, format and options of Pillow.
 VARIANTS = {
@@ -224,7 +224,7 @@ def search(count: int) -> None:
     hashes[count - pairs :, 0] = flipped(random, hashes[near, 0], 15)
     hashes[count - 2 * pairs : count - pairs, 0] = flipped(random, hashes[far, 0], 24)
     start, used = perf_counter(), process_time()
-    of, _ = near_to_first(hashes, 24)
+    of, _ = nearest_kept(hashes, 24)
     wall, cpu = perf_counter() - start, process_time() - used
     rows = pd.Series(of)
     print(f"{count:,} random hashes, {pairs:,} pairs planted at each distance")

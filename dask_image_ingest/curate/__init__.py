@@ -1,6 +1,6 @@
-"""A collection made better: quality, fingerprints, duplicates, embeddings.
+"""Curation of a collection: quality, fingerprints, duplicates, embeddings.
 
-In: a frame with a column of images, or one whose rows point to them. Out: the frame with columns to
+In: a frame with a column of images, or of references to them. Out: the frame with more columns to
 filter by. All of it is public, as ``dask_image_ingest.curate``.
 """
 

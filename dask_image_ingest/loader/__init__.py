@@ -1,7 +1,7 @@
-"""A stream of batches for training.
+"""Streams of batches for training.
 
-In: a frame of one or many partitions. Out: batches of arrays or tensors, a few partitions in memory
-at a time, shared out among processes, with a position to go on from.
+In: a frame of one or many partitions. Out: batches of arrays or tensors, with a few partitions in
+memory at a time, divided among processes, and with a position to resume from.
 """
 
 from dask_image_ingest.loader.batch_format import FORMATS, Format

@@ -21,7 +21,9 @@ Convert = Callable[[Any], Any]
 
 
 def converter(format: Format, backend: Backend) -> Convert:
-    """A function from an array of the backend to one of ``format``; strings become lists for torch.
+    """Return a function that converts an array of the backend to ``format``.
+
+    For torch and CuPy, arrays of strings become lists.
 
     Raises
     ------
@@ -45,29 +47,32 @@ def converter(format: Format, backend: Backend) -> Convert:
 def batch_of(
     rows: Rows, image: str, backend: Backend, convert: Convert, normalize: Normalize | None
 ) -> dict[str, Any]:
-    """Rows as one batch: the images in one array, or in a list where their shapes differ."""
+    """Build a batch: images as one array, or as a list of arrays if their shapes differ."""
     if normalize is None:
         images = joined(rows.images, backend)
     else:
         images = normalize.batch(rows.images, backend)
     pixels = [convert(i) for i in images] if isinstance(images, list) else convert(images)
     others: dict[str, Any] = {}
-    for name, pictures in rows.others.items():
-        stacked = joined(pictures, backend)
-        of_one_shape = not isinstance(stacked, list)
-        others[name] = convert(stacked) if of_one_shape else [convert(each) for each in stacked]
+    for name, other_images in rows.others.items():
+        stacked = joined(other_images, backend)
+        is_list = isinstance(stacked, list)
+        others[name] = [convert(i) for i in stacked] if is_list else convert(stacked)
     columns = {name: convert(values) for name, values in rows.columns.items()}
     return {image: pixels, **others, **columns}
 
 
 class Normalize(NamedTuple):
-    """(value / 255 - mean) / std, as a product and a sum for each channel, or one for all."""
+    """Normalization (value / 255 - mean) / std, as value × scale + shift.
+
+    Both are float32 of shape (channels,), or (1,) for all channels.
+    """
 
     scale: np.ndarray
     shift: np.ndarray
 
     def batch(self, images: Sequence[Any], backend: Backend) -> Any:
-        """Images of one shape as an array (n, channels, height, width) of float32.
+        """Normalize images of one shape: float32 (n, channels, height, width).
 
         Raises
         ------
@@ -115,17 +120,27 @@ def parse_normalize(normalize: Any) -> Normalize | None:
             "or one for each channel, such as ((0.485, 0.456, 0.406), (0.229, 0.224, 0.225))"
         )
     if mean.max() > 1 or std.max() > 1:
-        meant = tuple(tuple((part / 255).round(3).tolist()) for part in (mean, std))
+        scaled = tuple(tuple((part / 255).round(3).tolist()) for part in (mean, std))
         raise ArgumentError(
             f"normalize={shown(normalize)}: means and deviations are of values from 0 to 1, and "
-            f"these are of values from 0 to 255, it seems: divide both by 255, {meant}"
+            f"these are of values from 0 to 255, it seems: divide both by 255, {scaled}"
         )
     return Normalize((1 / (255 * std)).astype(np.float32), (-mean / std).astype(np.float32))
 
 
 @dataclass(frozen=True)
 class Rows:
-    """Images, those of other columns, and arrays of the other columns of their rows."""
+    """Rows of a partition that all have an image.
+
+    Attributes
+    ----------
+    images
+        The image of each row.
+    others
+        The images of each further image column.
+    columns
+        The array of each other column.
+    """
 
     images: list[Any]
     others: dict[str, list[Any]]
@@ -136,22 +151,22 @@ class Rows:
 
     @property
     def size(self) -> Size:
-        """The number of rows, and the bytes of their pixels."""
+        """Number of rows, and bytes of their pixels."""
         images = itertools.chain(self.images, *self.others.values())
         return Size(len(self.images), sum(image.nbytes for image in images))
 
     def take(self, rows: Any) -> Rows:
-        """Select rows by number; views, without a copy, where they are a range."""
+        """Select rows by number; of a range, columns are views too."""
         images = [self.images[row] for row in rows]
-        where = slice(rows.start, rows.stop) if isinstance(rows, range) else rows
-        others = {name: [each[row] for row in rows] for name, each in self.others.items()}
-        columns = {name: values[where] for name, values in self.columns.items()}
+        index = slice(rows.start, rows.stop) if isinstance(rows, range) else rows
+        others = {name: [arrays[row] for row in rows] for name, arrays in self.others.items()}
+        columns = {name: values[index] for name, values in self.columns.items()}
         return Rows(images, others, columns)
 
     def copied(self) -> Rows:
-        """A copy of the rows, which does not keep their partition in memory."""
+        """Copy the rows: a copy does not keep their partition in memory."""
         copies = [image.copy() for image in self.images]
-        others = {name: [image.copy() for image in each] for name, each in self.others.items()}
+        others = {name: [image.copy() for image in arrays] for name, arrays in self.others.items()}
         columns = {name: values.copy() for name, values in self.columns.items()}
         return Rows(copies, others, columns)
 
@@ -159,7 +174,7 @@ class Rows:
     def of(cls, parts: Sequence[Rows], backend: Backend) -> Rows:
         """Concatenate rows."""
         columns = {
-            name: _concatenated([part.columns[name] for part in parts], name, backend)
+            name: _concatenate([part.columns[name] for part in parts], name, backend)
             for name in parts[0].columns
         }
         others = {
@@ -170,7 +185,7 @@ class Rows:
 
 
 def rows_of(frame: Any, image: str, backend: Backend) -> tuple[Rows, list[int]]:
-    """The rows of a partition that have an image in each of its image columns, and which these are.
+    """The rows of a partition that have an image in every image column, and their numbers.
 
     Raises
     ------
@@ -178,13 +193,13 @@ def rows_of(frame: Any, image: str, backend: Backend) -> tuple[Rows, list[int]]:
         If another column can't be an array.
     """
     names = [name for name, dtype in frame.dtypes.items() if backend.is_images(dtype)]
-    pictures = {name: backend.arrays(frame[name]) for name in (image, *names)}
+    image_arrays = {name: backend.arrays(frame[name]) for name in (image, *names)}
     present = [
         row
-        for row, arrays in enumerate(zip(*pictures.values(), strict=True))
+        for row, arrays in enumerate(zip(*image_arrays.values(), strict=True))
         if all(array is not None for array in arrays)
     ]
-    rows = frame[[name for name in frame.columns if name not in pictures]]
+    rows = frame[[name for name in frame.columns if name not in image_arrays]]
     if len(present) < len(frame):
         rows = rows.take(present)
     columns = {}
@@ -196,13 +211,13 @@ def rows_of(frame: Any, image: str, backend: Backend) -> tuple[Rows, list[int]]:
                 f"array can hold: leave it out with columns=, or drop these rows before, "
                 f"ddf[ddf[{name!r}].notnull()]"
             )
-    images = {name: [arrays[row] for row in present] for name, arrays in pictures.items()}
+    images = {name: [arrays[row] for row in present] for name, arrays in image_arrays.items()}
     return Rows(images.pop(image), images, columns), present
 
 
-def _concatenated(parts: list[Any], name: str, backend: Backend) -> Any:
+def _concatenate(parts: list[Any], name: str, backend: Backend) -> Any:
     library = np if isinstance(parts[0], np.ndarray) else backend.numpy
-    # A part without rows does not tell the length of its lists.
+    # Without rows, the length of a part's lists is unknown (0), and no mismatch.
     parts = [part for part in parts if len(part)] or parts[:1]
     if len({part.shape[1:] for part in parts}) > 1:
         raise ArgumentError(

@@ -1,11 +1,11 @@
 """``iter_batches``: a frame as a stream of batches, with a few partitions in memory at a time.
 
-Partitions are read ahead (`ReadAhead`), give portions of rows in order or shuffled (`portions`),
-and these are cut into batches, which are converted to arrays or tensors (``batch_format``). A
-shuffle mixes the rows of decoded partitions, or references, which are decoded once they are mixed.
+Partitions are read ahead (`ReadAhead`) and yield portions of rows, in order or shuffled
+(`portions`). These are cut into batches, and converted to arrays or tensors (``batch_format``). A
+shuffle mixes rows of decoded partitions; or it mixes references, and decodes them afterwards.
 
-Variables are deleted before the next partition is read, which would else be in memory together with
-this one. For the same reason no loop of `portions` uses ``enumerate``, which keeps its last item.
+Variables are deleted before the next partition is read, so that not both are in memory. For the
+same reason no loop of `portions` uses ``enumerate``, which keeps a reference to its last item.
 """
 
 from __future__ import annotations
@@ -36,21 +36,21 @@ from dask_image_ingest.loader.batch_format import (
 from dask_image_ingest.loader.order import Buffer, Order, Position, Shuffle, Size, parse_start
 from dask_image_ingest.loader.source import ReferenceSource, Source
 
-# Files whose images are decoded together, where references are mixed: their bytes, of about ten
-# times as many pixels, and their number.
+# Mixed references are decoded in pieces of at most so many encoded bytes (their pixels take about
+# ten times as many) and rows.
 _PIECE_BYTES, _PIECE_ROWS = 16 << 20, 1024
 
-# A shuffle of fewer partitions is a poor one.
-_FEW = 4
+# Partitions to mix, below which a warning says that the shuffle is poor.
+_MIN_MIXED = 4
 
-What = TypeVar("What")
+Item = TypeVar("Item")
 
 
 class Batches:
-    """An iterator of batches, made by :meth:`~pandas.DataFrame.images.iter_batches`.
+    """Iterator of batches, from :meth:`~pandas.DataFrame.images.iter_batches`.
 
-    A loop over one that has ended begins again, with the same batches. A loop over one that was
-    left, closed or has failed goes on where it was.
+    A new loop over a finished iterator starts again, with the same batches. A new loop over one
+    that was left early, closed or failed continues where it stopped.
     """
 
     def __init__(
@@ -87,17 +87,18 @@ class Batches:
         self._normalize = parse_normalize(normalize)
         self._order = _order(source.partitions, shard, shuffle, shuffle_buffer)
         begin = parse_start(start, self._order.end)
+        # Batches still to skip before the position is known; 0 if start= was a position.
         self._skip = 0 if isinstance(begin, Position) else begin
         self._position = begin if isinstance(begin, Position) else Position(0, 0)
         if not self._order.partitions and shard[1] > 1:
-            _warn_of_no_share(source.partitions, shard)
+            _warn_of_empty_shard(source.partitions, shard)
         self._stream = self._batches(convert=True)
 
     @property
     def position(self) -> Position:
         """Position of the next batch.
 
-        Give it to ``start=`` to go on from there: no partition before it is read again.
+        Pass it as ``start=`` to resume there; partitions before it are not read again.
         """
         if self._skip:
             skip, self._skip = self._skip, 0
@@ -108,19 +109,19 @@ class Batches:
 
     def __repr__(self) -> str:
         shape = "" if self._shape is None else f", {self._shape}"
-        made = f"{self._format}, normalized" if self._normalize else self._format
+        format = f"{self._format}, normalized" if self._normalize else self._format
         parts = [
             f"batches of {self._size} rows",
             f"{len(self._order.partitions)} partitions",
-            *self._order.told(),
-            self._place(),
-            f"images {self._image!r}{shape}, {made}",
+            *self._order.describe(),
+            self._place_text(),
+            f"images {self._image!r}{shape}, {format}",
         ]
         if others := [repr(name) for name in self._columns if name != self._image]:
             parts.append(f"columns {', '.join(others)}")
         return f"<{'; '.join(parts)}>"
 
-    def _place(self) -> str:
+    def _place_text(self) -> str:
         if self._skip:
             return f"after {self._skip} batches"
         if self._position >= self._order.end:
@@ -143,47 +144,46 @@ class Batches:
         self._stream.close()
 
     def _batches(self, convert: bool) -> Generator[dict[str, Any], None, None]:
-        """Cut portions of rows into batches; the rest of one portion begins the next batch."""
+        """Cut portions of rows into batches; rows left of a portion begin the next batch."""
         begin = self.position
-        source = self._mixed()
+        source = self._source_to_read()
         depth = source.prefetch() if self._prefetch is None else self._prefetch
         carried: Rows | None = None
         with source:
-            ahead, rows_in_turn = portions(
-                self._order, begin, source, depth, self._image, self._backend
-            )
+            ahead, stream = portions(self._order, begin, source, depth, self._image, self._backend)
             try:
                 ahead.fill()
-                for portion in rows_in_turn:
-                    rows, at = portion.rows, 0
+                for portion in stream:
+                    rows, used = portion.rows, 0
                     if carried is not None:
-                        at = min(self._size - len(carried), len(rows))
-                        carried = Rows.of([carried, rows.take(range(at))], self._backend)
+                        used = min(self._size - len(carried), len(rows))
+                        carried = Rows.of([carried, rows.take(range(used))], self._backend)
                         if len(carried) < self._size:
                             del portion, rows
                             continue
-                        self._position = portion.position(at)
+                        self._position = portion.position(used)
                         batch, carried = self._batch(carried, convert), None
                         yield batch
                         del batch
                         ahead.fill()
-                    while len(rows) - at >= self._size:
-                        at += self._size
-                        self._position = portion.position(at)
-                        yield self._batch(rows.take(range(at - self._size, at)), convert)
+                    while len(rows) - used >= self._size:
+                        used += self._size
+                        self._position = portion.position(used)
+                        yield self._batch(rows.take(range(used - self._size, used)), convert)
                         ahead.fill()
-                    if at < len(rows):
-                        carried = rows.take(range(at, len(rows))).copied()
+                    if used < len(rows):
+                        # A copy: a view would keep the whole partition in memory.
+                        carried = rows.take(range(used, len(rows))).copied()
                     del portion, rows  # before the next partition is read
             finally:
-                rows_in_turn.close()
+                stream.close()
                 ahead.clear()
         self._position = self._order.end
         if carried is not None and not self._drop_last:
             yield self._batch(carried, convert)
 
-    def _mixed(self) -> Source:
-        """Choose what is read: references, where a shuffle of decoded images needs too much."""
+    def _source_to_read(self) -> Source:
+        """The source to read: references if a buffer of decoded partitions would be too large."""
         order = self._order
         references = self._source.references() if isinstance(order, Shuffle) else None
         if isinstance(order, Shuffle) and references is not None:
@@ -223,7 +223,7 @@ def _buffer(shuffle_buffer: Any) -> Buffer:
     return Buffer(whole_number("shuffle_buffer", shuffle_buffer, 1, advice))
 
 
-def _warn_of_no_share(partitions: int, shard: tuple[int, int]) -> None:
+def _warn_of_empty_shard(partitions: int, shard: tuple[int, int]) -> None:
     rank, world = shard
     warnings.warn(
         f"iter_batches: {world} processes share {partitions} partitions, and there is none for "
@@ -233,7 +233,15 @@ def _warn_of_no_share(partitions: int, shard: tuple[int, int]) -> None:
 
 
 class Portion(NamedTuple):
-    """Some rows of a step of an order, with the number of each in its step."""
+    """Rows of one step of an order.
+
+    Attributes
+    ----------
+    numbers
+        The number of each row within the step.
+    end
+        The position after the last row.
+    """
 
     rows: Rows
     step: int
@@ -241,14 +249,14 @@ class Portion(NamedTuple):
     end: Position
 
     def position(self, row: int) -> Position:
-        """The position of one of the rows, or that of their end."""
+        """The position of a row of the portion, or of its end."""
         return Position(self.step, int(self.numbers[row])) if row < len(self.rows) else self.end
 
 
 def portions(
     order: Order, begin: Position, source: Source, depth: int, image: str, backend: Backend
 ) -> tuple[ReadAhead[Any], Generator[Portion, None, None]]:
-    """Portions of rows from ``begin`` on, and what is read ahead of them, to be filled."""
+    """The read-ahead, which the caller has to fill, and the portions of rows from ``begin`` on."""
     numbers = order.partitions[begin.partition :]
     ahead = ReadAhead(((number, source.read(number)) for number in numbers), depth)
     if not isinstance(order, Shuffle):
@@ -256,8 +264,8 @@ def portions(
     sizes = order.history(begin.partition, source.size) if begin.partition else {}
     if not isinstance(source, ReferenceSource):
         return ahead, _shuffled(order, begin, ahead, sizes, image, backend)
-    decoding = ReadAhead(_decoding(order, begin, ahead, sizes, source), depth)
-    return decoding, _decoded(decoding, image, backend)
+    decodes = ReadAhead(_start_decodes(order, begin, ahead, sizes, source), depth)
+    return decodes, _decoded(decodes, image, backend)
 
 
 def _in_order(
@@ -267,7 +275,7 @@ def _in_order(
     for _, future in ahead:
         rows, _ = rows_of(future.result(), image, backend)
         del future
-        yield _from(begin, step, rows)
+        yield _portion_from(begin, step, rows)
         del rows
         step += 1
 
@@ -280,33 +288,33 @@ def _shuffled(
     image: str,
     backend: Backend,
 ) -> Generator[Portion, None, None]:
-    """Shares of the decoded partitions in the buffer, mixed."""
-    held: dict[int, Rows] = {}
+    """Portions of mixed rows, from a buffer of decoded partitions."""
+    buffer: dict[int, Rows] = {}
 
     def read(number: int) -> Size:
         _, future = next(ahead)
-        held[number], _ = rows_of(future.result(), image, backend)
+        buffer[number], _ = rows_of(future.result(), image, backend)
         ahead.fill()
-        return held[number].size
+        return buffer[number].size
 
     for step, shares in order.steps(begin.partition, sizes, read):
         if step == begin.partition:
-            _warn_of_few(order, step, len(shares))
+            _warn_of_poor_shuffle(order, step, len(shares))
         parts = [
-            held[number].take(order.rows(number, len(held[number]))[share])
+            buffer[number].take(order.rows(number, len(buffer[number]))[share])
             for number, share in shares.items()
         ]
-        held.pop(step)
+        buffer.pop(step)
         rows = Rows.of(parts, backend)
         del parts
         rows = rows.take(order.mix(step, len(rows)))
-        yield _from(begin, step, rows)
+        yield _portion_from(begin, step, rows)
         del rows
 
 
-def _warn_of_few(order: Shuffle, step: int, mixed: int) -> None:
+def _warn_of_poor_shuffle(order: Shuffle, step: int, mixed: int) -> None:
     partitions = len(order.partitions)
-    if order.buffer.rows is None and mixed < _FEW and step + mixed < partitions:
+    if order.buffer.rows is None and mixed < _MIN_MIXED and step + mixed < partitions:
         nbytes = format_bytes(order.buffer.nbytes)
         warnings.warn(
             f"iter_batches: shuffle= mixes {mixed} of {partitions} partitions at a time, since "
@@ -316,39 +324,39 @@ def _warn_of_few(order: Shuffle, step: int, mixed: int) -> None:
         )
 
 
-def _from(begin: Position, step: int, rows: Rows) -> Portion:
-    """The rows of a step without those before ``begin``."""
+def _portion_from(begin: Position, step: int, rows: Rows) -> Portion:
+    """Portion of a step's rows, without those before ``begin``."""
     skip = begin.rows_to_skip(len(rows)) if step == begin.partition else 0
     numbers = range(skip, len(rows))
     return Portion(rows.take(numbers), step, numbers, Position(step + 1, 0))
 
 
-def _decoding(
+def _start_decodes(
     order: Shuffle,
     begin: Position,
     ahead: ReadAhead[int],
     sizes: dict[int, Size],
     source: ReferenceSource,
 ) -> Iterator[tuple[tuple[int, Position], Future[Any]]]:
-    """Pieces of the mixed references, as they begin to be decoded: step, end, and decoded rows.
+    """Mix references and start to decode them, piece by piece: (step, end) and future of each.
 
-    The index of decoded rows is their number in the step.
+    The index of the decoded rows is their number in the step.
     """
-    held: dict[int, Any] = {}
+    buffer: dict[int, Any] = {}
 
     def read(number: int) -> Size:
         _, future = next(ahead)
-        held[number] = future.result()
+        buffer[number] = future.result()
         ahead.fill()
-        return Size(len(held[number]), 0)
+        return Size(len(buffer[number]), 0)
 
     ahead.fill()
     for step, shares in order.steps(begin.partition, sizes, read):
         parts = [
-            held[number].iloc[order.rows(number, len(held[number]))[share]]
+            buffer[number].iloc[order.rows(number, len(buffer[number]))[share]]
             for number, share in shares.items()
         ]
-        held.pop(step)
+        buffer.pop(step)
         rows = concat(parts)
         rows = rows.iloc[order.mix(step, len(rows))].reset_index(drop=True)
         skip = begin.rows_to_skip(len(rows)) if step == begin.partition else 0
@@ -373,26 +381,26 @@ def _decoded(
         del rows
 
 
-class ReadAhead(Generic[What]):
-    """A queue of what is being read, or waits to be used.
+class ReadAhead(Generic[Item]):
+    """Queue of reads that were started and not used yet.
 
     Parameters
     ----------
     started
-        What is read next, and its future: asked for the next one, it starts to read it.
+        Items with the future of their read; advancing the iterator starts a read.
     depth
-        How many the queue holds at most; with 0 each is read when it is asked for.
+        Length of the queue; with 0, each item is read when it is needed.
     """
 
-    def __init__(self, started: Iterator[tuple[What, Future[Any]]], depth: int) -> None:
+    def __init__(self, started: Iterator[tuple[Item, Future[Any]]], depth: int) -> None:
         self._started = started
         self._depth = depth
-        self._queue: deque[tuple[What, Future[Any]]] = deque()
+        self._queue: deque[tuple[Item, Future[Any]]] = deque()
 
-    def __iter__(self) -> ReadAhead[What]:
+    def __iter__(self) -> ReadAhead[Item]:
         return self
 
-    def __next__(self) -> tuple[What, Future[Any]]:
+    def __next__(self) -> tuple[Item, Future[Any]]:
         if not self._queue:
             return next(self._started)
         return self._queue.popleft()
@@ -400,15 +408,15 @@ class ReadAhead(Generic[What]):
     def fill(self) -> None:
         """Start reading until the queue is full.
 
-        For the caller to do after each batch. Before the first batch of a partition the user still
-        holds the last one of the partition before, and so the memory of that partition.
+        Callers do so after each batch, not before the first batch of a partition: then the user
+        still holds the previous batch, and with it the memory of the previous partition.
         """
         while len(self._queue) < self._depth:
-            one = next(self._started, None)
-            if one is None:
+            started = next(self._started, None)
+            if started is None:
                 break
-            self._queue.append(one)
+            self._queue.append(started)
 
     def clear(self) -> None:
-        """Forget what was read and not used."""
+        """Drop all reads that were not used."""
         self._queue.clear()

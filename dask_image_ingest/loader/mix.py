@@ -1,4 +1,4 @@
-"""``mix``: batches with rows of several frames, by weights."""
+"""``mix``: batches with rows of several frames, sampled by weights."""
 
 from __future__ import annotations
 
@@ -30,54 +30,53 @@ def mix(
     shard: tuple[int, int] | Literal["auto"] | None = "auto",
     normalize: tuple[Any, Any] | None = None,
 ) -> MixedBatches:
-    """Stream batches whose rows come from several frames, each with its weight.
+    """Stream batches of rows from several frames, sampled by weights.
 
     Parameters
     ----------
     frames
-        Dask, pandas or cuDF dataframes with images, of the same columns as far as they are asked
-        for.
+        Dask, pandas or cuDF dataframes with images, all with the ``columns`` of the batches.
     batch_size
         Images in a batch.
     weights
-        How likely a row is to be of each frame: numbers above 0, which need not add up to 1. By
-        default all are equal.
+        Relative probability that a row comes from each frame: numbers above 0, which need not add
+        up to 1. By default all are equal.
     longest
-        Whether to go on with the other frames where one has no rows left, until each row of all
+        Whether to continue with the other frames when one has no rows left, until each row of all
         frames has come once. By default the stream ends with the first frame that ends.
     format, columns
         As for :meth:`~pandas.DataFrame.images.iter_batches`, for each of the frames.
     shuffle
-        As there. The seed also draws how many rows of a batch are of each frame; without one these
-        numbers are the same each time.
+        As there. The seed also determines how many rows of a batch come from each frame; without
+        ``shuffle``, these numbers are the same each time.
     shuffle_buffer
         As there.
     drop_last
-        Leave out a last batch that is smaller.
+        Drop the last batch if it is smaller.
     prefetch
         As there.
     start
-        The ``position`` of an earlier stream, of the same frames and arguments, to go on from.
+        The ``position`` of an earlier stream of the same frames and arguments, to resume from.
     shard, normalize
         As there.
 
     Returns
     -------
     MixedBatches
-        An iterator of batches as those of ``iter_batches``. In a batch the rows of one frame come
-        after those of the one before it. Images of frames that were read with different shapes are
-        lists of arrays. Its attribute ``position`` is a list that JSON takes.
+        An iterator of batches as from ``iter_batches``. The rows of a batch are grouped by frame,
+        in the order of ``frames``. If the frames' images differ in shape, they are lists of arrays.
+        The attribute ``position`` is a list that can be stored as JSON.
 
     Raises
     ------
     ArgumentError
-        For fewer frames than one, weights that are none, and frames whose batches have different
+        For an empty list of frames, invalid weights, and frames whose batches have different
         columns.
 
     Notes
     -----
-    The numbers of rows in a batch are drawn from the multinomial distribution of the weights, as
-    if each row was drawn by itself. Each frame keeps partitions of its own in memory.
+    The numbers of rows in a batch are drawn from a multinomial distribution, as if the frame of
+    each row was drawn independently. Each frame keeps its own partitions in memory.
 
     Examples
     --------
@@ -93,7 +92,7 @@ def mix(
     size = whole_number("batch_size", batch_size, 1, "pass a positive number of images")
     check_flag("longest", longest)
     check_flag("drop_last", drop_last)
-    shares = _shares(weights, len(frames))
+    shares = _normalize_weights(weights, len(frames))
     options = {
         "format": format,
         "columns": columns,
@@ -104,11 +103,11 @@ def mix(
         "normalize": normalize,
     }
     return MixedBatches(
-        lambda places: [
-            _Source(frame, size, place, options)
-            for frame, place in zip(frames, places, strict=True)
+        lambda positions: [
+            _FrameRows(frame, size, position, options)
+            for frame, position in zip(frames, positions, strict=True)
         ],
-        _places(start, len(frames)),
+        _parse_start(start, len(frames)),
         size=size,
         shares=shares,
         seed=shuffle or 0,
@@ -118,15 +117,15 @@ def mix(
 
 
 class MixedBatches:
-    """An iterator of the batches of :func:`mix`.
+    """Iterator of batches, from :func:`mix`.
 
-    A loop over one that has ended begins again, with the same batches. A loop over one that was
-    left, closed or has failed goes on where it was.
+    A new loop over a finished iterator starts again, with the same batches. A new loop over one
+    that was left early, closed or failed continues where it stopped.
     """
 
     def __init__(
         self,
-        begin: Callable[[list[Any]], list[_Source]],
+        open_frames: Callable[[list[Any]], list[_FrameRows]],
         position: list[Any],
         *,
         size: int,
@@ -135,55 +134,55 @@ class MixedBatches:
         longest: bool,
         drop_last: bool,
     ) -> None:
-        self._begin = begin
+        self._open_frames = open_frames
         self._size = size
         self._shares = shares
         self._seed = seed
         self._longest = longest
         self._drop_last = drop_last
-        self._begun = False
-        self._go_to(position)
+        self._is_started = False
+        self._seek(position)
 
-    def _go_to(self, position: list[Any]) -> None:
-        self._drawn, *places = position
-        self._sources = self._begin(places)
-        self._position = [self._drawn, *(source.place for source in self._sources)]
+    def _seek(self, position: list[Any]) -> None:
+        self._drawn, *positions = position
+        self._sources = self._open_frames(positions)
+        self._position = [self._drawn, *(source.position for source in self._sources)]
         self._closed = self._is_over()
 
     @property
     def position(self) -> list[Any]:
-        """The beginning of the next batch: give it to ``start=`` to go on from there."""
+        """Position of the next batch: pass it as ``start=`` to resume there."""
         return self._position
 
     def __iter__(self) -> MixedBatches:
-        if self._closed and self._begun:
+        if self._closed and self._is_started:
             ended = self._is_over()
-            self._go_to(_places(None, len(self._sources)) if ended else self._position)
-        self._begun = True
+            self._seek(_parse_start(None, len(self._sources)) if ended else self._position)
+        self._is_started = True
         return self
 
     def __next__(self) -> dict[str, Any]:
         if self._closed:
             raise StopIteration
-        self._begun = self._closed = True  # until this batch is made
-        # By the number of the batch: a stream that goes on draws what one without a break does.
+        self._is_started = self._closed = True  # stays closed if this batch fails
+        # Seeded by the batch's number, so that a resumed stream draws the same numbers.
         random = np.random.default_rng((self._seed, self._drawn))
         parts: list[list[Mapping[str, Any]]] = [[] for _ in self._sources]
         missing = self._size
         while missing and not self._is_over():
-            left = np.array([not source.over for source in self._sources]) * self._shares
-            counts = random.multinomial(missing, left / left.sum())
+            weights = np.array([not source.over for source in self._sources]) * self._shares
+            counts = random.multinomial(missing, weights / weights.sum())
             for source, count, taken in zip(self._sources, counts.tolist(), parts, strict=True):
                 missing -= source.take(count, taken)
         rows = [part for taken in parts for part in taken]
-        is_left_out = missing and (self._drop_last or not rows)
-        batch = {} if is_left_out else _joined(rows)
+        is_dropped = missing and (self._drop_last or not rows)
+        batch = {} if is_dropped else _join(rows)
         self._drawn += 1
-        self._position = [self._drawn, *(source.place for source in self._sources)]
+        self._position = [self._drawn, *(source.position for source in self._sources)]
         self._closed = self._is_over()
         if self._closed:
             self.close()
-        if is_left_out:
+        if is_dropped:
             raise StopIteration
         return batch
 
@@ -203,29 +202,28 @@ class MixedBatches:
         return f"<batches of {self._size} rows; {len(self._sources)} frames by {shares}; {place}>"
 
 
-class _Source:
-    """Rows of one frame, as many as are asked for at a time.
+class _FrameRows:
+    """Stream of one frame's rows, in portions of any size, cut from its batches.
 
-    Its place: partition and row where the current batch begins, rows of it that were taken, and
-    whether there are none left.
+    Its position: partition and row where its current batch begins, the rows of the batch that were
+    taken, and whether the frame has no more rows.
     """
 
     def __init__(
-        self, frame: Any, size: int, place: tuple[int, int, int, bool], options: dict[str, Any]
+        self, frame: Any, size: int, position: tuple[int, int, int, bool], options: dict[str, Any]
     ) -> None:
-        *begin, self._used, self.over = place
-        # A position of iter_batches is a tuple; a number is one of batches.
+        *begin, self._used, self.over = position
         self.batches: Batches = frame.images.iter_batches(size, start=tuple(begin), **options)
         self._begin: Sequence[int] = begin
         self._image = frame.images.column
         self._batch: Mapping[str, Any] | None = None
 
     @property
-    def place(self) -> list[Any]:
+    def position(self) -> list[Any]:
         return [*self._begin, self._used, self.over]
 
     def take(self, count: int, taken: list[Mapping[str, Any]]) -> int:
-        """Add the next ``count`` rows to what was ``taken``; how many there were."""
+        """Append up to ``count`` rows to ``taken``; return how many there were."""
         missing = count
         while missing and not self.over:
             if self._batch is None:
@@ -243,7 +241,7 @@ class _Source:
         return count - missing
 
 
-def _shares(weights: Any, count: int) -> np.ndarray:
+def _normalize_weights(weights: Any, count: int) -> np.ndarray:
     if weights is None:
         return np.full(count, 1 / count)
     try:
@@ -257,15 +255,15 @@ def _shares(weights: Any, count: int) -> np.ndarray:
     return shares / shares.sum()
 
 
-def _places(start: Any, count: int) -> list[Any]:
-    """The number of the batch, and the place of each frame."""
+def _parse_start(start: Any, count: int) -> list[Any]:
+    """Parse the argument ``start=``: the number of the batch, and the position of each frame."""
     if start is None:
         return [0, *((0, 0, 0, False) for _ in range(count))]
     try:
-        drawn, *places = start
-        places = [(int(p), int(row), int(used), bool(over)) for p, row, used, over in places]
-        if len(places) == count and min(drawn, *(min(place) for place in places)) >= 0:
-            return [int(drawn), *places]
+        drawn, *positions = start
+        positions = [(int(p), int(row), int(used), bool(over)) for p, row, used, over in positions]
+        if len(positions) == count and min(drawn, *(min(each) for each in positions)) >= 0:
+            return [int(drawn), *positions]
     except (TypeError, ValueError):
         pass
     raise ArgumentError(
@@ -273,26 +271,26 @@ def _places(start: Any, count: int) -> list[Any]:
     )
 
 
-def _joined(parts: list[Mapping[str, Any]]) -> dict[str, Any]:
+def _join(parts: list[Mapping[str, Any]]) -> dict[str, Any]:
     names = [*parts[0]]
     for part in parts:
         if {*part} != {*names}:
             raise ArgumentError(
                 f"mix: the batches of one frame have {', '.join(map(repr, names))}, those of "
                 f"another {', '.join(map(repr, part))}: pass columns= that all have, and rename "
-                "the column of images where it has another name"
+                "the column of images if it has another name"
             )
-    return {name: _concatenated([part[name] for part in parts]) for name in names}
+    return {name: _concatenate([part[name] for part in parts]) for name in names}
 
 
-def _concatenated(values: list[Any]) -> Any:
+def _concatenate(values: list[Any]) -> Any:
     if len(values) == 1:
         return values[0]
-    alike = not any(isinstance(each, list) for each in values)
-    if not alike or len({each.shape[1:] for each in values}) > 1:
-        return [item for each in values for item in each]
+    are_arrays = not any(isinstance(part, list) for part in values)
+    if not are_arrays or len({part.shape[1:] for part in values}) > 1:
+        return [item for part in values for item in part]
     if hasattr(values[0], "detach"):
         import torch
 
         return torch.cat(values)
-    return np.concatenate(values)  # of CuPy arrays too, by its protocol
+    return np.concatenate(values)  # CuPy arrays too, by NumPy's dispatch protocol

@@ -1,4 +1,4 @@
-"""The order in which ``iter_batches`` goes through a frame, and positions in it."""
+"""The order in which ``iter_batches`` reads a frame, and positions in it."""
 
 from __future__ import annotations
 
@@ -11,25 +11,26 @@ import numpy as np
 from dask_image_ingest.arguments import whole_number
 from dask_image_ingest.errors import ArgumentError
 
+# Purposes of random numbers: part of their seed, so that each draws a sequence of its own.
 _ORDER, _SPLIT, _MIX = range(3)
 
-# Partitions that a shuffle mixes, where no number of rows is given.
+# Partitions in the shuffle buffer, unless its number of rows is given.
 _LEAST_MIXED, _MOST_MIXED = 2, 16
 
 
 class Position(NamedTuple):
-    """Position in an iteration: two numbers, to be stored with the state of a model."""
+    """Position in an iteration: step and row, to be stored in a model's checkpoint."""
 
     partition: int
     row: int
 
     def rows_to_skip(self, count: int) -> int:
-        """The row, checked against the number of rows of its partition.
+        """The row, checked against the ``count`` rows of its step.
 
         Raises
         ------
         ArgumentError
-            If the partition has no such row, and the position is that of another iteration.
+            If there is no such row: the position is that of another iteration.
         """
         if self.row > count:
             raise ArgumentError(
@@ -47,10 +48,7 @@ class Size(NamedTuple):
 
 
 class Buffer(NamedTuple):
-    """Shuffle buffer: partitions that have ``rows`` rows together, or at most ``nbytes`` of pixels.
-
-    By bytes it has never fewer than two partitions, nor more than 16.
-    """
+    """Size of the shuffle buffer: in rows; or in bytes of pixels, with 2 to 16 partitions."""
 
     rows: int | None = None
     nbytes: int = 2**30
@@ -64,49 +62,49 @@ class Buffer(NamedTuple):
         return len(sizes) >= _MOST_MIXED or sum(size.nbytes for size in sizes) >= self.nbytes
 
     def overflows(self, size: Size, partitions: int) -> bool:
-        """True if it would hold more bytes than it should with partitions of this size."""
+        """True if decoded partitions of this size would exceed the buffer's bytes."""
         wanted = _MOST_MIXED if self.rows is None else -(-self.rows // max(1, size.rows))
         return min(wanted, partitions) * size.nbytes > self.nbytes
 
-    def told(self, partitions: int) -> str:
-        """A phrase for the most that is mixed, of so many partitions."""
+    def describe(self, partitions: int) -> str:
+        """The size in words, for a frame of so many ``partitions``."""
         if self.rows is not None:
             return f"{self.rows:,} rows"
         return f"up to {min(_MOST_MIXED, partitions)} partitions"
 
 
 class Order:
-    """Partitions one after the other: those of one shard, in the frame's order.
+    """Sequential order: the partitions of one shard, as they come in the frame.
 
     Attributes
     ----------
     partitions : list of int
-        What is read, in this order.
+        Numbers of the partitions to read, in this order.
     end : Position
         The position after the last row.
     """
 
     def __init__(self, partitions: int, shard: tuple[int, int]) -> None:
         rank, world = shard
-        self.partitions = self._all(partitions)[rank::world]
+        self.partitions = self._order(partitions)[rank::world]
         self.end = Position(len(self.partitions), 0)
 
-    def told(self) -> list[str]:
-        """Phrases about it, beside the number of partitions."""
+    def describe(self) -> list[str]:
+        """Phrases for the ``repr``."""
         return []
 
-    def _all(self, partitions: int) -> list[int]:
+    def _order(self, partitions: int) -> list[int]:
         return list(range(partitions))
 
 
 class Shuffle(Order):
-    """A repeatable order: partitions in another order, rows mixed with those of the next ones.
+    """Repeatable shuffle: partitions in random order, rows mixed across a buffer of partitions.
 
-    Step s reads partitions from s on until the buffer is full, and gives a share of the rows of
-    each. The rows of a partition are spread evenly, at random, over the steps from the first one
-    that has it in the buffer to the one of its own number. The step that reads the last partition
-    gives all that is left. The order of the partitions is that of all shards together, of which
-    each has its share.
+    Step s fills the buffer with partitions from s on, and yields a share of the rows of each. The
+    rows of a partition are divided evenly, at random, among the steps from the one in which it
+    enters the buffer to the step of its own number. The step that reads the last partition yields
+    all remaining rows. All shards draw one common order of partitions, of which each takes every
+    world-th. "Numbers" of partitions here are their positions in ``partitions``.
     """
 
     def __init__(self, seed: int, partitions: int, shard: tuple[int, int], buffer: Buffer) -> None:
@@ -115,26 +113,29 @@ class Shuffle(Order):
         super().__init__(partitions, shard)
 
     def history(self, step: int, size: Callable[[int], Size]) -> dict[int, Size]:
-        """Sizes of the partitions before a step, as far back as it depends on them."""
-        known: dict[int, Size] = {}
-        while step and not self.buffer.is_full([*known.values()]):
+        """Sizes of the partitions before a step that decide what was in the buffer then.
+
+        A resumed iteration needs them: `_entry` of later partitions looks so far back.
+        """
+        sizes: dict[int, Size] = {}
+        while step and not self.buffer.is_full([*sizes.values()]):
             step -= 1
-            known[step] = size(self.partitions[step])
-        return known
+            sizes[step] = size(self.partitions[step])
+        return sizes
 
     def steps(
         self, first: int, sizes: dict[int, Size], read: Callable[[int], Size]
     ) -> Iterator[tuple[int, dict[int, slice]]]:
-        """Each step from ``first`` on, and which of the shuffled rows of partitions it gives.
+        """Steps from ``first`` on: each with the slice it yields of each partition's shuffled rows.
 
         Parameters
         ----------
         first
-            The step.
+            The first step.
         sizes
-            The `history` of it; those of the partitions that are read are added.
+            Its `history`; the sizes of partitions that are read are added.
         read
-            Called with the number of each partition when it comes into the buffer.
+            Called with the number of each partition that enters the buffer.
         """
         count, upcoming = len(self.partitions), first
         entered: dict[int, int] = {}
@@ -143,23 +144,23 @@ class Shuffle(Order):
                 entered[upcoming] = self._entry(upcoming, sizes)
                 sizes[upcoming] = read(upcoming)
                 upcoming += 1
-            last = upcoming == count
-            if last and step > entered[count - 1]:
-                return
+            is_last = upcoming == count
+            if is_last and step > entered[count - 1]:
+                return  # the step that read the last partition has yielded all rows
             yield (
                 step,
                 {
-                    number: _share(sizes[number].rows, entered[number], step, number, last)
+                    number: _share(sizes[number].rows, entered[number], step, number, is_last)
                     for number in range(step, upcoming)
                 },
             )
 
     def rows(self, number: int, count: int) -> np.ndarray:
-        """The shuffled rows of a partition, of which each step gives a share."""
+        """A permutation of a partition's rows, of which each step yields a slice."""
         return self._generator(_SPLIT, number).permutation(count)
 
     def mix(self, step: int, count: int) -> np.ndarray:
-        """The order of the rows of one step."""
+        """A permutation of the rows of one step."""
         return self._generator(_MIX, step).permutation(count)
 
     def _entry(self, number: int, sizes: Mapping[int, Size]) -> int:
@@ -171,11 +172,11 @@ class Shuffle(Order):
                 return step + 1
         return 0
 
-    def told(self) -> list[str]:
-        """The seed, and what is mixed."""
-        return [f"shuffle={self.seed}, mixing {self.buffer.told(len(self.partitions))}"]
+    def describe(self) -> list[str]:
+        """Phrases for the ``repr``: seed and buffer."""
+        return [f"shuffle={self.seed}, mixing {self.buffer.describe(len(self.partitions))}"]
 
-    def _all(self, partitions: int) -> list[int]:
+    def _order(self, partitions: int) -> list[int]:
         order: list[int] = self._generator(_ORDER, 0).permutation(partitions).tolist()
         return order
 
@@ -183,15 +184,15 @@ class Shuffle(Order):
         return np.random.default_rng([self.seed, purpose, step])
 
 
-def _share(rows: int, entered: int, step: int, left: int, is_last: bool) -> slice:
-    """The share of a step in the rows of a partition that is there from one step to another."""
-    steps = left - entered + 1
+def _share(rows: int, entered: int, step: int, leaves: int, is_last: bool) -> slice:
+    """What ``step`` yields of a partition that is in the buffer from ``entered`` to ``leaves``."""
+    steps = leaves - entered + 1
     start, stop = (rows * edge // steps for edge in (step - entered, step - entered + 1))
     return slice(start, rows if is_last else stop)
 
 
 def parse_start(start: Any, end: Position) -> int | Position:
-    """The argument ``start=``: a number of batches, or a position in an iteration to ``end``.
+    """Parse the argument ``start=``: a number of batches, or a position up to ``end``.
 
     Raises
     ------

@@ -1,7 +1,7 @@
-"""Shared memory between a client and the workers of the same machine.
+"""Shared memory between a client and workers on the same machine.
 
-The client maps the pixels of a partition; a socket would copy them four times. The rest of the
-partition is pickled.
+The client maps the pixels of a partition, where a socket would copy them four times. The rest of
+the partition is pickled.
 """
 
 from __future__ import annotations
@@ -19,16 +19,16 @@ from dask_image_ingest.frames import LEAST_SHARED, map_block, pixel_memory, this
 
 @dataclass(frozen=True)
 class _Pixels:
-    """A block of pixels in the memory of another process."""
+    """A block of pixels in shared memory of another process."""
 
-    file: int
+    file: int  # descriptor in that process
     nbytes: int
     seal: bytes
 
 
 @dataclass(frozen=True)
 class _Mapping:
-    """A pickled frame, whose pixels are blocks of the process."""
+    """A pickled frame, with its pixels as blocks in shared memory of ``process``."""
 
     process: int
     frame: bytes
@@ -36,23 +36,23 @@ class _Mapping:
 
 
 def share_pixels(client: Client) -> None:
-    """Have workers of this machine decode to memory that the client can map.
+    """Make workers on this machine decode into memory that the client can map.
 
-    They do so anyway once they are asked for a partition: the first ones would have been sent.
+    Otherwise they start to do so with the first `map_remote`, and the first partitions are sent.
     """
-    client.run(_share, this_machine(), on_error="ignore")
+    client.run(_share_here, this_machine(), on_error="ignore")
 
 
 def map_remote(future: Future) -> Any:
-    """A finished partition with its pixels mapped, not copied; None where that is not possible.
+    """A finished partition with mapped pixels, without a copy; None if they cannot be mapped.
 
-    The worker has to be on this machine, of the same user, and has to have the pixels in memory
-    that can be shared. Workers use such memory from `share_pixels` or the first request on; a
-    filter copies pixels to other memory.
+    The worker must be on this machine and run as the same user, and the pixels must be in shared
+    memory. Workers use it from `share_pixels` or the first request on; a filter copies pixels to
+    other memory.
     """
     client, key = future.client, future.key
     for worker in client.who_has([future]).get(key, ()):
-        # Errors, such as the death of the worker, are left to the transfer that follows None.
+        # On errors, such as the death of the worker, the transfer after None raises or retries.
         replies = client.run(
             _export_mapping, key, this_machine(), workers=[worker], on_error="ignore"
         )
@@ -77,27 +77,29 @@ def _is_this(machine: str) -> bool:
     return bool(machine) and machine == this_machine()
 
 
-def _share(machine: str) -> None:
+def _share_here(machine: str) -> None:
     if _is_this(machine):
         pixel_memory.share()
 
 
 def _export_mapping(key: Any, machine: str, dask_worker: Worker) -> _Mapping | None:
+    """On a worker: describe a partition for the client to map; None if it cannot be mapped."""
     if not _is_this(machine) or key not in dask_worker.data:
         return None
     pickled: list[pickle.PickleBuffer] = []
     frame = pickle.dumps(dask_worker.data[key], protocol=5, buffer_callback=pickled.append)
     buffers: list[bytes | _Pixels] = []
-    for each in pickled:
-        with each.raw() as raw:
-            buffers.append(_placed(raw) or bytes(raw))
-    if not any(isinstance(buffer, _Pixels) for buffer in buffers):
+    for buffer in pickled:
+        with buffer.raw() as raw:
+            buffers.append(_as_pixels(raw) or bytes(raw))
+    if not any(isinstance(part, _Pixels) for part in buffers):
         pixel_memory.share()
         return None
     return _Mapping(os.getpid(), frame, buffers)
 
 
-def _placed(raw: memoryview) -> _Pixels | None:
+def _as_pixels(raw: memoryview) -> _Pixels | None:
+    """The shared block of a buffer; None for small buffers and those in other memory."""
     if raw.nbytes <= LEAST_SHARED:
         return None
     block = pixel_memory.shared_block(np.frombuffer(raw, np.uint8).ctypes.data)

@@ -1,4 +1,4 @@
-"""Sources of partitions: a frame in memory, or a dask dataframe that is computed part by part."""
+"""Sources of partitions: a frame in memory, or a dask dataframe that is computed by partition."""
 
 from __future__ import annotations
 
@@ -35,18 +35,18 @@ from dask_image_ingest.loader.shared_memory import map_remote, share_pixels
 
 logger = logging.getLogger("dask_image_ingest")
 
-# Partitions that a cluster reads ahead by default: one for each thread, up to a number that bounds
-# the memory, and some more, so that no thread is idle until a partition is used.
-_MORE_THAN_THREADS = 2
-_MOST_THREADS = 8
+# Default read-ahead on a cluster: a partition for each thread, up to a number that bounds the
+# memory, and two more, so that no thread is idle until a finished partition is used.
+_EXTRA_PARTITIONS = 2
+_MAX_THREADS = 8
 
-# Seconds in which workers, that may have to import the package first, are asked for memory that can
-# be mapped; those that answer later send their first partitions.
+# Seconds to wait until workers, which may have to import the package first, use memory that can be
+# mapped. Those that need longer send their first partitions over the network.
 _SHARE_SECONDS = 5.0
 
 
 class Source:
-    """A pandas or cuDF frame, as one partition or as several of equal length."""
+    """Source of a pandas or cuDF frame: one partition, or several of equal length."""
 
     def __init__(self, frame: Any, image: str, partitions: int = 1) -> None:
         self._frame = frame
@@ -60,7 +60,7 @@ class Source:
         pass
 
     def check_process(self) -> None:
-        """Refuse to go on in a fork of the process that reads ahead.
+        """Raise in a fork of the process that reads ahead.
 
         Raises
         ------
@@ -82,7 +82,7 @@ class Source:
         return _size(self._part(number), self._image)
 
     def references(self) -> ReferenceSource | None:
-        """The same rows before their decode; None where that is not the last that is done."""
+        """Source of the same rows before their decode; None unless the decode is the last step."""
         return None
 
     def _part(self, number: int) -> Any:
@@ -94,29 +94,33 @@ class Source:
 
 
 class LazySource(Source):
-    """Partitions of a dask dataframe, computed by a cluster or on a thread of this process."""
+    """Source of a dask dataframe: partitions are computed by a cluster, or on a thread here."""
 
     def __init__(self, frame: Any, image: str) -> None:
         super().__init__(frame, image)
         self._client = _client(frame)
-        # The process that this belongs to, while it has a thread or a client.
+        # The process whose thread or client this uses; None while it has neither.
         self._process = os.getpid() if self._client else None
         self._backend = backend_of(frame._meta)
         share = dask.config.get("image-ingest.share-pixels", True)
-        self._maps = share and self._backend.name == "pandas"
+        # Whether to map pixels of workers on this machine; False after an attempt failed.
+        self._can_map = share and self._backend.name == "pandas"
         self._threads: Executor | None = None
-        self._reader = 0  # the thread that asked for a partition last
+        # The thread that asked for the latest partition.
+        self._reader = 0
+        # What the cluster is computing or holds for this source.
         self._futures: set[RemoteFuture] = set()
         unfused = frame.optimize(fuse=False).expr
-        self._let_others_run()
-        # Rows are moved once, or each partition would do so to be read, by itself and for all.
+        self._secede()
+        # Shuffle rows once, for all partitions: each partition is computed by itself, and would
+        # otherwise run the whole shuffle again.
         moved = persist_moves(unfused, self._scheduler)
-        self._plan(frame if moved is None else new_collection(moved))
+        self._prepare_graph(frame if moved is None else new_collection(moved))
 
-    def _plan(self, frame: Any) -> None:
-        """Have the graph of a frame ready, of which each partition is asked for by itself."""
-        nothing = pd.Series([], dtype="int64")
-        self._sizes = frame[[self._image]].map_partitions(self._measure, self._image, meta=nothing)
+    def _prepare_graph(self, frame: Any) -> None:
+        """Build the graph once, from which `read` cuts out the tasks of each partition."""
+        meta = pd.Series([], dtype="int64")
+        self._sizes = frame[[self._image]].map_partitions(self._measure, self._image, meta=meta)
         optimized = frame.optimize()
         self._keys = optimized.__dask_keys__()
         graph = optimized.__dask_graph__()
@@ -126,7 +130,7 @@ class LazySource(Source):
         self.partitions = len(self._keys)
 
     def check_process(self) -> None:
-        """Refuse to go on in a fork of the process that reads ahead: its threads are not there.
+        """Raise in a fork of the process that reads ahead, whose threads a fork does not have.
 
         Raises
         ------
@@ -142,29 +146,29 @@ class LazySource(Source):
     def __enter__(self) -> LazySource:
         self.check_process()
         self._process = os.getpid()
-        self._let_others_run()
+        self._secede()
         set_up = self._backend.thread_setup()
         if self._client is None:
             self._threads = ThreadPoolExecutor(1, "iter-batches", set_up)
         else:
-            # A script that ends does not wait for what a cluster still computes, or never will.
+            # Daemon threads: a script can end while a cluster is still computing.
             self._threads = DaemonThreads(1, thread_name_prefix="iter-batches")
             self._threads.submit(set_up)
-            if self._maps:
-                self._ask_for_mappings()
+            if self._can_map:
+                self._share_worker_pixels()
         return self
 
-    def _ask_for_mappings(self) -> None:
-        # On a thread of its own: a worker that never answers holds nobody up for long.
+    def _share_worker_pixels(self) -> None:
+        # On its own thread, with a timeout: a worker may never answer.
         thread = DaemonThreads(1, thread_name_prefix="share-pixels")
-        asked = thread.submit(share_pixels, self._client)
+        request = thread.submit(share_pixels, self._client)
         thread.shutdown(wait=False)
-        await_futures([asked], timeout=_SHARE_SECONDS)
+        await_futures([request], timeout=_SHARE_SECONDS)
 
-    def _let_others_run(self) -> None:
+    def _secede(self) -> None:
         if self._client is not None:
-            # Within a task, as dask's compute(): let the worker run other tasks meanwhile, of which
-            # some are the partitions that this one waits for.
+            # Inside a task, as in dask's compute(): free the worker's thread for other tasks, among
+            # them the partitions that this one waits for.
             with contextlib.suppress(ValueError, KeyError, AttributeError):
                 secede()
 
@@ -175,7 +179,7 @@ class LazySource(Source):
     def __exit__(self, *_: object) -> None:
         assert self._threads is not None
         if self._process != os.getpid():
-            return  # the thread and what it reads are not of this process
+            return  # a fork: thread and futures belong to the parent process
         if self._client is None:
             self._process = None
         for future in tuple(self._futures):
@@ -184,16 +188,17 @@ class LazySource(Source):
         if isinstance(self._threads, DaemonThreads):
             self._threads.shutdown(wait=False)
         else:
-            # The collector may close this on any thread, also on one that is waited for.
-            own = self._reader == threading.get_ident()
-            self._threads.shutdown(wait=own, cancel_futures=True)
+            # The garbage collector may run this on any thread, even on the one to wait for: wait
+            # only on the thread that has been reading.
+            is_reader = self._reader == threading.get_ident()
+            self._threads.shutdown(wait=is_reader, cancel_futures=True)
 
     def prefetch(self) -> int:
         """Default number of partitions to read ahead."""
         if self._client is None:
             return super().prefetch()
         threads: int = sum(self._client.nthreads().values())
-        return _MORE_THAN_THREADS + min(threads, _MOST_THREADS)
+        return _EXTRA_PARTITIONS + min(threads, _MAX_THREADS)
 
     def read(self, number: int) -> Future[Any]:
         """Start reading a partition."""
@@ -204,9 +209,9 @@ class LazySource(Source):
         if self._client is None:
             return self._threads.submit(dask.get, graph, key)
         (future,) = self._client.get(graph, [key], sync=False)
-        return self._fetched(future, functools.partial(self._describe, number))
+        return self._fetch_later(future, functools.partial(self._describe, number))
 
-    def _fetched(self, future: RemoteFuture, describe: Callable[[], str]) -> Future[Any]:
+    def _fetch_later(self, future: RemoteFuture, describe: Callable[[], str]) -> Future[Any]:
         assert self._threads is not None
         self._futures.add(future)
         return self._threads.submit(self._fetch, future, describe)
@@ -216,7 +221,7 @@ class LazySource(Source):
         return f"partition {number}" + (f", {shard}" if shard else "")
 
     def references(self) -> ReferenceSource | None:
-        """The same rows before their decode; None where that is not the last that is done."""
+        """Source of the same rows before their decode; None unless the decode is the last step."""
         decode = last_decode(self._frame.expr)
         return None if decode is None else ReferenceSource(decode, self._image)
 
@@ -231,12 +236,12 @@ class LazySource(Source):
 
     def _fetch(self, future: Any, describe: Callable[[], str]) -> Any:
         if future not in self._futures:
-            raise CancelledError  # closed meanwhile
+            raise CancelledError  # the source was closed
         try:
-            frame = self._mapped(future) if self._maps else None
+            frame = self._mapped(future) if self._can_map else None
             if frame is not None:
                 return frame
-            # Directly from the worker, where the client can reach it, not through the scheduler.
+            # Directly from the worker if the client can reach it, not through the scheduler.
             return future.client.gather(future, direct=True)
         except KilledWorker as error:
             raise killed_by(error, describe()) from error
@@ -245,28 +250,31 @@ class LazySource(Source):
             future.release()
 
     def _mapped(self, future: Any) -> Any:
+        """A partition with mapped pixels; None to transfer it."""
         with future.client.as_current():
             wait([future])
         try:
             return map_remote(future)
         except Exception:
             # A cluster may forbid running functions on its workers; the transfer still works.
-            logger.debug("pixels are sent and not mapped", exc_info=True)
-            self._maps = False
+            logger.debug("pixels are transferred, not mapped", exc_info=True)
+            self._can_map = False
             return None
 
 
 class ReferenceSource(LazySource):
-    """Partitions of references, any rows of which can be decoded together."""
+    """Source of partitions of references; `decode` takes rows of several partitions."""
 
     def __init__(self, decode: LastDecode, image: str) -> None:
         super().__init__(new_collection(decode.rows), image)
         self._decode = decode.function
+        # Splits rows into slices to decode together: `LastDecode.pieces`.
         self.pieces = decode.pieces
+        # Estimates the decoded bytes of rows.
         self._pixels = decode.pixels
 
     def decoded_size(self, number: int) -> Size | None:
-        """Rows of a partition, and about how many bytes they decode to; None if they hold files."""
+        """Rows of a partition, and an estimate of their decoded bytes; None without an estimate."""
         with self:
             rows = self.read(number).result()
         nbytes = self._pixels(rows)
@@ -278,7 +286,7 @@ class ReferenceSource(LazySource):
         if self._client is None:
             return self._threads.submit(self._decode, rows)
         future = self._client.submit(self._decode, rows, pure=False)
-        return self._fetched(future, lambda: f"{len(rows)} rows of several partitions")
+        return self._fetch_later(future, lambda: f"{len(rows)} rows of several partitions")
 
     @staticmethod
     def _measure(frame: Any, image: str) -> pd.Series:
@@ -286,6 +294,7 @@ class ReferenceSource(LazySource):
 
 
 def _size(frame: Any, image: str) -> Size:
+    """The rows that have an image, and the bytes of these."""
     arrays = backend_of(frame).arrays(frame[image])
     present = [array.nbytes for array in arrays if array is not None]
     return Size(len(present), sum(present))

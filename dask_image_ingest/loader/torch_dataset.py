@@ -1,4 +1,4 @@
-"""``torch_dataset``: batches for a torch ``DataLoader``, divided among workers and ranks."""
+"""``torch_dataset`` and ``dataloader``: batches for torch, divided among workers and ranks."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ _THREADS = "image-ingest.decode-threads"
 
 
 class TorchDataset(IterableDataset):
-    """An iterable of batches, which a ``DataLoader`` may pickle.
+    """Iterable dataset of batches, which a ``DataLoader`` can pickle to its workers.
 
     Parameters
     ----------
@@ -40,17 +40,21 @@ class TorchDataset(IterableDataset):
     def __init__(self, frame: Any, options: dict[str, Any]) -> None:
         self._frame = frame
         self._options = options
-        # Workers have copies of this object; those that persist hear of an epoch by this memory.
+        # Shared memory, since persistent workers have a copy of this object that set_epoch() in the
+        # main process could not reach otherwise.
         self._shared_epoch = torch.zeros(1, dtype=torch.int64).share_memory_()
+        # Where the next iteration begins: an argument ``start=``.
         self._start: Any = 0
+        # The latest iterator of this process, and its epoch.
         self._batches: Batches | None = None
         self._iterated = 0
+        # Rank and world of the main process, in a copy that was pickled; None in the original.
         self._rank: tuple[int, int] | None = None
-        # Checks the arguments here, rather than in a worker.
-        self._told = repr(self._iterate(shard=None))
+        # Building an iterator checks the arguments here, rather than in a worker.
+        self._description = repr(self._iterate(shard=None))
 
     def __repr__(self) -> str:
-        return f"<torch dataset, epoch {self._epoch}: {self._told[1:]}"
+        return f"<torch dataset, epoch {self._epoch}: {self._description[1:]}"
 
     def __iter__(self) -> Batches:
         _share_cores()
@@ -78,7 +82,7 @@ class TorchDataset(IterableDataset):
         Raises
         ------
         ArgumentError
-            If ``state`` is not what ``state_dict`` gave.
+            If ``state`` is not from ``state_dict``.
         """
         if not isinstance(state, Mapping) or not {"epoch", "start"} <= set(state):
             raise ArgumentError(
@@ -90,14 +94,14 @@ class TorchDataset(IterableDataset):
         self._batches = None
 
     def __getstate__(self) -> dict[str, Any]:
-        # cloudpickle, since the frame may have functions that can't be imported. The rank, since a
-        # spawned worker has no process group.
+        # cloudpickle: the frame may contain functions that cannot be imported. Pickle the rank,
+        # too: a spawned worker has no process group.
         frame, rank = cloudpickle.dumps(self._frame), self._rank or torch_rank()
         return self.__dict__ | {"_frame": frame, "_rank": rank, "_batches": None}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.__dict__ = state | {"_frame": cloudpickle.loads(state["_frame"])}
-        # A copy that was not pickled for a worker, but for a file, has memory of its own.
+        # Pickled to a file, not to a worker, the tensor is no longer in shared memory.
         self._shared_epoch.share_memory_()
 
     @property
@@ -115,7 +119,7 @@ class TorchDataset(IterableDataset):
 if TYPE_CHECKING:
 
     class BatchLoader(DataLoader):
-        """A ``DataLoader``, whose dataset type checkers would not know."""
+        """A ``DataLoader`` that declares the type of its dataset."""
 
         dataset: TorchDataset
 else:
@@ -123,12 +127,12 @@ else:
 
 
 def make_dataloader(dataset: TorchDataset, options: dict[str, Any]) -> BatchLoader:
-    """A ``DataLoader`` that hands on the batches of a dataset as they are.
+    """Create a ``DataLoader`` that passes on the dataset's batches unchanged.
 
     Raises
     ------
     ArgumentError
-        For options that no ``DataLoader`` of such a dataset takes.
+        For options that a ``DataLoader`` of such a dataset does not take.
     """
     try:
         return BatchLoader(dataset, batch_size=None, **options)
@@ -137,7 +141,7 @@ def make_dataloader(dataset: TorchDataset, options: dict[str, Any]) -> BatchLoad
 
 
 def _share_cores() -> None:
-    """Divide the cores among the workers of a ``DataLoader`` for decoding."""
+    """Divide the decoding threads among the workers of a ``DataLoader``."""
     worker = get_worker_info()
     if worker is not None and not dask.config.get(_THREADS, None):
         dask.config.set({_THREADS: max(1, CPU_COUNT // worker.num_workers)})

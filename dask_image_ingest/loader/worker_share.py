@@ -1,4 +1,4 @@
-"""The share of this process, where several iterate over the same frame."""
+"""Shards of an iteration: which part of a frame this process or DataLoader worker reads."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from dask_image_ingest.errors import ArgumentError
 
 
 def parse_shard(shard: Any, format: str) -> tuple[int, int]:
-    """The argument ``shard=`` as (rank, world).
+    """Parse the argument ``shard=``: (rank, world).
 
     Raises
     ------
@@ -33,7 +33,7 @@ def parse_shard(shard: Any, format: str) -> tuple[int, int]:
 
 
 def torch_rank() -> tuple[int, int]:
-    """The rank of this process among those of ``torch.distributed``, and their number."""
+    """Rank and world size of this process in ``torch.distributed``; (0, 1) outside of it."""
     torch = sys.modules.get("torch")
     if torch is None:
         return 0, 1
@@ -41,13 +41,13 @@ def torch_rank() -> tuple[int, int]:
     if group.is_available() and group.is_initialized():
         return group.get_rank(), group.get_world_size()
     if torch.utils.data.get_worker_info() is not None and "WORLD_SIZE" in os.environ:
-        # A spawned worker has no process group, but the variables that torchrun set.
+        # A spawned DataLoader worker has no process group, but inherits torchrun's variables.
         return int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
     return 0, 1
 
 
 def torch_worker(shard: tuple[int, int]) -> tuple[int, int]:
-    """The shard of this process: a part of ``shard`` in a worker of a torch ``DataLoader``."""
+    """The part of ``shard`` for this worker of a torch ``DataLoader``; else ``shard`` itself."""
     torch = sys.modules.get("torch")
     worker = None if torch is None else torch.utils.data.get_worker_info()
     if worker is None:

@@ -1,4 +1,8 @@
-"""Images that are there more than once, found by their hashes, and which of them stay."""
+"""Duplicate detection by hashes, within a collection or between two.
+
+In: a frame with fingerprints, or with images to compute them from. Out: the frame with a group, a
+distance and whether to keep the row.
+"""
 
 from dask_image_ingest.curate.duplicates.duplicates import duplicates, overlaps
 

@@ -15,13 +15,13 @@ from dask_image_ingest.arguments import (
 )
 from dask_image_ingest.curate.duplicates.hamming import (
     Nearest,
-    equal_to_first,
-    near_to_first,
+    first_equal,
     nearest,
+    nearest_kept,
 )
 from dask_image_ingest.curate.duplicates.ranking import Ranked, parse_keep, rank_rows
 from dask_image_ingest.curate.duplicates.verdicts import (
-    identity_of,
+    resolve_identity,
     sorted_verdicts,
     with_verdicts,
 )
@@ -30,8 +30,8 @@ from dask_image_ingest.dask_internals import FrameBase
 from dask_image_ingest.dataset import Frame
 from dask_image_ingest.errors import ArgumentError
 
-# ThreatExchange's own limit for a match; the search by bands finds nine of ten there.
-_FARTHEST = 31
+# ThreatExchange's own limit for a match. The search by bands still finds nine of ten pairs there.
+_MAX_DISTANCE = 31
 
 
 def duplicates(
@@ -43,34 +43,34 @@ def duplicates(
     keep: Literal["largest", "best", "first"] | str = "largest",
     identity: str | None = None,
 ) -> Frame:
-    """Find images that are there more than once, and say which of each to keep.
+    """Find duplicate images, and choose which of each group to keep.
 
-    Computes at once: fingerprints that the frame lacks, so that each image is decoded once, then
+    Computes at once: fingerprints that the frame lacks, for which each image is decoded once, then
     the groups, in the memory of this process (about 0.3 kB a row). The result is lazy if the frame
-    is, and looks each row up by its URL, key and offset; its pixels are decoded again. Store
-    hashes before, if you want more than this of a frame: ``checkpoint(fingerprints(ddf)...)``.
+    is, and looks each row up by its URL, key and offset; using its pixels decodes them again. To
+    use a frame's hashes several times, store them first: ``checkpoint(fingerprints(ddf)...)``.
 
     Parameters
     ----------
     frame
-        A dask, pandas or cuDF dataframe with the columns ``__url__``, ``__key__`` and ``offset`` of
-        :func:`~dask_image_ingest.read_webdataset_images`, of which the last may be missing, and the
-        fingerprint ``by`` or what :func:`fingerprints` makes it of.
+        A dask, pandas or cuDF dataframe with the columns ``__url__``, ``__key__`` and, optionally,
+        ``offset`` of :func:`~dask_image_ingest.read_webdataset_images`, and the fingerprint ``by``
+        or what :func:`fingerprints` computes it from.
     by
         ``"bytes"`` and ``"pixels"`` find equal images, without and with a decode; ``"pdq"`` finds
         near ones too: encoded again, resized, slightly changed.
     distance
-        For ``"pdq"``: the most bits, of 256, that two images may differ in, 0 to 31.
+        For ``"pdq"``: the most bits, of 256, in which two near images may differ, 0 to 31.
     variants
-        For ``"pdq"``: the ways in which an image may be mirrored or turned and be near still, by
-        their names in :func:`fingerprints`: ``["mirrored"]``, ``["mirrored", "rotated90"]``.
+        For ``"pdq"``: how a near image may also be mirrored or turned, by the names in
+        :func:`fingerprints`: ``["mirrored"]``, ``["mirrored", "rotated90"]``.
     keep
-        Which image of a group stays: the ``"largest"`` by height × width; the ``"best"``, which is
-        the largest, and of equally large ones that of the most encoded bytes; the ``"first"``; or
-        the one with the largest value in a column of this name, such as ``"quality.blur"``. Equal
-        ones go by key, URL and offset.
+        Which image of a group to keep: the ``"largest"`` by height × width; the ``"best"``, which
+        is the largest, with ties to the most encoded bytes; the ``"first"``; or the one with the
+        largest value in a column of this name, such as ``"quality.blur"``. Remaining ties go by
+        key, URL and offset.
     identity
-        A column of unique values by which rows are told apart, for frames without ``__url__`` and
+        A column of unique values that identifies rows, for frames without ``__url__`` and
         ``__key__``.
 
     Returns
@@ -81,12 +81,12 @@ def duplicates(
         ``duplicate.keep``
             bool: whether to keep the row. Never null.
         ``duplicate.group``
-            int64: a number for the rows of a group, of which one is kept; null for a row that is
-            like no other.
+            int64: the number of the row's group, of which one row is kept; null if the row has no
+            duplicate.
         ``duplicate.of``
             string: the key of the row that is kept instead; null in rows that are kept.
         ``duplicate.distance``
-            int32: in how many bits it differs from that one; null in rows that are kept.
+            int32: Hamming distance to that row, in bits; null in rows that are kept.
 
     Raises
     ------
@@ -95,17 +95,17 @@ def duplicates(
 
     Notes
     -----
-    Rows are taken in the order that ``keep`` says, and each stays unless one that stays is near:
-    there are no chains by which rows far from each other become one group. Each row that goes is
-    within ``distance`` of the one in ``duplicate.of``, the nearest that stays.
+    Deduplication is greedy, in the order of ``keep``: a row is kept unless a kept row before it is
+    near. So chains of near rows never join rows far from each other. Each row that is not kept is
+    within ``distance`` of the one in ``duplicate.of``, the nearest kept row.
 
     Near hashes are found by 16 bands of 16 bits, of which two must have one in common: all pairs up
     to 15 bits, of random pairs 99.1 % at 24 and 91.3 % at 31 bits. Rows that have no fingerprint
     are kept.
 
-    PDQ hashes of pictures without detail are near by chance. Rows of a ``fingerprint.pdq_quality``
-    below 50 are alike only if ``fingerprint.pixels`` is the same, and kept where the frame has PDQ
-    hashes and not those of pixels.
+    PDQ hashes of pictures without detail are near by chance. Rows with a
+    ``fingerprint.pdq_quality`` below 50 are duplicates only if ``fingerprint.pixels`` is equal; if
+    the frame has PDQ hashes but none of pixels, they are kept.
 
     Examples
     --------
@@ -114,16 +114,16 @@ def duplicates(
     >>> len(unique)
     52
     """
-    turned = _check(by, distance, variants)
+    variants = _check(by, distance, variants)
     check_frame(frame._meta if isinstance(frame, FrameBase) else frame)
-    known_by = identity_of(frame, identity)
-    largest = parse_keep(keep, frame)
-    ranked = rank_rows(frame, by, turned, largest, known_by)
-    of, apart = _first_alike(ranked, distance)
-    columns, concerned = columns_of_groups(ranked, of, "duplicate")
-    gone = of[concerned] >= 0
-    columns["duplicate.distance"] = pa.array(apart[concerned].astype(np.int32), mask=~gone)
-    verdicts = sorted_verdicts(known_by, ranked.rows[concerned], columns, {"duplicate.keep": True})
+    id_columns = resolve_identity(frame, identity)
+    rank_by = parse_keep(keep, frame)
+    ranked = rank_rows(frame, by, variants, rank_by, id_columns)
+    keeper, bits = _keepers(ranked, distance)
+    columns, grouped = group_columns(ranked, keeper, "duplicate")
+    is_kept = keeper[grouped] < 0
+    columns["duplicate.distance"] = pa.array(bits[grouped].astype(np.int32), mask=is_kept)
+    verdicts = sorted_verdicts(id_columns, ranked.ids[grouped], columns, {"duplicate.keep": True})
     return with_verdicts(frame, verdicts)
 
 
@@ -136,17 +136,17 @@ def overlaps(
     variants: Sequence[Variant] = (),
     identity: str | None = None,
 ) -> Frame:
-    """Find the images of one collection that are in another one too.
+    """Find the images of one collection that another one has too, such as its test set.
 
-    Computes at once, as :func:`duplicates`, and looks rows up lazily; their pixels are decoded
-    again.
+    Computes at once, as :func:`duplicates`. The result looks rows up lazily; using its pixels
+    decodes them again.
 
     Parameters
     ----------
     train
         The frame that gets the columns, as for :func:`duplicates`.
     test
-        The frame that they should not be in.
+        The frame whose images ``train`` should not have.
     by, distance, variants, identity
         As for :func:`duplicates`.
 
@@ -158,10 +158,10 @@ def overlaps(
         ``overlap.found``
             bool: whether ``test`` has the image. Never null.
         ``overlap.of``
-            string: the key of the nearest row of ``test``; of equally near ones the first by key,
-            URL and offset. Null where none is found.
+            string: the key of the nearest row of ``test``, with ties to the first by key, URL and
+            offset; null where none is found.
         ``overlap.distance``
-            int32: in how many bits it differs from that one; null where none is found.
+            int32: Hamming distance to that row, in bits; null where none is found.
 
     Raises
     ------
@@ -176,92 +176,98 @@ def overlaps(
     >>> len(train) - len(clean)
     4
     """
-    turned = _check(by, distance, variants)
+    variants = _check(by, distance, variants)
     for argument, frame in (("train", train), ("test", test)):
         check_frame(frame._meta if isinstance(frame, FrameBase) else frame, argument)
-    known_by = identity_of(train, identity, "train")
-    found_by = identity_of(test, identity, "test")
-    ranked = rank_rows(train, by, turned, (), known_by)
-    others = rank_rows(test, by, (), (), found_by)
-    of, apart = _nearest_of(ranked, others, distance)
-    found = np.flatnonzero(of >= 0)
+    id_columns = resolve_identity(train, identity, "train")
+    test_id_columns = resolve_identity(test, identity, "test")
+    ranked = rank_rows(train, by, variants, (), id_columns)
+    others = rank_rows(test, by, (), (), test_id_columns)
+    match, bits = _matches(ranked, others, distance)
+    found = np.flatnonzero(match >= 0)
     columns = {
         "overlap.found": pa.array(np.ones(len(found), bool)),
-        "overlap.of": _text(others.keys.take(pa.array(of[found]))),
-        "overlap.distance": pa.array(apart[found].astype(np.int32)),
+        "overlap.of": _text(others.keys.take(pa.array(match[found]))),
+        "overlap.distance": pa.array(bits[found].astype(np.int32)),
     }
     return with_verdicts(
-        train, sorted_verdicts(known_by, ranked.rows[found], columns, {"overlap.found": False})
+        train, sorted_verdicts(id_columns, ranked.ids[found], columns, {"overlap.found": False})
     )
 
 
 def _check(by: Any, distance: Any, variants: Any) -> tuple[Variant, ...]:
-    """The variants, if all of these make sense."""
+    """Check arguments; return the variants as a tuple."""
     check_choice("by", by, KINDS)
-    advice = f"pass 0 to {_FARTHEST}: bits that PDQ hashes may differ in"
-    whole_number("distance", distance, 0, advice, _FARTHEST)
-    turned = check_variants(variants)
-    if turned and by != "pdq":
+    advice = f"pass 0 to {_MAX_DISTANCE}: bits that PDQ hashes may differ in"
+    whole_number("distance", distance, 0, advice, _MAX_DISTANCE)
+    variants = check_variants(variants)
+    if variants and by != "pdq":
         raise ArgumentError(f"variants= are those of PDQ: by={by!r} finds equal images alone")
-    return turned
+    return variants
 
 
-def _first_alike(ranked: Ranked, distance: int) -> Nearest:
-    """For each row the row that stays in its place, or -1, and their distance."""
-    of = np.full(len(ranked.rows), -1, np.int64)
-    apart = np.zeros(len(of), np.int64)
-    for rows, is_exact in _kinds(ranked):
-        hashes = ranked.hashes if len(rows) == len(of) else ranked.hashes[rows]
+def _keepers(ranked: Ranked, distance: int) -> Nearest:
+    """The row that is kept instead of each row (-1: it is kept), and their distance in bits."""
+    keeper = np.full(len(ranked.ids), -1, np.int64)
+    bits = np.zeros(len(keeper), np.int64)
+    for rows, is_exact in _by_comparison(ranked):
+        # Avoid a copy of all hashes where all are compared in one way.
+        hashes = ranked.hashes if len(rows) == len(keeper) else ranked.hashes[rows]
         if is_exact:
-            first = equal_to_first(hashes[:, 0])
+            first = first_equal(hashes[:, 0])
         else:
-            first, apart[rows] = near_to_first(hashes, distance)
-        of[rows] = np.where(first < 0, -1, rows[first])
-    return of, apart
+            first, bits[rows] = nearest_kept(hashes, distance)
+        keeper[rows] = np.where(first < 0, -1, rows[first])
+    return keeper, bits
 
 
-def _nearest_of(ranked: Ranked, others: Ranked, distance: int) -> Nearest:
-    """For each row the nearest of ``others``, or -1, and their distance."""
-    of = np.full(len(ranked.rows), -1, np.int64)
-    apart = np.zeros(len(of), np.int64)
-    for (rows, is_exact), (places, _) in zip(_kinds(ranked), _kinds(others), strict=True):
-        if not len(places):
+def _matches(ranked: Ranked, others: Ranked, distance: int) -> Nearest:
+    """The nearest of ``others`` for each row (-1: none), and their distance in bits."""
+    match = np.full(len(ranked.ids), -1, np.int64)
+    bits = np.zeros(len(match), np.int64)
+    for (rows, is_exact), (other_rows, _) in zip(
+        _by_comparison(ranked), _by_comparison(others), strict=True
+    ):
+        if not len(other_rows):
             continue
-        hashes, known = ranked.hashes[rows], others.hashes[places, 0]
+        hashes, other_hashes = ranked.hashes[rows], others.hashes[other_rows, 0]
         if is_exact:
-            first = _equal(hashes[:, 0], known)
+            first = _equal(hashes[:, 0], other_hashes)
         else:
-            first, apart[rows] = nearest(hashes, known, distance)
-        of[rows] = np.where(first < 0, -1, places[first])
-    return of, apart
+            first, bits[rows] = nearest(hashes, other_hashes, distance)
+        match[rows] = np.where(first < 0, -1, other_rows[first])
+    return match, bits
 
 
-def _kinds(ranked: Ranked) -> list[tuple[np.ndarray, bool]]:
-    """Rows that are compared for equality, and those that are compared by bits."""
+def _by_comparison(ranked: Ranked) -> list[tuple[np.ndarray, bool]]:
+    """Rows compared for equality, with True; rows compared by Hamming distance, with False."""
     return [(np.flatnonzero(ranked.is_exact), True), (np.flatnonzero(~ranked.is_exact), False)]
 
 
-def columns_of_groups(
-    ranked: Ranked, of: np.ndarray, prefix: str
+def group_columns(
+    ranked: Ranked, keeper: np.ndarray, prefix: str
 ) -> tuple[dict[str, pa.Array], np.ndarray]:
-    """The columns of all rows that are in a group, and which rows these are."""
-    gone = of >= 0
-    kept = np.unique(of[gone])  # those that stand for others, best first
-    concerned = np.flatnonzero(gone | np.isin(np.arange(len(of)), kept))
-    stays = ~gone[concerned]
-    of_each = np.where(stays, concerned, of[concerned])
-    keys = _text(ranked.keys.take(pa.array(of_each)))
+    """Columns of the rows that are in a group, and the numbers of these rows.
+
+    ``keeper``, int64 (n,), is the row that is kept instead of each row; -1 for one that is kept.
+    """
+    is_dropped = keeper >= 0
+    keepers = np.unique(keeper[is_dropped])  # ascending: best first, so that groups are numbered so
+    grouped = np.flatnonzero(is_dropped | np.isin(np.arange(len(keeper)), keepers))
+    is_kept = ~is_dropped[grouped]
+    group_keeper = np.where(is_kept, grouped, keeper[grouped])
+    keys = _text(ranked.keys.take(pa.array(group_keeper)))
     columns = {
-        f"{prefix}.keep": pa.array(stays),
-        f"{prefix}.group": pa.array(np.searchsorted(kept, of_each)),
-        f"{prefix}.of": pa.array(keys.to_pylist(), pa.string(), mask=stays),
+        f"{prefix}.keep": pa.array(is_kept),
+        f"{prefix}.group": pa.array(np.searchsorted(keepers, group_keeper)),
+        f"{prefix}.of": pa.array(keys.to_pylist(), pa.string(), mask=is_kept),
     }
-    return columns, concerned
+    return columns, grouped
 
 
 def _equal(hashes: np.ndarray, others: np.ndarray) -> np.ndarray:
-    """The first of ``others`` that equals each hash, uint64 (n, words); -1 where none does."""
-    first = equal_to_first(np.concatenate([others, hashes]))[len(others) :]
+    """The first of ``others`` that equals each hash, both uint64 (n, words); -1: none does."""
+    first = first_equal(np.concatenate([others, hashes]))[len(others) :]
     return np.where(first < len(others), first, -1)
 
 

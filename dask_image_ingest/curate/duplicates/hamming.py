@@ -1,10 +1,9 @@
-"""Near hashes among many millions: found by bands, so that few of all pairs are compared.
+"""Near-duplicate search among millions of 256-bit hashes, without comparing all pairs.
 
-A hash of 256 bits is cut into 16 bands of 16 bits. Two hashes that differ in at most 15 bits have a
-band in common; of random pairs that differ in 24 bits 99.1 % have, in 31 bits 91.3 %. Hashes with a
-common band are compared: of random pairs one in 4,096. Where hashes crowd around one value, as of
-pages that look alike, so many pairs have a common band that all of these hashes are compared, block
-by block.
+A hash is cut into 16 bands of 16 bits; only hashes with a band in common are compared: of random
+pairs one in 4,096. Hashes that differ in at most 15 bits always have a common band; of random pairs
+that differ in 24 bits 99.1 % have one, in 31 bits 91.3 %. Hashes that share bands with a large part
+of all rows, such as pages that look alike, are compared with all rows instead, block by block.
 """
 
 from __future__ import annotations
@@ -19,136 +18,138 @@ import numpy as np
 _BANDS = 16
 _VALUES = 1 << 16
 
-# Hashes that are looked up together, and candidates for them that fit a core's cache.
+# Rows per batch of queries, and candidates per batch of comparisons: these fit a core's cache.
 _BLOCK = 4096
 _CANDIDATES = 1 << 18
 
-# A hash that shares bands with so large a part of the others is compared with all, block by block:
-# a pair costs 2 ns there, and 8 to 110 ns where it is looked up.
+# Share of the rows from which a query's candidates are found by brute force: a pair costs 2 ns
+# there, and 8 to 110 ns in the lookup by bands.
 _CROWDED = 1 / 16
-_QUERIES, _ROWS = 32, 4096
+_QUERIES, _ROWS = 32, 4096  # block of the brute force
 
-# Distance and row as one number, of which the least is the nearest, then the first.
+# Packed: distance in the high 24 bits, row in the low 40; min = nearest, ties to the lowest row.
 _NONE = np.uint64(0xFFFF_FFFF_FFFF_FFFF)
 _ROW_BITS = np.uint64(40)
 _ROW = np.uint64((1 << 40) - 1)
 
-Nearest = tuple[np.ndarray, np.ndarray]
+Nearest = tuple[np.ndarray, np.ndarray]  # rows (-1: none) and distances, int64 (n,)
 
 
-def equal_to_first(hashes: np.ndarray) -> np.ndarray:
-    """The first row with the same hash; -1 for that row itself.
-
-    Parameters
-    ----------
-    hashes
-        uint64 (n, words).
-    """
+def first_equal(hashes: np.ndarray) -> np.ndarray:
+    """Row of the first equal hash for each of ``hashes``, uint64 (n, words); -1 if it is itself."""
     order = np.lexsort(hashes.T)
     ordered = hashes[order]
     begins = np.ones(len(hashes), bool)
     begins[1:] = (ordered[1:] != ordered[:-1]).any(axis=1)
-    # The sort is stable: a run of equal hashes begins with the first of them.
+    # The sort is stable: a run of equal hashes begins with the lowest row.
     first = np.empty(len(hashes), np.int64)
     first[order] = order[np.maximum.accumulate(np.where(begins, np.arange(len(hashes)), 0))]
     return np.where(first == np.arange(len(hashes)), -1, first)
 
 
-def near_to_first(hashes: np.ndarray, distance: int) -> Nearest:
-    """Rows that stay if each takes away the near ones after it, and the rows others are near to.
-
-    Rows are taken in their order, and stay unless one that stays is near: so no row goes for the
-    sake of one that goes itself.
+def nearest_kept(hashes: np.ndarray, distance: int) -> Nearest:
+    """Greedy deduplication: keep a row unless a kept row before it is within ``distance``.
 
     Parameters
     ----------
     hashes
-        uint64 (n, variants, 4): the hash of each row first, then those of the same image mirrored
-        or turned. Row b is near to row a, of those before it, if any hash of b is near to the first
-        one of a.
+        uint64 (n, variants, 4): the hash of each row, then those of the same image mirrored or
+        turned. A later row is near an earlier one if any of its hashes is near the first hash of
+        that one.
     distance
-        The most bits that near hashes differ in.
+        The most bits in which near hashes differ.
 
     Returns
     -------
-    of : array, shape (n,), int64
-        The nearest row that stays, of equally near ones the first; -1 where a row stays.
+    keeper : array, shape (n,), int64
+        The nearest kept row, ties to the lowest; -1 where the row itself is kept.
     distance : array, shape (n,), int64
-        Bits of difference to it; 0 where a row stays.
+        Bits of difference to it; 0 where the row itself is kept.
     """
-    found = np.full(len(hashes), _NONE)
-    index = BandIndex(hashes[:, 0])
+    packed = np.full(len(hashes), _NONE)
+    kept = BandIndex(hashes[:, 0])
     for start in range(0, len(hashes), _BLOCK):
         block = np.arange(start, min(start + _BLOCK, len(hashes)))
-        found[block] = index.nearest(hashes[block], distance)
-        left = block[found[block] == _NONE]
-        found[left] = _among(hashes, left, distance)
-        index.add(left[found[left] == _NONE])
-    # Of those that stay, one that was not known yet may be nearer.
-    gone = np.flatnonzero(found != _NONE)
-    found[gone] = np.minimum(found[gone], _in_blocks(index, hashes[gone], distance))
-    return _parts(found)
+        packed[block] = kept.nearest(hashes[block], distance)
+        undecided = block[packed[block] == _NONE]
+        packed[undecided] = _deduplicate_block(hashes, undecided, distance)
+        kept.add(undecided[packed[undecided] == _NONE])
+    # Rows were dropped for the nearest row kept so far. A row kept later may be nearer.
+    dropped = np.flatnonzero(packed != _NONE)
+    packed[dropped] = np.minimum(packed[dropped], _nearest(kept, hashes[dropped], distance))
+    return _unpack(packed)
 
 
 def nearest(hashes: np.ndarray, others: np.ndarray, distance: int) -> Nearest:
-    """The nearest of ``others``, uint64 (m, 4), for each of ``hashes``; as `near_to_first`."""
+    """Nearest of ``others``, uint64 (m, 4), within ``distance`` of each of ``hashes``.
+
+    Shapes and sentinels are those of `nearest_kept`.
+    """
     index = BandIndex(others)
     index.add(np.arange(len(others)))
-    return _parts(_in_blocks(index, hashes, distance))
+    return _unpack(_nearest(index, hashes, distance))
 
 
-def _in_blocks(index: BandIndex, hashes: np.ndarray, distance: int) -> np.ndarray:
-    found = np.full(len(hashes), _NONE)
+def _nearest(index: BandIndex, hashes: np.ndarray, distance: int) -> np.ndarray:
+    """`BandIndex.nearest` in blocks, to bound the memory."""
+    packed = np.full(len(hashes), _NONE)
     for start in range(0, len(hashes), _BLOCK):
         block = slice(start, start + _BLOCK)
-        found[block] = index.nearest(hashes[block], distance)
-    return found
+        packed[block] = index.nearest(hashes[block], distance)
+    return packed
 
 
 class BandIndex:
-    """Rows by the bands of their hashes; rows are added, and asked for, many at a time."""
+    """Index of rows by the bands of their hashes; add rows and look up queries in batches.
+
+    Parameters
+    ----------
+    hashes
+        uint64 (n, 4), of all rows that may be added.
+    """
 
     def __init__(self, hashes: np.ndarray) -> None:
         self._hashes = hashes
-        # Each more than twice as large as the next: a row is sorted anew only as they double.
+        # Log-structured: each level has more than twice the rows of the next. A row is sorted again
+        # O(log n) times.
         self._levels: list[_Level] = []
 
     def add(self, rows: np.ndarray) -> None:
-        """Add rows."""
+        """Add rows, merging them with the levels that are not large enough."""
         while self._levels and len(self._levels[-1].rows) <= 2 * len(rows):
             rows = np.concatenate([self._levels.pop().rows, rows])
         if len(rows):
             self._levels.append(_Level.of(rows, self._hashes))
 
     def nearest(self, queries: np.ndarray, distance: int) -> np.ndarray:
-        """Distance and row of the nearest, uint64 (n,), for ``queries`` (n, variants, 4)."""
-        found = np.full(len(queries), _NONE)
+        """Nearest row for each of ``queries``, uint64 (n, variants, 4): packed uint64 (n,)."""
+        packed = np.full(len(queries), _NONE)
         for variant in range(queries.shape[1]):
-            asked = np.ascontiguousarray(queries[:, variant])
+            hashes = np.ascontiguousarray(queries[:, variant])
             for level in self._levels:
-                for query, row in level.candidates(asked, distance):
-                    bits = _bits(self._hashes[row], asked[query])
+                for query, row in level.candidates(hashes, distance):
+                    bits = _hamming(self._hashes[row], hashes[query])
                     near = bits <= distance
-                    np.minimum.at(found, query[near], _pack(bits[near], row[near]))
-        return found
+                    np.minimum.at(packed, query[near], _pack(bits[near], row[near]))
+        return packed
 
     def pairs(self, queries: np.ndarray, distance: int) -> Iterator[tuple[np.ndarray, np.ndarray]]:
-        """Numbers of queries, and rows that may be near to them, some of them several times."""
+        """Candidate pairs, as numbers of queries and rows; a pair may come several times."""
         for variant in range(queries.shape[1]):
-            asked = np.ascontiguousarray(queries[:, variant])
+            hashes = np.ascontiguousarray(queries[:, variant])
             for level in self._levels:
-                yield from level.candidates(asked, distance)
+                yield from level.candidates(hashes, distance)
 
 
 @dataclass(frozen=True)
 class _Level:
-    """Some rows, sorted by each band."""
+    """Some rows of the index, sorted by each band (a CSR index per band)."""
 
     rows: np.ndarray
-    hashes: np.ndarray  # of all rows
-    starts: list[np.ndarray]  # of each band: where rows of a value begin
-    sorted_rows: list[np.ndarray]
-    words: list[np.ndarray]  # a word of these rows' hashes, which does not have the band
+    hashes: np.ndarray  # of all rows of the index, uint64 (n, 4)
+    starts: list[np.ndarray]  # per band, (65537,): where the rows of each value begin
+    sorted_rows: list[np.ndarray]  # per band, uint32
+    words: list[np.ndarray]  # per band: `_prefilter_word` of the sorted rows
 
     @classmethod
     def of(cls, rows: np.ndarray, hashes: np.ndarray) -> _Level:
@@ -159,97 +160,106 @@ class _Level:
             starts.append(np.concatenate([[0], counts.cumsum()]))
             ordered = rows[np.argsort(values, kind="stable")].astype(np.uint32)
             sorted_rows.append(ordered)
-            words.append(hashes[ordered, _other_word(band)])
+            words.append(hashes[ordered, _prefilter_word(band)])
         return cls(rows, hashes, starts, sorted_rows, words)
 
     def candidates(
         self, queries: np.ndarray, distance: int
     ) -> Iterator[tuple[np.ndarray, np.ndarray]]:
-        """Numbers of queries, uint64 (n, 4), and rows with a common band that may be near."""
-        places = [self._places(queries, band) for band in range(_BANDS)]
-        crowded = np.sum([counts for _, counts in places], axis=0) > _CROWDED * len(self.rows)
+        """Batches of candidate pairs: numbers of queries, uint64 (n, 4), and rows.
+
+        All near pairs with a common band are among them, and few others: one or three of the four
+        words are compared.
+        """
+        runs = [self._runs(queries, band) for band in range(_BANDS)]
+        crowded = np.sum([counts for _, counts in runs], axis=0) > _CROWDED * len(self.rows)
         if crowded.any():
             numbers = np.flatnonzero(crowded)
-            for query, place in _compared(queries[numbers], self._by_word, distance):
-                yield numbers[query], self.rows[place]
-        for band, (first, counts) in enumerate(places):
+            for query, position in _brute_force(queries[numbers], self._by_word, distance):
+                yield numbers[query], self.rows[position]
+        for band, (starts, counts) in enumerate(runs):
             counts[crowded] = 0
-            asked = queries[:, _other_word(band)]
-            for part in _parts_of(counts):
-                count = counts[part]
+            query_words = queries[:, _prefilter_word(band)]
+            for batch in _batches(counts):
+                count = counts[batch]
                 before = count.cumsum() - count
-                place = np.repeat(first[part] - before, count)
-                place += np.arange(len(place))
-                differ = np.repeat(asked[part], count)
-                differ ^= self.words[band][place]
-                # Of random hashes one word tells nearly all apart.
-                likely = np.flatnonzero(np.bitwise_count(differ) <= distance)
+                # Expand each query's run: position = start of the run + number within the run.
+                position = np.repeat(starts[batch] - before, count)
+                position += np.arange(len(position))
+                differing = np.repeat(query_words[batch], count)
+                differing ^= self.words[band][position]
+                likely = np.flatnonzero(np.bitwise_count(differing) <= distance)
                 if len(likely):
-                    query = np.searchsorted(before, likely, "right") - 1 + part.start
-                    yield query, self.sorted_rows[band][place[likely]]
+                    query = np.searchsorted(before, likely, "right") - 1 + batch.start
+                    yield query, self.sorted_rows[band][position[likely]]
 
-    def _places(self, queries: np.ndarray, band: int) -> tuple[np.ndarray, np.ndarray]:
-        """Start and number of the rows that have each query's value of a band."""
+    def _runs(self, queries: np.ndarray, band: int) -> tuple[np.ndarray, np.ndarray]:
+        """Start and length of the run of sorted rows that share each query's value of a band."""
         values = _band(queries, band).astype(np.int64)
-        first = self.starts[band][values]
-        return first, self.starts[band][values + 1] - first
+        start = self.starts[band][values]
+        return start, self.starts[band][values + 1] - start
 
     @functools.cached_property
     def _by_word(self) -> np.ndarray:
-        """The rows' hashes, (4, n)."""
+        """Hashes of the level's rows, transposed: (4, rows)."""
         return np.ascontiguousarray(self.hashes[self.rows].T)
 
 
-def _compared(
+def _brute_force(
     queries: np.ndarray, words: np.ndarray, distance: int
 ) -> Iterator[tuple[np.ndarray, np.ndarray]]:
-    """Numbers of queries, uint64 (n, 4), and of hashes (4, m) that may be near."""
+    """Candidate pairs of all ``queries``, uint64 (n, 4), with all hashes ``words``, (4, m).
+
+    Three of the four words are compared: their sum fits uint8, which 256 bits would overflow, and
+    is nearly as selective. The caller compares whole hashes.
+    """
     for start in range(0, len(queries), _QUERIES):
-        asked = np.ascontiguousarray(queries[start : start + _QUERIES].T)[:, :, None]
+        block = np.ascontiguousarray(queries[start : start + _QUERIES].T)[:, :, None]
         for first in range(0, words.shape[1], _ROWS):
             others = words[:, first : first + _ROWS]
-            bits = np.bitwise_count(asked[0] ^ others[0])
+            bits = np.bitwise_count(block[0] ^ others[0])
             for word in (1, 2):
-                bits += np.bitwise_count(asked[word] ^ others[word])
+                bits += np.bitwise_count(block[word] ^ others[word])
             likely = np.flatnonzero(bits <= distance)
             if len(likely):
                 query, row = np.divmod(likely, others.shape[1])
                 yield query + start, row + first
 
 
-def _among(hashes: np.ndarray, rows: np.ndarray, distance: int) -> np.ndarray:
-    """`near_to_first` of a block's rows, as one number each."""
-    found = np.full(len(rows), _NONE)
+def _deduplicate_block(hashes: np.ndarray, rows: np.ndarray, distance: int) -> np.ndarray:
+    """Greedy deduplication of ``rows`` alone: for each the nearest kept one, packed uint64."""
+    packed = np.full(len(rows), _NONE)
     index = BandIndex(hashes[rows, 0])
     index.add(np.arange(len(rows)))
+    # Find the rows that have any near one: usually few, so that the loop over rows below is short.
     has_near = np.zeros(len(rows), bool)
     for query, row in index.pairs(hashes[rows], distance):
-        # Where both are known to have some, no other pair of theirs has to be looked at.
-        new = (query != row) & ~(has_near[query] & has_near[row])
-        query, row = query[new], row[new]
-        near = (_bits(hashes[rows[query]], hashes[rows[row], 0][:, None]) <= distance).any(axis=1)
+        informative = (query != row) & ~(has_near[query] & has_near[row])
+        query, row = query[informative], row[informative]
+        bits = _hamming(hashes[rows[query]], hashes[rows[row], 0][:, None])
+        near = (bits <= distance).any(axis=1)
         has_near[query[near]] = has_near[row[near]] = True
         if has_near.all():
             break
     involved = np.flatnonzero(has_near)
-    stay = np.empty((len(involved), 4), np.uint64)
-    stay_rows = np.empty(len(involved), np.int64)
+    kept_hashes = np.empty((len(involved), 4), np.uint64)
+    kept_rows = np.empty(len(involved), np.int64)
     count = 0
     for number in involved:
         row = rows[number]
         if count:
-            bits = _bits(stay[:count, None], hashes[row]).min(axis=1)
-            first = int(bits.argmin())
-            if bits[first] <= distance:
-                found[number] = _pack(bits[first], stay_rows[first])
+            bits = _hamming(kept_hashes[:count, None], hashes[row]).min(axis=1)
+            closest = int(bits.argmin())
+            if bits[closest] <= distance:
+                packed[number] = _pack(bits[closest], kept_rows[closest])
                 continue
-        stay[count], stay_rows[count] = hashes[row, 0], row
+        kept_hashes[count], kept_rows[count] = hashes[row, 0], row
         count += 1
-    return found
+    return packed
 
 
-def _parts_of(counts: np.ndarray) -> Iterator[slice]:
-    """Queries in turn, with about as many candidates as are compared at once."""
+def _batches(counts: np.ndarray) -> Iterator[slice]:
+    """Slices of consecutive queries with about `_CANDIDATES` candidates each."""
     ends = counts.cumsum()
     start = 0
     while start < len(counts):
@@ -263,12 +273,13 @@ def _band(hashes: np.ndarray, band: int) -> np.ndarray:
     return hashes.view(np.uint16)[:, band]
 
 
-def _other_word(band: int) -> int:
+def _prefilter_word(band: int) -> int:
+    """A word that does not contain the band: candidates with a common band differ there."""
     return (band // 4 + 1) % 4
 
 
-def _bits(one: np.ndarray, other: np.ndarray) -> np.ndarray:
-    """In how many bits hashes (..., 4) differ."""
+def _hamming(one: np.ndarray, other: np.ndarray) -> np.ndarray:
+    """Hamming distance of hashes, uint64 (..., 4): int64 (...)."""
     return np.bitwise_count(one ^ other).sum(axis=-1, dtype=np.int64)
 
 
@@ -276,7 +287,7 @@ def _pack(bits: Any, rows: Any) -> Any:
     return np.asarray(bits).astype(np.uint64) << _ROW_BITS | np.asarray(rows).astype(np.uint64)
 
 
-def _parts(found: np.ndarray) -> Nearest:
-    none = found == _NONE
-    rows = np.where(none, -1, (found & _ROW).astype(np.int64))
-    return rows, np.where(none, 0, (found >> _ROW_BITS).astype(np.int64))
+def _unpack(packed: np.ndarray) -> Nearest:
+    none = packed == _NONE
+    rows = np.where(none, -1, (packed & _ROW).astype(np.int64))
+    return rows, np.where(none, 0, (packed >> _ROW_BITS).astype(np.int64))

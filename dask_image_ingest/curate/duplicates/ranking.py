@@ -1,4 +1,4 @@
-"""Rows of a frame gathered on this machine: their hashes, in an order that says which stays."""
+"""Ranking: the hashes of all rows, gathered in this process, the rows to keep first."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from dask_image_ingest.arguments import is_column, shown
-from dask_image_ingest.curate.duplicates.verdicts import identities
+from dask_image_ingest.curate.duplicates.verdicts import row_ids
 from dask_image_ingest.curate.pixels.fingerprints import (
     PDQ_QUALITY,
     Kind,
@@ -24,122 +24,123 @@ from dask_image_ingest.dask_internals import FrameBase
 from dask_image_ingest.errors import ArgumentError
 from dask_image_ingest.frames import backend_of
 
-# ThreatExchange's advice: hashes of a lower quality say too little.
-_LEAST_QUALITY = 50
+# ThreatExchange's advice: PDQ hashes of a lower quality match by chance.
+_MIN_QUALITY = 50
 
 _PIXELS = column_of("pixels")
 
-# No name of a column that anybody has.
+# A pseudo-column: computed, with a name that no column of a user has.
 _AREA = "height × width"
 
-# The columns that ``keep=`` goes by.
+# The columns that rows are ranked by, for each ``keep=``.
 _KEEP = {"largest": (_AREA,), "best": (_AREA, "nbytes"), "first": ()}
 
 
 @dataclass(frozen=True)
 class Ranked:
-    """Rows that have a hash, each once, best first.
+    """Rows that have a hash, without repetitions, best first.
 
     Parameters
     ----------
-    rows
-        Identities, uint64 (n,).
+    ids
+        `row_ids` of the rows, uint64 (n,).
     keys
-        The key of each, or what takes its place, as text.
+        The key of each row, or the value of ``identity=``, as string.
     hashes
         uint64 (n, variants, words).
     is_exact
-        bool (n,): whether the first hash is one of pixels or bytes, compared for equality.
+        bool (n,): whether hashes are compared for equality: those of pixels or bytes, in the first
+        variant.
     """
 
-    rows: np.ndarray
+    ids: np.ndarray
     keys: pa.ChunkedArray
     hashes: np.ndarray
     is_exact: np.ndarray
 
 
 def parse_keep(keep: Any, frame: Any) -> tuple[str, ...]:
-    """The ranking of rows, the largest first: columns of the frame, or the area.
+    """The columns, or the area, that rows are ranked by: the row with the largest value is kept.
 
     Raises
     ------
     ArgumentError
         For an unknown ``keep``, and if the frame lacks a column that it goes by.
     """
-    largest = _KEEP.get(keep) if isinstance(keep, str) else None
-    if largest is None:
+    rank_by = _KEEP.get(keep) if isinstance(keep, str) else None
+    if rank_by is None:
         if not is_column(keep, frame.columns):
             raise ArgumentError(
                 f"keep={shown(keep)}: choose 'largest', 'best', 'first' or a column of the frame"
             )
-        largest = (keep,)
-    missing = [name for name in columns_of_order(largest) if name not in frame.columns]
+        rank_by = (keep,)
+    missing = [name for name in ranking_columns(rank_by) if name not in frame.columns]
     if missing:
         raise ArgumentError(
             f"the frame has no column {', '.join(map(repr, missing))}, which keep= goes by: pass "
             "keep='first', or a column of the frame"
         )
-    return largest
+    return rank_by
 
 
-def columns_of_order(largest: Sequence[str]) -> list[str]:
-    """The columns of a frame that `parse_keep` stands for."""
-    shape = ["height", "width"] if _AREA in largest else []
-    return [*shape, *(name for name in largest if name != _AREA)]
+def ranking_columns(rank_by: Sequence[str]) -> list[str]:
+    """The columns of the frame that a ranking needs."""
+    shape = ["height", "width"] if _AREA in rank_by else []
+    return [*shape, *(name for name in rank_by if name != _AREA)]
 
 
 def rank_rows(
     frame: Any,
     by: Kind,
     variants: Sequence[Variant],
-    largest: Sequence[str],
+    rank_by: Sequence[str],
     identity: Sequence[str],
 ) -> Ranked:
-    """Compute the fingerprints of a frame, or take those that it has.
+    """Rank the rows of a frame, computing fingerprints that it lacks.
 
-    Rows with larger values in the columns ``largest`` come first, those without a value last; then
-    they go by ``identity``, so that the order is one for the same rows in any partitions.
+    Rows are sorted by the columns ``rank_by``, descending, nulls last, then by ``identity``. So the
+    order does not depend on the partitions.
     """
     hashes = [column_of(by), *(column_of(by, variant) for variant in variants)]
     if any(name not in frame.columns for name in hashes):
-        # Pictures without detail are compared by their pixels, of the same decode.
+        # Images without detail are compared by a hash of their pixels, from the same decode.
         more: list[Kind] = ["pixels"] if by == "pdq" and _PIXELS not in frame.columns else []
         frame = fingerprints(frame, [by, *more], variants=variants)
-    needed = [*identity, *hashes, *columns_of_order(largest)]
+    needed = [*identity, *hashes, *ranking_columns(rank_by)]
     if by == "pdq":
         needed += [name for name in (PDQ_QUALITY, _PIXELS) if name in frame.columns]
     frame = frame[list(dict.fromkeys(needed))]
-    told = (tuple(hashes), tuple(largest), tuple(identity))
+    columns = (tuple(hashes), tuple(rank_by), tuple(identity))
     if isinstance(frame, FrameBase):
-        parts = [dask.delayed(_compact)(part, *told) for part in frame.to_delayed()]
+        parts = [dask.delayed(_rows_to_rank)(part, *columns) for part in frame.to_delayed()]
         return merge_ranked(list(dask.compute(*parts)))
-    return merge_ranked([_compact(frame, *told)])
+    return merge_ranked([_rows_to_rank(frame, *columns)])
 
 
 @dataclass(frozen=True)
 class RowsToRank:
-    """A partition's rows that have hashes: identities, hashes, and the order."""
+    """One partition's rows that have hashes, as `Ranked`, with the columns to sort them by."""
 
-    rows: np.ndarray
+    ids: np.ndarray
     hashes: np.ndarray
     is_exact: np.ndarray
-    order: pa.Table
+    sort_keys: pa.Table
 
 
-def _compact(
-    frame: Any, hashes: Sequence[str], largest: Sequence[str], identity: Sequence[str]
+def _rows_to_rank(
+    frame: Any, hashes: Sequence[str], rank_by: Sequence[str], identity: Sequence[str]
 ) -> RowsToRank:
     table = backend_of(frame).to_arrow(frame)
-    near = pc.is_valid(table[hashes[0]])
+    has_hashes = pc.is_valid(table[hashes[0]])
     for name in hashes[1:]:
-        near = pc.and_(near, pc.is_valid(table[name]))
+        has_hashes = pc.and_(has_hashes, pc.is_valid(table[name]))
     is_exact = pa.array(np.zeros(len(table), bool))
     if PDQ_QUALITY in table.column_names:
-        enough = pc.greater_equal(table[PDQ_QUALITY], _LEAST_QUALITY)
-        near = pc.and_(near, pc.fill_null(enough, False))
+        has_detail = pc.greater_equal(table[PDQ_QUALITY], _MIN_QUALITY)
+        has_hashes = pc.and_(has_hashes, pc.fill_null(has_detail, False))
         if _PIXELS in table.column_names:
-            is_exact = pc.and_not(pc.is_valid(table[_PIXELS]), pc.fill_null(enough, True))
-    chosen = pc.or_(near, is_exact)
+            is_exact = pc.and_not(pc.is_valid(table[_PIXELS]), pc.fill_null(has_detail, True))
+    chosen = pc.or_(has_hashes, is_exact)
     table, is_exact = table.filter(chosen), _booleans(is_exact)[_booleans(chosen)]
     words = np.zeros((len(table), len(hashes), _words_of(hashes[0])), np.uint64)
     for variant, name in enumerate(hashes):
@@ -150,7 +151,7 @@ def _compact(
         )
     is_exact |= not hashes[0].startswith(column_of("pdq"))
     return RowsToRank(
-        identities(table, identity), words, is_exact, order_of(table, largest, identity)
+        row_ids(table, identity), words, is_exact, sort_keys(table, rank_by, identity)
     )
 
 
@@ -158,17 +159,17 @@ def _booleans(values: Any) -> np.ndarray:
     return np.asarray(values.to_numpy(zero_copy_only=False), bool)
 
 
-def order_of(table: pa.Table, largest: Sequence[str], identity: Sequence[str]) -> pa.Table:
-    """The order of a partition's rows, with the key of each."""
-    order = {f"largest.{number}": _as_number(table, name) for number, name in enumerate(largest)}
+def sort_keys(table: pa.Table, rank_by: Sequence[str], identity: Sequence[str]) -> pa.Table:
+    """Columns to sort rows by: ``rank_by.<n>`` descending, then ``identity.<n>`` ascending."""
+    keys = {f"rank_by.{number}": _as_number(table, name) for number, name in enumerate(rank_by)}
     for number, name in enumerate(identity):
-        order[f"identity.{number}"] = _as_place(table[name], name)
-    return pa.table(order)
+        keys[f"identity.{number}"] = _sortable(table[name], name)
+    return pa.table(keys)
 
 
-def _as_place(column: pa.ChunkedArray, name: str) -> pa.ChunkedArray:
-    """A part of an identity, to be sorted by: numbers, texts, or the few URLs of many rows."""
-    if name == "offset":  # a merge makes floats of integers
+def _sortable(column: pa.ChunkedArray, name: str) -> pa.ChunkedArray:
+    """An identity column as numbers or strings; URLs, which repeat, dictionary-encoded."""
+    if name == "offset":  # pandas casts integers to floats in an outer merge
         return column.cast(pa.int64())
     if pa.types.is_integer(column.type) or pa.types.is_floating(column.type):
         return column
@@ -177,7 +178,7 @@ def _as_place(column: pa.ChunkedArray, name: str) -> pa.ChunkedArray:
 
 
 def _words(column: pa.ChunkedArray, name: str) -> np.ndarray:
-    """Hexadecimal digits as uint64 (n, words)."""
+    """Hashes as hexadecimal digits → uint64 (n, words)."""
     texts = column.to_pylist()
     words = _words_of(name)
     try:
@@ -193,6 +194,7 @@ def _words(column: pa.ChunkedArray, name: str) -> np.ndarray:
 
 
 def _words_of(name: str) -> int:
+    """The number of uint64 words in a hash: PDQ has 256 bits, xxh3 128."""
     return 4 if name.startswith(column_of("pdq")) else 2
 
 
@@ -211,22 +213,22 @@ def _as_number(table: pa.Table, name: str) -> pa.Array:
 
 
 def merge_ranked(parts: Sequence[RowsToRank]) -> Ranked:
-    """Rows of several partitions in one order, each once."""
-    table = pa.concat_tables([part.order for part in parts]).unify_dictionaries()
+    """Rank the rows of all partitions together, and drop repetitions."""
+    table = pa.concat_tables([part.sort_keys for part in parts]).unify_dictionaries()
     names = table.column_names
     keys = table["identity.0"]
     for number, name in enumerate(names):
         if pa.types.is_dictionary(table[name].type):
             table = table.set_column(number, name, _ranks(table[name]))
-    largest = [(name, "descending") for name in names if name.startswith("largest.")]
-    rest = [(name, "ascending") for name in names if name.startswith("identity.")]
-    order = pc.sort_indices(table, largest + rest).to_numpy()
-    rows = np.concatenate([part.rows for part in parts])[order]
-    # A row that the frame has twice is one row.
-    once = np.sort(np.unique(rows, return_index=True)[1])
-    if len(once) < len(rows) and len(rest) == 1:
+    rank_by = [(name, "descending") for name in names if name.startswith("rank_by.")]
+    identity = [(name, "ascending") for name in names if name.startswith("identity.")]
+    order = pc.sort_indices(table, rank_by + identity).to_numpy()
+    ids = np.concatenate([part.ids for part in parts])[order]
+    # A frame may repeat a row, which must not be a duplicate of itself.
+    once = np.sort(np.unique(ids, return_index=True)[1])
+    if len(once) < len(ids) and len(identity) == 1:
         raise ArgumentError(
-            f"identity=: {len(rows) - len(once):,} of {len(rows):,} rows have the value of another "
+            f"identity=: {len(ids) - len(once):,} of {len(ids):,} rows have the value of another "
             "row there; pass a column of unique values"
         )
     order = order[once]
@@ -234,16 +236,16 @@ def merge_ranked(parts: Sequence[RowsToRank]) -> Ranked:
         np.concatenate([getattr(part, name) for part in parts])[order]
         for name in ("hashes", "is_exact")
     )
-    return Ranked(rows[once], keys.take(pa.array(order)).cast(pa.string()), hashes, is_exact)
+    return Ranked(ids[once], keys.take(pa.array(order)).cast(pa.string()), hashes, is_exact)
 
 
 def _ranks(column: pa.ChunkedArray) -> pa.ChunkedArray:
-    """The place of each text among all of them in their order."""
-    texts = column.combine_chunks()
-    if isinstance(texts, pa.ChunkedArray):
-        if not texts.num_chunks:
+    """A dictionary-encoded column as ranks of its values, int64: they sort faster than strings."""
+    encoded = column.combine_chunks()
+    if isinstance(encoded, pa.ChunkedArray):
+        if not encoded.num_chunks:
             return pa.chunked_array([], pa.int64())
-        texts = texts.chunk(0)
-    rank = np.empty(len(texts.dictionary), np.int64)
-    rank[pc.sort_indices(texts.dictionary).to_numpy()] = np.arange(len(rank))
-    return pa.chunked_array([pa.array(rank).take(texts.indices)])
+        encoded = encoded.chunk(0)
+    rank = np.empty(len(encoded.dictionary), np.int64)
+    rank[pc.sort_indices(encoded.dictionary).to_numpy()] = np.arange(len(rank))
+    return pa.chunked_array([pa.array(rank).take(encoded.indices)])

@@ -1,4 +1,4 @@
-"""Verdicts on some rows of a frame, looked up wherever such a row turns up."""
+"""Verdicts: new columns for some rows of a frame, joined lazily by a hash of the row's identity."""
 
 from __future__ import annotations
 
@@ -21,33 +21,33 @@ from dask_image_ingest.frames import backend_of
 
 @dataclass(frozen=True)
 class Verdicts:
-    """New columns of some rows of a frame.
+    """New columns for some rows of a frame.
 
     Parameters
     ----------
     identity
-        The columns that a row is known by.
-    rows
-        Identities of the rows, ascending, uint64 (n,).
+        The columns that identify a row.
+    ids
+        `row_ids` of the rows, ascending, uint64 (n,).
     columns
-        For each name the value of each row; null where it has none.
-    others
-        The value of all other rows, for columns that have one.
+        The values of each new column, (n,).
+    defaults
+        The value in all other rows; null for columns that are not here.
     """
 
     identity: tuple[str, ...]
-    rows: np.ndarray = field(repr=False)
+    ids: np.ndarray = field(repr=False)
     columns: Mapping[str, pa.Array] = field(repr=False)
-    others: Mapping[str, bool]
+    defaults: Mapping[str, bool]
 
-    def of_none(self) -> Verdicts:
-        """The same columns of no rows."""
+    def empty(self) -> Verdicts:
+        """The same columns, for no rows."""
         columns = {name: values[:0] for name, values in self.columns.items()}
-        return Verdicts(self.identity, self.rows[:0], columns, self.others)
+        return Verdicts(self.identity, self.ids[:0], columns, self.defaults)
 
 
-def identity_of(frame: Any, identity: Any = None, argument: str = "frame") -> tuple[str, ...]:
-    """The columns that rows of a frame are known by, the one of their keys first.
+def resolve_identity(frame: Any, identity: Any = None, argument: str = "frame") -> tuple[str, ...]:
+    """The columns that identify a row, the key first.
 
     Raises
     ------
@@ -71,58 +71,59 @@ def identity_of(frame: Any, identity: Any = None, argument: str = "frame") -> tu
     return ("__key__", "__url__", *({"offset"} & set(frame.columns)))
 
 
-def identities(table: pa.Table, identity: Sequence[str]) -> np.ndarray:
-    """A number for each row of a table, uint64 (n,).
+def row_ids(table: pa.Table, identity: Sequence[str]) -> np.ndarray:
+    """A hash of each row's identity, uint64 (n,).
 
-    Of 10 million rows two have the same with a chance of 3 in a million.
+    Among 10 million rows, the chance of a collision is 3 in a million.
     """
     columns = {name: _hashable(table[name], name) for name in identity}
     return pd.util.hash_pandas_object(pd.DataFrame(columns), index=False).to_numpy()
 
 
 def _hashable(column: pa.ChunkedArray, name: str) -> Any:
-    if name == "offset":  # a merge makes floats of integers
+    if name == "offset":  # pandas casts integers to floats in an outer merge
         return column.cast(pa.float64()).fill_null(-1).to_numpy()
-    # Keys may be texts in one partition and dictionaries of them in another.
+    # Keys may be strings in one partition and dictionary-encoded in another.
     return column.cast(pa.string()).to_pandas().astype(object)
 
 
 def with_verdicts(frame: Any, verdicts: Verdicts) -> Any:
-    """``frame`` with the columns of ``verdicts``, in place of those it has; lazy if it is."""
+    """Add or replace the columns of ``verdicts`` in ``frame``; lazy if the frame is."""
     replaced = [name for name in verdicts.columns if name in frame.columns]
     frame = frame.drop(columns=replaced) if replaced else frame
     if not isinstance(frame, FrameBase):
         return _look_up(frame, verdicts, verdicts)
-    # One task, of which each partition gets the result.
+    # One task in the graph, whose result all partitions share.
     shared = dx._DelayedExpr(delayed(verdicts, traverse=False))
-    none = verdicts.of_none()
     outputs = tuple(verdicts.columns)
     return new_collection(
-        MapColumns(frame.expr, _look_up, outputs, verdicts.identity, shared, none)
+        MapColumns(frame.expr, _look_up, outputs, verdicts.identity, shared, verdicts.empty())
     )
 
 
-def _look_up(frame: Any, shared: Verdicts | None, none: Verdicts) -> Any:
-    verdicts = none if shared is None else shared
+def _look_up(frame: Any, shared: Verdicts | None, empty: Verdicts) -> Any:
+    """A partition with its verdicts; ``shared`` is None for the meta, which takes ``empty``."""
+    verdicts = empty if shared is None else shared
     backend = backend_of(frame)
     identity = list(verdicts.identity)
-    wanted = identities(backend.to_arrow(frame[identity]), identity)
-    places = np.searchsorted(verdicts.rows, wanted)
-    places[places == len(verdicts.rows)] = 0
-    known = np.zeros(len(wanted), bool)
-    if len(verdicts.rows):
-        known = verdicts.rows[places] == wanted
-    taken = pa.array(places, mask=~known)
+    ids = row_ids(backend.to_arrow(frame[identity]), identity)
+    positions = np.searchsorted(verdicts.ids, ids)
+    positions[positions == len(verdicts.ids)] = 0
+    found = np.zeros(len(ids), bool)
+    if len(verdicts.ids):
+        found = verdicts.ids[positions] == ids
+    taken = pa.array(positions, mask=~found)
     for name, values in verdicts.columns.items():
         column = values.take(taken)
-        if name in verdicts.others:
-            column = column.fill_null(verdicts.others[name])
+        if name in verdicts.defaults:
+            column = column.fill_null(verdicts.defaults[name])
         valid = np.flatnonzero(column.is_valid().to_numpy(zero_copy_only=False))
-        given = column.drop_null()
-        new = (
-            given.to_pylist() if pa.types.is_string(given.type) else _numbers(given, backend.numpy)
-        )
-        frame = backend.with_columns(frame, {name: (new, given.type)}, valid.tolist())
+        present = column.drop_null()
+        if pa.types.is_string(present.type):
+            new = present.to_pylist()
+        else:
+            new = _numbers(present, backend.numpy)
+        frame = backend.with_columns(frame, {name: (new, present.type)}, valid.tolist())
     return frame
 
 
@@ -132,12 +133,12 @@ def _numbers(values: pa.Array, xp: Any) -> Any:
 
 def sorted_verdicts(
     identity: tuple[str, ...],
-    rows: np.ndarray,
+    ids: np.ndarray,
     columns: Mapping[str, Any],
-    others: Mapping[str, bool],
+    defaults: Mapping[str, bool],
 ) -> Verdicts:
-    """Verdicts of rows in any order."""
-    order = np.argsort(rows)
+    """Verdicts for rows in any order, sorted by their ids."""
+    order = np.argsort(ids)
     taken = pa.array(order)
     columns = {name: values.take(taken) for name, values in columns.items()}
-    return Verdicts(identity, rows[order], columns, others)
+    return Verdicts(identity, ids[order], columns, defaults)

@@ -1,4 +1,8 @@
-"""Vectors that models make of images, and what is told by their distances."""
+"""Embeddings by models, and what their distances give: duplicates, scores, search, clusters.
+
+In: a frame with images, or with a column of vectors. Out: the frame with vectors, scores, classes
+or clusters as columns.
+"""
 
 from dask_image_ingest.curate.embeddings.adaptors import (
     nsfw_model,

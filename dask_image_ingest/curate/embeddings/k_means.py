@@ -1,4 +1,4 @@
-"""K-means of vectors of length one, by cosine."""
+"""Spherical k-means: clusters of unit vectors by cosine."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import numpy as np
 
 from dask_image_ingest.curate.embeddings.vectors import beside, on_host
 
-#: Vectors for each center, from which centers are found that need not be exact.
+#: Vectors to sample for each center: enough for centers that need not be exact.
 SAMPLED = 64
 
 _ROUNDS = 8
@@ -19,16 +19,16 @@ _BLOCK = 2048
 
 
 def k_means(vectors: Any, count: int, random: np.random.Generator) -> Any:
-    """Centers of clusters, float32 (count, d), each of length one; where the vectors are.
+    """Find centers of clusters: unit vectors, float32 (count, d), in the memory of ``vectors``.
 
     Parameters
     ----------
     vectors
-        float32 (n, d), NumPy or CuPy, each of length one, of which there are at least ``count``.
+        float32 (n, d), NumPy or CuPy, each of length one; n is at least ``count``.
     count
-        How many centers there are.
+        Number of centers.
     random
-        Draws those of the first round among the vectors.
+        Draws the initial centers from the vectors.
     """
     drawn = random.permutation(len(vectors))[:count]
     centers = vectors[beside(drawn, vectors)]
@@ -43,7 +43,7 @@ def k_means(vectors: Any, count: int, random: np.random.Generator) -> Any:
             if start < stop:
                 sums[cluster] = members[start:stop].sum(axis=0)
         lengths = (sums**2).sum(axis=1, keepdims=True) ** 0.5
-        # One that has no vectors, or whose vectors cancel out, stays where it was.
-        stays = lengths <= 0
-        centers = sums / (lengths + stays) + centers * stays
+        # A center whose vectors cancel out is not moved (one without vectors is its own sum).
+        is_zero = lengths <= 0
+        centers = sums / (lengths + is_zero) + centers * is_zero
     return centers

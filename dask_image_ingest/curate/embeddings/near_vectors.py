@@ -1,11 +1,12 @@
-"""Near vectors among many: k-means, then cosines inside clusters and those beyond a near border.
+"""Near-duplicate search among unit vectors: k-means, then cosines within clusters and near borders.
 
-Vectors are of length one, so that two with a cosine of at least t are at most sqrt(2 - 2 t) apart.
-A vector can be that near to one of another cluster only if it is that near to the border between
-the two, the plane in which both centers are equally far. Borders that are nearer than half of it
-are crossed: in many dimensions a step rarely leads straight to one.
+Unit vectors with a cosine of at least t are at most d = sqrt(2 - 2 t) apart. A vector can be that
+near to one of another cluster only if it is within d of the border between both: the plane equally
+far from their centers. Clusters whose border is within d / 2 are searched too; in many dimensions
+the way from one vector to another rarely leads straight to the border, so few pairs are missed.
 
-Vectors may be on the GPU: products of them are made and compared there, numbers of rows stay here.
+Vectors may be on the GPU: their products are computed and compared there. Row numbers stay on the
+host.
 """
 
 from __future__ import annotations
@@ -19,24 +20,21 @@ import numpy as np
 from dask_image_ingest.curate.embeddings.k_means import SAMPLED, k_means
 from dask_image_ingest.curate.embeddings.vectors import beside, on_host
 
-# So few are compared with all.
-_FEW = 4096
+# Up to so many vectors are one cluster: all pairs are compared.
+_BRUTE_FORCE_MAX = 4096
 
-# Rows that are looked up together: no more pairs of them than fit in memory, if all are equal.
+# Rows per batch of queries: all its pairs fit in memory, even if all vectors are equal.
 _BLOCK = 2048
 
-# How near a border is crossed, of the distance that near vectors have at most.
+# Borders within this share of d are crossed.
 _REACH = 0.5
 
-# Of float32 products: what is equal to the threshold is not below it.
+# Tolerance for float32 products: a cosine equal to the threshold counts as near.
 _ROUNDING = 1e-6
 
 
-def near_to_first(vectors: Any, threshold: float) -> tuple[np.ndarray, np.ndarray]:
-    """Rows that stay if each takes away the near ones after it, and the rows others are near to.
-
-    Rows are taken in their order, and stay unless one that stays is near: so no row goes for the
-    sake of one that goes itself.
+def nearest_kept(vectors: Any, threshold: float) -> tuple[np.ndarray, np.ndarray]:
+    """Greedy deduplication: keep a row unless a kept row before it is near.
 
     Parameters
     ----------
@@ -47,31 +45,31 @@ def near_to_first(vectors: Any, threshold: float) -> tuple[np.ndarray, np.ndarra
 
     Returns
     -------
-    of : array, shape (n,), int64
-        The nearest row that stays, of equally near ones the first; -1 where a row stays.
+    keeper : array, shape (n,), int64
+        The nearest kept row, ties to the lowest; -1 where the row itself is kept.
     similarity : array, shape (n,), float32
-        The cosine with it; 0 where a row stays.
+        The cosine with it; 0 where the row itself is kept.
     """
-    least = np.float32(threshold - _ROUNDING)
-    of = np.full(len(vectors), -1, np.int64)
+    min_cosine = np.float32(threshold - _ROUNDING)
+    keeper = np.full(len(vectors), -1, np.int64)
     similarity = np.full(len(vectors), -np.inf, np.float32)
-    clusters = Clusters(vectors, threshold)
+    kept = Clusters(vectors, threshold)
     for block in _blocks(np.arange(len(vectors))):
-        visits = clusters.visits(block)
-        best, row = clusters.nearest(block, visits)
-        near = best >= least
-        similarity[block[near]], of[block[near]] = best[near], row[near]
-        left = np.flatnonzero(~near)
-        gone, first = _taken(left, *clusters.pairs(block, visits, least))
-        of[block[gone]] = block[first]
-        similarity[block[gone]] = clusters.cosines(block[gone], block[first])
-        clusters.add(block[left[~np.isin(left, gone)]])
-    # Of those that stay, one that was not known yet may be nearer.
-    for block in _blocks(np.flatnonzero(of >= 0)):
-        best, row = clusters.nearest(block, clusters.visits(block))
+        visits = kept.visits(block)
+        best, row = kept.nearest(block, visits)
+        near = best >= min_cosine
+        similarity[block[near]], keeper[block[near]] = best[near], row[near]
+        undecided = np.flatnonzero(~near)
+        dropped, first = _deduplicate_block(undecided, *kept.pairs(block, visits, min_cosine))
+        keeper[block[dropped]] = block[first]
+        similarity[block[dropped]] = kept.cosines(block[dropped], block[first])
+        kept.add(block[undecided[~np.isin(undecided, dropped)]])
+    # Rows were dropped for the nearest row kept so far. A row kept later may be nearer.
+    for block in _blocks(np.flatnonzero(keeper >= 0)):
+        best, row = kept.nearest(block, kept.visits(block))
         nearer = best > similarity[block]
-        similarity[block[nearer]], of[block[nearer]] = best[nearer], row[nearer]
-    return of, np.where(of < 0, np.float32(0), similarity)
+        similarity[block[nearer]], keeper[block[nearer]] = best[nearer], row[nearer]
+    return keeper, np.where(keeper < 0, np.float32(0), similarity)
 
 
 def _blocks(rows: np.ndarray) -> Iterator[np.ndarray]:
@@ -80,37 +78,42 @@ def _blocks(rows: np.ndarray) -> Iterator[np.ndarray]:
 
 
 class Clusters:
-    """Rows that stay, by the cluster they are in; rows are added, and asked for, many at a time."""
+    """Index of rows by their cluster (an IVF index); add rows and look up queries in batches.
+
+    "Positions" are those of rows in a block of queries.
+    """
 
     def __init__(self, vectors: Any, threshold: float) -> None:
         self._vectors = vectors
         self._centers = _centers(vectors)
         products = on_host(self._centers @ self._centers.T)
-        # How far each center is from each other one: never zero, for the sake of division.
+        # Distances between centers, (clusters, clusters).
         between = np.sqrt(np.maximum(2 - 2 * products, 1e-12))
-        # How far beyond each of its borders a row of each cluster looks.
+        # The largest difference of a row's cosines with two centers at which their border is within
+        # reach: the distance to the border is that difference, divided by the centers' distance.
         self._reach = beside(_REACH * np.sqrt(2 - 2 * threshold) * between, vectors)
+        # Each row's cluster, (n,), set by `visits`.
         self._own = np.empty(len(vectors), np.int64)
+        # The added rows of each cluster.
         self._rows = [_Rows(vectors) for _ in self._centers]
 
     def _at(self, rows: np.ndarray) -> Any:
         return self._vectors[beside(rows, self._vectors)]
 
     def cosines(self, rows: np.ndarray, others: np.ndarray) -> np.ndarray:
-        """The cosine of each row with the other one in its place."""
+        """The cosines of pairs of rows."""
         return on_host((self._at(rows) * self._at(others)).sum(axis=1))
 
     def visits(self, block: np.ndarray) -> list[tuple[int, np.ndarray]]:
-        """Each cluster that some rows of a block have to be compared with, and their places."""
-        close = self._at(block) @ self._centers.T
-        own = close.argmax(axis=1)
+        """Clusters to search for rows of a block, each with the positions of these rows."""
+        cosines = self._at(block) @ self._centers.T
+        own = cosines.argmax(axis=1)
         self._own[block] = on_host(own)
-        # The distance to the plane that is equally far from both centers.
-        beyond = close.max(axis=1)[:, None] - close
-        places, clusters = np.nonzero(on_host((beyond <= self._reach[own]).T))
-        starts = np.searchsorted(places, np.arange(len(self._centers) + 1))
+        difference = cosines.max(axis=1)[:, None] - cosines
+        clusters, positions = np.nonzero(on_host((difference <= self._reach[own]).T))
+        starts = np.searchsorted(clusters, np.arange(len(self._centers) + 1))
         return [
-            (cluster, clusters[start:stop])
+            (cluster, positions[start:stop])
             for cluster, (start, stop) in enumerate(pairwise(starts))
             if start < stop
         ]
@@ -118,50 +121,50 @@ class Clusters:
     def nearest(
         self, block: np.ndarray, visits: list[tuple[int, np.ndarray]]
     ) -> tuple[np.ndarray, np.ndarray]:
-        """Cosine and row of the nearest that was added, for each row of a block."""
+        """Nearest added row for each row of a block: cosine (-inf: none) and row (-1: none)."""
         best = np.full(len(block), -np.inf, np.float32)
-        found = np.full(len(block), -1, np.int64)
-        for cluster, places in visits:
+        nearest = np.full(len(block), -1, np.int64)
+        for cluster, positions in visits:
             rows, vectors = self._rows[cluster].all()
             if not len(rows):
                 continue
-            cosines = self._at(block[places]) @ vectors.T
+            cosines = self._at(block[positions]) @ vectors.T
             cosine, row = on_host(cosines.max(axis=1)), rows[on_host(cosines.argmax(axis=1))]
-            better = cosine > best[places]
-            better |= (cosine == best[places]) & (row < found[places])
-            best[places[better]], found[places[better]] = cosine[better], row[better]
-        return best, found
+            better = cosine > best[positions]
+            better |= (cosine == best[positions]) & (row < nearest[positions])
+            best[positions[better]], nearest[positions[better]] = cosine[better], row[better]
+        return best, nearest
 
     def pairs(
-        self, block: np.ndarray, visits: list[tuple[int, np.ndarray]], least: np.float32
+        self, block: np.ndarray, visits: list[tuple[int, np.ndarray]], min_cosine: np.float32
     ) -> tuple[np.ndarray, np.ndarray]:
-        """Near rows of a block among themselves: places of the later and the earlier one."""
+        """Near pairs within a block: positions of the later and of the earlier row."""
         own = self._own[block]
         order = np.argsort(own, kind="stable")
         starts = np.searchsorted(own[order], np.arange(len(self._centers) + 1))
         later, earlier = [np.empty(0, np.int64)], [np.empty(0, np.int64)]
-        for cluster, places in visits:
-            inside = order[starts[cluster] : starts[cluster + 1]]
-            if not len(inside):
+        for cluster, positions in visits:
+            members = order[starts[cluster] : starts[cluster + 1]]
+            if not len(members):
                 continue
-            near = self._at(block[places]) @ self._at(block[inside]).T >= least
-            visitor, visited = np.nonzero(on_host(near))
-            visitor, visited = places[visitor], inside[visited]
-            later.append(visitor[visited < visitor])
-            earlier.append(visited[visited < visitor])
+            near = self._at(block[positions]) @ self._at(block[members]).T >= min_cosine
+            query, member = np.nonzero(on_host(near))
+            query, member = positions[query], members[member]
+            later.append(query[member < query])
+            earlier.append(member[member < query])
         return np.concatenate(later), np.concatenate(earlier)
 
     def add(self, rows: np.ndarray) -> None:
-        """Add rows, whose clusters ``visits`` has found."""
+        """Add rows that were in a block of ``visits``."""
         order = rows[np.argsort(self._own[rows], kind="stable")]
         clusters, starts = np.unique(self._own[order], return_index=True)
-        # Of no rows a split gives one part.
-        for cluster, some in zip(clusters, np.split(order, starts[1:]), strict=False):
-            self._rows[cluster].add(some)
+        # Not strict: without rows there are no clusters, but np.split still returns one part.
+        for cluster, members in zip(clusters, np.split(order, starts[1:]), strict=False):
+            self._rows[cluster].add(members)
 
 
 class _Rows:
-    """Some rows and their vectors, in arrays that grow."""
+    """Growing arrays of rows and their vectors."""
 
     def __init__(self, vectors: Any) -> None:
         self._all = vectors
@@ -175,38 +178,39 @@ class _Rows:
     def add(self, rows: np.ndarray) -> None:
         stop = self._count + len(rows)
         if stop > len(self._rows):
-            room = max(stop, len(self._rows) * 3 // 2)
-            before, vectors = self.all()
-            self._rows = np.empty(room, np.int64)
-            self._vectors = beside(np.empty((room, vectors.shape[1]), np.float32), self._all)
-            self._rows[: self._count], self._vectors[: self._count] = before, vectors
+            capacity = max(stop, len(self._rows) * 3 // 2)
+            old_rows, old_vectors = self.all()
+            self._rows = np.empty(capacity, np.int64)
+            shape = (capacity, old_vectors.shape[1])
+            self._vectors = beside(np.empty(shape, np.float32), self._all)
+            self._rows[: self._count], self._vectors[: self._count] = old_rows, old_vectors
         self._rows[self._count : stop] = rows
         self._vectors[self._count : stop] = self._all[beside(rows, self._all)]
         self._count = stop
 
 
-def _taken(
-    left: np.ndarray, later: np.ndarray, earlier: np.ndarray
+def _deduplicate_block(
+    undecided: np.ndarray, later: np.ndarray, earlier: np.ndarray
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Places that go since an earlier one of them, which stays, is near; and the first such one.
+    """Greedy deduplication by near pairs: dropped positions, and for each the first kept near one.
 
-    Of the pairs of places ``later`` and ``earlier`` those count in which both are ``left``.
+    Only pairs of two ``undecided`` positions count.
     """
-    both = np.isin(later, left) & np.isin(earlier, left)
+    both = np.isin(later, undecided) & np.isin(earlier, undecided)
     order = np.lexsort((earlier[both], later[both]))
     later, earlier = later[both][order], earlier[both][order]
-    first: dict[int, int] = {}
-    places, starts = np.unique(later, return_index=True)
-    for place, others in zip(places.tolist(), np.split(earlier, starts[1:]), strict=False):
-        stays = next((other for other in others.tolist() if other not in first), None)
-        if stays is not None:
-            first[place] = stays
-    return np.array([*first], np.int64), np.array([*first.values()], np.int64)
+    keeper: dict[int, int] = {}
+    positions, starts = np.unique(later, return_index=True)
+    for position, others in zip(positions.tolist(), np.split(earlier, starts[1:]), strict=False):
+        kept = next((other for other in others.tolist() if other not in keeper), None)
+        if kept is not None:
+            keeper[position] = kept
+    return np.array([*keeper], np.int64), np.array([*keeper.values()], np.int64)
 
 
 def _centers(vectors: Any) -> Any:
-    """Centers of clusters: k-means of a sample, seeded."""
-    if len(vectors) <= _FEW:
+    """Centers of √n clusters, by k-means of a sample with a fixed seed: float32 (clusters, d)."""
+    if len(vectors) <= _BRUTE_FORCE_MAX:
         return beside(np.ones((1, vectors.shape[1]), np.float32), vectors)
     count = int(np.sqrt(len(vectors)))
     random = np.random.default_rng(0)

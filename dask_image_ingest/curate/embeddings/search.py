@@ -1,4 +1,4 @@
-"""``nearest``: rows of a frame by what they look like."""
+"""``nearest``: similarity search by a vector or an image."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ from dask_image_ingest.errors import ArgumentError
 from dask_image_ingest.frames import backend_of, pandas_type
 from dask_image_ingest.ops import built
 
-# Of equally near rows those come first that are the first by these, as far as a frame has them.
-_ORDER = ("__key__", "__url__", "offset")
+# Ties are sorted by those of these columns that a frame has.
+_TIE_BREAKERS = ("__key__", "__url__", "offset")
 
 
 def nearest(
@@ -28,10 +28,10 @@ def nearest(
     column: str = "embedding",
     model: Callable[..., Any] | None = None,
 ) -> pd.DataFrame:
-    """Find the rows nearest to a vector or a picture; computed at once.
+    """Find the rows nearest to a vector or an image; computed at once.
 
-    Each partition gives its ``k`` nearest, and these are merged as a tree: the vectors stay where
-    they are.
+    Each partition finds its own ``k`` nearest rows, which are merged in a tree. The vectors stay on
+    the workers.
 
     Parameters
     ----------
@@ -43,18 +43,17 @@ def nearest(
     k
         Rows to find for each query, at most.
     column
-        The column of vectors, such as ``embed`` makes.
+        The column of vectors, as from ``embed``.
     model
-        What made the embeddings, as for ``embed``: the query is embedded by it in this process.
+        The model of the embeddings, as for ``embed``, to embed the query in this process.
 
     Returns
     -------
     pandas.DataFrame
         The nearest rows of each query, the nearest first: ``query``, int64, the number of the
         query; ``similarity``, float32, the cosine x·y / (‖x‖ ‖y‖); and the other columns of
-        ``frame`` but for images and the vectors. Of equally near rows those come first whose key,
-        URL and offset do. Rows without a vector, or with one that is zero or not finite, are left
-        out.
+        ``frame`` except images and the vectors. Ties are sorted by key, URL and offset. Rows
+        without a vector, or with one that is zero or not finite, are left out.
 
     Raises
     ------
@@ -117,7 +116,7 @@ def _queries(query: Any, model: Callable[..., Any] | None) -> np.ndarray:
 
 
 def _on_host(value: Any) -> np.ndarray:
-    """An array of NumPy, CuPy or torch, or lists of numbers."""
+    """Convert an array of NumPy, CuPy or torch, or lists of numbers."""
     if hasattr(value, "detach"):
         value = value.detach().cpu().float()
     elif hasattr(value, "get"):
@@ -129,7 +128,7 @@ def _on_host(value: Any) -> np.ndarray:
 
 
 def _find(frame: Any, queries: np.ndarray, k: int, column: str) -> pd.DataFrame:
-    """The nearest rows of a partition."""
+    """The nearest rows of a partition, for each query."""
     rows, vectors = valid_vectors(frame, column)
     if len(rows) and vectors.shape[1] != queries.shape[1]:
         raise ArgumentError(
@@ -140,30 +139,26 @@ def _find(frame: Any, queries: np.ndarray, k: int, column: str) -> pd.DataFrame:
     table = backend.to_arrow(frame.drop(columns=column)).to_pandas(types_mapper=pandas_type)
     found = []
     if len(rows):
-        # In float64: the same for a row in whatever partition, once rounded.
+        # In float64, so that the rounded result of a row does not depend on its partition.
         cosines = (queries @ unit(vectors.astype(np.float64)).T).astype(np.float32)
         for number, cosine in enumerate(cosines):
             least = np.partition(cosine, -k)[-k] if k < len(cosine) else -np.inf
             near = np.flatnonzero(cosine >= least)
-            some = table.iloc[rows[near]].copy()
-            some.insert(0, "similarity", cosine[near])
-            some.insert(0, "query", np.int64(number))
-            found.append(_first(some, k))
+            nearest_rows = table.iloc[rows[near]].copy()
+            nearest_rows.insert(0, "similarity", cosine[near])
+            nearest_rows.insert(0, "query", np.int64(number))
+            found.append(_merge(nearest_rows, k))
     if found:
         return pd.concat(found)
-    none = table.iloc[:0].copy()
-    none.insert(0, "similarity", np.empty(0, np.float32))
-    none.insert(0, "query", np.empty(0, np.int64))
-    return none
+    empty = table.iloc[:0].copy()
+    empty.insert(0, "similarity", np.empty(0, np.float32))
+    empty.insert(0, "query", np.empty(0, np.int64))
+    return empty
 
 
 def _merge(found: pd.DataFrame, k: int) -> pd.DataFrame:
-    """The nearest rows of those that several partitions have."""
-    return _first(found, k)
-
-
-def _first(found: pd.DataFrame, k: int) -> pd.DataFrame:
-    names = [name for name in _ORDER if name in found.columns]
+    """The ``k`` nearest of the rows found for each query."""
+    names = [name for name in _TIE_BREAKERS if name in found.columns]
     ordered = found.sort_values(
         ["query", "similarity", *names], ascending=[True, False, *(True for _ in names)],
         kind="stable",

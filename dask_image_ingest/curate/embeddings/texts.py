@@ -1,4 +1,4 @@
-"""``embed_texts`` and ``classify``: what a model of images and texts says of both."""
+"""``embed_texts`` and ``classify``: models that embed images and texts into one space."""
 
 from __future__ import annotations
 
@@ -31,16 +31,16 @@ def embed_texts(
     column: str = "text_embedding",
     batch_size: int = 256,
 ) -> Frame:
-    """Add a column of embeddings that a model makes of texts, as of captions.
+    """Add a column with a model's embeddings of texts, such as captions.
 
     Parameters
     ----------
     frame
         A dask, pandas or cuDF dataframe with a column of strings.
     model
-        As for :func:`embed`, with a method ``texts`` that gives (n, d) of a list of strings, as the
-        models of :func:`open_clip_model` and :func:`transformers_model` have it. A worker process
-        that embeds images by it too has it once.
+        As for :func:`embed`, with a method ``texts`` that takes a list of strings and returns
+        (n, d), as the models of :func:`open_clip_model` and :func:`transformers_model`. A worker
+        process that also embeds images with it loads it once.
     texts
         The column of strings.
     column
@@ -51,13 +51,13 @@ def embed_texts(
     Returns
     -------
     dataframe
-        ``frame`` with the column, ``list<float32>``, in place of one of this name; of a null that
-        of the empty text. Lazy if ``frame`` is, and no image is decoded for it.
+        ``frame`` with the column, ``list<float32>``, added or replaced; null texts get the
+        embedding of the empty text. Lazy if ``frame`` is; decodes no image.
 
     Raises
     ------
     ArgumentError
-        If the column is missing; when computed, if the model gives something else than (n, d).
+        If the column is missing; when computed, if the model's result is not (n, d).
     FunctionError
         When computed, if the model fails.
 
@@ -79,7 +79,7 @@ def embed_texts(
         raise ArgumentError(f"texts={shown(texts)}: the frame has no such column")
     if is_column(column, frame.columns):
         frame = frame.drop(columns=column)
-    function = functools.partial(_texts_of, model=model)
+    function = functools.partial(_embed_batch, model=model)
     outputs = {column: "list<float32>"}
     batches = make_batch_map(function, outputs, batch_size, [texts], True, list(frame.columns))
     if isinstance(frame, FrameBase):
@@ -87,18 +87,18 @@ def embed_texts(
     return batches(frame)
 
 
-def _texts_of(texts: list[Any], model: Callable[..., Any]) -> Any:
-    return _with_texts(model).texts(["" if text is None else str(text) for text in texts])
+def _embed_batch(texts: list[Any], model: Callable[..., Any]) -> Any:
+    return _text_model(model).texts(["" if text is None else str(text) for text in texts])
 
 
-def _with_texts(model: Callable[..., Any]) -> Any:
-    made = built(model)
-    if not callable(getattr(made, "texts", None)):
+def _text_model(model: Callable[..., Any]) -> Any:
+    instance = built(model)
+    if not callable(getattr(instance, "texts", None)):
         raise ArgumentError(
             f"model={shown(model)} has no method texts: pass one that embeds texts, too, such as "
             "open_clip_model() gives"
         )
-    return made
+    return instance
 
 
 def classify(
@@ -110,38 +110,38 @@ def classify(
     prompt: str = "a photograph of {}",
     scale: float = 100.0,
 ) -> Frame:
-    """Add the class whose name is nearest to each image, of a model of images and texts.
+    """Zero-shot classification, as with CLIP: add the class whose name is nearest to each image.
 
-    Zero-shot classification as with CLIP: nothing is trained. The names are embedded at once, in
-    this process.
+    The names are embedded at once, in this process.
 
     Parameters
     ----------
     frame
         A dask, pandas or cuDF dataframe with a column of vectors.
     model
-        What made the vectors, as for :func:`embed_texts`; or vectors of the names, (k, d).
+        The model that made the vectors, as for :func:`embed_texts`; or vectors of the names,
+        (k, d).
     names
         The classes.
     column
         The column of vectors.
     prompt
-        The text of which a name is a part.
+        The text to embed for a class: ``{}`` stands for its name.
     scale
-        What cosines are multiplied by before the softmax: 100 for CLIP.
+        Factor of the cosines before the softmax: 100 for CLIP.
 
     Returns
     -------
     dataframe
-        ``frame`` with a column ``class``, the name of the largest score, and ``score.<name>`` of
-        each, float32: softmax of ``scale`` × cosine over all names, 0 to 1. They replace those it
-        has, and are null where there is no vector. Lazy if ``frame`` is.
+        ``frame`` with a column ``class``, the name of the largest score, and ``score.<name>`` for
+        each class, float32: softmax of ``scale`` × cosine over all names, 0 to 1. They are added or
+        replaced, and null where there is no vector. Lazy if ``frame`` is.
 
     Raises
     ------
     ArgumentError
-        If the column is missing, ``names`` has fewer than two or one twice, or the model has no
-        method ``texts``; when computed, if the vectors differ in length.
+        If the column is missing, ``names`` has fewer than two or a repeated one, or the model has
+        no method ``texts``; when computed, if the vectors differ in length.
 
     Examples
     --------
@@ -158,7 +158,7 @@ def classify(
         raise ArgumentError(f"prompt={shown(prompt)}: pass a text with {{}} for the name")
     vectors = model
     if callable(model):
-        vectors = _with_texts(model).texts([prompt.format(name) for name in chosen])
+        vectors = _text_model(model).texts([prompt.format(name) for name in chosen])
     vectors = on_host(vectors).astype(np.float64)
     if vectors.ndim != 2 or len(vectors) != len(chosen):
         raise ArgumentError(
@@ -166,11 +166,13 @@ def classify(
             "a vector for each"
         )
     vectors /= np.linalg.norm(vectors, axis=1, keepdims=True)
-    share = functools.partial(_softmax, classes=vectors, scale=float(scale))
-    heads = {name: functools.partial(_share_of, share, place) for place, name in enumerate(chosen)}
+    softmax = functools.partial(_softmax, classes=vectors, scale=float(scale))
+    heads = {
+        name: functools.partial(_class_score, softmax, number) for number, name in enumerate(chosen)
+    }
     frame = scores(frame, heads, column=column)
-    name_of = functools.partial(_nearest_name, share, tuple(chosen))
-    return from_vectors(frame, (column,), "class", name_of, pa.string())
+    best_name = functools.partial(_best_name, softmax, tuple(chosen))
+    return from_vectors(frame, (column,), "class", best_name, pa.string())
 
 
 def _softmax(vectors: Any, classes: np.ndarray, scale: float) -> Any:
@@ -186,9 +188,9 @@ def _softmax(vectors: Any, classes: np.ndarray, scale: float) -> Any:
     return values / values.sum(axis=1, keepdims=True)
 
 
-def _share_of(share: Callable[..., Any], place: int, vectors: Any) -> Any:
-    return share(vectors)[:, place]
+def _class_score(softmax: Callable[..., Any], number: int, vectors: Any) -> Any:
+    return softmax(vectors)[:, number]
 
 
-def _nearest_name(share: Callable[..., Any], names: tuple[str, ...], vectors: Any) -> list[str]:
-    return [names[place] for place in on_host(share(vectors).argmax(axis=1)).tolist()]
+def _best_name(softmax: Callable[..., Any], names: tuple[str, ...], vectors: Any) -> list[str]:
+    return [names[number] for number in on_host(softmax(vectors).argmax(axis=1)).tolist()]

@@ -1,4 +1,4 @@
-"""Columns of vectors: taken from a frame, and columns that are made of them."""
+"""Columns of vectors: as arrays, and columns computed from them."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _FLOAT = pa.float32()
 
 
 def check_vectors(frame: Any, column: Any) -> None:
-    """Refuse a frame without this column.
+    """Check that the frame has this column.
 
     Raises
     ------
@@ -35,25 +35,25 @@ def check_vectors(frame: Any, column: Any) -> None:
 
 
 def valid_vectors(frame: Any, column: str) -> tuple[np.ndarray, np.ndarray]:
-    """The vectors of a pandas or cuDF frame that point anywhere, on the host.
+    """The valid vectors of a pandas or cuDF frame, on the host.
 
     Returns
     -------
     rows : array, shape (n,), int64
-        Places of the rows whose vector is there, finite and not zero.
+        Positions of the rows whose vector is not null, finite and not zero.
     vectors : array, shape (n, d), float32
         Their vectors.
     """
     backend = backend_of(frame)
-    there = frame[column].notnull()
-    found = backend.host(_vectors(frame[there], column))
-    if not len(found):
-        return np.empty(0, np.int64), np.empty((0, found.shape[1]), np.float32)
-    rows = np.flatnonzero(backend.host(there.values))
-    found = found.astype(np.float32, copy=False)
-    lengths = np.linalg.norm(found.astype(np.float64), axis=1)
+    present = frame[column].notnull()
+    array = backend.host(_vectors(frame[present], column))
+    if not len(array):
+        return np.empty(0, np.int64), np.empty((0, array.shape[1]), np.float32)
+    rows = np.flatnonzero(backend.host(present.values))
+    array = array.astype(np.float32, copy=False)
+    lengths = np.linalg.norm(array.astype(np.float64), axis=1)
     usable = np.isfinite(lengths) & (lengths > 0)
-    return rows[usable], found[usable]
+    return rows[usable], array[usable]
 
 
 def _vectors(frame: Any, column: str) -> Any:
@@ -64,21 +64,21 @@ def _vectors(frame: Any, column: str) -> Any:
         try:
             lists = pa.array(frame[column], pa.list_(_FLOAT), from_pandas=True)
         except (pa.ArrowException, TypeError, ValueError):
-            pass  # what it is will be told
+            pass  # `vectors` raises the error that names the type
         else:
             frame = pd.DataFrame({column: pd.Series(lists, dtype=pd.ArrowDtype(lists.type))})
     return vectors(frame, column)
 
 
 def unit(vectors: np.ndarray) -> np.ndarray:
-    """Vectors (n, d), of which none is zero, at length one; of their own type."""
+    """Normalize vectors (n, d), none of which is zero, to length one; keep their dtype."""
     return (vectors / np.linalg.norm(vectors.astype(np.float64), axis=1)[:, None]).astype(
         vectors.dtype
     )
 
 
 def beside(array: np.ndarray, vectors: Any) -> Any:
-    """An array in the library, and the memory, of vectors."""
+    """Move an array to the memory, and the library, of ``vectors``."""
     if isinstance(vectors, np.ndarray) or not isinstance(array, np.ndarray):
         return array
     import cupy
@@ -87,7 +87,7 @@ def beside(array: np.ndarray, vectors: Any) -> Any:
 
 
 def on_host(array: Any) -> np.ndarray:
-    """An array of NumPy or CuPy as one of NumPy."""
+    """Copy a CuPy array to NumPy."""
     return array if isinstance(array, np.ndarray) else array.get()
 
 
@@ -98,10 +98,10 @@ def from_vectors(
     function: Callable[..., Any],
     type_: pa.DataType = _FLOAT,
 ) -> Any:
-    """``frame`` with a column of numbers that a function makes of columns of vectors.
+    """Add or replace a column ``name``, computed by a function of columns of vectors.
 
-    ``function`` takes an array (n, d) for each of ``columns``, NumPy or CuPy, and gives (n,). It is
-    null where one of the vectors is, and replaces a column of this name.
+    ``function`` takes an array (n, d) for each of ``columns``, NumPy or CuPy, and returns (n,). The
+    result is null where one of the vectors is.
     """
     if name in columns:
         raise ArgumentError(f"the column {name!r} would be made of itself: rename it first")
@@ -122,22 +122,22 @@ def _map_vectors(
     type_: pa.DataType,
 ) -> Any:
     backend = backend_of(frame)
-    there = frame[columns[0]].notnull()
+    present = frame[columns[0]].notnull()
     for column in columns[1:]:
-        there = there & frame[column].notnull()
-    some = frame[there]
-    rows = np.flatnonzero(backend.host(there.values)).tolist()
+        present = present & frame[column].notnull()
+    valid = frame[present]
+    rows = np.flatnonzero(backend.host(present.values)).tolist()
     if pa.types.is_string(type_):
-        texts = function(*(_vectors(some, column) for column in columns)) if rows else []
+        texts = function(*(_vectors(valid, column) for column in columns)) if rows else []
         return backend.with_columns(frame, {name: (texts, type_)}, rows)
     dtype = type_.to_pandas_dtype()
-    made = backend.numpy.empty(0, dtype)
-    if len(some):
-        made = function(*(_vectors(some, column) for column in columns))
-        made = backend.numpy.asarray(made, dtype=dtype)
-        if made.shape not in ((len(some),), (len(some), 1)):
+    values = backend.numpy.empty(0, dtype)
+    if len(valid):
+        values = function(*(_vectors(valid, column) for column in columns))
+        values = backend.numpy.asarray(values, dtype=dtype)
+        if values.shape not in ((len(valid),), (len(valid), 1)):
             raise ArgumentError(
-                f"{name!r}: the function gives an array of shape {tuple(made.shape)} for "
-                f"{len(some)} vectors; it has to give a number for each, ({len(some)},)"
+                f"{name!r}: the function gives an array of shape {tuple(values.shape)} for "
+                f"{len(valid)} vectors; it has to give a number for each, ({len(valid)},)"
             )
-    return backend.with_columns(frame, {name: (made.reshape(-1), type_)}, rows)
+    return backend.with_columns(frame, {name: (values.reshape(-1), type_)}, rows)

@@ -1,4 +1,4 @@
-"""Columns made of images, batch by batch, whatever their shapes are."""
+"""Columns computed from images of any shapes, batch by batch."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ from dask_image_ingest.dask_internals import FrameBase
 from dask_image_ingest.errors import ArgumentError
 from dask_image_ingest.frames import Backend, BackendName, backend_of, get_backend
 
-# Copies of so many full-size images fit beside a partition.
+# Copies of so many full-size images fit into memory beside a partition.
 _BATCH_SIZE = 32
 
-# On the host as many at once as fit in the caches, where sums of rows take a third of the time.
-_AT_ONCE = 4
+# On the host: images that fit in the CPU's caches, where sums of rows take a third of the time.
+_GROUP_SIZE = 4
 
 
 def in_batches(
@@ -26,12 +26,10 @@ def in_batches(
     outputs: Mapping[str, str],
     **options: Any,
 ) -> Any:
-    """``frame`` with the ``outputs`` that a function makes of its images, which are kept.
+    """Add or replace columns ``outputs``, which ``function`` computes from the images; keep these.
 
-    Columns of these names are replaced.
-
-    ``function(groups, backend, **options)`` takes a list of images in groups of one shape, uint8
-    (n, height, width, channels), all of 1 or all of 3 channels, and gives an array or a list for
+    ``function(groups, backend, **options)`` takes a list of groups of images of one shape, uint8
+    (n, height, width, channels), all of 1 or all of 3 channels. It returns an array or a list for
     each output: a value for each image, in order.
     """
     meta = frame._meta if isinstance(frame, FrameBase) else frame
@@ -39,8 +37,8 @@ def in_batches(
     by_channels = functools.partial(
         _by_channels, function=function, backend=backend, options=options
     )
-    there = [name for name in outputs if name in frame.columns]
-    frame = frame.drop(columns=there) if there else frame
+    replaced = [name for name in outputs if name in frame.columns]
+    frame = frame.drop(columns=replaced) if replaced else frame
     return frame.images.map_batches(by_channels, outputs, batch_size=_BATCH_SIZE, keep_image=True)
 
 
@@ -50,11 +48,14 @@ def _by_channels(
     backend: BackendName,
     options: Mapping[str, Any],
 ) -> dict[str, Any]:
+    """Call ``function`` once for each run of groups with the same number of channels."""
     library = get_backend(backend)
     if isinstance(images, list):
         groups = [image[None] for image in images]
     elif library.numpy is np:
-        groups = [images[start : start + _AT_ONCE] for start in range(0, len(images), _AT_ONCE)]
+        groups = [
+            images[start : start + _GROUP_SIZE] for start in range(0, len(images), _GROUP_SIZE)
+        ]
     else:
         groups = [images]
     for group in groups:
@@ -68,12 +69,14 @@ def _by_channels(
                 f"an image has {group.shape[3]} channels: curate takes images of 1 or 3, as they "
                 "are read"
             )
-    alike = [list(same) for _, same in itertools.groupby(groups, lambda group: group.shape[3])]
-    made = [function(same, library, **options) for same in alike]
-    return {name: _joined([each[name] for each in made], library) for name in made[0]}
+    runs = itertools.groupby(groups, lambda group: group.shape[3])
+    results = [function(list(run), library, **options) for _, run in runs]
+    return {
+        name: _concatenate([result[name] for result in results], library) for name in results[0]
+    }
 
 
-def _joined(parts: list[Any], backend: Backend) -> Any:
+def _concatenate(parts: list[Any], backend: Backend) -> Any:
     if isinstance(parts[0], list):
         return [value for part in parts for value in part]
     return backend.numpy.concatenate(parts)

@@ -1,4 +1,4 @@
-"""``fingerprints``: hashes of the encoded bytes, of the pixels, and of what is seen."""
+"""``fingerprints``: hashes of the encoded bytes and of the pixels, and perceptual hashes (PDQ)."""
 
 from __future__ import annotations
 
@@ -54,42 +54,41 @@ def fingerprints(
     variants: Sequence[Variant] = (),
     storage_options: dict[str, Any] | None = None,
 ) -> Frame:
-    """Add hashes by which images can be compared.
+    """Add hashes that find equal or similar images.
 
     Parameters
     ----------
     frame
-        A dask, pandas or cuDF dataframe of :func:`~dask_image_ingest.read_webdataset_images`: with
-        a column of images, or for ``"bytes"`` alone with the columns ``__url__``, ``offset`` and
-        ``nbytes``, or references.
+        A dask, pandas or cuDF dataframe of :func:`~dask_image_ingest.read_webdataset_images`, with
+        a column of images. For ``"bytes"`` alone, references or the columns ``__url__``, ``offset``
+        and ``nbytes`` are enough.
     kinds
         Which to add.
 
         ``"bytes"``
-            xxh3-128 of the encoded image. Nothing is decoded: the bytes are read where the row
-            points to.
+            xxh3-128 of the encoded image. Nothing is decoded: the bytes are read from the shard.
         ``"pixels"``
             xxh3-128 of the shape and the decoded pixels: the same for one picture in two lossless
             formats.
         ``"pdq"``
-            PDQ of 256 bits, and its quality: nearly the same for a picture that was encoded again
-            or resized.
+            PDQ, a perceptual hash of 256 bits, and its quality: differs in few bits after encoding
+            again or resizing.
     variants
-        PDQ of the image mirrored or turned, as columns of their own: ``"mirrored"`` (left and
-        right), ``"flipped"`` (top and bottom), ``"rotated90"`` and ``"rotated270"``
-        (counter-clockwise), ``"rotated180"``, ``"transposed"``, ``"transversed"``.
+        Add PDQ of the image mirrored or turned, too: ``"mirrored"`` (left and right), ``"flipped"``
+        (top and bottom), ``"rotated90"`` and ``"rotated270"`` (counter-clockwise),
+        ``"rotated180"``, ``"transposed"``, ``"transversed"``.
     storage_options
-        For ``"bytes"`` of shards elsewhere; by default those of the read.
+        For ``"bytes"`` of remote shards; by default those of the read.
 
     Returns
     -------
     dataframe
-        ``frame`` with columns of strings, in place of those it has: ``fingerprint.bytes`` and
+        ``frame`` with columns of strings, added or replaced: ``fingerprint.bytes`` and
         ``fingerprint.pixels`` of 32 hexadecimal digits, ``fingerprint.pdq`` and
-        ``fingerprint.pdq_mirrored`` ... of 64, and ``fingerprint.pdq_quality``, uint8: 0 to 100,
-        below 50 too little detail to go by. Null where there is no image. Lazy if ``frame`` is:
-        hashes that a query leaves out are not computed, and filters on other columns run before any
-        image is decoded.
+        ``fingerprint.pdq_mirrored`` ... of 64; and ``fingerprint.pdq_quality``, uint8: 0 to 100,
+        below 50 too little detail to compare. Null where there is no image. Lazy if ``frame`` is:
+        hashes that a query does not use are not computed, and filters on other columns run before
+        any image is decoded.
 
     Raises
     ------
@@ -100,11 +99,10 @@ def fingerprints(
 
     Notes
     -----
-    xxh3 is no cryptographic hash: who can choose the bytes of an image can make two of one hash.
-    PDQ is that of ThreatExchange for the picture at 512 × 512, to which each side is brought first:
-    within 2 bits of its library's for such a picture. The library takes pictures of less than 512
-    pixels a side as they are, which makes 8 bits on average. Read photographs of many megapixels
-    with ``size=512, resize="longer"`` to have it faster.
+    xxh3 is not a cryptographic hash: an attacker can craft two images with the same one. PDQ is
+    that of ThreatExchange, of the image resized to 512 × 512: within 2 bits of its library's for an
+    image of that size. The library does not enlarge smaller images, where both differ by 8 bits on
+    average. Reading large photographs with ``size=512, resize="longer"`` makes PDQ faster.
 
     Examples
     --------
@@ -119,49 +117,49 @@ def fingerprints(
     chosen = list_of_names("kinds", kinds, "kinds of fingerprints")
     for kind in chosen:
         check_choice("kinds", kind, KINDS)
-    turned = check_variants(variants)
-    if turned and "pdq" not in chosen:
+    variants = check_variants(variants)
+    if variants and "pdq" not in chosen:
         raise ArgumentError("variants= are those of PDQ: have 'pdq' among kinds=")
     check_storage_options(storage_options)
     outputs = {column_of("pixels"): "string"} if "pixels" in chosen else {}
     if "pdq" in chosen:
         outputs |= {column_of("pdq"): "string", PDQ_QUALITY: "uint8"}
-        outputs |= {column_of("pdq", variant): "string" for variant in turned}
+        outputs |= {column_of("pdq", variant): "string" for variant in variants}
     if "bytes" in chosen:
         frame = _with_bytes(frame, storage_options)
     if not outputs:
         return frame
-    return in_batches(frame, _of_pixels, outputs, kinds=tuple(chosen), variants=turned)
+    return in_batches(frame, _pixel_hashes, outputs, kinds=tuple(chosen), variants=variants)
 
 
 def check_variants(variants: Any) -> tuple[Variant, ...]:
-    """The argument, if it is a list of variants.
+    """Check that the argument is a list of variants.
 
     Raises
     ------
     ArgumentError
     """
-    turned: list[Any] = list_of_names("variants", variants, "variants of images")
-    for variant in turned:
-        check_choice("variants", variant, tuple(VARIANTS))
-    return tuple(turned)
+    names: list[Any] = list_of_names("variants", variants, "variants of images")
+    for name in names:
+        check_choice("variants", name, tuple(VARIANTS))
+    return tuple(names)
 
 
-def _of_pixels(
+def _pixel_hashes(
     groups: Sequence[Any], backend: Backend, kinds: tuple[str, ...], variants: tuple[str, ...]
 ) -> dict[str, Any]:
-    made: dict[str, Any] = {}
+    columns: dict[str, Any] = {}
     if "pixels" in kinds:
         images = [image for group in groups for image in backend.host(group)]
-        made[column_of("pixels")] = [
+        columns[column_of("pixels")] = [
             _digest(np.array(image.shape, "<i4").tobytes(), image) for image in images
         ]
     if "pdq" in kinds:
-        (own, *others), made[PDQ_QUALITY] = pdq(groups, backend.numpy, variants)
-        made[column_of("pdq")] = _hexadecimal(own, backend)
-        for variant, hashes in zip(variants, others, strict=True):
-            made[column_of("pdq", variant)] = _hexadecimal(hashes, backend)
-    return made
+        (hashes, *of_variants), columns[PDQ_QUALITY] = pdq(groups, backend.numpy, variants)
+        columns[column_of("pdq")] = _hexadecimal(hashes, backend)
+        for variant, hashes in zip(variants, of_variants, strict=True):
+            columns[column_of("pdq", variant)] = _hexadecimal(hashes, backend)
+    return columns
 
 
 def _digest(*parts: Any) -> str:
@@ -172,17 +170,19 @@ def _digest(*parts: Any) -> str:
 
 
 def _hexadecimal(hashes: Any, backend: Backend) -> list[str]:
-    return [each.tobytes().hex() for each in backend.host(hashes)]
+    return [row.tobytes().hex() for row in backend.host(hashes)]
 
 
 def _with_bytes(frame: Any, storage_options: dict[str, Any] | None) -> Any:
+    """Add hashes of the encoded images, found by references, pointer columns or the scan's plan."""
     name = column_of("bytes")
     frame = frame.drop(columns=name) if name in frame.columns else frame
     meta = frame._meta if isinstance(frame, FrameBase) else frame
     lazy = isinstance(frame, FrameBase)
     if lazy and storage_options is None:
         storage_options = source_options_of(frame)
-    references = [each for each, d in meta.dtypes.items() if backend_of(meta).is_references(d)]
+    backend = backend_of(meta)
+    references = [name for name, dtype in meta.dtypes.items() if backend.is_references(dtype)]
     if not references and {*POINTER} <= {*meta.columns}:
         if not lazy:
             return _hash_bytes(frame, None, storage_options)
@@ -202,8 +202,8 @@ def _with_bytes(frame: Any, storage_options: dict[str, Any] | None) -> Any:
     rows, images = found
     image = next(iter(images))
     hashed = _hashed(rows.expr, (image,), image, storage_options)
-    made = new_collection(Decode(hashed.expr, tuple(images.values())))
-    return made[[*frame.columns, name]]
+    decoded = new_collection(Decode(hashed.expr, tuple(images.values())))
+    return decoded[[*frame.columns, name]]
 
 
 def _hashed(expr: Any, inputs: tuple[str, ...], reference: str | None, storage_options: Any) -> Any:
@@ -214,14 +214,15 @@ def _hashed(expr: Any, inputs: tuple[str, ...], reference: str | None, storage_o
 
 
 def _hash_bytes(frame: Any, reference: str | None, storage_options: dict[str, Any] | None) -> Any:
-    """A partition with hashes of encoded images, by a column of references or by pointers."""
+    """A partition with hashes of the images of its reference column, or of its pointer columns."""
     backend = backend_of(frame)
     if reference is None:
-        told = references_of_pointers(frame)
+        structs = references_of_pointers(frame)
     else:
-        told = references_of(frame, reference)
+        structs = references_of(frame, reference)
     references = [
-        ImageReference(None) if row is None else ImageReference(**row) for row in told.to_pylist()
+        ImageReference(None) if row is None else ImageReference(**row)
+        for row in structs.to_pylist()
     ]
     encoded = fetch_encoded(references, storage_options)
     rows = [row for row, data in enumerate(encoded) if not isinstance(data, Header)]

@@ -12,26 +12,26 @@ _WEIGHTS = (0.299, 0.587, 0.114)
 
 
 class Taps(NamedTuple):
-    """A linear filter along an axis: of which old pixels each new one is made.
+    """A sparse linear filter along an axis: the old pixels that make each new one.
 
-    Few old pixels have a part in a new one. A matrix product would multiply hundreds of zeros for
-    each, on threads of BLAS beside those that decode.
+    A dense matrix product would mostly multiply zeros, on threads of BLAS that compete with those
+    that decode.
     """
 
     pixels: Any  # (new, taps), int64
     weights: Any  # (new, taps), float32
 
     def reverse(self, length: int) -> Taps:
-        """The same for an axis of this length that runs the other way."""
+        """The same filter for the reversed axis, which has ``length`` pixels."""
         return Taps(length - 1 - self.pixels, self.weights)
 
 
 def make_taps(matrix: np.ndarray, xp: Any) -> Taps:
-    """The taps of a filter that is given as a matrix (new, old)."""
-    there = matrix != 0
-    first = there.argmax(axis=1)
-    last = matrix.shape[1] - there[:, ::-1].argmax(axis=1)
-    pixels = first[:, None] + np.arange((last - first).max())
+    """The taps of a filter given as a matrix (new, old)."""
+    is_used = matrix != 0
+    start = is_used.argmax(axis=1)
+    stop = matrix.shape[1] - is_used[:, ::-1].argmax(axis=1)
+    pixels = start[:, None] + np.arange((stop - start).max())
     inside = pixels < matrix.shape[1]
     pixels = np.minimum(pixels, matrix.shape[1] - 1)
     weights = np.where(inside, np.take_along_axis(matrix, pixels, axis=1), 0)
@@ -51,7 +51,7 @@ def reduced_luma(images: Any, rows: Taps, columns: Taps, xp: Any) -> Any:
         NumPy or CuPy.
     """
     count, height, width, channels = images.shape
-    # Rows first, and in one piece: few of the pixels are ever made floats.
+    # Rows first, on uint8 and with all channels at once: fewer pixels are converted to floats.
     reduced = _filtered(images.reshape(count, height, width * channels), rows)
     reduced = reduced.reshape(count, -1, width, channels)
     if channels == 1:
@@ -62,21 +62,21 @@ def reduced_luma(images: Any, rows: Taps, columns: Taps, xp: Any) -> Any:
 
 
 def _filtered(values: Any, taps: Taps) -> Any:
-    """(n, old, length) to (n, new, length)."""
-    made = values[:, taps.pixels[:, 0]] * taps.weights[:, :1]
+    """Filter along axis 1: (n, old, length) → (n, new, length)."""
+    result = values[:, taps.pixels[:, 0]] * taps.weights[:, :1]
     for tap in range(1, taps.pixels.shape[1]):
-        made += values[:, taps.pixels[:, tap]] * taps.weights[:, tap : tap + 1]
-    return made
+        result += values[:, taps.pixels[:, tap]] * taps.weights[:, tap : tap + 1]
+    return result
 
 
 @functools.lru_cache(maxsize=1024)
 def area_taps(length: int, shorter: int, xp: Any) -> Taps:
-    """Means over the area that each of ``shorter`` new pixels covers."""
+    """Area-mean downsampling of an axis from ``length`` to ``shorter`` pixels."""
     return make_taps(area_weights(length, shorter), xp)
 
 
 def area_weights(length: int, shorter: int) -> np.ndarray:
-    """The same as a matrix (shorter, length)."""
+    """Area-mean downsampling as a matrix (shorter, length)."""
     edges = np.linspace(0, length, shorter + 1)
     pixels = np.arange(length)
     start = np.maximum(edges[:-1, None], pixels)

@@ -1,4 +1,4 @@
-"""``quality`` and ``issues``: what can be told of images without a model."""
+"""``quality``, ``issues`` and ``issue_summary``: signals of image quality that need no model."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from dask_image_ingest.dataset import Frame
 from dask_image_ingest.errors import ArgumentError
 from dask_image_ingest.frames import Backend, backend_of
 
-#: Issue → signal and cleanvision's threshold (0.3.7).
+#: Issue → signal and the threshold below which it holds, as in cleanvision 0.3.7.
 BELOW = {
     "dark": ("dark", 0.32),
     "light": ("light", 0.05),
@@ -26,12 +26,12 @@ BELOW = {
     "odd_aspect": ("aspect", 0.35),
 }
 
-#: Of ``quality.grayscale``: what is seen, where cleanvision looks at the file's mode.
-LEAST_GRAYSCALE = 0.96
+#: Threshold of ``quality.grayscale``, which looks at pixels; cleanvision looks at the file's mode.
+MIN_GRAYSCALE = 0.96
 
 _RANGES = 3.0  # odd sizes lie so many interquartile ranges outside the quartiles
 
-# Of the shape alone.
+# Signals that need no pixels.
 _SHAPE_SIGNALS = ("aspect", "area")
 
 _ISSUES = (
@@ -42,7 +42,7 @@ _ISSUES = (
 
 
 def quality(frame: Frame) -> Frame:
-    """Add columns of signals of image quality, none of which needs a model.
+    """Add columns with signals of image quality; none needs a model.
 
     Parameters
     ----------
@@ -54,10 +54,10 @@ def quality(frame: Frame) -> Frame:
     Returns
     -------
     dataframe
-        ``frame`` with these columns, in place of those it has, float32, the last two float64; null
-        where there is no image. Lazy if ``frame`` is: signals that a query leaves out are not
-        computed, filters on other columns run before any image is decoded, and ``quality.aspect``
-        and ``quality.area`` need no decode.
+        ``frame`` with these columns, added or replaced, float32, the last two float64; null where
+        there is no image. Lazy if ``frame`` is: signals that a query does not use are not computed,
+        filters on other columns run before any image is decoded, and ``quality.aspect`` and
+        ``quality.area`` need no decode.
 
         ``quality.dark``
             99th percentile of brightness, 0 to 1: low if even the brightest parts are dark.
@@ -70,19 +70,19 @@ def quality(frame: Frame) -> Frame:
             Pillow's ``FIND_EDGES`` of the luma at up to 64 × 64, and s = 1 - exp(-0.01 d), d the
             standard deviation of that picture's histogram; s up to 0.18 counts as 0 (cleanvision).
         ``quality.entropy``
-            Bits of Shannon's entropy of the histogram of all channels, 0 to 9.58 (of one channel,
+            Shannon entropy, in bits, of the histogram of all channels, 0 to 9.58 (of one channel,
             0 to 8), as ``PIL.Image.entropy``.
         ``quality.contrast``
             Standard deviation of brightness, 0 to 0.5 (RMS contrast, Peli 1990).
         ``quality.grayscale``
             1 - 99th percentile of (largest - smallest channel) / 255, 0 to 1: 1 if no pixel has a
-            colour, however the file stores it. High also for pictures that are nearly black or
-            nearly white, whose colours are all faint.
+            colour, even if the file stores RGB. High also for nearly black or nearly white
+            images, whose colours are all faint.
         ``quality.aspect``
             min(width / height, height / width), 0 to 1.
         ``quality.area``
-            Pixels: height × width, of the image as it is stored, or as it was read where the frame
-            has no columns ``height`` and ``width``.
+            Pixels: height × width of the stored image; of the image as read if the frame has no
+            columns ``height`` and ``width``.
 
     Raises
     ------
@@ -93,10 +93,10 @@ def quality(frame: Frame) -> Frame:
 
     Notes
     -----
-    Histograms are of every k-th row and column, k = ceil(longer side / 128): levels differ from
-    those of all pixels by about a percent. The small picture for ``quality.blur`` is made of area
-    means, of at least 3 × 3 pixels of each area if it has them, cleanvision's by Pillow's bicubic
-    filter. Of images that are read with ``size=`` it is the resized ones that are measured.
+    Histograms use every k-th row and column, k = ceil(longer side / 128), which changes levels by
+    about a percent. The small image for ``quality.blur`` is made by area means, of at least 3 × 3
+    pixels each where there are so many; cleanvision uses Pillow's bicubic filter. If images are
+    read with ``size=``, the resized images are measured.
 
     Examples
     --------
@@ -107,17 +107,17 @@ def quality(frame: Frame) -> Frame:
     1    0001          0.89          0.67             1.0
     """
     check_frame(frame._meta if isinstance(frame, FrameBase) else frame)
-    made = _with_signals(frame, [*PIXEL_SIGNALS, *_SHAPE_SIGNALS])
-    if "quality.area" not in made.columns:
+    result = _with_signals(frame, [*PIXEL_SIGNALS, *_SHAPE_SIGNALS])
+    if "quality.area" not in result.columns:
         raise ArgumentError(
             "the frame has neither images nor the columns 'height' and 'width', as "
             "read_webdataset_images gives them"
         )
-    return made
+    return result
 
 
 def _with_signals(frame: Any, signals: Sequence[str]) -> Any:
-    """``frame`` with those of some signals that can be made of it."""
+    """Add those of ``signals`` that the frame's columns allow."""
     meta = frame._meta if isinstance(frame, FrameBase) else frame
     has_images = any(map(backend_of(meta).is_images, meta.dtypes))
     shape = [name for name in signals if name in _SHAPE_SIGNALS]
@@ -140,19 +140,19 @@ def _with_signals(frame: Any, signals: Sequence[str]) -> Any:
 
 
 def issues(frame: Frame) -> Frame:
-    """Add boolean columns for images that are likely to be of no use.
+    """Add boolean columns that flag images likely to be useless.
 
     Parameters
     ----------
     frame
-        A dask, pandas or cuDF dataframe with the columns of :func:`quality`, of which missing ones
-        are made of its images. Without images, it gets the issues whose signal it has.
+        A dask, pandas or cuDF dataframe with the columns of :func:`quality`; missing ones are
+        computed from its images. Without images, it gets the issues of the signals it has.
 
     Returns
     -------
     dataframe
-        ``frame`` with boolean columns, in place of those it has, null where the signal is. Lazy if
-        ``frame`` is. Thresholds are those of cleanvision 0.3.7, but for the last:
+        ``frame`` with boolean columns, added or replaced, null where the signal is. Lazy if
+        ``frame`` is. Thresholds are those of cleanvision 0.3.7, except the last:
 
         ``issue.dark``
             ``quality.dark`` < 0.32
@@ -166,15 +166,15 @@ def issues(frame: Frame) -> Frame:
             ``quality.aspect`` < 0.35
         ``issue.odd_size``
             sqrt(``quality.area``) lies more than 3 interquartile ranges outside the quartiles of
-            this frame. Headers of all rows are read for that.
+            this frame. That reads the headers of all rows.
         ``issue.grayscale``
-            ``quality.grayscale`` > 0.96. cleanvision goes by the mode of the file. This finds grey
-            pictures that are stored as RGB, and takes nearly black or white ones for grey, too.
+            ``quality.grayscale`` > 0.96. cleanvision looks at the mode of the file. This also finds
+            grey images stored as RGB, and flags nearly black or white ones.
 
     Raises
     ------
     ArgumentError
-        If the frame has nothing that signals could be made of.
+        If the frame has neither images nor signals nor shapes.
 
     Examples
     --------
@@ -187,8 +187,8 @@ def issues(frame: Frame) -> Frame:
     signals = [*PIXEL_SIGNALS, *_SHAPE_SIGNALS]
     missing = [name for name in signals if f"quality.{name}" not in frame.columns]
     frame = _with_signals(frame, missing)
-    there = {name for name in signals if f"quality.{name}" in frame.columns}
-    if not there:
+    available = {name for name in signals if f"quality.{name}" in frame.columns}
+    if not available:
         raise ArgumentError(
             "the frame has neither images nor signals of quality(), nor the columns 'height' and "
             "'width', as read_webdataset_images gives them"
@@ -196,37 +196,38 @@ def issues(frame: Frame) -> Frame:
     added = {
         f"issue.{name}": frame[f"quality.{signal}"] < threshold
         for name, (signal, threshold) in BELOW.items()
-        if signal in there
+        if signal in available
     }
-    if "area" in there:
+    if "area" in available:
         added["issue.odd_size"] = _has_odd_size(frame["quality.area"])
-    if "grayscale" in there:
-        added["issue.grayscale"] = frame["quality.grayscale"] > LEAST_GRAYSCALE
+    if "grayscale" in available:
+        added["issue.grayscale"] = frame["quality.grayscale"] > MIN_GRAYSCALE
     return frame.assign(**{name: added[name] for name in _ISSUES if name in added})
 
 
 def issue_summary(frame: Any) -> pd.DataFrame:
     """Count the images that have each issue; computed at once.
 
-    Where the frame has images and no signals, all are decoded for it, and again for what follows.
+    If the frame has images but no signals, this decodes all images, and later uses decode them
+    again.
 
     Parameters
     ----------
     frame
-        A dask, pandas or cuDF dataframe with the columns of :func:`issues`, which are added where
-        they are missing.
+        A dask, pandas or cuDF dataframe with the columns of :func:`issues`; if it has none, they
+        are computed.
 
     Returns
     -------
     pandas.DataFrame
-        A row for each issue: ``rows``, int64, how many have it; ``share``, float64, of those for
-        which it is known; ``unknown``, int64, for how many it is not, as of images that can't be
-        decoded.
+        A row for each issue: ``rows``, int64, the rows that have it; ``share``, float64, of the
+        rows where it is not null; ``unknown``, int64, the rows where it is null, such as images
+        that cannot be decoded.
 
     Raises
     ------
     ArgumentError
-        If the frame has nothing that signals could be made of.
+        If the frame has neither images nor signals nor shapes.
 
     Examples
     --------
@@ -239,30 +240,31 @@ def issue_summary(frame: Any) -> pd.DataFrame:
     if not any(name in frame.columns for name in _ISSUES):
         frame = issues(frame)
     names = [name for name in _ISSUES if name in frame.columns]
-    told = frame[names]
-    found, known, rows = dask.compute(told.sum(), told.count(), told.index.size)
-    found, known = (pd.Series(counts.to_dict(), dtype="int64") for counts in (found, known))
-    columns = {"rows": found, "share": found / known.clip(lower=1), "unknown": int(rows) - known}
+    flags = frame[names]
+    true, valid, rows = dask.compute(flags.sum(), flags.count(), flags.index.size)
+    true, valid = (pd.Series(counts.to_dict(), dtype="int64") for counts in (true, valid))
+    columns = {"rows": true, "share": true / valid.clip(lower=1), "unknown": int(rows) - valid}
     summary = pd.DataFrame(columns).loc[names]
     return summary.rename(index=lambda name: name.removeprefix("issue."))
 
 
 def _signals(groups: Sequence[Any], backend: Backend, names: tuple[str, ...]) -> dict[str, Any]:
-    made: dict[str, Any] = {}
+    signals: dict[str, Any] = {}
     if not set(names) <= set(_SHAPE_SIGNALS):
-        made = pixel_signals(groups, backend.numpy)
+        signals = pixel_signals(groups, backend.numpy)
     if set(names) & set(_SHAPE_SIGNALS):
         shapes = np.array([group.shape[1:3] for group in groups for _ in group], np.float64)
-        made["aspect"] = backend.numpy.asarray(shapes.min(axis=1) / shapes.max(axis=1))
-        made["area"] = backend.numpy.asarray(shapes.prod(axis=1))
-    return {f"quality.{name}": made[name] for name in names}
+        signals["aspect"] = backend.numpy.asarray(shapes.min(axis=1) / shapes.max(axis=1))
+        signals["area"] = backend.numpy.asarray(shapes.prod(axis=1))
+    return {f"quality.{name}": signals[name] for name in names}
 
 
 def _has_odd_size(areas: Any) -> Any:
-    """Mark areas that are far from the usual ones of their column; lazy if it is."""
+    """Flag the outliers of a column of areas; lazy if it is."""
     if not isinstance(areas, FrameBase):
         return _is_outside(areas, _limits(_count(areas)))
-    # No scalars: dask's head of a comparison would ask them for their first rows.
+    # The limits are a frame, not scalars: Dask pushes head() into the operands of a comparison, and
+    # scalars have none.
     limits = areas.reduction(_count, combine=_add, aggregate=_limits, meta=_limits(_NO_COUNTS))
     meta = _is_outside(areas._meta, limits._meta)
     return areas.map_partitions(_is_outside, limits, meta=meta, align_dataframes=False)
@@ -278,7 +280,7 @@ _NO_COUNTS = pd.DataFrame({"side": np.empty(0), "rows": np.empty(0, "int64")})
 
 
 def _count(areas: Any) -> pd.DataFrame:
-    """Count each side, on the host: exact, whatever the partitions are."""
+    """Count the rows of each side length, on the host: exact for any partitions."""
     counts = areas.dropna().value_counts()
     counts = counts.to_pandas() if hasattr(counts, "to_pandas") else counts
     side = counts.index.to_numpy("float64") ** 0.5
@@ -290,19 +292,19 @@ def _add(counts: pd.DataFrame) -> pd.DataFrame:
 
 
 def _limits(counts: pd.DataFrame) -> pd.DataFrame:
-    """The least and the largest usual side."""
+    """The smallest and the largest side that is not an outlier, in two rows; NaN of no rows."""
     if not len(counts):
         return pd.DataFrame({"side": [np.nan, np.nan]})
     counts = _add(counts)
     first, third = _quantile(counts, 0.25), _quantile(counts, 0.75)
-    beyond = _RANGES * (third - first)
-    return pd.DataFrame({"side": [first - beyond, third + beyond]})
+    margin = _RANGES * (third - first)
+    return pd.DataFrame({"side": [first - margin, third + margin]})
 
 
 def _quantile(counts: pd.DataFrame, share: float) -> float:
-    """As ``numpy.percentile`` of the values themselves."""
+    """Quantile of the counted sides, interpolated as by ``numpy.percentile``."""
     ends = counts["rows"].to_numpy().cumsum()
-    place = share * (ends[-1] - 1)
-    around = np.searchsorted(ends, [int(place), int(np.ceil(place))], "right")
+    position = share * (ends[-1] - 1)
+    around = np.searchsorted(ends, [int(position), int(np.ceil(position))], "right")
     below, above = counts["side"].to_numpy()[around]
-    return float(below + (above - below) * (place % 1))
+    return float(below + (above - below) * (position % 1))

@@ -1,4 +1,7 @@
-"""A page that shows what curation has found."""
+"""Curation report: an HTML page with the distribution of each signal and examples of images.
+
+In: a frame with columns of ``curate``. Out: one HTML file that needs nothing else.
+"""
 
 from dask_image_ingest.curate.report.report import Report, report
 

@@ -1,4 +1,4 @@
-"""``report``: one page that shows what curation has found."""
+"""``report``: an HTML page with the results of curation."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ import numpy as np
 import pandas as pd
 
 from dask_image_ingest.arguments import check_frame, check_path, check_storage_options
-from dask_image_ingest.curate.duplicates.verdicts import identity_of
+from dask_image_ingest.curate.duplicates.verdicts import resolve_identity
 from dask_image_ingest.curate.embeddings.vectors import check_vectors
-from dask_image_ingest.curate.pixels.quality import BELOW, LEAST_GRAYSCALE
+from dask_image_ingest.curate.pixels.quality import BELOW, MIN_GRAYSCALE
 from dask_image_ingest.curate.report.summary import Plan, Summary, summarize
 from dask_image_ingest.dask_internals import FrameBase
 from dask_image_ingest.dataset import POINTER, decode_images
@@ -31,14 +31,15 @@ from dask_image_ingest.view import (
     write_page,
 )
 
-_WORST = 12
+_WORST = 12  # images shown of each end of a signal
 _GROUPS = 12
-_OF_A_GROUP = 8
-_POINTS = 2000
+_ROWS_OF_GROUP = 8
+_POINTS = 2000  # of the map
 _THUMBNAIL = 120
 _BINS = 24
 
-# Where columns are signals, and which ends of them are the worst: True is the highest.
+# Columns that are signals, by name or, with a dot at the end, by prefix; and which of their ends
+# are bad: True for the highest values, False for the lowest.
 _SIGNALS = {
     "quality.": (False,),
     "fingerprint.pdq_quality": (False,),
@@ -51,7 +52,7 @@ _SIGNALS = {
 }
 _ENDS = {"quality.grayscale": (True,), "quality.area": (False, True)}
 
-# Columns of truth values, and which of the two drops a row.
+# Boolean columns, by name or prefix, and the value with which they drop a row.
 _RULES = {
     "issue.": True,
     "overlap.found": True,
@@ -59,15 +60,16 @@ _RULES = {
     "semantic.keep": False,
 }
 
-# Groups, what tells how far their rows are from the one that stays, and whether large is far.
+# Column of group numbers → the column of distances to the kept row, and whether the largest (True)
+# or the smallest values are the farthest.
 _GROUPED = {
     "duplicate.group": ("duplicate.distance", True),
     "semantic.group": ("semantic.similarity", False),
 }
 
-# For each signal the threshold of its issue, and whether what is above it is bad.
+# Signal → the threshold of its issue, and whether values above it (True) or below it are bad.
 _THRESHOLDS = {f"quality.{signal}": (least, False) for signal, least in BELOW.values()} | {
-    "quality.grayscale": (LEAST_GRAYSCALE, True)
+    "quality.grayscale": (MIN_GRAYSCALE, True)
 }
 
 _STYLE = """
@@ -88,25 +90,25 @@ h3 { font-size: 13px; margin: 18px 0 8px; }
 .dii-map { width: 100%; max-width: 820px; height: auto; border-radius: 10px;
   border: 1px solid color-mix(in srgb, currentColor 14%, transparent); }
 .dii-map circle { fill: var(--bar); fill-opacity: .55; }
-.dii-map .dii-gone { fill: #d64545; }
+.dii-map .dii-dropped { fill: #d64545; }
 """
 
 
 @dataclass(frozen=True)
 class Report:
-    """The content of a report; a notebook displays it, and each of its parts.
+    """A report. A notebook displays it, and each of its parts.
 
     Attributes
     ----------
     rules
-        A row for each rule: ``rows`` that it drops, their ``share``, and how many it drops
-        ``alone``; the last row is that of all rules together.
+        A row for each rule: ``rows`` that it drops, their ``share``, and how many no other rule
+        drops, ``alone``. The last row is for all rules together.
     signals
-        For each signal its histogram.
+        The histogram of each signal.
     worst
-        For each signal its worst images.
+        The worst images of each signal.
     groups
-        For ``"duplicate"`` and ``"semantic"`` the groups that are least alike.
+        For ``"duplicate"`` and ``"semantic"``, the groups with the largest differences.
     html
         The page.
     """
@@ -127,7 +129,7 @@ class Report:
 
 @dataclass(frozen=True)
 class ReportPart:
-    """A part of a report, which a notebook displays."""
+    """A part of a report. A notebook displays it."""
 
     html: str
     height: int = 360
@@ -140,7 +142,7 @@ class ReportPart:
 
 
 def _in_frame(html: str, height: int) -> str:
-    # In a frame of its own: the page's style is not for the notebook.
+    # An iframe keeps the page's style from the rest of the notebook.
     return f'<iframe srcdoc="{escape(html)}" width="100%" height="{height}"></iframe>'
 
 
@@ -152,11 +154,11 @@ def report(
     identity: str | None = None,
     storage_options: dict[str, Any] | None = None,
 ) -> Report:
-    """Write a page that shows what curation has found; computed at once.
+    """Show the results of curation on one HTML page; computed at once.
 
-    Histograms of each signal, in red what lies beyond its threshold, with the worst 12 images;
-    how many rows each rule drops; the groups of duplicates whose rows are least alike, side by
-    side; a map of the embeddings.
+    The page has a histogram of each signal, red beyond its threshold, with the worst 12 images; how
+    many rows each rule drops; the groups of duplicates with the largest differences, side by side;
+    and a map of the embeddings.
 
     Parameters
     ----------
@@ -167,11 +169,11 @@ def report(
         ``nbytes`` of :func:`dask_image_ingest.read_webdataset_images`, or else images or
         references.
     path
-        The page to write, which needs no other file; by default none is written.
+        The file to write, which needs no other file; by default none is written.
     column
-        The column of vectors for the map, where the frame has it.
+        The column of vectors for the map, if the frame has it.
     identity
-        A column of unique values by which rows are told apart, for frames without ``__url__`` and
+        A column of unique values that identifies rows, for frames without ``__url__`` and
         ``__key__``.
     storage_options
         For the images of remote shards; by default those of the read.
@@ -179,24 +181,24 @@ def report(
     Returns
     -------
     Report
-        With the table ``rules``, and ``signals``, ``worst`` and ``groups`` by their names; a
-        notebook displays each of them, and the page.
+        With the table ``rules``, and the mappings ``signals``, ``worst`` and ``groups``; a notebook
+        displays each of their parts, and the page.
 
     Raises
     ------
     ArgumentError
-        If the frame has none of these columns, or nothing by which its images are found; if
+        If the frame has none of these columns, or no images, references or pointer columns; if
         ``path`` is a file that the frame reads.
     ExportError
         If the page can't be written.
 
     Notes
     -----
-    The frame's columns are computed once: a frame with images is decoded, once, for columns that
-    are not stored. Only images that are shown are decoded after that, from where their rows point
-    to. In frames without these columns they are found by key and URL, so that rows of the same key
-    elsewhere are decoded too. The map has the first two principal components of up to 2,000 vectors
-    at length one, drawn by a hash of what rows are told apart by.
+    The frame's columns are computed once; if they are not stored, that decodes each image once.
+    Then only the images on the page are decoded, by the row's URL, offset and size. In frames
+    without these columns, images are found by key and URL; other rows with the same key are then
+    decoded too. The map has the first two principal components of up to 2,000 unit vectors, drawn
+    by a hash of the row's identity.
 
     Examples
     --------
@@ -206,13 +208,13 @@ def report(
     """
     check_frame(frame._meta if isinstance(frame, FrameBase) else frame)
     check_storage_options(storage_options)
-    known_by = identity_of(frame, identity)
+    id_columns = resolve_identity(frame, identity)
     if column != "embedding":
         check_vectors(frame, column)
     if path is not None:
         check_path("path", path)
         refuse_source(frame, path)
-    plan = _plan(frame, column, known_by)
+    plan = _plan(frame, column, id_columns)
     if not plan.columns:
         raise ArgumentError(
             "the frame has no column of quality(), issues(), fingerprints(), duplicates(), "
@@ -220,30 +222,32 @@ def report(
         )
     if storage_options is None and isinstance(frame, FrameBase):
         storage_options = source_options_of(frame)
-    facts = [name for name in ("format", "height", "width") if name in frame.columns]
-    is_pointed = {*POINTER, "__key__"} <= set(frame.columns)
-    pointers = [*dict.fromkeys([*known_by, *(POINTER if is_pointed else ())]), *facts]
-    images = None if is_pointed else _images(frame, [*known_by, *facts], storage_options)
-    found = summarize(frame, plan, pointers)
-    rules = _rules(found, plan)
+    header = [name for name in ("format", "height", "width") if name in frame.columns]
+    has_pointers = {*POINTER, "__key__"} <= set(frame.columns)
+    pointers = [*dict.fromkeys([*id_columns, *(POINTER if has_pointers else ())]), *header]
+    images = None if has_pointers else _images(frame, [*id_columns, *header], storage_options)
+    summary = summarize(frame, plan, pointers)
+    rules = _rules(summary, plan)
     grouped = {
-        name.partition(".")[0]: (name, _group_rows(frame, name, found, plan, pointers))
+        name.partition(".")[0]: (name, _group_rows(frame, name, summary, plan, pointers))
         for name in plan.groups
     }
-    rows = [*found.worst.values(), *(some for _, some in grouped.values())]
-    pictures = _Pictures(rows, known_by, images, storage_options)
-    signals = {name: _histogram(name, found.values[name].sort_index()) for name in plan.signals}
-    worst = {name: _worst_part(name, found, plan, pictures) for name in plan.signals}
+    shown_rows = [*summary.worst.values(), *(rows for _, rows in grouped.values())]
+    thumbnails = _RowThumbnails(shown_rows, id_columns, images, storage_options)
+    signals = {name: _histogram(name, summary.values[name].sort_index()) for name in plan.signals}
+    worst = {name: _worst_part(name, summary, plan, thumbnails) for name in plan.signals}
     groups = {
-        kind: _groups_part(name, some, found, pictures) for kind, (name, some) in grouped.items()
+        kind: _groups_part(name, rows, summary, thumbnails)
+        for kind, (name, rows) in grouped.items()
     }
+    points = summary.points
     body = (
-        f'<h1>Curation</h1><p class="dii-lead">{found.rows:,} rows · all rules drop '
+        f'<h1>Curation</h1><p class="dii-lead">{summary.rows:,} rows · all rules drop '
         f"{rules['rows'].iloc[-1]:,}</p>"
         + _rules_part(rules)
         + _signals_part(signals, worst)
         + "".join(groups.values())
-        + (_map_part(found.points) if found.points is not None and len(found.points) > 2 else "")
+        + (_map_part(points) if points is not None and len(points) > 2 else "")
     )
     html = page("Curation", body, _STYLE)
     if path is not None:
@@ -263,21 +267,30 @@ def _plan(frame: Any, column: str, identity: tuple[str, ...]) -> Plan:
     signals = {
         name: _ENDS.get(name, ends)
         for name in names
-        for known, ends in _SIGNALS.items()
-        if _is_of(name, known) and pd.api.types.is_numeric_dtype(meta.dtypes[name])
+        for pattern, ends in _SIGNALS.items()
+        if _matches(name, pattern) and pd.api.types.is_numeric_dtype(meta.dtypes[name])
     }
-    rules = {name: goes for name in names for known, goes in _RULES.items() if _is_of(name, known)}
-    groups = {name: about for name, about in _GROUPED.items() if {name, about[0]} <= set(names)}
+    rules = {
+        name: drops
+        for name in names
+        for pattern, drops in _RULES.items()
+        if _matches(name, pattern)
+    }
+    groups = {
+        name: (distance, largest)
+        for name, (distance, largest) in _GROUPED.items()
+        if {name, distance} <= set(names)
+    }
     vectors = column if column in names else None
     return Plan(signals, rules, groups, vectors, identity, _WORST, _POINTS)
 
 
-def _is_of(name: str, known: str) -> bool:
-    return name.startswith(known) if known[-1] == "." else name == known
+def _matches(name: str, pattern: str) -> bool:
+    return name.startswith(pattern) if pattern[-1] == "." else name == pattern
 
 
 def _images(frame: Any, columns: list[str], storage_options: dict[str, Any] | None) -> Any:
-    """Columns of a frame beside its images, which are made small."""
+    """``columns`` of a frame, with small images from its images or references."""
     meta = frame._meta if isinstance(frame, FrameBase) else frame
     backend = backend_of(meta)
     names = [name for name, dtype in meta.dtypes.items() if backend.is_images(dtype)]
@@ -300,17 +313,17 @@ def _images(frame: Any, columns: list[str], storage_options: dict[str, Any] | No
     )  # fmt: skip
 
 
-def _rules(found: Summary, plan: Plan) -> pd.DataFrame:
+def _rules(summary: Summary, plan: Plan) -> pd.DataFrame:
     rows = {
         name: (
-            sum(count for pattern, count in found.patterns.items() if name in pattern),
-            found.patterns[(name,)],
+            sum(count for pattern, count in summary.patterns.items() if name in pattern),
+            summary.patterns[(name,)],
         )
         for name in plan.rules
     }
-    rows["all rules"] = (sum(found.patterns.values()), 0)
+    rows["all rules"] = (sum(summary.patterns.values()), 0)
     table = pd.DataFrame.from_dict(rows, orient="index", columns=["rows", "alone"])
-    table.insert(1, "share", table["rows"] / max(found.rows, 1))
+    table.insert(1, "share", table["rows"] / max(summary.rows, 1))
     return table
 
 
@@ -329,8 +342,12 @@ def _rules_part(rules: pd.DataFrame) -> str:
     )
 
 
-class _Pictures:
-    """Thumbnails of rows, each decoded once."""
+class _RowThumbnails:
+    """Thumbnails of the rows on the page, by identity; each is decoded once.
+
+    ``images`` is a frame that contains the rows, with their images; None if the rows have pointer
+    columns.
+    """
 
     def __init__(
         self,
@@ -351,18 +368,19 @@ class _Pictures:
                 images = images[images[name].isin(rows[name].unique().tolist())]
             rows = images.compute() if isinstance(images, FrameBase) else images
         sheet = make_thumbnails(rows, max(len(rows), 1), _THUMBNAIL, identity[:1], storage_options)
-        told = backend_of(rows).to_arrow(rows[self._identity]).to_pandas(types_mapper=pandas_type)
-        self._cards = dict(zip(self._places(told), sheet.cards, strict=True))
+        ids = backend_of(rows).to_arrow(rows[self._identity]).to_pandas(types_mapper=pandas_type)
+        self._cards = dict(zip(self._ids(ids), sheet.cards, strict=True))
 
-    def sheet(self, rows: pd.DataFrame, texts: list[str]) -> str:
-        """A sheet of these rows, with a text below each."""
+    def sheet(self, rows: pd.DataFrame, captions: list[str]) -> str:
+        """HTML of the rows' thumbnails, with a caption below each."""
         cards = [
-            replace(self._cards[place], texts={**self._cards[place].texts, "": text})
-            for place, text in zip(self._places(rows), texts, strict=True)
+            replace(self._cards[id_], texts={**self._cards[id_].texts, "": caption})
+            for id_, caption in zip(self._ids(rows), captions, strict=True)
         ]
         return Thumbnails(cards, _THUMBNAIL).html()
 
-    def _places(self, rows: pd.DataFrame) -> list[tuple[Any, ...]]:
+    def _ids(self, rows: pd.DataFrame) -> list[tuple[Any, ...]]:
+        # -1 for nulls, which are not equal to themselves.
         return [
             tuple(-1 if pd.isna(value) else value for value in row)
             for row in rows[self._identity].itertuples(index=False)
@@ -377,14 +395,14 @@ def _signals_part(signals: dict[str, str], worst: dict[str, str]) -> str:
     return '<h2 class="dii-part">Signals</h2>' + "".join(parts) if parts else ""
 
 
-def _worst_part(name: str, found: Summary, plan: Plan, pictures: _Pictures) -> str:
+def _worst_part(name: str, summary: Summary, plan: Plan, thumbnails: _RowThumbnails) -> str:
     sheets = []
     for highest in plan.signals[name]:
-        rows = found.worst[name, highest]
+        rows = summary.worst[name, highest]
         if len(rows):
             title = f"{len(rows)} {'highest' if highest else 'lowest'}"
-            texts = [f"{value:,.0f}" if value > 1e4 else f"{value:.4g}" for value in rows["value"]]
-            sheets.append(f"<h3>{title}</h3>{pictures.sheet(rows, texts)}")
+            values = [f"{value:,.0f}" if value > 1e4 else f"{value:.4g}" for value in rows["value"]]
+            sheets.append(f"<h3>{title}</h3>{thumbnails.sheet(rows, values)}")
     return "".join(sheets)
 
 
@@ -393,16 +411,16 @@ def _histogram(name: str, counts: pd.Series) -> str:
     if not total:
         return columns_chart(name, "no row has a value", {})
     values, share = counts.index.to_numpy(), counts.to_numpy().cumsum() / total
-    # A few far away would leave one bin for all others: the outermost bins are open.
+    # The outermost bins are open: a few outliers would leave one bin for all other values.
     low, high = values[np.searchsorted(share, 0.005)], values[np.searchsorted(share, 0.995)]
     width = _round_width((high - low) / _BINS)
     threshold, above = _THRESHOLDS.get(name, (None, False))
-    # The threshold is a border between bins.
-    border = threshold or 0.0
-    numbers = np.arange(np.floor((low - border) / width), np.floor((high - border) / width) + 1)
-    edges = border + width * numbers
-    place = np.clip(np.searchsorted(edges, values, "right") - 1, 0, len(edges) - 1)
-    filled = np.bincount(place, counts.to_numpy(), len(edges)).astype(int)
+    # Align bins with the threshold, so that none is on both sides.
+    origin = threshold or 0.0
+    numbers = np.arange(np.floor((low - origin) / width), np.floor((high - origin) / width) + 1)
+    edges = origin + width * numbers
+    bins = np.clip(np.searchsorted(edges, values, "right") - 1, 0, len(edges) - 1)
+    heights = np.bincount(bins, counts.to_numpy(), len(edges)).astype(int)
     labels = _labels(edges)
     marked: list[str] = []
     note = f"{total:,} rows"
@@ -410,11 +428,11 @@ def _histogram(name: str, counts: pd.Series) -> str:
         bad = edges + width / 2 > threshold if above else edges + width / 2 < threshold
         marked = [label for label, is_bad in zip(labels, bad, strict=True) if is_bad]
         note += f"; red: {'above' if above else 'below'} {threshold:g}"
-    return columns_chart(name, note, dict(zip(labels, filled.tolist(), strict=True)), marked)
+    return columns_chart(name, note, dict(zip(labels, heights.tolist(), strict=True)), marked)
 
 
 def _round_width(width: float) -> float:
-    """The first of 1, 2, 5, 10 ... that is not smaller; 1 for none."""
+    """Round up to 1, 2 or 5 times a power of ten; 1 if the width is 0 or NaN."""
     if not width > 0:
         return 1.0
     power = 10.0 ** np.floor(np.log10(width))
@@ -422,7 +440,7 @@ def _round_width(width: float) -> float:
 
 
 def _labels(edges: np.ndarray) -> list[str]:
-    """Short texts that tell the edges of bins apart."""
+    """Labels of bins by their lower edges, with as few digits as keep them different."""
     largest = np.abs(edges).max()
     unit, scale = ("M", 1e6) if largest >= 1e6 else ("k", 1e3) if largest >= 1e4 else ("", 1.0)
     for digits in range(16):
@@ -433,11 +451,11 @@ def _labels(edges: np.ndarray) -> list[str]:
 
 
 def _group_rows(
-    frame: Any, name: str, found: Summary, plan: Plan, pointers: list[str]
+    frame: Any, name: str, summary: Summary, plan: Plan, pointers: list[str]
 ) -> pd.DataFrame:
-    """The rows of the groups that are least alike, those that stay first."""
+    """Rows of the groups with the largest differences, the kept row of each group first."""
     distance, largest = _GROUPED[name]
-    chosen = found.groups[name].sort_values(["distance", "group"], ascending=[not largest, True])
+    chosen = summary.groups[name].sort_values(["distance", "group"], ascending=[not largest, True])
     chosen = chosen["group"].head(_GROUPS).tolist()
     narrow = frame[[*pointers, name, distance]]
     rows = narrow[narrow[name].isin(chosen)]
@@ -449,30 +467,32 @@ def _group_rows(
     order = ["group", "distance", *plan.identity]
     ascending = [True, largest, *(True for _ in plan.identity)]
     rows = rows.sort_values(order, ascending=ascending, na_position="first")
-    return rows.groupby("group", observed=True).head(_OF_A_GROUP)
+    return rows.groupby("group", observed=True).head(_ROWS_OF_GROUP)
 
 
-def _groups_part(name: str, rows: pd.DataFrame, found: Summary, pictures: _Pictures) -> str:
-    groups = found.groups[name]
+def _groups_part(
+    name: str, rows: pd.DataFrame, summary: Summary, thumbnails: _RowThumbnails
+) -> str:
+    groups = summary.groups[name]
     distance, _ = _GROUPED[name]
-    what = distance.partition(".")[2]
+    measure = distance.partition(".")[2]
     title = f"{name.partition('.')[0].capitalize()} groups"
     if not len(groups):
         return f'<h2 class="dii-part">{title}</h2><p class="dii-lead">None.</p>'
-    gone = dict(zip(groups["group"], groups["rows"], strict=True))
+    dropped = dict(zip(groups["group"], groups["rows"], strict=True))
     parts = []
-    for group, some in rows.groupby("group", observed=True, sort=True):
-        texts = [
-            "stays" if np.isnan(apart) else f"{what} {apart:.4g}" for apart in some["distance"]
+    for group, members in rows.groupby("group", observed=True, sort=True):
+        captions = [
+            "kept" if np.isnan(value) else f"{measure} {value:.4g}" for value in members["distance"]
         ]
         parts.append(
-            f'<section class="dii-group"><h3>Group {group}: {gone[group] + 1:,} rows</h3>'
-            f"{pictures.sheet(some, texts)}</section>"
+            f'<section class="dii-group"><h3>Group {group}: {dropped[group] + 1:,} rows</h3>'
+            f"{thumbnails.sheet(members, captions)}</section>"
         )
     return (
         f'<h2 class="dii-part">{title}</h2><p class="dii-lead">{len(groups):,} groups; '
-        f"{sum(gone.values()):,} rows go. Here those whose rows are least alike.</p>"
-        + "".join(parts)
+        f"{sum(dropped.values()):,} rows are dropped. Shown: the groups with the largest "
+        "differences.</p>" + "".join(parts)
     )
 
 
@@ -486,21 +506,21 @@ def _map_part(points: pd.DataFrame) -> str:
     _, lengths, axes = np.linalg.svd(vectors, full_matrices=False)
     if len(axes) < 2:
         return ""
-    told = (lengths[:2] ** 2).sum() / max((lengths**2).sum(), 1e-12)
-    # An axis and its opposite are equally good: the one whose largest part is positive.
+    explained = (lengths[:2] ** 2).sum() / max((lengths**2).sum(), 1e-12)
+    # The sign of an axis is arbitrary: make its largest component positive, to be repeatable.
     axes = axes[:2]
     axes *= np.sign(axes[np.arange(2), np.abs(axes).argmax(axis=1)])[:, None]
-    places = vectors @ axes.T
-    low, high = places.min(axis=0), places.max(axis=0)
-    places = 12 + (places - low) / np.maximum(high - low, 1e-12) * (796, 456)
+    xy = vectors @ axes.T
+    low, high = xy.min(axis=0), xy.max(axis=0)
+    xy = 12 + (xy - low) / np.maximum(high - low, 1e-12) * (796, 456)
     circles = "".join(
-        f'<circle cx="{x:.1f}" cy="{y:.1f}" r="3.5" class="{"dii-gone" if goes else ""}">'
+        f'<circle cx="{x:.1f}" cy="{y:.1f}" r="3.5" class="{"dii-dropped" if dropped else ""}">'
         f"<title>{escape(key)}</title></circle>"
-        for (x, y), key, goes in zip(places, points["key"], points["goes"], strict=True)
+        for (x, y), key, dropped in zip(xy, points["key"], points["dropped"], strict=True)
     )
     return (
         '<h2 class="dii-part">Map of the embeddings</h2><p class="dii-lead">'
-        f"{len(points):,} rows by their first two principal components, which tell {told:.0%} of "
-        "the variance. Red: some rule drops it.</p>"
+        f"{len(points):,} rows by their first two principal components, which explain "
+        f"{explained:.0%} of the variance. Red: dropped by a rule.</p>"
         f'<svg class="dii-map" viewBox="0 0 820 480" role="img">{circles}</svg>'
     )

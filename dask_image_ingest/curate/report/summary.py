@@ -1,4 +1,4 @@
-"""The numbers that ``report`` shows: counted in one pass, in little memory."""
+"""Summary statistics for ``report``, from one pass over the frame and mergeable in a tree."""
 
 from __future__ import annotations
 
@@ -11,36 +11,38 @@ import dask
 import numpy as np
 import pandas as pd
 
-from dask_image_ingest.curate.duplicates.verdicts import identities
+from dask_image_ingest.curate.duplicates.verdicts import row_ids
 from dask_image_ingest.curate.embeddings.vectors import valid_vectors
 from dask_image_ingest.dask_internals import FrameBase
 from dask_image_ingest.frames import backend_of, pandas_type
 
-# Partitions whose summaries are merged in one task.
-_MERGED = 16
+# Summaries merged by one task of the tree.
+_FAN_IN = 16
 
-# Values of a histogram are counted to so many bits: a tenth of a percent.
+# Significant bits of the values that a histogram counts: exact to a tenth of a percent.
 _BITS = 10
 
 
 @dataclass(frozen=True)
 class Plan:
-    """The counts to make of a frame.
+    """What to summarize.
 
     Parameters
     ----------
     signals
-        Columns of numbers; for each which ends are the worst: True is the highest one.
+        Numeric column → which of its ends are bad: True for the highest values, False for the
+        lowest.
     rules
-        Columns of truth values, and which of the two says that a row goes.
+        Boolean column → the value with which it drops a row.
     groups
-        Columns of groups, and that of a distance, of which the ``True`` largest are the farthest.
+        Column of group numbers → the column of distances to the kept row, and whether the largest
+        (True) or the smallest values are the farthest.
     vectors
         A column of vectors, or None.
     identity
-        The columns that a row is known by, the one of its key first.
+        The columns that identify a row, the key first.
     worst, points
-        How many rows of each signal, and how many vectors, are kept.
+        How many rows to keep of each end of a signal, and how many vectors.
     """
 
     signals: dict[str, tuple[bool, ...]]
@@ -53,7 +55,7 @@ class Plan:
 
     @property
     def columns(self) -> list[str]:
-        """The columns that are looked at, but for those that say where an image is."""
+        """All columns that are summarized."""
         names = [*self.signals, *self.rules]
         for group, (distance, _) in self.groups.items():
             names += [group, distance]
@@ -62,22 +64,24 @@ class Plan:
 
 @dataclass
 class Summary:
-    """The counts of some partitions.
+    """Statistics of one or more partitions.
 
     Attributes
     ----------
     rows
-        How many there are.
+        Number of rows.
     values
-        Of each signal how often each value is there, to a tenth of a percent.
+        For each signal, counts by (rounded) value.
     worst
-        Of each signal, and end, the worst rows, with its value as ``value``.
+        For each signal and end (True: highest), the worst rows, with the signal as ``value``.
     patterns
-        How many rows are dropped by each set of rules.
+        For each set of rules, how many rows exactly these drop.
     groups
-        Of each column of groups: the farthest of each group, and how many rows go.
+        For each column of groups, a table: ``group``, its farthest ``distance``, and the number of
+        its dropped ``rows``.
     points
-        Rows that stand for all, by chance: identity, key, vector, and whether the row goes.
+        A random sample for the map: ``key``, ``order`` (the hash it was drawn by), ``vector``,
+        ``dropped``.
     """
 
     rows: int = 0
@@ -89,90 +93,101 @@ class Summary:
 
 
 def summarize(frame: Any, plan: Plan, pointers: Sequence[str]) -> Summary:
-    """Count what a plan asks for; each row of a frame is computed once."""
+    """Summarize a frame according to ``plan``; computes each row once."""
     frame = frame[list(dict.fromkeys([*pointers, *plan.columns]))]
     if not isinstance(frame, FrameBase):
         return _summary(frame, plan)
     parts = [dask.delayed(_summary)(part, plan) for part in frame.to_delayed()]
     while len(parts) > 1:
         parts = [
-            dask.delayed(_merged)(parts[start : start + _MERGED], plan)
-            for start in range(0, len(parts), _MERGED)
+            dask.delayed(_merge)(parts[start : start + _FAN_IN], plan)
+            for start in range(0, len(parts), _FAN_IN)
         ]
-    made: Summary = dask.compute(parts[0])[0]
-    return made
+    result: Summary = dask.compute(parts[0])[0]
+    return result
 
 
 def _summary(frame: Any, plan: Plan) -> Summary:
+    """Summarize one partition."""
     backend = backend_of(frame)
     names = [name for name in frame.columns if name != plan.vectors]
     arrow = backend.to_arrow(frame[names])
     table = arrow.to_pandas(types_mapper=pandas_type)
     pointers = table[[name for name in names if name not in plan.columns]]
-    made = Summary(rows=len(table))
+    summary = Summary(rows=len(table))
     for name, ends in plan.signals.items():
         values = pd.Series(table[name].to_numpy(float, na_value=np.nan), table.index)
         values = values[np.isfinite(values)]
-        made.values[name] = _rounded(values).value_counts()
-        some = pointers.loc[values.index].assign(value=values)
+        summary.values[name] = _round(values).value_counts()
+        valid = pointers.loc[values.index].assign(value=values)
         for highest in ends:
-            made.worst[name, highest] = _worst(some, plan, highest)
-    takes = {
-        name: table[name].to_numpy(object, na_value=None) == goes
-        for name, goes in plan.rules.items()
+            summary.worst[name, highest] = _worst(valid, plan, highest)
+    dropped_by = {
+        name: table[name].to_numpy(object, na_value=None) == drops
+        for name, drops in plan.rules.items()
     }
-    goes = np.zeros(len(table), bool)
-    for taken in takes.values():
-        goes |= taken.astype(bool)
-    made.patterns = Counter(
-        tuple(name for name, taken in takes.items() if taken[row]) for row in np.flatnonzero(goes)
+    dropped = np.zeros(len(table), bool)
+    for mask in dropped_by.values():
+        dropped |= mask.astype(bool)
+    summary.patterns = Counter(
+        tuple(name for name, mask in dropped_by.items() if mask[row])
+        for row in np.flatnonzero(dropped)
     )
-    for name, (distance, _) in plan.groups.items():
-        some = table[[name, distance]].dropna()
-        farthest = pd.DataFrame(
-            {"group": some[name].astype("int64"), "distance": some[distance].astype("float64")}
+    for name, (distance, largest) in plan.groups.items():
+        # The kept row of a group has no distance.
+        members = table[[name, distance]].dropna()
+        groups = pd.DataFrame(
+            {
+                "group": members[name].astype("int64"),
+                "distance": members[distance].astype("float64"),
+                "rows": 1,
+            }
         )
-        made.groups[name] = _grouped(farthest.assign(rows=1), plan.groups[name][1])
+        summary.groups[name] = _merge_groups(groups, largest)
     if plan.vectors:
         rows, vectors = valid_vectors(frame, plan.vectors)
         points = pd.DataFrame({"key": table[plan.identity[0]].iloc[rows].astype(str).to_numpy()})
-        points["order"] = identities(arrow, plan.identity)[rows]
-        points["goes"] = goes[rows]
+        points["order"] = row_ids(arrow, plan.identity)[rows]
+        points["dropped"] = dropped[rows]
         points["vector"] = list(vectors)
-        made.points = points.nsmallest(plan.points, "order")
-    return made
+        summary.points = points.nsmallest(plan.points, "order")
+    return summary
 
 
-def _merged(parts: list[Summary], plan: Plan) -> Summary:
-    made = Summary(rows=sum(part.rows for part in parts))
+def _merge(parts: list[Summary], plan: Plan) -> Summary:
+    summary = Summary(rows=sum(part.rows for part in parts))
     for name, ends in plan.signals.items():
         counts = pd.concat([part.values[name] for part in parts])
-        made.values[name] = counts.groupby(level=0).sum()
+        summary.values[name] = counts.groupby(level=0).sum()
         for highest in ends:
-            some = pd.concat([part.worst[name, highest] for part in parts])
-            made.worst[name, highest] = _worst(some, plan, highest)
+            worst = pd.concat([part.worst[name, highest] for part in parts])
+            summary.worst[name, highest] = _worst(worst, plan, highest)
     for part in parts:
-        made.patterns.update(part.patterns)
+        summary.patterns.update(part.patterns)
     for name, (_, largest) in plan.groups.items():
-        made.groups[name] = _grouped(pd.concat([part.groups[name] for part in parts]), largest)
+        groups = pd.concat([part.groups[name] for part in parts])
+        summary.groups[name] = _merge_groups(groups, largest)
     if plan.vectors:
         points = pd.concat([part.points for part in parts if part.points is not None])
-        made.points = points.nsmallest(plan.points, "order")
-    return made
+        summary.points = points.nsmallest(plan.points, "order")
+    return summary
 
 
 def _worst(rows: pd.DataFrame, plan: Plan, highest: bool) -> pd.DataFrame:
+    """The ``plan.worst`` rows at one end of their ``value``, ties by identity."""
     order = ["value", *plan.identity]
     ascending = [not highest, *(True for _ in plan.identity)]
     return rows.sort_values(order, ascending=ascending).head(plan.worst)
 
 
-def _grouped(rows: pd.DataFrame, largest: bool) -> pd.DataFrame:
-    by = rows.groupby("group")
-    distance = by["distance"].max() if largest else by["distance"].min()
-    return pd.DataFrame({"distance": distance, "rows": by["rows"].sum()}).reset_index()
+def _merge_groups(rows: pd.DataFrame, largest: bool) -> pd.DataFrame:
+    """One row for each group: the farthest distance and the sum of ``rows``."""
+    by_group = rows.groupby("group")
+    distance = by_group["distance"].max() if largest else by_group["distance"].min()
+    return pd.DataFrame({"distance": distance, "rows": by_group["rows"].sum()}).reset_index()
 
 
-def _rounded(values: pd.Series) -> pd.Series:
+def _round(values: pd.Series) -> pd.Series:
+    """Round to `_BITS` significant bits, so that few distinct values have to be counted."""
     mantissa, exponent = np.frexp(values.to_numpy())
     return pd.Series(np.ldexp(np.round(mantissa * 2**_BITS), exponent - _BITS))

@@ -10,7 +10,7 @@ import pytest
 from device_arrays import DeviceArray, device_library
 
 from dask_image_ingest.curate.embeddings.k_means import k_means
-from dask_image_ingest.curate.embeddings.near_vectors import near_to_first
+from dask_image_ingest.curate.embeddings.near_vectors import nearest_kept
 
 
 @pytest.fixture(autouse=True)
@@ -29,8 +29,8 @@ def _vectors(rng, count, length=24):
 @pytest.mark.parametrize("count", [300, 5000])
 def test_near_vectors_on_a_device_are_those_on_the_host(seed, count):
     vectors = _vectors(np.random.default_rng(seed), count)
-    of, similarity = near_to_first(vectors, 0.95)
-    there_of, there_similarity = near_to_first(DeviceArray(vectors), 0.95)
+    of, similarity = nearest_kept(vectors, 0.95)
+    there_of, there_similarity = nearest_kept(DeviceArray(vectors), 0.95)
     assert (of >= 0).sum() > count // 10
     assert there_of.tolist() == of.tolist()
     assert there_similarity.tolist() == similarity.tolist()

@@ -122,7 +122,7 @@ def test_groups_stand_side_by_side_with_their_distances(curated, made):
                 )
             )["__key__"].tolist()
         )
-        assert "stays" in each
+        assert "kept" in each
         distances = [int(bits) for bits in re.findall(r"distance (\d+)", each)]
         assert sorted(distances) == sorted(expected["duplicate.distance"].dropna())
         farthest.append(max(distances))
@@ -149,7 +149,7 @@ def test_the_map_has_a_point_for_each_vector_in_its_frame(curated, made):
     places = np.array(points, float)
     assert (places >= 12).all()
     assert (places <= (808, 468)).all()
-    assert part.count("dii-gone") == made[0].rules["rows"]["all rules"]
+    assert part.count("dii-dropped") == made[0].rules["rows"]["all rules"]
 
 
 def test_the_map_is_that_of_a_principal_component_analysis(tmp_path):
