@@ -27,14 +27,14 @@ from dask_image_ingest.index import write_index
 from dask_image_ingest.passwords import without_passwords
 from dask_image_ingest.progress_bar import progress
 from dask_image_ingest.report import (
+    check_summary,
+    check_text,
     describe_text,
     has_problems,
     head_text,
-    in_total,
-    in_words,
     index_text,
+    inspect_shard,
     is_bad,
-    look_at_shard,
     report_of_table,
     summarize,
 )
@@ -52,7 +52,7 @@ _FILES = (*(f".{each}" for each in IMAGE_EXTENSIONS.split(";")), _PARQUET)
 
 def describe(args: argparse.Namespace) -> int:
     """Print totals, and a line per shard; decode nothing unless asked."""
-    summary = summarize(_look(args, args.decode), args.decode)
+    summary = summarize(_reports(args, args.decode), args.decode)
     print(json.dumps(summary, indent=2) if args.json else without_passwords(describe_text(summary)))
     return BAD_DATA if is_bad(summary) else FINE
 
@@ -91,11 +91,12 @@ def gallery(args: argparse.Namespace) -> int:
 
 def check(args: argparse.Namespace) -> int:
     """Print a report of the shards' health, after decoding every image."""
-    found = _look(args, decode_too=True)
-    print(
-        json.dumps(in_total(found), indent=2) if args.json else without_passwords(in_words(found))
-    )
-    return BAD_DATA if any(map(has_problems, found)) else FINE
+    reports = _reports(args, decode_too=True)
+    if args.json:
+        print(json.dumps(check_summary(reports), indent=2))
+    else:
+        print(without_passwords(check_text(reports)))
+    return BAD_DATA if any(map(has_problems, reports)) else FINE
 
 
 def index(args: argparse.Namespace) -> int:
@@ -143,7 +144,7 @@ def _shards_or_files(
     raise missing or AssertionError
 
 
-def _look(args: argparse.Namespace, decode_too: bool) -> list[Any]:
+def _reports(args: argparse.Namespace, decode_too: bool) -> list[Any]:
     """A report of each shard, or one of all files that are no shards."""
     list_shards = functools.partial(find_shards, args.paths, args.storage_options)
     found = _shards_or_files(args, list_shards, args.mode)
@@ -152,7 +153,7 @@ def _look(args: argparse.Namespace, decode_too: bool) -> list[Any]:
         table = compute(found[[name for name in columns if name in found.columns]], _on_terminal())
         return [report_of_table(table, ", ".join(args.paths))]
     look = functools.partial(
-        look_at_shard,
+        inspect_shard,
         image=args.image,
         mode=args.mode,
         decode_too=decode_too,

@@ -1,7 +1,7 @@
 """Operations on the images of one partition.
 
 In: a pandas or cuDF frame with a column of images. Out: an array, or the frame with new columns.
-The lazy frame runs the same functions, partition by partition.
+Lazy frames run the same functions on each partition.
 """
 
 from dask_image_ingest.ops.batch_function import built

@@ -1,4 +1,4 @@
-"""The function that ``map_batches`` calls, and the cache of models: instances of its class."""
+"""The user's function of ``map_batches``, and the cache of models: instances of a user's class."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ from dask_image_ingest.user_functions import code_digests, refuse_other_code, to
 
 
 def built(function: Callable[..., Any]) -> Callable[..., Any]:
-    """A function, or this process's instance of the class, as ``map_batches`` calls it."""
+    """A function itself; for a class, this process's cached instance, as in ``map_batches``."""
     return BatchFunction(function).get()
 
 
 @dataclass(frozen=True, eq=False)
 class BatchFunction:
-    """A user's function, or the class whose instances are called, built once in each process."""
+    """A user's function, or a class whose instance, built once in each process, is called."""
 
     function: Callable[..., Any]
     token: str = field(init=False)
@@ -55,86 +55,87 @@ class BatchFunction:
             If this process has another version of the function's module.
         """
         refuse_other_code("map_batches()", self.function, self.code)
-        made_by = self.function
-        while isinstance(made_by, functools.partial):
-            made_by = made_by.func
-        if not isinstance(made_by, type):
+        factory = self.function
+        while isinstance(factory, functools.partial):
+            factory = factory.func
+        if not isinstance(factory, type):
             return self.function
         return models.get(self.token, self.function)
 
-    def failed(self, error: Exception, frame: Any, rows: Sequence[int]) -> FunctionError:
-        """Error for a call that failed for these rows of a frame."""
+    def failure(self, error: Exception, frame: Any, rows: Sequence[int]) -> FunctionError:
+        """The error to raise if a call fails, naming the rows."""
         return FunctionError(
-            f"map_batches: {self.name} fails for {_told(frame, rows)}: "
+            f"map_batches: {self.name} fails for {_rows_text(frame, rows)}: "
             f"{type(error).__name__}: {error}"
         )
 
-    def misfit(self, error: ArgumentError, frame: Any, rows: Sequence[int]) -> ArgumentError:
-        """The same where what it gives for them is not what ``outputs=`` says."""
+    def wrong_result(self, error: ArgumentError, frame: Any, rows: Sequence[int]) -> ArgumentError:
+        """The error to raise if the result does not match ``outputs=``, naming the rows."""
         return ArgumentError(
-            f"{error} (the function is {self.name}, called with {_told(frame, rows)})"
+            f"{error} (the function is {self.name}, called with {_rows_text(frame, rows)})"
         )
 
 
-def _told(frame: Any, rows: Sequence[int]) -> str:
+def _rows_text(frame: Any, rows: Sequence[int]) -> str:
     """Describe the images of some rows, for errors."""
     names = [name for name in ("__key__", "__url__") if name in frame.columns]
     if not names:
         return f"{len(rows)} images, of which the first is in row {rows[0]} of a partition"
-    told = backend_of(frame).to_arrow(frame[names].iloc[[rows[0]]]).to_pylist()[0]
+    sample = backend_of(frame).to_arrow(frame[names].iloc[[rows[0]]]).to_pylist()[0]
     first = " of ".join(
-        f"sample {told[name]!r}" if name == "__key__" else f"{told[name]}" for name in names
+        f"sample {sample[name]!r}" if name == "__key__" else f"{sample[name]}" for name in names
     )
     return f"{len(rows)} images, of which the first is that of {first}"
 
 
-# More than queries have that one runs at a time. A class that is edited and run again and again
-# leaves so many behind, each with its memory.
-_MODELS = 8
+# More than the models of one query. In a notebook, each edit of a class adds another model with its
+# memory.
+_MAX_MODELS = 8
 
 
 class Models:
-    """Least recently used cache of models."""
+    """Cache of models that drops the least recently used; each is built by one thread only."""
 
     def __init__(self) -> None:
-        # Threads of one worker must not each build a model; of one may wait for another, which its
-        # constructor uses.
-        self._changing = threading.Lock()
+        # Guards the attributes below; never held while a model is built.
+        self._lock = threading.Lock()
+        # A lock for each model being built, not one for all: a constructor may need another model.
         self._building: dict[str, threading.RLock] = {}
         self._models: OrderedDict[str, Callable[..., Any]] = OrderedDict()
-        self._of_parent: tuple[Any, ...] = ()
+        # Models of the parent process, in a fork.
+        self._parents: tuple[Any, ...] = ()
 
     def get(self, token: str, make: Callable[[], Callable[..., Any]]) -> Callable[..., Any]:
-        """The model of this token, which ``make`` builds where there is none."""
-        with self._changing:
+        """The model of this token; ``make`` builds it if it is not cached."""
+        with self._lock:
             if token in self._models:
                 self._models.move_to_end(token)
                 return self._models[token]
             building = self._building.setdefault(token, threading.RLock())
         with building:
-            with self._changing:
-                if token in self._models:  # built by another thread meanwhile
+            with self._lock:
+                if token in self._models:  # another thread has built it
                     return self._models[token]
-                while len(self._models) >= _MODELS:  # before one is built that needs the memory
+                while len(self._models) >= _MAX_MODELS:  # first, to free the memory
                     self._models.popitem(last=False)
             try:
                 model = make()
-                with self._changing:
+                with self._lock:
                     self._models[token] = model
             finally:
-                with self._changing:
+                with self._lock:
                     self._building.pop(token, None)
             return model
 
     def forked(self) -> None:
-        """Begin anew in a fork, where no thread will ever release the lock.
+        """Reset the cache in a fork, where threads that held locks do not exist.
 
-        The parent's models are kept and not used: they may have memory of a GPU, which a fork can
+        The parent's models are kept, but not used: they may own GPU memory, which a fork can
         neither use nor free.
         """
-        parents = (self._models, self._of_parent)
+        parents = (self._models, self._parents)
         self.__init__()  # type: ignore[misc]
-        self._of_parent = parents
+        self._parents = parents
 
 
 models = Models()

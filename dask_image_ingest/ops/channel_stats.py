@@ -1,4 +1,4 @@
-"""``channel_stats``: mean and deviation of each channel, exactly, in one pass."""
+"""``channel_stats``: exact mean and deviation of each channel, in one pass, by histograms."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ _STATISTICS = {"mean": "float64", "std": "float64", "min": "int64", "max": "int6
 
 
 def count_levels(frame: Any, image: str) -> pd.DataFrame:
-    """Histogram of a partition's pixel values: a row of 256 counts for each channel.
+    """Histograms of a partition's pixel values: a row of 256 counts for each channel.
 
-    Counts are whole numbers: they add up exactly, however many partitions there are and in whatever
-    order, and every statistic follows from them.
+    Integer counts add up exactly, for any number and order of partitions, and all statistics follow
+    from them.
     """
     backend = backend_of(frame)
-    kinds: dict[int, list[Any]] = {}
+    by_channels: dict[int, list[Any]] = {}
     for array in backend.arrays(frame[image]):
         if array is not None and array.dtype != np.uint8:
             raise ArgumentError(
@@ -29,20 +29,20 @@ def count_levels(frame: Any, image: str) -> pd.DataFrame:
                 "statistics of each image with map_batches, and combine them"
             )
         if array is not None:
-            kinds.setdefault(array.shape[2], []).append(array)
-    parts = [pd.DataFrame(backend.count_levels(images)) for images in kinds.values()]
+            by_channels.setdefault(array.shape[2], []).append(array)
+    parts = [pd.DataFrame(backend.count_levels(images)) for images in by_channels.values()]
     counts = pd.concat(parts) if parts else pd.DataFrame(np.empty((0, 256), np.int64))
     counts.index = counts.index.astype("int64").rename("channel")
     return add_levels(counts)
 
 
 def add_levels(counts: pd.DataFrame) -> pd.DataFrame:
-    """The counts of several partitions together."""
+    """Add up the histograms of several partitions."""
     return counts.groupby(level=0).sum()
 
 
 def statistics(counts: pd.DataFrame) -> pd.DataFrame:
-    """Mean, standard deviation, smallest and largest value and number of pixels of each channel."""
+    """Statistics of each channel: ``mean``, ``std``, ``min``, ``max`` and number of ``pixels``."""
     rows = {channel: _statistics(row.to_numpy()) for channel, row in add_levels(counts).iterrows()}
     frame = pd.DataFrame.from_dict(rows, orient="index", columns=[*_STATISTICS, "pixels"]).astype(
         {**_STATISTICS, "pixels": "int64"}
@@ -54,7 +54,7 @@ def statistics(counts: pd.DataFrame) -> pd.DataFrame:
 def _statistics(counts: np.ndarray) -> tuple[float, float, int, int, int]:
     pixels = int(counts.sum())
     mean = float(counts @ _LEVELS) / pixels
-    # Around the mean: nothing large is subtracted from anything large.
+    # Centred, since E[x²] - E[x]² loses precision.
     variance = float(counts @ (_LEVELS - mean) ** 2) / pixels
     present = np.flatnonzero(counts)
     return mean, variance**0.5, int(present[0]), int(present[-1]), pixels

@@ -1,4 +1,4 @@
-"""Columns of a partition as the arguments of a function of ``map_batches``."""
+"""Inputs of ``map_batches``: columns of a partition, as arguments of the user's function."""
 
 from __future__ import annotations
 
@@ -21,24 +21,24 @@ class InputColumn:
     has_images: bool = False
 
     def batch(self, rows: slice, backend: Backend) -> Any:
-        """The values of some rows, as copies that a function may change.
+        """The values of some rows, as copies: the function may write to them.
 
-        NumPy could forbid it to write to the frame's own pixels; CuPy and torch could not.
+        Read-only views would do for NumPy; CuPy and torch have none.
         """
         values = self.values[rows]
         if not isinstance(values, list):
             return values.copy()
-        if self.has_images and len({_kind(value) for value in values}) == 1:
+        if self.has_images and len({_shape_and_dtype(value) for value in values}) == 1:
             return values if values[0] is None else backend.numpy.stack(values)
         return [value.copy() if hasattr(value, "copy") else value for value in values]
 
 
-def _kind(image: Any) -> Any:
+def _shape_and_dtype(image: Any) -> Any:
     return None if image is None else (image.shape, image.dtype)
 
 
 def rows_with_images(frame: Any, names: Sequence[Any]) -> list[int]:
-    """The rows that have an image in each of the named columns that hold images."""
+    """Numbers of the rows that have an image in every image column among ``names``."""
     backend = backend_of(frame)
     columns = [
         backend.arrays(frame[name]) for name in names if backend.is_images(frame[name].dtype)
@@ -47,12 +47,12 @@ def rows_with_images(frame: Any, names: Sequence[Any]) -> list[int]:
 
 
 def input_columns(frame: Any, names: Sequence[Any], rows: Sequence[int]) -> list[InputColumn]:
-    """The named columns of some rows of a pandas or cuDF frame.
+    """The values of columns in some rows of a pandas or cuDF frame.
 
     Raises
     ------
     ArgumentError
-        If whole numbers or truth values are null: no array has a value for these.
+        If integers or booleans are null, which an array cannot represent.
     """
     return [_input_column(frame[[name]], name, rows) for name in names]
 
@@ -75,7 +75,7 @@ def _input_column(frame: Any, name: Any, rows: Sequence[int]) -> InputColumn:
             _refuse_nulls(column)
             return InputColumn(backend.values(frame[name]))
         if is_list(column.type):
-            arrays = _lists(column)
+            arrays = _list_arrays(column)
             return InputColumn([_on_device(array, backend) for array in arrays])
     except _HasNulls:
         raise ArgumentError(
@@ -90,30 +90,30 @@ class _HasNulls(Exception):
     """Raised for integers or booleans with nulls."""
 
 
-def _lists(column: Any) -> list[Any]:
-    """Each list of an Arrow column: an array of numbers, (k, d) of lists of one length."""
-    items = _items(column.flatten())
+def _list_arrays(column: Any) -> list[Any]:
+    """The lists of an Arrow column: each an array (k,), or (k, d) for lists of vectors; or None."""
+    items = _item_values(column.flatten())
     lengths = column.value_lengths().fill_null(0).to_numpy()
     ends = np.cumsum(lengths)
     present = column.is_valid().to_numpy(zero_copy_only=False)
     return [
-        _stacked(items[start:end]) if there else None
-        for start, end, there in zip(ends - lengths, ends, present, strict=True)
+        _stack(items[start:end]) if is_present else None
+        for start, end, is_present in zip(ends - lengths, ends, present, strict=True)
     ]
 
 
-def _items(array: Any) -> Any:
-    """The values of an Arrow array: an array where their types and lengths allow it, or a list."""
+def _item_values(array: Any) -> Any:
+    """The values of an Arrow array, as an array if types and lengths allow it; else as a list."""
     if _is_number(array.type):
         _refuse_nulls(array)
         return array.to_numpy(zero_copy_only=False)
     if is_list(array.type):
-        return _stacked(_lists(array)) if len(array) else np.empty((0, 0))
+        return _stack(_list_arrays(array)) if len(array) else np.empty((0, 0))
     return array.to_pylist()
 
 
-def _stacked(values: Any) -> Any:
-    """Arrays of one shape as one array; anything else as it is."""
+def _stack(values: Any) -> Any:
+    """Stack arrays of one shape; return anything else unchanged."""
     if not isinstance(values, list) or not values:
         return values
     shapes = {value.shape if isinstance(value, np.ndarray) else None for value in values}

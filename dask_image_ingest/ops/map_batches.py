@@ -1,4 +1,4 @@
-"""``map_batches``: columns in batches to a function, on a partition and as an expression."""
+"""``map_batches``: a function called with batches of columns; on a partition, and as a node."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from dask_image_ingest.ops.outputs import (
 
 
 class MapBatches(AppendsColumns, PreservesRows):
-    """``map_batches`` of a lazy frame; columns and filters that need no outputs go below it."""
+    """Node of ``map_batches``; projections and filters that need no outputs are pushed below it."""
 
     _parameters: ClassVar = ["frame", "batch_map"]
     batch_map: BatchMap
@@ -38,7 +38,7 @@ class MapBatches(AppendsColumns, PreservesRows):
 
     @property
     def step(self) -> str:
-        """The function's name."""
+        """Name for dashboards: that of the function."""
         function = self.batch_map.function.name.rpartition(".")[2]
         return "map" + "".join(filter(str.isalpha, function))
 
@@ -69,7 +69,17 @@ class MapBatches(AppendsColumns, PreservesRows):
 
 @dataclass(frozen=True)
 class BatchMap:
-    """``map_batches`` for one partition."""
+    """``map_batches`` of one partition.
+
+    Parameters
+    ----------
+    inputs
+        The columns that are the function's arguments.
+    skip_missing
+        Whether to leave out rows without an image; their outputs are null.
+    kept
+        The columns to keep beside the outputs.
+    """
 
     function: BatchFunction
     outputs: Mapping[str, pa.DataType]
@@ -80,15 +90,15 @@ class BatchMap:
 
     def __dask_tokenize__(self) -> tuple[Any, ...]:
         outputs = [(name, str(type_)) for name, type_ in self.outputs.items()]
-        asked = (outputs, self.batch_size, self.inputs, self.skip_missing, self.kept)
-        return (self.function.token, *asked)
+        options = (outputs, self.batch_size, self.inputs, self.skip_missing, self.kept)
+        return (self.function.token, *options)
 
     def needed(self, columns: Sequence[str]) -> list[str]:
-        """The columns, of these, that are read."""
+        """Those of ``columns`` that are inputs or kept."""
         return [name for name in columns if name in self.kept or name in self.inputs]
 
     def __call__(self, frame: Any) -> Any:
-        """The kept columns of a pandas or cuDF frame, and the outputs beside them."""
+        """Map a pandas or cuDF frame: its kept columns and the outputs."""
         backend = backend_of(frame)
         rows = list(range(len(frame)))
         if self.skip_missing:
@@ -97,59 +107,61 @@ class BatchMap:
         results: dict[str, list[Any]] = {name: [] for name in self.outputs}
         function: Callable[..., Any] | None = None
         for start in range(0, len(rows), self.batch_size):
-            places = slice(start, start + self.batch_size)
-            batch = rows[places]
-            arguments = [column.batch(places, backend) for column in columns]
+            positions = slice(start, start + self.batch_size)
+            batch = rows[positions]
+            arguments = [column.batch(positions, backend) for column in columns]
             try:
                 function = self.function.get() if function is None else function
-                given = function(*arguments)
-            except (FunctionError, MissingDependencyError):  # not for these images alone
+                result = function(*arguments)
+            except (FunctionError, MissingDependencyError):  # not caused by these images
                 raise
             except Exception as error:
-                raise self.function.failed(error, frame, batch) from error
+                raise self.function.failure(error, frame, batch) from error
             try:
-                for name, values in self._checked(given, len(batch), backend):
+                for name, values in self._check(result, len(batch), backend):
                     results[name].append(values)
             except ArgumentError as error:
-                raise self.function.misfit(error, frame, batch) from error
+                raise self.function.wrong_result(error, frame, batch) from error
             except Exception as error:
-                raise self.function.failed(error, frame, batch) from error
-        return self._assembled(frame, results, rows)
+                raise self.function.failure(error, frame, batch) from error
+        return self._assemble(frame, results, rows)
 
     def meta(self, frame: Any) -> Any:
-        """The empty output frame, made without calling the function."""
-        return self._assembled(frame, {name: [] for name in self.outputs}, [])
+        """The empty output frame, built without calling the function."""
+        return self._assemble(frame, {name: [] for name in self.outputs}, [])
 
-    def _assembled(self, frame: Any, results: Mapping[str, list[Any]], rows: list[int]) -> Any:
-        """The kept columns, and the outputs that batches of these rows gave."""
+    def _assemble(self, frame: Any, results: Mapping[str, list[Any]], rows: list[int]) -> Any:
+        """The kept columns, with the outputs of all batches in the columns' ``rows``."""
         backend = backend_of(frame)
-        kept = frame[list(self.kept)]
-        pictures = {name: parts for name, parts in results.items() if self.outputs[name] == IMAGE}
+        mapped = frame[list(self.kept)]
+        images = {name: parts for name, parts in results.items() if self.outputs[name] == IMAGE}
         columns = {
             name: output_column(name, parts, self.outputs[name], backend)
             for name, parts in results.items()
-            if name not in pictures
+            if name not in images
         }
-        made = backend.with_columns(kept, columns, rows) if columns else kept
-        for name, parts in pictures.items():
-            images = [image for part in parts for image in part]
-            made = with_image_column(made, name, images, rows, backend)
-        return made[[*self.kept, *self.outputs]]
+        if columns:
+            mapped = backend.with_columns(mapped, columns, rows)
+        for name, parts in images.items():
+            arrays = [array for part in parts for array in part]
+            mapped = with_image_column(mapped, name, arrays, rows, backend)
+        return mapped[[*self.kept, *self.outputs]]
 
-    def _checked(self, given: Any, count: int, backend: Backend) -> Iterator[tuple[str, Any]]:
-        if not isinstance(given, Mapping):
+    def _check(self, result: Any, count: int, backend: Backend) -> Iterator[tuple[str, Any]]:
+        """The outputs of one call by name, checked."""
+        if not isinstance(result, Mapping):
             if len(self.outputs) != 1:
                 raise ArgumentError(
-                    f"map_batches: the function gave one {type(given).__name__} for the "
+                    f"map_batches: the function gave one {type(result).__name__} for the "
                     f"{len(self.outputs)} outputs {', '.join(self.outputs)}: give a dict of arrays"
                 )
-            given = {next(iter(self.outputs)): given}
-        if given.keys() != self.outputs.keys():
+            result = {next(iter(self.outputs)): result}
+        if result.keys() != self.outputs.keys():
             raise ArgumentError(
-                f"map_batches: the function gave {', '.join(map(repr, given)) or 'nothing'}, and "
+                f"map_batches: the function gave {', '.join(map(repr, result)) or 'nothing'}, and "
                 f"outputs= names {', '.join(map(repr, self.outputs))}"
             )
-        for name, values in given.items():
+        for name, values in result.items():
             if self.outputs[name] == IMAGE:
                 yield name, checked_images(name, values, count, backend)
             else:
@@ -164,7 +176,7 @@ def make_batch_map(
     skip_missing: bool,
     columns: Sequence[str],
 ) -> BatchMap:
-    """Check the arguments of ``map_batches`` and bring them together.
+    """Check the arguments of ``map_batches``, and build a `BatchMap` of them.
 
     Raises
     ------
@@ -181,16 +193,16 @@ def make_batch_map(
         )
     batch_size = whole_number("batch_size", batch_size, 1, "pass a positive number of images")
     types = {name: output_type(name, type_) for name, type_ in outputs.items()}
-    twice = [name for name in types if name in columns]
-    if twice:
+    existing = [name for name in types if name in columns]
+    if existing:
         raise ArgumentError(
-            f"outputs= names {', '.join(map(repr, twice))}, which the frame has already: take "
+            f"outputs= names {', '.join(map(repr, existing))}, which the frame has already: take "
             "another name, or leave that column out with columns="
         )
     check_flag("skip_missing", skip_missing)
-    called = BatchFunction(function)
-    return BatchMap(called, types, batch_size, tuple(inputs), skip_missing, tuple(columns))
+    batch_function = BatchFunction(function)
+    return BatchMap(batch_function, types, batch_size, tuple(inputs), skip_missing, tuple(columns))
 
 
-def _makes_callables(kind: type) -> bool:
-    return any("__call__" in vars(base) for base in kind.__mro__)
+def _makes_callables(class_: type) -> bool:
+    return any("__call__" in vars(base) for base in class_.__mro__)

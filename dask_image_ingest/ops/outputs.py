@@ -1,6 +1,6 @@
-"""Outputs of ``map_batches``: a function's results, checked against types, as columns.
+"""Outputs of ``map_batches``: the function's results, checked against types, as columns.
 
-Results come as arrays of NumPy or CuPy, tensors, or lists; numbers are cast if that is lossless.
+Results are arrays of NumPy or CuPy, tensors, or lists. Numbers are cast if that is lossless.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from dask_image_ingest.frames import IMAGE, Backend, NewColumn, is_text, parse_t
 
 
 def output_type(name: str, given: Any) -> pa.DataType:
-    """The Arrow type of an output: a number, a string, bytes, a list of numbers, or an image.
+    """Parse the type of an output: a number, a string, bytes, a list of numbers, or an image.
 
     Raises
     ------
@@ -45,19 +45,18 @@ def output_type(name: str, given: Any) -> pa.DataType:
 
 
 def checked_values(name: str, values: Any, type_: pa.DataType, count: int, backend: Backend) -> Any:
-    """Check a result for ``count`` images; gives an array of the output's type, or a list.
+    """Check a result for ``count`` images: an array of the output's type, or a list of texts.
 
     Raises
     ------
     ArgumentError
-        For another shape than that of one value for each image, and for values that the type can't
-        hold.
+        If there is not one value for each image, or the type cannot hold a value.
     """
     if _is_text_or_bytes(type_):
         values = _text_or_bytes(name, values, type_)
         shape: tuple[int, ...] = (len(values),)
     else:
-        values = _numbers(name, values, np.dtype(_item(type_)), backend)
+        values = _numbers(name, values, np.dtype(_item_type(type_)), backend)
         shape = values.shape
     if not shape or shape[0] != count:
         raise ArgumentError(
@@ -67,7 +66,7 @@ def checked_values(name: str, values: Any, type_: pa.DataType, count: int, backe
     vector = pa.types.is_list(type_)
     if len(shape) != 1 + vector:
         item = "a vector" if vector else "a number"
-        instead = _name(type_.value_type) if vector else f"list<{_name(type_)}>"
+        instead = _type_name(type_.value_type) if vector else f"list<{_type_name(type_)}>"
         raise ArgumentError(
             f"map_batches: the function gave {name!r} of shape {shape}, and outputs= says that it "
             f"is {item} for each image"
@@ -75,31 +74,31 @@ def checked_values(name: str, values: Any, type_: pa.DataType, count: int, backe
         )
     if _is_text_or_bytes(type_):
         return values
-    dtype = np.dtype(_item(type_))
-    misfit = first_lossy(values, dtype, backend.numpy)
-    if misfit is not None:
+    dtype = np.dtype(_item_type(type_))
+    lossy = first_lossy(values, dtype, backend.numpy)
+    if lossy is not None:
         other = f"list<{values.dtype}>" if vector else values.dtype
         raise ArgumentError(
-            f"map_batches: the function gave {misfit} in {name!r}, which {dtype} can't hold: say "
+            f"map_batches: the function gave {lossy} in {name!r}, which {dtype} can't hold: say "
             f"outputs={{{name!r}: '{other}'}}, or give values that it can"
         )
     return backend.numpy.asarray(values.astype(dtype, copy=False))
 
 
 def output_column(name: str, parts: list[Any], type_: pa.DataType, backend: Backend) -> NewColumn:
-    """The values of all batches of a partition, with their type."""
+    """Concatenate the values of all batches of a partition; returned with their type."""
     if _is_text_or_bytes(type_):
         return [value for part in parts for value in part], type_
     if len({part.shape[1:] for part in parts}) > 1:
         raise ArgumentError(
             f"map_batches: the vectors of {name!r} differ in length from batch to batch"
         )
-    empty = np.empty((0, 0) if pa.types.is_list(type_) else 0, _item(type_))
+    empty = np.empty((0, 0) if pa.types.is_list(type_) else 0, _item_type(type_))
     return backend.numpy.concatenate(parts) if parts else empty, type_
 
 
 def _text_or_bytes(name: str, values: Any, type_: pa.DataType) -> list[Any]:
-    """A list of strings or bytes, of which None is a null.
+    """Check a result of strings or bytes: a list, with None for null.
 
     Raises
     ------
@@ -112,8 +111,8 @@ def _text_or_bytes(name: str, values: Any, type_: pa.DataType) -> list[Any]:
             "one for each image"
         )
     values = values.tolist() if hasattr(values, "tolist") else list(values)
-    if not _are(values, type_):
-        other = next(value for value in values if not _are([value], type_))
+    if not _have_type(values, type_):
+        other = next(value for value in values if not _have_type([value], type_))
         raise ArgumentError(
             f"map_batches: the function gave {shown(other)} in {name!r}: outputs= says {kind}; "
             "give these, or say another type"
@@ -121,7 +120,7 @@ def _text_or_bytes(name: str, values: Any, type_: pa.DataType) -> list[Any]:
     return values
 
 
-def _are(values: list[Any], type_: pa.DataType) -> bool:
+def _have_type(values: list[Any], type_: pa.DataType) -> bool:
     try:
         pa.array(values, type_)
     except (pa.ArrowException, TypeError, ValueError):
@@ -130,39 +129,39 @@ def _are(values: list[Any], type_: pa.DataType) -> bool:
 
 
 def _numbers(name: str, values: Any, dtype: np.dtype, backend: Backend) -> Any:
-    """An array of numbers or truth values.
+    """Check a result of numbers or booleans: an array.
 
     Raises
     ------
     ArgumentError
     """
     if values is None or isinstance(values, (str, bytes)):
-        raise _no_numbers(name, values)
+        raise _not_numbers(name, values)
     try:
-        array = given_array(values, backend)
+        array = as_array(values, backend)
         if array.dtype == object:
-            # Python's numbers; None is as good as NaN.
+            # Python numbers; for floats, None becomes NaN.
             numbers = np.array(array.tolist(), np.float64 if dtype.kind == "f" else None)
             array = backend.numpy.asarray(numbers)
     except (ValueError, TypeError, OverflowError) as error:
-        raise _no_numbers(name, values) from error
+        raise _not_numbers(name, values) from error
     if array.dtype.kind not in "biuf":
-        raise _no_numbers(name, values)
+        raise _not_numbers(name, values)
     return array
 
 
-def _no_numbers(name: str, values: Any) -> ArgumentError:
+def _not_numbers(name: str, values: Any) -> ArgumentError:
     return ArgumentError(
         f"map_batches: the function gave {shown(values)} as {name!r}, which is no array of "
         "numbers: give a number for each image, or for each a vector, all of one length"
     )
 
 
-def _name(type_: pa.DataType) -> str:
+def _type_name(type_: pa.DataType) -> str:
     return str(np.dtype(type_.to_pandas_dtype()))
 
 
-def _item(type_: pa.DataType) -> Any:
+def _item_type(type_: pa.DataType) -> Any:
     return (type_.value_type if pa.types.is_list(type_) else type_).to_pandas_dtype()
 
 
@@ -170,25 +169,28 @@ def _is_text_or_bytes(type_: pa.DataType) -> bool:
     return is_text(type_) or bool(pa.types.is_binary(type_))
 
 
-# Types of floats that NumPy has no name for, torch's and those of JAX.
+# Float types of torch and JAX that NumPy does not have, by the start of their names.
 _SMALL_FLOATS = ("torch.bfloat16", "torch.float8", "bfloat16", "float8")
 
-# From here on float64 leaves out whole numbers, as NumPy makes them of a list of mixed types.
-_INEXACT = 2.0**53
+# From here on float64 does not represent all integers: NumPy converts lists of mixed numbers to it.
+_MAX_EXACT = 2.0**53
 
 
-def given_array(values: Any, backend: Backend) -> Any:
-    """An array of the backend's library; tensors need be neither detached nor on this device."""
-    listed = isinstance(values, (list, tuple))
-    values = [_plain(v, backend) for v in values] if listed else _plain(values, backend)
+def as_array(values: Any, backend: Backend) -> Any:
+    """Convert a result to an array of the backend; tensors may have gradients, on any device."""
+    is_list = isinstance(values, (list, tuple))
+    if is_list:
+        values = [_convertible(value, backend) for value in values]
+    else:
+        values = _convertible(values, backend)
     if backend.device == "cpu":
         return np.asarray(values)
-    # CuPy takes neither None among numbers nor a list of arrays that are not its own.
-    if not listed and _is_on_gpu(values):
+    if not is_list and _is_on_gpu(values):
         return backend.numpy.asarray(values)
-    if listed and values and all(map(_is_on_gpu, values)):
+    if is_list and values and all(map(_is_on_gpu, values)):
         return backend.numpy.stack([backend.numpy.asarray(value) for value in values])
-    array = np.asarray([_on_host(value) for value in values] if listed else values)
+    # Through NumPy: CuPy converts neither None among numbers, nor lists of other arrays.
+    array = np.asarray([_on_host(value) for value in values] if is_list else values)
     return backend.numpy.asarray(array) if array.dtype.kind in "biuf" else array
 
 
@@ -202,8 +204,8 @@ def _on_host(value: Any) -> Any:
     return value.cpu() if hasattr(value, "cpu") else value.get()
 
 
-def _plain(values: Any, backend: Backend) -> Any:
-    """A tensor without what NumPy can't take from it; anything else as it is."""
+def _convertible(values: Any, backend: Backend) -> Any:
+    """Detach a tensor, and cast it if NumPy lacks its dtype; return anything else unchanged."""
     if hasattr(values, "detach"):
         values = values.detach()
         if backend.device == "cpu":
@@ -214,36 +216,35 @@ def _plain(values: Any, backend: Backend) -> Any:
 
 
 def first_lossy(array: Any, dtype: np.dtype, numpy: Any) -> Any:
-    """A value of an array of numbers that ``dtype`` can't hold; None where it holds all of them.
+    """A value of an array that ``dtype`` cannot hold; None if it can hold all of them.
 
-    A float type rounds what it gets, as wide as it reaches; whole numbers and truth values have to
-    be there exactly.
+    Float types may round values within their range. Integers and booleans must be exact.
 
     Parameters
     ----------
     array
-        An array of NumPy or CuPy.
+        Numbers, in NumPy or CuPy.
     dtype
-        The type that is asked for.
+        The type to cast to.
     numpy
-        The library of the array.
+        The array's library.
     """
     if not array.size or np.can_cast(array.dtype, dtype, "safe"):
         return None
     if dtype.kind == "f":
         with np.errstate(over="ignore"):
-            made = array.astype(dtype)
-        return _first(array, numpy.isfinite(array) & ~numpy.isfinite(made))
+            cast = array.astype(dtype)
+        return _first(array, numpy.isfinite(array) & ~numpy.isfinite(cast))
     if dtype.kind == "b":
         return _first(array, (array != 0) & (array != 1))
     if array.dtype.kind == "f":
-        wrong = array != numpy.trunc(array)
+        inexact = array != numpy.trunc(array)
         if array.dtype == np.float64:
-            wrong |= numpy.abs(array) >= _INEXACT
-        broken = _first(array, wrong)
-        if broken is not None:
-            return broken
-    # As Python's numbers, which compare by value whatever their types are.
+            inexact |= numpy.abs(array) >= _MAX_EXACT
+        value = _first(array, inexact)
+        if value is not None:
+            return value
+    # Python's integers compare exactly; NumPy would cast uint64 to float64.
     least, most = array.min().item(), array.max().item()
     bounds = np.iinfo(dtype)
     if least < bounds.min:
@@ -251,28 +252,29 @@ def first_lossy(array: Any, dtype: np.dtype, numpy: Any) -> Any:
     return most if most > bounds.max else None
 
 
-def _first(array: Any, wrong: Any) -> Any:
-    return array[wrong][0].item() if wrong.any() else None
+def _first(array: Any, mask: Any) -> Any:
+    return array[mask][0].item() if mask.any() else None
 
 
 def checked_images(name: str, values: Any, count: int, backend: Backend) -> list[Any]:
-    """The images of a batch, one array (height, width, channels) for each.
+    """Check a result of images: a list with an array (height, width, channels) for each.
 
     Raises
     ------
     ArgumentError
     """
     if isinstance(values, (list, tuple)):
-        told = f"a list of {len(values)}"
-        images = [given_array(value, backend) for value in values]
+        given = f"a list of {len(values)}"
+        images = [as_array(value, backend) for value in values]
         fits = len(values) == count
     else:
-        batch = given_array(values, backend)
-        told, fits = f"an array of shape {batch.shape}", batch.ndim == 4 and len(batch) == count
+        batch = as_array(values, backend)
+        given = f"an array of shape {batch.shape}"
+        fits = batch.ndim == 4 and len(batch) == count
         images = list(batch) if fits else []
     if not fits:
         raise ArgumentError(
-            f"map_batches: the function gave {told} as the images {name!r} of a batch of {count}: "
+            f"map_batches: the function gave {given} as the images {name!r} of a batch of {count}: "
             "give an array (n, height, width, channels), or a list of arrays (height, width, "
             "channels)"
         )
@@ -289,10 +291,10 @@ def checked_images(name: str, values: Any, count: int, backend: Backend) -> list
 def with_image_column(
     frame: Any, name: str, images: Sequence[Any], rows: Sequence[int], backend: Backend
 ) -> Any:
-    """``frame`` with a column of images, which belong to ``rows`` of it; null in the others."""
-    found = dict(zip(rows, images, strict=True))
-    errors = [None if row in found else "missing" for row in range(len(frame))]
-    # Of a frame of no rows no GPU is asked: a client plans with one, and may have none.
+    """Add a column of images for ``rows``, null in all other rows."""
+    by_row = dict(zip(rows, images, strict=True))
+    errors = [None if row in by_row else "missing" for row in range(len(frame))]
+    # An empty frame may be the meta, which a client without a GPU builds: don't use CuPy.
     library = backend.numpy if len(frame) else np
-    pixels = pixels_of([found.get(row) for row in range(len(frame))], errors, library)
+    pixels = pixels_of([by_row.get(row) for row in range(len(frame))], errors, library)
     return backend.with_images(frame, pixels, name, None)

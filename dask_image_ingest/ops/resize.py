@@ -1,4 +1,4 @@
-"""Decoded images made small, and made files again."""
+"""Resizing and encoding of decoded images."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from dask_image_ingest.decode import DecodeSpec, Header, Pixels, make_decode_spe
 from dask_image_ingest.errors import ArgumentError
 from dask_image_ingest.frames import as_uint8, backend_of
 
-# Grey, grey and alpha, RGB, RGBA.
+# Numbers of channels: grey, grey and alpha, RGB, RGBA.
 _CHANNELS: Final = {"jpeg": (1, 3), "png": (1, 2, 3, 4), "webp": (1, 2, 3, 4)}
 
 
@@ -25,9 +25,10 @@ def small_images(
     *,
     smooth: bool = False,
 ) -> Any:
-    """A pandas or cuDF frame with its images resized, of uint8 to be looked at.
+    """Resize the images of a pandas or cuDF frame, and convert them to uint8, for display.
 
-    Where all images have one channel they may be labels: by the nearest pixel, unless ``smooth``.
+    If all images have one channel, they may be labels, and the nearest pixel is taken, unless
+    ``smooth``.
     """
     backend = backend_of(frame)
     arrays = backend.arrays(frame[image])
@@ -44,11 +45,11 @@ def small_images(
     present = [row for row, error in enumerate(errors) if error is None]
     shapes = np.zeros((len(arrays), 3), np.int32)
     buffer = backend.pixel_buffer(0)
-    given = [as_uint8(backend.host(arrays[row])) for row in present]
-    shapes[present] = resize_arrays(given, decoding, buffer)
+    images = [as_uint8(backend.host(arrays[row])) for row in present]
+    shapes[present] = resize_arrays(images, decoding, buffer)
     frame = backend.with_images(frame, Pixels(buffer.finish(), shapes, errors), image, None)
     too_large = [row for row, array in enumerate(arrays) if array is not None and errors[row]]
-    return _with_errors(frame, errors, too_large) if too_large else frame
+    return _update_errors(frame, errors, too_large) if too_large else frame
 
 
 def _error(array: Any, decoding: DecodeSpec) -> str | None:
@@ -58,25 +59,25 @@ def _error(array: Any, decoding: DecodeSpec) -> str | None:
     return decoding.validated(Header(None, height, width, channels, None, False)).error
 
 
-def _with_errors(frame: Any, errors: list[str | None], rows: list[int]) -> Any:
-    """``frame`` with the errors of some rows, where it has a column for them."""
+def _update_errors(frame: Any, errors: list[str | None], rows: list[int]) -> Any:
+    """Set the errors of some rows, if the frame has a column of them."""
     if "error" not in frame.columns:
         return frame
     backend = backend_of(frame)
-    (known,) = backend.to_arrow(frame[["error"]]).columns
-    if not pa.types.is_string(known.type) and not pa.types.is_large_string(known.type):
+    (column,) = backend.to_arrow(frame[["error"]]).columns
+    if not pa.types.is_string(column.type) and not pa.types.is_large_string(column.type):
         return frame
-    told = known.to_pylist()
+    values = column.to_pylist()
     for row in rows:
-        told[row] = errors[row]
-    column = backend.with_columns(frame[[]], {"error": (told, pa.string())}, range(len(told)))
-    return frame.assign(error=column["error"])
+        values[row] = errors[row]
+    updated = backend.with_columns(frame[[]], {"error": (values, pa.string())}, range(len(values)))
+    return frame.assign(error=updated["error"])
 
 
 def encoded_images(frame: Any, image: str, format: str, quality: int, **options: Any) -> Any:
-    """The images of a pandas or cuDF frame as a series of encoded bytes, by Pillow.
+    """Encode the images of a pandas or cuDF frame: a series of bytes.
 
-    It takes further ``options`` of its own for the format.
+    ``options`` are Pillow's for the format.
     """
     backend = backend_of(frame)
     arrays = backend.arrays(frame[image])
@@ -91,26 +92,26 @@ def encode(array: np.ndarray, format: str, quality: int, **options: Any) -> byte
     Raises
     ------
     ArgumentError
-        If files of this format have no such number of channels or values, or are not that large.
+        If the format does not support the image's dtype, channels or size.
     """
-    deep = array.dtype == np.uint16 and format == "png" and array.shape[2] == 1
-    if array.dtype != np.uint8 and not deep:
+    is_16_bit_png = array.dtype == np.uint16 and format == "png" and array.shape[2] == 1
+    if array.dtype != np.uint8 and not is_16_bit_png:
         raise ArgumentError(
             f"encode: an image is of {array.dtype} with {array.shape[2]} channels, and {format} "
             "takes uint8; png takes uint16 of one channel too. Make such images first with "
             "map_batches, or write them as parquet, which keeps any"
         )
-    channels, takes = array.shape[2], _CHANNELS[format]
-    if channels not in takes:
+    channels, supported = array.shape[2], _CHANNELS[format]
+    if channels not in supported:
         instead = ", or encode('png')" if channels in _CHANNELS["png"] else ""
         raise ArgumentError(
             f"encode: an image has {channels} channels, and {format} takes "
-            f"{', '.join(map(str, takes[:-1]))} or {takes[-1]}: make such images first, as "
+            f"{', '.join(map(str, supported[:-1]))} or {supported[-1]}: make such images first, as "
             "map_batches(lambda images: [image[..., :3] for image in images], {'image': 'image'}) "
             f"does{instead}"
         )
     if format == "webp" and channels != 3:
-        # Grey values and alpha often stand for more than what is seen: labels, masks.
+        # Lossless: grey values and alpha are often data, such as labels or masks.
         options = {"lossless": True, "exact": True}
     file = io.BytesIO()
     pixels = array[:, :, 0] if array.shape[2] == 1 else array

@@ -1,4 +1,4 @@
-"""A column of equal images, or of equal lists, as one array."""
+"""``stack`` and ``vectors``: a column of images, or of lists, as one array."""
 
 from __future__ import annotations
 
@@ -21,24 +21,24 @@ def stack(
     first: Any = None,
     dtype: np.dtype | None = None,
 ) -> Any:
-    """The images of a pandas or cuDF frame as one array.
+    """Stack the images of a pandas or cuDF frame into one array, (n, height, width, channels).
 
     Parameters
     ----------
     frame, image
         The frame, and its column.
     shape
-        What is said of the shape of each image.
+        The required shape of each image; None for edges that are not known.
     first
-        A frame with the first image of all partitions, whose shape all have.
+        A frame with the first image of any partition, whose shape is required too.
     dtype
-        What is said of the type of their values.
+        The required type of their values; None for any, the same for all images.
     """
     backend = backend_of(frame)
     arrays = backend.arrays(frame[image])
-    told = (None, None, None) if shape is None else shape
+    required = (None, None, None) if shape is None else shape
     if not arrays:
-        return backend.numpy.empty((0, *_shape_of_none(told, first, image)), dtype or np.uint8)
+        return backend.numpy.empty((0, *_empty_shape(required, first, image)), dtype or np.uint8)
     if any(array is None for array in arrays):
         missing = next(row for row, array in enumerate(arrays) if array is None)
         raise ArgumentError(
@@ -58,21 +58,22 @@ def stack(
             f"stack: the images of a partition differ in shape, {images[0].shape} and {other}: "
             "read with size="
         )
-    if any(edge not in (None, is_) for edge, is_ in zip(told, images.shape[1:], strict=True)):
+    shape_here = images.shape[1:]
+    if any(edge not in (None, here) for edge, here in zip(required, shape_here, strict=True)):
         raise ArgumentError(
-            f"stack: the images of a partition have the shape {images.shape[1:]}, and not {told}"
+            f"stack: the images of a partition have the shape {shape_here}, and not {required}"
         )
-    known = _shape_of(first, image)
-    if known not in (None, images.shape[1:]):
+    first_shape = _first_shape(first, image)
+    if first_shape not in (None, shape_here):
         raise ArgumentError(
-            f"stack: the images of partitions differ in shape, {known} and {images.shape[1:]}: "
+            f"stack: the images of partitions differ in shape, {first_shape} and {shape_here}: "
             "read with size="
         )
     return images
 
 
 def parse_dtype(dtype: Any) -> np.dtype | None:
-    """The argument ``dtype=`` of ``stack``.
+    """Parse the argument ``dtype=`` of ``stack``.
 
     Raises
     ------
@@ -87,7 +88,7 @@ def parse_dtype(dtype: Any) -> np.dtype | None:
 
 
 def parse_shape(shape: Any) -> ImageShape | None:
-    """The argument ``shape=`` of ``stack``.
+    """Parse the argument ``shape=`` of ``stack``.
 
     Raises
     ------
@@ -104,22 +105,25 @@ def parse_shape(shape: Any) -> ImageShape | None:
     return height, width, channels
 
 
-def _shape_of_none(told: ImageShape, first: Any, image: str) -> tuple[int, ...]:
-    """Shape of a partition without images, which can be concatenated with the others."""
-    known = _shape_of(first, image) or (0, 0, 0)
-    return tuple(is_ if edge is None else edge for edge, is_ in zip(told, known, strict=True))
+def _empty_shape(required: ImageShape, first: Any, image: str) -> tuple[int, ...]:
+    """Image shape of an empty partition, so that it can be concatenated with the others."""
+    known = _first_shape(first, image) or (0, 0, 0)
+    return tuple(
+        from_first if edge is None else edge
+        for edge, from_first in zip(required, known, strict=True)
+    )
 
 
-def _shape_of(first: Any, image: str) -> tuple[int, ...] | None:
-    """The shape of the first image of all partitions, None where that is not known."""
+def _first_shape(first: Any, image: str) -> tuple[int, ...] | None:
+    """Shape of the first image of any partition; None if it is not known."""
     arrays = [] if first is None else backend_of(first).arrays(first[image])
     return tuple(arrays[0].shape) if arrays and arrays[0] is not None else None
 
 
 def vectors(frame: Any, column: str, first: Any = None) -> Any:
-    """A column of lists of a pandas or cuDF frame as (n, length).
+    """A column of lists of a pandas or cuDF frame as an array (n, length).
 
-    ``first`` is a frame with the first list of all partitions, whose length all have.
+    ``first`` is a frame with the first list of any partition, whose length is required.
     """
     if not is_column(column, frame.columns):
         raise ArgumentError(f"the frame has no column {column!r}")
@@ -133,8 +137,10 @@ def vectors(frame: Any, column: str, first: Any = None) -> Any:
             f"the lists of {column!r} differ in length, or some are null: drop these rows first, "
             f"frame[frame[{column!r}].notnull()]"
         )
-    known = None if first is None else backend.values(first[column])
-    length = None if known is None or not len(known) or known.ndim != 2 else known.shape[1]
+    first_list = None if first is None else backend.values(first[column])
+    length = None
+    if first_list is not None and len(first_list) and first_list.ndim == 2:
+        length = first_list.shape[1]
     if len(values) == 0:
         return values.reshape(0, length or 0)
     if length not in (None, values.shape[1]):
@@ -146,5 +152,5 @@ def vectors(frame: Any, column: str, first: Any = None) -> Any:
 
 
 def first_row(frame: Any) -> Any:
-    """The first row of a frame of one column in which that is not null."""
+    """The first row that is not null, of a frame with one column."""
     return frame[frame[frame.columns[0]].notna()].head(1)

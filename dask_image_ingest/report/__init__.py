@@ -1,23 +1,22 @@
-"""Reports of shards, for the command line: what is in them, and their health.
+"""Reports on shards, for the command line: their contents and health.
 
-In: shards. Out: the report, as plain data for machines and as text for
-people.
+In: shards. Out: reports as plain data (JSON) and as text.
 """
 
-from dask_image_ingest.report.check import has_problems, in_total, in_words
+from dask_image_ingest.report.check import check_summary, check_text, has_problems
 from dask_image_ingest.report.describe import describe_text, is_bad, summarize
-from dask_image_ingest.report.shard_report import look_at_shard, report_of_table
+from dask_image_ingest.report.shard_report import inspect_shard, report_of_table
 from dask_image_ingest.report.text import head_text, index_text, number, printable_text
 
 __all__ = [
+    "check_summary",
+    "check_text",
     "describe_text",
     "has_problems",
     "head_text",
-    "in_total",
-    "in_words",
     "index_text",
+    "inspect_shard",
     "is_bad",
-    "look_at_shard",
     "number",
     "printable_text",
     "report_of_table",

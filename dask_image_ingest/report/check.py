@@ -1,4 +1,4 @@
-"""The health of shards: what `dask-image-ingest check` finds, and how it tells people."""
+"""Health of shards: the report of `dask-image-ingest check`."""
 
 from __future__ import annotations
 
@@ -22,8 +22,8 @@ def has_problems(shard: ShardReport) -> bool:
     return bool(shard.unreadable or shard.damage or shard.bad or shard.duplicates or shard.repeated)
 
 
-def in_total(shards: Sequence[ShardReport]) -> dict[str, Any]:
-    """The report for machines: totals, and all that is known of each shard."""
+def check_summary(shards: Sequence[ShardReport]) -> dict[str, Any]:
+    """The report as plain data: totals, and the findings of each shard."""
     return {
         "shards": len(shards),
         "bad_shards": sum(map(has_problems, shards)),
@@ -32,14 +32,14 @@ def in_total(shards: Sequence[ShardReport]) -> dict[str, Any]:
         **{name: sum(getattr(shard, name) for shard in shards) for name in _COUNTS},
         **_images(shards),
         **{name: sum(len(getattr(shard, name)) for shard in shards) for name in _LISTS},
-        "bad_images": {code: asdict(bad) for code, bad in _bad_in_total(shards).items()},
-        "per_shard": [_told(shard) for shard in shards],
+        "bad_images": {code: asdict(bad) for code, bad in _merge_bad(shards).items()},
+        "per_shard": [_shard_summary(shard) for shard in shards],
     }
 
 
-def in_words(shards: Sequence[ShardReport]) -> str:
-    """The report for people: totals, bad images by reason, and each shard that is not sound."""
-    bad = _bad_in_total(shards)
+def check_text(shards: Sequence[ShardReport]) -> str:
+    """The report as text: totals, bad images by reason, and the problems of each shard."""
+    bad = _merge_bad(shards)
     samples = sum(shard.samples for shard in shards)
     images = _images(shards)
     others = {printable(kind): count for kind, count in images["others"].items()}
@@ -53,7 +53,8 @@ def in_words(shards: Sequence[ShardReport]) -> str:
         width = max(map(len, bad))
         lines += ["", "bad images"]
         lines += [
-            f"  {code:{width}}  {entry.count:>7,}  {_named(entry)}" for code, entry in bad.items()
+            f"  {code:{width}}  {entry.count:>7,}  {_keys_text(entry)}"
+            for code, entry in bad.items()
         ]
     for shard in shards:
         notes = list(_notes(shard))
@@ -63,7 +64,7 @@ def in_words(shards: Sequence[ShardReport]) -> str:
 
 
 def _images(shards: Sequence[ShardReport]) -> dict[str, Any]:
-    """The bytes of all images, and how many lie beside the image of their sample, by extension."""
+    """Bytes of all images; and counts, by extension, of those beside the samples' own image."""
     others: Counter[str] = Counter()
     for shard in shards:
         counts = shard.counts.groupby("member")["images"].sum()
@@ -72,21 +73,21 @@ def _images(shards: Sequence[ShardReport]) -> dict[str, Any]:
     return {"bytes": nbytes, "others": dict(others.most_common())}
 
 
-def _told(shard: ShardReport) -> dict[str, Any]:
+def _shard_summary(shard: ShardReport) -> dict[str, Any]:
     facts = {name: getattr(shard, name) for name in ("url", "unreadable", "damage")}
     facts |= {name: getattr(shard, name) for name in (*_COUNTS, *_LISTS)}
     return facts | _images([shard]) | {"bad": {code: asdict(b) for code, b in shard.bad.items()}}
 
 
-def _bad_in_total(shards: Sequence[ShardReport]) -> dict[str, Bad]:
+def _merge_bad(shards: Sequence[ShardReport]) -> dict[str, Bad]:
     """Bad images of all shards by reason, the most frequent reason first."""
     total: dict[str, Bad] = {}
     for shard in shards:
         for code, bad in shard.bad.items():
-            whole = total.setdefault(code, Bad(detail=bad.detail))
-            whole.count += bad.count
-            whole.first = [*whole.first, *bad.first][:NAMED]
-    return dict(sorted(total.items(), key=lambda entry: -entry[1].count))
+            entry = total.setdefault(code, Bad(detail=bad.detail))
+            entry.count += bad.count
+            entry.first = [*entry.first, *bad.first][:NAMED]
+    return dict(sorted(total.items(), key=lambda item: -item[1].count))
 
 
 def _notes(shard: ShardReport) -> Iterable[str]:
@@ -95,18 +96,18 @@ def _notes(shard: ShardReport) -> Iterable[str]:
     if shard.damage:
         yield f"{printable(shard.damage, 1000)} (the {shard.samples:,} samples before it are whole)"
     for code, bad in shard.bad.items():
-        yield f"{bad.count:,} {code}: {_named(bad)} ({bad.detail})"
-    for what, keys in (
+        yield f"{bad.count:,} {code}: {_keys_text(bad)} ({bad.detail})"
+    for problem, keys in (
         ("with a member twice", shard.duplicates),
         ("that occur more than once", shard.repeated),
         ("with members apart from each other", shard.interleaved),
     ):
         if keys:
-            yield f"{len(keys):,} keys {what}: {_named(Bad(len(keys), keys[:NAMED]))}"
+            yield f"{len(keys):,} keys {problem}: {_keys_text(Bad(len(keys), keys[:NAMED]))}"
     if has_problems(shard) and (shard.pax or shard.sparse):
         yield f"{shard.pax:,} members with a PAX header, {shard.sparse:,} sparse members"
 
 
-def _named(bad: Bad) -> str:
+def _keys_text(bad: Bad) -> str:
     more = " ..." if bad.count > len(bad.first) else ""
     return ", ".join(printable(key) for key in bad.first) + more

@@ -15,7 +15,7 @@ from dask_image_ingest.report.text import common_folder, listing, number
 
 
 def summarize(shards: Sequence[ShardReport], decoded: bool) -> dict[str, Any]:
-    """Totals, and the same of each shard."""
+    """Totals of all shards, and of each shard; with ``decoded``, also the errors of images."""
     lost = {shard.url: _lost(shard) for shard in shards}
     return {
         "shards": len(shards),
@@ -38,7 +38,7 @@ def is_bad(summary: dict[str, Any]) -> bool:
 
 
 def describe_text(summary: dict[str, Any]) -> str:
-    """The summary for people, with a line for each shard."""
+    """The summary as text, with a line for each shard."""
     folder = common_folder([shard["url"] for shard in summary["per_shard"]])
     lines = [
         f"{number(summary['samples'], 'sample')} in {number(summary['shards'], 'shard')}"
@@ -71,7 +71,7 @@ def _totals(shards: Sequence[ShardReport], decoded: bool) -> dict[str, Any]:
         **_images(images),
         "rgb_bytes": int((readable["height"] * readable["width"] * readable["images"]).sum()) * 3,
         "baseline_jpegs": _baseline(images),
-        "others": {kind: _images(some) for kind, some in others.groupby("member", sort=False)},
+        "others": {kind: _images(rows) for kind, rows in others.groupby("member", sort=False)},
     }
     if decoded:
         errors: Counter[str] = Counter()
@@ -82,14 +82,14 @@ def _totals(shards: Sequence[ShardReport], decoded: bool) -> dict[str, Any]:
 
 
 def _baseline(images: pd.DataFrame) -> int | None:
-    """Number of baseline JPEGs; None where they were not looked at."""
+    """Number of baseline JPEGs; None if it was not checked."""
     if images["baseline"].isna().any():
         return None
     return int(images["images"][images["baseline"].astype(bool)].sum())
 
 
 def _images(counts: pd.DataFrame) -> dict[str, Any]:
-    """Totals of the images of one kind."""
+    """Totals of images, from rows of ``ShardReport.counts``."""
     readable = counts[counts["height"].notna()]
     formats = counts.groupby("format")["samples"].sum().sort_values(ascending=False)
     return {
@@ -102,13 +102,13 @@ def _images(counts: pd.DataFrame) -> dict[str, Any]:
 
 
 def _sizes(readable: pd.DataFrame) -> dict[str, list[int]]:
-    """Pick the images with the fewest, the median and the most pixels, each as [width, height]."""
+    """[width, height] of the images with the fewest, the median and the most pixels."""
     if readable.empty:
         return {}
     ordered = readable.assign(pixels=readable["height"] * readable["width"]).sort_values("pixels")
-    reached = ordered["images"].cumsum()
-    middle = int((reached < reached.iloc[-1] / 2).sum())
-    picks = {"smallest": 0, "median": middle, "largest": -1}
+    cumulative = ordered["images"].cumsum()
+    median = int((cumulative < cumulative.iloc[-1] / 2).sum())
+    picks = {"smallest": 0, "median": median, "largest": -1}
     return {
         name: [int(ordered["width"].iloc[row]), int(ordered["height"].iloc[row])]
         for name, row in picks.items()
@@ -117,10 +117,10 @@ def _sizes(readable: pd.DataFrame) -> dict[str, list[int]]:
 
 def _formats(summary: dict[str, Any]) -> str:
     jpegs, baseline = summary["formats"].get("jpeg", 0), summary["baseline_jpegs"]
-    told = listing(summary["formats"])
-    # Hardware decoders take no other JPEG.
-    some = baseline is not None and baseline < jpegs
-    return told + (f" ({baseline:,} of the jpeg are baseline)" if some else "")
+    text = listing(summary["formats"])
+    # Worth knowing: hardware decoders take baseline JPEGs only.
+    has_others = baseline is not None and baseline < jpegs
+    return text + (f" ({baseline:,} of the jpeg are baseline)" if has_others else "")
 
 
 def _sizes_text(images: dict[str, Any]) -> str:
@@ -141,10 +141,10 @@ def _bad_text(summary: dict[str, Any]) -> str:
         "without an image": summary["samples"] - summary["images"],
         "with an unreadable header": summary["unreadable_headers"],
     }
-    found = [f"{count:,} {what}" for what, count in counts.items() if count]
+    problems = [f"{count:,} {problem}" for problem, count in counts.items() if count]
     if summary.get("errors"):
-        found.append("errors: " + listing(summary["errors"]))
-    return "; ".join(found) or ("none" if "errors" in summary else "none seen (nothing decoded)")
+        problems.append("errors: " + listing(summary["errors"]))
+    return "; ".join(problems) or ("none" if "errors" in summary else "none seen (nothing decoded)")
 
 
 def _shard_row(shard: dict[str, Any], folder: str) -> dict[str, Any]:

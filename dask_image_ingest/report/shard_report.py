@@ -1,4 +1,4 @@
-"""Report of a shard, for `describe` and `check`: the headers of all images, decoded on request."""
+"""Report on one shard, for `describe` and `check`: headers of all images; decodes on request."""
 
 from __future__ import annotations
 
@@ -28,28 +28,28 @@ from dask_image_ingest.errors import ShardError, ShardNotFoundError
 from dask_image_ingest.storage import open_shard
 from dask_image_ingest.tar import IMAGE_EXTENSIONS, ShardIndex, index_tar
 
-#: Keys that are named of those that share a problem.
+#: How many keys a report names for one problem.
 NAMED = 3
 
-#: The image of a sample among its members.
+#: Kind of the member that is its sample's image; further images are named by their extension.
 IMAGE = "image"
 
-# What an image beside that of its sample is checked as: whatever can be stored is fine.
+# Check further images in any mode: nobody has said what they are.
 _AS_STORED = DecodeSpec(max_pixels=MAX_PIXELS, mode="raw")
 
 
 @dataclass(slots=True)
 class Bad:
-    """Images that are bad for one reason.
+    """Images that are bad for the same reason.
 
     Attributes
     ----------
     count
-        How many there are.
+        Number of images.
     first
-        The keys of the first ones.
+        Keys of the first ones, at most `NAMED`.
     detail
-        What is said of the very first one.
+        The error's details for the first one.
     """
 
     count: int = 0
@@ -57,7 +57,7 @@ class Bad:
     detail: str = ""
 
     def add(self, key: str, detail: str) -> None:
-        """Count one more."""
+        """Count one more image."""
         self.detail = self.detail or detail
         self.count += 1
         if len(self.first) < NAMED:
@@ -66,31 +66,32 @@ class Bad:
 
 @dataclass(slots=True)
 class ShardReport:
-    """Findings of one shard.
+    """Findings on one shard.
 
     Attributes
     ----------
     url
         The shard.
     unreadable
-        Why it can't be read at all; None if it can.
+        Why it cannot be read at all; None if it can.
     damage
-        What of it is lost, and why; None if nothing is.
+        What is lost, and why; None if nothing is.
     samples, members
-        How many there are.
+        Their numbers.
     counts
-        A row for each distinct kind of member (``image`` for that of the sample), format, height,
-        width, and whether it is a baseline JPEG: how many samples and images, and their bytes.
+        A table with the numbers of ``samples`` and ``images``, and ``nbytes``, for each distinct
+        ``member`` (its kind), ``format``, ``height``, ``width``, ``baseline`` (of a JPEG).
     bad
-        Code of an error → the images that have it, of those that were decoded.
+        Error code → the decoded images that have it.
     duplicates
-        Samples that have a member twice.
+        Keys of samples that have a member twice.
     repeated
-        The keys of more than one sample.
+        Keys of more than one sample.
     interleaved
-        Keys whose members do not lie side by side, and which webdataset would split.
+        Keys whose members are not adjacent, so that webdataset would split the sample.
     pax, sparse
-        Members with a PAX header, and members stored with holes: sound, yet not read everywhere.
+        Numbers of members with a PAX header, and of sparse ones: valid, but some readers reject
+        them.
     """
 
     url: str
@@ -98,7 +99,7 @@ class ShardReport:
     damage: str | None = None
     samples: int = 0
     members: int = 0
-    counts: pd.DataFrame = field(default_factory=lambda: _counted([]))
+    counts: pd.DataFrame = field(default_factory=lambda: _group_counts([]))
     bad: dict[str, Bad] = field(default_factory=dict)
     duplicates: list[str] = field(default_factory=list)
     repeated: list[str] = field(default_factory=list)
@@ -107,27 +108,27 @@ class ShardReport:
     sparse: int = 0
 
 
-def look_at_shard(
+def inspect_shard(
     url: str,
     image: str | None,
     mode: Mode,
     decode_too: bool,
     storage_options: dict[str, str] | None = None,
 ) -> ShardReport:
-    """Read the headers of a shard's images; decode them too, if asked, and keep none.
+    """Report on a shard: read the headers of its images, and decode them with ``decode_too``.
 
     Parameters
     ----------
     image
-        The extensions of a sample's image, which alone is looked at. None: those of a read, and all
-        other images of each sample as well.
+        Extensions of the samples' image, to inspect only that. None: the extensions of a read, and
+        all further images of each sample.
     mode
-        What the pixels of the sample's image are meant to be.
+        The mode to decode the samples' image in.
 
     Raises
     ------
     ArgumentError
-        If ``image`` is no extension.
+        If ``image`` is not a list of extensions.
     """
     extensions = parse_image_extensions(image or IMAGE_EXTENSIONS)
     options = ReadOptions(extensions, DecodeSpec(max_pixels=MAX_PIXELS, mode=mode))
@@ -135,24 +136,26 @@ def look_at_shard(
         with open_shard(url, storage_options) as content:
             index = index_tar(content, url)
             rows = SampleRows(url, content, index, options)
-            report = _of_index(url, index, rows)
+            report = _report_of_index(url, index, rows)
             images = [(IMAGE, options.decoding, rows)]
             if image is None:
                 images += _other_images(index, rows, extensions)
-            for kind, decoding, some in images:
+            for kind, decoding, members in images:
                 if decode_too:
-                    _decode(report, kind, decoding, some)
-            report.counts = _counted([_told(kind, some) for kind, _, some in images])
+                    _decode(report, kind, decoding, members)
+            report.counts = _group_counts(
+                [_header_table(kind, members) for kind, _, members in images]
+            )
     except (ShardError, ShardNotFoundError) as error:
         return ShardReport(url, unreadable=printable(str(error), 1000))
     return report
 
 
 def report_of_table(table: pd.DataFrame, name: str) -> ShardReport:
-    """The report of images that are in no shard: ``error`` is a column if they were decoded."""
+    """Report on images outside of shards; their column ``error`` exists if they were decoded."""
     report = ShardReport(name, samples=len(table), members=len(table))
-    # The first bytes tell no more.
-    report.counts = _counted([table.assign(member=IMAGE, baseline=pd.NA)])
+    # Whether a JPEG is baseline is not in the table.
+    report.counts = _group_counts([table.assign(member=IMAGE, baseline=pd.NA)])
     keys = table["__key__"] if "__key__" in table else table.index.astype(str)
     for key, error in zip(keys, table.get("error", ()), strict=False):
         if pd.notna(error):
@@ -160,7 +163,7 @@ def report_of_table(table: pd.DataFrame, name: str) -> ShardReport:
     return report
 
 
-def _of_index(url: str, index: ShardIndex, rows: SampleRows) -> ShardReport:
+def _report_of_index(url: str, index: ShardIndex, rows: SampleRows) -> ShardReport:
     damage = index.damage
     return ShardReport(
         url,
@@ -178,22 +181,23 @@ def _of_index(url: str, index: ShardIndex, rows: SampleRows) -> ShardReport:
 def _other_images(
     index: ShardIndex, rows: SampleRows, extensions: tuple[str, ...]
 ) -> Iterator[tuple[str, DecodeSpec, SampleRows]]:
-    """Members with an image's suffix that are not their sample's image, kind by kind."""
+    """Further images: members with an image's suffix that are not their sample's image, by kind."""
     suffixes = frozenset(parse_image_extensions(IMAGE_EXTENSIONS))
     for kind in index.not_preferred(extensions):
         if kind.rpartition(".")[2] in suffixes:
-            there = index.has(kind)
+            present = index.has(kind)
             if kind in extensions:
-                there = pc.and_(there, index.has(*extensions[: extensions.index(kind)]))
-            some = rows.take(np.flatnonzero(there))
-            yield kind, _AS_STORED, some.of(ImageMember(kind, (kind,), _AS_STORED))
+                # It is further only where the sample has a member of a preferred extension.
+                present = pc.and_(present, index.has(*extensions[: extensions.index(kind)]))
+            samples = rows.take(np.flatnonzero(present))
+            yield kind, _AS_STORED, samples.of(ImageMember(kind, (kind,), _AS_STORED))
 
 
 def _decode(report: ShardReport, kind: str, decoding: DecodeSpec, rows: SampleRows) -> None:
     pixels = decode(rows.headers, rows.image_bytes, decoding, NoPixels(), rows.origin)
     suffix = "" if kind == IMAGE else f".{kind}"
     for key, error in zip(rows.keys, pixels.errors, strict=True):
-        # Of a sample that has a member twice the image says it.
+        # A duplicate member is an error of its whole sample: count it once, for its image.
         if error is not None and not (suffix and error.startswith("duplicate-member")):
             _add(report, f"{key}{suffix}", error)
 
@@ -203,8 +207,8 @@ def _add(report: ShardReport, key: str, error: str) -> None:
     report.bad.setdefault(code, Bad()).add(key, detail)
 
 
-def _told(kind: str, rows: SampleRows) -> pd.DataFrame:
-    """Facts of the headers of images, a row for each."""
+def _header_table(kind: str, rows: SampleRows) -> pd.DataFrame:
+    """Header fields of images, a row for each."""
     table = rows.table(["format", "height", "width", "nbytes"])
     frame = table.to_pandas(types_mapper=pd.ArrowDtype)
     baseline = [
@@ -214,8 +218,8 @@ def _told(kind: str, rows: SampleRows) -> pd.DataFrame:
     return frame.assign(member=kind, baseline=baseline)
 
 
-def _counted(told: list[pd.DataFrame]) -> pd.DataFrame:
+def _group_counts(tables: list[pd.DataFrame]) -> pd.DataFrame:
     columns = ["member", "format", "height", "width", "baseline"]
-    frame = pd.concat(told) if told else pd.DataFrame(columns=[*columns, "nbytes"])
+    frame = pd.concat(tables) if tables else pd.DataFrame(columns=[*columns, "nbytes"])
     groups = frame.groupby(columns, dropna=False, observed=True, sort=False)["nbytes"]
     return groups.agg(samples="size", images="count", nbytes="sum").reset_index()

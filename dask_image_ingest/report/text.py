@@ -1,4 +1,4 @@
-"""Text of reports: URLs, counts and rows."""
+"""Text for reports: rows, counts and folders, safe to print on a terminal."""
 
 from __future__ import annotations
 
@@ -15,23 +15,23 @@ from dask_image_ingest.decode import printable
 
 
 def head_text(rows: pd.DataFrame) -> str:
-    """Rows as a table that fits the terminal, without the folder that their shards share."""
+    """Rows as a table that fits the terminal, without the common folder of their shards."""
     folder = common_folder(list(rows["__url__"]))
     shown = rows.assign(__url__=rows["__url__"].str.removeprefix(folder)).rename(columns=_escaped)
     for name in shown.columns[shown.dtypes.map(pd.api.types.is_string_dtype)]:
         shown[name] = shown[name].map(_escaped, na_action="ignore")
     width = shutil.get_terminal_size((120, 0)).columns
     text = str(shown.to_string(index=False, line_width=width, max_colwidth=40))
-    return printable_text(text)  # lists and the like have texts, too
+    return printable_text(text)  # once more: lists and other values contain texts, too
 
 
 def printable_text(text: str) -> str:
-    """A text of several lines, with escapes for all that would steer a terminal."""
+    """Escape control characters in a text of several lines."""
     return "\n".join(map(_escaped, text.split("\n")))
 
 
 def _escaped(text: str) -> str:
-    """A text in whatever script, with escapes for all that a terminal would not print but obey."""
+    """Escape control characters, which a terminal would obey; keep letters of all scripts."""
     if text.isprintable():
         return text
     return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in text)
@@ -55,16 +55,16 @@ def index_text(indexes: Sequence[Mapping[str, Any]]) -> str:
 
 
 def common_folder(urls: Sequence[str]) -> str:
-    """The folder that all of these lie in, with its slash; empty if there is none."""
+    """The folder that contains all URLs, with its slash; "" if there is none."""
     prefix = os.path.commonprefix(urls)  # noqa: RUF071 - URLs, cut at a slash below
     return prefix[: prefix.rfind("/") + 1]
 
 
 def listing(counts: Mapping[str, int]) -> str:
-    """``jpeg 1,203, png 4``."""
+    """Counts in words: ``jpeg 1,203, png 4``."""
     return ", ".join(f"{name} {count:,}" for name, count in counts.items()) or "none"
 
 
 def number(count: int, noun: str) -> str:
-    """``1 sample``, ``1,203 samples``."""
+    """A count with its noun: ``1 sample``, ``1,203 samples``."""
     return f"{count:,} {noun}" + ("" if count == 1 else "s")

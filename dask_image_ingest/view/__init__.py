@@ -1,6 +1,6 @@
-"""Thumbnails and pages to look at.
+"""Thumbnails and HTML pages of images.
 
-In: a few rows of a frame. Out: HTML that needs no other file.
+In: a frame, of which only the rows shown are decoded. Out: HTML that needs no other file.
 """
 
 from dask_image_ingest.view.cards import Thumbnails

@@ -1,4 +1,4 @@
-"""Thumbnails as HTML: a card for each row, and the sheet of them that a notebook shows."""
+"""Thumbnails as HTML: a card for each row, on a sheet that a notebook displays."""
 
 from __future__ import annotations
 
@@ -9,12 +9,12 @@ from os import PathLike
 
 from dask_image_ingest.view.page import STYLE, page, write_page
 
-# Characters of a text that are always visible; a click shows the rest of a longer one.
+# Texts with more characters are folded; a click shows all.
 _FOLDED = 90
 
 
 class Thumbnails:
-    """A sheet of thumbnails, which a notebook displays.
+    """A sheet of thumbnails. A notebook displays it.
 
     Attributes
     ----------
@@ -37,24 +37,24 @@ class Thumbnails:
         return f"<style>{STYLE}</style>{self.html()}"
 
     def html(self) -> str:
-        """The sheet without its style."""
+        """HTML of the sheet, without its style."""
         cards = "".join(card.html() for card in self.cards) or "<p>No rows.</p>"
         return f'<div class="dii-sheet" style="--dii-size: {self._thumbnail}px">{cards}</div>'
 
     def save(self, path: str | PathLike[str]) -> None:
-        """Write a page that needs no other file."""
+        """Write the sheet as an HTML page that needs no other file."""
         write_page(path, page("Images", self.html()))
 
 
 @dataclass(frozen=True)
 class Card:
-    """The thumbnail of a row, or its error, and the text below."""
+    """The thumbnail of a row, or its error, with a caption."""
 
     jpeg: bytes | None
-    shape: tuple[int, int] | None
+    shape: tuple[int, int] | None  # to show the JPEG at: height, width
     error: str | None
-    texts: dict[str, str]
-    facts: str
+    texts: dict[str, str]  # by column; the first is the title
+    facts: str  # size and format, in words
 
     def html(self) -> str:
         """The card as a ``figure`` element."""

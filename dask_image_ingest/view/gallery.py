@@ -1,4 +1,4 @@
-"""``gallery``: one page that shows what is in a collection."""
+"""``gallery``: an HTML page with a contact sheet and histograms of a collection."""
 
 from __future__ import annotations
 
@@ -29,9 +29,10 @@ from dask_image_ingest.frames import backend_of, image_columns
 from dask_image_ingest.storage import identities
 from dask_image_ingest.view.cards import Thumbnails
 from dask_image_ingest.view.page import bars_chart, columns_chart, page, write_page
-from dask_image_ingest.view.references import decoded, references_of_images
+from dask_image_ingest.view.references import decode_references, references_of_images
 from dask_image_ingest.view.thumbnails import make_thumbnails
 
+# Bins of the histograms: lower edges of sizes in pixels, and aspect ratios.
 _EDGES = (0, 32, 64, 96, 128, 192, 256, 384, 512, 768, 1024, 1536, 2048, 3072, 4096, 6144, 8192)
 _ASPECTS = {
     "1:3": 1 / 3, "1:2": 1 / 2, "9:16": 9 / 16, "2:3": 2 / 3, "3:4": 3 / 4, "4:5": 4 / 5,
@@ -53,43 +54,43 @@ def gallery(
     storage_options: dict[str, Any] | None = None,
     decode: bool = False,
 ) -> Thumbnails:
-    """Write a page that shows a collection: a contact sheet, and histograms of all of it.
+    """Write a page with a contact sheet of a collection, and histograms of all its images.
 
     Parameters
     ----------
     frame
         A dask, pandas or cuDF dataframe of :func:`read_webdataset_images`.
     path
-        The page to write; it needs no other file.
+        The file to write, which needs no other file.
     n
-        Images on the contact sheet, taken from partitions all over the frame. Only these are
+        Images on the contact sheet, sampled from partitions all over the frame. Only these are
         decoded.
     thumbnail
         The longer edge of a thumbnail, in pixels.
     columns
-        What stands below each thumbnail: its name, then captions or scores. By default ``__key__``,
-        where the frame has it.
+        Columns to show below each thumbnail: its title, then captions or scores. By default
+        ``__key__``, if the frame has it.
     mask
         An image column of labels, which are drawn over the thumbnails.
     title
-        The page's title; by default where the shards are.
+        The page's title; by default the names of the first and the last shard.
     storage_options
         For the filesystem of remote shards; by default those of the read.
     decode
-        Decode every image of the frame and count what fails. Otherwise errors are counted among the
-        ``n`` shown, and the histograms of size, aspect and format come from headers alone.
+        Decode every image of the frame and count those that fail. Otherwise errors are counted
+        among the ``n`` shown. The histograms come from headers alone.
 
     Returns
     -------
     Thumbnails
-        What the page shows.
+        The contact sheet.
 
     Raises
     ------
     ArgumentError
-        If a column does not exist, or an argument is not of its kind; if ``path`` is a file that
-        the frame reads; with ``decode=True`` if the
-        frame has no column ``error``, and its images are not those that its rows point to.
+        If a column does not exist, or an argument is invalid; if ``path`` is a file that the frame
+        reads; with ``decode=True`` if the frame has neither a column ``error``, nor references or
+        pointer columns.
     ExportError
         If the page can't be written.
 
@@ -108,7 +109,7 @@ def gallery(
     counted = _with_errors(frame, storage_options) if decode else frame
     sheet = make_thumbnails(frame, n, thumbnail, columns, storage_options, spread=True, mask=mask)
     facts = count_facts(counted, decode)
-    title = title or _where(frame)
+    title = title or _default_title(frame)
     body = (
         f"<h1>{escape(title)}</h1>"
         f'<p class="dii-lead">{escape(_lead(facts, len(sheet)))}</p>'
@@ -119,7 +120,7 @@ def gallery(
 
 
 def refuse_source(frame: Any, path: str | PathLike[str]) -> None:
-    """Refuse to write a page over a file that the frame reads."""
+    """Raise an ``ArgumentError`` if a page would overwrite a file that the frame reads."""
     if isinstance(frame, FrameBase):
         shards = [shard for dataset in datasets_of(frame.expr) for shard in dataset.shards]
         read = [shard.url for shard in shards]
@@ -133,29 +134,27 @@ def refuse_source(frame: Any, path: str | PathLike[str]) -> None:
 
 
 def _with_errors(frame: Any, storage_options: dict[str, Any] | None) -> Any:
-    """The frame with the errors of its images, all of which are decoded for them."""
+    """A frame with a column ``error``; computing it decodes all images, but keeps no pixels."""
     if "error" in frame.columns:
         return frame
     images = image_columns(frame)
     image = frame.images.column if images else "image"
     columns = [name for name in frame.columns if name in _HEADER]
-    found = references_of_images(frame, [*columns, *images], storage_options)
-    if found is None or image not in found[1]:
+    referenced = references_of_images(frame, [*columns, *images], storage_options)
+    if referenced is None or image not in referenced[1]:
         raise ArgumentError(
             "decode=True: the frame has no column 'error', and its images are not those of "
             f"references or of pointers ({', '.join(POINTER)}): keep 'error', or pass decode=False"
         )
-    rows, decodes = found
-    return decoded(rows, replace(decodes[image], error="error", errors="null", pixels=False))
+    rows, decodes = referenced
+    decode = replace(decodes[image], error="error", errors="null", pixels=False)
+    return decode_references(rows, decode)
 
 
 def count_facts(frame: Any, decode: bool = False) -> dict[str, Counter[str]]:
-    """Count sizes, aspects, formats and errors in one pass.
-
-    It looks at headers alone, unless it is to ``decode``.
-    """
-    wanted = [*_HEADER, *(["error"] if decode else [])]
-    narrow = frame[[name for name in frame.columns if name in wanted]]
+    """Count sizes, aspects and formats by headers, in one pass; with ``decode``, errors too."""
+    needed = [*_HEADER, *(["error"] if decode else [])]
+    narrow = frame[[name for name in frame.columns if name in needed]]
     if isinstance(frame, FrameBase):
         meta = pd.DataFrame(
             {
@@ -164,9 +163,9 @@ def count_facts(frame: Any, decode: bool = False) -> dict[str, Counter[str]]:
                 "count": pd.Series([], dtype="int64"),
             }
         )
-        table = narrow.reduction(_fact_table, combine=_added, aggregate=_added, meta=meta).compute()
+        table = narrow.reduction(_fact_table, combine=_add, aggregate=_add, meta=meta).compute()
     else:
-        table = _added(_fact_table(narrow))
+        table = _add(_fact_table(narrow))
     facts: dict[str, Counter[str]] = {}
     for fact, bin_, count in table.itertuples(index=False):
         facts.setdefault(fact, Counter())[bin_] = int(count)
@@ -174,6 +173,7 @@ def count_facts(frame: Any, decode: bool = False) -> dict[str, Counter[str]]:
 
 
 def _fact_table(frame: Any) -> pd.DataFrame:
+    """Counts of one partition, in a table that can be added up: fact, bin, count."""
     table = backend_of(frame).to_arrow(frame).to_pandas()
     facts: dict[str, Any] = {"total": Counter(rows=len(table))}
     if "nbytes" in table:
@@ -197,7 +197,7 @@ def _fact_table(frame: Any) -> pd.DataFrame:
     )
 
 
-def _added(table: pd.DataFrame) -> pd.DataFrame:
+def _add(table: pd.DataFrame) -> pd.DataFrame:
     return table.groupby(["fact", "bin"], as_index=False)["count"].sum()
 
 
@@ -210,10 +210,10 @@ def _charts(facts: dict[str, Counter[str]], sheet: Thumbnails, decode: bool) -> 
         ordered = {name: aspects[name] for name in _ASPECTS}
         charts.append(columns_chart("Aspect", "width : height, the nearest", ordered))
     if formats := facts.get("format"):
-        charts.append(bars_chart("Format", "told by the first bytes", formats))
+        charts.append(bars_chart("Format", "from the first bytes", formats))
     errors = facts.get("error", Counter()) if decode else _shown_errors(sheet)
-    of = "all images" if decode else f"the {len(sheet):,} shown"
-    note = f"{sum(errors.values()):,} of {of}" if errors else f"none among {of}"
+    counted = "all images" if decode else f"the {len(sheet):,} shown"
+    note = f"{sum(errors.values()):,} of {counted}" if errors else f"none among {counted}"
     unreadable = facts["total"]["unreadable"]
     if unreadable and not decode:
         note += f"; {unreadable:,} unreadable headers in all"
@@ -234,7 +234,7 @@ def _lead(facts: dict[str, Counter[str]], shown: int) -> str:
     return " · ".join(parts)
 
 
-def _where(frame: Any) -> str:
+def _default_title(frame: Any) -> str:
     dataset = next(datasets_of(frame.expr), None) if isinstance(frame, FrameBase) else None
     if dataset is None:
         return "Images"

@@ -1,4 +1,4 @@
-"""Labels of a mask in colours over the picture that they are of."""
+"""Overlay of a mask's labels, in colours, on its image."""
 
 from __future__ import annotations
 
@@ -9,15 +9,15 @@ import numpy as np
 from dask_image_ingest.errors import ArgumentError
 
 
-def with_labels(image: np.ndarray, labels: np.ndarray) -> np.ndarray:
-    """An image half in the colours of a mask; where the label is 0, as it is.
+def overlay_labels(image: np.ndarray, labels: np.ndarray) -> np.ndarray:
+    """Blend the colours of a mask's labels into an image, at 50 %; label 0 is transparent.
 
     Parameters
     ----------
     image
         uint8 (height, width, channels).
     labels
-        uint8 (rows, columns, 1) of the same picture at any size, scaled by the nearest pixel.
+        uint8 (rows, columns, 1), the mask at any size; scaled by the nearest pixel.
 
     Returns
     -------
@@ -39,16 +39,16 @@ def with_labels(image: np.ndarray, labels: np.ndarray) -> np.ndarray:
         for length, stored in zip((height, width), labels.shape[:2], strict=True)
     )
     label = labels[rows[:, None], columns[None], 0]
-    picture = image[:, :, :3] if image.shape[2] >= 3 else image[:, :, :1].repeat(3, axis=2)
-    mixed = (picture.astype(np.uint16) + palette()[label]) // 2
-    return np.where(label[:, :, None] > 0, mixed, picture).astype(np.uint8)
+    rgb = image[:, :, :3] if image.shape[2] >= 3 else image[:, :, :1].repeat(3, axis=2)
+    blended = (rgb.astype(np.uint16) + palette()[label]) // 2
+    return np.where(label[:, :, None] > 0, blended, rgb).astype(np.uint8)
 
 
 @functools.cache
 def palette() -> np.ndarray:
-    """The colours of labels 0 to 255, (256, 3): the bits of a label, dealt to red, green and blue.
+    """Colours of labels 0 to 255, uint8 (256, 3), as in Pascal VOC.
 
-    Pascal VOC's: https://host.robots.ox.ac.uk/pascal/VOC/voc2012/htmldoc/devkit_doc.html
+    https://host.robots.ox.ac.uk/pascal/VOC/voc2012/htmldoc/devkit_doc.html
     """
     colors = np.zeros((256, 3), np.uint8)
     for label in range(256):

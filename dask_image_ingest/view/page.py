@@ -1,4 +1,4 @@
-"""HTML that needs no other file: the style of thumbnails and pages, and charts in SVG."""
+"""Self-contained HTML: the style of thumbnails and pages, and charts in SVG."""
 
 from __future__ import annotations
 
@@ -69,12 +69,12 @@ _WIDTH, _HEIGHT = 320, 150
 
 
 def write_page(path: str | os.PathLike[str], html: str) -> None:
-    """Write a page, whole or not at all.
+    """Write a page atomically.
 
     Raises
     ------
     ExportError
-        If that is not possible.
+        If the file cannot be written.
     """
     temporary = Path(f"{os.fspath(path)}.part")
     try:
@@ -91,7 +91,7 @@ def write_page(path: str | os.PathLike[str], html: str) -> None:
 
 
 def page(title: str, body: str, style: str = "") -> str:
-    """A complete page, which follows the reader's light or dark color scheme."""
+    """Wrap ``body`` into a page, which follows the reader's light or dark color scheme."""
     return (
         '<!doctype html>\n<html lang="en"><head><meta charset="utf-8">'
         '<meta name="viewport" content="width=device-width, initial-scale=1">'
@@ -103,10 +103,7 @@ def page(title: str, body: str, style: str = "") -> str:
 def columns_chart(
     title: str, note: str, counts: Mapping[str, int], marked: Collection[str] = ()
 ) -> str:
-    """A histogram: a column for each bin, from the first to the last that is not empty.
-
-    Bins that are ``marked`` are red.
-    """
+    """Histogram: a column for each bin, without empty bins at the ends; ``marked`` bins are red."""
     bins = list(counts.items())
     filled = [number for number, (_, count) in enumerate(bins) if count]
     if not filled:
@@ -115,46 +112,46 @@ def columns_chart(
     step = min(_WIDTH / len(bins), 60)
     left = (_WIDTH - step * len(bins)) / 2
     most = max(count for _, count in bins)
-    every = -(-34 // int(max(step, 1))) if step < 34 else 1
-    drawn = []
+    label_every = -(-34 // int(max(step, 1))) if step < 34 else 1  # a label is 34 wide
+    elements = []
     for number, (label, count) in enumerate(bins):
         x = left + number * step
         height = max(count / most * (_HEIGHT - 40), 1.5 if count else 0)
         top = _HEIGHT - 20 - height
         middle = x + step / 2
-        drawn.append(
+        elements.append(
             f'<g class="{"dii-marked" if label in marked else ""}">'
             f"<title>{escape(label)}: {count:,}</title>"
             f'<rect x="{x + step * 0.08:.1f}" y="{top:.1f}" width="{step * 0.84:.1f}" '
             f'height="{height:.1f}" rx="2"/>'
             + _svg_text(middle, top - 4, f"{count:,}" if count and step >= 24 else "", "middle")
-            + (_tick(middle, label) if number % every == 0 else "")
+            + (_tick(middle, label) if number % label_every == 0 else "")
             + "</g>"
         )
-    return _chart(title, note, _svg(_HEIGHT, "".join(drawn)), "")
+    return _chart(title, note, _svg(_HEIGHT, "".join(elements)), "")
 
 
 def bars_chart(title: str, note: str, counts: Mapping[str, int], kind: str = "") -> str:
-    """A bar for each name, the longest first."""
+    """Bar chart of the eight largest counts, the longest bar first."""
     most = max(counts.values(), default=0)
     ordered = sorted(counts.items(), key=lambda item: -item[1])[:8]
-    drawn = []
+    elements = []
     for number, (label, count) in enumerate(ordered):
         y = number * 22
         width = max(count / most * 165, 1.5)
-        drawn.append(
+        elements.append(
             f"<g><title>{escape(label)}: {count:,}</title>"
             + _svg_text(96, y + 14, label if len(label) < 18 else f"{label[:16]}…", "end")
             + f'<rect x="104" y="{y + 4}" width="{width:.1f}" height="14" rx="2"/>'
             + _svg_text(110 + width, y + 14, f"{count:,}", "start", "dii-quiet")
             + "</g>"
         )
-    return _chart(title, note, _svg(max(22 * len(ordered), 1), "".join(drawn)), kind)
+    return _chart(title, note, _svg(max(22 * len(ordered), 1), "".join(elements)), kind)
 
 
 def _tick(x: float, label: str) -> str:
-    """A label below a column, inside the drawing."""
-    half = 3.0 * len(label)  # about, at 10 px
+    """A label below a column, moved inwards where it would leave the drawing."""
+    half = 3.0 * len(label)  # half of the estimated width at 10 px
     if x < half:
         return _svg_text(0, _HEIGHT - 6, label, "start", "dii-quiet")
     if x > _WIDTH - half:

@@ -1,4 +1,4 @@
-"""Rows with references in place of the images that they show: only those shown are decoded."""
+"""References in place of a frame's images, so that only the rows shown are decoded."""
 
 from __future__ import annotations
 
@@ -24,23 +24,23 @@ from dask_image_ingest.dataset import (
 from dask_image_ingest.decode import MAX_PIXELS, DecodeSpec, make_decode_spec
 from dask_image_ingest.frames import backend_of, image_columns, pandas_type
 
-#: The columns by which images are found; those that no place tells, by their key.
+#: The pointer columns, and the key, which identifies the image if its offset is null.
 PLACE = (*POINTER, "__key__")
 
-#: A frame of references, or its expression, and how they are decoded, by the names of the columns.
+#: A frame (or expression) with references, and the decode of each reference column.
 Referenced: TypeAlias = tuple[Any, Mapping[Any, ImageDecode]]
 
 
 def references_of_images(
     frame: Any, columns: Sequence[Any], storage_options: dict[str, Any] | None
 ) -> Referenced | None:
-    """Some columns of a frame, with references in place of images.
+    """Select columns of a frame, with references in place of images.
 
-    A frame without images gets those that its rows point to. None where the images are not simply
-    decoded, or are there.
+    For a frame without images, references are made from its pointer columns. None if there are no
+    references: images that are in memory, or were computed.
     """
     if not image_columns(frame):
-        return _pointed(frame, columns, storage_options)
+        return _references_of_pointer_columns(frame, columns, storage_options)
     if not isinstance(frame, FrameBase):
         return None
     found = _below_decode(_decoded_last(frame[list(columns)]))
@@ -48,11 +48,13 @@ def references_of_images(
         return None
     rows, images = found
     if storage_options is not None:
-        images = {n: replace(i, storage_options=storage_options) for n, i in images.items()}
+        images = {
+            name: replace(image, storage_options=storage_options) for name, image in images.items()
+        }
     return dx.new_collection(rows), images
 
 
-def _pointed(
+def _references_of_pointer_columns(
     frame: Any, columns: Sequence[Any], storage_options: dict[str, Any] | None
 ) -> Referenced | None:
     if not {*POINTER} <= {*frame.columns}:
@@ -60,7 +62,7 @@ def _pointed(
     names = [name for name in frame.columns if name in {*columns, *PLACE} - {"image", "error"}]
     options, max_pixels = _options_of_reads(frame)
     images = ImageDecode(
-        "image", "error", _decoding(max_pixels), storage_options=storage_options or options
+        "image", "error", _rgb_decoding(max_pixels), storage_options=storage_options or options
     )
     if not isinstance(frame, FrameBase):
         return with_pointed(frame[names], "image", "error"), {"image": images}
@@ -69,7 +71,7 @@ def _pointed(
 
 
 def _options_of_reads(frame: Any) -> tuple[dict[str, Any] | None, int | None]:
-    """The storage options of the first read that a frame is made of, and its ``max_pixels``."""
+    """Storage options and ``max_pixels`` of the first read in a frame's query."""
     if not isinstance(frame, FrameBase):
         return None, MAX_PIXELS
     for dataset in datasets_of(frame.expr):
@@ -80,32 +82,37 @@ def _options_of_reads(frame: Any) -> tuple[dict[str, Any] | None, int | None]:
 
 
 def _decoded_last(frame: FrameBase) -> dx.Expr:
-    """A query with the decode at its top, past all that does not need it.
+    """The query with its decode lifted above everything that needs no pixels.
 
-    Dask's optimiser does this, except for functions of other columns: if they were below, a read
-    and its decode would not be one task.
+    Optimising does so, except for functions of other columns (`MapColumns`): between a read and its
+    decode, they would keep both from being one task.
     """
     while True:
         expr: dx.Expr = frame.simplify().expr
-        moved = None
+        lifted = None
         for step in expr.find_operations(MapColumns):
             decode = step.frame
             if isinstance(decode, Decode) and decode.added.isdisjoint(
                 (*step.inputs, *step.outputs)
             ):
-                below = decode.as_references()
-                if below is not None:
-                    moved = Decode(MapColumns(below[0], *step.operands[1:]), below[1])
-                    frame = dx.new_collection(expr.substitute(step, moved[step.columns]))
+                references = decode.as_references()
+                if references is not None:
+                    rows, decodes = references
+                    lifted = Decode(MapColumns(rows, *step.operands[1:]), decodes)
+                    frame = dx.new_collection(expr.substitute(step, lifted[step.columns]))
                     break
-        if moved is None:
+        if lifted is None:
             return expr
 
 
 def _below_decode(expr: dx.Expr) -> Referenced | None:
+    """The expression below the decode at the top of a query, and the decodes; None if none is."""
     if isinstance(expr, Decode):
-        moved = expr.as_references()
-        return None if moved is None else (moved[0], {each.image: each for each in moved[1]})
+        references = expr.as_references()
+        if references is None:
+            return None
+        rows, decodes = references
+        return rows, {decode.image: decode for decode in decodes}
     if isinstance(expr, dx.Projection) and expr.ndim == 2:
         found = _below_decode(expr.frame)
         if found is None:
@@ -122,41 +129,44 @@ def _below_decode(expr: dx.Expr) -> Referenced | None:
     return None
 
 
-def decoded(rows: Any, images: ImageDecode) -> Any:
-    """A frame with images in place of references; lazy if it is."""
+def decode_references(rows: Any, images: ImageDecode) -> Any:
+    """Decode one column of references; lazy if the frame is."""
     if isinstance(rows, FrameBase):
         return dx.new_collection(Decode(rows.expr, (images,)))
     return decode_partition(rows, (images,))
 
 
 def decode_small(rows: Any, images: Sequence[ImageDecode]) -> pd.DataFrame:
-    """Rows of references as a pandas frame with images.
-
-    They are decoded on the CPU, since they are few and a client may have no GPU.
-    """
+    """Decode a few rows of references to a pandas frame, on the CPU: a client may have no GPU."""
     frame = backend_of(rows).to_arrow(rows).to_pandas(types_mapper=pandas_type)
-    here = [replace(i, decoding=replace(i.decoding, device="cpu"), errors="null") for i in images]
-    decoded: pd.DataFrame = decode_partition(frame, here)
+    decodes = [
+        replace(image, decoding=replace(image.decoding, device="cpu"), errors="null")
+        for image in images
+    ]
+    decoded: pd.DataFrame = decode_partition(frame, decodes)
     return decoded
 
 
 def at_size(
     images: Mapping[Any, ImageDecode], image: Any, longer: int, mask: Any | None = None
 ) -> list[ImageDecode] | None:
-    """The decode of small pictures of a column, and of masks as they are.
+    """Decodes of thumbnails of an image column, and of its masks at full size.
 
-    None where a picture does not show the image as it is stored.
+    None if the stored image would not look like the decoded one.
     """
     if image not in images or mask not in (None, *images):
         return None
     decoding = images[image].decoding
-    if decoding.transform is not None or decoding.mode == "raw":  # scaled by their own range
+    # Raw values are scaled by the range of each image, which a resize would change.
+    if decoding.transform is not None or decoding.mode == "raw":
         return None
-    small = replace(images[image], error="error", decoding=_decoding(decoding.max_pixels, longer))
+    small = replace(
+        images[image], error="error", decoding=_rgb_decoding(decoding.max_pixels, longer)
+    )
     return [small] if mask is None else [small, replace(images[mask], error=None)]
 
 
-def _decoding(max_pixels: int | None, longer: int | None = None) -> DecodeSpec:
+def _rgb_decoding(max_pixels: int | None, longer: int | None = None) -> DecodeSpec:
     return make_decode_spec(
         device="cpu",
         size=longer,

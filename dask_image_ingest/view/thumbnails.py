@@ -1,4 +1,4 @@
-"""``make_thumbnails``: choose rows, decode them at the size of a thumbnail, make cards."""
+"""``make_thumbnails``: sample rows, decode them at thumbnail size, build cards."""
 
 from __future__ import annotations
 
@@ -21,11 +21,11 @@ from dask_image_ingest.decode import LARGEST_SIZE
 from dask_image_ingest.frames import backend_of, image_columns
 from dask_image_ingest.ops import encode, small_images
 from dask_image_ingest.view.cards import Card, Thumbnails
-from dask_image_ingest.view.labels import with_labels
+from dask_image_ingest.view.labels import overlay_labels
 from dask_image_ingest.view.references import at_size, decode_small, references_of_images
 from dask_image_ingest.view.sample import first_rows, spread_rows
 
-_FACTS = ("format", "height", "width", "nbytes")
+_HEADER = ("format", "height", "width", "nbytes")
 
 
 def make_thumbnails(
@@ -39,7 +39,7 @@ def make_thumbnails(
     image: str | None = None,
     mask: str | None = None,
 ) -> Thumbnails:
-    """Thumbnails of the first ``n`` rows, or of rows from all over the frame."""
+    """Thumbnails of the first ``n`` rows, or, with ``spread``, of rows from all over the frame."""
     if columns is None:
         columns = [name for name in frame.columns if name == "__key__"]
     columns = column_names([columns] if isinstance(columns, str) else columns, frame.columns)
@@ -47,31 +47,35 @@ def make_thumbnails(
     advice = f"pass the longer edge in pixels, from 1 to {LARGEST_SIZE}"
     thumbnail = whole_number("thumbnail", thumbnail, 1, advice, LARGEST_SIZE)
     check_storage_options(storage_options)
-    pointed = not image_columns(frame) and {*POINTER} <= {*frame.columns}
-    chosen = "image" if pointed else frame.images.column if image is None else image
-    # Pixels are no text, and errors stand in the place of images.
-    made = {*image_columns(frame), *(("image", "error") if pointed else ())}
-    texts = [name for name in columns if name not in made]
-    facts = [name for name in (*_FACTS, "error") if name in frame.columns and name not in made]
-    pictures = [] if pointed else [chosen, *({mask} - {None})]
-    needed = list(dict.fromkeys([*texts, *facts, *pictures]))
+    # A frame of pointers: without images, but their location is known.
+    has_pointers = not image_columns(frame) and {*POINTER} <= {*frame.columns}
+    if has_pointers:
+        image = "image"
+    elif image is None:
+        image = frame.images.column
+    # Images and their errors are shown in the place of the thumbnail, not as text.
+    not_text = {*image_columns(frame), *(("image", "error") if has_pointers else ())}
+    texts = [name for name in columns if name not in not_text]
+    facts = [name for name in (*_HEADER, "error") if name in frame.columns and name not in not_text]
+    images = [] if has_pointers else [image, *({mask} - {None})]
+    needed = list(dict.fromkeys([*texts, *facts, *images]))
     check_unique(needed, frame.columns)
-    choose = spread_rows if spread else first_rows
-    found = references_of_images(frame, needed, storage_options)
-    decodes = None if found is None else at_size(found[1], chosen, thumbnail, mask)
-    if found is None or decodes is None:
-        rows = choose(_simplified(frame[needed]), n)
+    sample = spread_rows if spread else first_rows
+    referenced = references_of_images(frame, needed, storage_options)
+    decodes = None if referenced is None else at_size(referenced[1], image, thumbnail, mask)
+    if referenced is None or decodes is None:
+        rows = sample(_simplify(frame[needed]), n)
     else:
-        rows = decode_small(choose(found[0], n), decodes)
+        rows = decode_small(sample(referenced[0], n), decodes)
     masks = None if mask is None else rows.images[mask].arrays()
     rows = rows if mask is None else rows.drop(columns=mask)
     if decodes is None:
-        rows = small_images(rows, chosen, thumbnail, "longer", smooth=True)
+        rows = small_images(rows, image, thumbnail, "longer", smooth=True)
     return Thumbnails(_cards(rows, texts, facts, thumbnail, masks), thumbnail)
 
 
-def _simplified(frame: Any) -> Any:
-    """The same frame; dask takes no column out of a concatenation of which there is a head."""
+def _simplify(frame: Any) -> Any:
+    """Push projections down now: Dask does not push them through a head of a concatenation."""
     return frame.simplify() if isinstance(frame, FrameBase) else frame
 
 
@@ -82,7 +86,7 @@ def _cards(
     arrays = [array if array is None else backend.host(array) for array in rows.images.arrays()]
     for row, (array, labels) in enumerate(zip(arrays, masks or (), strict=False)):
         if array is not None and labels is not None:
-            arrays[row] = with_labels(array, backend.host(labels))
+            arrays[row] = overlay_labels(array, backend.host(labels))
     names = list(dict.fromkeys([*texts, *facts, *(["error"] if "error" in rows.columns else [])]))
     records = backend.to_arrow(rows[names]).to_pylist() if names else [{}] * len(arrays)
     return [
@@ -95,25 +99,25 @@ def _card(array: Any, record: dict[str, Any], texts: list[str], thumbnail: int) 
     error = record.get("error") or (None if array is not None else "missing: no image")
     shape = None
     if array is not None:
-        # An image smaller than a thumbnail is not enlarged.
+        # Show an image that is smaller than a thumbnail at its own size.
         stored = max(record.get("height") or thumbnail, record.get("width") or thumbnail)
         scale = min(1.0, stored / max(array.shape[:2]))
         shape = (max(1, round(array.shape[0] * scale)), max(1, round(array.shape[1] * scale)))
     return Card(
-        jpeg=None if array is None else encode(_seen(array), "jpeg", 85),
+        jpeg=None if array is None else encode(_displayable(array), "jpeg", 85),
         shape=shape,
         error=error,
-        texts={name: _to_text(record[name]) for name in texts},
-        facts=_facts(record),
+        texts={name: _value_text(record[name]) for name in texts},
+        facts=_facts_text(record),
     )
 
 
-def _seen(array: Any) -> Any:
-    """The channels of an image that can be shown: no alpha, and the first three of many."""
+def _displayable(array: Any) -> Any:
+    """The channels to show: without alpha, and the first three of more."""
     return array[:, :, :3] if array.shape[2] >= 3 else array[:, :, :1]
 
 
-def _facts(record: dict[str, Any]) -> str:
+def _facts_text(record: dict[str, Any]) -> str:
     height, width = record.get("height"), record.get("width")
     size = f"{width} × {height}" if height and width else None
     nbytes = record.get("nbytes")
@@ -125,7 +129,7 @@ def _short_bytes(nbytes: int) -> str:
     return f"{nbytes / 1e6:.1f} MB" if nbytes >= 1e6 else f"{nbytes / 1e3:.0f} kB"
 
 
-def _to_text(value: Any) -> str:
+def _value_text(value: Any) -> str:
     if value is None or value is pd.NA:
         return "–"
     if isinstance(value, float):
@@ -133,6 +137,6 @@ def _to_text(value: Any) -> str:
     if isinstance(value, bytes):
         return str(format_bytes(len(value)))
     if isinstance(value, list):
-        shown = ", ".join(_to_text(item) for item in itertools.islice(value, 8))
+        shown = ", ".join(_value_text(item) for item in itertools.islice(value, 8))
         return f"[{shown}{', …' if len(value) > 8 else ''}]"
     return str(value)
