@@ -9,7 +9,7 @@ from typing import Any
 import pandas as pd
 from numpy.typing import DTypeLike
 
-from dask_image_ingest.accessor.images import Images, as_frame, told_shape
+from dask_image_ingest.accessor.images import Images, as_frame, shape_text
 from dask_image_ingest.frames import backend_of, register_accessor
 from dask_image_ingest.loader import Source
 from dask_image_ingest.ops import (
@@ -21,8 +21,8 @@ from dask_image_ingest.ops import (
     vectors,
 )
 
-# Rows whose images are shown for those of a frame.
-_SHOWN = 8
+# Rows that the HTML of `.images` shows.
+_SHOWN_ROWS = 8
 
 
 @register_accessor("dataframe", "images")
@@ -52,9 +52,9 @@ class FrameImages(Images[Any, Any]):
         return backend_of(self._frame).arrays(self._frame[self.column])
 
     def _repr_html_(self) -> str:
-        return f"<p>{escape(repr(self))}</p>{self.show(_SHOWN)._repr_html_()}"
+        return f"<p>{escape(repr(self))}</p>{self.show(_SHOWN_ROWS)._repr_html_()}"
 
-    def stack(  # noqa: D102 - told by Images
+    def stack(  # noqa: D102 - documented in Images
         self, shape: tuple[int, int, int] | None = None, *, dtype: DTypeLike | None = None
     ) -> Any:
         return stack(self._frame, self.column, parse_shape(shape), dtype=parse_dtype(dtype))
@@ -71,7 +71,7 @@ class FrameImages(Images[Any, Any]):
         missing = sum(array is None for array in arrays)
         return [
             f"{len(arrays)} rows" + (f", {missing} without an image" if missing else ""),
-            told_shape(*shapes.pop()) if len(shapes) == 1 else f"{len(shapes)} shapes",
+            shape_text(*shapes.pop()) if len(shapes) == 1 else f"{len(shapes)} shapes",
             f"{sum(array.nbytes for array in arrays if array is not None):,} bytes of pixels",
         ]
 

@@ -1,4 +1,4 @@
-"""The shape of the images of a lazy frame, where its expression determines it."""
+"""Shape inference: the shape of a lazy frame's images, if its expression determines it."""
 
 from __future__ import annotations
 
@@ -18,16 +18,16 @@ _UNKNOWN: ImageShape = (None, None, None)
 
 
 def image_shape(expr: Any, column: Any) -> ImageShape:
-    """(height, width, channels) of all images of a column; None where they may differ."""
-    shapes = [_made(*source) for source in image_sources(expr, column)]
+    """(height, width, channels) of all images of a column; None for edges that may differ."""
+    shapes = [_shape_from(*source) for source in image_sources(expr, column)]
     height, width, channels = (
         edges[0] if len(set(edges)) == 1 else None for edges in zip(*shapes, strict=True)
     )
     return height, width, channels
 
 
-def _made(expr: Any, column: Any) -> ImageShape:
-    """The shape of the images that an expression makes."""
+def _shape_from(expr: Any, column: Any) -> ImageShape:
+    """Shape of the images that a source expression produces."""
     if list(expr.columns).count(column) != 1:
         return _UNKNOWN
     if isinstance(expr, Decode):
@@ -40,9 +40,9 @@ def _made(expr: Any, column: Any) -> ImageShape:
 
 
 def _persisted(expr: FromGraph) -> ImageShape:
-    """The shape that is part of the names of the persisted tasks."""
+    """Shape of persisted images, which their tasks' names contain."""
     names = {key[0] if isinstance(key, tuple) else key for key in expr.operand("keys")}
     if len(names) != 1:
         return _UNKNOWN
-    told = re.fullmatch(SHAPE_IN_NAME, str(names.pop()))
-    return (int(told[1]), int(told[2]), int(told[3])) if told else _UNKNOWN
+    match = re.fullmatch(SHAPE_IN_NAME, str(names.pop()))
+    return (int(match[1]), int(match[2]), int(match[3])) if match else _UNKNOWN

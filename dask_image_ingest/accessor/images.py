@@ -1,4 +1,4 @@
-"""The methods of ``.images``, which eager and lazy frames share."""
+"""The methods of ``.images`` that eager and lazy frames share."""
 
 from __future__ import annotations
 
@@ -33,20 +33,21 @@ if TYPE_CHECKING:
 
     from dask_image_ingest.loader.torch_dataset import BatchLoader, TorchDataset
 
-# What the methods give: those of Dask, or those of pandas or cuDF, of which the data tells which.
+# Return types of the methods: Dask's for lazy frames, those of pandas or cuDF for eager ones.
 Frame = TypeVar("Frame")
 Series = TypeVar("Series")
 
 
 class Images(ABC, Generic[Frame, Series]):
-    """The methods of ``.images``: eager frames compute at once, lazy ones when asked."""
+    """The methods of ``.images``; those of eager frames compute at once."""
 
     def __init__(self, frame: Any) -> None:
         self._frame = frame
+        # The image column chosen by ``images[column]``; None for the frame's default.
         self._chosen: str | None = None
 
     def __getitem__(self, column: str) -> Self:
-        """The same methods for one of several image columns.
+        """Choose one of several image columns; returns an accessor with the same methods.
 
         Parameters
         ----------
@@ -82,7 +83,7 @@ class Images(ABC, Generic[Frame, Series]):
         """``function(frame[columns], *args)`` for each partition."""
 
     def _shape(self, image: str) -> str | None:
-        """The shape of the images, as far as it is known without a look at each."""
+        """The shape of the images in words, as far as it is known without computing."""
         return None
 
     @abstractmethod
@@ -95,12 +96,12 @@ class Images(ABC, Generic[Frame, Series]):
             image = self.column
         except ArgumentError as error:
             return f"<images of {columns}: {error}>"
-        told = "; ".join([f"images in column {image!r}", *self._facts(image), f"columns {columns}"])
-        return f"<{told}>"
+        facts = [f"images in column {image!r}", *self._facts(image), f"columns {columns}"]
+        return f"<{'; '.join(facts)}>"
 
     @property
     def column(self) -> str:
-        """The name of the image column, told by its type; of several ``image``.
+        """The name of the image column, found by its type; of several, ``image``.
 
         Raises
         ------
@@ -120,34 +121,34 @@ class Images(ABC, Generic[Frame, Series]):
         Parameters
         ----------
         shape
-            (height, width, channels) of each image, where the query does not tell it and you know.
+            (height, width, channels) of each image, if you know it and the query does not determine
+            it.
         dtype
             The type of the values, ``"uint8"``, ``"uint16"`` or ``"float32"``. By default that of
-            the images, and of a lazy frame uint8: say it for images of ``mode="raw"``.
+            the images; for a lazy frame uint8, so pass it for images of ``mode="raw"``.
 
         Returns
         -------
         array, shape (n, height, width, channels), uint8 or ``dtype``
-            NumPy on the pandas backend, CuPy on cuDF. Of a lazy frame a dask array, with one chunk
+            NumPy on the pandas backend, CuPy on cuDF. For a lazy frame a dask array, with one chunk
             per partition, whose length along axis 0 is unknown until computed; the other lengths
-            are known where the images are read with ``size=``, and nothing that was done to them
-            since may have changed it. Images that lie side by side in memory, as in every partition
-            that was just decoded, are not copied: copy the array before you write to it.
+            are known if the images are read with ``size=``, and no later step may have changed
+            them. Images that are adjacent in memory, as in every decoded partition, are not copied:
+            copy the array before you write to it.
 
         Raises
         ------
         ArgumentError
             If the images of a partition differ in shape: read with ``size=``. If one has values of
-            another type: pass ``dtype=``. If a row has no
-            image: drop it first, ``ddf[ddf.error.isna()]``. If the frame has no image column, or
-            more than one.
+            another type: pass ``dtype=``. If a row has no image: drop it first,
+            ``ddf[ddf.error.isna()]``. If the frame has no image column, or more than one.
 
         Notes
         -----
-        Where the shape is not known, a partition without any image, as a filter may leave it, has
-        to learn it from the others. So the first image of each is looked at before any of them is
-        stacked: that reads shards twice, and where it can't go down to the read, keeps partitions
-        in memory meanwhile. ``shape=`` spares it.
+        If the shape is not known, an empty partition, such as after a filter, takes it from the
+        others. So the first image of each partition is read before any is stacked: this reads
+        shards twice, and, if it cannot be pushed into the read, keeps partitions in memory
+        meanwhile. Pass ``shape=`` to avoid it.
 
         Examples
         --------
@@ -159,17 +160,17 @@ class Images(ABC, Generic[Frame, Series]):
 
     @abstractmethod
     def vectors(self, column: str) -> Any:
-        """A column of lists as one array, of embeddings for example.
+        """A column of lists, such as embeddings, as one array.
 
         Parameters
         ----------
         column
-            A column of lists of equal length, such as :meth:`map_batches` makes.
+            A column of lists of equal length, as from :meth:`map_batches`.
 
         Returns
         -------
         array, shape (n, length)
-            NumPy or CuPy, without a copy where the column is one piece; of a lazy frame a dask
+            NumPy or CuPy, without a copy if the column is contiguous; for a lazy frame a dask
             array.
 
         Raises
@@ -196,55 +197,55 @@ class Images(ABC, Generic[Frame, Series]):
         columns: Sequence[str] | None = None,
         skip_missing: bool = True,
     ) -> Frame:
-        """A frame with columns that a function or a model makes of the images, batch by batch.
+        """Call a function or a model with batches of images; add its results as columns.
 
-        Columns of images are left out, unless ``keep_image=True``.
+        Image columns are dropped, unless ``keep_image=True``.
 
         Parameters
         ----------
         fn
             Called with each batch: an array (n, height, width, channels) of uint8, NumPy or CuPy,
-            or a list of arrays where shapes differ: copies, which it may change. It gives an array
-            (or a tensor, or a list of strings) with a value for each image, or a dict of such. A
-            batch never reaches across partitions. A class, or a ``functools.partial`` of one, is
-            called once in each worker process, and what it makes is called with the batches: load
-            models there. A process keeps the eight that it used last.
+            or a list of arrays if shapes differ. These are copies, which it may change. It returns
+            an array (or a tensor, or a list of strings) with a value for each image, or a dict of
+            such. A batch never spans partitions. A class, or a ``functools.partial`` of one, is
+            instantiated once in each worker process, and the instance is called with the batches:
+            load models in its constructor. A process keeps the eight instances used last.
         outputs
             The new columns and their types: ``"float32"``, ``"int64"``, ``"bool"``, ``"string"``,
-            ``"binary"``; ``"list<float32>"`` where ``fn`` gives (n, d); ``"image"`` where it gives
-            an array (n, height, width, channels) of uint8, or a list of arrays. A lazy frame has to
-            know its types before anything is computed. No column that is kept may have such a name.
+            ``"binary"``; ``"list<float32>"`` if ``fn`` returns (n, d); ``"image"`` if it returns an
+            array (n, height, width, channels) of uint8, or a list of arrays. A lazy frame needs its
+            types before anything is computed. A kept column cannot have the name of an output.
         inputs
-            The columns that ``fn`` gets, each as one argument, in this order; by default the image
-            column alone. Numbers come as an array (n,), nulls of floats as NaN. Lists come as a
-            list of arrays, of lists of lists (k, d) where their lengths are one. Strings and
-            anything else come as a list, of Python's values. Null is None in lists. Only these
-            columns and those that are kept are read: no image is decoded where none is named, and
-            the frame need not have any.
+            The columns to pass to ``fn``, each as one argument, in this order; by default the image
+            column alone. Numbers are passed as an array (n,), null floats as NaN. Lists are passed
+            as a list of arrays; lists of vectors of one length as arrays (k, d). Strings and
+            anything else are passed as a list of Python values. Null is None in lists. Only these
+            columns and those that are kept are read: if no image column is among them, no image is
+            decoded, and the frame need not have one.
         batch_size
             Rows in a batch, at most.
         keep_image
-            Whether the result has the image columns too.
+            Whether to keep the image columns.
         columns
-            The other columns to keep; by default all, of images only with ``keep_image=True``.
+            The other columns to keep; by default all, image columns only with ``keep_image=True``.
         skip_missing
-            Whether ``fn`` gets no row that lacks an image which ``inputs`` names: the outputs are
-            null there. Otherwise it gets None in place of the image, in a list.
+            Whether to skip rows without an image in one of the ``inputs``: their outputs are null.
+            Otherwise ``fn`` gets None in place of the image, in a list.
 
         Returns
         -------
         dataframe
             The kept columns and the outputs, which are null where there is no image. Rows, index
-            and divisions are those of the frame. Of a lazy frame a lazy one: only what is kept is
-            read, and filters that don't look at the outputs run before any image is decoded.
+            and divisions are those of the frame. Lazy for a lazy frame: only kept columns and
+            inputs are read, and filters on other columns than the outputs run before any decode.
 
         Raises
         ------
         ArgumentError
-            For outputs of unknown type or with the name of a column that is kept, unknown columns;
-            when computed, if ``fn`` gives something else than ``outputs`` says, or a number that
-            the type can't hold: whole numbers and truth values have to be there exactly, floats are
-            rounded. When computed, if whole numbers or truth values of an input are null.
+            For outputs of unknown type or with the name of a kept column, and unknown columns; when
+            computed, if the result of ``fn`` does not match ``outputs``, or the type cannot hold a
+            number: integers and booleans must be exact, floats are rounded. When computed, if
+            integers or booleans of an input are null.
         FunctionError
             When computed, if ``fn`` fails.
 
@@ -259,13 +260,13 @@ class Images(ABC, Generic[Frame, Series]):
         1    0001  129.1...
         2    0002  115.3...
 
-        Images of one's own:
+        Images as output:
 
         >>> mirrored = ddf.images.map_batches(lambda images: images[:, :, ::-1], {"image": "image"})
         >>> mirrored.head(1).images.arrays()[0].shape
         (224, 224, 3)
 
-        Pictures beside their captions:
+        Images with their captions:
 
         >>> def letters_per_pixel(images, captions):
         ...     return [len(text) / image[..., 0].size for image, text in zip(images, captions)]
@@ -288,20 +289,20 @@ class Images(ABC, Generic[Frame, Series]):
         list<float32>
         """
         check_flag("keep_image", keep_image)
-        known, pictures = self._columns(), image_columns(self._meta())
+        existing, images = self._columns(), image_columns(self._meta())
         image = self.column if inputs is None or keep_image else None
-        others = self._others(columns, image)
+        others = self._other_columns(columns, image)
         if columns is None and not keep_image:
-            others = [name for name in others if name not in pictures]
-        kept = [c for c in known if c in others or (keep_image and c == image)]
-        chosen: list[Any] = [image]
+            others = [name for name in others if name not in images]
+        kept = [name for name in existing if name in others or (keep_image and name == image)]
+        arguments: list[Any] = [image]
         if inputs is not None:
-            chosen = column_names(inputs, known, "inputs")
-        check_unique(chosen, known)
-        if not chosen:
+            arguments = column_names(inputs, existing, "inputs")
+        check_unique(arguments, existing)
+        if not arguments:
             raise ArgumentError("inputs=[]: name at least one column that the function gets")
         return self._map_batches(
-            make_batch_map(fn, outputs, batch_size, chosen, skip_missing, kept)
+            make_batch_map(fn, outputs, batch_size, arguments, skip_missing, kept)
         )
 
     @abstractmethod
@@ -326,71 +327,68 @@ class Images(ABC, Generic[Frame, Series]):
         Parameters
         ----------
         batch_size
-            Images in a batch. Batches reach across partitions; the last one may be smaller.
+            Images in a batch. Batches may span partitions; the last one may be smaller.
         format
             ``"numpy"``, ``"cupy"`` or ``"torch"``. Arrays and tensors share the partition's memory
-            on its device, without a copy, but for images that ``normalize`` makes: don't write to
-            them, or the frame that was persisted changes.
+            on its device, without a copy, except images made by ``normalize``: don't write to them,
+            or a persisted frame changes.
         columns
-            The other columns to have; all by default. Only these are read.
+            The other columns of a batch; all by default. Only these are read.
         shuffle
-            A seed: partitions come in another order, and their rows are mixed in a buffer. Take
+            A seed: partitions come in random order, and their rows are mixed in a buffer. Take
             another seed for each epoch.
         shuffle_buffer
             How many rows to mix: the partitions that have as many together, or one that has more.
             Or how many bytes of pixels to hold, such as ``"2 GiB"``, of up to 16 partitions; by
-            default ``"1 GiB"``. Where the images of local files would be more, their rows are mixed
-            all the same, and decoded after that; elsewhere fewer partitions are mixed, two at
-            least. The order depends on the seed and on this, not on ``batch_size`` and
+            default ``"1 GiB"``. If the images of local files would need more, references to them
+            are mixed instead, and decoded afterwards; elsewhere fewer partitions are mixed, at
+            least two. The order depends on the seed and on this, not on ``batch_size`` and
             ``prefetch``.
         drop_last
-            Leave out a last batch that is smaller.
+            Drop the last batch if it is smaller.
         prefetch
-            Partitions that are read ahead while one is used: on the workers where there is a
-            ``distributed`` client, else on a thread. So at most ``prefetch + 1`` partitions are in
-            memory, and those in the buffer of a shuffle, whatever the size of the frame. Where a
-            shuffle decodes rows that are mixed, it is up to 1,024 of these, of files of 16 MiB, in
-            place of a partition. By default 1; on a cluster two more than its workers have threads,
-            and no more than 10.
+            Partitions to read ahead while one is used: on the workers if there is a ``distributed``
+            client, else on a thread. So at most ``prefetch + 1`` partitions are in memory, and
+            those in the buffer of a shuffle, whatever the size of the frame. If a shuffle mixes
+            references, pieces of up to 1,024 rows and 16 MiB of files count instead of partitions.
+            By default 1; on a cluster two more than its workers have threads, at most 10.
         start
-            Where to begin. A number of batches to leave out, which are decoded to find the place.
-            Or the ``position`` of an earlier iterator: nothing before it is read; with a shuffle,
-            as many partitions before it as its buffer has. The
-            batches are those of an iteration that was not interrupted, where the rows come in the
-            same order again, as those of a read and of a shuffle of its pointers do; Dask's merges,
-            and its sorts of equal keys, may have another one.
+            Where to begin. A number of batches to skip, which are decoded to find the position. Or
+            the ``position`` of an earlier iterator: nothing before it is read, except, with a
+            shuffle, the partitions in its buffer. The batches are those of an uninterrupted
+            iteration if the rows come in the same order again, as those of a read and of a shuffle
+            of its references do; Dask's merges, and its sorts with equal keys, may change it.
         shard
-            (rank, world): only every world-th partition, from that of this rank on, so that so many
-            processes have each image once together. A shuffle orders the partitions before they
-            share them. By default what torch tells: workers of a ``DataLoader`` share, and with
-            ``format="torch"`` the ranks of ``torch.distributed``. None for all of the frame.
+            (rank, world): read only every world-th partition, beginning with number rank, so that
+            all processes together read each image once. A shuffle orders the partitions before they
+            are divided. By default taken from torch: workers of a ``DataLoader`` share, and with
+            ``format="torch"`` also the ranks of ``torch.distributed``. None for the whole frame.
         normalize
-            (mean, std) of values from 0 to 1, each a number or one for each channel: images come as
-            float32 and channels first, (value / 255 - mean) / std, made in one pass. They have to
-            be of one shape.
+            (mean, std) of values from 0 to 1, each a number or one for each channel: images are
+            float32 with channels first, (value / 255 - mean) / std, made in one pass. All must have
+            one shape.
 
         Returns
         -------
         Batches
             An iterator of dicts. Each has the image column: an array (n, height, width, channels)
-            of uint8, or a list of arrays where shapes differ, or with ``normalize`` an array (n,
-            channels, height, width) of float32. And the other columns: arrays (n,), of lists (n,
-            d), of strings NumPy arrays of objects, lists for torch. Rows without an image are left
-            out.
-            Its attribute ``position`` says where the next batch begins. A loop over batches that
-            have ended begins again, with the same ones; take another seed for another order.
+            of uint8, or a list of arrays if shapes differ, or with ``normalize`` an array (n,
+            channels, height, width) of float32. And the other columns: arrays (n,); of lists (n,
+            d); of strings NumPy arrays of objects, for torch lists. Rows without an image are left
+            out. Its attribute ``position`` says where the next batch begins. A new loop over a
+            finished iterator starts again, with the same batches.
 
         Raises
         ------
         ArgumentError
-            If a column has nulls and so can't be an array.
+            If a column has nulls, so that it cannot be an array.
         MissingDependencyError
-            If CuPy or torch is asked for and not installed.
+            If ``format`` needs CuPy or torch, and it is not installed.
 
         Notes
         -----
-        Each partition is computed by itself. After a shuffle, a merge or a sort, where each needs
-        all of those before, ``persist()`` the frame first.
+        Each partition is computed separately. After a shuffle, a merge or a sort, where each
+        partition needs all those of the input, ``persist()`` the frame first.
 
         Examples
         --------
@@ -400,16 +398,16 @@ class Images(ABC, Generic[Frame, Series]):
         """
         image = self.column
         check_choice("format", format, FORMATS)
-        chosen = [image, *self._others(columns, image)]
-        if twice := sorted({str(name) for name in chosen if chosen.count(name) > 1}):
+        names = [image, *self._other_columns(columns, image)]
+        if repeated := sorted({str(name) for name in names if names.count(name) > 1}):
             raise ArgumentError(
-                f"iter_batches: {', '.join(map(repr, twice))} would be in a batch twice: name each "
-                "column once in columns="
+                f"iter_batches: {', '.join(map(repr, repeated))} would be in a batch twice: name "
+                "each column once in columns="
             )
         rank, world = parse_shard(shard, format)
         return Batches(
-            self._source(chosen, image, world),
-            self._meta()[chosen],
+            self._source(names, image, world),
+            self._meta()[names],
             image,
             shape=self._shape(image),
             batch_size=batch_size,
@@ -437,28 +435,28 @@ class Images(ABC, Generic[Frame, Series]):
         prefetch: int | None = None,
         normalize: tuple[Any, Any] | None = None,
     ) -> TorchDataset:
-        """Batches of tensors for a torch ``DataLoader``, whose workers share them.
+        """Batches of tensors for a torch ``DataLoader``, whose workers share the partitions.
 
-        On a CPU, where worker processes decode while the model runs. On a GPU, or with a cluster,
-        :meth:`iter_batches` itself reads ahead: on the GPU of this process, or by mapping what the
-        CPU workers of this machine decode. What workers with GPUs decode is sent to this process.
+        Use it on a CPU, where worker processes decode while the model runs. On a GPU, or with a
+        cluster, :meth:`iter_batches` itself reads ahead: on the GPU of this process, or by mapping
+        pixels that CPU workers on this machine decode. Pixels that workers with GPUs decode are
+        sent to this process.
 
         Parameters
         ----------
         batch_size, columns, shuffle, shuffle_buffer, drop_last, prefetch, normalize
-            As for :meth:`iter_batches`, of each worker and rank by itself: a worker's last batch
+            As for :meth:`iter_batches`, for each worker and rank separately: the last batch of each
             may be smaller.
 
         Returns
         -------
         torch.utils.data.IterableDataset
-            For ``DataLoader(dataset, batch_size=None, num_workers=4)``, as :meth:`dataloader` makes
-            it: it gives whole batches, of which another batch size would make batches. Each image
-            comes once from all workers and, where ``torch.distributed`` runs, all ranks together;
-            ranks may have different numbers of batches. ``set_epoch(epoch)`` has another order
-            after a shuffle, with ``persistent_workers=True`` too. It has ``state_dict`` and
-            ``load_state_dict``, by which torchdata's ``StatefulDataLoader`` goes on where it
-            stopped.
+            For ``DataLoader(dataset, batch_size=None, num_workers=4)``, as from :meth:`dataloader`:
+            its items are batches already. All workers, and all ranks if ``torch.distributed`` runs,
+            together yield each image once; ranks may have different numbers of batches.
+            ``set_epoch(epoch)`` changes the order of a shuffle, with ``persistent_workers=True``
+            too. ``state_dict`` and ``load_state_dict`` let torchdata's ``StatefulDataLoader``
+            resume.
 
         Raises
         ------
@@ -469,8 +467,8 @@ class Images(ABC, Generic[Frame, Series]):
 
         Notes
         -----
-        Partitions are what is shared: with fewer of them than workers, some workers have none. The
-        workers compute by themselves, and not on a cluster: pass the frame as it was before
+        Workers share partitions: if there are fewer of them than workers, some workers have none.
+        The workers compute locally, not on a cluster: pass the frame as it was before
         ``persist()``.
 
         Examples
@@ -506,7 +504,7 @@ class Images(ABC, Generic[Frame, Series]):
         normalize: tuple[Any, Any] | None = None,
         **options: Any,
     ) -> BatchLoader:
-        """A torch ``DataLoader`` of batches of tensors, whose workers share them.
+        """A torch ``DataLoader`` of batches of tensors, whose workers share the partitions.
 
         Parameters
         ----------
@@ -535,7 +533,7 @@ class Images(ABC, Generic[Frame, Series]):
         >>> sum(len(batch["cls"]) for batch in loader)
         51
         """
-        # Before the dataset, since its module says that torch is missing.
+        # Import first: the module raises the error that torch is missing.
         from dask_image_ingest.loader.torch_dataset import make_dataloader
 
         dataset = self.torch_dataset(
@@ -567,21 +565,21 @@ class Images(ABC, Generic[Frame, Series]):
         thumbnail
             The longer edge of a thumbnail, in pixels.
         columns
-            What stands below each: its name, then captions or scores, ``("__key__", "txt")``. By
-            default ``__key__``, where the frame has it.
+            Columns to show below each: its title, then captions or scores, ``("__key__", "txt")``.
+            By default ``__key__``, if the frame has it.
         mask
-            An image column of labels to draw over the images: label 0 shows the image, each other
-            one half of its colour in the palette of Pascal VOC.
+            An image column of labels to draw over the images, half transparent, in the palette of
+            Pascal VOC; label 0 is not drawn.
         storage_options
             For the filesystem of remote shards; by default those of the read.
 
         Returns
         -------
         Thumbnails
-            Shown by notebooks; ``save("page.html")`` makes a page of it. Of images that are still
-            to be read, the encoded bytes of these rows are decoded at the size of a thumbnail, and
-            no others. Images that are in memory, or that a function makes (``map_batches``,
-            ``transform=``), are shown as they are. An image that can't be decoded shows its error.
+            Displayed by notebooks; ``save("page.html")`` writes it as a page. If images are still
+            to be read, only these rows are decoded, at the size of a thumbnail. Images in memory,
+            or made by a function (``map_batches``, ``transform=``), are computed and shrunk. An
+            image that cannot be decoded shows its error.
 
         Examples
         --------
@@ -606,23 +604,23 @@ class Images(ABC, Generic[Frame, Series]):
         Parameters
         ----------
         format
-            ``"jpeg"``, of images with 1 or 3 channels, ``"png"`` or ``"webp"``, of 1 to 4. JPEG
-            changes labels: a lazy frame that was read with ``mode="labels"`` refuses it.
+            ``"jpeg"``, for images with 1 or 3 channels; ``"png"`` or ``"webp"``, for 1 to 4. JPEG
+            would change labels: it is an error for lazy frames read with ``mode="labels"``.
         quality
-            1 to 100, of JPEG and of WebP with 3 channels. Other WebP is lossless, as PNG is.
+            1 to 100, for JPEG and for WebP with 3 channels. Other WebP is lossless, as PNG is.
 
         Returns
         -------
         series
-            Bytes, named as the image column; null where there is no image. Pillow encodes them, on
-            the CPU. The files as they were are still in the shards: ``nbytes`` bytes of ``__url__``
-            from ``offset`` on.
+            Bytes, with the name of the image column; null where there is no image. Encoded by
+            Pillow, on the CPU. The original files are in the shards: ``nbytes`` bytes of
+            ``__url__``, from ``offset`` on.
 
         Raises
         ------
         ArgumentError
-            If an image has other channels than the format, or more pixels to an edge; of a lazy
-            frame when it is computed.
+            If the format does not support an image's channels, dtype or size; for a lazy frame,
+            when computed.
 
         Examples
         --------
@@ -642,8 +640,8 @@ class Images(ABC, Generic[Frame, Series]):
     ) -> Frame:
         """Shrink the images.
 
-        Pixels are averaged; where all images have one channel, as masks have, the nearest pixel is
-        taken. Grey photographs are smoother if you read them with ``size=``.
+        Pixels are averaged; if all images have one channel, like masks, the nearest pixel is taken.
+        Grey photographs become smoother if you read them with ``size=``.
 
         Parameters
         ----------
@@ -653,11 +651,11 @@ class Images(ABC, Generic[Frame, Series]):
         Returns
         -------
         dataframe
-            The frame with small images in place of its own: ``images.arrays()``, ``stack()`` (after
-            ``resize="crop"`` or another that makes them alike), ``encode()`` give them. The pixels
-            pass through host memory; a whole dataset is better read with ``size=``.
-            With ``resize="shorter"`` an image of which more than 2 GiB would become has none, and
-            ``error``, where there is such a column, says so.
+            The frame with small images in place of its own, for ``images.arrays()``, ``encode()``,
+            or, if ``resize`` makes their shapes equal, ``stack()``. The pixels pass through host
+            memory; read a whole dataset with ``size=`` instead. With ``resize="shorter"``, an image
+            that would take more than 2 GiB becomes null, and the column ``error``, if there is one,
+            says so.
 
         Examples
         --------
@@ -672,12 +670,12 @@ class Images(ABC, Generic[Frame, Series]):
     def channel_stats(self) -> pd.DataFrame | dd.DataFrame:
         """Mean, standard deviation, minimum, maximum and number of pixels of each channel.
 
-        Counted exactly and in one pass, whatever the number of images and partitions; 0 to 255.
+        Exact, by histograms of the values 0 to 255, in one pass.
 
         Returns
         -------
         pandas dataframe, one row per channel
-            Lazy where the frame is.
+            Lazy if the frame is.
 
         Examples
         --------
@@ -692,41 +690,41 @@ class Images(ABC, Generic[Frame, Series]):
     def _columns(self) -> list[str]:
         return list(self._frame.columns)
 
-    def _others(self, columns: Sequence[str] | None, image: str | None) -> list[str]:
-        known = self._columns()
-        names = known if columns is None else column_names(columns, known)
-        check_unique(names, known)
+    def _other_columns(self, columns: Sequence[str] | None, image: str | None) -> list[str]:
+        existing = self._columns()
+        names = existing if columns is None else column_names(columns, existing)
+        check_unique(names, existing)
         return [name for name in names if name != image]
 
 
-def told_shape(height: int | None, width: int | None, channels: int | None) -> str:
-    """The shape that images have, as far as it is known."""
+def shape_text(height: int | None, width: int | None, channels: int | None) -> str:
+    """A shape in words, with "?" for unknown edges."""
     return " × ".join("?" if edge is None else str(edge) for edge in (height, width, channels))
 
 
 def as_frame(series: Any) -> Any:
-    """A frame of one column: the series, of any backend."""
+    """The series, of any backend, as a frame of one column."""
     return series.to_frame("image" if series.name is None else series.name)
 
 
 def image_column(frame: Any) -> str:
-    """The name of a frame's image column; of several the one called ``image``."""
+    """The name of a frame's image column; of several, the one called ``image``."""
     names = image_columns(frame)
     if names.count("image") == 1:
         return "image"
     if len(names) != 1:
         if names:
-            found, advice = (
+            problem, advice = (
                 f"has the image columns {', '.join(map(repr, names))}",
                 f"choose one, .images[{names[0]!r}]",
             )
         elif references := reference_columns(frame):
             listed = ", ".join(map(repr, references))
-            found, advice = (
+            problem, advice = (
                 f"has references, not decoded, in {listed}",
                 "decode_images decodes them",
             )
         else:
-            found, advice = "has no column of images", "dask_image_ingest.decode_images adds one"
-        raise ArgumentError(f"the frame {found}, and .images is of one: {advice}")
+            problem, advice = "has no column of images", "dask_image_ingest.decode_images adds one"
+        raise ArgumentError(f"the frame {problem}, and .images is of one: {advice}")
     return names[0]

@@ -13,7 +13,7 @@ from dask.dataframe.extensions import register_dataframe_accessor, register_seri
 from numpy.typing import DTypeLike
 
 from dask_image_ingest.accessor.image_shape import image_shape
-from dask_image_ingest.accessor.images import Images, as_frame, told_shape
+from dask_image_ingest.accessor.images import Images, as_frame, shape_text
 from dask_image_ingest.dask_internals import Head, Len, new_collection
 from dask_image_ingest.dask_internals import Literal as Known
 from dask_image_ingest.dataset import ChunkedMap, Decode, Scan
@@ -39,7 +39,7 @@ from dask_image_ingest.ops import (
 class LazyImages(Images[ImageDataFrame, dd.Series]):
     """Pixels of a dask dataframe, lazily."""
 
-    if not TYPE_CHECKING:  # else checkers would know of no wrong names
+    if not TYPE_CHECKING:  # or type checkers would accept any name
 
         def __getattr__(self, name: str) -> Any:
             raise AttributeError(
@@ -50,17 +50,17 @@ class LazyImages(Images[ImageDataFrame, dd.Series]):
                 else f".images has no {name!r}; dir() lists what it has"
             )
 
-    def stack(  # noqa: D102 - told by Images
+    def stack(  # noqa: D102 - documented in Images
         self, shape: tuple[int, int, int] | None = None, *, dtype: DTypeLike | None = None
     ) -> da.Array:
-        told = parse_shape(shape) or image_shape(self._frame.expr, self.column)
+        known = parse_shape(shape) or image_shape(self._frame.expr, self.column)
         images = self._frame[[self.column]]
-        # An empty partition needs the shape of the others, or dask could not concatenate them.
-        first = _first_image(images) if None in told else None
+        # An empty partition takes the shape of the others, or dask could not concatenate them.
+        first = _first_image(images) if None in known else None
         type_ = parse_dtype(dtype) or np.dtype(np.uint8)
-        empty = backend_of(self._meta()).numpy.empty((0, *(edge or 0 for edge in told)), type_)
-        array = images.map_partitions(stack, self.column, told, first, type_, meta=empty)
-        array._chunks = (array.chunks[0], *((edge or np.nan,) for edge in told))
+        empty = backend_of(self._meta()).numpy.empty((0, *(edge or 0 for edge in known)), type_)
+        array = images.map_partitions(stack, self.column, known, first, type_, meta=empty)
+        array._chunks = (array.chunks[0], *((edge or np.nan,) for edge in known))
         return array
 
     def encode(  # noqa: D102
@@ -92,7 +92,7 @@ class LazyImages(Images[ImageDataFrame, dd.Series]):
         )
 
     def _shape(self, image: str) -> str:
-        return told_shape(*image_shape(self._frame.expr, image))
+        return shape_text(*image_shape(self._frame.expr, image))
 
     def _facts(self, image: str) -> list[str]:
         expr = self._frame.expr
@@ -128,23 +128,23 @@ class LazySeriesImages(LazyImages):
 
 
 def _first_image(images: Any) -> Any:
-    """A lazy frame of the first row that any partition has."""
+    """A lazy frame with the first row of any partition."""
     heads = images.head(1, npartitions=-1, compute=False)
     decodes = list(heads.simplify().expr.find_operations(Decode))
     if decodes and all(map(_is_limited, decodes)):
-        # They go below the decode. Dask would repeat it in each task that has use for the result,
-        # were it not reduced.
+        # The head is pushed below the decode. Reduced to one task: otherwise Dask would fuse the
+        # decode into each task that uses the result.
         return _first(heads)
     return _first(images)
 
 
 def _is_limited(decode: Decode) -> bool:
-    """True if the first rows are taken before their images are decoded."""
+    """True if the rows are limited before their images are decoded."""
     if decode.limit is not None or next(decode.find_operations(Head), None) is not None:
         return True
     return any(read.limit is not None for read in decode.find_operations(Scan))
 
 
 def _first(frame: Any) -> Any:
-    """The same, from whole partitions, which the graph computes once for both uses."""
+    """Reduce to the first row; partitions are computed once, for this and for the stack."""
     return frame.reduction(first_row, aggregate=first_row, meta=frame._meta)

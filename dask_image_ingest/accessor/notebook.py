@@ -1,4 +1,4 @@
-"""Thumbnails in place of images, where IPython shows a pandas dataframe as HTML."""
+"""Thumbnails in pandas dataframes that IPython displays as HTML."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ from dask_image_ingest.frames import DecodedImage, image_columns
 
 _EDGE = 96
 
-# Characters that no writing system has, around the column and the row that a cell stands for.
+# Private-use characters that mark a cell, with the numbers of its column and row between them.
 _BEGIN, _END = "\ue0d1", "\ue0d2"
 _CELL = re.compile(rf"{_BEGIN}(\d+)\.(\d+){_END}")
 
 
 def register_html() -> None:
-    """Have the IPython of this process, if there is one, show thumbnails in dataframes."""
+    """Register thumbnails in dataframes with IPython, if it runs in this process."""
     ipython = sys.modules.get("IPython")
     shell = None if ipython is None else ipython.get_ipython()
     if shell is not None:
@@ -28,7 +28,7 @@ def register_html() -> None:
 
 
 def frame_html(frame: pd.DataFrame) -> str | None:
-    """The HTML of a dataframe: that of pandas, with thumbnails in its columns of images."""
+    """HTML of a dataframe: that of pandas, with thumbnails in its image columns."""
     names = image_columns(frame) if frame.columns.is_unique else []
     if not names:
         return frame._repr_html_()
@@ -38,11 +38,13 @@ def frame_html(frame: pd.DataFrame) -> str | None:
     html = marked._repr_html_()
     if html is None:
         return None
-    # Only of the rows that pandas shows.
-    return _CELL.sub(lambda cell: _picture(frame[names[int(cell[1])]].iloc[int(cell[2])]), html)
+    # Marks are left only in the rows that pandas shows: only their thumbnails are made.
+    return _CELL.sub(
+        lambda cell: _thumbnail_html(frame[names[int(cell[1])]].iloc[int(cell[2])]), html
+    )
 
 
-def _picture(image: Any) -> str:
+def _thumbnail_html(image: Any) -> str:
     png = image.png(_EDGE) if isinstance(image, DecodedImage) else None
     if png is None:
         return escape(str(image))

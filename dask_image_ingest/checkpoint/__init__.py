@@ -1,8 +1,8 @@
-"""A frame's results as files: each partition is computed once and read ever after.
+"""Checkpoints: a frame's partitions, computed once and stored as parquet files.
 
-In: a frame of a read and the row-wise steps after it. Out: a lazy frame that reads parquet files.
-`fingerprint` names a partition's work, `lineage` its part of a shard; `runner` computes what is
-missing, `scan` reads what is there, `manifest` says whose the files are.
+In: a frame of a read and row-wise steps after it. Out: a lazy frame that reads the files.
+`fingerprint` identifies the query, `lineage` the shards of each partition, `manifest` the owner of
+a folder; `runner` computes missing partitions, `scan` reads stored ones.
 """
 
 from dask_image_ingest.checkpoint.checkpoint import checkpoint

@@ -1,4 +1,4 @@
-"""``checkpoint``: compute a frame once, and read its results ever after."""
+"""``checkpoint``: compute a frame's partitions once, and read them back from files."""
 
 from __future__ import annotations
 
@@ -26,56 +26,56 @@ def checkpoint(
     progress: bool = False,
     storage_options: dict[str, Any] | None = None,
 ) -> ImageDataFrame:
-    """Compute a frame once, keep each partition's result in a file, and read it back ever after.
+    """Compute a frame, store each partition in a file, and return a lazy frame of the files.
 
-    Computes at once what is not stored yet, and gives a lazy frame that reads what is. Called
-    again, after a crash or a month later, it computes only what is missing: partitions that a
-    killed run did not come to, and those of shards that were added or have changed.
+    Computes missing partitions at once. Called again, after a crash or a month later, it computes
+    only what is missing: partitions that a killed run did not reach, and those of shards that were
+    added or changed.
 
     Parameters
     ----------
     frame
         A dask dataframe of :func:`read_webdataset_images`, :func:`read_images`,
-        :func:`read_parquet_images` or `checkpoint`, after whatever works row by row or partition by
-        partition: filters, new columns, ``.images.map_batches``, ``map_partitions``,
+        :func:`read_parquet_images` or `checkpoint`, and any steps that work row by row or partition
+        by partition: filters, new columns, ``.images.map_batches``, ``map_partitions``,
         :func:`decode_images`.
     path
         A folder, or a URL of a file system that fsspec writes to. One folder for one query.
     version
-        What stands for your functions. By default their code does: who edits one gets an error that
-        says so. With a version they may be edited, and results stay until the version is another.
+        Identifies your functions. By default their code does: after an edit, you get an error that
+        says so. With a version, you may edit them; results are kept until you change the version.
     overwrite
-        Whether to remove what is there and to compute all anew.
+        Whether to remove what is stored and compute everything again.
     progress
-        Whether to show a bar on standard error.
+        Whether to show a progress bar on standard error.
     storage_options
-        For the file system that is written to.
+        For the file system to write to.
 
     Returns
     -------
     dask.dataframe.DataFrame
-        The same rows, columns, types and index. Only the columns that are asked for are read, and
-        ``len`` reads nothing. The partitions are those that were stored first, also where the frame
-        has others by now, since ``partition_size="auto"`` follows the memory of the machine.
+        The same rows, columns, types and index. Only needed columns are read, and ``len`` reads
+        nothing. Stored partitions keep their boundaries, even if the frame's differ by now, since
+        ``partition_size="auto"`` depends on the memory of the machine.
 
     Raises
     ------
     ArgumentError
-        If a partition of the frame is not made of one part of one shard, or of some files, as after
-        a merge, a shuffle or ``persist``: checkpoint the frame before that step.
+        If a partition is not computed from one part of one shard, or from some files alone, as
+        after a merge, a shuffle or ``persist``: checkpoint the frame before that step.
     FunctionError
         If a function has no token that is the same in every process: pass ``version``.
     ExportError
-        If the folder has results of another query, cannot be written, or if somebody else writes
-        there now.
+        If the folder has results of another query, cannot be written, or another process is writing
+        to it.
     ShardError
-        If a shard can't be read, or changes while it is.
+        If a shard cannot be read, or changes meanwhile.
 
     Notes
     -----
-    A partition is known by its shard or files (URL, size and time or ETag), by which part this is,
-    by the options of the read, and by the functions. A file appears under its name when it is
-    complete. Partitions of shards that the read no longer has are removed.
+    A stored partition is identified by its shard or files (URL, size and time or ETag), by the part
+    of the shard, the options of the read, and the functions. A file appears under its name when it
+    is complete. Partitions of shards that the read no longer has are removed.
 
     Examples
     --------

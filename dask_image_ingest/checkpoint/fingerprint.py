@@ -1,9 +1,9 @@
-"""Fingerprint of a query, from which the names of its results follow.
+"""Fingerprint of a query, from which the file names of its partitions follow.
 
-A frame's query is told in steps, each with a digest of what it does and of the steps before it,
-and without the shards. So a partition is known by the last step, by its shard, and by which part of
-that it is; what other partitions there are does not matter. That is so only where each partition
-comes out of one part of one shard, or of some files, and nothing else: any other query is refused.
+Each step of the query gets a digest of its operands and of the steps before it, but not of the
+shards. So a partition is identified by the last step's digest, its shard, and its part of the
+shard, independently of other partitions. This needs each partition to be computed from one part of
+one shard, or from some files, alone; any other query is an error.
 """
 
 from __future__ import annotations
@@ -26,14 +26,14 @@ from dask_image_ingest.export import operation_name
 from dask_image_ingest.storage import Shard
 from dask_image_ingest.user_functions import stable_token
 
-# Operands that don't change results: who may read, and what dask calls the tasks.
-_BESIDE = {"storage_options", "token"}
-_EMPTY_FRAMES = {"meta", "parent_meta"}
+# Operands that don't change results: credentials, and names of tasks.
+_IGNORED_OPERANDS = {"storage_options", "token"}
+_META_OPERANDS = {"meta", "parent_meta"}
 
 
 @dataclass(frozen=True)
 class QueryStep:
-    """One operation of a query: its name for users, and a digest of all that it does."""
+    """One operation of a query: its name for users, and the digest of it and its inputs."""
 
     name: str
     digest: str
@@ -50,11 +50,11 @@ class FingerprintedQuery:
     steps
         Its operations, in order.
     splits
-        What each partition is made of.
+        What each partition is computed from.
     shards
-        The shards of each partition that the read knows, those that are left out included.
+        The shards of every partition of the read, including partitions that the query leaves out.
     version
-        What stands for the user's functions, None where their code does.
+        Identifies the user's functions; None to digest their code.
     """
 
     expr: Any
@@ -65,16 +65,16 @@ class FingerprintedQuery:
 
     @functools.cached_property
     def digest(self) -> str:
-        """Stands for all that is done to each partition."""
+        """Digest of everything that is done to each partition."""
         return digest_of(self.steps[-1].digest, repr(self.version))
 
     @property
     def has_divisions(self) -> bool:
-        """True if divisions are known, so that partition boundaries have to stay."""
+        """True if divisions are known, so that partition boundaries must be kept."""
         return bool(self.expr.known_divisions)
 
     def tasks_of(self, splits: list[VersionedSplit]) -> tuple[dict[Any, Any], list[Any]]:
-        """A graph that makes these partitions, whatever the frame's own are, and their keys."""
+        """A graph that computes these splits, whatever the frame's own partitions, and its keys."""
         if self.has_divisions:
             numbers = {split: number for number, split in enumerate(self.splits)}
             frame = new_collection(self.expr).partitions[[numbers[split] for split in splits]]
@@ -90,21 +90,21 @@ class FingerprintedQuery:
 
 
 def fingerprint_query(expr: Any, version: str | None) -> FingerprintedQuery:
-    """Find out what a query computes, without computing any of it.
+    """Fingerprint a frame's query.
 
     Parameters
     ----------
     expr
-        The query of a frame.
+        The query.
     version
-        What stands for the user's functions, None where their code does.
+        Identifies the user's functions; None to digest their code.
 
     Raises
     ------
     ArgumentError
-        If a partition of it is not made of one part of one shard, or of some files.
+        If a partition is not computed from one part of one shard, or from some files, alone.
     FunctionError
-        If it has functions that no digest can stand for.
+        If a function cannot be digested.
     """
     steps: dict[str, QueryStep] = {}
     splits = splits_of(expr)
@@ -115,37 +115,37 @@ def fingerprint_query(expr: Any, version: str | None) -> FingerprintedQuery:
     query = FingerprintedQuery(expr, tuple(steps.values()), tuple(splits), shards_of(read), version)
     shards = itertools.chain.from_iterable(query.shards)
     files = (file for shard in shards for file in filter(None, (shard, shard.sidecar)))
-    unknown = next((file for file in files if not file.version), None)
-    if unknown and version is None and not isinstance(read, ReadStored):
+    unversioned = next((file for file in files if not file.version), None)
+    if unversioned and version is None and not isinstance(read, ReadStored):
         raise ArgumentError(
-            f"checkpoint: {unknown.url} has neither an ETag nor a time, so that nobody would see "
-            "that it has changed. If it never does, pass version='1'; to compute all anew, "
-            "another version"
+            f"checkpoint: {unversioned.url} has neither an ETag nor a time, so that a change would "
+            "go undetected. If it never changes, pass version='1'; to compute all again, another "
+            "version"
         )
     return query
 
 
 def _describe(expr: Any, version: str | None, steps: dict[str, QueryStep]) -> str:
-    """Add the steps of a query in their order; give the digest of the last one."""
+    """Add the steps of a query in order; return the digest of the last one."""
     if isinstance(expr, dx.Partitions):
         return _describe(expr.frame, version, steps)
     if expr._name in steps:
         return steps[expr._name].digest
     if isinstance(expr, Scan):
-        told = list(_read_operands(expr, version))
+        texts = list(_read_operands(expr, version))
     elif isinstance(expr, ReadStored):
-        told = [",".join(expr.columns)]
+        texts = [",".join(expr.columns)]
     elif isinstance(expr, ReadImageFiles):
-        told = [",".join(expr.columns), expr.files.root, repr(expr.files.classes)]
+        texts = [",".join(expr.columns), expr.files.root, repr(expr.files.classes)]
     else:
-        told = [
+        texts = [
             _describe(value, version, steps)
             if isinstance(value, dx.Expr)
-            else _operand(expr, name, value, version)
+            else _operand_text(expr, name, value, version)
             for name, value in _operands(expr)
         ]
     name = operation_name(expr)
-    steps[expr._name] = QueryStep(name, digest_of(type(expr).__qualname__, *told))
+    steps[expr._name] = QueryStep(name, digest_of(type(expr).__qualname__, *texts))
     return steps[expr._name].digest
 
 
@@ -153,43 +153,43 @@ def _operands(expr: Any) -> Iterator[tuple[str, Any]]:
     parameters = expr._parameters
     names = [*parameters, *map(str, range(len(expr.operands) - len(parameters)))]
     for name, value in zip(names, expr.operands, strict=True):
-        if name not in _BESIDE:
+        if name not in _IGNORED_OPERANDS:
             yield name, value
 
 
-def _operand(expr: Any, name: str, value: Any, version: str | None) -> str:
-    if name in _EMPTY_FRAMES:
-        # Its dtypes are those of a backend.
+def _operand_text(expr: Any, name: str, value: Any, version: str | None) -> str:
+    if name in _META_OPERANDS:
+        # Without dtypes, which differ between backends.
         value = list(map(str, getattr(value, "columns", ()))) or str(getattr(value, "name", ""))
-    if isinstance(value, tuple) and any(isinstance(each, ImageDecode) for each in value):
+    if isinstance(value, tuple) and any(isinstance(item, ImageDecode) for item in value):
         value = [
-            (each.image, each.error, each.errors, each.pixels, _of_any_device(each.decoding))
-            for each in value
+            (item.image, item.error, item.errors, item.pixels, _without_device(item.decoding))
+            for item in value
         ]
-    return f"{name}={_token(expr, _of_any_device(value), version)}"
+    return f"{name}={_token(expr, _without_device(value), version)}"
 
 
 def _read_operands(expr: Scan, version: str | None) -> Iterator[str]:
     spec, schema = expr.spec, expr.dataset.schema
-    told = (
+    operands = (
         spec.columns,
         spec.filters,
         spec.options.errors,
         spec.options.image_extensions,
         [(c.column, c.extension, str(c.type), c.path) for c in schema.components],
         [(c.column, c.name, str(c.type)) for c in schema.sidecar],
-        _of_any_device(spec.options.decoding),
+        _without_device(spec.options.decoding),
         (spec.options.image, spec.options.is_table),
         *(
-            (each.column, each.extensions, _of_any_device(each.decoding))
-            for each in spec.options.other_images
+            (image.column, image.extensions, _without_device(image.decoding))
+            for image in spec.options.other_images
         ),
     )
-    return (_token(expr, value, version) for value in told)
+    return (_token(expr, value, version) for value in operands)
 
 
-def _of_any_device(value: Any) -> Any:
-    """The same decoding, wherever it is done: a machine without a GPU reads what one with has."""
+def _without_device(value: Any) -> Any:
+    """The same decode on the CPU, so that checkpoints made with and without a GPU are the same."""
     return replace(value, device="cpu") if isinstance(value, DecodeSpec) else value
 
 

@@ -1,6 +1,6 @@
 """Lineage of partitions: the shards, or part of one, that each is computed from.
 
-That can be said where every step of the query works on one partition alone. Any other is refused.
+It is known if every step of the query works on single partitions. Any other query is an error.
 """
 
 from __future__ import annotations
@@ -27,28 +27,28 @@ from dask_image_ingest.errors import ArgumentError
 from dask_image_ingest.export import operation_name
 from dask_image_ingest.storage import Shard
 
-# The ways in which dask makes a task of a partition of each operand, and of nothing else.
+# Dask's methods that build a task from one partition of each operand, and nothing else.
 _BY_PARTITION = {kind._task for kind in (dx.Blockwise, dx.MapPartitions, dx.Apply, dx.Index)}
 
 
 def splits_of(expr: Any) -> list[VersionedSplit]:
-    """The shards of each partition, or the part of one.
+    """The shards that each partition is computed from, or the part of one.
 
     Raises
     ------
     ArgumentError
-        If a partition is not made of these alone.
+        If a partition is computed from anything else, too.
     """
     return _splits(expr, {})
 
 
-def _splits(expr: Any, known: dict[str, list[VersionedSplit]]) -> list[VersionedSplit]:
-    if expr._name not in known:
-        known[expr._name] = _found_splits(expr, known)
-    return known[expr._name]
+def _splits(expr: Any, cache: dict[str, list[VersionedSplit]]) -> list[VersionedSplit]:
+    if expr._name not in cache:
+        cache[expr._name] = _compute_splits(expr, cache)
+    return cache[expr._name]
 
 
-def _found_splits(expr: Any, known: dict[str, list[VersionedSplit]]) -> list[VersionedSplit]:
+def _compute_splits(expr: Any, cache: dict[str, list[VersionedSplit]]) -> list[VersionedSplit]:
     if isinstance(expr, Scan):
         if expr.operand("limit") is not None:
             raise _not_by_partition(expr)
@@ -61,12 +61,12 @@ def _found_splits(expr: Any, known: dict[str, list[VersionedSplit]]) -> list[Ver
     if isinstance(expr, ReadStored):
         return [VersionedSplit((expr.stored.source(number),)) for number in expr._partitions]
     if isinstance(expr, dx.Partitions):
-        splits = _splits(expr.frame, known)
+        splits = _splits(expr.frame, cache)
         return [splits[number] for number in expr.partitions]
     frames = expr.dependencies()
     if not frames or not _is_by_partition(expr):
         raise _not_by_partition(expr)
-    splits, *others = (_splits(frame, known) for frame in frames)
+    splits, *others = (_splits(frame, cache) for frame in frames)
     if any(other != splits for other in others):
         raise ArgumentError(
             f"checkpoint: {operation_name(expr)} puts frames of different shards side by "
@@ -77,7 +77,7 @@ def _found_splits(expr: Any, known: dict[str, list[VersionedSplit]]) -> list[Ver
 
 
 def _file_splits(read: ReadImageFiles) -> list[VersionedSplit]:
-    """The files of each partition of a read, told apart by the number of the first as well."""
+    """The files of each partition; the number of the first tells equal lists of files apart."""
     files, edges = read.files.files, read.files.edges
     return [VersionedSplit(files[a:b], a) for a, b in itertools.pairwise(edges)]
 
@@ -91,13 +91,17 @@ def _refuse_partly_skipped(dataset: Dataset) -> None:
 
 
 def _is_by_partition(expr: Any) -> bool:
-    kind = type(expr)
+    """True if a node computes each partition from the same partition of its operands alone.
+
+    Nodes that override how Dask lowers them or builds tasks may do anything.
+    """
+    class_ = type(expr)
     return (
         isinstance(expr, dx.Blockwise)
-        and kind._task in _BY_PARTITION
-        and kind._lower in (dx.Expr._lower, ImageNode._lower, Decode._lower)
-        and kind._layer is dx.Expr._layer
-        # What a function is told of its partition's number is not the same next time.
+        and class_._task in _BY_PARTITION
+        and class_._lower in (dx.Expr._lower, ImageNode._lower, Decode._lower)
+        and class_._layer is dx.Expr._layer
+        # The number of a partition changes when shards are added.
         and not (isinstance(expr, dx.MapPartitions) and expr._has_partition_info)
     )
 
@@ -123,9 +127,9 @@ def _versioned(partition: Partition, shards: Mapping[str, Shard]) -> VersionedSp
 
 
 def shards_of(read: Any) -> tuple[tuple[Shard, ...], ...]:
-    """The shards of each partition of a read, or what stands for them in a checkpoint.
+    """The shards of every partition of a read, also of those that are not computed.
 
-    Those of partitions that are not computed included.
+    For a checkpoint, the stand-ins of its files.
     """
     if isinstance(read, ReadImageFiles):
         return tuple(split.shards for split in _file_splits(read))
@@ -137,45 +141,47 @@ def shards_of(read: Any) -> tuple[tuple[Shard, ...], ...]:
 
 
 def with_splits(expr: Any, splits: Sequence[VersionedSplit]) -> Any:
-    """A query whose partitions are made of these splits."""
+    """The same query with a partition for each of ``splits``."""
     return _with_splits(expr, splits, {})
 
 
-def _with_splits(expr: Any, splits: Sequence[VersionedSplit], known: dict[str, Any]) -> Any:
-    if expr._name not in known:
-        known[expr._name] = _made_with_splits(expr, splits, known)
-    return known[expr._name]
+def _with_splits(expr: Any, splits: Sequence[VersionedSplit], cache: dict[str, Any]) -> Any:
+    if expr._name not in cache:
+        cache[expr._name] = _replace_splits(expr, splits, cache)
+    return cache[expr._name]
 
 
-def _made_with_splits(expr: Any, splits: Sequence[VersionedSplit], known: dict[str, Any]) -> Any:
+def _replace_splits(expr: Any, splits: Sequence[VersionedSplit], cache: dict[str, Any]) -> Any:
     if isinstance(expr, dx.Partitions):
-        return _with_splits(expr.frame, splits, known)
+        return _with_splits(expr.frame, splits, cache)
     if isinstance(expr, Scan):
-        dataset = _dataset_of(expr.dataset, splits)
+        dataset = _dataset_with_splits(expr.dataset, splits)
         return expr.substitute_parameters({"dataset": dataset, "_partitions": None})
     if isinstance(expr, ReadImageFiles):
-        whole = _file_splits(expr)
-        return expr.substitute_parameters({"_partitions": [whole.index(s) for s in splits]})
+        file_splits = _file_splits(expr)
+        numbers = [file_splits.index(split) for split in splits]
+        return expr.substitute_parameters({"_partitions": numbers})
     if isinstance(expr, ReadStored):
-        places = {expr.stored.source(number): number for number in range(len(expr.stored.parts))}
-        numbers = [places[split.shards[0]] for split in splits]
+        by_source = {expr.stored.source(number): number for number in range(len(expr.stored.parts))}
+        numbers = [by_source[split.shards[0]] for split in splits]
         return expr.substitute_parameters({"_partitions": numbers})
     operands = [
-        _with_splits(value, splits, known) if isinstance(value, dx.Expr) else value
+        _with_splits(value, splits, cache) if isinstance(value, dx.Expr) else value
         for value in expr.operands
     ]
     return type(expr)(*operands)
 
 
-def _dataset_of(dataset: Dataset, splits: Sequence[VersionedSplit]) -> Dataset:
-    # Each shard has an index and a sidecar of its own.
-    own = {split.url: split for partition in dataset.partitions for split in partition}
-    chosen = tuple(
-        tuple(replace(own[shard.url], part=s.part, parts=s.parts) for shard in s.shards)
+def _dataset_with_splits(dataset: Dataset, splits: Sequence[VersionedSplit]) -> Dataset:
+    # Any split of the shard, for its index and sidecar.
+    by_url = {split.url: split for partition in dataset.partitions for split in partition}
+    partitions = tuple(
+        tuple(replace(by_url[shard.url], part=s.part, parts=s.parts) for shard in s.shards)
         for s in splits
     )
-    told = [[(split.url, split.part, split.parts) for split in each] for each in chosen]
-    token = tokenize(dataset.token, told)
-    # A shard that cannot be read leaves its mark in a checkpoint, and no empty partition for good.
+    parts = [[(split.url, split.part, split.parts) for split in splits] for splits in partitions]
+    token = tokenize(dataset.token, parts)
+    # Raise, so that the runner can skip an unreadable shard and try it again next time; an empty
+    # partition would be stored for good.
     options = replace(dataset.options, shard_errors="raise")
-    return replace(dataset, partitions=chosen, token=token, options=options)
+    return replace(dataset, partitions=partitions, token=token, options=options)

@@ -1,7 +1,7 @@
 """Manifest of a checkpoint: the query, written first, and the finished partitions.
 
-A folder belongs to one work. Results of other functions, or of other options, may have taken days:
-they are never removed, nor mixed with new ones, unless a user says so.
+A folder belongs to one query. Results of another one may have taken days: they are never removed,
+nor mixed with new ones, unless the user says so.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from dask_image_ingest.checkpoint.fingerprint import FingerprintedQuery
 from dask_image_ingest.errors import ExportError
 from dask_image_ingest.storage import OutputStore
 
-#: What is done to each partition; and how many rows and bytes each has, when all are there.
+#: The fingerprint of the query; and, once all are finished, rows and bytes of each partition.
 QUERY_FILE, PARTITIONS_FILE = "_checkpoint.json", "_parts.json"
 
 _FORMAT = 1
@@ -31,7 +31,15 @@ class PartitionFile(TypedDict):
 
 @dataclass(frozen=True)
 class Manifest:
-    """Manifest of a checkpoint folder."""
+    """Manifest of a folder.
+
+    Attributes
+    ----------
+    query
+        Fingerprint of the query that the folder belongs to; None if it belongs to none.
+    parts
+        File name → rows and bytes, of the partitions that a finished run has recorded.
+    """
 
     output: OutputStore
     query: Mapping[str, Any] | None
@@ -42,7 +50,7 @@ class Manifest:
         return self.query is not None and self.query["work"] == query.digest
 
     def refuse_other(self, query: FingerprintedQuery) -> None:
-        """Refuse another query than that of the folder, and say how it differs."""
+        """Raise if the folder belongs to another query; say how they differ."""
         if self.query is not None and not self.is_of(query):
             raise ExportError(
                 f"{self.output.url} has the results of other work: "
@@ -52,13 +60,13 @@ class Manifest:
 
     def begin(self, query: FingerprintedQuery) -> None:
         """Record the query of a new folder."""
-        described = {
+        fingerprint = {
             "format": _FORMAT,
             "work": query.digest,
             "version": query.version,
             "steps": [[step.name, step.digest] for step in query.steps],
         }
-        if not self.output.create(QUERY_FILE, json.dumps(described, indent=1).encode()):
+        if not self.output.create(QUERY_FILE, json.dumps(fingerprint, indent=1).encode()):
             raise ExportError(f"another checkpoint began in {self.output.url} just now")
 
     def finish(self, parts: Mapping[str, PartitionFile]) -> None:
@@ -75,23 +83,23 @@ def read_manifest(output: OutputStore) -> Manifest:
     Raises
     ------
     ExportError
-        If that is of a later release, or of nobody.
+        If it has another format, such as that of a later release.
     """
-    query = _parsed(output, QUERY_FILE)
+    query = _parse(output, QUERY_FILE)
     if query is not None and not _is_query(query):
         raise ExportError(
             f"{output.locate(QUERY_FILE)} is not what this release writes there, or is damaged: "
             "choose another folder, or move it away; what is beside it is then taken for nobody's, "
             "and is computed again"
         )
-    parts = (_parsed(output, PARTITIONS_FILE) or {}).get("parts")
+    parts = (_parse(output, PARTITIONS_FILE) or {}).get("parts")
     if parts is not None and not _are_parts(parts):
         parts = None
     return Manifest(output, query, parts or {})
 
 
-def _parsed(output: OutputStore, name: str) -> dict[str, Any] | None:
-    """Parse a JSON file; empty if it is damaged, None if it is not there."""
+def _parse(output: OutputStore, name: str) -> dict[str, Any] | None:
+    """Parse a JSON file; empty if it is damaged, None if it does not exist."""
     content = output.read(name)
     if content is None:
         return None
@@ -102,34 +110,36 @@ def _parsed(output: OutputStore, name: str) -> dict[str, Any] | None:
     return {}
 
 
-def _is_query(told: Mapping[str, Any]) -> bool:
-    steps = told.get("steps")
+def _is_query(content: Mapping[str, Any]) -> bool:
+    steps = content.get("steps")
     return (
-        told.get("format") == _FORMAT
-        and isinstance(told.get("work"), str)
-        and "version" in told
+        content.get("format") == _FORMAT
+        and isinstance(content.get("work"), str)
+        and "version" in content
         and isinstance(steps, list)
         and all(isinstance(step, list) and len(step) == 2 for step in steps)
     )
 
 
-def _are_parts(told: Any) -> bool:
-    """Check the form of the list of partitions; without it, files are read instead."""
-    return isinstance(told, dict) and all(
+def _are_parts(content: Any) -> bool:
+    """True if the list of partitions is valid; without one, the files themselves are inspected."""
+    return isinstance(content, dict) and all(
         isinstance(part, dict)
         and isinstance(part.get("rows"), int)
         and isinstance(part.get("bytes"), int)
-        for part in told.values()
+        for part in content.values()
     )
 
 
 def _difference(old: Mapping[str, Any], new: FingerprintedQuery) -> str:
     if old["version"] != new.version:
         return f"version= was {old['version']!r} and is {new.version!r} now"
-    before = [tuple(step) for step in old["steps"]]
-    now = [(step.name, step.digest) for step in new.steps]
-    names = [[name for name, _ in steps] for steps in (before, now)]
-    if names[0] != names[1]:
-        return f"its steps were {', '.join(names[0])} and are {', '.join(names[1])} now"
-    # Those that come after it have changed with it.
-    return f"{next(name for name, digest in now if (name, digest) not in before)} has changed"
+    old_steps = [tuple(step) for step in old["steps"]]
+    new_steps = [(step.name, step.digest) for step in new.steps]
+    old_names, new_names = ([name for name, _ in steps] for steps in (old_steps, new_steps))
+    if old_names != new_names:
+        return f"its steps were {', '.join(old_names)} and are {', '.join(new_names)} now"
+    # Name the first one: digests of later steps depend on it.
+    return (
+        f"{next(name for name, digest in new_steps if (name, digest) not in old_steps)} has changed"
+    )

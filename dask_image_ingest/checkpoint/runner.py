@@ -1,4 +1,4 @@
-"""Runner of a checkpoint: computes and stores the missing partitions, one task for each."""
+"""Runner of a checkpoint: computes and stores missing partitions, one task for each."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from dask_image_ingest.checkpoint.partition_files import (
     choose_splits,
     is_part,
     part_name,
-    shard_of,
+    shard_prefix,
 )
 from dask_image_ingest.checkpoint.scan import StoredFrame
 from dask_image_ingest.computing import run
@@ -51,7 +51,7 @@ logger = logging.getLogger("dask_image_ingest")
 def run_checkpoint(
     query: FingerprintedQuery, output: OutputStore, meta: Any, *, overwrite: bool, show: bool
 ) -> StoredFrame:
-    """Compute the missing partitions of a query, and give all of them.
+    """Compute and store the missing partitions of a query; return all of them.
 
     Raises
     ------
@@ -60,9 +60,10 @@ def run_checkpoint(
     """
     manifest = read_manifest(output)
     if manifest.is_of(query) and not overwrite:
-        found = _Run(query, output, manifest, meta)
-        if found.is_finished():
-            return found.stored(manifest.parts)
+        # Without the lock: most calls find everything stored.
+        finished = _Run(query, output, manifest, meta)
+        if finished.is_finished():
+            return finished.stored(manifest.parts)
     with acquire(output, steal=True) as check_lock:
         manifest = read_manifest(output)
         if overwrite:
@@ -74,19 +75,27 @@ def run_checkpoint(
 
 
 def _remove_all(manifest: Manifest) -> Manifest:
-    """Remove the results that are there, and say so."""
+    """Remove all stored partitions, with a warning in the log."""
     names = [name for name in manifest.output.sizes() if is_part(name)]
     if names:
         logger.warning(
             "overwrite=True removes %d stored partitions from %s", len(names), manifest.output.url
         )
-    # What says whose they are goes last: a killed run leaves nothing that belongs to nobody.
+    # The query last: if killed before, the remaining files still have an owner.
     manifest.output.remove([*names, PARTITIONS_FILE, QUERY_FILE])
     return read_manifest(manifest.output)
 
 
 class _Run:
-    """A run that computes the missing partitions of a checkpoint."""
+    """One call of `checkpoint`: compares the query's partitions with the stored files.
+
+    Attributes
+    ----------
+    stored_files
+        Sizes of the files in the folder.
+    splits, names
+        What each partition is computed from, and the name of its file.
+    """
 
     def __init__(
         self, query: FingerprintedQuery, output: OutputStore, manifest: Manifest, meta: Any
@@ -95,47 +104,52 @@ class _Run:
         self.output = output
         self.manifest = manifest
         self.meta = meta
-        self.there = output.sizes()
-        self.splits = choose_splits(query.splits, query.digest, self.there, query.has_divisions)
+        self.stored_files = output.sizes()
+        self.splits = choose_splits(
+            query.splits, query.digest, self.stored_files, query.has_divisions
+        )
         self.names = [part_name(query.digest, split) for split in self.splits]
 
     def is_finished(self) -> bool:
-        """True if all files are there with recorded sizes, and no others."""
-        parts = self.manifest.parts
-        whole = all(
-            name in parts and self.there.get(name) == parts[name]["bytes"] for name in self.names
+        """True if all files are stored with their recorded sizes, and no others."""
+        parts, files = self.manifest.parts, self.stored_files
+        complete = all(
+            name in parts and files.get(name) == parts[name]["bytes"] for name in self.names
         )
-        left_over = LOCK in self.there or self._superfluous(parts) or self.output.sizes(STAGING)
-        return whole and not left_over
+        leftover = LOCK in files or self._superfluous(parts) or self.output.sizes(STAGING)
+        return complete and not leftover
 
     def stored(self, parts: Mapping[str, PartitionFile]) -> StoredFrame:
-        """The results, as a frame reads them."""
-        known = [name if name in parts else None for name in self.names]
-        divisions = (None,) * (len(known) + 1)
+        """The stored partitions of the query, for `ReadStored`."""
+        names = [name if name in parts else None for name in self.names]
+        divisions = (None,) * (len(names) + 1)
         return StoredFrame(
             output=self.output,
-            parts=tuple(known),
-            lengths=tuple(0 if name is None else parts[name]["rows"] for name in known),
+            parts=tuple(names),
+            lengths=tuple(0 if name is None else parts[name]["rows"] for name in names),
             meta=self.meta,
             divisions=self.query.expr.divisions if self.query.has_divisions else divisions,
             made_of=self.query.expr,
         )
 
     def finish(self, check_lock: Callable[[], None], show: bool) -> StoredFrame:
-        """Compute what is missing, and write down what is there, if nobody has taken over."""
-        kept = self._files_to_keep()
+        """Compute missing partitions, and record all of them, unless another run took the lock."""
+        kept, recorded = self._files_to_keep(), self.manifest.parts
         parts = {
             name: part
-            for name, part in self.manifest.parts.items()
-            # A file of another size than was written down has been cut short since.
-            if name in kept and self.there.get(name) == part["bytes"]
+            for name, part in recorded.items()
+            # A file whose size differs from the record was truncated.
+            if name in kept and self.stored_files.get(name) == part["bytes"]
         }
-        untold = [name for name in self.there if name in kept and name not in self.manifest.parts]
-        looked = run(partial(_inspect, output=self.output, meta=self.meta), untold, show)
-        parts |= {name: part for name, part in zip(untold, looked, strict=True) if part is not None}
-        wanted = dict(zip(self.names, self.splits, strict=True))
-        missing = {name: split for name, split in wanted.items() if name not in parts}
-        logger.info("%d of %d partitions are stored", len(wanted) - len(missing), len(wanted))
+        # Files of a run that was killed before it could record them.
+        unrecorded = [name for name in self.stored_files if name in kept and name not in recorded]
+        inspected = run(partial(_inspect, output=self.output, meta=self.meta), unrecorded, show)
+        parts |= {
+            name: part for name, part in zip(unrecorded, inspected, strict=True) if part is not None
+        }
+        needed = dict(zip(self.names, self.splits, strict=True))
+        missing = {name: split for name, split in needed.items() if name not in parts}
+        logger.info("%d of %d partitions are stored", len(needed) - len(missing), len(needed))
         parts |= self._compute(missing, check_lock, show)
         parts = {name: parts[name] for name in sorted(parts)}
         check_lock()
@@ -163,8 +177,11 @@ class _Run:
             _Task(cull(graph, [key]), key, name, () if read is None else split.shards)
             for key, (name, split) in zip(keys, missing.items(), strict=True)
         ]
-        done = dict(zip(missing, run(partial(_store, context=context), tasks, show), strict=True))
-        skipped = {missing[n].shards[0].url: why for n, why in done.items() if isinstance(why, str)}
+        results = run(partial(_store, context=context), tasks, show)
+        done = dict(zip(missing, results, strict=True))
+        skipped = {
+            missing[name].shards[0].url: why for name, why in done.items() if isinstance(why, str)
+        }
         if skipped:
             url, why = next(iter(skipped.items()))
             warn_user(
@@ -174,15 +191,15 @@ class _Run:
         return {name: part for name, part in done.items() if not isinstance(part, str)}
 
     def _files_to_keep(self) -> set[str]:
-        """Names of the partition files to keep."""
-        unasked = set(self.query.shards).difference(split.shards for split in self.splits)
-        others = {shard_of(self.query.digest, shards) for shards in unasked}
-        return {*self.names, *(name for name in self.there if is_part(name, others))}
+        """Names of the files to keep: the query's, and those of shards that it leaves out."""
+        left_out = set(self.query.shards).difference(split.shards for split in self.splits)
+        others = {shard_prefix(self.query.digest, shards) for shards in left_out}
+        return {*self.names, *(name for name in self.stored_files if is_part(name, others))}
 
     def _superfluous(self, parts: Mapping[str, PartitionFile]) -> list[str]:
-        """Partitions of shards that have changed since, or are gone; and of other boundaries."""
+        """Files to remove: of shards that changed or are gone, and of other boundaries."""
         kept = self._files_to_keep() & parts.keys()
-        return [name for name in self.there if is_part(name) and name not in kept]
+        return [name for name in self.stored_files if is_part(name) and name not in kept]
 
 
 # --- on the workers -------------------------------------------------------------------------------
@@ -190,13 +207,13 @@ class _Run:
 
 @dataclass(frozen=True)
 class _Context:
-    """Context of the tasks."""
+    """What all tasks of a run share."""
 
     output: OutputStore
-    run: str
+    run: str  # its id
     columns: list[str]
     source_options: dict[str, Any] | None
-    skip: bool
+    skip: bool  # shards that cannot be read
 
 
 @dataclass(frozen=True)
@@ -209,17 +226,17 @@ class _Task:
     shards: tuple[Shard, ...]
 
     def __dask_tokenize__(self) -> str:
-        # Which says it all, and saves dask the pickling: 2 ms a task.
+        # The file name identifies the task. Dask would pickle the graph instead: 2 ms a task.
         return self.name
 
 
 def _store(task: _Task, context: _Context) -> PartitionFile | str:
-    """Compute a partition and store it, whole; or say why its shard can't be read."""
+    """Compute a partition and store it atomically; or return why its shard cannot be read."""
     try:
-        before = [_refuse_changes(shard, None, context) for shard in task.shards]
+        before = [_check_unchanged(shard, None, context) for shard in task.shards]
         frame = dask.get(task.graph, task.key)
-        for shard, known in zip(task.shards, before, strict=True):
-            _refuse_changes(shard, known, context)
+        for shard, state in zip(task.shards, before, strict=True):
+            _check_unchanged(shard, state, context)
     except (ShardError, ShardNotFoundError) as error:
         if not context.skip:
             raise
@@ -243,20 +260,21 @@ def _store(task: _Task, context: _Context) -> PartitionFile | str:
     return PartitionFile(rows=len(table), bytes=size)
 
 
-def _refuse_changes(shard: Shard, before: Shard | None, context: _Context) -> Shard:
-    """Refuse to store what comes out of a shard that is another than when the frame was made."""
-    now = find_shards(shard.url, context.source_options)[0]
+def _check_unchanged(shard: Shard, before: Shard | None, context: _Context) -> Shard:
+    """Raise if a shard has changed since ``before``, or since it was listed; return its state."""
+    current = find_shards(shard.url, context.source_options)[0]
     if shard.sidecar is not None:
-        (now,) = with_sidecars([now], "auto", context.source_options)
-    # Object stores may tell one thing of a file in a listing and another of it alone.
-    known = before or (shard if local_path(shard.url) is not None else now)
-    if now != known or now.size != shard.size:
+        (current,) = with_sidecars([current], "auto", context.source_options)
+    # Object stores may report another version in a listing than for a single file: compare only the
+    # size of a remote shard with its listing.
+    expected = before or (shard if local_path(shard.url) is not None else current)
+    if current != expected or current.size != shard.size:
         raise ShardError(f"{shard.url} has changed since it was listed: read the collection again")
-    return now
+    return current
 
 
 def _inspect(name: str, output: OutputStore, meta: Any) -> PartitionFile | None:
-    """Inspect a partition that a killed run has stored; None if it can't be read."""
+    """Inspect a partition that a killed run has stored; None if it cannot be read."""
     try:
         with output.open(name) as source, parquet.ParquetFile(source) as file:
             if not {*map(str, meta.columns)} <= {*file.schema_arrow.names}:

@@ -24,15 +24,15 @@ class StoredFrame:
     Attributes
     ----------
     output
-        Where its files are.
+        The folder.
     parts
-        The file of each partition, None where its shard could not be read.
+        The file of each partition; None if its shard could not be read.
     lengths
-        How many rows each has.
+        Rows of each partition.
     meta
-        An empty frame of the same columns, types and index.
+        An empty frame with the same columns, types and index.
     divisions
-        The labels at which partitions begin, as dask has them.
+        Dask's divisions.
     made_of
         The query whose results are stored.
     """
@@ -61,7 +61,7 @@ class StoredFrame:
     def source(self, number: int) -> Shard:
         """Stand-in for a partition's shard, in checkpoints of this one."""
         name = self.parts[number]
-        # The name is a digest of all that decides what is in the file.
+        # The name is a digest of everything that determines the content, so it serves as version.
         return Shard(f"{self.output.url}#{number}" if name is None else name, 0, name or "skipped")
 
 
@@ -81,7 +81,7 @@ class ReadStored(Read, KeepsResults):
 
     @functools.cached_property
     def row_sources(self) -> tuple[RowSource, ...] | None:
-        """The shards, or part of one, that each partition is made of."""
+        """The shards, or part of one, that each partition was computed from."""
         sources = row_sources(self.stored.made_of)
         return None if sources is None else tuple(sources[n] for n in self._partitions)
 
@@ -91,21 +91,21 @@ class ReadStored(Read, KeepsResults):
 
 
 def read_part(output: OutputStore, part: str | None, meta: Any) -> Any:
-    """Read one partition, or the columns of it that an empty frame has.
+    """Read the columns of ``meta`` of one partition; for a skipped one, an empty frame.
 
     Raises
     ------
     ExportError
-        If its file is gone or damaged.
+        If the file is missing or damaged.
     """
     if part is None:
         return meta
     backend = backend_of(meta)
     try:
         with output.open(part) as source, parquet.ParquetFile(source) as file:
-            wanted = [*meta.columns, *index_columns(file.schema_arrow)]
-            # Parquet takes the name of a column for a prefix too: "json" of "json.score".
-            table = file.read(wanted).select(wanted)
+            columns = [*meta.columns, *index_columns(file.schema_arrow)]
+            # Select again: pyarrow also reads columns with the prefix, "json.score" for "json".
+            table = file.read(columns).select(columns)
     except (OSError, KeyError, pa.ArrowException) as error:
         raise ExportError(
             f"{output.locate(part)} cannot be read any more: {error}. If it is gone or damaged, "

@@ -1,4 +1,4 @@
-"""The verbs ``quality`` and ``duplicates``: what a collection should perhaps not have."""
+"""The verbs ``quality`` and ``duplicates``: images that a collection may not need."""
 
 from __future__ import annotations
 
@@ -20,14 +20,14 @@ from dask_image_ingest.passwords import without_passwords
 from dask_image_ingest.progress_bar import progress
 from dask_image_ingest.report import number, printable_text
 
-# Rows that are named in a text; JSON names all.
-_NAMED = 20
-_WORST = 3
+# Duplicates, and keys for each issue, that the text names; JSON names all.
+_MAX_LINES = 20
+_WORST_KEYS = 3
 
-# The columns by which a page finds images, and tells what they are.
-_PLACE = ("__key__", "__url__", "offset", "nbytes", "format", "height", "width")
+# The columns that a page needs to find and describe images.
+_COLUMNS = ("__key__", "__url__", "offset", "nbytes", "format", "height", "width")
 
-# The signal of each issue, of which the lowest are the worst, or with True the highest.
+# Issue → its signal, and whether the highest (True) or the lowest values are the worst.
 _SIGNALS = {
     "dark": ("quality.dark", False),
     "light": ("quality.light", False),
@@ -39,17 +39,17 @@ _SIGNALS = {
 
 
 def quality(args: argparse.Namespace) -> int:
-    """Print how many images have each issue, and the worst of them; decode every image."""
-    with skipped_shards() as warned:
-        found = issues(read_collection(args, tables=False, shard_errors="skip"))
-        signals = [name for name in found.columns if name.startswith(("quality.", "issue."))]
-        table = compute(found[[*_PLACE, *signals]], sys.stderr.isatty())
-    skipped = sorted(set(warned))
+    """Decode every image; print how many have each issue, and the worst of them."""
+    with skipped_shards() as reasons:
+        frame = issues(read_collection(args, tables=False, shard_errors="skip"))
+        signals = [name for name in frame.columns if name.startswith(("quality.", "issue."))]
+        table = compute(frame[[*_COLUMNS, *signals]], sys.stderr.isatty())
+    skipped = sorted(set(reasons))
     summary = issue_summary(table)
     unknown = int(table["quality.dark"].isna().sum())
     worst = {name: _worst(table, name) for name in summary.index}
     if args.json:
-        told = {
+        result = {
             "samples": len(table),
             "unknown": unknown,
             "skipped": skipped,
@@ -62,12 +62,12 @@ def quality(args: argparse.Namespace) -> int:
                 for name, row in summary.iterrows()
             },
         }
-        print(json.dumps(told, indent=2))
+        print(json.dumps(result, indent=2))
     else:
         lines = [f"{number(len(table), 'sample')}, {unknown:,} without an image that decodes", ""]
         lines.append(f"{'issue':<16}{'images':>8}{'share':>8}  worst")
         for name, row in summary.iterrows():
-            first = ", ".join(sample["__key__"] for sample in worst[name][:_WORST])
+            first = ", ".join(sample["__key__"] for sample in worst[name][:_WORST_KEYS])
             share = f"{row['share']:.1%}"
             lines.append(f"{name:<16}{int(row['rows']):>8,}{share:>8}  {first}".rstrip())
         _print([*lines, *_skipped_lines(skipped)])
@@ -76,37 +76,37 @@ def quality(args: argparse.Namespace) -> int:
 
 
 def duplicates(args: argparse.Namespace) -> int:
-    """Print which images are there more than once, and of each which one to keep."""
-    with skipped_shards() as warned:
+    """Print the groups of duplicates, and which image of each to keep."""
+    with skipped_shards() as reasons:
         with progress() if sys.stderr.isatty() else contextlib.nullcontext():
-            found = find_duplicates(
+            frame = find_duplicates(
                 read_collection(args, tables=False, shard_errors="skip"),
                 args.by,
                 args.distance,
                 variants=args.variants.split(",") if args.variants else (),
                 keep=args.keep,
             )
-        added = [name for name in found.columns if name.startswith("duplicate.")]
-        place = _PLACE if args.html else _PLACE[:2]
-        table = compute(found[[*place, *added]], False)
-    skipped = sorted(set(warned))
+        added = [name for name in frame.columns if name.startswith("duplicate.")]
+        columns = _COLUMNS if args.html else _COLUMNS[:2]
+        table = compute(frame[[*columns, *added]], False)
+    skipped = sorted(set(reasons))
     groups = _groups(table)
-    gone = sum(len(group["duplicates"]) for group in groups)
+    count = sum(len(group["duplicates"]) for group in groups)
     if args.json:
-        told = {"samples": len(table), "duplicates": gone, "skipped": skipped, "groups": groups}
-        print(json.dumps(told, indent=2))
+        result = {"samples": len(table), "duplicates": count, "skipped": skipped, "groups": groups}
+        print(json.dumps(result, indent=2))
     else:
-        lines = [f"{number(len(table), 'sample')}, {number(gone, 'duplicate')}"]
+        lines = [f"{number(len(table), 'sample')}, {number(count, 'duplicate')}"]
         rows = [(group["keep"], row) for group in groups for row in group["duplicates"]]
-        for kept, row in rows[:_NAMED]:
-            # Hashes of pictures may be equal where the pictures are not.
-            apart = f"{number(row['distance'], 'bit')} from" if args.by == "pdq" else "equal to"
-            lines.append(f"  {_name(row)}: {apart} {_name(kept)}")
-        if len(rows) > _NAMED:
-            lines.append(f"  and {len(rows) - _NAMED:,} more, which --json names")
+        for kept, row in rows[:_MAX_LINES]:
+            # Perceptual hashes can be equal ("0 bits from") though the images are not.
+            relation = f"{number(row['distance'], 'bit')} from" if args.by == "pdq" else "equal to"
+            lines.append(f"  {_row_text(row)}: {relation} {_row_text(kept)}")
+        if len(rows) > _MAX_LINES:
+            lines.append(f"  and {len(rows) - _MAX_LINES:,} more, which --json names")
         _print([*lines, *_skipped_lines(skipped)])
     _write_page(table, args)
-    return BAD_DATA if gone or skipped else FINE
+    return BAD_DATA if count or skipped else FINE
 
 
 def _skipped_lines(skipped: list[str]) -> list[str]:
@@ -126,31 +126,31 @@ def _write_page(table: pd.DataFrame, args: argparse.Namespace) -> None:
 
 def _worst(table: pd.DataFrame, issue: str) -> list[dict[str, str]]:
     """The samples that have an issue, the worst first."""
-    some = table[table[f"issue.{issue}"].fillna(False).astype(bool)]
+    samples = table[table[f"issue.{issue}"].fillna(False).astype(bool)]
     if issue == "odd_size":
-        usual = table["quality.area"].median()
-        badness = np.log(some["quality.area"].astype(float) / usual).abs()
+        median = table["quality.area"].median()
+        badness = np.log(samples["quality.area"].astype(float) / median).abs()
     else:
         signal, highest = _SIGNALS[issue]
-        badness = some[signal].astype(float) * (1 if highest else -1)
+        badness = samples[signal].astype(float) * (1 if highest else -1)
     order = badness.sort_values(ascending=False, kind="stable").index
-    return some.loc[order, ["__key__", "__url__"]].to_dict("records")
+    return samples.loc[order, ["__key__", "__url__"]].to_dict("records")
 
 
 def _groups(table: pd.DataFrame) -> list[dict[str, Any]]:
-    """Each group's row that stays, and those that go."""
+    """The groups of duplicates: the row to keep, and the others."""
     groups = []
     for _, rows in table.dropna(subset="duplicate.group").groupby("duplicate.group"):
-        stays = rows["duplicate.keep"].astype(bool)
-        gone = rows[~stays].rename(columns={"duplicate.distance": "distance"})
+        is_kept = rows["duplicate.keep"].astype(bool)
+        dropped = rows[~is_kept].rename(columns={"duplicate.distance": "distance"})
         groups.append(
             {
-                "keep": rows.loc[stays, ["__key__", "__url__"]].to_dict("records")[0],
-                "duplicates": gone[["__key__", "__url__", "distance"]].to_dict("records"),
+                "keep": rows.loc[is_kept, ["__key__", "__url__"]].to_dict("records")[0],
+                "duplicates": dropped[["__key__", "__url__", "distance"]].to_dict("records"),
             }
         )
     return groups
 
 
-def _name(row: dict[str, Any]) -> str:
+def _row_text(row: dict[str, Any]) -> str:
     return f"{row['__key__']} of {row['__url__'].rsplit('/', 1)[-1]}"

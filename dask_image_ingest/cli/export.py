@@ -16,7 +16,7 @@ from dask.utils import format_bytes
 
 from dask_image_ingest import curate
 from dask_image_ingest.cli.verbs import read_collection
-from dask_image_ingest.cli.where import holds, json_fields_of, of_signals, parse_where
+from dask_image_ingest.cli.where import holds, json_fields_of, parse_where, split_by_signals
 from dask_image_ingest.decode import printable
 from dask_image_ingest.errors import ArgumentError
 from dask_image_ingest.export import reads_samples, to_webdataset
@@ -25,18 +25,20 @@ from dask_image_ingest.report import number
 
 _NO_PIXELS = ["image", "error"]
 
-# In a warning of a shard that is read in part, which the summary names, too.
+# Part of the warning about a shard that is read in part; the summary names these shards, too.
 _DAMAGED = " is damaged at byte "
 
 
 def add_export(verbs: Any, parents: Sequence[argparse.ArgumentParser]) -> None:
     """Add the verb to the command line."""
-    told = "write the samples that a condition keeps as new shards, with the bytes as they are"
+    description = (
+        "write the samples that meet a condition to new shards, with their bytes unchanged"
+    )
     parser = verbs.add_parser(
         "export",
         parents=parents,
-        help=told,
-        description=told,
+        help=description,
+        description=description,
         epilog="Example: dask-image-ingest export 'in/*.tar' -o 'out/{shard:06d}.tar' "
         '--where "width >= 512"',
     )
@@ -51,20 +53,20 @@ def add_export(verbs: Any, parents: Sequence[argparse.ArgumentParser]) -> None:
     add(
         "--where",
         metavar="CONDITION",
-        help='rows to keep: "width >= 512 and json.similarity > 0.3"; signals of quality, too, '
-        'for which images are decoded: "quality.blur > 0.3"',
+        help='rows to keep: "width >= 512 and json.similarity > 0.3"; also by quality, which '
+        'decodes images: "quality.blur > 0.3"',
     )
     add(
         "--json-field",
         action="append",
         default=[],
         metavar="NAME=TYPE",
-        help="a field of the json member as a typed column: similarity=float32. Fields in --where "
-        "are float64, string or bool, as what they are compared with, or int64 where they are to "
-        "equal large numbers, unless named here",
+        help="a field of the json member as a typed column: similarity=float32. Without it, a "
+        "field in --where has the type of the value that it is compared with: float64, string or "
+        "bool, or int64 if it must equal a large number",
     )
     add("--samples-per-shard", type=int, metavar="N", help="(default 10,000)")
-    add("--bytes-per-shard", metavar="SIZE", help="'1GB': a shard's size at most, headers and all")
+    add("--bytes-per-shard", metavar="SIZE", help="'1GB': maximum size of a shard, with headers")
     add("--shuffle", type=int, metavar="SEED", help="shuffle samples across all shards")
     add("--members", metavar="jpg,txt", help="only these members (default: all)")
     add("--no-sidecar", action="store_true", help="no parquet files beside the shards")
@@ -72,35 +74,35 @@ def add_export(verbs: Any, parents: Sequence[argparse.ArgumentParser]) -> None:
     add(
         "--drop-bad-images",
         action="store_true",
-        help="decode every image, and leave out those that are bad",
+        help="decode every image, and leave out bad ones",
     )
     add(
         "--drop-duplicates",
         choices=["bytes", "pixels", "pdq"],
-        help="write each image once: bytes compares files, pixels what they decode to, pdq what is "
-        "seen; the largest stays",
+        help="write each image once, the largest of its duplicates: bytes compares files, pixels "
+        "decoded images, pdq perceptual hashes",
     )
     add("--strict", action="store_true", help="write nothing if a row would be left out")
-    add("--resume", action="store_true", help="go on where a killed export stopped")
-    add("--overwrite", action="store_true", help="remove what an earlier export wrote there first")
+    add("--resume", action="store_true", help="continue an interrupted export")
+    add("--overwrite", action="store_true", help="first remove what an earlier export wrote there")
     parser.set_defaults(verb=export_command)
 
 
 def export_command(args: argparse.Namespace) -> int:
-    """Export, and tell what was written and what was left out."""
+    """Export; print what was written and what was left out."""
     with skipped_shards(silent=_DAMAGED) as skipped:
         result, duplicates = _export(args, sys.stderr.isatty())
     summary = {"duplicates": duplicates} | _summary(result, skipped)
-    print(json.dumps(summary, indent=2) if args.json else _in_words(summary))
+    print(json.dumps(summary, indent=2) if args.json else _summary_text(summary))
     return 1 if any(summary[name] for name in ("left_out", "damaged", "skipped")) else 0
 
 
 def _export(args: argparse.Namespace, show: bool) -> tuple[pd.DataFrame, int]:
-    """The table of the new shards, and how many duplicates are not in them."""
+    """The table of the new shards, and the number of duplicates left out."""
     filters = parse_where(args.where) if args.where else None
-    named = dict(map(_json_field, args.json_field))
-    json_fields = json_fields_of(filters or (), named) | named
-    early, late = of_signals(filters or ())
+    typed = dict(map(_json_field, args.json_field))
+    json_fields = json_fields_of(filters or (), typed) | typed
+    early, late = split_by_signals(filters or ())
     frame = read_collection(
         args,
         filters=[list(conjunction) for conjunction in early] or None,
@@ -141,7 +143,7 @@ def _export(args: argparse.Namespace, show: bool) -> tuple[pd.DataFrame, int]:
 
 @contextlib.contextmanager
 def skipped_shards(silent: str | None = None) -> Iterator[list[str]]:
-    """Collect what a read says of shards that it skips; silence warnings that have a text."""
+    """Collect the warnings of skipped shards; drop other warnings that contain ``silent``."""
     skipped: list[str] = []
     with warnings.catch_warnings():
         warnings.filterwarnings("always", f"skipped: |.*{_DAMAGED}")
@@ -178,15 +180,15 @@ def _summary(result: pd.DataFrame, skipped: list[str]) -> dict[str, Any]:
     }
 
 
-def _in_words(summary: dict[str, Any]) -> str:
+def _summary_text(summary: dict[str, Any]) -> str:
     lines = [
         f"{summary['folder']}: {summary['samples']:,} samples in {summary['shards']:,} shards, "
         f"{summary['members']:,} members, {format_bytes(summary['bytes'])}"
     ]
     if summary["duplicates"]:
-        lines.append(f"{summary['duplicates']:,} duplicates of these are not written")
+        lines.append(f"{summary['duplicates']:,} duplicates are not written")
     if summary["interleaved"]:
-        lines.append(f"{summary['interleaved']:,} samples whose members lay apart lie together now")
+        lines.append(f"{summary['interleaved']:,} samples with scattered members are adjacent now")
     left_out = summary["left_out"]
     if left_out:
         rows = sum(entry["count"] for entry in left_out.values())

@@ -25,20 +25,20 @@ from dask_image_ingest.export import RefusedRowsError
 from dask_image_ingest.listing_progress import showing_listings
 
 # A full disk, or a quota.
-_NO_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+_DISK_FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 
 _ARGUMENT_ERRORS = (ArgumentError, MissingDependencyError, ShardNotFoundError)
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the command line and return its exit status."""
-    _escape_what_has_no_letter()
+    _escape_unencodable()
     args = make_parser().parse_args(argv)
     try:
         out = sys.stderr if sys.stderr.isatty() else None
         with _plain_warnings(), _scheduler(args.scheduler), showing_listings(out):
             status = int(args.verb(args))
-        # Here, and not at exit, where no error could be told.
+        # Flush here: an error at exit could not be reported.
         sys.stdout.flush()
         return status
     except DaskImageIngestError as error:
@@ -48,25 +48,25 @@ def main(argv: Sequence[str] | None = None) -> int:
     except KeyboardInterrupt:
         return INTERRUPTED
     except BrokenPipeError:
-        # The reader of a pipe has closed it: `... | head`.
+        # The reader of the pipe has closed it, as in `... | head`.
         _close_stdout()
         return FINE
     except OSError as error:
-        if error.errno not in _NO_ROOM:
+        if error.errno not in _DISK_FULL:
             raise
         _close_stdout()
         print(f"dask-image-ingest: cannot write the output: {error}", file=sys.stderr)
         return WRONG_ARGUMENTS
 
 
-def _escape_what_has_no_letter() -> None:
-    """Have captions of any script printed where the locale knows few letters, as ``LC_ALL=C``."""
+def _escape_unencodable() -> None:
+    """Print characters that the locale's encoding lacks (``LC_ALL=C``) as escapes."""
     if isinstance(sys.stdout, io.TextIOWrapper):
         sys.stdout.reconfigure(errors="backslashreplace")
 
 
 def _close_stdout() -> None:
-    """Have Python write nowhere what is left when it exits."""
+    """Discard what is left in the buffer, which Python would write at exit, and fail again."""
     sys.stdout = open(os.devnull, "w")  # noqa: SIM115
 
 
@@ -81,7 +81,7 @@ def _plain_warnings() -> Iterator[None]:
 
 @contextlib.contextmanager
 def _scheduler(address: str | None) -> Iterator[None]:
-    """Compute on the cluster at ``address``, or else on the threads of this process."""
+    """Compute on the cluster at ``address``; without one, on threads of this process."""
     if address is None:
         with dask.config.set(scheduler="threads"):
             yield

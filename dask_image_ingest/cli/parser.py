@@ -14,14 +14,14 @@ from dask_image_ingest.environment import versions
 
 
 def make_parser() -> argparse.ArgumentParser:
-    """The parser, which leaves the function of the chosen verb in ``verb``."""
+    """Build the parser; it stores the function of the chosen verb in ``verb``."""
     common = argparse.ArgumentParser(add_help=False)
     common.add_argument(
         "paths",
         nargs="+",
         metavar="PATHS",
-        help="shards: files, folders, globs, braces such as 'train-{000..099}.tar', URLs; or image "
-        "files, or parquet files with a column 'image', as far as the verb has a use for them",
+        help="shards: files, folders, globs, braces such as 'train-{000..099}.tar', URLs; for some "
+        "verbs also image files, or parquet files with a column 'image'",
     )
     common.add_argument(
         "--storage-options",
@@ -40,25 +40,25 @@ def make_parser() -> argparse.ArgumentParser:
     columns.add_argument(
         "--read-sidecar",
         choices=["parquet", "auto"],
-        help="have the columns of the parquet file beside each shard too, as img2dataset writes "
-        "it; auto: where there is one",
+        help="add the columns of the parquet file beside each shard, as img2dataset writes it; "
+        "auto: if there is one",
     )
     image = argparse.ArgumentParser(add_help=False)
     image.add_argument(
         "--image",
         metavar="EXTENSIONS",
-        help="the one member of a sample that is looked at: 'seg.png', or several in order of "
-        "preference, 'jpg;png' (default: the image that a read takes, and all others beside it)",
+        help="inspect only this member of each sample: 'seg.png', or several in order of "
+        "preference, 'jpg;png' (default: the image that a read takes, and all further images)",
     )
     image.add_argument(
         "--mode",
         choices=get_args(Mode),
         default="RGB",
-        help="what the pixels of this image are meant to be: labels, for masks (default RGB)",
+        help="the mode to decode this image in: labels, for masks (default RGB)",
     )
     parser = argparse.ArgumentParser(
         prog="dask-image-ingest",
-        description="Look at WebDataset image shards.",
+        description="Inspect, curate and export WebDataset image shards.",
         epilog="Exit status: 0, 1 when bad data was found, 2 for wrong arguments.",
     )
     version = f"%(prog)s {versions()['dask-image-ingest']}"
@@ -66,34 +66,36 @@ def make_parser() -> argparse.ArgumentParser:
     verbs = parser.add_subparsers(required=True, metavar="VERB")
 
     def add_verb(
-        name: str, told: str, parents: list[argparse.ArgumentParser], example: str
+        name: str, description: str, parents: list[argparse.ArgumentParser], example: str
     ) -> argparse.ArgumentParser:
         return verbs.add_parser(
             name,
             parents=parents,
-            help=told,
-            description=told,
+            help=description,
+            description=description,
             epilog=f"Example: dask-image-ingest {name} {example}",
         )
 
-    told = "totals, formats, sizes, and a line per shard, from headers alone"
-    describing = add_verb("describe", told, [common, image], "photos/ --decode")
+    description = "totals, formats, sizes, and a line per shard, from headers alone"
+    describing = add_verb("describe", description, [common, image], "photos/ --decode")
     describing.add_argument(
-        "--decode", action="store_true", help="decode every image too, and count what fails"
+        "--decode", action="store_true", help="decode every image, and count those that fail"
     )
     describing.set_defaults(verb=describe)
 
-    told = "the first samples, without their pixels"
-    heading = add_verb("head", told, [common, columns], "train-000.tar -n 3")
+    description = "the first samples, without their pixels"
+    heading = add_verb("head", description, [common, columns], "train-000.tar -n 3")
     heading.add_argument("-n", type=_positive, default=5, metavar="N", help="how many (default 5)")
     heading.set_defaults(verb=head)
 
-    told = "a health report: decodes every image, and names what is bad, damaged or ambiguous"
-    checking = add_verb("check", told, [common, image], "photos/")
+    description = (
+        "a health report: decodes every image, and lists what is bad, damaged or ambiguous"
+    )
+    checking = add_verb("check", description, [common, image], "photos/")
     checking.set_defaults(verb=check)
 
-    told = "a page of thumbnails and histograms, which needs no other file"
-    showing = add_verb("gallery", told, [common, columns], "photos/ -o photos.html -n 50")
+    description = "a page of thumbnails and histograms, which needs no other file"
+    showing = add_verb("gallery", description, [common, columns], "photos/ -o photos.html -n 50")
     showing.add_argument(
         "-o",
         dest="output",
@@ -105,7 +107,7 @@ def make_parser() -> argparse.ArgumentParser:
         "-n", type=_positive, default=200, metavar="N", help="how many images (default 200)"
     )
     showing.add_argument(
-        "--columns", default="__key__", help="what stands below an image: __key__,txt"
+        "--columns", default="__key__", help="columns to show below an image: __key__,txt"
     )
     showing.add_argument(
         "--mask",
@@ -113,12 +115,12 @@ def make_parser() -> argparse.ArgumentParser:
         help="draw the labels of this member over the images: seg.png",
     )
     showing.add_argument(
-        "--decode", action="store_true", help="decode every image, and count what fails"
+        "--decode", action="store_true", help="decode every image, and count those that fail"
     )
     showing.set_defaults(verb=gallery)
 
-    told = "an index beside each shard: what can be asked without pixels, so that no tar is opened"
-    indexing = add_verb("index", told, [common], "photos/ -o indexes")
+    description = "an index beside each shard: metadata of its samples, so that queries open no tar"
+    indexing = add_verb("index", description, [common], "photos/ -o indexes")
     indexing.add_argument(
         "-o", dest="output", metavar="FOLDER", help="write there, if the shards are read-only"
     )
@@ -128,19 +130,19 @@ def make_parser() -> argparse.ArgumentParser:
         help="one file for all shards of a folder, for thousands of shards",
     )
     indexing.add_argument(
-        "--overwrite", action="store_true", help="write those anew that are up to date"
+        "--overwrite", action="store_true", help="rewrite indexes that are up to date"
     )
     indexing.set_defaults(verb=index)
 
     page = argparse.ArgumentParser(add_help=False)
-    page.add_argument("--html", metavar="FILE", help="write a page that shows it, too")
+    page.add_argument("--html", metavar="FILE", help="write an HTML report, too")
 
-    told = "how many images are dark, blurred, empty, odd: decodes every image"
-    assessing = add_verb("quality", told, [common, page], "photos/ --html quality.html")
+    description = "how many images are dark, blurred, empty, odd: decodes every image"
+    assessing = add_verb("quality", description, [common, page], "photos/ --html quality.html")
     assessing.set_defaults(verb=quality)
 
-    told = "images that are there more than once, and which of each to keep"
-    comparing = add_verb("duplicates", told, [common, page], "photos/ --by pixels")
+    description = "groups of duplicate images, and which image of each to keep"
+    comparing = add_verb("duplicates", description, [common, page], "photos/ --by pixels")
     comparing.add_argument(
         "--by",
         choices=["bytes", "pixels", "pdq"],
@@ -164,7 +166,7 @@ def make_parser() -> argparse.ArgumentParser:
         "--keep",
         default="largest",
         metavar="WHICH",
-        help="largest (default), best, first, or the column whose largest value stays",
+        help="largest (default), best, first, or a column, to keep the row with its largest value",
     )
     comparing.set_defaults(verb=duplicates)
 
@@ -173,7 +175,7 @@ def make_parser() -> argparse.ArgumentParser:
 
 
 class _StorageOptions(argparse.Action):
-    """Collects ``KEY=VALUE`` and JSON objects in one dict; a value is JSON, or else text."""
+    """Collect ``KEY=VALUE`` pairs and JSON objects in one dict; values are JSON, or else text."""
 
     def __call__(
         self,
@@ -182,13 +184,13 @@ class _StorageOptions(argparse.Action):
         text: Any,
         option_string: str | None = None,
     ) -> None:
-        given = _json(text)
-        if not isinstance(given, dict):
+        options = _json(text)
+        if not isinstance(options, dict):
             key, separator, value = text.partition("=")
             if not separator or not key:
                 raise argparse.ArgumentError(self, f"{text!r} is neither KEY=VALUE nor JSON")
-            given = {key: _json(value)}
-        setattr(namespace, self.dest, {**(getattr(namespace, self.dest) or {}), **given})
+            options = {key: _json(value)}
+        setattr(namespace, self.dest, {**(getattr(namespace, self.dest) or {}), **options})
 
 
 def _json(text: str) -> Any:

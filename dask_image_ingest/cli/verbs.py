@@ -1,4 +1,4 @@
-"""The verbs: each reads, computes, prints, and returns the exit status."""
+"""The verbs that inspect and index shards: each prints a result and returns the exit status."""
 
 from __future__ import annotations
 
@@ -47,11 +47,11 @@ _NEEDS_DECODING = ["image", "error"]
 
 # Suffixes of files that are no shards.
 _PARQUET = ".parquet"
-_FILES = (*(f".{each}" for each in IMAGE_EXTENSIONS.split(";")), _PARQUET)
+_FILES = (*(f".{extension}" for extension in IMAGE_EXTENSIONS.split(";")), _PARQUET)
 
 
 def describe(args: argparse.Namespace) -> int:
-    """Print totals, and a line per shard; decode nothing unless asked."""
+    """Print totals, and a line per shard; decodes images only with ``--decode``."""
     summary = summarize(_reports(args, args.decode), args.decode)
     print(json.dumps(summary, indent=2) if args.json else without_passwords(describe_text(summary)))
     return BAD_DATA if is_bad(summary) else FINE
@@ -90,7 +90,7 @@ def gallery(args: argparse.Namespace) -> int:
 
 
 def check(args: argparse.Namespace) -> int:
-    """Print a report of the shards' health, after decoding every image."""
+    """Decode every image; print a report of the shards' health."""
     reports = _reports(args, decode_too=True)
     if args.json:
         print(json.dumps(check_summary(reports), indent=2))
@@ -100,8 +100,8 @@ def check(args: argparse.Namespace) -> int:
 
 
 def index(args: argparse.Namespace) -> int:
-    """Write an index of each shard, but for those that have one which holds."""
-    told = write_index(
+    """Write an index for each shard whose index is missing or stale."""
+    table = write_index(
         args.paths,
         folder=args.output,
         combined=args.combined,
@@ -110,13 +110,13 @@ def index(args: argparse.Namespace) -> int:
         progress=_on_terminal(),
         storage_options=args.storage_options,
     )
-    records = told.astype(object).where(told.notna(), None).to_dict("records")
+    records = table.astype(object).where(table.notna(), None).to_dict("records")
     print(json.dumps(records, indent=2) if args.json else without_passwords(index_text(records)))
-    return BAD_DATA if told["damage"].notna().any() or told["error"].notna().any() else FINE
+    return BAD_DATA if table["damage"].notna().any() or table["error"].notna().any() else FINE
 
 
 def read_collection(args: argparse.Namespace, tables: bool = True, **of_shards: Any) -> Any:
-    """A frame of shards, which have options of their own; or of image files, or parquet files."""
+    """Read ``args.paths``: shards, with the options ``of_shards``; or image files, or parquet."""
     options = {"backend": "pandas", "storage_options": args.storage_options, **of_shards}
     read = functools.partial(read_webdataset_images, args.paths, **options)
     return _shards_or_files(args, read, tables=tables)
@@ -125,7 +125,7 @@ def read_collection(args: argparse.Namespace, tables: bool = True, **of_shards: 
 def _shards_or_files(
     args: argparse.Namespace, of_shards: Callable[[], Any], mode: Mode = "RGB", tables: bool = True
 ) -> Any:
-    """The result of a function of shards; where paths lead to none, a frame of files."""
+    """The result of ``of_shards``; if there are no shards at the paths, a frame of files."""
     missing: ShardNotFoundError | None = None
     if not all(path.lower().endswith(_FILES) for path in args.paths):
         try:
@@ -145,36 +145,36 @@ def _shards_or_files(
 
 
 def _reports(args: argparse.Namespace, decode_too: bool) -> list[Any]:
-    """A report of each shard, or one of all files that are no shards."""
+    """A report on each shard; or, if the paths lead to other files, one on all of them."""
     list_shards = functools.partial(find_shards, args.paths, args.storage_options)
-    found = _shards_or_files(args, list_shards, args.mode)
-    if not isinstance(found, list):
+    source = _shards_or_files(args, list_shards, args.mode)
+    if not isinstance(source, list):
         columns = ["__key__", "nbytes", *HEADERS, *["error"] * decode_too]
-        table = compute(found[[name for name in columns if name in found.columns]], _on_terminal())
-        return [report_of_table(table, ", ".join(args.paths))]
-    look = functools.partial(
+        frame = source[[name for name in columns if name in source.columns]]
+        return [report_of_table(compute(frame, _on_terminal()), ", ".join(args.paths))]
+    inspect = functools.partial(
         inspect_shard,
         image=args.image,
         mode=args.mode,
         decode_too=decode_too,
         storage_options=args.storage_options,
     )
-    return list(run(look, [shard.url for shard in found], _on_terminal()))
+    return list(run(inspect, [shard.url for shard in source], _on_terminal()))
 
 
 def _on_terminal() -> bool:
-    """True if standard error is a terminal, which gets progress bars."""
+    """True if standard error is a terminal, to show progress bars on."""
     return sys.stderr.isatty()
 
 
 def _as_json(records: list[dict[str, Any]]) -> str:
-    """Records of any types that a parquet file has; what JSON has no number for is null."""
+    """JSON of records with any types; NaN and infinity become null."""
     text = json.dumps(records, default=_plain)
     return json.dumps(json.loads(text, parse_constant=lambda _: None), indent=2)
 
 
 def _plain(value: Any) -> str:
-    """Bytes in base64, times in ISO 8601, the rest as Python writes it."""
+    """Bytes as base64, times in ISO 8601, anything else by ``str``."""
     if isinstance(value, bytes):
         return base64.b64encode(value).decode()
     return str(value.isoformat() if hasattr(value, "isoformat") else value)

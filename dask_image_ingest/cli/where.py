@@ -1,7 +1,7 @@
-"""A condition in words → filters: ``width >= 512 and json.similarity > 0.3``.
+"""Parser of ``--where``: ``width >= 512 and json.similarity > 0.3`` → filters.
 
-The words are those of Python, and nothing of it is run: only comparisons of a column with constants
-are understood, ``and``, ``or``, ``not`` and parentheses.
+The syntax is Python's, but nothing is executed: only comparisons of a column with constants,
+``and``, ``or``, ``not`` and parentheses are allowed.
 """
 
 from __future__ import annotations
@@ -30,24 +30,24 @@ _OPERATORS: dict[type[ast.cmpop], str] = {
     ast.NotIn: "not in",
 }
 
-# The words of Python that a condition has; all others are names of columns.
+# Python keywords that keep their meaning; all others are names of columns.
 _WORDS = {"and", "or", "not", "in", "is", "True", "False", "None", "lambda", "if", "else", "for"}
 
-# Stands before a name that is a word of Python.
-_MARK = "_name_of_a_column_"
+# Added to column names that are Python keywords, so that they parse.
+_PREFIX = "_name_of_a_column_"
 
 _KINDS: dict[type, str] = {bool: "bool", str: "string"}
 
-# float64 has each whole number below this.
+# float64 represents every integer below this.
 _FIRST_INEXACT = 2**53
 
-_WHOLE = (("int64", -(2**63), 2**63 - 1), ("uint64", 0, 2**64 - 1))
+_INTEGERS = (("int64", -(2**63), 2**63 - 1), ("uint64", 0, 2**64 - 1))
 
 _EXAMPLE = "for example \"width >= 512 and json.similarity > 0.3 and format in ['jpeg', 'png']\""
 
 
 def parse_where(text: str) -> Filters:
-    """The filters that a condition means; a comparison with null does not hold.
+    """Parse a condition to filters; a comparison with null is false.
 
     Raises
     ------
@@ -63,36 +63,34 @@ def parse_where(text: str) -> Filters:
         raise ArgumentError(f"--where {text!r} is no condition; {_EXAMPLE}") from error
 
 
-def json_fields_of(filters: Filters, named: Container[str] = ()) -> dict[str, str]:
-    """The JSON fields that filters look at, with the types of what they are compared with.
+def json_fields_of(filters: Filters, typed: Container[str] = ()) -> dict[str, str]:
+    """Infer the types of the JSON fields in filters from the values they are compared with.
 
-    Fields that are ``named`` have a type already.
+    Fields in ``typed`` are left out: they have a type.
 
     Raises
     ------
     ArgumentError
-        If what a field is compared with does not tell its type.
+        If the values do not determine a type.
     """
     compared: dict[str, list[tuple[str, Any]]] = {}
     for column, op, value in (predicate for conjunction in filters for predicate in conjunction):
         field = column.removeprefix("json.")
-        if field != column and field not in named:
+        if field != column and field not in typed:
             values = value if isinstance(value, tuple) else (value,)
             compared.setdefault(field, []).extend((op, v) for v in values)
     return {field: _type_of(field, pairs) for field, pairs in compared.items()}
 
 
-def of_signals(filters: Filters) -> tuple[Filters, Filters]:
-    """Filters for the read, and those for after it, which compare signals of quality."""
-    parts = [
-        ([p for p in some if not _is_signal(p)], [p for p in some if _is_signal(p)])
-        for some in filters
-    ]
-    if len(parts) == 1:
-        ((early, late),) = parts
-        return ((tuple(early),) if early else ()), ((tuple(late),) if late else ())
-    if any(late for _, late in parts):
-        return (), filters  # alternatives are true together, or not at all
+def split_by_signals(filters: Filters) -> tuple[Filters, Filters]:
+    """Split filters: those for the read, and those for afterwards, on signals of quality."""
+    if len(filters) == 1:
+        (conjunction,) = filters
+        early = tuple(p for p in conjunction if not _is_signal(p))
+        late = tuple(p for p in conjunction if _is_signal(p))
+        return ((early,) if early else ()), ((late,) if late else ())
+    if any(_is_signal(p) for conjunction in filters for p in conjunction):
+        return (), filters  # a disjunction cannot be split
     return filters, ()
 
 
@@ -113,14 +111,14 @@ _COMPARED: dict[str, Callable[[Any, Any], Any]] = {
 
 
 def holds(frame: Any, filters: Filters) -> Any:
-    """Mask of the rows of a lazy frame that meet filters; a comparison with null does not hold.
+    """Mask of the rows of a lazy frame that meet filters; a comparison with null is false.
 
     Raises
     ------
     ArgumentError
         If the frame lacks a column.
     """
-    for name, _, _ in (predicate for some in filters for predicate in some):
+    for name, _, _ in (predicate for conjunction in filters for predicate in conjunction):
         if name not in frame.columns:
             raise ArgumentError(
                 f"--where names {name!r}, which there is not: the columns are "
@@ -129,14 +127,14 @@ def holds(frame: Any, filters: Filters) -> Any:
     return reduce(
         operator.or_,
         (
-            reduce(operator.and_, (_COMPARED[op](frame[n], v) for n, op, v in some))
-            for some in filters
+            reduce(operator.and_, (_COMPARED[op](frame[n], v) for n, op, v in conjunction))
+            for conjunction in filters
         ),
     )
 
 
 def _type_of(field: str, compared: list[tuple[str, Any]]) -> str:
-    """The type of a field that is compared so."""
+    """Infer the type of a field from its comparisons: operators and values."""
     kinds = {_KINDS.get(type(value), "float64") for _, value in compared}
     if len(kinds) > 1:
         raise ArgumentError(
@@ -147,8 +145,9 @@ def _type_of(field: str, compared: list[tuple[str, Any]]) -> str:
     large = [value for value in whole if abs(value) >= _FIRST_INEXACT]
     if not large:
         return kinds.pop()
-    types = [name for name, least, most in _WHOLE if least <= min(whole) and max(whole) <= most]
-    # Only whole numbers are equal to them: it does not matter that other values become null.
+    types = [name for name, least, most in _INTEGERS if least <= min(whole) and max(whole) <= most]
+    # An integer type is safe if the field must equal integers: values that it turns to null would
+    # not have been equal.
     if types and len(whole) == len(compared) and all(op in ("==", "in") for op, _ in compared):
         return types[0]
     advice = f"say --json-field {field}={types[0]}" if types else "compare with a float"
@@ -159,35 +158,36 @@ def _type_of(field: str, compared: list[tuple[str, Any]]) -> str:
 
 
 def _without_keywords(text: str) -> str:
-    """The text with other names for fields that are called as a word of Python: ``json.class``."""
+    """Prefix column names that are Python keywords, such as ``json.class``."""
     words, before = [], ""
     for kind, word, *_ in tokenize.generate_tokens(io.StringIO(text).readline):
         is_name = keyword.iskeyword(word) and (before == "." or word not in _WORDS)
-        words.append((kind, f"{_MARK}{word}" if is_name else word))
+        words.append((kind, f"{_PREFIX}{word}" if is_name else word))
         before = word
     return tokenize.untokenize(words)
 
 
-def _written(node: ast.expr) -> str:
-    return ast.unparse(node).replace(_MARK, "")
+def _source_of(node: ast.expr) -> str:
+    """The text of a node, without prefixes."""
+    return ast.unparse(node).replace(_PREFIX, "")
 
 
 def _filters(node: ast.expr, text: str, negated: bool) -> Filters:
     if isinstance(node, ast.BoolOp):
         parts = [_filters(value, text, negated) for value in node.values]
         join = both if isinstance(node.op, ast.And) is not negated else either
-        return reduce(lambda one, other: _joined(join(one, other), text), parts)
+        return reduce(lambda one, other: _check_size(join(one, other), text), parts)
     if isinstance(node, ast.UnaryOp) and isinstance(node.op, ast.Not):
         return _filters(node.operand, text, not negated)
     if isinstance(node, ast.Compare):
         return _comparisons(node, text, negated)
     raise ArgumentError(
-        f"--where {text!r}: {_written(node)!r} is no comparison of a column; {_EXAMPLE}"
+        f"--where {text!r}: {_source_of(node)!r} is no comparison of a column; {_EXAMPLE}"
     )
 
 
 def _comparisons(node: ast.Compare, text: str, negated: bool) -> Filters:
-    """A comparison, or a chain of them: ``256 <= width < 1024``."""
+    """Filters of a comparison, or of a chain of them: ``256 <= width < 1024``."""
     operands = [node.left, *node.comparators]
     chain = [
         _predicate(left, op, right, text)
@@ -201,9 +201,9 @@ def _comparisons(node: ast.Compare, text: str, negated: bool) -> Filters:
 def _predicate(left: ast.expr, op: ast.cmpop, right: ast.expr, text: str) -> Predicate:
     name = _OPERATORS.get(type(op))
     mirrored = None if name in ("in", "not in") else MIRRORED.get(name or "", name)
-    for column, value, said in ((left, right, name), (right, left, mirrored)):
-        if _is_column(column) and said is not None:
-            return _written(column), said, _constant(value, text, said)
+    for column, value, operator_ in ((left, right, name), (right, left, mirrored)):
+        if _is_column(column) and operator_ is not None:
+            return _source_of(column), operator_, _constant(value, text, operator_)
     raise ArgumentError(
         f"--where {text!r}: on one side of a comparison stands a column, on the other a constant; "
         f"the comparisons are {', '.join(_OPERATORS.values())}"
@@ -228,13 +228,13 @@ def _constant(node: ast.expr, text: str, op: str) -> Any:
         isinstance(v, (bool, int, float, str)) and operator.eq(v, v) for v in values
     ):
         raise ArgumentError(
-            f"--where {text!r}: {_written(node)!r} is no constant for {op!r}: give a number, a "
+            f"--where {text!r}: {_source_of(node)!r} is no constant for {op!r}: give a number, a "
             "text in quotes, True or False, or after 'in' a list of them"
         )
     return tuple(values) if is_list else value
 
 
-def _joined(filters: Filters | None, text: str) -> Filters:
+def _check_size(filters: Filters | None, text: str) -> Filters:
     if filters is None:
         raise ArgumentError(f"--where {text!r} has too many alternatives")
     return filters
