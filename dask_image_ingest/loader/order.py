@@ -63,8 +63,8 @@ class Buffer(NamedTuple):
 
     def overflows(self, size: Size, partitions: int) -> bool:
         """True if decoded partitions of this size would exceed the buffer's bytes."""
-        wanted = _MOST_MIXED if self.rows is None else -(-self.rows // max(1, size.rows))
-        return min(wanted, partitions) * size.nbytes > self.nbytes
+        mixed = _MOST_MIXED if self.rows is None else -(-self.rows // max(1, size.rows))
+        return min(mixed, partitions) * size.nbytes > self.nbytes
 
     def describe(self, partitions: int) -> str:
         """The size in words, for a frame of so many ``partitions``."""

@@ -91,7 +91,7 @@ def test_an_image_that_is_there_twice_is_written_once(photos, tmp_path, capsys, 
     )
     assert status == 0
     assert f"{left} samples in 1 shards" in out
-    assert f"{24 - left} duplicates of these are not written" in out
+    assert f"{24 - left} duplicates are not written" in out
 
 
 @pytest.mark.filterwarnings("ignore:.*of 'json.id' are not:UserWarning")

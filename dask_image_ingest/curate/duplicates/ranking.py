@@ -65,7 +65,7 @@ def parse_keep(keep: Any, frame: Any) -> tuple[str, ...]:
     Raises
     ------
     ArgumentError
-        For an unknown ``keep``, and if the frame lacks a column that it goes by.
+        For an unknown ``keep``, and if the frame lacks a column that it needs.
     """
     rank_by = _KEEP.get(keep) if isinstance(keep, str) else None
     if rank_by is None:

@@ -13,10 +13,10 @@ import xxhash
 from dask_image_ingest.arguments import whole_number
 from dask_image_ingest.curate.embeddings.k_means import SAMPLED, k_means
 from dask_image_ingest.curate.embeddings.vectors import (
-    beside,
     check_vectors,
     from_vectors,
     on_host,
+    to_device_of,
     unit,
     valid_vectors,
 )
@@ -120,5 +120,5 @@ def _smallest(hashes: np.ndarray, vectors: np.ndarray, count: int) -> _Sample:
 
 def _nearest(vectors: Any, centers: np.ndarray) -> Any:
     # In float64, so that the result of a row does not depend on its partition.
-    products = vectors.astype(np.float64) @ beside(centers.astype(np.float64), vectors).T
+    products = vectors.astype(np.float64) @ to_device_of(centers.astype(np.float64), vectors).T
     return products.argmax(axis=1)

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from dask_image_ingest.arguments import check_frame, is_column, shown
-from dask_image_ingest.curate.embeddings.vectors import beside, check_vectors, from_vectors
+from dask_image_ingest.curate.embeddings.vectors import check_vectors, from_vectors, to_device_of
 from dask_image_ingest.dask_internals import FrameBase
 from dask_image_ingest.dataset import Frame
 from dask_image_ingest.errors import ArgumentError
@@ -183,7 +183,7 @@ def _cosines(vectors: Any, others: Any) -> Any:
             f"vectors of length {vectors.shape[-1]} and {others.shape[-1]} have no cosine: take "
             "both from one model"
         )
-    others = beside(others, vectors)
+    others = to_device_of(others, vectors)
     # In float64, so that the rounded result of a row does not depend on its partition.
     vectors, others = vectors.astype(np.float64), others.astype(np.float64)
     products = (vectors * others).sum(axis=-1)

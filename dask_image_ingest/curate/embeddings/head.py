@@ -13,7 +13,7 @@ from typing import Any, Literal
 import numpy as np
 
 from dask_image_ingest.arguments import check_choice, shown
-from dask_image_ingest.curate.embeddings.vectors import beside
+from dask_image_ingest.curate.embeddings.vectors import to_device_of
 from dask_image_ingest.errors import ArgumentError, MissingDependencyError
 
 
@@ -99,8 +99,8 @@ class Head:
         """
         arrays = _arrays(os.fspath(path))
         names = sorted({name.rpartition(".")[0] for name in arrays}, key=_natural)
-        wanted = {f"{name}.{part}".lstrip(".") for name in names for part in ("weight", "bias")}
-        if not wanted or wanted != set(arrays):
+        expected = {f"{name}.{part}".lstrip(".") for name in names for part in ("weight", "bias")}
+        if not expected or expected != set(arrays):
             raise ArgumentError(
                 f"path={shown(path)} has the arrays {', '.join(map(repr, arrays)) or 'none'}: a "
                 "head has a weight and a bias for each layer, 'layers.0.weight', 'layers.0.bias'"
@@ -113,16 +113,16 @@ class Head:
 
     def __call__(self, vectors: Any) -> Any:
         """Score vectors (n, d), NumPy or CuPy: float32 (n,)."""
-        wanted = self.layers[0][0].shape[1]
-        if vectors.shape[1] != wanted:
+        length = self.layers[0][0].shape[1]
+        if vectors.shape[1] != length:
             raise ArgumentError(
-                f"the head takes vectors of length {wanted}, these are of {vectors.shape[1]}"
+                f"the head takes vectors of length {length}, these are of {vectors.shape[1]}"
             )
         values = vectors.astype(np.float32)
         for number, (weights, bias) in enumerate(self.layers):
             if number and self.hidden == "relu":
                 values = np.maximum(values, 0)
-            values = values @ beside(weights, values).T + beside(bias, values)
+            values = values @ to_device_of(weights, values).T + to_device_of(bias, values)
         values = values[:, 0]
         return 0.5 + 0.5 * np.tanh(0.5 * values) if self.output == "sigmoid" else values
 

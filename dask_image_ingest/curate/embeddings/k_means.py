@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from dask_image_ingest.curate.embeddings.vectors import beside, on_host
+from dask_image_ingest.curate.embeddings.vectors import on_host, to_device_of
 
 #: Vectors to sample for each center: enough for centers that need not be exact.
 SAMPLED = 64
@@ -31,12 +31,12 @@ def k_means(vectors: Any, count: int, random: np.random.Generator) -> Any:
         Draws the initial centers from the vectors.
     """
     drawn = random.permutation(len(vectors))[:count]
-    centers = vectors[beside(drawn, vectors)]
+    centers = vectors[to_device_of(drawn, vectors)]
     blocks = [slice(start, start + _BLOCK) for start in range(0, len(vectors), _BLOCK)]
     for _ in range(_ROUNDS):
         nearest = [on_host((vectors[block] @ centers.T).argmax(axis=1)) for block in blocks]
         own = np.concatenate(nearest)
-        members = vectors[beside(np.argsort(own, kind="stable"), vectors)]
+        members = vectors[to_device_of(np.argsort(own, kind="stable"), vectors)]
         ends = [0, *np.cumsum(np.bincount(own, minlength=count)).tolist()]
         sums = centers.copy()
         for cluster, (start, stop) in enumerate(pairwise(ends)):

@@ -18,7 +18,7 @@ from typing import Any
 import numpy as np
 
 from dask_image_ingest.curate.embeddings.k_means import SAMPLED, k_means
-from dask_image_ingest.curate.embeddings.vectors import beside, on_host
+from dask_image_ingest.curate.embeddings.vectors import on_host, to_device_of
 
 # Up to so many vectors are one cluster: all pairs are compared.
 _BRUTE_FORCE_MAX = 4096
@@ -91,14 +91,14 @@ class Clusters:
         between = np.sqrt(np.maximum(2 - 2 * products, 1e-12))
         # The largest difference of a row's cosines with two centers at which their border is within
         # reach: the distance to the border is that difference, divided by the centers' distance.
-        self._reach = beside(_REACH * np.sqrt(2 - 2 * threshold) * between, vectors)
+        self._reach = to_device_of(_REACH * np.sqrt(2 - 2 * threshold) * between, vectors)
         # Each row's cluster, (n,), set by `visits`.
         self._own = np.empty(len(vectors), np.int64)
         # The added rows of each cluster.
         self._rows = [_Rows(vectors) for _ in self._centers]
 
     def _at(self, rows: np.ndarray) -> Any:
-        return self._vectors[beside(rows, self._vectors)]
+        return self._vectors[to_device_of(rows, self._vectors)]
 
     def cosines(self, rows: np.ndarray, others: np.ndarray) -> np.ndarray:
         """The cosines of pairs of rows."""
@@ -182,10 +182,10 @@ class _Rows:
             old_rows, old_vectors = self.all()
             self._rows = np.empty(capacity, np.int64)
             shape = (capacity, old_vectors.shape[1])
-            self._vectors = beside(np.empty(shape, np.float32), self._all)
+            self._vectors = to_device_of(np.empty(shape, np.float32), self._all)
             self._rows[: self._count], self._vectors[: self._count] = old_rows, old_vectors
         self._rows[self._count : stop] = rows
-        self._vectors[self._count : stop] = self._all[beside(rows, self._all)]
+        self._vectors[self._count : stop] = self._all[to_device_of(rows, self._all)]
         self._count = stop
 
 
@@ -211,8 +211,8 @@ def _deduplicate_block(
 def _centers(vectors: Any) -> Any:
     """Centers of √n clusters, by k-means of a sample with a fixed seed: float32 (clusters, d)."""
     if len(vectors) <= _BRUTE_FORCE_MAX:
-        return beside(np.ones((1, vectors.shape[1]), np.float32), vectors)
+        return to_device_of(np.ones((1, vectors.shape[1]), np.float32), vectors)
     count = int(np.sqrt(len(vectors)))
     random = np.random.default_rng(0)
     sample = np.sort(random.permutation(len(vectors))[: SAMPLED * count])
-    return k_means(vectors[beside(sample, vectors)], count, random)
+    return k_means(vectors[to_device_of(sample, vectors)], count, random)

@@ -137,7 +137,7 @@ def _find(frame: Any, queries: np.ndarray, k: int, column: str) -> pd.DataFrame:
         )
     backend = backend_of(frame)
     table = backend.to_arrow(frame.drop(columns=column)).to_pandas(types_mapper=pandas_type)
-    found = []
+    nearest_of_queries = []
     if len(rows):
         # In float64, so that the rounded result of a row does not depend on its partition.
         cosines = (queries @ unit(vectors.astype(np.float64)).T).astype(np.float32)
@@ -147,9 +147,9 @@ def _find(frame: Any, queries: np.ndarray, k: int, column: str) -> pd.DataFrame:
             nearest_rows = table.iloc[rows[near]].copy()
             nearest_rows.insert(0, "similarity", cosine[near])
             nearest_rows.insert(0, "query", np.int64(number))
-            found.append(_merge(nearest_rows, k))
-    if found:
-        return pd.concat(found)
+            nearest_of_queries.append(_merge(nearest_rows, k))
+    if nearest_of_queries:
+        return pd.concat(nearest_of_queries)
     empty = table.iloc[:0].copy()
     empty.insert(0, "similarity", np.empty(0, np.float32))
     empty.insert(0, "query", np.empty(0, np.int64))

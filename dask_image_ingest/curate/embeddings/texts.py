@@ -12,10 +12,10 @@ import pyarrow as pa
 from dask_image_ingest.arguments import check_frame, is_column, list_of_names, shown
 from dask_image_ingest.curate.embeddings.embed import scores
 from dask_image_ingest.curate.embeddings.vectors import (
-    beside,
     check_vectors,
     from_vectors,
     on_host,
+    to_device_of,
 )
 from dask_image_ingest.dask_internals import FrameBase, new_collection
 from dask_image_ingest.dataset import Frame
@@ -183,7 +183,7 @@ def _softmax(vectors: Any, classes: np.ndarray, scale: float) -> Any:
         )
     vectors = vectors.astype(np.float64)
     lengths = (vectors**2).sum(axis=1, keepdims=True) ** 0.5
-    values = scale * (vectors @ beside(classes, vectors).T) / lengths
+    values = scale * (vectors @ to_device_of(classes, vectors).T) / lengths
     values = np.exp(values - values.max(axis=1, keepdims=True))
     return values / values.sum(axis=1, keepdims=True)
 

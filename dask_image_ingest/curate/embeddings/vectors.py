@@ -77,7 +77,7 @@ def unit(vectors: np.ndarray) -> np.ndarray:
     )
 
 
-def beside(array: np.ndarray, vectors: Any) -> Any:
+def to_device_of(array: np.ndarray, vectors: Any) -> Any:
     """Move an array to the memory, and the library, of ``vectors``."""
     if isinstance(vectors, np.ndarray) or not isinstance(array, np.ndarray):
         return array

@@ -192,14 +192,14 @@ def _with_bytes(frame: Any, storage_options: dict[str, Any] | None) -> Any:
         if not lazy:
             return _hash_bytes(frame, references[0], storage_options)
         return _hashed(frame.expr, (references[0],), references[0], storage_options)
-    found = references_of_images(frame, list(frame.columns), storage_options) if lazy else None
-    if found is None:
+    referenced = references_of_images(frame, list(frame.columns), storage_options) if lazy else None
+    if referenced is None:
         raise ArgumentError(
             f"the frame has neither the columns {', '.join(POINTER)}, which say where each image "
             "is, nor references, nor images that a read has just decoded: the fingerprint of bytes "
             "needs one of these"
         )
-    rows, images = found
+    rows, images = referenced
     image = next(iter(images))
     hashed = _hashed(rows.expr, (image,), image, storage_options)
     decoded = new_collection(Decode(hashed.expr, tuple(images.values())))
