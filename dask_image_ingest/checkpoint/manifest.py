@@ -31,19 +31,11 @@ class PartitionFile(TypedDict):
 
 @dataclass(frozen=True)
 class Manifest:
-    """Manifest of a folder.
-
-    Attributes
-    ----------
-    query
-        Fingerprint of the query that the folder belongs to; None if it belongs to none.
-    parts
-        File name → rows and bytes, of the partitions that a finished run has recorded.
-    """
+    """Manifest of a checkpoint folder."""
 
     output: OutputStore
-    query: Mapping[str, Any] | None
-    parts: Mapping[str, PartitionFile]
+    query: Mapping[str, Any] | None  # fingerprint of the query that owns the folder
+    parts: Mapping[str, PartitionFile]  # by file name, as a finished run has recorded them
 
     def is_of(self, query: FingerprintedQuery) -> bool:
         """True if the folder belongs to this query."""

@@ -87,15 +87,7 @@ def _remove_all(manifest: Manifest) -> Manifest:
 
 
 class _Run:
-    """One call of `checkpoint`: compares the query's partitions with the stored files.
-
-    Attributes
-    ----------
-    stored_files
-        Sizes of the files in the folder.
-    splits, names
-        What each partition is computed from, and the name of its file.
-    """
+    """One call of `checkpoint`: compares the query's partitions with the stored files."""
 
     def __init__(
         self, query: FingerprintedQuery, output: OutputStore, manifest: Manifest, meta: Any
@@ -104,7 +96,7 @@ class _Run:
         self.output = output
         self.manifest = manifest
         self.meta = meta
-        self.stored_files = output.sizes()
+        self.stored_files = output.sizes()  # bytes by name
         self.splits = choose_splits(
             query.splits, query.digest, self.stored_files, query.has_divisions
         )

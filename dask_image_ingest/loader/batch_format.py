@@ -130,21 +130,11 @@ def parse_normalize(normalize: Any) -> Normalize | None:
 
 @dataclass(frozen=True)
 class Rows:
-    """Rows of a partition that all have an image.
-
-    Attributes
-    ----------
-    images
-        The image of each row.
-    others
-        The images of each further image column.
-    columns
-        The array of each other column.
-    """
+    """Rows of a partition that all have an image."""
 
     images: list[Any]
-    others: dict[str, list[Any]]
-    columns: dict[str, Any]
+    others: dict[str, list[Any]]  # of further image columns
+    columns: dict[str, Any]  # arrays of all other columns
 
     def __len__(self) -> int:
         return len(self.images)

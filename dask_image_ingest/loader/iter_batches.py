@@ -233,20 +233,12 @@ def _warn_of_empty_shard(partitions: int, shard: tuple[int, int]) -> None:
 
 
 class Portion(NamedTuple):
-    """Rows of one step of an order.
-
-    Attributes
-    ----------
-    numbers
-        The number of each row within the step.
-    end
-        The position after the last row.
-    """
+    """Rows of one step of an order."""
 
     rows: Rows
     step: int
-    numbers: Sequence[int]
-    end: Position
+    numbers: Sequence[int]  # of each row within the step
+    end: Position  # after the last row
 
     def position(self, row: int) -> Position:
         """The position of a row of the portion, or of its end."""

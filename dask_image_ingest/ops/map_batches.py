@@ -69,24 +69,14 @@ class MapBatches(AppendsColumns, PreservesRows):
 
 @dataclass(frozen=True)
 class BatchMap:
-    """``map_batches`` of one partition.
-
-    Parameters
-    ----------
-    inputs
-        The columns that are the function's arguments.
-    skip_missing
-        Whether to leave out rows without an image; their outputs are null.
-    kept
-        The columns to keep beside the outputs.
-    """
+    """``map_batches`` of one partition."""
 
     function: BatchFunction
     outputs: Mapping[str, pa.DataType]
     batch_size: int
-    inputs: tuple[str, ...]
-    skip_missing: bool
-    kept: tuple[str, ...]
+    inputs: tuple[str, ...]  # columns that are the function's arguments
+    skip_missing: bool  # rows without an image: their outputs are null
+    kept: tuple[str, ...]  # columns of the result beside the outputs
 
     def __dask_tokenize__(self) -> tuple[Any, ...]:
         outputs = [(name, str(type_)) for name, type_ in self.outputs.items()]

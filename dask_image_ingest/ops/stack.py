@@ -108,10 +108,7 @@ def parse_shape(shape: Any) -> ImageShape | None:
 def _empty_shape(required: ImageShape, first: Any, image: str) -> tuple[int, ...]:
     """Image shape of an empty partition, so that it can be concatenated with the others."""
     known = _first_shape(first, image) or (0, 0, 0)
-    return tuple(
-        from_first if edge is None else edge
-        for edge, from_first in zip(required, known, strict=True)
-    )
+    return tuple(own if edge is None else edge for edge, own in zip(required, known, strict=True))
 
 
 def _first_shape(first: Any, image: str) -> tuple[int, ...] | None:

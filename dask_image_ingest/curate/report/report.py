@@ -276,11 +276,7 @@ def _plan(frame: Any, column: str, identity: tuple[str, ...]) -> Plan:
         for pattern, drops in _RULES.items()
         if _matches(name, pattern)
     }
-    groups = {
-        name: (distance, largest)
-        for name, (distance, largest) in _GROUPED.items()
-        if {name, distance} <= set(names)
-    }
+    groups = {name: of for name, of in _GROUPED.items() if {name, of[0]} <= set(names)}
     vectors = column if column in names else None
     return Plan(signals, rules, groups, vectors, identity, _WORST, _POINTS)
 

@@ -136,13 +136,8 @@ def _summary(frame: Any, plan: Plan) -> Summary:
     for name, (distance, largest) in plan.groups.items():
         # The kept row of a group has no distance.
         members = table[[name, distance]].dropna()
-        groups = pd.DataFrame(
-            {
-                "group": members[name].astype("int64"),
-                "distance": members[distance].astype("float64"),
-                "rows": 1,
-            }
-        )
+        group, values = members[name].astype("int64"), members[distance].astype("float64")
+        groups = pd.DataFrame({"group": group, "distance": values, "rows": 1})
         summary.groups[name] = _merge_groups(groups, largest)
     if plan.vectors:
         rows, vectors = valid_vectors(frame, plan.vectors)
