@@ -147,7 +147,7 @@ def _find(frame: Any, queries: np.ndarray, k: int, column: str) -> pd.DataFrame:
             nearest_rows = table.iloc[rows[near]].copy()
             nearest_rows.insert(0, "similarity", cosine[near])
             nearest_rows.insert(0, "query", np.int64(number))
-            nearest_of_queries.append(_merge(nearest_rows, k))
+            nearest_of_queries.append(_top_k(nearest_rows, k))
     if nearest_of_queries:
         return pd.concat(nearest_of_queries)
     empty = table.iloc[:0].copy()
@@ -156,10 +156,14 @@ def _find(frame: Any, queries: np.ndarray, k: int, column: str) -> pd.DataFrame:
     return empty
 
 
-def _merge(found: pd.DataFrame, k: int) -> pd.DataFrame:
-    """The ``k`` nearest of the rows found for each query."""
-    names = [name for name in _TIE_BREAKERS if name in found.columns]
-    ordered = found.sort_values(
+def _merge(parts: pd.DataFrame, k: int) -> pd.DataFrame:
+    """The nearest rows of several partitions."""
+    return _top_k(parts, k)
+
+
+def _top_k(rows: pd.DataFrame, k: int) -> pd.DataFrame:
+    names = [name for name in _TIE_BREAKERS if name in rows.columns]
+    ordered = rows.sort_values(
         ["query", "similarity", *names], ascending=[True, False, *(True for _ in names)],
         kind="stable",
     )  # fmt: skip
