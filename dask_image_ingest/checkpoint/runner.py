@@ -199,7 +199,7 @@ class _Run:
 
 @dataclass(frozen=True)
 class _Context:
-    """What all tasks of a run share."""
+    """Context that all tasks of a run share."""
 
     output: OutputStore
     run: str  # its id

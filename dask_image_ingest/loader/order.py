@@ -185,7 +185,7 @@ class Shuffle(Order):
 
 
 def _share(rows: int, entered: int, step: int, leaves: int, is_last: bool) -> slice:
-    """What ``step`` yields of a partition that is in the buffer from ``entered`` to ``leaves``."""
+    """Slice that ``step`` yields of a partition in the buffer from ``entered`` to ``leaves``."""
     steps = leaves - entered + 1
     start, stop = (rows * edge // steps for edge in (step - entered, step - entered + 1))
     return slice(start, rows if is_last else stop)

@@ -25,7 +25,7 @@ _BITS = 10
 
 @dataclass(frozen=True)
 class Plan:
-    """What to summarize.
+    """Plan of a summary: which columns are what, and how many rows to keep.
 
     Parameters
     ----------
