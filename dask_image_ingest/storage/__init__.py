@@ -1,7 +1,7 @@
-"""Shards: where they are, and readers of their bytes.
+"""Listing of shards, and readers of their bytes.
 
-In: paths, globs, braces and URLs. Out: a list of shards with sizes and versions, and for each
-of them its bytes, decompressed.
+In: paths, globs, braces and URLs. Out: a list of shards with sizes and versions, and the
+decompressed bytes of each.
 """
 
 from dask_image_ingest.storage.listing import common_root, find_shards, natural_order

@@ -1,4 +1,4 @@
-"""A temporary file for bytes that memory has no room for."""
+"""Temporary file for bytes that exceed a memory limit."""
 
 from __future__ import annotations
 
@@ -10,26 +10,26 @@ import dask
 
 
 class SpillFile:
-    """A temporary file without a name, made when it is first written to."""
+    """An unnamed temporary file, created on first write."""
 
     def __init__(self) -> None:
         self._file: Any = None
         self._end = 0
 
     def write(self, data: bytes | bytearray) -> int:
-        """Append, and say where it begins.
+        """Append ``data`` and return its offset.
 
         Raises
         ------
         OSError
-            If there is no room for it.
+            If the disk is full.
         """
         if self._file is None:
             folder = dask.config.get("temporary-directory", None)
             self._file = tempfile.TemporaryFile(dir=folder)  # noqa: SIM115
         start = self._end
         if not data.lstrip(b"\0"):
-            # A hole takes no room: what claims to be large is mostly zeros.
+            # A hole takes no space: files that decompress to huge sizes are mostly zeros.
             self._end += len(data)
             os.ftruncate(self._file.fileno(), self._end)
             return start
@@ -41,7 +41,7 @@ class SpillFile:
         return start
 
     def read(self, start: int, size: int) -> bytes:
-        """Read what was written."""
+        """Read bytes that were written."""
         parts = []
         while size > 0 and (part := os.pread(self._file.fileno(), size, start)):
             parts.append(part)

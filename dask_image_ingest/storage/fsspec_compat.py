@@ -1,4 +1,4 @@
-"""File systems of fsspec: options, timeouts, and errors that name the shard."""
+"""fsspec file systems: options, timeouts, and translated errors."""
 
 from __future__ import annotations
 
@@ -15,75 +15,75 @@ from dask_image_ingest.errors import (
     ShardNotFoundError,
 )
 from dask_image_ingest.storage.pipe import without_permission
-from dask_image_ingest.storage.settings import Settings, settings
+from dask_image_ingest.storage.settings import Settings, configured_settings
 from dask_image_ingest.storage.shard import local_path
 
 
 def with_timeouts(url: str, options: dict[str, Any]) -> dict[str, Any]:
-    """The options of the file systems of a URL, with timeouts where they name none."""
-    found = dict(options)
+    """The storage options of a URL (or chain of URLs), plus timeouts where they give none."""
+    result = dict(options)
     for number, link in enumerate(url.split("::")):
         protocol = link.partition("://")[0]
-        own = found.get(protocol)
-        # The first link takes what stands outside any protocol, too.
-        given = {**(own if isinstance(own, dict) else {}), **(found if number == 0 else {})}
-        timed = _timed(protocol, given)
+        own = result.get(protocol)
+        # Options that are not nested under a protocol are for the first link.
+        given = {**(own if isinstance(own, dict) else {}), **(result if number == 0 else {})}
+        timeouts = _timeout_options(protocol, given)
         if number == 0:
-            found |= timed
-        elif timed:
-            found[protocol] = {**given, **timed}
-    return found
+            result |= timeouts
+        elif timeouts:
+            result[protocol] = {**given, **timeouts}
+    return result
 
 
-def _timed(protocol: str, given: dict[str, Any]) -> dict[str, Any]:
-    """The argument of a file system that has its timeouts."""
+def _timeout_options(protocol: str, given: dict[str, Any]) -> dict[str, Any]:
+    """The option that sets the timeouts of a file system; empty if ``given`` sets them."""
     if protocol in ("gs", "gcs") and "requests_timeout" not in given:
-        timeout = _timeout(settings())
+        timeout = _timeout(configured_settings())
         return {} if timeout is None else {"requests_timeout": timeout}
     if protocol in ("http", "https") and "timeout" not in given:
         client = given.get("client_kwargs") or {}
-        timeout = _timeout(settings())
+        timeout = _timeout(configured_settings())
         if isinstance(client, dict) and "timeout" not in client and timeout is not None:
             return {"client_kwargs": {**client, "timeout": timeout}}
     return {}
 
 
-def _timeout(known: Settings) -> Any:
-    """As aiohttp takes it; None where that is not installed, which the file system says."""
+def _timeout(settings: Settings) -> Any:
+    """A timeout for aiohttp; None if it is not installed, an error that fsspec raises itself."""
     try:
         from aiohttp import ClientTimeout
     except ImportError:
         return None
-    # Not of a whole answer, which may be large.
+    # No limit on a whole response, which may be large.
     return ClientTimeout(
-        total=None, sock_connect=known.connect_timeout, sock_read=known.read_timeout
+        total=None, sock_connect=settings.connect_timeout, sock_read=settings.read_timeout
     )
 
 
-# What happens where no server answers, or none is found.
+# Errors if no server answers, or if its name does not resolve.
 _UNREACHED = (ConnectionError, socket.gaierror)
 
 
 def translate_errors(url: str, read: Any, *args: Any, **kwargs: Any) -> Any:
-    """Call ``read``, and translate its errors into ours, which name the shard."""
+    """Call ``read``; translate its errors into a ``ShardError`` that names the shard."""
     try:
         return read(*args, **kwargs)
     except MemoryError:
         raise
     except Exception as error:  # each remote file system has exceptions of its own
-        # fsspec says of a web address that there is no such file, whatever went wrong.
-        hides = isinstance(error, FileNotFoundError) and _is_fault(error.__cause__)
-        fault = error.__cause__ if hides else error
-        if isinstance(fault, FileNotFoundError):
+        # fsspec's HTTP file system raises FileNotFoundError from whatever went wrong.
+        is_hidden = isinstance(error, FileNotFoundError) and _is_failure(error.__cause__)
+        reason = error.__cause__ if is_hidden else error
+        if isinstance(reason, FileNotFoundError):
             raise ShardNotFoundError(f"{url} is not found", path=local_path(url)) from error
-        behind = (fault, fault.__cause__ if fault else None)
-        unreached = any(isinstance(e, _UNREACHED) for e in behind)
+        chain = (reason, reason.__cause__ if reason else None)
+        unreached = any(isinstance(cause, _UNREACHED) for cause in chain)
         why = "its server cannot be reached: " if unreached and local_path(url) is None else ""
-        raise ShardError(f"{url} cannot be read: {why}{type(fault).__name__}: {fault}") from error
+        raise ShardError(f"{url} cannot be read: {why}{type(reason).__name__}: {reason}") from error
 
 
-def _is_fault(cause: BaseException | None) -> bool:
-    """True if the error is not a genuine 404."""
+def _is_failure(cause: BaseException | None) -> bool:
+    """True if the cause of a FileNotFoundError is not a genuine 404."""
     if isinstance(cause, (OSError, TypeError)):
         return not isinstance(cause, FileNotFoundError)
     return getattr(cause, "status", 404) not in (404, 410)
@@ -91,7 +91,7 @@ def _is_fault(cause: BaseException | None) -> bool:
 
 FileSystem: TypeAlias = fsspec.AbstractFileSystem
 
-# Protocols and the extra of this package that brings what they need.
+# Protocol → extra of this package that installs its dependencies.
 _EXTRAS = {
     "s3": "s3",
     "s3a": "s3",
@@ -106,12 +106,12 @@ _EXTRAS = {
 }
 
 
-# Links of fsspec that keep copies of what they read.
+# fsspec's caching file systems.
 _CACHES = ("filecache", "simplecache", "blockcache", "cached")
 
 
 def file_system(url: str, storage_options: dict[str, Any] | None) -> tuple[FileSystem, str]:
-    """Find the file system of a remote shard, and the shard's path there.
+    """The file system of a remote shard, and the shard's path in it.
 
     Raises
     ------
@@ -126,10 +126,10 @@ def file_system(url: str, storage_options: dict[str, Any] | None) -> tuple[FileS
         )
     try:
         return url_to_fs(url, **with_timeouts(url, without_permission(storage_options)))
-    except (ImportError, ValueError, TypeError, KeyError) as error:  # KeyError: given twice
+    except (ImportError, ValueError, TypeError, KeyError) as error:  # KeyError: an option twice
         protocol = url.partition("://")[0].rpartition("::")[2]
         extra = _EXTRAS.get(protocol)
-        # Some protocols fsspec knows only of packages that are installed.
+        # Some protocols are registered by the package that implements them.
         unknown = extra is not None and str(error) == f"Protocol not known: {protocol}"
         if not isinstance(error, ImportError) and not unknown:
             why = f"{url} cannot be read, with these storage_options: {error}"
@@ -138,5 +138,5 @@ def file_system(url: str, storage_options: dict[str, Any] | None) -> tuple[FileS
             f" pip install 'dask-image-ingest[{extra}]' brings what it needs." if extra else ""
         )
         raise MissingDependencyError(f"{url} cannot be read: {error}.{install}") from error
-    except Exception as error:  # some file systems connect already
+    except Exception as error:  # some file systems connect on creation
         raise ShardError(f"{url} cannot be read: {type(error).__name__}: {error}") from error

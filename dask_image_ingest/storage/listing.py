@@ -33,7 +33,7 @@ _ANY_DEPTH = "**"
 def find_matches(pattern: str) -> Iterator[str]:
     """The paths that match an absolute pattern, each once.
 
-    After a ``**``, a link to a folder is followed only by its own name, not by one with wildcards.
+    Unlike :mod:`glob`, ``**`` and wildcards after it don't follow symbolic links to folders.
     """
     parts = pattern.split("/")
     if _ANY_DEPTH not in parts:
@@ -44,6 +44,7 @@ def find_matches(pattern: str) -> Iterator[str]:
 
 
 def _below(path: str, parts: Sequence[str]) -> Iterator[str]:
+    """Paths below a folder that match these parts of a pattern."""
     if not parts:
         yield path
         return
@@ -60,12 +61,12 @@ def _below(path: str, parts: Sequence[str]) -> Iterator[str]:
         for entry in _entries(path, hidden=part.startswith(".")):
             if fnmatch.fnmatch(entry.name, part) and not _is_linked_folder(entry):
                 yield from _below(entry.path, rest)
-    elif os.path.lexists(found := os.path.join(path, part)):
-        yield from _below(found, rest)
+    elif os.path.lexists(entry_path := os.path.join(path, part)):
+        yield from _below(entry_path, rest)
 
 
 def _entries(folder: str, hidden: bool = False) -> list[os.DirEntry[str]]:
-    with suppress(OSError), os.scandir(folder) as entries:  # of what is no folder, or is not ours
+    with suppress(OSError), os.scandir(folder) as entries:  # not a folder, or not readable
         return [entry for entry in entries if hidden or not entry.name.startswith(".")]
     return []
 
@@ -75,12 +76,12 @@ def _is_linked_folder(entry: os.DirEntry[str]) -> bool:
 
 
 def find_local(path: str, kind: FileKind = SHARDS) -> list[Shard]:
-    """Find the files of a kind behind an absolute path; none if nothing is there.
+    """Find the files of a kind at an absolute path or glob; empty if there are none.
 
     Raises
     ------
     ShardError
-        If a folder cannot be listed, or the path itself is no regular file.
+        If a folder cannot be listed, or the path is a special file (pipe, device).
     """
     if not is_glob(path) or os.path.lexists(path):
         return list(_files_at(path, kind))
@@ -93,25 +94,25 @@ def find_local(path: str, kind: FileKind = SHARDS) -> list[Shard]:
 
 
 def find_local_file(path: str) -> Shard | None:
-    """Find the regular file of this very name."""
+    """The regular file of exactly this path; None without one."""
     return None if os.path.isdir(path) else next(_files_at(path, SHARDS, searched=True), None)
 
 
 def _files_at(path: str, kind: FileKind, searched: bool = False) -> Iterator[Shard]:
-    """The regular files there; what is none is left out where it was found by a search."""
+    """The regular files at or below a path; special files are an error unless ``searched``."""
     try:
-        facts = os.stat(path)
+        status = os.stat(path)
     except (FileNotFoundError, NotADirectoryError):
         return
     except OSError as error:
         raise ShardError(f"{path} cannot be read: {error}") from error
-    if stat.S_ISDIR(facts.st_mode):
+    if stat.S_ISDIR(status.st_mode):
         yield from _files_below(path, kind)
-    elif stat.S_ISREG(facts.st_mode):
+    elif stat.S_ISREG(status.st_mode):
         found()
-        yield Shard(path, facts.st_size, str(facts.st_mtime_ns))
+        yield Shard(path, status.st_size, str(status.st_mtime_ns))
     elif not searched:
-        refuse_special(path, facts.st_mode)
+        refuse_special(path, status.st_mode)
 
 
 def _files_below(top: str, kind: FileKind) -> Iterator[Shard]:
@@ -134,7 +135,7 @@ def find_shards(
     storage_options: dict[str, Any] | None = None,
     kind: FileKind = SHARDS,
 ) -> list[Shard]:
-    """Find the shards that ``paths`` means, each once and in natural order (2 before 10).
+    """List the shards of ``paths``, each once, in natural order (2 before 10).
 
     Parameters
     ----------
@@ -145,28 +146,28 @@ def find_shards(
         - a folder, searched to the bottom for ``.tar``, ``.tar.gz``, ``.tgz`` and ``.tar.zst``;
           files and folders whose names begin with ``.`` or ``_`` are left out, and links to folders
           are not followed;
-        - a glob, with ``**`` for any depth, which does not follow links to folders. What it matches
-          is taken whatever its suffix, unless the glob ends with ``*``, and the folders it matches
-          are searched;
+        - a glob, with ``**`` for any depth, which does not follow links to folders. Files that
+          match are shards whatever their suffix, unless the glob ends with ``*``; folders that
+          match are searched;
         - braces, ``{000..127}`` or ``{train,val}``, around or inside any of these;
-        - any of these as a URL that fsspec knows;
+        - any of these as a URL that fsspec supports;
         - ``pipe:`` and a command, with braces, if ``allow_pipes`` is among the options.
 
-        What exists under the very name that was given is taken as it is, braces and all.
+        A path that exists literally, braces and wildcards included, is taken literally.
     storage_options
         For the remote file system.
     kind
-        What is found instead, where these are not shards.
+        Kind of files to list, if not shards.
 
     Raises
     ------
     ShardNotFoundError
         If a path, or any path that braces expand to, leads to no shard.
     ArgumentError
-        If there is no path or something is no path, if braces are unbalanced, if the protocol of a
-        URL is unknown, if it is a command that is not allowed.
+        If there is no path or an item is none, if braces are unbalanced, if a protocol is unknown,
+        or if a command is not allowed.
     MissingDependencyError
-        If fsspec needs a package for the protocol that is not installed.
+        If a package for the protocol is not installed.
     ShardError
         If a folder cannot be listed.
 
@@ -184,22 +185,23 @@ def find_shards(
 def common_root(
     paths: str | os.PathLike[str] | Iterable[str | os.PathLike[str]], files: Iterable[str]
 ) -> str:
-    """The folder that all ``paths`` search or lie in, whatever is found; no slash at its end.
+    """Deepest folder above all ``paths``, whichever files they have; without a trailing slash.
 
     ``files`` are the URLs that `find_shards` has found for these paths.
     """
-    found = set(files)
+    known = set(files)
     roots = []
     for pattern in _as_patterns(paths):
         path = local_path(pattern)
-        whole = pattern if path is None else os.path.abspath(os.path.expanduser(path))
-        for each in _expand_braces(whole, found.__contains__ if path is None else os.path.lexists):
-            if each in found:
-                roots.append(each.rpartition("/")[0])
-            elif is_glob(each) and not (path and os.path.lexists(each)):
-                roots.append(glob_root(each))
+        absolute = pattern if path is None else os.path.abspath(os.path.expanduser(path))
+        exists = known.__contains__ if path is None else os.path.lexists
+        for url in _expand_braces(absolute, exists):
+            if url in known:
+                roots.append(url.rpartition("/")[0])
+            elif is_glob(url) and not (path and os.path.lexists(url)):
+                roots.append(glob_root(url))
             else:
-                roots.append(each.rstrip("/"))
+                roots.append(url.rstrip("/"))
     common = roots[0].split("/")
     for root in roots[1:]:
         pairs = zip(common, root.split("/"), strict=False)
@@ -278,20 +280,20 @@ def _expand_braces(pattern: str, exists: Callable[[str], bool]) -> list[str]:
 
 
 def natural_order(url: str) -> tuple[list[str | int], str]:
-    """Key to sort by: 2 comes before 10."""
-    # The split alternates between text and digits, so that equal places hold equal types.
+    """Sort key for natural order: 2 before 10."""
+    # The split alternates between text and digits, so that only equal types are compared.
     parts: list[str | int] = list(re.split(r"([0-9]+)", url))
     parts[1::2] = map(int, parts[1::2])
     return parts, url
 
 
-def _explain(missing: list[str], asked: int, patterns: list[str], kind: FileKind) -> str:
-    if asked == 1:
+def _explain(missing: list[str], total: int, patterns: list[str], kind: FileKind) -> str:
+    if total == 1:
         return f"{patterns[0]!r} leads to no {kind.name}: {_why(missing[0], kind)}"
     few = ", ".join(missing[:3]) + (f" and {len(missing) - 3} more" if len(missing) > 3 else "")
     source = f" ({patterns[0]!r})" if len(patterns) == 1 else ""
     return (
-        f"{len(missing)} of {asked} paths{source} lead to no {kind.name}: {few}. "
+        f"{len(missing)} of {total} paths{source} lead to no {kind.name}: {few}. "
         f"The first: {_why(missing[0], kind)}"
     )
 

@@ -13,49 +13,51 @@ from dask_image_ingest.storage.reader import ByteReader, Memory
 from dask_image_ingest.storage.remote.fetch import request_threads
 from dask_image_ingest.storage.shard import Shard
 
-# Bytes that are read by one call: enough that calls cost nothing, few enough to begin at once.
+# Bytes of one system call: large enough to make its cost negligible, small enough that the first
+# bytes are there soon.
 _PIECE = 8 << 20
 _THREADS = 2
 
 
 class ReadAhead:
-    """Bytes from ``start`` on, as many as ``buffer`` has.
+    """Background read of a range of a file into a buffer, in order.
 
-    What can't be read is not there, and an error for whoever reads it by themselves.
+    Bytes that can't be read are treated as not here: an ordinary read of them raises the error.
     """
 
-    def __init__(self, number: int, start: int, buffer: memoryview) -> None:
+    def __init__(self, descriptor: int, start: int, buffer: memoryview) -> None:
         self.start, self.stop = start, start + len(buffer)
-        self._number = number
+        self._descriptor = descriptor
         self._buffer = buffer
-        self._shown = buffer.toreadonly()
+        self._view = buffer.toreadonly()
+        #: All bytes up to this position of the file were read and waited for.
         self._ready = start
         threads = request_threads(_THREADS)
+        #: For each piece of the buffer, whether it could be read.
         self._pieces: list[Future[bool]] = [
             threads.submit(self._read, at) for at in range(0, len(buffer), _PIECE)
         ]
 
     def part(self, start: int, stop: int) -> memoryview | None:
-        """The bytes of a range, once they have been read; None if they are not among these."""
+        """Wait for the bytes of a range; None if they are not in the buffer or can't be read."""
         if start < self.start or stop > self.stop or (stop > self._ready and not self._wait(stop)):
             return None
-        return self._shown[start - self.start : stop - self.start]
+        return self._view[start - self.start : stop - self.start]
 
     @property
     def ready(self) -> memoryview:
-        """The bytes that were waited for so far."""
-        return self._shown[: self._ready - self.start]
+        """The bytes that were waited for so far, from the start on."""
+        return self._view[: self._ready - self.start]
 
     def close(self) -> None:
-        """Stop the threads."""
+        """Cancel pending pieces and wait for the running ones."""
         wait([piece for piece in self._pieces if not piece.cancel()])
 
     def _wait(self, stop: int) -> bool:
         while self._ready < stop:
-            at = self._ready - self.start
-            number = at // _PIECE
+            number = (self._ready - self.start) // _PIECE
             if self._pieces[number].cancel():
-                # Where all threads are busy, whoever waits reads it.
+                # Not begun since all threads are busy: read it in this thread.
                 done: Future[bool] = Future()
                 done.set_result(self._read(number * _PIECE))
                 self._pieces[number] = done
@@ -65,31 +67,32 @@ class ReadAhead:
         return True
 
     def _read(self, at: int) -> bool:
-        room: Any = self._buffer[at : at + _PIECE]
+        """Read one piece, which begins at this position of the buffer; False if that fails."""
+        unread: Any = self._buffer[at : at + _PIECE]
         try:
-            while len(room):
-                count = os.preadv(self._number, [room], self.start + at)
+            while len(unread):
+                count = os.preadv(self._descriptor, [unread], self.start + at)
                 if not count:
                     return False
-                room, at = room[count:], at + count
+                unread, at = unread[count:], at + count
         except OSError:
             return False
         return True
 
 
 class LocalReader(ByteReader):
-    """Reader of a local shard, by reads: a mapped file that is cut short would kill the process."""
+    """Reader of a local shard. No memory map: one of a truncated file kills the process."""
 
     def __init__(self, path: str) -> None:
         self._path = path
         self._ahead: ReadAhead | None = None
-        self._file = translate_errors(path, open, path, "rb", buffering=0, opener=_without_waiting)
-        self._number = self._file.fileno()
+        self._file = translate_errors(path, open, path, "rb", buffering=0, opener=_open_nonblocking)
+        self._descriptor = self._file.fileno()
         try:
-            refuse_special(path, os.fstat(self._number).st_mode)
+            refuse_special(path, os.fstat(self._descriptor).st_mode)
             self._size = translate_errors(path, self._file.seek, 0, os.SEEK_END)
-            self._version = size, changed_at = self._state()
-            self.shard = Shard(path, size, str(changed_at))
+            self._version = size, modified_ns = self._state()
+            self.shard = Shard(path, size, str(modified_ns))
         except BaseException:
             self.close()
             raise
@@ -98,45 +101,45 @@ class LocalReader(ByteReader):
         return self._size
 
     def __getitem__(self, part: slice, /) -> bytes | memoryview:
-        # Called for every header of every member, so with few calls of its own.
+        # A hot path: called for every header.
         start, stop, _ = part.indices(self._size)
         if start >= stop:
             return b""
         if self._ahead is not None and (ready := self._ahead.part(start, stop)) is not None:
             return ready
         try:
-            data = os.pread(self._number, stop - start, start)
+            data = os.pread(self._descriptor, stop - start, start)
         except OSError as error:
             raise ShardError(f"{self._path} cannot be read: {error}") from error
-        return data if len(data) == stop - start else self._rest(data, start, stop)
+        return data if len(data) == stop - start else self._read_on(data, start, stop)
 
     def prefetch_into(self, start: int, stop: int, memory: Memory) -> None:
-        """Read a range by other threads; the last one replaces the one before."""
+        """Read a range in background threads; replaces the range of an earlier call."""
         if stop <= start or self.has_ahead(start, stop) or (buffer := memory(stop - start)) is None:
             return
         self._end_ahead()
-        self._ahead = ReadAhead(self._number, start, memoryview(buffer)[: stop - start])
+        self._ahead = ReadAhead(self._descriptor, start, memoryview(buffer)[: stop - start])
 
     def in_memory(self) -> memoryview:
         ahead = self._ahead
         return memoryview(b"") if ahead is None or ahead.start else ahead.ready
 
     def has_ahead(self, start: int, stop: int) -> bool:
-        """True if a range is read by other threads."""
+        """True if a range is covered by the background read."""
         return self._ahead is not None and self._ahead.start <= start <= stop <= self._ahead.stop
 
     def close(self) -> None:
-        """Close the file, whose number another one may get."""
+        """Close the file."""
         self._end_ahead()
-        self._number = -1
+        self._descriptor = -1  # another file may get this number
         self._file.close()
 
     def is_version(self, listed: Shard) -> bool:
-        """True for the version that was listed."""
+        """True if this is the listed version."""
         return self._version == (listed.size, int(listed.version))
 
     def refuse_changes(self) -> None:
-        """Raise if what was read may be of two versions.
+        """Raise if the file has changed since it was opened.
 
         Raises
         ------
@@ -154,14 +157,15 @@ class LocalReader(ByteReader):
             ahead.close()
 
     def _state(self) -> tuple[int, int]:
-        found = translate_errors(self._path, os.fstat, self._number)
-        return found.st_size, found.st_mtime_ns
+        """Size and modification time in nanoseconds."""
+        status = translate_errors(self._path, os.fstat, self._descriptor)
+        return status.st_size, status.st_mtime_ns
 
-    def _rest(self, data: bytes, start: int, stop: int) -> bytes:
-        """The rest of a read, of which one call gives 2 GiB at most."""
+    def _read_on(self, data: bytes, start: int, stop: int) -> bytes:
+        """Complete a short read: one call returns at most 2 GiB."""
         parts, at = [data], start + len(data)
         while at < stop:
-            parts.append(translate_errors(self._path, os.pread, self._number, stop - at, at))
+            parts.append(translate_errors(self._path, os.pread, self._descriptor, stop - at, at))
             at += len(parts[-1])
             if not parts[-1]:
                 raise ShardError(
@@ -187,6 +191,6 @@ def refuse_special(path: str, mode: int) -> None:
         )
 
 
-def _without_waiting(path: str, flags: int) -> int:
-    # Whoever opens a named pipe waits for its writer otherwise.
+def _open_nonblocking(path: str, flags: int) -> int:
+    # Otherwise opening a named pipe blocks until it has a writer.
     return os.open(path, flags | os.O_NONBLOCK)

@@ -23,11 +23,15 @@ def open_shard(
 ) -> Iterator[ByteReader]:
     """Open a shard for :func:`~dask_image_ingest.tar.index_tar` and ``read_member``.
 
-    Ranges are read, or fetched from a remote shard, when they are sliced. A shard that is
-    compressed (gzip or Zstandard, by its first bytes) is decompressed into memory, and from 256 MiB
-    on into a file of Dask's ``temporary-directory``; the output of a ``pipe:`` command is held in
-    memory. Both until the shard is closed. A compressed stream that is interrupted ends there, and
-    `ByteReader.damage` says why. If the shard was ``listed``, it has to be that version.
+    Ranges are read, or fetched, when they are sliced. A shard whose first bytes are those of gzip
+    or Zstandard is decompressed: into memory up to 256 MiB, the rest into a file in Dask's
+    ``temporary-directory``. If the compressed stream is interrupted, the bytes end there, and
+    `ByteReader.damage` says why. The output of a ``pipe:`` command is held in memory.
+
+    Parameters
+    ----------
+    listed
+        The shard as it was listed; it must not have changed since.
 
     Raises
     ------
@@ -36,8 +40,8 @@ def open_shard(
     ShardNotFoundError
         If there is no such shard (any more).
     ShardError
-        If the shard cannot be read, now or while it is open, if it is not the one that was listed,
-        or if it has changed when it is closed.
+        If the shard cannot be read, now or while it is open; if it has changed since it was listed,
+        or, on leaving the context, since it was opened.
     """
     if is_pipe(url):
         output = MemoryReader(memoryview(run_pipe(url, storage_options)))
@@ -47,21 +51,21 @@ def open_shard(
     path = local_path(url)
     if path is None:
         with (
-            open_remote(url, storage_options, listed) as fetched,
-            decompressed(fetched, url) as content,
+            open_remote(url, storage_options, listed) as stored,
+            decompressed(stored, url) as content,
         ):
             yield content
         return
-    with closing(LocalReader(path)) as stored:
-        if listed is not None and not stored.is_version(listed):
+    with closing(LocalReader(path)) as file:
+        if listed is not None and not file.is_version(listed):
             raise changed(url)
-        with decompressed(stored, url) as content:
+        with decompressed(file, url) as content:
             yield content
-        stored.refuse_changes()
+        file.refuse_changes()
 
 
 class LazyReader(ByteReader):
-    """Reader that opens its shard on first access; it has to be the version that was listed."""
+    """Reader that opens its shard on first access; the listed version must be there then."""
 
     def __init__(
         self, shard: Shard, storage_options: dict[str, Any] | None, exit_stack: ExitStack
@@ -69,6 +73,7 @@ class LazyReader(ByteReader):
         self.shard: Shard = shard
         self._storage_options = storage_options
         self._exit_stack = exit_stack
+        #: The reader of the open shard; None before the first access.
         self._opened: ByteReader | None = None
         self._lock = threading.Lock()
 
@@ -89,7 +94,7 @@ class LazyReader(ByteReader):
         return self.content[part]
 
     def prefetch(self, ranges: Iterable[tuple[int, int]]) -> None:
-        """Fetch these ranges ahead of their use; without any, the shard is not opened."""
+        """Prefetch these ranges; the shard is not opened if there are none."""
         ranges = list(ranges)
         if ranges:
             self.content.prefetch(ranges)
@@ -100,6 +105,6 @@ class LazyReader(ByteReader):
 
 @contextmanager
 def open_late(shard: Shard, storage_options: dict[str, Any] | None) -> Iterator[ByteReader]:
-    """Open a shard when its first byte is read; it has to be the version that was listed then."""
-    with ExitStack() as opened:
-        yield LazyReader(shard, storage_options, opened)
+    """Open a shard lazily, on first access; the listed version must be there then."""
+    with ExitStack() as exit_stack:
+        yield LazyReader(shard, storage_options, exit_stack)

@@ -1,4 +1,4 @@
-"""A parquet file beside a shard, local or remote, of which only what is asked for is read."""
+"""Parquet files beside shards, local or remote: reads single columns of single row groups."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ from dask_image_ingest.errors import ShardError
 from dask_image_ingest.storage.open import open_shard
 from dask_image_ingest.storage.reader import ByteReader, ReaderFile
 
-# Where a footer lies, mostly.
+# Bytes at the end of a file that hold most footers.
 _FOOTER = 64 << 10
 
 
 class ParquetSource:
-    """An open parquet file, whose columns are read by row groups, which is how the file has them.
+    """An open parquet file, read by column and row group.
 
-    ``metadata`` is its footer, if that was read already.
+    ``metadata`` is its footer, if that was read before.
     """
 
     def __init__(
@@ -31,9 +31,9 @@ class ParquetSource:
         if metadata is None:
             content.prefetch([(max(0, len(content) - _FOOTER), len(content))])
         with self._translated_errors():
-            held = content.in_memory()
-            whole = len(held) == len(content)
-            source = pa.BufferReader(held) if whole else pa.PythonFile(ReaderFile(content), "r")
+            data = content.in_memory()
+            is_whole = len(data) == len(content)
+            source = pa.BufferReader(data) if is_whole else pa.PythonFile(ReaderFile(content), "r")
             self._file = parquet.ParquetFile(
                 source, metadata=metadata, pre_buffer=False, page_checksum_verification=True
             )
@@ -45,30 +45,31 @@ class ParquetSource:
 
     @property
     def metadata(self) -> Any:
-        """The footer, statistics of row groups among it."""
+        """The footer, with the statistics of row groups."""
         return self._file.metadata
 
     def read(self, column: str, groups: Sequence[int]) -> pa.ChunkedArray:
-        """A column of some row groups, one after the other."""
+        """Read a column of some row groups, concatenated in the given order."""
         field = self.schema_arrow.field(column)
         if not len(groups):
             return pa.chunked_array([], field.type)
-        self._content.prefetch(self._places(column, groups))
+        self._content.prefetch(self._ranges(column, groups))
         with self._translated_errors():
             table = self._file.read_row_groups(groups, columns=[column], use_threads=False)
-            # pyarrow takes a dot for a field of a struct, and may have read more than one column.
+            # Select again: pyarrow takes "a" for "a.b", too, hence may have read more columns.
             values = table.column(column)
-            values.validate(full=True)  # a parquet file may call any bytes text
+            values.validate(full=True)  # pyarrow does not check that strings are UTF-8
         rows = sum(self.metadata.row_group(group).num_rows for group in groups)
         if len(values) != rows:
-            # pyarrow skips a page of whose header it knows nothing.
+            # pyarrow skips pages with unknown headers.
             raise ShardError(
                 f"{self.url} cannot be read as parquet: its column {column!r} has {len(values)} of "
                 f"{rows} values"
             )
         return values
 
-    def _places(self, column: str, groups: Sequence[int]) -> Iterator[tuple[int, int]]:
+    def _ranges(self, column: str, groups: Sequence[int]) -> Iterator[tuple[int, int]]:
+        """Byte ranges of a column, with its nested ones, in some row groups."""
         metadata = self.metadata
         for group in groups:
             row_group = metadata.row_group(group)
@@ -91,7 +92,7 @@ class ParquetSource:
 
 @contextmanager
 def open_parquet(url: str, storage_options: dict[str, Any] | None) -> Iterator[ParquetSource]:
-    """Open a parquet file by its footer.
+    """Open a parquet file; reads its footer.
 
     Raises
     ------

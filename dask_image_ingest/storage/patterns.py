@@ -1,4 +1,4 @@
-"""Patterns of paths: braces, globs, and which files of a folder are meant."""
+"""Path patterns: braces, globs, and the suffixes that a folder is searched for."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from dask_image_ingest.arguments import shown
 from dask_image_ingest.errors import ArgumentError
 from dask_image_ingest.storage.shard import is_web
 
-# Several times the shards of the largest collections there are.
+# Several times the number of shards of the largest datasets.
 _MOST_PATHS = 10_000_000
 _DEEPEST = 100
 
@@ -23,16 +23,16 @@ _COUNTED = re.compile(r"\0(\d+)\0")
 
 
 def expand_braces(pattern: str) -> list[str]:
-    """All paths that a pattern means.
+    """Expand the braces of a pattern.
 
     Raises
     ------
     ArgumentError
-        If its braces are unbalanced, or mean more paths than anybody has.
+        If braces are unbalanced, or expand to more than `_MOST_PATHS` paths.
     """
     try:
         if _count(pattern) <= _MOST_PATHS:
-            # A backslash is no escape here: it may be part of a name.
+            # A backslash may be part of a name: no escape.
             return list(braceexpand(pattern, escape=False))
     except (ValueError, RecursionError) as error:
         raise ArgumentError(
@@ -45,10 +45,10 @@ def expand_braces(pattern: str) -> list[str]:
 
 
 def _count(pattern: str) -> int:
-    """The most paths that a pattern can expand to, without expanding it."""
+    """Upper bound of the number of paths of a pattern, without expanding it."""
     for _ in range(_DEEPEST):
-        # From the inside out: each pair of braces gives way to its number of paths.
-        pattern, pairs = _INNERMOST.subn(lambda found: f"\0{_choices(found[1])}\0", pattern)
+        # From the inside out, replace each pair of braces by its number of paths.
+        pattern, pairs = _INNERMOST.subn(lambda match: f"\0{_choices(match[1])}\0", pattern)
         if not pairs:
             return _product(pattern)
     raise ValueError(f"more than {_DEEPEST} braces in braces")
@@ -56,8 +56,8 @@ def _count(pattern: str) -> int:
 
 def _choices(inside: str) -> int:
     for sequence, number in ((_NUMBERS, int), (_LETTERS, ord)):
-        if found := sequence.fullmatch(inside):
-            first, last, step = found.groups()
+        if match := sequence.fullmatch(inside):
+            first, last, step = match.groups()
             return abs(number(last) - number(first)) // (int(step or 1) or 1) + 1
     return sum(map(_product, inside.split(",")))
 
@@ -66,24 +66,24 @@ def _product(part: str) -> int:
     return math.prod(map(int, _COUNTED.findall(part)))
 
 
-# Those that are read from their beginning, whatever is wanted of them.
+# Suffixes of compressed shards, which can only be read from the beginning.
 _COMPRESSED = (".gz", ".tgz", ".zst")
 
-#: What follows a shard's name in that of its index.
+#: The index of ``000.tar`` is ``000.tar`` plus this.
 INDEX_SUFFIX = ".index.parquet"
 
-#: The one index of all shards of a folder.
+#: Name of the index of all shards of a folder.
 COMBINED_INDEX = "_index.parquet"
 
-#: How names begin that are left out of a search.
+#: Prefixes of names that a search skips.
 HIDDEN = (".", "_")
 
 
 @dataclass(frozen=True)
 class FileKind:
-    """The kind of file that a folder is searched for.
+    """A kind of files to search folders for.
 
-    ``suffixes`` are in lower case. With ``commands``, a command may stand for a file.
+    ``suffixes`` are in lower case. ``commands`` allows ``pipe:`` commands in place of files.
     """
 
     name: str
@@ -91,13 +91,14 @@ class FileKind:
     commands: bool = False
 
     def has(self, name: str) -> bool:
-        """Tell whether a file of this name is one where a folder is searched."""
+        """True if a search of a folder takes a file of this name."""
         return name.lower().endswith(self.suffixes) and not name.startswith(HIDDEN)
 
     def is_meant(self, pattern: str, name: str, folder: bool) -> bool:
-        """Keep ``data/*`` to such files and folders; a glob that names a suffix gets what it asks.
+        """True if a match of a glob is taken.
 
-        An index lies beside its shard, and is meant by no glob such as ``*.tar*``.
+        A glob that ends with ``*`` takes files of this kind and folders, any other glob all its
+        matches. None takes indexes, which ``*.tar*`` would match.
         """
         if name.endswith(INDEX_SUFFIX):
             return False
@@ -106,7 +107,7 @@ class FileKind:
         return self.has(name) or (folder and not name.startswith(HIDDEN))
 
     def is_below(self, path: str) -> bool:
-        """Tell whether this path below a folder is one of its files."""
+        """True if a search of a folder takes the file at this path below it."""
         parts = path.split("/")
         return self.has(parts[-1]) and not any(part.startswith(HIDDEN) for part in parts)
 
@@ -115,28 +116,28 @@ SHARDS = FileKind("shard", (".tar", ".tar.gz", ".tgz", ".tar.zst"), commands=Tru
 
 
 def is_glob(path: str) -> bool:
-    """Tell whether a path has wildcards."""
+    """True if a path has wildcards."""
     return any(mark in path for mark in _wildcards(path))
 
 
 def glob_root(path: str) -> str:
-    """Give the folder that a glob searches, without a slash at its end."""
+    """The deepest folder above all matches of a glob, without a trailing slash."""
     first = min(path.index(mark) for mark in _wildcards(path) if mark in path)
     return path[:first].rpartition("/")[0]
 
 
 def _wildcards(path: str) -> str:
-    # In a web address "?" begins a query.
+    # In a web address, "?" starts a query.
     return "*" if is_web(path) else "*?["
 
 
 def has_random_access(url: str) -> bool:
-    """Tell whether a range of a shard can be read by itself: not of a command's, or compressed."""
+    """True if ranges of a shard can be read: not of compressed shards and commands."""
     return not url.startswith("pipe:") and not url.lower().endswith(_COMPRESSED)
 
 
 def without_suffix(path: str) -> str | None:
-    """Give the path of a shard without its suffix, None if it has another one."""
-    endings = (ending for ending in SHARDS.suffixes if path.lower().endswith(ending))
-    ending = next(endings, None)
-    return path[: -len(ending)] if ending else None
+    """The path of a shard without its suffix; None for other suffixes."""
+    matching = (suffix for suffix in SHARDS.suffixes if path.lower().endswith(suffix))
+    suffix = next(matching, None)
+    return path[: -len(suffix)] if suffix else None

@@ -1,4 +1,4 @@
-"""``pipe:`` URLs: commands whose output is a shard, as webdataset runs them."""
+"""``pipe:`` URLs, as in webdataset: commands whose standard output is a shard."""
 
 from __future__ import annotations
 
@@ -12,26 +12,26 @@ from typing import Any
 from dask_image_ingest.arguments import check_flag
 from dask_image_ingest.errors import ArgumentError, ShardError
 
-# The storage option that allows commands: it goes wherever shards are read.
+# The storage option that allows commands: storage options get wherever shards are read.
 _ALLOWED = "allow_pipes"
 
 _PROTOCOL = "pipe:"
 
-# Characters of what a command says on standard error that an error repeats.
-_MOST_SAID = 1000
+# Characters of a command's standard error that an error quotes.
+_MOST_QUOTED = 1000
 
-# Seconds after which it is looked whether a command whose output has not ended has itself ended, or
-# this process is about to.
-_LOOK = 2
+# Seconds between checks whether the command has ended though its output is open, or this process
+# is about to end.
+_POLL_EVERY = 2
 
 
 def is_pipe(url: str) -> bool:
-    """Tell whether a URL is a command."""
+    """True if a URL is a command."""
     return url.startswith(_PROTOCOL)
 
 
 def refuse_pipes(url: str, storage_options: dict[str, Any] | None) -> None:
-    """Refuse a command that nobody has allowed.
+    """Refuse a command unless the storage options allow commands.
 
     Raises
     ------
@@ -46,28 +46,27 @@ def refuse_pipes(url: str, storage_options: dict[str, Any] | None) -> None:
 
 
 def with_permission(storage_options: dict[str, Any] | None, allow: Any) -> dict[str, Any] | None:
-    """The options with the argument ``allow_pipes=`` among them."""
+    """The storage options plus the argument ``allow_pipes=``."""
     check_flag("allow_pipes", allow)
     return {**(storage_options or {}), _ALLOWED: True} if allow else storage_options
 
 
 def without_permission(storage_options: dict[str, Any] | None) -> dict[str, Any]:
-    """The options that are meant for a file system."""
+    """The storage options without ``allow_pipes``, for a file system."""
     return {k: v for k, v in (storage_options or {}).items() if k != _ALLOWED}
 
 
 def run_pipe(url: str, storage_options: dict[str, Any] | None) -> bytes:
-    """Run a command and return its standard output.
+    """Run a command in the shell, without input, and return its standard output.
 
-    It is run by the shell, without input. All that it has started ends with this call, whatever
-    ends the call.
+    Its process group is killed when this call ends, also by an exception.
 
     Raises
     ------
     ArgumentError
         If commands are not allowed.
     ShardError
-        If it does not end with status 0, even if it has written a whole shard.
+        If its exit status is not 0, even after a whole shard.
     """
     refuse_pipes(url, storage_options)
     command = url.removeprefix(_PROTOCOL)
@@ -80,54 +79,54 @@ def run_pipe(url: str, storage_options: dict[str, Any] | None) -> bytes:
         start_new_session=True,
     ) as process:
         try:
-            data, told = _output(process)
+            data, errors = _output(process)
         finally:
             _kill(process)
-            process.wait()  # Popen does not, after an interrupt
+            process.wait()  # Popen's exit does not wait after a KeyboardInterrupt
     if process.returncode:
         status = process.returncode
         how = f"exit status {status}" if status > 0 else f"signal {-status}"
-        said = told.decode("utf-8", "replace").strip()[-_MOST_SAID:]
+        quoted = errors.decode("utf-8", "replace").strip()[-_MOST_QUOTED:]
         raise ShardError(
             f"the command {command!r} has failed ({how}) after {len(data)} bytes; on standard "
-            f"error it said: {said or 'nothing'}"
+            f"error it said: {quoted or 'nothing'}"
         )
     return data
 
 
 def _output(process: subprocess.Popen[bytes]) -> tuple[bytes, bytes]:
-    """Standard output and standard error of a command that has ended.
+    """Wait for a command; its standard output and standard error.
 
-    What it leaves behind in a session of its own may hold both open for ever, as a connection does
-    that ssh keeps for the next call.
+    Waits for the command, not for the end of its output: a process that it leaves behind in another
+    session, such as a persistent ssh connection, may hold the output open for ever.
     """
     while True:
         try:
-            return process.communicate(timeout=_LOOK)
+            return process.communicate(timeout=_POLL_EVERY)
         except subprocess.TimeoutExpired:
             if process.poll() is None and not _is_ending():
                 continue
         _kill(process)
         try:
-            return process.communicate(timeout=_LOOK)
-        except subprocess.TimeoutExpired as held:
-            return held.output or b"", held.stderr or b""
+            return process.communicate(timeout=_POLL_EVERY)
+        except subprocess.TimeoutExpired as timeout:
+            return timeout.output or b"", timeout.stderr or b""
 
 
 def _is_ending() -> bool:
-    """True if the program has ended, as by Ctrl-C, and only waits for its threads.
+    """True if the interpreter is shutting down and waits for its threads, one of which is this.
 
-    Of which this is one: else the command would have to end first.
+    The command is killed then, else the shutdown would wait for it.
     """
     with ThreadPoolExecutor(1) as threads:
         try:
             threads.submit(int)
         except RuntimeError as error:
-            return "shutdown" in str(error)  # not that there is no room for a thread
+            return "shutdown" in str(error)  # other errors: no thread can be started
     return False
 
 
 def _kill(process: subprocess.Popen[bytes]) -> None:
-    """End a command and what it has left in the background."""
+    """Kill the process group of a command, including what it left in the background."""
     with suppress(ProcessLookupError):
         os.killpg(process.pid, signal.SIGKILL)

@@ -1,4 +1,4 @@
-"""Readers of shards: bytes that are read when they are sliced."""
+"""Readers of shards: bytes-like objects that read on slicing."""
 
 from __future__ import annotations
 
@@ -8,33 +8,33 @@ from typing import Any, ClassVar, Protocol, TypeAlias
 
 from dask_image_ingest.storage.shard import Shard
 
-#: Start and stop.
+#: Start and stop of a byte range.
 Range: TypeAlias = tuple[int, int]
 
-#: Gives so many bytes of memory, or more; None for no room.
+#: Allocator: returns a buffer of at least that many bytes, or None if there is no room.
 Memory: TypeAlias = Callable[[int], Any]
 
 
 class LazyBytes(Protocol):
-    """``bytes``, ``memoryview``, a reader, or a part of one."""
+    """Protocol of ``bytes``, ``memoryview``, readers, and views of readers."""
 
     def __len__(self) -> int:
-        """Size of the whole, in bytes."""
+        """Size in bytes."""
         ...
 
     def __getitem__(self, part: slice, /) -> bytes | bytearray | memoryview:
-        """Read a part; as with ``bytes``, what lies past the end is left out."""
+        """Read a range; as with ``bytes``, it is cut off at the end."""
         ...
 
 
 class ByteReader:
-    """The bytes of an open shard: sliced like ``bytes``, from any thread.
+    """The bytes of an open shard: sliced like ``bytes``; thread-safe.
 
     Attributes
     ----------
     shard
-        The open version as a listing would show it. None where no listing does: of
-        decompressed shards and of what a command wrote.
+        The open version as a listing would show it; None for decompressed shards and the output of
+        ``pipe:`` commands.
     damage
         Why the bytes end too early; None if they don't.
     is_remote
@@ -52,23 +52,23 @@ class ByteReader:
         raise NotImplementedError
 
     def prefetch(self, ranges: Iterable[Range]) -> None:
-        """Fetch these ranges ahead of their use, about in order, and from now on nothing else."""
+        """Prefetch these ranges, roughly in order, and from now on nothing else."""
 
     def prefetch_scan(self) -> None:
-        """Expect a scan of the headers, and after it reads of the members that it finds.
+        """Expect a scan of the headers, followed by reads of the members it finds.
 
         Members between headers are fetched as well where that is faster than skipping them.
         """
 
     def prefetch_into(self, start: int, stop: int, memory: Memory) -> None:
-        """Read a range into one buffer by other threads, unless ``memory`` gives none."""
+        """Read a range into one buffer of ``memory``, in background threads."""
 
     def in_memory(self) -> bytes | memoryview:
-        """The first bytes of the shard, as many as are in memory by now."""
+        """The first bytes of the shard, as many as are in memory now."""
         return b""
 
     def listed_as(self, url: str) -> Shard | None:
-        """The open version, if it is that of the shard at ``url``."""
+        """The open version, if this reads the shard at ``url`` itself (not decompressed)."""
         return self.shard if self.shard is not None and self.shard.url == url else None
 
     def close(self) -> None:
@@ -76,7 +76,7 @@ class ByteReader:
 
 
 class MemoryReader(ByteReader):
-    """A shard that is in memory as a whole."""
+    """Reader of a shard that is in memory."""
 
     def __init__(self, data: bytes | memoryview, shard: Shard | None = None) -> None:
         self._data = data
@@ -89,12 +89,12 @@ class MemoryReader(ByteReader):
         return self._data[part]
 
     def in_memory(self) -> bytes | memoryview:
-        """All of it."""
+        """The whole shard."""
         return self._data
 
 
 def as_reader(content: LazyBytes) -> ByteReader:
-    """A reader of ``bytes`` or a ``memoryview``; a reader itself."""
+    """Wrap ``bytes`` or a ``memoryview`` in a reader; return readers unchanged."""
     if isinstance(content, ByteReader):
         return content
     if isinstance(content, (bytes, bytearray)):
@@ -104,7 +104,7 @@ def as_reader(content: LazyBytes) -> ByteReader:
 
 
 class ReaderFile(io.RawIOBase):
-    """A read-only file over a reader, or over anything else that is sliced like ``bytes``."""
+    """A read-only file over a reader, or anything else that is sliced like ``bytes``."""
 
     def __init__(self, content: LazyBytes) -> None:
         super().__init__()
@@ -132,7 +132,7 @@ class ReaderFile(io.RawIOBase):
         return self._position
 
     def read(self, size: int | None = -1, /) -> bytes:
-        """Read up to ``size`` bytes, or all that follow."""
+        """Read up to ``size`` bytes, or all up to the end."""
         whole = size is None or size < 0
         stop = len(self._content) if whole else self._position + (size or 0)
         data = bytes(self._content[self._position : stop])

@@ -1,4 +1,4 @@
-"""The shards behind URLs: files, folders, the matches of globs; by listings where that pays."""
+"""Listing of remote shards: files, folders and globs; single files by a folder's listing."""
 
 from collections import defaultdict
 from concurrent.futures import ThreadPoolExecutor
@@ -11,23 +11,22 @@ from dask_image_ingest.storage.patterns import SHARDS, FileKind, glob_root, is_g
 from dask_image_ingest.storage.remote import call_fsspec, version_of
 from dask_image_ingest.storage.shard import Shard, is_web, split_url
 
-#: A folder is listed if at least this many of its shards are wanted: it may hold millions more.
+#: List a folder, which may hold millions of other files, for no fewer of its files than this.
 WORTH_A_LISTING = 8
 
 _REQUESTS_AT_ONCE = 32
 
-# What fsspec tells of a file.
+# fsspec's info of a file.
 Info = dict[str, Any]
 
-#: Folder → path → what a listing told of it: of those that were listed for one question, for the
-#: next one.
+#: Folder → path → info: listings that the lookups of one read share.
 Listings = dict[str, dict[str, Info]]
 
 
 def find_remote(
     urls: list[str], storage_options: dict[str, Any] | None, kind: FileKind = SHARDS
 ) -> dict[str, list[Shard]]:
-    """Find the files of a kind behind each URL; an empty list if nothing is there."""
+    """Find the files of a kind at each URL or glob; an empty list if there are none."""
     found: dict[str, list[Shard]] = {}
     for url in urls:
         path = split_url(url)[1]
@@ -39,26 +38,26 @@ def find_remote(
 
 
 def exists_remote(url: str, storage_options: dict[str, Any] | None) -> bool:
-    """Tell whether there is something of this very name, wildcards and braces taken literally."""
+    """True if a file or folder of exactly this name exists, wildcards and braces included."""
     fs, path = file_system(url, storage_options)
     try:
         return _info(fs, path, url) is not None
     except ShardError:
-        return False  # not even a possible name
+        return False  # not a valid name
 
 
 def list_folder(
     folder: str, storage_options: dict[str, Any] | None, listings: Listings
 ) -> dict[str, Info]:
-    """Entries of a folder, by one listing; none where an earlier one of ``listings`` has failed.
+    """Entries of a folder, from ``listings`` or by one request; empty if that failed before.
 
     Raises
     ------
     ShardNotFoundError, ShardError
-        If there is no such folder, or if its server lists none.
+        If there is no such folder, or if its server does not list folders.
     """
     if folder not in listings:
-        listings[folder] = {}
+        listings[folder] = {}  # stays if the request fails
         fs, path = file_system(folder, storage_options)
         entries = call_fsspec(folder, fs.ls, f"{path}/" if is_web(folder) else path, detail=True)
         count(len(entries))
@@ -69,7 +68,7 @@ def list_folder(
 def find_files(
     urls: list[str], storage_options: dict[str, Any] | None, listings: Listings
 ) -> dict[str, Shard | None]:
-    """Find files whose folders were listed just now for others, whose listings are used again."""
+    """Find files by exact URL; None for each that does not exist. Reuses ``listings``."""
     found: dict[str, Shard | None] = dict.fromkeys(urls)
     for folder, members in _by_folder(urls).items():
         infos = _infos_in(folder, members, storage_options, listings)
@@ -90,9 +89,9 @@ def _by_folder(urls: list[str]) -> dict[str, list[str]]:
 def _infos_in(
     folder: str, urls: list[str], storage_options: dict[str, Any] | None, listings: Listings
 ) -> list[Info | None]:
-    """Infos of files of one folder, by its listing if they are many.
+    """Infos of files of one folder, None for missing ones; by its listing if they are many.
 
-    Where a web server lists nothing, those of the first file stand for all.
+    On a web server without listings, the first file is requested and taken to stand for all.
     """
     fs, root = file_system(folder, storage_options)
     paths = _paths(root, urls)
@@ -116,9 +115,9 @@ def _look_up(
     folder: str, urls: list[str], storage_options: dict[str, Any] | None, kind: FileKind
 ) -> dict[str, list[Shard]]:
     fs, root = file_system(folder, storage_options)
-    # What is known from an earlier call may be out of date by now.
+    # fsspec's cached listings may be out of date.
     fs.invalidate_cache()
-    if is_web(folder):  # its listings know no sizes
+    if is_web(folder):  # listings of web pages have no sizes
         infos = _infos(fs, _paths(root, urls), urls)
     else:
         infos = _infos_in(folder, urls, storage_options, {})
@@ -129,13 +128,13 @@ def _look_up(
 
 
 def _paths(folder_path: str, urls: list[str]) -> list[str]:
-    """Paths that a file system has for these URLs of one folder."""
+    """Paths in the file system of these URLs of one folder."""
     names = [split_url(url)[1].rpartition("/")[2] for url in urls]
     return [f"{folder_path.rstrip('/')}/{name}" if folder_path else name for name in names]
 
 
 def _search(url: str, storage_options: dict[str, Any] | None, kind: FileKind) -> list[Shard]:
-    """Search a folder to the bottom, or see what a glob matches."""
+    """Files of a kind below a folder, or those that match a glob."""
     head, path, tail = split_url(url)
     folder = path.endswith("/")
     root = path.rstrip("/") if folder else glob_root(path)
@@ -150,30 +149,30 @@ def _search(url: str, storage_options: dict[str, Any] | None, kind: FileKind) ->
         return []
     count(len(entries))
     if not entries:
-        _info(fs, fs_root, url)  # listings may swallow that no server answers
+        _info(fs, fs_root, url)  # raises if the server is unreachable, which listings may hide
     files: dict[str, str] = {}
     shards: list[Shard] = []
     for name, entry in entries.items():
         below = name.strip("/")[len(fs_root.strip("/")) :].strip("/")
-        found = "/".join(filter(None, (root, below)))
+        match = "/".join(filter(None, (root, below)))
         is_folder = entry["type"] == "directory"
         if folder:
             wanted = kind.is_below(below)
         else:
-            wanted = kind.is_meant(path, found.rpartition("/")[2], is_folder)
+            wanted = kind.is_meant(path, match.rpartition("/")[2], is_folder)
         if wanted and is_folder:
-            shards += _search(f"{head}{found}/{tail}", storage_options, kind)
+            shards += _search(f"{head}{match}/{tail}", storage_options, kind)
         elif wanted:
-            files[head + found + tail] = name
-    # Listings of web pages know no sizes.
-    bare = {found: name for found, name in files.items() if entries[name].get("size") is None}
-    entries.update(zip(bare.values(), _infos(fs, list(bare.values()), list(bare)), strict=True))
-    return shards + [_shard(found, entries[name]) for found, name in files.items()]
+            files[head + match + tail] = name
+    # Listings of web pages have no sizes.
+    unsized = {file: name for file, name in files.items() if entries[name].get("size") is None}
+    infos = _infos(fs, list(unsized.values()), list(unsized))
+    entries.update(zip(unsized.values(), infos, strict=True))
+    return shards + [_shard(file, entries[name]) for file, name in files.items()]
 
 
 def _infos(fs: FileSystem, paths: list[str], urls: list[str]) -> list[Info | None]:
-    at_once = _REQUESTS_AT_ONCE if fs.async_impl else 1
-    with ThreadPoolExecutor(at_once) as pool:
+    with ThreadPoolExecutor(_REQUESTS_AT_ONCE if fs.async_impl else 1) as pool:
         infos = []
         for info in pool.map(lambda path, url: _info(fs, path, url), paths, urls):
             infos.append(info)

@@ -13,28 +13,28 @@ from dask_image_ingest.errors import ArgumentError
 
 @dataclass(frozen=True, slots=True)
 class Settings:
-    """Bytes and seconds; the guide has the table.
+    """Settings of remote reads, in bytes and seconds.
 
     Attributes
     ----------
     connections
-        Requests that a process has under way at once.
+        Concurrent requests of a process.
     request_size
-        Bytes that one request asks for at most.
+        Most bytes of one request.
     read_ahead
-        Bytes of an open shard that are on their way, or have come and are not used yet.
+        Most bytes of an open shard that are requested or fetched but not used yet.
     cache
-        Bytes of an open shard that are kept after they were used.
+        Bytes of an open shard to keep after they were used.
     gap
-        Ranges that lie no further apart are one request.
+        Ranges that lie no further apart are fetched by one request.
     skip
         A header scan that skips more bytes than this at a time fetches headers only.
     head
-        Bytes that opening a shard asks for.
+        Bytes that are fetched when a shard is opened.
     connect_timeout, read_timeout
-        How long to wait for a connection, and for the next byte.
+        Longest wait for a connection, and for the next byte.
     retry_limit
-        How long the requests for one range are tried again after the first of them has failed.
+        How long a range is retried after its first failure.
     """
 
     connections: int = 16
@@ -49,21 +49,21 @@ class Settings:
     retry_limit: float = 120.0
 
 
-def settings() -> Settings:
-    """The settings as configured now.
+def configured_settings() -> Settings:
+    """The current settings in Dask's configuration.
 
     Raises
     ------
     ArgumentError
-        If a value is no number of the kind.
+        If a value cannot be parsed, or is too small.
     """
-    found = {}
+    configured = {}
     for field in fields(Settings):
         name = "image-ingest.remote." + field.name.replace("_", "-")
         value = dask.config.get(name, None)
         if value is not None and not (field.name == "skip" and value == "auto"):
-            found[field.name] = _parse(name, value, field.name)
-    return Settings(**found)
+            configured[field.name] = _parse(name, value, field.name)
+    return Settings(**configured)
 
 
 def _parse(name: str, value: Any, field: str) -> Any:

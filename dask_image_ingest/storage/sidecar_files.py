@@ -25,7 +25,7 @@ from dask_image_ingest.storage.shard import Shard, local_path, split_url
 
 
 def folder_of(url: str) -> tuple[str, str]:
-    """The folder of a shard, and its name there."""
+    """The folder of a shard, and its name in it."""
     path = local_path(url)
     if path is not None:
         return os.path.split(path)
@@ -48,49 +48,50 @@ def folder_names(
     storage_options: dict[str, Any] | None,
     listings: Listings | None = None,
 ) -> set[str]:
-    """The names of the files in a folder that begin with one of ``stems``, and perhaps others.
+    """The names of at least those files in a folder that begin with one of ``stems``.
 
     Parameters
     ----------
     listings
-        Listings made for the shards just now; without them, the folder is listed anew.
+        Listings to reuse; without them, fsspec's cached listings are dropped first.
 
     Raises
     ------
     ShardNotFoundError, ShardError
-        If there is no such folder, or if it can't be listed: many a web server refuses that.
+        If there is no such folder, or if it can't be listed: many web servers refuse.
     """
     path = local_path(folder)
     if path is not None:
         return set(translate_errors(folder, os.listdir, path))
-    found: Iterable[str] | None = None
+    paths: Iterable[str] | None = None
     if folder not in (listings or {}):
-        found = call_fsspec(folder, _with_prefix, folder, stems, storage_options)
-    if found is None:
+        paths = call_fsspec(folder, _with_prefix, folder, stems, storage_options)
+    if paths is None:
         if listings is None:
             file_system(folder, storage_options)[0].invalidate_cache()
-        found = list_folder(folder, storage_options, {} if listings is None else listings)
-    elif not found and not exists_remote(folder, storage_options):
+        paths = list_folder(folder, storage_options, {} if listings is None else listings)
+    elif not paths and not exists_remote(folder, storage_options):
         raise ShardNotFoundError(f"{folder} is not found")
-    return {name.rstrip("/").rpartition("/")[2] for name in found}
+    return {path.rstrip("/").rpartition("/")[2] for path in paths}
 
 
 def _with_prefix(
     folder: str, stems: Collection[str], storage_options: dict[str, Any] | None
 ) -> list[str] | None:
-    """The files of a few stems, and the index of all: a folder may hold millions beside them.
+    """Paths by the common prefix of a few stems, and of the combined index.
 
-    None where they are many, or where the file system lists only whole folders.
+    So a folder of millions of other files is not listed. None if there are many stems, or if the
+    file system lists only whole folders.
     """
     fs, root = file_system(folder, storage_options)
-    if len(stems) >= WORTH_A_LISTING or not _knows_prefixes(fs):
+    if len(stems) >= WORTH_A_LISTING or not _supports_prefix(fs):
         return None
     fs.invalidate_cache(root)
     common = os.path.commonprefix(sorted(stems))  # noqa: RUF071 - of names in one folder
     return [name for prefix in (common, COMBINED_INDEX) for name in fs.find(root, prefix=prefix)]
 
 
-def _knows_prefixes(fs: FileSystem) -> bool:
+def _supports_prefix(fs: FileSystem) -> bool:
     find = getattr(fs, "_find", fs.find)
     return "prefix" in inspect.signature(find).parameters
 
@@ -101,21 +102,22 @@ def find_beside(
     storage_options: dict[str, Any] | None,
     listings: Listings,
 ) -> list[Shard | None]:
-    """Find the file with this suffix beside each shard; None where there is none.
+    """Find the file with this suffix beside each shard; None for each without one.
 
-    A folder is listed once, a web page too. A web server that lists nothing is asked for one file,
-    and has the others if it has that: their size is -1 then, and no version is known.
+    Each folder is listed once. On a web server without listings, one file is requested; if it
+    exists, the others are taken to exist, with size -1 and no version.
     """
     urls = [_beside(shard.url, suffix) for shard in shards]
-    named = list(filter(None, urls))
+    candidates = list(filter(None, urls))
     with listing(f"the {suffix} files beside the shards"):
-        found = {url: find_local_file(url) for url in named if local_path(url) is not None}
-        remote = [url for url in named if local_path(url) is None]
-        found |= find_files(remote, storage_options, listings)
-    return [None if url is None else found[url] for url in urls]
+        files = {url: find_local_file(url) for url in candidates if local_path(url) is not None}
+        remote = [url for url in candidates if local_path(url) is None]
+        files |= find_files(remote, storage_options, listings)
+    return [None if url is None else files[url] for url in urls]
 
 
 def _beside(url: str, suffix: str) -> str | None:
+    """The URL of a shard with another suffix; None if its own is no shard's."""
     if is_pipe(url):
         return None
     head, path, tail = ("", url, "") if local_path(url) is not None else split_url(url)

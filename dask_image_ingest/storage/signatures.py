@@ -1,11 +1,11 @@
-"""File types by their first bytes."""
+"""File types by magic bytes."""
 
 from __future__ import annotations
 
 import re
 from typing import Final
 
-#: How many bytes `image_format` and `describe_bytes` need at most.
+#: Most bytes that `image_format` and `describe_bytes` need.
 SIGNATURE_BYTES: Final = 64
 
 _IMAGE_SIGNATURES: Final = (
@@ -55,7 +55,7 @@ _HTML: Final = re.compile(rb"<(?:!doctype html|html|head|body|script|!--)", re.I
 
 
 def image_format(head: bytes) -> str | None:
-    """Format of an image that begins with ``head``; None for bytes of no image."""
+    """Format of an image that begins with ``head``; None if it is no image."""
     for magic, name in _IMAGE_SIGNATURES:
         if head.startswith(magic):
             return name
@@ -69,7 +69,7 @@ def image_format(head: bytes) -> str | None:
 
 
 def _brand(head: bytes) -> str | None:
-    # An AVIF may call itself mif1 first and avif only among the compatible brands.
+    # The major brand of an AVIF may be mif1, with avif only among the compatible brands.
     size = int.from_bytes(head[:4], "big")
     brands = [head[8:12], *(head[at : at + 4] for at in range(16, min(size, len(head)), 4))]
     names = [_BRANDS[brand] for brand in brands if brand in _BRANDS]
@@ -77,7 +77,7 @@ def _brand(head: bytes) -> str | None:
 
 
 def describe_bytes(head: bytes) -> str:
-    """Name of the file type of these first bytes, for errors; ``unknown data`` without one."""
+    """File type by its first bytes, for errors; ``unknown data`` if none matches."""
     if (image := image_format(head)) is not None:
         return f"a {image.upper()} image"
     for magic, name in _NON_IMAGE_SIGNATURES:

@@ -260,7 +260,7 @@ class _Server(ThreadingHTTPServer):
 def patient() -> Iterator[None]:
     """Wait for any answer as long as for one of a server that is far away."""
     longest = {"image-ingest.remote.read-timeout": 60.0}
-    waits = dict.fromkeys(("_LEAST_TIMEOUT", "_UNKNOWN"), 60.0)
+    waits = dict.fromkeys(("_LEAST_TIMEOUT", "_TIMEOUT_UNKNOWN"), 60.0)
     with dask.config.set(longest), mock.patch.multiple(fetch, **waits):
         yield
 

@@ -1,1 +1,1 @@
-"""Folders that are written to, local or remote, and the lock of their one writer."""
+"""Output folders, local or remote, and the lock that keeps out a second writer."""

@@ -23,7 +23,7 @@ from dask_image_ingest.storage.output.store import (
 
 @dataclass(frozen=True)
 class LocalStore:
-    """A folder that is written to through the operating system."""
+    """A local output folder."""
 
     url: str
     advice: WriteAdvice = EXPORT_ADVICE
@@ -41,7 +41,7 @@ class LocalStore:
                 os.link(file.name, target)
             except FileExistsError:
                 return False
-            except OSError:  # a file system without links
+            except OSError:  # a file system without hard links
                 if os.path.lexists(target):
                     return False
                 os.replace(file.name, target)
@@ -55,27 +55,28 @@ class LocalStore:
 
     @contextmanager
     def scratch(self) -> Iterator[BufferedRandom]:
-        """A file beside those that there will be, so that it can be renamed to one of them."""
+        """A temporary file in the staging folder, so that a commit is a rename."""
         path = self.locate(f"{STAGING}/{uuid.uuid4().hex}.tmp")
         try:
-            # Closing writes too: what the disk has no room for is told there.
+            # Around the file, since closing it writes, too, and may find the disk full.
             with translate_write_errors(self.url, self.advice), _created(path) as file:
                 yield file
         finally:
-            with suppress(OSError):  # gone, or left for the next run to remove
+            with suppress(OSError):  # committed; else the next run removes it
                 os.unlink(path)
 
     def commit(self, file: BufferedRandom, name: str, check: Check | None = None) -> None:
         with translate_write_errors(self.locate(name), self.advice):
             file.flush()
-            if not name.startswith(f"{STAGING}/done-"):  # what these say may be lost
+            # A lost completion mark only costs that its shard is checked or written again.
+            if not name.startswith(f"{STAGING}/done-"):
                 os.fsync(file.fileno())
             if check is not None:
                 check()
             os.replace(file.name, self.locate(name))
 
     def fsync(self) -> None:
-        # A new name is on the disk only when its folder is.
+        # A new name is durable once its folder is synced.
         with translate_write_errors(self.url, self.advice):
             folder = os.open(self.url, os.O_RDONLY)
             try:
@@ -91,7 +92,7 @@ class LocalStore:
             return None
 
     def open(self, name: str) -> pa.NativeFile:
-        # Not mapped: to look at what was cut off meanwhile would end the process.
+        # Not a memory map: access to one of a truncated file kills the process.
         return pa.OSFile(self.locate(name))
 
     def size(self, name: str) -> int | None:
@@ -125,9 +126,9 @@ class LocalStore:
 
 
 def _created(path: str) -> BufferedRandom:
-    """A new file in a folder that others may remove at any moment, as long as it is empty."""
+    """Create a file and its folder, which other processes may remove whenever it is empty."""
     for _ in range(100):
-        # Gone before the file is in it, or between the two looks of makedirs.
+        # The folder was removed before the file was in it, or while makedirs ran.
         with suppress(FileNotFoundError, FileExistsError):
             os.makedirs(os.path.dirname(path), exist_ok=True)
             return open(path, "x+b")

@@ -1,13 +1,13 @@
 """Lock of an output folder: one writer at a time.
 
-On this machine the kernel keeps the lock, and lets it go when the process ends, however it ends.
-Elsewhere a writer leaves a record and renews it: a record that is renewed has a living owner. One
-that is not is taken over by ``resume=True`` or ``overwrite=True``, after it was watched a while.
+On a local file system, ``flock``: the kernel releases it when the process ends. Elsewhere, a lease:
+a writer creates a record and renews it. A record that is not renewed is taken over by
+``resume=True`` or ``overwrite=True`` after watching it for a while.
 
 Tasks may outlive their writer, on a cluster that goes on without its client. So each run has a
-random name, which lies in the place while it writes, and no task puts a file under its final name
-when that is another one. A writer that was stopped for a while, as on a laptop that was shut, asks
-whether the record is still its own before it removes or replaces what is there.
+random id, stored in the folder, and a task commits no file once another id is there. A writer that
+was suspended, as on a closed laptop, checks that the record is its own before it removes or
+replaces anything.
 """
 
 from __future__ import annotations
@@ -29,11 +29,13 @@ from dask_image_ingest.errors import ExportError
 from dask_image_ingest.storage.output.local_store import LocalStore
 from dask_image_ingest.storage.output.store import STAGING, OutputStore, translate_write_errors
 
-#: Who holds a place, where the kernel keeps no lock; and the name of the run that writes there.
+#: The file with the lock, or with the record of its owner.
 LOCK = "_lock"
+
+#: The file with the id of the current run.
 RUN = f"{STAGING}/run"
 
-# A record is renewed this often, and is watched three times as long before it is taken over.
+# Seconds between renewals of a record, and how many of these it is watched before a takeover.
 _RENEWED_EVERY = 10.0
 _WATCHED_FOR = 3
 _TAKEN_OVER_AFTER = _RENEWED_EVERY * _WATCHED_FOR
@@ -50,12 +52,12 @@ def acquire(output: OutputStore, steal: bool) -> Iterator[Callable[[], None]]:
     Parameters
     ----------
     steal
-        Take over the lock of a writer that seems dead.
+        Take over the record of a writer that seems dead.
 
     Raises
     ------
     ExportError
-        If somebody else writes there; from the check, if somebody has taken over meanwhile.
+        If another run holds the lock; from the check, if another run has taken it over.
     """
     if isinstance(output, LocalStore):
         try:
@@ -65,28 +67,28 @@ def acquire(output: OutputStore, steal: bool) -> Iterator[Callable[[], None]]:
                 raise
         else:
             try:
-                yield lambda: None  # the kernel takes no lock away
+                yield lambda: None  # nobody can take over a kernel lock
             finally:
                 try:
-                    # While it is locked, so that nobody locks a file that is about to go.
+                    # Before the release, else another run could lock a file about to be removed.
                     output.remove([LOCK])
                 finally:
-                    # Else this process would lock itself out of the next try.
+                    # Releases the lock, even if the removal failed.
                     os.close(file)
             return
-    with _record(output, steal) as check:
+    with _acquire_lease(output, steal) as check:
         yield check
 
 
 def begin_run(output: OutputStore) -> str:
-    """Start a run with a new id, so that tasks of earlier runs write nothing any more."""
+    """Start a run with a new id, so that tasks of earlier runs commit nothing any more."""
     run = uuid.uuid4().hex
     output.put(RUN, run.encode())
     return run
 
 
 def refuse_other_run(output: OutputStore, run: str) -> None:
-    """Refuse to write for a task that outlived its run.
+    """Refuse to write in a task that outlived its run.
 
     Raises
     ------
@@ -97,6 +99,7 @@ def refuse_other_run(output: OutputStore, run: str) -> None:
 
 
 def _acquire_file(output: LocalStore) -> int:
+    """Create and lock the lock file; its descriptor."""
     path = output.locate(LOCK)
     while True:
         with translate_write_errors(output.url, output.advice):
@@ -104,13 +107,14 @@ def _acquire_file(output: LocalStore) -> int:
             file = os.open(path, os.O_RDWR | os.O_CREAT, 0o666)
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            # The previous owner may have removed the file between our open and lock: try again.
             with suppress(FileNotFoundError):
                 if os.path.samestat(os.fstat(file), os.stat(path)):
-                    with suppress(OSError):  # a full disk: the lock holds, whatever is in it
+                    with suppress(OSError):  # a full disk: the name of the owner is a courtesy
                         os.truncate(file, 0)
                         os.write(file, _who().encode())
                     return file
-            os.close(file)  # its last owner has removed it in the meantime
+            os.close(file)
         except BlockingIOError:
             owner = os.read(file, 1000).decode(errors="replace")
             os.close(file)
@@ -127,13 +131,13 @@ def _who() -> str:
     return f"process {os.getpid()} on {socket.gethostname()}"
 
 
-# --- where the kernel keeps no locks --------------------------------------------------------------
+# --- leases, where there are no kernel locks ------------------------------------------------------
 
 
 @contextmanager
-def _record(output: OutputStore, steal: bool) -> Iterator[Callable[[], None]]:
+def _acquire_lease(output: OutputStore, steal: bool) -> Iterator[Callable[[], None]]:
     run = uuid.uuid4().hex
-    _acquire_record(output, run, steal)
+    _create_record(output, run, steal)
     stop, busy = threading.Event(), threading.Lock()
     renewing = threading.Thread(
         target=_renew, args=(output, run, stop, busy), name="renew-export-lock", daemon=True
@@ -148,11 +152,11 @@ def _record(output: OutputStore, steal: bool) -> Iterator[Callable[[], None]]:
             output.remove([LOCK])
 
 
-def _acquire_record(output: OutputStore, run: str, steal: bool) -> None:
-    if output.create(LOCK, _written(run, 0)):
+def _create_record(output: OutputStore, run: str, steal: bool) -> None:
+    if output.create(LOCK, _record(run, 0)):
         return
-    found = output.read(LOCK)
-    who = json.loads(found or b"{}").get("who", "not known who")
+    record = output.read(LOCK)
+    who = json.loads(record or b"{}").get("who", "not known who")
     if not steal:
         raise ExportError(
             f"another run writes to {output.url}, or was killed there ({who}). If it is dead, "
@@ -161,33 +165,36 @@ def _acquire_record(output: OutputStore, run: str, steal: bool) -> None:
     logger.info("watching whether the run of %s is alive", who)
     for _ in range(_WATCHED_FOR):
         time.sleep(_RENEWED_EVERY)
-        if output.read(LOCK) != found:
+        if output.read(LOCK) != record:
             raise ExportError(
                 f"another run writes to {output.url} now ({who}). Let it finish, or choose "
                 "another folder"
             )
-    output.put(LOCK, _written(run, 0))
-    # Of two who take over at the same time, the last one has it.
+    output.put(LOCK, _record(run, 0))
+    # If two take over at the same time, the last one to write wins.
     time.sleep(_RENEWED_EVERY / 5)
     if _owner(output) != run:
         raise ExportError(f"another run took over {output.url} at this moment")
 
 
 def _renew(output: OutputStore, run: str, stop: threading.Event, busy: threading.Lock) -> None:
-    """Renew a record until it is another's; ``stop`` says so too, ``busy`` that it is written."""
+    """Renew a record until ``stop`` is set, or set it if another run has taken over.
+
+    Holds ``busy`` while it reads and writes the record.
+    """
     beat = 0
     while not stop.wait(_RENEWED_EVERY):
         beat += 1
-        began = time.time()  # which goes on where a machine sleeps
+        began = time.time()  # not monotonic, which may stand still while a machine sleeps
         try:
             with busy:
                 is_lost = _owner(output) != run
                 if not is_lost:
-                    output.put(LOCK, _written(run, beat))
-        except ExportError as error:  # one renewal may fail; the next may not
+                    output.put(LOCK, _record(run, beat))
+        except ExportError as error:  # tolerated: the next renewal may succeed
             logger.warning("the lock of %s was not renewed: %s", output.url, error)
             continue
-        # What took so long may have been written over the record of another.
+        # A renewal that took so long may have overwritten the record of a run that took over.
         if is_lost or time.time() - began > _TAKEN_OVER_AFTER:
             stop.set()
             logger.error("another run took over %s", output.url)
@@ -196,7 +203,7 @@ def _renew(output: OutputStore, run: str, stop: threading.Event, busy: threading
 def _refuse_other_owner(
     output: OutputStore, run: str, stop: threading.Event, busy: threading.Lock
 ) -> None:
-    with busy:  # half written, a record is nobody's
+    with busy:  # not while the record is half written
         is_lost = stop.is_set() or _owner(output) != run
     if is_lost:
         raise ExportError(
@@ -206,9 +213,10 @@ def _refuse_other_owner(
 
 
 def _owner(output: OutputStore) -> str | None:
+    """The run that the record names; None without a record."""
     record = output.read(LOCK)
     return json.loads(record)["run"] if record else None
 
 
-def _written(run: str, beat: int) -> bytes:
+def _record(run: str, beat: int) -> bytes:
     return json.dumps({"run": run, "who": _who(), "beat": beat}).encode()

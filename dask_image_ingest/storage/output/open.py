@@ -15,12 +15,12 @@ from dask_image_ingest.storage.shard import local_path
 def open_output(
     folder: str, advice: WriteAdvice, storage_options: dict[str, Any] | None
 ) -> OutputStore:
-    """The folder at a path or URL.
+    """The output store at a path or URL.
 
     Raises
     ------
     ArgumentError
-        If it is of no kind that can be written.
+        If it is a chain of file systems, which can't be written.
     """
     local = local_path(folder) if "://" in folder else folder
     if local is not None:

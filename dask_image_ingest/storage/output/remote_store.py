@@ -1,4 +1,4 @@
-"""Remote output folder of fsspec: complete files are uploaded, and appear at once."""
+"""Remote output folder, by fsspec: complete files are uploaded, and appear at once."""
 
 from __future__ import annotations
 
@@ -24,14 +24,13 @@ from dask_image_ingest.storage.output.store import (
     translate_write_errors,
 )
 
-# Protocols whose uploads appear when they are complete. Elsewhere a file is sent under another name
-# and then renamed.
-_WHOLE_UPLOADS = frozenset({"s3", "s3a", "gs", "gcs", "abfs", "abfss", "az", "oss", "memory"})
+# Protocols with atomic uploads. Elsewhere a file is uploaded under another name, then renamed.
+_ATOMIC_UPLOADS = frozenset({"s3", "s3a", "gs", "gcs", "abfs", "abfss", "az", "oss", "memory"})
 
 
 @dataclass(frozen=True)
 class RemoteStore:
-    """A folder on a file system of fsspec."""
+    """An output folder on an fsspec file system."""
 
     url: str
     storage_options: dict[str, Any] | None = field(default=None, hash=False)
@@ -41,9 +40,9 @@ class RemoteStore:
         return f"{self.url}/{name}"
 
     def create(self, name: str, content: bytes) -> bool:
-        """Write a small file, whole, unless there is one; say whether there was none.
+        """Write a small file atomically unless it exists; True if it was written.
 
-        Where an object store knows the condition «if there is none», it decides.
+        By a conditional request where the object store has one.
         """
         if self.read(name) is not None:
             return False
@@ -51,12 +50,12 @@ class RemoteStore:
             self._make_folder(name)
             try:
                 self._fs.pipe_file(self._path(name), content, mode="create")
-            except Exception:  # a condition that does not hold has many names
-                found = self.read(name)
-                if found is None:
+            except Exception:  # of a failed condition: each file system has its own
+                existing = self.read(name)
+                if existing is None:
                     raise
-                # Where the answer to the first try was lost, the second finds what that one wrote.
-                return found == content
+                # Equal if a retried request finds what its lost first attempt wrote.
+                return existing == content
         return True
 
     def put(self, name: str, content: bytes, check: Check | None = None) -> None:
@@ -66,38 +65,38 @@ class RemoteStore:
 
     @contextmanager
     def scratch(self) -> Iterator[BufferedRandom]:
-        """A file on this machine, without a name: it goes with the process."""
+        """An unnamed local file, which vanishes with the process."""
         folder = dask.config.get("temporary-directory", None)
         where = f"a temporary file in {folder or tempfile.gettempdir()}"
         with translate_write_errors(where, self.advice), tempfile.TemporaryFile(dir=folder) as file:
             yield file
 
     def commit(self, file: BufferedRandom, name: str, check: Check | None = None) -> None:
-        """Upload what was written to a scratch file; it appears when it is complete."""
+        """Upload a scratch file; it appears when it is complete."""
         file.flush()
         size = os.fstat(file.fileno()).st_size
-        # So that it can be read by name, though it has none.
+        # put_file wants a path, which the unnamed file has only here.
         source = f"/proc/self/fd/{file.fileno()}"
         with translate_write_errors(self.locate(name), self.advice, anything=True):
             target = self._path(name)
             self._make_folder(name)
-            if self._uploads_are_whole:
+            if self._uploads_are_atomic:
                 if check is not None:
                     check()
                 self._fs.put_file(source, target)
             else:
-                aside = f"{STAGING}/{uuid.uuid4().hex}.tmp"
-                self._make_folder(aside)
-                self._fs.put_file(source, self._path(aside))
+                staged = f"{STAGING}/{uuid.uuid4().hex}.tmp"
+                self._make_folder(staged)
+                self._fs.put_file(source, self._path(staged))
                 if check is not None:
                     check()
-                self._fs.mv(self._path(aside), target)
+                self._fs.mv(self._path(staged), target)
             self._fs.invalidate_cache()
-            arrived = self._fs.info(target)["size"]
-        if arrived not in (size, None):
+            uploaded = self._fs.info(target)["size"]
+        if uploaded not in (size, None):
             raise ExportError(
-                f"{self.locate(name)} has {arrived} bytes after {size} were sent: its server is at "
-                f"fault; {self.advice.retry_hint}"
+                f"{self.locate(name)} has {uploaded} bytes after {size} were sent: its server is "
+                f"at fault; {self.advice.retry_hint}"
             )
 
     def fsync(self) -> None:
@@ -137,13 +136,13 @@ class RemoteStore:
 
     def remove(self, names: Iterable[str]) -> None:
         with translate_write_errors(self.url, self.advice, anything=True):
-            there = [name for name in names if self._fs.exists(self._path(name))]
-            if there:
-                self._fs.rm([self._path(name) for name in there])
+            existing = [path for path in map(self._path, names) if self._fs.exists(path)]
+            if existing:
+                self._fs.rm(existing)
 
     def remove_empty_staging(self) -> None:
-        if not self._uploads_are_whole:
-            with suppress(Exception):  # each file system has its own for a folder that is in use
+        if not self._uploads_are_atomic:
+            with suppress(Exception):  # not empty: each file system has its own error
                 self._fs.rmdir(self._path(STAGING))
 
     def remove_staging(self) -> None:
@@ -157,15 +156,15 @@ class RemoteStore:
         return file_system(self.url, self.storage_options)[0]
 
     @property
-    def _uploads_are_whole(self) -> bool:
+    def _uploads_are_atomic(self) -> bool:
         protocol = self._fs.protocol
-        return not _WHOLE_UPLOADS.isdisjoint([protocol] if isinstance(protocol, str) else protocol)
+        return not _ATOMIC_UPLOADS.isdisjoint([protocol] if isinstance(protocol, str) else protocol)
 
     def _path(self, name: str = "") -> str:
         root = file_system(self.url, self.storage_options)[1].rstrip("/")
         return f"{root}/{name}" if name else root
 
     def _make_folder(self, name: str) -> None:
-        # An object store has no folders, and might make a bucket of one.
-        if not self._uploads_are_whole:
+        # Not on an object store: it has no folders, and makedirs might create a bucket.
+        if not self._uploads_are_atomic:
             self._fs.makedirs(self._fs._parent(self._path(name)), exist_ok=True)

@@ -1,4 +1,4 @@
-"""Protocol of output folders: each name in one is a complete file, or does not exist.
+"""Protocol of output folders: files appear complete, or not at all.
 
 `LocalStore` and `RemoteStore` implement it. Stores are pickled to workers.
 """
@@ -20,12 +20,13 @@ from dask_image_ingest.errors import DaskImageIngestError, ExportError
 STAGING = "_staging"
 
 
+#: Raises if the caller must not write any more.
 Check = Callable[[], None]
 
 
 @dataclass(frozen=True, slots=True)
 class WriteAdvice:
-    """Advice for the user in errors of writing."""
+    """Advice in errors of writing: how to retry, and what to do if a folder is read-only."""
 
     retry_hint: str
     elsewhere: str = "choose another folder"
@@ -40,7 +41,7 @@ INDEX_ADVICE = WriteAdvice(
 
 
 class OutputStore(Protocol):
-    """An output folder. Names in it are relative, with slashes."""
+    """An output folder. Names of files are relative paths, with slashes."""
 
     @property
     def advice(self) -> WriteAdvice:
@@ -54,43 +55,40 @@ class OutputStore(Protocol):
         """The path or URL of a file in it."""
 
     def create(self, name: str, content: bytes) -> bool:
-        """Write a small file, whole, unless there is one; say whether there was none."""
+        """Write a small file atomically unless it exists; True if it was written."""
 
     def put(self, name: str, content: bytes, check: Check | None = None) -> None:
-        """Write a small file, whole, in the place of any that there is."""
+        """Write a small file atomically; replaces an existing one."""
 
     def scratch(self) -> AbstractContextManager[BufferedRandom]:
-        """A file to write to and to read again, gone in the end unless committed."""
+        """A temporary file, deleted on exit unless committed."""
 
     def commit(self, file: BufferedRandom, name: str, check: Check | None = None) -> None:
-        """Rename a complete scratch file to its final name.
-
-        ``check`` is called right before, and raises if it must not.
-        """
+        """Move a complete scratch file to its final name; calls ``check`` right before."""
 
     def fsync(self) -> None:
-        """Make committed files durable: they outlive a crash of the machine."""
+        """Make committed files durable: they survive a crash of the machine."""
 
     def read(self, name: str) -> bytes | None:
-        """A small file, None if there is none."""
+        """Content of a small file; None if it does not exist."""
 
     def open(self, name: str) -> pa.NativeFile:
-        """A file to read parts of."""
+        """Open a file for random access."""
 
     def size(self, name: str) -> int | None:
-        """Size of a file; None if there is none."""
+        """Size of a file; None if it does not exist."""
 
     def sizes(self, folder: str = "") -> dict[str, int]:
-        """The files in it, or in a folder of it, and their sizes."""
+        """Name → size of the files in it, or in a subfolder."""
 
     def remove(self, names: Iterable[str]) -> None:
-        """Remove files; those that are not there don't matter."""
+        """Remove files; missing ones are ignored."""
 
     def remove_staging(self) -> None:
-        """Remove what is not finished."""
+        """Remove the folder of unfinished files."""
 
     def remove_empty_staging(self) -> None:
-        """Remove the folder for what is not finished, if nothing is in it."""
+        """Remove the folder of unfinished files if it is empty."""
 
 
 @contextmanager
@@ -102,11 +100,11 @@ def translate_write_errors(
     Parameters
     ----------
     where
-        What could not be written.
+        The file or folder, for the message.
     advice
-        The advice of these errors.
+        How to go on, for the message.
     anything
-        Translate every exception: each remote file system has some of its own.
+        Translate every exception, not only ``OSError``: remote file systems have their own.
 
     Raises
     ------
@@ -122,19 +120,19 @@ def translate_write_errors(
         if not anything:
             raise
         raise ExportError(
-            f"{where} cannot be written: {type(error).__name__}: {error}. {_go_on(advice)}"
+            f"{where} cannot be written: {type(error).__name__}: {error}. {_how_to_resume(advice)}"
         ) from error
 
 
 def _advice(error: OSError, advice: WriteAdvice) -> str:
-    said = error.strerror or str(error)
+    reason = error.strerror or str(error)
     if error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG):
-        return f"{said}. What is finished stays; make room, and {advice.retry_hint}"
+        return f"{reason}. What is finished stays; make room, and {advice.retry_hint}"
     if error.errno in (errno.EACCES, errno.EPERM, errno.EROFS):
         elsewhere = advice.elsewhere[0].upper() + advice.elsewhere[1:]
-        return f"{said}. {elsewhere}, or get the right to write to this one"
-    return f"{said}. {_go_on(advice)}"
+        return f"{reason}. {elsewhere}, or get the right to write to this one"
+    return f"{reason}. {_how_to_resume(advice)}"
 
 
-def _go_on(advice: WriteAdvice) -> str:
+def _how_to_resume(advice: WriteAdvice) -> str:
     return f"What is finished stays; once the cause is gone, {advice.retry_hint}"

@@ -1,7 +1,7 @@
-"""Shards that are not on this machine.
+"""Remote shards.
 
-In: a URL and the options of its file system. Out: a reader of its bytes. From the ground up: fetch
-(requests, latencies, retries), http and fsspec_source (the protocols), page_cache, reader.
+In: a URL and its storage options. Out: a reader of its bytes. From the bottom up: fetch (retries,
+latencies, thread pool), http and fsspec_source (protocols), page_cache, reader (read-ahead).
 """
 
 from dask_image_ingest.storage.remote.fsspec_source import call_fsspec, version_of

@@ -1,4 +1,4 @@
-"""Requests for the bytes of a remote shard: sources, latencies, retries and threads."""
+"""Requests for the bytes of a remote shard: sources, latencies, retries, and the thread pool."""
 
 from __future__ import annotations
 
@@ -16,12 +16,20 @@ from typing import Protocol, TypeVar
 from urllib.parse import urlsplit
 
 from dask_image_ingest.errors import ShardError
+from dask_image_ingest.storage.reader import Range
 
 
-class Fault(Exception):
-    """A request has failed, and may succeed when it is made again.
+class RetryableError(Exception):
+    """Failure of a request that may succeed if it is retried.
 
-    The server asks to ``wait`` so many seconds, was not reached, or sent nothing for too long.
+    Attributes
+    ----------
+    wait
+        Seconds that the server asks to wait before a retry.
+    unreached
+        No connection was made.
+    stalled
+        The server sent nothing for the time of the timeout.
     """
 
     def __init__(
@@ -35,53 +43,49 @@ class Fault(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Head:
-    """First bytes of a shard, all of them where its server knows no ranges, and its size."""
+    """First bytes of a shard (all of them if its server supports no ranges), and its size."""
 
     data: bytes
     size: int
 
 
 class Source(Protocol):
-    """A remote shard as it is when its head is read; any number of threads read its ranges.
+    """Protocol of a remote shard, pinned to the version whose head was read; thread-safe.
 
-    ``head`` and ``stream`` make one request each. They raise `Fault` where it may be made again,
-    ``ShardNotFoundError`` where there is no such shard, and ``ShardError`` where nothing helps, or
-    where the shard is not the one any more whose head was read.
+    ``head`` and ``stream`` make one request each. They raise `RetryableError` for temporary
+    failures, ``ShardNotFoundError`` if there is no such shard, and ``ShardError`` for permanent
+    failures and if the shard has changed since its head was read.
     """
 
     url: str
 
     def head(self, nbytes: int, stall_timeout: float | None = None) -> Head:
-        """Read the first bytes, and keep in mind which version this is."""
+        """Read the first bytes, and remember the version they are of."""
         ...
 
     def stream(self, start: int, stop: int, stall_timeout: float | None = None) -> Iterator[bytes]:
-        """Read a range, piece by piece; an empty one first says that the answer has begun.
+        """Read a range in pieces; a first, empty piece says that the response has begun.
 
-        More than ``stall_timeout`` seconds without a byte are a fault, if it is given.
+        Raises a `RetryableError` after ``stall_timeout`` seconds without a byte.
         """
         ...
 
     @property
     def version(self) -> str:
-        """Version as a listing shows it; empty if it shows none."""
+        """Version as a listing would show it; empty if the server gives none."""
         ...
 
     def is_version(self, version: str) -> bool:
-        """False if this is surely not the version of a listing."""
+        """False if this certainly differs from the ``version`` of a listing."""
         ...
 
     def refuse_changes(self) -> None:
-        """Raise if what was read may be of two versions."""
+        """Raise if the shard may have changed while it was read."""
         ...
 
 
-#: Start and stop.
-Range = tuple[int, int]
-
-
 def merge(ranges: Iterable[Range], gap: int = 0) -> list[Range]:
-    """Join ranges that overlap, touch, or lie no more than ``gap`` bytes apart; in order."""
+    """Merge ranges that overlap, touch, or lie at most ``gap`` bytes apart; sorted."""
     merged: list[Range] = []
     for start, stop in sorted(ranges):
         if start >= stop:
@@ -94,40 +98,40 @@ def merge(ranges: Iterable[Range], gap: int = 0) -> list[Range]:
 
 
 def split(start: int, stop: int, largest: int) -> list[Range]:
-    """Cut a range into pieces of ``largest`` bytes at most."""
+    """Split a range into pieces of at most ``largest`` bytes."""
     return [(at, min(at + largest, stop)) for at in range(start, stop, largest)]
 
 
-_lock = threading.Lock()
+_pools_lock = threading.Lock()
 _pools: dict[int, ThreadPoolExecutor] = {}
 
 
 def request_threads(connections: int) -> ThreadPoolExecutor:
-    """The pool with that many threads: all shards that are open in this process share it."""
-    with _lock:
+    """The pool of that many threads, shared by all open shards of this process."""
+    with _pools_lock:
         if connections not in _pools:
             _pools[connections] = ThreadPoolExecutor(connections, "image-ingest-remote")
         return _pools[connections]
 
 
-def _forget() -> None:
-    """A forked process has none of the threads, and the lock may be held for ever."""
-    global _lock
-    _lock = threading.Lock()
+def _reset_pools() -> None:
+    """Start anew in a forked process: it has no threads, and the lock may be held for ever."""
+    global _pools_lock
+    _pools_lock = threading.Lock()
     _pools.clear()
 
 
-os.register_at_fork(after_in_child=_forget)
+os.register_at_fork(after_in_child=_reset_pools)
 
 
-# Recent response times of which the median counts, and how few of them are too few to trust.
-_REMEMBERED, _FEW = 32, 4
+# How many recent latencies are kept; with fewer than the second, the timeout is doubled.
+_LATENCIES_KEPT, _LATENCIES_TRUSTED = 32, 4
 
-# Shortest stall timeout in seconds and in latencies; the timeout while no latency is known.
-_LEAST_TIMEOUT, _LATENCIES, _UNKNOWN = 0.5, 15, 2.5
+# The stall timeout: at least so many seconds and so many median latencies; seconds without any.
+_LEAST_TIMEOUT, _TIMEOUT_IN_LATENCIES, _TIMEOUT_UNKNOWN = 0.5, 15, 2.5
 
-# Answers of fewer bytes take no longer than their latency, where the answer comes in one piece.
-_SMALL = 32 << 10
+# A response of at most so many bytes that arrives in one piece takes about one latency.
+_SMALL_RESPONSE = 32 << 10
 
 
 class LatencyStats:
@@ -135,24 +139,24 @@ class LatencyStats:
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
-        self._latencies: deque[float] = deque(maxlen=_REMEMBERED)
+        self._latencies: deque[float] = deque(maxlen=_LATENCIES_KEPT)
 
     def add(self, latency: float) -> None:
-        """Count the answer to one request."""
+        """Add the latency of one request."""
         with self._lock:
             self._latencies.append(latency)
 
     def stall_timeout(self, longest: float, stalls: int) -> float:
-        """Seconds to wait for the next byte: few for a server that has answered fast.
+        """Seconds to wait for the next byte, at most ``longest``: short if the server is fast.
 
-        Twice as many after each stall, and while few answers are known.
+        Doubled for each of ``stalls`` (earlier timeouts), and while few latencies are known.
         """
         with self._lock:
-            usual = _UNKNOWN
+            timeout = _TIMEOUT_UNKNOWN
             if self._latencies:
-                usual = max(_LEAST_TIMEOUT, _LATENCIES * median(self._latencies))
-                usual *= 2 if len(self._latencies) < _FEW else 1
-        return min(longest, usual * 2 ** min(stalls, 10))
+                timeout = max(_LEAST_TIMEOUT, _TIMEOUT_IN_LATENCIES * median(self._latencies))
+                timeout *= 2 if len(self._latencies) < _LATENCIES_TRUSTED else 1
+        return min(longest, timeout * 2 ** min(stalls, 10))
 
 
 _latency_stats: dict[tuple[str, str], LatencyStats] = {}
@@ -169,19 +173,26 @@ def latency_stats_of(url: str) -> LatencyStats:
 
 Result = TypeVar("Result")
 
-# Seconds. The pause doubles with each failure, and some of it is left to chance, so that those who
-# failed together don't come back together.
+# Exponential backoff, in seconds, with jitter.
 _FIRST_PAUSE, _LONGEST_PAUSE = 0.1, 10.0
 
-# How often to knock where no server has answered yet: its name may be misspelt.
+# Attempts before a never-reached server is an error: its name may be misspelt.
 _CONNECT_ATTEMPTS = 3
 
 
 class Retries:
-    """Failures of one task: when to retry, and when to give up.
+    """Backoff of one task: when to retry, and when to give up.
 
-    ``limit`` is in seconds from the first failure to the last try. ``reached`` says that the server
-    has answered before; ``stopped`` is set when nobody waits for the result any more.
+    Parameters
+    ----------
+    url
+        The shard, for errors.
+    limit
+        Seconds from the first failure to the last attempt.
+    reached
+        Whether the server has answered before.
+    stopped
+        Set when the result is not needed any more.
     """
 
     def __init__(
@@ -191,59 +202,63 @@ class Retries:
         self._limit = limit
         self._reached = reached
         self._stopped = stopped or Event()
-        self._failures = self._in_vain = 0
+        self._failures = 0
+        #: Failures since the last attempt that received any bytes.
+        self._failures_in_a_row = 0
+        #: Time of the first failure; 0 before.
         self._since = 0.0
 
-    def wait(self, fault: Fault, progress: bool = False) -> None:
-        """Pause before the next try, a short while if this one had some ``progress``.
+    def wait(self, error: RetryableError, progress: bool = False) -> None:
+        """Pause before the next attempt; only briefly if the failed one made ``progress``.
 
         Raises
         ------
         ShardError
-            If there is to be none.
+            If there is to be no next attempt.
         """
         now = time.monotonic()
         self._since = self._since or now
         self._failures += 1
-        self._in_vain = 0 if progress else self._in_vain + 1
-        pause = min(_LONGEST_PAUSE, _FIRST_PAUSE * 2 ** min(self._in_vain, 20) / 2)
-        pause = max(pause * random.uniform(0.5, 1.0), fault.wait)
-        over = now + pause - self._since > self._limit
-        if over or (fault.unreached and not self._reached and self._failures >= _CONNECT_ATTEMPTS):
-            why = "its server cannot be reached: " if fault.unreached else ""
+        self._failures_in_a_row = 0 if progress else self._failures_in_a_row + 1
+        pause = min(_LONGEST_PAUSE, _FIRST_PAUSE * 2 ** min(self._failures_in_a_row, 20) / 2)
+        pause = max(pause * random.uniform(0.5, 1.0), error.wait)
+        too_late = now + pause - self._since > self._limit
+        never_reached = error.unreached and not self._reached
+        if too_late or (never_reached and self._failures >= _CONNECT_ATTEMPTS):
+            why = "its server cannot be reached: " if error.unreached else ""
             tried = f" ({self._failures} tries)" if self._failures > 1 else ""
-            raise ShardError(f"{self._url} cannot be read: {why}{fault}{tried}") from fault
+            raise ShardError(f"{self._url} cannot be read: {why}{error}{tried}") from error
         if self._stopped.wait(pause):
             raise ShardError(f"{self._url} was closed while it was read")
 
 
 def call_with_retry(task: Callable[[], Result], retries: Retries) -> Result:
-    """Call ``task`` until it raises no `Fault`."""
+    """Call ``task``, again while it raises `RetryableError`."""
     while True:
         try:
             return task()
-        except Fault as fault:
-            retries.wait(fault)
+        except RetryableError as error:
+            retries.wait(error)
 
 
-def first_bytes(
+def fetch_head(
     source: Source, nbytes: int, retries: Retries, latency: LatencyStats, read_timeout: float
 ) -> Head:
-    """The first bytes of a shard, requested again until they come."""
+    """Fetch the first bytes of a shard, with retries."""
     stalls = 0
     while True:
         began = time.monotonic()
         try:
             head = source.head(nbytes, latency.stall_timeout(read_timeout, stalls))
-        except Fault as fault:
-            stalls += fault.stalled
-            retries.wait(fault)
+        except RetryableError as error:
+            stalls += error.stalled
+            retries.wait(error)
         else:
             latency.add(time.monotonic() - began)
             return head
 
 
-def whole_range(
+def fetch_range(
     source: Source,
     start: int,
     stop: int,
@@ -251,22 +266,23 @@ def whole_range(
     latency: LatencyStats,
     read_timeout: float,
 ) -> bytearray:
-    """The bytes of a range; an interrupted request is resumed at the next byte."""
+    """Fetch a range, with retries; an interrupted request is resumed at the next byte."""
     data = bytearray()
     stalls = 0
     while True:
-        before = len(data)
+        received = len(data)
         stall_timeout = latency.stall_timeout(read_timeout, stalls)
         began = time.monotonic()
         try:
-            for piece in source.stream(start + before, stop, stall_timeout):
-                # An empty piece says that the answer has begun; fsspec gives all of it at once.
-                if not piece or (len(piece) == stop - start <= _SMALL):
+            for piece in source.stream(start + received, stop, stall_timeout):
+                # An empty piece marks the begin of the response; fsspec gives all bytes at once.
+                if not piece or (len(piece) == stop - start <= _SMALL_RESPONSE):
                     latency.add(time.monotonic() - began)
                 data.extend(piece)
-            if len(data) != stop - start:
-                raise Fault(f"{len(data)} of the {stop - start} bytes from {start} on came")
+            size = stop - start
+            if len(data) != size:
+                raise RetryableError(f"{len(data)} of the {size} bytes from {start} on came")
             return data
-        except Fault as fault:
-            stalls += fault.stalled
-            retries.wait(fault, progress=len(data) > before)
+        except RetryableError as error:
+            stalls += error.stalled
+            retries.wait(error, progress=len(data) > received)

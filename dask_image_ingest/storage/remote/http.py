@@ -1,4 +1,4 @@
-"""Shards behind HTTP: ranges over connections that are kept, each request pinned to one version."""
+"""Shards on HTTP servers: range requests over kept-alive connections, pinned to one version."""
 
 from __future__ import annotations
 
@@ -23,13 +23,13 @@ from urllib3.exceptions import (
 )
 
 from dask_image_ingest.errors import ShardError, ShardNotFoundError
-from dask_image_ingest.storage.remote.fetch import Fault, Head
+from dask_image_ingest.storage.remote.fetch import Head, RetryableError
 from dask_image_ingest.storage.settings import Settings
 
-# What is read of a body at once: of one that breaks off, no more than this is lost.
+# Bytes read of a response body at once; an interrupted response loses at most this many.
 _PIECE = 256 << 10
 
-_AGAIN = frozenset({408, 425, 429, 500, 502, 503, 504, 507, 509, 520, 521, 522, 523, 524, 529})
+_RETRIED = frozenset({408, 425, 429, 500, 502, 503, 504, 507, 509, 520, 521, 522, 523, 524, 529})
 
 _ADVICE = {
     401: "it asks for credentials: pass them in storage_options=",
@@ -37,15 +37,24 @@ _ADVICE = {
     "this; a signed URL may have expired",
 }
 
-# By what the connections differ; emptied in a forked process, which must not share a socket.
+# By proxy and number of connections; emptied in a forked process, which must not share sockets.
 _managers: dict[tuple[str | None, int], urllib3.PoolManager] = {}
 os.register_at_fork(after_in_child=_managers.clear)
 
 
 class HTTPSource:
-    """A shard that a server of HTTP has.
+    """A shard on an HTTP server.
 
-    Errors name ``url``; ``address`` gives the URL to ask, which may be signed for a while.
+    Parameters
+    ----------
+    url
+        The shard, for errors.
+    address
+        Returns the URL to request, perhaps a signed one that expires.
+    headers
+        Sent with every request.
+    settings
+        Timeouts and number of connections.
     """
 
     def __init__(
@@ -66,15 +75,15 @@ class HTTPSource:
     def head(self, nbytes: int, stall_timeout: float | None = None) -> Head:
         with self._request({"Range": f"bytes=0-{nbytes - 1}"}, stall_timeout) as response:
             etag = response.headers.get("ETag", "")
-            # A weak one holds for the content, not for its bytes, and no server compares it.
+            # Not a weak one: it does not identify bytes, and If-Match never matches it.
             self._etag = "" if etag.startswith("W/") else etag
             self._version = _version(response)
             if response.status == 416:
                 self._size = _total(response) or 0
                 if self._size:
-                    raise Fault(f"the server has no bytes 0-{nbytes - 1}, and says that it has")
+                    raise RetryableError(f"its server gives none of its {self._size} bytes (416)")
                 return Head(b"", 0)
-            data = b"".join(self._pieces(response))
+            data = b"".join(self._body(response))
             self._size = len(data)
             if response.status == 206:
                 total = _total(response)
@@ -83,8 +92,9 @@ class HTTPSource:
                         f"{self.url} cannot be read: its server does not tell its size"
                     )
                 self._size = total
-                if len(data) < min(nbytes, total):
-                    raise Fault(f"{len(data)} of the first {min(nbytes, total)} bytes came")
+                expected = min(nbytes, total)
+                if len(data) < expected:
+                    raise RetryableError(f"{len(data)} of the first {expected} bytes came")
             return Head(data, self._size)
 
     def stream(self, start: int, stop: int, stall_timeout: float | None = None) -> Iterator[bytes]:
@@ -93,15 +103,15 @@ class HTTPSource:
             headers["If-Match"] = self._etag
         with self._request(headers, stall_timeout) as response:
             total = _total(response) if response.status == 206 else self._size
-            if response.status in (412, 416) or self._is_other(_version(response), total):
+            if response.status in (412, 416) or self._has_changed(_version(response), total):
                 raise ShardError(
                     f"{self.url} has changed while it was read, and what was read would be of two "
                     "versions. Read it again when it is complete"
                 )
             yield b""
-            # Some servers send all of it now and then.
+            # Some servers occasionally ignore the range and send the whole file (status 200).
             skip, wanted = (start, stop - start) if response.status == 200 else (0, stop - start)
-            for piece in self._pieces(response):
+            for piece in self._body(response):
                 part = piece[skip : skip + wanted]
                 skip = max(0, skip - len(piece))
                 wanted -= len(part)
@@ -111,36 +121,35 @@ class HTTPSource:
 
     @property
     def version(self) -> str:
-        """Its ETag, or when it was changed."""
+        """The ETag, else the time of the last modification."""
         return self._version[0] or self._version[1]
 
     def is_version(self, version: str) -> bool:
         etag, modified = self._version
         if version.endswith(('"', "GMT")):
-            now = etag if version.endswith('"') else modified
-            return not now or now.removeprefix("W/") == version.removeprefix("W/")
-        return True
+            current = etag if version.endswith('"') else modified
+            return not current or current.removeprefix("W/") == version.removeprefix("W/")
+        return True  # neither an ETag nor a date of HTTP: not comparable
 
     def refuse_changes(self) -> None:
-        """Each request was for one version."""
+        """Do nothing: each response was checked for its version."""
 
-    def _is_other(self, version: tuple[str, str], total: int | None) -> bool:
-        told = zip(version, self._version, strict=True)
-        # What a server behind a balancer leaves out now and then is no difference.
-        return total not in (self._size, None) or any(a != b for a, b in told if a and b)
+    def _has_changed(self, version: tuple[str, str], total: int | None) -> bool:
+        pairs = zip(version, self._version, strict=True)
+        # A header missing on one side is no change: servers behind a balancer may omit it at times.
+        return total not in (self._size, None) or any(a != b for a, b in pairs if a and b)
 
     @contextmanager
     def _request(
         self, headers: dict[str, str], stall_timeout: float | None = None
     ) -> Iterator[urllib3.BaseHTTPResponse]:
-        """One answer that has bytes, or says that there are none here any more."""
-        known = self._settings
-        # By name: the first one is the time for all, and would be the wait for each byte as well.
+        """Response with bytes, or of status 412 or 416; raises for any other status."""
         timeout = urllib3.Timeout(
-            connect=known.connect_timeout, read=stall_timeout or known.read_timeout
+            connect=self._settings.connect_timeout,
+            read=stall_timeout or self._settings.read_timeout,
         )
         manager = pool_manager(self._settings, self._address())
-        with _faults(self.url):
+        with _translate_errors(self.url):
             response = manager.request(
                 "GET",
                 self._address(),
@@ -152,9 +161,9 @@ class HTTPSource:
             )
         try:
             if response.status not in (200, 206, 412, 416):
-                self._refuse(response)
+                self._raise_for_status(response)
             yield response
-            # What is left of a small answer is read, so that the connection can be used again.
+            # Read the short body, so that the connection can be reused.
             if response.status in (412, 416):
                 response.drain_conn()
         finally:
@@ -162,27 +171,28 @@ class HTTPSource:
                 response.close()
             response.release_conn()
 
-    def _pieces(self, response: urllib3.BaseHTTPResponse) -> Iterator[bytes]:
-        with _faults(self.url):
+    def _body(self, response: urllib3.BaseHTTPResponse) -> Iterator[bytes]:
+        with _translate_errors(self.url):
             yield from response.stream(_PIECE, decode_content=False)
 
-    def _refuse(self, response: urllib3.BaseHTTPResponse) -> None:
+    def _raise_for_status(self, response: urllib3.BaseHTTPResponse) -> None:
         status = response.status
-        said = f"{status} {response.reason or ''}".strip()
+        answer = f"{status} {response.reason or ''}".strip()
         if status in (404, 410):
-            raise ShardNotFoundError(f"{self.url} is not found ({said})")
-        if status in _AGAIN:
-            wait = response.headers.get("Retry-After", "")
-            raise Fault(f"its server answers {said}", float(wait) if wait.isdecimal() else 0.0)
+            raise ShardNotFoundError(f"{self.url} is not found ({answer})")
+        if status in _RETRIED:
+            after = response.headers.get("Retry-After", "")
+            wait = float(after) if after.isdecimal() else 0.0
+            raise RetryableError(f"its server answers {answer}", wait)
         advice = _ADVICE.get(status)
         raise ShardError(
-            f"{self.url} cannot be read: its server answers {said}"
+            f"{self.url} cannot be read: its server answers {answer}"
             + (f"; {advice}" if advice else "")
         )
 
 
 def pool_manager(settings: Settings, url: str) -> urllib3.PoolManager:
-    """The connections of this process, through the proxy that its environment names."""
+    """Connections of this process, through the proxy that its environment names for a URL."""
     parts = urlsplit(url)
     proxy = urllib.request.getproxies().get(parts.scheme)
     if proxy and urllib.request.proxy_bypass(parts.hostname or ""):
@@ -190,36 +200,37 @@ def pool_manager(settings: Settings, url: str) -> urllib3.PoolManager:
     key = (proxy, settings.connections)
     if key not in _managers:
         options: dict[str, Any] = {"num_pools": 32, "maxsize": settings.connections}
-        made = urllib3.ProxyManager(proxy, **options) if proxy else urllib3.PoolManager(**options)
-        return _managers.setdefault(key, made)
+        new = urllib3.ProxyManager(proxy, **options) if proxy else urllib3.PoolManager(**options)
+        return _managers.setdefault(key, new)
     return _managers[key]
 
 
 @contextmanager
-def _faults(url: str) -> Iterator[None]:
-    """Turn errors of urllib3 into `Fault`, permanent ones into ``ShardError``."""
+def _translate_errors(url: str) -> Iterator[None]:
+    """Translate errors of urllib3 into `RetryableError`, permanent ones into ``ShardError``."""
     try:
         yield
     except (SSLError, LocationValueError, InvalidHeader) as error:
         raise ShardError(f"{url} cannot be read: {type(error).__name__}: {error}") from error
     except HTTPError as error:
         cause = getattr(error, "reason", None)
-        if isinstance(cause, (SSLError, ResponseError)):  # the second: too many redirections
+        if isinstance(cause, (SSLError, ResponseError)):  # ResponseError: too many redirects
             raise ShardError(f"{url} cannot be read: {type(cause).__name__}: {cause}") from error
-        found = cause if isinstance(cause, Exception) else error
-        unreached = isinstance(found, (NewConnectionError, ConnectTimeoutError))
-        stalled = isinstance(found, ReadTimeoutError)
-        said = f"{type(found).__name__}: {found}"
-        raise Fault(said, unreached=unreached, stalled=stalled) from error
+        root = cause if isinstance(cause, Exception) else error
+        unreached = isinstance(root, (NewConnectionError, ConnectTimeoutError))
+        stalled = isinstance(root, ReadTimeoutError)
+        message = f"{type(root).__name__}: {root}"
+        raise RetryableError(message, unreached=unreached, stalled=stalled) from error
     except OSError as error:
-        raise Fault(f"{type(error).__name__}: {error}") from error
+        raise RetryableError(f"{type(error).__name__}: {error}") from error
 
 
 def _version(response: urllib3.BaseHTTPResponse) -> tuple[str, str]:
+    """ETag and Last-Modified, as they stand in the headers; empty without one."""
     return response.headers.get("ETag", ""), response.headers.get("Last-Modified", "")
 
 
 def _total(response: urllib3.BaseHTTPResponse) -> int | None:
-    """The size of the whole, as the answer to a request for a range tells it."""
+    """Size of the whole file, from the Content-Range header; None without one."""
     match = re.search(r"/\s*(\d+)\s*$", response.headers.get("Content-Range", ""))
     return int(match[1]) if match else None

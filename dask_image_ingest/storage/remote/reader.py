@@ -1,7 +1,8 @@
-"""Reader of a remote shard: many requests at once, ahead of their use."""
+"""Reader of a remote shard, with parallel requests and read-ahead."""
 
 from __future__ import annotations
 
+import math
 import threading
 import time
 from collections import deque
@@ -12,37 +13,37 @@ from typing import Any
 from dask_image_ingest.errors import ShardError
 from dask_image_ingest.storage.fsspec_compat import FileSystem, file_system
 from dask_image_ingest.storage.pipe import without_permission
-from dask_image_ingest.storage.reader import ByteReader, MemoryReader
+from dask_image_ingest.storage.reader import ByteReader, MemoryReader, Range
 from dask_image_ingest.storage.remote.fetch import (
     Head,
-    Range,
     Retries,
     Source,
-    first_bytes,
+    fetch_head,
+    fetch_range,
     latency_stats_of,
     merge,
     request_threads,
     split,
-    whole_range,
 )
 from dask_image_ingest.storage.remote.fsspec_source import FsspecSource
 from dask_image_ingest.storage.remote.http import HTTPSource
 from dask_image_ingest.storage.remote.page_cache import PAGE, CachedRange, PageCache
-from dask_image_ingest.storage.settings import Settings, settings
+from dask_image_ingest.storage.settings import Settings, configured_settings
 from dask_image_ingest.storage.shard import Shard, changed
 
-# Bytes that a scan requests ahead at first, the factor by which that grows each time they are used,
-# and the least number of requests: few round trips, and little in vain where a scan turns out to
-# skip.
-_FIRST_AHEAD, _GROWTH, _AT_LEAST = 1 << 20, 8, 16
-_SMALLEST_REQUEST = 128 << 10
+# The read-ahead window of a header scan: its first size in bytes, and the factor by which it grows.
+# It starts small, so that little is wasted on a scan that turns out to skip members.
+_FIRST_WINDOW, _WINDOW_GROWTH = 1 << 20, 8
+
+# A window is fetched by at least this many requests, none smaller than this, in bytes.
+_REQUESTS_PER_WINDOW, _SMALLEST_REQUEST = 16, 128 << 10
 
 
 class RemoteReader(ByteReader):
-    """Reader of a remote shard, whose ranges are fetched when they are sliced, or before.
+    """Reader of a remote shard: fetches ranges when they are sliced, or ahead of that.
 
-    Fetched before are prefetched ranges, and nothing else; in a header scan what follows, unless
-    members between headers are larger than the setting ``skip``.
+    After `prefetch`, prefetches the announced ranges only. During a header scan, reads ahead
+    sequentially unless members between headers are larger than the setting ``skip``.
     """
 
     is_remote = True
@@ -56,9 +57,18 @@ class RemoteReader(ByteReader):
         self._lock = threading.RLock()
         self._cache = PageCache(settings.cache)
         self._head = head.data
-        self._planned: deque[Range] | None = None
         self._latency = latency_stats_of(source.url)
         self.shard = Shard(source.url, head.size, source.version)
+        #: Announced ranges that are not requested yet; None during a header scan.
+        self._planned: deque[Range] | None = None
+        #: Where the scan's last read ended.
+        self._scan_position = 0
+        #: Bytes skipped between the scan's reads: a moving average.
+        self._mean_skip = 0
+        #: Bytes to request ahead of the scan; 0 before the first window and while skipping.
+        self._window = 0
+        #: Where the requests of the last window end.
+        self._window_end = 0
         self._begin_scan()
 
     def __len__(self) -> int:
@@ -75,19 +85,19 @@ class RemoteReader(ByteReader):
         try:
             if len(parts) == 1:
                 return parts[0].slice(start, stop)
-            return b"".join([each.slice(start, stop) for each in parts])
+            return b"".join([cached.slice(start, stop) for cached in parts])
         except BaseException:
             with self._lock:
-                for each in parts:
-                    future = each.future
+                for cached in parts:
+                    future = cached.future
                     if future and future.done() and future.exception() is not None:
-                        self._cache.forget(each)
+                        self._cache.forget(cached)
             raise
 
     def prefetch_scan(self) -> None:
-        """Expect a scan of the headers, and after it reads of the members that it finds.
+        """Expect a scan of the headers, followed by reads of the members it finds.
 
-        What it fetches beyond the memory for it goes to a file.
+        Bytes beyond the cache's capacity are kept in a file for these reads.
         """
         with self._lock:
             self._planned = None
@@ -98,40 +108,40 @@ class RemoteReader(ByteReader):
             self._cache.abandon()
             self._cache.spilling = False
             planned: deque[Range] = deque()
-            further = ((start, stop) for start, stop in ranges if stop > len(self._head))
-            rounded = ((start - start % PAGE, stop + -stop % PAGE) for start, stop in further)
-            for start, stop in merge(rounded, self._settings.gap):
+            beyond_head = ((start, stop) for start, stop in ranges if stop > len(self._head))
+            pages = ((start - start % PAGE, stop + -stop % PAGE) for start, stop in beyond_head)
+            for start, stop in merge(pages, self._settings.gap):
                 for first, last in self._cache.missing(max(start, 0), min(stop, self._size)):
                     planned.extend(split(first, last, self._settings.request_size))
             self._planned = planned
             self._request_planned()
 
     def close(self) -> None:
-        """Drop all pages and pending requests; those under way end by themselves."""
+        """Drop all pages and cancel pending requests; running ones end by themselves."""
         self._closed.set()
         with self._lock:
             self._planned = deque()
             self._cache.clear()
 
     def _request_range(self, start: int, stop: int) -> list[CachedRange]:
-        """The cached ranges that cover a range; what is missing is requested."""
+        """Cached ranges that cover a range, in order; requests what is missing."""
         first = self._cache.at(start)
         if self._closed.is_set():
             raise ShardError(f"{self._source.url} cannot be read: it was closed")
         if first is None or stop > first.stop:
-            # In a scan that skips, the headers of small members that follow come along.
-            further = stop if self._planned is not None else max(stop, start + PAGE)
-            for missing in self._cache.missing(start, min(further, self._size)):
+            # A scan gets a whole page: it may hold the next headers, too, if members are small.
+            needed = stop if self._planned is not None else max(stop, start + PAGE)
+            for missing in self._cache.missing(start, min(needed, self._size)):
                 for piece in split(*missing, self._settings.request_size):
                     self._request(*piece)
         parts = []
         at = start
         while at < stop:
-            found = self._cache.at(at)
-            if found is None:
-                raise AssertionError(f"nothing has byte {at} of {self._source.url}")
-            parts.append(found)
-            at = found.stop
+            part = self._cache.at(at)
+            if part is None:
+                raise AssertionError(f"byte {at} of {self._source.url} was not requested")
+            parts.append(part)
+            at = part.stop
         self._cache.use(parts)
         if self._planned is None:
             self._read_ahead(start, stop)
@@ -140,49 +150,45 @@ class RemoteReader(ByteReader):
         return parts
 
     def _request_planned(self) -> None:
-        """Request prefetched ranges, as many as the setting ``read_ahead`` allows."""
-        planned, unused = self._planned, self._settings.read_ahead
-        while planned and self._cache.unused < unused:
-            for missing in self._cache.missing(*planned.popleft()):
+        """Request announced ranges while fewer than ``read_ahead`` bytes are unused."""
+        while self._planned and self._cache.unused_bytes < self._settings.read_ahead:
+            for missing in self._cache.missing(*self._planned.popleft()):
                 self._request(*missing)
 
     def _begin_scan(self) -> None:
         self._cache.spilling = True
-        # The last byte read, the bytes skipped between reads (smoothed), the end of what was
-        # requested ahead, and how far ahead that goes.
-        self._last = self._front = len(self._head)
-        self._left_out = 0
-        self._window = 0
+        self._scan_position = self._window_end = len(self._head)
+        self._mean_skip = self._window = 0
 
     def _read_ahead(self, start: int, stop: int) -> None:
-        """Request what follows in a scan, unless it skips much."""
-        left_out = start - self._last
-        self._last = stop
-        if left_out < -PAGE:
+        """Request what follows a scan's read of ``start`` to ``stop``, unless the scan skips."""
+        skipped = start - self._scan_position
+        self._scan_position = stop
+        if skipped < -PAGE:  # back: a new scan
             self._begin_scan()
-            self._front = self._last = stop
+            self._window_end = self._scan_position = stop
             return
-        if left_out > PAGE:
-            self._left_out = (3 * self._left_out + left_out) // 4 if self._left_out else left_out
-        self._cache.pass_by(start)
-        if self._left_out > self._settings.skip:
+        if skipped > PAGE:
+            self._mean_skip = (3 * self._mean_skip + skipped) // 4 if self._mean_skip else skipped
+        self._cache.mark_used_before(start)
+        if self._mean_skip > self._settings.skip:
             self._window = 0
-            self._front = stop
+            self._window_end = stop
             self._cache.abandon()
             return
-        # Room for at least half of it, so that requests don't become small.
-        if self._window and self._front - stop > self._window // 2:
+        # Refill only when half of the window is used, so that requests don't become small.
+        if self._window and self._window_end - stop > self._window // 2:
             return
         largest = self._settings.read_ahead
-        self._window = min(largest, self._window * _GROWTH or _FIRST_AHEAD)
-        # Half of the largest request: a scan goes on with the first that comes, and requests more.
-        piece = min(self._settings.request_size // 2, self._window // _AT_LEAST)
+        self._window = min(largest, self._window * _WINDOW_GROWTH or _FIRST_WINDOW)
+        # At most half the largest request: the scan continues as soon as the first one arrives.
+        piece = min(self._settings.request_size // 2, self._window // _REQUESTS_PER_WINDOW)
         piece = max(_SMALLEST_REQUEST, piece - piece % PAGE)
-        begin, end = max(self._front, stop), min(stop + self._window, self._size)
+        begin, end = max(self._window_end, stop), min(stop + self._window, self._size)
         for missing in self._cache.missing(begin, end):
             for part in split(*missing, piece):
                 self._request(*part)
-        self._front = max(begin, end)
+        self._window_end = max(begin, end)
 
     def _request(self, start: int, stop: int) -> None:
         stop = min(stop, self._size)
@@ -191,13 +197,13 @@ class RemoteReader(ByteReader):
         )
         timeout = self._settings.read_timeout
         future = self._threads.submit(
-            whole_range, self._source, start, stop, retries, self._latency, timeout
+            fetch_range, self._source, start, stop, retries, self._latency, timeout
         )
         self._cache.add(CachedRange(start, stop, future))
 
 
-# Seconds that a URL signed by us is good for, and after which the next one is made.
-_SIGNED_FOR, _SIGNED_ANEW = 3600, 600
+# Seconds that a signed URL is valid, and after which it is signed again.
+_SIGNATURE_LIFETIME, _SIGN_AGAIN_AFTER = 3600, 600
 
 _S3, _AZURE = frozenset({"s3", "s3a"}), frozenset({"az", "abfs", "abfss"})
 
@@ -206,12 +212,12 @@ _S3, _AZURE = frozenset({"s3", "s3a"}), frozenset({"az", "abfs", "abfss"})
 def open_remote(
     url: str, storage_options: dict[str, Any] | None, listed: Shard | None = None
 ) -> Iterator[ByteReader]:
-    """The bytes of a remote shard, all at once if it is small or its server knows no ranges.
+    """Open a remote shard; a small one, or one without range requests, is read as a whole.
 
-    If it was ``listed``, it has to be that version.
+    Raises if ``listed`` is given and the shard has another version now.
     """
-    found = settings()
-    source, head = _reach(_sources(url, storage_options, found), found)
+    settings = configured_settings()
+    source, head = _first_to_answer(_sources(url, storage_options, settings), settings)
     if listed is not None and not (
         listed.size in (head.size, -1) and source.is_version(listed.version)
     ):
@@ -219,66 +225,71 @@ def open_remote(
     if len(head.data) == head.size:
         yield MemoryReader(memoryview(head.data), Shard(url, head.size, source.version))
     else:
-        with closing(RemoteReader(source, head, found)) as content:
+        with closing(RemoteReader(source, head, settings)) as content:
             yield content
     source.refuse_changes()
 
 
-def _reach(sources: list[Source], found: Settings) -> tuple[Source, Head]:
-    """The first source that answers, and what it answers first."""
-    for source, last in zip(sources, [False] * (len(sources) - 1) + [True], strict=True):
-        retries = Retries(source.url, found.retry_limit, reached=False)
+def _first_to_answer(sources: list[Source], settings: Settings) -> tuple[Source, Head]:
+    """The first source that works, and the first bytes from it."""
+    for source in sources:
+        retries = Retries(source.url, settings.retry_limit, reached=False)
+        latency = latency_stats_of(source.url)
         try:
-            latency = latency_stats_of(source.url)
-            return source, first_bytes(source, found.head, retries, latency, found.read_timeout)
+            head = fetch_head(source, settings.head, retries, latency, settings.read_timeout)
         except ShardError:
-            if last:
+            if source is sources[-1]:
                 raise
-    raise AssertionError("a shard has one source at least")
+        else:
+            return source, head
+    raise AssertionError("a shard has at least one source")
 
 
-def _sources(url: str, storage_options: dict[str, Any] | None, found: Settings) -> list[Source]:
-    """Requests of our own where all that the options say is known, else those of fsspec.
+def _sources(url: str, storage_options: dict[str, Any] | None, settings: Settings) -> list[Source]:
+    """Ways to read a shard, best first: our HTTP client if it supports every option, then fsspec.
 
-    A signed URL is refused in a region of S3 that is not the one of the options; fsspec finds it.
-    Azure's are signed where the options have the account's key.
+    Our client reads object stores by signed URLs. S3 refuses them if the bucket is in another
+    region than the options say; fsspec follows it there. Azure's need the account key.
     """
     options = without_permission(storage_options)
     protocol = url.partition("://")[0]
     if protocol in ("http", "https") and (headers := _http_headers(options)) is not None:
-        return [HTTPSource(url, lambda: url, headers, found)]
+        return [HTTPSource(url, lambda: url, headers, settings)]
     fs, path = file_system(url, storage_options)
-    if protocol in _S3 | _AZURE and (address := _signed(fs, path, protocol)):
-        return [HTTPSource(url, address, {}, found), FsspecSource(fs, path, url)]
+    if protocol in _S3 | _AZURE and (sign := _url_signer(fs, path, protocol)):
+        return [HTTPSource(url, sign, {}, settings), FsspecSource(fs, path, url)]
     return [FsspecSource(fs, path, url)]
 
 
 def _http_headers(options: dict[str, Any]) -> dict[str, str] | None:
-    """The headers to send, None where the options say more than that."""
+    """The headers to send; None if there are other options, too, or other values than strings."""
     client = options.get("client_kwargs") or {}
     if options.keys() - {"headers", "client_kwargs"} or client.keys() - {"headers"}:
         return None
     headers = {**(client.get("headers") or {}), **(options.get("headers") or {})}
-    plain = all(isinstance(part, str) for item in headers.items() for part in item)
-    return headers if plain else None
+    all_strings = all(isinstance(text, str) for header in headers.items() for text in header)
+    return headers if all_strings else None
 
 
-def _signed(fs: FileSystem, path: str, protocol: str) -> Callable[[], str] | None:
-    """Function that signs a URL with the credentials of the file system.
+def _url_signer(fs: FileSystem, path: str, protocol: str) -> Callable[[], str] | None:
+    """Function that returns a URL signed with the credentials of a file system; None if it can't.
 
-    The options that its users know then hold for our requests as well.
+    So credentials are given as always with fsspec, also for our own requests.
     """
+    # Options that a signed URL would not carry: request headers, and versions of objects.
     if getattr(fs, "req_kw", None) or getattr(fs, "version_aware", False):
         return None
     if protocol in _AZURE and not (fs.account_name and getattr(fs, "account_key", None)):
         return None
     lock = threading.Lock()
-    made: list[tuple[float, str]] = []
+    signed_at, signed_url = -math.inf, ""
 
-    def address() -> str:
+    def sign() -> str:
+        nonlocal signed_at, signed_url
         with lock:
-            if not made or time.monotonic() - made[0][0] > _SIGNED_ANEW:
-                made[:] = [(time.monotonic(), fs.sign(path, expiration=_SIGNED_FOR))]
-            return made[0][1]
+            if time.monotonic() - signed_at > _SIGN_AGAIN_AFTER:
+                signed_url = fs.sign(path, expiration=_SIGNATURE_LIFETIME)
+                signed_at = time.monotonic()
+            return signed_url
 
-    return address
+    return sign

@@ -46,24 +46,24 @@ def test_a_range_is_cut_into_pieces_that_follow_one_another(start, size, largest
 @pytest.mark.slow
 @settings(max_examples=200, deadline=None)
 @given(RANGES, st.integers(0, 12))
-def test_no_page_is_asked_for_while_it_is_here_and_no_more_is_kept(ranges, kept):
-    """Ranges of pages, of which those used longest ago are let go of."""
-    extents = PageCache(kept * PAGE)
-    here: dict[int, CachedRange] = {}
+def test_no_cached_page_is_requested_and_capacity_is_kept(ranges, capacity):
+    """A page cache requests no page twice, and evicts the least recently used."""
+    cache = PageCache(capacity * PAGE)
+    cached: dict[int, CachedRange] = {}
     for start, stop in ranges:
         if start >= stop:
             continue
-        missing = extents.missing(start * PAGE, stop * PAGE)
-        asked = {page // PAGE for part in missing for page in range(*part, PAGE)}
-        assert asked == {page for page in range(start, stop) if page not in here}
+        missing = cache.missing(start * PAGE, stop * PAGE)
+        requested = {page // PAGE for part in missing for page in range(*part, PAGE)}
+        assert requested == {page for page in range(start, stop) if page not in cached}
         for part in missing:
-            extents.add(CachedRange(*part, Future()))
-        assert extents.unused == sum(last - first for first, last in missing)
-        used = list({extents.at(page * PAGE): None for page in range(start, stop)})
-        extents.use(used)
-        assert extents.unused == 0
-        here = {page: e for page in range(400) if (e := extents.at(page * PAGE)) is not None}
-        assert all(here.get(page) is not None for page in range(start, stop))
-        there = {id(extent): extent for extent in here.values()}.values()
-        size = sum(extent.stop - extent.start for extent in there)
-        assert size <= kept * PAGE or len(there) <= len(used)
+            cache.add(CachedRange(*part, Future()))
+        assert cache.unused_bytes == sum(last - first for first, last in missing)
+        used = list({cache.at(page * PAGE): None for page in range(start, stop)})
+        cache.use(used)
+        assert cache.unused_bytes == 0
+        cached = {page: part for page in range(400) if (part := cache.at(page * PAGE)) is not None}
+        assert all(cached.get(page) is not None for page in range(start, stop))
+        distinct = {id(part): part for part in cached.values()}.values()
+        size = sum(part.stop - part.start for part in distinct)
+        assert size <= capacity * PAGE or len(distinct) <= len(used)

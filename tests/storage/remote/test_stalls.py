@@ -15,7 +15,7 @@ from faulty_server import faulty_server, serving
 import dask_image_ingest as dii
 from dask_image_ingest.storage import find_shards, open_shard
 from dask_image_ingest.storage.remote import fetch
-from dask_image_ingest.storage.remote.fetch import Fault
+from dask_image_ingest.storage.remote.fetch import RetryableError
 from dask_image_ingest.storage.remote.http import HTTPSource
 from dask_image_ingest.storage.settings import Settings
 
@@ -67,7 +67,7 @@ def silent_server(*answers):
 
 def seconds_until_fault(source, stall_timeout):
     began = time.monotonic()
-    with pytest.raises(Fault, match="ReadTimeoutError"):
+    with pytest.raises(RetryableError, match="ReadTimeoutError"):
         list(source.stream(0, SIZE, stall_timeout))
     return time.monotonic() - began
 
@@ -103,7 +103,7 @@ def test_the_wait_for_a_connection_is_not_that_for_the_next_byte(said):
 @pytest.mark.slow
 def test_stalled_answers_of_a_fast_server_are_asked_for_anew_soon(monkeypatch):
     """With a ``read-timeout`` that one stall alone would take."""
-    for name in ("_LEAST_TIMEOUT", "_UNKNOWN"):
+    for name in ("_LEAST_TIMEOUT", "_TIMEOUT_UNKNOWN"):
         monkeypatch.setattr(fetch, name, SHORT)
     data = np.random.default_rng(3).bytes(4 << 20)
     long = {"connect-timeout": LONG, "read-timeout": LONG, "request-size": "128 KiB"}
