@@ -1,7 +1,7 @@
-"""Indexes of shards, which spare opening them.
+"""Indexes of shards, so that metadata is read without opening them.
 
-In: shards and the index files beside them. Out: a shard's samples, the headers of its images and
-its small members. An index that is stale or damaged is not used.
+In: shards and the index files beside them. Out: a shard's samples, the shapes of its images and
+its small members. A stale or damaged index is not used.
 """
 
 from dask_image_ingest.index.build_index import parquet_bytes

@@ -1,4 +1,4 @@
-"""Building of an index: all that can be asked of a shard without pixels, as a table."""
+"""Building of an index: everything about a shard except pixels, as a table."""
 
 from __future__ import annotations
 
@@ -31,34 +31,31 @@ from dask_image_ingest.tar import (
 _IMAGES = frozenset(IMAGE_EXTENSIONS.split(";"))
 _CONTENTS = TEXTS | INTEGERS
 
-# In bytes: larger texts stay in the shard.
+# Texts and labels of at most so many bytes are copied into the index.
 _LARGEST_CONTENT = 64 << 10
 
-#: The kinds of members that have columns, the most frequent ones. Keys with dots in their last part
-#: make a kind of every member.
+#: Only the most frequent extensions have columns: if keys contain dots, every member has its own
+#: extension.
 MOST_KINDS = 64
 
 _LARGEST_INT64 = 2**63 - 1
-_MEASURED = tuple(name for name in FIELDS if name not in (*SPAN_FIELDS, "content"))
+_IMAGE_FIELDS = tuple(name for name in FIELDS if name not in (*SPAN_FIELDS, "content"))
 
-# What a sample has of a kind of member.
+# The member of one extension for each sample; None without one.
 Members = list[Span | None]
 
 
 def shard_rows(shard: Shard, content: ByteReader, index: ShardIndex) -> tuple[pa.Table, ShardFacts]:
-    """Everything about a shard that can be asked without pixels: its samples, and the shard.
-
-    The heads of images are read, and small members.
-    """
+    """Build the rows and facts of a shard's index; reads the heads of images, and small members."""
     facts = _facts(shard, index)
     columns = {KEY: index.keys}
     counts = {extension: len(index.places(extension).rows) for extension in index.extensions}
     frequent = sorted(counts, key=lambda extension: -counts[extension])[:MOST_KINDS]
     for extension in counts:
         if extension in frequent:
-            made = _columns(extension, content, index)
-            facts.extensions[extension] = list(made)
-            columns |= {f"{extension}/{name}": array for name, array in made.items()}
+            fields = _columns(extension, content, index)
+            facts.extensions[extension] = list(fields)
+            columns |= {f"{extension}/{name}": array for name, array in fields.items()}
         else:
             places = np.column_stack(index.places(extension)).tolist()
             facts.rest += ([row, extension, offset, size] for row, offset, size in places)
@@ -78,7 +75,7 @@ def _facts(shard: Shard, index: ShardIndex) -> ShardFacts:
         interleaved=list(index.interleaved),
         repeated=list(index.repeated),
         duplicates=[[row, list(index.duplicates[row])] for row in sorted(index.duplicates)],
-        # Those that belong to no sample are no member here.
+        # Without sparse members that belong to no sample.
         sparse=[
             [offset, sparse.size, sparse.pieces]
             for offset, sparse in index.sparse.items()
@@ -90,22 +87,22 @@ def _facts(shard: Shard, index: ShardIndex) -> ShardFacts:
 def _columns(extension: str, content: ByteReader, index: ShardIndex) -> dict[str, pa.Array]:
     places = {name: index.column(extension, name) for name in SPAN_FIELDS}
     members: Members = index.spans(places["offset"], places["size"])
-    made: dict[str, list[Any]] = {}
+    fields: dict[str, list[Any]] = {}
     if extension.rpartition(".")[2] in _IMAGES:
-        measured = list(_measured(members, content, index))
-        made |= {
-            name: [None if facts is None else facts[number] for facts in measured]
-            for number, name in enumerate(_MEASURED)
+        images = list(_measured(members, content, index))
+        fields |= {
+            name: [None if image is None else image[number] for image in images]
+            for number, name in enumerate(_IMAGE_FIELDS)
         }
     elif extension in _CONTENTS:
-        made["content"] = list(_contents(members, content, index))
-    return places | {name: pa.array(values, FIELDS[name]) for name, values in made.items()}
+        fields["content"] = list(_contents(members, content, index))
+    return places | {name: pa.array(values, FIELDS[name]) for name, values in fields.items()}
 
 
 def _measured(
     members: Members, content: ByteReader, index: ShardIndex
 ) -> Iterator[tuple[Any, ...] | None]:
-    """Format and shape of each image; None where the reader has to look."""
+    """The `_IMAGE_FIELDS` of each image; None if a read has to open it."""
     heads = ((at, at + min(size, HEAD)) for at, size in filter(None, members))
     content.prefetch(head for head in heads if head[0] not in index.sparse)
     for span in members:
@@ -113,17 +110,18 @@ def _measured(
             yield None
             continue
         format, stored = measure(open_member(content, index, span))
-        yield (format, *stored) if _is_lasting(stored) else None
+        yield (format, *stored) if _is_portable(stored) else None
 
 
-def _is_lasting(stored: Stored) -> bool:
-    """False for what depends on the machine: formats that it can't read."""
+def _is_portable(stored: Stored) -> bool:
+    """False if another machine may find otherwise: it may have codecs that this one lacks."""
     if stored.error is not None and stored.error.startswith("unsupported-format"):
         return False
     return all(number is None or number <= _LARGEST_INT64 for number in stored[:2])
 
 
 def _contents(members: Members, content: ByteReader, index: ShardIndex) -> Iterator[bytes | None]:
+    """The bytes of small members; None for others."""
     small = [span if span and span[1] <= _LARGEST_CONTENT else None for span in members]
     spans = ((at, at + size) for at, size in filter(None, small))
     content.prefetch(span for span in spans if span[0] not in index.sparse)
@@ -140,7 +138,7 @@ def index_bytes(rows: pa.Table, facts: ShardFacts) -> bytes:
 
 
 def parquet_bytes(table: pa.Table) -> bytes:
-    """A table as a parquet file; the same table gives the same bytes."""
+    """A table as a parquet file; deterministic."""
     sink = pa.BufferOutputStream()
     parquet.write_table(table, sink, compression="zstd", row_group_size=len(table) or None)
     return sink.getvalue().to_pybytes()

@@ -1,4 +1,4 @@
-"""One index file for all shards of a folder, made of the indexes of its shards."""
+"""The combined index of all shards of a folder, built from the indexes of its shards."""
 
 from __future__ import annotations
 
@@ -27,17 +27,17 @@ from dask_image_ingest.tar import FIELDS, SPAN_FIELDS
 # The column with the name of each sample's shard.
 _SHARD = "__shard__"
 
-# Kinds of members that have columns, and the fields of each.
+# Extension → fields that are stored as columns.
 _Kinds = dict[str, list[str]]
 
 
 def write_combined(
     output: OutputStore, indexes: Mapping[str, IndexFile], storage_options: dict[str, Any] | None
 ) -> dict[str, str]:
-    """Write the index of all shards of a folder, whole or not at all.
+    """Write the combined index of a folder, atomically.
 
-    ``indexes`` has the place where the index of each shard is now, by the shard's name. The result
-    has an error, by name, for each shard that is left out since its index is damaged.
+    ``indexes`` has the current index of each shard by the shard's name. Returns errors by name of
+    the shards that are left out since their index is damaged.
     """
     errors: dict[str, str] = {}
     kinds = _kinds(indexes, storage_options)
@@ -59,13 +59,13 @@ def write_combined(
 
 
 def _kinds(indexes: Mapping[str, IndexFile], storage_options: dict[str, Any] | None) -> _Kinds:
-    """The kinds that most shards have as columns."""
+    """Columns of the combined index: the extensions that most shards store as columns."""
     counts: Counter[str] = Counter()
     fields: dict[str, set[str]] = {}
-    for each in indexes.values():
+    for file in indexes.values():
         with (
-            suppress(UnusableIndexError, ShardError),  # as is told when its rows are read
-            open_stored(each, storage_options) as index,
+            suppress(UnusableIndexError, ShardError),  # reported when its rows are read
+            open_stored(file, storage_options) as index,
         ):
             for kind, names in index.facts.extensions.items():
                 counts[kind] += 1
@@ -84,7 +84,7 @@ def _rows(shard: str, index: StoredIndex, kinds: _Kinds) -> pa.Table:
 
 
 def _facts(index: StoredIndex, kinds: _Kinds) -> ShardFacts:
-    """The facts about a shard, with the kinds that have columns now."""
+    """The facts about a shard, adapted to the columns of the combined index."""
     rest = [kind for kind in index.extensions if kind not in kinds]
     places = {kind: np.column_stack(index.places(kind)).tolist() for kind in rest}
     return replace(

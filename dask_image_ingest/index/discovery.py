@@ -1,4 +1,4 @@
-"""Discovery of indexes, by the names in the shards' folders."""
+"""Discovery of indexes, by listing the folders of the shards."""
 
 from __future__ import annotations
 
@@ -34,25 +34,25 @@ def find_indexes(
     storage_options: dict[str, Any] | None,
     listings: Listings | None = None,
 ) -> dict[str, IndexFile]:
-    """The index of each shard that has one, by the shard's URL.
+    """Find the index of each shard that has one; by the shard's URL.
 
-    That is the one for all shards of a folder, if it has the shard in the version that was listed,
-    else the shard's own.
+    Prefers the folder's combined index if it has the listed version of the shard, else takes the
+    shard's own.
 
     Parameters
     ----------
     where
         ``"auto"``: beside the shards, by one listing of each folder. True: beside the shards, each
-        of which has to have one; nothing is listed. False: nowhere. Else a folder.
+        of which must have one; nothing is listed. False: nowhere. Else a folder.
     listings
-        Those of folders that were listed already.
+        Listings to reuse.
 
     Raises
     ------
     ArgumentError
-        If indexes are asked for of shards that can have none, or in a folder that is not there.
+        If ``where`` is given and a shard can have no index, or if the folder does not exist.
     ShardError
-        If that folder cannot be listed.
+        If the folder cannot be listed.
     """
     if where is False:
         return {}
@@ -63,31 +63,32 @@ def find_indexes(
     listings = {} if listings is None else listings
     by_folder: dict[str, list[tuple[Shard, str]]] = {}
     for shard in shards:
-        if _has_none(shard.url):
+        if _why_none(shard.url):
             continue
         beside, name = folder_of(shard.url)
         by_folder.setdefault(folder or beside, []).append((shard, name))
-    found = {}
-    for looked_at, members in by_folder.items():
+    indexes = {}
+    for location, members in by_folder.items():
         stems = [_stem(name) for _, name in members]
         if where is True:
             names = {COMBINED_INDEX, *(name + INDEX_SUFFIX for _, name in members)}
         elif folder is None:
-            names = _beside(looked_at, stems, storage_options, listings)
+            names = _beside(location, stems, storage_options, listings)
         else:
             names = _in_folder(folder, stems, storage_options)
-        combined = inside(looked_at, COMBINED_INDEX)
+        combined = inside(location, COMBINED_INDEX)
         table = _table(combined, storage_options) if COMBINED_INDEX in names else None
         for shard, name in members:
             own = name + INDEX_SUFFIX
             holds = table is not None and table.holds(name, shard)
             if table is not None and (holds or (name in table.names and own not in names)):
-                samples = table.samples(name) if holds else None  # stale, which a read tells
+                # A stale entry is kept, so that the read warns of it.
+                samples = table.samples(name) if holds else None
                 index = IndexFile(combined, shard, where is True, name, table.file, samples)
-                found[shard.url] = index
+                indexes[shard.url] = index
             elif own in names:
-                found[shard.url] = IndexFile(inside(looked_at, own), shard, where is True)
-    if folder is not None and not found:
+                indexes[shard.url] = IndexFile(inside(location, own), shard, where is True)
+    if folder is not None and not indexes:
         warnings.warn(
             without_passwords(
                 f"index={folder!r} holds an index of none of the {len(shards)} shards, which are "
@@ -95,7 +96,7 @@ def find_indexes(
             ),
             stacklevel=3,
         )
-    return found
+    return indexes
 
 
 def _table(url: str, storage_options: dict[str, Any] | None) -> IndexTable | None:
@@ -111,6 +112,7 @@ def _table(url: str, storage_options: dict[str, Any] | None) -> IndexTable | Non
 def _beside(
     folder: str, stems: Sequence[str], storage_options: dict[str, Any] | None, listings: Listings
 ) -> set[str]:
+    """Names in a folder of shards; empty if it can't be listed."""
     try:
         return set() if "?" in folder else folder_names(folder, stems, storage_options, listings)
     except Exception as error:  # each file system has exceptions of its own
@@ -121,6 +123,7 @@ def _beside(
 def _in_folder(
     folder: str, stems: Sequence[str], storage_options: dict[str, Any] | None
 ) -> set[str]:
+    """Names in a folder of indexes that the user has named."""
     try:
         return folder_names(folder, stems, storage_options)
     except ShardNotFoundError as error:
@@ -130,7 +133,7 @@ def _in_folder(
 
 
 def parse_index(index: Any) -> Literal["auto"] | bool | str:
-    """The argument ``index=``.
+    """Check the argument ``index=``; expand a local folder.
 
     Raises
     ------
@@ -153,20 +156,20 @@ def index_place(url: str, folder: str | None) -> str:
     return inside(folder or beside, name + INDEX_SUFFIX)
 
 
-def refuse_unindexed(url: str, asked: str) -> None:
-    """Refuse what was ``asked`` for of a shard that can have no index.
+def refuse_unindexed(url: str, argument: str) -> None:
+    """Refuse a shard that can have no index, naming the ``argument`` that asks for one.
 
     Raises
     ------
     ArgumentError
     """
-    why = _has_none(url)
+    why = _why_none(url)
     if why:
-        raise ArgumentError(f"{asked}: {url} can have no index: {why}")
+        raise ArgumentError(f"{argument}: {url} can have no index: {why}")
 
 
-def _has_none(url: str) -> str:
-    """Reason why a shard can have no index; empty if it can have one."""
+def _why_none(url: str) -> str:
+    """Reason why a shard can have no index; empty if it can."""
     return "it is a command, of whose output no version is known" if is_pipe(url) else ""
 
 

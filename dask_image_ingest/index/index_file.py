@@ -1,9 +1,8 @@
-"""An index file: parquet with a row per sample, and facts about its shards in the footer.
+"""Index file format: parquet with a row per sample, and facts about the shards in the footer.
 
-The columns are ``__key__``, and for each kind of member ``<extension>/offset`` and
-``<extension>/size``; of images what their first bytes tell, as it is stored (before orientation);
-of texts and labels their ``content``. Pages have checksums, and the footer has a digest, so that
-damage to a file does not go unnoticed.
+Columns are ``__key__``, and for each kind of member ``<extension>/offset`` and
+``<extension>/size``; for images also what their headers say (before orientation), for texts and
+labels their ``content``. Damage is detected by checksums of the pages and a digest of the footer.
 """
 
 from __future__ import annotations
@@ -23,42 +22,44 @@ from dask_image_ingest.storage import LazyBytes, Shard
 
 KEY = "__key__"
 
-# Where in the metadata of the file the facts are.
+# Key of the facts in the metadata of the parquet file.
 _METADATA = b"image-ingest.index"
 
-# Changes with the layout: an index of another one is written anew.
+# Version of the format; an index of another version is not used.
 _FORMAT = 2
 
 _DIGEST_BYTES = 16
 
-# Rows of several shards are one row group up to so many rows, and bytes in memory.
+# Small shards share a row group of at most so many rows, and bytes in memory.
 _GROUP_ROWS, _GROUP_BYTES = 10_000, 16 << 20
 
 
 class UnusableIndexError(Exception):
-    """An index that can't be used, with the reason."""
+    """Error of an index that can't be used, with the reason."""
 
 
 @dataclass
 class ShardFacts:
-    """Facts about a shard as a whole, and rare ones about its samples, as JSON has them.
+    """Facts about a shard, and rare ones about its samples; JSON in the footer of an index.
 
     Attributes
     ----------
     size, version
-        Those of the shard when the index was made.
-    samples, members, pax, damage, interleaved, repeated
-        As in `ShardIndex`; how many samples there are.
+        Of the shard when it was indexed.
+    samples
+        Number of samples.
+    members, pax, damage, interleaved, repeated
+        As in `ShardIndex`.
     extensions
-        The kinds of members, and the fields that each has as columns.
+        Extension → fields that are stored as columns.
     rest
-        Row, extension, offset and size of members whose kind has no columns.
+        Row, extension, offset and size of each member whose extension has no columns.
     duplicates
-        Row and extensions of the samples that have members twice.
+        Row and extensions of each sample that has members twice.
     sparse
-        Offset, size and pieces of members that are stored with holes.
+        Offset, expanded size and pieces of each sparse member.
     group, row
-        Where in the file its rows begin: the row group, and the row in that.
+        Where the shard's rows begin in the file: the row group, and the row within it.
     """
 
     size: int
@@ -78,7 +79,7 @@ class ShardFacts:
 
 
 class IndexWriter:
-    """Writes an index file: the rows of one shard, or of several, and the facts of each."""
+    """Writer of an index file of one or many shards."""
 
     def __init__(self, file: BinaryIO, schema: pa.Schema) -> None:
         self._file = file
@@ -86,16 +87,19 @@ class IndexWriter:
             file, schema, compression="zstd", write_page_checksum=True
         )
         self._facts: dict[str, ShardFacts] = {}
-        self._held: list[pa.Table] = []
-        self._groups = self._rows = self._nbytes = 0
+        #: Row groups that were written.
+        self._groups = 0
+        #: The next row group, with its rows and bytes.
+        self._pending: list[pa.Table] = []
+        self._rows = self._nbytes = 0
 
     def add(self, name: str, rows: pa.Table, facts: ShardFacts) -> None:
-        """Add a shard, which is found by its name; the only one of a file may have any."""
+        """Add a shard by its name, which is empty in an index of one shard."""
         nbytes = rows.nbytes
         if self._rows + len(rows) > _GROUP_ROWS or self._nbytes + nbytes > _GROUP_BYTES:
             self._write_group()
         self._facts[name] = replace(facts, group=self._groups, row=self._rows)
-        self._held.append(rows)
+        self._pending.append(rows)
         self._rows, self._nbytes = self._rows + len(rows), self._nbytes + nbytes
 
     def __enter__(self) -> IndexWriter:
@@ -104,48 +108,50 @@ class IndexWriter:
     def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
         """Complete the file, unless there was an error."""
         if kind is not None:
-            with suppress(Exception):  # such as that of a full disk again
+            with suppress(Exception):  # the disk may still be full
                 self._writer.close()
             return
         self._write_group()
-        self._writer.add_key_value_metadata({_METADATA: _described(self._facts)})
+        self._writer.add_key_value_metadata({_METADATA: _as_json(self._facts)})
         self._writer.close()
         _sign(self._file)
 
     def _write_group(self) -> None:
         if self._rows:
-            self._writer.write_table(pa.concat_tables(self._held), row_group_size=self._rows)
+            self._writer.write_table(pa.concat_tables(self._pending), row_group_size=self._rows)
             self._groups += 1
-        self._held, self._rows, self._nbytes = [], 0, 0
+        self._pending, self._rows, self._nbytes = [], 0, 0
 
 
-def _described(shards: Mapping[str, ShardFacts]) -> bytes:
-    """Facts as JSON; most shards have the same kinds of members, and nothing rare."""
+def _as_json(shards: Mapping[str, ShardFacts]) -> bytes:
+    """Facts as compact JSON: without empty ones, and with each set of extensions stored once."""
     kinds: dict[str, int] = {}
-    described = {}
+    entries = {}
     for name, facts in shards.items():
         number = kinds.setdefault(json.dumps(facts.extensions), len(kinds))
-        told = {key: value for key, value in asdict(facts).items() if value}
+        nonempty = {key: value for key, value in asdict(facts).items() if value}
         required = {"size": facts.size, "version": facts.version, "extensions": number}
-        described[name] = told | required
-    found = {"format": _FORMAT, "kinds": [json.loads(kind) for kind in kinds], "shards": described}
-    return json.dumps(found, separators=(",", ":")).encode()
+        entries[name] = nonempty | required
+    whole = {"format": _FORMAT, "kinds": [json.loads(kind) for kind in kinds], "shards": entries}
+    return json.dumps(whole, separators=(",", ":")).encode()
 
 
 class IndexTable:
-    """The footer of an index file.
+    """The parsed footer of an index file.
 
     Attributes
     ----------
     file
-        The file as a listing would show it; None if its version is not known.
+        The file as a listing would show it; None if it has no version.
+    nbytes
+        Size of the file.
     metadata
-        Of its row groups and columns.
+        Parquet's metadata of row groups and columns.
 
     Raises
     ------
     UnusableIndexError
-        If it is not as this package has written it.
+        If it is damaged, or another release of this package has written it.
     """
 
     def __init__(self, content: LazyBytes, file: Shard | None = None) -> None:
@@ -160,28 +166,31 @@ class IndexTable:
 
     @property
     def names(self) -> KeysView[str]:
-        """The names of its shards; an empty one for the only shard of a file."""
+        """The names of its shards; a single empty one in an index of one shard."""
         return self._shards.keys()
 
     def holds(self, name: str, shard: Shard) -> bool:
-        """True if it has a shard, and in the version that was listed."""
+        """True if it has the listed version of a shard."""
         facts = self._shards.get(name)
-        known = facts and (facts["size"], facts["version"])
-        return known == (shard.size, shard.version)
+        indexed = facts and (facts["size"], facts["version"])
+        return indexed == (shard.size, shard.version)
 
     def samples(self, name: str) -> int | None:
-        """Number of samples of a shard; None for a damaged one, of which a read has to warn."""
+        """Number of samples of a shard; None for a damaged one, which must be read for a warning.
+
+        An undamaged shard without the entry has none: empty facts are not stored.
+        """
         facts = self._shards[name]
         return None if "damage" in facts else facts.get("samples", 0)
 
     def facts(self, name: str) -> ShardFacts:
-        """All that is known of a shard as a whole."""
+        """The facts about a shard."""
         facts = self._shards[name]
         return ShardFacts(**facts | {"extensions": self._kinds[facts["extensions"]]})
 
 
 def _sign(file: BinaryIO) -> None:
-    """Put the digest of a footer before it, where no reader of parquet files looks."""
+    """Insert the digest of the footer before it, in a place that parquet readers skip."""
     size = file.seek(0, os.SEEK_END)
     file.seek(size - 8)
     start = size - 8 - int.from_bytes(file.read(4), "little")
@@ -192,6 +201,7 @@ def _sign(file: BinaryIO) -> None:
 
 
 def _signed_footer(content: LazyBytes) -> bytes:
+    """The footer of an index file; raises if its digest is wrong or missing."""
     size = len(content)
     start = size - 8 - int.from_bytes(content[max(0, size - 8) : size][:4], "little")
     if start >= _DIGEST_BYTES:

@@ -1,4 +1,4 @@
-"""Opening of index files: what is stale or damaged is not used."""
+"""Opening of index files; a stale or damaged one is refused."""
 
 from __future__ import annotations
 
@@ -25,35 +25,35 @@ from dask_image_ingest.storage import (
     open_shard,
 )
 
-# In bytes: an index that is no larger is read whole, of a remote one by one request or two.
+# Index files of up to so many bytes are read whole: one or two requests if remote.
 _READ_WHOLE = 4 << 20
 
-# In bytes: where the footer of a larger one lies, mostly.
+# Bytes at the end of a larger file that hold most footers.
 _FOOTER = 1 << 20
 
-# In bytes: columns that were read last, since the parts of a shard are read one after the other,
-# and so are small shards that are neighbours in a file.
+# Bytes of columns to cache: the parts of a shard are read one after the other, and share them, as
+# do small shards in one row group.
 _KEPT_COLUMNS = 64 << 20
 
-# Footers of files of many shards, those that were read last: they are large.
+# Footers of combined indexes to cache: they are large to fetch and parse.
 _KEPT_TABLES = 8
 _tables: dict[Shard, IndexTable] = {}
 
 
 @dataclass(frozen=True, slots=True, repr=False)
 class IndexFile(UrlHolder):
-    """Place of a shard's index.
+    """Location of a shard's index.
 
     Attributes
     ----------
     required
-        Whether the shard must not be read without it.
+        Whether reading the shard without it is an error.
     name
-        What a file of many shards calls this one; empty if it is the only one.
+        The shard's name in a combined index; empty in an index of one shard.
     file
-        A file of many shards as it was when this one was found in it.
+        The combined index as it was listed; None for an index of one shard.
     samples
-        How many samples the shard has, where that is known.
+        Number of samples of the shard; None if unknown.
     """
 
     url: str
@@ -66,21 +66,21 @@ class IndexFile(UrlHolder):
 
 @contextmanager
 def open_stored(index: IndexFile, storage_options: dict[str, Any] | None) -> Iterator[StoredIndex]:
-    """The index of a shard, whose columns are read as they are asked for.
+    """Open the index of a shard; columns are read on first use.
 
     Raises
     ------
     UnusableIndexError
-        If it can't be read, or is one of another version of the shard, or if that can't be known;
-        while it is open, if a column turns out to be damaged.
+        If it can't be read, if it is stale, or if that can't be detected; while it is open, if a
+        column is damaged.
     """
     if why := unknown_version(index.shard):
         raise UnusableIndexError(why)
     with ExitStack() as opened:
-        known = _tables.get(index.file) if index.file else None
-        if known is not None and index.file is not None:
+        cached = _tables.get(index.file) if index.file else None
+        if cached is not None and index.file is not None:
             content = opened.enter_context(open_late(index.file, storage_options))
-            table = known
+            table = cached
         else:
             try:
                 content, table = _open(opened, index.url, storage_options)
@@ -96,14 +96,14 @@ def open_stored(index: IndexFile, storage_options: dict[str, Any] | None) -> Ite
 
 
 def open_table(url: str, storage_options: dict[str, Any] | None) -> IndexTable:
-    """The footer of an index file.
+    """Read the footer of an index file.
 
     Raises
     ------
     UnusableIndexError
         If it is damaged.
     ShardNotFoundError, ShardError
-        If it is not there, or can't be read.
+        If the file does not exist, or can't be read.
     """
     with ExitStack() as opened:
         return _open(opened, url, storage_options)[1]
@@ -115,9 +115,9 @@ def _open(
     content = opened.enter_context(open_shard(url, storage_options))
     file = content.listed_as(url)
     if file is not None and not file.version:
-        file = None  # it could be replaced without notice
-    if file is not None and (known := _tables.get(file)) is not None:
-        return content, known
+        file = None  # not cached: a replacement could not be detected
+    if file is not None and (cached := _tables.get(file)) is not None:
+        return content, cached
     if len(content) <= _READ_WHOLE:
         content = MemoryReader(memoryview(content[:]), file)
         opened.close()
@@ -132,7 +132,7 @@ def _open(
 
 
 def unknown_version(shard: Shard) -> str:
-    """Reason why staleness cannot be detected; empty if it can."""
+    """Reason why a stale index of a shard can't be detected; empty if it can."""
     if shard.version:
         return ""
     return (
@@ -142,7 +142,7 @@ def unknown_version(shard: Shard) -> str:
 
 
 class _Columns:
-    """The columns of a shard in an index file; those that were read last from memory."""
+    """The columns of one shard in an index file, cached by `_recent`."""
 
     def __init__(self, url: str, content: ByteReader, table: IndexTable, facts: ShardFacts) -> None:
         self._url = url
@@ -154,7 +154,7 @@ class _Columns:
         self._lock = threading.Lock()
 
     def read(self, name: str) -> pa.Array:
-        """A column, a value for each sample."""
+        """A column, with one value per sample."""
         facts = self._facts
         if not facts.samples:
             return self._read(name, [])
@@ -166,7 +166,7 @@ class _Columns:
         return column.slice(facts.row, facts.samples)
 
     def _read(self, name: str, groups: list[int]) -> pa.Array:
-        with self._lock:  # threads of a task share it
+        with self._lock:  # threads of a task share the open file
             try:
                 if self._source is None:
                     self._source = ParquetSource(self._url, self._content, self._metadata)
@@ -179,14 +179,14 @@ class _Columns:
 
 
 class _RecentColumns:
-    """Columns by the version of their file, the least recently used of which go first."""
+    """LRU cache of columns, by version of their file, row group and name."""
 
     def __init__(self) -> None:
         self.forget()
 
     def forget(self) -> None:
-        """Drop all of them."""
-        # Anew in a forked process, since the lock may be held for ever.
+        """Drop all columns."""
+        # A new lock, since in a forked process the old one may be held for ever.
         self._lock = threading.Lock()
         self._columns: OrderedDict[Any, pa.Array] = OrderedDict()
         self._nbytes = 0

@@ -1,4 +1,4 @@
-"""The index of a shard as its file has it, column by column: each is read when it is asked for."""
+"""The index of a shard in an index file; columns are read on first use."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from dask_image_ingest.tar import SPAN_FIELDS, Damage, Places, ShardIndex, Spars
 
 
 class IndexedReader(ByteReader):
-    """Reader that takes small members from the index of a shard, and the rest from the shard."""
+    """Reader that takes small members from the index, and all other bytes from the shard."""
 
     def __init__(self, index: StoredIndex, content: ByteReader) -> None:
         self._index = index
@@ -25,20 +25,20 @@ class IndexedReader(ByteReader):
         return len(self._content)
 
     def __getitem__(self, part: slice, /) -> bytes | bytearray | memoryview:
-        known = self._known.get(part.start)
-        if known is not None and len(known) == part.stop - part.start:
-            return known
+        stored = self._stored.get(part.start)
+        if stored is not None and len(stored) == part.stop - part.start:
+            return stored
         return self._content[part]
 
     @cached_property
-    def _known(self) -> dict[int, bytes]:
-        """Offset → the member that begins there; nothing where that can't be read."""
+    def _stored(self) -> dict[int, bytes]:
+        """Offset → member; empty if the index is damaged: the shard has the bytes, too."""
         try:
-            return self._contents()
+            return self._stored_members()
         except UnusableIndexError:
             return {}
 
-    def _contents(self) -> dict[int, bytes]:
+    def _stored_members(self) -> dict[int, bytes]:
         index = self._index
         return {
             offset: content
@@ -53,14 +53,19 @@ class IndexedReader(ByteReader):
 
 
 class StoredIndex(ShardIndex):
-    """The index of a shard, whose columns are read by their names when they are used.
+    """Index of a shard whose columns are in an index file.
 
-    ``nbytes`` is the size of its file.
+    Parameters
+    ----------
+    nbytes
+        Size of the file.
+    read
+        Reads a column of the shard by its name.
     """
 
     def __init__(self, facts: ShardFacts, nbytes: int, read: Callable[[str], pa.Array]) -> None:
         super().__init__(
-            places=_rest(facts.rest),
+            places=_places_without_columns(facts.rest),
             duplicates={row: tuple(extensions) for row, extensions in facts.duplicates},
             sparse={
                 offset: SparseMember(size, tuple((start, length) for start, length in pieces))
@@ -76,7 +81,7 @@ class StoredIndex(ShardIndex):
         self.facts = facts
         self._fields = facts.extensions
         self._read = read
-        self._stored: dict[str, pa.Array] = {}
+        self._loaded: dict[str, pa.Array] = {}
 
     def __len__(self) -> int:
         return self.facts.samples
@@ -88,11 +93,11 @@ class StoredIndex(ShardIndex):
 
     @cached_property
     def extensions(self) -> list[str]:
-        """The kinds of members, those without columns last."""
+        """The extensions, those without columns last."""
         return [*self._fields, *self._places]
 
     def places(self, extension: str) -> Places:
-        """Places of the members of a kind."""
+        """Rows, offsets and sizes of the members of an extension."""
         if extension not in self._fields:
             return super().places(extension)
         offsets, sizes = (self.column(extension, name) for name in SPAN_FIELDS)
@@ -100,18 +105,18 @@ class StoredIndex(ShardIndex):
         return Places(rows, offsets.drop_null().to_numpy(), sizes.drop_null().to_numpy())
 
     def column(self, extension: str, name: str) -> pa.Array:
-        """A field of the members of a kind: a value for each sample, null if unknown."""
+        """A field of an extension's members: one value per sample, null if unknown."""
         if name not in self._fields.get(extension, ()):
             return super().column(extension, name)
         name = f"{extension}/{name}"
-        if name not in self._stored:
-            self._stored[name] = self._read(name)
-        return self._stored[name]
+        if name not in self._loaded:
+            self._loaded[name] = self._read(name)
+        return self._loaded[name]
 
 
-def _rest(entries: list[list[Any]]) -> dict[str, Places]:
-    """The places of members whose kind has no columns."""
-    kinds: dict[str, list[list[int]]] = {}
+def _places_without_columns(entries: list[list[Any]]) -> dict[str, Places]:
+    """`ShardFacts.rest` as the places of each extension."""
+    places: dict[str, list[list[int]]] = {}
     for row, extension, offset, size in entries:
-        kinds.setdefault(extension, []).append([row, offset, size])
-    return {kind: Places(*np.array(each, np.int64).T) for kind, each in kinds.items()}
+        places.setdefault(extension, []).append([row, offset, size])
+    return {name: Places(*np.array(members, np.int64).T) for name, members in places.items()}

@@ -1,7 +1,6 @@
-"""The text index that wds2idx writes and DALI reads: a line of each sample's members.
+"""The text index of wds2idx, which DALI reads; version 1.2.
 
-Version 1.2 has for each member its extension, where its content begins, its size and its name, with
-blanks between them.
+A line per sample, with extension, offset, size and name of each member, separated by blanks.
 """
 
 from __future__ import annotations
@@ -13,10 +12,10 @@ _BLANK = re.compile(r"[ \t\n\v\f\r]")
 
 
 def wds2idx_text(samples: int, members: Iterable[tuple[int, str, int, int, str]]) -> bytes:
-    """The text for members: sample, extension, place, size and name of each."""
+    """The text for members: sample, extension, offset, size and name of each."""
     lines: list[list[str]] = [[] for _ in range(samples)]
-    for sample, extension, place, size, name in members:
-        # As tar shows it; the readers of this format use the name for messages alone.
+    for sample, extension, offset, size, name in members:
+        # Escaped as by ``tar -t``; readers use the name in messages only.
         shown = _BLANK.sub(lambda blank: f"\\{ord(blank[0]):03o}", name)
-        lines[sample].append(f"{extension} {place} {size} {shown}")
+        lines[sample].append(f"{extension} {offset} {size} {shown}")
     return "\n".join([f"v1.2 {samples}", *map(" ".join, lines), ""]).encode()

@@ -1,4 +1,4 @@
-"""``write_index``: what can be asked of shards without pixels, written beside them."""
+"""``write_index``: indexes of shards, with everything about them except pixels."""
 
 from __future__ import annotations
 
@@ -52,34 +52,32 @@ def write_index(
     progress: bool = False,
     storage_options: dict[str, Any] | None = None,
 ) -> pd.DataFrame:
-    """Write an index of each shard: all that can be asked of it without pixels.
+    """Write an index of each shard: everything about it except pixels.
 
     An index is a parquet file beside its shard, ``000.tar.index.parquet`` for ``000.tar``, with a
-    row per sample: its key, where its members are, what the headers of its images tell, and its
-    texts and labels of up to 64 KiB. It knows the size and the version (time of change or ETag) of
-    its shard, and is not used when these are others. :func:`read_webdataset_images` finds it; then
-    no shard is opened until pixels are asked for, and the rows are the same.
+    row per sample: its key, where its members are, what the headers of its images say, and its
+    texts and labels of up to 64 KiB. It stores the size and version (modification time or ETag) of
+    its shard, and is not used if these have changed. :func:`read_webdataset_images` finds it; then
+    no shard is opened until pixels are needed. The rows are the same as without an index.
 
     Parameters
     ----------
     paths
         Shards, as for :func:`read_webdataset_images`.
     folder
-        Where to write, if not beside the shards: a path or URL, which ``index=`` of
-        :func:`read_webdataset_images` has to name then.
+        Where to write, if not beside the shards: a path or URL. Pass it as ``index=`` of
+        :func:`read_webdataset_images` then.
     combined
-        Whether to write one file for all shards of a folder, ``_index.parquet``, in place of one
-        for each: for thousands of shards, whose number of rows is then known without a task. It has
-        the column ``__shard__`` too. A call adds to the file that is there, and takes from the
-        indexes of single shards what they know.
+        Write one file for all shards of a folder, ``_index.parquet``, instead of one for each: for
+        thousands of shards, whose number of rows is then known without a task. It has an additional
+        column ``__shard__``. A call adds to an existing file, and reuses indexes of single shards.
     overwrite
-        Whether to write those anew that hold. By default they are kept, so that a call that was
-        interrupted goes on, and one after shards were added does these.
+        Also rewrite valid indexes. By default they are kept: a call resumes an interrupted one, or
+        indexes shards that were added.
     shard_errors
-        What becomes of a shard that can't be read: ``"raise"``, when the others are done, or
-        ``"skip"``.
+        For shards that can't be read: ``"raise"`` after all others are done, or ``"skip"``.
     progress
-        Whether to show a bar on standard error.
+        Show a progress bar on standard error.
     storage_options
         For the file system of remote shards, and of a remote folder.
 
@@ -87,21 +85,20 @@ def write_index(
     -------
     pandas.DataFrame
         A row for each shard: ``shard``, ``index``, ``state`` (``"written"``, ``"kept"`` or
-        ``"failed"``), ``samples``, ``bytes`` of the index, ``damage`` and ``error``, null where
-        there is none.
+        ``"failed"``), ``samples``, ``bytes`` of the index, ``damage`` and ``error``, null if there
+        is none.
 
     Raises
     ------
     ShardNotFoundError
         If a path matches nothing.
     ShardError
-        If a shard can't be read, or is no tar, or if its server tells nothing that changes when
-        it does.
+        If a shard can't be read, or is no tar, or if its server gives no version of it.
     ExportError
         If an index can't be written.
     ArgumentError
-        If two shards would have the same index in ``folder``, or if a shard can have none, which
-        is what a command writes; if its place is one that takes no files: a web server, an archive.
+        If two shards would have the same index in ``folder``; if a shard can have none, being the
+        output of a command; if the folder is not writable, on a web server or in an archive.
 
     Examples
     --------
@@ -116,33 +113,33 @@ def write_index(
     check_flag("progress", progress)
     check_choice("shard_errors", shard_errors, ("raise", "skip"))
     check_storage_options(storage_options)
-    where = _folder(folder)
+    target = _folder(folder)
     shards = find_shards(paths, storage_options)
     for shard in shards:
         refuse_unindexed(shard.url, "write_index()")
-    places = [index_place(shard.url, where) for shard in shards]
+    places = [index_place(shard.url, target) for shard in shards]
     _refuse_collisions(places)
-    folders = {folder_of(place)[0] for place in places}
-    for each in folders:
-        _refuse_unwritable(each)
+    output_folders = {folder_of(place)[0] for place in places}
+    for output_folder in output_folders:
+        _refuse_unwritable(output_folder)
     write = _write_combined if combined else _write_each
     try:
-        done = write(shards, where, overwrite, progress, storage_options)
+        outcomes = write(shards, target, overwrite, progress, storage_options)
     finally:
-        for each in folders:
-            open_output(each, INDEX_ADVICE, storage_options).remove_empty_staging()
-    failed = [index for index in done if index.error is not None]
+        for output_folder in output_folders:
+            open_output(output_folder, INDEX_ADVICE, storage_options).remove_empty_staging()
+    failed = [outcome for outcome in outcomes if outcome.error is not None]
     if failed and shard_errors == "raise":
         raise ShardError(
-            f"{len(failed)} of {len(done)} shards have no index, all others have one. The first: "
-            f"{failed[0].error}"
+            f"{len(failed)} of {len(outcomes)} shards have no index, all others have one. The "
+            f"first: {failed[0].error}"
         )
-    return pd.DataFrame([asdict(index) for index in done])
+    return pd.DataFrame([asdict(outcome) for outcome in outcomes])
 
 
 @dataclass(frozen=True)
-class _Index:
-    """Outcome for the index of one shard; the columns of the result."""
+class _Outcome:
+    """Outcome for the index of one shard: a row of the result."""
 
     shard: str
     index: str
@@ -159,9 +156,9 @@ def _write_each(
     overwrite: bool,
     progress: bool,
     storage_options: dict[str, Any] | None,
-) -> list[_Index]:
-    one = partial(_write_one, folder=folder, overwrite=overwrite, storage_options=storage_options)
-    return run(one, shards, progress)
+) -> list[_Outcome]:
+    task = partial(_write_one, folder=folder, overwrite=overwrite, storage_options=storage_options)
+    return run(task, shards, progress)
 
 
 def _write_combined(
@@ -170,30 +167,31 @@ def _write_combined(
     overwrite: bool,
     progress: bool,
     storage_options: dict[str, Any] | None,
-) -> list[_Index]:
-    """Index shards in one file for each folder, by way of a staged one for each shard."""
+) -> list[_Outcome]:
+    """Write a combined index for each folder: stage an index per shard, then merge them."""
     by_folder: dict[str, dict[str, Shard]] = {}
     for shard in shards:
         beside, name = folder_of(shard.url)
         by_folder.setdefault(folder or beside, {})[name] = shard
-    tables = {each: _table(each, storage_options) for each in by_folder}
+    tables = {location: _table(location, storage_options) for location in by_folder}
     missing = [
         shard
-        for each, members in by_folder.items()
+        for location, members in by_folder.items()
         for name, shard in members.items()
-        if overwrite or not ((table := tables[each]) and table.holds(name, shard))
+        if overwrite or not ((table := tables[location]) and table.holds(name, shard))
     ]
-    one = partial(
+    task = partial(
         _write_one, folder=folder, overwrite=overwrite, storage_options=storage_options, stage=True
     )
-    new = {index.shard: index for index in run(one, missing, progress)}
-    done: dict[str, _Index] = {}
-    for each, members in by_folder.items():
-        done |= _combine(each, members, tables[each], new, storage_options)
-    return [done[shard.url] for shard in shards]
+    staged = {outcome.shard: outcome for outcome in run(task, missing, progress)}
+    outcomes: dict[str, _Outcome] = {}
+    for location, members in by_folder.items():
+        outcomes |= _combine(location, members, tables[location], staged, storage_options)
+    return [outcomes[shard.url] for shard in shards]
 
 
 def _table(folder: str, storage_options: dict[str, Any] | None) -> IndexTable | None:
+    """The footer of a folder's combined index; None without a usable one."""
     with suppress(UnusableIndexError, ShardError, ShardNotFoundError):
         return open_table(inside(folder, COMBINED_INDEX), storage_options)
     return None
@@ -203,46 +201,51 @@ def _combine(
     folder: str,
     shards: Mapping[str, Shard],
     table: IndexTable | None,
-    written: Mapping[str, _Index],
+    staged: Mapping[str, _Outcome],
     storage_options: dict[str, Any] | None,
-) -> dict[str, _Index]:
-    """Write the index of a folder, if any of its shards has a new one; outcomes by shard."""
+) -> dict[str, _Outcome]:
+    """Write the combined index of a folder if a shard has a staged index; outcomes by shard URL.
+
+    ``table`` is the footer of the existing file, whose other shards are copied.
+    """
     target = inside(folder, COMBINED_INDEX)
-    new = {name: written[shard.url] for name, shard in shards.items() if shard.url in written}
-    errors = {name: index.error for name, index in new.items() if index.error is not None}
+    new = {name: staged[shard.url] for name, shard in shards.items() if shard.url in staged}
+    errors = {name: outcome.error for name, outcome in new.items() if outcome.error is not None}
     indexes = {
-        name: IndexFile(index.index, shards[name])
-        for name, index in new.items()
+        name: IndexFile(outcome.index, shards[name])
+        for name, outcome in new.items()
         if name not in errors
     }
     if indexes:
         if table is not None:
-            indexes |= _held_by(table, target, table.names - new.keys())
+            indexes |= _in_combined(table, target, table.names - new.keys())
         output = open_output(folder, INDEX_ADVICE, storage_options)
         errors |= write_combined(output, indexes, storage_options)
         output.remove(f"{STAGING}/{name}{INDEX_SUFFIX}" for name in new)
         table = open_table(target, storage_options)
-    done = {}
+    outcomes = {}
     for name, shard in shards.items():
         if name in errors or table is None:
-            done[shard.url] = _Index(shard.url, target, "failed", error=errors[name])
+            outcomes[shard.url] = _Outcome(shard.url, target, "failed", error=errors[name])
             continue
         facts = table.facts(name)
         state = new[name].state if name in new else "kept"
-        share = table.nbytes * facts.samples // max(1, table.metadata.num_rows)
-        damage = _told(None if facts.damage is None else Damage(**facts.damage))
-        done[shard.url] = _Index(shard.url, target, state, facts.samples, share, damage)
-    return done
+        # The shard's share of the file, by rows.
+        nbytes = table.nbytes * facts.samples // max(1, table.metadata.num_rows)
+        damage = _as_text(None if facts.damage is None else Damage(**facts.damage))
+        outcomes[shard.url] = _Outcome(shard.url, target, state, facts.samples, nbytes, damage)
+    return outcomes
 
 
-def _held_by(table: IndexTable, url: str, names: Iterable[str]) -> dict[str, IndexFile]:
-    """Indexes in a file of many shards, of these as they were when it was written."""
-    found = {}
+def _in_combined(table: IndexTable, url: str, names: Iterable[str]) -> dict[str, IndexFile]:
+    """Indexes of these shards in a combined index, stale or not."""
+    indexes = {}
     for name in names:
         facts = table.facts(name)
+        # The indexed version of the shard, so that `open_stored` takes a stale index, too.
         shard = Shard(url, facts.size, facts.version)
-        found[name] = IndexFile(url, shard, name=name, file=table.file)
-    return found
+        indexes[name] = IndexFile(url, shard, name=name, file=table.file)
+    return indexes
 
 
 def _folder(folder: Any) -> str | None:
@@ -255,7 +258,7 @@ def _folder(folder: Any) -> str | None:
 
 
 def _refuse_collisions(places: Sequence[str]) -> None:
-    twice = [output for output, count in Counter(places).items() if count > 1]
+    twice = [place for place, count in Counter(places).items() if count > 1]
     if twice:
         raise ArgumentError(
             f"several shards would have the index {twice[0]}, and {len(twice) - 1} more are like "
@@ -278,8 +281,8 @@ def _write_one(
     overwrite: bool,
     storage_options: dict[str, Any] | None,
     stage: bool = False,
-) -> _Index:
-    """Index one shard; the file appears when it is whole."""
+) -> _Outcome:
+    """Index one shard atomically; with ``stage``, in the staging folder."""
     own = index_place(shard.url, folder)
     beside, name = folder_of(own)
     if stage:
@@ -287,9 +290,9 @@ def _write_one(
     target = inside(beside, name)
     output = open_output(beside, INDEX_ADVICE, storage_options)
     if why := unknown_version(shard):
-        return _Index(shard.url, target, "failed", error=why)
+        return _Outcome(shard.url, target, "failed", error=why)
     if not overwrite:
-        # Those of a run that was interrupted, too.
+        # Beside the shard, and staged by an interrupted run.
         for place in dict.fromkeys([own, target]):
             if kept := _kept(shard, place, storage_options):
                 return kept
@@ -298,20 +301,21 @@ def _write_one(
             index = index_tar(content, shard.url)
             data = index_bytes(*shard_rows(shard, content, index))
     except (ShardError, ShardNotFoundError) as error:
-        return _Index(shard.url, target, "failed", error=str(error))
+        return _Outcome(shard.url, target, "failed", error=str(error))
     output.put(name, data)
-    damage = _told(index.damage)
-    return _Index(shard.url, target, "written", len(index), len(data), damage)
+    damage = _as_text(index.damage)
+    return _Outcome(shard.url, target, "written", len(index), len(data), damage)
 
 
-def _kept(shard: Shard, target: str, storage_options: dict[str, Any] | None) -> _Index | None:
+def _kept(shard: Shard, target: str, storage_options: dict[str, Any] | None) -> _Outcome | None:
+    """The outcome for a valid index; None without one."""
     try:
         with open_stored(IndexFile(target, shard), storage_options) as stored:
-            damage = _told(stored.damage)
-            return _Index(shard.url, target, "kept", len(stored), stored.nbytes, damage)
+            damage = _as_text(stored.damage)
+            return _Outcome(shard.url, target, "kept", len(stored), stored.nbytes, damage)
     except (UnusableIndexError, ShardError):
         return None
 
 
-def _told(damage: Damage | None) -> str | None:
+def _as_text(damage: Damage | None) -> str | None:
     return None if damage is None else f"{damage.code}: {damage.reason}"

@@ -1,7 +1,7 @@
-"""A shard's bytes to samples.
+"""Tar parsing: from a shard's bytes to samples.
 
-In: the bytes of a tar. Out: its members grouped by webdataset's rule, with their places; headers
-are read, contents are not.
+In: the bytes of a tar. Out: its members grouped by webdataset's rule, with offsets and sizes.
+Headers are read, contents are not.
 """
 
 from dask_image_ingest.tar.content import (

@@ -1,4 +1,4 @@
-"""Contents of members: read whole or where sliced, with the holes of sparse ones filled."""
+"""Contents of members: read as a whole or on slicing; sparse ones are expanded."""
 
 from __future__ import annotations
 
@@ -9,29 +9,29 @@ from dask_image_ingest.errors import ShardError
 from dask_image_ingest.storage import LazyBytes, MemoryReader
 from dask_image_ingest.tar.shard_index import ShardIndex, Span
 
-#: Those taken for the image, in order of preference.
+#: Extensions of images, in order of preference.
 IMAGE_EXTENSIONS = (
     "jpg;jpeg;png;webp;jfif;gif;bmp;tif;tiff;avif;heic;heif;jp2;j2k;ppm;pgm;pbm;pnm;ico;img"
 )
 
-#: Those that webdataset itself decodes to text and to integers (autodecode.py, 1.0.2).
+#: Extensions that webdataset decodes to text and to integers (autodecode.py, 1.0.2).
 TEXTS = frozenset({"txt", "text", "transcript", "json", "jsn", "caption"})
 INTEGERS = frozenset({"cls", "cls2", "class", "count", "index", "inx", "id"})
 
 
-#: More bytes cannot be one value of an Arrow binary column.
+#: Most bytes of one value of an Arrow binary column.
 LARGEST_VALUE = 2**31 - 1
 
-#: Larger members are not read for a column unless more is asked for: a hole of any size takes a few
-#: bytes of a tar, and what compresses well takes a thousandth of its size.
+#: Default limit for members that are read into a column: a small tar may claim huge ones, by holes
+#: or by compression.
 MAX_MEMBER_BYTES = 256 << 20
 
-#: The bytes of a member that are read when it is opened: most headers of images fit.
+#: Bytes of a member that are read when it is opened: most image headers fit.
 HEAD = 4096
 
 
 def read_member(content: LazyBytes, index: ShardIndex, span: Span) -> Any:
-    """Read one member: a slice of ``content``, or new bytes with the holes filled if it is sparse.
+    """Read one member: a slice of ``content``, or new bytes if it is sparse.
 
     Raises
     ------
@@ -60,7 +60,7 @@ def read_member(content: LazyBytes, index: ShardIndex, span: Span) -> Any:
 
 
 def open_member(content: LazyBytes, index: ShardIndex, span: Span) -> Any:
-    """One member as something that is read where it is sliced, and no further.
+    """One member, sliced like ``bytes``; only its head is read now, the rest on slicing.
 
     Raises
     ------
@@ -73,7 +73,7 @@ def open_member(content: LazyBytes, index: ShardIndex, span: Span) -> Any:
 
 
 class _OpenMember:
-    """A member of a shard, whose first bytes are at hand."""
+    """A member whose first `HEAD` bytes are in memory."""
 
     def __init__(self, content: LazyBytes, span: Span) -> None:
         self._content = content
@@ -91,13 +91,13 @@ class _OpenMember:
 
 
 def too_large_error(index: ShardIndex, span: Span) -> str | None:
-    """Error of a sparse member that claims more than 2 GiB; None for others."""
+    """Error of a sparse member that expands to more than 2 GiB; None for others."""
     if span[0] not in index.sparse or span[1] <= LARGEST_VALUE:
         return None
     return f"too-large: the sparse member claims to expand to {span[1]:,} bytes, more than 2 GiB"
 
 
 def duplicate_error(extensions: Iterable[str]) -> str:
-    """Error of a sample that has these members more than once."""
+    """Error of a sample that has several members of these extensions."""
     what = ", ".join(sorted(extensions))
     return f"duplicate-member: the sample has more than one {what}; which is meant?"

@@ -13,16 +13,16 @@ import numpy as np
 from dask_image_ingest.tar.scan import Member
 from dask_image_ingest.tar.shard_index import Places
 
-# A member by its key, its extension, its offset and its size.
+# Key, extension, offset and size of a member.
 _Named = tuple[str, str, int, int]
 
-# Both are webdataset's own: base_plus_ext and skip_meta in its module tariterators.
+# Both from webdataset: base_plus_ext and skip_meta in its module tariterators.
 _KEY_AND_EXTENSION = re.compile(r"^((?:.*/|)[^.]+)[.]([^/]*)$")
 _META = re.compile(r"__[^/]*__($|/)")
 
 
 class Grouped(NamedTuple):
-    """The samples of a shard; as the parameters of these names in `ShardIndex`."""
+    """The samples of a shard; fields as the parameters of `ShardIndex`."""
 
     keys: list[str]
     places: dict[str, Places]
@@ -33,11 +33,12 @@ class Grouped(NamedTuple):
 
 
 def group(batches: Iterable[list[Member]]) -> Grouped:
-    """Group members into samples, as `index_tar` describes it."""
+    """Group members into samples by the rule of `index_tar`."""
     keys: list[str] = []
+    # Key → row of its latest sample.
     latest: dict[str, int] = {}
-    # No object for each member: Python's garbage collector would look at all of them again and
-    # again. Extension → row → which of the offsets and sizes is that member's.
+    # Extension → row → position in offsets and sizes. No object per member, since Python's garbage
+    # collector would traverse all of them again and again.
     members: dict[str, dict[int, int]] = defaultdict(dict)
     offsets, sizes = array("q"), array("q")
     duplicates: dict[int, tuple[str, ...]] = {}
@@ -46,15 +47,15 @@ def group(batches: Iterable[list[Member]]) -> Grouped:
     lower_case = _LowerCase()
     count = 0
     current, row = "", 0
-    # What the sample has got since its key came back; None if it did not.
+    # Extensions that were joined to the sample since its key reappeared; None if it did not.
     joined: set[str] | None = None
     for batch in batches:
         count += len(batch)
         named = _split_names(batch, lower_case)
-        before = len(offsets)
+        first = len(offsets)
         offsets.extend([offset for _, _, offset, _ in named])
         sizes.extend([size for _, _, _, size in named])
-        for number, (key, extension, _, _) in enumerate(named, before):
+        for number, (key, extension, _, _) in enumerate(named, first):
             if key != current:
                 current = key
                 if key in latest:
@@ -67,11 +68,11 @@ def group(batches: Iterable[list[Member]]) -> Grouped:
             rows = members[extension]
             if row in rows:
                 if joined is None or extension in joined:
-                    twice = duplicates.get(row, ())
-                    if extension not in twice:
-                        duplicates[row] = (*twice, extension)
+                    repeats = duplicates.get(row, ())
+                    if extension not in repeats:
+                        duplicates[row] = (*repeats, extension)
                     continue
-                # What was joined to the earlier members is none of that sample.
+                # The key begins a second sample: members joined to the first one belong to it.
                 latest[key] = len(keys)
                 _move(members, duplicates, joined, row, len(keys))
                 row, joined = len(keys), None
@@ -91,18 +92,19 @@ def group(batches: Iterable[list[Member]]) -> Grouped:
 
 
 class _LowerCase(dict[str, str]):
-    """Extension → lower case, one string object for all samples."""
+    """Extension → lower case; the same string object each time, to save memory."""
 
     def __missing__(self, extension: str) -> str:
         return self.setdefault(extension, extension.lower())
 
 
 def _split_names(members: list[Member], lower_case: _LowerCase) -> list[_Named]:
-    """Split names into key and extension; leave out members that belong to no sample."""
+    """Split names into key and extension; drop members that belong to no sample."""
     named = []
+    # The last key, the prefix of its names, and its length; it matches no name at first.
     key, prefix, length = "", "/", 0
     for name, offset, size in members:
-        # Most members follow another one of their sample.
+        # Fast path: most members follow another one of their sample.
         if name[:length] == prefix and "/" not in (extension := name[length:]):
             named.append((key, lower_case[extension], offset, size))
             continue
@@ -131,13 +133,13 @@ def _move(
     row: int,
     to: int,
 ) -> None:
-    """Make a sample of what was joined to another one, when it turns out that it is none of it."""
+    """Move the members of these extensions, with their duplicates, from one row to another."""
     for extension in extensions:
         members[extension][to] = members[extension].pop(row)
-    twice = duplicates.pop(row, ())
-    for target, there in (row, False), (to, True):
-        if found := tuple(each for each in twice if (each in extensions) is there):
-            duplicates[target] = found
+    repeats = duplicates.pop(row, ())
+    for target, is_moved in (row, False), (to, True):
+        if own := tuple(name for name in repeats if (name in extensions) is is_moved):
+            duplicates[target] = own
 
 
 def _places(
@@ -146,9 +148,9 @@ def _places(
     places = {}
     for extension, numbers in members.items():
         rows = np.fromiter(numbers.keys(), np.int64, len(numbers))
-        which = np.fromiter(numbers.values(), np.int64, len(numbers))
+        positions = np.fromiter(numbers.values(), np.int64, len(numbers))
         if (rows[1:] < rows[:-1]).any():
             order = np.argsort(rows)
-            rows, which = rows[order], which[order]
-        places[extension] = Places(rows, offsets[which], sizes[which])
+            rows, positions = rows[order], positions[order]
+        places[extension] = Places(rows, offsets[positions], sizes[positions])
     return places

@@ -1,4 +1,4 @@
-"""Indexing of a tar: its headers are read, and its members grouped into samples."""
+"""Indexing of a tar: reads its headers and groups its members into samples."""
 
 from __future__ import annotations
 
@@ -16,31 +16,30 @@ def index_tar(content: LazyBytes, url: str = "the shard") -> ShardIndex:
     r"""Find the samples of a shard by reading its tar headers.
 
     Samples are grouped by webdataset's rule: the key is the path up to the first dot of its last
-    part, what follows in lower case is the extension, only regular files count, and names such as
-    ``__meta__`` are skipped. One difference is on purpose: a key that comes back later in the shard
-    is joined to its sample, where webdataset makes a second sample of it. Only if it comes back
-    with an extension that the sample has already does it begin a second sample here too.
+    part, the rest in lower case is the extension, only regular files count, and names such as
+    ``__meta__`` are skipped. One difference is on purpose: members whose key reappears later in the
+    shard are joined to its sample, where webdataset begins a second one. A second sample begins
+    only if the key reappears with an extension that the sample has already.
 
-    Like :mod:`tarfile` and webdataset, the scan ends at the first block of zeros. What follows it,
-    perhaps another tar, is not read but reported as damage.
+    Like :mod:`tarfile` and webdataset, the scan ends at the first block of zeros. Anything else
+    after it, perhaps another tar, is not read but reported as damage.
 
     Parameters
     ----------
     content
-        The bytes of the shard, decompressed. Only headers are read, and what follows the last one.
+        The bytes of the shard, decompressed. Only headers are read, and bytes after the last one.
     url
-        What errors call the shard.
+        The shard, for errors.
 
     Returns
     -------
     ShardIndex
-        Keys are valid UTF-8, as Arrow demands: a byte of a name that is not becomes ``\xNN``.
+        Keys are valid UTF-8, as Arrow requires: an invalid byte of a name becomes ``\xNN``.
 
     Raises
     ------
     ShardError
-        If the shard does not begin with a tar header. All else that is wrong is
-        ``ShardIndex.damage``.
+        If the shard does not begin with a tar header. Any other problem is ``ShardIndex.damage``.
     """
     reader = as_reader(content)
     reader.prefetch_scan()
@@ -60,7 +59,7 @@ def index_tar(content: LazyBytes, url: str = "the shard") -> ShardIndex:
 
 
 def _with_stream_damage(damage: Damage | None, reader: ByteReader) -> Damage | None:
-    """The damage of a tar, and that of the compressed stream it came from."""
+    """Combine the damage of a tar with that of the compressed stream it came from."""
     if reader.damage is None:
         return damage
     if damage is None:
@@ -68,22 +67,22 @@ def _with_stream_damage(damage: Damage | None, reader: ByteReader) -> Damage | N
     return replace(damage, reason=f"{damage.reason}; {reader.damage}")
 
 
-# What is fetched of a remote shard at first, and of its end. Images that are larger than that are
-# skipped, header by header, until there are some samples.
+# Bytes that `index_head` fetches from the begin and the end of a remote shard. It reads on, headers
+# only, until there are more than so many samples.
 _FIRST, _LAST = 1 << 20, 128 << 10
 _SAMPLES = 4
 
 
 def index_head(content: LazyBytes, url: str) -> tuple[ShardIndex, float]:
-    """Find the first samples of a remote shard, or all of one whose bytes are at hand.
+    """Index the first samples of a remote shard, to infer the schema; a local or small one whole.
 
     Returns
     -------
     index
-        Whole samples. If members of a kind that the first samples don't have are at the end of the
-        shard, it is that of all of the shard.
+        Whole samples. The index of the whole shard if its end has extensions that the first samples
+        have not.
     share
-        Which share of the shard's bytes they take up.
+        Fraction of the shard's bytes that these samples take up.
 
     Raises
     ------
@@ -97,9 +96,9 @@ def index_head(content: LazyBytes, url: str) -> tuple[ShardIndex, float]:
     reader.prefetch([(0, _FIRST), (size - _LAST, size)])
     length = _FIRST
     while length < size:
-        index = index_tar(_Beginning(reader, length), url)
+        index = index_tar(_Prefix(reader, length), url)
         if len(index) > _SAMPLES:
-            if _at_end(reader, size) <= set(index.extensions):
+            if _last_extensions(reader, size) <= set(index.extensions):
                 last = len(index) - 1
                 spans = index.samples[last].members.values()
                 return index.first(last), min(span[0] for span in spans) / size
@@ -108,8 +107,8 @@ def index_head(content: LazyBytes, url: str) -> tuple[ShardIndex, float]:
     return index_tar(reader, url), 1.0
 
 
-class _Beginning(ByteReader):
-    """The first bytes of a shard, as if there were no more."""
+class _Prefix(ByteReader):
+    """The first bytes of a shard, as a shard of its own."""
 
     def __init__(self, shard: ByteReader, length: int) -> None:
         self._shard = shard
@@ -123,12 +122,13 @@ class _Beginning(ByteReader):
         return self._shard[start:stop]
 
 
-def _at_end(content: LazyBytes, size: int) -> set[str]:
-    """The kinds of members whose headers lie in the last bytes."""
-    return set(group([list(_headers(content, size))]).places)
+def _last_extensions(content: LazyBytes, size: int) -> set[str]:
+    """Extensions of the members whose headers lie in the last bytes."""
+    return set(group([list(_last_members(content, size))]).places)
 
 
-def _headers(content: LazyBytes, size: int) -> Iterator[Member]:
+def _last_members(content: LazyBytes, size: int) -> Iterator[Member]:
+    """Members by the blocks in the last bytes that look like headers; with size 0."""
     start = (size - _LAST) // BLOCK * BLOCK
     end = bytes(content[start:size])
     for offset in range(0, len(end) - BLOCK + 1, BLOCK):

@@ -1,7 +1,7 @@
-"""Scan of a tar: from header to header, for its members.
+"""Header scan of a tar.
 
-Plain headers take a fast path. Whatever is not plain (PAX names, GNU long names, sparse files,
-sizes in base 256) is left to :mod:`tarfile`, so that names come out as everywhere in Python.
+Plain headers take a fast path. All others (PAX names, GNU long names, sparse files, sizes in base
+256) are left to :mod:`tarfile`, so that names are the same as everywhere in Python.
 """
 
 from __future__ import annotations
@@ -15,8 +15,8 @@ from dask_image_ingest.storage import ByteReader
 from dask_image_ingest.tar.headers import (
     BLOCK,
     UNREADABLE,
-    Library,
     SparseMember,
+    TarfileReader,
     checksum_holds,
     describe,
     first_bad_checksum,
@@ -25,28 +25,28 @@ from dask_image_ingest.tar.headers import (
     sparse_member,
 )
 
-# Name, offset and size. Plain tuples, since there are millions.
+# Name, offset and size. Plain tuples: there are millions.
 Member = tuple[str, int, int]
 
-# Checksums are verified together, for this many headers at a time.
+# Headers whose checksums are verified together.
 _BATCH = 1024
 
 _REGULAR, _REGULAR_V7, _PAX = b"0\0x"
 _WITHOUT_DATA = frozenset(b"123456")
 
-# Records that change neither name nor size; webdataset's own writer puts an mtime in front of every
-# member. No value here holds an "=", so none can hide another record behind an invalid length.
+# PAX records that change neither name nor size; webdataset's own writer puts an mtime before every
+# member. No value may hold an "=", so none can hide another record behind a wrong length.
 _HARMLESS_PAX = re.compile(rb"(?:\d+ (?:[amc]time|[ug]id)=[-.\d]*\n)+\0*")
 
 _LARGEST_INT64 = 2**63 - 1
 
-# In place of the offset of the next header, when there is none.
+# In place of the offset of the next header: the scan is over.
 _OVER = -1
 
 
 @dataclass(frozen=True, slots=True)
 class Damage:
-    """Damage of a shard: its kind, place and reason.
+    """Damage of a shard: offset, explanation and code.
 
     ``code`` is ``truncated-header``, ``truncated-member``, ``truncated-padding``,
     ``truncated-stream``, ``bad-checksum``, ``bad-header``, ``not-a-tar`` or ``trailing-data``.
@@ -58,16 +58,16 @@ class Damage:
 
 
 class TarScan:
-    """Scan of a tar: iterate for batches of members, then look at the attributes.
+    """Scan of a tar: iterates over batches of members; attributes are final after that.
 
     Attributes
     ----------
     damage
-        What is wrong with the tar; None if nothing is.
+        None if the tar is complete.
     sparse
-        Where a sparse member's bytes begin → how it is stored.
+        Offset → sparse member.
     pax
-        How many members have a PAX header of their own.
+        Number of members with a PAX header.
     """
 
     def __init__(self, content: ByteReader, url: str) -> None:
@@ -77,7 +77,8 @@ class TarScan:
         self.pax = 0
         self._content = content
         self._end = len(content)
-        self._library = Library(content)
+        self._tarfile = TarfileReader(content)
+        #: Where the last harmless PAX header ends, which a member must follow; -1 before.
         self._after_pax = -1
 
     def __iter__(self) -> Iterator[list[Member]]:
@@ -96,21 +97,21 @@ class TarScan:
     def _take_batch(
         self, offset: int, members: list[Member], unverified: list[tuple[int, bytes]]
     ) -> int:
-        """Append what the next headers say, and return the offset of the first one not taken."""
-        content, end, library = self._content, self._end, self._library
-        near = content.in_memory()
-        at_hand = len(near)
+        """Append the members of the next headers; the offset of the first header not read."""
+        content, end, reader = self._content, self._end, self._tarfile
+        buffered = content.in_memory()
+        buffered_size = len(buffered)
         for _ in range(_BATCH):
             data = offset + BLOCK
-            if data <= at_hand:
-                header = bytes(near[offset:data])
+            if data <= buffered_size:
+                header = bytes(buffered[offset:data])
             elif data > end:
                 return self._end_of_bytes(offset)
             else:
                 header = bytes(content[offset:data])
-                if at_hand:  # there is more of it by now
-                    near = content.in_memory()
-                    at_hand = len(near)
+                if buffered_size:  # more was read meanwhile
+                    buffered = content.in_memory()
+                    buffered_size = len(buffered)
             kind = header[156]
             try:
                 size = int(header[124:136].rstrip(b" \0"), 8)
@@ -118,7 +119,7 @@ class TarScan:
                 size = -1
             following = data + (size + 511 & -512)
 
-            if size < 0 or not header[0] or library.has_global_names:
+            if size < 0 or not header[0] or reader.has_global_names:
                 following = self._take_odd_header(offset, header, members)
             elif kind == _REGULAR or (kind == _REGULAR_V7 and not _names_folder(header)):
                 unverified.append((offset, header))
@@ -146,7 +147,7 @@ class TarScan:
         if not checksum_holds(header):
             return self._stop(*not_a_header(offset, header))
         try:
-            info, following = self._library.read_header(offset)
+            info, following = self._tarfile.read_header(offset)
             sparse = sparse_member(info)
         except EOFError:
             reason = f"the shard ends inside the extended header at byte {offset}"
@@ -170,7 +171,7 @@ class TarScan:
         return following
 
     def _end_of_bytes(self, offset: int) -> int:
-        """End without an end-of-archive mark, which is fine if it is between two members."""
+        """End of a tar without an end-of-archive mark; no damage if it is between two members."""
         if bytes(self._content[offset : self._end]).strip(b"\0"):
             reason = f"the shard ends inside the header at byte {offset}"
             return self._stop("truncated-header", offset, reason)
@@ -203,7 +204,7 @@ class TarScan:
 
 
 def plain_name(header: bytes) -> str:
-    """The name that a header gives, if no other header in front of it gives another."""
+    """The name in a header; a PAX or GNU header before it may give another one."""
     end = header.find(0, 0, 100)
     name = header[:end] if end >= 0 else header[:100]
     if header[345]:
@@ -212,13 +213,13 @@ def plain_name(header: bytes) -> str:
 
 
 def _names_folder(header: bytes) -> bool:
-    """Tell a folder from a file in the format of Unix V7, which has no type for folders."""
+    """True for a folder in the Unix V7 format, which has no type for folders."""
     return header[:100].partition(b"\0")[0].endswith(b"/")
 
 
 def _first_non_zero(content: ByteReader, offset: int) -> int | None:
     for start in range(offset, len(content), 1 << 16):
         chunk = bytes(content[start : start + (1 << 16)])
-        if rest := chunk.lstrip(b"\0"):
-            return start + len(chunk) - len(rest)
+        if stripped := chunk.lstrip(b"\0"):
+            return start + len(chunk) - len(stripped)
     return None

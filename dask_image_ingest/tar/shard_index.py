@@ -1,4 +1,4 @@
-"""The index of a shard: where its samples' members lie, column by column."""
+"""The index of a shard: offsets and sizes of its samples' members, as columns."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ import pyarrow.compute as pc
 from dask_image_ingest.tar.headers import SparseMember
 from dask_image_ingest.tar.scan import Damage
 
-#: Of every kind of member.
+#: Fields of every member.
 SPAN_FIELDS = {"offset": pa.int64(), "size": pa.int64()}
 
-#: What an index may know of the members of a kind. A null ``needs_pillow``: the image was not
-#: measured.
+#: Fields that an index may have of members. A null ``needs_pillow`` means that the image's header
+#: was not read.
 FIELDS = {
     **SPAN_FIELDS,
     "format": pa.string(),
@@ -36,14 +36,14 @@ Span = tuple[int, int]
 
 
 class Places(NamedTuple):
-    """Places of the members of one kind: int64 arrays of one length, in the order of ``rows``."""
+    """The members of one extension: rows of their samples (ascending), offsets and sizes; int64."""
 
     rows: np.ndarray
     offsets: np.ndarray
     sizes: np.ndarray
 
 
-_NOWHERE = Places(*(np.empty(0, np.int64) for _ in Places._fields))
+_NO_PLACES = Places(*(np.empty(0, np.int64) for _ in Places._fields))
 
 
 @dataclass(slots=True)
@@ -53,13 +53,12 @@ class Sample:
     Attributes
     ----------
     key
-        Folders included, extension excluded.
+        Path without extension.
     members
-        Extension, in lower case and without its first dot → where the bytes are; in the order of
-        the shard.
+        Extension (lower case, without leading dot) → offset and size; in the order of the shard.
     duplicates
-        Extensions that occurred more than once in a row of members of this key; ``members`` has
-        their first occurrence.
+        Extensions that occurred more than once in consecutive members of this key; ``members`` has
+        the first occurrence.
     """
 
     key: str
@@ -68,29 +67,29 @@ class Sample:
 
 
 class ShardIndex:
-    """The samples of a shard, a row for each, and what is wrong with it.
+    """The samples of a shard, one row each, and the shard's anomalies.
 
     Parameters
     ----------
     keys
-        The key of each sample, in the order of their first members.
+        The key of each sample, in order of their first members.
     places
-        Extension → where the members of this kind lie.
+        Extension → members.
     duplicates
-        Row → extensions that its sample has more than once.
+        Row → extensions that the sample has more than once.
     sparse
-        Where a sparse member's bytes begin → how it is stored. Its size as a column has it ends at
-        the largest int64, which some of them claim to exceed.
+        Offset → sparse member. In columns, sizes are capped at the largest int64, which some
+        sparse members claim to exceed.
     damage
-        None for a complete shard; every whole member before the damage is in the samples.
+        None for a complete shard; samples include every whole member before the damage.
     interleaved
-        Keys that came back after another key, and were joined to their earlier members.
+        Keys that reappear after another key; their members are joined to the earlier ones.
     repeated
-        Keys that came back with a member that they had already: each time, a sample of its own.
+        Keys that reappear with an extension they had before, and so begin a new sample.
     members
-        How many regular files there are, those included that belong to no sample.
+        Number of regular files, including those that belong to no sample.
     pax
-        How many members have a PAX header of their own.
+        Number of members with a PAX header.
     """
 
     def __init__(
@@ -127,24 +126,26 @@ class ShardIndex:
 
     @cached_property
     def extensions(self) -> list[str]:
-        """The kinds of members, in the order in which the samples have them."""
-        firsts = {kind: (each.rows[0], each.offsets[0]) for kind, each in self._places.items()}
+        """The extensions of members, in order of first occurrence."""
+        firsts = {
+            name: (places.rows[0], places.offsets[0]) for name, places in self._places.items()
+        }
         return sorted(firsts, key=firsts.__getitem__)
 
     def places(self, extension: str) -> Places:
-        """Places of the members of a kind."""
-        return self._places.get(extension, _NOWHERE)
+        """Rows, offsets and sizes of the members of an extension."""
+        return self._places.get(extension, _NO_PLACES)
 
     def all_places(self) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
-        """All members: row, number in `extensions`, offset and size; by row, then offset."""
-        places = [self.places(extension) for extension in self.extensions] or [_NOWHERE]
-        rows, offsets, sizes = map(np.concatenate, zip(*places, strict=True))
-        kinds = np.repeat(np.arange(len(places)), [len(each.rows) for each in places])
+        """Row, position in `extensions`, offset and size of all members, sorted; int64 arrays."""
+        all_places = [self.places(extension) for extension in self.extensions] or [_NO_PLACES]
+        rows, offsets, sizes = map(np.concatenate, zip(*all_places, strict=True))
+        kinds = np.repeat(np.arange(len(all_places)), [len(places.rows) for places in all_places])
         order = np.lexsort((offsets, rows))
         return rows[order], kinds[order], offsets[order], sizes[order]
 
     def column(self, extension: str, name: str) -> pa.Array:
-        """A field of the members of a kind: a value for each sample, null if unknown."""
+        """A field of an extension's members: one value per sample, null if unknown."""
         if name not in SPAN_FIELDS:
             return pa.nulls(len(self), FIELDS[name])
         if (extension, name) not in self._columns:
@@ -156,40 +157,40 @@ class ShardIndex:
         return self._columns[extension, name]
 
     def has(self, *extensions: str) -> pa.Array:
-        """True for each sample that has a member of one of these kinds."""
-        there = [pc.is_valid(self.column(kind, "offset")) for kind in self._found(extensions)]
-        return reduce(pc.or_, there) if there else pa.repeat(pa.scalar(False), len(self))
+        """Mask of the samples that have a member of one of these extensions."""
+        masks = [pc.is_valid(self.column(name, "offset")) for name in self._present(extensions)]
+        return reduce(pc.or_, masks) if masks else pa.repeat(pa.scalar(False), len(self))
 
     def preferred(self, extensions: Sequence[str], name: str) -> pa.Array:
-        """A field of each sample's first member among these kinds, the preferred one first."""
-        found = self._found(extensions)
-        if not found:
+        """A field of each sample's preferred member; ``extensions`` in order of preference."""
+        present = self._present(extensions)
+        if not present:
             return pa.nulls(len(self), FIELDS[name])
-        *preferred, last = found
+        *preferred, last = present
         column = self.column(last, name)
         for extension in reversed(preferred):
             column = pc.if_else(self.has(extension), self.column(extension, name), column)
         return column
 
     def not_preferred(self, *choices: Sequence[str]) -> list[str]:
-        """The kinds of which a sample has a member that is the `preferred` one of no choice."""
+        """Extensions with a member that is the `preferred` one of none of these choices."""
         others = []
-        for kind in self.extensions:
-            chosen = [choice for choice in choices if kind in choice]
-            # It is the preferred one, unless there is one before it.
-            before = [self.has(*choice[: choice.index(kind)]) for choice in chosen]
-            if not chosen or pc.any(reduce(pc.and_, before, self.has(kind))).as_py():
-                others.append(kind)
+        for extension in self.extensions:
+            containing = [choice for choice in choices if extension in choice]
+            # A member is not preferred if the sample has one of an earlier extension.
+            better = [self.has(*choice[: choice.index(extension)]) for choice in containing]
+            if not containing or pc.any(reduce(pc.and_, better, self.has(extension))).as_py():
+                others.append(extension)
         return others
 
     def first_spans(self, extension: str, count: int) -> list[Span]:
-        """Offset and size of the first members of a kind."""
+        """Offset and size of the first members of an extension."""
         _, offsets, sizes = self.places(extension)
         spans = self.spans(pa.array(offsets[:count]), pa.array(sizes[:count]))
         return [span for span in spans if span is not None]
 
     def spans(self, offsets: pa.Array, sizes: pa.Array) -> list[Span | None]:
-        """Offsets and sizes, as columns have them, as spans; the true sizes of sparse members."""
+        """Columns of offsets and sizes as spans, with the uncapped sizes of sparse members."""
         pairs = zip(offsets.to_pylist(), sizes.to_pylist(), strict=True)
         if not self.sparse:
             return [None if pair[0] is None else pair for pair in pairs]
@@ -197,26 +198,26 @@ class ShardIndex:
 
     @cached_property
     def samples(self) -> list[Sample]:
-        """The samples one by one, for what looks at all members of each."""
-        found = [Sample(key, {}) for key in self.keys.to_pylist()]
+        """The samples as objects, for callers that need all members of each."""
+        samples = [Sample(key, {}) for key in self.keys.to_pylist()]
         kinds = self.extensions
         members = (values.tolist() for values in self.all_places())
         for row, kind, offset, size in zip(*members, strict=True):
             size = self._true_size(offset, size) if self.sparse else size
-            found[row].members[kinds[kind]] = offset, size
+            samples[row].members[kinds[kind]] = offset, size
         for row, extensions in self.duplicates.items():
-            found[row].duplicates = extensions
-        return found
+            samples[row].duplicates = extensions
+        return samples
 
     def first(self, count: int) -> ShardIndex:
-        """The index of the first samples, with the places of their members alone."""
-        places = {extension: self.places(extension) for extension in self.extensions}
+        """The index of the first ``count`` samples; the shard's own facts stay."""
+        all_places = {extension: self.places(extension) for extension in self.extensions}
         return ShardIndex(
             self.keys.slice(0, count).to_pylist(),
             {
-                extension: Places(*(values[each.rows < count] for values in each))
-                for extension, each in places.items()
-                if (each.rows < count).any()
+                extension: Places(*(values[places.rows < count] for values in places))
+                for extension, places in all_places.items()
+                if (places.rows < count).any()
             },
             duplicates={row: twice for row, twice in self.duplicates.items() if row < count},
             sparse=self.sparse,
@@ -228,11 +229,11 @@ class ShardIndex:
         )
 
     @cached_property
-    def _kinds(self) -> frozenset[str]:
+    def _extension_set(self) -> frozenset[str]:
         return frozenset(self.extensions)
 
-    def _found(self, extensions: Sequence[str]) -> list[str]:
-        return [extension for extension in extensions if extension in self._kinds]
+    def _present(self, extensions: Sequence[str]) -> list[str]:
+        return [extension for extension in extensions if extension in self._extension_set]
 
     def _true_size(self, offset: int, size: int) -> int:
         sparse = self.sparse.get(offset)
