@@ -1,7 +1,7 @@
-"""Rows that point to their samples come in; WebDataset shards go out, with the bytes as they were.
+"""Export of a frame's samples, with their original bytes.
 
-A plan is made of pointers alone (``plan/``); then each new shard is one task that copies byte
-ranges (``write/``).
+In: a frame whose rows refer to samples. Out: WebDataset shards or parquet files. Shards are planned
+from keys and offsets only (``plan/``); then one task per shard copies byte ranges (``write/``).
 """
 
 from dask_image_ingest.export.image_origin import decoded_modes

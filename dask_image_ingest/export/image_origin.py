@@ -1,4 +1,4 @@
-"""Origins of image columns: which stored images they are, and what changed their pixels."""
+"""Lineage of image columns: the stored images they come from, and what changed their pixels."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from dask_image_ingest.decode import DecodeSpec, Mode
 from dask_image_ingest.export.query import operation_name
 from dask_image_ingest.frames import backend_of
 
-#: How pixels are encoded, by the last part of a member's extension.
+#: Last part of a member's extension → format of encoded pixels.
 FORMATS: Final = {"jpg": "jpeg", "jpeg": "jpeg", "png": "png", "webp": "webp"}
 
 
@@ -34,30 +34,29 @@ class ImageOrigin:
 
     Attributes
     ----------
-    made_by
-        The operation that gave it other pixels than the stored ones, by users' name; None if they
-        are those of the stored images.
+    changed_by
+        The operation that changed its pixels, by its public name; None if they are the stored ones.
     member
-        Which image of the sample that a row points to it is: ``"image"`` itself or another one;
-        None if it is none of them, as images of another read that were merged.
+        Which image of the row's sample it is: ``"image"`` or another one. None if it belongs to no
+        such sample, as images of another read that were merged.
     extensions
-        Member extensions of another image of the sample, as far as they are known.
+        Member extensions if it is another image of the sample; empty if unknown.
     modes
         The modes that it was decoded in.
     """
 
-    made_by: str | None
+    changed_by: str | None
     member: Literal["image", "other"] | None
     extensions: tuple[str, ...] = ()
     modes: frozenset[Mode] = frozenset()
 
     @property
     def is_exact(self) -> bool:
-        """True for labels and raw values, which no encoding may change."""
+        """True for labels and raw values, which need a lossless format."""
         return not self.modes.isdisjoint(("labels", "raw"))
 
     def extension(self, column: str) -> str:
-        """The extension for a member that is made of the column and replaces no other image."""
+        """An extension under which the column can be encoded without replacing another image."""
         lossless = self.is_exact or "RGBA" in self.modes
         if self.member == "image" or column == "image":
             return "png" if lossless else "jpg"
@@ -68,22 +67,22 @@ class ImageOrigin:
 
 
 def image_origin(frame: Any, column: str) -> ImageOrigin:
-    """The origin of a column of images or references, as far as the frame tells it."""
+    """The origin of a column of images or references, as far as it is known."""
     if not isinstance(frame, FrameBase):
         return _computed_origin(frame, column)
-    found = list(_origins(frame.expr, column, _pointed(frame.expr)))
-    made_by = next((each.made_by for each in found if each.made_by), None)
-    members = {each.member for each in found}
+    origins = list(_origins(frame.expr, column, _sample_reads(frame.expr)))
+    changed_by = next((origin.changed_by for origin in origins if origin.changed_by), None)
+    members = {origin.member for origin in origins}
     return ImageOrigin(
-        made_by,
-        found[0].member if len(members) == 1 else None,
-        found[0].extensions,
-        frozenset().union(*(each.modes for each in found)),
+        changed_by,
+        origins[0].member if len(members) == 1 else None,
+        origins[0].extensions,
+        frozenset().union(*(origin.modes for origin in origins)),
     )
 
 
 def decoded_modes(frame: Any, column: str) -> frozenset[Mode]:
-    """The modes that the images of a column were decoded in, as far as the frame tells them."""
+    """The modes that the images of a column were decoded in, as far as they are known."""
     return image_origin(frame, column).modes
 
 
@@ -96,55 +95,57 @@ def _computed_origin(frame: Any, column: str) -> ImageOrigin:
     if "__url__" not in frame.columns:
         return ImageOrigin(None, None)
     references = references_of(frame, column)
-    pointed = backend_of(frame).to_arrow(frame[["__url__"]]).column(0)
-    same = pc.fill_null(pc.equal(field_of(references, "url"), pointed), False)
-    own = pc.all(pc.or_(same, references.is_null())).as_py() is not False
-    return ImageOrigin(None, ("image" if column == "image" else "other") if own else None)
+    sample_urls = backend_of(frame).to_arrow(frame[["__url__"]]).column(0)
+    same = pc.fill_null(pc.equal(field_of(references, "url"), sample_urls), False)
+    is_own = pc.all(pc.or_(same, references.is_null())).as_py() is not False
+    return ImageOrigin(None, ("image" if column == "image" else "other") if is_own else None)
 
 
-def _origins(expr: Any, column: Any, pointed: set[str]) -> Iterator[ImageOrigin]:
-    """The origins of a column's values; ``pointed`` names the reads of the rows' pointers."""
+def _origins(expr: Any, column: Any, sample_reads: set[str]) -> Iterator[ImageOrigin]:
+    """The origins of a column's values; ``sample_reads`` as of the whole frame."""
     for source, (name,) in _sources(expr, (column,)):
         if isinstance(source, Decode):
-            decoding = next(each.decoding for each in source.images if each.image == name)
-            made_by, modes = _changed_by(source, decoding), {decoding.mode}
-            below = _origins(source.frame, name, pointed)
+            decoding = next(image.decoding for image in source.images if image.image == name)
+            changed_by, modes = _changed_by(source, decoding), {decoding.mode}
+            below = _origins(source.frame, name, sample_reads)
         elif backend_of(source._meta).is_references(source._meta[name].dtype):
-            yield _stored(source, name, pointed)
+            yield _reference_origin(source, name, sample_reads)
             continue
         else:
-            made_by, modes = operation_name(source), set()
-            before = getattr(source, "frame", None)
-            known = isinstance(before, dx.Expr) and name in before.columns
+            changed_by, modes = operation_name(source), set()
+            frame = getattr(source, "frame", None)
+            is_known = isinstance(frame, dx.Expr) and name in frame.columns
             unknown = ImageOrigin(None, "image" if name == "image" else None)
-            below = _origins(before, name, pointed) if known else iter((unknown,))
-        for each in below:
-            yield replace(each, made_by=made_by or each.made_by, modes=each.modes | modes)
+            below = _origins(frame, name, sample_reads) if is_known else iter((unknown,))
+        for origin in below:
+            yield replace(
+                origin, changed_by=changed_by or origin.changed_by, modes=origin.modes | modes
+            )
 
 
-def _stored(source: Any, name: Any, pointed: set[str]) -> ImageOrigin:
-    """The origin of references, which ``source`` makes."""
+def _reference_origin(source: Any, name: Any, sample_reads: set[str]) -> ImageOrigin:
+    """The origin of references that the expression ``source`` makes."""
     reads = {source._name}
     if is_pointed(source):
-        reads = _pointed(source.frame)
-    if not reads <= pointed:
+        reads = _sample_reads(source.frame)
+    if not reads <= sample_reads:
         return ImageOrigin(None, None)
     others = source.dataset.options.other_images if isinstance(source, ReadWebDataset) else ()
-    extensions = next((each.extensions for each in others if each.column == name), ())
+    extensions = next((other.extensions for other in others if other.column == name), ())
     return ImageOrigin(None, "image" if name == "image" else "other", extensions)
 
 
-def _pointed(expr: Any) -> set[str]:
-    """The names of the expressions that rows' pointers come from, or may come from."""
-    found = set()
+def _sample_reads(expr: Any) -> set[str]:
+    """Names of the expressions that may make the columns ``__url__`` and ``offset``."""
+    names = set()
     for source, _ in _sources(expr, ("__url__", "offset")):
         reads = source.find_operations((ReadWebDataset, ReadImageFiles))
-        found |= {source._name, *(read._name for read in reads)}
-    return found
+        names |= {source._name, *(read._name for read in reads)}
+    return names
 
 
 def _sources(expr: Any, columns: tuple[Any, ...]) -> Iterator[tuple[Any, tuple[Any, ...]]]:
-    """The expressions that make columns, also of a query whose results are kept."""
+    """The expressions that make columns; looks through kept results into their query."""
     for source, names in value_sources(expr, columns):
         if isinstance(source, KeepsResults):
             yield from _sources(source.made_of, names)
@@ -153,7 +154,7 @@ def _sources(expr: Any, columns: tuple[Any, ...]) -> Iterator[tuple[Any, tuple[A
 
 
 def _changed_by(decode: Decode, decoding: DecodeSpec) -> str | None:
-    """The name of a decode whose options give other pixels than the stored ones; None if none."""
+    """Name and options of a decode that changes pixels; None if it gives the stored ones."""
     options = [
         *["size="] * (decoding.size is not None),
         *["mode="] * (decoding.mode == "L"),

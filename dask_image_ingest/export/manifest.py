@@ -17,7 +17,7 @@ from dask_image_ingest.export.plan.shard_plan import ShardPlan
 from dask_image_ingest.export.write.shard import done_name, has_recorded_sizes
 from dask_image_ingest.storage import OutputStore, identities
 
-#: Of plans and manifests.
+#: Format version of plans and manifests.
 FORMAT = 1
 
 logger = logging.getLogger("dask_image_ingest")
@@ -33,7 +33,7 @@ class PreviousExport:
 
     @property
     def files(self) -> list[str]:
-        """Names of its files, written or planned."""
+        """Names of its files, whether written yet or not."""
         if self.plan is None:
             return []
         options = self.plan["options"]
@@ -47,7 +47,7 @@ class PreviousExport:
         return [MANIFEST, *shards, LEFT_OUT, PLAN]
 
     def refuse(self) -> None:
-        """Say that there is an export already, and what can be done."""
+        """Raise if there is an earlier export."""
         if self.plan is None:
             return
         raise ExportError(
@@ -56,7 +56,7 @@ class PreviousExport:
         )
 
     def refuse_loss(self, new: ShardPlan, left_out: dict[str, Any]) -> None:
-        """Refuse to be replaced by a plan that has nothing, or not all that there might be."""
+        """Refuse to be replaced by an empty export, or by one that lacks unreadable shards."""
         if self.plan is None:
             return
         has = f"{self.output.url} has {self._state(self.plan)}, which overwrite=True would remove"
@@ -76,64 +76,64 @@ class PreviousExport:
     def _state(self, plan: dict[str, Any]) -> str:
         if self.manifest is not None:
             return f"an export of {plan['samples']:,} samples"
-        there = self.output.sizes()
-        shards = sum(name in there for name in self.files if name.endswith(".tar"))
+        existing = self.output.sizes()
+        shards = sum(name in existing for name in self.files if name.endswith(".tar"))
         return f"an unfinished export, {shards:,} of {plan['shards']:,} shards"
 
     def is_finished(self) -> bool:
-        """True if all files of its manifest are there."""
+        """True if all files of its manifest exist, with the recorded sizes."""
         if self.manifest is None:
             return False
-        there = self.output.sizes()
-        told = bool(self.manifest["left_out"]) == (LEFT_OUT in there)
-        return told and all(
-            has_recorded_sizes(written, there.get) for written in self.manifest["shards"]
+        existing = self.output.sizes()
+        has_left_out = bool(self.manifest["left_out"]) == (LEFT_OUT in existing)
+        return has_left_out and all(
+            has_recorded_sizes(record, existing.get) for record in self.manifest["shards"]
         )
 
-    def keep_what_is_there(self) -> None:
-        """Turn the manifest of a finished export into records of the shards that are whole."""
+    def keep_finished_shards(self) -> None:
+        """Replace the manifest by records of the complete shards, so that others are rewritten."""
         if self.manifest is not None:
-            there = self.output.sizes()
-            for number, written in enumerate(self.manifest["shards"]):
-                if has_recorded_sizes(written, there.get):
-                    self.output.put(done_name(number), json.dumps(written).encode())
+            existing = self.output.sizes()
+            for number, record in enumerate(self.manifest["shards"]):
+                if has_recorded_sizes(record, existing.get):
+                    self.output.put(done_name(number), json.dumps(record).encode())
             self.output.remove([MANIFEST])
 
     def refuse_other(self, frame: str, options: Options) -> None:
-        """Refuse to go on with the export of another frame, or with other options."""
+        """Refuse to resume the export of another frame, or with other options."""
         if self.plan is None:
             return
         before = self.plan["options"]
-        told = [
+        differences = [
             f"{name} was {before.get(name)!r} and is {value!r} now"
-            for name, value in options.described().items()
+            for name, value in options.as_json().items()
             if before.get(name) != value
         ]
         if self.plan["frame"] != frame:
-            told.append(
+            differences.append(
                 "the frame is another one, since its query, its source shards or the code of its "
                 "functions have changed"
             )
-        if told:
+        if differences:
             raise ExportError(
-                f"{self.output.url} has another export: {'; '.join(told)}. overwrite=True removes "
-                "it; or choose another folder"
+                f"{self.output.url} has another export: {'; '.join(differences)}. overwrite=True "
+                "removes it; or choose another folder"
             )
 
-    def refuse_other_plan(self, described: dict[str, Any]) -> None:
-        """Refuse to go on if the same frame gives other samples than before."""
-        if self.plan is not None and self.plan["plan"] != described["plan"]:
+    def refuse_other_plan(self, description: dict[str, Any]) -> None:
+        """Refuse to resume if the same frame gives other samples than before."""
+        if self.plan is not None and self.plan["plan"] != description["plan"]:
             raise ExportError(
                 f"{self.output.url} was planned with {self.plan['samples']:,} samples, and the "
-                f"same frame gives other ones now, {described['samples']:,}: its shards have "
+                f"same frame gives other ones now, {description['samples']:,}: its shards have "
                 "changed, or a function does not give the same each time. overwrite=True removes "
                 "what is there; or choose another folder"
             )
 
     def remove(self) -> None:
-        """Remove what it wrote, and say what that is."""
-        there = self.output.sizes()
-        files = [name for name in self.files if name in there]
+        """Remove its files, and log their names."""
+        existing = self.output.sizes()
+        files = [name for name in self.files if name in existing]
         if files:
             logger.warning(
                 "overwrite=True removes %d files of an earlier export from %s: %s",
@@ -145,12 +145,12 @@ class PreviousExport:
 
 
 def find_previous(output: OutputStore) -> PreviousExport:
-    """Look at what is in a place.
+    """Read the plan and manifest of an earlier export.
 
     Raises
     ------
     ExportError
-        If its plan is none of this package, or of a later release.
+        If they are not of this package, or of another format version.
     """
     plan, manifest = (
         None if content is None else _parsed(content, output.locate(name))
@@ -160,24 +160,24 @@ def find_previous(output: OutputStore) -> PreviousExport:
 
 
 def describe_plan(plan: ShardPlan, options: Options, frame: str) -> dict[str, Any]:
-    """A plan as it stands in a place; ``plan`` in it stands for all but the frame's token."""
-    described = {
+    """Content of ``_plan.json``; ``plan`` is a digest of everything but the frame's token."""
+    description = {
         "format": FORMAT,
-        "options": options.described(),
+        "options": options.as_json(),
         "samples": len(plan.rows),
         "shards": plan.shards,
         "samples_sha256": plan.samples_digest,
         "sources_sha256": plan.sources_digest,
     }
-    text = json.dumps(described, sort_keys=True)
-    return {**described, "plan": hashlib.sha256(text.encode()).hexdigest(), "frame": frame}
+    text = json.dumps(description, sort_keys=True)
+    return {**description, "plan": hashlib.sha256(text.encode()).hexdigest(), "frame": frame}
 
 
 def refuse_foreign(output: OutputStore, names: Iterable[str], previous: PreviousExport) -> None:
-    """Refuse to write over files of others."""
-    there = output.sizes()
+    """Refuse to overwrite files that no export created."""
+    existing = output.sizes()
     ours = set(previous.files)
-    foreign = [name for name in names if name in there and name not in ours]
+    foreign = [name for name in names if name in existing and name not in ours]
     if foreign:
         raise ExportError(
             f"{output.url} has {len(foreign):,} files which no export wrote and which this one "
@@ -186,7 +186,7 @@ def refuse_foreign(output: OutputStore, names: Iterable[str], previous: Previous
 
 
 def refuse_sources(output: OutputStore, names: Iterable[str], sources: Iterable[str]) -> None:
-    """Refuse to write over the shards that are read, or to remove them."""
+    """Refuse to overwrite or remove shards that the frame reads."""
     written = set().union(*(identities(output.locate(name)) for name in names))
     for source in sorted(sources):
         if not written.isdisjoint(identities(source)):
@@ -199,7 +199,7 @@ def refuse_sources(output: OutputStore, names: Iterable[str], sources: Iterable[
 def _parsed(content: bytes, where: str) -> dict[str, Any]:
     try:
         parsed = json.loads(content)
-        # What may be removed by these names must lie in the place.
+        # Files are removed by these names: none may lie in another folder.
         if parsed["format"] == FORMAT and "/" not in parsed.get("options", {}).get("template", ""):
             return dict(parsed)
     except (ValueError, KeyError, TypeError, AttributeError):
@@ -210,14 +210,14 @@ def _parsed(content: bytes, where: str) -> dict[str, Any]:
 
 
 def result_frame(output: OutputStore, manifest: Mapping[str, Any]) -> pd.DataFrame:
-    """A finished export as its caller gets it: a row for each shard, the rest in ``attrs``."""
+    """The result of `to_webdataset`: a row for each shard, other facts in ``attrs``."""
     shards = manifest["shards"]
     frame = pd.DataFrame(
         {
-            "shard": [written["name"] for written in shards],
-            "url": [output.locate(written["name"]) for written in shards],
+            "shard": [record["name"] for record in shards],
+            "url": [output.locate(record["name"]) for record in shards],
             **{
-                name: [written[name] for written in shards]
+                name: [record[name] for record in shards]
                 for name in ("samples", "members", "bytes", "sha256")
             },
         }

@@ -1,9 +1,9 @@
-"""Member selection: the members of a shard's samples that are exported, or reasons why none are."""
+"""Member selection: for each row the members that are exported, or why it is rejected."""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from itertools import compress
 from typing import Any, NamedTuple
 
@@ -15,10 +15,10 @@ from dask_image_ingest.dataset import image_member
 from dask_image_ingest.export.options import Options
 from dask_image_ingest.tar import IMAGE_EXTENSIONS, Sample, ShardIndex, duplicate_error
 
-#: Where a member's bytes are: in the source shard, in the file of expanded members, in a column.
+#: Where a member's bytes are: in the source shard, in the file of expanded members, or in a column.
 SOURCE, EXPANDED, COLUMN = range(3)
 
-#: One member. The offset of one from a column means nothing.
+# A member. ``where`` is one of the above; the offset of a member from a column is 0.
 _MEMBER = pa.struct(
     [
         pa.field("extension", pa.string()),
@@ -28,7 +28,7 @@ _MEMBER = pa.struct(
     ]
 )
 
-# What is told of each row beside its members.
+# Columns beside the members; see `Row`.
 _FIELDS = {
     "image": pa.int32(),
     "reason": pa.string(),
@@ -36,14 +36,21 @@ _FIELDS = {
 
 _IMAGES = IMAGE_EXTENSIONS.split(";")
 
-# webdataset's skip_meta, which decides by the whole name.
+# webdataset's skip_meta, which looks at the whole name.
 _SKIPPED = re.compile(r"__[^/]*__($|/)")
 
 
 class Row(NamedTuple):
-    """The members selected for one row, or the reason why there are none.
+    """The members selected for one row, or why it is rejected.
 
-    A member is its extension, where its bytes are, at which offset, and how many.
+    Attributes
+    ----------
+    members
+        Extension, where (`SOURCE`, `EXPANDED` or `COLUMN`), offset and size of each.
+    image
+        Position of the image in ``members``; None without one.
+    reason
+        None unless the row is rejected.
     """
 
     members: tuple[tuple[str, int, int, int], ...] = ()
@@ -54,7 +61,10 @@ class Row(NamedTuple):
 def select_members(
     index: ShardIndex, wanted: pa.RecordBatch, options: Options
 ) -> tuple[list[Row], bool]:
-    """The members that the sample of each pointer gets, and whether any key is not the shard's."""
+    """Select the members of rows of one shard; and whether any row's key is not the shard's.
+
+    ``wanted`` has ``key``, ``offset`` and ``nbytes`` of each row, and sizes of column members.
+    """
     columns = wanted.to_pydict()
     offsets = set(columns["offset"])
     keys = {k for k, o in zip(columns["key"], columns["offset"], strict=True) if o is None}
@@ -66,79 +76,87 @@ def select_members(
                 by_offset[span[0]] = sample
         if sample.key in keys:
             by_key.setdefault(sample.key, []).append(sample)
-    made_sizes = [columns[f"made:{made.extension}"] for made in options.members.made]
+    column_sizes = _column_sizes(columns, options)
     rows, renamed = [], False
     pointers = zip(columns["key"], columns["offset"], columns["nbytes"], strict=True)
     for number, (key, offset, nbytes) in enumerate(pointers):
         if offset is None:
-            found = _without_pointer(by_key.get(key, ()), nbytes, index)
+            match = _sample_by_key(by_key.get(key, ()), nbytes, index)
             renamed |= key not in by_key
         else:
-            found = _pointed_to(by_offset.get(offset), offset, nbytes)
-        if isinstance(found, str):
-            rows.append(Row(reason=found))
+            match = _sample_by_offset(by_offset.get(offset), offset, nbytes)
+        if isinstance(match, str):
+            rows.append(Row(reason=match))
             continue
-        renamed |= found[0].key != key
-        made = [sizes[number] for sizes in made_sizes]
-        rows.append(_chosen(key, *found, made, options))
+        renamed |= match[0].key != key
+        rows.append(_select(key, *match, [sizes[number] for sizes in column_sizes], options))
     return rows, renamed
 
 
-def select_made(wanted: pa.RecordBatch, options: Options) -> list[Row]:
-    """The members of rows that belong to no sample of a shard: all are made of columns."""
+def select_from_columns(wanted: pa.RecordBatch, options: Options) -> list[Row]:
+    """Select the members of rows that belong to no sample: all are from columns."""
     columns = wanted.to_pydict()
-    sizes = [columns[f"made:{made.extension}"] for made in options.members.made]
+    column_sizes = _column_sizes(columns, options)
     return [
         Row(reason="no-pointer: its __key__ is null")
         if key is None
-        else _chosen(key, Sample(key, {}), None, [each[number] for each in sizes], options)
+        else _select(key, Sample(key, {}), None, [sizes[number] for sizes in column_sizes], options)
         for number, key in enumerate(columns["key"])
     ]
 
 
-def select_stored(
+def _column_sizes(columns: Mapping[str, Any], options: Options) -> list[Any]:
+    """For each member from columns its size in each row; None where the row has none."""
+    return [columns[f"made:{member.extension}"] for member in options.members.from_columns]
+
+
+def select_vectorized(
     index: ShardIndex, wanted: pa.RecordBatch, options: Options
 ) -> tuple[pa.Table, bool] | None:
-    """`select_members` for all rows at once, as `tabulated` gives them.
+    """Fast path of `select_members` and `as_table`.
 
-    None if any row needs a closer look: one whose members are not all stored as they are written,
-    or that can't be exported.
+    None if any row needs the slow path: without an offset, with duplicate or sparse members or
+    members from columns, or to be rejected.
     """
     pointers, keys = wanted.column("offset"), wanted.column("key")
-    needs_a_look = index.duplicates or index.sparse or options.members.made
-    if needs_a_look or pointers.null_count or pc.any(pc.starts_with(keys, "_")).as_py():
+    is_special = index.duplicates or index.sparse or options.members.from_columns
+    if is_special or pointers.null_count or pc.any(pc.starts_with(keys, "_")).as_py():
         return None
-    kinds = index.extensions
-    kept = np.array([options.members.keeps(kind) for kind in kinds], bool)
-    if not (kinds and len(wanted)) or _problem("", list(compress(kinds, kept)), options):
+    extensions = index.extensions
+    kept = np.array([options.members.keeps(extension) for extension in extensions], bool)
+    if not (extensions and len(wanted)) or _problem("", list(compress(extensions, kept)), options):
         return None
-    rows, numbers, offsets, sizes = index.all_places()
+    rows, kinds, offsets, sizes = index.all_places()
+    # For each row of the frame, the number of the member at its offset: its image.
     order = np.argsort(offsets)
-    found = order[np.searchsorted(offsets[order], pointers, side="right") - 1]
-    same_size = pc.fill_null(pc.equal(wanted.column("nbytes"), pa.array(sizes[found])), True)
-    if (offsets[found] != pointers.to_numpy()).any() or not pc.all(same_size).as_py():
+    images = order[np.searchsorted(offsets[order], pointers, side="right") - 1]
+    same_size = pc.fill_null(pc.equal(wanted.column("nbytes"), pa.array(sizes[images])), True)
+    if (offsets[images] != pointers.to_numpy()).any() or not pc.all(same_size).as_py():
         return None
-    samples, is_kept = rows[found], kept[numbers]
-    # Where the members of each sample begin among those that are kept.
+    samples, is_kept = rows[images], kept[kinds]
+    # Where the kept members of each sample begin, among all that are kept.
     begin = np.searchsorted(rows[is_kept], np.arange(len(index) + 1))
     counts = np.diff(begin)[samples]
     if not counts.all():
         return None
     ends = np.cumsum(counts)
+    # The members of the frame's rows, one row after the other; numbers among those that are kept.
     taken = np.repeat(begin[samples] - ends + counts, counts) + np.arange(ends[-1])
     members = (
-        pa.array(kinds, pa.string()).take(pa.array(numbers[is_kept][taken])),
+        pa.array(extensions, pa.string()).take(pa.array(kinds[is_kept][taken])),
         pa.array(np.full(len(taken), SOURCE, np.int8)),
         pa.array(offsets[is_kept][taken]),
         pa.array(sizes[is_kept][taken]),
     )
-    image = np.cumsum(is_kept)[found] - 1 - begin[samples]
-    table = _table(np.array([0, *ends]), members, image=pa.array(image, mask=~is_kept[found]))
+    # The image's position among the kept members of its sample.
+    position = np.cumsum(is_kept)[images] - 1 - begin[samples]
+    position = pa.array(position, mask=~is_kept[images])
+    table = _table(np.array([0, *ends]), members, image=position)
     return table, not index.keys.take(pa.array(samples)).equals(keys)
 
 
-def tabulated(rows: Sequence[Row]) -> pa.Table:
-    """Rows as a table."""
+def as_table(rows: Sequence[Row]) -> pa.Table:
+    """Rows as a table, with a list of structs for the members."""
     members = [member for row in rows for member in row.members]
     return _table(
         np.cumsum([0, *(len(row.members) for row in rows)]),
@@ -149,9 +167,9 @@ def tabulated(rows: Sequence[Row]) -> pa.Table:
 
 
 def _table(ends: np.ndarray, members: Sequence[Any], **columns: Any) -> pa.Table:
-    """Table of a row for each sample: its members, and the other columns or nulls.
+    """Table of rows: their members, and the given columns, nulls for others.
 
-    The members of row n, fields as columns, are those from ``ends[n]`` to ``ends[n + 1]``.
+    ``members`` has an array per field; those of row n are from ``ends[n]`` to ``ends[n + 1]``.
     """
     arrays = [
         values if isinstance(values, pa.Array) else pa.array(values, field.type)
@@ -169,10 +187,10 @@ def _table(ends: np.ndarray, members: Sequence[Any], **columns: Any) -> pa.Table
     return pa.table(table)
 
 
-def _pointed_to(
+def _sample_by_offset(
     sample: Sample | None, offset: int, nbytes: int | None
 ) -> tuple[Sample, str | None] | str:
-    """The sample with a member at this place, and the extension of that member."""
+    """The sample and the extension of its member at an offset; else a reason to reject the row."""
     for extension, span in sample.members.items() if sample else ():
         if span[0] == offset and nbytes in (None, span[1]):
             return sample, extension  # type: ignore[return-value]
@@ -182,14 +200,15 @@ def _pointed_to(
     )
 
 
-def _without_pointer(
+def _sample_by_key(
     samples: Sequence[Sample], nbytes: int | None, index: ShardIndex
 ) -> tuple[Sample, str | None] | str:
-    """The sample of a key that no place points to, by the size of its image if it has one.
+    """The sample (of those with the row's key) and its image, for a row without an offset.
 
-    Its image is missing or stored with holes, or the sample has a member twice.
+    Reads give no offset if the image is missing or sparse, or if the sample has a member twice;
+    then ``nbytes``, if any, must match. Else a reason to reject the row.
     """
-    found = []
+    matches = []
     for sample in samples:
         image = image_member(sample, _IMAGES)
         span = None if image is None else sample.members[image]
@@ -199,49 +218,51 @@ def _without_pointer(
         if span is not None and (sample.duplicates or span[0] in index.sparse):
             size = span[1]
         if size == nbytes:
-            found.append((sample, image))
-    if len(found) == 1:
-        return found[0]
-    if found:
+            matches.append((sample, image))
+    if len(matches) == 1:
+        return matches[0]
+    if matches:
         return "ambiguous-sample: its shard has several samples of this key without an image"
     return "lost-sample: its shard has no sample of this key without an image"
 
 
-def _chosen(
-    key: str, sample: Sample, image: str | None, made_sizes: list[int | None], options: Options
+def _select(
+    key: str, sample: Sample, image: str | None, column_sizes: list[int | None], options: Options
 ) -> Row:
+    """Select the members of a row: its sample's, whose image is ``image``, and those of columns."""
     members = options.members
-    chosen = {
+    # Including those left out: a member from a column takes the position of the one it replaces.
+    selected = {
         extension: (extension, SOURCE, *span)
         for extension, span in sample.members.items()
         if members.keeps(extension) or extension in members.left_out
     }
-    for made, size in zip(members.made, made_sizes, strict=True):
-        if size is not None:  # in the place of one that the sample had, or last
-            chosen[made.extension] = (made.extension, COLUMN, 0, size)
-    made_now = {member[0] for member in chosen.values() if member[1] == COLUMN}
-    pictures = [made for made in members.made if made.is_picture]
-    picture = next((made.extension for made in pictures if made.extension in made_now), None)
-    if pictures and picture is None and image is not None:
-        return Row(reason=f"bad-image: {pictures[0].columns!r} has no image for it")
-    if picture is not None:
-        if image is not None and image != picture:
-            chosen.pop(image, None)
-        image = picture
-    chosen = {e: m for e, m in chosen.items() if e not in members.left_out or e in made_now}
-    twice = [e for e in sample.duplicates if e in chosen and e not in made_now]
-    reason = _problem(key, chosen, options) or (duplicate_error(twice) if twice else None)
+    for member, size in zip(members.from_columns, column_sizes, strict=True):
+        if size is not None:
+            selected[member.extension] = (member.extension, COLUMN, 0, size)
+    of_columns = {extension for extension, where, _, _ in selected.values() if where == COLUMN}
+    main = [member for member in members.from_columns if member.is_main]
+    new_image = next((m.extension for m in main if m.extension in of_columns), None)
+    if main and new_image is None and image is not None:
+        return Row(reason=f"bad-image: {main[0].columns!r} has no image for it")
+    if new_image is not None:
+        if image is not None and image != new_image:
+            selected.pop(image, None)
+        image = new_image
+    selected = {e: m for e, m in selected.items() if e not in members.left_out or e in of_columns}
+    repeats = [e for e in sample.duplicates if e in selected and e not in of_columns]
+    reason = _problem(key, selected, options) or (duplicate_error(repeats) if repeats else None)
     if reason:
         return Row(reason=reason)
-    order = list(chosen)
-    return Row(tuple(chosen.values()), order.index(image) if image in chosen else None)
+    position = list(selected).index(image) if image in selected else None
+    return Row(tuple(selected.values()), position)
 
 
-def _problem(key: str, chosen: Collection[str], options: Options) -> str | None:
-    """Reason why readers would not give back these names; None if they would."""
-    if not chosen:
+def _problem(key: str, extensions: Collection[str], options: Options) -> str | None:
+    """Reason why readers would not read these members back; None if they would."""
+    if not extensions:
         return "no-members: none of the members that are wanted"
-    for extension in chosen:
+    for extension in extensions:
         if not extension.isprintable() or "\\" in extension:
             return f"bad-extension: {extension!r} has characters that not every reader takes"
         if options.index and (not extension or any(map(str.isspace, extension))):

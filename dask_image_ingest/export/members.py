@@ -1,4 +1,4 @@
-"""Members of exported samples: copied ones, and ones made of columns."""
+"""Members of exported samples: copied from the source, or written from columns."""
 
 from __future__ import annotations
 
@@ -30,17 +30,17 @@ from dask_image_ingest.tar import IMAGE_EXTENSIONS
 class Encode:
     """Encoder settings of a member: ``members={"jpg": Encode("image", quality=90)}``.
 
-    JPEG is baseline, without EXIF or a colour profile. PNG, and WebP of other than three channels,
-    are lossless and have no settings.
+    JPEG is baseline, without EXIF or a colour profile. PNG, and WebP unless of three channels, are
+    lossless and have no settings.
 
     Parameters
     ----------
     column
         The image column whose pixels are encoded.
     quality
-        Of JPEG and WebP: 1 to 100, as libjpeg and libwebp count.
+        Quality of JPEG and WebP, 1 to 100, as defined by libjpeg and libwebp.
     subsampling
-        Of the colours of a JPEG: ``"420"``, ``"422"`` or ``"444"``.
+        Chroma subsampling of JPEG: ``"420"``, ``"422"`` or ``"444"``.
 
     Examples
     --------
@@ -62,103 +62,104 @@ class Encode:
 
 
 @dataclass(frozen=True, slots=True)
-class Made:
-    """A member that is made of columns.
+class ColumnMember:
+    """A member written from columns.
 
     Attributes
     ----------
     columns
-        One name for a member that is the column's value; a tuple for a JSON object of several.
+        A name, for a member that is the column's value; a tuple, for a JSON object of several.
     pixels
-        How the pixels of the column are encoded; None for a member of other values.
-    is_picture
-        Whether it takes the place of the sample's own image.
+        Encoder settings if the column has pixels, else None.
+    is_main
+        Whether it replaces the sample's own image.
     stored
-        For the stored images of a column, by its references: the extension of those that become
-        this member, or "" for all.
+        If the stored images of a column are written: the extension of those that become this
+        member, "" for all. None for other members.
     """
 
     extension: str
     columns: str | tuple[str, ...]
     pixels: Encode | None = None
-    is_picture: bool = False
+    is_main: bool = False
     stored: str | None = None
 
     @property
     def format(self) -> str:
-        """The format of encoded pixels."""
+        """The image format, by the extension."""
         return FORMATS[self.extension.rpartition(".")[2]]
 
     def encode(self, frame: Any) -> Any:
-        """The pixels of the column as a series of files."""
-        how = self.pixels or Encode(str(self.columns))
-        settings: dict[str, Any] = {"quality": how.quality}
+        """Encode the pixels of the column; a series of files."""
+        encode = self.pixels or Encode(str(self.columns))
+        settings: dict[str, Any] = {"quality": encode.quality}
         if self.format == "jpeg":
-            settings["subsampling"] = ":".join(how.subsampling)
-        return encoded_images(frame, how.column, self.format, **settings)
+            settings["subsampling"] = ":".join(encode.subsampling)
+        return encoded_images(frame, encode.column, self.format, **settings)
 
-    def described(self) -> list[Any]:
-        """Its columns and settings, in JSON."""
+    def as_json(self) -> list[Any]:
+        """Its columns and settings as JSON types."""
         settings = [asdict(self.pixels)] if self.pixels else []
         return [*self.needs, *settings, *(["as it is stored"] if self.stored is not None else [])]
 
     @property
     def needs(self) -> tuple[str, ...]:
-        """The columns that it is made of."""
+        """The columns that it is written from."""
         return (self.columns,) if isinstance(self.columns, str) else self.columns
 
 
 @dataclass(frozen=True, slots=True)
 class Members:
-    """Members of a sample: copied ones (None: all but ``left_out``), and made ones."""
+    """Members of exported samples: copied ones (None: all but ``left_out``), and from columns."""
 
     copied: frozenset[str] | None = None
     left_out: frozenset[str] = frozenset()
-    made: tuple[Made, ...] = ()
+    from_columns: tuple[ColumnMember, ...] = ()
 
     def keeps(self, extension: str) -> bool:
-        """True if a sample's own member is copied."""
+        """True if a sample's own member of this extension is copied."""
         if self.copied is not None:
             return extension in self.copied
         return extension not in self.left_out
 
     @property
-    def pixels(self) -> tuple[Made, ...]:
-        """The members that are made of pixels."""
-        return tuple(made for made in self.made if made.pixels is not None)
+    def pixels(self) -> tuple[ColumnMember, ...]:
+        """The members of encoded pixels."""
+        return tuple(member for member in self.from_columns if member.pixels is not None)
 
     @property
-    def stored(self) -> dict[str, tuple[Made, ...]]:
-        """The members that are stored images, by their column."""
-        found: dict[str, tuple[Made, ...]] = {}
-        for made in self.made:
-            if made.stored is not None:
-                found[made.needs[0]] = (*found.get(made.needs[0], ()), made)
-        return found
+    def stored(self) -> dict[str, tuple[ColumnMember, ...]]:
+        """Column → the members that are its stored images."""
+        by_column: dict[str, tuple[ColumnMember, ...]] = {}
+        for member in self.from_columns:
+            if member.stored is not None:
+                column = member.needs[0]
+                by_column[column] = (*by_column.get(column, ()), member)
+        return by_column
 
     @property
-    def picture(self) -> Made | None:
-        """The member of pixels that takes the place of a sample's own image; None if none does."""
-        return next((made for made in self.pixels if made.is_picture), None)
+    def main_pixels(self) -> ColumnMember | None:
+        """The member of encoded pixels that replaces the sample's own image, if any."""
+        return next((member for member in self.pixels if member.is_main), None)
 
     @property
     def copies_images(self) -> bool:
         """True if a sample's own image may be copied, judged by extensions."""
-        return self.picture is None and any(map(self.keeps, IMAGE_EXTENSIONS.split(";")))
+        return self.main_pixels is None and any(map(self.keeps, IMAGE_EXTENSIONS.split(";")))
 
     @property
     def columns(self) -> tuple[str, ...]:
-        """The columns that members are made of."""
-        return tuple(dict.fromkeys(name for made in self.made for name in made.needs))
+        """The columns that members are written from."""
+        return tuple(dict.fromkeys(name for member in self.from_columns for name in member.needs))
 
 
-def make_members(
+def parse_members(
     members: Any,
     columns: Sequence[str],
     images: Mapping[str, ImageOrigin],
     references: Sequence[str] = (),
 ) -> Members:
-    """Read ``members=``: ``"all"``, extensions, or a mapping of extension to columns.
+    """Parse ``members=``: ``"all"``, extensions, or a mapping of extension to columns.
 
     Parameters
     ----------
@@ -167,13 +168,13 @@ def make_members(
     images
         Its columns of pixels, with their origins.
     references
-        Its columns of references, whose images are written as they are stored.
+        Its columns of references, whose stored images are written unchanged.
 
     Raises
     ------
     ArgumentError
-        For another form, an unknown column, an extension that is none; for pixels that the
-        extension's format would change, or that would take the place of another image.
+        For another form, an unknown column, or an invalid extension; for labels or raw values in a
+        lossy format; for pixels that would replace an image they don't come from.
     """
     if isinstance(members, Mapping):
         items: list[Any] = ["all", members]
@@ -186,7 +187,7 @@ def make_members(
     names = [_extension(item) for item in items if isinstance(item, str)]
     if not all(isinstance(item, (str, Mapping)) for item in items) or not items:
         raise ArgumentError(_form(members))
-    made: dict[str, Made] = {}
+    from_columns: dict[str, ColumnMember] = {}
     left_out = set()
     for item in items:
         if isinstance(item, str):
@@ -196,107 +197,107 @@ def make_members(
             left_out.add(extension)
             if value is not None:
                 is_stored = isinstance(value, str) and value in references
-                made[extension] = (
-                    Made(extension, value, is_picture="." not in extension, stored="")
+                from_columns[extension] = (
+                    ColumnMember(extension, value, is_main="." not in extension, stored="")
                     if is_stored
-                    else _made(extension, value, columns, images)
+                    else _column_member(extension, value, columns, images)
                 )
     copied = None if "all" in names else frozenset(names) - left_out
-    return Members(copied, frozenset(left_out), tuple(made.values()))
+    return Members(copied, frozenset(left_out), tuple(from_columns.values()))
 
 
-def add_stored(members: Members, column: str, is_picture: bool) -> Members:
-    """Members with the stored images of a column, whose extension follows from their contents."""
-    stem = "" if is_picture else f"{column}."
-    made = (
-        Made(_extension(f"{stem}{extension}"), column, is_picture=is_picture, stored=extension)
+def add_stored(members: Members, column: str, is_main: bool) -> Members:
+    """Add the stored images of a column; one member per extension, which follows from the bytes."""
+    stem = "" if is_main else f"{column}."
+    candidates = (
+        ColumnMember(_extension(f"{stem}{extension}"), column, is_main=is_main, stored=extension)
         for extension in STORED_EXTENSIONS
     )
-    kept = tuple(each for each in made if members.keeps(each.extension))
-    return replace(members, made=(*members.made, *kept))
+    kept = tuple(member for member in candidates if members.keeps(member.extension))
+    return replace(members, from_columns=(*members.from_columns, *kept))
 
 
-def member_bytes(table: pa.Table, made: Made) -> pa.Array:
-    """The bytes of a member for each row, null where the row has none.
+def member_bytes(table: pa.Table, member: ColumnMember) -> pa.Array:
+    """The bytes of a member for each row of a table; null if the row has none.
 
-    Strings become UTF-8, bytes stay as they are, numbers and truth values are written as JSON
-    writes them, times in ISO 8601, and lists and structs as JSON; lists of numbers as files of
-    NumPy, where the extension is ``npy``.
+    Strings are written as UTF-8, bytes as they are, numbers and booleans as in JSON, times in ISO
+    8601, lists and structs as JSON; lists of numbers in NumPy's format if the extension is ``npy``.
 
     Raises
     ------
     ArgumentError
-        For lists that are no arrays.
+        For ``npy`` of lists with nulls or of unequal lengths.
     """
-    if not isinstance(made.columns, str):
-        columns = {name: _widened(table.column(name)) for name in made.columns}
+    if not isinstance(member.columns, str):
+        columns = {name: _widened(table.column(name)) for name in member.columns}
         rows = pa.table(columns).to_pylist()
         return pa.array([_as_json(row).encode() for row in rows], pa.large_binary())
-    if made.extension.rpartition(".")[2] == "npy" and _is_array(table.column(made.columns).type):
-        return _saved(table.column(made.columns), made)
-    column = _widened(table.column(made.columns))
+    column = table.column(member.columns)
+    if member.extension.rpartition(".")[2] == "npy" and _is_array(column.type):
+        return _as_npy(column, member)
+    column = _widened(column)
     type_ = column.type
     if is_text(type_) or is_bytes(type_):
-        return _one(column.cast(pa.large_binary()))
+        return _one_chunk(column.cast(pa.large_binary()))
     if pa.types.is_integer(type_):
-        return _one(column.cast(pa.large_string()).cast(pa.large_binary()))
+        return _one_chunk(column.cast(pa.large_string()).cast(pa.large_binary()))
     encoded = [None if value is None else _as_text(value) for value in column.to_pylist()]
     return pa.array(encoded, pa.large_binary())
 
 
-def _made(
+def _column_member(
     extension: str, value: Any, columns: Sequence[str], images: Mapping[str, ImageOrigin]
-) -> Made:
+) -> ColumnMember:
     if isinstance(value, Encode):
         if value.column not in images:
             raise ArgumentError(
                 f"members= makes {extension!r} of {value}: the frame's columns of pixels are "
                 f"{', '.join(map(repr, images)) or 'none'}"
             )
-        return _made_of_pixels(extension, value, images[value.column])
-    wanted = value if isinstance(value, str) else tuple(value) if _is_list(value) else None
-    if not wanted:
+        return _pixel_member(extension, value, images[value.column])
+    names = value if isinstance(value, str) else tuple(value) if _is_list(value) else None
+    if not names:
         raise ArgumentError(
             f"members= makes {extension!r} of {value!r}: give the name of a column, a list of "
             "names for a JSON object of them, Encode(...) for the pixels of one, or None for no "
             "such member"
         )
-    if isinstance(wanted, str) and wanted in images:
-        return _made_of_pixels(extension, Encode(wanted), images[wanted])
-    made = Made(extension, wanted)
-    missing = [name for name in made.needs if name not in columns]
+    if isinstance(names, str) and names in images:
+        return _pixel_member(extension, Encode(names), images[names])
+    member = ColumnMember(extension, names)
+    missing = [name for name in member.needs if name not in columns]
     if missing:
         raise ArgumentError(
             f"members= makes {extension!r} of {missing[0]!r}, and the frame has no such metadata "
             f"column; it has {', '.join([*columns, *images])}"
         )
-    return made
+    return member
 
 
-def _made_of_pixels(extension: str, how: Encode, origin: ImageOrigin) -> Made:
-    """A member of encoded pixels. One part of an extension is the sample's image, two another."""
-    column = how.column
+def _pixel_member(extension: str, encode: Encode, origin: ImageOrigin) -> ColumnMember:
+    """A member of encoded pixels; the sample's own image if the extension has a single part."""
+    column = encode.column
     format_ = FORMATS.get(extension.rpartition(".")[2])
     if format_ is None:
         raise ArgumentError(
             f"members= makes {extension!r} of the images in {column!r}: choose an extension "
             f"that ends with {', '.join(FORMATS)}, which says how they are encoded"
         )
-    instead = f"members={{{origin.extension(column)!r}: {column!r}}}"
+    advice = f"members={{{origin.extension(column)!r}: {column!r}}}"
     if origin.is_exact and format_ != "png":
         raise ArgumentError(
             f"members= makes {extension!r} of {column!r}, and {format_} would change its "
-            f"{'labels' if 'labels' in origin.modes else 'values'}: pass {instead}"
+            f"{'labels' if 'labels' in origin.modes else 'values'}: pass {advice}"
         )
-    is_picture = "." not in extension
-    if is_picture and origin.member == "other":
+    is_main = "." not in extension
+    if is_main and origin.member == "other":
         if extension not in origin.extensions:
             raise ArgumentError(
                 f"members= makes {extension!r} of {column!r}, which would take the place of the "
-                f"sample's own image: pass {instead}"
+                f"sample's own image: pass {advice}"
             )
-        is_picture = False
-    return Made(extension, column, how, is_picture)
+        is_main = False
+    return ColumnMember(extension, column, encode, is_main)
 
 
 def _extension(text: Any) -> str:
@@ -316,7 +317,10 @@ def _is_list(value: Any) -> bool:
 
 
 def _widened(column: pa.ChunkedArray) -> pa.ChunkedArray:
-    """A column of the values that are written: small floats with no more digits than they have."""
+    """A column as it is written: without dictionaries, and with small floats as doubles.
+
+    Through text, so that float32 0.1 becomes 0.1 and not 0.10000000149011612.
+    """
     if pa.types.is_dictionary(column.type):
         return column.cast(column.type.value_type)
     as_text, as_double = _wider(column.type)
@@ -324,7 +328,7 @@ def _widened(column: pa.ChunkedArray) -> pa.ChunkedArray:
 
 
 def _wider(type_: pa.DataType) -> tuple[pa.DataType, pa.DataType]:
-    """A type with text in the place of small floats, and with doubles there; in lists as well."""
+    """A type with small floats replaced by text, and one by doubles; also within lists."""
     if pa.types.is_float32(type_) or pa.types.is_float16(type_):
         return pa.string(), pa.float64()
     if pa.types.is_list(type_) or pa.types.is_large_list(type_):
@@ -338,20 +342,21 @@ def _wider(type_: pa.DataType) -> tuple[pa.DataType, pa.DataType]:
 
 
 def _is_array(type_: pa.DataType) -> bool:
-    """True for lists, also of lists, of numbers or truth values."""
+    """True for (nested) lists of numbers or booleans."""
     depth, value = _depth(type_)
     return depth > 0 and (is_number(value) or pa.types.is_boolean(value))
 
 
 def _depth(type_: pa.DataType) -> tuple[int, pa.DataType]:
+    """Number of nested lists, and the type of their values."""
     depth = 0
     while is_list(type_) or pa.types.is_fixed_size_list(type_):
         depth, type_ = depth + 1, type_.value_type
     return depth, type_
 
 
-def _saved(column: pa.ChunkedArray, made: Made) -> pa.Array:
-    """Lists as files of ``numpy.save``, with as many dimensions as there are lists."""
+def _as_npy(column: pa.ChunkedArray, member: ColumnMember) -> pa.Array:
+    """Lists as files of ``numpy.save``, with one dimension per nesting level."""
     depth, value = _depth(column.type)
     dtype = np.dtype(value.to_pandas_dtype())
     files: list[bytes | None] = []
@@ -365,9 +370,9 @@ def _saved(column: pa.ChunkedArray, made: Made) -> pa.Array:
                 raise ValueError("a null")
         except ValueError:
             raise ArgumentError(
-                f"members= makes {made.extension!r} of {made.columns!r}, which has lists that are "
-                "no array: they have nulls, or differ in length. An extension other than npy makes "
-                "JSON of them"
+                f"members= makes {member.extension!r} of {member.columns!r}, which has lists that "
+                "are no array: they have nulls, or differ in length. An extension other than npy "
+                "makes JSON of them"
             ) from None
         array = array.astype(dtype).reshape(array.shape + (0,) * (depth - array.ndim))
         file = io.BytesIO()
@@ -376,7 +381,7 @@ def _saved(column: pa.ChunkedArray, made: Made) -> pa.Array:
     return pa.array(files, pa.large_binary())
 
 
-def _one(column: pa.ChunkedArray) -> pa.Array:
+def _one_chunk(column: pa.ChunkedArray) -> pa.Array:
     return pa.concat_arrays(column.chunks) if column.num_chunks else pa.array([], column.type)
 
 

@@ -9,19 +9,19 @@ from typing import Any
 from dask_image_ingest.export.members import Members
 from dask_image_ingest.storage import STAGING, OutputStore
 
-#: Written first: what will be there. And last: what is there.
+#: The plan is written first, the manifest last.
 PLAN, MANIFEST = "_plan.json", "_manifest.json"
 
-#: The rows that could not be written, with reasons.
+#: Rejected rows with reasons.
 LEFT_OUT = "_left_out.parquet"
 
 
 @dataclass(frozen=True, slots=True)
 class Options:
-    """Options that decide which bytes are written.
+    """Options that determine the written bytes.
 
-    ``has_samples`` says that rows point to samples of shards or to image files; else all members
-    are made of columns.
+    ``has_samples``: rows refer to samples of shards or to image files; else all members are from
+    columns.
     """
 
     template: str
@@ -36,35 +36,37 @@ class Options:
     drop_bad_images: bool
 
     def files_of(self, number: int) -> list[str]:
-        """The names of a shard and what lies beside it; the shard last, as it is written."""
+        """The names of a shard's files in the order they are written: the shard last."""
         return file_names(self.template, self.sidecar, self.index, number)
 
-    def described(self) -> dict[str, Any]:
-        """Describe it in JSON, to read and to compare."""
+    def as_json(self) -> dict[str, Any]:
+        """The options as JSON types, for the plan and to compare runs."""
         members = self.members
-        described = asdict(self)
-        described["members"] = {
+        options = asdict(self)
+        options["members"] = {
             "copied": "all" if members.copied is None else sorted(members.copied),
             "left_out": sorted(members.left_out),
-            "made": {made.extension: made.described() for made in members.made},
+            "made": {member.extension: member.as_json() for member in members.from_columns},
         }
-        return described
+        return options
 
 
 @dataclass(frozen=True)
 class ExportContext:
-    """An export under way.
+    """What the tasks of an export need.
 
     Attributes
     ----------
     output, options
-        Where to write what.
+        Where and what to write.
     source_options
-        For the file systems of the shards that are read.
+        Storage options of the source shards.
     run
-        The name of this attempt.
-    pointers, planned
-        Staged files: a batch for each source shard, and a batch for each shard to write.
+        Id of this run, for `refuse_other_run`.
+    pointers
+        Staged table with a batch of rows to locate for each task.
+    planned
+        Staged table with a batch of rows for each shard to write.
     """
 
     output: OutputStore
@@ -75,13 +77,13 @@ class ExportContext:
     planned: str = ""
 
 
-def staged_name(what: str) -> str:
+def staged_name(prefix: str) -> str:
     """A new name in the staging folder."""
-    return f"{STAGING}/{what}-{uuid.uuid4().hex}"
+    return f"{STAGING}/{prefix}-{uuid.uuid4().hex}"
 
 
 def file_names(template: str, sidecar: bool, index: bool, number: int) -> list[str]:
-    """The names of a shard and what lies beside it; the shard last, as it is written."""
+    """The names of a shard's files in the order they are written: the shard last."""
     shard = template.format(shard=number)
     stem = shard.removesuffix(".tar")
     return [*[f"{stem}.parquet"] * sidecar, *[f"{stem}.idx"] * index, shard]

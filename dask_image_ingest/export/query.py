@@ -1,8 +1,8 @@
-"""A frame's query: the shards that it reads, the names of its operations, and its fingerprint.
+"""A frame's query: the shards it reads, public names of its operations, and its fingerprint.
 
-The fingerprint is a token of rows and functions that is the same in every process. Dask's own token
-knows a function of a module by its name, and stays the same when the module is edited. Partitions
-are left out of it, since they follow from the memory of the workers.
+The fingerprint is a token that is the same in every process. Unlike Dask's own, which identifies
+functions of a module by name, it changes when a function is edited. It ignores partitions, which
+depend on the memory of the workers.
 """
 
 from __future__ import annotations
@@ -37,9 +37,9 @@ from dask_image_ingest.user_functions import stable_token
 
 
 def shards_read(frame: Any) -> set[str]:
-    """The URLs of all shards that a lazy frame reads, those of which it keeps no row included.
+    """The URLs of all shards that a lazy frame reads, even if it keeps no row of them.
 
-    Of a frame that is computed or persisted, only its rows tell.
+    Empty for a computed or persisted frame.
     """
     return {shard.url for shards, _ in _read(frame) for shard in shards}
 
@@ -51,7 +51,7 @@ def reads_samples(frame: Any) -> bool:
 
 
 def encoded_columns(frame: Any) -> set[Any]:
-    """The names of the columns of encoded images that a lazy frame has decoded."""
+    """The columns of encoded images that a lazy frame has decoded."""
     if not isinstance(frame, FrameBase):
         return set()
     return {
@@ -62,30 +62,30 @@ def encoded_columns(frame: Any) -> set[Any]:
 
 
 def source_options_of(frame: Any) -> dict[str, Any] | None:
-    """The storage options that a lazy frame's shards are read with; None where nothing tells.
+    """The storage options that a lazy frame's shards are read with; None if unknown.
 
     Raises
     ------
     ArgumentError
-        If they are not the same for all shards that are not simply files of this machine.
+        If remote shards or commands are read with different options.
     """
-    found: dict[str, dict[str, Any]] = {}
+    options_by_url: dict[str, dict[str, Any]] = {}
     for shards, storage_options in _read(frame):
         url = next((shard.url for shard in shards if _needs_options(shard.url)), None)
         options = storage_options or {}
-        if url is not None and options not in found.values():
-            found[url] = options
-    if len(found) > 1:
-        one, other, *_ = sorted(found)
+        if url is not None and options not in options_by_url.values():
+            options_by_url[url] = options
+    if len(options_by_url) > 1:
+        one, other, *_ = sorted(options_by_url)
         raise ArgumentError(
             f"the frame reads {one} and {other} with different storage_options. Pass "
             "source_options= for both, or export one after the other"
         )
-    return next(iter(found.values()), None)
+    return next(iter(options_by_url.values()), None)
 
 
 def operation_name(expr: Any) -> str:
-    """Name of an operation as users know it."""
+    """Public name of an operation."""
     if isinstance(expr, ReadWebDataset):
         return "read_webdataset_images"
     if isinstance(expr, ReadParquetImages):
@@ -125,14 +125,15 @@ def _read(frame: Any) -> Iterator[tuple[Sequence[Shard], dict[str, Any] | None]]
         yield read.files.files, read.files.images.storage_options
 
 
+# Part of fingerprints that hold in this process only.
 _PROCESS = uuid.uuid4().hex
 
 
 def frame_fingerprint(frame: Any, columns: Sequence[str], *more: Any) -> str:
-    """A token of some columns of a frame, and of whatever else decides what becomes of it.
+    """Token of some columns of a frame, and of ``more`` that the result depends on.
 
-    It holds in this process alone for a frame that is persisted or has delayed objects, and for
-    functions without a token that is the same in every process.
+    It holds in this process only if the frame is persisted, has delayed objects, or functions
+    without a stable token.
     """
     frame = frame[list(columns)]
     if not isinstance(frame, FrameBase):
@@ -141,12 +142,12 @@ def frame_fingerprint(frame: Any, columns: Sequence[str], *more: Any) -> str:
     token = tokenize(expr, *more)
     try:
         return tokenize(token, [stable_token(value) for value in _operands(expr)])
-    except Exception:  # whatever keeps an object from having a token
+    except Exception:  # an object without a stable token
         return tokenize(token, _PROCESS)
 
 
 def _without_partitions(expr: Any) -> Any:
-    """The same query with reads whose tokens tell nothing of their partitions."""
+    """The same query, with reads whose tokens don't depend on their partitions."""
     for read in expr.find_operations((Scan, ReadImageFiles)):
         if read.operand("_partitions") is not None:
             continue
@@ -154,13 +155,13 @@ def _without_partitions(expr: Any) -> Any:
             data, schema = read.dataset, read.dataset.schema
             columns = str((schema.components, schema.sidecar))
             token = tokenize(_versions(data.shards), columns, data.options)
-            other = {"dataset": replace(data, token=token)}
+            parameters = {"dataset": replace(data, token=token)}
         else:
             files = read.files
-            told = (files.root, files.classes, files.images, files.has_error, files.backend)
-            token = tokenize(_versions(files.files), told)
-            other = {"files": replace(files, token=token)}
-        expr = expr.substitute(read, read.substitute_parameters(other))
+            options = (files.root, files.classes, files.images, files.has_error, files.backend)
+            token = tokenize(_versions(files.files), options)
+            parameters = {"files": replace(files, token=token)}
+        expr = expr.substitute(read, read.substitute_parameters(parameters))
     return expr
 
 
@@ -170,18 +171,18 @@ def _versions(shards: Sequence[Shard]) -> list[tuple[Any, ...]]:
 
 
 def _operands(expr: Any) -> Iterator[Any]:
-    """Operands of a query's steps, except those with a stable token of their own."""
+    """Operands of a query's steps, for stable tokens; raises for those that can have none."""
     for step in expr.walk():
         if isinstance(step, dx.FromGraph):
-            raise _known_by_name(step)
-        # Their own tokens name their files, each by a fingerprint.
+            raise _no_stable_token(step)
+        # Dask's tokens of these are stable: they have the fingerprints of their files.
         if isinstance(step, (KeepsResults, dx.ReadParquet)):
             continue
         for value in step.operands:
-            if isinstance(value, DelayedLeaf):  # what ``isin`` is asked for
+            if isinstance(value, DelayedLeaf):  # the values of ``isin``
                 yield dict(value.__dask_graph__())
             elif isinstance(value, Delayed):
-                raise _known_by_name(step)
+                raise _no_stable_token(step)
             elif isinstance(value, Dataset):
                 yield value.options.decoding
             elif isinstance(step, ReadImageFiles) and value is step.files:
@@ -190,5 +191,5 @@ def _operands(expr: Any) -> Iterator[Any]:
                 yield value
 
 
-def _known_by_name(step: Any) -> FunctionError:
+def _no_stable_token(step: Any) -> FunctionError:
     return FunctionError(f"{type(step).__name__} has names, which tell nothing of what it computes")

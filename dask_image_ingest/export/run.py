@@ -48,7 +48,7 @@ from dask_image_ingest.storage import (
     refuse_other_run,
 )
 
-# What is known of an export besides its plan, for whoever goes on.
+# Facts about a planned export, for a run that resumes it.
 _FACTS = f"{STAGING}/facts.json"
 _LEFT_OUT = f"{STAGING}/left_out.parquet"
 
@@ -63,7 +63,7 @@ def export(
     source_options: dict[str, Any] | None,
     show: bool,
 ) -> pd.DataFrame:
-    """Write a frame's samples to a place as shards, whole or not at all."""
+    """Write a frame's samples as shards; see `to_webdataset`."""
     if resume and overwrite:
         raise ArgumentError(
             "resume=True goes on with what is there and overwrite=True removes it: choose one"
@@ -78,7 +78,7 @@ def export(
             return _Run(frame, context, previous, check_lock, resume, show).run()
     finally:
         if is_new:
-            with suppress(OSError):  # something is in it
+            with suppress(OSError):  # not empty
                 os.rmdir(output.url)
 
 
@@ -103,17 +103,17 @@ class _Run:
         self.show = show
         self.columns = metadata_columns(frame)
         needed = dict.fromkeys([*self.columns, *context.options.members.columns])
-        told = [name for name in needed if name in frame.columns]
-        self.token = frame_fingerprint(frame, told, context.source_options)
+        existing = [name for name in needed if name in frame.columns]
+        self.token = frame_fingerprint(frame, existing, context.source_options)
 
     def run(self) -> pd.DataFrame:
-        """Plan what is not planned, write what is not written."""
+        """Plan the export and write its shards, except what an earlier run has done."""
         if self.resume:
             self.previous.refuse_other(self.token, self.context.options)
             if self.previous.is_finished():
                 self.output.remove_staging()
                 return result_frame(self.output, self.previous.manifest or {})
-        facts = self._facts_of_earlier() or self._plan()
+        facts = self._facts_to_resume() or self._plan()
         context = replace(self.context, planned=facts["planned"], run=self._begin_run())
         self._put_left_out(facts["left_out"])
         shards = run(partial(write_shard, context=context), range(facts["shards"]), self.show)
@@ -123,7 +123,7 @@ class _Run:
             "format": FORMAT,
             "plan": facts["plan"],
             "samples": sum(written["samples"] for written in shards),
-            **facts["told"],
+            **facts["attrs"],
             "shards": shards,
         }
         self.output.put(MANIFEST, json.dumps(manifest, indent=1).encode())
@@ -131,8 +131,8 @@ class _Run:
         self.output.remove_staging()
         return result_frame(self.output, manifest)
 
-    def _facts_of_earlier(self) -> dict[str, Any] | None:
-        """Facts of a run that was killed while it wrote shards; None if there was none."""
+    def _facts_to_resume(self) -> dict[str, Any] | None:
+        """Facts of a run that was killed while it wrote shards; None to plan anew."""
         if self.previous.plan is None:
             self.output.remove_staging()
             return None
@@ -143,10 +143,10 @@ class _Run:
         return facts if same else None
 
     def _plan(self) -> dict[str, Any]:
-        """Find out what is to be written, and begin."""
+        """Plan the export, and take over the folder: write the plan, remove an earlier export."""
         read = shards_read(self.frame)
         refuse_sources(self.output, self.previous.files, read)
-        before = self._staged()
+        staged_before = self._staged()
         context = replace(
             self.context, pointers=staged_name("pointers"), planned=staged_name("planned")
         )
@@ -155,32 +155,32 @@ class _Run:
             prepared = prepare(staged, context, assigns_keys(self.frame), self.show)
             if not self.resume:
                 self.previous.refuse_loss(prepared.plan, prepared.rejected.summary())
-            described = self._accepted(staged, prepared, read)
+            description = self._describe_accepted(staged, prepared, read)
         except BaseException:
-            self.check_lock()  # else what is staged may be another run's
-            self.output.remove(set(self._staged()) - set(before))
+            self.check_lock()  # without it, staged files may be another run's
+            self.output.remove(set(self._staged()) - set(staged_before))
             if not self._staged():
                 self.output.remove_staging()
             raise
-        going_on = self.resume and self.previous.plan is not None
-        # From here on tasks of an earlier run write nothing: else they would restore removed files.
+        is_resumed = self.resume and self.previous.plan is not None
+        # From here on tasks of an earlier run commit nothing: they would restore removed files.
         self._begin_run()
-        if going_on:
-            self.previous.keep_what_is_there()
+        if is_resumed:
+            self.previous.keep_finished_shards()
         else:
             self.previous.remove()
-            self.output.remove(name for name in before if name != RUN)
-            self._begin(described)
+            self.output.remove(name for name in staged_before if name != RUN)
+            self._write_plan(description)
         plan = prepared.plan
         left_out = prepared.rejected.table()
         if len(left_out):
             self.output.put(_LEFT_OUT, parquet_bytes(left_out))
         facts = {
-            "plan": described["plan"],
+            "plan": description["plan"],
             "planned": context.planned,
             "left_out": len(left_out),
             "shards": plan.shards,
-            "told": {
+            "attrs": {
                 "left_out": prepared.rejected.summary(),
                 "damaged": {s.url: s.damage for s in plan.sources if s.damage},
                 "interleaved": sum(source.interleaved for source in plan.sources),
@@ -190,12 +190,14 @@ class _Run:
         self.output.put(_FACTS, json.dumps(facts).encode())
         return facts
 
-    def _accepted(self, staged: StagedRows, prepared: Prepared, read: set[str]) -> dict[str, Any]:
-        """A plan in words, if it may be carried out here."""
+    def _describe_accepted(
+        self, staged: StagedRows, prepared: Prepared, read: set[str]
+    ) -> dict[str, Any]:
+        """The plan for ``_plan.json``, after checks that it may be executed in this folder."""
         plan, options = prepared.plan, self.context.options
-        described = describe_plan(plan, options, self.token)
+        description = describe_plan(plan, options, self.token)
         if self.resume:
-            self.previous.refuse_other_plan(described)
+            self.previous.refuse_other_plan(description)
         files = [name for number in range(plan.shards) for name in options.files_of(number)]
         twice = [name for name, count in Counter(files).items() if count > 1]
         if twice:
@@ -204,15 +206,15 @@ class _Run:
                 "among them: number them in full, as 'out/{shard:06d}.tar' does"
             )
         refuse_foreign(self.output, [*files, LEFT_OUT], self.previous)
-        # Of what was computed before, only rows tell what it reads: those that are left out too.
-        of_rows = staged.rows.column("url").combine_chunks().dictionary.to_pylist()
+        # Sources of a computed frame are known by its rows only, rejected ones included.
+        row_urls = staged.rows.column("url").combine_chunks().dictionary.to_pylist()
         refuse_sources(
-            self.output, [*files, *self.previous.files], read.union(filter(None, of_rows))
+            self.output, [*files, *self.previous.files], read.union(filter(None, row_urls))
         )
-        return described
+        return description
 
-    def _begin(self, described: dict[str, Any]) -> None:
-        if not self.output.create(PLAN, json.dumps(described, indent=1).encode()):
+    def _write_plan(self, description: dict[str, Any]) -> None:
+        if not self.output.create(PLAN, json.dumps(description, indent=1).encode()):
             raise ExportError(f"another export began in {self.output.url} just now")
 
     def _begin_run(self) -> str:
@@ -222,7 +224,7 @@ class _Run:
         return run
 
     def _put_left_out(self, count: int) -> None:
-        """Write the table of the rows that are left out, or remove that of a run before."""
+        """Write the table of rejected rows, or remove that of an earlier run."""
         table = self.output.read(_LEFT_OUT) if count else None
         if table is None:
             self.output.remove([LEFT_OUT])

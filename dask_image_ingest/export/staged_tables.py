@@ -1,4 +1,4 @@
-"""Tables in the staging folder: written in batches, read back a few rows at a time."""
+"""Arrow IPC files in the staging folder: written in batches, read back by row."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def write_batches(
     batches: Iterable[pa.RecordBatch],
     compressed: bool = False,
 ) -> None:
-    """Write a table in these batches. Only what is not compressed can be mapped."""
+    """Write a table as these batches, which are the unit of reading."""
     with output.scratch() as file:
         options = _COMPRESSED if compressed else None
         with pa.ipc.new_file(file, schema, options=options) as writer:
@@ -39,33 +39,34 @@ def read_batch(output: OutputStore, name: str, number: int) -> pa.RecordBatch:
 def take_rows(
     output: OutputStore, parts: pa.Array, batches: pa.Array, rows: pa.Array
 ) -> pa.Table | None:
-    """Read rows, each by its file, batch and place there; in the order that was asked for.
+    """Gather rows, given by file (``parts``), batch in it, and row in that; in this order.
 
-    None if they are in no file.
+    Each batch is read once. None if no row is in a file (its part is null).
     """
-    wanted: dict[tuple[str, int], list[int]] = {}
-    where = zip(parts.to_pylist(), batches.to_pylist(), strict=True)
-    for number, (part, batch) in enumerate(where):
+    by_batch: dict[tuple[str, int], list[int]] = {}
+    for number, (part, batch) in enumerate(
+        zip(parts.to_pylist(), batches.to_pylist(), strict=True)
+    ):
         if part is not None:
-            wanted.setdefault((part, batch), []).append(number)
-    taken: list[pa.Table] = []
+            by_batch.setdefault((part, batch), []).append(number)
+    tables: list[pa.Table] = []
     order: list[int] = []
-    for part, of_part in groupby(sorted(wanted), key=itemgetter(0)):
+    for part, of_part in groupby(sorted(by_batch), key=itemgetter(0)):
         with output.open(part) as file:
             reader = pa.ipc.open_file(file)
-            for place_in_part in of_part:
-                numbers = wanted[place_in_part]
-                table = pa.Table.from_batches([reader.get_batch(place_in_part[1])])
-                taken.append(table.take(rows.take(pa.array(numbers))))
+            for _, batch in of_part:
+                numbers = by_batch[part, batch]
+                table = pa.Table.from_batches([reader.get_batch(batch)])
+                tables.append(table.take(rows.take(pa.array(numbers))))
                 order += numbers
-    if not taken:
+    if not tables:
         return None
-    whole = pa.concat_tables(taken, promote_options="permissive")
+    whole = pa.concat_tables(tables, promote_options="permissive")
     return whole.take(pa.array(np.argsort(order))).combine_chunks()
 
 
 def to_bytes(table: pa.Table) -> bytes:
-    """A table as bytes, its metadata included."""
+    """Serialize a table, including its metadata."""
     sink = pa.BufferOutputStream()
     with pa.ipc.new_stream(sink, table.schema) as writer:
         writer.write_table(table)
@@ -73,5 +74,5 @@ def to_bytes(table: pa.Table) -> bytes:
 
 
 def from_bytes(data: bytes) -> pa.Table:
-    """A table again."""
+    """Deserialize a table."""
     return pa.ipc.open_stream(data).read_all()

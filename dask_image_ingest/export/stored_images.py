@@ -1,4 +1,4 @@
-"""Stored images of a column: the references below its decode, and the files that they refer to."""
+"""Stored images of a column: references from below its decode, and the files they refer to."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from dask_image_ingest.errors import ArgumentError
 from dask_image_ingest.storage import SIGNATURE_BYTES, image_format
 from dask_image_ingest.view import references_of_images
 
-# Extensions of images by their format, and that of all others, which readers take for an image too.
+# Extensions by format; others get a generic one, which readers take for an image, too.
 _EXTENSIONS: Final = {
     "jpeg": "jpg",
     "png": "png",
@@ -34,44 +34,46 @@ def extension_of(file: bytes) -> str:
 
 
 def stored_files(references: Any, storage_options: dict[str, Any] | None) -> list[bytes | None]:
-    """The files that references refer to, as they are stored; None where there is none."""
-    rows = reference_rows(references)
-    there = [row for row, reference in enumerate(rows) if reference is not None]
-    fetched = fetch_encoded([each for each in rows if each is not None], storage_options)
-    files: list[bytes | None] = [None] * len(rows)
-    for row, file in zip(there, fetched, strict=True):
+    """The stored bytes of the referenced images; None for nulls and images that can't be read."""
+    references_or_none = reference_rows(references)
+    rows = [row for row, reference in enumerate(references_or_none) if reference is not None]
+    wanted = [reference for reference in references_or_none if reference is not None]
+    fetched = fetch_encoded(wanted, storage_options)
+    files: list[bytes | None] = [None] * len(references_or_none)
+    for row, file in zip(rows, fetched, strict=True):
         files[row] = None if isinstance(file, Header) else bytes(file)
     return files
 
 
 def stored_name(column: Any) -> str:
-    """The name of the references of an image column beside it."""
+    """The name of the column with the references of an image column."""
     return f"stored:{column}"
 
 
 def with_stored(frame: Any, columns: Sequence[Any], with_errors: bool) -> Any:
-    """A lazy frame with references, by `stored_name`, in place of some columns of pixels.
+    """Replace columns of pixels of a lazy frame by references, named by `stored_name`.
 
-    Images that are only referred to are not decoded, unless for their errors.
+    These images are not decoded, except ``with_errors``.
 
     Raises
     ------
     ArgumentError
-        If a step after the decode looks at what it makes.
+        If an operation after the decode depends on pixels or errors.
     """
-    found = references_of_images(frame, list(frame.columns), None)
-    if found is None:
+    undecoded = references_of_images(frame, list(frame.columns), None)
+    if undecoded is None:
         raise ArgumentError(
             f"the stored images of {columns[0]!r} cannot be written: a step of the frame looks at "
             "pixels or errors after the decode. Read with decode=False and export the references, "
             f"or encode the pixels, members={{'png': {columns[0]!r}}}"
         )
-    rows, images = found
+    rows, images = undecoded
     names = {column: stored_name(column) for column in columns}
     if with_errors:
         rows = rows.assign(**{names[column]: rows[column] for column in columns})
     else:
         rows = rows.rename(columns=names)
-        images = {name: each for name, each in images.items() if name not in names}
-    left = tuple(replace(each, pixels=name not in names) for name, each in images.items())
-    return new_collection(Decode(rows.expr, left)) if left else rows
+        images = {name: image for name, image in images.items() if name not in names}
+    # Decoded without pixels where only the errors are needed.
+    decoded = tuple(replace(image, pixels=name not in names) for name, image in images.items())
+    return new_collection(Decode(rows.expr, decoded)) if decoded else rows

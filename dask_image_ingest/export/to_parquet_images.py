@@ -1,4 +1,4 @@
-"""``to_parquet_images``: encoded images and their columns as parquet files, Hugging Face's too."""
+"""``to_parquet_images``: encoded images and other columns as parquet files, as by Hugging Face."""
 
 from __future__ import annotations
 
@@ -31,10 +31,10 @@ from dask_image_ingest.export.stored_images import stored_files
 from dask_image_ingest.frames import backend_of, image_columns, pandas_type, reference_columns
 from dask_image_ingest.view import references_of_images
 
-# Of a schema's metadata: what Hugging Face calls its columns.
+# Key of Hugging Face's features in the schema's metadata.
 _KEY = b"huggingface"
 
-# ``datasets.Image().pa_type``: a schema with any other is not taken for images.
+# ``datasets.Image().pa_type``, which a column of the feature ``Image`` must have.
 _ENCODED = pa.struct([pa.field("bytes", pa.binary()), pa.field("path", pa.string())])
 
 
@@ -46,41 +46,41 @@ def to_parquet_images(
     storage_options: dict[str, Any] | None = None,
     source_options: dict[str, Any] | None = None,
 ) -> None:
-    """Write encoded images, as they are stored, with the other columns to parquet files.
+    """Write the stored images of a frame, with its other columns, to parquet files.
 
-    A file for each partition. ``datasets.load_dataset("parquet", data_files=...)`` opens them with
-    an ``Image()`` feature, and so does :func:`read_parquet_images`. Nothing is decoded.
+    One file for each partition. ``datasets.load_dataset("parquet", data_files=...)`` reads them
+    with an ``Image()`` feature; :func:`read_parquet_images` reads them, too. Nothing is decoded.
 
     Parameters
     ----------
     frame
-        A dask, pandas or cuDF dataframe with references, as ``read_webdataset_images(...,
-        decode=False)`` gives them, or a lazy one of images that a read decodes: each of these
-        columns becomes one of encoded images. Else with the columns ``__url__``, ``offset`` and
-        ``nbytes``, whose images are the column ``image``. ``error``, and pixels that no read
-        decodes, are left out.
+        A dask, pandas or cuDF dataframe with references, as of ``read_webdataset_images(...,
+        decode=False)``, or a lazy one whose images are decoded by a read: each of these columns
+        becomes one of encoded images. Else with the columns ``__url__``, ``offset`` and ``nbytes``,
+        whose images become the column ``image``. ``error``, and pixels from other operations, are
+        left out.
     path
-        The folder, or its URL: ``part.0.parquet`` and so on.
+        The folder, or its URL, for ``part.0.parquet`` and so on.
     overwrite
-        Whether to remove what is in the folder; it must be empty otherwise.
+        Remove the contents of the folder; otherwise it must be empty.
     storage_options
-        For the filesystem of ``path``.
+        For the file system of ``path``.
     source_options
-        For the filesystem of the shards; by default those of the read.
+        For the file system of the shards; by default those of the read.
 
     Raises
     ------
     ArgumentError
-        If the frame does not point to its images, or the folder is not empty.
+        If the frame does not refer to its images, or the folder is not empty.
     ShardError, ShardNotFoundError
-        If a shard can't be read, or is another one by now.
+        If a shard can't be read, or has changed.
 
     Notes
     -----
-    Images are ``struct<bytes: binary, path: string>``, and the schema names them as `Hugging Face
-    <https://huggingface.co/docs/datasets/about_arrow>`__ does. An image that is not there, or lies
-    in its shard in several pieces, is null. Labels of folders, and those that parquet files of
-    Hugging Face call so, keep the names of their classes as ``ClassLabel``.
+    Images are ``struct<bytes: binary, path: string>``, declared in the schema as `Hugging Face
+    <https://huggingface.co/docs/datasets/about_arrow>`__ does. A missing or sparse image is null.
+    Labels by folder, and ``ClassLabel`` features of the source's parquet files, keep the names of
+    their classes as ``ClassLabel``.
 
     Examples
     --------
@@ -100,9 +100,9 @@ def to_parquet_images(
     pixels = image_columns(frame)
     if lazy is not None and pixels:
         columns = [name for name in lazy.columns if name != "error"]
-        found = references_of_images(lazy, columns, None)
-        if found is not None:
-            frame = found[0][columns]
+        undecoded = references_of_images(lazy, columns, None)
+        if undecoded is not None:
+            frame = undecoded[0][columns]
             meta = frame._meta
     left_out = [name for name in meta.columns if name == "error" or name in image_columns(meta)]
     frame, meta = frame.drop(columns=left_out), meta.drop(columns=left_out)
@@ -143,33 +143,33 @@ def _with_files(
     """A partition in pandas, with encoded images in place of references."""
     backend = backend_of(frame)
     if images:
-        found = {name: references_of(frame, name) for name in images}
+        references = {name: references_of(frame, name) for name in images}
     else:
-        found = {"image": pa.chunked_array([references_of_pointers(frame)])}
+        references = {"image": pa.chunked_array([references_of_pointers(frame)])}
     table = backend.to_arrow(frame.drop(columns=list(images)))
-    made = table.to_pandas(types_mapper=pandas_type).set_axis(range(len(frame)))
-    for name, references in found.items():
-        keys = field_of(references, "key").to_pylist()
-        stored = zip(stored_files(references, storage_options), keys, strict=True)
+    result = table.to_pandas(types_mapper=pandas_type).set_axis(range(len(frame)))
+    for name, column in references.items():
+        keys = field_of(column, "key").to_pylist()
+        stored = zip(stored_files(column, storage_options), keys, strict=True)
         files = [data and {"bytes": data, "path": key} for data, key in stored]
-        made[name] = pd.Series(pandas_type(_ENCODED).__from_arrow__(pa.array(files, _ENCODED)))
-    order = [*(n for n in frame.columns), *(n for n in found if n not in frame.columns)]
-    return made[order]
+        result[name] = pd.Series(pandas_type(_ENCODED).__from_arrow__(pa.array(files, _ENCODED)))
+    order = [*frame.columns, *(name for name in references if name not in frame.columns)]
+    return result[order]
 
 
 def _class_labels(frame: Any) -> dict[str, Any]:
-    """Features of Hugging Face for the columns of a lazy frame whose numbers stand for classes."""
+    """Hugging Face's ``ClassLabel`` features of a lazy frame's columns, by lineage."""
     features = {}
     for column in frame.columns:
         for source, (name,) in value_sources(frame.expr, (column,)):
-            known = None
+            feature = None
             if isinstance(source, ReadImageFiles) and name == "label":
-                known = {"_type": "ClassLabel", "names": list(source.files.classes or ())}
+                feature = {"_type": "ClassLabel", "names": list(source.files.classes or ())}
             elif isinstance(source, (ReadParquetImages, dx.ReadParquet)):
                 ours = isinstance(source, ReadParquetImages)
-                read: Any = source.dataset.schema if ours else source._dataset_info["schema"]
-                told = json.loads((read.metadata or {}).get(_KEY, b"{}")).get("info", {})
-                known = told.get("features", {}).get(name)
-            if known and known.get("_type") == "ClassLabel":
-                features[column] = known
+                schema: Any = source.dataset.schema if ours else source._dataset_info["schema"]
+                info = json.loads((schema.metadata or {}).get(_KEY, b"{}")).get("info", {})
+                feature = info.get("features", {}).get(name)
+            if feature and feature.get("_type") == "ClassLabel":
+                features[column] = feature
     return features

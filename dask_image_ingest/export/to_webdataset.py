@@ -14,7 +14,7 @@ from dask.utils import parse_bytes
 from dask_image_ingest.arguments import is_utf8, is_whole, shown, whole_number
 from dask_image_ingest.errors import ArgumentError
 from dask_image_ingest.export.image_origin import ImageOrigin, image_origin
-from dask_image_ingest.export.members import Members, add_stored, make_members
+from dask_image_ingest.export.members import Members, add_stored, parse_members
 from dask_image_ingest.export.options import Options
 from dask_image_ingest.export.plan.staging import metadata_columns
 from dask_image_ingest.export.query import reads_samples, source_options_of
@@ -57,28 +57,28 @@ def to_webdataset(
     frame
         A dask, pandas or cuDF dataframe with the columns ``__key__``, ``__url__`` and ``offset`` of
         :func:`read_webdataset_images`, or of :func:`read_images`: each file is the image of its
-        sample. ``__key__`` names the samples; it may be changed. Images that are in none of these
-        samples (of :func:`read_parquet_images`, of a column of bytes, of files that were merged)
-        are written as they are stored: a column ``image`` as ``jpg``, ``png`` and so on, by their
-        contents, another one as ``mask.png``.
+        sample. ``__key__`` names the samples; it may be changed. Images that belong to none of
+        these samples (of :func:`read_parquet_images`, of a column of bytes, of files that were
+        merged) are written as they are stored: a column ``image`` as ``jpg``, ``png`` and so on, by
+        their contents, another one as ``mask.png``.
     path
-        The shards' names, with a field for their number: ``"out/{shard:06d}.tar"``. A path, or a
-        URL of a file system that fsspec writes to.
+        Template of the shards' names, with a field for the number: ``"out/{shard:06d}.tar"``. A
+        path, or a URL of a file system that fsspec writes to.
     samples_per_shard
         Number of samples of each shard but the last; 10,000 unless ``bytes_per_shard`` is given.
     bytes_per_shard
         Largest size of a shard, headers included: ``"1 GB"``. A larger sample gets a shard of its
-        own. With ``samples_per_shard`` too, a shard ends where either is reached.
+        own. With ``samples_per_shard`` too, a shard ends at whichever limit comes first.
     shuffle
-        Seed of a random order over all shards. It does not depend on the order of the frame.
+        Seed of a random order over all shards. The result does not depend on the frame's order.
     members
-        ``"all"``; a list of extensions, ``["jpg", "txt"]``; or a mapping for members that are made
-        of columns, ``{"txt": "caption", "json": ["caption", "score"], "cls": None}``: these are
-        added to the sample's own or replace them, and None leaves one out. A list may hold
-        mappings. Text is written as UTF-8, bytes as they are, numbers in decimal, lists, structs
-        and several columns as JSON; where the value is null, there is no member. Pixels are
-        encoded: ``{"jpg": "image"}`` takes the place of the sample's own image, and
-        ``{"mask.png": "mask"}``, with more than one part in its extension, lies beside it;
+        ``"all"``; a list of extensions, ``["jpg", "txt"]``; or a mapping for members from columns,
+        ``{"txt": "caption", "json": ["caption", "score"], "cls": None}``: these are added to the
+        sample's own members or replace them, and None leaves one out. A list may hold mappings.
+        Text is written as UTF-8, bytes as they are, numbers in decimal, lists, structs and several
+        columns as JSON; a null gives no member. Pixels are encoded: ``{"jpg": "image"}`` replaces
+        the sample's own image, and ``{"mask.png": "mask"}``, whose extension has several parts, is
+        added beside it;
         ``{"jpg": Encode("image", quality=90)}`` has settings.
     errors
         For rows that can't be exported (a key that readers would not give back, a repeated sample,
@@ -102,17 +102,16 @@ def to_webdataset(
     storage_options
         Options of the output's file system.
     source_options
-        Options of the file systems of the shards. A lazy frame knows those it was read with; a
-        computed or persisted frame does not.
+        Options of the file systems of the source shards. By default those of the frame's reads,
+        which a computed or persisted frame has lost.
 
     Returns
     -------
     pandas.DataFrame
         A row for each shard: ``shard``, ``url``, ``samples``, ``members``, ``bytes``, ``sha256``.
-        Its ``attrs`` have ``left_out`` (counts of the rows that were left out, by reason),
-        ``damaged`` (damage of source shards), ``interleaved`` (number of samples whose members were
-        apart in their shard, and are together now), ``sources`` (the shards that were copied from)
-        and ``folder`` (where the new ones are).
+        Its ``attrs`` have ``left_out`` (counts of rejected rows by reason), ``damaged`` (damage of
+        source shards), ``interleaved`` (number of samples whose members were not adjacent in their
+        shard, and are now), ``sources`` (the source shards) and ``folder`` (of the new shards).
 
     Raises
     ------
@@ -128,9 +127,9 @@ def to_webdataset(
 
     Notes
     -----
-    A shard appears under its name when it is complete. ``_plan.json`` is there first,
-    ``_manifest.json`` last, with sizes and SHA-256 of all files; ``_left_out.parquet`` has the rows
-    that were left out. The same samples give the same bytes, whatever the partitions are.
+    A shard appears under its name when it is complete. ``_plan.json`` is written first,
+    ``_manifest.json`` last, with sizes and SHA-256 of all files; ``_left_out.parquet`` has the
+    rejected rows. The same samples give the same bytes, however the frame is partitioned.
 
     Examples
     --------
@@ -167,7 +166,7 @@ def to_webdataset(
     )
 
 
-_SAMPLES = 10_000
+_SAMPLES_PER_SHARD = 10_000
 
 
 def split_path(path: Any, storage_options: dict[str, Any] | None) -> tuple[OutputStore, str]:
@@ -176,7 +175,7 @@ def split_path(path: Any, storage_options: dict[str, Any] | None) -> tuple[Outpu
     Raises
     ------
     ArgumentError
-        If the path has no field for the number, or is of no kind that can be written.
+        If the path has no field for the number, or can't be written.
     """
     text = os.fspath(path) if isinstance(path, os.PathLike) else path
     if not isinstance(text, str):
@@ -205,7 +204,7 @@ def make_options(
     errors: Any,
     drop_bad_images: bool,
 ) -> Options:
-    """Check the arguments of an export, one against the other and against the frame.
+    """Check the arguments of an export against each other and the frame.
 
     Raises
     ------
@@ -223,19 +222,19 @@ def make_options(
             "drop_bad_images=True needs the column 'error' of the read, which the frame has not"
         )
     if bytes_per_shard is None and samples_per_shard is None:
-        samples_per_shard = _SAMPLES
+        samples_per_shard = _SAMPLES_PER_SHARD
     pixels, references = image_columns(frame), reference_columns(frame)
     origins = {name: image_origin(frame, name) for name in (*pixels, *references)}
-    chosen = make_members(members, columns, {n: origins[n] for n in pixels}, references)
+    selection = parse_members(members, columns, {n: origins[n] for n in pixels}, references)
     has_samples = {"__url__", "offset"} <= {*columns}
-    given = {name for made in chosen.made for name in made.needs}
     for name, origin in origins.items():
-        elsewhere = origin.member is None or not has_samples
-        if elsewhere and origin.made_by is None and name not in given:
-            is_picture = name == "image" or (not has_samples and len(origins) == 1)
-            chosen = add_stored(chosen, name, is_picture)
-    _refuse_other_images(origins, chosen)
-    if not has_samples and (not chosen.made or reads_samples(frame)):
+        # Images that no sample has, hence would be lost unless they are written as they are.
+        is_foreign = origin.member is None or not has_samples
+        if is_foreign and origin.changed_by is None and name not in selection.columns:
+            is_main = name == "image" or (not has_samples and len(origins) == 1)
+            selection = add_stored(selection, name, is_main)
+    _refuse_silent_changes(origins, selection)
+    if not has_samples and (not selection.from_columns or reads_samples(frame)):
         raise _no_pointers(columns)
     return Options(
         template=template,
@@ -244,7 +243,7 @@ def make_options(
         else whole_number("samples_per_shard", samples_per_shard, 1),
         bytes_per_shard=_bytes(bytes_per_shard),
         shuffle=None if shuffle is None else int(shuffle),
-        members=chosen,
+        members=selection,
         has_samples=has_samples,
         sidecar=sidecar is not None,
         index=bool(index),
@@ -253,22 +252,22 @@ def make_options(
     )
 
 
-def _refuse_other_images(origins: Mapping[str, ImageOrigin], members: Members) -> None:
-    """Refuse to copy other images than the frame shows, and to leave some out, without a word."""
-    given = {made.columns for made in members.made}
+def _refuse_silent_changes(origins: Mapping[str, ImageOrigin], members: Members) -> None:
+    """Refuse to drop changed pixels silently, or to copy the stored images in their place."""
+    encoded = {member.columns for member in members.from_columns}
     for name, origin in origins.items():
-        if name in given or origin.made_by is None:
+        if name in encoded or origin.changed_by is None:
             continue
         if origin.member is None:
-            told, left_out = "leave them out", members.copied is None
+            would, refuse = "leave them out", members.copied is None
             drop = "leaves them out"
         else:
-            told, left_out = "write the stored images", _copies(members, origin)
+            would, refuse = "write the stored images", _copies(members, origin)
             drop = "says that the stored images are meant"
-        if left_out:
+        if refuse:
             raise ArgumentError(
-                f"the pixels of {name!r} come from {origin.made_by}, and to_webdataset would "
-                f"{told}. "
+                f"the pixels of {name!r} come from {origin.changed_by}, and to_webdataset would "
+                f"{would}. "
                 f"members={{{origin.extension(name)!r}: {name!r}}} encodes the pixels; "
                 f"drop(columns={name!r}) first {drop}"
             )
@@ -283,17 +282,18 @@ def _no_pointers(columns: Sequence[str]) -> ArgumentError:
 
 
 def _copies(members: Members, origin: ImageOrigin) -> bool:
-    """True if an export copies the stored image in whose place a column has other pixels."""
+    """True if an export copies the stored image whose pixels a column has changed."""
     if origin.member == "image":
         return members.copies_images
     return any(map(members.keeps, origin.extensions)) if origin.extensions else True
 
 
 def _is_template(template: str) -> bool:
+    """True for a name of tar files with one field, which gives valid and distinct names."""
     if not template.endswith(".tar") or _fields(template) != ["shard"]:
         return False
     if re.search(r"\d{4}", template.partition("{")[2].partition("}")[0]):
-        return False  # a width that no file system has room for, and memory may not either
+        return False  # a width of thousands: no valid name, perhaps not even enough memory
     try:
         names = {template.format(shard=number) for number in (0, 1, 10_000_000)}
     except (ValueError, KeyError, IndexError, OverflowError):
@@ -308,6 +308,7 @@ def _is_file_name(name: str) -> bool:
 
 
 def _fields(text: str) -> list[str] | None:
+    """The names of the format fields in a text; None if it is no format string."""
     try:
         return [name for _, name, _, _ in string.Formatter().parse(text) if name is not None]
     except ValueError:

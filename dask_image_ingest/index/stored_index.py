@@ -53,15 +53,7 @@ class IndexedReader(ByteReader):
 
 
 class StoredIndex(ShardIndex):
-    """Index of a shard whose columns are in an index file.
-
-    Parameters
-    ----------
-    nbytes
-        Size of the file.
-    read
-        Reads a column of the shard by its name.
-    """
+    """Index of a shard in an index file of ``nbytes``; ``read`` reads a column by its name."""
 
     def __init__(self, facts: ShardFacts, nbytes: int, read: Callable[[str], pa.Array]) -> None:
         super().__init__(

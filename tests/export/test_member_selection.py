@@ -4,7 +4,7 @@ import pyarrow as pa
 import pytest
 from tars import random_tar, tar
 
-from dask_image_ingest.export.member_selection import select_members, select_stored, tabulated
+from dask_image_ingest.export.member_selection import as_table, select_members, select_vectorized
 from dask_image_ingest.export.members import Members
 from dask_image_ingest.export.options import Options
 from dask_image_ingest.tar import index_tar
@@ -50,10 +50,10 @@ def test_random_rows_get_the_same_members_together_as_one_by_one(rng):
             wanted[0] = rng.choice([(key, offset, None), (key, None, size)])
         for chosen in options(), options(copied=frozenset({"jpg", "a.b"})):
             rows, renamed = select_members(index, pointers(wanted), chosen)
-            found = select_stored(index, pointers(wanted), chosen)
+            found = select_vectorized(index, pointers(wanted), chosen)
             if found is not None:
                 together += 1
-                table, expected = found[0], tabulated(rows)
+                table, expected = found[0], as_table(rows)
                 table.validate(full=True)
                 assert table.schema == expected.schema
                 assert table.to_pylist() == expected.to_pylist()

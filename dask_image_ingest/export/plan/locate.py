@@ -1,9 +1,9 @@
 """Locating the members of samples in their source shards.
 
-A frame points to images; the other members of a sample are found in its shard. If a task of the
-frame has scanned the shard, that scan is used; any other source is scanned once, a shard by a task
-of its own, image files some to a task. Members that are no byte range of the source (of compressed
-shards, sparse members) are expanded to a staged file, so that writing a shard only copies ranges.
+A frame has the offsets of images; the other members of a sample are found in its shard. If a task
+of the frame has scanned the shard, that scan is used. Any other source is scanned once, one shard
+or several image files per task. Members that are no byte range of the source (of compressed shards,
+sparse members) are expanded to a staged file, so that writing a shard only copies ranges.
 """
 
 from __future__ import annotations
@@ -22,27 +22,24 @@ from dask_image_ingest.export.member_selection import (
     EXPANDED,
     SOURCE,
     Row,
-    select_made,
+    as_table,
+    select_from_columns,
     select_members,
-    select_stored,
-    tabulated,
+    select_vectorized,
 )
 from dask_image_ingest.export.options import ExportContext, staged_name
 from dask_image_ingest.export.staged_tables import from_bytes, read_batch, to_bytes
 from dask_image_ingest.storage import LazyBytes, find_shards, is_web, open_shard
-from dask_image_ingest.tar import Places, ShardIndex, index_tar, read_member
+from dask_image_ingest.tar import LARGEST_VALUE, Places, ShardIndex, index_tar, read_member
 
-#: What is asked of each row, besides the sizes of members that are made.
+#: Columns of the rows to locate, besides the sizes of members from columns.
 POINTERS = ("key", "offset", "nbytes")
 
-# The version of rows whose members are all made of columns.
-_NOWHERE = "columns"
+# In place of a version, for rows that belong to no shard.
+_NO_SHARD = "columns"
 
-# The member of an image file whose name has none; readers take it for an image.
+# The extension of an image file without one; readers take it for an image.
 _NO_EXTENSION = "img"
-
-# What the reader of sparse members takes.
-LARGEST_MEMBER = 2**31 - 1
 
 
 @dataclass
@@ -52,18 +49,17 @@ class Located:
     Attributes
     ----------
     url, version
-        The shard, and what changes when it does.
+        URL and state of the shard; an empty version if it can't be read.
     rows
-        For each row asked for, in order: ``members``, in the order of the source; ``image``, which
-        of them is the image; ``reason`` why the row can't be exported, else null.
+        Table of `Row` fields, in the order of the rows to locate.
     renamed
-        Whether the key of any row is not that of the shard.
+        Whether any row's key is not the shard's.
     expanded
-        The file of members that are no ranges of the source, if there is one.
+        Staged file of members that are no ranges of the source; None without any.
     damage
-        What is wrong with the shard.
+        Damage of the shard; None if it is complete.
     interleaved
-        How many samples' members lie apart in it.
+        Number of samples whose members are not adjacent.
     """
 
     url: str
@@ -76,49 +72,50 @@ class Located:
 
     @staticmethod
     def no_rows() -> pa.Table:
-        """The rows of no shard."""
-        return tabulated([])
+        """An empty table of rows."""
+        return as_table([])
 
     def to_bytes(self) -> bytes:
-        """Serialize it."""
+        """Serialize to Arrow IPC."""
         facts = {name: value for name, value in vars(self).items() if name != "rows"}
         return to_bytes(self.rows.replace_schema_metadata({"facts": json.dumps(facts)}))
 
     @staticmethod
     def from_bytes(data: bytes) -> Located:
-        """Deserialize it."""
+        """Deserialize from Arrow IPC."""
         rows = from_bytes(data)
         facts = json.loads(rows.schema.metadata[b"facts"])
         return Located(rows=rows.replace_schema_metadata(None), **facts)
 
 
 def locate_in_task(rows: pa.Table, context: ExportContext) -> Located | None:
-    """Find the members of a partition's samples by what its read has walked through in this task.
+    """Locate the members of a partition's samples by the scan that its read made in this task.
 
-    None where it is not known: with several shards, or another step between.
+    None if there is no such scan: the partition has several shards, or was not read in this task.
     """
     if not context.options.has_samples:
-        made = rows.combine_chunks().to_batches()
-        members = [row for batch in made for row in select_made(batch, context.options)]
-        return Located("", _NOWHERE, tabulated(members))
-    walked = take_cached_scan()
-    if walked is None or rows.column("key").null_count:
+        batches = rows.combine_chunks().to_batches()
+        members = [row for batch in batches for row in select_from_columns(batch, context.options)]
+        return Located("", _NO_SHARD, as_table(members))
+    scanned = take_cached_scan()
+    if scanned is None or rows.column("key").null_count:
         return None
-    if rows.column("url").unique().to_pylist() != [walked.shard.url]:
+    if rows.column("url").unique().to_pylist() != [scanned.shard.url]:
         return None
     wanted = rows.combine_chunks().to_batches()[0]
-    index, options = walked.index, context.options
-    found = select_stored(index, wanted, options)
-    if found is None:
+    index, options = scanned.index, context.options
+    selection = select_vectorized(index, wanted, options)
+    if selection is None:
         selected, renamed = select_members(index, wanted, options)
-        found = tabulated(selected), renamed
-    return Located(walked.shard.url, walked.shard.state, *found, **_facts(index))
+        selection = as_table(selected), renamed
+    return Located(scanned.shard.url, scanned.shard.state, *selection, **_facts(index))
 
 
 def locate(batch: tuple[int, dict[str, int]], context: ExportContext) -> list[Located]:
-    """Find the members of the samples that a batch of pointers points to.
+    """Locate the members of the rows of a batch, for each of its sources.
 
-    A batch has a number, and the rows of each of its sources, one behind the other.
+    ``batch`` is its number in the staged table of rows, and its sources (URL → number of rows), in
+    order of the rows.
     """
     number, counts = batch
     wanted = read_batch(context.output, context.pointers, number)
@@ -135,26 +132,26 @@ def _locate(url: str, wanted: pa.RecordBatch, context: ExportContext) -> Located
         version = shard.state
         with open_shard(url, context.source_options) as content:
             index = _index(content, url, wanted)
-            # Where a stream was decompressed, there is more than is stored.
-            stored = len(content) == shard.size
-            found = select_stored(index, wanted, context.options) if stored else None
+            # A decompressed shard has another size than the stored one.
+            is_plain = len(content) == shard.size
+            selection = select_vectorized(index, wanted, context.options) if is_plain else None
             expanded = None
-            if found is None:
+            if selection is None:
                 rows, renamed = select_members(index, wanted, context.options)
-                if not stored or index.sparse:
-                    rows, expanded = _expand(rows, content, index, stored, context)
-                found = tabulated(rows), renamed
+                if not is_plain or index.sparse:
+                    rows, expanded = _expand(rows, content, index, is_plain, context)
+                selection = as_table(rows), renamed
     except (ShardError, ShardNotFoundError) as error:
         reason = f"unreadable-shard: {error}"
-        return Located(url, "", tabulated([Row(reason=reason)] * len(wanted)))
-    return Located(url, version, *found, expanded, **_facts(index))
+        return Located(url, "", as_table([Row(reason=reason)] * len(wanted)))
+    return Located(url, version, *selection, expanded, **_facts(index))
 
 
 def _index(content: LazyBytes, url: str, wanted: pa.RecordBatch) -> ShardIndex:
-    """The samples of a source: of a shard, or the one of a file that is an image."""
+    """Index a source: a shard, or an image file, whose one sample has this file as its member."""
+    # At offset 0 there is an image file; a tar has a header there.
     if any(offset != 0 for offset in wanted.column("offset").to_pylist()):
         return index_tar(content, url)
-    # Where a tar's first image lies there is a header before it.
     name = (url.partition("?")[0] if is_web(url) else url).rpartition("/")[2]
     extension = name.rpartition(".")[2].lower() if "." in name else _NO_EXTENSION
     key = wanted.column("key")[0].as_py()
@@ -171,11 +168,11 @@ def _facts(index: ShardIndex) -> dict[str, Any]:
 
 
 def _expand(
-    rows: list[Row], content: Any, index: ShardIndex, stored: bool, context: ExportContext
+    rows: list[Row], content: Any, index: ShardIndex, is_plain: bool, context: ExportContext
 ) -> tuple[list[Row], str | None]:
-    """Write members that are no ranges of what is stored to a file, and point there."""
+    """Write members that are no ranges of the source to a staged file; rows refer to it then."""
     with context.output.scratch() as file:
-        rows = [_expanded(row, content, index, stored, file) for row in rows]
+        rows = [_expand_row(row, content, index, is_plain, file) for row in rows]
         if not file.tell():
             return rows, None
         name = staged_name("expanded")
@@ -183,11 +180,11 @@ def _expand(
     return rows, name
 
 
-def _expanded(row: Row, content: Any, index: ShardIndex, stored: bool, file: Any) -> Row:
+def _expand_row(row: Row, content: Any, index: ShardIndex, is_plain: bool, file: Any) -> Row:
     members = []
     for extension, where, offset, size in row.members:
-        if size and where == SOURCE and (not stored or offset in index.sparse):
-            if offset in index.sparse and size > LARGEST_MEMBER:
+        if size and where == SOURCE and (not is_plain or offset in index.sparse):
+            if offset in index.sparse and size > LARGEST_VALUE:
                 return Row(reason=f"too-large: a sparse member of {size} bytes")
             data = read_member(content, index, (offset, size))
             where, offset = EXPANDED, file.tell()
@@ -197,20 +194,20 @@ def _expanded(row: Row, content: Any, index: ShardIndex, stored: bool, file: Any
 
 
 class LocatedCache:
-    """Rows of the frame whose members are known."""
+    """Located members of rows of the frame, by source."""
 
     def __init__(self) -> None:
-        # Source → the first row of a partition, and what was located for it and those that follow.
+        #: Source → partitions: the first row in the frame, and the located members of its rows.
         self._parts: dict[str, list[tuple[int, Located]]] = {}
 
     def add(self, first: int, located: Located) -> None:
-        """Add a partition, which begins with this row of the frame; in the frame's order."""
+        """Add a partition that begins at row ``first`` of the frame; in ascending order."""
         self._parts.setdefault(located.url, []).append((first, located))
 
     def take(self, url: str, rows: np.ndarray) -> Located | None:
-        """Take out the members of some rows of a source.
+        """Remove and return the members of some rows of a source.
 
-        None if not all of them are known, or if the source has changed while it was read.
+        None if a row is missing, or if partitions have read different versions of the source.
         """
         parts = self._parts.pop(url, [])
         if len({located.version for _, located in parts}) != 1:
@@ -221,8 +218,8 @@ class LocatedCache:
         within = rows - firsts[part]
         if (part < 0).any() or (within >= np.array(counts)[part]).any():
             return None
-        before = np.array([0, *accumulate(counts)])
+        starts = np.array([0, *accumulate(counts)])
         whole = pa.concat_tables([located.rows for _, located in parts])
-        taken = whole.take(pa.array(before[part] + within)).combine_chunks()
+        taken = whole.take(pa.array(starts[part] + within)).combine_chunks()
         renamed = any(located.renamed for _, located in parts)
         return replace(parts[0][1], rows=taken, renamed=renamed)

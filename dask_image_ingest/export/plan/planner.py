@@ -21,8 +21,8 @@ from dask_image_ingest.export.plan.spill_repartition import repartition_spill
 from dask_image_ingest.export.plan.staging import StagedRows
 from dask_image_ingest.export.staged_tables import write_batches
 
-# Image files that one task locates.
-_FILES = 64
+# Image files per task that locates members.
+_FILES_PER_TASK = 64
 
 logger = logging.getLogger("dask_image_ingest")
 
@@ -38,12 +38,12 @@ class Prepared:
 def prepare(
     staged: StagedRows, context: ExportContext, keys_assigned: bool, show: bool
 ) -> Prepared:
-    """Plan an export, and stage the plan for the tasks.
+    """Plan an export, and write the plan to the staging folder, for the tasks.
 
     Raises
     ------
     ArgumentError
-        If rows can't be exported, unless such are to be left out and some shard can be read.
+        If rows are rejected and ``errors`` is ``"raise"``, or if no shard can be read.
     """
     rows = staged.rows
     rejected = RejectedRows(rows)
@@ -55,27 +55,27 @@ def prepare(
     rejected.find_repeated_rows(sources)
     kept = rejected.kept
     by_source = kept[np.argsort(sources[kept], kind="stable")]
-    located = _locate(rows, by_source, sources, urls, staged.known, context, show)
-    found = _found(rows, by_source, located)
+    located = _locate(rows, by_source, sources, urls, staged.located, context, show)
+    joined = _join(rows, by_source, located)
     has_samples = context.options.has_samples
     if has_samples and (keys_assigned or any(source.renamed for source in located)):
-        rejected.find_unsure_rows()
-    for number, reason in zip(by_source, found.column("reason").to_pylist(), strict=True):
+        rejected.find_ambiguous_rows()
+    for number, reason in zip(by_source, joined.column("reason").to_pylist(), strict=True):
         if reason is not None:
             rejected.add(number, reason)
     if has_samples:
         rejected.find_repeated_keys(sources)
-    # Back into the order of the frame.
+    # Back to the order of the frame.
     position = np.empty(len(rows), np.int64)
     position[by_source] = np.arange(len(by_source))
-    found = found.drop_columns(["reason"]).take(pa.array(position[rejected.kept]))
-    plan, repeated = make_plan(found, located, context.options)
+    joined = joined.drop_columns(["reason"]).take(pa.array(position[rejected.kept]))
+    plan, repeated = make_plan(joined, located, context.options)
     for number in repeated:
         rejected.add(
             number,
             "repeated-key: its shard has another sample of this key; give it another __key__",
         )
-    # Shards that could be read have a version. Refuse an export in which no shard is readable.
+    # Refuse an export in which no shard is readable; those that are have a version.
     nothing_read = bool(located) and not any(source.version for source in located)
     if nothing_read or not context.options.drop_rows:
         rejected.refuse(nothing_read)
@@ -85,7 +85,7 @@ def prepare(
     batches = plan.batches()
     for first in batches:
         schema = first.schema.with_metadata(schema)
-        # One after the other: together they are several times the plan, with URLs in every row.
+        # Streamed: with URLs in every row, all batches together are several times the plan.
         write_batches(
             context.output, context.planned, schema, chain([first], batches), compressed=True
         )
@@ -99,13 +99,13 @@ def prepare(
 
 
 def _numbered(urls: pa.ChunkedArray) -> tuple[list[str], np.ndarray]:
-    """The shards in the order of their names, and for each row the number of its shard."""
+    """The shards' URLs, sorted, and for each row the number of its shard; -1 for none."""
     whole = urls.combine_chunks()
     names = whole.dictionary.to_pylist()
     order = sorted(range(len(names)), key=names.__getitem__)
     rank = np.empty(len(names) + 1, np.int32)
     rank[order] = np.arange(len(names))
-    rank[-1] = -1  # where there is no shard
+    rank[-1] = -1
     codes = pc.fill_null(whole.indices, len(names)).to_numpy()
     return [names[code] for code in order], rank[codes]
 
@@ -115,65 +115,65 @@ def _locate(
     by_source: np.ndarray,
     sources: np.ndarray,
     urls: list[str],
-    known: LocatedCache,
+    cache: LocatedCache,
     context: ExportContext,
     show: bool,
 ) -> list[Located]:
-    """Walk each source of which something is not known, once: shards in tasks of their own."""
+    """Locate the members of all sources, in order; scans each that is not cached, once."""
     used, starts = np.unique(sources[by_source], return_index=True)
     names = [urls[source] for source in used.tolist()]
     wanted = [by_source[start:end] for start, end in pairwise([*starts.tolist(), len(by_source)])]
     located = {
-        url: found
+        url: cached
         for url, numbers in zip(names, wanted, strict=True)
-        if (found := known.take(url, numbers)) is not None
+        if (cached := cache.take(url, numbers)) is not None
     }
-    unknown = [number for number, url in enumerate(names) if url not in located]
-    if unknown:
-        made = [f"made:{made.extension}" for made in context.options.members.made]
-        pointers = rows.select([*POINTERS, *made])
-        tasks = list(_tasks(unknown, [_is_file(rows, wanted[number]) for number in unknown]))
+    missing = [number for number, url in enumerate(names) if url not in located]
+    if missing:
+        sizes = [f"made:{member.extension}" for member in context.options.members.from_columns]
+        pointers = rows.select([*POINTERS, *sizes])
+        tasks = list(_tasks(missing, [_is_file(rows, wanted[number]) for number in missing]))
         batches = (
-            pointers.take(pa.array(np.concatenate([wanted[n] for n in each])))
+            pointers.take(pa.array(np.concatenate([wanted[n] for n in task])))
             .combine_chunks()
             .to_batches()[0]
-            for each in tasks
+            for task in tasks
         )
         write_batches(context.output, context.pointers, pointers.schema, batches, compressed=True)
         items = [
-            (batch, {names[n]: len(wanted[n]) for n in each}) for batch, each in enumerate(tasks)
+            (batch, {names[n]: len(wanted[n]) for n in task}) for batch, task in enumerate(tasks)
         ]
-        walked: list[list[Located]] = run(partial(locate, context=context), items, show)
-        located |= {source.url: source for source in chain.from_iterable(walked)}
+        results: list[list[Located]] = run(partial(locate, context=context), items, show)
+        located |= {source.url: source for source in chain.from_iterable(results)}
     return [located[url] for url in names]
 
 
 def _is_file(rows: pa.Table, numbers: np.ndarray) -> bool:
-    """True for a source that is an image: in a tar no member begins with the first byte."""
+    """True for a source that is an image file: no member of a tar begins at byte 0."""
     return len(numbers) == 1 and rows.column("offset")[int(numbers[0])].as_py() == 0
 
 
 def _tasks(sources: Sequence[int], is_file: Sequence[bool]) -> Iterator[list[int]]:
-    """Sources that are walked in one task: each shard, or some image files."""
+    """Group sources into tasks: one per shard, and several image files in one."""
     files: list[int] = []
-    for source, small in zip(sources, is_file, strict=True):
-        if small:
+    for source, is_image in zip(sources, is_file, strict=True):
+        if is_image:
             files.append(source)
         else:
             yield [source]
-    yield from (files[start : start + _FILES] for start in range(0, len(files), _FILES))
+    for start in range(0, len(files), _FILES_PER_TASK):
+        yield files[start : start + _FILES_PER_TASK]
 
 
-def _found(rows: pa.Table, by_source: np.ndarray, located: list[Located]) -> pa.Table:
-    """Join located members with the frame's pointers, in the order of the sources."""
-    told = ["key", "offset", "part", "batch", "row"]
-    found = rows.select(told).take(pa.array(by_source, pa.int64()))
-    found = found.append_column("number", pa.array(by_source, pa.int64()))
+def _join(rows: pa.Table, by_source: np.ndarray, located: list[Located]) -> pa.Table:
+    """Join the frame's rows with their located members, in order of the sources."""
+    joined = rows.select(["key", "offset", "part", "batch", "row"])
+    joined = joined.take(pa.array(by_source, pa.int64()))
+    joined = joined.append_column("number", pa.array(by_source, pa.int64()))
     counts = [len(source.rows) for source in located]
     source = np.repeat(np.arange(len(located)), counts)
-    found = found.append_column("source", pa.array(source, pa.int32()))
-    tables = [source.rows for source in located] or [Located.no_rows()]
-    whole = pa.concat_tables(tables)
-    for name in whole.column_names:
-        found = found.append_column(name, whole.column(name))
-    return found
+    joined = joined.append_column("source", pa.array(source, pa.int32()))
+    members = pa.concat_tables([source.rows for source in located] or [Located.no_rows()])
+    for name in members.column_names:
+        joined = joined.append_column(name, members.column(name))
+    return joined

@@ -1,4 +1,4 @@
-"""Rejected rows: found and given a reason before the first byte is written."""
+"""Rows that can't be exported, with reasons; found before the first byte is written."""
 
 from __future__ import annotations
 
@@ -16,15 +16,15 @@ from dask_image_ingest.decode import printable
 from dask_image_ingest.errors import ArgumentError
 from dask_image_ingest.storage import local_path
 
-# Rows that are named of those that share a reason.
+# Rows that messages name as examples.
 _NAMED = 3
 
-# A key that every reader gives back as it is: parts between slashes, the last one without a dot.
+# A key that every reader reads back: parts between slashes, the last one without a dot.
 _GOOD_KEY = r"^([^/\\[:cntrl:]]+/)*[^/.\\[:cntrl:]]+$"
 _BAD_PART = r"(^|/)(\.\.|__[^/]*__)(/|$)"
 
 
-_UNSURE = (
+_AMBIGUOUS = (
     "no-pointer: it has no offset (its sample has no image, a sparse one, or a member twice), and "
     "keys of the frame are not those of the shards, so that nothing says which sample it is; give "
     "new keys to rows with an offset alone, or export these rows with the keys that they had"
@@ -32,7 +32,7 @@ _UNSURE = (
 
 
 class RefusedRowsError(ArgumentError):
-    """Rows that cannot be exported, of a frame of which all should be: bad data, to a shell."""
+    """Rows are rejected, and ``errors="raise"``; the command line's exit status for bad data."""
 
 
 class RejectedRows:
@@ -40,27 +40,27 @@ class RejectedRows:
 
     def __init__(self, rows: pa.Table) -> None:
         self._rows = rows
-        self._found: dict[int, str] = {}
+        self._reasons: dict[int, str] = {}
 
     @property
     def kept(self) -> np.ndarray:
-        """The rows without a reason, in order."""
+        """The rows that are not rejected, in order."""
         kept = np.ones(len(self._rows), bool)
-        kept[list(self._found)] = False
+        kept[list(self._reasons)] = False
         return np.flatnonzero(kept)
 
     def add(self, row: int, reason: str) -> None:
-        """Leave out a row. A reason begins with a code: ``bad-key: it has an empty part``."""
-        self._found.setdefault(int(row), reason)
+        """Reject a row. A reason begins with a code: ``bad-key: it has an empty part``."""
+        self._reasons.setdefault(int(row), reason)
 
     def find_bad_pointers(self) -> None:
-        """Leave out rows that say nothing of where they come from."""
+        """Reject rows without a key or shard."""
         for name, column in (("key", "__key__"), ("url", "__url__")):
             for row in _where(pc.is_null(self._rows.column(name))):
                 self.add(row, f"no-pointer: its {column} is null")
 
     def find_bad_keys(self) -> None:
-        """Leave out rows whose key no reader would give back, or that would leave a folder."""
+        """Reject rows whose key readers would not read back, or that leads out of its folder."""
         keys = self._rows.column("key")
         good = pc.and_(
             pc.match_substring_regex(keys, _GOOD_KEY),
@@ -69,42 +69,42 @@ class RejectedRows:
         for row in _where(pc.equal(good, pa.scalar(False))):
             self.add(row, f"bad-key: {_key_problem(keys[row].as_py())}")
 
-    def find_unsure_rows(self) -> None:
-        """Leave out rows that only their key tells, since keys of the frame have changed."""
+    def find_ambiguous_rows(self) -> None:
+        """Reject rows identified only by their key, if keys of the frame have changed."""
         for row in _where(pc.is_null(self._rows.column("offset"))):
-            self.add(row, _UNSURE)
+            self.add(row, _AMBIGUOUS)
 
     def find_bad_images(self) -> None:
-        """Leave out rows whose images could not be decoded."""
+        """Reject rows whose images could not be decoded."""
         errors = self._rows.column("error")
         for row in _where(pc.is_valid(errors)):
             self.add(row, f"bad-image: {errors[row].as_py()}")
 
     def find_repeated_rows(self, sources: np.ndarray) -> None:
-        """Leave out rows that point to a sample which an earlier row points to."""
+        """Reject rows with the offset of an earlier row."""
         kept = self.kept
         offsets = pc.fill_null(self._rows.column("offset"), -1).to_numpy()
         rows = kept[offsets[kept] >= 0]
         self._add_repeated(rows, [offsets[rows], sources[rows]])
 
     def find_repeated_keys(self, sources: np.ndarray) -> None:
-        """Leave out rows that are found by their key, as an earlier row is."""
+        """Reject rows without an offset that have the key of an earlier such row."""
         kept = self.kept
         rows = kept[pc.is_null(self._rows.column("offset")).to_numpy()[kept]]
         keys = self._rows.column("key").take(pa.array(rows)).combine_chunks().dictionary_encode()
         self._add_repeated(rows, [keys.indices.to_numpy(), sources[rows]])
 
     def table(self) -> pa.Table:
-        """The rows that are left out, with reasons."""
-        rows = sorted(self._found)
+        """The rejected rows: ``__key__``, ``__url__``, ``offset`` and ``reason``."""
+        rows = sorted(self._reasons)
         table = self._rows.select(["key", "url", "offset"]).take(pa.array(rows, pa.int64()))
         table = table.set_column(1, "url", table.column("url").cast(pa.string()))
-        rejected = pa.array([self._found[row] for row in rows], pa.string())
-        named = table.rename_columns(["__key__", "__url__", "offset"])
-        return named.append_column("reason", rejected)
+        reasons = pa.array([self._reasons[row] for row in rows], pa.string())
+        table = table.rename_columns(["__key__", "__url__", "offset"])
+        return table.append_column("reason", reasons)
 
     def summary(self) -> dict[str, dict[str, Any]]:
-        """For each code of a reason: how many rows, the first keys, the first reason."""
+        """Reason code → ``count`` of rows, ``first`` keys, and ``detail`` of the first reason."""
         summary: dict[str, dict[str, Any]] = {}
         for row in self.table().to_pylist():
             code, _, detail = row["reason"].partition(": ")
@@ -115,8 +115,8 @@ class RejectedRows:
         return dict(sorted(summary.items(), key=lambda item: -item[1]["count"]))
 
     def refuse(self, nothing_read: bool = False) -> None:
-        """Raise if there is any row to leave out, naming the first ones."""
-        if not self._found:
+        """Raise if any row is rejected, naming the first ones."""
+        if not self._reasons:
             return
         table = self.table()
         named = [
@@ -124,7 +124,7 @@ class RejectedRows:
             for row in table[:_NAMED].to_pylist()
         ]
         more = f" ... and {len(table) - _NAMED:,} more" if len(table) > _NAMED else ""
-        drop = "Filter them out, or pass errors='drop' to leave them out and have them told"
+        drop = "Filter them out, or pass errors='drop' to leave them out and list them"
         raise RefusedRowsError(
             f"{len(table):,} of {len(self._rows):,} rows cannot be exported: {'; '.join(named)}"
             f"{more}. Nothing was written. {self._options_for_remote_shards()}"
@@ -135,7 +135,7 @@ class RejectedRows:
         """Hint at ``source_options=`` if an unreadable shard is remote."""
         urls = (
             self._rows.column("url")[row].as_py()
-            for row, reason in self._found.items()
+            for row, reason in self._reasons.items()
             if reason.startswith("unreadable-shard")
         )
         if all(local_path(url) is not None for url in islice(urls, _NAMED)):
@@ -146,6 +146,7 @@ class RejectedRows:
         )
 
     def _add_repeated(self, rows: np.ndarray, by: Sequence[np.ndarray]) -> None:
+        """Reject rows that equal an earlier row in all arrays ``by``."""
         if len(rows) < 2:
             return
         order = np.lexsort([rows, *by])
@@ -157,8 +158,8 @@ class RejectedRows:
 
 
 def _where(mask: pa.ChunkedArray) -> list[int]:
-    true = pc.fill_null(mask, False).to_numpy(zero_copy_only=False)
-    return [int(row) for row in np.flatnonzero(true)]
+    """The rows for which a mask is true; null counts as false."""
+    return np.flatnonzero(pc.fill_null(mask, False).to_numpy(zero_copy_only=False)).tolist()
 
 
 def _key_problem(key: str) -> str:
@@ -197,5 +198,5 @@ def _assigns_keys(step: Any) -> bool:
 
 
 def _place(row: Mapping[str, Any]) -> str:
-    """Place of a sample, for a message; empty for an image that is in no shard."""
+    """Location of a sample, for a message; empty for an image that is in no shard."""
     return f" of {row['__url__']}, byte {row['offset']}" if row["__url__"] else ""

@@ -1,7 +1,7 @@
-"""Assignment of samples to shards, made of pointers and independent of partitions.
+"""Assignment of samples to shards, independent of the frame's partitions.
 
-A plan is a table of one row for each sample in the order in which they are written, 155 bytes for
-one of four members, and the row at which each shard begins.
+A plan is a table with one row per sample in the order of writing (155 bytes if it has four
+members), and the row at which each shard begins.
 """
 
 from __future__ import annotations
@@ -19,23 +19,23 @@ from dask_image_ingest.export.options import Options
 from dask_image_ingest.export.plan.locate import Located
 from dask_image_ingest.export.tar_layout import header_sizes, padding, room_for_members
 
-# Rows whose names are made together.
+# Rows that are processed at once, to bound memory.
 _CHUNK = 1 << 16
 
 
 @dataclass(frozen=True)
 class ShardPlan:
-    """Samples in the order in which they are written.
+    """Samples in the order of writing.
 
     Attributes
     ----------
     rows
-        ``key``, ``offset``, ``part``, ``batch`` and ``row`` of the staged rows, ``members`` and
-        ``image`` of what was located, and ``source``, which counts in ``sources``.
+        ``key``, ``offset``, ``part``, ``batch`` and ``row`` as in `StagedRows`, ``members`` and
+        ``image`` as in `Located`, and ``source``, a position in ``sources``.
     sources
-        The shards that they come from.
+        The source shards.
     starts
-        The row at which each shard begins.
+        The row at which each new shard begins.
     """
 
     rows: pa.Table
@@ -54,16 +54,12 @@ class ShardPlan:
         return counts
 
     def batches(self) -> Iterator[pa.RecordBatch]:
-        """A batch for the task of each shard."""
+        """For the task of each shard, its rows with the facts of their sources."""
         for start, count in zip(self.starts.tolist(), self.counts, strict=True):
             rows = self.rows.slice(start, count)
-            codes = rows.column("source").to_numpy()
-            of_source = {
-                "url": pa.array([self.sources[code].url for code in codes], pa.string()),
-                "version": pa.array([self.sources[code].version for code in codes], pa.string()),
-                "expanded": pa.array([self.sources[code].expanded for code in codes], pa.string()),
-            }
-            for name, values in of_source.items():
+            sources = [self.sources[code] for code in rows.column("source").to_numpy()]
+            for name in ("url", "version", "expanded"):
+                values = pa.array([getattr(source, name) for source in sources], pa.string())
                 rows = rows.append_column(name, values)
             part = rows.column("part").cast(pa.string())
             rows = rows.set_column(rows.column_names.index("part"), "part", part)
@@ -71,7 +67,7 @@ class ShardPlan:
 
     @cached_property
     def samples_digest(self) -> str:
-        """Stands for the samples and their order, and the members of each."""
+        """Digest of the samples, their order and members, and the limits of shards."""
         digest = hashlib.sha256()
         for start in range(0, len(self.rows), _CHUNK):
             rows = self.rows.slice(start, _CHUNK)
@@ -95,34 +91,35 @@ class ShardPlan:
 
     @cached_property
     def sources_digest(self) -> str:
-        """Stands for the shards that the samples come from, as they were."""
-        told = sorted(f"{source.url}\0{source.version}" for source in self.sources)
-        return hashlib.sha256("\n".join(told).encode()).hexdigest()
+        """Digest of the source shards and their versions."""
+        versions = sorted(f"{source.url}\0{source.version}" for source in self.sources)
+        return hashlib.sha256("\n".join(versions).encode()).hexdigest()
 
 
 def make_plan(
     rows: pa.Table, sources: Sequence[Located], options: Options
 ) -> tuple[ShardPlan, np.ndarray]:
-    """Put samples in order and into shards.
+    """Order samples and assign them to shards.
 
     Parameters
     ----------
     rows, sources
-        As in the plan, in the order of the frame; and ``number``, the row of the frame.
+        As in the plan, in the order of the frame; ``rows`` also has ``number``, the row's position
+        in the frame.
 
     Returns
     -------
     ShardPlan
     numpy.ndarray
-        The rows of the frame whose key their shard has already, and which are in no shard.
+        Numbers of the rows that are in no shard, since theirs has their key already.
     """
     if options.shuffle is not None:
         rows = rows.take(pa.array(_shuffled(rows, sources, options.shuffle)))
     sizes = _tar_bytes(rows) if options.bytes_per_shard else None
-    keys = _as_paths(rows.column("key"))
+    keys = _path_codes(rows.column("key"))
     repeated = []
     kept = np.arange(len(rows))
-    while True:
+    while True:  # without the repeated rows, others move to another shard, and may be repeated
         starts = _starts(len(kept), None if sizes is None else sizes[kept], options)
         repeats = _repeated(keys[kept], starts)
         if not repeats.any():
@@ -130,9 +127,9 @@ def make_plan(
         repeated.append(kept[repeats])
         kept = kept[~repeats]
     numbers = rows.column("number").to_numpy()
-    left_out = numbers[np.concatenate(repeated)] if repeated else numbers[:0]
+    rejected = numbers[np.concatenate(repeated)] if repeated else numbers[:0]
     plan = ShardPlan(rows.take(pa.array(kept)).drop_columns(["number"]), sources, starts)
-    return plan, left_out
+    return plan, rejected
 
 
 def _starts(count: int, sizes: np.ndarray | None, options: Options) -> np.ndarray:
@@ -152,8 +149,8 @@ def _starts(count: int, sizes: np.ndarray | None, options: Options) -> np.ndarra
 
 
 def _tar_bytes(rows: pa.Table) -> np.ndarray:
-    """Bytes of each sample in a tar, with headers and padding."""
-    taken = []
+    """Bytes of each sample in a tar, with headers and padding; int64."""
+    sizes_of_chunks = []
     for start in range(0, len(rows), _CHUNK):
         part = rows.slice(start, _CHUNK)
         members = part.column("members").combine_chunks()
@@ -163,18 +160,18 @@ def _tar_bytes(rows: pa.Table) -> np.ndarray:
         sizes = flat.field("size").to_numpy()
         nbytes = header_sizes(names, sizes) + sizes + padding(sizes)
         offsets = members.offsets.to_numpy()
-        taken.append(np.add.reduceat(nbytes, offsets[:-1] - offsets[0]))
-    return np.concatenate(taken) if taken else np.zeros(0, np.int64)
+        sizes_of_chunks.append(np.add.reduceat(nbytes, offsets[:-1] - offsets[0]))
+    return np.concatenate(sizes_of_chunks) if sizes_of_chunks else np.zeros(0, np.int64)
 
 
-def _as_paths(keys: pa.ChunkedArray) -> np.ndarray:
-    """A number for each key, the same for keys that lead to the same file when unpacked."""
+def _path_codes(keys: pa.ChunkedArray) -> np.ndarray:
+    """A code for each key; equal for keys that unpack to the same file."""
     paths = pc.replace_substring_regex(keys, r"(^|/)(\./)+", r"\1")
     return paths.combine_chunks().dictionary_encode().indices.to_numpy()
 
 
 def _repeated(keys: np.ndarray, starts: np.ndarray) -> np.ndarray:
-    """Mask of the rows whose key an earlier row of their shard has."""
+    """Mask of the rows whose key an earlier row of the same shard has."""
     repeats = np.zeros(len(keys), bool)
     if len(keys) > 1 and len(np.unique(keys)) < len(keys):
         shards = np.searchsorted(starts, np.arange(len(keys)), side="right")
@@ -185,9 +182,9 @@ def _repeated(keys: np.ndarray, starts: np.ndarray) -> np.ndarray:
 
 
 def _shuffled(rows: pa.Table, sources: Sequence[Located], seed: int) -> np.ndarray:
-    """An order that depends on the seed and on where samples come from, on nothing else.
+    """Random order that depends only on the seed and on each sample's source and offset.
 
-    Not on the order of the frame: a merge gives another one with other partitions.
+    Not on the order of the frame, which after a merge depends on partitions.
     """
     codes = rows.column("source").to_numpy()
     hashed = np.array([_hash(f"{seed}\0{source.url}") for source in sources], np.uint64)
@@ -204,7 +201,7 @@ def _hash(text: str) -> int:
 
 
 def _mix(numbers: np.ndarray) -> np.ndarray:
-    """Spread 64 bits as splitmix64 does, the same on every machine and in every release."""
+    """Hash 64-bit integers by splitmix64: the same on every machine and in every release."""
     mixed = numbers + np.uint64(0x9E3779B97F4A7C15)
     mixed = (mixed ^ (mixed >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
     mixed = (mixed ^ (mixed >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)

@@ -1,8 +1,8 @@
-"""Staged columns in the order of a shuffled plan, so that a shard's task reads only its own.
+"""Repartitioning of staged columns by the shards of a shuffled plan.
 
-As they were staged, the rows of one shard are spread over all files, and each shard would read all
-of them. Each task here takes as many files as fit into memory, and leaves one with a batch for each
-shard that has rows in it.
+As staged, the rows of a shuffled shard are spread over all files, and each shard's task would read
+all of them. Each task here reads as many files as fit into memory, and replaces them by one file
+with a batch for each shard.
 """
 
 from __future__ import annotations
@@ -19,33 +19,34 @@ from dask_image_ingest.export.plan.shard_plan import ShardPlan
 from dask_image_ingest.export.staged_tables import read_batch, take_rows, write_batches
 from dask_image_ingest.storage import STAGING
 
-# Of files that one task takes. It has their rows in memory twice.
-_BYTES = 256 << 20
+# Bytes of files per task, whose rows it has in memory twice.
+_BYTES_PER_TASK = 256 << 20
 
 
 def repartition_spill(plan: ShardPlan, context: ExportContext, show: bool) -> ShardPlan:
-    """Bring the columns of a plan's samples together, shard by shard."""
+    """Rewrite the staged columns of a plan's samples in batches by shard."""
     parts = plan.rows.column("part").combine_chunks()
     names = parts.dictionary.to_pylist()
     if not names or not len(parts):
         return plan
     codes = parts.indices.to_numpy()
     group = _groups(names, context)[codes]
-    # Groups one behind the other, and in each the order of the shards.
+    # Sorted by group, and within each by shard.
     order = np.argsort(group, kind="stable")
     shards = np.searchsorted(plan.starts, order, side="right")
     groups, starts = np.unique(group[order], return_index=True)
     ends = [*starts[1:].tolist(), len(order)]
-    where = plan.rows.select(["part", "batch", "row"]).take(pa.array(order))
-    where = where.set_column(0, "part", where.column("part").cast(pa.string()))
-    where = where.append_column("shard", pa.array(shards, pa.int32()))
+    locations = plan.rows.select(["part", "batch", "row"]).take(pa.array(order))
+    locations = locations.set_column(0, "part", locations.column("part").cast(pa.string()))
+    locations = locations.append_column("shard", pa.array(shards, pa.int32()))
     spans = list(zip(starts.tolist(), ends, strict=True))
     wanted = staged_name("regrouped")
-    batches = (where.slice(s, e - s).combine_chunks().to_batches()[0] for s, e in spans)
-    write_batches(context.output, wanted, where.schema, batches, compressed=True)
+    batches = (locations.slice(s, e - s).combine_chunks().to_batches()[0] for s, e in spans)
+    write_batches(context.output, wanted, locations.schema, batches, compressed=True)
     files = run(partial(_repartition, name=wanted, context=context), range(len(groups)), show)
     context.output.remove([wanted, *names])
 
+    # The new location of each row of the plan.
     batch, row = np.empty(len(order), np.int32), np.empty(len(order), np.int32)
     for start, end in spans:
         _, first, number = np.unique(shards[start:end], return_index=True, return_inverse=True)
@@ -64,17 +65,17 @@ def repartition_spill(plan: ShardPlan, context: ExportContext, show: bool) -> Sh
 
 
 def _groups(names: list[str], context: ExportContext) -> np.ndarray:
-    """For each file, the number of the task that takes it."""
+    """For each file, the number of the task that reads it."""
     sizes = context.output.sizes(STAGING)
-    before = np.cumsum([0, *(sizes[name.rpartition("/")[2]] for name in names)])[:-1]
-    return before // _BYTES
+    starts = np.cumsum([0, *(sizes[name.rpartition("/")[2]] for name in names)])[:-1]
+    return starts // _BYTES_PER_TASK
 
 
 def _repartition(number: int, name: str, context: ExportContext) -> str:
-    """Write the rows of a batch to a file of their own, with a batch for each shard."""
+    """Write the rows of one task to a new file, with a batch for each shard; its name."""
     wanted = read_batch(context.output, name, number)
     table = take_rows(context.output, *(wanted.column(of) for of in ("part", "batch", "row")))
-    assert table is not None  # only rows with columns come here
+    assert table is not None  # all rows have a part
     starts = np.flatnonzero(np.diff(wanted.column("shard").to_numpy(), prepend=-1)).tolist()
     ends = [*starts[1:], len(table)]
     written = staged_name("columns")

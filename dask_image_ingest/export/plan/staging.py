@@ -1,8 +1,8 @@
-"""Staging: compute a frame once, gather its pointers, and spill its other columns to files.
+"""Staging: compute a frame once, gather its keys and offsets, and spill its other columns to files.
 
-A task for each partition returns the key, shard and offset of each row, and the location of its
-members if the task knows it. Columns for sidecars and members may be larger than this machine's
-memory, so each task writes them to the staging folder.
+A task per partition returns the key, shard and offset of each row, and the offsets of its members
+if the partition's read has scanned the shard. Columns for sidecars and members may exceed this
+machine's memory, so each task writes them to the staging folder.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from dask_image_ingest.computing import compute
 from dask_image_ingest.dask_internals import FrameBase, new_collection
 from dask_image_ingest.dataset import POINTER_COLUMNS, ReadWebDataset, image_field, references_of
 from dask_image_ingest.errors import ArgumentError
-from dask_image_ingest.export.members import Made, member_bytes
+from dask_image_ingest.export.members import ColumnMember, member_bytes
 from dask_image_ingest.export.options import ExportContext, staged_name
 from dask_image_ingest.export.plan.locate import Located, LocatedCache, locate_in_task
 from dask_image_ingest.export.query import encoded_columns
@@ -37,8 +37,8 @@ from dask_image_ingest.index import parquet_bytes
 
 _POINTER = ("__key__", "__url__", "offset")
 
-# A batch is what is read at once to have one of its rows.
-_ROWS = 4096
+# Most rows and bytes of a batch of staged columns, which is read as a whole.
+_BATCH_ROWS = 4096
 _BATCH_BYTES = 16 << 20
 
 _BYTES = pd.ArrowDtype(pa.large_binary())
@@ -48,22 +48,28 @@ _BYTES = pd.ArrowDtype(pa.large_binary())
 class StagedRows:
     """The rows of a frame, in order.
 
-    ``rows`` has the columns ``key``, ``url`` (a dictionary), ``offset``, ``nbytes``, ``error``,
-    ``part``, ``batch`` and ``row`` (where the other columns of this row are), and for each member
-    that is made its size, as ``made:<extension>``. ``schema`` is that of the sidecars, None where
-    there are none. ``known`` has the rows whose members are located already.
+    Attributes
+    ----------
+    rows
+        ``key``, ``url`` (dictionary-encoded), ``offset``, ``nbytes`` and ``error``; ``part``,
+        ``batch`` and ``row``, the location of the row's other columns in staged files; and
+        ``made:<extension>``, the size of each member from columns, null if the row has none.
+    schema
+        Schema of the sidecars; None without sidecars.
+    located
+        Rows whose members are located already.
     """
 
     rows: pa.Table
     schema: pa.Schema | None
-    known: LocatedCache
+    located: LocatedCache
 
 
 def metadata_columns(frame: Any) -> list[str]:
-    """The columns of a frame that stay true in other shards, and cost no decoding.
+    """The columns of a frame that are valid in other shards, and need no decoding.
 
-    All but images, references, columns of encoded images that were decoded, ``error``, and what is
-    known of images beside ``image``, such as ``mask.offset``.
+    All except images, references, columns of encoded images that were decoded, ``error``, and
+    columns about images beside ``image``, such as ``mask.offset``.
 
     Raises
     ------
@@ -88,22 +94,22 @@ def metadata_columns(frame: Any) -> list[str]:
 
 
 def _of_other_images(columns: Iterable[Any], images: Iterable[str]) -> Iterator[str]:
-    """Columns that tell of images beside ``image``, also where these were dropped."""
+    """Columns about images beside ``image``, even if these images were dropped."""
     names = [name for name in columns if isinstance(name, str)]
-    pointed = {name.removesuffix(".offset") for name in names if name.endswith(".offset")}
-    others = {*images, *(name for name in pointed if f"{name}.nbytes" in names)} - {"image"}
+    stems = {name.removesuffix(".offset") for name in names if name.endswith(".offset")}
+    others = {*images, *(stem for stem in stems if f"{stem}.nbytes" in names)} - {"image"}
     return (image_field(image, name) for image in others for name in POINTER_COLUMNS)
 
 
 def stage_frame(
     frame: Any, context: ExportContext, columns: Sequence[str], show: bool
 ) -> StagedRows:
-    """Compute a frame without its pixels."""
+    """Compute a frame, one task per partition: its metadata, and members from columns."""
     frame = _named_index(frame)
     options = context.options
     members = options.members
     needed = [*_POINTER, *members.columns, "nbytes"]
-    images = [name for made in members.made if made.pixels for name in made.needs]
+    images = [name for member in members.pixels for name in member.needs]
     wanted = [*columns, *images, *members.stored] if options.sidecar else needed
     wanted = [name for name in dict.fromkeys(wanted) if name in frame.columns]
     if options.drop_bad_images:
@@ -117,9 +123,9 @@ def stage_frame(
     staging = partial(_stage_partition, context=context)
     if isinstance(frame, FrameBase):
         meta = pd.DataFrame({name: pd.array([], dtype=_BYTES) for name in ("rows", "located")})
-        frame = _keeping_walks(frame)
+        frame = _keeping_scans(frame)
         staged = frame.map_partitions(staging, meta=meta, enforce_metadata=False)
-        # Optimised by itself, since dask fuses no read with what follows it in `dask.compute`.
+        # Optimized here, since `dask.compute` would not fuse reads with what follows them.
         parts = compute(staged.optimize(), show)
         empty = frame._meta
     else:
@@ -133,17 +139,17 @@ def stage_frame(
             parquet_bytes(pa.schema([field]).empty_table())
         except pa.ArrowException as error:
             raise _unfit(field.name, error) from error
-    known = LocatedCache()
+    cache = LocatedCache()
     first = 0
     for table, located in zip(tables, parts["located"], strict=True):
         if located:
-            known.add(first, Located.from_bytes(located))
+            cache.add(first, Located.from_bytes(located))
         first += len(table)
-    return StagedRows(rows.replace_schema_metadata(None), schema, known)
+    return StagedRows(rows.replace_schema_metadata(None), schema, cache)
 
 
-def _keeping_walks(frame: Any) -> Any:
-    """A frame whose reads leave what they walk through for the next step of their task."""
+def _keeping_scans(frame: Any) -> Any:
+    """A frame whose reads keep the scanned index for the next step of their task."""
     expr = frame.expr
     for read in expr.find_operations(ReadWebDataset):
         expr = expr.substitute(read, read.substitute_parameters({"keeps_scan": True}))
@@ -151,38 +157,42 @@ def _keeping_walks(frame: Any) -> Any:
 
 
 def _named_index(frame: Any) -> Any:
-    """A frame whose index is a column, if it has a name that no column has."""
+    """Turn named index levels into columns, unless columns of these names exist."""
     index = frame.index
     names = [index.name] if isinstance(frame, FrameBase) else list(index.names)
     if names == [None]:
         return frame
-    there = [name for name in names if name in frame.columns]
-    if len(there) == len(names):
+    existing = [name for name in names if name in frame.columns]
+    if len(existing) == len(names):
         return frame.reset_index(drop=True)
-    return (frame.reset_index(level=there, drop=True) if there else frame).reset_index()
+    return (frame.reset_index(level=existing, drop=True) if existing else frame).reset_index()
 
 
 def _stage_partition(frame: Any, context: ExportContext) -> pd.DataFrame:
-    """Write a partition's columns to a file of their own; give its pointers."""
+    """Write a partition's columns to a file of their own.
+
+    Returns one row: ``rows`` and ``located`` as serialized tables, the latter empty if unknown.
+    """
     options = context.options
     metadata = frame.drop(columns=[*image_columns(frame), *reference_columns(frame)])
     table = _without_dictionaries(_to_arrow(metadata).replace_schema_metadata(None))
-    made = {
-        made.extension: member_bytes(
+    contents = {
+        member.extension: member_bytes(
             table
-            if made.pixels is None
-            else backend_of(frame).to_arrow(made.encode(frame).to_frame()),
-            made,
+            if member.pixels is None
+            else backend_of(frame).to_arrow(member.encode(frame).to_frame()),
+            member,
         )
-        for made in options.members.made
-        if made.stored is None
+        for member in options.members.from_columns
+        if member.stored is None
     }
     for column, members in options.members.stored.items():
-        made |= _stored(frame, column, members, context.source_options)
-    if options.members.picture is not None:
-        table = _with_shapes(table, frame, options.members.picture)
+        contents |= _stored(frame, column, members, context.source_options)
+    if options.members.main_pixels is not None:
+        table = _with_shapes(table, frame, options.members.main_pixels)
     count = len(table)
-    batch_rows = _rows_of_a_batch(made.values())
+    batch_rows = _rows_per_batch(contents.values())
+    sizes = {name: pc.binary_length(data).cast(pa.int64()) for name, data in contents.items()}
     rows = {
         "key": table.column("__key__").cast(pa.string()),
         "url": _column(table, "__url__", pa.string()),
@@ -192,51 +202,51 @@ def _stage_partition(frame: Any, context: ExportContext) -> pd.DataFrame:
         "part": pa.nulls(count, pa.string()),
         "batch": pa.array(np.arange(count) // batch_rows, pa.int32()),
         "row": pa.array(np.arange(count) % batch_rows, pa.int32()),
-        **{f"made:{name}": pc.binary_length(data).cast(pa.int64()) for name, data in made.items()},
+        **{f"made:{name}": values for name, values in sizes.items()},
     }
     if not options.has_samples:
         rows |= {"url": pa.array([""] * count), "offset": pa.nulls(count, pa.int64())}
     rows["url"] = rows["url"].dictionary_encode()
-    kept = table.select([])
+    columns = table.select([])
     if options.sidecar:
-        kept = table.drop_columns([n for n in ("error",) if n in table.column_names])
-    columns = kept.schema
-    for extension, data in made.items():
-        kept = kept.append_column(f"made:{extension}", data)
-    if count and kept.num_columns:
+        columns = table.drop_columns([n for n in ("error",) if n in table.column_names])
+    sidecar_schema = columns.schema
+    for extension, data in contents.items():
+        columns = columns.append_column(f"made:{extension}", data)
+    if count and columns.num_columns:
         name = staged_name("columns")
-        kept = _with_large_values(kept)
-        write_batches(context.output, name, kept.schema, _batches(kept, batch_rows))
+        columns = _with_large_types(columns)
+        write_batches(context.output, name, columns.schema, _batches(columns, batch_rows))
         rows["part"] = pa.array([name] * count, pa.string())
     rows["part"] = rows["part"].dictionary_encode()
-    described = pa.table(rows).replace_schema_metadata(
-        {"columns": columns.serialize().to_pybytes()}
+    staged = pa.table(rows).replace_schema_metadata(
+        {"columns": sidecar_schema.serialize().to_pybytes()}
     )
-    located = locate_in_task(described, context)
-    told = {"rows": to_bytes(described), "located": located.to_bytes() if located else b""}
-    return pd.DataFrame({name: pd.array([data], dtype=_BYTES) for name, data in told.items()})
+    located = locate_in_task(staged, context)
+    result = {"rows": to_bytes(staged), "located": located.to_bytes() if located else b""}
+    return pd.DataFrame({name: pd.array([data], dtype=_BYTES) for name, data in result.items()})
 
 
 def _stored(
     frame: Any,
     column: str,
-    members: Sequence[Made],
+    members: Sequence[ColumnMember],
     storage_options: dict[str, Any] | None,
 ) -> dict[str, pa.Array]:
-    """The stored images of a column, for each of the members that they become."""
+    """Extension → the stored images of a column that become this member, null for other rows."""
     name = stored_name(column)
     references = references_of(frame, name if name in frame.columns else column)
     files = stored_files(references, storage_options)
-    kinds = [None if file is None else extension_of(file) for file in files]
+    extensions = [None if file is None else extension_of(file) for file in files]
     return {
-        made.extension: pa.array(
+        member.extension: pa.array(
             [
-                file if made.stored in ("", kind) else None
-                for file, kind in zip(files, kinds, strict=True)
+                file if member.stored in ("", extension) else None
+                for file, extension in zip(files, extensions, strict=True)
             ],
             pa.large_binary(),
         )
-        for made in members
+        for member in members
     }
 
 
@@ -260,18 +270,18 @@ def _unfit(name: str, error: Exception) -> ArgumentError:
     )
 
 
-def _with_shapes(table: pa.Table, frame: Any, made: Made) -> pa.Table:
-    """The columns that tell of a stored image, as they are for the one that takes its place."""
+def _with_shapes(table: pa.Table, frame: Any, member: ColumnMember) -> pa.Table:
+    """Update the columns about the image for the encoded pixels that replace it."""
     shapes = [
         (None, None, None) if image is None else image.shape
-        for image in backend_of(frame).arrays(frame[made.columns])
+        for image in backend_of(frame).arrays(frame[member.columns])
     ]
-    told: dict[str, list[Any]] = {
+    columns: dict[str, list[Any]] = {
         name: [shape[axis] for shape in shapes]
         for axis, name in enumerate(("height", "width", "channels"))
     }
-    told["format"] = [None if shape[0] is None else made.format for shape in shapes]
-    for name, values in told.items():
+    columns["format"] = [None if shape[0] is None else member.format for shape in shapes]
+    for name, values in columns.items():
         number = table.schema.get_field_index(name)
         if number >= 0:
             type_ = table.schema.field(number).type
@@ -279,33 +289,33 @@ def _with_shapes(table: pa.Table, frame: Any, made: Made) -> pa.Table:
     return table
 
 
-def _rows_of_a_batch(made: Iterable[pa.Array]) -> int:
-    """Rows that are read together to have one of them: fewer where members are large."""
-    arrays = list(made)
+def _rows_per_batch(contents: Iterable[pa.Array]) -> int:
+    """Rows of a batch: fewer if members are large."""
+    arrays = list(contents)
     mean = sum(array.nbytes for array in arrays) / max(len(arrays[0]), 1) if arrays else 0
-    return max(1, min(_ROWS, int(_BATCH_BYTES / max(mean, 1))))
+    return max(1, min(_BATCH_ROWS, int(_BATCH_BYTES / max(mean, 1))))
 
 
 def _batches(table: pa.Table, rows: int) -> Iterator[pa.RecordBatch]:
-    """Each of as many rows, however the table is cut into chunks."""
+    """Batches of equal numbers of rows, whatever the table's chunks."""
     for start in range(0, len(table), rows):
         yield table.slice(start, rows).combine_chunks().to_batches()[0]
 
 
-def _with_large_values(table: pa.Table) -> pa.Table:
-    """A table of whose text and bytes a batch can have more than the 2 GiB of a small array."""
+def _with_large_types(table: pa.Table) -> pa.Table:
+    """Cast strings and bytes to 64-bit offsets: a batch may have more than 2 GiB of them."""
     large = {pa.string(): pa.large_string(), pa.binary(): pa.large_binary()}
     fields = [field.with_type(large.get(field.type, field.type)) for field in table.schema]
     return table.cast(pa.schema(fields))
 
 
 def _column(table: pa.Table, name: str, type_: pa.DataType) -> Any:
-    there = name in table.column_names
-    return table.column(name).cast(type_) if there else pa.nulls(len(table), type_)
+    exists = name in table.column_names
+    return table.column(name).cast(type_) if exists else pa.nulls(len(table), type_)
 
 
 def _without_dictionaries(table: pa.Table) -> pa.Table:
-    """A table whose categories are values, since each partition may number them otherwise."""
+    """Decode dictionaries, which may differ between partitions."""
     for number, field in enumerate(table.schema):
         if pa.types.is_dictionary(field.type):
             values = table.column(number).cast(field.type.value_type)
@@ -315,10 +325,11 @@ def _without_dictionaries(table: pa.Table) -> pa.Table:
 
 def _sidecar_schema(empty: Any, tables: Sequence[pa.Table]) -> pa.Schema:
     """Common schema of the partitions, with pandas' metadata."""
-    found = [
+    schemas = [
         pa.ipc.read_schema(pa.py_buffer(table.schema.metadata[b"columns"])) for table in tables
     ]
-    there = [schema for schema, table in zip(found, tables, strict=True) if len(table)]
-    schema = pa.unify_schemas(there or found[:1], promote_options="permissive")
+    # Not those of empty partitions, whose types may be arbitrary.
+    nonempty = [schema for schema, table in zip(schemas, tables, strict=True) if len(table)]
+    schema = pa.unify_schemas(nonempty or schemas[:1], promote_options="permissive")
     pandas = backend_of(empty).to_arrow(empty).schema.metadata or {}
     return schema.with_metadata({b"pandas": pandas[b"pandas"]} if b"pandas" in pandas else None)

@@ -19,13 +19,13 @@ from dask_image_ingest.export.options import ExportContext
 from dask_image_ingest.export.tar_layout import Chunk, Layout
 from dask_image_ingest.storage import ByteReader, find_shards, open_shard
 
-# Members no farther apart are read together: so many bytes take no more time than a call does.
+# Members at most so many bytes apart are read together, which costs less than another call.
 _GAP = 8 << 10
 
-# Larger members are read in pieces.
+# Larger members are read in pieces of this size.
 _LARGE = 16 << 20
 
-# Bytes at an offset.
+# Reads bytes, given offset and size.
 Read = Callable[[int, int], Chunk]
 
 
@@ -36,14 +36,14 @@ def copy_members(
     columns: pa.Table | None,
     context: ExportContext,
 ) -> str:
-    """Write every member of a layout, with its header in front and zeros behind, to a file.
+    """Write every member of a layout, with header and padding, to a file.
 
     Parameters
     ----------
     file
-        A descriptor of an empty file, to write and to read.
+        Descriptor of an empty file, open for reading and writing.
     columns
-        The bytes of members that are made, as ``made:<extension>``, a row for each sample.
+        The bytes of members from columns, as ``made:<extension>``; one row per sample.
 
     Returns
     -------
@@ -56,33 +56,33 @@ def copy_members(
         If a source has changed since its members were located.
     """
     tar = TarWriter(file, layout)
-    for (url, version), members in _by(batch, ("url", "version"), layout, SOURCE):
+    for (url, version), members in _group_members(batch, ("url", "version"), layout, SOURCE):
         with _open_source(url, version, context) as content:
             offsets, sizes = layout.offsets[members], layout.sizes[members]
             ends = (offsets + sizes).tolist()
             content.prefetch(zip(offsets.tolist(), ends, strict=True))
             _copy(members, layout, partial(_read, content), tar)
-    for (name,), members in _by(batch, ("expanded",), layout, EXPANDED):
+    for (name,), members in _group_members(batch, ("expanded",), layout, EXPANDED):
         with context.output.open(name) as expanded:
             _copy(members, layout, lambda at, size: expanded.read_at(size, at), tar)
-    made = np.flatnonzero((layout.where == COLUMN) & (layout.sizes > 0)).tolist()
-    for extension in sorted({layout.extensions[member] for member in made}):
+    from_columns = np.flatnonzero((layout.where == COLUMN) & (layout.sizes > 0)).tolist()
+    for extension in sorted({layout.extensions[member] for member in from_columns}):
         if columns is None:
-            raise AssertionError("members are made of columns, and no column was kept")
+            raise AssertionError("there are members from columns, and no column was staged")
         values = columns.column(f"made:{extension}")
-        for member in made:
+        for member in from_columns:
             if layout.extensions[member] == extension:
                 tar.write(member, values[int(layout.sample[member])].as_buffer())
     return tar.finish()
 
 
 def _copy(members: np.ndarray, layout: Layout, read: Read, tar: TarWriter) -> None:
-    """Write some members of one source, in the order in which they lie there."""
+    """Copy some members of one source, in the order of the source."""
     order = members[np.argsort(layout.offsets[members], kind="stable")]
     starts = layout.offsets[order].tolist()
     ends = (layout.offsets[order] + layout.sizes[order]).tolist()
     numbers = order.tolist()
-    for first, stop in _together(starts, ends):
+    for first, stop in _coalesce(starts, ends):
         start, end = starts[first], ends[stop - 1]
         if end - start > _LARGE:
             tar.write_large(numbers[first], _pieces(read, start, end))
@@ -93,14 +93,13 @@ def _copy(members: np.ndarray, layout: Layout, read: Read, tar: TarWriter) -> No
             tar.write(numbers[number], content)
 
 
-def _together(starts: list[int], ends: list[int]) -> Iterator[tuple[int, int]]:
-    """Coalesce members that are read together; yields the first, and the one after the last."""
+def _coalesce(starts: list[int], ends: list[int]) -> Iterator[tuple[int, int]]:
+    """Coalesce members into reads: yields the first member of each, and the one after its last."""
     gaps = np.asarray(starts[1:]) - ends[:-1]
     apart = np.flatnonzero((gaps > _GAP) | (gaps < 0)) + 1
     for first, last in pairwise([0, *apart.tolist(), len(starts)]):
         while first < last:
-            fitting = bisect_right(ends, starts[first] + AT_ONCE, first, last)
-            stop = max(fitting, first + 1)
+            stop = max(bisect_right(ends, starts[first] + AT_ONCE, first, last), first + 1)
             yield first, stop
             first = stop
 
@@ -114,94 +113,97 @@ def _pieces(read: Read, start: int, end: int) -> Iterator[Chunk]:
         yield read(piece, min(_LARGE, end - piece))
 
 
-def _by(
+def _group_members(
     batch: pa.RecordBatch, columns: tuple[str, ...], layout: Layout, where: int
 ) -> Iterator[tuple[tuple[str, ...], np.ndarray]]:
-    """Members that are at one kind of place, by what some columns say of their samples."""
+    """Group the nonempty members of this ``where`` by columns of their samples; numbers of each."""
     members = np.flatnonzero((layout.where == where) & (layout.sizes > 0))
-    said = list(zip(*(batch.column(name).to_pylist() for name in columns), strict=True))
+    values = list(zip(*(batch.column(name).to_pylist() for name in columns), strict=True))
     groups: dict[tuple[str, ...], list[int]] = {}
     for member, row in zip(members.tolist(), layout.sample[members].tolist(), strict=True):
-        groups.setdefault(said[row], []).append(member)
-    for group, found in groups.items():
-        yield group, np.array(found)
+        groups.setdefault(values[row], []).append(member)
+    for group, numbers in groups.items():
+        yield group, np.array(numbers)
 
 
 @contextmanager
 def _open_source(url: str, version: str, context: ExportContext) -> Iterator[ByteReader]:
     with open_shard(url, context.source_options) as content:
-        now = find_shards(url, context.source_options)[0].state
-        if now != version:
+        if find_shards(url, context.source_options)[0].state != version:
             raise ShardError(
                 f"{url} has changed since its samples were read. Read it again, and export that"
             )
         yield content
 
 
-#: Bytes that are read, hashed and written at once: many for a call, and few enough that they stay
-#: in the processor's cache, and that the C library has memory for the next ones: a new page costs
-#: more than what is done with its bytes.
+#: Bytes that are read, hashed and written at once. Few enough to stay in the CPU's cache, and for
+#: the C library to reuse the memory: a page fault costs more than all work on a page.
 AT_ONCE = 256 << 10
 
-# So often the disk is told to begin, so that little is left to wait for when the file is synced.
+# Writeback is started every so many bytes, so that the final fsync has little to wait for.
 _BEHIND = 4 << 20
 
 _ZEROS = memoryview(bytes(512))
 
 
 class TarWriter:
-    """A new file that the members of a layout are written to, in whatever order they come.
+    """Writer of a new tar with a given layout, whose members may arrive in any order.
 
-    Those that follow each other are joined, hashed and written together; what comes out of order is
-    read once more and hashed in the end. Empty members are written with the one that follows.
+    Consecutive members are joined, hashed and written together; bytes that arrive out of order are
+    read again and hashed in the end. Empty members are written with the one that follows.
     """
 
     def __init__(self, file: int, layout: Layout) -> None:
         self._file = file
         self._layout = layout
         self._sizes = layout.sizes.tolist()
-        self._fronts, self._positions = _fronts(layout)
-        self._waiting: list[Chunk] = []
-        self._begin = self._end = 0  # of what waits
+        self._headers, self._positions = _merge_empty(layout)
+        #: Chunks that are not written yet, which belong at `_begin` to `_end` of the file.
+        self._pending: list[Chunk] = []
+        self._begin = self._end = 0
         self._digest = hashlib.sha256()
-        self._hashed = self._sent = 0  # up to here
+        #: The file is hashed up to here.
+        self._hashed = 0
+        #: Writeback was started up to here.
+        self._sent = 0
+        #: Number of bytes written.
         self._written = 0
 
     def write(self, member: int, content: Chunk) -> None:
-        """Write one member, now or with those that follow."""
+        """Write one member, now or together with those that follow."""
         size = self._sizes[member]
         if len(content) != size:
             raise self._wrong_size(member, len(content))
-        front = self._fronts[member]
+        header = self._headers[member]
         position = self._positions[member]
         if position != self._end or position - self._begin >= AT_ONCE:
             self._flush(position)
-        self._waiting += (front, content, _ZEROS[: -size % 512])
-        self._end += len(front) + size + -size % 512
+        self._pending += (header, content, _ZEROS[: -size % 512])
+        self._end += len(header) + size + -size % 512
 
     def write_large(self, member: int, pieces: Iterable[Chunk]) -> None:
-        """Write one member that is not in memory as a whole."""
+        """Write one member in pieces."""
         size = self._sizes[member]
         self._flush(self._positions[member])
-        self._waiting.append(self._fronts[member])
-        came = 0
+        self._pending.append(self._headers[member])
+        received = 0
         for piece in pieces:
-            self._end += len(self._waiting[0])
+            self._end += len(self._pending[0])
             self._flush(self._end)
-            self._waiting.append(piece)
-            came += len(piece)
-        if came != size:
-            raise self._wrong_size(member, came)
-        self._waiting.append(_ZEROS[: -size % 512])
-        self._end += sum(map(len, self._waiting))
+            self._pending.append(piece)
+            received += len(piece)
+        if received != size:
+            raise self._wrong_size(member, received)
+        self._pending.append(_ZEROS[: -size % 512])
+        self._end += sum(map(len, self._pending))
 
     def finish(self) -> str:
-        """Write the end of the archive, and give the SHA-256 of the whole as hexadecimal digits."""
+        """Write the end of the archive; the SHA-256 of the whole as hexadecimal digits."""
         position = self._positions[-1]
         if position != self._end:
             self._flush(position)
-        end = self._fronts[-1]
-        self._waiting += (end, bytes(self._layout.size - position - len(end)))
+        end = self._headers[-1]
+        self._pending += (end, bytes(self._layout.size - position - len(end)))
         self._flush(self._layout.size)
         if self._written != self._layout.size:
             raise AssertionError(f"{self._written} bytes of {self._layout.size} were written")
@@ -211,9 +213,9 @@ class TarWriter:
             self._hashed += size
         return self._digest.hexdigest()
 
-    def _flush(self, then: int) -> None:
-        """Write what waits, and go on elsewhere."""
-        block = memoryview(b"".join(self._waiting))
+    def _flush(self, next_position: int) -> None:
+        """Write the pending chunks; the next ones belong at ``next_position``."""
+        block = memoryview(b"".join(self._pending))
         position = self._begin
         if position == self._hashed:
             self._digest.update(block)
@@ -224,12 +226,12 @@ class TarWriter:
             block = block[written:]
             position += written
         if self._hashed - self._sent >= _BEHIND:
-            # Linux begins to write such pages to the disk, and waits for none.
+            # On Linux this starts writeback of dirty pages without waiting for it.
             count = self._hashed - self._sent
             os.posix_fadvise(self._file, self._sent, count, os.POSIX_FADV_DONTNEED)
             self._sent = self._hashed
-        self._waiting = []
-        self._begin = self._end = then
+        self._pending = []
+        self._begin = self._end = next_position
 
     def _wrong_size(self, member: int, size: int) -> ShardError:
         return ShardError(
@@ -238,20 +240,20 @@ class TarWriter:
         )
 
 
-def _fronts(layout: Layout) -> tuple[list[Chunk], list[int]]:
-    """Headers in front of each member, with positions; the last is the archive's end.
+def _merge_empty(layout: Layout) -> tuple[list[Chunk], list[int]]:
+    """Headers of members, and their positions in the file; a last entry for the archive's end.
 
-    To this belong empty members before it, whole.
+    The headers of empty members are merged into that of the next entry.
     """
     end = layout.places[-1:] + layout.sizes[-1:] + -layout.sizes[-1:] % 512
-    fronts: list[Chunk] = [*layout.headers, b""]
+    headers: list[Chunk] = [*layout.headers, b""]
     positions: list[int] = [*layout.positions.tolist(), *(end.tolist() or [0])]
     first = None
     for member in np.flatnonzero(layout.sizes == 0).tolist():
         if first is None:
             first = member
         if member + 1 == len(layout.sizes) or layout.sizes[member + 1]:
-            fronts[member + 1] = b"".join(fronts[first : member + 2])
+            headers[member + 1] = b"".join(headers[first : member + 2])
             positions[member + 1] = positions[first]
             first = None
-    return fronts, positions
+    return headers, positions

@@ -1,7 +1,7 @@
 """The task that writes a shard with its sidecar and index.
 
-The layout is known before a byte is read. So members are written in whatever order they arrive, and
-only those in flight are in memory.
+The layout is computed before a byte is read, so members are written in any order, and only those in
+flight are in memory.
 """
 
 from __future__ import annotations
@@ -22,25 +22,25 @@ from dask_image_ingest.export.write.copy import copy_members
 from dask_image_ingest.index import parquet_bytes
 from dask_image_ingest.storage import STAGING, refuse_other_run
 
-#: What is known of a shard that is written, as JSON knows it.
+#: Record of a written shard, as JSON types: names, sizes and digests of its files.
 ShardRecord = dict[str, Any]
 
 
 def done_name(number: int) -> str:
-    """The record of a shard that is written, for whoever goes on."""
+    """Name of the record of a written shard, for a run that resumes."""
     return f"{STAGING}/done-{number}.json"
 
 
 def write_shard(number: int, context: ExportContext) -> ShardRecord:
-    """Write a shard and what lies beside it, unless a run before this one did.
+    """Write a shard, its sidecar and its index, unless an earlier run did.
 
-    Nothing appears under its name before all of it is written, and the shard last: one that is
-    there is complete.
+    Files are committed after all are complete, the shard last: a shard that exists has its sidecar
+    and index.
 
     Raises
     ------
     ExportError
-        If it can't be written, or if another export has begun there.
+        If it can't be written, or if another run has begun in the folder.
     ShardError
         If a source can't be read, or has changed.
     """
@@ -53,13 +53,13 @@ def write_shard(number: int, context: ExportContext) -> ShardRecord:
         batch = read_batch(output, context.planned, number)
         columns = take_rows(output, *(batch.column(of) for of in ("part", "batch", "row")))
     except OSError:
-        refuse_other_run(output, context.run)  # which has removed what this one had staged
+        refuse_other_run(output, context.run)  # it has removed the staged files of this run
         raise
     layout = lay_out(batch)
     contents = _contents(beside, batch, layout, columns, output.locate(name))
     with output.scratch() as file:
         sha256 = copy_members(file.fileno(), layout, batch, columns, context)
-        written = {
+        record = {
             "name": name,
             "samples": len(batch),
             "members": len(layout.names),
@@ -72,24 +72,24 @@ def write_shard(number: int, context: ExportContext) -> ShardRecord:
             output.put(beside_name, content, check)
         output.commit(file, name, check)
     output.fsync()
-    output.put(done_name(number), json.dumps(written).encode(), check)
-    return written
+    output.put(done_name(number), json.dumps(record).encode(), check)
+    return record
 
 
 def _finished(number: int, context: ExportContext) -> ShardRecord | None:
     """Record of a shard that an earlier run finished; None if files are missing."""
-    record = context.output.read(done_name(number))
-    if record is None:
+    content = context.output.read(done_name(number))
+    if content is None:
         return None
-    with suppress(ValueError):  # cut short by a machine that went down
-        written: ShardRecord = json.loads(record)
-        return written if has_recorded_sizes(written, context.output.size) else None
+    with suppress(ValueError):  # truncated by a crash of the machine: records are not synced
+        record: ShardRecord = json.loads(content)
+        return record if has_recorded_sizes(record, context.output.size) else None
     return None
 
 
-def has_recorded_sizes(written: ShardRecord, size_of: Callable[[str], int | None]) -> bool:
+def has_recorded_sizes(record: ShardRecord, size_of: Callable[[str], int | None]) -> bool:
     """True if a shard and the files beside it have the recorded sizes."""
-    return all(size_of(file["name"]) == file["bytes"] for file in (written, *written["beside"]))
+    return all(size_of(file["name"]) == file["bytes"] for file in (record, *record["beside"]))
 
 
 def _contents(
@@ -117,11 +117,11 @@ def _facts(name: str, content: bytes) -> dict[str, Any]:
 def sidecar(columns: pa.Table, schema: pa.Schema, layout: Layout, url: str) -> bytes:
     """The columns of a shard's samples as a parquet file.
 
-    ``__url__``, ``offset`` and ``nbytes`` are those of the image in the shard at ``url``, null
-    where a sample has none; with them ``decode_images`` finds it.
+    ``__url__``, ``offset`` and ``nbytes`` are replaced by those of the image in the new shard at
+    ``url``, null without an image, so that ``decode_images`` finds it.
     """
     table = pa.table([_conform(columns, field) for field in schema], schema=schema)
-    # There is no sample without members, so that some member stands in for an image that is none.
+    # Every sample has a member, so index -1 of a missing image is valid; its value is masked.
     absent = layout.images < 0
     pointers = {
         "__url__": pa.array([url] * len(table), pa.string()),
@@ -139,6 +139,7 @@ def sidecar(columns: pa.Table, schema: pa.Schema, layout: Layout, url: str) -> b
 
 
 def _conform(table: pa.Table, field: pa.Field) -> pa.ChunkedArray | pa.Array:
+    """The column of a field, in its type; nulls if the table has none."""
     if field.name not in table.column_names:
         return pa.nulls(len(table), field.type)
     return table.column(field.name).cast(field.type)

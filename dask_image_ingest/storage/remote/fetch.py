@@ -22,14 +22,8 @@ from dask_image_ingest.storage.reader import Range
 class RetryableError(Exception):
     """Failure of a request that may succeed if it is retried.
 
-    Attributes
-    ----------
-    wait
-        Seconds that the server asks to wait before a retry.
-    unreached
-        No connection was made.
-    stalled
-        The server sent nothing for the time of the timeout.
+    ``wait``: seconds that the server asks to wait. ``unreached``: no connection was made.
+    ``stalled``: the server sent nothing for the time of the timeout.
     """
 
     def __init__(
@@ -183,16 +177,8 @@ _CONNECT_ATTEMPTS = 3
 class Retries:
     """Backoff of one task: when to retry, and when to give up.
 
-    Parameters
-    ----------
-    url
-        The shard, for errors.
-    limit
-        Seconds from the first failure to the last attempt.
-    reached
-        Whether the server has answered before.
-    stopped
-        Set when the result is not needed any more.
+    ``limit`` is in seconds from the first failure to the last attempt. ``reached``: the server has
+    answered before. ``stopped`` is set when the result is not needed any more.
     """
 
     def __init__(

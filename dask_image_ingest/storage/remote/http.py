@@ -45,16 +45,7 @@ os.register_at_fork(after_in_child=_managers.clear)
 class HTTPSource:
     """A shard on an HTTP server.
 
-    Parameters
-    ----------
-    url
-        The shard, for errors.
-    address
-        Returns the URL to request, perhaps a signed one that expires.
-    headers
-        Sent with every request.
-    settings
-        Timeouts and number of connections.
+    Errors name ``url``; ``address`` returns the URL to request, perhaps a signed one that expires.
     """
 
     def __init__(
