@@ -90,7 +90,7 @@ def _computed_origin(frame: Any, column: str) -> ImageOrigin:
     if backend_of(frame).is_images(frame[column].dtype):
         is_image = column == "image"
         return ImageOrigin(
-            "a computed frame, which says nothing of them", "image" if is_image else None
+            "a computed frame, whose query is unknown", "image" if is_image else None
         )
     if "__url__" not in frame.columns:
         return ImageOrigin(None, None)

@@ -192,4 +192,4 @@ def _operands(expr: Any) -> Iterator[Any]:
 
 
 def _no_stable_token(step: Any) -> FunctionError:
-    return FunctionError(f"{type(step).__name__} has names, which tell nothing of what it computes")
+    return FunctionError(f"{type(step).__name__} has keys, which don't identify what it computes")

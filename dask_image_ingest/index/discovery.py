@@ -170,7 +170,7 @@ def refuse_unindexed(url: str, argument: str) -> None:
 
 def _why_none(url: str) -> str:
     """Reason why a shard can have no index; empty if it can."""
-    return "it is a command, of whose output no version is known" if is_pipe(url) else ""
+    return "it is a command, whose output has no version" if is_pipe(url) else ""
 
 
 def _stem(name: str) -> str:

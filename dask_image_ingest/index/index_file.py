@@ -209,8 +209,8 @@ def _signed_footer(content: LazyBytes) -> bytes:
         if content[start - _DIGEST_BYTES : start] == _digest(footer):
             return footer
     raise UnusableIndexError(
-        "it is damaged, or another release of this package has written it. write_index() writes "
-        "it anew"
+        "it is damaged, or another release of this package has written it. write_index() rewrites "
+        "it"
     )
 
 

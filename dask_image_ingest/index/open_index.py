@@ -89,7 +89,7 @@ def open_stored(index: IndexFile, storage_options: dict[str, Any] | None) -> Ite
         if not table.holds(index.name, index.shard):
             raise UnusableIndexError(
                 "it is stale: the shard has changed, or was copied, since it was written. "
-                "write_index() writes it anew"
+                "write_index() rewrites it"
             )
         facts = table.facts(index.name)
         yield StoredIndex(facts, table.nbytes, _Columns(index.url, content, table, facts).read)
@@ -136,8 +136,8 @@ def unknown_version(shard: Shard) -> str:
     if shard.version:
         return ""
     return (
-        f"the server of {shard.url} tells neither an ETag nor when a file was changed, so that a "
-        "stale index would be taken for one that holds"
+        f"the server of {shard.url} gives neither an ETag nor a modification time, so that a stale "
+        "index would not be detected"
     )
 
 
@@ -174,7 +174,7 @@ class _Columns:
             except ShardError as error:
                 raise UnusableIndexError(
                     f"its column {name!r} can't be read ({error}). write_index(overwrite=True) "
-                    "writes it anew"
+                    "rewrites it"
                 ) from error
 
 

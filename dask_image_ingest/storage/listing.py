@@ -13,7 +13,8 @@ from typing import Any
 
 from dask_image_ingest.arguments import is_utf8, shown
 from dask_image_ingest.errors import ArgumentError, ShardError, ShardNotFoundError
-from dask_image_ingest.listing_progress import found, listing
+from dask_image_ingest.listing_progress import found as count
+from dask_image_ingest.listing_progress import listing
 from dask_image_ingest.storage.local import refuse_special
 from dask_image_ingest.storage.patterns import (
     HIDDEN,
@@ -109,7 +110,7 @@ def _files_at(path: str, kind: FileKind, searched: bool = False) -> Iterator[Sha
     if stat.S_ISDIR(status.st_mode):
         yield from _files_below(path, kind)
     elif stat.S_ISREG(status.st_mode):
-        found()
+        count()
         yield Shard(path, status.st_size, str(status.st_mtime_ns))
     elif not searched:
         refuse_special(path, status.st_mode)
@@ -215,14 +216,14 @@ def _find(
 ) -> list[Shard]:
     local: list[str] = []
     remote: list[str] = []
-    found: dict[str, list[Shard]] = {}
+    by_path: dict[str, list[Shard]] = {}
     for pattern in patterns:
         if is_pipe(pattern):
             if not kind.commands:
                 raise ArgumentError(f"{shown(pattern)} is a command, which gives no {kind.name}")
             refuse_pipes(pattern, storage_options)
             commands = _expand_braces(pattern, lambda command: False)
-            found |= {command: [Shard(command, -1, "")] for command in commands}
+            by_path |= {command: [Shard(command, -1, "")] for command in commands}
             continue
         path = local_path(pattern)
         if path is None:
@@ -230,13 +231,13 @@ def _find(
         else:
             expanded = _expand_braces(os.path.expanduser(path), os.path.lexists)
             local += map(os.path.abspath, expanded)
-    found |= {path: find_local(path, kind) for path in local}
-    found |= find_remote(remote, storage_options, kind)
+    by_path |= {path: find_local(path, kind) for path in local}
+    by_path |= find_remote(remote, storage_options, kind)
 
-    missing = [path for path, shards in found.items() if not shards]
+    missing = [path for path, shards in by_path.items() if not shards]
     if missing:
-        raise ShardNotFoundError(_explain(missing, len(found), patterns, kind))
-    shards = {shard.url: shard for shards in found.values() for shard in shards}
+        raise ShardNotFoundError(_explain(missing, len(by_path), patterns, kind))
+    shards = {shard.url: shard for shards in by_path.values() for shard in shards}
     for url in shards:
         if not is_utf8(url):
             raise ArgumentError(

@@ -39,8 +39,8 @@ def refuse_pipes(url: str, storage_options: dict[str, Any] | None) -> None:
     """
     if (storage_options or {}).get(_ALLOWED) is not True:
         raise ArgumentError(
-            f"{url!r} is a command, and this package runs none unless it is told to: give the path "
-            "or URL that the command reads, or, if you trust whoever wrote this list of paths, "
+            f"{url!r} is a command, and this package runs commands only if allowed: give the path "
+            "or URL that the command reads, or, if you trust the author of this list of paths, "
             "allow_pipes=True (elsewhere storage_options={'allow_pipes': True})"
         )
 

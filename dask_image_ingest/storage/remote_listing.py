@@ -27,14 +27,14 @@ def find_remote(
     urls: list[str], storage_options: dict[str, Any] | None, kind: FileKind = SHARDS
 ) -> dict[str, list[Shard]]:
     """Find the files of a kind at each URL or glob; an empty list if there are none."""
-    found: dict[str, list[Shard]] = {}
+    shards: dict[str, list[Shard]] = {}
     for url in urls:
         path = split_url(url)[1]
         if path.endswith("/") or (is_glob(url) and not exists_remote(url, storage_options)):
-            found[url] = _search(url, storage_options, kind)
-    for folder, members in _by_folder([url for url in urls if url not in found]).items():
-        found |= _look_up(folder, members, storage_options, kind)
-    return found
+            shards[url] = _search(url, storage_options, kind)
+    for folder, members in _by_folder([url for url in urls if url not in shards]).items():
+        shards |= _look_up(folder, members, storage_options, kind)
+    return shards
 
 
 def exists_remote(url: str, storage_options: dict[str, Any] | None) -> bool:
@@ -69,13 +69,13 @@ def find_files(
     urls: list[str], storage_options: dict[str, Any] | None, listings: Listings
 ) -> dict[str, Shard | None]:
     """Find files by exact URL; None for each that does not exist. Reuses ``listings``."""
-    found: dict[str, Shard | None] = dict.fromkeys(urls)
+    files: dict[str, Shard | None] = dict.fromkeys(urls)
     for folder, members in _by_folder(urls).items():
         infos = _infos_in(folder, members, storage_options, listings)
         for url, info in zip(members, infos, strict=True):
             if info is not None and info["type"] != "directory":
-                found[url] = _shard(url, info)
-    return found
+                files[url] = _shard(url, info)
+    return files
 
 
 def _by_folder(urls: list[str]) -> dict[str, list[str]]:

@@ -96,6 +96,6 @@ class Shard(UrlHolder):
 def changed(url: str) -> ShardError:
     """Error of a shard whose version differs from the listed one."""
     return ShardError(
-        f"{url} has changed since it was listed, and what is known of it is known of another "
-        "version. Read it again"
+        f"{url} has changed since it was listed, and its metadata is of another version. Read it "
+        "again"
     )

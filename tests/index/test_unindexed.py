@@ -37,7 +37,7 @@ def test_a_server_that_tells_no_version_has_no_indexes(tmp_path):
         dii.write_index(url, folder=tmp_path)
         server.tags = False
         server.files["/a.tar"] = numbered(range(200, 204))
-        with pytest.warns(UserWarning, match="is not used: the server of .* tells neither an ETag"):
+        with pytest.warns(UserWarning, match="is not used: the server of .* gives neither an ETag"):
             assert numbers(url, index=tmp_path) == ([*range(200, 204)],) * 3
         server.reset()
         with pytest.raises(dii.ShardError, match=r"1 of 1 shards have no index.*neither an ETag"):

@@ -104,7 +104,7 @@ def test_memory_for_what_is_fetched_ahead_is_bounded(served):
         most = 0
         for start in range(0, len(data), 100_000):
             assert content[start : start + 512] == data[start : start + 512]
-            extents = content._cache
-            most = max(most, extents.unused + extents._used)
+            cache = content._cache
+            most = max(most, cache.unused_bytes + cache._used_bytes)
         assert most <= (2 << 20) + (256 << 10)
         assert samples_of(content) == webdataset_samples(data)

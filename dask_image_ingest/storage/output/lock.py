@@ -160,7 +160,7 @@ def _create_record(output: OutputStore, run: str, steal: bool) -> None:
     if not steal:
         raise ExportError(
             f"another run writes to {output.url}, or was killed there ({who}). If it is dead, "
-            "resume=True goes on where it stopped, and overwrite=True begins anew"
+            "resume=True goes on where it stopped, and overwrite=True starts over"
         )
     logger.info("watching whether the run of %s is alive", who)
     for _ in range(_WATCHED_FOR):

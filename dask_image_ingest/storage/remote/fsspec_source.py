@@ -115,8 +115,8 @@ class FsspecSource:
 
     def _changed(self, wanted: int, received: int) -> ShardError:
         return ShardError(
-            f"{self.url} has changed or its server is at fault: {wanted} bytes were asked for and "
-            f"{received} came"
+            f"{self.url} has changed or its server is at fault: {wanted} bytes were requested and "
+            f"{received} received"
         )
 
     def _request(self, call: Any, *args: Any, **kwargs: Any) -> Any:

@@ -80,7 +80,7 @@ class HTTPSource:
                 total = _total(response)
                 if total is None:
                     raise ShardError(
-                        f"{self.url} cannot be read: its server does not tell its size"
+                        f"{self.url} cannot be read: its server does not give its size"
                     )
                 self._size = total
                 expected = min(nbytes, total)

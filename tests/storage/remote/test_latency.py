@@ -116,7 +116,7 @@ def test_what_has_no_room_in_memory_is_not_fetched_twice(memory):
             samples = index_tar(content).samples
             content.prefetch([span for s in samples for span in ends(s)])
             assert samples_of(content) == samples_of(data)
-            assert content._cache._used <= max(1 << 20, int(memory.split()[0]) << 20)
+            assert content._cache._used_bytes <= max(1 << 20, int(memory.split()[0]) << 20)
         assert server.sent < 1.1 * len(data)
 
 
