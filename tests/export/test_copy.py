@@ -132,9 +132,9 @@ def test_neighbours_are_read_together(tmp_path, monkeypatch):
     frame = dii.read_webdataset_images(tmp_path / "in.tar", backend="pandas")
     rows = frame.drop(columns=["image", "error"]).compute()
     reads = []
-    together = copy._together
+    coalesce = copy._coalesce
     monkeypatch.setattr(
-        copy, "_together", lambda *args: (reads.append(one) or one for one in together(*args))
+        copy, "_coalesce", lambda *args: (reads.append(one) or one for one in coalesce(*args))
     )
     dii.to_webdataset(rows, tmp_path / "out" / "{shard}.tar")
     assert 1 < len(reads) <= 4  # of 600 kB
