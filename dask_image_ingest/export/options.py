@@ -53,7 +53,7 @@ class Options:
 
 @dataclass(frozen=True)
 class ExportContext:
-    """What the tasks of an export need.
+    """Settings of an export that its tasks share.
 
     Attributes
     ----------
