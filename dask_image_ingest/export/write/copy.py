@@ -166,7 +166,6 @@ class TarWriter:
         self._hashed = 0
         #: Writeback was started up to here.
         self._sent = 0
-        #: Number of bytes written.
         self._written = 0
 
     def write(self, member: int, content: Chunk) -> None:
