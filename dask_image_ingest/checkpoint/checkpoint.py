@@ -92,7 +92,7 @@ def checkpoint(
         )
     columns = list(frame.columns)
     if not all(isinstance(name, str) for name in columns) or len(set(columns)) < len(columns):
-        raise ArgumentError(f"the frame has columns that are no names, or not unique: {columns}")
+        raise ArgumentError(f"the frame's columns must be unique strings, and are {columns}")
     if version is not None and (not isinstance(version, str) or not version):
         raise ArgumentError(f"version={version!r}: pass a string, such as '1'")
     check_flag("overwrite", overwrite)
@@ -100,7 +100,7 @@ def checkpoint(
     check_storage_options(storage_options)
     folder = os.fspath(path) if isinstance(path, os.PathLike) else path
     if not isinstance(folder, str) or not folder:
-        raise ArgumentError(f"{path!r} is no path")
+        raise ArgumentError(f"path={path!r}: pass a folder or a URL")
     output = open_output(folder, CHECKPOINT_ADVICE, storage_options)
     query = fingerprint_query(frame.expr, version)
     stored = run_checkpoint(query, output, frame._meta, overwrite=overwrite, show=progress)

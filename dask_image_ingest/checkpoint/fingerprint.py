@@ -82,8 +82,8 @@ class FingerprintedQuery:
             frame = new_collection(with_splits(self.expr, splits))
         if splits_of(frame.optimize(fuse=False).expr) != splits:
             raise ArgumentError(
-                "checkpoint: dask brings rows of several partitions together for this frame, so "
-                "that its results cannot be told by their shards"
+                "checkpoint: Dask combines rows of several partitions for this frame, so that its "
+                "results cannot be assigned to shards"
             )
         optimized = frame.optimize()
         return convert_legacy_graph(optimized.__dask_graph__()), optimized.__dask_keys__()

@@ -69,9 +69,8 @@ def _compute_splits(expr: Any, cache: dict[str, list[VersionedSplit]]) -> list[V
     splits, *others = (_splits(frame, cache) for frame in frames)
     if any(other != splits for other in others):
         raise ArgumentError(
-            f"checkpoint: {operation_name(expr)} puts frames of different shards side by "
-            "side, and a partition is known by one shard. Checkpoint each of them, "
-            "then bring them together"
+            f"checkpoint: {operation_name(expr)} combines frames of different shards, but a stored "
+            "partition belongs to one shard. Checkpoint each frame, then combine the results"
         )
     return splits
 
@@ -109,15 +108,14 @@ def _is_by_partition(expr: Any) -> bool:
 def _not_by_partition(expr: Any) -> ArgumentError:
     if not expr.dependencies():
         return ArgumentError(
-            f"checkpoint: the frame begins with {operation_name(expr)}, which does not say of "
-            "which shards or files it is made. Pass a frame of read_webdataset_images, read_images "
-            "or read_parquet_images, before persist() and before it is joined with others"
+            f"checkpoint: the frame begins with {operation_name(expr)}, whose shards or files are "
+            "unknown. Pass a frame of read_webdataset_images, read_images or read_parquet_images, "
+            "before persist() and before it is joined with others"
         )
     return ArgumentError(
-        f"checkpoint: {operation_name(expr)} does not work on one partition alone, so that "
-        "its results cannot be told by their shards. Checkpoint the frame before "
-        "that step, and go on with what comes back: "
-        "stored = checkpoint(ddf, path), then stored.merge(...)"
+        f"checkpoint: {operation_name(expr)} does not work on single partitions, so that its "
+        "results cannot be assigned to shards. Checkpoint the frame before that step, and continue "
+        "with the result: stored = checkpoint(ddf, path), then stored.merge(...)"
     )
 
 

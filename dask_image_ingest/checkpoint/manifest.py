@@ -80,9 +80,8 @@ def read_manifest(output: OutputStore) -> Manifest:
     query = _parse(output, QUERY_FILE)
     if query is not None and not _is_query(query):
         raise ExportError(
-            f"{output.locate(QUERY_FILE)} is not what this release writes there, or is damaged: "
-            "choose another folder, or move it away; what is beside it is then taken for nobody's, "
-            "and is computed again"
+            f"{output.locate(QUERY_FILE)} is damaged, or not from this release: choose another "
+            "folder, or move the file away, to compute the checkpoint again"
         )
     parts = (_parse(output, PARTITIONS_FILE) or {}).get("parts")
     if parts is not None and not _are_parts(parts):

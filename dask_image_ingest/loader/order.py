@@ -209,7 +209,7 @@ def parse_start(start: Any, end: Position) -> int | Position:
         raise ArgumentError(f"start={start!r}; {advice}") from None
     if min(position) < 0 or position > end:
         raise ArgumentError(
-            f"start={start!r} is no position of this iteration, which ends at {tuple(end)!r}: it "
-            "is of another frame, shuffle= or shard="
+            f"start={start!r} is not a position in this iteration, which ends at {tuple(end)!r}: "
+            "it belongs to another frame, shuffle= or shard="
         )
     return position

@@ -138,9 +138,8 @@ class LazySource(Source):
         """
         if self._process not in (None, os.getpid()):
             raise ArgumentError(
-                "iter_batches: this iterator belongs to the process of which this one is a fork, "
-                "and its threads do not read here. Make another in the fork; the position of this "
-                "one is .position, and with start= another goes on from there"
+                "iter_batches: an iterator cannot be used after a fork, which does not have its "
+                "threads. Create another one in this process, with start=it.position to continue"
             )
 
     def __enter__(self) -> LazySource:

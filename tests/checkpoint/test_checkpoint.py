@@ -439,7 +439,9 @@ def test_a_folder_that_does_not_say_whose_it_is_is_refused_by_name(
 ):
     dii.checkpoint(job(), tmp_path / "out")
     (tmp_path / "out" / "_checkpoint.json").write_text(content)
-    with pytest.raises(ExportError, match=r"_checkpoint\.json is not what .* or move it away"):
+    with pytest.raises(
+        ExportError, match=r"_checkpoint\.json is damaged, .* or move the file away"
+    ):
         dii.checkpoint(job(), tmp_path / "out", overwrite=overwrite)
 
 

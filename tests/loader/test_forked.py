@@ -13,7 +13,7 @@ def ddf(shards):
 
 
 def is_refused(batches):
-    with pytest.raises(dii.ArgumentError, match=r"process of which this one is a fork.*start="):
+    with pytest.raises(dii.ArgumentError, match=r"cannot be used after a fork.*start="):
         next(batches)
     return 0
 

@@ -252,7 +252,7 @@ def group_columns(
     ``keeper``, int64 (n,), is the row that is kept instead of each row; -1 for one that is kept.
     """
     is_dropped = keeper >= 0
-    keepers = np.unique(keeper[is_dropped])  # ascending: best first, so that groups are numbered so
+    keepers = np.unique(keeper[is_dropped])  # ascending, so that groups are numbered best first
     grouped = np.flatnonzero(is_dropped | np.isin(np.arange(len(keeper)), keepers))
     is_kept = ~is_dropped[grouped]
     group_keeper = np.where(is_kept, grouped, keeper[grouped])

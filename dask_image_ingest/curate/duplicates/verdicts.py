@@ -64,9 +64,9 @@ def resolve_identity(frame: Any, identity: Any = None, argument: str = "frame") 
     missing = [name for name in ("__key__", "__url__") if name not in frame.columns]
     if missing:
         raise ArgumentError(
-            f"{argument}= has no column {', '.join(map(repr, missing))}, by which rows are told "
-            "apart: keep the columns __url__, __key__ and offset of the read, or pass identity=, "
-            "a column of unique values"
+            f"{argument}= has no column {', '.join(map(repr, missing))}, which identifies rows: "
+            "keep the columns __url__, __key__ and offset of the read, or pass identity=, a column "
+            "of unique values"
         )
     return ("__key__", "__url__", *({"offset"} & set(frame.columns)))
 
