@@ -56,7 +56,7 @@ def counted(monkeypatch):
 
 @pytest.mark.newest
 def test_each_pixel_is_copied_once_on_its_way_to_the_frame(shard, counted):
-    copied = counted(HostPixels, "_room", lambda _, nbytes: nbytes)
+    copied = counted(HostPixels, "_reserve", lambda _, nbytes: nbytes)
     frame = read_webdataset_images(shard, backend="pandas").compute()
     decoded = int((frame.height.astype(int) * frame.width * 3).sum())
     assert sum(copied) == decoded

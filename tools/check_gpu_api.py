@@ -58,10 +58,10 @@ INSTANCES = {
     "dask_image_ingest/frames/cudf/pixels.py": {
         "_queue.images": _BATCH,
         "_copy.images": _BATCH,
-        "_copy.room": "cupy.ndarray",
+        "_copy.out": "cupy.ndarray",
         "_move.moved": "cupy.ndarray",
         "self._flat": "cupy.ndarray",
-        "self._room()": "cupy.ndarray",
+        "self._reserve()": "cupy.ndarray",
         "self._stream": "cupy.cuda.Stream",
     },
     "dask_image_ingest/frames/cudf/columns.py": {

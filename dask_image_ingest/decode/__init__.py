@@ -1,7 +1,7 @@
-"""Encoded images to pixels.
+"""Decode images.
 
-In: the bytes of images, their headers, and the options of a read. Out: one flat buffer of
-pixels for a partition, with a reason for every image that has none.
+In: the bytes of images, their headers, and decode options. Out: one flat buffer of pixels for a
+partition, with an error for every image that can't be decoded.
 """
 
 from dask_image_ingest.decode.buffers import (
@@ -15,7 +15,7 @@ from dask_image_ingest.decode.buffers import (
 )
 from dask_image_ingest.decode.decode import decode
 from dask_image_ingest.decode.decoders import decode_one, resize_arrays
-from dask_image_ingest.decode.formats import SWAPPED, Stored, measure
+from dask_image_ingest.decode.formats import SWAPPED, StoredHeader, read_stored_header
 from dask_image_ingest.decode.formats.header import (
     LONGEST_EDGE,
     Header,
@@ -51,7 +51,7 @@ __all__ = [
     "Pixels",
     "Resize",
     "ResizedImage",
-    "Stored",
+    "StoredHeader",
     "as_bytes",
     "decode",
     "decode_one",
@@ -61,9 +61,9 @@ __all__ = [
     "header_of",
     "is_baseline_jpeg",
     "make_decode_spec",
-    "measure",
     "pixels_of",
     "printable",
     "read_header",
+    "read_stored_header",
     "resize_arrays",
 ]

@@ -1,4 +1,4 @@
-"""Decoded pixels of a partition: their buffer, and where each image comes from."""
+"""Decoded pixels of a partition, and the identity of each image."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 
-#: Types of a pixel's value by their size in bytes, which is all that a column stores.
+#: Type of a pixel's value by its size in bytes: a column stores the size only.
 VALUE_TYPES: dict[int, np.dtype[Any]] = {
     1: np.dtype(np.uint8),
     2: np.dtype(np.uint16),
@@ -18,17 +18,17 @@ VALUE_TYPES: dict[int, np.dtype[Any]] = {
 
 
 class Origin(NamedTuple):
-    """Identity of an image, for its random numbers and its errors.
+    """Identity of an image, for random numbers and error messages.
 
     Attributes
     ----------
     shard : str
-        URL of its shard or file; empty where there is none.
+        URL of its shard or file; empty if there is none.
     number : int
-        Of its sample in the shard; where only its bytes are known, their offset in the shard, or
-        else a hash of the sample's key or of the bytes.
+        Number of its sample in the shard. If that is not known, the offset of its bytes, or else a
+        hash of the sample's key or of the bytes.
     name : str
-        What errors call it.
+        Name in error messages.
     """
 
     shard: str
@@ -37,7 +37,7 @@ class Origin(NamedTuple):
 
 
 def unknown(row: int) -> Origin:
-    """The origin of an image without a shard."""
+    """Origin of an image without a shard."""
     return Origin("", row, f"image {row}")
 
 
@@ -45,13 +45,13 @@ class PixelBuffer(Protocol):
     """Flat buffer to which decoded images are appended."""
 
     def append(self, images: Any) -> None:
-        """Take a batch: a DALI tensor list whole, or a list of arrays or DALI tensors.
+        """Append a batch: a DALI tensor list, or a list of arrays or DALI tensors.
 
-        Each image is of shape (height, width, channels). On a CPU it may be a `ResizedImage`.
+        Each image has the shape (height, width, channels). On a CPU it may be a `ResizedImage`.
         """
 
     def finish(self) -> Any:
-        """The bytes taken, as one array."""
+        """All bytes as one array."""
 
 
 @dataclass(frozen=True)
@@ -60,14 +60,14 @@ class Pixels:
 
     Attributes
     ----------
-    flat : array of uint8, shape (sum of all images' bytes,)
-        CuPy or NumPy, image behind image.
+    flat : CuPy or NumPy array of uint8, shape (sum of all images' bytes,)
+        The images one after the other.
     shapes : numpy array of int32, shape (rows, 3)
         Height, width, channels; all zero for a row without an image.
     errors : list of str or None
-        For each row why it has no image; empty where it has none and none was expected.
+        Reason why a row has no image: None if it has one, "" if none was expected.
     itemsizes : numpy array of int64, shape (rows,), or None
-        Bytes of a value of each image, and so its type (`VALUE_TYPES`); None for 1.
+        Bytes of one value in each image, which implies its type (`VALUE_TYPES`); None if all are 1.
     """
 
     flat: Any
@@ -82,13 +82,13 @@ class Pixels:
         return values if self.itemsizes is None else values * self.itemsizes
 
     def take(self, rows: np.ndarray) -> Pixels:
-        """The pixels of the given rows, in their order; no copy where only empty rows go."""
+        """Pixels of the given rows, in that order; no copy if only empty rows are dropped."""
         sizes = self.sizes
         flat = self.flat
-        there = rows[sizes[rows] > 0]
-        if not np.array_equal(there, np.flatnonzero(sizes)):
+        non_empty = rows[sizes[rows] > 0]
+        if not np.array_equal(non_empty, np.flatnonzero(sizes)):
             starts = np.cumsum(sizes) - sizes
-            images = [flat[starts[row] : starts[row] + sizes[row]] for row in there.tolist()]
+            images = [flat[starts[row] : starts[row] + sizes[row]] for row in non_empty.tolist()]
             flat = np.concatenate(images) if images else flat[:0]
         itemsizes = None if self.itemsizes is None else self.itemsizes[rows]
         errors = [self.errors[row] for row in rows.tolist()]
@@ -96,15 +96,17 @@ class Pixels:
 
 
 def pixels_of(images: Sequence[Any], errors: Sequence[str | None], numpy: Any) -> Pixels:
-    """Images (height, width, channels), None where there is none, as pixels: a copy.
+    """Copy arrays (height, width, channels), None for a missing image, to one `Pixels`.
 
-    ``numpy`` is the library of the images.
+    ``numpy`` is the images' array module, NumPy or CuPy.
     """
-    there = [image for image in images if image is not None]
+    present = [image for image in images if image is not None]
     shapes = [(0, 0, 0) if image is None else image.shape for image in images]
     itemsizes = [1 if image is None else image.dtype.itemsize for image in images]
     return Pixels(
-        numpy.concatenate([as_bytes(i, numpy) for i in there]) if there else numpy.empty(0, "u1"),
+        numpy.concatenate([as_bytes(image, numpy) for image in present])
+        if present
+        else numpy.empty(0, "u1"),
         np.array(shapes, np.int32).reshape(-1, 3),
         list(errors),
         None if set(itemsizes) <= {1} else np.array(itemsizes, np.int64),
@@ -112,17 +114,17 @@ def pixels_of(images: Sequence[Any], errors: Sequence[str | None], numpy: Any) -
 
 
 def as_bytes(image: Any, numpy: Any = np) -> Any:
-    """The values of an array as a flat array of bytes, without a copy if it is contiguous."""
+    """View an array as flat uint8; a copy only if it is not contiguous."""
     return numpy.ascontiguousarray(image).reshape(-1).view(np.uint8)
 
 
 def from_bytes(data: Any, shape: Sequence[int]) -> Any:
-    """An image of its bytes, a flat array; without a copy unless their place forbids it.
+    """View flat uint8 as an image of ``shape``; a copy only if the bytes are not aligned.
 
     Raises
     ------
     ValueError
-        If there are not as many as values of a known type need.
+        If the number of bytes fits no value type.
     """
     values = prod(shape)
     if len(data) == values:
@@ -131,6 +133,6 @@ def from_bytes(data: Any, shape: Sequence[int]) -> Any:
     if dtype is None or len(data) != values * dtype.itemsize:
         raise ValueError(f"{len(data)} bytes are no image of the shape {tuple(shape)}")
     interface = getattr(data, "__cuda_array_interface__", None) or data.__array_interface__
-    # Behind an image of an odd number of bytes; a GPU can't read such values.
+    # Unaligned if an image before it has an odd number of bytes: a GPU can't read such values.
     data = data.copy() if interface["data"][0] % dtype.itemsize else data
     return data.view(dtype).reshape(shape)

@@ -1,4 +1,4 @@
-"""Decoders of DALI: pipelines that are kept between partitions and fed batch by batch."""
+"""DALI decoders: pipelines that are kept between partitions and fed batch by batch."""
 
 from __future__ import annotations
 
@@ -24,18 +24,18 @@ from dask_image_ingest.errors import MissingDependencyError
 
 
 class BatchPipeline:
-    """A pipeline that is built when it is first needed, and again after a failure that ends it.
+    """DALI pipeline that is built on first use, and rebuilt after a fatal error.
 
-    For one caller at a time, who collects what was scheduled. A caller who does not get that far,
-    for an error or an interrupt, must not leave a batch to the next one: see `clear`.
+    Not thread-safe. A caller that does not collect what it scheduled, after an error or interrupt,
+    must call `clear`, or the next caller would get its batch.
 
     Parameters
     ----------
     build
-        Makes the pipeline, of one output.
+        Builds the pipeline, with one output.
     survives
-        Whether a pipeline can go on after this error. DALI calls it invalid after any; but its
-        executor (``exec2.cc``) has popped the batch by then, and runs the next one as any other.
+        Whether the pipeline is usable after an error with this text. DALI documents that it never
+        is, but its executor (``exec2.cc``) has popped the batch by then and runs the next normally.
     """
 
     def __init__(
@@ -44,32 +44,32 @@ class BatchPipeline:
         self._build = build
         self._survives = survives
         self._pipeline: Any = None
-        self._busy = False
+        self._busy = False  # a batch is scheduled and not collected
         _all.add(self)
 
     def build(self) -> None:
-        """Build the pipeline, if it is not there."""
+        """Build the pipeline unless it exists."""
         if self._pipeline is None:
             self._pipeline = self._build()
 
     def schedule(self, **inputs: Any) -> None:
-        """Begin a batch, given by the names of the pipeline's external sources."""
-        # Before all else: an interrupt may come anywhere.
+        """Start a batch; ``inputs`` by the names of the pipeline's external sources."""
+        # First, since an interrupt may come at any line.
         self._busy = True
         self.build()
-        # DALI reads this memory without a copy.
+        # Keep a reference: DALI reads this memory without a copy.
         self._pipeline.inputs_underway = inputs
         for name, batch in inputs.items():
             self._pipeline.feed_input(name, batch)
         self._pipeline.schedule_run()
 
     def collect(self) -> Any:
-        """Wait for the batch, and give it as a tensor list.
+        """Wait for the batch and return its tensor list.
 
         Raises
         ------
         RuntimeError
-            Where an operator fails. Unless the pipeline survives, the next batch gets another.
+            If an operator fails. Unless the pipeline survives, the next batch gets a new one.
         """
         try:
             (images,) = self._pipeline.share_outputs()
@@ -80,7 +80,7 @@ class BatchPipeline:
                 self._pipeline = None
             self._busy = False
             raise
-        # The outputs stay valid: in the default execution model they own their buffers.
+        # The outputs stay valid: in DALI's default execution model they own their buffers.
         self._pipeline.release_outputs()
         self._pipeline.inputs_underway = None
         self._busy = False
@@ -92,10 +92,10 @@ class BatchPipeline:
             self._busy, self._pipeline = False, None
 
     def abandon(self) -> None:
-        """Let go of a pipeline that another process has: nothing can be ended that does not run."""
+        """Leak the pipeline of the parent process after a fork."""
         pipeline, self._pipeline = self._pipeline, None
         if pipeline is not None:
-            # Never freed, since that would wait for threads that are not there.
+            # Its destructor would wait for threads that do not exist in this process.
             ctypes.pythonapi.Py_IncRef(ctypes.py_object(pipeline._pipe))
             pipeline._pipe = None
 
@@ -103,15 +103,15 @@ class BatchPipeline:
 _all: weakref.WeakSet[BatchPipeline] = weakref.WeakSet()
 
 
-def _forked() -> None:
+def _abandon_all() -> None:
     for pipeline in list(_all):
         pipeline.abandon()
 
 
-os.register_at_fork(after_in_child=_forked)
+os.register_at_fork(after_in_child=_abandon_all)
 
 
-#: Images in a batch at most: each batch costs 1.3 ms more than its images, on two threads.
+#: Most images in a batch. The overhead of a batch is 1.3 ms on two threads.
 BATCH_SIZE = 256
 
 Input = Literal["encoded", "suspect", "pixels"]
@@ -122,40 +122,43 @@ _FAILED_SAMPLE = re.compile(r"Failed to decode sample #(\d+)")
 
 
 class Refused(NamedTuple):
-    """A batch that DALI could not decode, and the image that it blames, if it names one."""
+    """Result of a batch that DALI could not decode.
+
+    ``failed_index`` is the image that DALI named in its error, None if it named none.
+    """
 
     failed_index: int | None
 
 
 class DaliDecoder:
-    """A DALI pipeline that is kept between partitions, for one caller at a time.
+    """Decoder with a DALI pipeline that is kept between partitions. Not thread-safe.
 
     Parameters
     ----------
     decoding
-        What the images should look like, before a transform.
+        Decode options; the transform is not applied here.
     source
-        ``"encoded"``: files in memory; ``"suspect"``: files among which one has failed a batch;
-        ``"pixels"``: (height, width, channels) arrays that another library has decoded, which go to
-        a GPU and get the same resize.
+        Input of the pipeline. ``"encoded"``: image files. ``"suspect"``: parts of a batch that was
+        refused, in a pipeline of their own. ``"pixels"``: (height, width, channels) arrays that
+        another library has decoded, only to be moved to a GPU and resized there.
     """
 
     def __init__(self, decoding: DecodeSpec, source: Input) -> None:
         self._decoding = decoding
         self._source = source
-        # One on a GPU has states of the decoder for each thread, and its first batch behind it.
-        self._batches = BatchPipeline(lambda: self._build(), self._is_bad_image)
+        # Survive bad images: rebuilding is expensive, on a GPU above all.
+        self._batch_pipeline = BatchPipeline(lambda: self._build(), self._is_bad_image)
 
     def run(self, batches: Iterable[list[np.ndarray]]) -> Iterator[Any]:
-        """Decode batches one after the other, each while the caller uses the one before.
+        """Decode batches; the next one is decoded while the caller uses the last.
 
-        Whoever does not exhaust the iterator has to `clear` the decoder. It holds nothing that
-        another caller needs, since a traceback may keep it for ever.
+        If the iterator is not exhausted, call `clear`. It holds no lock, since a traceback may keep
+        it alive.
 
         Parameters
         ----------
         batches
-            Encoded images, or arrays; taken one ahead.
+            Encoded images, or arrays. Read one batch ahead.
 
         Yields
         ------
@@ -167,7 +170,7 @@ class DaliDecoder:
         if batch:
             self._schedule(batch)
         while batch is not None:
-            # While DALI is busy with the one before: it may take long to come by.
+            # Read ahead while DALI decodes: this may wait for bytes.
             following = next(batches, None)
             images = self._collect() if batch else []
             if following:
@@ -176,32 +179,32 @@ class DaliDecoder:
             batch = following
 
     def clear(self) -> None:
-        """Drop batches of an earlier caller."""
-        self._batches.clear()
+        """Drop batches that an earlier caller did not collect."""
+        self._batch_pipeline.clear()
 
     def _as_input(self, batch: list[np.ndarray]) -> Any:
-        # Made while the batch before is decoded; of arrays, DALI would make it when it is fed.
+        # Convert now, while the batch before is decoded; DALI would do it when the batch is fed.
         if not batch or self._source == "pixels":
             return batch
         return tensor_list(batch)
 
     def _schedule(self, batch: Any) -> None:
-        self._batches.schedule(**{_INPUT: batch})
+        self._batch_pipeline.schedule(**{_INPUT: batch})
 
     def _collect(self) -> Any:
         try:
-            return self._batches.collect()
+            return self._batch_pipeline.collect()
         except RuntimeError as error:
             # One image that DALI can't decode fails the batch.
             raise_gpu_failure(error, self._decoding)
-            # Arrays are no bad images: it is the resize that has failed.
+            # Decoded arrays can't be bad images: the resize failed.
             if self._source == "pixels":
                 raise
-            named = _FAILED_SAMPLE.search(str(error))
-            return Refused(int(named[1]) if named else None)
+            failed = _FAILED_SAMPLE.search(str(error))
+            return Refused(int(failed[1]) if failed else None)
 
     def _is_bad_image(self, error: str) -> bool:
-        """True if DALI names the image it could not decode, which leaves no other one pending."""
+        """True if DALI named an image that it could not decode: the pipeline is then usable."""
         return bool(_FAILED_SAMPLE.search(error)) and self._source != "pixels"
 
     def _build(self) -> Any:
@@ -214,10 +217,11 @@ class DaliDecoder:
                 encoded = fn.external_source(
                     name=_INPUT, no_copy=True, dtype=types.UINT8, ndim=1, device="cpu"
                 )
+                output_types = {"RGB": types.RGB, "L": types.GRAY}
                 images = fn.decoders.image(
                     encoded,
                     device="mixed" if gpu else "cpu",
-                    output_type=types.RGB if options.mode == "RGB" else types.GRAY,
+                    output_type=output_types[options.mode],
                     **(decoder_options(options) if gpu else {}),
                 )
             else:
@@ -225,14 +229,15 @@ class DaliDecoder:
                     name=_INPUT, dtype=types.UINT8, layout="HWC", device="cpu"
                 )
                 images = images.gpu() if gpu else images
-            pipeline.set_outputs(resized(images, options) if gpu else images)
+            # On a CPU `ResizedImage` is ten times as fast as DALI's resize.
+            pipeline.set_outputs(gpu_resized(images, options) if gpu else images)
         pipeline.build()
         if gpu and self._source != "pixels":
             self._prime(pipeline)
         return pipeline
 
     def _prime(self, pipeline: Any) -> None:
-        """Decode a full batch of tiny JPEGs before any image."""
+        """Decode a full batch of tiny JPEGs first: see `first_batch`."""
         pipeline.feed_input(_INPUT, first_batch(self._decoding, BATCH_SIZE))
         pipeline.schedule_run()
         try:
@@ -262,12 +267,12 @@ def tensor_list(arrays: list[np.ndarray]) -> Any:
 
 
 def parses(data: Any) -> bool:
-    """True if DALI's parser accepts an encoded image; it reads the headers, in 2 µs.
+    """True if DALI's parser accepts the headers of an encoded image; takes 2 µs.
 
-    Where it does not, a batch of 32 or more kills the process, one time in three: DALI 2.4 parses
-    it on several threads, and does not wait for them when the part that it does itself fails
-    (``ImageDecoder::RunImplImpl``), so they go on in freed memory. What fails only when it
-    is decoded does no harm.
+    An image that it rejects must not be in a batch: in a batch of 32 or more it kills the process
+    one time in three. DALI 2.4 parses on several threads and, if its own share fails, does not wait
+    for the others (``ImageDecoder::RunImplImpl``), which then use freed memory. An image that fails
+    only later, in the decode, does no harm.
     """
     try:
         return _parser()(data).height > 0
@@ -275,16 +280,16 @@ def parses(data: Any) -> bool:
         return False
 
 
-def resized(images: Any, options: DecodeSpec) -> Any:
-    """DALI's operators for a size, for a GPU; on a CPU `ResizedImage` is ten times as fast."""
+def gpu_resized(images: Any, options: DecodeSpec) -> Any:
+    """Append the DALI operators that resize on a GPU."""
     fn, types, _ = dali()
-    # Linear with antialiasing is the triangular filter where an image shrinks, as in Pillow.
+    # Linear with antialiasing is a triangular filter when an image shrinks, as in Pillow.
     resize = functools.partial(
         fn.resize,
         images,
         interp_type=types.INTERP_NN if options.nearest else types.INTERP_LINEAR,
         antialias=not options.nearest,
-        # The whole image is what becomes the rounded size, as on a CPU; else a pixel is shifted.
+        # Scale the whole image to the rounded size, as on a CPU; otherwise pixels are shifted.
         subpixel_scale=False,
     )
     if options.size is None:
@@ -319,7 +324,7 @@ def _tensors() -> Any:
 
 @functools.cache
 def dali(gpu: bool = False) -> Any:
-    """DALI: its functions, its types, and its class of pipelines.
+    """DALI's modules ``fn`` and ``types``, and its class ``Pipeline``.
 
     Raises
     ------

@@ -1,4 +1,4 @@
-"""Decoding of a partition's images, batch by batch: DALI, and Pillow beside it."""
+"""Decode the images of a partition, batch by batch, with DALI and Pillow in parallel."""
 
 from __future__ import annotations
 
@@ -36,33 +36,34 @@ def decode(
     Parameters
     ----------
     headers
-        Headers of the images; those with an error are not decoded.
+        One for each row; rows with an error are not decoded.
     image_bytes
-        Encoded bytes by row.
+        Function from a row to its encoded bytes.
     decoding
-        What the images should look like.
+        Decode options.
     buffer
-        Takes the pixels.
+        Receives the pixels.
     origin
-        Origin by row: for random operators, and as the partition's name in the crash log. Where a
-        process died in a partition, its images are decoded under guard.
+        Function from a row to its origin: it seeds random operators and names the partition in the
+        crash log. If a process died during this partition, its images are decoded in a subprocess.
     meanwhile
-        Called at a moment when the decoder is busy, if there is one.
+        Called once, while DALI decodes the second batch.
 
     Raises
     ------
     FunctionError
-        If a transform fails.
+        If the transform fails.
 
     Notes
     -----
-    DALI gets the images that are valid for it; while one batch is copied out, the next is decoded.
-    Pillow decodes the others meanwhile, and then those that DALI refuses. What both refuse becomes
-    an error.
+    DALI decodes the next batch while the last one is copied to the buffer. Pillow decodes in
+    threads the images that DALI can't, then those that DALI refused. An image that Pillow refuses
+    gets an error.
     """
     headers = _without_crashers(headers, image_bytes)
-    with crash_log.in_progress(_name(decoding, len(headers), origin)) as died_before:
-        if died_before:
+    name = _partition_name(decoding, len(headers), origin)
+    with crash_log.in_progress(name) as crashed_before:
+        if crashed_before:
             pixels = decode_guarded(headers, image_bytes, decoding, buffer, origin)
         else:
             pixels = decode_in_batches(headers, image_bytes, decoding, buffer, origin, meanwhile)
@@ -71,8 +72,8 @@ def decode(
     return pixels
 
 
-def _name(decoding: DecodeSpec, count: int, origin: Callable[[int], Origin]) -> str:
-    """Name of a partition among those of the same options."""
+def _partition_name(decoding: DecodeSpec, count: int, origin: Callable[[int], Origin]) -> str:
+    """Name of a partition in the crash log: its options, first and last origin, and length."""
     ends = repr([origin(row) for row in (0, count - 1)]) if count else ""
     return f"{decoding.token}-{zlib.crc32(ends.encode()):08x}-{count}"
 
@@ -80,7 +81,7 @@ def _name(decoding: DecodeSpec, count: int, origin: Callable[[int], Origin]) -> 
 def _without_crashers(
     headers: Sequence[Header], image_bytes: Callable[[int], Any]
 ) -> Sequence[Header]:
-    """Headers with an error for images that are known to kill a process."""
+    """Set the error of images that are known to kill a decoder."""
     crashers = crash_log.crashers()
     if not crashers:
         return headers
@@ -100,7 +101,7 @@ def decode_in_batches(
     origin: Callable[[int], Origin] = unknown,
     meanwhile: Callable[[], Any] | None = None,
 ) -> Pixels:
-    """Decode in this process."""
+    """Decode the images of a partition in this process; parameters as in `decode`."""
     errors = [header.error for header in headers]
     shapes = np.zeros((len(headers), 3), np.int32)
     itemsizes = np.ones(len(headers), np.int64) if decoding.mode == "raw" else None
@@ -109,23 +110,24 @@ def decode_in_batches(
     scaled = None
     if decoding.scaled and any_reduced(headers, decoding):
         scaled = ScaledDecoder(decoding, dali)
-    # Reduced pictures are made by threads that all partitions share: DALI has moments of work then.
+    # A scaled decode runs in the shared thread pool and takes the lock only for its DALI batches.
     with nullcontext() if scaled else dali.lock:
         try:
             dali.clear()
-            for batch, images in _decoded(schedule, scaled, dali):
+            for batch, images in _dali_outputs(schedule, scaled, dali):
                 schedule.learn(_rows_without_image(batch.dali_rows, images))
-                rows, images = _merged(batch, images, schedule, headers, errors, decoding, dali)
+                rows, images = _with_pillow(
+                    batch, images, schedule, headers, errors, decoding, dali
+                )
                 if decoding.resized_here:
                     images = _resized(images, decoding)
                 if rows and dali.transform is not None:
-                    images = dali.transform.run(_in_memory(images), [origin(row) for row in rows])
+                    images = dali.transform.run(_materialized(images), list(map(origin, rows)))
                 shapes[rows] = _shapes(images)
                 if itemsizes is not None:
                     itemsizes[rows] = [image.dtype.itemsize for image in images]
                 buffer.append(images)
                 if meanwhile is not None:
-                    # DALI is decoding the next batch by now.
                     meanwhile()
                     meanwhile = None
         finally:
@@ -133,21 +135,22 @@ def decode_in_batches(
     return Pixels(buffer.finish(), shapes, errors, itemsizes)
 
 
-def _decoded(
+def _dali_outputs(
     schedule: Schedule, scaled: ScaledDecoder | None, dali: DecoderSet
 ) -> Iterator[tuple[Batch, Any]]:
-    """Each batch of the schedule with DALI's images of it, None for those that it refuses."""
-    first = scaled or dali.encoded
-    planned, underway = tee(schedule)
-    outputs = first.run(batch.encoded for batch in planned)
-    for batch, images in zip(underway, outputs, strict=True):
+    """Each batch with DALI's images: a tensor list, or a list with None for a refused image."""
+    decoder = scaled or dali.encoded
+    # The decoder reads one batch ahead of the batch that it yields.
+    ahead, batches = tee(schedule)
+    outputs = decoder.run(batch.encoded for batch in ahead)
+    for batch, images in zip(batches, outputs, strict=True):
         if isinstance(images, Refused):
             yield batch, decode_in_parts(batch.encoded, images.failed_index, dali.suspect)
         else:
             yield batch, images
 
 
-def _merged(
+def _with_pillow(
     batch: Batch,
     images: Any,
     schedule: Schedule,
@@ -156,25 +159,28 @@ def _merged(
     decoding: DecodeSpec,
     dali: DecoderSet,
 ) -> tuple[list[int], Any]:
-    """The rows of a batch that have an image, and these: DALI's and Pillow's.
+    """Add Pillow's images to DALI's, and record errors.
 
-    A tensor list as DALI has given it, if that is all of them.
+    Returns
+    -------
+    (list of int, list of images)
+        The rows that have an image, and their images. If DALI decoded them all, its tensor list.
     """
     if not isinstance(images, list) and len(images) == len(batch.rows):
-        found = images.shape()
-        if all(_fits(found[at], headers[row], decoding) for at, row in enumerate(batch.rows)):
+        shapes = images.shape()
+        if all(_as_expected(shapes[i], headers[row], decoding) for i, row in enumerate(batch.rows)):
             return batch.rows, images
-    pictures = {
+    by_row = {
         row: image
         for row, image in zip(batch.dali_rows, images, strict=True)
-        if image is not None and _fits(_shape(image), headers[row], decoding)
+        if image is not None and _as_expected(_shape(image), headers[row], decoding)
     }
     for row in batch.rows:
-        if errors[row] is None and row not in pictures and row not in batch.by_pillow:
+        if errors[row] is None and row not in by_row and row not in batch.by_pillow:
             schedule.assign_to_pillow(row, batch)
-    pictures.update(_from_pillow(batch, errors, decoding, dali))
-    rows = [row for row in batch.rows if row in pictures]
-    return rows, [pictures[row] for row in rows]
+    by_row.update(_pillow_outputs(batch, errors, decoding, dali))
+    rows = [row for row in batch.rows if row in by_row]
+    return rows, [by_row[row] for row in rows]
 
 
 def _shapes(images: Any) -> Any:
@@ -193,16 +199,16 @@ def _rows_without_image(rows: list[int], images: Any) -> list[int]:
     return [row for row, image in zip(rows, images, strict=True) if image is None]
 
 
-def _from_pillow(
+def _pillow_outputs(
     batch: Batch, errors: list[str | None], decoding: DecodeSpec, dali: DecoderSet
 ) -> dict[int, Any]:
-    """Pillow's images of a batch; on a GPU in the requested shape."""
+    """Pillow's images of a batch by row, errors recorded; on a GPU, moved there and resized."""
     arrays: dict[int, np.ndarray] = {}
     for row, future in batch.by_pillow.items():
-        # Not raised here: its traceback would hold this partition until a collection.
-        failed = future.exception()
-        if isinstance(failed, BadImage):
-            errors[row] = str(failed)
+        # Don't raise: the traceback would keep this partition in memory until a gc run.
+        failure = future.exception()
+        if isinstance(failure, BadImage):
+            errors[row] = str(failure)
         else:
             arrays[row] = future.result()
     if not arrays or decoding.device == "cpu":
@@ -213,13 +219,16 @@ def _from_pillow(
     return dict(zip(arrays, images, strict=True))
 
 
-def _fits(shape: Sequence[int], header: Header, decoding: DecodeSpec) -> bool:
-    # Where readers take a damaged header in two ways, Pillow's is the one that counts.
+def _as_expected(shape: Sequence[int], header: Header, decoding: DecodeSpec) -> bool:
+    """Whether DALI's image has the shape in the header; if not, Pillow decodes it.
+
+    Decoders may read a damaged header differently, and Pillow's reading counts.
+    """
     return not decoding.decoded_in_full or tuple(shape[:2]) == (header.height, header.width)
 
 
 def _resized(images: Any, decoding: DecodeSpec) -> list[ResizedImage]:
-    """The images of a batch, resized when they are written to the buffer."""
+    """The images of a batch, to be resized when they are written to the buffer."""
     assert decoding.size is not None
     return [
         image
@@ -229,8 +238,8 @@ def _resized(images: Any, decoding: DecodeSpec) -> list[ResizedImage]:
     ]
 
 
-def _in_memory(images: Any) -> Any:
-    """The images of a batch as a transform takes them: DALI's, or arrays."""
+def _materialized(images: Any) -> Any:
+    """The images of a batch for a transform: DALI's, or all as arrays."""
     if not isinstance(images, list):
         return images
     if not any(isinstance(image, (np.ndarray, ResizedImage)) for image in images):
@@ -241,19 +250,22 @@ def _in_memory(images: Any) -> Any:
 def decode_in_parts(
     images: list[np.ndarray], failed_index: int | None, suspect: DaliDecoder
 ) -> list[Any]:
-    """Decode a batch that was refused in smaller parts; None for what DALI can't decode."""
+    """Bisect a batch that DALI refused: its images in order, None for each that it can't decode.
+
+    ``failed_index`` is the image that DALI named, if it named one.
+    """
     if failed_index is None or failed_index >= len(images):
         parts = list(_split(images, max(1, len(images) // 8)))
     else:
         step = max(1, len(images) // 4)
         before, after = images[:failed_index], images[failed_index + 1 :]
         parts = [*_split(before, step), [], *_split(after, step)]
-    # All of them before the next step down, which runs on the same pipeline.
+    # Exhaust it before the recursion, which uses the same pipeline.
     outputs = list(suspect.run(parts))
     isolated: list[Any] = []
     for encoded, decoded in zip(parts, outputs, strict=True):
         if not encoded:
-            isolated.append(None)  # the image that failed
+            isolated.append(None)  # the image that DALI named
         elif not isinstance(decoded, Refused):
             isolated.extend(decoded)
         else:

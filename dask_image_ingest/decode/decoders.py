@@ -1,4 +1,4 @@
-"""Decoders that a process keeps from partition to partition."""
+"""Cache of decoders, which a process keeps between partitions."""
 
 from __future__ import annotations
 
@@ -17,25 +17,25 @@ from dask_image_ingest.decode.options import DecodeSpec
 from dask_image_ingest.decode.resize import ResizedImage
 from dask_image_ingest.decode.transform import Transform
 
-# As many options as a query and its neighbours use side by side.
-_KEPT = 3
+# Sets of options that queries use at the same time.
+_CACHE_SIZE = 3
 
 
 class DecoderSet:
-    """Decoders of one set of options in this process, for one thread at a time.
+    """Decoders of one set of options in this process.
 
-    Use a decoder inside ``with decoders.lock``, in no generator: a traceback that is kept would
-    keep the lock taken. Call `clear` before and after, so that no images of one caller come out for
-    the next, however that one ended. The methods for one batch do all that.
+    Use the decoders inside ``with decoders.lock``, but not in a generator: a stored traceback would
+    keep the lock taken. Call `clear` before and after, so that the next caller gets no images of
+    one that failed. `decode_alone` and `resize` do all that.
 
     Attributes
     ----------
     lock : threading.RLock
-        A pipeline can't be fed from two threads, and dask may run several tasks in one process.
+        A pipeline can't be fed from two threads, and Dask may run several tasks in one process.
     encoded, suspect, pixels : DaliDecoder
-        Of these sources.
+        Decoders by ``source``.
     transform : Transform or None
-        What comes after each of them.
+        The user's transform, to apply to their output; thread-safe.
     """
 
     def __init__(self, decoding: DecodeSpec) -> None:
@@ -52,14 +52,14 @@ class DecoderSet:
                 decoder.clear()
 
     def decode_alone(self, encoded: list[np.ndarray]) -> Any:
-        """Decode one batch that no other follows: a tensor list, or `Refused`."""
-        return self._alone(self.encoded, encoded)
+        """Decode a single batch: a tensor list, or `Refused`."""
+        return self._run_one(self.encoded, encoded)
 
     def resize(self, arrays: list[np.ndarray]) -> Any:
-        """Resize arrays: a tensor list."""
-        return self._alone(self.pixels, arrays)
+        """Resize a single batch of arrays: a tensor list."""
+        return self._run_one(self.pixels, arrays)
 
-    def _alone(self, decoder: DaliDecoder, batch: list[np.ndarray]) -> Any:
+    def _run_one(self, decoder: DaliDecoder, batch: list[np.ndarray]) -> Any:
         with self.lock:
             decoder.clear()
             (images,) = decoder.run([batch])
@@ -67,7 +67,7 @@ class DecoderSet:
 
 
 def decode_one(encoded: np.ndarray, decoding: DecodeSpec) -> Any:
-    """Decode one valid image by itself: a tensor list."""
+    """Decode one valid image: a tensor list. It also loads the parser, to warm up a worker."""
     parses(encoded)
     return decoders_for(decoding).decode_alone([encoded])
 
@@ -78,35 +78,35 @@ def decoders_for(decoding: DecodeSpec) -> DecoderSet:
     return _decoders(decoding, os.getpid(), device)
 
 
-@functools.lru_cache(maxsize=_KEPT)
+@functools.lru_cache(maxsize=_CACHE_SIZE)
 def _decoders(decoding: DecodeSpec, process: int, device: int | None) -> DecoderSet:
-    # A fork of this process has none of the threads of its pipelines; another GPU has none of them.
+    # Pipelines can be used neither in a fork, which lacks their threads, nor on another GPU.
     return DecoderSet(decoding)
 
 
-# DALI has a copy of each image that it is to resize.
-_BATCH_SIZE = 64
+# Small, since DALI copies each image that it resizes.
+_RESIZE_BATCH = 64
 
 
 def resize_arrays(
     arrays: Sequence[np.ndarray], decoding: DecodeSpec, buffer: PixelBuffer
 ) -> np.ndarray:
-    """Resize images, in order.
+    """Resize images into ``buffer``, in order.
 
     Returns
     -------
     array of int32, shape (images, 3)
-        The shapes of what ``buffer`` has got.
+        Shapes of the resized images.
     """
-    resize = _by_dali if decoding.device == "gpu" else _by_threads
+    resize = _resize_on_gpu if decoding.device == "gpu" else _resize_on_cpu
     shapes = [np.zeros((0, 3), np.int32)]
-    for images, found in resize(arrays, decoding):
-        shapes.append(np.asarray(found, np.int32))
+    for images, batch_shapes in resize(arrays, decoding):
+        shapes.append(np.asarray(batch_shapes, np.int32))
         buffer.append(images)
     return np.concatenate(shapes)
 
 
-def _by_threads(
+def _resize_on_cpu(
     arrays: Sequence[np.ndarray], decoding: DecodeSpec
 ) -> Iterator[tuple[list[ResizedImage], list[tuple[int, ...]]]]:
     assert decoding.size is not None
@@ -118,8 +118,8 @@ def _by_threads(
         yield images, [image.shape for image in images]
 
 
-def _by_dali(arrays: Sequence[np.ndarray], decoding: DecodeSpec) -> Iterator[tuple[Any, Any]]:
+def _resize_on_gpu(arrays: Sequence[np.ndarray], decoding: DecodeSpec) -> Iterator[tuple[Any, Any]]:
     dali = decoders_for(decoding)
-    for start in range(0, len(arrays), _BATCH_SIZE):
-        images = dali.resize(list(arrays[start : start + _BATCH_SIZE]))
+    for start in range(0, len(arrays), _RESIZE_BATCH):
+        images = dali.resize(list(arrays[start : start + _RESIZE_BATCH]))
         yield images, images.shape()

@@ -1,4 +1,4 @@
-"""Decode options: what images should look like, and how many bytes they will take."""
+"""Decode options, and the decoded size that they imply."""
 
 from __future__ import annotations
 
@@ -17,44 +17,54 @@ from dask_image_ingest.decode.resize import resize_geometry
 from dask_image_ingest.errors import ArgumentError
 from dask_image_ingest.user_functions import code_digests, token_of
 
-# Pillow's limit, twice its warning level: what decodes to more is taken for a bomb.
+# Default of max_pixels: the limit above which Pillow raises a decompression bomb error.
 MAX_PIXELS = 178_956_970
 
-# Bytes that an image may be resized to: a column of cuDF holds no more.
+# Bytes of the largest image after a resize, as a cuDF column holds no more.
 LARGEST_IMAGE = 2**31 - 1
 
-# What ``size`` may be at most.
+# Largest edge for ``size``.
 LARGEST_SIZE = 2**15 - 1
 
 _HW_LOAD = "image-ingest.hw-decoder-load"
 
-# Bytes of a value of these formats; those of TIFF and PNM are 4 at most.
+# Most bytes of a raw value by format; 4 for formats not listed, TIFF and PNM.
 _RAW_BYTES = {"jpeg": 1, "webp": 1, "bmp": 1, "gif": 1, "png": 2}
 
-#: Meaning of a pixel: colour, colour and alpha, grey, the number of a class, or what is stored.
+#: Meaning of a pixel: colour, colour and alpha, grey, a class number, or the stored values.
 Mode = Literal["RGB", "RGBA", "L", "labels", "raw"]
 
-# Of ``"raw"`` the most: each image has its own.
+# For ``"raw"`` the maximum, as it differs between images.
 _CHANNELS: dict[Mode, int] = {"RGB": 3, "RGBA": 4, "L": 1, "labels": 1, "raw": 4}
 
-#: ``"nearest"`` says what a resize of labels is anyway.
+#: ``"nearest"`` is an alias of ``"stretch"`` for labels, which are always resized by nearest pixel.
 Resize = Literal["stretch", "crop", "pad", "shorter", "longer", "nearest"]
 
 RESIZES = ("stretch", "crop", "pad", "shorter", "longer")
 
 Device = Literal["cpu", "gpu"]
 
-#: Height, width and channels; None for what is not the same for all images, or not known.
+#: Height, width and channels; None where it differs between images or is not known.
 ImageShape = tuple[int | None, int | None, int | None]
 
 
 @dataclass(frozen=True, eq=False)
 class DecodeSpec:
-    """Decode options; equal ones share one DALI pipeline in a process.
+    """Decode options. Equal options share one DALI pipeline in a process.
 
-    ``size`` is (height, width) for the resizes ``stretch``, ``crop`` and ``pad``, and (edge,) for
-    ``shorter`` and ``longer``. ``hw_load`` is the share of a batch that the JPEG engines of a GPU
-    get, None for DALI's own.
+    Attributes
+    ----------
+    size : tuple of int, or None
+        (height, width) for the resizes ``stretch``, ``crop`` and ``pad``; (edge,) for ``shorter``
+        and ``longer``.
+    scaled : bool
+        Decode large JPEGs at a reduced scale.
+    hw_load : float or None
+        Share of a batch for the hardware JPEG engines of a GPU; None for DALI's default.
+    token : str
+        Dask token of all options.
+    transform_code : mapping of str to str
+        Digests of the transform's code, by which a worker refuses another version.
     """
 
     device: Device = "cpu"
@@ -85,7 +95,7 @@ class DecodeSpec:
         object.__setattr__(self, "token", tokenize(tuple(options), transform))
         object.__setattr__(self, "transform_code", code)
 
-    # A transform comes out of every task's pickle as another object: only its token is the same.
+    # By token, since each task unpickles another object for the same transform.
     def __eq__(self, other: object) -> bool:
         return isinstance(other, DecodeSpec) and self.token == other.token
 
@@ -102,17 +112,17 @@ class DecodeSpec:
 
     @property
     def by_pillow(self) -> bool:
-        """True if DALI decodes none of the images: it has neither alpha nor palettes."""
+        """True if Pillow decodes all images: DALI supports neither alpha nor palettes."""
         return self.mode in ("RGBA", "labels", "raw")
 
     @property
     def nearest(self) -> bool:
-        """True if a resize takes the nearest pixel: a mean of two classes is a third one."""
+        """True if a resize takes the nearest pixel: the mean of two classes is no class."""
         return self.mode == "labels"
 
     @property
     def shape(self) -> ImageShape:
-        """The shape of every decoded image, as far as these options say it."""
+        """Shape of every decoded image, as far as these options determine it."""
         if self.transform is not None or self.mode == "raw":
             return None, None, None
         if self.size is None or len(self.size) != 2:
@@ -121,36 +131,40 @@ class DecodeSpec:
 
     @property
     def resized_here(self) -> bool:
-        """True if images are resized after DALI, as on a CPU; on a GPU DALI does it."""
+        """True if images are resized by `ResizedImage` on a CPU, not by DALI on a GPU."""
         return self.size is not None and self.device == "cpu"
 
     @property
     def decoded_in_full(self) -> bool:
-        """True if the decoder gives images as large as their headers say."""
+        """True if the decoder's output has the height and width in the header."""
         return self.size is None or (self.resized_here and not self.scaled)
 
     def validated(self, header: Header) -> Header:
-        """The header of an image, with its error where it is too large once it is resized.
+        """Set the header's error if the image would be too large after the resize.
 
-        Only the shorter edge being given, the other one is as long as the image's shape has it.
+        Only ``shorter`` needs this check: it does not bound the longer edge.
         """
         if header.error is not None or not header.height or not header.width:
             return header
         if self.size is None or self.resize != "shorter":
             return header
         height, width = resize_geometry(header.height, header.width, self.size, self.resize).shape
-        limit, held = self.max_pixels, LARGEST_IMAGE // self.channels
-        if height * width <= min(limit, held):
+        limit, capacity = self.max_pixels, LARGEST_IMAGE // self.channels
+        if height * width <= min(limit, capacity):
             return header
-        most = f"max_pixels={limit:,}" if limit <= held else f"the {held:,} that a column can hold"
+        exceeded = (
+            f"max_pixels={limit:,}"
+            if limit <= capacity
+            else f"the {capacity:,} that a column can hold"
+        )
         error = (
             f"too-large: {header.width} x {header.height} resized to {width} x {height} is "
-            f"{height * width:,} pixels, more than {most}"
+            f"{height * width:,} pixels, more than {exceeded}"
         )
         return header._replace(error=error, needs_pillow=True)
 
     def nbytes(self, header: Header) -> int:
-        """Bytes of one decoded image, as its header foretells them; a transform may change them."""
+        """Bytes of one decoded image, estimated from its header; a transform may change them."""
         if header.error is not None or header.height is None or header.width is None:
             return 0
         height, width = header.height, header.width
@@ -159,7 +173,7 @@ class DecodeSpec:
         return height * width * self.bytes_per_pixel(header)
 
     def bytes_per_pixel(self, header: Header) -> int:
-        """Bytes of a decoded pixel; of raw values the most that the format has."""
+        """Bytes of a decoded pixel; for raw values the format's maximum."""
         if self.mode != "raw":
             return self.channels
         return (header.channels or 1) * _RAW_BYTES.get(header.format or "", 4)
@@ -175,7 +189,7 @@ def make_decode_spec(
     max_pixels: int | None,
     scaled_decode: bool = False,
 ) -> DecodeSpec:
-    """Check a user's arguments and bring them together.
+    """Validate a user's arguments.
 
     Raises
     ------
@@ -216,12 +230,12 @@ def make_decode_spec(
         advice = "pass a whole number of at least 1, or None for no limit"
         limit = min(limit, whole_number("max_pixels", max_pixels, 1, advice))
     load = _hw_load() if device == "gpu" else None
-    made = _size(size, resize)
-    return DecodeSpec(device, made, resize, mode, transform, limit, scaled_decode, load)
+    target = _size(size, resize)
+    return DecodeSpec(device, target, resize, mode, transform, limit, scaled_decode, load)
 
 
 def _hw_load() -> float | None:
-    """Configured share of the JPEG engines; workers get it with the options."""
+    """Client's configured ``hw_load``; workers get it with the options."""
     load = dask.config.get(_HW_LOAD, None)
     if load is None:
         return None

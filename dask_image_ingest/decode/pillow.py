@@ -1,36 +1,35 @@
-"""Decoding with Pillow, one image at a time.
+"""Decode one image with Pillow.
 
-DALI decodes most images and Pillow the rest, with the same pixels. These rules hold for both; where
-Pillow by itself does otherwise, this module corrects it.
+DALI decodes most images and Pillow the rest, with the same pixels. These rules hold for both; this
+module corrects Pillow where it differs.
 
 orientation
-    That of EXIF is applied (in TIFF, of tag 274). Orientation in XMP is not.
+    The EXIF orientation is applied (in TIFF, tag 274). Orientation in XMP is ignored.
 alpha
-    Dropped, not blended: the colours beneath transparent pixels come to light. So for palettes.
-    In the mode RGBA as it is stored; 255 where there is none.
+    Dropped, not blended: transparent pixels show their stored colour. The same for palettes. In
+    mode RGBA, the stored alpha; 255 if there is none.
 CMYK
-    JPEG of Adobe stores it inverted, other JPEG does not. Converted by (255 - C) (255 - K) / 255,
-    without colour profiles.
+    Adobe's JPEGs store it inverted, others don't. Converted by (255 - C) (255 - K) / 255, without
+    colour profiles.
 16 bits
-    Scaled to 8 and rounded, value * 255 / 65535. Pillow reads 16-bit RGB by its upper byte alone,
-    which is lower by 1 in every second pixel at most. Pillow's 32-bit integers (PGM and TIFF) are
-    16-bit values in a wide container nearly always: they are clipped to 16 bits and scaled alike.
+    Scaled to 8 bits and rounded: value * 255 / 65535. Pillow reads only the upper byte of 16-bit
+    RGB, which is lower by 1 in at most half of the pixels. Pillow's 32-bit integers (PGM and TIFF)
+    nearly always hold 16-bit values: they are clipped to 16 bits and scaled in the same way.
 floats
-    0 to 1 is scaled to 0 to 255, the convention of images in floats; what lies outside is clipped
-    and NaN is 0. Scaling by each image's own extremes would make images incomparable.
+    0 to 1 is scaled to 0 to 255, as is usual for float images; values outside are clipped, and NaN
+    becomes 0. Scaling by each image's own range would make images incomparable.
 1 bit, grey, palette
     Repeated or looked up to RGB.
 grey (mode L)
-    0.299 R + 0.587 G + 0.114 B; in a JPEG its luma as it is stored.
+    0.299 R + 0.587 G + 0.114 B; for a JPEG its stored luma.
 labels
-    The values of a grey image of at most 8 bits, the indices of a palette, 0 and 1 of 1 bit, as
-    they are stored; of 16 and 32 bits, if none is above 255. Colours are no labels.
+    Stored values of a grey image of at most 8 bits, palette indices, 0 and 1 of 1 bit; 16 and 32
+    bits only if no value exceeds 255. Colour images are refused.
 raw
-    The values as they are stored, none of them scaled: uint8, uint16 for 9 to 16 bits, float32 for
-    floats, in 1 to 4 channels; a palette's indices. Not signed integers, CMYK and Lab. Colours of a
-    JPEG are RGB.
-grey of which 0 is white (TIFF)
-    Inverted, but as labels and raw as it is stored.
+    Stored values, unscaled: uint8, uint16 for 9 to 16 bits, float32 for floats, in 1 to 4 channels;
+    palette indices. Signed integers, CMYK and Lab are refused. A JPEG's colours become RGB.
+grey in which 0 is white (TIFF)
+    Inverted, except in the modes labels and raw.
 animations, pages
     The first one.
 """
@@ -55,9 +54,9 @@ from PIL.TiffImagePlugin import (
 from dask_image_ingest.decode.formats import (
     SWAPPED,
     BadImage,
-    measure,
     open_image,
     pillow_errors,
+    read_stored_header,
     too_large,
 )
 from dask_image_ingest.decode.formats.tiff import TiffLayout, read_layout
@@ -66,7 +65,7 @@ from dask_image_ingest.storage import LazyBytes
 
 
 def upright(stored: np.ndarray, orientation: int) -> np.ndarray:
-    """Apply an EXIF orientation, 1 to 8, to an array (height, width, channels): a view."""
+    """Apply an EXIF orientation (1 to 8) to an array (height, width, channels). Returns a view."""
     if orientation in SWAPPED:
         stored = stored.swapaxes(0, 1)
     if orientation in (2, 3, 6, 7):
@@ -81,24 +80,24 @@ def decode_with_pillow(data: LazyBytes, mode: Mode, max_pixels: int) -> np.ndarr
 
     Parameters
     ----------
-    data : bytes-like, or anything with a length and slices that are bytes-like
+    data : bytes-like, or an object with a length and bytes-like slices
         The whole encoded image.
     mode : {"RGB", "RGBA", "L", "labels", "raw"}
-        Colour, colour and alpha, grey, the numbers of classes, or the values as they are stored.
+        Colour, colour and alpha, grey, class numbers, or stored values.
     max_pixels : int
-        An image of more pixels than this is refused before any memory is reserved for it.
+        An image with more pixels is refused before memory is allocated for it.
 
     Returns
     -------
     numpy.ndarray, shape (height, width, channels)
-        Of uint8, raw values of uint16 or float32 too. Contiguous and writable.
+        uint8; in mode raw also uint16 or float32. Contiguous and writable.
 
     Raises
     ------
     BadImage
-        Whatever is wrong with it, for Pillow or for `read_header`.
+        For every error, of `read_header` or of Pillow.
     """
-    format, stored = measure(data)
+    format, stored = read_stored_header(data)
     if stored.error is not None or format is None:
         raise BadImage.of(stored.error or "not-an-image")
     height, width = stored.height or 0, stored.width or 0
@@ -106,19 +105,19 @@ def decode_with_pillow(data: LazyBytes, mode: Mode, max_pixels: int) -> np.ndarr
         raise BadImage.of(too_large(height, width, max_pixels))
     encoded = bytes(data[:])
     if mode in ("labels", "raw") and format == "tiff":
-        pixels, turn = _tiff_samples(encoded, mode)
+        pixels, orientation = _tiff_samples(encoded, mode)
     elif mode in ("labels", "raw"):
-        pixels, turn = _stored_values(encoded, format, mode), stored.orientation
+        pixels, orientation = _stored_values(encoded, format, mode), stored.orientation
     else:
-        # The luma as it is stored; libjpeg has no such short cut for every rare kind of JPEG.
+        # The stored luma; for rare kinds of JPEG libjpeg can't skip the colours.
         luma = mode == "L" and format == "jpeg" and not stored.needs_pillow
         with _loaded(encoded, format, _draft_luma if luma else _refuse_planes) as image:
-            pixels, turn = _pixels(image, mode), stored.orientation
-    return np.require(upright(pixels, turn), requirements=["C", "W"])
+            pixels, orientation = _converted(image, mode), stored.orientation
+    return np.require(upright(pixels, orientation), requirements=["C", "W"])
 
 
 def decode_reduced(encoded: bytes, mode: Mode, factor: int) -> np.ndarray:
-    """Decode a JPEG of RGB or grey at a half, a quarter or an eighth, as it is stored.
+    """Decode a JPEG to RGB or grey at 1/``factor`` of its size (2, 4, 8), without its orientation.
 
     Raises
     ------
@@ -137,14 +136,14 @@ def decode_reduced(encoded: bytes, mode: Mode, factor: int) -> np.ndarray:
 def _loaded(
     encoded: bytes, format: str, prepare: Callable[[Any], None] | None = None
 ) -> Iterator[Image.Image]:
-    """A decoded image; ``prepare`` may change how it is decoded."""
-    file = _WholeFile(encoded)
+    """Decode an image; ``prepare`` is called before and may change how it is decoded."""
+    file = _StrictFile(encoded)
     with open_image(file, format) as image, pillow_errors():
-        # In one go, without the lock of Python: not in blocks of 64 kB.
+        # Decode in one call, which releases the GIL, rather than in blocks of 64 kB.
         image.decodermaxblock = len(encoded)
         if prepare is not None:
             prepare(image)
-        # The JPEG 2000 decoder looks past the end as a matter of course.
+        # The JPEG 2000 decoder reads past the end of intact files, too.
         file.strict = format not in ("jp2", "j2k")
         image.load()
         yield image
@@ -155,18 +154,17 @@ def _draft_luma(image: Any) -> None:
 
 
 def _refuse_planes(image: Any) -> None:
-    # Pillow takes each byte of such planes for a pixel.
+    # Pillow would read each byte of such planes as a pixel.
     if isinstance(image, TiffImageFile) and image.tile[0].codec_name == "raw":
         bits = image.tag_v2.get(BITSPERSAMPLE, (1,))
         if image.tag_v2.get(PLANAR_CONFIGURATION) == 2 and max(bits) > 8:
             raise BadImage("unsupported-format", f"uncompressed planes of {max(bits)} bits")
 
 
-class _WholeFile(io.BytesIO):
-    """A file that raises where a decoder reads past its end.
+class _StrictFile(io.BytesIO):
+    """File that raises if a decoder reads past its end.
 
-    By itself Pillow raises then too, unless somebody in this process has set its
-    `LOAD_TRUNCATED_IMAGES`.
+    Pillow raises too, unless other code in this process has set its `LOAD_TRUNCATED_IMAGES`.
     """
 
     strict = False
@@ -178,14 +176,15 @@ class _WholeFile(io.BytesIO):
         return chunk
 
 
-def _pixels(image: Image.Image, mode: Mode) -> np.ndarray:
+def _converted(image: Image.Image, mode: Mode) -> np.ndarray:
+    """Pixels in mode RGB, RGBA or L."""
     if mode != "RGBA":
-        # Pillow would look for the transparent colour in the result, at a cost and with warnings.
+        # Otherwise Pillow looks for the transparent colour in the result: slow, and with warnings.
         image.info.pop("transparency", None)
     if image.mode.startswith("I"):
         values = np.clip(np.asarray(image), 0, 65535).astype(np.uint32)
         if image.mode.startswith("I;16") and _is_white_zero(image):
-            # Pillow inverts no more than 8 bits.
+            # Pillow inverts only up to 8 bits.
             values = 65535 - values
         return _grey(((values + 128) // 257).astype(np.uint8), mode)
     if image.mode == "F":
@@ -194,10 +193,10 @@ def _pixels(image: Image.Image, mode: Mode) -> np.ndarray:
     if image.mode == "LAB":
         raise BadImage("unsupported-format", "pixels in the Lab colour space")
     if image.mode == "CMYK" and image.format == "JPEG" and "adobe" not in image.info:
-        # Pillow takes every CMYK JPEG for an inverted one.
+        # Pillow assumes that every CMYK JPEG is inverted.
         image = ImageChops.invert(image)
-    if image.mode in _STRAIGHT:
-        image = image.convert(_STRAIGHT[image.mode])
+    if image.mode in _UNPREMULTIPLIED:
+        image = image.convert(_UNPREMULTIPLIED[image.mode])
     pixels = np.array(image.convert(mode))
     return pixels[..., None] if mode == "L" else pixels
 
@@ -217,8 +216,8 @@ def _stored_values(encoded: bytes, format: str, mode: Mode) -> np.ndarray:
     with _loaded(encoded, format) as image:
         if mode == "labels":
             return _labels(image, encoded)
-        if format == "png" and encoded[24:26] in _DEEP_COLOURS:
-            return _deep_colours(encoded, image.mode)
+        if format == "png" and encoded[24:26] in _PNG_16_BIT_COLOURS:
+            return _png_16_bit_colours(encoded, image.mode)
         return _raw(image, encoded)
 
 
@@ -237,18 +236,19 @@ def _as_labels(values: np.ndarray) -> np.ndarray:
 
 
 def _bits(image: Image.Image, encoded: bytes) -> int:
-    """Bits of a value as it is stored; 0 where this is not known."""
+    """Bits of a stored value; 0 if Pillow may have scaled it."""
     if image.format == "PNG":
         return encoded[24]
     if image.format == "PPM":
-        most = _PNM_MAXIMUM.match(encoded[:1024])
-        if most is None:  # bitmaps, and floats
+        maximum = _PNM_MAXIMUM.match(encoded[:1024])
+        if maximum is None:  # bitmaps and floats have none
             return 32 if image.mode == "F" else 8
-        return {255: 8, 65535: 16}.get(int(most[1]), 0)
+        return {255: 8, 65535: 16}.get(int(maximum[1]), 0)
     return 8 if image.format in ("JPEG", "WEBP", "BMP", "GIF", "TIFF") else 0
 
 
 def _unscaled(image: Image.Image, bits: int) -> np.ndarray:
+    """Pixels with Pillow's scaling of 2-bit and 4-bit grey undone."""
     values = np.asarray(image)
     return values // _GREY_SCALES.get(bits, 1) if image.mode == "L" else values
 
@@ -265,8 +265,8 @@ def _raw(image: Image.Image, encoded: bytes) -> np.ndarray:
 
 
 def _as_raw(values: np.ndarray) -> np.ndarray:
-    """Values of one of the types that a column holds; a bit and a wide integer in place of it."""
-    if values.dtype == np.int32:  # 16 bits, of which Pillow makes 32
+    """Values as (height, width, channels) of a type that a column can hold."""
+    if values.dtype == np.int32:  # 16-bit values, which Pillow widens
         values = values.astype(np.uint16)
     elif values.dtype == bool:
         values = values.astype(np.uint8)
@@ -274,43 +274,44 @@ def _as_raw(values: np.ndarray) -> np.ndarray:
     return values if values.ndim == 3 else values[..., None]
 
 
-def _deep_colours(encoded: bytes, mode: str) -> np.ndarray:
-    """16-bit colours of a PNG, of which Pillow's images have room for one byte.
+def _png_16_bit_colours(encoded: bytes, mode: str) -> np.ndarray:
+    """16-bit colours of a PNG.
 
-    It gives the upper ones, and by the other order of bytes the lower ones.
+    Pillow keeps only the first byte of each value. Decode twice: read as little-endian, the first
+    byte is the lower one.
     """
 
-    def half(order: str) -> np.ndarray:
+    def one_byte(order: str) -> np.ndarray:
         def unpack(image: Any) -> None:
             image.tile = [tile._replace(args=f"{mode};16{order}") for tile in image.tile]
 
         with _loaded(encoded, "png", unpack) as image:
             return np.asarray(image).astype(np.uint16)
 
-    return half("B") << 8 | half("L")
+    return one_byte("B") << 8 | one_byte("L")
 
 
 def _tiff_samples(encoded: bytes, mode: Mode) -> tuple[np.ndarray, int]:
-    """Labels or raw values of a TIFF as they are stored, and their orientation."""
+    """Labels or raw values of a TIFF before orientation, and the orientation to apply."""
     layout = read_layout(encoded)
     if layout.is_jpeg:
-        # Its colours; Pillow applies the orientation.
+        # Pillow has applied the orientation.
         return _stored_values(encoded, "tiff", mode), 1
-    if reason := layout.unreadable() or _unwanted(layout, mode):
-        wanted = "labels" if mode == "labels" else "raw values"
-        raise BadImage("unsupported-format", f"{wanted} can't be read from {reason}")
+    if reason := layout.unreadable() or _unsuitable(layout, mode):
+        kind = "labels" if mode == "labels" else "raw values"
+        raise BadImage("unsupported-format", f"{kind} can't be read from {reason}")
     parts = []
     for part in layout.grey_parts(encoded):
         with _loaded(part, "tiff") as image:
             parts.append(_unscaled(image, layout.bits))
     values = layout.joined(parts)
     if layout.is_signed and layout.bits == 8:
-        values = values.view(np.int8)  # of which Pillow has no images
+        values = values.view(np.int8)  # Pillow has no such mode
     return _as_labels(values[..., 0]) if mode == "labels" else _as_raw(values), layout.orientation
 
 
-def _unwanted(layout: TiffLayout, mode: Mode) -> str | None:
-    """Reason why samples that can be read are no labels, or no raw values."""
+def _unsuitable(layout: TiffLayout, mode: Mode) -> str | None:
+    """Reason why readable samples can't be labels, or raw values; None if they can."""
     if mode == "raw":
         if layout.is_signed:
             return "signed integers, which no column holds"
@@ -323,19 +324,19 @@ def _unwanted(layout: TiffLayout, mode: Mode) -> str | None:
     return None
 
 
-# The most bits of a value in grey images and palettes; those of integers have 16.
+# Most bits of a value by Pillow mode, for one channel; modes I and I;16 have 16.
 _GREY_BITS: Final = {"1": 8, "L": 8, "P": 8, "F": 32}
 
 _RAW_COLOURS: Final = ("RGB", "RGBA", "LA", "PA")
 
-# The bits of a PNG and what it holds: RGB, RGBA.
-_DEEP_COLOURS: Final = (b"\x10\x02", b"\x10\x06")
+# Bit depth and colour type of a PNG: 16-bit RGB, 16-bit RGBA.
+_PNG_16_BIT_COLOURS: Final = (b"\x10\x02", b"\x10\x06")
 
-# The largest value of a PGM or PPM, which Pillow scales to 255 or 65,535.
+# The maximum value in a PGM or PPM header, which Pillow scales to 255 or 65,535.
 _PNM_MAXIMUM: Final = re.compile(rb"P[2356](?:(?:\s|#[^\n]*\n)+(\d+)){3}\s")
 
-# By how much Pillow multiplies grey values of 2 and 4 bits.
+# Factors by which Pillow scales grey values of 2 and 4 bits.
 _GREY_SCALES: Final = {2: 85, 4: 17}
 
-# Colours that were multiplied by alpha; Pillow drops alpha only after undoing that.
-_STRAIGHT: Final = {"RGBa": "RGBA", "La": "LA"}
+# Modes of premultiplied alpha, which Pillow can drop only after a conversion.
+_UNPREMULTIPLIED: Final = {"RGBa": "RGBA", "La": "LA"}

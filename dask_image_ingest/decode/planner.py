@@ -1,4 +1,4 @@
-"""Planning of a partition: which decoder gets which image, and how many at once."""
+"""Split a partition into batches, and choose the decoder of each image."""
 
 from __future__ import annotations
 
@@ -17,19 +17,21 @@ from dask_image_ingest.decode.options import DecodeSpec
 from dask_image_ingest.decode.pillow import decode_with_pillow
 from dask_image_ingest.decode.resources import decode_pool, decode_threads
 
-# Decoded bytes that a batch may hold, since DALI keeps two of them.
+# Limit of a batch's decoded bytes; DALI holds two batches.
 _BATCH_BYTES = 2**26
 
-# By how much a batch may pass them for the sake of two images for each thread.
+# Factor by which a batch of large images may exceed the limit, to have two images per thread.
 _STRETCH = 8
 
-# While the first images are decoded, the next ones are looked at; a GPU wants more work at once.
+# Small on a CPU, so that decoding starts early and the next images are checked meanwhile.
 _FIRST_BATCH = {"cpu": 64, "gpu": BATCH_SIZE}
+
+# Size after a batch was refused: so the next bad image costs less.
 _SMALLEST_BATCH = 8
 
-# What part of a partition's images a format must be for DALI to get it, since one image that it
-# refuses costs the batch. It gets every JPEG, of which few are refused after a look at them.
-_LEAST_SHARE = 0.5
+# Share of a partition's images that a format needs to go to DALI, since one refused image costs
+# its batch. JPEG always goes to DALI: few are refused after `is_valid`.
+_MIN_FORMAT_SHARE = 0.5
 
 
 @dataclass(slots=True)
@@ -39,13 +41,13 @@ class Batch:
     Attributes
     ----------
     rows : list of int
-        All of them, one after the other.
+        Consecutive rows of the partition, those with an error included.
     dali_rows : list of int
-        Those whose images DALI gets.
+        Rows that DALI decodes.
     encoded : list of uint8 arrays
-        These images.
+        Encoded images of ``dali_rows``.
     by_pillow : dict of int to Future
-        The others, which Pillow decodes meanwhile; rows with an error are in neither.
+        Rows that Pillow decodes, already submitted to the thread pool.
     """
 
     rows: list[int] = field(default_factory=list)
@@ -60,7 +62,7 @@ class Batch:
 
 
 class Schedule:
-    """The batches of a partition, in the order of its rows, made one by one."""
+    """Iterator over the batches of a partition, in row order; they adapt to refused images."""
 
     def __init__(
         self, headers: Sequence[Header], image_bytes: Callable[[int], Any], decoding: DecodeSpec
@@ -68,39 +70,39 @@ class Schedule:
         self._headers = headers
         self._image_bytes = image_bytes
         self._decoding = decoding
-        self._size = BATCH_SIZE
-        self._thorough = False
-        self._most_bytes, self._stretched = _BATCH_BYTES, _STRETCH * _BATCH_BYTES
+        self._size = BATCH_SIZE  # most images in the next batch
+        self._thorough = False  # check JPEGs more thoroughly
+        self._max_bytes, self._stretched_bytes = _BATCH_BYTES, _STRETCH * _BATCH_BYTES
         if decoding.device == "gpu":
-            # Its memory can't be stretched, and what decodes there are not the threads.
-            self._most_bytes = self._stretched = batch_bytes(current_device())
-        self._least_images = 2 * decode_threads()
+            # Its memory is a hard limit, and the number of threads does not matter there.
+            self._max_bytes = self._stretched_bytes = batch_bytes(current_device())
+        self._min_images = 2 * decode_threads()
         formats = Counter(header.format for header in headers if not header.needs_pillow)
-        most = {f for f, count in formats.items() if count >= _LEAST_SHARE * formats.total()}
-        self._for_dali: set[str | None] = {"jpeg", *most}
+        common = {f for f, count in formats.items() if count >= _MIN_FORMAT_SHARE * formats.total()}
+        self._dali_formats: set[str | None] = {"jpeg", *common}
         if decoding.mode == "L":
-            # DALI rounds the grey of a PNG down and Pillow to the nearest: one of them for all.
-            self._for_dali = {"jpeg"}
+            # DALI rounds the grey of a PNG down, Pillow to nearest: let Pillow decode them all.
+            self._dali_formats = {"jpeg"}
 
     def learn(self, refused: Iterable[int]) -> None:
         """Adapt to the rows that DALI refused in a batch.
 
-        Where one image was bad, others may be: less should be lost each time, and JPEG is looked
-        at more thoroughly. Other formats, which can't be, go to Pillow from now on.
+        Other images may be bad too, so batches become small and JPEGs are checked thoroughly. Other
+        formats have no such check and go to Pillow from now on.
         """
         formats = {self._headers[row].format for row in refused}
-        self._for_dali -= formats - {"jpeg"}
+        self._dali_formats -= formats - {"jpeg"}
         self._thorough |= "jpeg" in formats
         self._size = _SMALLEST_BATCH if formats else min(BATCH_SIZE, 4 * self._size)
 
     def __iter__(self) -> Iterator[Batch]:
-        batch, nbytes, most = Batch(), 0, _FIRST_BATCH[self._decoding.device]
+        batch, nbytes, max_images = Batch(), 0, _FIRST_BATCH[self._decoding.device]
         for row, header in enumerate(self._headers):
             size, images = self._nbytes(header), batch.images
-            room = self._most_bytes if images >= self._least_images else self._stretched
-            if images >= most or (images > 0 and nbytes + size > room):
+            max_bytes = self._max_bytes if images >= self._min_images else self._stretched_bytes
+            if images >= max_images or (images > 0 and nbytes + size > max_bytes):
                 yield batch
-                batch, nbytes, most = Batch(), 0, self._size
+                batch, nbytes, max_images = Batch(), 0, self._size
             nbytes += size
             batch.rows.append(row)
             if header.error is None:
@@ -109,7 +111,7 @@ class Schedule:
             yield batch
 
     def assign_to_pillow(self, row: int, batch: Batch) -> None:
-        """Begin to decode an image of a batch with Pillow."""
+        """Start to decode an image of a batch with Pillow."""
         batch.by_pillow[row] = decode_pool().submit(
             decode_with_pillow,
             self._image_bytes(row),
@@ -129,27 +131,27 @@ class Schedule:
             self.assign_to_pillow(row, batch)
 
     def _suits_dali(self, header: Header, data: Any) -> bool:
-        wanted = header.format in self._for_dali or _is_deep(header.format, data)
+        chosen = header.format in self._dali_formats or _is_16_bit(header.format, data)
         return (
-            wanted
+            chosen
             and not header.needs_pillow
             and is_valid(header.format, data, self._thorough)
             and parses(np.frombuffer(data, np.uint8))
         )
 
     def _nbytes(self, header: Header) -> int:
-        """Bytes that decoding an image takes, before or after its resize."""
+        """Memory that decoding an image takes: the larger of its sizes before and after resize."""
         if header.error is not None or header.height is None or header.width is None:
             return 0
         in_full = header.height * header.width * self._decoding.bytes_per_pixel(header)
         resized = self._decoding.nbytes(header)
         if self._decoding.scaled and header.format == "jpeg":
-            # The smallest scale that is large enough is less than twice as large.
+            # The chosen scale is less than twice the result's height and width.
             in_full = min(in_full, 4 * resized)
         return max(in_full, resized)
 
 
-def _is_deep(format: str | None, data: Any) -> bool:
-    # Pillow has no more than the upper byte of 16-bit colours, and a row's pixels must not depend
-    # on the other rows: DALI gets these, however few they are.
+def _is_16_bit(format: str | None, data: Any) -> bool:
+    # Pillow keeps only the upper byte of 16-bit colours. A row's pixels must not depend on the
+    # other rows, so DALI decodes these even if they are few.
     return format == "png" and data[24] == 16

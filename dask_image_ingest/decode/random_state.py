@@ -1,4 +1,4 @@
-"""The states of DALI's random operators, by which an image's numbers are those of its sample."""
+"""States of DALI's random operators, computed from the sample: see `Transform`."""
 
 from __future__ import annotations
 
@@ -12,25 +12,30 @@ import numpy as np
 from dask_image_ingest.decode.buffers import Origin
 from dask_image_ingest.errors import ArgumentError
 
-# In DALI's counter, from an image to its neighbour in the batch (`kSkipaheadPerSample`).
+# Distance in DALI's counter between neighbours in a batch (`kSkipaheadPerSample`).
 _STRIDE = 65537
 
-# Operators by which an image gets something of others, which are in its batch by chance.
+# Operators that mix the images of a batch, whose content depends on the query.
 _MIXING = frozenset(("BatchPermutation", "PermuteBatch"))
 
 
-def take_over_random_numbers(made: Any, fn: Any, types: Any) -> list[str]:
-    """Have the state of each random operator fed in; gives a name of each, which is its salt.
+def add_state_inputs(output: Any, fn: Any, types: Any) -> list[str]:
+    """Give each random operator of a graph an external source for its state (`state_name`).
 
-    Operators have an input for that, by which DALI's dynamic mode hands them its generators.
+    It uses the argument by which DALI's dynamic mode passes its generators to operators.
+
+    Returns
+    -------
+    list of str
+        Seed of each random operator, for `first_state`.
     """
     operators: dict[int, Any] = {}
-    waiting = [made.source]
-    while waiting:
-        operator = waiting.pop()
+    stack = [output.source]
+    while stack:
+        operator = stack.pop()
         if operator is not None and operator.id not in operators:
             operators[operator.id] = operator
-            waiting.extend(node.source for node in operator.inputs)
+            stack.extend(node.source for node in operator.inputs)
     seeds: list[str] = []
     unseeded = itertools.count()
     for _, operator in sorted(operators.items()):
@@ -47,24 +52,24 @@ def take_over_random_numbers(made: Any, fn: Any, types: Any) -> list[str]:
             "_random_state", state.name, state.ndim, state.dtype, state.layout
         )
         operator.inputs.append(state)
-        # Operators that were given the same seed draw the same numbers, as they do in DALI; and the
-        # others draw what they would without them.
+        # As in DALI, operators with the same explicit seed draw the same numbers. Unseeded ones are
+        # numbered on their own, so that a seeded operator does not change what they draw.
         seed = operator._op._init_args.get("seed")
-        own = seed is None or seed < 0
-        seeds.append(f"operator {next(unseeded)}" if own else f"seed {seed}")
+        is_unseeded = seed is None or seed < 0
+        seeds.append(f"operator {next(unseeded)}" if is_unseeded else f"seed {seed}")
     return seeds
 
 
 def state_name(number: int) -> str:
-    """The input by which the state of a random operator is fed in."""
+    """Name of the external source with the state of a random operator."""
     return f"random-state-{number}"
 
 
-def state_from(origin: Origin, seed: str) -> np.ndarray:
-    """The state by which an operator draws for the samples from an origin on.
+def first_state(origin: Origin, seed: str) -> np.ndarray:
+    """State of an operator for a batch of consecutive samples, the first of which is ``origin``.
 
-    It is one of DALI's Philox generator: key, counter and phase. The place of an image in its batch
-    counts for the upper half of the counter.
+    uint32 array of a Philox generator's key, counter and phase. DALI adds an image's position in
+    the batch, times `_STRIDE`, to the upper half of the counter.
     """
     shard = origin.shard.encode("utf-8", "surrogateescape")
     key = hashlib.blake2b(shard, digest_size=8, salt=_digest(seed)).digest()

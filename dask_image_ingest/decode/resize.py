@@ -1,7 +1,7 @@
-"""Resizing of decoded images on a CPU: bilinear, antialiased, as Pillow's bilinear.
+"""Resize decoded images on a CPU: bilinear with antialiasing, as Pillow's bilinear.
 
-DALI's own resize takes longer on a CPU than the decoding of a JPEG does. This one writes the pixels
-into the partition's buffer, without another copy.
+On a CPU, DALI's resize takes longer than the decode of a JPEG. This one writes the pixels straight
+into the partition's buffer.
 """
 
 from __future__ import annotations
@@ -23,17 +23,16 @@ from cykooz_resizer import (
 
 
 class ResizeGeometry(NamedTuple):
-    """Geometry of a resize: the scaled image and the part of it that is kept.
+    """Geometry of a resize: the scaled image, and its crop or padding.
 
     Attributes
     ----------
     whole : (int, int)
-        Height and width of the whole image once it is resized.
+        Height and width of the whole scaled image.
     shape : (int, int)
         Height and width of the result.
     start : (int, int)
-        Row and column of the resized image at which the result begins; negative where the result is
-        larger, and has black around the image.
+        Row and column of the scaled image at which the result begins; negative for black padding.
     """
 
     whole: tuple[int, int]
@@ -42,19 +41,19 @@ class ResizeGeometry(NamedTuple):
 
 
 def resize_geometry(height: int, width: int, size: tuple[int, ...], resize: str) -> ResizeGeometry:
-    """Geometry of an image of this height and width, to the pixel as DALI does on a GPU.
+    """Geometry for an image of this height and width, equal to DALI's on a GPU.
 
     ``size`` and ``resize`` are those of a `DecodeSpec`.
     """
     if resize == "stretch":
         return ResizeGeometry((size[0], size[1]), (size[0], size[1]), (0, 0))
-    # In DALI's own precision, or the last pixel would be another one time in 10,000.
+    # In float32 as DALI: in float64, one size in 10,000 differs by a pixel.
     scale = _scale(np.float32(height), np.float32(width), size, resize)
     whole = _times(height, scale), _times(width, scale)
     if resize in ("shorter", "longer"):
         return ResizeGeometry(whole, whole, (0, 0))
-    before = [_half(have - want) for have, want in zip(whole, size, strict=True)]
-    return ResizeGeometry(whole, (size[0], size[1]), (before[0], before[1]))
+    start = _half(whole[0] - size[0]), _half(whole[1] - size[1])
+    return ResizeGeometry(whole, (size[0], size[1]), start)
 
 
 def _scale(height: np.float32, width: np.float32, size: tuple[int, ...], resize: str) -> np.float32:
@@ -70,11 +69,11 @@ def _times(edge: int, scale: np.float32) -> int:
 
 
 def _half(pixels: int) -> int:
-    # Half of an odd number is rounded away from the image's middle on both sides of zero.
+    # Rounded away from zero, as DALI does.
     return (pixels + 1) // 2 if pixels >= 0 else -((1 - pixels) // 2)
 
 
-# Bytes that are resized at once, since the library has copies of its own of what it reads.
+# Bytes that are resized at once: a limit, since the library copies its input.
 _BAND_BYTES = 2**23
 
 _BILINEAR = ResizeAlg.convolution(FilterType.bilinear)
@@ -90,7 +89,7 @@ _thread = threading.local()
 
 
 class Extent(NamedTuple):
-    """Place in an array of an image that does not end with a whole pixel."""
+    """Position and size of an image inside an array, in fractions of a pixel."""
 
     top: float
     left: float
@@ -99,20 +98,20 @@ class Extent(NamedTuple):
 
 
 class ResizedImage:
-    """An image that is resized when it is written to its place.
+    """Image that is resized when it is written to a buffer.
 
     Parameters
     ----------
     image : array of uint8, shape (height, width, channels)
-        NumPy, or what NumPy can look at without a copy.
+        NumPy, or an array that NumPy can view without a copy.
     size, resize
-        As a `DecodeSpec` has them.
+        As in `DecodeSpec`.
     extent
-        Of a picture that was decoded at a reduced scale.
+        Extent of the image in the array, if it was decoded at a reduced scale.
     full : (int, int)
-        Height and width of such an image before it was reduced.
+        Its height and width in a full decode, if it was decoded at a reduced scale.
     nearest
-        Take the nearest pixel in place of a mean.
+        Take the nearest pixel rather than a mean.
     """
 
     def __init__(
@@ -139,31 +138,32 @@ class ResizedImage:
         return prod(self.shape)
 
     def __array__(self, dtype: Any = None, copy: bool | None = None) -> np.ndarray:
-        made = np.empty(self.shape, np.uint8)
-        self.write(made.reshape(-1))
-        return made if dtype is None else made.astype(dtype, copy=False)
+        result = np.empty(self.shape, np.uint8)
+        self.write(result.reshape(-1))
+        return result if dtype is None else result.astype(dtype, copy=False)
 
-    def write(self, room: np.ndarray) -> None:
-        """Write the pixels to a flat array of their number."""
-        made = room.reshape(self.shape)
+    def write(self, out: np.ndarray) -> None:
+        """Write the result to ``out``, a flat uint8 array of `nbytes`."""
+        result = out.reshape(self.shape)
         whole, start = self._geometry.whole, self._geometry.start
+        # The part of the result inside its black padding.
         inner = tuple(
-            slice(max(0, -begin), max(0, -begin) + min(have, want))
-            for begin, have, want in zip(start, whole, self.shape, strict=False)
+            slice(max(0, -begin), max(0, -begin) + min(scaled, length))
+            for begin, scaled, length in zip(start, whole, self.shape, strict=False)
         )
-        if made[inner].size < made.size:
-            made[...] = 0
-        begin = max(0, start[0]), max(0, start[1])
+        if result[inner].size < result.size:
+            result[...] = 0
+        crop_start = max(0, start[0]), max(0, start[1])
         if self._nearest:
-            made[inner] = _nearest(self._image, whole, begin, made[inner].shape)
+            result[inner] = _nearest(self._image, whole, crop_start, result[inner].shape)
             return
-        _resize(self._image, self._extent, whole, begin, made[inner])
+        _resize(self._image, self._extent, whole, crop_start, result[inner])
 
 
 def _nearest(
     image: np.ndarray, whole: tuple[int, int], start: tuple[int, int], shape: tuple[int, ...]
 ) -> np.ndarray:
-    """The part of the resized image that begins at ``start``: of each pixel the nearest one."""
+    """Part of the image, resized by nearest pixel, that begins at ``start``."""
     rows, columns = (
         ((start[axis] + np.arange(shape[axis]) + 0.5) * image.shape[axis] / whole[axis]).astype(int)
         for axis in (0, 1)
@@ -172,12 +172,12 @@ def _nearest(
 
 
 class _Span(NamedTuple):
-    """Source pixels of a part of a resized row or column."""
+    """Source pixels, along one axis, of a part of the resized image."""
 
-    first: int  # pixel
-    last: int  # the one behind the last
-    start: float  # where the part begins, from the first pixel on
-    length: float  # of the part, in pixels of the source
+    first: int  # first source pixel under the filter
+    stop: int  # one past the last
+    start: float  # where the part begins, relative to ``first``
+    length: float  # length of the part in source pixels
 
 
 def _resize(
@@ -185,80 +185,81 @@ def _resize(
     extent: Extent,
     whole: tuple[int, int],
     start: tuple[int, int],
-    made: np.ndarray,
+    out: np.ndarray,
 ) -> None:
-    """Write the part of the resized image that begins at ``start`` and has the shape of ``made``.
+    """Write to ``out`` the part of the resized image that begins at ``start``.
 
     Parameters
     ----------
-    image, made
-        (height, width, channels); rows may lie apart.
+    image, out
+        (height, width, channels); rows need not be contiguous.
+    extent
+        Extent of the image in its array.
     whole
-        Height and width of the whole image, resized.
+        Height and width of the whole resized image.
     """
     height, width, channels = image.shape
-    rows, columns = made.shape[:2]
+    rows, columns = out.shape[:2]
     if (height, width) == whole and extent == Extent(0, 0, height, width):
-        made[...] = image[start[0] : start[0] + rows, start[1] : start[1] + columns]
+        out[...] = image[start[0] : start[0] + rows, start[1] : start[1] + columns]
         return
-    if channels not in _PIXEL_TYPES:  # a transform has made it
+    if channels not in _PIXEL_TYPES:  # more than four: the output of a transform
         for one in range(channels):
-            _resize(image[..., one : one + 1], extent, whole, start, made[..., one : one + 1])
+            _resize(image[..., one : one + 1], extent, whole, start, out[..., one : one + 1])
         return
     across = _span(width, extent.left, extent.width / whole[1], start[1], columns)
-    pixels = max((across.last - across.first) * height / whole[0], columns)
-    band = min(rows, max(1, int(_BAND_BYTES / (pixels * channels))))
+    pixels_per_row = max((across.stop - across.first) * height / whole[0], columns)
+    band = min(rows, max(1, int(_BAND_BYTES / (pixels_per_row * channels))))
     for row in range(0, rows, band):
-        many = min(band, rows - row)
-        down = _span(height, extent.top, extent.height / whole[0], start[0] + row, many)
-        source = image[down.first : down.last, across.first : across.last]
-        part = made[row : row + band]
-        part[...] = _resized(source, down, across, part.shape, _in_one(image.shape, whole))
+        count = min(band, rows - row)
+        down = _span(height, extent.top, extent.height / whole[0], start[0] + row, count)
+        source = image[down.first : down.stop, across.first : across.stop]
+        part = out[row : row + band]
+        part[...] = _resized(source, down, across, part.shape, _vertical_first(image.shape, whole))
 
 
-def _in_one(shape: tuple[int, ...], whole: tuple[int, int]) -> bool:
-    """True if columns are resized before rows, as the library does, or one of them alone.
+def _vertical_first(shape: tuple[int, ...], whole: tuple[int, int]) -> bool:
+    """True if the vertical pass comes first, as in the library, or if there is only one pass.
 
-    Each of the two passes rounds, so that their order shows: in every sixth value, by 1. This is
-    Pillow's order.
+    The order is Pillow's. It matters, since each pass rounds: one value in six differs by 1.
     """
-    lost = [have - left for have, left in zip(shape, whole, strict=False)]
-    return 0 in lost or (lost[0] > 0 and lost[0] > 2 * lost[1])
+    shrunk = shape[0] - whole[0], shape[1] - whole[1]
+    return 0 in shrunk or (shrunk[0] > 0 and shrunk[0] > 2 * shrunk[1])
 
 
 def _resized(
-    source: np.ndarray, down: _Span, across: _Span, shape: tuple[int, ...], in_one: bool
+    source: np.ndarray, down: _Span, across: _Span, shape: tuple[int, ...], vertical_first: bool
 ) -> np.ndarray:
-    """Resize the given part of ``source`` to ``shape``."""
+    """Resize the spanned part of ``source`` to ``shape``."""
     height, width, channels = source.shape
-    kind = _PIXEL_TYPES[channels]
-    # Without the first copy, of a part, the second would go pixel by pixel.
-    given = ImageData(width, height, kind, np.ascontiguousarray(source).tobytes())
-    made = ImageData(shape[1], shape[0], kind)
-    if in_one:
-        _run(given, made, CropBox(across.start, down.start, across.length, down.length))
+    pixel_type = _PIXEL_TYPES[channels]
+    # tobytes() of a part that is not contiguous would copy pixel by pixel.
+    pixels = ImageData(width, height, pixel_type, np.ascontiguousarray(source).tobytes())
+    result = ImageData(shape[1], shape[0], pixel_type)
+    if vertical_first:
+        _run(pixels, result, CropBox(across.start, down.start, across.length, down.length))
     else:
-        narrowed = ImageData(shape[1], height, kind)
-        _run(given, narrowed, CropBox(across.start, 0, across.length, height))
-        _run(narrowed, made, CropBox(0, down.start, shape[1], down.length))
-    return np.frombuffer(made.get_buffer(), np.uint8).reshape(shape)
+        narrowed = ImageData(shape[1], height, pixel_type)
+        _run(pixels, narrowed, CropBox(across.start, 0, across.length, height))
+        _run(narrowed, result, CropBox(0, down.start, shape[1], down.length))
+    return np.frombuffer(result.get_buffer(), np.uint8).reshape(shape)
 
 
-def _run(source: ImageData, made: ImageData, box: CropBox) -> None:
+def _run(source: ImageData, out: ImageData, box: CropBox) -> None:
+    # One per thread: a resizer has a lock and its own buffers.
     resizer = getattr(_thread, "resizer", None)
     if resizer is None:
-        # It has a lock and memory of its own.
         resizer = _thread.resizer = Resizer()
-    resizer.resize(source, made, ResizeOptions(_BILINEAR, use_alpha=False, crop_box=box))
+    resizer.resize(source, out, ResizeOptions(_BILINEAR, use_alpha=False, crop_box=box))
 
 
 def _span(length: int, origin: float, scale: float, start: int, count: int) -> _Span:
-    """Source pixels, of ``length``, for ``count`` resized ones from ``start`` on.
+    """Source pixels, of ``length``, for ``count`` resized pixels from ``start`` on.
 
-    The first of all begins at ``origin``, and each is ``scale`` wide.
+    Resized pixel 0 begins at ``origin``, and each covers ``scale`` source pixels.
     """
-    reach = max(scale, 1)
-    first = max(0, floor(origin + (start + 0.5) * scale - reach))
-    last = min(length, ceil(origin + (start + count - 0.5) * scale + reach))
+    radius = max(scale, 1)
+    first = max(0, floor(origin + (start + 0.5) * scale - radius))
+    stop = min(length, ceil(origin + (start + count - 0.5) * scale + radius))
     begin = max(0.0, origin + start * scale - first)
-    return _Span(first, last, begin, min(count * scale, last - first - begin))
+    return _Span(first, stop, begin, min(count * scale, stop - first - begin))

@@ -1,4 +1,4 @@
-"""Threads and malloc of decoding."""
+"""Threads and malloc settings for decoding."""
 
 from __future__ import annotations
 
@@ -13,11 +13,10 @@ from dask.system import CPU_COUNT
 
 
 def decode_threads() -> int:
-    """Threads that a DALI pipeline of this process should have.
+    """Number of threads for a DALI pipeline in this process.
 
-    The configuration value ``image-ingest.decode-threads`` if it is set, as ``start_cluster`` does;
-    otherwise a worker's own number of threads, or all cores that this process may use by its
-    affinity and its control group.
+    The configuration value ``image-ingest.decode-threads`` if set, as ``start_cluster`` does;
+    otherwise the worker's number of threads; outside a worker the cores that this process may use.
     """
     configured = dask.config.get("image-ingest.decode-threads", None)
     if configured:
@@ -31,27 +30,27 @@ def decode_threads() -> int:
 
 
 def decode_pool() -> ThreadPoolExecutor:
-    """As many threads for what DALI does not do: Pillow's images, reduced JPEGs, copies."""
+    """Pool of `decode_threads` threads for work outside DALI: Pillow, reduced JPEGs, copies."""
     return _pool(decode_threads(), os.getpid())
 
 
 @functools.lru_cache(maxsize=1)
 def _pool(count: int, process: int) -> ThreadPoolExecutor:
-    # A fork of this process has none of its threads, hence the process among the arguments.
+    # Keyed by process, since a fork lacks the threads.
     return ThreadPoolExecutor(count, thread_name_prefix="decode")
 
 
-# What dask sets for its workers. glibc then maps every block above 128 kB again: 155 page faults an
-# image inside DALI, and 640 where it is resized too, which is a third of the time.
+# What Dask sets for its workers. It makes glibc map each block above 128 kB anew: 155 page faults
+# per image in DALI, 640 with a resize, a third of the time.
 _DASKS_TRIM_THRESHOLD = "65536"
 
-# The names of mallopt(3), and bytes.
+# Parameters of mallopt(3), and their values in bytes.
 _M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD = -1, -3
 _TRIMMED, _MAPPED = 64 << 20, 16 << 20
 
 
 def keep_freed_memory() -> None:
-    """Have malloc keep freed memory for the next image, where only dask has set it otherwise."""
+    """Have malloc keep freed memory for the next image, unless the user has configured malloc."""
     of_dask = os.environ.get("MALLOC_TRIM_THRESHOLD_") == _DASKS_TRIM_THRESHOLD
     if not of_dask or "MALLOC_MMAP_THRESHOLD_" in os.environ:
         return

@@ -1,10 +1,11 @@
-"""A user's transform, with random numbers that belong to the sample.
+"""A user's transform, with random numbers that depend on the sample alone.
 
-DALI draws an image's random numbers by the state of an operator and by the image's place in its
-batch, and what is in a batch depends on the query: filters, bad images, partitions. So operators
-get the state by which each place has the numbers of its sample: of a shard, and a number in it.
-Samples that follow one another can share a batch, since the places in a batch do; a short gap is
-filled with a neighbour whose picture is thrown away, a longer one begins another batch.
+In DALI, the random numbers of an image depend on the operator's state and on the image's position
+in its batch. The content of a batch depends on the query: filters, bad images, partitions. To make
+the numbers depend on the sample instead, operators get a state that is computed from the shard and
+the number of the batch's first sample. The next positions then have the numbers of the next samples
+of the shard, so a batch must hold consecutive samples. A short gap is filled by repeating a
+neighbour, whose output is dropped; after a longer gap, another batch starts.
 """
 
 from __future__ import annotations
@@ -22,9 +23,9 @@ from dask_image_ingest.decode.dali import BATCH_SIZE, BatchPipeline, dali, new_p
 from dask_image_ingest.decode.gpu import raise_gpu_failure
 from dask_image_ingest.decode.options import DecodeSpec
 from dask_image_ingest.decode.random_state import (
-    state_from,
+    add_state_inputs,
+    first_state,
     state_name,
-    take_over_random_numbers,
 )
 from dask_image_ingest.decode.resources import decode_pool, decode_threads
 from dask_image_ingest.errors import ArgumentError, FunctionError
@@ -32,13 +33,13 @@ from dask_image_ingest.user_functions import refuse_other_code
 
 _INPUT = "images"
 
-# Parts of a batch that are transformed side by side.
-_MOST_SHARES = 8
+# Most parts of a batch that are transformed in parallel.
+_MAX_PARALLEL = 8
 
-# So many fillers cost less than another batch.
+# Longest gap to fill; more fillers would cost more than another batch.
 _LONGEST_GAP = 3
 
-# What DALI says about an operator that fails, without its stack.
+# The operator and message in an error of DALI, without the stack.
 _REASON = re.compile(
     r"(?:operator `([^`]+)`.*?)?encountered:\s+(.+?)\s*(?:C\+\+ context|Current pipeline|$)",
     re.DOTALL,
@@ -46,124 +47,126 @@ _REASON = re.compile(
 
 
 class _Part(NamedTuple):
-    """Rows that are transformed together, and the places of those that are no fillers."""
+    """Rows of a batch that are transformed together."""
 
-    rows: list[int]
-    places: list[int]
+    rows: list[int]  # with fillers
+    kept: list[int]  # positions in ``rows`` of those that are not fillers
 
 
 class Transform:
-    """The transform of some options in this process; any number of threads may use it at once.
+    """The transform of one set of options in this process. Thread-safe.
 
-    On the CPU, the images of a batch are shared out among several pipelines, which have as many
-    threads together as decode: samples without neighbours are transformed one by one, slowly.
+    On a CPU, a batch is split among several pipelines, which have `decode_threads` threads in all.
+    Random transforms are slow for samples without neighbours, each of which is a batch of its own.
     """
 
     def __init__(self, decoding: DecodeSpec) -> None:
         assert decoding.transform is not None
         refuse_other_code("transform=", decoding.transform, decoding.transform_code)
         self._decoding = decoding
-        self._shares = 1 if decoding.device == "gpu" else min(_MOST_SHARES, decode_threads())
-        # Whoever uses one has taken it from here, and brings back only what is whole.
+        self._parallel = 1 if decoding.device == "gpu" else min(_MAX_PARALLEL, decode_threads())
+        # A thread pops the pipeline that it uses, and appends it again when its batch is done.
         self._idle: list[_TransformPipeline] = []
-        self._building = threading.Lock()
+        # The user's function need not be thread-safe.
+        self._build_lock = threading.Lock()
 
     def run(self, images: Any, origins: Sequence[Origin]) -> Any:
-        """Transform the images of a batch, a DALI tensor list or a list of DALI tensors.
+        """Transform the images of a batch: a DALI tensor list, or a list of images.
 
         Raises
         ------
         FunctionError
-            If the transform fails, for the first image for which it does.
+            If the transform fails, with the first image for which it does.
         ArgumentError
-            If it gives anything but uint8 images of layout HWC, or mixes images.
+            If its output is not uint8 images of layout HWC, or it mixes images.
         """
-        pipeline = self._take(origins[0])
-        share = -(-len(origins) // self._shares)
-        parts = _runs(origins, share) if pipeline.is_random else _slices(len(origins), share)
+        pipeline = self._take_pipeline(origins[0])
+        length = -(-len(origins) // self._parallel)
+        parts = _runs(origins, length) if pipeline.is_random else _slices(len(origins), length)
         self._idle.append(pipeline)
-        if len(parts) == 1 and parts[0].rows == parts[0].places:
-            return self._transformed(images, origins)
-        made = self._each(parts, list(images), origins)
+        if len(parts) == 1 and parts[0].rows == parts[0].kept:
+            return self._transform(images, origins)
+        outputs = self._transform_parts(parts, list(images), origins)
         return [
-            pictures[place]
-            for part, pictures in zip(parts, made, strict=True)
-            for place in part.places
+            output[position]
+            for part, output in zip(parts, outputs, strict=True)
+            for position in part.kept
         ]
 
-    def _each(self, parts: list[_Part], images: list[Any], origins: Sequence[Origin]) -> list[Any]:
-        given = [
+    def _transform_parts(
+        self, parts: list[_Part], images: list[Any], origins: Sequence[Origin]
+    ) -> list[Any]:
+        inputs = [
             ([images[row] for row in part.rows], [origins[row] for row in part.rows])
             for part in parts
         ]
-        if self._shares == 1:
-            return [self._transformed(*each) for each in given]
-        begun = [decode_pool().submit(self._transformed, *each) for each in given]
-        return [future.result() for future in begun]
+        if self._parallel == 1:
+            return [self._transform(*part) for part in inputs]
+        futures = [decode_pool().submit(self._transform, *part) for part in inputs]
+        return [future.result() for future in futures]
 
-    def _transformed(self, images: Any, origins: Sequence[Origin]) -> Any:
-        pipeline = self._take(origins[0])
+    def _transform(self, images: Any, origins: Sequence[Origin]) -> Any:
+        pipeline = self._take_pipeline(origins[0])
         try:
-            made = pipeline.run(images, origins[0])
+            output = pipeline.run(images, origins[0])
         except RuntimeError as error:
             raise_gpu_failure(error, self._decoding)
             if len(origins) == 1:
-                raise _failed(origins[0], error) from error
-            made = None
+                raise _function_error(origins[0], error) from error
+            output = None
         self._idle.append(pipeline)
-        if made is not None:
+        if output is not None:
             if self._decoding.mode == "labels":
-                _check_labels(images, made, origins)
-            return made
-        # For one of them, which is found like this; it may be one that only fills a gap.
+                _check_labels(images, output, origins)
+            return output
+        # Find the image that fails. If it was only a filler, all may succeed.
         one_by_one = zip(list(images), origins, strict=True)
-        return [self._transformed([image], [origin])[0] for image, origin in one_by_one]
+        return [self._transform([image], [origin])[0] for image, origin in one_by_one]
 
-    def _take(self, first: Origin) -> _TransformPipeline:
+    def _take_pipeline(self, first: Origin) -> _TransformPipeline:
         try:
             return self._idle.pop()
         except IndexError:
-            pipeline = _TransformPipeline(self._decoding, -(-decode_threads() // self._shares))
-        # A user's function need not be ready for several threads.
-        with self._building:
+            pipeline = _TransformPipeline(self._decoding, -(-decode_threads() // self._parallel))
+        with self._build_lock:
             try:
                 pipeline.build()
             except (ArgumentError, FunctionError):
                 raise
             except Exception as error:
-                raise _failed(first, error) from error
+                raise _function_error(first, error) from error
         return pipeline
 
 
 class _TransformPipeline:
-    """One pipeline of a transform, for one thread at a time."""
+    """One pipeline of a transform. Not thread-safe."""
 
     def __init__(self, decoding: DecodeSpec, threads: int) -> None:
         self._decoding = decoding
         self._threads = threads
         self._pipeline = BatchPipeline(self._build)
-        self._seeds: list[str] = []
+        self._seeds: list[str] = []  # one per random operator; set when the pipeline is built
 
     @property
     def is_random(self) -> bool:
-        """True if the transform has random operators; known once it is built."""
+        """True if the transform has random operators; valid after `build`."""
         return bool(self._seeds)
 
     def build(self) -> None:
-        """Call the user's function, unless that was done."""
+        """Build the pipeline with the user's function, unless it exists."""
         self._pipeline.build()
 
     def run(self, images: Any, first: Origin) -> Any:
-        """Transform images that come one after the other from ``first`` on."""
+        """Transform consecutive samples, the first of which is ``first``."""
         self._pipeline.build()
         states = {
-            state_name(number): np.tile(state_from(first, seed), (len(images), 1))
+            state_name(number): np.tile(first_state(first, seed), (len(images), 1))
             for number, seed in enumerate(self._seeds)
         }
         self._pipeline.schedule(**{_INPUT: images}, **states)
-        made = self._pipeline.collect()
-        _check_output(made)
-        return made
+        output = self._pipeline.collect()
+        _check_output(output)
+        return output
 
     def _build(self) -> Any:
         fn, types, _ = dali()
@@ -174,66 +177,64 @@ class _TransformPipeline:
             images = fn.external_source(
                 name=_INPUT, no_copy=True, dtype=types.UINT8, layout="HWC", device=device
             )
-            made = self._decoding.transform(images)
-            if not isinstance(made, type(images)):
+            output = self._decoding.transform(images)
+            if not isinstance(output, type(images)):
                 raise ArgumentError(
-                    f"transform= gave a {type(made).__name__}: it has to give one batch of images, "
-                    "as DALI's operators do"
+                    f"transform= gave a {type(output).__name__}: it has to give one batch of "
+                    "images, as DALI's operators do"
                 )
-            self._seeds = take_over_random_numbers(made, fn, types)
-            pipeline.set_outputs(made)
+            self._seeds = add_state_inputs(output, fn, types)
+            pipeline.set_outputs(output)
         pipeline.build()
         return pipeline
 
 
-def _runs(origins: Sequence[Origin], most: int) -> list[_Part]:
-    """Samples that follow one another, with fillers in short gaps; ``most`` to a part at most."""
+def _runs(origins: Sequence[Origin], length: int) -> list[_Part]:
+    """Parts of at most ``length`` consecutive samples, with fillers in short gaps."""
     parts: list[_Part] = []
     for row, origin in enumerate(origins):
         gap = -1
         if row and origin.shard == origins[row - 1].shard:
             gap = origin.number - origins[row - 1].number - 1
-        fits = parts and len(parts[-1].rows) + gap < min(most, BATCH_SIZE)
+        fits = parts and len(parts[-1].rows) + gap < min(length, BATCH_SIZE)
         if not fits or not 0 <= gap <= _LONGEST_GAP:
             parts.append(_Part([], []))
             gap = 0
-        rows, wanted = parts[-1]
+        rows, kept = parts[-1]
         rows.extend([row - 1] * gap)
-        wanted.append(len(rows))
+        kept.append(len(rows))
         rows.append(row)
     return parts
 
 
-def _slices(count: int, most: int) -> list[_Part]:
-    return [
-        _Part(list(range(start, min(start + most, count))), list(range(min(most, count - start))))
-        for start in range(0, count, most)
-    ]
+def _slices(count: int, length: int) -> list[_Part]:
+    slices = [range(start, min(start + length, count)) for start in range(0, count, length)]
+    return [_Part(list(rows), list(range(len(rows)))) for rows in slices]
 
 
-def _failed(origin: Origin, error: Exception) -> FunctionError:
-    reason = _REASON.search(str(error))
-    if reason is None:
-        said = f"{type(error).__name__}: {error}"
+def _function_error(origin: Origin, error: Exception) -> FunctionError:
+    match = _REASON.search(str(error))
+    if match is None:
+        reason = f"{type(error).__name__}: {error}"
     else:
-        said = f"{reason[1]}: {reason[2]}" if reason[1] else reason[2]
+        reason = f"{match[1]}: {match[2]}" if match[1] else match[2]
     where = f"{origin.shard}: " if origin.shard else ""
-    return FunctionError(f"{where}transform= fails for {origin.name}: {said}")
+    return FunctionError(f"{where}transform= fails for {origin.name}: {reason}")
 
 
-# Fill values of operators: background, and the label that losses ignore.
-_FILLED = {0, 255}
+# Usual fill values of operators: background, and the label that losses ignore.
+_FILL_LABELS = {0, 255}
 
 
-def _check_labels(given: Any, made: Any, origins: Sequence[Origin]) -> None:
-    """Refuse labels that an image did not have, as a mean of two classes is.
+def _check_labels(inputs: Any, outputs: Any, origins: Sequence[Origin]) -> None:
+    """Refuse labels that the image did not have before, such as the mean of two classes.
 
     Raises
     ------
     FunctionError
     """
-    for before, after, origin in zip(given, made, origins, strict=True):
-        new = _labels(after) - _labels(before) - _FILLED
+    for before, after, origin in zip(inputs, outputs, origins, strict=True):
+        new = _labels(after) - _labels(before) - _FILL_LABELS
         if new:
             raise FunctionError(
                 f"{origin.shard}: transform= gave {origin.name} the label {min(new)}, which it did "
@@ -245,13 +246,13 @@ def _check_labels(given: Any, made: Any, origins: Sequence[Origin]) -> None:
 
 def _labels(image: Any) -> set[int]:
     pixels = np.asarray(image.as_cpu() if hasattr(image, "as_cpu") else image)
-    # In half of the time that NumPy takes.
+    # Twice as fast as np.unique.
     counts = Image.fromarray(pixels.reshape(1, -1)).histogram()
     return {label for label, count in enumerate(counts) if count}
 
 
 def _check_output(images: Any) -> None:
-    """Refuse what a transform must not give: anything but uint8 images, rows of pixels first.
+    """Refuse a transform's output unless it is uint8 images of layout HWC.
 
     Raises
     ------

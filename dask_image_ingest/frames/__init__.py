@@ -1,7 +1,7 @@
 """Dataframes with a column of images, on pandas and on cuDF.
 
-In: a table of metadata and decoded pixels. Out: a dataframe of the backend, and arrays over its
-columns. A backend is a file of this room, and no other room imports cuDF.
+In: an Arrow table of metadata, and decoded pixels. Out: a dataframe of the backend, and arrays over
+its columns. No other subpackage imports cuDF.
 """
 
 from dask_image_ingest.frames.arrow_types import (
@@ -35,10 +35,15 @@ from dask_image_ingest.frames.image_dtype import IMAGE, DecodedImage, as_uint8
 from dask_image_ingest.frames.pandas_backend import (
     encoded_memory,
     index_columns,
-    joined,
     pandas_type,
+    stack_views,
 )
-from dask_image_ingest.frames.pixel_pool import LEAST_SHARED, map_block, pixel_memory, this_machine
+from dask_image_ingest.frames.pixel_pool import (
+    MIN_SHARED_BYTES,
+    map_block,
+    pixel_memory,
+    this_machine,
+)
 from dask_image_ingest.frames.reference_dtype import (
     REFERENCE,
     ImageReference,
@@ -48,7 +53,7 @@ from dask_image_ingest.frames.reference_dtype import (
 
 __all__ = [
     "IMAGE",
-    "LEAST_SHARED",
+    "MIN_SHARED_BYTES",
     "REFERENCE",
     "Backend",
     "BackendName",
@@ -72,7 +77,6 @@ __all__ = [
     "is_list",
     "is_number",
     "is_text",
-    "joined",
     "map_block",
     "pandas_type",
     "parse_type",
@@ -81,6 +85,7 @@ __all__ = [
     "reference_columns",
     "references_of_fields",
     "register_accessor",
+    "stack_views",
     "this_machine",
     "workers",
 ]

@@ -1,4 +1,4 @@
-"""Arrow types: their kinds, and what users call them."""
+"""Arrow types: predicates, and conversion to and from the names that users write."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ _PYTHON_TYPES = {
     bytes: pa.binary(),
 }
 
-# Numbers of which Arrow has other names than users do.
+# Arrow's names of floats, and ours.
 _NAMES = {"halffloat": "float16", "float": "float32", "double": "float64"}
 
-# Lists, of which Arrow also says how it calls their items.
+# With or without the name of the items, which Arrow includes.
 _LIST = re.compile(r"(large_)?list<(?:\w+: )?")
 _STRUCT = re.compile(r"struct<")
 _PLAIN_FIELD = re.compile(r"\w+", re.ASCII)
@@ -29,32 +29,32 @@ _WITH_ZONE = re.compile(r"timestamp\[(\w+), tz=(.+)\]")
 _DECIMAL = re.compile(r"decimal(32|64|128|256)\((\d+), ?(-?\d+)\)")
 
 
-def parse_type(given: Any) -> pa.DataType:
-    """An Arrow type from itself, its name, or the type of Python or NumPy that it stands for.
+def parse_type(type_: Any) -> pa.DataType:
+    """Arrow type for an Arrow type, a name, or a type of Python or NumPy.
 
     Raises
     ------
     TypeError, ValueError, LookupError, pyarrow.ArrowException
-        For what is no type.
+        If it is not a type.
     """
-    if isinstance(given, pa.DataType):
-        return given
-    if isinstance(given, str):
-        return named_type(given)
-    if given in _PYTHON_TYPES:
-        return _PYTHON_TYPES[given]
-    if isinstance(given, np.dtype) or (isinstance(given, type) and issubclass(given, np.generic)):
-        return pa.from_numpy_dtype(given)
-    raise TypeError(f"{given!r} is no type")
+    if isinstance(type_, pa.DataType):
+        return type_
+    if isinstance(type_, str):
+        return named_type(type_)
+    if type_ in _PYTHON_TYPES:
+        return _PYTHON_TYPES[type_]
+    if isinstance(type_, np.dtype) or (isinstance(type_, type) and issubclass(type_, np.generic)):
+        return pa.from_numpy_dtype(type_)
+    raise TypeError(f"{type_!r} is no type")
 
 
 def is_text(type_: pa.DataType) -> bool:
-    """True for types of strings."""
+    """True for string types."""
     return bool(pa.types.is_string(type_) or pa.types.is_large_string(type_))
 
 
 def is_bytes(type_: pa.DataType) -> bool:
-    """True for types of bytes."""
+    """True for binary types of variable length."""
     return bool(pa.types.is_binary(type_) or pa.types.is_large_binary(type_))
 
 
@@ -64,19 +64,19 @@ def is_number(type_: pa.DataType) -> bool:
 
 
 def is_list(type_: pa.DataType) -> bool:
-    """True for types of lists, of whatever lengths."""
+    """True for lists of variable length."""
     return bool(pa.types.is_list(type_) or pa.types.is_large_list(type_))
 
 
 def is_byte_list(type_: pa.DataType) -> bool:
-    """True for lists of uint8, which cuDF has in the place of bytes."""
+    """True for lists of uint8, which cuDF has instead of bytes."""
     return is_list(type_) and type_.value_type == pa.uint8()
 
 
 def bytes_of(lists: pa.Array) -> pa.Array:
-    """Lists of uint8 as the bytes that they are, without a copy."""
+    """Convert lists of uint8 to bytes, without a copy."""
     if pa.types.is_null(lists.type):
-        # What cuDF makes of a column of lists that are all null.
+        # cuDF's type for a column of lists that are all null.
         return pa.nulls(len(lists), pa.binary())
     values = lists.values
     if values.null_count:
@@ -89,7 +89,7 @@ def bytes_of(lists: pa.Array) -> pa.Array:
 
 
 def type_name(type_: pa.DataType) -> str:
-    """The name by which `named_type` finds a type; of types that it does not know, Arrow's own."""
+    """Name of a type, for `named_type`; Arrow's own name if that does not know the type."""
     if is_list(type_):
         kind = "list" if pa.types.is_list(type_) else "large_list"
         return f"{kind}<{type_name(type_.value_type)}>"
@@ -100,7 +100,7 @@ def type_name(type_: pa.DataType) -> str:
 
 
 def named_type(name: str) -> pa.DataType:
-    """The type of a name: ``list<float32>``, ``struct<box: list<int32>, at: timestamp[s]>``."""
+    """Parse a name: ``list<float32>``, ``struct<box: list<int32>, at: timestamp[s]>``."""
     type_, end = _read(name, 0)
     if end != len(name):
         raise ValueError(f"{name!r} is no type")
@@ -108,17 +108,17 @@ def named_type(name: str) -> pa.DataType:
 
 
 def _read(name: str, start: int) -> tuple[pa.DataType, int]:
-    """The type whose name begins here, and where it ends."""
-    if found := _LIST.match(name, start):
-        item, end = _read(name, found.end())
-        return (pa.large_list if found[1] else pa.list_)(item), _after(">", name, end)
-    if found := _STRUCT.match(name, start):
-        fields, end = _read_fields(name, found.end())
-        return pa.struct(fields), _after(">", name, end)
-    found = _LEAF.match(name, start)
-    if found is None:
+    """Parse the type at ``start``: the type, and the position after it."""
+    if match := _LIST.match(name, start):
+        item, end = _read(name, match.end())
+        return (pa.large_list if match[1] else pa.list_)(item), _expect(">", name, end)
+    if match := _STRUCT.match(name, start):
+        fields, end = _read_fields(name, match.end())
+        return pa.struct(fields), _expect(">", name, end)
+    match = _LEAF.match(name, start)
+    if match is None:
         raise ValueError(f"{name!r} is no type")
-    return _leaf(found[0]), found.end()
+    return _leaf(match[0]), match.end()
 
 
 def _read_fields(name: str, start: int) -> tuple[list[tuple[str, pa.DataType]], int]:
@@ -126,21 +126,21 @@ def _read_fields(name: str, start: int) -> tuple[list[tuple[str, pa.DataType]], 
     while True:
         if name.startswith('"', start):
             field, end = json.JSONDecoder().raw_decode(name, start)
-        elif found := _PLAIN_FIELD.match(name, start):
-            field, end = found[0], found.end()
+        elif match := _PLAIN_FIELD.match(name, start):
+            field, end = match[0], match.end()
         else:
             raise ValueError(f"{name!r} is no type")
-        type_, end = _read(name, _after(": ", name, end))
+        type_, end = _read(name, _expect(": ", name, end))
         fields.append((field, type_))
         if not name.startswith(", ", end):
             return fields, end
         start = end + 2
 
 
-def _after(sign: str, name: str, start: int) -> int:
-    if not name.startswith(sign, start):
+def _expect(token: str, name: str, start: int) -> int:
+    if not name.startswith(token, start):
         raise ValueError(f"{name!r} is no type")
-    return start + len(sign)
+    return start + len(token)
 
 
 def _field_name(name: str) -> str:
@@ -150,9 +150,9 @@ def _field_name(name: str) -> str:
 def _leaf(name: str) -> pa.DataType:
     if name == "str":
         return pa.string()
-    if found := _WITH_ZONE.fullmatch(name):
-        return pa.timestamp(found[1], found[2])
-    if found := _DECIMAL.fullmatch(name):
-        make = getattr(pa, f"decimal{found[1]}")
-        return make(int(found[2]), int(found[3]))
+    if match := _WITH_ZONE.fullmatch(name):
+        return pa.timestamp(match[1], match[2])
+    if match := _DECIMAL.fullmatch(name):
+        decimal = getattr(pa, f"decimal{match[1]}")
+        return decimal(int(match[2]), int(match[3]))
     return pa.type_for_alias(name)

@@ -1,4 +1,4 @@
-"""Backends: what a dataframe library has to offer, and which one a collection gets."""
+"""The protocol of a backend, accessors for all backends, and the workers of the client."""
 
 from __future__ import annotations
 
@@ -16,17 +16,17 @@ from dask_image_ingest.errors import MissingDependencyError
 
 BackendName = Literal["cudf", "pandas"]
 
-#: The values of a new column, and its type: an array (n,), for a list type (n, d), or a Python list
-#: of strings or bytes.
+#: Values and type of a new column. The values are an array (n,), for a list type an array (n, d),
+#: or a Python list of strings or bytes.
 NewColumn: TypeAlias = tuple[Any, pa.DataType]
 
 
 class Backend(Protocol):
-    """Protocol of a dataframe library; ``pandas_backend.py`` and ``cudf/backend.py`` have it."""
+    """Protocol of a dataframe library, implemented in ``pandas_backend.py`` and ``cudf/``."""
 
     @property
     def name(self) -> BackendName:
-        """The name that ``backend=`` takes."""
+        """Name for ``backend=``."""
 
     @property
     def device(self) -> Literal["cpu", "gpu"]:
@@ -34,112 +34,111 @@ class Backend(Protocol):
 
     @property
     def largest_partition(self) -> int:
-        """The most pixels, in bytes, that the image column of one partition can hold."""
+        """Largest image column of a partition, in bytes of pixels."""
 
     @property
     def numpy(self) -> Any:
-        """The library of its arrays, with NumPy's names: NumPy or CuPy."""
+        """Array module of the backend: NumPy or CuPy."""
 
     def holds(self, type_: pa.DataType) -> bool:
-        """True if a column can be of this type, of those that the metadata of a read may have."""
+        """True if a metadata column can have this type."""
 
     def thread_setup(self) -> Callable[[], None]:
-        """Function that another thread calls first, to work on the device of this one."""
+        """Function to call first in another thread, which selects this thread's device there."""
 
     def pixel_buffer(self, nbytes: int) -> PixelBuffer:
-        """A buffer for about ``nbytes`` of pixels."""
+        """Buffer for about ``nbytes`` of pixels."""
 
     def frame(self, table: pa.Table, index: np.ndarray, pixels: Pixels | None) -> Any:
-        """A dataframe of ``table``'s columns, and ``image`` last where there are pixels."""
+        """Dataframe of the columns of ``table``, followed by ``image`` if there are pixels."""
 
     def to_arrow(self, frame: Any) -> pa.Table:
         """Metadata columns of a dataframe, on the host."""
 
     def to_storage(self, frame: Any) -> pa.Table:
-        """All columns of a dataframe, and its index, on the host and as files can have them."""
+        """All columns of a dataframe and its index, on the host and in types for parquet."""
 
     def from_storage(self, table: pa.Table, meta: Any) -> Any:
-        """A dataframe that was stored, or some columns of it; ``meta`` is an empty one like it."""
+        """Restore a dataframe, or some of its columns: those of ``meta``, an empty dataframe."""
 
     def with_images(
         self, frame: Any, pixels: Pixels, image: str = "image", error: str | None = "error"
     ) -> Any:
-        """``frame`` with the columns of a late decode, in place of those it has or behind.
+        """Assign the columns of a late decode: replace them, or append them if missing.
 
-        ``image`` and ``error`` are their names, ``error`` None where none is wanted.
+        ``image`` and ``error`` are their names; no error column if ``error`` is None.
         """
 
     def with_references(
         self, frame: Any, references: pa.Array | pa.ChunkedArray, image: str, error: str | None
     ) -> Any:
-        """``frame`` with references in place of images, and nulls in place of errors.
+        """Replace images by references, and errors by nulls; columns as in `with_images`.
 
-        As with `with_images`; ``references`` are of the type ``REFERENCE``.
+        ``references`` have the type ``REFERENCE``.
         """
 
     def is_references(self, dtype: Any) -> bool:
         """True for the dtype of image references."""
 
     def meta(self, types: Mapping[str, pa.DataType]) -> Any:
-        """An empty dataframe with these columns."""
+        """Empty dataframe with these columns."""
 
     def is_images(self, dtype: Any) -> bool:
         """True for the dtype of decoded images."""
 
     def arrays(self, images: Any) -> list[Any]:
-        """Views of each image of a column, (height, width, channels), None where there is none."""
+        """Views of the images of a column, (height, width, channels); None for a missing image."""
 
     def with_columns(
         self, frame: Any, columns: Mapping[str, NewColumn], rows: Sequence[int]
     ) -> Any:
-        """``frame`` with new columns, whose values belong to ``rows``; null in the others."""
+        """Assign columns whose values belong to ``rows``; other rows are null."""
 
     def values(self, series: Any) -> Any:
-        """A column as an array: (n,), or (n, d) of lists; strings and bytes as NumPy objects.
+        """Column as an array: (n,), or (n, d) for lists; strings and bytes as NumPy objects.
 
-        None where nulls, or lists of differing lengths, don't allow that.
+        None if nulls or differing list lengths make that impossible.
         """
 
     def normalized(self, images: Sequence[Any], scale: np.ndarray, shift: np.ndarray) -> Any:
-        """Images of one shape as one array (n, channels, height, width) of float32.
+        """Stack images of one shape to float32 (n, channels, height, width): value * scale + shift.
 
-        ``scale`` and ``shift`` are float32, one for each channel or one for all: what each value
-        is multiplied by, and what is added then.
+        ``scale`` and ``shift`` are float32 of shape (channels,) or (1,).
         """
 
     def count_levels(self, images: Sequence[Any]) -> np.ndarray:
         """Number of pixels by channel and value: int64 (channels, 256).
 
-        All images are of as many channels.
+        All images have the same number of channels.
         """
 
     def host(self, array: Any) -> np.ndarray:
-        """An array in host memory."""
+        """Array in host memory."""
 
     def partition_memory(self) -> int:
-        """Bytes of pixels that a partition should hold at most, judged by the memory here."""
+        """Most bytes of pixels that a partition should hold, given the workers' memory."""
 
 
 Kind = Literal["dataframe", "series"]
 Accessor = TypeVar("Accessor", bound=type)
 
-# How a backend takes an accessor of a kind and a name.
+# Attaches an accessor of a kind and name to a backend's classes.
 Attach: TypeAlias = Callable[[Kind, str, type], None]
 
-# All accessors, and how each loaded backend takes one: no backend has to know of any.
+# All accessors, and the function of each loaded backend, in whichever order they register.
 _accessors: dict[tuple[Kind, str], type] = {}
-_attaching: dict[BackendName, Attach] = {}
+_attach_functions: dict[BackendName, Attach] = {}
 
 
 def register_accessor(kind: Kind, name: str) -> Callable[[Accessor], Accessor]:
-    """Class decorator: an accessor on what every backend has of this kind, once it is loaded.
+    """Class decorator: attach an accessor to this kind of object in every other backend.
 
-    pandas' own, which are always there, are for whoever defines the accessor.
+    pandas is not included: the caller registers the accessor there.
     """
 
     def register(accessor: Accessor) -> Accessor:
         _accessors[kind, name] = accessor
-        for attach in _attaching.values():
+        for attach in _attach_functions.values():
             attach(kind, name, accessor)
         return accessor
 
@@ -147,14 +146,14 @@ def register_accessor(kind: Kind, name: str) -> Callable[[Accessor], Accessor]:
 
 
 def attach_accessors(backend: BackendName, attach: Attach) -> None:
-    """Say how a backend that has just been loaded takes an accessor."""
-    _attaching[backend] = attach
+    """Attach all accessors, now and later, to a backend that has just been loaded."""
+    _attach_functions[backend] = attach
     for (kind, name), accessor in _accessors.items():
         attach(kind, name, accessor)
 
 
 def gpus() -> int:
-    """Number of GPUs for a cuDF backend on this machine; 0 without cuDF."""
+    """Number of GPUs that the cuDF backend can use in this process; 0 without cuDF."""
     if importlib.util.find_spec("cudf") is None or importlib.util.find_spec("cupy") is None:
         return 0
     import cupy
@@ -167,7 +166,7 @@ def gpus() -> int:
 
 @functools.cache
 def require_gpu() -> None:
-    """Refuse to make a cuDF frame in a process without a GPU."""
+    """Raise if this process has no GPU for a cuDF frame."""
     if not gpus():
         raise MissingDependencyError(
             "backend='cudf' needs a GPU, and CUDA finds none in this process. Compute on the "
@@ -180,25 +179,25 @@ _is_fork = False
 
 
 def is_fork() -> bool:
-    """True in a forked process, which has its parent's client but not its event loop.
+    """True in a forked process, in which calls of the parent's client would never return.
 
-    Calls of that client would never return.
+    The fork has the client, but not its event loop.
     """
     return _is_fork
 
 
 def workers() -> list[dict[str, Any]]:
-    """The workers as the scheduler knows them; none without a client."""
+    """The scheduler's information on each worker; empty without a client."""
     return _known_workers() or []
 
 
 def awaits_workers() -> bool:
-    """True if there is a client, and no worker has joined its cluster yet."""
+    """True if there is a client whose cluster has no workers yet."""
     return _known_workers() == []
 
 
 def planned_workers() -> int:
-    """The number of workers that there should be, where the client has started their cluster."""
+    """Number of workers in the cluster's plan; 0 unless the client started the cluster."""
     from distributed.client import default_client
 
     if _is_fork:
@@ -221,9 +220,9 @@ def _known_workers() -> list[dict[str, Any]] | None:
         return None
 
 
-def _forked() -> None:
+def _set_is_fork() -> None:
     global _is_fork
     _is_fork = True
 
 
-os.register_at_fork(after_in_child=_forked)
+os.register_at_fork(after_in_child=_set_is_fork)

@@ -1,4 +1,4 @@
-"""Choice of a backend, for a collection and of a frame."""
+"""Choose the backend of a new collection; find that of a frame."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from dask_image_ingest.frames.backend import Backend, BackendName, gpus
 
 
 def choose_backend(name: str | None = None) -> BackendName:
-    """The backend by argument, else dask's ``dataframe.backend`` if set, else what the machine has.
+    """Backend by argument, else by Dask's ``dataframe.backend`` if set, else by the machine.
 
     Raises
     ------
@@ -22,9 +22,9 @@ def choose_backend(name: str | None = None) -> BackendName:
         For a name that is neither ``"cudf"`` nor ``"pandas"``.
     """
     if name is None:
-        # dask's own default is "pandas", which can't be told from a user's choice of it.
+        # Dask's default is "pandas" too: look whether the user has set it.
         name = dask.config.get("dataframe.backend", "pandas")
-        if name == "pandas" and not _chosen_pandas() and gpus():
+        if name == "pandas" and not _pandas_is_configured() and gpus():
             name = "cudf"
     check_choice("backend", name, ("cudf", "pandas"))
     return name  # type: ignore[return-value]
@@ -32,12 +32,12 @@ def choose_backend(name: str | None = None) -> BackendName:
 
 @functools.cache
 def get_backend(name: BackendName) -> Backend:
-    """The backend of this name, which imports its library.
+    """Backend by name; imports its library.
 
     Raises
     ------
     MissingDependencyError
-        Where the library is not installed.
+        If the library is not installed.
     """
     if name == "pandas":
         from dask_image_ingest.frames.pandas_backend import PandasBackend
@@ -55,25 +55,25 @@ def get_backend(name: BackendName) -> Backend:
 
 
 def backend_of(frame: Any) -> Backend:
-    """The backend that a pandas, cuDF or Dask object belongs to."""
+    """Backend of a pandas, cuDF or Dask object."""
     frame = frame._meta if isinstance(frame, FrameBase) else frame
     library = type(frame).__module__.partition(".")[0]
     return get_backend("cudf" if library == "cudf" else "pandas")
 
 
 def image_columns(frame: Any) -> list[Any]:
-    """The columns of a frame that hold decoded images."""
+    """Names of the columns of decoded images."""
     backend = backend_of(frame)
     return [name for name, dtype in frame.dtypes.items() if backend.is_images(dtype)]
 
 
 def reference_columns(frame: Any) -> list[Any]:
-    """The columns of a frame that hold references to images."""
+    """Names of the columns of image references."""
     backend = backend_of(frame)
     return [name for name, dtype in frame.dtypes.items() if backend.is_references(dtype)]
 
 
-def _chosen_pandas() -> bool:
+def _pandas_is_configured() -> bool:
     return any(
         layer.get("dataframe", {}).get("backend") == "pandas"
         for layer in (*dask.config.collect_yaml(dask.config.paths), dask.config.collect_env())

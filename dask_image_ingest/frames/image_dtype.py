@@ -1,4 +1,4 @@
-"""Image columns: their Arrow type, their pandas dtype, and a single image."""
+"""Image columns: Arrow type, pandas dtype and array, and `DecodedImage` for one value."""
 
 from __future__ import annotations
 
@@ -20,10 +20,10 @@ from dask_image_ingest.errors import OperandError
 from dask_image_ingest.frames.arrow_types import bytes_of, is_byte_list, is_bytes
 from dask_image_ingest.frames.nested_dtype import NamedDtype, NestedArray, arrow_of
 
-#: Decoded pixels of one row: row-major ``height x width x channels``, with its own shape, so that a
-#: row keeps its meaning through any filter, merge, shuffle or file. Arrow moves bytes in one piece,
-#: and lists of bytes one by one. A value of one byte is uint8, of two uint16, of four float32, in
-#: the byte order of the machine, which is little-endian everywhere that this runs.
+#: Decoded pixels of one row: row-major ``height x width x channels``. Each row has its own shape,
+#: so that it survives any filter, merge, shuffle or file. Binary rather than a list of uint8, which
+#: Arrow copies value by value. Values of one byte are uint8, of two uint16, of four float32,
+#: little-endian, as are all machines that this runs on.
 IMAGE = pa.struct(
     [
         pa.field("data", pa.large_binary()),
@@ -35,9 +35,9 @@ IMAGE = pa.struct(
 
 
 def holds_images(type_: pa.DataType) -> bool:
-    """True for the Arrow type of images, and for types like it.
+    """True for the Arrow type of images, and for its variants.
 
-    cuDF has lists of bytes, and so have older frames and files.
+    In cuDF, and in older files, ``data`` is a list of uint8.
     """
     if not pa.types.is_struct(type_) or type_.names != IMAGE.names:
         return False
@@ -46,12 +46,12 @@ def holds_images(type_: pa.DataType) -> bool:
 
 
 def as_images(array: Any) -> Any:
-    """An Arrow array, or a chunked one, in our type; the pixels are not copied.
+    """Convert an Arrow array or chunked array to ``IMAGE``, without a copy of the pixels.
 
     Raises
     ------
     pyarrow.ArrowException
-        If it holds no images.
+        If it does not hold images.
     """
     if array.type.equals(IMAGE):
         return array
@@ -65,23 +65,23 @@ def as_images(array: Any) -> Any:
     return pa.StructArray.from_arrays([data, *edges], fields=list(IMAGE), mask=absent)
 
 
-# The longer edge of what a notebook shows.
+# Longer edge of an image in a notebook.
 _THUMBNAIL = 256
 
 
 class DecodedImage:
-    """One decoded image: an array (height, width, channels), and a picture in a notebook.
+    """One decoded image: an array (height, width, channels), shown as a picture in notebooks.
 
-    Of uint8; ``mode="raw"`` gives uint16 and float32 too, which are shown as grey from their least
-    to their largest value.
+    The dtype is uint8; with ``mode="raw"`` also uint16 and float32, which are shown as grey, scaled
+    from their minimum to their maximum.
 
-    ``np.asarray(image)`` is a view of its pixels, which can't be written to. Images are equal where
-    their shapes and pixels are; compared with an array they are that array.
+    ``np.asarray(image)`` is a read-only view of the pixels. Two images are equal if their shapes,
+    dtypes and pixels are; a comparison with an array is NumPy's, element by element.
 
     Parameters
     ----------
     pixels
-        The array.
+        Array of shape (height, width, channels).
     """
 
     __slots__ = ("_pixels",)
@@ -97,12 +97,12 @@ class DecodedImage:
 
     @property
     def dtype(self) -> np.dtype:
-        """The type of a pixel's channel: uint8, uint16 or float32."""
+        """Type of the values: uint8, uint16 or float32."""
         return self._pixels.dtype
 
     @property
     def ndim(self) -> int:
-        """Three."""
+        """Number of dimensions, always 3."""
         return self._pixels.ndim
 
     @property
@@ -122,20 +122,20 @@ class DecodedImage:
         return digest.digest()
 
     def tobytes(self) -> bytes:
-        """A copy of its pixels, row by row."""
+        """Copy of the pixels, row by row."""
         return self._pixels.tobytes()
 
     @property
     def __array_interface__(self) -> dict[str, Any]:
-        # What NumPy, Pillow and others make an array of. Not __array__, for which pandas takes one
-        # image for many values wherever it is asked whether that is null.
-        # With strides, since Pillow then asks for bytes, which it can't take from here itself.
+        # For NumPy, Pillow and others. Not __array__, with which pandas would take one image for
+        # many values in isna(). With explicit strides Pillow calls tobytes(); without, it would
+        # look for a buffer, which this object is not.
         return self._pixels.__array_interface__ | {"strides": self._pixels.strides}
 
     def __getitem__(self, item: Any) -> Any:
         return self._pixels[item]
 
-    # Nor is it a list of rows.
+    # Not iterable, so that pandas does not take it for a list of rows.
     __iter__ = None
 
     def __eq__(self, other: object) -> Any:
@@ -164,34 +164,34 @@ class DecodedImage:
         return self.png(_THUMBNAIL)
 
     def png(self, edge: int) -> bytes | None:
-        """A PNG file of the image, at most ``edge`` pixels high and wide; None of 2 channels."""
+        """PNG file of the image, at most ``edge`` pixels high and wide; None for 2 channels."""
         if self.shape[2] not in (1, 3, 4) or not self.size:
             return None
         pixels = as_uint8(self._pixels)
-        picture = Image.fromarray(pixels[:, :, 0] if self.shape[2] == 1 else pixels)
-        picture.thumbnail((edge, edge))
+        thumbnail = Image.fromarray(pixels[:, :, 0] if self.shape[2] == 1 else pixels)
+        thumbnail.thumbnail((edge, edge))
         file = io.BytesIO()
-        picture.save(file, "PNG")
+        thumbnail.save(file, "PNG")
         return file.getvalue()
 
 
 def as_uint8(pixels: np.ndarray) -> np.ndarray:
-    """Pixels as uint8: others are scaled, the least to 0 and the largest to 255, NaN to 0."""
+    """Pixels as uint8: other dtypes are scaled, minimum to 0 and maximum to 255; NaN becomes 0."""
     if pixels.dtype == np.uint8:
         return pixels
     values = np.where(np.isfinite(pixels), pixels, np.nan).astype(np.float64)
-    least, most = (np.nanmin(values), np.nanmax(values)) if np.isfinite(values).any() else (0, 0)
-    scaled = (values - least) * (255 / (most - least or 1))
+    low, high = (np.nanmin(values), np.nanmax(values)) if np.isfinite(values).any() else (0, 0)
+    scaled = (values - low) * (255 / (high - low or 1))
     return np.rint(np.nan_to_num(scaled)).astype(np.uint8)
 
 
 def as_pixels(value: Any) -> np.ndarray | None:
-    """The pixels of an image, an array, or a row of the Arrow struct; None for a null.
+    """Pixels of a `DecodedImage`, an array, or a row of the Arrow struct; None for a null.
 
     Raises
     ------
     OperandError
-        For anything else.
+        For any other value.
     """
     if isinstance(value, DecodedImage):
         return np.asarray(value)
@@ -221,15 +221,15 @@ def _from_struct(row: Mapping[str, Any]) -> np.ndarray:
         ) from None
 
 
-# Inside ImageDtype, "type" is something else.
+# Inside ImageDtype, "type" is an attribute.
 _Class: TypeAlias = type
 
-# Of an array's own bytes, what may be pickled with it to spare a copy.
-_PICKLED_MORE = 1.01
+# Most bytes that are pickled, as a factor of the array's own, to avoid a copy.
+_PICKLED_EXCESS = 1.01
 
-# Bytes of what Arrow is given in one piece: a parquet file is written piece by piece, up to 1,024
-# rows of each at once, and these must not take 2 GB.
-_PIECE = 1 << 26
+# Bytes of a chunk for Arrow. It writes up to 1,024 rows of a chunk to parquet at once, which must
+# stay below 2 GB.
+_CHUNK_BYTES = 1 << 26
 
 
 @pd.api.extensions.register_extension_dtype
@@ -239,35 +239,35 @@ class ImageDtype(NamedDtype):
     arrow_type = IMAGE
     label = "image"
 
-    # What a row is outside of the column.
+    # Class of one value.
     type = DecodedImage
 
     @property
     def numpy_dtype(self) -> np.dtype:
-        """NumPy's dtype for a column of it."""
+        """NumPy's dtype for such a column."""
         return np.dtype(object)
 
     def construct_array_type(self) -> _Class:
-        """The class of columns of this dtype."""
+        """Array class of this dtype."""
         return ImageArray
 
     def is_like(self, dtype: Any) -> bool:
-        """True for a dtype whose columns can be columns of this one."""
+        """True for a dtype that can be converted to this one."""
         return is_image_dtype(dtype)
 
 
 class ImageArray(NestedArray):
     """A column of decoded images over Arrow memory."""
 
-    _what = "images"
-    _instead = "for their pixels call .images.arrays() or .images.stack()"
+    _noun = "images"
+    _hint = "for their pixels call .images.arrays() or .images.stack()"
 
     def __init__(self, values: pa.Array | pa.ChunkedArray) -> None:
         super().__init__(as_images(values))
         self._dtype = ImageDtype()
 
     def views(self) -> list[np.ndarray | None]:
-        """The pixels of each image, without a copy; None where there is none."""
+        """Views of the images; None for a missing image."""
         return [view for chunk in self._pa_array.chunks for view in image_views(chunk)]
 
     @classmethod
@@ -276,8 +276,8 @@ class ImageArray(NestedArray):
         return image_structs([as_pixels(value) for value in values]) if array is None else array
 
     def _is_one(self, value: Any) -> bool:
-        pixels = isinstance(value, np.ndarray) and value.dtype != object and value.ndim in (2, 3)
-        return pixels or super()._is_one(value)
+        is_image = isinstance(value, np.ndarray) and value.dtype != object and value.ndim in (2, 3)
+        return is_image or super()._is_one(value)
 
     def _cast_pointwise_result(self, values: Any) -> Any:
         if any(isinstance(value, DecodedImage) for value in values):
@@ -294,70 +294,70 @@ class ImageArray(NestedArray):
         return (None if image is None else image.digest() for image in self._objects())
 
     def __arrow_array__(self, type: pa.DataType | None = None) -> pa.ChunkedArray:
-        """The column for Arrow, in pieces of bounded size that are not copied."""
-        pieces = [piece for chunk in self._pa_array.chunks for piece in _pieces(chunk)]
-        return pa.chunked_array(pieces, IMAGE)
+        """The column in chunks of bounded size, without a copy."""
+        chunks = [part for chunk in self._pa_array.chunks for part in _split_chunk(chunk)]
+        return pa.chunked_array(chunks, IMAGE)
 
     def __reduce__(self) -> tuple[type[ImageArray], tuple[pa.Array | pa.ChunkedArray]]:
-        # pandas combines the chunks, which copies the pixels even of one. Only parts of larger
-        # arrays need that: each would be pickled with all of its array.
+        # pandas' own combines the chunks, which copies even a single one. That is needed only for
+        # slices, which would be pickled with the whole array behind them.
         array = self._pa_array
-        pickled = sum(chunk.get_total_buffer_size() for chunk in array.chunks)
-        whole = pickled <= array.nbytes * _PICKLED_MORE
-        return ImageArray, (array if whole else array.combine_chunks(),)
+        pickled_bytes = sum(chunk.get_total_buffer_size() for chunk in array.chunks)
+        is_whole = pickled_bytes <= array.nbytes * _PICKLED_EXCESS
+        return ImageArray, (array if is_whole else array.combine_chunks(),)
 
     def _formatter(self, boxed: bool = False) -> Callable[[Any], str]:
         return str
 
 
 def is_image_dtype(dtype: Any) -> bool:
-    """True for the pandas dtype of decoded images, and for Arrow's own of that type."""
-    # A parquet file read with dtype_backend="pyarrow" has the plain Arrow struct.
+    """True for `ImageDtype`, and for the plain Arrow struct that parquet may be read as."""
     return isinstance(dtype, pd.ArrowDtype) and holds_images(dtype.pyarrow_dtype)
 
 
 def image_views(images: pa.StructArray) -> list[np.ndarray | None]:
-    """The pixels of each image of an Arrow array, without a copy; None where there is none."""
+    """Views of the images of an Arrow array; None for a missing image."""
     data = images.field("data")
     flat = np.frombuffer(data.buffers()[2] or b"", np.uint8)
-    starts = _places(data)
+    offsets = _offsets(data)
     shapes = zip(
         *(images.field(name).to_pylist() for name in ("height", "width", "channels")), strict=True
     )
     present = images.is_valid().to_pylist()
     return [
-        from_bytes(flat[start:end], shape) if there else None
-        for start, end, shape, there in zip(starts[:-1], starts[1:], shapes, present, strict=True)
+        from_bytes(flat[start:end], shape) if is_present else None
+        for start, end, shape, is_present in zip(
+            offsets[:-1], offsets[1:], shapes, present, strict=True
+        )
     ]
 
 
 def image_structs(images: list[np.ndarray | None]) -> pa.StructArray:
-    """Images as one Arrow array, which has a copy of their pixels."""
+    """Copy images to one Arrow array."""
     errors = ["no image" if image is None else None for image in images]
     return image_array(pixels_of(images, errors, np))
 
 
 def image_array(pixels: Pixels) -> pa.StructArray:
-    """The images of a partition as one Arrow array; their pixels are not copied."""
+    """Arrow array of a partition's images, without a copy of the pixels."""
     offsets = np.concatenate([np.zeros(1, np.int64), np.cumsum(pixels.sizes)])
     buffers = [None, pa.py_buffer(offsets), pa.py_buffer(pixels.flat)]
     data = pa.Array.from_buffers(pa.large_binary(), len(pixels.shapes), buffers)
     children = [data, *(pa.array(pixels.shapes[:, axis]) for axis in range(3))]
-    absent = np.array([error is not None for error in pixels.errors], bool)
-    return pa.StructArray.from_arrays(children, fields=list(IMAGE), mask=pa.array(absent))
+    missing = np.array([error is not None for error in pixels.errors], bool)
+    return pa.StructArray.from_arrays(children, fields=list(IMAGE), mask=pa.array(missing))
 
 
-def _places(data: pa.LargeBinaryArray) -> np.ndarray:
-    """Offsets of the rows in an array's bytes, and the end of the last one."""
-    offsets = data.buffers()[1]
-    places = np.frombuffer(offsets or bytes(8), np.int64)
-    return places[data.offset : data.offset + len(data) + 1]
+def _offsets(data: pa.LargeBinaryArray) -> np.ndarray:
+    """Arrow's offsets of the rows, int64 (rows + 1,)."""
+    offsets = np.frombuffer(data.buffers()[1] or bytes(8), np.int64)
+    return offsets[data.offset : data.offset + len(data) + 1]
 
 
-def _pieces(images: pa.StructArray) -> list[pa.StructArray]:
-    """Consecutive parts, each of about ``_PIECE`` bytes at most; one that is empty of no rows."""
-    places = _places(images.field("data"))
-    cuts = 1 + np.flatnonzero(np.diff((places[:-1] - places[0]) // _PIECE))
+def _split_chunk(images: pa.StructArray) -> list[pa.StructArray]:
+    """Slices of at most about ``_CHUNK_BYTES``; of an empty chunk, itself."""
+    offsets = _offsets(images.field("data"))
+    cuts = 1 + np.flatnonzero(np.diff((offsets[:-1] - offsets[0]) // _CHUNK_BYTES))
     edges = [0, *cuts.tolist(), len(images)]
     return [images.slice(start, end - start) for start, end in itertools.pairwise(edges)]
 

@@ -1,8 +1,8 @@
-"""The pandas dtype of lists and structs: Arrow's, under a name that pandas finds again.
+"""Pandas dtype and array of lists and structs, and the base of those of images and references.
 
-As with images (``image_dtype.py``): pandas names an Arrow list ``list<item: float>[pyarrow]`` and
-can't read that name back, so that ``read_parquet`` and dask's shuffle between workers would both
-fail on a column of embeddings.
+pandas names an Arrow list ``list<item: float>[pyarrow]``, and can't parse that name. So
+``read_parquet`` and Dask's P2P shuffle would fail on a column of embeddings. The dtypes here have
+names that pandas can parse.
 """
 
 from __future__ import annotations
@@ -25,16 +25,19 @@ _ArrowArray: TypeAlias = pa.Array | pa.ChunkedArray
 
 
 class NestedArray(pd.arrays.ArrowExtensionArray):
-    """A column of values that have parts, over Arrow memory."""
+    """Extension array of nested values over Arrow memory.
 
-    #: What is in the column, and where to go instead of an operation that it does not have.
-    _what: str
-    _instead: str
+    Rows can be compared for equality, but not ordered, and there is no arithmetic.
+    """
+
+    #: Name of the values in errors, and a hint that follows an unsupported operation.
+    _noun: str
+    _hint: str
 
     @classmethod
     @abstractmethod
     def _to_arrow(cls, values: Iterable[Any], dtype: Any) -> _ArrowArray:
-        """Values as a user has them, in Arrow's type of this column."""
+        """Convert a user's values to the Arrow type of this column."""
 
     @abstractmethod
     def _objects(self) -> Iterator[Any]:
@@ -42,16 +45,16 @@ class NestedArray(pd.arrays.ArrowExtensionArray):
 
     @abstractmethod
     def _bytes(self) -> Iterator[bytes | None]:
-        """Bytes that identify each row; None for a null."""
+        """Bytes that are equal if and only if rows are; None for a null."""
 
-    # How values get in and out.
+    # Conversion and access.
 
     @classmethod
     def _from_sequence(cls, scalars: Any, *, dtype: Any = None, copy: bool = False) -> NestedArray:
         if isinstance(scalars, cls) and (dtype is None or dtype == scalars.dtype):
             return scalars.copy() if copy else scalars
         if isinstance(dtype, pd.ArrowDtype) and not _is_nested(dtype):
-            # So does pandas make the counts of a groupby.
+            # pandas calls this for the counts of a groupby.
             return pd.array(scalars, dtype=dtype)
         return cls(cls._to_arrow(scalars, dtype))
 
@@ -62,43 +65,44 @@ class NestedArray(pd.arrays.ArrowExtensionArray):
         return cls._from_sequence(strings, dtype=dtype, copy=copy)
 
     def _from_pyarrow_array(self, array: _ArrowArray) -> Any:
-        # What pandas computes of the column: of this type, or of another one.
+        # Results of pandas' own methods, which may have another type.
         kind = type(self) if array.type == self._pa_type else pd.arrays.ArrowExtensionArray
         return kind(array)
 
     def __getitem__(self, item: Any) -> Any:
         if not isinstance(item, (int, np.integer)):
             return super().__getitem__(item)
-        place = operator.index(item)
-        if not -len(self) <= place < len(self):
-            raise IndexError(f"index {place} is out of bounds for a column of {len(self)} rows")
-        (value,) = self._from_pyarrow_array(self._pa_array.slice(place % len(self), 1))
+        row = operator.index(item)
+        if not -len(self) <= row < len(self):
+            raise IndexError(f"index {row} is out of bounds for a column of {len(self)} rows")
+        (value,) = self._from_pyarrow_array(self._pa_array.slice(row % len(self), 1))
         return value
 
     def __iter__(self) -> Iterator[Any]:
-        missing = self.dtype.na_value
-        return (missing if value is None else value for value in self._objects())
+        na_value = self.dtype.na_value
+        return (na_value if value is None else value for value in self._objects())
 
     def __setitem__(self, key: Any, value: Any) -> None:
         key = pd.api.indexers.check_array_indexer(self, key)
         rows = np.atleast_1d(np.arange(len(self))[key])
-        one = isinstance(key, (int, np.integer)) or self._is_one(value)
-        values = self._from_sequence([value] if one else value, dtype=self.dtype)
-        if not one and len(values) != len(rows):
+        is_one = isinstance(key, (int, np.integer)) or self._is_one(value)
+        values = self._from_sequence([value] if is_one else value, dtype=self.dtype)
+        if not is_one and len(values) != len(rows):
             raise ValueError("Length of indexer and values mismatch")
-        places = np.arange(len(self))
-        places[rows] = len(self) + np.arange(len(rows)) % max(1, len(values))
+        # Take each row from the old column, or from the new values behind it.
+        positions = np.arange(len(self))
+        positions[rows] = len(self) + np.arange(len(rows)) % max(1, len(values))
         both = pa.chunked_array([*self._pa_array.chunks, *values._pa_array.chunks], self._pa_type)
-        super().__setitem__(slice(None), self._from_pyarrow_array(both.take(places)))
+        super().__setitem__(slice(None), self._from_pyarrow_array(both.take(positions)))
 
     def fillna(self, value: Any, limit: int | None = None, copy: bool = True) -> NestedArray:
-        """The column with ``value``, or those of an array, where it is null."""
-        missing = self.isna()
+        """Replace nulls by ``value``, or by the row's value of an array."""
+        is_null = self.isna()
         if limit is not None:
-            missing &= missing.cumsum() <= limit
+            is_null &= is_null.cumsum() <= limit
         filled = self.copy()
-        if missing.any():
-            filled[missing] = value if self._is_one(value) else value[missing]
+        if is_null.any():
+            filled[is_null] = value if self._is_one(value) else value[is_null]
         return filled
 
     def _is_one(self, value: Any) -> bool:
@@ -108,13 +112,13 @@ class NestedArray(pd.arrays.ArrowExtensionArray):
     def to_numpy(
         self, dtype: Any = None, copy: bool = False, na_value: Any = pd.api.extensions.no_default
     ) -> np.ndarray:
-        """An array of objects, one for each row."""
+        """Object array with one object per row."""
         if na_value is pd.api.extensions.no_default:
             na_value = self.dtype.na_value
         if dtype is not None and np.dtype(dtype) != object:
             self._refuse(f"are no {np.dtype(dtype)}")
         objects = np.empty(len(self), object)
-        # Row by row: NumPy takes objects that are arrays apart.
+        # Row by row: from a list, NumPy would build an array of more dimensions.
         for row, value in enumerate(self._objects()):
             objects[row] = na_value if value is None else value
         return objects
@@ -123,40 +127,40 @@ class NestedArray(pd.arrays.ArrowExtensionArray):
         return self.to_numpy(dtype)
 
     def astype(self, dtype: Any, copy: bool = True) -> Any:
-        """The column as text, objects or categories; it can't be numbers."""
+        """Convert to text, objects, categories or another nested dtype."""
         dtype = pd.api.types.pandas_dtype(dtype)
         if isinstance(dtype, pd.StringDtype) or _is_arrow_text(dtype):
             texts = [None if value is None else str(value) for value in self._objects()]
             return pd.array(texts, dtype=dtype)
-        possible = isinstance(dtype, (type(self.dtype), pd.CategoricalDtype)) or _is_nested(dtype)
-        if not possible and dtype != np.dtype(object):
+        supported = isinstance(dtype, (type(self.dtype), pd.CategoricalDtype)) or _is_nested(dtype)
+        if not supported and dtype != np.dtype(object):
             self._refuse(f"are no {dtype}")
         return super().astype(dtype, copy=copy)
 
     def _values_for_json(self) -> np.ndarray:
         return self.to_numpy()
 
-    # Which rows are alike.
+    # Equality.
 
     def _digests(self) -> pa.Array:
         return pa.array(self._bytes(), pa.binary())
 
     def factorize(self, use_na_sentinel: bool = True) -> tuple[np.ndarray, Any]:
-        """Numbers of the rows, the same for equal ones, and the values behind them."""
+        """Codes of the rows, -1 for null, and the distinct values by code."""
         encoded = self._digests().dictionary_encode("mask" if use_na_sentinel else "encode")
         codes = encoded.indices.fill_null(-1).to_numpy(zero_copy_only=False).astype(np.intp)
-        numbers, firsts = np.unique(codes, return_index=True)
-        return codes, self.take(firsts[numbers >= 0])
+        distinct, first_rows = np.unique(codes, return_index=True)
+        return codes, self.take(first_rows[distinct >= 0])
 
     def _values_for_factorize(self) -> tuple[np.ndarray, Any]:
         return np.array(self._digests().to_pylist(), object), None
 
     def unique(self) -> NestedArray:
-        """The rows that differ, in the order of their first appearance."""
+        """Distinct values, in the order of their first appearance."""
         return self.factorize(use_na_sentinel=False)[1]
 
     def value_counts(self, dropna: bool = True) -> pd.Series:
-        """Number of times that each distinct row occurs."""
+        """Number of rows with each distinct value."""
         codes, values = self.factorize(use_na_sentinel=dropna)
         counts = np.bincount(codes[codes >= 0], minlength=len(values))
         index = pd.Index(values)
@@ -164,55 +168,55 @@ class NestedArray(pd.arrays.ArrowExtensionArray):
 
     def isin(self, values: Any) -> np.ndarray:
         """True for each row that is one of ``values``."""
-        found = set(self._others(values))
-        return np.array([digest in found for digest in self._bytes()], bool)
+        wanted = set(self._bytes_of(values))
+        return np.array([row in wanted for row in self._bytes()], bool)
 
     def __contains__(self, key: Any) -> bool:
         return bool(self.isin([key]).any())
 
     def _hash_pandas_object(self, *, encoding: str, hash_key: str, categorize: bool) -> np.ndarray:
-        short = (blake2b(each or b"", digest_size=8).digest() for each in self._bytes())
-        return np.frombuffer(b"".join(short), np.uint64).copy()
+        hashes = (blake2b(row or b"", digest_size=8).digest() for row in self._bytes())
+        return np.frombuffer(b"".join(hashes), np.uint64).copy()
 
     def _cmp_method(self, other: Any, op: Any) -> Any:
         if op not in (operator.eq, operator.ne):
             self._no_order()
-        mine = list(self._bytes())
-        theirs = self._others([other] * len(self) if self._is_one(other) else other)
-        alike = [
-            None if one is None or another is None else (one == another) is (op is operator.eq)
-            for one, another in zip(mine, theirs, strict=True)
+        theirs = self._bytes_of([other] * len(self) if self._is_one(other) else other)
+        results = [
+            None if left is None or right is None else op(left, right)
+            for left, right in zip(self._bytes(), theirs, strict=True)
         ]
-        return pd.arrays.ArrowExtensionArray(pa.array(alike, pa.bool_()))
+        return pd.arrays.ArrowExtensionArray(pa.array(results, pa.bool_()))
 
-    def _others(self, values: Any) -> list[bytes | None]:
-        """Bytes that identify other values; those that can't be a row equal none."""
+    def _bytes_of(self, values: Any) -> list[bytes | None]:
+        """`_bytes` of other values; ``b""``, which no row has, for values of another type."""
         if isinstance(values, NestedArray):
             return list(values._bytes())
-        told: dict[int, bytes | None] = {}
+        # By id: a scalar operand is the same object in every row.
+        by_id: dict[int, bytes | None] = {}
         for value in values:
-            if id(value) not in told:
+            if id(value) not in by_id:
                 try:
-                    told[id(value)] = next(self._from_sequence([value], dtype=self.dtype)._bytes())
+                    by_id[id(value)] = next(self._from_sequence([value], dtype=self.dtype)._bytes())
                 except OperandError:
-                    told[id(value)] = b""
-        return [told[id(value)] for value in values]
+                    by_id[id(value)] = b""
+        return [by_id[id(value)] for value in values]
 
-    # What they don't have.
+    # Unsupported operations.
 
-    def _refuse(self, why: str) -> NoReturn:
-        raise OperandError(f"{self._what} {why}: {self._instead}")
+    def _refuse(self, reason: str) -> NoReturn:
+        raise OperandError(f"{self._noun} {reason}: {self._hint}")
 
-    def argsort(self, **how: Any) -> np.ndarray:
-        """An order of groups, which pandas asks for without saying how to sort."""
-        if how:
+    def argsort(self, **options: Any) -> np.ndarray:
+        """Arbitrary but fixed order, for a groupby; any options mean a user's sort: refused."""
+        if options:
             self._no_order()
-        digests = [digest or b"" for digest in self._bytes()]
-        return np.array(sorted(range(len(self)), key=digests.__getitem__), np.intp)
+        keys = [row or b"" for row in self._bytes()]
+        return np.array(sorted(range(len(self)), key=keys.__getitem__), np.intp)
 
     def _no_order(self, *args: Any, **kwargs: Any) -> NoReturn:
-        # No TypeError, after which pandas would try to sort objects.
-        raise ArgumentError(f"{self._what} have no order: sort by another column")
+        # Not a TypeError, after which pandas would try to sort objects.
+        raise ArgumentError(f"{self._noun} have no order: sort by another column")
 
     sort = searchsorted = argmin = argmax = _rank = _quantile = _no_order
 
@@ -234,9 +238,10 @@ class NestedArray(pd.arrays.ArrowExtensionArray):
         if how not in ("first", "last"):
             self._refuse(f"have no {how}")
         rows = np.full(ngroups, -1, np.intp)
-        there = np.flatnonzero(~self.isna() & (ids >= 0))
-        there = there[::-1] if how == "first" else there
-        rows[ids[there]] = there
+        candidates = np.flatnonzero(~self.isna() & (ids >= 0))
+        # Of several rows of a group, the last assignment wins.
+        candidates = candidates[::-1] if how == "first" else candidates
+        rows[ids[candidates]] = candidates
         return self.take(rows, allow_fill=True)
 
     @property
@@ -255,9 +260,9 @@ def _is_nested(dtype: Any) -> bool:
 def arrow_of(
     values: Any, type_: pa.DataType, convert: Callable[[_ArrowArray], _ArrowArray] | None = None
 ) -> _ArrowArray | None:
-    """The Arrow array behind a pandas or Arrow column, in this type; None where there is none.
+    """The Arrow array behind a pandas or Arrow column, cast to this type; None for other values.
 
-    ``convert`` is used where Arrow's own cast does not do.
+    ``convert`` replaces Arrow's own cast.
     """
     values = getattr(values, "array", values)
     if isinstance(values, pd.arrays.ArrowExtensionArray):
@@ -271,7 +276,7 @@ def arrow_of(
 
 
 class NamedDtype(pd.ArrowDtype):
-    """Base of the dtypes of one Arrow type each, under a name that pandas finds again."""
+    """Base of dtypes with one fixed Arrow type, and a name that pandas can parse."""
 
     arrow_type: ClassVar[pa.DataType]
     label: ClassVar[str]
@@ -281,19 +286,19 @@ class NamedDtype(pd.ArrowDtype):
 
     @property
     def name(self) -> str:
-        """Name by which pandas finds this dtype again."""
+        """Name that pandas can parse."""
         return self.label
 
     @classmethod
     def construct_from_string(cls, string: str) -> NamedDtype:
-        """The dtype by its name."""
+        """Dtype by its name."""
         if string != cls.label:
             raise TypeError(f"Cannot construct a {cls.__name__} from {string!r}")
         return cls()
 
     @abstractmethod
     def is_like(self, dtype: Any) -> bool:
-        """True for a dtype whose columns can be columns of this one."""
+        """True for a dtype that can be converted to this one."""
 
     def _get_common_dtype(self, dtypes: list[Any]) -> NamedDtype | None:
         return self if all(map(self.is_like, dtypes)) else None
@@ -307,17 +312,17 @@ class NamedDtype(pd.ArrowDtype):
 
 @pd.api.extensions.register_extension_dtype
 class NestedDtype(pd.ArrowDtype):
-    """Arrow lists or structs, ``list<float32>`` or ``struct<x: list<string>>`` for example."""
+    """Dtype of Arrow lists or structs, such as ``list<float32>`` or ``struct<x: list<string>>``."""
 
     @property
     def name(self) -> str:
-        """Name by which pandas finds this dtype again."""
+        """Name that pandas can parse."""
         return type_name(self.pyarrow_dtype)
 
     @classmethod
     def construct_from_string(cls, string: str) -> NestedDtype:
-        """The dtype by its name."""
-        # pandas asks every dtype for every name; only a TypeError has it ask the next one.
+        """Dtype by its name."""
+        # pandas tries every dtype for every name; only a TypeError makes it try the next.
         if isinstance(string, str) and string.startswith(("list<", "large_list<", "struct<")):
             try:
                 return cls(named_type(string))
@@ -326,14 +331,14 @@ class NestedDtype(pd.ArrowDtype):
         raise TypeError(f"Cannot construct a NestedDtype from {string!r}")
 
     def construct_array_type(self) -> type[NestedColumn]:
-        """The class of columns of this dtype."""
+        """Array class of this dtype."""
         return NestedColumn
 
     def _get_common_dtype(self, dtypes: list[Any]) -> NestedDtype | None:
-        return self if all(self._has(dtype) for dtype in dtypes) else None
+        return self if all(self._can_hold(dtype) for dtype in dtypes) else None
 
-    def _has(self, dtype: Any) -> bool:
-        """True if this dtype can hold a column of another one: the same Arrow type, or nulls."""
+    def _can_hold(self, dtype: Any) -> bool:
+        """True for columns of the same Arrow type, and for columns of nulls."""
         if not isinstance(dtype, pd.ArrowDtype):
             return False
         type_ = dtype.pyarrow_dtype
@@ -347,12 +352,12 @@ class NestedDtype(pd.ArrowDtype):
 
 
 class NestedColumn(NestedArray):
-    """A column of lists or structs over Arrow memory."""
+    """Extension array of lists or structs."""
 
     def __init__(self, values: pa.Array | pa.ChunkedArray) -> None:
         super().__init__(values)
         self._dtype = NestedDtype(values.type)
-        self._what, self._instead = _words(values.type)
+        self._noun, self._hint = _noun_and_hint(values.type)
 
     @classmethod
     def _to_arrow(cls, values: Iterable[Any], dtype: Any) -> pa.Array | pa.ChunkedArray:
@@ -363,8 +368,8 @@ class NestedColumn(NestedArray):
         try:
             return pa.chunked_array([pa.array(values, type_, from_pandas=True)])
         except (pa.ArrowInvalid, pa.ArrowTypeError, TypeError, OverflowError) as error:
-            what = "lists" if type_ is None else _words(type_)[0]
-            raise OperandError(f"a column of {what} takes {what}: {error}") from None
+            noun = "lists" if type_ is None else _noun_and_hint(type_)[0]
+            raise OperandError(f"a column of {noun} takes {noun}: {error}") from None
 
     def _objects(self) -> Iterator[Any]:
         return iter(self._pa_array.to_pylist())
@@ -376,22 +381,21 @@ class NestedColumn(NestedArray):
         lists = self._pa_array
         if pa.types.is_struct(lists.type):
             return self.copy(), np.ones(len(self), np.uint64)
-        if pa.types.is_large_list(lists.type):  # which pandas leaves as they are
+        if pa.types.is_large_list(lists.type):  # pandas does not explode these
             lists = lists.cast(pa.list_(lists.type.value_type))
         items, counts = pd.arrays.ArrowExtensionArray(lists)._explode()
-        nested = pa.types.is_nested(lists.type.value_type)
-        return NestedColumn(items.__arrow_array__()) if nested else items, counts
+        is_nested = pa.types.is_nested(lists.type.value_type)
+        return NestedColumn(items.__arrow_array__()) if is_nested else items, counts
 
 
-def _words(type_: pa.DataType) -> tuple[str, str]:
-    """Words for errors: what the column holds, and a hint for unsupported operations."""
+def _noun_and_hint(type_: pa.DataType) -> tuple[str, str]:
     if pa.types.is_struct(type_):
         return "structs", "for one of their fields call .struct.field(name)"
     return "lists", "for their numbers call .images.vectors(column)"
 
 
 def nested_dtype(type_: pa.DataType) -> pd.ArrowDtype:
-    """The dtype of a nested Arrow type: ours where all parts have names, else Arrow's own."""
+    """Dtype for a nested Arrow type: `NestedDtype` if `named_type` knows it, else pandas' own."""
     try:
         return NestedDtype(named_type(type_name(type_)))
     except (ValueError, RecursionError):
@@ -399,10 +403,7 @@ def nested_dtype(type_: pa.DataType) -> pd.ArrowDtype:
 
 
 def list_values(array: pa.ChunkedArray) -> np.ndarray | None:
-    """Lists of numbers of one length as (n, length), without a copy where they lie side by side.
-
-    None where the lengths differ or a list is null.
-    """
+    """Lists of numbers as (n, length), if possible a view; None for nulls and unequal lengths."""
     chunk = array.chunk(0) if array.num_chunks == 1 else array.combine_chunks()
     if isinstance(chunk, pa.ChunkedArray):
         chunk = pa.concat_arrays(chunk.chunks) if chunk.num_chunks else pa.array([], array.type)

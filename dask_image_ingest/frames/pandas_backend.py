@@ -31,42 +31,42 @@ from dask_image_ingest.frames.pixel_pool import pixel_memory
 from dask_image_ingest.frames.reference_dtype import REFERENCE, ReferenceDtype, is_reference_dtype
 
 
-def assigned(frame: Any, columns: Mapping[Any, Any]) -> Any:
-    """``frame`` with these columns, as ``assign`` gives it, which takes only names of strings."""
-    made = frame.copy(deep=False)
+def assign_columns(frame: Any, columns: Mapping[Any, Any]) -> Any:
+    """``frame.assign`` for column names of any type."""
+    result = frame.copy(deep=False)
     for name, values in columns.items():
-        made[name] = values
-    return made
+        result[name] = values
+    return result
 
 
-def joined(arrays: Sequence[Any], backend: Backend) -> Any:
-    """Images as one array (n, height, width, channels), or as a list where shapes or types differ.
+def stack_views(arrays: Sequence[Any], backend: Backend) -> Any:
+    """Stack images to (n, height, width, channels), or return a list if shapes or dtypes differ.
 
-    Images that lie side by side in one buffer are not copied; the result keeps the buffer.
+    If they are adjacent in one buffer, the result is a view of it; otherwise a copy.
     """
     first = arrays[0]
     if any(array.shape != first.shape or array.dtype != first.dtype for array in arrays):
         return list(arrays)
-    if _side_by_side(arrays):
+    if _are_adjacent(arrays):
         return backend.numpy.lib.stride_tricks.as_strided(
             first, (len(arrays), *first.shape), (first.nbytes, *first.strides)
         )
     return backend.numpy.stack(arrays)
 
 
-def runs(arrays: Sequence[Any], backend: Backend) -> Iterator[Any]:
-    """Images as few flat arrays: one of all that lie side by side in one buffer, without a copy."""
+def flat_views(arrays: Sequence[Any], backend: Backend) -> Iterator[Any]:
+    """Flat views, one for each run of images that are adjacent in one buffer."""
     start = 0
     for end in range(1, len(arrays) + 1):
-        if end == len(arrays) or not _side_by_side(arrays[end - 1 : end + 1]):
+        if end == len(arrays) or not _are_adjacent(arrays[end - 1 : end + 1]):
             flat = arrays[start].reshape(-1)
             size = sum(array.size for array in arrays[start:end])
             yield backend.numpy.lib.stride_tricks.as_strided(flat, (size,), flat.strides)
             start = end
 
 
-def _side_by_side(arrays: Sequence[Any]) -> bool:
-    # Addresses alone prove nothing: two buffers may be neighbours, and one of them go.
+def _are_adjacent(arrays: Sequence[Any]) -> bool:
+    # Compare owners too: of two neighbouring buffers, one could be freed before the other.
     buffer = _buffer(arrays[0])
     if buffer is None or any(_buffer(array) is not buffer for array in arrays):
         return False
@@ -79,7 +79,7 @@ def _side_by_side(arrays: Sequence[Any]) -> bool:
 
 
 def _buffer(array: Any) -> Any:
-    """Owner of an array's memory, shared with its other views; None if the array owns it."""
+    """Owner of a view's memory; None if the array owns it itself."""
     if hasattr(array, "__cuda_array_interface__"):
         return array.data.mem
     return array.base
@@ -90,41 +90,43 @@ def _address(array: Any) -> int:
     return int(interface["data"][0])
 
 
-def to_frame(table: pa.Table, meta: pd.DataFrame) -> pd.DataFrame:
-    """A frame again, of the columns of ``meta``."""
-    told = json.loads(table.schema.metadata[b"pandas"])
-    types = {column["field_name"]: column for column in told["columns"]}
-    if told["creator"]["library"] == "cudf":  # which has fewer dtypes, by other names
-        types = {name: column | {"numpy_type": None} for name, column in types.items()}
+def frame_from_storage(table: pa.Table, meta: pd.DataFrame) -> pd.DataFrame:
+    """Restore the columns of ``meta`` from a stored table."""
+    metadata = json.loads(table.schema.metadata[b"pandas"])
+    descriptions = {column["field_name"]: column for column in metadata["columns"]}
+    if metadata["creator"]["library"] == "cudf":  # its dtype names don't apply
+        descriptions = {n: column | {"numpy_type": None} for n, column in descriptions.items()}
     columns = {
-        name: _values(table.column(name), types[name], meta[name].dtype) for name in meta.columns
+        name: _restored(table.column(name), descriptions[name], meta[name].dtype)
+        for name in meta.columns
     }
-    frame = pd.DataFrame(columns, index=_index(table, told, types, meta.index))
+    frame = pd.DataFrame(columns, index=_index(table, metadata, descriptions, meta.index))
     return frame if len(meta.columns) else frame.set_axis(meta.columns, axis=1)
 
 
 def index_columns(schema: pa.Schema) -> list[str]:
-    """The columns of a table that are the index of its frame; none if that is a range."""
-    told = json.loads(schema.metadata[b"pandas"])["index_columns"]
-    return [name for name in told if isinstance(name, str)]
+    """Columns of a stored table that are its frame's index; empty if the index is a range."""
+    index = json.loads(schema.metadata[b"pandas"])["index_columns"]
+    return [name for name in index if isinstance(name, str)]
 
 
-def _index(table: pa.Table, told: Any, types: Any, meta: pd.Index) -> pd.Index:
-    (kept,) = told["index_columns"]
-    if isinstance(kept, dict):
-        return pd.RangeIndex(kept["start"], kept["stop"], kept["step"], name=meta.name)
-    return pd.Index(_values(table.column(kept), types[kept], meta.dtype), name=meta.name)
+def _index(table: pa.Table, metadata: Any, descriptions: Any, meta: pd.Index) -> pd.Index:
+    (index,) = metadata["index_columns"]
+    if isinstance(index, dict):
+        return pd.RangeIndex(index["start"], index["stop"], index["step"], name=meta.name)
+    values = _restored(table.column(index), descriptions[index], meta.dtype)
+    return pd.Index(values, name=meta.name)
 
 
-def _values(column: pa.ChunkedArray, told: dict[str, Any], meta: Any) -> Any:
-    """A column's values, in the dtype that they had."""
-    if told["pandas_type"] == "categorical":
-        return _categories(column.to_pandas(), told["metadata"]["ordered"], meta)
+def _restored(column: pa.ChunkedArray, description: dict[str, Any], meta: Any) -> Any:
+    """Values of a stored column in their original dtype; ``meta`` is the expected one."""
+    if description["pandas_type"] == "categorical":
+        return _categories(column.to_pandas(), description["metadata"]["ordered"], meta)
     dtype = meta
-    if told["numpy_type"] not in (None, str(meta)):
-        # A function that gave other types than it had said; those with no name stay Arrow's.
+    if description["numpy_type"] not in (None, str(meta)):
+        # A function returned another dtype than its meta. Arrow's if pandas has no such name.
         with suppress(TypeError, ValueError, NotImplementedError):
-            dtype = pd.api.types.pandas_dtype(told["numpy_type"])
+            dtype = pd.api.types.pandas_dtype(description["numpy_type"])
     if hasattr(dtype, "__from_arrow__"):
         return dtype.__from_arrow__(column)
     values = column.to_pandas()
@@ -132,22 +134,23 @@ def _values(column: pa.ChunkedArray, told: dict[str, Any], meta: Any) -> Any:
 
 
 def _categories(values: pd.Series, ordered: bool, meta: Any) -> Any:
-    # Parquet keeps only the categories that occur, and those of numbers as numbers.
-    made = pd.Categorical(values, ordered=None if values.dtype == "category" else ordered)
-    known = isinstance(meta, pd.CategoricalDtype) and set(made.categories) <= set(meta.categories)
-    return made.astype(meta) if known else made
+    # Parquet keeps only the categories that occur, and numeric categories as plain numbers.
+    result = pd.Categorical(values, ordered=None if values.dtype == "category" else ordered)
+    fits = isinstance(meta, pd.CategoricalDtype) and set(result.categories) <= set(meta.categories)
+    return result.astype(meta) if fits else result
 
 
-# Of a worker's memory: a partition may be copied twice by what follows, and a worker keeps several.
+# Share of a worker's memory for a partition: operations may copy it twice, and a worker holds
+# several.
 _PARTITION_SHARE = 1 / 16
 
-# Of workers without a limit.
-_ASSUMED = 8 << 30
+# Assumed memory of workers without a limit.
+_ASSUMED_MEMORY = 8 << 30
 
-# Bytes of encoded images that a task holds at once; of more, it reads one by one.
-_MOST_ENCODED = 2**28
+# Most bytes of encoded images that a task reads at once; beyond, it reads them one by one.
+_MAX_ENCODED = 2**28
 
-# Of a worker's memory, what may be kept for the next pixels when partitions are let go.
+# Share of a worker's memory that the pool of pixels may keep unused.
 _KEPT_SHARE = 1 / 8
 
 # Where a worker begins to spill (distributed.worker.memory.target).
@@ -155,15 +158,15 @@ _SPILL_SHARE = 0.6
 
 
 def encoded_memory(nbytes: int) -> np.ndarray | None:
-    """Memory for the encoded images of a partition, kept as that of pixels is; None if too much."""
+    """Memory for a partition's encoded images, from the pool of pixels; None if too large."""
     memory = _worker_memory()
-    if nbytes > min(_MOST_ENCODED, memory * _PARTITION_SHARE):
+    if nbytes > min(_MAX_ENCODED, memory * _PARTITION_SHARE):
         return None
     return pixel_memory.take(nbytes, int(memory * _KEPT_SHARE))
 
 
 class HostPixels:
-    """A flat buffer of pixels in host memory, to which each pixel is copied or resized once."""
+    """`PixelBuffer` in host memory; images are copied or resized straight into it."""
 
     def __init__(self, nbytes: int) -> None:
         self._keep = int(_worker_memory() * _KEPT_SHARE)
@@ -171,55 +174,55 @@ class HostPixels:
         self._end = 0
 
     def append(self, images: Any) -> None:
-        """Take a batch: a DALI tensor list, or a list of arrays, DALI tensors, `ResizedImage`."""
+        """Append a batch: a DALI tensor list, or a list of arrays, DALI tensors, `ResizedImage`."""
         if not len(images):
             return
         threads = decode_threads()
         if threads == 1 and not isinstance(images, list):
-            room = self._room(sum(map(math.prod, images.shape())))
-            images.copy_to_external(ctypes.c_void_p(room.ctypes.data))
+            out = self._reserve(sum(map(math.prod, images.shape())))
+            images.copy_to_external(ctypes.c_void_p(out.ctypes.data))
             return
         sources = [i if isinstance(i, ResizedImage) else np.asarray(i) for i in images]
         ends = np.cumsum([source.nbytes for source in sources])
-        room = self._room(int(ends[-1]))
-        # All threads that decode take from it: DALI's own copy has one alone.
-        undone = deque(zip(sources, np.split(room, ends[:-1]), strict=True))
-        helpers = [decode_pool().submit(_write, undone) for _ in range(threads - 1)]
-        _write(undone)
+        out = self._reserve(int(ends[-1]))
+        # Copy with all decode threads; DALI's own copy uses one.
+        queue = deque(zip(sources, np.split(out, ends[:-1]), strict=True))
+        helpers = [decode_pool().submit(_write, queue) for _ in range(threads - 1)]
+        _write(queue)
         for helper in helpers:
-            # One that has not begun, since its thread decodes something else, is not waited for.
+            # Don't wait for a helper that has not started because its thread is busy decoding.
             if not helper.cancel():
                 helper.result()
 
     def finish(self) -> np.ndarray:
-        """The bytes taken."""
+        """All bytes as one array."""
         return self._flat[: self._end]
 
-    def _room(self, nbytes: int) -> np.ndarray:
+    def _reserve(self, nbytes: int) -> np.ndarray:
         start, self._end = self._end, self._end + nbytes
         if self._end > len(self._flat):
-            # More than the headers foretold, as after a transform that enlarges.
+            # More than estimated from the headers, for example after a transform that enlarges.
             larger = pixel_memory.take(max(self._end, len(self._flat) * 3 // 2), self._keep)
             larger[:start] = self._flat[:start]
             self._flat = larger
         return self._flat[start : self._end]
 
 
-def _write(undone: deque[tuple[np.ndarray | ResizedImage, np.ndarray]]) -> None:
-    """Write images to their places, as long as there are any."""
+def _write(queue: deque[tuple[np.ndarray | ResizedImage, np.ndarray]]) -> None:
+    """Write images to their destinations until the queue is empty."""
     while True:
         try:
-            source, place = undone.popleft()
+            source, destination = queue.popleft()
         except IndexError:
             return
         if isinstance(source, ResizedImage):
-            source.write(place)
+            source.write(destination)
         else:
-            place[:] = as_bytes(source)
+            destination[:] = as_bytes(source)
 
 
 class PandasBackend:
-    """Partitions are pandas dataframes of Arrow types; pixels lie in host memory."""
+    """Backend whose partitions are pandas dataframes of Arrow types, with pixels on the host."""
 
     name: Literal["pandas"] = "pandas"
     device: Literal["cpu"] = "cpu"
@@ -227,14 +230,14 @@ class PandasBackend:
 
     @property
     def largest_partition(self) -> int:
-        """Bytes that a worker holds before it spills: more would never come out whole."""
+        """Bytes that a worker holds before it spills: a larger partition could not be computed."""
         return int(_worker_memory() * _SPILL_SHARE)
 
     def holds(self, type_: pa.DataType) -> bool:
         return True
 
     def thread_setup(self) -> Callable[[], None]:
-        return _nothing
+        return lambda: None
 
     def pixel_buffer(self, nbytes: int) -> HostPixels:
         return HostPixels(nbytes)
@@ -253,13 +256,13 @@ class PandasBackend:
         return pa.Table.from_pandas(frame)
 
     def from_storage(self, table: pa.Table, meta: pd.DataFrame) -> pd.DataFrame:
-        return to_frame(table, meta)
+        return frame_from_storage(table, meta)
 
     def with_images(
         self, frame: pd.DataFrame, pixels: Pixels, image: str = "image", error: str | None = "error"
     ) -> pd.DataFrame:
-        made = {} if error is None else {error: _error_array(pixels.errors)}
-        return assigned(frame, made | {image: _image_array(pixels)})
+        errors = {} if error is None else {error: _error_array(pixels.errors)}
+        return assign_columns(frame, errors | {image: _image_array(pixels)})
 
     def with_references(
         self,
@@ -268,8 +271,8 @@ class PandasBackend:
         image: str,
         error: str | None,
     ) -> pd.DataFrame:
-        made = {} if error is None else {error: _error_array([None] * len(frame))}
-        return assigned(frame, made | {image: ReferenceDtype().__from_arrow__(references)})
+        errors = {} if error is None else {error: _error_array([None] * len(frame))}
+        return assign_columns(frame, errors | {image: ReferenceDtype().__from_arrow__(references)})
 
     def is_references(self, dtype: Any) -> bool:
         return is_reference_dtype(dtype)
@@ -288,17 +291,17 @@ class PandasBackend:
     def with_columns(
         self, frame: pd.DataFrame, columns: Mapping[str, NewColumn], rows: Sequence[int]
     ) -> pd.DataFrame:
-        places = None
+        positions = None  # of each row's value; null for rows without one
         if len(rows) < len(frame):
-            places = np.full(len(frame), -1, np.int64)
-            places[rows] = np.arange(len(rows))
-            places = pa.array(places, mask=places < 0)
-        made = {}
+            positions = np.full(len(frame), -1, np.int64)
+            positions[rows] = np.arange(len(rows))
+            positions = pa.array(positions, mask=positions < 0)
+        arrays = {}
         for name, (values, type_) in columns.items():
             array = _arrow(values, type_)
-            array = array if places is None else array.take(places)
-            made[name] = pandas_type(type_).__from_arrow__(array)
-        return assigned(frame, made)
+            array = array if positions is None else array.take(positions)
+            arrays[name] = pandas_type(type_).__from_arrow__(array)
+        return assign_columns(frame, arrays)
 
     def values(self, series: pd.Series) -> np.ndarray | None:
         dtype = series.dtype
@@ -314,13 +317,13 @@ class PandasBackend:
         self, images: Sequence[np.ndarray], scale: np.ndarray, shift: np.ndarray
     ) -> np.ndarray:
         height, width, channels = images[0].shape
-        made = np.empty((len(images), channels, height, width), np.float32)
+        batch = np.empty((len(images), channels, height, width), np.float32)
         scale, shift = scale[:, None, None], shift[:, None, None]
-        # One by one: an image stays in the cache from the first step to the last.
-        for image, place in zip(images, made, strict=True):
-            np.multiply(np.ascontiguousarray(image.transpose(2, 0, 1)), scale, out=place)
-            place += shift
-        return made
+        # Image by image, so that each stays in the CPU's cache.
+        for image, out in zip(images, batch, strict=True):
+            np.multiply(np.ascontiguousarray(image.transpose(2, 0, 1)), scale, out=out)
+            out += shift
+        return batch
 
     def count_levels(self, images: Sequence[np.ndarray]) -> np.ndarray:
         counts = np.zeros((images[0].shape[2], 256), np.int64)
@@ -338,7 +341,7 @@ class PandasBackend:
 
 
 def pandas_type(type_: pa.DataType) -> pd.api.extensions.ExtensionDtype:
-    """The pandas dtype of an Arrow type: strings as dask has them, all else as Arrow has it."""
+    """Pandas dtype for an Arrow type: Dask's for strings, this package's, or Arrow's."""
     if type_ is IMAGE:
         return ImageDtype()
     if type_.equals(REFERENCE):
@@ -346,10 +349,6 @@ def pandas_type(type_: pa.DataType) -> pd.api.extensions.ExtensionDtype:
     if pa.types.is_nested(type_):
         return nested_dtype(type_)
     return pd.StringDtype("pyarrow") if is_text(type_) else pd.ArrowDtype(type_)
-
-
-def _nothing() -> None:
-    pass
 
 
 def _arrow(values: Any, type_: pa.DataType) -> pa.Array:
@@ -365,7 +364,7 @@ def _numpy_type(dtype: Any) -> Any:
 
 
 def _pandas_index(index: np.ndarray) -> pd.Index:
-    # A range takes no memory, and most partitions have one.
+    # A range, as most partitions have, takes no memory.
     if len(index) and index[-1] - index[0] == len(index) - 1:
         return pd.RangeIndex(int(index[0]), int(index[-1]) + 1)
     return pd.Index(index)
@@ -382,8 +381,9 @@ def _image_array(pixels: Pixels) -> ImageArray:
 def _worker_memory() -> int:
     try:
         return get_worker().memory_manager.memory_limit or MEMORY_LIMIT
-    except ValueError:  # not in a worker: the client plans for the workers it has
+    except ValueError:  # this is the client, which plans for its workers
         pass
     limits = [worker["memory_limit"] for worker in workers()]
-    # That of this machine says nothing where there are workers: it may be a login node.
-    return min((limit for limit in limits if limit), default=_ASSUMED if limits else MEMORY_LIMIT)
+    # With workers, the memory of this machine is irrelevant: it may be a login node.
+    default = _ASSUMED_MEMORY if limits else MEMORY_LIMIT
+    return min((limit for limit in limits if limit), default=default)

@@ -1,4 +1,8 @@
-"""Memory of pixels: a pool of large blocks, some of them shared with other processes."""
+"""Memory for pixels: a pool of large blocks, which other processes may map.
+
+A shared block is a memfd. Another process opens it through ``/proc/<pid>/fd`` and proves by the
+block's seal, random bytes at its end, that the content is still the one it was told of.
+"""
 
 from __future__ import annotations
 
@@ -17,26 +21,26 @@ from typing import Any
 
 import numpy as np
 
-_SEAL = 16
+_SEAL_BYTES = 16
 
-# Else a client that keeps many partitions has an open file for each, 128 of a worker at most.
+# Don't keep a file open per mapping: a client with many partitions may have 128 per worker.
 _NO_DESCRIPTOR: dict[str, Any] = {"trackfd": False} if sys.version_info >= (3, 13) else {}
 
-# Linux 5.14. All pages at once, where each would cost a fault.
+# Linux 5.14: map all pages at once, instead of by a fault each.
 _MADV_POPULATE_READ = 22
 
 
 class SharedBlock(mmap.mmap):
-    """Memory of this process that others can map who know its file and its seal.
+    """Memory of this process that others can map if they know its file and its seal.
 
     Attributes
     ----------
     file : int
-        The number of its file among those that this process has open.
+        File descriptor in this process.
     seal : bytes
-        What tells its present use from any other.
+        Identifies the current content; changes with each `claim`.
     in_fork : bool
-        Whether a fork of this process may look at what it holds, so that it has no other use.
+        A fork of this process may read the content, so the block must not be reused.
     """
 
     file: int
@@ -45,19 +49,19 @@ class SharedBlock(mmap.mmap):
     _process: int
 
     def __new__(cls, nbytes: int) -> SharedBlock:
-        """Memory of so many bytes.
+        """Allocate a block.
 
         Raises
         ------
         OSError
-            Where the system has no such memory, or no more of it.
+            If the system does not support memfd, or is out of memory or descriptors.
         """
         if not hasattr(os, "memfd_create"):
-            raise OSError("this Python knows no files in memory")
+            raise OSError("this Python has no os.memfd_create")
         file = os.memfd_create("pixels")
         try:
-            # The seal lies behind what is mapped.
-            os.ftruncate(file, nbytes + _SEAL)
+            # The seal is in the file behind the mapped part.
+            os.ftruncate(file, nbytes + _SEAL_BYTES)
             block = super().__new__(cls, file, nbytes)
         except BaseException:
             os.close(file)
@@ -67,18 +71,18 @@ class SharedBlock(mmap.mmap):
         block.in_fork = False
         block._process = os.getpid()
         if not block.claim():
-            raise OSError("files in memory can't be locked here")
+            raise OSError("a memfd can't be locked here")
         return block
 
     def claim(self) -> bool:
-        """Begin another use, unless a process still maps what the last one left here."""
-        # A fork has this memory too, and it is the first process that gives it away.
+        """Reuse the block for new content; False if another process still maps the old one."""
+        # A fork has this memory too, but only the process that allocated it may reuse it.
         if self.in_fork or self._process != os.getpid():
             return False
         try:
             fcntl.flock(self.file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            # Nobody who knows the old seal gets in after this.
-            self.seal = os.urandom(_SEAL)
+            # From now on the old seal is refused.
+            self.seal = os.urandom(_SEAL_BYTES)
             os.pwrite(self.file, self.seal, len(self))
             fcntl.flock(self.file, fcntl.LOCK_UN)
         except OSError:
@@ -87,24 +91,25 @@ class SharedBlock(mmap.mmap):
 
 
 def map_block(process: int, file: int, nbytes: int, seal: bytes) -> np.ndarray:
-    """The first bytes of another process's block, for as long as the array or a view of it lives.
+    """Map the first bytes of another process's block: read-only, until the last view is gone.
 
     Raises
     ------
     OSError
-        If the block is in another use by now, or can't be reached.
+        If the block has other content by now, or can't be reached.
     """
-    # Without waiting: by now the number may be that of a pipe.
+    # Non-blocking, as the descriptor may belong to a pipe by now.
     opened = os.open(f"/proc/{process}/fd/{file}", os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
     try:
         fcntl.flock(opened, fcntl.LOCK_SH | fcntl.LOCK_NB)
         size = os.fstat(opened).st_size
-        if size < nbytes + _SEAL or os.pread(opened, _SEAL, size - _SEAL) != seal:
-            raise FileNotFoundError(f"process {process} has let go of these pixels")
-        # Whoever writes to it all the same, as by a tensor, writes to a copy of their own.
+        end = size - _SEAL_BYTES
+        if end < nbytes or os.pread(opened, _SEAL_BYTES, end) != seal:
+            raise FileNotFoundError(f"process {process} has released these pixels")
+        # Copy on write, for those who write through a tensor in spite of the read-only flag.
         mapped = mmap.mmap(opened, nbytes, access=mmap.ACCESS_COPY, **_NO_DESCRIPTOR)
     finally:
-        # The lock is the mapping's as well, which before Python 3.13 also has a descriptor.
+        # The mapping keeps the shared lock; before Python 3.13 it also has its own descriptor.
         os.close(opened)
     with contextlib.suppress(OSError):
         mapped.madvise(_MADV_POPULATE_READ)
@@ -115,7 +120,7 @@ def map_block(process: int, file: int, nbytes: int, seal: bytes) -> np.ndarray:
 
 @functools.cache
 def this_machine() -> str:
-    """Identity shared by processes that find each other in ``/proc``; None without one."""
+    """Id shared by processes that see each other in the same ``/proc``; "" if unknown."""
     try:
         boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
         return f"{boot} {os.stat('/proc/self/ns/pid').st_ino}"
@@ -123,82 +128,84 @@ def this_machine() -> str:
         return ""
 
 
-#: Seconds for which unused memory is kept.
+#: Seconds after which unused memory is released.
 KEPT_SECONDS = 10.0
 
-# Memory is reserved with some room, since partitions are of about one size and not of the same, and
-# may serve one that needs less. What is reserved and never written to costs nothing.
-_ROOM = 1.125
-_LEAST_USE = 0.6
+# Blocks are larger than requested, as partitions differ slightly in size; pages that are never
+# written to cost nothing. A block is reused only if the request fills at least this share of it.
+_OVERALLOCATION = 1.125
+_MIN_USE = 0.6
 
-#: Bytes of a block that is worth mapping; smaller ones are sent.
-LEAST_SHARED = 1 << 20
+#: Smallest block that is mapped by other processes; smaller ones are sent.
+MIN_SHARED_BYTES = 1 << 20
 
-# Blocks that others can map, two open files each; those that are persisted may be thousands.
-_SHARED_BLOCKS = 128
+# Most shared blocks, each with two open files: a worker may persist thousands of partitions.
+_MAX_SHARED_BLOCKS = 128
 
 
 class PixelMemory:
-    """Blocks of memory of this process that come back when the last array over them is gone."""
+    """Pool of memory blocks, each of which returns when the last array over it is gone."""
 
     def __init__(self) -> None:
-        self._unused: list[tuple[float, mmap.mmap]] = []
+        self._unused: list[tuple[float, mmap.mmap]] = []  # with the time of their return
         self._sharing = False
+        # Shared blocks by address.
         self._shared: weakref.WeakValueDictionary[int, SharedBlock] = weakref.WeakValueDictionary()
-        # The garbage collector may give a block back in the middle of any of these methods.
+        # Reentrant, as the garbage collector may return a block inside any of these methods.
         self._lock = threading.RLock()
+        # Thread that releases unused blocks; ends when there are none.
         self._releaser: threading.Thread | None = None
 
     def take(self, nbytes: int, keep: int) -> np.ndarray:
-        """An array of ``nbytes`` at least, of any content.
+        """Uninitialized uint8 array of at least ``nbytes``.
 
-        When nothing refers to the array or to a view of it any more, its memory is kept for another
-        one, if no more than ``keep`` bytes are then kept in all.
+        When the array and its views are gone, its memory is kept for reuse, unless more than
+        ``keep`` bytes would then be unused in all.
         """
-        block = self._reuse(nbytes) or self._new(int(nbytes * _ROOM) + 1)
+        block = self._reuse(nbytes) or self._allocate(int(nbytes * _OVERALLOCATION) + 1)
         array = np.frombuffer(block, np.uint8)
         weakref.finalize(array, self._give_back, block, keep).atexit = False
         return array
 
     def share(self) -> None:
-        """Have other processes map the memory of the arrays that are taken from now on."""
+        """Allocate shared blocks from now on."""
         with self._lock:
             if not self._sharing:
                 self._sharing = True
                 self.release()
 
     def shared_block(self, address: int) -> SharedBlock | None:
-        """The block that begins at this address, if others can map it."""
+        """Shared block that begins at this address; None if there is none."""
         return self._shared.get(address)
 
     @property
     def unused(self) -> int:
-        """Bytes that are kept for the next array."""
+        """Bytes that are kept for reuse."""
         with self._lock:
             return sum(len(block) for _, block in self._unused)
 
     def release(self, seconds: float = 0) -> None:
-        """Give the system what was not used for so many seconds."""
+        """Free blocks that have been unused for so many seconds."""
         with self._lock:
-            before = time.monotonic() - seconds
-            self._unused = [(since, block) for since, block in self._unused if since > before]
+            limit = time.monotonic() - seconds
+            self._unused = [(since, block) for since, block in self._unused if since > limit]
 
     def _reuse(self, nbytes: int) -> mmap.mmap | None:
-        """The smallest block that fits; one that is much larger would be wasted on the array."""
+        """The smallest unused block that fits and is not much too large; None if there is none."""
         with self._lock:
-            fitting = [
-                (len(block), place)
-                for place, (_, block) in enumerate(self._unused)
-                if len(block) * _LEAST_USE <= nbytes <= len(block)
+            candidates = [
+                (len(block), position)
+                for position, (_, block) in enumerate(self._unused)
+                if len(block) * _MIN_USE <= nbytes <= len(block)
             ]
-            for _, place in sorted(fitting):
-                block = self._unused[place][1]
+            for _, position in sorted(candidates):
+                block = self._unused[position][1]
                 if not isinstance(block, SharedBlock) or block.claim():
-                    del self._unused[place]
+                    del self._unused[position]
                     return block
             return None
 
-    def _new(self, nbytes: int) -> mmap.mmap:
+    def _allocate(self, nbytes: int) -> mmap.mmap:
         if self._may_share(nbytes):
             try:
                 block = SharedBlock(nbytes)
@@ -211,30 +218,32 @@ class PixelMemory:
         return mmap.mmap(-1, nbytes, flags=_FLAGS)
 
     def _may_share(self, nbytes: int) -> bool:
-        return self._sharing and nbytes > LEAST_SHARED and len(self._shared) < _SHARED_BLOCKS
+        too_many = len(self._shared) >= _MAX_SHARED_BLOCKS
+        return self._sharing and nbytes > MIN_SHARED_BYTES and not too_many
 
     def _give_back(self, block: mmap.mmap, keep: int) -> None:
         with self._lock:
             if self.unused + len(block) > keep:
                 return
+            # Drop a private block if the next one would be shared.
             if self._may_share(len(block)) and not isinstance(block, SharedBlock):
                 return
             self._unused.append((time.monotonic(), block))
-            # Judged by the thread itself: whoever was to start it may have been interrupted.
+            # Not by _releaser alone: an interrupt may have kept it from being started.
             if self._releaser is not None and self._releaser.is_alive():
                 return
             releaser = threading.Thread(target=self._release_in_time, daemon=True)
             self._releaser = releaser
-        # Not under the lock: the garbage collector may run first in the new thread, and come here.
-        with suppress(RuntimeError):  # no more threads, as at the end of a process
+        # Without the lock: the new thread may run the garbage collector first, and come here.
+        with suppress(RuntimeError):  # no new threads at the end of a process
             releaser.start()
 
     def forking(self) -> None:
-        """Let no block change hands while this process forks."""
+        """Before a fork: lock the pool."""
         self._lock.acquire()
 
     def forked(self) -> None:
-        """Leave to the fork what it may look at: blocks that can be mapped are its memory too."""
+        """After a fork, in the parent: never reuse used shared blocks, which the fork may read."""
         try:
             unused = {id(block) for _, block in self._unused}
             for block in list(self._shared.values()):
@@ -243,7 +252,7 @@ class PixelMemory:
             self._lock.release()
 
     def begin_in_fork(self) -> None:
-        """Begin anew in a fork, which has no thread of its parent, and a held lock."""
+        """After a fork, in the child: start empty, with a new lock and no thread."""
         self._lock = threading.RLock()
         self._unused = []
         self._sharing, self._releaser = False, None
@@ -258,7 +267,7 @@ class PixelMemory:
                     return
 
 
-#: This process's.
+#: The pool of this process.
 pixel_memory = PixelMemory()
 os.register_at_fork(
     before=pixel_memory.forking,
@@ -266,6 +275,6 @@ os.register_at_fork(
     after_in_child=pixel_memory.begin_in_fork,
 )
 
-# NumPy asks for huge pages for its own large arrays, which take long to come by where free memory
-# is in pieces or with the host.
+# Plain pages. NumPy requests huge pages for large arrays, which are slow to get if free memory is
+# fragmented, or in a virtual machine.
 _FLAGS = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS

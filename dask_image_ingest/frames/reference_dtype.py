@@ -1,4 +1,4 @@
-"""Columns of image references: their Arrow type and their pandas dtype."""
+"""Columns of image references: Arrow type, pandas dtype and array."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ from dask_image_ingest.errors import OperandError
 from dask_image_ingest.frames.arrow_types import bytes_of, is_byte_list
 from dask_image_ingest.frames.nested_dtype import NamedDtype, NestedArray, arrow_of
 
-#: Which sample of which version of a shard an image belongs to, where its encoded bytes lie, or
-#: these bytes themselves. A null is a row without a sample, as an outer merge makes them.
+#: Arrow type of an `ImageReference`. A null is a row without a sample, for example after an outer
+#: merge.
 REFERENCE = pa.struct(
     [
         pa.field("url", pa.string()),
@@ -29,26 +29,26 @@ REFERENCE = pa.struct(
     ]
 )
 
-# Of an encoded image, the bytes that go into a hash.
-_HASHED = 256
+# Number of bytes of an encoded image to hash.
+_HASHED_BYTES = 256
 
 
 @dataclass(frozen=True, slots=True)
 class ImageReference:
-    """An image before it is decoded: where its encoded bytes are.
+    """Reference to an encoded image: the sample and byte range in a shard, or the bytes.
 
     Attributes
     ----------
     url, shard_size, version
-        The shard, its size in bytes, and its time of change or ETag; None where not known.
+        The shard, its size in bytes, and its modification time or ETag; None if not known.
     number, key
         The sample's number in the shard, from 0 on, and its key.
     offset, nbytes
-        Where the encoded image lies in the shard. ``offset`` is None for an image that is no range
-        of bytes (sparse or duplicate members), which is found by its sample; ``nbytes`` is None
-        where the sample has no image.
+        Range of the encoded image in the shard. ``offset`` is None if the image is not one range
+        (sparse or duplicate members), and must be found by its sample; ``nbytes`` is None if the
+        sample has no image.
     bytes
-        The encoded image itself, where its shard can't be read from the middle; else None.
+        The encoded image itself, if its shard has no random access; else None.
     """
 
     url: str | None
@@ -61,56 +61,53 @@ class ImageReference:
     bytes: bytes | memoryview | None = None
 
     def __hash__(self) -> int:
-        # Some of the bytes tell images apart; who finds an equal hash compares all.
-        sample = None if self.bytes is None else self.bytes[:: 1 + len(self.bytes) // _HASHED]
-        told = self.url, self.version, self.number, self.key, self.offset
-        return hash((*told, None if sample is None else sample.hex()))
+        # A sample of the bytes is enough; __eq__ compares all.
+        sample = None if self.bytes is None else self.bytes[:: 1 + len(self.bytes) // _HASHED_BYTES]
+        fields = self.url, self.version, self.number, self.key, self.offset
+        return hash((*fields, None if sample is None else sample.hex()))
 
     @property
     def place(self) -> tuple[int, int] | None:
-        """Offset and size of the encoded image; None where it is no range of the shard."""
+        """Offset and size of the encoded image; None if it is not one range of the shard."""
         if self.offset is None or self.nbytes is None:
             return None
         return self.offset, self.nbytes
 
 
 def reference_array(references: Iterable[ImageReference | None]) -> pa.StructArray:
-    """References as an Arrow array."""
+    """Arrow array of references."""
     values = list(references)
     fields = {
-        field.name: pa.array([getattr(each, field.name, None) for each in values], field.type)
+        field.name: pa.array([getattr(value, field.name, None) for value in values], field.type)
         for field in REFERENCE
     }
-    absent = pa.array([each is None for each in values], pa.bool_())
-    return references_of_fields(len(values), fields, absent)
+    nulls = pa.array([value is None for value in values], pa.bool_())
+    return references_of_fields(len(values), fields, nulls)
 
 
 def references_of_fields(
-    count: int, fields: Mapping[str, pa.Array], absent: pa.Array | None = None
+    count: int, fields: Mapping[str, pa.Array], nulls: pa.Array | None = None
 ) -> pa.StructArray:
-    """References as an Arrow array; fields that are not given are null."""
+    """Arrow array of references from their fields; missing fields are null."""
     arrays = [
         fields[field.name].cast(field.type) if field.name in fields else pa.nulls(count, field.type)
         for field in REFERENCE
     ]
-    return pa.StructArray.from_arrays(arrays, fields=list(REFERENCE), mask=absent)
+    return pa.StructArray.from_arrays(arrays, fields=list(REFERENCE), mask=nulls)
 
 
 def holds_references(type_: pa.DataType) -> bool:
-    """True for the Arrow type of references, and for types like it.
-
-    cuDF has lists of uint8 in the place of bytes.
-    """
+    """True for the Arrow type of references, and for cuDF's, with lists of uint8 for bytes."""
     return bool(pa.types.is_struct(type_)) and type_.names == REFERENCE.names
 
 
 def as_references(array: Any) -> Any:
-    """An Arrow array, or a chunked one, in our type.
+    """Convert an Arrow array or chunked array to ``REFERENCE``.
 
     Raises
     ------
     pyarrow.ArrowException
-        If it holds no references.
+        If it does not hold references.
     """
     if array.type.equals(REFERENCE):
         return array
@@ -124,34 +121,34 @@ def as_references(array: Any) -> Any:
     return references_of_fields(len(array), fields, array.is_null())
 
 
-# Inside ReferenceDtype, "type" is something else.
+# Inside ReferenceDtype, "type" is an attribute.
 _Class: TypeAlias = type
 
 
 @pd.api.extensions.register_extension_dtype
 class ReferenceDtype(NamedDtype):
-    """References to encoded images, from which ``decode_images`` makes pixels."""
+    """References to encoded images, for ``decode_images``."""
 
     arrow_type = REFERENCE
     label = "image_reference"
 
-    # What a row is outside of the column.
+    # Class of one value.
     type = ImageReference
 
     def construct_array_type(self) -> _Class:
-        """The class of columns of this dtype."""
+        """Array class of this dtype."""
         return ReferenceArray
 
     def is_like(self, dtype: Any) -> bool:
-        """True for a dtype whose columns can be columns of this one."""
+        """True for a dtype that can be converted to this one."""
         return is_reference_dtype(dtype)
 
 
 class ReferenceArray(NestedArray):
-    """A column of image references over Arrow memory."""
+    """Extension array of image references."""
 
-    _what = "image references"
-    _instead = "for their pixels call decode_images()"
+    _noun = "image references"
+    _hint = "for their pixels call decode_images()"
 
     def __init__(self, values: pa.Array | pa.ChunkedArray) -> None:
         super().__init__(as_references(values))
@@ -162,10 +159,10 @@ class ReferenceArray(NestedArray):
         array = arrow_of(values, REFERENCE, as_references)
         if array is not None:
             return array
-        found = [None if _is_null(value) else value for value in values]
-        if not all(value is None or isinstance(value, ImageReference) for value in found):
+        references = [None if _is_null(value) else value for value in values]
+        if not all(value is None or isinstance(value, ImageReference) for value in references):
             raise OperandError("a column of image references takes image references")
-        return reference_array(found)
+        return reference_array(references)
 
     def _objects(self) -> Iterator[ImageReference | None]:
         for value in self._pa_array.to_pylist():

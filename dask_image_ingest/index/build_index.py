@@ -11,7 +11,7 @@ import numpy as np
 import pyarrow as pa
 from pyarrow import parquet
 
-from dask_image_ingest.decode import Stored, measure
+from dask_image_ingest.decode import StoredHeader, read_stored_header
 from dask_image_ingest.index.index_file import KEY, IndexWriter, ShardFacts
 from dask_image_ingest.storage import ByteReader, Shard
 from dask_image_ingest.tar import (
@@ -109,11 +109,11 @@ def _measured(
         if span is None or (span[0] in index.sparse and span[1] > LARGEST_VALUE):
             yield None
             continue
-        format, stored = measure(open_member(content, index, span))
+        format, stored = read_stored_header(open_member(content, index, span))
         yield (format, *stored) if _is_portable(stored) else None
 
 
-def _is_portable(stored: Stored) -> bool:
+def _is_portable(stored: StoredHeader) -> bool:
     """False if another machine may find otherwise: it may have codecs that this one lacks."""
     if stored.error is not None and stored.error.startswith("unsupported-format"):
         return False

@@ -11,7 +11,7 @@ import numpy as np
 
 from dask_image_ingest.arguments import shown
 from dask_image_ingest.errors import ArgumentError, MissingDependencyError
-from dask_image_ingest.frames import Backend, joined
+from dask_image_ingest.frames import Backend, stack_views
 from dask_image_ingest.loader.order import Size
 
 Format = Literal["numpy", "cupy", "torch"]
@@ -49,13 +49,13 @@ def batch_of(
 ) -> dict[str, Any]:
     """Build a batch: images as one array, or as a list of arrays if their shapes differ."""
     if normalize is None:
-        images = joined(rows.images, backend)
+        images = stack_views(rows.images, backend)
     else:
         images = normalize.batch(rows.images, backend)
     pixels = [convert(i) for i in images] if isinstance(images, list) else convert(images)
     others: dict[str, Any] = {}
     for name, other_images in rows.others.items():
-        stacked = joined(other_images, backend)
+        stacked = stack_views(other_images, backend)
         is_list = isinstance(stacked, list)
         others[name] = [convert(i) for i in stacked] if is_list else convert(stacked)
     columns = {name: convert(values) for name, values in rows.columns.items()}

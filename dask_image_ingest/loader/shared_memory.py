@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 from distributed import Client, Future, Worker
 
-from dask_image_ingest.frames import LEAST_SHARED, map_block, pixel_memory, this_machine
+from dask_image_ingest.frames import MIN_SHARED_BYTES, map_block, pixel_memory, this_machine
 
 
 @dataclass(frozen=True)
@@ -100,7 +100,7 @@ def _export_mapping(key: Any, machine: str, dask_worker: Worker) -> _Mapping | N
 
 def _as_pixels(raw: memoryview) -> _Pixels | None:
     """The shared block of a buffer; None for small buffers and those in other memory."""
-    if raw.nbytes <= LEAST_SHARED:
+    if raw.nbytes <= MIN_SHARED_BYTES:
         return None
     block = pixel_memory.shared_block(np.frombuffer(raw, np.uint8).ctypes.data)
     return None if block is None else _Pixels(block.file, raw.nbytes, block.seal)

@@ -11,7 +11,7 @@ import numpy as np
 from dask_image_ingest.arguments import check_unique, is_column, shown
 from dask_image_ingest.decode import VALUE_TYPES, ImageShape
 from dask_image_ingest.errors import ArgumentError
-from dask_image_ingest.frames import backend_of, joined
+from dask_image_ingest.frames import backend_of, stack_views
 
 
 def stack(
@@ -51,7 +51,7 @@ def stack(
             f"stack: an image is of {other.dtype}, and not {dtype or arrays[0].dtype}: pass "
             "dtype=, and make the values of one type with map_batches if they differ"
         )
-    images = joined(arrays, backend)
+    images = stack_views(arrays, backend)
     if isinstance(images, list):
         other = next(a.shape for a in images if a.shape != images[0].shape)
         raise ArgumentError(

@@ -1,12 +1,14 @@
 """A bad image costs its batch, and not the pipeline that decodes the others."""
 
+from typing import get_args
+
 import numpy as np
 import pytest
 from PIL import Image
 from synthetic import encode, photograph
 
 from dask_image_ingest.decode.dali import DaliDecoder, Refused
-from dask_image_ingest.decode.options import DecodeSpec
+from dask_image_ingest.decode.options import DecodeSpec, Mode
 
 
 def flat(image):
@@ -25,7 +27,7 @@ def test_the_pipeline_goes_on_with_the_right_pictures_behind_a_bad_image():
     files = [flat(Image.new("RGB", (16 + n, 24), colour)) for n, colour in enumerate(colours)]
     decoder = DaliDecoder(DecodeSpec(), "encoded")
     list(decoder.run([files]))
-    pipeline = decoder._batches._pipeline
+    pipeline = decoder._batch_pipeline._pipeline
     random = np.random.default_rng(0)
     for _ in range(100):
         # Two batches after each refused one: one underway when it fails is not lost or mixed up.
@@ -38,7 +40,7 @@ def test_the_pipeline_goes_on_with_the_right_pictures_behind_a_bad_image():
                 array = np.asarray(image)
                 assert array.shape == (24, 16 + n, 3)
                 assert np.abs(array.astype(int) - colours[n]).max() <= 3
-    assert decoder._batches._pipeline is pipeline
+    assert decoder._batch_pipeline._pipeline is pipeline
 
 
 def test_a_file_that_cannot_be_parsed_ends_it():
@@ -50,4 +52,18 @@ def test_a_file_that_cannot_be_parsed_ends_it():
     assert len(first) == 1
     assert refused == Refused(None)
     assert last == []
-    assert decoder._batches._pipeline is None
+    assert decoder._batch_pipeline._pipeline is None
+
+
+@pytest.mark.parametrize("mode", get_args(Mode))
+def test_dali_refuses_a_mode_that_it_does_not_decode(mode):
+    pytest.importorskip("nvidia.dali")
+    options = DecodeSpec(mode=mode)
+    decoder = DaliDecoder(options, "encoded")
+    file = flat(Image.new("RGB", (24, 16), "red"))
+    if options.by_pillow:
+        with pytest.raises(KeyError, match=mode):
+            list(decoder.run([[file]]))
+    else:
+        ((image,),) = decoder.run([[file]])
+        assert np.asarray(image).shape == (16, 24, len(mode))

@@ -10,7 +10,7 @@ import pytest
 import dask_image_ingest as dii  # noqa: F401 - registers .images
 from dask_image_ingest.decode import Pixels
 from dask_image_ingest.frames import get_backend
-from dask_image_ingest.frames.pandas_backend import joined, runs
+from dask_image_ingest.frames.pandas_backend import flat_views, stack_views
 
 SHAPE = (4, 5, 3)
 SIZE = 4 * 5 * 3
@@ -57,13 +57,13 @@ def test_an_array_over_one_buffer_keeps_all_of_it(backend):
 
 def test_arrays_that_own_their_memory_are_copied(backend):
     arrays = [np.full(SHAPE, n, np.uint8) for n in range(3)]
-    images = joined(arrays, backend)
+    images = stack_views(arrays, backend)
     assert not any(np.shares_memory(images, array) for array in arrays)
     np.testing.assert_array_equal(images, np.stack(arrays))
 
 
 def on_a_device(memory, address):
-    """What `joined` looks at in a CuPy array."""
+    """What `stack_views` looks at in a CuPy array."""
     return SimpleNamespace(
         shape=(2, 2, 1),
         dtype=np.dtype("uint8"),
@@ -81,7 +81,7 @@ def test_the_same_holds_for_memory_on_a_device(memories, copied):
         lib=SimpleNamespace(stride_tricks=SimpleNamespace(as_strided=lambda *_: "not copied")),
     )
     arrays = [on_a_device(memory, 100 + 4 * n) for n, memory in enumerate(memories)]
-    got = joined(arrays, SimpleNamespace(numpy=library))
+    got = stack_views(arrays, SimpleNamespace(numpy=library))
     assert got == ("copied" if copied else "not copied")
 
 
@@ -91,11 +91,11 @@ def test_runs_are_all_pixels_in_as_few_arrays_as_there_are_stretches_of_memory(b
     arrays = [*first.images.arrays(), *second.images.arrays()]
     alone = np.full((2, 7, 3), 9, np.uint8)
     given = [*arrays[:2], arrays[4], alone, alone, *arrays[5:]]
-    found = list(runs(given, backend))
+    found = list(flat_views(given, backend))
     assert [run.size for run in found] == [2 * SIZE, SIZE, alone.size, alone.size, 3 * SIZE]
     np.testing.assert_array_equal(np.concatenate(found), np.concatenate([a.ravel() for a in given]))
     assert np.shares_memory(found[0], memory)
-    assert list(runs([], backend)) == []
+    assert list(flat_views([], backend)) == []
 
 
 def test_images_of_several_shapes_are_one_run(backend):
@@ -104,5 +104,5 @@ def test_images_of_several_shapes_are_one_run(backend):
     pixels = Pixels(memory, shapes, [None, "why", None, None])
     table = pa.table({"__key__": ["a", "b", "c", "d"]})
     images = backend.frame(table, np.arange(4), pixels).images.arrays()
-    (run,) = runs([array for array in images if array is not None], backend)
+    (run,) = flat_views([array for array in images if array is not None], backend)
     np.testing.assert_array_equal(run, memory)

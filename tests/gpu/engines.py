@@ -100,12 +100,12 @@ def refused():
     decoder = new_decoder()
     drain(decoder, [images])
     for _ in range(3):
-        before = decoder._batches._pipeline
+        before = decoder._batch_pipeline._pipeline
         start = time.perf_counter()
         drain(decoder, [[*images[1:], bad]])
         failed = time.perf_counter()
         drain(decoder, [images])
-        kept = decoder._batches._pipeline is before
+        kept = decoder._batch_pipeline._pipeline is before
         print(
             f"refused: {failed - start:.3f} s, the batch behind it "
             f"{time.perf_counter() - failed:.3f} s, pipeline {'kept' if kept else 'built anew'}",

@@ -40,7 +40,7 @@ class TestCudf(BackendContract):
         buffer = backend.pixel_buffer(10)
         buffer.append([np.zeros((2, 3, 3), np.uint8)])
         with pytest.raises(PartitionTooLargeError, match="partition_size"):
-            buffer._room(2**31)
+            buffer._reserve(2**31)
 
     def test_frames_can_be_spilled_and_their_views_stay(self, backend):
         """Only where spilling was on when this process first made a cuDF object."""

@@ -130,12 +130,12 @@ def resized_by_dali(
     from nvidia.dali import Pipeline, fn, types
 
     from dask_image_ingest.decode import DecodeSpec
-    from dask_image_ingest.decode.dali import resized
+    from dask_image_ingest.decode.dali import gpu_resized
 
     pipeline = Pipeline(batch_size=len(images), num_threads=2, device_id=None)
     with pipeline:
         given = fn.external_source(name="images", dtype=types.UINT8, layout="HWC")
-        pipeline.set_outputs(resized(given, DecodeSpec(size=size, resize=resize)))
+        pipeline.set_outputs(gpu_resized(given, DecodeSpec(size=size, resize=resize)))
     pipeline.build()
     pipeline.feed_input("images", images)
     (made,) = pipeline.run()

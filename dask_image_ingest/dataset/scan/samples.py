@@ -21,7 +21,7 @@ from dask_image_ingest.decode import (
     LONGEST_EDGE,
     SWAPPED,
     Header,
-    Stored,
+    StoredHeader,
     header_of,
     read_header,
 )
@@ -49,7 +49,7 @@ _DENSE, _LEAST_WHOLE = 0.75, 1 << 20
 _SHAPE = frozenset({"format", "height", "width", "channels"})
 
 # The fields of a header in an index.
-_STORED = ("format", *Stored._fields)
+_STORED = ("format", *StoredHeader._fields)
 
 
 class SampleRows(ImageRows):
@@ -240,7 +240,7 @@ class SampleRows(ImageRows):
         return [
             None
             if needs_pillow is None
-            else header_of(stored[0], Stored(*stored[1:]), self._decoding.max_pixels)
+            else header_of(stored[0], StoredHeader(*stored[1:]), self._decoding.max_pixels)
             for needs_pillow, *stored in zip(measured.to_pylist(), *fields, strict=True)
         ]
 

@@ -1,7 +1,7 @@
-"""Images that kill the process that decodes them.
+"""Isolate images that kill the process that decodes them.
 
-In: partitions in whose midst a process has died. Out: the same, decoded image by image in a process
-that may die, and a journal of the images that did it.
+In: a partition during which a process died. Out: its pixels, decoded one image at a time in a
+subprocess, and a log of the images that kill it.
 """
 
 from dask_image_ingest.decode.crash_guard.guard import crashed, decode_guarded

@@ -1,4 +1,4 @@
-"""The process that decodes images and may die of one: the other end of `DecodeSubprocess`."""
+"""The child process of `DecodeSubprocess`, which decodes images and may crash."""
 
 from __future__ import annotations
 
@@ -17,18 +17,18 @@ from dask_image_ingest.decode.formats import BadImage
 
 
 def serve() -> None:
-    """Be the guarded process: decode what comes in until nothing more comes."""
-    questions = sys.stdin.buffer
-    # What decoders print must not get among the answers.
-    answers = os.fdopen(os.dup(1), "wb")
+    """Decode images from stdin until it is closed; replies go to stdout."""
+    requests = sys.stdin.buffer
+    # Send what decoders print to stderr, so that it does not mix with the replies.
+    replies = os.fdopen(os.dup(1), "wb")
     os.dup2(2, 1)
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
-    decoding = pickle.loads(pickle.load(questions))
-    _answer(answers, READY)
+    decoding = pickle.loads(pickle.load(requests))
+    _reply(replies, READY)
     while True:
         try:
-            header, data, origin = pickle.load(questions)
+            header, data, origin = pickle.load(requests)
         except EOFError:
             return
         image = _OneImage()
@@ -36,26 +36,27 @@ def serve() -> None:
             pixels = decode_in_batches(
                 [header], [data].__getitem__, decoding, image, [origin].__getitem__
             )
-        except Exception as error:  # of the user's transform, for example: raised over there
-            _answer(answers, error)
+        except Exception as error:  # of the user's transform, for example; the parent raises it
+            _reply(replies, error)
             continue
-        failed = pixels.errors[0]
-        _answer(answers, image.pixels if failed is None else BadImage.of(failed))
+        error_text = pixels.errors[0]
+        _reply(replies, image.pixels if error_text is None else BadImage.of(error_text))
 
 
 class _OneImage:
-    """Takes one decoded image, from wherever it lies."""
+    """`PixelBuffer` that holds one image on the CPU; ``pixels`` is None before."""
 
-    pixels: np.ndarray
+    def __init__(self) -> None:
+        self.pixels: np.ndarray | None = None
 
     def append(self, images: Any) -> None:
         for image in images:
             self.pixels = np.array(image.as_cpu() if hasattr(image, "as_cpu") else image)
 
     def finish(self) -> np.ndarray:
-        return self.pixels.reshape(-1) if hasattr(self, "pixels") else np.empty(0, np.uint8)
+        return np.empty(0, np.uint8) if self.pixels is None else self.pixels.reshape(-1)
 
 
-def _answer(answers: Any, answer: object) -> None:
-    pickle.dump(answer, answers)
-    answers.flush()
+def _reply(replies: Any, reply: object) -> None:
+    pickle.dump(reply, replies)
+    replies.flush()

@@ -1,9 +1,9 @@
-"""Log of crashed decoders: partitions to guard, images to leave alone.
+"""Log of crashes: partitions to decode under guard, and images not to decode.
 
-On a cluster the scheduler keeps it, for all machines: its plugin tells a task that it was with a
-worker when that died, and its metadata name the images. Elsewhere a crash takes all with it, and
-only files tell of it to who runs the same again: one for each partition that is being decoded,
-locked by its process. A file that is there and not locked was left behind by a process that died.
+On a cluster the scheduler keeps it, for all machines: its plugin annotates tasks that were on a
+worker when it died, and its metadata list the images. Without a cluster a crash ends the whole
+process, so the log is in files, for the next run: one for each partition that is being decoded,
+locked by its process, and one for each image. A partition's file without a lock is a crash.
 """
 
 from __future__ import annotations
@@ -30,18 +30,19 @@ from dask_image_ingest.scheduler_plugin import HAS_KILLED
 
 _METADATA = "image-ingest-crashes"
 
-_SECONDS_BETWEEN = 5.0  # from one question of a worker to its scheduler to the next
-_TIMEOUT = 60.0
+_REFRESH_SECONDS = 5.0  # age at which a worker fetches the log from its scheduler again
+_TIMEOUT = 60.0  # seconds for a request to the scheduler
 
 _CRASHED = "crashed-"
 
 
 @contextmanager
 def in_progress(name: str) -> Iterator[bool]:
-    """Note that a partition is being decoded, for as long as the context lasts.
+    """Log a partition as in progress while the context is active.
 
-    Gives whether an earlier process died with the same partition underway. Where no file can be
-    written, or another process is at the same partition, nothing is noted, and work goes on.
+    Yields whether an earlier process crashed during the same partition. If no file can be written,
+    or another process has the same partition in progress, nothing is logged and the result is
+    False.
     """
     worker = _worker()
     if worker is not None:
@@ -49,12 +50,12 @@ def in_progress(name: str) -> Iterator[bool]:
         return
     path = os.path.join(folder(), f"decoding-{name}")
     try:
-        file, left_behind = _begin(path)
+        file, crashed_before = _open_locked(path)
     except OSError:
         yield False
         return
     try:
-        yield left_behind
+        yield crashed_before
     finally:
         with suppress(OSError):
             os.unlink(path)
@@ -62,30 +63,30 @@ def in_progress(name: str) -> Iterator[bool]:
 
 
 def remember(data: bytes, death: str) -> None:
-    """Note that decoding this image kills the process, so that nobody tries again."""
+    """Log an image as one that kills its decoder; ``death`` says how, such as "SIGSEGV"."""
     worker, name = _worker(), _crash_name(data)
     if worker is None:
         with suppress(OSError):
             Path(folder(), name).write_text(death, "ascii")
     else:
         keys = [_METADATA, _decoders(), name]
-        _ask(worker, worker.scheduler.set_metadata, keys=keys, value=death)
-        _known.asked = 0.0
+        _call_scheduler(worker, worker.scheduler.set_metadata, keys=keys, value=death)
+        _scheduler_log.expire()
 
 
 def crashers() -> Crashers:
-    """The images that are known to kill a process."""
+    """Images that are known to kill their decoder."""
     worker = _worker()
-    return Crashers(_of_folder() if worker is None else _known.of(worker))
+    return Crashers(_read_folder() if worker is None else _scheduler_log.read(worker))
 
 
 class Crashers:
-    """Images that kill a process; asking costs nothing while there are none of an image's size.
+    """Images that kill their decoder. Images are hashed only if one of the same size is known.
 
     Parameters
     ----------
     deaths
-        By an image's name, how the process dies.
+        How the process dies, by the image's `_crash_name`.
     """
 
     def __init__(self, deaths: Mapping[str, str]) -> None:
@@ -96,54 +97,60 @@ class Crashers:
         return bool(self._deaths)
 
     def death(self, data: Any) -> str | None:
-        """The known death of a process that decodes this image; None if there is none."""
+        """How this image kills its decoder; None if it is not known to."""
         if len(data) not in self._sizes:
             return None
         return self._deaths.get(_crash_name(bytes(data)))
 
 
 def folder() -> str:
-    """The folder of the journal, this user's own, one for each set of decoders.
+    """Folder of the log: private to the user, one for each set of decoder versions.
 
-    The configuration value ``image-ingest.crash-journal``, else a folder for temporary files.
+    It is in the configuration value ``image-ingest.crash-journal``, or else in the folder for
+    temporary files.
     """
-    above = dask.config.get("image-ingest.crash-journal", None)
-    if above is None:
-        above = dask.config.get("temporary-directory", None) or tempfile.gettempdir()
-    path = os.path.join(above, f"dask-image-ingest-{os.getuid()}-{_decoders()}")
+    parent = dask.config.get("image-ingest.crash-journal", None)
+    if parent is None:
+        parent = dask.config.get("temporary-directory", None) or tempfile.gettempdir()
+    path = os.path.join(parent, f"dask-image-ingest-{os.getuid()}-{_decoders()}")
     with suppress(OSError):
         os.makedirs(path, mode=0o700, exist_ok=True)
-        found = os.lstat(path)
-        if stat.S_ISDIR(found.st_mode) and found.st_uid == os.getuid():
+        status = os.lstat(path)
+        if stat.S_ISDIR(status.st_mode) and status.st_uid == os.getuid():
             return path
-    return os.devnull  # in which nothing can be opened
+    return os.devnull  # no file can be opened in it
 
 
-class _Known:
-    """The last answer of a worker's scheduler, which is asked every few seconds."""
+class _SchedulerLog:
+    """A worker's copy of its scheduler's log, refreshed every few seconds."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._worker: Worker | None = None
-        self._crashes: Mapping[str, str] = {}
-        self.asked = 0.0
+        self._deaths: Mapping[str, str] = {}
+        self._fetched_at = 0.0
 
-    def of(self, worker: Worker) -> Mapping[str, str]:
-        """Images that kill, and how."""
+    def read(self, worker: Worker) -> Mapping[str, str]:
+        """Images that kill their decoder, and how."""
         with self._lock:
-            if worker is not self._worker or time.monotonic() > self.asked + _SECONDS_BETWEEN:
-                self._worker, self.asked = worker, time.monotonic()
+            stale = time.monotonic() > self._fetched_at + _REFRESH_SECONDS
+            if worker is not self._worker or stale:
+                self._worker, self._fetched_at = worker, time.monotonic()
                 keys = [_METADATA, _decoders()]
-                answer = _ask(worker, worker.scheduler.get_metadata, keys=keys, default={})
-                self._crashes = answer or {}
-            return self._crashes
+                get_metadata = worker.scheduler.get_metadata
+                self._deaths = _call_scheduler(worker, get_metadata, keys=keys, default={}) or {}
+            return self._deaths
+
+    def expire(self) -> None:
+        """Fetch anew on the next `read`."""
+        self._fetched_at = 0.0
 
 
-_known = _Known()
+_scheduler_log = _SchedulerLog()
 
 
 def _worker() -> Worker | None:
-    """The worker of a cluster for which this thread runs a task."""
+    """The worker whose task this thread runs; None outside a cluster."""
     try:
         return get_worker()
     except ValueError:
@@ -151,45 +158,45 @@ def _worker() -> Worker | None:
 
 
 def _has_killed(worker: Worker) -> bool:
-    """True if a worker died while it ran the task of this thread."""
+    """True if a worker died while it ran this thread's task."""
     with suppress(ValueError, KeyError, AttributeError):
         task = worker.state.tasks[worker.get_current_task()]
         return bool((task.annotations or {}).get(HAS_KILLED))
     return False
 
 
-def _ask(worker: Worker, question: Any, **what: Any) -> Any:
-    """The answer of a worker's scheduler; None if there is none."""
+def _call_scheduler(worker: Worker, function: Any, **arguments: Any) -> Any:
+    """Call a function of the worker's scheduler; None if it can't be reached."""
     with suppress(OSError, TimeoutError, RuntimeError):
-        return sync(worker.loop, question, callback_timeout=_TIMEOUT, **what)
+        return sync(worker.loop, function, callback_timeout=_TIMEOUT, **arguments)
     return None
 
 
-def _of_folder() -> dict[str, str]:
+def _read_folder() -> dict[str, str]:
     with suppress(OSError):
-        found = Path(folder()).glob(f"{_CRASHED}*")
-        return {path.name: path.read_text("ascii", "replace") for path in found}
+        paths = Path(folder()).glob(f"{_CRASHED}*")
+        return {path.name: path.read_text("ascii", "replace") for path in paths}
     return {}
 
 
-def _begin(path: str) -> tuple[int, bool]:
-    """A file of this name, locked, and whether somebody else has begun it and not come to an end.
+def _open_locked(path: str) -> tuple[int, bool]:
+    """Create or open a file and lock it: its descriptor, and whether a crash left it behind.
 
     Raises
     ------
     OSError
-        If somebody is at it now, or no file can be written.
+        If another process has it locked, or no file can be written.
     """
     while True:
         file = os.open(path, os.O_RDWR | os.O_NOFOLLOW | os.O_CREAT, 0o600)
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            # Between opening and locking, whoever had it may have come to an end.
+            # If its owner finished and deleted it before the lock, try again.
             if os.fstat(file).st_nlink:
-                left_behind = bool(os.pread(file, 1, 0))
-                # Under the lock: a file that somebody has just made is empty.
+                # A file that was just created is empty; its owner writes to it under the lock.
+                crashed_before = bool(os.pread(file, 1, 0))
                 os.pwrite(file, b"1", 0)
-                return file, left_behind
+                return file, crashed_before
         except BaseException:
             os.close(file)
             raise
@@ -202,7 +209,7 @@ def _crash_name(data: bytes) -> str:
 
 @functools.cache
 def _decoders() -> str:
-    """The versions of the decoders: another one may get along with an image."""
+    """Digest of the decoders' versions: another version may decode an image without a crash."""
     versions = []
     for package in ("pillow", "nvidia-dali-cuda120", "nvidia-dali-cuda130"):
         with suppress(PackageNotFoundError):

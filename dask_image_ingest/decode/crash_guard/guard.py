@@ -1,7 +1,7 @@
-"""Decoding in a process that may die: how the image that kills a decoder is found.
+"""Decode in a subprocess that may crash, to find the image that kills it.
 
-Only for a partition in whose midst a process died before. One image at a time, so that there is no
-doubt which one it was.
+Only for a partition during which a process died before. One image at a time, so that the culprit is
+certain.
 """
 
 from __future__ import annotations
@@ -22,25 +22,22 @@ from dask_image_ingest.decode.formats import BadImage, Header
 from dask_image_ingest.decode.options import DecodeSpec
 from dask_image_ingest.errors import DaskImageIngestError
 
-# The path first: it may lead to this very package.
+# Set sys.path before the import, which may depend on it.
 _START = (
     "import pickle, sys; sys.path[:] = pickle.load(sys.stdin.buffer); "
     "from dask_image_ingest.decode.crash_guard.child import serve; serve()"
 )
 READY = "ready"
 
-# What its pipes say of a process that died: the last one, in the midst of an answer.
+# Errors of the pipes if the process died; UnpicklingError, if it died during a reply.
 _DEATH = (EOFError, BrokenPipeError, pickle.UnpicklingError)
 
-# For want of memory, for example, and perhaps only today.
+# Signals from outside, for example when memory is short: the image is not to blame.
 _KILLED_BY_OTHERS = ("SIGKILL", "SIGTERM", "SIGHUP")
 
 
 class DecodeSubprocess:
-    """A process that decodes images for this one, and is started anew when it dies.
-
-    A context manager; the process ends with it.
-    """
+    """Subprocess that decodes images, restarted if it dies. A context manager, which ends it."""
 
     def __init__(self, decoding: DecodeSpec) -> None:
         self._decoding = dumps(decoding)
@@ -58,16 +55,17 @@ class DecodeSubprocess:
         Raises
         ------
         BadImage
-            With the code ``crashed-decoder`` if that killed two processes, of which the second had
-            seen no other image: one that came before it may have left the first one damaged.
+            If the image can't be decoded. The code is ``crashed-decoder`` if it killed two
+            processes. The second one was fresh; the first may have been corrupted by an earlier
+            image.
         """
         death = ""
         for _ in range(2):
-            process = self._started()
+            process = self._running()
             try:
-                reply = self._ask(process, (header, data, origin))
+                reply = self._request(process, (header, data, origin))
             except _DEATH:
-                death = _name_of(self._end())
+                death = _death_name(self._end())
                 continue
             if isinstance(reply, Exception):
                 raise reply
@@ -76,13 +74,14 @@ class DecodeSubprocess:
             crash_log.remember(data, death)
         raise crashed(death)
 
-    def _started(self) -> subprocess.Popen[bytes]:
+    def _running(self) -> subprocess.Popen[bytes]:
+        """The process, started if necessary."""
         if self._process is None:
             self._process = subprocess.Popen(
                 [sys.executable, "-c", _START], stdin=subprocess.PIPE, stdout=subprocess.PIPE
             )
             try:
-                reply = self._ask(self._process, sys.path, self._decoding)
+                reply = self._request(self._process, sys.path, self._decoding)
             except _DEATH:
                 reply = None
             if reply != READY:
@@ -92,7 +91,8 @@ class DecodeSubprocess:
                 )
         return self._process
 
-    def _ask(self, process: subprocess.Popen[bytes], *messages: object) -> Any:
+    def _request(self, process: subprocess.Popen[bytes], *messages: object) -> Any:
+        """Send messages and wait for the reply."""
         assert process.stdin is not None
         assert process.stdout is not None
         for message in messages:
@@ -101,6 +101,7 @@ class DecodeSubprocess:
         return pickle.load(process.stdout)
 
     def _end(self) -> int:
+        """End the process: its exit status."""
         process, self._process = self._process, None
         if process is None:
             return 0
@@ -119,7 +120,7 @@ def decode_guarded(
     buffer: Any,
     origin: Callable[[int], Origin],
 ) -> Pixels:
-    """Decode the images of a partition one by one in a guarded process."""
+    """Decode the images of a partition one by one in a `DecodeSubprocess`."""
     errors = [header.error for header in headers]
     shapes = np.zeros((len(headers), 3), np.int32)
     itemsizes = np.ones(len(headers), np.int64)
@@ -142,7 +143,7 @@ def crashed(death: str) -> BadImage:
     return BadImage("crashed-decoder", f"decoding it kills the process ({death})")
 
 
-def _name_of(status: int) -> str:
+def _death_name(status: int) -> str:
     try:
         return signal.Signals(-status).name
     except ValueError:

@@ -1,25 +1,24 @@
-"""Headers of encoded images, by format, and the validity of their structure.
+"""Headers of encoded images, by format, and checks of their structure. Nothing is decoded.
 
-In: encoded bytes. Out: format, shape, orientation, and whether a decoder can be trusted with them;
-nothing is decoded.
+In: encoded bytes. Out: format, shape, orientation, and whether DALI can safely decode them.
 """
 
 from dask_image_ingest.decode.formats.exif import SWAPPED
-from dask_image_ingest.decode.formats.header import Header, is_valid, measure, too_large
+from dask_image_ingest.decode.formats.header import Header, is_valid, read_stored_header, too_large
 from dask_image_ingest.decode.formats.jpeg import is_baseline_jpeg
 from dask_image_ingest.decode.formats.pillow_image import open_image, pillow_errors
-from dask_image_ingest.decode.formats.stored import BadImage, Stored, printable
+from dask_image_ingest.decode.formats.stored import BadImage, StoredHeader, printable
 
 __all__ = [
     "SWAPPED",
     "BadImage",
     "Header",
-    "Stored",
+    "StoredHeader",
     "is_baseline_jpeg",
     "is_valid",
-    "measure",
     "open_image",
     "pillow_errors",
     "printable",
+    "read_stored_header",
     "too_large",
 ]

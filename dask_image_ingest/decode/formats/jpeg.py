@@ -1,4 +1,4 @@
-"""JPEG: shape and coding from its segments, and whether they are valid."""
+"""JPEG: read shape and coding from its segments, and check them."""
 
 from __future__ import annotations
 
@@ -10,128 +10,129 @@ from typing import Any, Final
 import numpy as np
 
 from dask_image_ingest.decode.formats.exif import EXIF_PREFIX, read_orientation
-from dask_image_ingest.decode.formats.stored import MAX_PARTS, Stored
+from dask_image_ingest.decode.formats.stored import MAX_PARTS, StoredHeader
 from dask_image_ingest.storage import LazyBytes
 
-# Up to the pixels in most photos. Segments that are passed over are not read.
+# Bytes read at once: in most photos, all before the pixels. Skipped segments are not read.
 _WINDOW: Final = 2048
 
 _SEGMENT: Final = Struct(">BBH").unpack_from
 _FRAME: Final = Struct(">BHHB").unpack_from
 
-# Bytes that `segments` wants at a segment: its marker and length, and what _FRAME reads.
-_LEAST: Final = 10
+# Bytes that `segments` needs of a segment: marker, length, and what _FRAME reads.
+_MIN_SEGMENT: Final = 10
 
 _FRAMES: Final = frozenset(range(0xC0, 0xD0)) - {0xC4, 0xC8, 0xCC}
-# Baseline, extended and progressive, all Huffman-coded.
+# Baseline, extended and progressive, all with Huffman coding.
 _ORDINARY_FRAMES: Final = frozenset((0xC0, 0xC1, 0xC2))
 _PROGRESSIVE: Final = 0xC2
 _HUFFMAN, _QUANTIZATION, _RESTART, _SCAN, _EXIF = 0xC4, 0xDB, 0xDD, 0xDA, 0xE1
-# In place of a marker: junk, fill bytes, and more segments than a picture has.
+# Kinds in place of a marker: junk, fill bytes, and the end of `segments` at its limit.
 _JUNK, _FILL, _TOO_MANY = 0x00, 0xFF, -1
 
-# Kind, position and length of a segment, and a window of the file with its place there.
+# Kind, position and length of a segment; a window of the file, and the segment's position in it.
 _Segment = tuple[int, int, int, bytes, int]
 
 
 def segments(
-    data: LazyBytes, passed: frozenset[int] = frozenset(), start: int = 2
+    data: LazyBytes, skipped: frozenset[int] = frozenset(), start: int = 2
 ) -> list[_Segment]:
-    """The segments of a JPEG up to its next scan, without ``passed`` kinds.
+    """Segments of a JPEG up to its next scan, without the ``skipped`` kinds.
 
-    Junk between segments is passed over to the next marker, as every decoder does.
+    Skips junk between segments up to the next marker, as every decoder does.
     """
-    # A list, and no generator: this runs for each image of a dataset, in a few microseconds.
+    # A list of tuples, no generator: this runs for each image of a dataset, in a few microseconds.
     found: list[_Segment] = []
-    head, at = bytes(data[start : start + _WINDOW]), 0
-    room = len(head) - _LEAST
+    window, at = bytes(data[start : start + _WINDOW]), 0
+    last = len(window) - _MIN_SEGMENT
     for _ in range(MAX_PARTS):
-        if at > room:
+        if at > last:
             start += at
-            head, at = bytes(data[start : start + _WINDOW]), 0
-            room = len(head) - _LEAST
-            if room < 0:
+            window, at = bytes(data[start : start + _WINDOW]), 0
+            last = len(window) - _MIN_SEGMENT
+            if last < 0:
                 return found
-        mark, kind, length = _SEGMENT(head, at)
-        if kind in passed and mark == 0xFF:
+        mark, kind, length = _SEGMENT(window, at)
+        if kind in skipped and mark == 0xFF:
             at += 2 + length
         elif mark != 0xFF or kind in (_JUNK, _FILL):
-            found.append(((_FILL if mark == kind == 0xFF else _JUNK), start + at, 0, head, at))
-            following = head.find(b"\xff", at + 1)
-            at = following if following >= 0 else len(head)
+            found.append(((_FILL if mark == kind == 0xFF else _JUNK), start + at, 0, window, at))
+            following = window.find(b"\xff", at + 1)
+            at = following if following >= 0 else len(window)
         else:
-            found.append((kind, start + at, length, head, at))
+            found.append((kind, start + at, length, window, at))
             if kind == _SCAN:
                 return found
             at += 2 + length
-    found.append((_TOO_MANY, start + at, 0, head, at))
+    found.append((_TOO_MANY, start + at, 0, window, at))
     return found
 
 
 def _body(data: LazyBytes, segment: _Segment) -> bytes:
-    _, position, length, head, at = segment
-    if at + 2 + length <= len(head):
-        return head[at + 4 : at + 2 + length]
+    _, position, length, window, at = segment
+    if at + 2 + length <= len(window):
+        return window[at + 4 : at + 2 + length]
     return bytes(data[position + 4 : position + 2 + length])
 
 
-# --- shape ----------------------------------------------------------------------------------------
+# --- header ---------------------------------------------------------------------------------------
 
-# Tables, application data but APP1, comments: they say nothing about the shape.
+# Segments that don't determine the shape: tables, comments, application data except APP1 (EXIF).
 _NO_SHAPE: Final = frozenset((0xDB, 0xC4, 0xDD, 0xCC, 0xFE, 0xE0, *range(0xE2, 0xF0)))
 _END: Final = b"\xff\xd9"
 
 
-def jpeg_stored(data: LazyBytes) -> Stored:
-    """Shape and orientation of a JPEG, from its segments up to the first scan."""
+def read_jpeg_header(data: LazyBytes) -> StoredHeader:
+    """Read the header of a JPEG: its segments up to the first scan, and its end marker."""
     frame: tuple[int, int, int, int] | None = None
     orientation, needs_pillow, exif_blocks = 1, False, 0
-    for kind, position, length, head, at in segments(data, _NO_SHAPE):
+    for kind, position, length, window, at in segments(data, _NO_SHAPE):
         if kind in _FRAMES:
             needs_pillow = needs_pillow or frame is not None or kind not in _ORDINARY_FRAMES
-            frame = _FRAME(head, at + 4)
+            frame = _FRAME(window, at + 4)
         elif kind == _EXIF:
-            if head.startswith(EXIF_PREFIX, at + 4):
+            if window.startswith(EXIF_PREFIX, at + 4):
                 exif_blocks += 1
-                found, plain = read_orientation(data, position + 10, position + 2 + length)
-                orientation = found if exif_blocks == 1 else orientation
-                needs_pillow = needs_pillow or not plain or exif_blocks > 1
+                block = position + 10, position + 2 + length
+                this_orientation, unambiguous = read_orientation(data, *block)
+                orientation = this_orientation if exif_blocks == 1 else orientation
+                needs_pillow = needs_pillow or not unambiguous or exif_blocks > 1
         elif kind == _SCAN:
             if bytes(data[-2:]) == _END or _has_end(data, position):
-                return _stored(frame, orientation, None, needs_pillow)
-            return _stored(frame, orientation, "truncated: it has no end marker")
+                return _from_frame(frame, orientation, None, needs_pillow)
+            return _from_frame(frame, orientation, "truncated: it has no end marker")
         elif kind in (_JUNK, _FILL):
             # Fill bytes are allowed, junk is not.
             needs_pillow = needs_pillow or kind == _JUNK
         elif kind == _TOO_MANY:
-            return _stored(frame, orientation, "corrupt: more segments than a picture has")
+            return _from_frame(frame, orientation, "corrupt: more segments than a picture has")
         else:
-            return _stored(frame, orientation, f"corrupt: marker {kind:#04x} before the pixels")
-    return _stored(frame, orientation, "truncated: it ends before its pixels begin")
+            return _from_frame(frame, orientation, f"corrupt: marker {kind:#04x} before the pixels")
+    return _from_frame(frame, orientation, "truncated: it ends before its pixels begin")
 
 
-def _stored(
+def _from_frame(
     frame: tuple[int, int, int, int] | None,
     orientation: int,
     error: str | None,
     needs_pillow: bool = False,
-) -> Stored:
+) -> StoredHeader:
     if frame is None:
-        return Stored(
+        return StoredHeader(
             None, None, None, 1, True, error or "corrupt: no frame header before the pixels"
         )
     precision, height, width, channels = frame
     if not height or not width:
-        return Stored(None, None, None, 1, True, f"corrupt: its size is {width} x {height}")
+        return StoredHeader(None, None, None, 1, True, f"corrupt: its size is {width} x {height}")
     if precision != 8:
         error = f"unsupported-format: {precision}-bit JPEG"
     elif channels not in (1, 3, 4):
         error = error or f"unsupported-format: JPEG of {channels} channels"
-    return Stored(height, width, channels, orientation, needs_pillow, error)
+    return StoredHeader(height, width, channels, orientation, needs_pillow, error)
 
 
 def _has_end(data: LazyBytes, start: int) -> bool:
-    # Not by chance in a scan: there, a zero follows each byte that could begin a marker.
+    # The marker can't be part of the pixels: in a scan, a zero follows each 0xFF that is no marker.
     size = len(data)
     if _END in bytes(data[max(start, size - 4096) :]):
         return True
@@ -145,7 +146,7 @@ _BASELINE: Final = 0xC0
 
 
 def is_baseline_jpeg(data: LazyBytes) -> bool:
-    """True for a JPEG of baseline coding, which hardware decoders take."""
+    """True for a JPEG of baseline coding, which hardware decoders support."""
     frames = (segment for segment in segments(data, _NO_SHAPE) if segment[0] in _FRAMES)
     return next(frames, (None,))[0] == _BASELINE
 
@@ -159,11 +160,12 @@ _TABLE_NAMES: Final = frozenset((0, 1, 2, 3, 0x10, 0x11, 0x12, 0x13))
 
 
 def is_valid_jpeg(data: Any, thorough: bool) -> bool:
-    """Check markers and tables by the rules at which libjpeg stops (ITU T.81, B and C).
+    """Check markers and tables by the rules that libjpeg enforces (ITU T.81, B and C).
 
-    Damage among the pixels does not stop it, unless it looks like a marker: only a ``thorough``
-    check looks for those.
+    libjpeg tolerates damaged pixels unless they look like a marker; only a ``thorough`` check
+    searches for these.
     """
+    # ``frame`` is the frame header from its number of components on.
     frame, progressive = b"", False
     huffman: frozenset[int] = frozenset()
     quantization: frozenset[int] = frozenset()
@@ -193,9 +195,9 @@ def is_valid_jpeg(data: Any, thorough: bool) -> bool:
                     return False
                 if not thorough:
                     return True
-                after = position + 2 + length
-                markers = markers or _markers(data, after)
-                start = next((place for place in markers if place >= after), len(data))
+                pixels = position + 2 + length
+                markers = markers or _markers(data, pixels)
+                start = next((marker for marker in markers if marker >= pixels), len(data))
                 if data[start + 1 : start + 2] == _END[1:]:
                     return True
                 break
@@ -205,34 +207,34 @@ def is_valid_jpeg(data: Any, thorough: bool) -> bool:
 
 
 def _markers(data: Any, start: int) -> Iterator[int]:
-    """Positions of markers and of what looks like them, without restarts and fill bytes."""
+    """Positions of everything that looks like a marker, except restarts and fill bytes."""
     pixels = np.frombuffer(data, np.uint8)[start:]
-    marked = pixels[:-1] == 0xFF
-    marked &= pixels[1:] != 0
-    places = np.flatnonzero(marked)
-    kinds = pixels[places + 1]
-    meant = ((kinds < 0xD0) | (kinds > 0xD7)) & (kinds != 0xFF)
-    return iter((start + places[meant]).tolist())
+    is_marker = pixels[:-1] == 0xFF
+    is_marker &= pixels[1:] != 0
+    positions = np.flatnonzero(is_marker)
+    kinds = pixels[positions + 1]
+    wanted = ((kinds < 0xD0) | (kinds > 0xD7)) & (kinds != 0xFF)
+    return iter((start + positions[wanted]).tolist())
 
 
-# Few tables and frames are in use, and most files have the same ones.
-_remembered = functools.lru_cache(maxsize=1024)
+# Most files share a few tables and frames.
+_cached = functools.lru_cache(maxsize=1024)
 
 
-@_remembered
+@_cached
 def _huffman_tables(body: bytes) -> frozenset[int]:
-    """The tables that a segment defines; none if it is wrong."""
+    """Ids of the tables that a segment defines; empty if it is invalid."""
     defined = set()
     at = 0
     while at < len(body):
         table, counts = body[at], body[at + 1 : at + 17]
         symbols = body[at + 17 : at + 17 + sum(counts)]
-        direct = table < 0x10
+        is_dc = table < 0x10
         if (
             table not in _TABLE_NAMES
             or len(counts) < 16
             or not len(symbols) == sum(counts) <= 256
-            or (direct and max(symbols, default=0) > 15)
+            or (is_dc and max(symbols, default=0) > 15)
             or not _is_prefix_code(counts)
         ):
             return frozenset()
@@ -242,17 +244,18 @@ def _huffman_tables(body: bytes) -> frozenset[int]:
 
 
 def _is_prefix_code(counts: bytes) -> bool:
-    """True if there is room for so many codes of 1 to 16 bits."""
-    room = 1
+    """True if a prefix code can have these numbers of codes of 1 to 16 bits (Kraft)."""
+    free = 1
     for count in counts:
-        room = 2 * room - count
-        if room < 0:
+        free = 2 * free - count
+        if free < 0:
             return False
     return True
 
 
-@_remembered
+@_cached
 def _quantization_tables(body: bytes) -> frozenset[int]:
+    """Ids of the tables that a segment defines; empty if it is invalid."""
     defined = set()
     at = 0
     while at < len(body):
@@ -264,7 +267,7 @@ def _quantization_tables(body: bytes) -> frozenset[int]:
     return frozenset(defined)
 
 
-@_remembered
+@_cached
 def _is_frame(components: bytes) -> bool:
     """Check a frame header from its number of components on."""
     if not components or len(components) != 1 + 3 * components[0]:
@@ -275,7 +278,7 @@ def _is_frame(components: bytes) -> bool:
     )
 
 
-@_remembered
+@_cached
 def _is_scan(
     body: bytes,
     frame: bytes,
@@ -283,6 +286,7 @@ def _is_scan(
     huffman: frozenset[int],
     quantization: frozenset[int],
 ) -> bool:
+    """Check a scan header against its frame and the tables defined before it."""
     count = body[0] if body else 0
     if not 1 <= count <= 4 or len(body) != 4 + 2 * count:
         return False
@@ -290,15 +294,16 @@ def _is_scan(
     quantized_by = dict(zip(frame[1::3], frame[3::3], strict=True))
     if len(set(names)) < count or any(quantized_by.get(n) not in quantization for n in names):
         return False
-    first, last, before, now = body[-3], body[-2], body[-1] >> 4, body[-1] & 15
+    # Ss, Se, Ah and Al of T.81, B.2.3: spectral selection and successive approximation.
+    first, last, high_bit, low_bit = body[-3], body[-2], body[-1] >> 4, body[-1] & 15
     if not progressive:
-        in_order = (first, last, before, now) == (0, 63, 0, 0)
-        direct = others = True
+        valid = (first, last, high_bit, low_bit) == (0, 63, 0, 0)
+        needs_dc = needs_ac = True
     else:
-        in_order = (first <= last < 64 and count == 1) if first else last == 0
-        in_order = in_order and now <= 13 and before in (0, now + 1)
-        direct, others = not first and not before, first > 0
-    return in_order and all(
-        (not direct or which >> 4 in huffman) and (not others or 0x10 | which & 15 in huffman)
-        for which in tables
+        valid = (first <= last < 64 and count == 1) if first else last == 0
+        valid = valid and low_bit <= 13 and high_bit in (0, low_bit + 1)
+        needs_dc, needs_ac = not first and not high_bit, first > 0
+    return valid and all(
+        (not needs_dc or ids >> 4 in huffman) and (not needs_ac or 0x10 | ids & 15 in huffman)
+        for ids in tables
     )

@@ -1,4 +1,4 @@
-"""Pillow's lazy opening of an image, less what a library in a worker must not do."""
+"""Open images with Pillow, without the process-wide settings, warnings and messages of it."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ from PIL import Image, ImageFile, _imaging
 from PIL.TiffImagePlugin import SAMPLESPERPIXEL, TiffImageFile
 
 from dask_image_ingest.decode.formats.exif import read_any_orientation
-from dask_image_ingest.decode.formats.stored import BadImage, Stored
+from dask_image_ingest.decode.formats.stored import BadImage, StoredHeader
 from dask_image_ingest.decode.formats.tiff import read_layout
 from dask_image_ingest.storage import LazyBytes, ReaderFile
 
-_LONGEST = 300
+_MAX_MESSAGE = 300
 
 _Handler = ctypes.CFUNCTYPE(None, ctypes.c_char_p, ctypes.c_char_p, ctypes.c_void_p)
 
@@ -32,7 +32,7 @@ _thread = threading.local()
 
 @contextlib.contextmanager
 def libtiff_messages() -> Iterator[list[str]]:
-    """Catch the messages of this thread; those of others are written as ever."""
+    """Collect libtiff's messages in this thread; in others they go to stderr as before."""
     _install()
     outer = getattr(_thread, "messages", None)
     _thread.messages = []
@@ -44,7 +44,7 @@ def libtiff_messages() -> Iterator[list[str]]:
 
 @functools.cache
 def _install() -> None:
-    """Set the handlers of Pillow's libtiff, once in a process; of one without it, nothing."""
+    """Install the message handler in Pillow's libtiff, if it has one; once in a process."""
     with contextlib.suppress(OSError, AttributeError):
         library = ctypes.CDLL(_imaging.__file__)
         for name in ("TIFFSetErrorHandler", "TIFFSetWarningHandler"):
@@ -54,8 +54,8 @@ def _install() -> None:
 
 
 def _handle(module: bytes | None, format: bytes, arguments: Any) -> None:
-    buffer = ctypes.create_string_buffer(_LONGEST)
-    _libc.vsnprintf(buffer, ctypes.c_size_t(_LONGEST), format, ctypes.c_void_p(arguments))
+    buffer = ctypes.create_string_buffer(_MAX_MESSAGE)
+    _libc.vsnprintf(buffer, ctypes.c_size_t(_MAX_MESSAGE), format, ctypes.c_void_p(arguments))
     message = buffer.value.decode(errors="replace")
     if module:
         message = f"{module.decode(errors='replace')}: {message}"
@@ -78,10 +78,10 @@ _PLUGINS: Final = {
 
 
 def open_image(file: IO[bytes], format: str) -> ImageFile.ImageFile:
-    """Read the header of ``file``, which is of ``format``; no pixel is decoded.
+    """Read the header of ``file``, which is of ``format``; nothing is decoded.
 
-    `PIL.Image.open` is not used: it tries other formats too, and warns of large images or refuses
-    them by a setting that belongs to the whole process.
+    Not with `PIL.Image.open`, which tries other formats too, and warns of large images or refuses
+    them by a process-wide setting.
 
     Raises
     ------
@@ -95,23 +95,23 @@ def open_image(file: IO[bytes], format: str) -> ImageFile.ImageFile:
             return plugin(file, "")
         except SyntaxError as error:
             if format == "tiff" and str(error) in _NO_MODE:
-                raise UnknownPixels from None
+                raise NoPillowMode from None
             raise
 
 
-# What Pillow says of a TIFF of which it has no mode.
+# Pillow's errors for a TIFF for which it has no mode.
 _NO_MODE: Final = ("unknown pixel mode", "unknown data organization", "string index out of range")
 
 
-class UnknownPixels(BadImage):
-    """A TIFF whose samples are no colours that Pillow knows."""
+class NoPillowMode(BadImage):
+    """Error of a TIFF for which Pillow has no mode; its samples may still be read as raw."""
 
     def __init__(self) -> None:
         super().__init__("unsupported-format", "samples that are no colours: read mode='raw'")
 
 
-def pillow_stored(data: LazyBytes, format: str) -> Stored:
-    """Ask Pillow for the shape of an image of any other format.
+def read_header_with_pillow(data: LazyBytes, format: str) -> StoredHeader:
+    """Read the header of an image of any format that has no reader here.
 
     Raises
     ------
@@ -121,21 +121,21 @@ def pillow_stored(data: LazyBytes, format: str) -> Stored:
     try:
         with open_image(file, format) as image, pillow_errors():
             width, height = image.size
-            channels, turn = len(image.getbands()), pillow_turn(image)
+            channels, orientation = len(image.getbands()), _remaining_orientation(image)
             if isinstance(image, TiffImageFile):
                 channels = max(channels, image.tag_v2.get(SAMPLESPERPIXEL, 1))
-    except UnknownPixels:
+    except NoPillowMode:
         layout = read_layout(data)
         if reason := layout.unreadable():
             raise BadImage("unsupported-format", reason) from None
-        (height, width), channels, turn = layout.shape, layout.samples, layout.orientation
+        (height, width), channels, orientation = layout.shape, layout.samples, layout.orientation
     if not width or not height:
         raise BadImage("corrupt", f"its size is {width} x {height}")
-    return Stored(height, width, channels, turn, True, None)
+    return StoredHeader(height, width, channels, orientation, True, None)
 
 
-def pillow_turn(image: Image.Image) -> int:
-    """The orientation that Pillow leaves to us to apply: for TIFF it does so itself."""
+def _remaining_orientation(image: Image.Image) -> int:
+    """EXIF orientation to apply after Pillow's decode; 1 for TIFF, where Pillow applies it."""
     exif = image.info.get("exif")
     if image.format == "TIFF" or not isinstance(exif, bytes):
         return 1
@@ -144,38 +144,35 @@ def pillow_turn(image: Image.Image) -> int:
 
 @contextmanager
 def pillow_errors() -> Iterator[None]:
-    """Turn exceptions of Pillow into `BadImage`, and silence its warnings.
-
-    Messages of libtiff are part of the error.
-    """
+    """Turn exceptions of Pillow and messages of libtiff into `BadImage`; silence warnings."""
     with _silence, libtiff_messages() as messages:
         try:
             yield
         except BadImage:
             raise
         except Image.DecompressionBombError as error:
-            # Of TIFF tiles, WebP and GIF frames, which Pillow checks against its own limit too.
+            # Pillow checks TIFF tiles, WebP and GIF frames against its own limit.
             raise BadImage("too-large", error) from None
         except (struct.error, IndexError):
             raise BadImage("corrupt", "a part of it is shorter than it should be") from None
         except Exception as error:
-            # Plugins raise whatever happens to go wrong in them: OSError, SyntaxError, ValueError,
-            # OverflowError, MemoryError, zlib.error, ...
+            # Plugins raise all kinds: OSError, SyntaxError, ValueError, OverflowError, MemoryError,
+            # zlib.error, ...
             message = ": ".join([str(error) or type(error).__name__, *messages[:1]])
             code = "truncated" if "truncated" in message.lower() else "corrupt"
             raise BadImage(code, message) from None
 
 
 class _Silence:
-    """Keeps Pillow's warnings back while any thread is inside.
+    """Context manager that silences Pillow's warnings; reentrant and thread-safe.
 
-    `warnings.catch_warnings` swaps a list of the whole process, so threads that entered and left it
-    in turns would restore each other's lists. Here the first one in and the last one out do it.
+    `warnings.catch_warnings` replaces process-wide filters, so threads that overlap would restore
+    each other's. Here only the first to enter and the last to leave touch them.
     """
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
-        self._inside = 0
+        self._inside = 0  # number of threads
         self._catch = warnings.catch_warnings()
 
     def __enter__(self) -> None:
@@ -183,7 +180,7 @@ class _Silence:
             if not self._inside:
                 self._catch = warnings.catch_warnings()
                 self._catch.__enter__()
-                # Pillow's only: other threads run other code meanwhile.
+                # Only Pillow's, as other threads run other code.
                 warnings.filterwarnings("ignore", module=r"PIL\.")
             self._inside += 1
 
@@ -194,7 +191,7 @@ class _Silence:
                 self._catch.__exit__(None, None, None)
 
     def begin_in_fork(self) -> None:
-        """Let go of what threads of the parent held, which the fork has not."""
+        """Release what threads of the parent held; they do not exist in the fork."""
         self._lock = threading.Lock()
         if self._inside:
             self._inside = 0
@@ -210,5 +207,5 @@ def _plugins() -> dict[str, Callable[[IO[bytes], str | bytes], ImageFile.ImageFi
     Image.init()
     from PIL.JpegImagePlugin import JpegImageFile
 
-    # What Pillow registers for JPEG looks for further pictures in the file first.
+    # The factory that Pillow registers for JPEG first searches for further images (MPO).
     return {name: factory for name, (factory, _) in Image.OPEN.items()} | {"JPEG": JpegImageFile}

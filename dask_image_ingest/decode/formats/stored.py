@@ -1,4 +1,4 @@
-"""Results of a look at an image: its shape as stored, or why it can't be decoded."""
+"""Results of reading a header: the stored shape, or why the image can't be decoded."""
 
 from __future__ import annotations
 
@@ -6,14 +6,17 @@ from typing import Final, NamedTuple
 
 from dask_image_ingest.storage import describe_bytes
 
-#: Most segments or chunks of a file that are looked at: a made one must not keep us busy.
+#: Most segments or chunks that are read from a file, so that a crafted one can't stall a worker.
 MAX_PARTS: Final = 1 << 16
 
 MAX_DETAIL = 200
 
 
-class Stored(NamedTuple):
-    """An image's shape before orientation, its orientation, and what is wrong with it."""
+class StoredHeader(NamedTuple):
+    """Header of an image before its orientation is applied; fields as in `Header`.
+
+    ``orientation`` is EXIF's, 1 to 8.
+    """
 
     height: int | None
     width: int | None
@@ -24,15 +27,15 @@ class Stored(NamedTuple):
 
 
 class BadImage(Exception):
-    """An image that cannot be decoded, and why.
+    """Error of an image that can't be decoded.
 
     Parameters
     ----------
     code : str
-        The stable part, to group and filter by: ``empty``, ``not-an-image``,
-        ``unsupported-format``, ``too-large``, ``truncated`` or ``corrupt``.
+        Stable code, to group and filter by: ``empty``, ``not-an-image``, ``unsupported-format``,
+        ``too-large``, ``truncated``, ``corrupt`` or ``crashed-decoder``.
     detail : object
-        The part for a human reader. It may quote the image, and is escaped and shortened here.
+        Text for a human reader. It may quote the image, so it is escaped and shortened.
     """
 
     def __init__(self, code: str, detail: object) -> None:
@@ -42,28 +45,27 @@ class BadImage(Exception):
 
     @classmethod
     def of(cls, error: str) -> BadImage:
-        """The exception of which ``error`` is the text."""
+        """Parse the text of such an exception."""
         code, _, detail = error.partition(": ")
         return cls(code, detail)
 
     def __reduce__(self) -> tuple[type[BadImage], tuple[str, str]]:
-        # Exceptions travel between workers by pickle, which would pass on the joined message alone.
+        # By default pickle would pass the whole message as ``code``.
         return BadImage, (self.code, self.detail)
 
 
 def printable(text: str, limit: int = MAX_DETAIL) -> str:
-    """``text`` on one line of ASCII, at most ``limit`` characters.
+    """Escape ``text`` to one line of ASCII, of at most ``limit`` characters.
 
-    What an image says about itself ends up in logs and on screens: control characters and endless
-    lines must not.
+    Text from inside an image must not bring control characters or endless lines into logs.
     """
     escaped = "".join(
-        sign if " " <= sign <= "~" else sign.encode("unicode_escape").decode()
-        for sign in text[:limit]
+        char if " " <= char <= "~" else char.encode("unicode_escape").decode()
+        for char in text[:limit]
     )
     return escaped if len(text) <= limit >= len(escaped) else escaped[: limit - 3] + "..."
 
 
 def looks_like(head: bytes) -> str:
-    """Description of bytes that are no image, quoting their beginning."""
+    """Describe bytes that are not an image, and quote their beginning."""
     return f"looks like {describe_bytes(head)}: {printable(repr(head[:24]))[1:]}"

@@ -1,5 +1,5 @@
-"""The cuDF backend; imported on demand, since cuDF needs a GPU machine's packages.
+"""The cuDF backend, imported on demand, as cuDF may not be installed.
 
-In and out: as the protocol ``Backend`` says, over GPU memory. Nothing outside imports cuDF or CuPy
-at module level, but for ``cluster/``; ``column_types`` needs neither.
+In and out: as in the protocol ``Backend``, in GPU memory. No other subpackage imports cuDF or CuPy
+at module level. ``column_types`` needs neither.
 """

@@ -1,4 +1,4 @@
-"""The GPU backend: cuDF over memory that DALI fills."""
+"""The cuDF backend; implements the protocol ``Backend``."""
 
 from __future__ import annotations
 
@@ -24,6 +24,7 @@ from dask_image_ingest.frames.cudf.column_types import holds
 from dask_image_ingest.frames.cudf.columns import (
     empty_frame,
     empty_table,
+    frame_from_storage,
     frame_of_new,
     image_arrays,
     is_bytes,
@@ -31,8 +32,7 @@ from dask_image_ingest.frames.cudf.columns import (
     is_references,
     make_frame,
     make_index,
-    to_frame,
-    to_table,
+    table_for_storage,
     typed,
     with_columns_of,
 )
@@ -40,24 +40,24 @@ from dask_image_ingest.frames.cudf.dask_hooks import register
 from dask_image_ingest.frames.cudf.pixels import LARGEST_PARTITION, DevicePixels, count_levels
 from dask_image_ingest.frames.image_dtype import IMAGE
 from dask_image_ingest.frames.nested_dtype import list_values
-from dask_image_ingest.frames.pandas_backend import joined
+from dask_image_ingest.frames.pandas_backend import stack_views
 
-# Of a GPU's memory, as dask_cudf's own readers have it.
+# Share of a GPU's memory for a partition, as in dask_cudf's readers.
 _PARTITION_SHARE = 1 / 32
 
-# What dask_cudf takes a GPU to have that it can't see.
-_UNKNOWN_GPU_MEMORY = 8 * 2**30
+# Assumed memory of a GPU that can't be queried, as in dask_cudf.
+_ASSUMED_GPU_MEMORY = 8 * 2**30
 
 _scale_and_shift = cupy.ElementwiseKernel(
     "uint8 value, float32 scale, float32 shift",
-    "float32 made",
-    "made = value * scale + shift",
+    "float32 result",
+    "result = value * scale + shift",
     "scale_and_shift",
 )
 
 
 class CudfBackend:
-    """Partitions are cuDF dataframes; pixels lie in GPU memory."""
+    """Backend whose partitions are cuDF dataframes, with pixels in GPU memory."""
 
     name: Literal["cudf"] = "cudf"
     device: Literal["gpu"] = "gpu"
@@ -68,7 +68,7 @@ class CudfBackend:
         return holds(type_)
 
     def thread_setup(self) -> Callable[[], None]:
-        """Take the GPU of this thread: to CUDA, a new thread works on the first one."""
+        """Function that selects this thread's GPU: a new thread starts on the first one."""
         runtime = cupy.cuda.runtime
         device = runtime.getDevice() if gpus() else None
         return lambda: None if device is None else runtime.setDevice(device)
@@ -86,10 +86,10 @@ class CudfBackend:
         return frame.to_arrow(preserve_index=False)
 
     def to_storage(self, frame: cudf.DataFrame) -> pa.Table:
-        return to_table(frame)
+        return table_for_storage(frame)
 
     def from_storage(self, table: pa.Table, meta: cudf.DataFrame) -> cudf.DataFrame:
-        return to_frame(table, meta)
+        return frame_from_storage(table, meta)
 
     def with_images(
         self,
@@ -98,14 +98,14 @@ class CudfBackend:
         image: str = "image",
         error: str | None = "error",
     ) -> cudf.DataFrame:
-        told = {} if error is None else {error: pa.string()}
+        error_types = {} if error is None else {error: pa.string()}
         if not len(frame):
-            return with_columns_of(frame, empty_frame({**told, image: IMAGE}, frame.index))
+            return with_columns_of(frame, empty_frame({**error_types, image: IMAGE}, frame.index))
         errors = [reason or None for reason in pixels.errors]
-        table = pa.table({name: pa.array(errors, type_) for name, type_ in told.items()})
-        made = make_frame(table, frame.index, pixels)
-        made.columns = [*told, image]
-        return with_columns_of(frame, made)
+        table = pa.table({name: pa.array(errors, type_) for name, type_ in error_types.items()})
+        new = make_frame(table, frame.index, pixels)
+        new.columns = [*error_types, image]
+        return with_columns_of(frame, new)
 
     def with_references(
         self,
@@ -114,15 +114,15 @@ class CudfBackend:
         image: str,
         error: str | None,
     ) -> cudf.DataFrame:
-        told = {} if error is None else {error: pa.nulls(len(references), pa.string())}
-        made = make_frame(pa.table({**told, image: references}), frame.index, None)
-        return with_columns_of(frame, made)
+        errors = {} if error is None else {error: pa.nulls(len(references), pa.string())}
+        new = make_frame(pa.table({**errors, image: references}), frame.index, None)
+        return with_columns_of(frame, new)
 
     def is_references(self, dtype: Any) -> bool:
         return is_references(dtype)
 
     def meta(self, types: Mapping[str, pa.DataType]) -> cudf.DataFrame:
-        """An empty dataframe with these columns; asks nothing of a GPU."""
+        """Empty dataframe with these columns; needs no GPU."""
         return empty_frame(types)
 
     def is_images(self, dtype: Any) -> bool:
@@ -137,7 +137,7 @@ class CudfBackend:
         return with_columns_of(frame, frame_of_new(columns, rows, frame.index))
 
     def values(self, series: cudf.Series) -> Any:
-        """A column as an array, None where nulls or lists of differing lengths make that none."""
+        """Column as an array; None if nulls or differing list lengths make that impossible."""
         if is_bytes(series.dtype):
             return np.array(bytes_of(series.to_arrow()).to_pylist(), object)
         if isinstance(series.dtype, cudf.ListDtype):
@@ -151,11 +151,11 @@ class CudfBackend:
     def normalized(
         self, images: Sequence[cupy.ndarray], scale: np.ndarray, shift: np.ndarray
     ) -> cupy.ndarray:
-        batch = joined(images, self).transpose(0, 3, 1, 2)
-        made = cupy.empty(batch.shape, cupy.float32)
-        scale, shift = (cupy.asarray(part)[:, None, None] for part in (scale, shift))
-        _scale_and_shift(batch, scale, shift, made)
-        return made
+        batch = stack_views(images, self).transpose(0, 3, 1, 2)
+        result = cupy.empty(batch.shape, cupy.float32)
+        scale, shift = (cupy.asarray(factors)[:, None, None] for factors in (scale, shift))
+        _scale_and_shift(batch, scale, shift, result)
+        return result
 
     def count_levels(self, images: Sequence[cupy.ndarray]) -> np.ndarray:
         return count_levels(images, self)
@@ -164,17 +164,17 @@ class CudfBackend:
         return array.get()
 
     def partition_memory(self) -> int:
-        """A thirty-second of the smallest GPU's memory."""
+        """1/32 of the smallest GPU's memory."""
         return int(_gpu_memory() * _PARTITION_SHARE)
 
 
 def _list_values(series: cudf.Series) -> Any:
-    """Lists of one length as (n, length), None where their lengths differ."""
-    numbers = getattr(series.dtype.element_type, "kind", "") in ("i", "u", "f", "b")
-    if not numbers or series.list.leaves.null_count:
-        # Lists of lists, of text, or with nulls: as the pandas backend has them.
+    """Lists as (n, length); None if their lengths differ."""
+    are_numbers = getattr(series.dtype.element_type, "kind", "") in ("i", "u", "f", "b")
+    if not are_numbers or series.list.leaves.null_count:
+        # Lists of lists, of text, or with nulls: through the host, as in the pandas backend.
         values = list_values(pa.chunked_array([typed(series.to_arrow(), series.dtype)]))
-        return cupy.asarray(values) if numbers and values is not None else values
+        return cupy.asarray(values) if are_numbers and values is not None else values
     lengths = series.list.len()
     if lengths.nunique() > 1:
         return None
@@ -183,7 +183,7 @@ def _list_values(series: cudf.Series) -> Any:
 
 
 def _gpu_memory() -> int:
-    """Memory of the workers' smallest GPU, or of this machine's, asked for without using it."""
+    """Memory of the workers' smallest GPU, else of this machine's GPU, queried without CUDA."""
     from distributed.diagnostics import nvml
 
     sizes = [worker["gpu"]["memory-total"] for worker in workers() if "gpu" in worker]
@@ -192,11 +192,11 @@ def _gpu_memory() -> int:
             sizes = [nvml.one_time()["memory-total"]]
         except RuntimeError:
             sizes = []
-    return min((size for size in sizes if size), default=_UNKNOWN_GPU_MEMORY)
+    return min((size for size in sizes if size), default=_ASSUMED_GPU_MEMORY)
 
 
 def _attach(kind: Kind, name: str, accessor: type) -> None:
-    # An accessor is a class attribute: cuDF warns where one takes the place of another.
+    # cuDF warns if an accessor replaces an attribute, even by itself.
     owner = cudf.DataFrame if kind == "dataframe" else cudf.Series
     if getattr(owner, name, None) is not accessor:
         extensions = cudf.api.extensions

@@ -1,4 +1,4 @@
-"""Arrow types as cuDF stores them, and conversion of frames between backends."""
+"""Conversion of Arrow types and arrays to those that cuDF supports, and back."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ import pyarrow as pa
 from dask_image_ingest.errors import ArgumentError
 from dask_image_ingest.frames.arrow_types import bytes_of, is_byte_list, is_bytes, is_list, is_text
 
-# Decimals of more digits are none in cuDF.
-_MOST_DIGITS = 38
+# Most digits of a decimal in cuDF.
+_MAX_DIGITS = 38
 
 
 def holds(type_: pa.DataType) -> bool:
@@ -19,29 +19,29 @@ def holds(type_: pa.DataType) -> bool:
 
 
 def stored(type_: pa.DataType) -> pa.DataType:
-    """The type as cuDF can hold it.
+    """Type in which cuDF stores values of ``type_``.
 
-    It has no type for bytes but lists of uint8, none for days but seconds, no half floats, and of
-    times with a zone this package takes the time in UTC.
+    Bytes become lists of uint8, dates timestamps, half floats float32, and times with a zone
+    timestamps in UTC.
 
     Raises
     ------
     TypeError
-        For a type that nothing says the same as: times of day, maps, decimals of many digits.
+        For a type without a substitute: times of day, maps, decimals of many digits.
     """
-    found = _stored(type_)
-    if found is None:
+    substitute = _stored(type_)
+    if substitute is None:
         raise TypeError(f"cuDF has no type for {type_}")
-    return found
+    return substitute
 
 
 def stored_types(types: Mapping[str, pa.DataType]) -> dict[str, pa.DataType]:
-    """The types of columns as cuDF can hold them.
+    """`stored` types of columns.
 
     Raises
     ------
     ArgumentError
-        If it can't.
+        For a type without a substitute.
     """
     for name, type_ in types.items():
         if not holds(type_):
@@ -53,7 +53,7 @@ def stored_types(types: Mapping[str, pa.DataType]) -> dict[str, pa.DataType]:
 
 
 def as_stored(array: pa.Array) -> pa.Array:
-    """A column in the type that cuDF can hold."""
+    """Convert a column to its `stored` type."""
     type_ = array.type
     if is_bytes(type_) or pa.types.is_fixed_size_binary(type_):
         return _byte_lists(array.cast(pa.binary()))
@@ -70,7 +70,7 @@ def as_stored(array: pa.Array) -> pa.Array:
 
 
 def with_bytes(array: pa.Array) -> pa.Array:
-    """A column as files have it: lists of uint8 as bytes again, within lists and structs too."""
+    """Convert lists of uint8 back to bytes, also inside lists and structs."""
     if pa.types.is_struct(array.type):
         children = [with_bytes(child) for child in array.flatten()]
         return pa.StructArray.from_arrays(children, array.type.names, mask=array.is_null())
@@ -96,7 +96,7 @@ def _stored(type_: pa.DataType) -> pa.DataType | None:
         return pa.list_(pa.uint8())
     if pa.types.is_struct(type_):
         fields = [(field.name, _stored(field.type)) for field in type_]
-        return None if any(found is None for _, found in fields) else pa.struct(fields)
+        return None if any(stored is None for _, stored in fields) else pa.struct(fields)
     if is_list(type_) or pa.types.is_fixed_size_list(type_):
         value = _stored(type_.value_type)
         return None if value is None else pa.list_(value)
@@ -105,19 +105,19 @@ def _stored(type_: pa.DataType) -> pa.DataType | None:
     if pa.types.is_timestamp(type_):
         return pa.timestamp(type_.unit)
     if pa.types.is_date(type_):
-        # Of days cuDF makes seconds, by a kernel even where there are none.
+        # As cuDF does, but it needs a GPU even for no rows.
         return pa.timestamp("s" if pa.types.is_date32(type_) else "ms")
     if pa.types.is_decimal256(type_):
-        few = type_.precision <= _MOST_DIGITS
-        return pa.decimal128(type_.precision, type_.scale) if few else None
+        fits = type_.precision <= _MAX_DIGITS
+        return pa.decimal128(type_.precision, type_.scale) if fits else None
     if pa.types.is_float16(type_):
         return pa.float32()
     if pa.types.is_null(type_) or pa.types.is_string_view(type_):
         return pa.string()
-    return type_ if any(is_(type_) for is_ in _HELD) else None
+    return type_ if any(is_kind(type_) for is_kind in _SUPPORTED) else None
 
 
-_HELD = (
+_SUPPORTED = (
     pa.types.is_boolean,
     pa.types.is_integer,
     pa.types.is_floating,
@@ -128,7 +128,7 @@ _HELD = (
 
 
 def _byte_lists(array: pa.Array) -> pa.Array:
-    """Bytes as lists of uint8, which lie in memory as bytes do."""
+    """View bytes as lists of uint8, which have the same layout in memory."""
     validity, offsets, data = array.buffers()
     data = data or pa.py_buffer(b"")
     values = pa.Array.from_buffers(pa.uint8(), data.size, [None, data])

@@ -1,4 +1,4 @@
-"""cuDF columns and frames: made of Arrow, of pixels, of types alone; read, stored and restored."""
+"""cuDF columns and frames: from Arrow, pixels or types; views of images; to and from storage."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ _NO_NUMBERS = np.empty(0, np.int64)
 
 
 def make_frame(table: pa.Table, index: cudf.Index, pixels: Pixels | None) -> cudf.DataFrame:
-    """A frame of ``table``'s columns, and ``image`` last where there are pixels."""
+    """Frame of the columns of ``table``, followed by ``image`` if there are pixels."""
     types = dict(zip(table.column_names, table.schema.types, strict=True))
     if pixels is not None:
         types["image"] = IMAGE
@@ -48,7 +48,7 @@ def make_frame(table: pa.Table, index: cudf.Index, pixels: Pixels | None) -> cud
 def empty_frame(
     types: Mapping[str, pa.DataType], index: cudf.Index | None = None
 ) -> cudf.DataFrame:
-    """A frame of no rows; unlike any other, it can be made where there is no GPU."""
+    """Frame without rows; needs no GPU."""
     types = stored_types(types)
     columns = {name: _empty_column(type_) for name, type_ in types.items()}
     return _frame_of(columns, types, make_index(_NO_NUMBERS) if index is None else index)
@@ -57,34 +57,34 @@ def empty_frame(
 def frame_of_new(
     columns: Mapping[str, NewColumn], rows: Sequence[int], index: cudf.Index
 ) -> cudf.DataFrame:
-    """A frame of columns whose values belong to ``rows``; null in the others."""
+    """Frame of columns whose values belong to ``rows``; other rows are null."""
     types = {name: type_ for name, (_, type_) in columns.items()}
     if not len(index):
         return empty_frame(types, index)
-    made = {n: _new_column(values, rows, len(index), t) for n, (values, t) in columns.items()}
-    return _frame_of(made, stored_types(types), index)
+    new = {n: _new_column(values, rows, len(index), t) for n, (values, t) in columns.items()}
+    return _frame_of(new, stored_types(types), index)
 
 
 def with_columns_of(frame: cudf.DataFrame, new: cudf.DataFrame) -> cudf.DataFrame:
-    """``frame`` with the columns of ``new``, which has its index, in place of its own or behind.
+    """Assign the columns of ``new``, which has the same index, without a copy.
 
-    ``DataFrame.assign`` would copy them, which for pixels is twice the memory.
+    ``DataFrame.assign`` would copy them, which doubles the memory of pixels.
     """
-    # A shallow copy of its own: whoever writes to the result writes to nothing of the frame.
+    # A shallow copy, so that writes to the result don't change ``frame``.
     columns = columns_of(frame.copy(deep=False)) | columns_of(new)
     return cudf.DataFrame._from_data(columns, index=frame.index)
 
 
 def columns_of(frame: cudf.DataFrame) -> dict[Any, Any]:
-    """The columns of a frame as cuDF itself has them."""
+    """CuDF's internal columns of a frame, by name."""
     return {name: frame[name]._column for name in frame.columns}
 
 
 def make_index(numbers: np.ndarray) -> cudf.Index:
-    """An index of these numbers, which ascend."""
+    """Index of ascending numbers."""
     if not len(numbers):
         return cudf.Index.from_pylibcudf(_empty_column(pa.int64()))
-    # A range takes no memory, and most partitions have one.
+    # A range, as most partitions have, takes no memory.
     if numbers[-1] - numbers[0] == len(numbers) - 1:
         return cudf.RangeIndex(int(numbers[0]), int(numbers[-1]) + 1)
     return cudf.Index(numbers)
@@ -104,7 +104,7 @@ def _frame_of(
 
 
 def _child_names(type_: pa.DataType) -> dict[str, dict[str, Any]]:
-    """The names inside a nested type, which pylibcudf's columns don't carry."""
+    """Names inside a nested type, which pylibcudf's columns don't have."""
     if pa.types.is_struct(type_):
         return {field.name: _child_names(field.type) for field in type_}
     if pa.types.is_list(type_):
@@ -130,12 +130,12 @@ def _empty_column(type_: pa.DataType) -> plc.Column:
 
 
 def _new_column(values: Any, rows: Sequence[int], length: int, type_: pa.DataType) -> plc.Column:
-    """A column of ``values`` at ``rows``, null in between."""
+    """Column of ``values`` at ``rows``; other rows are null."""
     if isinstance(values, list):
-        spread: list[Any] = [None] * length
+        by_row: list[Any] = [None] * length
         for row, value in zip(rows, values, strict=True):
-            spread[row] = value
-        return plc.Column.from_arrow(as_stored(pa.array(spread, type_)))
+            by_row[row] = value
+        return plc.Column.from_arrow(as_stored(pa.array(by_row, type_)))
     type_ = stored(type_)
     present = np.zeros(length, np.bool_)
     present[rows] = True
@@ -150,7 +150,7 @@ def _new_column(values: Any, rows: Sequence[int], length: int, type_: pa.DataTyp
         flat = cupy.zeros(length, type_.to_pandas_dtype())
         flat[np.asarray(rows, np.int64)] = cupy.asarray(values)
         column = plc.Column.from_cuda_array_interface(flat)
-    # pylibcudf wraps memory without waiting for whoever still writes to it.
+    # pylibcudf wraps the memory without waiting for CuPy's pending writes.
     cupy.cuda.get_current_stream().synchronize()
     if present.all():
         return column
@@ -168,7 +168,7 @@ def _image_column(pixels: Pixels) -> plc.Column:
     children = [data, *(plc.Column.from_array(edge) for edge in edges)]
     present = np.array([error is None for error in pixels.errors], np.bool_)
     if not present.all():
-        # libcudf wants the nulls of a struct to be nulls of its fields too.
+        # libcudf requires that the fields of a null struct are null too.
         mask, nulls = plc.transform.bools_to_mask(plc.Column.from_array(present))
         children = [child.with_mask(mask, nulls) for child in children]
     return plc.Column.struct_from_children(children)
@@ -185,40 +185,41 @@ def is_references(dtype: Any) -> bool:
 
 
 def is_bytes(dtype: Any) -> bool:
-    """True for the dtype of bytes, which cuDF has as lists of uint8."""
+    """True for lists of uint8, which stand for bytes in cuDF."""
     return isinstance(dtype, cudf.ListDtype) and dtype.element_type == np.dtype(np.uint8)
 
 
 def image_arrays(images: cudf.Series) -> list[cupy.ndarray | None]:
-    """Views of each image of a column, without a copy; None where there is none."""
+    """Views of the images of a column; None for a missing image."""
     if not len(images):
         return []
     column = _read(images)
+    starts, ends = column.offsets[:-1], column.offsets[1:]
     return [
-        from_bytes(column.flat[start:end], shape) if there else None
-        for start, end, shape, there in zip(
-            column.ends[:-1], column.ends[1:], column.shapes.tolist(), column.present, strict=True
+        from_bytes(column.flat[start:end], shape) if is_present else None
+        for start, end, shape, is_present in zip(
+            starts, ends, column.shapes.tolist(), column.present, strict=True
         )
     ]
 
 
 def pixels_on_host(images: cudf.Series) -> Pixels:
-    """A column's pixels, copied to the host in one piece."""
+    """Copy a column's pixels to the host, in one transfer."""
     if not len(images):
         return Pixels(np.empty(0, np.uint8), np.empty((0, 3), np.int32), [])
     column = _read(images)
     shapes = np.where(np.array(column.present)[:, None], column.shapes, 0).astype(np.int32)
-    errors = [None if there else "no image" for there in column.present]
+    errors = [None if is_present else "no image" for is_present in column.present]
     values = shapes.astype(np.int64).prod(axis=1)
-    itemsizes = np.diff(column.ends) // np.maximum(values, 1)
-    flat = column.flat[column.ends[0] : column.ends[-1]].get()
+    itemsizes = np.diff(column.offsets) // np.maximum(values, 1)
+    flat = column.flat[column.offsets[0] : column.offsets[-1]].get()
     return Pixels(flat, shapes, errors, np.maximum(itemsizes, 1))
 
 
 def typed(array: pa.Array, dtype: Any) -> pa.Array:
-    """The result of ``to_arrow`` of a column of this dtype, in its own type and with bytes.
+    """Cast the result of cuDF's ``to_arrow`` to the type of the column, with bytes as bytes.
 
-    cuDF gives nested columns, and what they hold, as nulls where there is no value.
+    cuDF converts nested columns without a value to Arrow's null type.
     """
     if isinstance(dtype, (cudf.ListDtype, cudf.StructDtype)):
         return with_bytes(array.cast(dtype.to_arrow()))
@@ -226,7 +227,7 @@ def typed(array: pa.Array, dtype: Any) -> pa.Array:
 
 
 def empty_table(frame: cudf.DataFrame) -> pa.Table:
-    """A frame of no rows as Arrow, told by its types: no GPU is asked."""
+    """Arrow table of a frame without rows, from its dtypes alone; needs no GPU."""
     types = {name: _arrow_type(dtype) for name, dtype in frame.dtypes.items()}
     return pa.table({name: pa.array([], type_) for name, type_ in types.items()})
 
@@ -240,10 +241,10 @@ def _arrow_type(dtype: Any) -> pa.DataType:
 
 
 class _Column(NamedTuple):
-    """An image column's parts: row n has ``flat[ends[n]:ends[n + 1]]``."""
+    """Parts of an image column: row n is ``flat[offsets[n]:offsets[n + 1]]``."""
 
     flat: cupy.ndarray
-    ends: list[int]
+    offsets: list[int]
     shapes: np.ndarray
     present: list[bool]
 
@@ -251,20 +252,19 @@ class _Column(NamedTuple):
 def _read(images: cudf.Series) -> _Column:
     fields = list(images.dtype.fields)
     present = images.notna().to_arrow().to_pylist()
-    # cuDF's public ways to a buffer's pointer pin it in GPU memory for good, and every later
-    # slice of the column becomes a copy. Inside this context it stays where it is, and what
-    # owns the memory is all that the views need to outlive it.
+    # cuDF's public access to a buffer's pointer makes it unspillable for good, and every later
+    # slice of the column a copy. This context does not, and the views keep the memory's owner.
     with images._column.access(mode="read", scope="internal") as column:
         struct = column.plc_column.struct_view()
         data, *edges = (struct.get_sliced_child(fields.index(name)) for name in IMAGE.names)
         flat, offsets = _bytes_and_offsets(data)
-        ends = offsets[data.offset() : data.offset() + len(images) + 1].get().tolist()
+        row_offsets = offsets[data.offset() : data.offset() + len(images) + 1].get().tolist()
         shapes = np.stack([_view(edge).get() for edge in edges], axis=1)
-    return _Column(flat, ends, shapes, present)
+    return _Column(flat, row_offsets, shapes, present)
 
 
 def _bytes_and_offsets(data: plc.Column) -> tuple[cupy.ndarray, cupy.ndarray]:
-    """The bytes of a column of lists, or of the strings that cuDF makes of a file's bytes."""
+    """Bytes and offsets of a column of lists, or of strings: cuDF reads binary files as these."""
     if data.type().id() != plc.TypeId.STRING:
         return _view(data.list_view().child()), _view(data.list_view().offsets())
     characters = data.data()
@@ -273,7 +273,7 @@ def _bytes_and_offsets(data: plc.Column) -> tuple[cupy.ndarray, cupy.ndarray]:
 
 
 def _view(column: plc.Column) -> cupy.ndarray:
-    """A column's values where they lie; keeps their memory, whatever becomes of the column."""
+    """View of a column's values, which keeps their memory alive."""
     dtype = np.dtype(column.type().typestr)
     return _memory(column.data(), column.offset(), column.size(), dtype)
 
@@ -286,60 +286,57 @@ def _memory(buffer: Any, start: int, count: int, dtype: np.dtype) -> cupy.ndarra
     return cupy.ndarray(count, dtype, pointer)
 
 
-def to_table(frame: cudf.DataFrame) -> pa.Table:
-    """A frame with its index as a table that parquet can hold."""
-    # A selection: drop() would copy the pixels, and keep cuDF from spilling them.
-    plain = frame[[name for name in frame.columns if not is_images(frame[name].dtype)]]
-    made = plain.to_arrow(preserve_index=False)
-    told = json.loads(made.schema.metadata[b"pandas"])
-    # Types are named as cuDF has them: a reader with pandas goes by its own.
-    told["creator"] = {"library": "cudf", "version": cudf.__version__}
+def table_for_storage(frame: cudf.DataFrame) -> pa.Table:
+    """Arrow table of a frame and its index, in types for parquet and with pandas metadata."""
+    # Select: drop() would copy the pixels, and make them unspillable.
+    others = frame[[name for name in frame.columns if not is_images(frame[name].dtype)]]
+    arrow = others.to_arrow(preserve_index=False)
+    metadata = json.loads(arrow.schema.metadata[b"pandas"])
+    # Tells the pandas backend that the dtype names are cuDF's.
+    metadata["creator"] = {"library": "cudf", "version": cudf.__version__}
     columns = {}
     for name, dtype in frame.dtypes.items():
         if is_images(dtype):
-            columns[name] = _image_array(frame[name])
-            named = {"name": name, "field_name": name}
+            columns[name] = image_array(pixels_on_host(frame[name]))
+            names = {"name": name, "field_name": name}
             types = {"pandas_type": "object", "numpy_type": "image", "metadata": None}
-            told["columns"].append(named | types)
+            metadata["columns"].append(names | types)
         else:
-            columns[name] = typed(made.column(name).combine_chunks(), dtype)
+            columns[name] = typed(arrow.column(name).combine_chunks(), dtype)
     index = frame.index
     if isinstance(index, cudf.RangeIndex):
         edges = {"start": index.start, "stop": index.stop, "step": index.step}
-        told["index_columns"] = [{"kind": "range", "name": index.name, **edges}]
+        metadata["index_columns"] = [{"kind": "range", "name": index.name, **edges}]
     else:
-        kept = _free_name("__index_level_0__" if index.name is None else index.name, columns)
-        alone = index.to_frame(index=False, name=kept).to_arrow(preserve_index=False)
-        (described,) = json.loads(alone.schema.metadata[b"pandas"])["columns"]
-        columns[kept] = alone.column(kept)
-        told["index_columns"] = [kept]
-        told["columns"].append(described | {"name": index.name})
-    return pa.table(columns).replace_schema_metadata({b"pandas": json.dumps(told).encode()})
+        field = _free_name("__index_level_0__" if index.name is None else index.name, columns)
+        labels = index.to_frame(index=False, name=field).to_arrow(preserve_index=False)
+        (description,) = json.loads(labels.schema.metadata[b"pandas"])["columns"]
+        columns[field] = labels.column(field)
+        metadata["index_columns"] = [field]
+        metadata["columns"].append(description | {"name": index.name})
+    return pa.table(columns).replace_schema_metadata({b"pandas": json.dumps(metadata).encode()})
 
 
-def to_frame(table: pa.Table, meta: cudf.DataFrame) -> cudf.DataFrame:
-    """A frame again, of the columns of ``meta``."""
-    (kept,) = json.loads(table.schema.metadata[b"pandas"])["index_columns"]
+def frame_from_storage(table: pa.Table, meta: cudf.DataFrame) -> cudf.DataFrame:
+    """Restore the columns of ``meta`` from a stored table."""
+    (field,) = json.loads(table.schema.metadata[b"pandas"])["index_columns"]
     index = (
-        cudf.RangeIndex(kept["start"], kept["stop"], kept["step"], name=meta.index.name)
-        if isinstance(kept, dict)
-        else cudf.Index(cudf.Series.from_arrow(table.column(kept)), name=meta.index.name)
+        cudf.RangeIndex(field["start"], field["stop"], field["step"], name=meta.index.name)
+        if isinstance(field, dict)
+        else cudf.Index(cudf.Series.from_arrow(table.column(field)), name=meta.index.name)
     )
     images = [n for n in meta.columns if holds_images(table.schema.field(n).type)]
-    plain = table.select([name for name in meta.columns if name not in images])
-    frame = make_frame(plain.replace_schema_metadata(None), index, None)
+    others = table.select([name for name in meta.columns if name not in images])
+    frame = make_frame(others.replace_schema_metadata(None), index, None)
     for name in images:
-        made = make_frame(pa.table({}), index, _pixels(table.column(name)))
-        made.columns = [name]  # rename() would copy the pixels
-        frame = with_columns_of(frame, made)
+        new = make_frame(pa.table({}), index, _pixels(table.column(name)))
+        new.columns = [name]  # rename() would copy the pixels
+        frame = with_columns_of(frame, new)
     return frame[list(meta.columns)]
 
 
-def _image_array(series: cudf.Series) -> pa.Array:
-    return image_array(pixels_on_host(series))
-
-
 def _free_name(name: Any, taken: Collection[Any]) -> str:
+    """``name``, with underscores in front until it is not taken."""
     name = str(name)
     while name in taken:
         name = f"_{name}"

@@ -1,7 +1,7 @@
-"""Registrations for cuDF frames with Dask, over those of dask_cudf where frames have images.
+"""Register functions for cuDF frames with Dask, in place of dask_cudf's.
 
-The registrations of dask_cudf (sizes, concatenation, metadata) come with its import; those for
-frames of images are laid over them here.
+dask_cudf registers its own on import. Some of these fail for frames with images, and are replaced
+here.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ _NESTED_DTYPES = (cudf.ListDtype, cudf.StructDtype)
 
 
 def register() -> None:
-    """Lay this package's functions over those of dask_cudf."""
+    """Replace dask_cudf's functions by this package's."""
     concat_dispatch.register(cudf.DataFrame, concat)
     from_pyarrow_table_dispatch.register(cudf.DataFrame, from_table)
     meta_nonempty.register(cudf.DataFrame, nonempty)
@@ -64,8 +64,8 @@ def register() -> None:
         cuda_serialize.register(kind, lambda part: cuda_serialize_cudf_object(compacted(part)))
         dask_serialize.register(kind, lambda part: dask_serialize_cudf_object(compacted(part)))
         copyreg.pickle(kind, lambda part: compacted(part).__reduce_ex__(pickle.HIGHEST_PROTOCOL))
-    # cuDF 26.10 sends columns with dtypes that it can't take apart, structs with strings as those
-    # of references, by the pickle of the dtype, for which it would take it apart.
+    # cuDF 26.10 serializes a struct with strings, such as a reference, by the pickle of its dtype,
+    # but the pickle of its dtype by that serialization.
     copyreg.pickle(cudf.StructDtype, _by_fields)
 
 
@@ -74,12 +74,12 @@ def _by_fields(dtype: cudf.StructDtype) -> tuple[type[cudf.StructDtype], tuple[d
 
 
 def concat(frames: list[cudf.DataFrame], *args: Any, **kwargs: Any) -> cudf.DataFrame:
-    """As dask_cudf concatenates, with an error that says what to do.
+    """Concatenate as dask_cudf, with a helpful error.
 
     Raises
     ------
     PartitionTooLargeError
-        Where the images are more than one column can hold.
+        If the images exceed what one column can hold.
     """
     try:
         return concat_cudf(frames, *args, **kwargs)
@@ -95,24 +95,24 @@ def concat(frames: list[cudf.DataFrame], *args: Any, **kwargs: Any) -> cudf.Data
 
 
 def from_table(meta: cudf.DataFrame, table: pa.Table, **options: Any) -> cudf.DataFrame:
-    """A frame of what a shuffle between workers has sent, in the types of ``meta``.
+    """Frame of a table that a P2P shuffle has sent, in the types of ``meta``.
 
-    cuDF sends lists and structs without a value, and fields of such, as Arrow's nulls. If all rows
-    of a partition are like that they would come back as ``object``.
+    cuDF sends lists and structs without a value, and such fields, in Arrow's null type. If that
+    holds for all rows of a partition, they would become ``object``.
     """
-    for at, field in enumerate(table.schema):
+    for position, field in enumerate(table.schema):
         if _has_null_type(field.type) and field.name in meta.columns:
             dtype = meta[field.name].dtype
             if isinstance(dtype, _NESTED_DTYPES):
-                typed = table.column(at).cast(dtype.to_arrow())
-                table = table.set_column(at, field.name, typed)
+                typed = table.column(position).cast(dtype.to_arrow())
+                table = table.set_column(position, field.name, typed)
     return _table_to_cudf(meta, table, **options)
 
 
 def nonempty(frame: cudf.DataFrame) -> cudf.DataFrame:
-    """Two rows to try a function on, of the frame's own types.
+    """Two rows of the frame's types, on which Dask infers a function's meta.
 
-    dask_cudf would make images of nulls, and lists of lists of integers out of any lists.
+    dask_cudf's own would have null images, and lists of lists of integers for any lists.
     """
     nested = {n: t for n, t in frame.dtypes.items() if isinstance(t, _NESTED_DTYPES)}
     filled = meta_nonempty_cudf(frame[[name for name in frame.columns if name not in nested]])
@@ -120,27 +120,26 @@ def nonempty(frame: cudf.DataFrame) -> cudf.DataFrame:
         if is_images(dtype):
             shapes = np.tile(np.array([1, 1, 3], np.int32), (2, 1))
             pixels = Pixels(np.zeros(6, np.uint8), shapes, [None] * 2)
-            made = images_frame(name, pixels, filled.index)
+            new = images_frame(name, pixels, filled.index)
         else:
             type_ = dtype.to_arrow()
             table = pa.table({"nested": pa.array([_example(type_)] * 2, type_)})
-            made = make_frame(table, filled.index, None)
-            made.columns = [name]
-        filled = with_columns_of(filled, made)
+            new = make_frame(table, filled.index, None)
+            new.columns = [name]
+        filled = with_columns_of(filled, new)
     return filled[list(frame.columns)]
 
 
 def compacted(part: cudf.DataFrame | cudf.Series) -> Any:
-    """The frame or series to be sent: without what lies around the rows of a slice.
+    """Copy sliced columns before they are sent, so that only the rows of the slice are.
 
-    cuDF copies the part that a slice has before it is sent, but knows a slice of lists or structs
-    only by its offset: the first rows of a partition would be sent with all of its pixels. Its own
-    copy would also keep these from being spilled ever after.
+    cuDF does this only for slices with an offset: the first rows of nested columns would be sent
+    with all pixels of the partition. Its copy also makes the source unspillable.
     """
     if isinstance(part, cudf.Series):
         frame = part.to_frame("series")
-        made = compacted(frame)
-        return part if made is frame else named(made["series"], part.name)
+        result = compacted(frame)
+        return part if result is frame else named(result["series"], part.name)
     columns = columns_of(part)
     slices = {name: column for name, column in columns.items() if _is_slice(column.plc_column)}
     if not slices:
@@ -148,13 +147,12 @@ def compacted(part: cudf.DataFrame | cudf.Series) -> Any:
     for name, column in slices.items():
         with column.access(mode="read", scope="internal") as accessed:
             columns[name] = accessed.copy()
-    # Not a copy of the frame: what two share, cuDF copies before it is sent.
+    # Not frame.copy(): cuDF would copy shared buffers again before it sends them.
     return cudf.DataFrame._from_data(columns, index=part.index)
 
 
 def _is_slice(column: plc.Column) -> bool:
-    # What is in host memory already would come back to the GPU to be copied. cuDF copies what has
-    # an offset wherever it is.
+    # A spilled column would come back to the GPU for the copy. With an offset cuDF copies anyway.
     return bool(column.offset()) or (is_head(column) and not _spilled(column))
 
 
@@ -164,12 +162,12 @@ def is_head(column: plc.Column) -> bool:
         return False
     if column.type().id() == plc.TypeId.STRUCT:
         return any(c.size() > column.size() or is_head(c) for c in column.children())
-    # Offsets are one more than rows.
+    # There is one offset more than rows.
     return any(child.size() > column.size() + 1 for child in column.children()[:1])
 
 
 def _spilled(column: plc.Column) -> bool:
-    # What is in host memory already would come back to the GPU to be copied.
+    """True if any of a column's memory has been spilled to the host."""
     buffer = column.data()
     if buffer is not None and getattr(buffer.owner, "is_spilled", False):
         return True
@@ -192,7 +190,7 @@ def _nonempty_nested(series: cudf.Series, *args: Any) -> cudf.Series:
 
 
 def _example(type_: pa.DataType) -> Any:
-    """A value of a type, as Arrow takes it."""
+    """Example value of a type, as input for Arrow."""
     if pa.types.is_struct(type_):
         return {field.name: _example(field.type) for field in type_}
     if pa.types.is_list(type_):
