@@ -4,7 +4,7 @@ import dask_image_ingest.accessor  # noqa: F401  registers .images
 from dask_image_ingest import curate
 from dask_image_ingest.checkpoint import checkpoint
 from dask_image_ingest.cluster import (
-    dask_setup,  # noqa: F401  what dask calls with --preload dask_image_ingest
+    dask_setup,  # noqa: F401  called by Dask with --preload dask_image_ingest
     dask_teardown,  # noqa: F401
     prepare,
     start_cluster,

@@ -1,6 +1,6 @@
-"""Checks that the arguments of public functions have in common.
+"""Checks of arguments that several public functions share.
 
-Each error names the argument, what it got and what it takes.
+Each error names the argument, its value, and what it accepts.
 """
 
 from __future__ import annotations
@@ -19,22 +19,22 @@ from dask.utils import parse_bytes
 from dask_image_ingest.errors import ArgumentError
 from dask_image_ingest.passwords import without_passwords
 
-# Of a value that an error repeats.
-_MOST_CHARACTERS = 100
+# Longest representation of a value in an error.
+_MAX_CHARACTERS = 100
 
-# As RFC 9110 has them; many servers take bytes beyond ASCII in a value.
+# As in RFC 9110; many servers accept bytes beyond ASCII in a value.
 _HEADER_NAME = re.compile(r"[!#$%&'*+.^_`|~0-9A-Za-z-]+")
 _HEADER_VALUE = re.compile(r"[^\x00-\x08\x0a-\x1f\x7f\u0100-\U0010ffff]*")
 
 
 def shown(value: Any) -> str:
-    """A value as an error shows it: short and on one line."""
+    """Representation of a value for an error: short, on one line, without passwords."""
     text = without_passwords(" ".join(repr(value).split()))
-    return text if len(text) <= _MOST_CHARACTERS else f"{text[:_MOST_CHARACTERS]}…"
+    return text if len(text) <= _MAX_CHARACTERS else f"{text[:_MAX_CHARACTERS]}…"
 
 
 def is_utf8(text: str) -> bool:
-    """True if a string can be written as UTF-8: not one with half of a surrogate pair."""
+    """True if a string can be encoded as UTF-8: it has no lone surrogates."""
     try:
         return text.isascii() or bool(text.encode())
     except UnicodeEncodeError:
@@ -42,27 +42,27 @@ def is_utf8(text: str) -> bool:
 
 
 def check_choice(argument: str, value: Any, choices: Sequence[str]) -> None:
-    """Refuse what is none of some words."""
+    """Refuse a value that is not one of ``choices``."""
     if not isinstance(value, str) or value not in choices:
         *first, last = map(repr, choices)
         raise ArgumentError(f"{argument}={shown(value)}; choose {', '.join(first)} or {last}")
 
 
 def check_flag(argument: str, value: Any) -> None:
-    """Refuse what is neither True nor False."""
+    """Refuse a value that is not a bool."""
     if not isinstance(value, bool):
         raise ArgumentError(f"{argument}={shown(value)}: pass True or False")
 
 
 def is_whole(value: Any) -> bool:
-    """True for a whole number, Python's or NumPy's; not for a bool."""
+    """True for an integer of Python or NumPy; False for a bool."""
     return isinstance(value, (int, np.integer)) and not isinstance(value, bool)
 
 
 def whole_number(
     argument: str, value: Any, least: int, advice: str = "", most: float = math.inf
 ) -> int:
-    """A whole number from ``least`` to ``most``, of whatever library its type is."""
+    """Check an integer from ``least`` to ``most``, and return it as an int."""
     number = int(value) if is_whole(value) else least - 1
     if not least <= number <= most:
         advice = advice or f"pass a whole number of at least {least}"
@@ -71,7 +71,7 @@ def whole_number(
 
 
 def number_of_bytes(value: Any) -> int | None:
-    """A number of at least one byte, also as text such as ``512 MiB``; None if it is none."""
+    """Parse a positive number of bytes, or a text such as ``512 MiB``; None if it is neither."""
     nbytes = 0
     with suppress(ValueError, OverflowError):
         if isinstance(value, str):
@@ -82,20 +82,20 @@ def number_of_bytes(value: Any) -> int | None:
 
 
 def list_of_names(argument: str, value: Any, what: str) -> list[str]:
-    """A list of strings, given as any kind of list."""
+    """Check a list of strings, of any sequence type; ``what`` names its items in the error."""
     try:
-        # A set has no order that columns could have.
-        unlike = isinstance(value, (str, bytes, Mapping, set, frozenset))
-        found = [None] if unlike else list(value)
+        # Sets are refused too, since the order matters.
+        is_other = isinstance(value, (str, bytes, Mapping, set, frozenset))
+        names = [None] if is_other else list(value)
     except TypeError:
-        found = [None]
-    if not all(isinstance(name, str) for name in found):
+        names = [None]
+    if not all(isinstance(name, str) for name in names):
         raise ArgumentError(f"{argument}={shown(value)}: pass a list of {what}")
-    return [str(name) for name in found]
+    return [str(name) for name in names]
 
 
 def column_names(columns: Any, known: Iterable[Any], argument: str = "columns") -> list[Any]:
-    """The names in ``columns=`` of a frame that has the columns ``known``."""
+    """Check ``columns=``, a list of names among the frame's columns ``known``."""
     try:
         names = None if isinstance(columns, str) else list(columns)
     except TypeError:
@@ -109,7 +109,7 @@ def column_names(columns: Any, known: Iterable[Any], argument: str = "columns") 
 def check_columns(
     names: Iterable[Any], known: Sequence[Any], has: str, argument: str = "columns"
 ) -> None:
-    """Refuse names in ``columns=`` that are not ``known``, which ``has`` introduces."""
+    """Refuse names in ``columns=`` that are not ``known``; the error reads ``<has> <known>``."""
     unknown = [name for name in names if not is_column(name, known)]
     if unknown:
         listed = ", ".join(map(repr, known))
@@ -117,7 +117,7 @@ def check_columns(
 
 
 def is_column(name: Any, known: Iterable[Any]) -> bool:
-    """True for the name of a column, of any type."""
+    """True if ``name``, of any type, is among ``known``."""
     try:
         return name in set(known)
     except TypeError:  # lists, arrays and the like
@@ -125,17 +125,18 @@ def is_column(name: Any, known: Iterable[Any]) -> bool:
 
 
 def check_unique(names: Iterable[Any], known: Iterable[Any]) -> None:
-    """Refuse columns of a frame by whose names others go, too."""
+    """Refuse names that several columns of a frame have; ``known`` are the frame's columns."""
     counts = Counter(known)
-    twice = [name for name in dict.fromkeys(names) if counts[name] > 1]
-    if twice:
+    duplicates = [name for name in dict.fromkeys(names) if counts[name] > 1]
+    if duplicates:
+        name = duplicates[0]
         raise ArgumentError(
-            f"the frame has {counts[twice[0]]} columns {twice[0]!r}: rename or drop all but one"
+            f"the frame has {counts[name]} columns {name!r}: rename or drop all but one"
         )
 
 
 def check_frame(value: Any, argument: str = "frame") -> None:
-    """Refuse what is no dataframe of pandas, cuDF or Dask, or has a column twice."""
+    """Refuse a value that is not a dataframe of pandas, cuDF or Dask with unique columns."""
     library = type(value).__module__.partition(".")[0]
     if library not in ("pandas", "cudf", "dask", "dask_cudf") or getattr(value, "ndim", None) != 2:
         raise ArgumentError(f"{argument}={shown(value)}: pass a Dask, pandas or cuDF dataframe")
@@ -144,7 +145,7 @@ def check_frame(value: Any, argument: str = "frame") -> None:
 
 
 def check_path(argument: str, value: Any) -> None:
-    """Refuse what is no path of a file that could be written, as its folder stands."""
+    """Refuse a value that is not the path of a file in an existing folder."""
     path = os.fspath(value) if isinstance(value, os.PathLike) else value
     if not isinstance(path, str) or not path or "\0" in path or not is_utf8(path):
         raise ArgumentError(f"{argument}={shown(value)}: pass the path of a file")
@@ -155,9 +156,9 @@ def check_path(argument: str, value: Any) -> None:
 
 
 def check_storage_options(value: Any) -> None:
-    """Refuse what is not a dict of a file system's options, and headers that no request can have.
+    """Refuse a value that is not a dict of options, and headers that no request can have.
 
-    Such headers fail in a file system, which takes that for a file that is not there.
+    With such headers a file system would report that the file does not exist.
     """
     if value is None:
         return
@@ -172,7 +173,7 @@ def check_storage_options(value: Any) -> None:
 
 
 def _check_headers(headers: Any) -> None:
-    # Values are secrets, and not repeated.
+    # The values are secrets: errors must not show them.
     if not isinstance(headers, Mapping):
         raise ArgumentError(
             "storage_options: headers is no dict; pass for example {'Authorization': 'Bearer ...'}"

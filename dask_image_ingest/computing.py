@@ -1,4 +1,4 @@
-"""Computing with the scheduler in use, with a progress bar where one is wanted."""
+"""Compute with the current scheduler, optionally with a progress line."""
 
 from __future__ import annotations
 
@@ -17,32 +17,32 @@ from dask_image_ingest.scheduler_plugin import prepare_scheduler_in_use
 
 
 def run(function: Callable[[Any], Any], items: Sequence[Any], show: bool) -> list[Any]:
-    """Call ``function`` with each item, each time in a task of its own; results in order.
+    """Call ``function`` with each item, in one task per item; results in order.
 
     Raises
     ------
     DaskImageIngestError
-        If workers of a cluster die of an item.
+        If an item kills workers of a cluster.
     """
     if not len(items):
         return []
     try:
         return list(compute(from_sequence(items, npartitions=len(items)).map(function), show))
     except KilledWorker as error:
-        # Of a single item the task is one with what follows it, and has no number.
+        # A single item's task is fused with its successor, and its key has no number.
         number = error.task[1] if isinstance(error.task, tuple) else 0
         raise killed_by(error, str(items[number])) from error
 
 
 def compute(collection: Any, show: bool) -> Any:
-    """Compute one collection, as :func:`compute_all`."""
+    """:func:`compute_all` for one collection."""
     return compute_all([collection], show)[0]
 
 
 def compute_all(collections: Sequence[Any], show: bool) -> tuple[Any, ...]:
-    """Compute collections with the scheduler that was chosen, or else on threads.
+    """Compute collections with the current scheduler, by default in threads.
 
-    With ``show``, what takes longer than a second has a line of :func:`progress`.
+    With ``show``, under :func:`progress`.
     """
     prepare_scheduler_in_use()
     scheduler = None if get_scheduler() else "threads"
@@ -52,10 +52,7 @@ def compute_all(collections: Sequence[Any], show: bool) -> tuple[Any, ...]:
 
 
 def killed_by(error: KilledWorker, what: str) -> DaskImageIngestError:
-    """An error that names ``what`` the task has read, and what to do.
-
-    The scheduler's journal of crashes knows the task from now on.
-    """
+    """Error that names ``what`` the task has read, and says what to do."""
     count = error.allowed_failures + 1
     workers = "workers that read" if count > 1 else "worker that read"
     return DaskImageIngestError(

@@ -1,7 +1,7 @@
-"""The private parts of Dask that this package uses.
+"""The private names of Dask that this package uses: dataframe expressions and graphs.
 
-Expressions of its dataframe optimiser, and its graphs. Whoever raises the bounds on dask looks here
-first; a test says that nothing else private is used anywhere.
+Check these first when you raise the version bounds of Dask. A test ensures that no other module
+imports private names.
 """
 
 from dask._task_spec import Task, TaskRef, convert_legacy_graph, cull

@@ -1,4 +1,4 @@
-"""Installed packages: versions for reports of bugs, and of processes that may lack this package."""
+"""Versions of installed packages, for bug reports and for comparing workers with the client."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ from typing import Any
 
 from dask_image_ingest.errors import ClusterError
 
-#: The name of this package among those of :func:`environment`.
+#: Key of this package in :func:`environment`.
 PACKAGE = "dask-image-ingest"
 
 
 class Versions(dict[str, str | None]):
-    """Versions by name, shown one a line; None for what is not installed."""
+    """Versions by name, None if not installed. The repr has one line for each."""
 
     def __repr__(self) -> str:
         width = max(map(len, self), default=0)
@@ -23,30 +23,30 @@ class Versions(dict[str, str | None]):
 
 
 def versions() -> Versions:
-    """Tell the versions of this package and of those that it uses, for reports of bugs.
+    """Versions of this package and of those that it uses, for bug reports.
 
     Returns
     -------
     Versions
-        A dict by name. It prints itself, one a line.
+        A dict by name, printed with one line for each.
 
     Examples
     --------
     >>> "dask" in versions()
     True
     """
-    found = {name: told for name, told in environment().items() if name not in ("host", "cores")}
-    return Versions({"platform": platform.platform(), **found})
+    packages = {name: v for name, v in environment().items() if name not in ("host", "cores")}
+    return Versions({"platform": platform.platform(), **packages})
 
 
 def own_version() -> str:
-    """The version of this package in this process."""
+    """Version of this package in this process."""
     version: str = importlib.import_module(__package__).__version__
     return version
 
 
 def refuse_other_version(version: str) -> None:
-    """Refuse a task that another version of this package has made.
+    """Refuse a task that was created by another version of this package.
 
     Raises
     ------
@@ -60,9 +60,10 @@ def refuse_other_version(version: str) -> None:
 
 
 def environment() -> dict[str, Any]:
-    """The host and its cores, and versions of Python and packages; None for what is not there.
+    """Host name, cores, and versions of Python and packages; None if not installed.
 
-    Runs in processes that lack this package: what it needs is imported inside, and is Python's own.
+    Sent to processes that may lack this package (`Portable`), so it imports what it needs itself,
+    from the standard library only.
     """
     import contextlib
     import importlib
@@ -81,24 +82,24 @@ def environment() -> dict[str, Any]:
         return None
 
     def source_version() -> str | None:
-        # Of the files that an import would find, which need not be those of a distribution.
+        # From the files that an import would find, which may not be a distribution's.
         try:
             spec = importlib.util.find_spec("dask_image_ingest")
             text = spec.loader.get_source("dask_image_ingest")  # type: ignore[union-attr]
         except (ImportError, AttributeError, ValueError):
             return None
-        found = re.search(r"^__version__ = ['\"](.+)['\"]", text, re.MULTILINE)
-        return found[1] if found else None
+        match = re.search(r"^__version__ = ['\"](.+)['\"]", text, re.MULTILINE)
+        return match[1] if match else None
 
     def dali_version() -> str | None:
         try:
-            found = importlib.util.find_spec("nvidia.dali")
+            spec = importlib.util.find_spec("nvidia.dali")
         except ImportError:
             return None
-        known = version("nvidia-dali-cuda130", "nvidia-dali-cuda120")
-        return None if found is None else known or "unknown"
+        installed = version("nvidia-dali-cuda130", "nvidia-dali-cuda120")
+        return None if spec is None else installed or "unknown"
 
-    with contextlib.suppress(RuntimeError):  # of another thread that imports meanwhile
+    with contextlib.suppress(RuntimeError):  # another thread imports at the same time
         importlib.invalidate_caches()
     return {
         "host": platform.node(),
@@ -118,20 +119,20 @@ def environment() -> dict[str, Any]:
 
 
 class Portable:
-    """A function that is sent as its source, to processes that lack this package.
+    """Wrapper that pickles a function as its source, for processes that may lack this package.
 
-    It has to import inside what it needs.
+    The function must import what it needs itself.
     """
 
     def __init__(self, function: Callable[..., Any]) -> None:
         self._function = function
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        """Call the function, where it need not travel."""
+        """Call the function in this process."""
         return self._function(*args, **kwargs)
 
     def __reduce__(self) -> tuple[Callable[[str], Any], tuple[str]]:
-        # The source, since code that one Python has compiled is none for another.
+        # Source, not bytecode, which differs between versions of Python.
         source = f"from __future__ import annotations\n{inspect.getsource(self._function)}"
         name = self._function.__name__
         return eval, (f"(lambda space: (exec({source!r}, space), space[{name!r}])[1])({{}})",)

@@ -1,9 +1,9 @@
-"""Exceptions, one class for each thing that a caller may want to catch.
+"""Exceptions, one class for each condition that a caller may want to catch.
 
 Every class also derives from the built-in exception that plain Python would raise, so that ``except
-FileNotFoundError`` keeps working. Each takes one finished sentence and nothing else: workers send
-their exceptions to the client by pickle, which keeps a message as it is. It has no password of a
-URL in it, and names the worker on which it was made.
+FileNotFoundError`` works. Each takes a finished message as its only argument, so that it survives
+the pickle from a worker to the client. Passwords in URLs are masked, and the name of the worker is
+appended.
 """
 
 from __future__ import annotations
@@ -29,26 +29,26 @@ __all__ = [
     "ShardNotFoundError",
 ]
 
-_WORKER = " [worker "  # how the name of a worker begins in a message
+_WORKER = " [worker "  # before the name of a worker in a message
 
 
 class DaskImageIngestError(Exception):
-    """Base of every error that this package raises on purpose."""
+    """Base class of all errors that this package raises deliberately."""
 
     def __init__(self, *args: Any) -> None:
         super().__init__(*(_completed(arg) if isinstance(arg, str) else arg for arg in args))
 
 
 class ArgumentError(DaskImageIngestError, ValueError):
-    """An argument makes no sense, alone or together with another one."""
+    """An argument is invalid, alone or together with another one."""
 
 
 class OperandError(ArgumentError, TypeError):
-    """An operation that a column of images or lists does not have; pandas goes by TypeError."""
+    """A column of images or lists does not support an operation; pandas expects a TypeError."""
 
 
 class MissingDependencyError(DaskImageIngestError, ImportError):
-    """An optional package is needed for this and is not installed."""
+    """An optional package is required and not installed."""
 
 
 class ClusterError(DaskImageIngestError, RuntimeError):
@@ -56,13 +56,13 @@ class ClusterError(DaskImageIngestError, RuntimeError):
 
 
 class ShardNotFoundError(DaskImageIngestError, FileNotFoundError):
-    """A path, a pattern or a folder leads to no shard.
+    """A path, pattern or folder matches no shard.
 
     Parameters
     ----------
     path
-        The file of this machine that is missing, if it is one. Where the error of a worker arrives,
-        it is looked for again.
+        The missing local file, if it is one. When the error of a worker arrives at the client, the
+        message says whether the file exists there.
     """
 
     def __init__(self, *args: Any, path: str | None = None) -> None:
@@ -70,7 +70,7 @@ class ShardNotFoundError(DaskImageIngestError, FileNotFoundError):
         self.path = path
 
     def __setstate__(self, state: dict[str, Any] | None) -> None:
-        """Say whether the process in which the error arrives sees the file."""
+        """Append whether the process that receives the error sees the file."""
         super().__setstate__(state)
         if self.path and _WORKER in self.args[0] and not this_worker():
             if os.path.exists(self.path):
@@ -81,37 +81,37 @@ class ShardNotFoundError(DaskImageIngestError, FileNotFoundError):
 
 
 class ShardError(DaskImageIngestError, ValueError):
-    """A shard cannot be read, or is no tar archive."""
+    """A shard can't be read, or is not a tar archive."""
 
 
 class ImageDecodeError(DaskImageIngestError, ValueError):
-    """An image cannot be decoded and the reader was told to raise (``errors="raise"``)."""
+    """An image can't be decoded, and the read has ``errors="raise"``."""
 
 
 class FunctionError(DaskImageIngestError, RuntimeError):
-    """A function that was passed in has failed: a transform, or that of ``map_batches``."""
+    """A user's function failed: a transform, or that of ``map_batches``."""
 
 
 class ExportError(DaskImageIngestError, OSError):
-    """Shards cannot be written where they should go, or not over what is there already."""
+    """Shards can't be written to their destination, or must not replace what is there."""
 
 
-# MemoryError comes first because it makes its instances by itself: the other way round, the
-# exception cannot be rebuilt from what a Dask worker sends.
+# MemoryError comes first, as it has its own __new__: the other way round, the exception can't be
+# unpickled.
 class PartitionTooLargeError(MemoryError, DaskImageIngestError):
-    """The images of one partition decode to more bytes than a partition may hold."""
+    """The images of one partition decode to more bytes than a partition can hold."""
 
     __init__ = DaskImageIngestError.__init__
 
 
 def _completed(message: str) -> str:
-    """The message without passwords, and with the worker on which it is made."""
+    """Mask passwords, and append the name of this worker."""
     worker = "" if _WORKER in message else this_worker()
     return without_passwords(message) + worker
 
 
 def this_worker() -> str:
-    """The worker that this thread works for; empty in other processes."""
+    """Suffix that names the worker of this thread; empty outside a worker."""
     if "distributed.worker" not in sys.modules:
         return ""
     from distributed import get_worker

@@ -1,7 +1,7 @@
-"""``ImageDataFrame``: a Dask dataframe, with types for the checkers of a user's code.
+"""``ImageDataFrame``: a Dask dataframe with type hints.
 
-At run time it is Dask's own class. Type checkers read ``image_frame.pyi`` instead: they don't see
-accessors such as ``.images``, and Dask does not tell them what its operations give.
+At run time it is Dask's own class. Type checkers read ``image_frame.pyi``, which declares
+``.images`` and the results of operations, for which Dask has no type hints.
 """
 
 import dask.dataframe as dd

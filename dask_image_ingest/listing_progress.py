@@ -1,7 +1,4 @@
-"""Progress of a slow listing of shards.
-
-The command line shows it on a terminal, and so does ``progress`` in a program.
-"""
+"""Progress line for a slow listing of shards, in the command line and under ``progress``."""
 
 from __future__ import annotations
 
@@ -12,68 +9,68 @@ from contextlib import contextmanager
 from contextvars import ContextVar
 from typing import TextIO
 
-# Seconds before anything is shown, and from one line to the next.
+# Seconds before the first line, and between updates.
 _PATIENCE, _EVERY = 1.0, 0.5
 
-_shown_on: ContextVar[TextIO | None] = ContextVar("listings are shown on", default=None)
-_current: ContextVar[_Listing | None] = ContextVar("the listing under way", default=None)
+_output: ContextVar[TextIO | None] = ContextVar("output for listings", default=None)
+_current: ContextVar[_Listing | None] = ContextVar("current listing", default=None)
 
 
 @contextmanager
 def showing_listings(out: TextIO | None) -> Iterator[None]:
-    """Show on ``out`` what is listed meanwhile; with None, show nothing more than was shown."""
-    token = _shown_on.set(out or _shown_on.get())
+    """Show listings on ``out`` inside the context; None changes nothing."""
+    token = _output.set(out or _output.get())
     try:
         yield
     finally:
-        _shown_on.reset(token)
+        _output.reset(token)
 
 
 @contextmanager
 def listing(what: str) -> Iterator[None]:
-    """Say that this is being listed, if it takes longer than a second and somebody looks."""
-    out = _shown_on.get()
+    """Show that ``what`` is being listed, if that takes longer than a second."""
+    out = _output.get()
     if out is None or _current.get() is not None:
         yield
         return
-    under_way = _Listing(what, out)
-    token = _current.set(under_way)
+    current = _Listing(what, out)
+    token = _current.set(current)
     try:
         yield
     finally:
         _current.reset(token)
-        under_way.end()
+        current.end()
 
 
 def found(files: int = 1) -> None:
-    """Count what the listing under way has found."""
-    under_way = _current.get()
-    if under_way is not None:
-        under_way.files += files
+    """Add to the number of files that the current listing has found."""
+    current = _current.get()
+    if current is not None:
+        current.files += files
 
 
 class _Listing:
-    """One line, written again and again by a thread of its own."""
+    """Thread that writes the line repeatedly."""
 
     def __init__(self, what: str, out: TextIO) -> None:
         self.files = 0
         self._what = what
         self._out = out
-        self._began = time.monotonic()
+        self._started = time.monotonic()
         self._ended = threading.Event()
-        self._thread = threading.Thread(target=self._tell, name="image-ingest-listing", daemon=True)
+        self._thread = threading.Thread(target=self._run, name="image-ingest-listing", daemon=True)
         self._thread.start()
 
     def end(self) -> None:
         self._ended.set()
         self._thread.join()
 
-    def _tell(self) -> None:
+    def _run(self) -> None:
         if self._ended.wait(_PATIENCE):
             return
-        over = False
-        while not over:
-            over = self._ended.wait(_EVERY)
-            seconds = time.monotonic() - self._began
+        is_last = False
+        while not is_last:
+            is_last = self._ended.wait(_EVERY)
+            seconds = time.monotonic() - self._started
             line = f"\rlisting {self._what}: {self.files:,} files in {seconds:.1f} s"
-            print(line, end="\n" if over else "", file=self._out, flush=True)
+            print(line, end="\n" if is_last else "", file=self._out, flush=True)

@@ -1,4 +1,4 @@
-"""Passwords in URLs, which are for servers and not for whoever reads an error, a log or a repr."""
+"""Mask passwords of URLs in errors, logs and reprs."""
 
 from __future__ import annotations
 
@@ -7,23 +7,23 @@ import re
 from dataclasses import fields
 from typing import Any
 
-# What lies between the user's name and the host; it may have an @ itself.
+# Between the user's name and the host; the password itself may contain an @.
 _PASSWORD = re.compile(r"(\w[\w.+-]*://[^/?#\s:@]*:)[^/?#\s]+@")
 
 
 def without_passwords(text: str) -> str:
-    """A text with ``***`` in place of the password of each URL in it."""
+    """Replace the password of each URL in a text by ``***``."""
     return _PASSWORD.sub(r"\1***@", text) if "://" in text else text
 
 
 class UrlHolder:
-    """Base of a dataclass with URLs, made with ``repr=False``: workers log what they are given."""
+    """Base of dataclasses with URLs, declared with ``repr=False``: Dask logs arguments of tasks."""
 
     __slots__ = ()
 
     def __repr__(self: Any) -> str:
-        told = ", ".join(f"{field.name}={getattr(self, field.name)!r}" for field in fields(self))
-        return without_passwords(f"{type(self).__name__}({told})")
+        values = ", ".join(f"{field.name}={getattr(self, field.name)!r}" for field in fields(self))
+        return without_passwords(f"{type(self).__name__}({values})")
 
 
 def _mask(record: logging.LogRecord) -> bool:
@@ -31,5 +31,5 @@ def _mask(record: logging.LogRecord) -> bool:
     return True
 
 
-# A filter of a logger is called for what is logged with it, by all modules of this package.
+# All modules of this package log with this logger, as filters don't apply to child loggers.
 logging.getLogger("dask_image_ingest").addFilter(_mask)

@@ -1,9 +1,9 @@
-"""The part of a cluster's scheduler in tasks of this package.
+"""Scheduler plugin that keeps tasks of this package off workers that can't run them.
 
-A worker that can't import what a task is made of ends its connection, and with its last worker a
-cluster waits for ever. So the scheduler asks each worker what it has installed, those that join
-later before they get any task, and gives the others no part in graphs with tasks of this package.
-It also tells a task that was with a worker when it died: see `crash_guard`.
+A worker that can't unpickle a task closes its connection, and when the last one has, the cluster
+hangs. So the scheduler asks each worker which packages it has; a worker that joins later gets no
+task before it has answered. Graphs with tasks of this package are restricted to the workers that
+have it. The plugin also marks tasks that were on a worker when it died: see `crash_guard`.
 """
 
 from __future__ import annotations
@@ -26,38 +26,39 @@ from distributed.protocol.pickle import dumps
 from dask_image_ingest.environment import PACKAGE, Portable, environment
 from dask_image_ingest.errors import ClusterError
 
-#: The annotation of a task that was with a worker when it died.
+#: Annotation of a task that was on a worker when it died.
 HAS_KILLED: Final = "image-ingest-has-killed"
 
-#: The topic of the scheduler's events that says which workers stay out.
+#: Topic of the scheduler's events about excluded workers.
 WARNINGS: Final = "image-ingest-warnings"
 
-# How pickle names a module of this package. A path of a file has something before the name.
-_OURS = re.compile(rb"\x8c.dask_image_ingest[.\x94]", re.DOTALL)
+# A module of this package in a pickle: opcode and length, then the name. In a file's path, other
+# characters come before the name.
+_OUR_MODULE = re.compile(rb"\x8c.dask_image_ingest[.\x94]", re.DOTALL)
 
-_PATIENCE = 5.0  # seconds for the answers of workers that are there
+_PATIENCE = 5.0  # seconds to wait for the answers of present workers
 _SILENT = "not answered yet"
-_NOBODY = "nobody"  # the only address to which tasks are restricted while no worker is fit
+_NOBODY = "nobody"  # address that tasks are restricted to while no worker is fit
 
-_NAMED = 10  # workers in a message
-_MOST_KILLERS = 10_000  # tasks that killed
+_MAX_NAMED = 10  # workers listed in a message
+_MAX_SUSPECTS = 10_000
 
 
 class PrepareScheduler(SchedulerPlugin):
-    """Keeps tasks of this package off workers that can't run them; marks those that killed one.
+    """Keep tasks of this package off workers that can't run them; mark tasks that killed a worker.
 
     Parameters
     ----------
     here
-        The environment of the client: workers need its version of this package, and DALI if it has
-        that.
+        The client's `environment`. Workers need its version of this package, and DALI if it has
+        DALI.
 
     Attributes
     ----------
     found
-        What each worker has installed, by its address; those that have answered.
+        Environment by address, of the workers that have answered.
     unfit
-        Why workers can't run tasks of this package, by address.
+        Reason by address, of the workers that can't run tasks of this package.
     """
 
     name = "image-ingest"
@@ -65,132 +66,138 @@ class PrepareScheduler(SchedulerPlugin):
 
     def __init__(self, here: Mapping[str, Any]) -> None:
         self._here = here
-        self._patience = _PATIENCE  # of the client's process
+        self._patience = _PATIENCE  # as configured in the client's process
         self.found: dict[str, Mapping[str, Any]] = {}
         self.unfit: dict[str, str] = {}
-        # Shared by all tasks that are restricted: those that wait may go to whoever joins.
+        # Addresses of fit workers: one set, shared by all restricted tasks, so that those that wait
+        # can run on a worker that joins.
         self._fit = {_NOBODY}
-        self._looks: dict[str, asyncio.Task[None]] = {}
+        # Requests to workers that have not answered yet.
+        self._requests: dict[str, asyncio.Task[None]] = {}
+        # Workers that are paused until they have answered.
         self._held: set[str] = set()
-        self._killers: dict[Key, None] = {}  # the oldest first
+        # Tasks that were on a worker when it died, oldest first.
+        self._suspects: dict[Key, None] = {}
         self._scheduler: Scheduler
 
     async def start(self, scheduler: Scheduler) -> None:
-        """Ask the workers that are there; called by dask."""
+        """Ask the present workers; called by Dask."""
         self._scheduler = scheduler
-        scheduler.add_plugin(self, idempotent=True)  # now, or a worker that joins now is missed
+        # Dask adds it after start(), and a worker that joins in between would be missed.
+        scheduler.add_plugin(self, idempotent=True)
         for address in scheduler.workers:
-            self._looks[address] = asyncio.create_task(self._look(address))
-        if self._looks:
-            await asyncio.wait(self._looks.values(), timeout=self._patience)
-            self.unfit |= dict.fromkeys(self._looks, _SILENT)
-            self._changed()
+            self._requests[address] = asyncio.create_task(self._check_worker(address))
+        if self._requests:
+            await asyncio.wait(self._requests.values(), timeout=self._patience)
+            self.unfit |= dict.fromkeys(self._requests, _SILENT)
+            self._update_fit()
 
     def add_worker(self, scheduler: Scheduler, worker: str) -> None:
-        """Ask a worker that joins, which answers as soon as it has; called by dask."""
-        self._looks[worker] = asyncio.create_task(self._look(worker))
+        """Ask a worker that joins; called by Dask."""
+        self._requests[worker] = asyncio.create_task(self._check_worker(worker))
 
     def log_event(self, topic: str, msg: Any) -> None:
-        """Hold a worker that is ready for tasks before it has answered; called by dask."""
-        if topic in self._looks and isinstance(msg, dict) and msg.get("status") == "running":
+        """Pause a worker that starts to run before it has answered; called by Dask."""
+        if topic in self._requests and isinstance(msg, dict) and msg.get("status") == "running":
             self._held.add(topic)
             self._scheduler.workers[topic].status = Status.paused
 
     def remove_worker(self, scheduler: Scheduler, worker: str, **kwargs: Any) -> None:
-        """Forget a worker; called by dask."""
-        if worker in self._looks:
-            self._looks.pop(worker).cancel()
+        """Forget a worker; called by Dask."""
+        if worker in self._requests:
+            self._requests.pop(worker).cancel()
         self.found.pop(worker, None)
         self.unfit.pop(worker, None)
         self._held.discard(worker)
-        self._changed()
+        self._update_fit()
 
     async def close(self) -> None:
-        """End what is underway; called by dask."""
-        for look in self._looks.values():
-            look.cancel()
+        """Cancel pending requests; called by Dask."""
+        for request in self._requests.values():
+            request.cancel()
 
     def update_graph(self, scheduler: Scheduler, **kwargs: Any) -> None:
-        """Restrict the tasks of a graph where some workers can't run them; called by dask."""
+        """Restrict the tasks of a new graph if some workers are unfit; called by Dask."""
         if self.unfit:
             self._restrict()
-            asyncio.get_running_loop().call_soon(self._give_up)
+            asyncio.get_running_loop().call_soon(self._fail_unrunnable)
 
     def transition(self, key: Key, start: str, finish: str, *args: Any, **kwargs: Any) -> None:
-        """Note a death, or mark a task that is about to be given out; called by dask."""
+        """Record a task whose worker died, and annotate it when it is retried; called by Dask."""
         if start == "processing":
             if finish == "memory":
-                self._killers.pop(key, None)
+                self._suspects.pop(key, None)
             elif finish in ("released", "erred") and self._scheduler.tasks[key].suspicious:
-                self._killers[key] = None
-                if len(self._killers) > _MOST_KILLERS:
-                    self._killers.pop(next(iter(self._killers)))
-        elif finish == "waiting" and key in self._killers:
+                self._suspects[key] = None
+                if len(self._suspects) > _MAX_SUSPECTS:
+                    self._suspects.pop(next(iter(self._suspects)))
+        elif finish == "waiting" and key in self._suspects:
             task = self._scheduler.tasks[key]
             task.annotations = {**(task.annotations or {}), HAS_KILLED: True}
 
     def warning(self) -> str:
-        """Sentences on the workers that stay out; empty if none does, or all that there are."""
+        """Warning about the excluded workers; empty if there are none, or no others (`error`)."""
         if not self.unfit or self.error():
             return ""
-        return f"{self._described()} They get no tasks of queries with images"
+        return f"{self._reasons()} They get no tasks of queries with images"
 
     def error(self) -> str:
-        """Reason why no worker can run tasks of this package; empty where one can or may."""
-        if not self.unfit or self._fit != {_NOBODY} or self._looks:
+        """Reason why no worker can run tasks of this package; empty if one can, or may yet."""
+        if not self.unfit or self._fit != {_NOBODY} or self._requests:
             return ""
         return (
-            f"{self._scheduler.address} can't run this query. {self._described()} Install "
+            f"{self._scheduler.address} can't run this query. {self._reasons()} Install "
             f"{PACKAGE} {self._here[PACKAGE]} with DALI where the workers run, as here, and start "
             "them again"
         )
 
-    def _described(self) -> str:
-        """A sentence for each reason that workers are unfit, with their hosts and addresses."""
+    def _reasons(self) -> str:
+        """One sentence per reason that workers are unfit, with their hosts and addresses."""
         by_reason: dict[str, list[str]] = {}
         for address, reason in self.unfit.items():
             by_reason.setdefault(reason, []).append(address)
-        return " ".join(self._sentence(reason, each) for reason, each in by_reason.items())
+        return " ".join(self._sentence(reason, workers) for reason, workers in by_reason.items())
 
     def _sentence(self, reason: str, addresses: list[str]) -> str:
-        named = [
+        names = [
             f"{self.found[address]['host']} ({address})" if address in self.found else address
-            for address in addresses[:_NAMED]
+            for address in addresses[:_MAX_NAMED]
         ]
-        more = f" and {len(addresses) - _NAMED} more" if len(addresses) > _NAMED else ""
+        more = f" and {len(addresses) - _MAX_NAMED} more" if len(addresses) > _MAX_NAMED else ""
         have = "worker has" if len(addresses) == 1 else "workers have"
-        return f"{len(addresses)} {have} {reason}: {', '.join(named)}{more}."
+        return f"{len(addresses)} {have} {reason}: {', '.join(names)}{more}."
 
-    async def _look(self, address: str) -> None:
-        found = await self._ask(address)
-        del self._looks[address]
+    async def _check_worker(self, address: str) -> None:
+        """Ask a worker for its environment, then let it run tasks or exclude it."""
+        found = await self._environment_of(address)
+        del self._requests[address]
         self.unfit.pop(address, None)
         if found is not None:
             self.found[address] = found
             if reason := self._reason(found):
                 self.unfit[address] = reason
-        self._changed()
+        self._update_fit()
         if address in self.unfit:
             self._restrict()
-            if told := self.warning():
-                self._scheduler.log_event(WARNINGS, told)
+            if warning := self.warning():
+                self._scheduler.log_event(WARNINGS, warning)
         worker = self._scheduler.workers[address]
         if address in self._held:
             self._held.remove(address)
             self._scheduler.handle_worker_status_change(Status.running, worker, _stimulus())
         else:
-            waiting = self._scheduler.bulk_schedule_unrunnable_after_adding_worker(worker)
-            self._scheduler.transitions(waiting, _stimulus())
-        self._give_up()
+            runnable = self._scheduler.bulk_schedule_unrunnable_after_adding_worker(worker)
+            self._scheduler.transitions(runnable, _stimulus())
+        self._fail_unrunnable()
 
-    async def _ask(self, address: str) -> dict[str, Any] | None:
-        """The environment of a worker; None where it runs no functions of others."""
-        question = dumps(Portable(environment))
+    async def _environment_of(self, address: str) -> dict[str, Any] | None:
+        """The environment of a worker; None if it is configured to run no functions."""
+        function = dumps(Portable(environment))
         while True:
             try:
                 async with rpc(address, connection_args=self._scheduler.connection_args) as worker:
-                    answer = await worker.run(function=question)
-                return answer["result"] if answer["status"] == "OK" else None
+                    reply = await worker.run(function=function)
+                return reply["result"] if reply["status"] == "OK" else None
             except OSError:
                 await asyncio.sleep(1)
             except Exception:
@@ -204,24 +211,25 @@ class PrepareScheduler(SchedulerPlugin):
             return f"{PACKAGE} {found[PACKAGE]} (here {self._here[PACKAGE]})"
         return "no DALI" if self._here["dali"] and not found["dali"] else ""
 
-    def _changed(self) -> None:
-        fit = self._scheduler.workers.keys() - self.unfit.keys() - self._looks.keys()
+    def _update_fit(self) -> None:
+        fit = self._scheduler.workers.keys() - self.unfit.keys() - self._requests.keys()
+        # In place, as tasks hold the set.
         self._fit.clear()
         self._fit.update(fit or {_NOBODY})
 
     def _restrict(self) -> None:
-        """Restrict all tasks of graphs with tasks of this package to the workers that are fit."""
+        """Restrict all tasks of graphs with tasks of this package to fit workers."""
         queued = {}
         for task in tasks_of_this_package(self._scheduler):
             if task.worker_restrictions or task.host_restrictions:
-                continue  # the user's, or of a shuffle that has begun
+                continue  # restrictions of the user, or of a running P2P shuffle
             task.worker_restrictions = self._fit
-            if task.state == "queued":  # by which dask would not look at it
+            if task.state == "queued":  # Dask ignores restrictions of queued tasks
                 queued[task.key] = "released"
         self._scheduler.transitions(queued, _stimulus())
 
-    def _give_up(self) -> None:
-        """Fail tasks that no worker can run."""
+    def _fail_unrunnable(self) -> None:
+        """Fail tasks of this package if no worker can run them."""
         if not self.error():
             return
         error = dumps(ClusterError(self.error()))
@@ -235,22 +243,23 @@ class PrepareScheduler(SchedulerPlugin):
 
 
 def tasks_of_this_package(scheduler: Scheduler) -> Iterator[Any]:
-    """All tasks of graphs in which tasks of this package have a part."""
+    """All tasks that are connected, through their groups, with a task of this package."""
     tasks = defaultdict(list)
-    near = defaultdict(set)
+    neighbours = defaultdict(set)
     for task in scheduler.tasks.values():
         tasks[task.group].append(task)
     for group in tasks:
-        for other in group.dependencies:
-            near[group].add(other)
-            near[other].add(group)
-    left = [group for group, its in tasks.items() if _OURS.search(dumps(its[0].run_spec))]
+        for dependency in group.dependencies:
+            neighbours[group].add(dependency)
+            neighbours[dependency].add(group)
+    # The tasks of a group run the same function: look at one of them.
+    stack = [group for group, its in tasks.items() if _OUR_MODULE.search(dumps(its[0].run_spec))]
     seen = set()
-    while left:
-        group = left.pop()
+    while stack:
+        group = stack.pop()
         if group not in seen:
             seen.add(group)
-            left += near[group]
+            stack += neighbours[group]
             yield from tasks.get(group, ())
 
 
@@ -258,69 +267,62 @@ def _stimulus() -> str:
     return f"image-ingest-{time.time()}"
 
 
-class Told(NamedTuple):
-    """Answer of a scheduler about its workers.
-
-    Attributes
-    ----------
-    found
-        What those that have answered have installed, by address.
-    warning, error
-        Which of them get no tasks of this package; why none can run them.
-    """
+class WorkerReport(NamedTuple):
+    """A scheduler's report on its workers; fields as in `PrepareScheduler`."""
 
     found: Mapping[str, Mapping[str, Any]]
     warning: str
     error: str
 
 
+# Clients whose scheduler has been prepared.
 _prepared: WeakSet[Client] = WeakSet()
 _PROCESS = os.getpid()
 
 
 def prepare_scheduler_in_use() -> None:
-    """Prepare the scheduler of the client in use, once; warn of workers that stay out.
+    """Prepare the scheduler of the current client, once; warn of excluded workers.
 
-    An asynchronous client does so as soon as its loop can.
+    With an asynchronous client, both are done later, in its event loop.
 
     Raises
     ------
     ClusterError
         If the scheduler lacks this package, or has another version of it.
     """
-    client = _client_in_use()
+    client = _current_client()
     if client is None or client in _prepared:
         return
     if client.asynchronous:
         _prepared.add(client)
         client.subscribe_topic(WARNINGS, _warn)
         client.loop.add_callback(_prepare_scheduler, client)
-    elif told := prepare_scheduler(client).warning:
-        warnings.warn(told, stacklevel=2)
+    elif warning := prepare_scheduler(client).warning:
+        warnings.warn(warning, stacklevel=2)
 
 
-def prepare_scheduler(client: Client) -> Told:
-    """Prepare the scheduler of a client for tasks of this package, and ask it about its workers.
+def prepare_scheduler(client: Client) -> WorkerReport:
+    """Register the plugin with a client's scheduler, and get its report on the workers.
 
     Raises
     ------
     ClusterError
         If the scheduler lacks this package, or has another version of it.
     """
-    told: Told = client.sync(_prepare_scheduler, client)
+    report: WorkerReport = client.sync(_prepare_scheduler, client)
     if client not in _prepared:
         _prepared.add(client)
         client.subscribe_topic(WARNINGS, _warn)
-    return told
+    return report
 
 
-async def _prepare_scheduler(client: Client) -> Told:
+async def _prepare_scheduler(client: Client) -> WorkerReport:
     here = environment()
     try:
         there = await client.run_on_scheduler(Portable(environment))
-    except ValueError:  # it may be configured to run no functions of clients
+    except ValueError:  # the scheduler may be configured to run no functions
         await client.register_plugin(PrepareScheduler(here))
-        return Told({}, "", "")
+        return WorkerReport({}, "", "")
     if there[PACKAGE] != here[PACKAGE]:
         has = f"{PACKAGE} {there[PACKAGE]}" if there[PACKAGE] else f"no {PACKAGE}"
         raise ClusterError(
@@ -328,22 +330,22 @@ async def _prepare_scheduler(client: Client) -> Told:
             f"{here[PACKAGE]} there, as here, and start it again"
         )
     await client.register_plugin(PrepareScheduler(here))
-    told: Told = await client.run_on_scheduler(_tell)
-    return told
+    report: WorkerReport = await client.run_on_scheduler(_report)
+    return report
 
 
-def _tell(dask_scheduler: Scheduler) -> Told:
+def _report(dask_scheduler: Scheduler) -> WorkerReport:
     plugin = dask_scheduler.plugins[PrepareScheduler.name]
     assert isinstance(plugin, PrepareScheduler)
-    return Told(plugin.found, plugin.warning(), plugin.error())
+    return WorkerReport(plugin.found, plugin.warning(), plugin.error())
 
 
-def _client_in_use() -> Client | None:
-    if os.getpid() != _PROCESS:  # a fork has the client of its parent, and not its event loop
+def _current_client() -> Client | None:
+    if os.getpid() != _PROCESS:  # a fork has its parent's client, but not its event loop
         return None
-    chosen = dask.config.get("scheduler", None)
-    if isinstance(chosen, Client):
-        return chosen
+    configured = dask.config.get("scheduler", None)
+    if isinstance(configured, Client):
+        return configured
     try:
         return Client.current()
     except ValueError:

@@ -1,6 +1,7 @@
-"""Workers that are ready to decode.
+"""Start clusters, and prepare workers to decode.
 
-In: the machine's cores and GPUs. Out: a client of a dask cluster whose workers share them.
+In: the machine's cores and GPUs, or a client of any cluster. Out: workers with this package's
+configuration, and DALI loaded.
 """
 
 from dask_image_ingest.cluster.local import start_cluster

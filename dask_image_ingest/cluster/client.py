@@ -1,4 +1,4 @@
-"""Clients that take their cluster with them when they are closed."""
+"""Clients that close their cluster when they are closed."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ from distributed import Client, LocalCluster, Status
 
 THREADS = "image-ingest.decode-threads"
 
-_SECONDS = 10  # for closing what has failed to close
+_CLOSE_TIMEOUT = 10  # seconds for a second attempt
 
 
 class ClusterClient(Client):
-    """A client that closes its cluster when it is closed."""
+    """Client that closes its cluster when it is closed."""
 
     def close(self, *args: Any, **kwargs: Any) -> Any:
         """Close the client, then the cluster."""
@@ -27,14 +27,14 @@ class ClusterClient(Client):
 
 
 class ThreadsClient(ClusterClient):
-    """A client of workers in this process, which until it is closed decodes with other threads.
+    """Client of workers in this process; sets the process's decode threads until it is closed.
 
     Parameters
     ----------
     cluster
-        Of workers without processes.
+        Cluster with ``processes=False``.
     threads
-        How many this process decodes with.
+        Number of decode threads.
     """
 
     def __init__(self, cluster: LocalCluster, threads: int, **kwargs: Any) -> None:
@@ -46,7 +46,7 @@ class ThreadsClient(ClusterClient):
             raise
 
     def close(self, *args: Any, **kwargs: Any) -> Any:
-        """Close the client and the cluster; decode as open clients want it, or as before."""
+        """Close the client and the cluster; restore the number of decode threads."""
         try:
             return super().close(*args, **kwargs)
         finally:
@@ -54,42 +54,42 @@ class ThreadsClient(ClusterClient):
 
 
 def _close(cluster: LocalCluster) -> None:
-    """Close a cluster whose workers may be slow to end, as where the machine is busy."""
+    """Close a cluster, also if its workers are slow to end because the machine is busy."""
     if cluster.status == Status.closing:
-        return  # it has failed to close, and dask would wait for it for ever
+        return  # an earlier close() failed, and Dask would wait forever
     try:
         cluster.close()
     except TimeoutError:
-        # Workers were killed and had not ended seconds later. Their nannies are closed already (not
-        # so before dask 2026.8), and the rest is closed now.
+        # Workers that were killed did not end in time. Their nannies are closed already (but not
+        # before dask 2026.8): close the rest.
         cluster.status = Status.failed
         with contextlib.suppress(TimeoutError):
-            cluster.close(timeout=_SECONDS)
+            cluster.close(timeout=_CLOSE_TIMEOUT)
 
 
-# How many threads each open client decodes with, and what was configured before the first.
-_wanted: dict[int, int] = {}
-_before: list[int | None] = []
+# Decode threads by id of each open client, and the setting before the first one.
+_client_threads: dict[int, int] = {}
+_original_threads: list[int | None] = []
 
 
 def _use_threads(client: ThreadsClient, threads: int) -> None:
-    if not _wanted:
-        _before[:] = [dask.config.get(THREADS, None)]
-    _wanted[id(client)] = threads
+    if not _client_threads:
+        _original_threads[:] = [dask.config.get(THREADS, None)]
+    _client_threads[id(client)] = threads
     _set_threads(threads)
 
 
 def _restore_threads(client: ThreadsClient) -> None:
-    if _wanted.pop(id(client), None) is not None:
-        _set_threads(next(reversed(_wanted.values()), _before[0]))
+    if _client_threads.pop(id(client), None) is not None:
+        _set_threads(next(reversed(_client_threads.values()), _original_threads[0]))
 
 
 def _set_threads(threads: int | None) -> None:
-    """Configure how many threads this process decodes with; None leaves no trace of it."""
+    """Configure the number of decode threads of this process; None removes the setting."""
     if threads is not None:
         dask.config.set({THREADS: threads})
         return
     dask.config.pop(THREADS, None)
-    above = THREADS.partition(".")[0]
-    if not dask.config.get(above, None):
-        dask.config.pop(above, None)
+    section = THREADS.partition(".")[0]
+    if not dask.config.get(section, None):
+        dask.config.pop(section, None)

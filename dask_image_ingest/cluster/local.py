@@ -1,4 +1,4 @@
-"""``start_cluster``: a cluster on this machine whose workers divide the cores for decoding."""
+"""``start_cluster``: a cluster on this machine whose workers share the cores for decoding."""
 
 from __future__ import annotations
 
@@ -17,29 +17,29 @@ from distributed import Client, LocalCluster, Nanny, Worker
 
 from dask_image_ingest.arguments import whole_number
 from dask_image_ingest.cluster.client import ClusterClient, ThreadsClient
-from dask_image_ingest.cluster.messages import silence_routine, telling_of_workers
+from dask_image_ingest.cluster.messages import reporting_workers, silence_routine
 from dask_image_ingest.cluster.prepare import prepare_workers
 from dask_image_ingest.errors import ArgumentError, MissingDependencyError
 from dask_image_ingest.frames import gpus
 
-# Variables of workers, also where a cluster's class sets ``env=`` itself.
+# Environment variables of workers; works for cluster classes that set ``env=`` themselves, too.
 _SPAWN = "distributed.nanny.pre-spawn-environ"
 
 _NUMBERS = ("n_workers", "decode_threads", "threads_per_worker")
 _SIZES = ("rmm_pool_size", "device_memory_limit", "memory_limit")
 
-# Keywords of dask-cuda for device_memory_limit, as fractions.
+# dask-cuda's keywords for device_memory_limit, as fractions.
 _LIMIT_KEYWORDS: dict[Any, float | None] = {"default": 0.8, "auto": None}
 
-# Periodic tasks of dask: the default interval, and a longer one. In three processes they take 3.4 %
-# of two cores, and half of that with the longer one. Other settings are the user's.
+# Dask's periodic callbacks: default interval, and ours. With the defaults, three processes spend
+# 3.4 % of two cores on them, and half of that with ours. A user's setting is left alone.
 _INTERVALS = {
     "distributed.admin.tick.interval": ("20ms", "200ms"),
     "distributed.worker.profile.interval": ("10ms", "50ms"),
 }
 
-# Dask sends a larger buffer in shards, which the receiver copies together. Processes look at it
-# when they import distributed.
+# Dask splits larger buffers, and the receiver copies them together. By variable, since processes
+# read the setting when they import distributed.
 _SHARD, _DEFAULT_SHARD = "distributed.comm.shard", "64MiB"
 _LARGER_SHARD = {"DASK_DISTRIBUTED__COMM__SHARD": "1GiB"}
 
@@ -56,28 +56,27 @@ def start_cluster(
 ) -> Client:
     """Start a cluster on this machine and connect to it.
 
-    One worker process with one thread for each GPU, where there are GPUs; else one for each core,
-    up to 8, which share the cores between their decoders.
+    Workers have one task thread each. There is one worker per GPU, or without GPUs one per core up
+    to 8, and they share the cores for decoding.
 
     Parameters
     ----------
     n_workers
-        Worker processes. By default one per GPU, which is the most that there can be, or one per
-        core up to 8.
+        Number of workers. By default one per GPU, which is the maximum, or one per core up to 8.
     decode_threads
         DALI threads of each worker; by default the cores divided by the workers.
     gpu
-        True, False, or None for what the machine has.
+        True, False, or None to use GPUs if the machine has any.
     rmm_pool_size
-        Device memory that each worker's RMM pool takes at its start, in bytes (``"20 GB"``) or as a
-        share of the card. None for no pool.
+        Initial size of each worker's RMM pool, in bytes (``"20 GB"``) or as a share of the GPU's
+        memory. None for no pool.
     device_memory_limit
-        Device memory past which a worker moves frames to host memory, in bytes or as a share: the
-        most that the pool may grow to. DALI has a pool of its own beside it, which never shrinks:
-        leave it room.
+        GPU memory above which a worker moves frames to host memory, in bytes or as a share; also
+        the maximum size of the pool. Leave room for DALI, which has its own pool that never
+        shrinks.
     dashboard_address
-        Where the dashboard listens, or at any port that is free if this one is taken:
-        ``client.dashboard_link`` says where. None for any port.
+        Address of the dashboard. If the port is taken, another one is used:
+        ``client.dashboard_link`` has it. None for any free port.
     **kwargs
         For ``dask_cuda.LocalCUDACluster`` or ``distributed.LocalCluster``. With
         ``processes=False`` the workers are threads of this process, which then decodes with
@@ -86,15 +85,15 @@ def start_cluster(
     Returns
     -------
     distributed.Client
-        Closing it shuts the cluster down; it is a context manager.
+        Closing it closes the cluster too. It is a context manager.
 
     Raises
     ------
     ArgumentError
-        For numbers that are not positive, sizes that are none, arguments that no worker has, more
-        workers than GPUs, and if ``rmm_pool_size`` is larger than ``device_memory_limit``.
+        For numbers that are not positive, invalid sizes, unknown arguments, more workers than GPUs,
+        and if ``rmm_pool_size`` is larger than ``device_memory_limit``.
     MissingDependencyError
-        With ``gpu=True`` on a machine without dask-cuda.
+        With ``gpu=True`` if dask-cuda is not installed.
 
     Examples
     --------
@@ -107,7 +106,7 @@ def start_cluster(
     devices = kwargs.get("CUDA_VISIBLE_DEVICES")
     visible = 0
     if use_gpu:
-        visible = gpus() if devices is None else _named(devices)
+        visible = gpus() if devices is None else _count_devices(devices)
     n_workers = n_workers or (visible if use_gpu else min(cores, 8)) or 1
     threads = decode_threads or max(1, cores // n_workers)
     settings = {
@@ -117,8 +116,8 @@ def start_cluster(
         **kwargs,
     }
     intervals = {
-        name: longer
-        for name, (default, longer) in _INTERVALS.items()
+        name: ours
+        for name, (default, ours) in _INTERVALS.items()
         if dask.config.get(name, None) == default
     }
     silence_routine()
@@ -129,13 +128,14 @@ def start_cluster(
     if dask.config.get(_SHARD, None) == _DEFAULT_SHARD:
         variables = _LARGER_SHARD | variables
     config = {**intervals, _SPAWN: variables}
-    with dask.config.set(config), _any_port(), telling_of_workers(n_workers) as count:
-        kept = settings.get("scheduler_kwargs") or {}
-        settings["scheduler_kwargs"] = {**kept, "plugins": [*kept.get("plugins", ()), count]}
+    with dask.config.set(config), _any_port(), reporting_workers(n_workers) as counter:
+        scheduler = settings.get("scheduler_kwargs") or {}
+        plugins = [*scheduler.get("plugins", ()), counter]
+        settings["scheduler_kwargs"] = {**scheduler, "plugins": plugins}
         if use_gpu:
             if devices is None and visible:
-                # Of several parts of a GPU (MIG) that are named, a process sees the first alone.
-                visible = max(visible, _named(os.environ.get("CUDA_VISIBLE_DEVICES", "")))
+                # With several MIG instances, a process sees only the first.
+                visible = max(visible, _count_devices(os.environ.get("CUDA_VISIBLE_DEVICES", "")))
             cluster = _cuda_cluster(
                 visible,
                 rmm_pool_size=rmm_pool_size,
@@ -149,7 +149,7 @@ def start_cluster(
 
 
 def _check_arguments(arguments: Mapping[str, Any]) -> None:
-    """Refuse numbers of workers and threads that are not positive, and sizes that are none.
+    """Check all arguments but the names of keywords.
 
     Raises
     ------
@@ -169,14 +169,14 @@ def _check_arguments(arguments: Mapping[str, Any]) -> None:
 
 
 def _check_names(settings: Mapping[str, Any]) -> None:
-    """Refuse keywords that neither the cluster nor its workers take, as workers would not start.
+    """Refuse keywords of neither the cluster nor its workers, with which no worker would start.
 
     Raises
     ------
     ArgumentError
     """
-    takes = [inspect.signature(kind).parameters for kind in (LocalCluster, Nanny, Worker)]
-    unknown = [name for name in settings if not any(name in known for known in takes)]
+    signatures = [inspect.signature(kind).parameters for kind in (LocalCluster, Nanny, Worker)]
+    unknown = [name for name in settings if not any(name in known for known in signatures)]
     if unknown:
         raise ArgumentError(
             f"start_cluster has no argument {', '.join(map(repr, unknown))}, and neither have "
@@ -185,7 +185,7 @@ def _check_names(settings: Mapping[str, Any]) -> None:
 
 
 def _check_size(name: str, value: Any) -> None:
-    """Refuse what is neither a size (``"20 GB"``), a fraction, nor a keyword of dask."""
+    """Refuse a value that is not a size (``"20 GB"``), a fraction, or a keyword of Dask."""
     if value is None or (isinstance(value, str) and value in ("auto", "default")):
         return
     try:
@@ -198,16 +198,16 @@ def _check_size(name: str, value: Any) -> None:
 
 @contextmanager
 def _any_port() -> Iterator[None]:
-    """No warning that the dashboard is elsewhere than by default: its link says where."""
+    """Suppress Dask's warning that the dashboard uses another port."""
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", r"\s*Port \d+ is already in use", UserWarning)
         yield
 
 
 def _connect(client: type[Client], cluster: LocalCluster, *args: Any) -> Client:
-    """A client of the cluster, which is closed where there is none."""
+    """Connect a client to a cluster; close the cluster on failure."""
     try:
-        # By the scheduler, pixels would be copied twice more and sent twice.
+        # Through the scheduler, pixels would be sent twice.
         return client(cluster, *args, direct_to_workers=True)
     except BaseException:
         cluster.close()
@@ -215,7 +215,7 @@ def _connect(client: type[Client], cluster: LocalCluster, *args: Any) -> Client:
 
 
 def _prepared(client: Client, device: Literal["cpu", "gpu"], own: dict[str, Any]) -> Client:
-    """The client, its workers prepared; the cluster is closed where they can't be reached."""
+    """Prepare the workers of a client; close it, and the cluster, on failure."""
     try:
         prepare_workers(client, device, own)
     except BaseException:
@@ -236,8 +236,8 @@ def _cpu_cluster(**settings: Any) -> LocalCluster:
     return LocalCluster(**settings)
 
 
-def _named(devices: Any) -> int:
-    """Number of GPUs named, as dask-cuda takes ``CUDA_VISIBLE_DEVICES``."""
+def _count_devices(devices: Any) -> int:
+    """Number of GPUs in ``CUDA_VISIBLE_DEVICES``, a string or list as for dask-cuda."""
     names = devices.split(",") if isinstance(devices, str) else map(str, devices)
     return len({name.strip() for name in names} - {""})
 
@@ -254,17 +254,17 @@ def _cuda_cluster(
         ) from error
     gpu_defaults: dict[str, Any] = {
         "rmm_allocator_external_lib_list": "cupy",
-        # Spilling when the pool is exhausted. With a limit of its own (CUDF_SPILL_DEVICE_LIMIT)
-        # cuDF would spill a frame with each new one, however small they are.
+        # Spill when the pool is exhausted. Not with CUDF_SPILL_DEVICE_LIMIT, by which cuDF would
+        # spill a frame for each new one, however small.
         "enable_cudf_spill": True,
         # Registers sizeof and .images before the first task.
         "pre_import": "dask_image_ingest.frames.cudf.backend",
     }
     settings = gpu_defaults | _pool(settings)
     if settings["n_workers"] > visible:
-        # dask-cuda would find out with its scheduler running, and leave it so.
+        # dask-cuda would fail later, and leave its scheduler running.
         raise ArgumentError(_too_few_gpus(settings["n_workers"], visible))
-    # LocalCUDACluster overwrites env=.
+    # LocalCUDACluster ignores env=.
     with dask.config.set({_SPAWN: dask.config.get(_SPAWN) | (env or {})}):
         cluster = LocalCUDACluster(**settings)
     if settings["enable_cudf_spill"]:
@@ -285,14 +285,14 @@ def _too_few_gpus(n_workers: int, visible: int) -> str:
 
 
 def _pool(settings: dict[str, Any]) -> dict[str, Any]:
-    """The settings with a maximum size of the pool, which else would leave DALI no memory."""
+    """Add a maximum size of the pool, as otherwise it would leave no memory for DALI."""
     initial, limit = settings["rmm_pool_size"], settings["device_memory_limit"]
     maximum = settings.get("rmm_maximum_pool_size", _LIMIT_KEYWORDS.get(limit, limit or None))
     if settings.get("rmm_async"):
         initial = None  # CUDA's asynchronous pool grows on demand
     elif initial is None:
         maximum = None
-    if initial is not None and maximum is not None and _more(initial, maximum):
+    if initial is not None and maximum is not None and _exceeds(initial, maximum):
         raise ArgumentError(
             f"rmm_pool_size={initial!r} is more than device_memory_limit={maximum!r}, to which the "
             "pool may grow at most: pass a smaller pool or a larger limit"
@@ -300,8 +300,8 @@ def _pool(settings: dict[str, Any]) -> dict[str, Any]:
     return settings | {"rmm_pool_size": initial, "rmm_maximum_pool_size": maximum}
 
 
-def _more(size: Any, limit: Any) -> bool:
-    """Compare two sizes of device memory: one above another; the GPU only resolves bytes."""
+def _exceeds(size: Any, limit: Any) -> bool:
+    """Compare two sizes of GPU memory; only a mix of bytes and shares queries the GPU."""
     if all(isinstance(number, float) and number <= 1 for number in (size, limit)):
         return bool(size > limit)
     from dask_cuda.utils import parse_device_bytes
@@ -310,10 +310,9 @@ def _more(size: Any, limit: Any) -> bool:
 
 
 def _enable_spilling() -> None:
-    """Enable spilling in this process too, so that it can receive frames of the workers.
+    """Enable spilling in this process too, as it can't receive spillable frames without.
 
-    cuDF decides with the first object of a process whether its objects are spillable, and a process
-    without spilling can't receive spillable ones.
+    cuDF makes that choice for a process when its first object is created.
     """
     from cudf import get_option
     from cudf.core.buffer import spill_manager as cudf_spilling

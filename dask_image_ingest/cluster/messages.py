@@ -1,4 +1,4 @@
-"""Messages while a cluster starts, runs and ends: how many workers have joined, less Dask's own."""
+"""Messages of a cluster: report workers that have joined, and silence routine warnings of Dask."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ from typing import Any
 
 from distributed.diagnostics.plugin import SchedulerPlugin
 
-_PATIENCE = 5.0  # seconds between two messages, and before the first
+_PATIENCE = 5.0  # seconds before the first message, and between messages
 
-# Warnings of Dask that tell of no fault: how they begin, by their loggers.
+# Harmless warnings of Dask: their beginnings, by logger.
 _ROUTINE = {
     "distributed.shuffle._scheduler_plugin": (
         "Shuffle %s initialized by task",
@@ -26,14 +26,14 @@ _OF_CLOSING_WORKERS = {"distributed.worker": ("Failed to communicate with schedu
 
 
 def silence_routine(closing: bool = False) -> None:
-    """Leave out messages that tell of no fault; with ``closing`` those of a worker that ends."""
+    """Suppress harmless warnings of Dask: routine ones, or those of a closing worker."""
     for name, beginnings in (_OF_CLOSING_WORKERS if closing else _ROUTINE).items():
         logger = logging.getLogger(name)
-        if not any(isinstance(each, _LessRoutine) for each in logger.filters):
-            logger.addFilter(_LessRoutine(beginnings))
+        if not any(isinstance(present, _RoutineFilter) for present in logger.filters):
+            logger.addFilter(_RoutineFilter(beginnings))
 
 
-class _LessRoutine(logging.Filter):
+class _RoutineFilter(logging.Filter):
     def __init__(self, beginnings: tuple[str, ...]) -> None:
         super().__init__()
         self._beginnings = beginnings
@@ -43,29 +43,32 @@ class _LessRoutine(logging.Filter):
 
 
 @contextmanager
-def telling_of_workers(workers: int) -> Iterator[SchedulerPlugin]:
-    """Say every few seconds how many workers have joined; gives a plugin for their scheduler."""
-    count, started = _Joined(), threading.Event()
+def reporting_workers(workers: int) -> Iterator[SchedulerPlugin]:
+    """Write every few seconds how many of ``workers`` have joined.
 
-    def tell() -> None:
-        began = time.monotonic()
-        while not started.wait(_PATIENCE):
+    Yields the plugin that counts them, to be given to the scheduler.
+    """
+    counter, all_joined = _JoinCounter(), threading.Event()
+
+    def report() -> None:
+        start = time.monotonic()
+        while not all_joined.wait(_PATIENCE):
             sys.stderr.write(
-                f"start_cluster: {count.joined} of {workers} workers have joined after "
-                f"{time.monotonic() - began:.0f} s; each imports what the program imports\n"
+                f"start_cluster: {counter.joined} of {workers} workers have joined after "
+                f"{time.monotonic() - start:.0f} s; each imports what the program imports\n"
             )
 
-    thread = threading.Thread(target=tell, name="image-ingest-workers", daemon=True)
+    thread = threading.Thread(target=report, name="image-ingest-workers", daemon=True)
     thread.start()
     try:
-        yield count
+        yield counter
     finally:
-        started.set()
+        all_joined.set()
         thread.join()
 
 
-class _Joined(SchedulerPlugin):
-    """Counts workers."""
+class _JoinCounter(SchedulerPlugin):
+    """Counts the workers that join."""
 
     name = "image-ingest-joined"
 
@@ -73,5 +76,5 @@ class _Joined(SchedulerPlugin):
         self.joined = 0
 
     def add_worker(self, scheduler: Any, worker: str) -> None:
-        """Count it; called by dask."""
+        """Called by Dask."""
         self.joined += 1

@@ -1,4 +1,4 @@
-"""``prepare``: whatever workers need, put there once, also for those that come later."""
+"""``prepare``: set up the workers of any cluster, and those that join later."""
 
 from __future__ import annotations
 
@@ -25,28 +25,28 @@ from dask_image_ingest.storage import find_shards
 
 _CONFIG = "image-ingest"
 
-# The variable by which a nanny gives its worker the configuration of its own process.
+# Variable by which a nanny passes the configuration of its process to its worker.
 _INHERITED = "DASK_INTERNAL_INHERIT_CONFIG"
 
-_PATIENCE = 30.0  # seconds for the answers of workers
+_PATIENCE = 30.0  # seconds to wait for the answers of workers
 
-# Of which other versions on a worker give other answers or none.
+# Libraries for which different versions on a worker may change results or break messages.
 _LIBRARIES = ("dask", "distributed", "pandas", "pyarrow")
 
-_NAMED = 5  # hosts in a warning
+_MAX_NAMED = 5  # hosts listed in a warning
 
 
 class PrepareWorker(WorkerPlugin):
-    """Imports the package, configures it as the client is, and has DALI ready.
+    """Worker plugin that applies the client's configuration and loads DALI.
 
     Parameters
     ----------
     config
-        The values of ``image-ingest``.
+        The client's configuration under ``image-ingest``.
     device
-        Where the worker decodes; None for what it has.
+        Device that the worker decodes on; None to detect it.
     own
-        Values that the cluster was started with, which take the place of others.
+        Values that ``start_cluster`` sets for this cluster; they override ``config``.
     """
 
     name = "image-ingest"
@@ -66,29 +66,30 @@ class PrepareWorker(WorkerPlugin):
         return Portable(_plugin), (self.__dict__,)
 
     def setup(self, worker: Worker) -> None:
-        """Begin; called by dask for each worker."""
-        if self._process != _this_process():  # else it would outlast what the client configures
-            there = dask.config.get(_CONFIG, {}, config=_of_this_machine())
-            dask.config.set({_CONFIG: dask.config.merge(there, self.config, self.own)})
+        """Configure the process and start the warm-up; called by Dask."""
+        # Not in the client's own process, where later changes of its configuration must count.
+        if self._process != _this_process():
+            local = dask.config.get(_CONFIG, {}, config=_machine_config())
+            dask.config.set({_CONFIG: dask.config.merge(local, self.config, self.own)})
         warm_up(self.device or _device(), worker)
 
     def teardown(self, worker: Worker) -> None:
-        """Wait for what was begun; called by dask."""
+        """Wait for the warm-up; called by Dask."""
         if worker.status == Status.closing:
             silence_routine(closing=True)
         end_warm_up()
 
 
-def _of_this_machine() -> dict[str, Any]:
-    """The configuration by files and variables, without that which a nanny has inherited."""
+def _machine_config() -> dict[str, Any]:
+    """Configuration in this machine's files and variables, without what its nanny passed on."""
     variables = {name: value for name, value in os.environ.items() if name != _INHERITED}
     return dask.config.collect(dask.config.paths, variables)
 
 
 def _plugin(state: dict[str, Any]) -> WorkerPlugin:
-    """The plugin on a worker; one that does nothing where this package is not installed.
+    """Restore the plugin on a worker; a plugin without effect if this package is not installed.
 
-    A worker that can't unpickle a plugin ends when it joins. See `Portable`.
+    Sent as a `Portable`: a worker that can't unpickle a plugin would close when it joins.
     """
     try:
         from dask_image_ingest.cluster.prepare import PrepareWorker as Plugin
@@ -102,7 +103,7 @@ def _plugin(state: dict[str, Any]) -> WorkerPlugin:
 
 
 async def dask_setup(server: Any) -> None:
-    """Prepare a worker or scheduler with ``--preload dask_image_ingest``; called by dask."""
+    """Prepare a worker or scheduler with ``--preload dask_image_ingest``; called by Dask."""
     if isinstance(server, Worker):
         warm_up(_device(), server)
     elif isinstance(server, Scheduler):
@@ -110,7 +111,7 @@ async def dask_setup(server: Any) -> None:
 
 
 def dask_teardown(server: Any) -> None:
-    """Wait for what was begun; called by dask."""
+    """Wait for the warm-up; called by Dask."""
     end_warm_up()
 
 
@@ -120,38 +121,38 @@ def prepare(
     *,
     storage_options: dict[str, Any] | None = None,
 ) -> pd.DataFrame:
-    """Prepare the workers of a cluster, and those that join it later, for this package.
+    """Prepare the workers of a cluster, and those that join later, for this package.
 
-    They import the package, load DALI, and take over the configuration of ``image-ingest`` that
-    this process has. Calling it again sends the configuration anew. Whatever will make a query slow
-    or wrong is a warning: other versions of libraries, more threads than cores, several threads on
-    a GPU, no memory limit, shards that a worker does not see.
+    They import the package, load DALI, and get this process's configuration under
+    ``image-ingest``. Call it again to send a changed configuration. It warns of whatever makes a
+    query slow or wrong: other versions of libraries, more threads than cores, several threads on a
+    GPU, no memory limit, shards that a worker does not see.
 
     Parameters
     ----------
     client
-        Of any Dask cluster.
+        Client of any Dask cluster.
     paths
-        Shards as ``read_webdataset_images`` takes them, to be looked for on each worker.
+        Shards, as for ``read_webdataset_images``, to be counted on each worker.
     storage_options
-        For the remote file system.
+        Options of the remote file system.
 
     Returns
     -------
     pandas.DataFrame
-        A row for each worker: ``address``, ``host``, ``cores``, ``threads``, ``gpu``,
-        ``memory_limit``, a version of each package (None where it is not installed), and with
-        ``paths`` how many ``shards`` it sees.
+        One row for each worker: ``address``, ``host``, ``cores``, ``threads``, ``gpu``,
+        ``memory_limit``, the version of each package (None if not installed), and with ``paths``
+        the number of ``shards`` that it sees.
 
     Raises
     ------
     ArgumentError
         For an asynchronous client.
     ClusterError
-        If the scheduler or all workers lack this package, or DALI where this process has it, or
-        have another version of the package.
+        If the scheduler or all workers lack this package, have another version of it, or lack DALI
+        while this process has it.
     ShardNotFoundError
-        If ``paths`` lead to no shard in this process.
+        If ``paths`` match no shard in this process.
 
     Examples
     --------
@@ -163,21 +164,21 @@ def prepare(
     if client.asynchronous:
         raise ArgumentError("an asynchronous client can't wait: pass Client(address)")
     shards = None if paths is None else find_shards(paths, storage_options)
-    told = prepare_scheduler(client)
-    if told.error:
-        raise ClusterError(told.error)
+    report = prepare_scheduler(client)
+    if report.error:
+        raise ClusterError(report.error)
     prepare_workers(client)
-    present = client.scheduler_info(n_workers=-1)["workers"]
-    found = told.found
+    workers = client.scheduler_info(n_workers=-1)["workers"]
+    environments = report.found
     table = pd.DataFrame(
-        [_row(address, worker, found.get(address, {})) for address, worker in present.items()],
+        [_row(address, info, environments.get(address, {})) for address, info in workers.items()],
         columns=["address", "host", "cores", "threads", "gpu", "memory_limit", *versions()],
     ).drop(columns="platform")
     if shards is not None:
         fit = table["address"][table[PACKAGE] == environment()[PACKAGE]].tolist()
-        seen = client.sync(_ask_each, client, fit, _count_shards, paths, storage_options)
-        table["shards"] = table["address"].map(seen).fillna(0).astype("int64")
-    for warning in [told.warning, *_warnings(table, None if shards is None else len(shards))]:
+        counts = client.sync(_run_on_each, client, fit, _count_shards, paths, storage_options)
+        table["shards"] = table["address"].map(counts).fillna(0).astype("int64")
+    for warning in [report.warning, *_warnings(table, None if shards is None else len(shards))]:
         if warning:
             warnings.warn(warning, stacklevel=2)
     return table
@@ -188,10 +189,9 @@ def prepare_workers(
     device: Literal["cpu", "gpu"] | None = None,
     own: Mapping[str, Any] | None = None,
 ) -> None:
-    """Register the plugin that prepares workers, with this process's configuration.
+    """Register `PrepareWorker` with this process's configuration.
 
-    It takes the place of the one that is there, if there is one, and keeps its ``device`` and
-    ``own`` values unless others are given.
+    It replaces an earlier one, and keeps that one's ``device`` and ``own`` unless they are given.
     """
     client.sync(_register, client, device, own)
 
@@ -199,12 +199,12 @@ def prepare_workers(
 async def _register(
     client: Client, device: Literal["cpu", "gpu"] | None, own: Mapping[str, Any] | None
 ) -> None:
-    with suppress(ValueError):  # the scheduler may be configured to run no functions of clients
-        if there := await client.run_on_scheduler(Portable(_registered)):
-            before = loads(there)
-            device, own = device or before.device, own or before.own
+    with suppress(ValueError):  # the scheduler may be configured to run no functions
+        if pickled := await client.run_on_scheduler(Portable(_registered)):
+            earlier = loads(pickled)
+            device, own = device or earlier.device, own or earlier.own
     plugin = PrepareWorker(dask.config.get(_CONFIG, None) or {}, device, own)
-    with suppress(TimeoutError):  # of workers that don't answer, which it awaits
+    with suppress(TimeoutError):  # register_plugin waits for all workers
         await asyncio.wait_for(client.register_plugin(plugin), _PATIENCE)
 
 
@@ -213,19 +213,19 @@ def _registered(dask_scheduler: Scheduler) -> bytes | None:
     return plugin
 
 
-async def _ask_each(
+async def _run_on_each(
     client: Client, workers: Sequence[str], function: Callable[..., Any], *args: Any
 ) -> dict[str, Any]:
-    """The answer of each worker, of those that answer in time."""
+    """Results of a function by worker, from those that answer in time."""
 
-    async def ask(worker: str) -> dict[str, Any]:
-        answer = client.run(function, *args, workers=[worker], on_error="ignore")
+    async def run(worker: str) -> dict[str, Any]:
+        result = client.run(function, *args, workers=[worker], on_error="ignore")
         with suppress(TimeoutError):
-            return await asyncio.wait_for(answer, _PATIENCE)
+            return await asyncio.wait_for(result, _PATIENCE)
         return {}
 
-    answers = await asyncio.gather(*map(ask, workers))
-    return {worker: answer for each in answers for worker, answer in each.items()}
+    results = await asyncio.gather(*map(run, workers))
+    return {worker: result for by_worker in results for worker, result in by_worker.items()}
 
 
 def _this_process() -> tuple[str, int]:
@@ -233,31 +233,31 @@ def _this_process() -> tuple[str, int]:
 
 
 def _device() -> Literal["cpu", "gpu"]:
-    """The device of this process: workers for a GPU are started with the variable that names it."""
+    """Device of this process: a GPU worker is started with the variable that selects its GPU."""
     return "gpu" if os.environ.get("CUDA_VISIBLE_DEVICES") and gpus() else "cpu"
 
 
 async def _count_shards(paths: Any, storage_options: dict[str, Any] | None) -> int:
-    """Count the shards this process sees; beside the event loop, which must not wait for disks."""
+    """Count the shards that this process sees; in a thread, so as not to block the event loop."""
     try:
         return len(await asyncio.to_thread(find_shards, paths, storage_options))
     except DaskImageIngestError:
         return 0
 
 
-def _row(address: str, worker: dict[str, Any], there: Mapping[str, Any]) -> dict[str, Any]:
+def _row(address: str, info: dict[str, Any], environment: Mapping[str, Any]) -> dict[str, Any]:
     return {
-        **there,
+        **environment,
         "address": address,
-        "threads": worker["nthreads"],
-        "gpu": (worker.get("gpu") or {}).get("name"),
-        "memory_limit": worker["memory_limit"],
+        "threads": info["nthreads"],
+        "gpu": (info.get("gpu") or {}).get("name"),
+        "memory_limit": info["memory_limit"],
     }
 
 
 def _warnings(table: pd.DataFrame, shards: int | None) -> Iterable[str]:
-    """Warnings of a slow or wrong setup, with the remedy."""
-    here, table = environment(), table.dropna(subset="host")  # those that have answered
+    """Warnings about a slow or wrong setup, with the remedy."""
+    here, table = environment(), table.dropna(subset="host")  # workers that have answered
     if table.empty:
         return
     for name in _LIBRARIES:
@@ -296,12 +296,12 @@ def _warnings(table: pd.DataFrame, shards: int | None) -> Iterable[str]:
 
 
 def _workers(table: pd.DataFrame) -> str:
-    """Say which workers, as ``2 workers on node17, node18 have``."""
+    """Subject of a sentence: ``2 workers on node17, node18 have``."""
     noun = "worker" if len(table) == 1 else "workers"
     verb = "has" if len(table) == 1 else "have"
     return f"{len(table)} {noun} on {_few(sorted(set(table['host'])))} {verb}"
 
 
 def _few(names: list[str]) -> str:
-    more = f" and {len(names) - _NAMED} more" if len(names) > _NAMED else ""
-    return ", ".join(names[:_NAMED]) + more
+    more = f" and {len(names) - _MAX_NAMED} more" if len(names) > _MAX_NAMED else ""
+    return ", ".join(names[:_MAX_NAMED]) + more

@@ -1,7 +1,7 @@
-"""A warm-up of workers: all that their first decode would wait for.
+"""Warm-up of workers: import DALI and decode one image before the first task.
 
-DALI takes as long to be imported and to build its first pipeline as a partition takes to decode. A
-worker has time for it while the client looks at the first shard and plans the query.
+To import DALI and build its first pipeline takes as long as the decode of a partition. A worker has
+time for it while the client reads the first shard and plans the query.
 """
 
 from __future__ import annotations
@@ -19,15 +19,15 @@ from PIL import Image
 from dask_image_ingest.decode import DecodeSpec, decode_one
 from dask_image_ingest.errors import MissingDependencyError
 
-_warming: list[threading.Thread] = []
+_warming: list[threading.Thread] = []  # at most one
 
 _STARTING = (Status.created, Status.init, Status.starting)
 
 
 def warm_up(device: Literal["cpu", "gpu"], worker: Any = None) -> None:
-    """Have this process decode an image, on a thread beside those for tasks; once.
+    """Decode an image in a thread of its own, once per process.
 
-    On a GPU not before ``worker`` has started: until then its memory is not divided.
+    On a GPU it waits until ``worker`` has started, since the memory pool does not exist before.
     """
     if _warming:
         return
@@ -37,7 +37,7 @@ def warm_up(device: Literal["cpu", "gpu"], worker: Any = None) -> None:
 
 
 def end_warm_up() -> None:
-    """Let a worker that is closed at once end its imports."""
+    """Wait for the warm-up: a worker that closes at once must not be in the middle of an import."""
     while _warming:
         _warming.pop().join()
 
@@ -47,6 +47,6 @@ def _decode(device: Literal["cpu", "gpu"], worker: Any) -> None:
         time.sleep(0.05)
     file = io.BytesIO()
     Image.new("RGB", (16, 16)).save(file, "JPEG")
-    # Without DALI, or memory on the GPU, the first read says what is missing.
+    # If DALI or GPU memory is missing, the first read reports it.
     with suppress(MissingDependencyError, RuntimeError):
         decode_one(np.frombuffer(file.getvalue(), np.uint8), DecodeSpec(device=device))

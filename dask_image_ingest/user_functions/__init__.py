@@ -1,7 +1,7 @@
-"""Tokens of the user's own functions.
+"""Tokens of the user's functions.
 
-In: a function, or a class that is called. Out: a token that changes with its code, and with that of
-whatever it uses; an error where a process has another version of it.
+In: a function, or another callable. Out: a token that changes with its code and with the code that
+it uses; an error in a process that has another version of that code.
 """
 
 from dask_image_ingest.user_functions.stable_token import (

@@ -1,10 +1,10 @@
-"""Tokens of a user's functions: by their code, and by all of the user's own that they use.
+"""Tokens of a user's functions, by their code and everything of the user's that they use.
 
-Dask knows a function that can be imported by its name alone, as pickle does. A module may be edited
-and reloaded under the same names, as usual in a notebook, and its functions have to become others
-by that. So the code of a function counts here, with its defaults, closures and the globals that it
-uses: other functions and classes of the user's, and values. Objects count as pickle sends them,
-which is what a worker gets. Installed packages count by the names in them.
+Dask's token of an importable function is its name, as in pickle. But a module may be edited and
+reloaded, as is usual in a notebook, and then the token must change. So the token here covers the
+function's bytecode, defaults, closure, and the globals that it uses: the user's functions and
+classes, recursively, and values. Objects are covered by what pickle would send to a worker,
+installed packages only by the names that are used.
 """
 
 from __future__ import annotations
@@ -38,10 +38,10 @@ _CONSTANTS = (type(None), bool, int, float, complex, str, type(...), range, re.P
 _CONTAINERS = (list, tuple, set, frozenset, dict)
 _CODE = (FunctionType, type, MethodType, functools.partial)
 
-# A longer table is not searched for functions, since each task asks for their code.
-_MOST_ITEMS = 10_000
+# Longest container that is searched for functions in mode "code", which runs in each task.
+_MAX_ITEMS = 10_000
 
-# Parts of a class that decide nothing, follow from the rest, or come with use.
+# Attributes of a class that don't affect behaviour, follow from others, or appear with use.
 _IGNORED = frozenset(
     {
         "__annotate__",
@@ -64,110 +64,112 @@ _IGNORED = frozenset(
     }
 )
 
-# Stands among the names of functions for the Python that has compiled them.
+# Key in `code_digests` for the version of Python, among the names of functions.
 _PYTHON = ""
 
 
 def stable_token(value: Any, functions: bool = True) -> str:
-    """Token that is the same in every process, and changes with what a value does.
+    """Token that is the same in every process, and changes with the behaviour of a value.
 
     Parameters
     ----------
     value
-        A function, or anything that holds functions and constants.
+        A function, or any object with functions and constants in it.
     functions
-        Whether the user's own functions and objects count. Where they don't, an object without a
-        stable token counts by its type alone.
+        Include the user's functions and objects. If False, an object without a stable token is
+        represented by its type.
 
     Raises
     ------
     FunctionError
-        If it holds an object that has no stable token.
+        If it contains an object without a stable token.
     """
-    return _digest(repr(_Reading(value, "stable" if functions else "no functions").parts))
+    return _digest(repr(_Description(value, "stable" if functions else "no functions").parts))
 
 
 def token_of(function: Callable[..., Any]) -> str:
-    """Token of a function for this process; objects without a stable token count by identity."""
-    return _digest(repr(_Reading(function, "process").parts))
+    """Token of a function within this process: objects without a stable token count by id."""
+    return _digest(repr(_Description(function, "process").parts))
 
 
 def code_digests(function: Callable[..., Any]) -> dict[str, str]:
-    """Digests of the user's functions that other processes import where ``function`` is used.
+    """Digests by name of the user's importable functions that ``function`` uses, and itself.
 
-    A worker that imported a module before it was edited has other ones.
+    They differ in a worker that imported the module before it was edited.
     """
-    return _Reading(function, "code").imported
+    return _Description(function, "code").imported
 
 
 def refuse_other_code(argument: str, function: Callable[..., Any], code: Mapping[str, str]) -> None:
-    """Refuse to run a function whose code is not that for which the query was made.
+    """Refuse to run a function whose code differs from that in the process of the query.
 
     Parameters
     ----------
     argument
-        What errors call the function.
+        Name of the function in the error.
     function
-        As this process has it.
+        The function in this process.
     code
-        Its `code_digests` where the query was made.
+        Its `code_digests` in the process that built the query.
 
     Raises
     ------
     FunctionError
     """
     here = code_digests(function)
-    others = sorted(name for name, digest in code.items() if here.get(name, digest) != digest)
-    # Other releases of Python compile to other code.
-    if others and here[_PYTHON] == code[_PYTHON]:
+    different = sorted(name for name, digest in code.items() if here.get(name, digest) != digest)
+    # Python versions differ in bytecode: no comparison is possible.
+    if different and here[_PYTHON] == code[_PYTHON]:
         raise FunctionError(
-            f"{argument} uses {', '.join(others)}, and this process has other code by that name "
+            f"{argument} uses {', '.join(different)}, and this process has other code by that name "
             "than the query was made with. A worker imports a module once: after an edit, let the "
             "workers import it anew by client.restart(), or send it by client.upload_file(). Where "
             "the module was reloaded after the query was made, make the query again"
         )
 
 
-class _Reading:
-    """Describes a value, and each function and class of the user's that it leads to.
+class _Description:
+    """Description of a value and, recursively, of the user's functions and classes in it.
 
     Parameters
     ----------
     mode
-        ``"stable"``: objects as pickle has them, an error for others. ``"process"``: others by
-        identity. ``"no functions"``: nothing of the user's. ``"code"``: functions and classes
-        alone, since each task asks, and weights take their time.
+        ``"stable"``: objects by their pickle; an error if there is none. ``"process"``: those by
+        their id. ``"no functions"``: nothing of the user's. ``"code"``: functions and classes only,
+        as it runs in each task, and a model's weights would take long.
 
     Attributes
     ----------
     parts : list of (str, str)
-        Name and digest of each function and class.
+        Name and digest of each function and class, sorted; the value itself has the name "".
     imported : dict of str to str
-        Digests of the code alone, for functions that other processes import.
+        Digests of bytecode and constant defaults, for functions that pickle sends by name.
     """
 
     def __init__(self, value: Any, mode: str) -> None:
         self._mode = mode
         self.imported = {_PYTHON: f"{sys.version_info[:2]} {sys.flags.optimize}"}
-        # Keeps what it has seen, so that no other object gets the same id.
+        # By id, with a reference, so that no other object gets the same id.
         self._seen: dict[int, Any] = {}
-        self._waiting: list[Any] = []
+        # Functions and classes that are yet to be described.
+        self._queue: list[Any] = []
+        # Objects with their descriptions, by id.
         self._described: dict[int, tuple[Any, str]] = {}
         self.parts = [("", self._describe(value))]
-        while self._waiting:
-            each = self._waiting.pop()
-            told = self._class(each) if isinstance(each, type) else self._function(each)
-            self.parts.append((_name(each), _digest(told)))
+        while self._queue:
+            code = self._queue.pop()
+            text = self._class(code) if isinstance(code, type) else self._function(code)
+            self.parts.append((_name(code), _digest(text)))
         self.parts.sort()
 
     def _function(self, function: FunctionType) -> str:
         code = bytecode_fingerprint(function.__code__)
         if _is_imported(function):
             defaults = [*(function.__defaults__ or ()), *(function.__kwdefaults__ or {}).values()]
-            # What can change while the function is used is no part of its code.
-            fixed = [repr(value) for value in defaults if isinstance(value, _CONSTANTS)]
-            self.imported[_name(function)] = _digest(f"{code} {fixed}")
-        # What a function notes in itself comes with use.
+            # Only immutable defaults: others may change while the function is used.
+            constants = [repr(value) for value in defaults if isinstance(value, _CONSTANTS)]
+            self.imported[_name(function)] = _digest(f"{code} {constants}")
+        # Ignore attributes that the function sets on itself when it runs, such as a counter.
         ignored = names_set(function.__code__) | {"__wrapped__"}
         own = {name: value for name, value in vars(function).items() if name not in ignored}
         parts = (function.__defaults__, function.__kwdefaults__, own)
@@ -183,12 +185,12 @@ class _Reading:
         modules: set[int],
         closure: Container[str] = (),
     ) -> Iterator[str]:
-        """Describe what names stand for, those of the user's modules included."""
+        """Describe the values of names, and the names' attributes in the user's modules."""
         for name in names:
             if name in namespace:
                 value = namespace[name]
                 if self._mode == "process" and name not in closure and _is_of_a_package(value):
-                    # What a package keeps in a client or a model changes with use.
+                    # The state of a package's client or model may change with use.
                     yield f"{name} = {' '.join(self._code_in(value))}"
                 else:
                     yield f"{name} = {self._describe(value)}"
@@ -204,14 +206,14 @@ class _Reading:
         members = (
             f"{name} = {self._describe(value)}"
             for name, value in sorted(vars(class_).items())
-            # Of pydantic, all else follows from the fields, and has addresses in it.
+            # Pydantic's other attributes follow from the fields, and contain addresses.
             if name not in _IGNORED
             and (name == "__pydantic_fields__" or not name.startswith("__pydantic_"))
         )
         return "\n".join([self._describe(type(class_)), self._describe(class_.__bases__), *members])
 
     def _describe(self, value: Any) -> str:
-        """Describe a value in words that are the same in another process."""
+        """Describe a value by a text that is the same in every process."""
         if self._mode == "no functions":
             kind = value if isinstance(value, (FunctionType, type)) else type(value)
             if is_user_code(kind):
@@ -219,7 +221,7 @@ class _Reading:
         if isinstance(value, (FunctionType, type)) and is_user_code(value):
             if id(value) not in self._seen:
                 self._seen[id(value)] = value
-                self._waiting.append(value)
+                self._queue.append(value)
             return f"<{_name(value)}>"
         if isinstance(value, type):
             return f"<{_name(value)}>"
@@ -230,15 +232,16 @@ class _Reading:
         if type(value) is bytes:
             return f"bytes {blake2b(value).hexdigest()}"
         if id(value) not in self._described:
+            # A placeholder, in case the value contains itself.
             self._described[id(value)] = value, "<itself>"
-            # Short, and said once: objects may refer to each other in more ways than can be told.
+            # Digested and cached: written out, shared objects could grow exponentially.
             self._described[id(value)] = value, _digest(self._parts_of(value))
         return self._described[id(value)][1]
 
     def _parts_of(self, value: Any) -> str:
         kind = type(value).__name__
         if isinstance(value, FunctionType):
-            # A package's function may be a user's in disguise, as after a decorator.
+            # A package's decorator returns a package's function with the user's in its closure.
             return f"<{_name(value)}> {self._describe(_closure(value))}"
         if isinstance(value, MappingProxyType):
             value = dict(value)
@@ -246,16 +249,16 @@ class _Reading:
             items = (f"{self._describe(k)}: {self._describe(v)}" for k, v in value.items())
             return f"{kind} {{{', '.join(items)}}}"
         if type(value) in _CONTAINERS:
-            if self._mode == "code" and len(value) > _MOST_ITEMS:
+            if self._mode == "code" and len(value) > _MAX_ITEMS:
                 return kind
-            described = [self._describe(each) for each in value]
+            described = [self._describe(item) for item in value]
             if isinstance(value, (set, frozenset)):
                 described.sort()
             return f"{kind} [{', '.join(described)}]"
         return f"<{_name(type(value))}> {' '.join(self._object(value))}"
 
     def _object(self, value: Any) -> Iterator[str]:
-        """Describe an object: what it wraps, and what pickle would send of it."""
+        """Describe an object: what it wraps, or else what pickle would send."""
         if self._mode == "code":
             yield from self._code_in(value)
             return
@@ -264,34 +267,34 @@ class _Reading:
         wrapped = _wrapped(value)
         yield from map(self._describe, wrapped)
         if dataclasses.is_dataclass(kind) and kind.__module__.startswith(_PACKAGE):
-            # What follows from the fields that are given is no part of it.
-            given = {f.name: getattr(value, f.name) for f in dataclasses.fields(kind) if f.init}
-            yield self._describe(given)
+            # Only fields of __init__; others follow from these.
+            fields = {f.name: getattr(value, f.name) for f in dataclasses.fields(kind) if f.init}
+            yield self._describe(fields)
         elif not wrapped:
             yield from self._pickled(value)
 
     def _code_in(self, value: Any) -> Iterator[str]:
-        """Describe an object by its class, and by the functions that it holds."""
+        """Describe an object by its class, and by the functions in its attributes."""
         yield self._describe(type(value))
         yield from map(self._describe, _wrapped(value))
-        held = getattr(value, "__dict__", None)
-        if isinstance(held, dict):
-            users = is_user_code(type(value))
-            for each in held.values():
-                if isinstance(each, _CODE) or (users and _may_hold_code(each)):
-                    yield self._describe(each)
+        attributes = getattr(value, "__dict__", None)
+        if isinstance(attributes, dict):
+            is_users = is_user_code(type(value))
+            for attribute in attributes.values():
+                if isinstance(attribute, _CODE) or (is_users and _may_hold_code(attribute)):
+                    yield self._describe(attribute)
 
     def _pickled(self, value: Any) -> Iterator[str]:
-        if type(value) is object:  # one is as good as another to pickle, and not to who compares
+        if type(value) is object:  # all have the same pickle, but a sentinel is compared by id
             yield self._unknown(value, None)
             return
         try:
             reduce = copyreg.dispatch_table.get(type(value))
             reduced = reduce(value) if reduce else value.__reduce_ex__(4)
-        except Exception as error:  # whatever keeps it from being sent
+        except Exception as error:  # it can't be pickled, for whatever reason
             yield self._unknown(value, error)
             return
-        # How pickle makes the object again: its name; or a function, its arguments, a state, items.
+        # A name; or a function, its arguments, state and items.
         for part in [reduced] if isinstance(reduced, str) else reduced:
             yield self._describe(list(part) if isinstance(part, Iterator) else part)
 
@@ -310,7 +313,7 @@ _PACKAGE = f"{__name__.partition('.')[0]}."
 
 
 def _wrapped(value: Any) -> list[Any]:
-    """Functions inside an object of Python's, which pickle does not send or knows by its name."""
+    """Contents of wrappers in the standard library, which pickle refuses or sends by name."""
     if isinstance(value, property):
         return [value.fget, value.fset, value.fdel]
     if isinstance(value, (staticmethod, classmethod, MethodType)):
@@ -323,16 +326,16 @@ def _wrapped(value: Any) -> list[Any]:
         return [value.func]
     if isinstance(value, MemberDescriptorType):  # of a slot
         return [value.__name__]
-    if isinstance(value, (set, frozenset)):  # of a class of its own: pickle has no order for it
+    if isinstance(value, (set, frozenset)):  # a subclass, whose pickle has no fixed order
         return [set(value), vars(value)]
     inner = inspect.getattr_static(value, "__wrapped__", None)
     if not isinstance(inner, (FunctionType, type)):
         return []
-    return [inner, {name: each for name, each in vars(value).items() if each is not inner}]
+    return [inner, {name: item for name, item in vars(value).items() if item is not inner}]
 
 
 def _is_of_a_package(value: Any) -> bool:
-    """True for objects of installed packages, unless Dask knows what is in them."""
+    """True for objects of installed packages, unless Dask has a normalize_token for them."""
     kind = type(value)
     return not (
         isinstance(value, (FunctionType, type, ModuleType))
@@ -348,20 +351,20 @@ def _may_hold_code(value: Any) -> bool:
 
 
 def _closure(function: FunctionType) -> dict[str, Any]:
-    """The variables of the functions around a function, by name."""
+    """Variables in the closure of a function, by name."""
     contents = {}
     for name, cell in zip(function.__code__.co_freevars, function.__closure__ or (), strict=True):
-        with suppress(ValueError):  # nothing is in it yet
+        with suppress(ValueError):  # an empty cell
             contents[name] = cell.cell_contents
     return contents
 
 
 def _is_imported(function: FunctionType) -> bool:
-    """True if pickle sends the function by its name."""
-    found: Any = None if function.__module__ == "__main__" else sys.modules.get(function.__module__)
+    """True if pickle sends the function by name."""
+    named: Any = None if function.__module__ == "__main__" else sys.modules.get(function.__module__)
     for name in function.__qualname__.split("."):
-        found = getattr(found, name, None)
-    return getattr(found, "__func__", found) is function
+        named = getattr(named, name, None)
+    return getattr(named, "__func__", named) is function
 
 
 def _name(value: Any) -> str:

@@ -1,4 +1,4 @@
-"""The user's own code: told from that of installed packages, and a fingerprint of its bytecode."""
+"""Distinguish the user's code from installed packages, and fingerprint its bytecode."""
 
 from __future__ import annotations
 
@@ -13,18 +13,18 @@ from pathlib import Path
 from types import CodeType, FunctionType, ModuleType
 from typing import Any
 
-# Each task asks anew whether it has the code of its query. Equal code objects do the same.
+# Each task compares the code of its functions. Equal code objects are interchangeable.
 _cached = functools.lru_cache(2000)
 
 # Flag of functions that have a docstring, from Python 3.13 on.
 _HAS_DOCSTRING = 0x4000000
 
-# What the body of a class notes of itself.
+# Attributes that the compiler sets in the body of a class.
 _NOTES = {"__doc__", "__firstlineno__", "__static_attributes__"}
 
 
 def is_user_code(value: Any) -> bool:
-    """True if a function, class or module is the user's own, not an installed package's."""
+    """True if a function, class or module is the user's, not an installed package's."""
     if isinstance(value, FunctionType):
         return not _is_installed(value.__code__.co_filename)
     name = str(value.__name__ if isinstance(value, ModuleType) else value.__module__)
@@ -32,23 +32,23 @@ def is_user_code(value: Any) -> bool:
     if module is None:
         return name not in sys.builtin_module_names
     file = getattr(module, "__file__", None)
-    places = [file] if file else list(getattr(module, "__path__", ()))
-    if not places:
-        # The main module of a notebook has no file, nor have modules that compiled code makes up.
+    paths = [file] if file else list(getattr(module, "__path__", ()))
+    if not paths:
+        # A notebook's main module has no file, and neither have modules made by compiled code.
         return "__builtins__" in vars(module) and name not in sys.builtin_module_names
-    return not any(_is_installed(str(place)) for place in places)
+    return not any(_is_installed(str(path)) for path in paths)
 
 
 def _is_installed(path: str) -> bool:
-    # By their names, too: those of another environment may be on the path.
-    return path.startswith(_installed()) or any(
+    # By folder names too, as packages of another environment may be on sys.path.
+    return path.startswith(_installed_prefixes()) or any(
         f"/{name}/" in path for name in ("site-packages", "dist-packages")
     )
 
 
 @functools.cache
-def _installed() -> tuple[str, ...]:
-    """The folders of Python's library, of packages, and of this one."""
+def _installed_prefixes() -> tuple[str, ...]:
+    """Path prefixes of the standard library, of packages, and of this one."""
     folders = [
         sysconfig.get_paths()[name] for name in ("stdlib", "platstdlib", "purelib", "platlib")
     ]
@@ -58,10 +58,10 @@ def _installed() -> tuple[str, ...]:
 
 @_cached
 def bytecode_fingerprint(code: CodeType) -> str:
-    """Describe all of a code object that decides what it does: no line numbers, no docstring.
+    """Describe everything in a code object that affects behaviour: no line numbers, no docstring.
 
-    Constants stand where they are used: that of the docstring is not, unless the function has an
-    equal one that is.
+    Constants are listed by the instructions that use them, so an unused one, such as the docstring,
+    has no effect.
     """
     flags = code.co_flags & ~_HAS_DOCSTRING
     counts = (code.co_argcount, code.co_posonlyargcount, code.co_kwonlyargcount)
@@ -82,26 +82,27 @@ def _constant(value: Any) -> Any:
     if isinstance(value, CodeType):
         return bytecode_fingerprint(value)
     if isinstance(value, tuple):
-        return [_constant(each) for each in value]
+        return [_constant(item) for item in value]
     if isinstance(value, frozenset):
-        return "frozenset", sorted(repr(each) for each in value)
+        return "frozenset", sorted(repr(item) for item in value)
     return repr(value)
 
 
 @_cached
 def names_in(code: CodeType) -> frozenset[str]:
-    """The names by which code refers to globals and attributes, but for globals that it sets."""
+    """Names of globals and attributes that code uses, without globals that it sets."""
     names = frozenset(code.co_names).union(*map(names_in, _inner(code)))
     return names - _stored(code, "STORE_GLOBAL")
 
 
 @_cached
 def names_set(code: CodeType) -> frozenset[str]:
-    """The names of attributes that code sets."""
+    """Names of attributes that code sets."""
     return _stored(code, "STORE_ATTR").union(*map(names_set, _inner(code)))
 
 
 def _inner(code: CodeType) -> Iterator[CodeType]:
+    """Code objects of functions that are defined inside."""
     return (value for value in code.co_consts if isinstance(value, CodeType))
 
 
