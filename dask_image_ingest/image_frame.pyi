@@ -1,6 +1,6 @@
-"""What type checkers know of frames with images, and of what Dask's operations give.
+"""Type hints for frames with images, and for the results of Dask's operations.
 
-Of these classes only the name ``ImageDataFrame`` exists at run time.
+Only ``ImageDataFrame`` exists at run time.
 """
 
 from collections.abc import Callable
@@ -13,13 +13,13 @@ from dask_image_ingest.accessor.eager import FrameImages
 from dask_image_ingest.accessor.lazy import LazyImages
 
 class ComputedImages(pd.DataFrame):
-    """A pandas or cuDF dataframe, and its ``.images``."""
+    """Pandas or cuDF dataframe with ``.images``."""
 
     @property
     def images(self) -> FrameImages: ...
 
 class Column(dd.Series):
-    """A column. What is calculated of it is one too, and selects rows as a key of the frame."""
+    """Column of a frame, or an expression of columns, which may also be a mask of rows."""
 
     def __getattr__(self, name: str) -> Any: ...
     @property
@@ -57,18 +57,18 @@ class Column(dd.Series):
     def __rtruediv__(self, other: Any) -> Column: ...
 
 class ColumnMethods:
-    """The methods of ``.str`` and ``.dt``."""
+    """Methods of ``.str`` and ``.dt``."""
 
     def __getattr__(self, name: str) -> Callable[..., Column]: ...
     def __getitem__(self, index: Any) -> Column: ...
 
 class Partitions:
-    """Some partitions of a frame, by number."""
+    """Partitions of a frame, by number."""
 
     def __getitem__(self, index: Any) -> ImageDataFrame: ...
 
 class ImageDataFrame(dd.DataFrame):
-    """A Dask dataframe, its columns, and its ``.images``."""
+    """Dask dataframe with ``.images``."""
 
     @property
     def images(self) -> LazyImages: ...

@@ -81,7 +81,7 @@ class Schedule:
         common = {f for f, count in formats.items() if count >= _MIN_FORMAT_SHARE * formats.total()}
         self._dali_formats: set[str | None] = {"jpeg", *common}
         if decoding.mode == "L":
-            # DALI rounds the grey of a PNG down, Pillow to nearest: let Pillow decode them all.
+            # DALI rounds the grey of a PNG down, Pillow to nearest: use one of them for every PNG.
             self._dali_formats = {"jpeg"}
 
     def learn(self, refused: Iterable[int]) -> None:

@@ -1,7 +1,7 @@
 """Memory for pixels: a pool of large blocks, which other processes may map.
 
-A shared block is a memfd. Another process opens it through ``/proc/<pid>/fd`` and proves by the
-block's seal, random bytes at its end, that the content is still the one it was told of.
+A shared block is a memfd, which another process opens through ``/proc/<pid>/fd``. Random bytes at
+its end, the seal, change with the content: with the wrong seal, the block is refused.
 """
 
 from __future__ import annotations

@@ -183,7 +183,7 @@ class TestMoves:
         pd.testing.assert_frame_equal(pickle.loads(pickle.dumps(pieces)), pieces)
 
     def test_arrow_gets_pieces_of_bounded_size(self, monkeypatch):
-        monkeypatch.setattr(image_dtype, "_PIECE", 30)
+        monkeypatch.setattr(image_dtype, "_CHUNK_BYTES", 30)
         frame = pd.concat([small_frame(range(9), (2, 2, 3), bad={4}), small_frame([7], (9, 9, 3))])
         frame = frame.iloc[1:]
         pieces = pa.chunked_array(pa.array(frame.image))
