@@ -220,7 +220,7 @@ def _pillow_outputs(
 
 
 def _as_expected(shape: Sequence[int], header: Header, decoding: DecodeSpec) -> bool:
-    """Whether DALI's image has the shape in the header; if not, Pillow decodes it.
+    """True if DALI's image has the shape in the header; if not, Pillow decodes it.
 
     Decoders may read a damaged header differently, and Pillow's reading counts.
     """

@@ -217,12 +217,12 @@ def test_a_borrower_that_is_killed_holds_nothing(block):
 def test_whoever_comes_too_late_gets_nothing(block):
     seal = block.seal
     assert block.claim()
-    with pytest.raises(OSError, match="let go"):
+    with pytest.raises(OSError, match="has released"):
         map_block(os.getpid(), block.file, NBYTES, seal)
     file = block.file
     del block
     gc.collect()
-    with pytest.raises(OSError, match=r"let go|No such file|Permission|Invalid"):
+    with pytest.raises(OSError, match=r"has released|No such file|Permission|Invalid"):
         map_block(os.getpid(), file, NBYTES, seal)
 
 

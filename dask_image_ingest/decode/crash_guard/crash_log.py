@@ -97,7 +97,7 @@ class Crashers:
         return bool(self._deaths)
 
     def death(self, data: Any) -> str | None:
-        """How this image kills its decoder; None if it is not known to."""
+        """Signal or exit status of the decoder that this image kills; None if not known."""
         if len(data) not in self._sizes:
             return None
         return self._deaths.get(_crash_name(bytes(data)))
