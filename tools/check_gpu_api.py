@@ -108,8 +108,8 @@ INSTANCES = {
         "_entropy.xp": "class cupy",
         "_deviation.xp": "class cupy",
         "_sharpness.xp": "class cupy",
-        "_small.xp": "class cupy",
-        "_sharpness_of_small.xp": "class cupy",
+        "_thumbnails.xp": "class cupy",
+        "_thumbnail_sharpness.xp": "class cupy",
         "_edges.xp": "class cupy",
     },
     "tests/support/gpu_probes.py": {

@@ -52,10 +52,10 @@ def test_images_of_several_decoders_come_in_their_order(card, module):
     np.testing.assert_array_equal(read_later(card, buffer.finish()), flat(expected))
 
 
-@pytest.mark.parametrize("foretold", [0, 1, 500])
-def test_more_pixels_than_were_foretold_are_taken(card, module, foretold):
+@pytest.mark.parametrize("estimate", [0, 1, 500])
+def test_more_pixels_than_were_estimated_are_taken(card, module, estimate):
     arrays = pictures(12)
-    buffer = module.DevicePixels(foretold)
+    buffer = module.DevicePixels(estimate)
     for array in arrays:
         buffer.append(card.images([array]))
     np.testing.assert_array_equal(read_later(card, buffer.finish()), flat(arrays))

@@ -36,7 +36,7 @@ class TestCudf(BackendContract):
     def test_the_limit_is_that_of_a_list_column(self, backend):
         assert backend.largest_partition == 2**31 - 1
 
-    def test_more_pixels_than_foretold_and_than_a_column_holds_are_an_error(self, backend):
+    def test_more_pixels_than_estimated_and_than_a_column_holds_are_an_error(self, backend):
         buffer = backend.pixel_buffer(10)
         buffer.append([np.zeros((2, 3, 3), np.uint8)])
         with pytest.raises(PartitionTooLargeError, match="partition_size"):
