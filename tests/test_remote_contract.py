@@ -94,8 +94,8 @@ def test_a_filter_keeps_the_same_rows(place, local):
 
 
 def test_images_are_decoded_late(place, local):
-    pointers = ["__key__", "__url__", "offset", "nbytes"]
-    remote = read(place)[pointers].compute().sample(7, random_state=1)
+    locations = ["__key__", "__url__", "offset", "nbytes"]
+    remote = read(place)[locations].compute().sample(7, random_state=1)
     late = dii.decode_images(remote, storage_options=place.options)
     everything = local.compute().set_index("__key__")
     expected = everything.loc[remote["__key__"]].images.arrays()
@@ -131,9 +131,9 @@ def test_faults_of_the_network_lose_and_change_nothing(place, local, tmp_path):
     whole = local.compute()
     with place.behind_faults(rates=rates, seed=1, stall=2.0) as (far, proxy):
         remote = read(far)
-        pointers = remote[["__key__", "__url__", "offset", "nbytes"]].compute()
+        locations = remote[["__key__", "__url__", "offset", "nbytes"]].compute()
         assert_same(remote.compute(), whole)
-        late = dii.decode_images(pointers, storage_options=far.options)
+        late = dii.decode_images(locations, storage_options=far.options)
         pairs = zip(late.images.arrays(), whole.images.arrays(), strict=True)
         assert all(np.array_equal(one, other) for one, other in pairs)
         dii.to_webdataset(

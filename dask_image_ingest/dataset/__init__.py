@@ -25,12 +25,12 @@ from dask_image_ingest.dataset.late.fused import SHAPE_IN_NAME
 from dask_image_ingest.dataset.late.headers import HEADERS
 from dask_image_ingest.dataset.late.nodes import Decode
 from dask_image_ingest.dataset.late.references import (
-    POINTER,
+    LOCATION_COLUMNS,
+    add_references,
+    adds_references,
     encoded_by,
-    is_pointed,
     point_to_images,
-    references_of_pointers,
-    with_pointed,
+    references_of_locations,
 )
 from dask_image_ingest.dataset.options import ReadOptions
 from dask_image_ingest.dataset.plan.alignment import RowSource, row_sources
@@ -60,7 +60,7 @@ from dask_image_ingest.dataset.scan.open_samples import take_cached_scan
 from dask_image_ingest.dataset.scan.partitioning import Partition
 from dask_image_ingest.dataset.scan.samples import SampleRows
 from dask_image_ingest.dataset.schema.columns import (
-    POINTER_COLUMNS,
+    METADATA_COLUMNS,
     image_field,
     image_member,
     parse_image_extensions,
@@ -73,10 +73,10 @@ from dask_image_ingest.dataset.warning import warn_user
 
 __all__ = [
     "HEADERS",
+    "LOCATION_COLUMNS",
+    "METADATA_COLUMNS",
     "MIRRORED",
     "NEGATED",
-    "POINTER",
-    "POINTER_COLUMNS",
     "SHAPE_IN_NAME",
     "AppendsColumns",
     "ChunkedMap",
@@ -103,6 +103,8 @@ __all__ = [
     "RowSource",
     "SampleRows",
     "Scan",
+    "add_references",
+    "adds_references",
     "both",
     "datasets_of",
     "decode_images",
@@ -114,7 +116,6 @@ __all__ = [
     "image_field",
     "image_member",
     "image_sources",
-    "is_pointed",
     "last_decode",
     "parse_image_extensions",
     "persist_moves",
@@ -124,12 +125,11 @@ __all__ = [
     "read_webdataset_images",
     "reference_rows",
     "references_of",
-    "references_of_pointers",
+    "references_of_locations",
     "row_sources",
     "shard_of_partition",
     "take_cached_scan",
     "value_sources",
     "warn_user",
-    "with_pointed",
     "with_sidecars",
 ]

@@ -16,13 +16,13 @@ from dask_image_ingest.dask_internals import FrameBase, new_collection
 from dask_image_ingest.dataset.late.decode import decode_partition
 from dask_image_ingest.dataset.late.nodes import Decode
 from dask_image_ingest.dataset.late.references import (
-    POINTER,
+    LOCATION_COLUMNS,
+    add_references,
     carry_images,
     check_encoded,
     point_to_images,
-    references_of_pointers,
+    references_of_locations,
     with_encoded,
-    with_pointed,
 )
 from dask_image_ingest.dataset.options import ErrorPolicy
 from dask_image_ingest.dataset.scan.decode_rows import ImageDecode, error_filter
@@ -120,7 +120,7 @@ def decode_images(
         check_encoded(meta, encoded)
         references = []
     elif not references:
-        _check_pointers(meta)
+        _check_locations(meta)
     check_choice("errors", errors, ("null", "raise", "drop"))
     check_storage_options(storage_options)
     storage_options = with_permission(storage_options, allow_pipes)
@@ -140,7 +140,7 @@ def decode_images(
         if encoded is not None:
             frame = with_encoded(frame, encoded, image, images[0].error)
         elif not references:
-            frame = with_pointed(frame, image, images[0].error)
+            frame = add_references(frame, image, images[0].error)
         return decode_partition(frame, images, error_filter(errors))
     rows = frame.expr
     if encoded is not None:
@@ -167,13 +167,13 @@ def _parse_columns(columns: Any, references: list[str], encoded: str | None) -> 
     return [name for name in references if name in names]
 
 
-def _check_pointers(meta: Any) -> None:
-    missing = [name for name in POINTER if name not in meta.columns]
+def _check_locations(meta: Any) -> None:
+    missing = [name for name in LOCATION_COLUMNS if name not in meta.columns]
     if missing:
         raise ArgumentError(
             f"the frame has no column {', '.join(map(repr, missing))}: decode_images needs "
-            f"{', '.join(POINTER)}, which say where each image is, or a column of references, as "
-            "read_webdataset_images(decode=False) gives it, or encoded= with the name of a column "
-            "of encoded images"
+            f"{', '.join(LOCATION_COLUMNS)}, which say where each image is, or a column of "
+            "references, as read_webdataset_images(decode=False) gives it, or encoded= with the name "
+            "of a column of encoded images"
         )
-    references_of_pointers(meta.iloc[:0])
+    references_of_locations(meta.iloc[:0])

@@ -15,8 +15,8 @@ from dask_image_ingest.dataset import (
     KeepsResults,
     ReadImageFiles,
     ReadWebDataset,
+    adds_references,
     field_of,
-    is_pointed,
     references_of,
     value_sources,
 )
@@ -126,7 +126,7 @@ def _origins(expr: Any, column: Any, sample_reads: set[str]) -> Iterator[ImageOr
 def _reference_origin(source: Any, name: Any, sample_reads: set[str]) -> ImageOrigin:
     """The origin of references that the expression ``source`` makes."""
     reads = {source._name}
-    if is_pointed(source):
+    if adds_references(source):
         reads = _sample_reads(source.frame)
     if not reads <= sample_reads:
         return ImageOrigin(None, None)

@@ -78,8 +78,8 @@ def select_members(
             by_key.setdefault(sample.key, []).append(sample)
     column_sizes = _column_sizes(columns, options)
     rows, renamed = [], False
-    pointers = zip(columns["key"], columns["offset"], columns["nbytes"], strict=True)
-    for number, (key, offset, nbytes) in enumerate(pointers):
+    locations = zip(columns["key"], columns["offset"], columns["nbytes"], strict=True)
+    for number, (key, offset, nbytes) in enumerate(locations):
         if offset is None:
             match = _sample_by_key(by_key.get(key, ()), nbytes, index)
             renamed |= key not in by_key
@@ -118,9 +118,9 @@ def select_vectorized(
     None if any row needs the slow path: without an offset, with duplicate or sparse members or
     members from columns, or to be rejected.
     """
-    pointers, keys = wanted.column("offset"), wanted.column("key")
+    locations, keys = wanted.column("offset"), wanted.column("key")
     is_special = index.duplicates or index.sparse or options.members.from_columns
-    if is_special or pointers.null_count or pc.any(pc.starts_with(keys, "_")).as_py():
+    if is_special or locations.null_count or pc.any(pc.starts_with(keys, "_")).as_py():
         return None
     extensions = index.extensions
     kept = np.array([options.members.keeps(extension) for extension in extensions], bool)
@@ -129,9 +129,9 @@ def select_vectorized(
     rows, kinds, offsets, sizes = index.all_places()
     # For each row of the frame, the number of the member at its offset: its image.
     order = np.argsort(offsets)
-    images = order[np.searchsorted(offsets[order], pointers, side="right") - 1]
+    images = order[np.searchsorted(offsets[order], locations, side="right") - 1]
     same_size = pc.fill_null(pc.equal(wanted.column("nbytes"), pa.array(sizes[images])), True)
-    if (offsets[images] != pointers.to_numpy()).any() or not pc.all(same_size).as_py():
+    if (offsets[images] != locations.to_numpy()).any() or not pc.all(same_size).as_py():
         return None
     samples, is_kept = rows[images], kept[kinds]
     # Where the kept members of each sample begin, among all that are kept.

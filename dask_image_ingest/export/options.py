@@ -63,7 +63,7 @@ class ExportContext:
         Storage options of the source shards.
     run
         Id of this run, for `refuse_other_run`.
-    pointers
+    locations
         Staged table with a batch of rows to locate for each task.
     planned
         Staged table with a batch of rows for each shard to write.
@@ -73,7 +73,7 @@ class ExportContext:
     options: Options
     source_options: dict[str, Any] | None = field(default=None, hash=False)
     run: str = ""
-    pointers: str = ""
+    locations: str = ""
     planned: str = ""
 
 

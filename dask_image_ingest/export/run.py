@@ -148,7 +148,7 @@ class _Run:
         refuse_sources(self.output, self.previous.files, read)
         staged_before = self._staged()
         context = replace(
-            self.context, pointers=staged_name("pointers"), planned=staged_name("planned")
+            self.context, locations=staged_name("locations"), planned=staged_name("planned")
         )
         try:
             staged = stage_frame(self.frame, context, self.columns, self.show)

@@ -17,12 +17,12 @@ from dask_image_ingest import dask_internals as dx
 from dask_image_ingest.arguments import check_flag, check_frame, check_storage_options, shown
 from dask_image_ingest.dask_internals import FrameBase
 from dask_image_ingest.dataset import (
-    POINTER,
+    LOCATION_COLUMNS,
     ReadImageFiles,
     ReadParquetImages,
     field_of,
     references_of,
-    references_of_pointers,
+    references_of_locations,
     value_sources,
 )
 from dask_image_ingest.errors import ArgumentError
@@ -107,10 +107,10 @@ def to_parquet_images(
     left_out = [name for name in meta.columns if name == "error" or name in image_columns(meta)]
     frame, meta = frame.drop(columns=left_out), meta.drop(columns=left_out)
     images = reference_columns(meta)
-    if not images and not {*POINTER} <= {*meta.columns}:
+    if not images and not {*LOCATION_COLUMNS} <= {*meta.columns}:
         raise ArgumentError(
-            f"the frame has neither references nor the columns {', '.join(POINTER)}, which say "
-            "where each image is: pass a frame of read_webdataset_images(decode=False)"
+            f"the frame has neither references nor the columns {', '.join(LOCATION_COLUMNS)}, "
+            "which say where each image is: pass a frame of read_webdataset_images(decode=False)"
         )
     folder = os.fspath(path)
     files, root = fsspec.core.url_to_fs(folder, **(storage_options or {}))
@@ -145,7 +145,7 @@ def _with_files(
     if images:
         references = {name: references_of(frame, name) for name in images}
     else:
-        references = {"image": pa.chunked_array([references_of_pointers(frame)])}
+        references = {"image": pa.chunked_array([references_of_locations(frame)])}
     table = backend.to_arrow(frame.drop(columns=list(images)))
     result = table.to_pandas(types_mapper=pandas_type).set_axis(range(len(frame)))
     for name, column in references.items():

@@ -235,7 +235,7 @@ def make_options(
             selection = add_stored(selection, name, is_main)
     _refuse_silent_changes(origins, selection)
     if not has_samples and (not selection.from_columns or reads_samples(frame)):
-        raise _no_pointers(columns)
+        raise _no_locations(columns)
     return Options(
         template=template,
         samples_per_shard=None
@@ -273,7 +273,7 @@ def _refuse_silent_changes(origins: Mapping[str, ImageOrigin], members: Members)
             )
 
 
-def _no_pointers(columns: Sequence[str]) -> ArgumentError:
+def _no_locations(columns: Sequence[str]) -> ArgumentError:
     missing = [name for name in ("__url__", "offset") if name not in columns]
     return ArgumentError(
         f"the frame has no column {', '.join(map(repr, missing))}: to_webdataset needs __url__ and "

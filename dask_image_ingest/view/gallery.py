@@ -23,7 +23,7 @@ from dask_image_ingest.arguments import (
     shown,
 )
 from dask_image_ingest.dask_internals import FrameBase
-from dask_image_ingest.dataset import POINTER, datasets_of
+from dask_image_ingest.dataset import LOCATION_COLUMNS, datasets_of
 from dask_image_ingest.errors import ArgumentError
 from dask_image_ingest.frames import backend_of, image_columns
 from dask_image_ingest.storage import identities
@@ -90,7 +90,7 @@ def gallery(
     ArgumentError
         If a column does not exist, or an argument is invalid; if ``path`` is a file that the frame
         reads; with ``decode=True`` if the frame has neither a column ``error``, nor references or
-        pointer columns.
+        location columns.
     ExportError
         If the page can't be written.
 
@@ -144,7 +144,8 @@ def _with_errors(frame: Any, storage_options: dict[str, Any] | None) -> Any:
     if referenced is None or image not in referenced[1]:
         raise ArgumentError(
             "decode=True: the frame has no column 'error', and its images are not those of "
-            f"references or of pointers ({', '.join(POINTER)}): keep 'error', or pass decode=False"
+            f"references or of locations ({', '.join(LOCATION_COLUMNS)}): keep 'error', or "
+            "pass decode=False"
         )
     rows, decodes = referenced
     decode = replace(decodes[image], error="error", errors="null", pixels=False)

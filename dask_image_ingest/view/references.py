@@ -11,21 +11,21 @@ import pandas as pd
 from dask_image_ingest import dask_internals as dx
 from dask_image_ingest.dask_internals import FrameBase
 from dask_image_ingest.dataset import (
-    POINTER,
+    LOCATION_COLUMNS,
     Decode,
     ImageDecode,
     MapColumns,
     ReadImageFiles,
+    add_references,
     datasets_of,
     decode_partition,
     point_to_images,
-    with_pointed,
 )
 from dask_image_ingest.decode import MAX_PIXELS, DecodeSpec, make_decode_spec
 from dask_image_ingest.frames import backend_of, image_columns, pandas_type
 
-#: The pointer columns, and the key, which identifies the image if its offset is null.
-PLACE = (*POINTER, "__key__")
+#: The location columns, and the key, which identifies the image if its offset is null.
+PLACE = (*LOCATION_COLUMNS, "__key__")
 
 #: A frame (or expression) with references, and the decode of each reference column.
 Referenced: TypeAlias = tuple[Any, Mapping[Any, ImageDecode]]
@@ -36,11 +36,11 @@ def references_of_images(
 ) -> Referenced | None:
     """Select columns of a frame, with references in place of images.
 
-    For a frame without images, references are made from its pointer columns. None if there are no
+    For a frame without images, references are made from its location columns. None if there are no
     references: images that are in memory, or were computed.
     """
     if not image_columns(frame):
-        return _references_of_pointer_columns(frame, columns, storage_options)
+        return _references_of_location_columns(frame, columns, storage_options)
     if not isinstance(frame, FrameBase):
         return None
     found = _below_decode(_decoded_last(frame[list(columns)]))
@@ -54,10 +54,10 @@ def references_of_images(
     return dx.new_collection(rows), images
 
 
-def _references_of_pointer_columns(
+def _references_of_location_columns(
     frame: Any, columns: Sequence[Any], storage_options: dict[str, Any] | None
 ) -> Referenced | None:
-    if not {*POINTER} <= {*frame.columns}:
+    if not {*LOCATION_COLUMNS} <= {*frame.columns}:
         return None
     names = [name for name in frame.columns if name in {*columns, *PLACE} - {"image", "error"}]
     options, max_pixels = _options_of_reads(frame)
@@ -65,7 +65,7 @@ def _references_of_pointer_columns(
         "image", "error", _rgb_decoding(max_pixels), storage_options=storage_options or options
     )
     if not isinstance(frame, FrameBase):
-        return with_pointed(frame[names], "image", "error"), {"image": images}
+        return add_references(frame[names], "image", "error"), {"image": images}
     rows = point_to_images(frame[names].expr, "image", "error")
     return dx.new_collection(rows), {"image": images}
 

@@ -16,7 +16,7 @@ from dask_image_ingest.arguments import (
     whole_number,
 )
 from dask_image_ingest.dask_internals import FrameBase
-from dask_image_ingest.dataset import POINTER
+from dask_image_ingest.dataset import LOCATION_COLUMNS
 from dask_image_ingest.decode import LARGEST_SIZE
 from dask_image_ingest.frames import backend_of, image_columns
 from dask_image_ingest.ops import encode, small_images
@@ -47,17 +47,17 @@ def make_thumbnails(
     advice = f"pass the longer edge in pixels, from 1 to {LARGEST_SIZE}"
     thumbnail = whole_number("thumbnail", thumbnail, 1, advice, LARGEST_SIZE)
     check_storage_options(storage_options)
-    # A frame of pointers: without images, but their location is known.
-    has_pointers = not image_columns(frame) and {*POINTER} <= {*frame.columns}
-    if has_pointers:
+    # A frame without images, whose locations are known.
+    has_locations = not image_columns(frame) and {*LOCATION_COLUMNS} <= {*frame.columns}
+    if has_locations:
         image = "image"
     elif image is None:
         image = frame.images.column
     # Images and their errors are shown in the place of the thumbnail, not as text.
-    not_text = {*image_columns(frame), *(("image", "error") if has_pointers else ())}
+    not_text = {*image_columns(frame), *(("image", "error") if has_locations else ())}
     texts = [name for name in columns if name not in not_text]
     facts = [name for name in (*_HEADER, "error") if name in frame.columns and name not in not_text]
-    images = [] if has_pointers else [image, *({mask} - {None})]
+    images = [] if has_locations else [image, *({mask} - {None})]
     needed = list(dict.fromkeys([*texts, *facts, *images]))
     check_unique(needed, frame.columns)
     sample = spread_rows if spread else first_rows

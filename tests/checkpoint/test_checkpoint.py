@@ -350,7 +350,7 @@ def test_a_checkpoint_of_a_checkpoint(job, folder, tmp_path):
     assert second["twice"].compute().tolist() == [2 * mean for mean in first["mean"].compute()]
 
 
-def test_late_decode_and_pointers_go_through(folder, tmp_path):
+def test_late_decode_and_locations_go_through(folder, tmp_path):
     table = dii.read_webdataset_images(folder, backend="pandas").drop(columns=["image", "error"])
     decoded = dii.decode_images(table[table.width > 200])
     stored = dii.checkpoint(decoded, tmp_path / "out")

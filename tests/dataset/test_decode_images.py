@@ -14,7 +14,7 @@ from tars import sparse_tar
 import dask_image_ingest as dii
 from dask_image_ingest.dataset.late import decode as late
 
-POINTERS = ["__url__", "offset", "nbytes"]
+LOCATION_COLUMNS = ["__url__", "offset", "nbytes"]
 
 
 @pytest.fixture
@@ -245,7 +245,7 @@ def test_bad_images_of_a_partition_are_one_line_in_the_log(table, caplog):
     )
 
 
-def test_a_frame_without_pointers_is_refused_at_once(table):
+def test_a_frame_without_locations_is_refused_at_once(table):
     with pytest.raises(dii.ArgumentError, match="'offset'"):
         dii.decode_images(table[["__key__", "__url__", "nbytes"]])
 
@@ -263,7 +263,7 @@ def test_a_partition_that_would_burst_is_refused_before_it_is_decoded(table, mon
 
 @pytest.mark.slow
 @pytest.mark.parametrize("dtype", ["float64", "double[pyarrow]", "object", "Int64", "uint64"])
-def test_pointers_keep_their_meaning_in_other_types(table, full, dtype):
+def test_locations_keep_their_meaning_in_other_types(table, full, dtype):
     frame = table.compute().astype({"offset": dtype, "nbytes": dtype, "__url__": "category"})
     assert pixels_of(dii.decode_images(frame)) == full
     with dask.config.set({"dataframe.convert-string": False}):
@@ -288,7 +288,7 @@ def test_rows_that_a_merge_added_point_nowhere(table, full):
         ("offset", -1), ("offset", 10**15), ("nbytes", 10**15), ("nbytes", -1),
     ],
 )  # fmt: skip
-def test_a_pointer_that_leads_nowhere_costs_one_row(table, full, column, value):
+def test_a_location_that_leads_nowhere_costs_one_row(table, full, column, value):
     frame = table.compute()
     frame.loc[frame.index == 2, column] = value
     got = dii.decode_images(frame)
@@ -305,7 +305,7 @@ def test_a_pointer_that_leads_nowhere_costs_one_row(table, full, column, value):
         ("__url__", [b"a.tar"]), ("offset", [[1]]), ("__url__", [object()]), ("nbytes", [2**64]),
     ],
 )  # fmt: skip
-def test_columns_that_are_no_pointers_are_refused_by_name(table, column, values):
+def test_columns_that_are_no_locations_are_refused_by_name(table, column, values):
     frame = table.compute().iloc[:1].copy()
     frame[column] = values
     with pytest.raises(dii.ArgumentError, match=column):

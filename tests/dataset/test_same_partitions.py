@@ -12,7 +12,7 @@ from query_sources import partitions, source
 
 import dask_image_ingest as dii
 
-POINTERS = ["__key__", "__url__", "offset", "nbytes", "width"]
+LOCATION_COLUMNS = ["__key__", "__url__", "offset", "nbytes", "width"]
 
 
 @pytest.fixture(scope="module")
@@ -47,7 +47,7 @@ def frame(plain):
         lambda d: d[d.width > 150],
         lambda d: d.drop(columns=["image", "error"]),
         lambda d: d.width + 1,
-        lambda d: dii.decode_images(d[POINTERS], size=32),
+        lambda d: dii.decode_images(d[LOCATION_COLUMNS], size=32),
         lambda d: dd.concat([d, d])[["txt"]],
     ],
 )

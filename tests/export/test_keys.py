@@ -126,6 +126,6 @@ def test_keys_that_moved_take_no_text_along(seed, rng, tmp_path):
     frame = frame.sample(frac=1, random_state=seed).reset_index(drop=True)
     frame["__key__"] = np.roll(frame["__key__"].to_numpy(object), rng.randrange(1, 20))
     found, left_out = export(frame, tmp_path, samples_per_shard=rng.choice([3, 50]))
-    pointed = frame[frame["offset"].notna()]
-    assert found == dict(zip(pointed["__key__"], pointed["txt"], strict=True))
-    assert left_out == ({"no-pointer": 20 - len(pointed)} if len(pointed) < 20 else {})
+    located = frame[frame["offset"].notna()]
+    assert found == dict(zip(located["__key__"], located["txt"], strict=True))
+    assert left_out == ({"no-pointer": 20 - len(located)} if len(located) < 20 else {})

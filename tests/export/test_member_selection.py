@@ -15,7 +15,7 @@ def options(**members) -> Options:
     return Options("{shard}.tar", None, None, None, made, True, True, False, False, False)
 
 
-def pointers(rows) -> pa.RecordBatch:
+def locations(rows) -> pa.RecordBatch:
     types = {"key": pa.string(), "offset": pa.int64(), "nbytes": pa.int64()}
     arrays = [
         pa.array([row[place] for row in rows], type_) for place, type_ in enumerate(types.values())
@@ -49,8 +49,8 @@ def test_random_rows_get_the_same_members_together_as_one_by_one(rng):
             key, offset, size = wanted[0]
             wanted[0] = rng.choice([(key, offset, None), (key, None, size)])
         for chosen in options(), options(copied=frozenset({"jpg", "a.b"})):
-            rows, renamed = select_members(index, pointers(wanted), chosen)
-            found = select_vectorized(index, pointers(wanted), chosen)
+            rows, renamed = select_members(index, locations(wanted), chosen)
+            found = select_vectorized(index, locations(wanted), chosen)
             if found is not None:
                 together += 1
                 table, expected = found[0], as_table(rows)

@@ -41,7 +41,7 @@ def written(tmp_path):
 
 LABEL = pd.DataFrame({"cls": pd.array([1], "int64[pyarrow]"), "n": [1]})
 
-POINTER = ["__key__", "__url__", "offset", "nbytes"]
+LOCATION_COLUMNS = ["__key__", "__url__", "offset", "nbytes"]
 
 OTHERS = {
     "function": (lambda shards: blackened(read(shards)), r"map_batches\(.*black"),
@@ -175,7 +175,7 @@ def test_a_mask_beside_its_image(ddf, photos, tmp_path):
     def mask(images):
         return {"mask": [image[..., :1] // 128 * 255 for image in images]}
 
-    masked = ddf.images.map_batches(mask, {"mask": "image"}, columns=["image", *POINTER])
+    masked = ddf.images.map_batches(mask, {"mask": "image"}, columns=["image", *LOCATION_COLUMNS])
     with pytest.raises(ArgumentError, match="the pixels of 'mask' come from map_batches"):
         export(masked, tmp_path)
     export(masked, tmp_path, members={"mask.png": "mask"})
@@ -242,7 +242,9 @@ def read_masked(tmp_path, size=None):
 ELSEWHERE = {
     "renamed": lambda ddf: ddf.rename(columns={"mask": "m"}),
     "remapped": lambda ddf: ddf.images["mask"].map_batches(
-        lambda masks: [mask + 1 for mask in masks], {"mask": "image"}, columns=["image", *POINTER]
+        lambda masks: [mask + 1 for mask in masks],
+        {"mask": "image"},
+        columns=["image", *LOCATION_COLUMNS],
     ),
     "computed": lambda ddf: ddf.drop(columns="image").compute(),
 }

@@ -182,7 +182,7 @@ def test_a_source_that_changes_while_it_is_copied_is_an_error(rows, tmp_path, mo
 
 
 @pytest.mark.parametrize("column", ["__key__", "__url__", "offset"])
-def test_a_frame_without_pointers_is_refused(column, rows, tmp_path):
+def test_a_frame_without_locations_is_refused(column, rows, tmp_path):
     with pytest.raises(ArgumentError, match=f"no column '{column}'"):
         export(rows.drop(columns=column), tmp_path)
 

@@ -53,7 +53,7 @@ def test_computed_columns_come_back_with_their_types(shards, tmp_path):
     assert schema.field("height").type == pa.int32()
 
 
-def test_pointers_lead_to_the_images_in_the_new_shards(read, photos, tmp_path):
+def test_locations_lead_to_the_images_in_the_new_shards(read, photos, tmp_path):
     frame = read[read.width > 120]
     dii.to_webdataset(frame, tmp_path / "{shard:03d}.tar", samples_per_shard=5, shuffle=1)
     original = {photo.key: photo.encoded for photo in photos}

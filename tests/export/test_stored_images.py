@@ -295,7 +295,7 @@ def test_a_step_that_looks_at_the_masks_says_what_to_do(folders, tmp_path):
         export(frame, tmp_path)
 
 
-def test_samples_without_pointers_are_refused(shards, tmp_path):
+def test_samples_without_locations_are_refused(shards, tmp_path):
     frame = dii.read_webdataset_images(shards, backend="pandas")
     with pytest.raises(ArgumentError, match=r"no column '__url__', 'offset'"):
         export(frame[["__key__", "image"]], tmp_path)

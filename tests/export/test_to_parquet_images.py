@@ -74,7 +74,7 @@ def test_files_hold_the_bytes_of_the_members_and_nothing_is_decoded(
     assert work["decoded"] == 0
 
 
-def test_frames_of_pixels_and_in_memory_are_written_by_their_pointers(paths, members, tmp_path):
+def test_frames_of_pixels_and_in_memory_are_written_by_their_locations(paths, members, tmp_path):
     ddf = dii.read_webdataset_images(paths, image="jpg", size=8, backend="pandas")
     for number, frame in enumerate((ddf, ddf.compute())):
         dii.to_parquet_images(frame, tmp_path / str(number))

@@ -545,8 +545,8 @@ class BackendContract:
         encoded = to_arrow(frame.assign(file=frame.images.encode("png")))["file"].to_pylist()
         with Image.open(io.BytesIO(bytes(encoded[0]))) as image:
             np.testing.assert_array_equal(np.asarray(image), arrays[0])
-        without_pointer = frame[["__key__", "image"]]
-        assert without_pointer.images.show()._repr_html_().count("<img") == 2
+        without_location = frame[["__key__", "image"]]
+        assert without_location.images.show()._repr_html_().count("<img") == 2
 
     def test_a_late_decode_replaces_columns_in_their_places(self, backend, frame, expected):
         pixels = self.pixels(backend, images())

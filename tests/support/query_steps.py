@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 from query_text import CONSTANTS, LEFT_OUT, NUMBERS, Query
 
-POINTER = {"__url__", "offset", "nbytes"}
+LOCATION_COLUMNS = {"__url__", "offset", "nbytes"}
 
 
 class Step(NamedTuple):
@@ -253,7 +253,7 @@ def merge(q: Query) -> str | None:
 def late_decode(q: Query) -> str | None:
     a = q.frame()
     errors = q.rng.choice(["", "", ", errors='drop'"])
-    return f"decode_images({a}{errors})" if POINTER.issubset(q.columns(a)) else None
+    return f"decode_images({a}{errors})" if LOCATION_COLUMNS.issubset(q.columns(a)) else None
 
 
 @step(3, portable=True)

@@ -15,10 +15,10 @@ from PIL import Image
 from tars import sparse_tar, tar
 
 import dask_image_ingest as dii
-from dask_image_ingest.dataset import POINTER
+from dask_image_ingest.dataset import LOCATION_COLUMNS
 
 N = 6
-KEPT = ["__key__", *POINTER, "image"]
+KEPT = ["__key__", *LOCATION_COLUMNS, "image"]
 SESAME = {"word": "sesame"}
 
 

@@ -82,8 +82,8 @@ def test_frames_of_every_kind_can_be_shown(ddf):
     frame = ddf.compute()
     assert len(frame.images.show(4)) == 4
     assert len(ddf.persist().images.show(30)) == 24
-    without_pointer = frame[["image", "txt"]].rename(columns={"image": "picture"})
-    shown = without_pointer.images.show(4, columns=("txt",))
+    without_location = frame[["image", "txt"]].rename(columns={"image": "picture"})
+    shown = without_location.images.show(4, columns=("txt",))
     assert shown._repr_html_().count("<img") == 4
     assert len(ddf[["__key__", "image"]].images.show(4)) == 4
     text_only = ddf.drop(columns=["image", "error"])

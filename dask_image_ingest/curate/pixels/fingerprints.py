@@ -19,13 +19,13 @@ from dask_image_ingest.curate.pixels.batches import in_batches
 from dask_image_ingest.curate.pixels.pdq import VARIANTS, pdq
 from dask_image_ingest.dask_internals import FrameBase, new_collection
 from dask_image_ingest.dataset import (
-    POINTER,
+    LOCATION_COLUMNS,
     Decode,
     Frame,
     MapColumns,
     fetch_encoded,
     references_of,
-    references_of_pointers,
+    references_of_locations,
 )
 from dask_image_ingest.decode import Header
 from dask_image_ingest.errors import ArgumentError
@@ -174,7 +174,7 @@ def _hexadecimal(hashes: Any, backend: Backend) -> list[str]:
 
 
 def _with_bytes(frame: Any, storage_options: dict[str, Any] | None) -> Any:
-    """Add hashes of the encoded images, found by references, pointer columns or the scan's plan."""
+    """Add hashes of the encoded images, found by references, location columns or the scan."""
     name = column_of("bytes")
     frame = frame.drop(columns=name) if name in frame.columns else frame
     meta = frame._meta if isinstance(frame, FrameBase) else frame
@@ -183,10 +183,10 @@ def _with_bytes(frame: Any, storage_options: dict[str, Any] | None) -> Any:
         storage_options = source_options_of(frame)
     backend = backend_of(meta)
     references = [name for name, dtype in meta.dtypes.items() if backend.is_references(dtype)]
-    if not references and {*POINTER} <= {*meta.columns}:
+    if not references and {*LOCATION_COLUMNS} <= {*meta.columns}:
         if not lazy:
             return _hash_bytes(frame, None, storage_options)
-        inputs = (*POINTER, "__key__")
+        inputs = (*LOCATION_COLUMNS, "__key__")
         return _hashed(frame.expr, inputs, None, storage_options)
     if references:
         if not lazy:
@@ -195,9 +195,9 @@ def _with_bytes(frame: Any, storage_options: dict[str, Any] | None) -> Any:
     referenced = references_of_images(frame, list(frame.columns), storage_options) if lazy else None
     if referenced is None:
         raise ArgumentError(
-            f"the frame has neither the columns {', '.join(POINTER)}, which say where each image "
-            "is, nor references, nor images that a read has just decoded: the fingerprint of bytes "
-            "needs one of these"
+            f"the frame has neither the columns {', '.join(LOCATION_COLUMNS)}, which say where "
+            "each image is, nor references, nor images that a read has just decoded: the fingerprint "
+            "of bytes needs one of these"
         )
     rows, images = referenced
     image = next(iter(images))
@@ -214,10 +214,10 @@ def _hashed(expr: Any, inputs: tuple[str, ...], reference: str | None, storage_o
 
 
 def _hash_bytes(frame: Any, reference: str | None, storage_options: dict[str, Any] | None) -> Any:
-    """A partition with hashes of the images of its reference column, or of its pointer columns."""
+    """A partition with hashes of the images of its reference column, or of its location columns."""
     backend = backend_of(frame)
     if reference is None:
-        structs = references_of_pointers(frame)
+        structs = references_of_locations(frame)
     else:
         structs = references_of(frame, reference)
     references = [

@@ -17,7 +17,7 @@ from dask_image_ingest.curate.embeddings.vectors import check_vectors
 from dask_image_ingest.curate.pixels.quality import BELOW, MIN_GRAYSCALE
 from dask_image_ingest.curate.report.summary import Plan, Summary, summarize
 from dask_image_ingest.dask_internals import FrameBase
-from dask_image_ingest.dataset import POINTER, decode_images
+from dask_image_ingest.dataset import LOCATION_COLUMNS, decode_images
 from dask_image_ingest.errors import ArgumentError
 from dask_image_ingest.export import source_options_of
 from dask_image_ingest.frames import backend_of, pandas_type
@@ -187,7 +187,7 @@ def report(
     Raises
     ------
     ArgumentError
-        If the frame has none of these columns, or no images, references or pointer columns; if
+        If the frame has none of these columns, or no images, references or location columns; if
         ``path`` is a file that the frame reads.
     ExportError
         If the page can't be written.
@@ -223,13 +223,16 @@ def report(
     if storage_options is None and isinstance(frame, FrameBase):
         storage_options = source_options_of(frame)
     header = [name for name in ("format", "height", "width") if name in frame.columns]
-    has_pointers = {*POINTER, "__key__"} <= set(frame.columns)
-    pointers = [*dict.fromkeys([*id_columns, *(POINTER if has_pointers else ())]), *header]
-    images = None if has_pointers else _images(frame, [*id_columns, *header], storage_options)
-    summary = summarize(frame, plan, pointers)
+    has_locations = {*LOCATION_COLUMNS, "__key__"} <= set(frame.columns)
+    locations = [
+        *dict.fromkeys([*id_columns, *(LOCATION_COLUMNS if has_locations else ())]),
+        *header,
+    ]
+    images = None if has_locations else _images(frame, [*id_columns, *header], storage_options)
+    summary = summarize(frame, plan, locations)
     rules = _rules(summary, plan)
     grouped = {
-        name.partition(".")[0]: (name, _group_rows(frame, name, summary, plan, pointers))
+        name.partition(".")[0]: (name, _group_rows(frame, name, summary, plan, locations))
         for name in plan.groups
     }
     shown_rows = [*summary.worst.values(), *(rows for _, rows in grouped.values())]
@@ -300,8 +303,8 @@ def _images(frame: Any, columns: list[str], storage_options: dict[str, Any] | No
     references = [name for name, dtype in meta.dtypes.items() if backend.is_references(dtype)]
     if not references:
         raise ArgumentError(
-            f"the frame has neither the columns {', '.join(POINTER)}, nor images, nor references: "
-            "keep what says where its images are, as the read gives it"
+            f"the frame has neither the columns {', '.join(LOCATION_COLUMNS)}, nor images, nor "
+            "references: keep what says where its images are, as the read gives it"
         )
     return decode_images(
         frame[[*columns, references[0]]],
@@ -341,7 +344,7 @@ def _rules_part(rules: pd.DataFrame) -> str:
 class _RowThumbnails:
     """Thumbnails of the rows on the page, by identity; each is decoded once.
 
-    ``images`` is a frame that contains the rows, with their images; None if the rows have pointer
+    ``images`` is a frame that contains the rows, with their images; None if the rows have location
     columns.
     """
 
@@ -447,13 +450,13 @@ def _labels(edges: np.ndarray) -> list[str]:
 
 
 def _group_rows(
-    frame: Any, name: str, summary: Summary, plan: Plan, pointers: list[str]
+    frame: Any, name: str, summary: Summary, plan: Plan, locations: list[str]
 ) -> pd.DataFrame:
     """Rows of the groups with the largest differences, the kept row of each group first."""
     distance, largest = _GROUPED[name]
     chosen = summary.groups[name].sort_values(["distance", "group"], ascending=[not largest, True])
     chosen = chosen["group"].head(_GROUPS).tolist()
-    narrow = frame[[*pointers, name, distance]]
+    narrow = frame[[*locations, name, distance]]
     rows = narrow[narrow[name].isin(chosen)]
     rows = rows.compute() if isinstance(rows, FrameBase) else rows
     rows = backend_of(rows).to_arrow(rows).to_pandas(types_mapper=pandas_type)

@@ -92,9 +92,9 @@ class Summary:
     points: pd.DataFrame | None = None
 
 
-def summarize(frame: Any, plan: Plan, pointers: Sequence[str]) -> Summary:
+def summarize(frame: Any, plan: Plan, locations: Sequence[str]) -> Summary:
     """Summarize a frame according to ``plan``; computes each row once."""
-    frame = frame[list(dict.fromkeys([*pointers, *plan.columns]))]
+    frame = frame[list(dict.fromkeys([*locations, *plan.columns]))]
     if not isinstance(frame, FrameBase):
         return _summary(frame, plan)
     parts = [dask.delayed(_summary)(part, plan) for part in frame.to_delayed()]
@@ -113,13 +113,13 @@ def _summary(frame: Any, plan: Plan) -> Summary:
     names = [name for name in frame.columns if name != plan.vectors]
     arrow = backend.to_arrow(frame[names])
     table = arrow.to_pandas(types_mapper=pandas_type)
-    pointers = table[[name for name in names if name not in plan.columns]]
+    locations = table[[name for name in names if name not in plan.columns]]
     summary = Summary(rows=len(table))
     for name, ends in plan.signals.items():
         values = pd.Series(table[name].to_numpy(float, na_value=np.nan), table.index)
         values = values[np.isfinite(values)]
         summary.values[name] = _round(values).value_counts()
-        valid = pointers.loc[values.index].assign(value=values)
+        valid = locations.loc[values.index].assign(value=values)
         for highest in ends:
             summary.worst[name, highest] = _worst(valid, plan, highest)
     dropped_by = {

@@ -22,7 +22,7 @@ from dask_image_ingest.dataset.scan.decode_rows import (
     first_errors,
     slices_by_size,
 )
-from dask_image_ingest.dataset.schema.columns import POINTER_COLUMNS
+from dask_image_ingest.dataset.schema.columns import METADATA_COLUMNS
 from dask_image_ingest.decode import Header, Origin, Pixels
 from dask_image_ingest.frames import ImageReference, as_references, backend_of
 
@@ -100,7 +100,7 @@ def with_headers(
     for name in columns:
         values = sizes if name == "nbytes" else [getattr(header, name) for header in headers]
         rows = [row for row, value in enumerate(values) if value is not None]
-        type_ = POINTER_COLUMNS[name]
+        type_ = METADATA_COLUMNS[name]
         present: Any = [values[row] for row in rows]
         if pa.types.is_integer(type_):
             present = np.array(present, type_.to_pandas_dtype())

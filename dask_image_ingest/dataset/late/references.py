@@ -21,14 +21,14 @@ from dask_image_ingest.frames import (
 )
 
 #: The columns that locate an image: shard, offset and size.
-POINTER = ("__url__", "offset", "nbytes")
+LOCATION_COLUMNS = ("__url__", "offset", "nbytes")
 
 _KEY = "__key__"
 
 
-def with_pointed(frame: Any, image: Any, error: Any) -> Any:
-    """Add references from the columns `POINTER` to a pandas or cuDF frame."""
-    return backend_of(frame).with_references(frame, references_of_pointers(frame), image, error)
+def add_references(frame: Any, image: Any, error: Any) -> Any:
+    """Add references from the columns `LOCATION_COLUMNS` to a pandas or cuDF frame."""
+    return backend_of(frame).with_references(frame, references_of_locations(frame), image, error)
 
 
 def with_encoded(frame: Any, encoded: Any, image: Any, error: Any) -> Any:
@@ -38,8 +38,8 @@ def with_encoded(frame: Any, encoded: Any, image: Any, error: Any) -> Any:
 
 
 def point_to_images(rows: dx.Expr, image: Any, error: Any) -> dx.Expr:
-    """Lazy `with_pointed`."""
-    return MapColumns(rows, with_pointed, (image, error), (*POINTER, _KEY), image, error)
+    """Lazy `add_references`."""
+    return MapColumns(rows, add_references, (image, error), (*LOCATION_COLUMNS, _KEY), image, error)
 
 
 def carry_images(rows: dx.Expr, encoded: Any, image: Any, error: Any | None) -> dx.Expr:
@@ -48,9 +48,9 @@ def carry_images(rows: dx.Expr, encoded: Any, image: Any, error: Any | None) -> 
     return MapColumns(rows, with_encoded, outputs, (encoded, _KEY), encoded, image, error)
 
 
-def is_pointed(expr: Any) -> bool:
+def adds_references(expr: Any) -> bool:
     """True for the expression of `point_to_images`."""
-    return isinstance(expr, MapColumns) and expr.function is with_pointed
+    return isinstance(expr, MapColumns) and expr.function is add_references
 
 
 def encoded_by(expr: Any) -> Any | None:
@@ -59,15 +59,15 @@ def encoded_by(expr: Any) -> Any | None:
     return expr.inputs[0] if carries else None
 
 
-def references_of_pointers(frame: Any) -> pa.StructArray:
-    """References from the columns `POINTER`; without a version of the shard.
+def references_of_locations(frame: Any) -> pa.StructArray:
+    """References from the columns `LOCATION_COLUMNS`; without a version of the shard.
 
     Raises
     ------
     ArgumentError
         If the columns can't be converted to the types that the reader gives them.
     """
-    names = [name for name in (*POINTER, "__key__") if name in frame.columns]
+    names = [name for name in (*LOCATION_COLUMNS, "__key__") if name in frame.columns]
     try:
         table = backend_of(frame).to_arrow(frame[names])
     except (pa.ArrowException, ValueError, TypeError, OverflowError) as error:

@@ -12,7 +12,7 @@ import pyarrow as pa
 
 from dask_image_ingest.dataset.filters import Filters, columns_of, matching
 from dask_image_ingest.dataset.options import ReadOptions
-from dask_image_ingest.dataset.schema.columns import POINTER_COLUMNS
+from dask_image_ingest.dataset.schema.columns import METADATA_COLUMNS
 from dask_image_ingest.dataset.schema.image_columns import ImageMember
 from dask_image_ingest.decode import Header, Origin
 from dask_image_ingest.tar import Damage
@@ -24,7 +24,7 @@ NO_MEMBER = Header(
     None, None, None, None, "missing: the sample has no image member", needs_pillow=True
 )
 
-_HEADER_COLUMNS = frozenset(Header._fields) & frozenset(POINTER_COLUMNS)
+_HEADER_COLUMNS = frozenset(Header._fields) & frozenset(METADATA_COLUMNS)
 
 
 def part_of(count: int, part: int, parts: int) -> range:
@@ -153,6 +153,6 @@ class ImageRows:
             return pa.repeat(pa.scalar(self.url, pa.string()), len(self))
         if name in _HEADER_COLUMNS:
             position = Header._fields.index(name)
-            return pa.array([header[position] for header in self.headers], POINTER_COLUMNS[name])
+            return pa.array([header[position] for header in self.headers], METADATA_COLUMNS[name])
         member = self._fields[name]
         return self.of(member).column(name.removeprefix(f"{member.column}."))

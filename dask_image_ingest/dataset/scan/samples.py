@@ -15,7 +15,7 @@ from dask_image_ingest.dataset.scan.rows import NO_MEMBER, ImageRows
 from dask_image_ingest.dataset.scan.sidecar import Sidecar
 from dask_image_ingest.dataset.schema.array_members import is_array_type, type_advice
 from dask_image_ingest.dataset.schema.coerce import convert
-from dask_image_ingest.dataset.schema.columns import POINTER_COLUMNS, Component
+from dask_image_ingest.dataset.schema.columns import METADATA_COLUMNS, Component
 from dask_image_ingest.dataset.warning import warn_user
 from dask_image_ingest.decode import (
     LONGEST_EDGE,
@@ -187,7 +187,7 @@ class SampleRows(ImageRows):
         if name == "nbytes":
             return self._image("size")
         if name in _SHAPE and self._are_measured:
-            return self._shape(name).cast(POINTER_COLUMNS[name])
+            return self._shape(name).cast(METADATA_COLUMNS[name])
         return super().column(name)
 
     @cached_property

@@ -17,7 +17,7 @@ from dask_image_ingest.storage import LazyBytes
 from dask_image_ingest.tar import INTEGERS, TEXTS, Sample, ShardIndex, read_member
 
 #: Columns of every collection before its components: where an image is, and what its header says.
-POINTER_COLUMNS: dict[str, pa.DataType] = {
+METADATA_COLUMNS: dict[str, pa.DataType] = {
     "__key__": pa.string(),
     "__url__": pa.string(),
     "offset": pa.int64(),
@@ -82,11 +82,11 @@ class Schema:
         object.__setattr__(self, "types", self._types())
 
     def _types(self) -> dict[str, pa.DataType]:
-        types = dict(POINTER_COLUMNS)
+        types = dict(METADATA_COLUMNS)
         types.update((component.column, component.type) for component in self.components)
         types.update((each.column, each.type) for each in self.sidecar)
         for image in self.images[1:]:
-            fields = {n: t for n, t in POINTER_COLUMNS.items() if not n.startswith("_")}
+            fields = {n: t for n, t in METADATA_COLUMNS.items() if not n.startswith("_")}
             types.update((image_field(image, name), type_) for name, type_ in fields.items())
         return types | dict.fromkeys(self.images, IMAGE)
 
@@ -133,7 +133,7 @@ class TableSchema(Schema):
         types |= {each.column: each.type for each in self.sidecar}
         for image in self.images:
             for name in ("error", "nbytes", "format", "height", "width", "channels"):
-                types.setdefault(self.field(image, name), POINTER_COLUMNS[name])
+                types.setdefault(self.field(image, name), METADATA_COLUMNS[name])
         return types
 
 
@@ -170,7 +170,7 @@ def make_schema(
     images = [image_extensions, *others.values()]
     types = _inferred(index, content, images) if infer else _parse_components(components)
     fields = _json_fields(json_fields)
-    taken = {image_field(image, name) for image in others for name in ("", *POINTER_COLUMNS)}
+    taken = {image_field(image, name) for image in others for name in ("", *METADATA_COLUMNS)}
     if clash := next((f for f in fields if f.column in {*taken, *others}), None):
         raise ArgumentError(
             f"json_fields= and images= both make a column {clash.column!r}: call the image column "
@@ -265,7 +265,7 @@ def _member_type(extension: str, index: ShardIndex, content: LazyBytes) -> pa.Da
 
 def _columns(extensions: Iterable[str], taken: Set[str]) -> dict[str, str]:
     """Extension → column: its own name, prefixed by ``member.`` if that name is taken."""
-    taken = {*POINTER_COLUMNS, "image", *taken}
+    taken = {*METADATA_COLUMNS, "image", *taken}
     columns = {extension: extension for extension in extensions}
     for extension in [e for e in columns if e in taken]:
         while columns[extension] in taken or columns[extension] in columns:

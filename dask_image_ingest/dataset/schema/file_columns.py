@@ -10,7 +10,7 @@ import pyarrow as pa
 
 from dask_image_ingest.arguments import check_choice
 from dask_image_ingest.dataset.schema.coerce import is_supported
-from dask_image_ingest.dataset.schema.columns import POINTER_COLUMNS, FileColumn
+from dask_image_ingest.dataset.schema.columns import METADATA_COLUMNS, FileColumn
 from dask_image_ingest.dataset.warning import warn_user
 from dask_image_ingest.errors import ArgumentError
 from dask_image_ingest.frames import Backend, is_list, is_text
@@ -91,7 +91,7 @@ def sidecar_columns(
     types = {f.name: column_type(f.type, backend) for f in schema if f.name != key}
     if key == "__key__":
         # A sidecar of to_webdataset repeats what the shard says of its images.
-        types = {name: type_ for name, type_ in types.items() if name not in POINTER_COLUMNS}
+        types = {name: type_ for name, type_ in types.items() if name not in METADATA_COLUMNS}
     left_out = [f"{name!r} ({schema.field(name).type})" for name, t in types.items() if t is None]
     if left_out:
         warn_user(f"{first.url} has columns of unsupported types, left out: {', '.join(left_out)}")

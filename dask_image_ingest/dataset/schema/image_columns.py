@@ -8,7 +8,7 @@ from typing import Any, Literal
 
 from dask_image_ingest.arguments import is_utf8, shown
 from dask_image_ingest.dataset.schema.columns import (
-    POINTER_COLUMNS,
+    METADATA_COLUMNS,
     image_field,
     parse_image_extensions,
 )
@@ -67,7 +67,7 @@ class ImageMember:
 
     def fields(self) -> Iterator[str]:
         """The header columns of this image column: ``mask.height`` and the like."""
-        return (image_field(self.column, name) for name in POINTER_COLUMNS if name[0] != "_")
+        return (image_field(self.column, name) for name in METADATA_COLUMNS if name[0] != "_")
 
 
 def image_members(
@@ -100,7 +100,7 @@ def image_members(
         )
     members: dict[str, ImageMember] = {}
     for name, value in images.items():
-        if not isinstance(name, str) or not name or not is_utf8(name) or name in POINTER_COLUMNS:
+        if not isinstance(name, str) or not name or not is_utf8(name) or name in METADATA_COLUMNS:
             raise ArgumentError(f"images=: {name!r} can't be the name of an image column")
         own = _own_options(name, value, options) if isinstance(value, ImageColumn) else {}
         extensions = value.extensions if isinstance(value, ImageColumn) else value

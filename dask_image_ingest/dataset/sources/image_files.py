@@ -22,7 +22,7 @@ from dask_image_ingest.dataset.options import ErrorPolicy, checked_backend, refu
 from dask_image_ingest.dataset.plan.nodes import Read
 from dask_image_ingest.dataset.scan.decode_rows import ImageDecode, error_filter
 from dask_image_ingest.dataset.scan.partitioning import parse_partition_size
-from dask_image_ingest.dataset.schema.columns import POINTER_COLUMNS
+from dask_image_ingest.dataset.schema.columns import METADATA_COLUMNS
 from dask_image_ingest.decode import MAX_PIXELS, Mode, Resize, make_decode_spec
 from dask_image_ingest.errors import ArgumentError, ShardError
 from dask_image_ingest.frames import (
@@ -82,9 +82,9 @@ class ImageFiles:
     @functools.cached_property
     def types(self) -> dict[str, pa.DataType]:
         """The columns, in order, with their Arrow types."""
-        types = {name: t for name, t in POINTER_COLUMNS.items() if name != "error"}
+        types = {name: t for name, t in METADATA_COLUMNS.items() if name != "error"}
         if self.has_error:
-            types["error"] = POINTER_COLUMNS["error"]
+            types["error"] = METADATA_COLUMNS["error"]
         if self.classes is not None:
             types |= {"label": pa.int64(), "class_name": pa.string()}
         return types | {"image": REFERENCE}

@@ -33,7 +33,7 @@ from dask_image_ingest.storage import LazyBytes, find_shards, is_web, open_shard
 from dask_image_ingest.tar import LARGEST_VALUE, Places, ShardIndex, index_tar, read_member
 
 #: Columns of the rows to locate, besides the sizes of members from columns.
-POINTERS = ("key", "offset", "nbytes")
+LOCATION_COLUMNS = ("key", "offset", "nbytes")
 
 # In place of a version, for rows that belong to no shard.
 _NO_SHARD = "columns"
@@ -118,7 +118,7 @@ def locate(batch: tuple[int, dict[str, int]], context: ExportContext) -> list[Lo
     order of the rows.
     """
     number, counts = batch
-    wanted = read_batch(context.output, context.pointers, number)
+    wanted = read_batch(context.output, context.locations, number)
     ends = accumulate(counts.values())
     return [
         _locate(url, wanted.slice(end - count, count), context)

@@ -14,7 +14,7 @@ import pyarrow.compute as pc
 
 from dask_image_ingest.computing import run
 from dask_image_ingest.export.options import ExportContext
-from dask_image_ingest.export.plan.locate import POINTERS, Located, LocatedCache, locate
+from dask_image_ingest.export.plan.locate import LOCATION_COLUMNS, Located, LocatedCache, locate
 from dask_image_ingest.export.plan.rejected_rows import RejectedRows
 from dask_image_ingest.export.plan.shard_plan import ShardPlan, make_plan
 from dask_image_ingest.export.plan.spill_repartition import repartition_spill
@@ -47,7 +47,7 @@ def prepare(
     """
     rows = staged.rows
     rejected = RejectedRows(rows)
-    rejected.find_bad_pointers()
+    rejected.find_bad_locations()
     rejected.find_bad_keys()
     if context.options.drop_bad_images:
         rejected.find_bad_images()
@@ -131,15 +131,15 @@ def _locate(
     missing = [number for number, url in enumerate(names) if url not in located]
     if missing:
         sizes = [f"made:{member.extension}" for member in context.options.members.from_columns]
-        pointers = rows.select([*POINTERS, *sizes])
+        locations = rows.select([*LOCATION_COLUMNS, *sizes])
         tasks = list(_tasks(missing, [_is_file(rows, wanted[number]) for number in missing]))
         batches = (
-            pointers.take(pa.array(np.concatenate([wanted[n] for n in task])))
+            locations.take(pa.array(np.concatenate([wanted[n] for n in task])))
             .combine_chunks()
             .to_batches()[0]
             for task in tasks
         )
-        write_batches(context.output, context.pointers, pointers.schema, batches, compressed=True)
+        write_batches(context.output, context.locations, locations.schema, batches, compressed=True)
         items = [
             (batch, {names[n]: len(wanted[n]) for n in task}) for batch, task in enumerate(tasks)
         ]

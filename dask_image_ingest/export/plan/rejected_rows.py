@@ -53,7 +53,7 @@ class RejectedRows:
         """Reject a row. A reason begins with a code: ``bad-key: it has an empty part``."""
         self._reasons.setdefault(int(row), reason)
 
-    def find_bad_pointers(self) -> None:
+    def find_bad_locations(self) -> None:
         """Reject rows without a key or shard."""
         for name, column in (("key", "__key__"), ("url", "__url__")):
             for row in _where(pc.is_null(self._rows.column(name))):

@@ -19,7 +19,7 @@ import pyarrow.compute as pc
 
 from dask_image_ingest.computing import compute
 from dask_image_ingest.dask_internals import FrameBase, new_collection
-from dask_image_ingest.dataset import POINTER_COLUMNS, ReadWebDataset, image_field, references_of
+from dask_image_ingest.dataset import METADATA_COLUMNS, ReadWebDataset, image_field, references_of
 from dask_image_ingest.errors import ArgumentError
 from dask_image_ingest.export.members import ColumnMember, member_bytes
 from dask_image_ingest.export.options import ExportContext, staged_name
@@ -35,7 +35,7 @@ from dask_image_ingest.export.stored_images import (
 from dask_image_ingest.frames import backend_of, image_columns, reference_columns
 from dask_image_ingest.index import parquet_bytes
 
-_POINTER = ("__key__", "__url__", "offset")
+_LOCATION_COLUMNS = ("__key__", "__url__", "offset")
 
 # Most rows and bytes of a batch of staged columns, which is read as a whole.
 _BATCH_ROWS = 4096
@@ -98,7 +98,7 @@ def _of_other_images(columns: Iterable[Any], images: Iterable[str]) -> Iterator[
     names = [name for name in columns if isinstance(name, str)]
     stems = {name.removesuffix(".offset") for name in names if name.endswith(".offset")}
     others = {*images, *(stem for stem in stems if f"{stem}.nbytes" in names)} - {"image"}
-    return (image_field(image, name) for image in others for name in POINTER_COLUMNS)
+    return (image_field(image, name) for image in others for name in METADATA_COLUMNS)
 
 
 def stage_frame(
@@ -108,7 +108,7 @@ def stage_frame(
     frame = _named_index(frame)
     options = context.options
     members = options.members
-    needed = [*_POINTER, *members.columns, "nbytes"]
+    needed = [*_LOCATION_COLUMNS, *members.columns, "nbytes"]
     images = [name for member in members.pixels for name in member.needs]
     wanted = [*columns, *images, *members.stored] if options.sidecar else needed
     wanted = [name for name in dict.fromkeys(wanted) if name in frame.columns]

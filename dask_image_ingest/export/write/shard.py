@@ -123,12 +123,12 @@ def sidecar(columns: pa.Table, schema: pa.Schema, layout: Layout, url: str) -> b
     table = pa.table([_conform(columns, field) for field in schema], schema=schema)
     # Every sample has a member, so index -1 of a missing image is valid; its value is masked.
     absent = layout.images < 0
-    pointers = {
+    locations = {
         "__url__": pa.array([url] * len(table), pa.string()),
         "offset": pa.array(layout.places[layout.images], pa.int64(), mask=absent),
         "nbytes": pa.array(layout.sizes[layout.images], pa.int64(), mask=absent),
     }
-    for name, values in pointers.items():
+    for name, values in locations.items():
         number = schema.get_field_index(name)
         if number < 0:
             table = table.append_column(name, values)

@@ -259,11 +259,11 @@ def test_images_that_no_shard_has_are_shown_from_the_frame(collection, kind):
                 name=lambda rows: rows["__url__"] + "/" + rows["__key__"],
             )[["name"]], on="name",
         )  # fmt: skip
-        pointed = dii.read_webdataset_images(
+        located = dii.read_webdataset_images(
             collection["__url__"].unique().compute().tolist(), backend="pandas", decode=False
         ).compute()
-        pointed["name"] = pointed["__url__"] + "/" + pointed["__key__"]
-        frame = frame.merge(pointed[["name", "image"]], on="name")
+        located["name"] = located["__url__"] + "/" + located["__key__"]
+        frame = frame.merge(located[["name", "image"]], on="name")
     found = report(frame, identity="name")
     assert found.html.count("data:image/jpeg;base64,") >= 12
     assert "dii-bad" not in found.html

@@ -319,8 +319,8 @@ def test_a_shard_that_is_replaced_before_its_images_are_decoded_is_an_error(
         dii.write_index(paths)
     ddf = read([*map(str, paths)], index=index).shuffle("cls")
     (decode,) = ddf.optimize(fuse=False).expr.find_operations(Decode)
-    pointers = new_collection(decode.frame).compute()
-    assert len(decode_partition(pointers, decode.images)) == 8
+    locations = new_collection(decode.frame).compute()
+    assert len(decode_partition(locations, decode.images)) == 8
     changed = paths[1]
     content = changed.read_bytes()
     changed.unlink()
@@ -331,7 +331,7 @@ def test_a_shard_that_is_replaced_before_its_images_are_decoded_is_an_error(
         changed.write_bytes(content[:-512])
     error = ShardNotFoundError if change == "gone" else ShardError
     with pytest.raises(error, match=r"photos-001\.tar"):
-        decode_partition(pointers, decode.images)
+        decode_partition(locations, decode.images)
 
 
 @pytest.mark.slow
@@ -342,11 +342,11 @@ def test_a_shard_behind_a_server_that_is_replaced_is_an_error(tmp_path, photos):
     with faulty_server(files={"/a.tar": content}) as server:
         ddf = read([f"{server.url}/a.tar"]).shuffle("cls")
         (decode,) = ddf.optimize(fuse=False).expr.find_operations(Decode)
-        pointers = new_collection(decode.frame).compute()
+        locations = new_collection(decode.frame).compute()
         want = read([str(path)]).compute().set_index("__key__").image
-        got = decode_partition(pointers, decode.images).set_index("__key__").image
+        got = decode_partition(locations, decode.images).set_index("__key__").image
         pd.testing.assert_series_equal(got.sort_index(), want.sort_index())
         server.files["/a.tar"] = content[:5000] + bytes(2000) + content[7000:]
         assert (len(content) > 64 << 10) == (photos == 60)  # or all of it comes at once
         with pytest.raises(ShardError, match="has changed since"):
-            decode_partition(pointers, decode.images)
+            decode_partition(locations, decode.images)
