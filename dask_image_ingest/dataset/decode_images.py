@@ -173,7 +173,7 @@ def _check_locations(meta: Any) -> None:
         raise ArgumentError(
             f"the frame has no column {', '.join(map(repr, missing))}: decode_images needs "
             f"{', '.join(LOCATION_COLUMNS)}, which say where each image is, or a column of "
-            "references, as read_webdataset_images(decode=False) gives it, or encoded= with the name "
-            "of a column of encoded images"
+            "references, as read_webdataset_images(decode=False) gives it, or encoded= with the "
+            "name of a column of encoded images"
         )
     references_of_locations(meta.iloc[:0])

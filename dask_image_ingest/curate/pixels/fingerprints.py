@@ -196,8 +196,8 @@ def _with_bytes(frame: Any, storage_options: dict[str, Any] | None) -> Any:
     if referenced is None:
         raise ArgumentError(
             f"the frame has neither the columns {', '.join(LOCATION_COLUMNS)}, which say where "
-            "each image is, nor references, nor images that a read has just decoded: the fingerprint "
-            "of bytes needs one of these"
+            "each image is, nor references, nor images that a read has just decoded: the "
+            "fingerprint of bytes needs one of these"
         )
     rows, images = referenced
     image = next(iter(images))
