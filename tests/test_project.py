@@ -140,6 +140,19 @@ def test_files_that_a_page_names_exist(page):
     assert [n for n in named if not (ROOT / n).exists() and not (PACKAGE / n).exists()] == []
 
 
+def test_functions_that_contributing_names_are_in_these_files():
+    rows = (ROOT / "CONTRIBUTING.md").read_text()
+    named = re.findall(r"`([\w/]+\.py)`: ((?:`\w+`(?:, )?)+)", rows)
+    assert len(named) > 15
+    for path, functions in named:
+        defined = {
+            node.name
+            for node in ast.walk(ast.parse((PACKAGE / path).read_text()))
+            if isinstance(node, ast.FunctionDef)
+        }
+        assert set(re.findall(r"\w+", functions)) <= defined, path
+
+
 def test_console_script_is_the_command_line():
     from dask_image_ingest.cli import main
 
