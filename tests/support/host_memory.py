@@ -9,6 +9,7 @@ import pylibcudf as plc
 from cudf.core.column import column as cudf_column
 from cudf.utils.dtypes import cudf_dtype_from_pa_type, cudf_dtype_to_pa_type
 
+from dask_image_ingest.frames.cudf import columns
 from dask_image_ingest.frames.image_dtype import IMAGE
 
 
@@ -186,9 +187,9 @@ class _Array(np.ndarray):
 def _read(images):
     struct = to_arrow(images._column.plc_column, images.dtype.to_arrow())
     data, *edges = (struct.field(name) for name in IMAGE.names)
-    return types.SimpleNamespace(
+    return columns._Column(
         flat=np.asarray(data.values).view(_Array),
-        ends=data.offsets.to_pylist(),
+        offsets=data.offsets.to_pylist(),
         shapes=np.stack([edge.fill_null(0).to_numpy() for edge in edges], axis=1),
         present=struct.is_valid().to_pylist(),
     )
