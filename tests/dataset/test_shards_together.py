@@ -81,6 +81,15 @@ def test_questions_have_the_same_answers(read, question):
         assert unlabelled(answer(ask(read(together)))) == want
 
 
+@pytest.mark.parametrize("text", ["nbytes > nbytes.mean()", "cls == cls.max()", "width > 100"])
+def test_a_query_is_about_a_partition(read, text):
+    ddf = read(4)
+    wanted = pd.concat([part.compute().query(text) for part in ddf.partitions])
+    found = ddf.query(text).compute()
+    assert found["__key__"].tolist() == wanted["__key__"].tolist()
+    assert unlabelled(answer(found)) == unlabelled(answer(wanted))
+
+
 def test_a_head_opens_no_more_shards_than_it_needs(folder, tmp_path):
     few = shutil.copytree(folder, tmp_path / "few")
     ddf = dii.read_webdataset_images(few, backend="pandas", size=8, shards_per_partition="auto")

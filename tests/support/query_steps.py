@@ -131,7 +131,7 @@ def one_column(q: Query) -> str | None:
 def rename(q: Query) -> str | None:
     a = q.frame()
     old = q.column(a)
-    return f"{a}.rename(columns={{{old!r}: {old + '_new'!r}}})"
+    return None if old is None else f"{a}.rename(columns={{{old!r}: {old + '_new'!r}}})"
 
 
 @step(0.5, portable=True)

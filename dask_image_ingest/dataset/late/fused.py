@@ -13,7 +13,7 @@ from typing import Any, ClassVar
 from dask_image_ingest import dask_internals as dx
 from dask_image_ingest.dataset.late.decode import decoded_meta
 from dask_image_ingest.dataset.plan.alignment import READS
-from dask_image_ingest.dataset.plan.operators import ELEMENTWISE, ROW_WISE
+from dask_image_ingest.dataset.plan.operators import ELEMENTWISE, ROW_WISE, is_row_wise_query
 from dask_image_ingest.dataset.plan.scan_node import Scan
 from dask_image_ingest.dataset.scan.decode_rows import DecodeInRead, ErrorFilter, ImageDecode
 from dask_image_ingest.dataset.scan.task import read_partition
@@ -132,7 +132,12 @@ def _merge_scans(scans: Sequence[Scan]) -> Scan | None:
 
 
 def _is_step(node: dx.Expr) -> bool:
-    """True if a node is row-wise and uses no reference."""
+    """True if a node is row-wise and uses no reference.
+
+    Steps run shard by shard. ``query("nbytes > nbytes.mean()")`` is about a whole partition.
+    """
+    if isinstance(node, dx.Query) and not is_row_wise_query(node.operand("_expr")):
+        return False
     if node.ndim == 2:
         return type(node) in _STEPS
     if isinstance(node, dx.Projection):
