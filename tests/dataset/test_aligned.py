@@ -111,6 +111,8 @@ UNKNOWN = {
 }
 SIDE_BY_SIDE = {
     "filter": lambda ddf, other: ddf[other.score > 1],
+    "index of a filter": lambda ddf, other: ddf[other.score > 1].index,
+    "length of a filter": lambda ddf, other: ddf[other.score > 1].size,
     "filter a filter": lambda ddf, other: ddf[ddf.width > 1][other.score > 1]["__key__"],
     "assign": lambda ddf, other: ddf.assign(score=other.score),
     "where": lambda ddf, other: ddf.width.where(other.score > 1),

@@ -29,12 +29,14 @@ _OF_READ = re.compile(rf"({'|'.join(READS)})-(\d+x\d+x\d+-)?[0-9a-f]+")
 
 _dask_lower = dx.MaybeAlignPartitions._lower
 _dask_lower_operation = dx.OpAlignPartitions._lower
+_dask_simplify_filter = dx.FilterAlign._simplify_up
 
 
 def install_alignment() -> None:
-    """Wrap Dask's two alignments."""
+    """Wrap Dask's two alignments, and the rule that skips one of them."""
     dx.MaybeAlignPartitions._lower = _lower_alignment
     dx.OpAlignPartitions._lower = _lower_operation
+    dx.FilterAlign._simplify_up = _simplify_filter
 
 
 def row_sources(expr: dx.Expr) -> Sequence[RowSource] | None:
@@ -61,6 +63,13 @@ def _lower_operation(self: dx.OpAlignPartitions) -> dx.Expr:
     if any(map(_may_repeat, labels)) and None not in labels and not _same_rows(labels):
         raise _different_reads()
     return _dask_lower_operation(self)
+
+
+def _simplify_filter(self: dx.FilterAlign, parent: dx.Expr, dependents: Any) -> dx.Expr | None:
+    # For an index, and so for a length, Dask replaces an aligned filter by one without alignment.
+    if isinstance(parent, dx.Index) and any(map(_may_repeat, _operand_labels(self))):
+        return None
+    return _dask_simplify_filter(self, parent, dependents)
 
 
 def _operand_labels(expr: dx.MaybeAlignPartitions) -> list[_Labels]:
