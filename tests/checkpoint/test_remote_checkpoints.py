@@ -72,7 +72,7 @@ def test_the_record_of_a_dead_writer_is_taken_over(frame, remote, quick):
     assert not any(name.endswith(lock.LOCK) for name in files(remote))
 
 
-def test_a_living_writer_is_left_alone(frame, remote, patient):
+def test_a_living_writer_is_left_alone(frame, remote, patient_lock):
     url, options, _ = remote
     with (
         lock.acquire(remote_store.RemoteStore(url, options), steal=False),

@@ -145,7 +145,7 @@ def test_an_upload_that_arrives_short_is_told(table, remote, monkeypatch):
         export(table, remote)
 
 
-def test_the_second_of_two_writers_is_refused(table, remote, patient, monkeypatch):
+def test_the_second_of_two_writers_is_refused(table, remote, patient_lock, monkeypatch):
     begun, go_on = threading.Event(), threading.Event()
 
     def waiting(*args, **kwargs):

@@ -28,6 +28,6 @@ def quick(monkeypatch):
 
 
 @pytest.fixture
-def patient(quick, monkeypatch):
+def patient_lock(quick, monkeypatch):
     """And a living writer is waited for, however seldom a busy machine lets it renew its record."""
     monkeypatch.setattr(lock, "_WATCHED_FOR", 1000)
