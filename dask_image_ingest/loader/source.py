@@ -29,7 +29,8 @@ from dask_image_ingest.dataset import (
     shard_of_partition,
 )
 from dask_image_ingest.errors import ArgumentError
-from dask_image_ingest.frames import backend_of, is_fork
+from dask_image_ingest.frames import backend_of, image_columns, is_fork
+from dask_image_ingest.loader.batch_format import rows_of
 from dask_image_ingest.loader.order import Size
 from dask_image_ingest.loader.shared_memory import map_remote, share_pixels
 
@@ -120,7 +121,8 @@ class LazySource(Source):
     def _prepare_graph(self, frame: Any) -> None:
         """Build the graph once, from which `read` cuts out the tasks of each partition."""
         meta = pd.Series([], dtype="int64")
-        self._sizes = frame[[self._image]].map_partitions(self._measure, self._image, meta=meta)
+        images = frame[[*dict.fromkeys([self._image, *image_columns(frame)])]]
+        self._sizes = images.map_partitions(self._measure, self._image, meta=meta)
         optimized = frame.optimize()
         self._keys = optimized.__dask_keys__()
         graph = optimized.__dask_graph__()
@@ -293,10 +295,9 @@ class ReferenceSource(LazySource):
 
 
 def _size(frame: Any, image: str) -> Size:
-    """The rows that have an image, and the bytes of these."""
-    arrays = backend_of(frame).arrays(frame[image])
-    present = [array.nbytes for array in arrays if array is not None]
-    return Size(len(present), sum(present))
+    """Rows that `rows_of` keeps, and bytes of their images."""
+    images = frame[[*dict.fromkeys([image, *image_columns(frame)])]]
+    return rows_of(images, image, backend_of(frame))[0].size
 
 
 def _client(frame: Any) -> Client | None:

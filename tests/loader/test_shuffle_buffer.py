@@ -7,6 +7,7 @@ import math
 import statistics
 
 import numpy as np
+import pandas as pd
 import pytest
 from small_frames import lazy_frame, small_frame
 
@@ -75,6 +76,30 @@ def test_each_image_comes_once_and_positions_go_on(ddf, buffer):
         assert [batch["key"].tolist() for batch in rest] == whole[done:], done
     rest = ddf.images.iter_batches(130, start=7, **options)
     assert [batch["key"].tolist() for batch in rest] == whole[7:]
+
+
+@pytest.mark.parametrize("buffer", [10, 20, "100 B"])
+@pytest.mark.parametrize("kind", ["lazy", "in memory"])
+def test_positions_go_on_where_some_rows_lack_one_of_two_images(kind, buffer):
+    parts, first = [], 0
+    for count in (5, 3, 8, 2, 7, 4, 6, 2):
+        numbers = range(first, first + count)
+        image = small_frame(numbers, bad=[n for n in numbers if n % 7 == 3])
+        mask = small_frame(numbers, bad=[n for n in numbers if n % 3 == 0])
+        parts.append(image.assign(mask=mask["image"]))
+        first += count
+    frame = lazy_frame(parts) if kind == "lazy" else pd.concat(parts, ignore_index=True)
+    options = {"shuffle": 3, "shuffle_buffer": buffer, "columns": ["key", "mask"]}
+    batches = frame.images.iter_batches(4, **options)
+    whole, positions = [], []
+    for batch in batches:
+        whole.append(batch["key"].tolist())
+        positions.append(batches.position)
+    complete = [number for number in range(first) if number % 3 and number % 7 != 3]
+    assert sorted(key for keys in whole for key in keys) == complete
+    for done, position in enumerate(positions, 1):
+        rest = frame.images.iter_batches(4, start=position, **options)
+        assert [batch["key"].tolist() for batch in rest] == whole[done:], done
 
 
 def test_the_order_does_not_depend_on_batches_and_reading_ahead(ddf):
