@@ -45,6 +45,14 @@ def stored_files(references: Any, storage_options: dict[str, Any] | None) -> lis
     return files
 
 
+def not_referenced(column: Any, more: str = "") -> ArgumentError:
+    """The error for an image column whose decode can't be left out; ``more``: another way."""
+    return ArgumentError(
+        f"the stored images of {column!r} cannot be written: a step of the frame looks at pixels "
+        f"or errors after the decode. Read with decode=False and export the references{more}"
+    )
+
+
 def stored_name(column: Any) -> str:
     """The name of the column with the references of an image column."""
     return f"stored:{column}"
@@ -60,14 +68,10 @@ def with_stored(frame: Any, columns: Sequence[Any], with_errors: bool) -> Any:
     ArgumentError
         If an operation after the decode depends on pixels or errors.
     """
-    undecoded = references_of_images(frame, list(frame.columns), None)
-    if undecoded is None:
-        raise ArgumentError(
-            f"the stored images of {columns[0]!r} cannot be written: a step of the frame looks at "
-            "pixels or errors after the decode. Read with decode=False and export the references, "
-            f"or encode the pixels, members={{'png': {columns[0]!r}}}"
-        )
-    rows, images = undecoded
+    rows, images = references_of_images(frame, list(frame.columns), None) or (frame, {})
+    for column in columns:
+        if column not in images:
+            raise not_referenced(column, f", or encode the pixels, members={{'png': {column!r}}}")
     names = {column: stored_name(column) for column in columns}
     if with_errors:
         rows = rows.assign(**{names[column]: rows[column] for column in columns})

@@ -18,6 +18,7 @@ from dask_image_ingest.arguments import check_flag, check_frame, check_storage_o
 from dask_image_ingest.dask_internals import FrameBase
 from dask_image_ingest.dataset import (
     LOCATION_COLUMNS,
+    Decode,
     ReadImageFiles,
     ReadParquetImages,
     field_of,
@@ -27,7 +28,7 @@ from dask_image_ingest.dataset import (
 )
 from dask_image_ingest.errors import ArgumentError
 from dask_image_ingest.export.query import source_options_of
-from dask_image_ingest.export.stored_images import stored_files
+from dask_image_ingest.export.stored_images import not_referenced, stored_files
 from dask_image_ingest.frames import backend_of, image_columns, pandas_type, reference_columns
 from dask_image_ingest.view import references_of_images
 
@@ -80,7 +81,8 @@ def to_parquet_images(
     Images are ``struct<bytes: binary, path: string>``, declared in the schema as `Hugging Face
     <https://huggingface.co/docs/datasets/about_arrow>`__ does. A missing or sparse image is null.
     Labels by folder, and ``ClassLabel`` features of the source's parquet files, keep the names of
-    their classes as ``ClassLabel``.
+    their classes as ``ClassLabel``. A write that fails leaves the files of finished partitions:
+    write again with ``overwrite=True``.
 
     Examples
     --------
@@ -104,6 +106,10 @@ def to_parquet_images(
         if undecoded is not None:
             frame = undecoded[0][columns]
             meta = frame._meta
+        decoded = [name for name in image_columns(meta) if _is_decoded(lazy, name)]
+        if undecoded is not None or decoded != ["image"]:  # else found by its location columns
+            for name in decoded:
+                raise not_referenced(name)
     left_out = [name for name in meta.columns if name == "error" or name in image_columns(meta)]
     frame, meta = frame.drop(columns=left_out), meta.drop(columns=left_out)
     images = reference_columns(meta)
@@ -137,6 +143,11 @@ def to_parquet_images(
     )
 
 
+def _is_decoded(frame: Any, column: Any) -> bool:
+    """True for images of a read, False for pixels that an operation made."""
+    return all(isinstance(source, Decode) for source, _ in value_sources(frame.expr, (column,)))
+
+
 def _with_files(
     frame: Any, images: Sequence[str], storage_options: dict[str, Any] | None
 ) -> pd.DataFrame:
@@ -151,7 +162,7 @@ def _with_files(
     for name, column in references.items():
         keys = field_of(column, "key").to_pylist()
         stored = zip(stored_files(column, storage_options), keys, strict=True)
-        files = [data and {"bytes": data, "path": key} for data, key in stored]
+        files = [None if data is None else {"bytes": data, "path": key} for data, key in stored]
         result[name] = pd.Series(pandas_type(_ENCODED).__from_arrow__(pa.array(files, _ENCODED)))
     order = [*frame.columns, *(name for name in references if name not in frame.columns)]
     return result[order]

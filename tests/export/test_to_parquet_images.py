@@ -121,6 +121,18 @@ def test_read_parquet_images_gives_the_same_pixels(references, paths, tmp_path):
     )
 
 
+@pytest.mark.parametrize("members", [("", "photo"), ("photo", ""), ("", "")])
+def test_an_empty_file_stays_one(members, tmp_path):
+    files = [{"": b"", "photo": encode(photograph(30, 40, 1))}[member] for member in members]
+    shard = write_shard(tmp_path / "0.tar", {f"{n}.jpg": file for n, file in enumerate(files)})
+    frame = dii.read_webdataset_images(shard, backend="pandas")
+    dii.to_parquet_images(frame[["__key__", "image"]], tmp_path / "out")
+    images = pq.read_table(tmp_path / "out")["image"].to_pylist()
+    assert [image["bytes"] for image in images] == files
+    again = dii.read_parquet_images(str(tmp_path / "out"), backend="pandas").compute()
+    assert again["error"].tolist() == frame.compute()["error"].tolist()
+
+
 def test_a_folder_with_files_is_refused_unless_overwritten(references, tmp_path):
     (tmp_path / "out").mkdir()
     (tmp_path / "out" / "notes.txt").write_text("mine")
@@ -129,6 +141,16 @@ def test_a_folder_with_files_is_refused_unless_overwritten(references, tmp_path)
         dii.to_parquet_images(some, tmp_path / "out")
     dii.to_parquet_images(some, tmp_path / "out", overwrite=True)
     assert len(pq.read_table(tmp_path / "out")) == 12
+
+
+@pytest.mark.parametrize("column", ["image", "mask"])
+def test_no_image_column_is_lost_after_a_filter_that_needs_its_decode(column, paths, tmp_path):
+    images = {"image": "jpg", "mask": "seg.png"}
+    frame = dii.read_webdataset_images(paths, images=images, backend="pandas")
+    frame = frame[frame[column].notnull()][["__key__", "image", "mask"]]
+    with pytest.raises(dii.ArgumentError, match=f"stored images of '{column}' cannot be written"):
+        dii.to_parquet_images(frame, tmp_path / "out")
+    assert not (tmp_path / "out").exists()
 
 
 def test_a_frame_without_references_is_refused(tmp_path):
