@@ -41,9 +41,10 @@ _SIGNALS = {
 def quality(args: argparse.Namespace) -> int:
     """Decode every image; print how many have each issue, and the worst of them."""
     with skipped_shards() as reasons:
-        frame = issues(read_collection(args, tables=False, shard_errors="skip"))
+        frame = issues(read_collection(args, shard_errors="skip"))
         signals = [name for name in frame.columns if name.startswith(("quality.", "issue."))]
-        table = compute(frame[[*_COLUMNS, *signals]], sys.stderr.isatty())
+        columns = [name for name in _COLUMNS if name in frame.columns]
+        table = compute(frame[[*columns, *signals]], sys.stderr.isatty())
     skipped = sorted(set(reasons))
     summary = issue_summary(table)
     unknown = int(table["quality.dark"].isna().sum())
@@ -71,7 +72,7 @@ def quality(args: argparse.Namespace) -> int:
             share = f"{row['share']:.1%}"
             lines.append(f"{name:<16}{int(row['rows']):>8,}{share:>8}  {first}".rstrip())
         _print([*lines, *_skipped_lines(skipped)])
-    _write_page(table, args)
+    _write_page(frame, table, args)
     return BAD_DATA if unknown or skipped or summary["rows"].any() else FINE
 
 
@@ -80,14 +81,15 @@ def duplicates(args: argparse.Namespace) -> int:
     with skipped_shards() as reasons:
         with progress() if sys.stderr.isatty() else contextlib.nullcontext():
             frame = find_duplicates(
-                read_collection(args, tables=False, shard_errors="skip"),
+                read_collection(args, shard_errors="skip"),
                 args.by,
                 args.distance,
                 variants=args.variants.split(",") if args.variants else (),
                 keep=args.keep,
             )
         added = [name for name in frame.columns if name.startswith("duplicate.")]
-        columns = _COLUMNS if args.html else _COLUMNS[:2]
+        shown = _COLUMNS if args.html else _COLUMNS[:2]
+        columns = [name for name in shown if name in frame.columns]
         table = compute(frame[[*columns, *added]], False)
     skipped = sorted(set(reasons))
     groups = _groups(table)
@@ -105,7 +107,7 @@ def duplicates(args: argparse.Namespace) -> int:
         if len(rows) > _MAX_LINES:
             lines.append(f"  and {len(rows) - _MAX_LINES:,} more, which --json names")
         _print([*lines, *_skipped_lines(skipped)])
-    _write_page(table, args)
+    _write_page(frame, table, args)
     return BAD_DATA if count or skipped else FINE
 
 
@@ -119,9 +121,11 @@ def _print(lines: list[str]) -> None:
     print(printable_text(without_passwords("\n".join(lines))))
 
 
-def _write_page(table: pd.DataFrame, args: argparse.Namespace) -> None:
+def _write_page(frame: Any, table: pd.DataFrame, args: argparse.Namespace) -> None:
     if args.html:
-        report(table, args.html, storage_options=args.storage_options)
+        # Images of parquet files have no offset: they are found by the lazy frame alone.
+        has_locations = "offset" in table.columns
+        report(table if has_locations else frame, args.html, storage_options=args.storage_options)
 
 
 def _worst(table: pd.DataFrame, issue: str) -> list[dict[str, str]]:
@@ -133,8 +137,9 @@ def _worst(table: pd.DataFrame, issue: str) -> list[dict[str, str]]:
     else:
         signal, highest = _SIGNALS[issue]
         badness = samples[signal].astype(float) * (1 if highest else -1)
-    order = badness.sort_values(ascending=False, kind="stable").index
-    return samples.loc[order, ["__key__", "__url__"]].to_dict("records")
+    # By position: labels begin anew in each shard.
+    order = np.argsort(-badness.to_numpy(), kind="stable")
+    return samples[["__key__", "__url__"]].iloc[order].to_dict("records")
 
 
 def _groups(table: pd.DataFrame) -> list[dict[str, Any]]:

@@ -20,8 +20,8 @@ def make_parser() -> argparse.ArgumentParser:
         "paths",
         nargs="+",
         metavar="PATHS",
-        help="shards: files, folders, globs, braces such as 'train-{000..099}.tar', URLs; for some "
-        "verbs also image files, or parquet files with a column 'image'",
+        help="shards: files, folders, globs, braces such as 'train-{000..099}.tar', URLs; "
+        "for all verbs but index also image files, or parquet files with a column 'image'",
     )
     common.add_argument(
         "--storage-options",

@@ -115,15 +115,15 @@ def index(args: argparse.Namespace) -> int:
     return BAD_DATA if table["damage"].notna().any() or table["error"].notna().any() else FINE
 
 
-def read_collection(args: argparse.Namespace, tables: bool = True, **of_shards: Any) -> Any:
+def read_collection(args: argparse.Namespace, **of_shards: Any) -> Any:
     """Read ``args.paths``: shards, with the options ``of_shards``; or image files, or parquet."""
     options = {"backend": "pandas", "storage_options": args.storage_options, **of_shards}
     read = functools.partial(read_webdataset_images, args.paths, **options)
-    return _shards_or_files(args, read, tables=tables)
+    return _shards_or_files(args, read)
 
 
 def _shards_or_files(
-    args: argparse.Namespace, of_shards: Callable[[], Any], mode: Mode = "RGB", tables: bool = True
+    args: argparse.Namespace, of_shards: Callable[[], Any], mode: Mode = "RGB"
 ) -> Any:
     """The result of ``of_shards``; if there are no shards at the paths, a frame of files."""
     missing: ShardNotFoundError | None = None
@@ -132,8 +132,8 @@ def _shards_or_files(
             return of_shards()
         except ShardNotFoundError as error:
             missing = error
-    readers: list[Callable[..., Any]] = [read_images, *[read_parquet_images] * tables]
-    if tables and all(path.lower().endswith(_PARQUET) for path in args.paths):
+    readers: list[Callable[..., Any]] = [read_images, read_parquet_images]
+    if all(path.lower().endswith(_PARQUET) for path in args.paths):
         readers = [read_parquet_images]
     options: dict[str, Any] = {"backend": "pandas", "storage_options": args.storage_options}
     for read in readers:

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import io
 import json
 from pathlib import Path
 
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 from few_images import encoded, write_bad_shard
 from PIL import Image
@@ -104,6 +107,40 @@ def test_the_worst_of_an_issue_are_named_first(photos, tmp_path, capsys):
     assert cli.main(["quality", str(shard)]) == 1
     (dark,) = [line for line in capsys.readouterr().out.splitlines() if line.startswith("dark")]
     assert dark.split()[-3:] == ["b,", "c,", "a"]
+
+
+def test_the_worst_of_several_shards_are_each_named_once(photos, tmp_path, capsys):
+    image, paths = Image.fromarray(photos[1].pixels), []
+    for name, light in {"a": 0.2, "b": 0.05, "c": 0.1}.items():
+        file = tmp_path / f"{name}.png"
+        image.point(lambda level, light=light: int(level * light)).save(file)
+        paths.append(tmp_path / f"{name}.tar")
+        paths[-1].write_bytes(tar({f"{name}.png": file.read_bytes()}))
+    assert cli.main(["quality", *map(str, paths), "--json"]) == 1
+    dark = json.loads(capsys.readouterr().out)["issues"]["dark"]
+    assert dark["images"] == 3
+    assert [sample["__key__"] for sample in dark["samples"]] == ["b", "c", "a"]
+
+
+@pytest.mark.parametrize("verb", ["duplicates", "quality"])
+def test_images_of_parquet_files_are_looked_at_too(photos, verb, tmp_path, capsys):
+    dark = io.BytesIO()
+    Image.fromarray(photos[1].pixels // 8).save(dark, "PNG")
+    files = [photos[1].encoded, photos[1].encoded, photos[6].encoded, dark.getvalue()]
+    table = pa.table({"image": [{"bytes": file, "path": None} for file in files]})
+    pq.write_table(table, tmp_path / "photos.parquet", row_group_size=2)
+    page = tmp_path / "page.html"
+    by = ["--by", "bytes"] if verb == "duplicates" else []
+    arguments = [verb, str(tmp_path / "photos.parquet"), "--json", "--html", str(page), *by]
+    assert cli.main(arguments) == 1
+    told = json.loads(capsys.readouterr().out)
+    assert told["samples"] == 4
+    if verb == "duplicates":
+        assert told["duplicates"] == 1
+    else:
+        (sample,) = told["issues"]["dark"]["samples"]
+        assert sample["__key__"] == "photos/00000003"
+    assert "data:image/jpeg;base64," in page.read_text()
 
 
 @pytest.mark.parametrize("verb", ["duplicates", "quality"])
