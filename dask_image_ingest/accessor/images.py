@@ -235,9 +235,10 @@ class Images(ABC, Generic[Frame, Series]):
         Returns
         -------
         dataframe
-            The kept columns and the outputs, which are null where there is no image. Rows, index
-            and divisions are those of the frame. Lazy for a lazy frame: only kept columns and
-            inputs are read, and filters on other columns than the outputs run before any decode.
+            The kept columns and the outputs, which are null where there is no image, and where a
+            float is None or NaN. Rows, index and divisions are those of the frame. Lazy for a lazy
+            frame: only kept columns and inputs are read, and filters on other columns than the
+            outputs run before any decode.
 
         Raises
         ------

@@ -92,7 +92,7 @@ class Backend(Protocol):
     def with_columns(
         self, frame: Any, columns: Mapping[str, NewColumn], rows: Sequence[int]
     ) -> Any:
-        """Assign columns whose values belong to ``rows``; other rows are null."""
+        """Assign columns whose values belong to ``rows``; other rows, and NaN, are null."""
 
     def values(self, series: Any) -> Any:
         """Column as an array: (n,), or (n, d) for lists; strings and bytes as NumPy objects.

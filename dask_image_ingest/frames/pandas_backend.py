@@ -353,7 +353,7 @@ def pandas_type(type_: pa.DataType) -> pd.api.extensions.ExtensionDtype:
 
 def _arrow(values: Any, type_: pa.DataType) -> pa.Array:
     if not pa.types.is_list(type_):
-        return pa.array(values, type_)
+        return pa.array(values, type_, from_pandas=True)  # NaN is null
     count, length = values.shape
     flat = pa.array(np.ascontiguousarray(values).reshape(-1), type_.value_type)
     return pa.ListArray.from_arrays(np.arange(count + 1, dtype=np.int32) * length, flat, type=type_)

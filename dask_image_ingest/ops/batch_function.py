@@ -44,7 +44,10 @@ class BatchFunction:
     @property
     def name(self) -> str:
         """Name in errors."""
-        return getattr(self.function, "__qualname__", type(self.function).__name__)
+        function = self.function
+        while isinstance(function, functools.partial):
+            function = function.func
+        return getattr(function, "__qualname__", type(function).__name__)
 
     def get(self) -> Callable[..., Any]:
         """The function, or this process's instance of the class.

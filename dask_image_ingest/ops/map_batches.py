@@ -78,6 +78,9 @@ class BatchMap:
     skip_missing: bool  # rows without an image: their outputs are null
     kept: tuple[str, ...]  # columns of the result beside the outputs
 
+    def __repr__(self) -> str:
+        return f"{self.function.name} -> {', '.join(self.outputs)}"  # Dask prints it with a frame
+
     def __dask_tokenize__(self) -> tuple[Any, ...]:
         outputs = [(name, str(type_)) for name, type_ in self.outputs.items()]
         options = (outputs, self.batch_size, self.inputs, self.skip_missing, self.kept)

@@ -140,7 +140,7 @@ def _numbers(name: str, values: Any, dtype: np.dtype, backend: Backend) -> Any:
     try:
         array = as_array(values, backend)
         if array.dtype == object:
-            # Python numbers; for floats, None becomes NaN.
+            # Python numbers; for floats, None becomes NaN, which is stored as null.
             numbers = np.array(array.tolist(), np.float64 if dtype.kind == "f" else None)
             array = backend.numpy.asarray(numbers)
     except (ValueError, TypeError, OverflowError) as error:

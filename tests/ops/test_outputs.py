@@ -6,6 +6,7 @@ import math
 from decimal import Decimal
 from fractions import Fraction
 
+import dask.dataframe as dd
 import numpy as np
 import pytest
 from dask.utils import key_split
@@ -73,12 +74,16 @@ class TestNumbers:
     def test_a_number_of_another_type_keeps_its_value(self, frame, type_, values):
         assert out(frame, values, type_) == np.asarray(values).tolist()
 
-    def test_a_float_is_rounded_and_none_is_nan(self, frame):
-        given = [None, 0.1, 1 / 3, 2]
+    @pytest.mark.parametrize("missing", [None, float("nan")])
+    def test_a_float_is_rounded_and_a_missing_one_is_null(self, frame, missing):
+        given = [missing, 0.1, 1 / 3, 2]
         made = frame.images.map_batches(lambda images: given, {"o": "float32"})
         np.testing.assert_array_equal(
             made["o"].to_numpy("f4", na_value=np.nan), np.array([np.nan, 0.1, 1 / 3, 2], "f4")
         )
+        assert made["o"].isna().tolist() == [True, False, False, False]
+        lazy = dd.from_pandas(made, npartitions=2)["o"]
+        assert lazy.mean().compute() == pytest.approx((0.1 + 1 / 3 + 2) / 3)
 
     def test_random_numbers_fit_where_python_says_so(self, rng):
         types = ["bool", "i1", "u1", "i2", "u2", "i4", "u4", "i8", "u8", "f2", "f4", "f8"]

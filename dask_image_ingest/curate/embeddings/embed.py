@@ -154,7 +154,7 @@ def similarity(frame: Frame, other: Any, *, column: str = "embedding") -> Frame:
     -------
     dataframe
         ``frame`` with a column ``similarity``, float32, added or replaced: x·y / (‖x‖ ‖y‖), -1 to
-        1; null where one of the vectors is, NaN where one is zero. Lazy if ``frame`` is.
+        1; null where one of the vectors is null or zero. Lazy if ``frame`` is.
 
     Raises
     ------

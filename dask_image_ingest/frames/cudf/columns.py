@@ -57,12 +57,16 @@ def empty_frame(
 def frame_of_new(
     columns: Mapping[str, NewColumn], rows: Sequence[int], index: cudf.Index
 ) -> cudf.DataFrame:
-    """Frame of columns whose values belong to ``rows``; other rows are null."""
+    """Frame of columns whose values belong to ``rows``; other rows, and NaN, are null."""
     types = {name: type_ for name, (_, type_) in columns.items()}
     if not len(index):
         return empty_frame(types, index)
     new = {n: _new_column(values, rows, len(index), t) for n, (values, t) in columns.items()}
-    return _frame_of(new, stored_types(types), index)
+    frame = _frame_of(new, stored_types(types), index)
+    for name, type_ in types.items():
+        if pa.types.is_floating(type_):
+            frame[name] = frame[name].nans_to_nulls()
+    return frame
 
 
 def with_columns_of(frame: cudf.DataFrame, new: cudf.DataFrame) -> cudf.DataFrame:
