@@ -103,6 +103,8 @@ def duplicates(
     to 15 bits, of random pairs 99.1 % at 24 and 91.3 % at 31 bits. Rows that have no fingerprint
     are kept.
 
+    Drop bad images before, not after: one of them may be the row that is kept.
+
     PDQ hashes of pictures without detail are near by chance. Rows with a
     ``fingerprint.pdq_quality`` below 50 are duplicates only if ``fingerprint.pixels`` is equal; if
     the frame has PDQ hashes but none of pixels, they are kept.

@@ -66,7 +66,8 @@ def fingerprints(
         Which to add.
 
         ``"bytes"``
-            xxh3-128 of the encoded image. Nothing is decoded: the bytes are read from the shard.
+            xxh3-128 of the encoded image, null if it has no bytes. Nothing is decoded: the bytes
+            are read from the shard.
         ``"pixels"``
             xxh3-128 of the shape and the decoded pixels: the same for one picture in two lossless
             formats.
@@ -225,6 +226,7 @@ def _hash_bytes(frame: Any, reference: str | None, storage_options: dict[str, An
         for row in structs.to_pylist()
     ]
     encoded = fetch_encoded(references, storage_options)
-    rows = [row for row, data in enumerate(encoded) if not isinstance(data, Header)]
+    # Files of no bytes are equal, and no images.
+    rows = [row for row, data in enumerate(encoded) if not isinstance(data, Header) and len(data)]
     hashes = [_digest(encoded[row]) for row in rows]
     return backend.with_columns(frame, {column_of("bytes"): (hashes, pa.string())}, rows)

@@ -147,6 +147,17 @@ def test_rows_without_an_image_have_no_fingerprint(tmp_path):
     assert hashed["fingerprint.bytes"].isna().tolist() == [False, True]
 
 
+def test_empty_files_are_no_duplicates_of_each_other(tmp_path):
+    (tmp_path / "a.tar").write_bytes(
+        tar({"1.jpg": b"", "2.jpg": b"", "3.jpg": b"x", "4.jpg": b"x"})
+    )
+    frame = dii.read_webdataset_images(tmp_path / "a.tar", backend="pandas")
+    hashed = fingerprints(frame, ["bytes"]).compute()
+    assert hashed["fingerprint.bytes"].isna().tolist() == [True, True, False, False]
+    found = dii.curate.duplicates(frame, "bytes").compute()
+    assert found["duplicate.keep"].tolist() == [True, True, True, False]
+
+
 def test_an_export_of_the_frame_still_copies_the_original_bytes(ddf, photos, tmp_path):
     hashed = fingerprints(ddf, ["bytes", "pdq"])
     dii.to_webdataset(hashed[hashed.cls == 1], tmp_path / "out-{shard:03d}.tar")
