@@ -41,6 +41,11 @@ from dask_image_ingest.storage import (
 )
 from dask_image_ingest.tar import Damage, index_tar
 
+_REPLACED = (
+    "another call has written this combined index at the same time, without this shard. Call again "
+    "when it has finished"
+)
+
 
 def write_index(
     paths: str | os.PathLike[str] | Sequence[str | os.PathLike[str]],
@@ -225,8 +230,9 @@ def _combine(
         table = open_table(target, storage_options)
     outcomes = {}
     for name, shard in shards.items():
-        if name in errors or table is None:
-            outcomes[shard.url] = _Outcome(shard.url, target, "failed", error=errors[name])
+        if name in errors or table is None or name not in table.names:
+            error = errors.get(name, _REPLACED)
+            outcomes[shard.url] = _Outcome(shard.url, target, "failed", error=error)
             continue
         facts = table.facts(name)
         state = new[name].state if name in new else "kept"

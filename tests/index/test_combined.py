@@ -188,6 +188,27 @@ def test_a_call_that_was_interrupted_goes_on(shards):
     assert sorted(os.listdir(folder)) == ["_index.parquet", *map(os.path.basename, shards)]
 
 
+def test_a_shard_that_another_writer_left_out_is_told(shards, monkeypatch):
+    target = Path(shards[0]).with_name("_index.parquet")
+    dii.write_index(shards[3:], combined=True)
+    others = target.read_bytes()
+    target.unlink()
+    commit = LocalStore.commit
+
+    def commit_and_lose(self, file, name, *args):
+        commit(self, file, name, *args)
+        if name == target.name:
+            target.write_bytes(others)
+
+    monkeypatch.setattr(LocalStore, "commit", commit_and_lose)
+    with pytest.raises(dii.ShardError, match="another call has written this combined index"):
+        dii.write_index(shards[:3], combined=True)
+    monkeypatch.undo()
+    assert captions(shards) == ALL
+    dii.write_index(shards, combined=True)
+    assert captions(shards, index=True) == ALL
+
+
 def test_a_shard_that_is_no_tar_does_not_stop_the_others(shards):
     bad = Path(shards[0]).with_name("shard-0000a.tar")
     bad.write_bytes(b"<html>" * 200)
