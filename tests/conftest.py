@@ -44,7 +44,9 @@ def pytest_addoption(parser):
 
 def pytest_configure(config):
     option = config.option
-    if option.seed is None:  # processes of pytest-xdist are given the seed of the first one
+    if hasattr(config, "workerinput"):  # a process of pytest-xdist
+        option.seed = config.workerinput["seed"]
+    elif option.seed is None:
         option.seed = random.SystemRandom().randrange(10**6) if option.nightly else 0
     with contextlib.suppress(ImportError):  # a GPU machine may lack it
         from hypothesis import core, settings
@@ -53,6 +55,12 @@ def pytest_configure(config):
         settings.register_profile("seeded", database=None, deadline=None)
         settings.load_profile("seeded" if option.seed else "fixed")
         core.global_force_seed = option.seed
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_configure_node(node):
+    """Give a process of pytest-xdist the seed of this one: all must collect the same tests."""
+    node.workerinput["seed"] = node.config.option.seed
 
 
 def pytest_report_header(config):

@@ -186,6 +186,14 @@ def test_no_file_names_a_path_of_somebodys_machine():
     assert {path for path, found in named.items() if found} == set()
 
 
+@pytest.mark.slow
+def test_processes_of_a_nightly_run_draw_the_same_seed():
+    # Else they collect different tests, which pytest-xdist refuses to run.
+    pytest_ = [sys.executable, "-m", "pytest", "--nightly", "-n", "2", "tests/export/test_keys.py"]
+    finished = subprocess.run(pytest_, cwd=ROOT, capture_output=True, text=True, timeout=280)
+    assert finished.returncode == 0, finished.stdout
+
+
 def test_docstrings_begin_with_a_noun_or_an_imperative():
     documented = (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)
     found = [
