@@ -42,12 +42,19 @@ def errors(sheet):
     return [card.error for card in sheet.cards]
 
 
-def assert_shows_what_is_computed(frame, told=""):
+def assert_shows_what_is_computed(frame, told="", in_order=True):
     """Each thumbnail is the image of its row of the computed frame, resized by Pillow."""
     rows = frame.compute()
     shown = frame.images.show(len(rows), thumbnail=64)
     assert len(shown) == len(rows) > 0, told
-    for card, array in zip(shown.cards, rows.images.arrays(), strict=True):
+    cards, arrays = shown.cards, rows.images.arrays()
+    if not in_order:
+        cards = sorted(cards, key=lambda card: by_key_and_shape(card.texts["__key__"], card.shape))
+        keyed = zip(rows["__key__"], arrays, strict=True)
+        shapes = [(key, None if array is None else array.shape) for key, array in keyed]
+        order = sorted(range(len(rows)), key=lambda row: by_key_and_shape(*shapes[row]))
+        arrays = [arrays[row] for row in order]
+    for card, array in zip(cards, arrays, strict=True):
         if array is None:
             assert card.jpeg is None, told
             continue
@@ -56,6 +63,10 @@ def assert_shows_what_is_computed(frame, told=""):
         assert abs(np.array(thumbnail.size[::-1]) - edges).max() <= 1, told
         want = Image.fromarray(array).resize(thumbnail.size, Image.Resampling.BILINEAR)
         assert abs(np.asarray(thumbnail).astype(int) - np.asarray(want)).mean() < 12, told
+
+
+def by_key_and_shape(key, shape):
+    return key, shape[0] / shape[1] if shape else 0
 
 
 @pytest.mark.slow
@@ -114,7 +125,10 @@ def test_whatever_was_done_before_the_frames_own_images_are_shown(pair, rng):
     names = rng.choices(list(STEPS), k=rng.randrange(1, 5))
     for name in names:
         frame = STEPS[name](frame, rng.choice(pair)[list(frame.columns)])
-    assert_shows_what_is_computed(frame, f"{names}")
+    # The order of equal keys in a merge is Dask's, which differs from one computation to the next.
+    repeated = names.index("concat") if "concat" in names else len(names)
+    merged = {"outer", "pixels", "negative"} & {*names[repeated:]}
+    assert_shows_what_is_computed(frame, f"{names}", in_order=not merged)
 
 
 @pytest.fixture
