@@ -107,9 +107,9 @@ def to_parquet_images(
             frame = undecoded[0][columns]
             meta = frame._meta
         decoded = [name for name in image_columns(meta) if _is_decoded(lazy, name)]
-        if undecoded is not None or decoded != ["image"]:  # else found by its location columns
-            for name in decoded:
-                raise not_referenced(name)
+        # A sole image column is found by its location columns.
+        if decoded and (undecoded is not None or decoded != ["image"]):
+            raise not_referenced(decoded[0])
     left_out = [name for name in meta.columns if name == "error" or name in image_columns(meta)]
     frame, meta = frame.drop(columns=left_out), meta.drop(columns=left_out)
     images = reference_columns(meta)

@@ -121,8 +121,10 @@ class LazySource(Source):
     def _prepare_graph(self, frame: Any) -> None:
         """Build the graph once, from which `read` cuts out the tasks of each partition."""
         meta = pd.Series([], dtype="int64")
-        images = frame[[*dict.fromkeys([self._image, *image_columns(frame)])]]
-        self._sizes = images.map_partitions(self._measure, self._image, meta=meta)
+        images = image_columns(frame)
+        if self._image not in images:
+            images = [self._image]  # references, which are counted without a decode of others
+        self._sizes = frame[images].map_partitions(self._measure, self._image, meta=meta)
         optimized = frame.optimize()
         self._keys = optimized.__dask_keys__()
         graph = optimized.__dask_graph__()
@@ -296,8 +298,7 @@ class ReferenceSource(LazySource):
 
 def _size(frame: Any, image: str) -> Size:
     """Rows that `rows_of` keeps, and bytes of their images."""
-    images = frame[[*dict.fromkeys([image, *image_columns(frame)])]]
-    return rows_of(images, image, backend_of(frame))[0].size
+    return rows_of(frame[image_columns(frame)], image, backend_of(frame))[0].size
 
 
 def _client(frame: Any) -> Client | None:

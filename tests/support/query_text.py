@@ -167,7 +167,7 @@ class Query:
     def _is_refused(self, error: Exception) -> bool:
         """Whether the read refuses rows of two frames that have nothing but labels in common."""
         refused = "labels begin anew in each shard" in str(error)
-        self.asked["refused"] += refused
+        self.asked["refused"] |= refused  # once a query: a refused frame is asked again and again
         return refused
 
     def _in_pandas(self, expression: str) -> Any:
