@@ -4,7 +4,7 @@ In: paths, globs, braces and URLs. Out: a list of shards with sizes and versions
 decompressed bytes of each.
 """
 
-from dask_image_ingest.storage.listing import common_root, find_shards, natural_order
+from dask_image_ingest.storage.listing import common_root, find_shards, folders_in, natural_order
 from dask_image_ingest.storage.open import open_late, open_shard
 from dask_image_ingest.storage.output.local_store import LocalStore
 from dask_image_ingest.storage.output.lock import LOCK, RUN, acquire, begin_run, refuse_other_run
@@ -75,6 +75,7 @@ __all__ = [
     "find_shards",
     "folder_names",
     "folder_of",
+    "folders_in",
     "has_random_access",
     "identities",
     "image_format",

@@ -7,128 +7,238 @@ import glob
 import os
 import re
 import stat
+import warnings
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
+from dataclasses import dataclass
 from typing import Any
 
 from dask_image_ingest.arguments import is_utf8, shown
 from dask_image_ingest.errors import ArgumentError, ShardError, ShardNotFoundError
 from dask_image_ingest.listing_progress import found as count
 from dask_image_ingest.listing_progress import listing
+from dask_image_ingest.passwords import without_passwords
 from dask_image_ingest.storage.local import refuse_special
 from dask_image_ingest.storage.patterns import (
-    HIDDEN,
     SHARDS,
     FileKind,
+    LeftOut,
     expand_braces,
     glob_root,
     is_glob,
 )
 from dask_image_ingest.storage.pipe import is_pipe, refuse_pipes
-from dask_image_ingest.storage.remote_listing import exists_remote, find_remote
+from dask_image_ingest.storage.remote_listing import exists_remote, find_remote, list_folder
 from dask_image_ingest.storage.shard import Shard, local_path
 
 _ANY_DEPTH = "**"
 
+# Ways to a folder through links below links: of folders that all link to each other, there are
+# more than can be walked.
+_MOST_VISITS = 100
 
-def find_matches(pattern: str) -> Iterator[str]:
+_NOT_UTF8 = "names that are not UTF-8, which no column can hold"
+
+
+def find_matches(
+    pattern: str, kind: FileKind = SHARDS, left_out: LeftOut | None = None
+) -> Iterator[str]:
     """The paths that match an absolute pattern, each once.
 
-    Unlike :mod:`glob`, ``**`` and wildcards after it don't follow symbolic links to folders.
+    Unlike :mod:`glob`, ``**`` and wildcards after it don't follow symbolic links to folders, except
+    for a kind of `single` files. Folders that exist literally, wildcards included, are taken so.
     """
     parts = pattern.split("/")
+    known = next(
+        (n for n in range(1, len(parts)) if not os.path.lexists("/".join(parts[: n + 1]))), 0
+    )
+    parts[:known] = map(glob.escape, parts[:known])
     if _ANY_DEPTH not in parts:
-        return glob.iglob(pattern)
+        return glob.iglob("/".join(parts))
     first = parts.index(_ANY_DEPTH)
     tops = glob.iglob("/".join(parts[:first]) or "/")
-    return iter(dict.fromkeys(path for top in tops for path in _below(top, parts[first:])))
+    walk = _Walk(kind, LeftOut() if left_out is None else left_out)
+    return iter(dict.fromkeys(p for top in tops for p in _below(walk, _Folder(top), parts[first:])))
 
 
-def _below(path: str, parts: Sequence[str]) -> Iterator[str]:
+@dataclass(frozen=True, slots=True)
+class _Folder:
+    """A folder of a walk; ``links`` are the folders whose links have led here, by real paths."""
+
+    path: str
+    links: tuple[str, ...] = ()
+
+
+class _Walk:
+    """Folders of one search, links to folders included if the kind follows them."""
+
+    def __init__(self, kind: FileKind, left_out: LeftOut) -> None:
+        self.kind = kind
+        self.left_out = left_out
+        #: How often a folder was reached by links below links.
+        self._visits: Counter[str] = Counter()
+
+    def entries(self, folder: _Folder) -> list[os.DirEntry[str]]:
+        """The entries of a folder; none if it is no folder.
+
+        Raises
+        ------
+        OSError
+            If it can't be listed, and its files are not `single`.
+        """
+        try:
+            with os.scandir(folder.path) as entries:
+                return list(entries)
+        except (FileNotFoundError, NotADirectoryError):
+            return []
+        except OSError:
+            if not self.kind.single:
+                raise
+            self.left_out.add("folders that can't be listed", folder.path)
+            return []
+
+    def folder(self, above: _Folder, entry: os.DirEntry[str]) -> _Folder | None:
+        """The folder that an entry is; None if it is none, or not followed."""
+        if not is_folder(entry):
+            return None
+        if not entry.is_symlink():
+            return _Folder(entry.path, above.links)
+        if not self.kind.single:
+            return None
+        target = os.path.realpath(entry.path)
+        links = (*above.links, os.path.realpath(above.path))
+        if any(f"{each}/".startswith(f"{target.rstrip('/')}/") for each in links):
+            self.left_out.add("links to a folder that they are in", entry.path)
+            return None
+        if above.links:
+            self._visits[target] += 1
+            if self._visits[target] > _MOST_VISITS:
+                self.left_out.add(f"links to a folder that {_MOST_VISITS} led to", entry.path)
+                return None
+        return _Folder(entry.path, links)
+
+
+def is_folder(entry: os.DirEntry[str]) -> bool:
+    """True for a folder, or a link to one."""
+    try:
+        return entry.is_dir()
+    except OSError:  # a link that can't be followed
+        return False
+
+
+def _below(walk: _Walk, folder: _Folder, parts: Sequence[str]) -> Iterator[str]:
     """Paths below a folder that match these parts of a pattern."""
     if not parts:
-        yield path
+        yield folder.path
         return
     part, rest = parts[0], parts[1:]
-    if part == _ANY_DEPTH:
-        if rest or os.path.isdir(path):
-            yield from _below(path, rest)
-        for entry in _entries(path):
-            if entry.is_dir(follow_symlinks=False):
-                yield from _below(entry.path, parts)
-            elif not rest and not entry.is_dir():
-                yield entry.path
-    elif glob.has_magic(part):
-        for entry in _entries(path, hidden=part.startswith(".")):
-            if fnmatch.fnmatch(entry.name, part) and not _is_linked_folder(entry):
-                yield from _below(entry.path, rest)
-    elif os.path.lexists(entry_path := os.path.join(path, part)):
-        yield from _below(entry_path, rest)
+    if part != _ANY_DEPTH and not glob.has_magic(part):
+        if os.path.lexists(path := os.path.join(folder.path, part)):
+            yield from _below(walk, _Folder(path, folder.links), rest)
+        return
+    if part == _ANY_DEPTH and (rest or os.path.isdir(folder.path)):
+        yield from _below(walk, folder, rest)
+    entries: list[os.DirEntry[str]] = []
+    with suppress(OSError):  # not readable
+        entries = walk.entries(folder)
+    for entry in entries:
+        if entry.name.startswith(".") and not part.startswith("."):
+            continue
+        if part != _ANY_DEPTH and not fnmatch.fnmatch(entry.name, part):
+            continue
+        below = walk.folder(folder, entry)
+        if below is not None:
+            yield from _below(walk, below, parts if part == _ANY_DEPTH else rest)
+        elif not rest and not is_folder(entry):
+            yield entry.path
 
 
-def _entries(folder: str, hidden: bool = False) -> list[os.DirEntry[str]]:
-    with suppress(OSError), os.scandir(folder) as entries:  # not a folder, or not readable
-        return [entry for entry in entries if hidden or not entry.name.startswith(".")]
-    return []
-
-
-def _is_linked_folder(entry: os.DirEntry[str]) -> bool:
-    return entry.is_symlink() and entry.is_dir()
-
-
-def find_local(path: str, kind: FileKind = SHARDS) -> list[Shard]:
+def find_local(path: str, kind: FileKind = SHARDS, left_out: LeftOut | None = None) -> list[Shard]:
     """Find the files of a kind at an absolute path or glob; empty if there are none.
 
     Raises
     ------
     ShardError
-        If a folder cannot be listed, or the path is a special file (pipe, device).
+        If a folder cannot be listed, or the path is a special file (pipe, device). For `single`
+        files only if that is the path itself.
     """
+    left_out = LeftOut() if left_out is None else left_out
     if not is_glob(path) or os.path.lexists(path):
-        return list(_files_at(path, kind))
+        return list(_files_at(path, kind, left_out, searched=kind.single))
     return [
         shard
-        for match in find_matches(path)
+        for match in find_matches(path, kind, left_out)
         if kind.is_meant(path, os.path.basename(match), os.path.isdir(match))
-        for shard in _files_at(match, kind, searched=True)
+        for shard in _files_at(match, kind, left_out, searched=True)
     ]
 
 
 def find_local_file(path: str) -> Shard | None:
     """The regular file of exactly this path; None without one."""
-    return None if os.path.isdir(path) else next(_files_at(path, SHARDS, searched=True), None)
+    return (
+        None
+        if os.path.isdir(path)
+        else next(_files_at(path, SHARDS, LeftOut(), searched=True), None)
+    )
 
 
-def _files_at(path: str, kind: FileKind, searched: bool = False) -> Iterator[Shard]:
+def _files_at(
+    path: str, kind: FileKind, left_out: LeftOut, searched: bool = False
+) -> Iterator[Shard]:
     """The regular files at or below a path; special files are an error unless ``searched``."""
     try:
         status = os.stat(path)
     except (FileNotFoundError, NotADirectoryError):
+        if os.path.islink(path):
+            left_out.add("links to nothing", path)
         return
     except OSError as error:
-        raise ShardError(f"{path} cannot be read: {error}") from error
+        if not kind.single:
+            raise ShardError(f"{path} cannot be read: {error}") from error
+        left_out.add(f"files that can't be read ({error.strerror})", path)
+        return
     if stat.S_ISDIR(status.st_mode):
-        yield from _files_below(path, kind)
+        yield from _files_below(path, kind, left_out)
+    elif kind.single and not is_utf8(path):
+        left_out.add(_NOT_UTF8, path)
     elif stat.S_ISREG(status.st_mode):
         count()
         yield Shard(path, status.st_size, str(status.st_mtime_ns))
-    elif not searched:
+    elif searched:
+        left_out.add("pipes, sockets and devices", path)
+    else:
         refuse_special(path, status.st_mode)
 
 
-def _files_below(top: str, kind: FileKind) -> Iterator[Shard]:
-    for folder, folders, files in os.walk(top, onerror=_refuse_unreadable):
-        folders[:] = [name for name in folders if not name.startswith(HIDDEN)]
-        for name in filter(kind.has, files):
-            path = os.path.join(folder, name)
-            shards = list(_files_at(path, kind, searched=True))
-            if not shards and not os.path.exists(path):
-                raise ShardNotFoundError(f"{path} is a link to a file that does not exist")
-            yield from shards
-
-
-def _refuse_unreadable(error: OSError) -> None:
-    raise ShardError(f"the folder {error.filename} cannot be listed: {error}") from error
+def _files_below(top: str, kind: FileKind, left_out: LeftOut) -> Iterator[Shard]:
+    walk = _Walk(kind, left_out)
+    folders = [_Folder(top)]
+    while folders:
+        folder = folders.pop()
+        try:
+            entries = walk.entries(folder)
+        except OSError as error:
+            raise ShardError(f"the folder {folder.path} cannot be listed: {error}") from error
+        for entry in entries:
+            is_kind = kind.has_suffix(entry.name)
+            if entry.name.startswith(kind.hidden):
+                if is_kind or is_folder(entry):
+                    left_out.add("hidden files and folders", entry.path)
+            elif is_folder(entry):
+                if kind.single and not is_utf8(entry.name):
+                    left_out.add(_NOT_UTF8, entry.path)
+                elif (below := walk.folder(folder, entry)) is not None:
+                    folders.append(below)
+            elif is_kind:
+                shards = list(_files_at(entry.path, kind, left_out, searched=True))
+                if not shards and not kind.single and not os.path.exists(entry.path):
+                    raise ShardNotFoundError(
+                        f"{entry.path} is a link to a file that does not exist"
+                    )
+                yield from shards
+            elif entry.is_symlink() and not os.path.exists(entry.path):
+                left_out.add("links to nothing", entry.path)
 
 
 def find_shards(
@@ -146,7 +256,7 @@ def find_shards(
         - a file;
         - a folder, searched to the bottom for ``.tar``, ``.tar.gz``, ``.tgz`` and ``.tar.zst``;
           files and folders whose names begin with ``.`` or ``_`` are left out, and links to folders
-          are not followed;
+          are not followed (other kinds of files have rules of their own: `FileKind`);
         - a glob, with ``**`` for any depth, which does not follow links to folders. Files that
           match are shards whatever their suffix, unless the glob ends with ``*``; folders that
           match are searched;
@@ -185,30 +295,51 @@ def find_shards(
 
 def common_root(
     paths: str | os.PathLike[str] | Iterable[str | os.PathLike[str]], files: Iterable[str]
-) -> str:
+) -> tuple[str, bool]:
     """Deepest folder above all ``paths``, whichever files they have; without a trailing slash.
 
-    ``files`` are the URLs that `find_shards` has found for these paths.
+    ``files`` are the URLs that `find_shards` has found for these paths. The second value tells
+    whether one of the paths is the folder itself, or means each folder directly below it.
     """
     known = set(files)
-    roots = []
+    roots: list[tuple[str, bool]] = []
     for pattern in _as_patterns(paths):
         path = local_path(pattern)
         absolute = pattern if path is None else os.path.abspath(os.path.expanduser(path))
         exists = known.__contains__ if path is None else os.path.lexists
         for url in _expand_braces(absolute, exists):
             if url in known:
-                roots.append(url.rpartition("/")[0])
+                roots.append((url.rpartition("/")[0], False))
             elif is_glob(url) and not (path and os.path.lexists(url)):
-                roots.append(glob_root(url))
+                root = glob_root(url)
+                roots.append((root, url[len(root) + 1 :].partition("/")[0] in ("*", _ANY_DEPTH)))
             else:
-                roots.append(url.rstrip("/"))
-    common = roots[0].split("/")
-    for root in roots[1:]:
+                roots.append((url.rstrip("/"), True))
+    common = roots[0][0].split("/")
+    for root, _ in roots[1:]:
         pairs = zip(common, root.split("/"), strict=False)
         common = common[: next((n for n, (a, b) in enumerate(pairs) if a != b), len(common))]
         common = common[: len(root.split("/"))]
-    return "/".join(common)
+    return "/".join(common), ("/".join(common), True) in roots
+
+
+def folders_in(folder: str, storage_options: dict[str, Any] | None, kind: FileKind) -> set[str]:
+    """Names of the folders directly in a folder, links to folders included, hidden ones not.
+
+    Empty for a web server that gives no listings.
+    """
+    path = local_path(folder)
+    if path is None:
+        try:
+            infos = list_folder(folder, storage_options, {})
+        except (ShardError, ShardNotFoundError):
+            return set()
+        found = [name for name, info in infos.items() if info["type"] == "directory"]
+        names = {name.rstrip("/").rpartition("/")[2] for name in found}
+    else:
+        with os.scandir(path or "/") as entries:
+            names = {entry.name for entry in entries if is_folder(entry)}
+    return {name for name in names if not name.startswith(kind.hidden)}
 
 
 def _find(
@@ -231,12 +362,18 @@ def _find(
         else:
             expanded = _expand_braces(os.path.expanduser(path), os.path.lexists)
             local += map(os.path.abspath, expanded)
-    by_path |= {path: find_local(path, kind) for path in local}
-    by_path |= find_remote(remote, storage_options, kind)
+    left_out = LeftOut()
+    by_path |= {path: find_local(path, kind, left_out) for path in local}
+    by_path |= find_remote(remote, storage_options, kind, left_out)
 
     missing = [path for path, shards in by_path.items() if not shards]
+    if kind.single and len(missing) < len(by_path):  # those that are there were told
+        missing = [p for p in missing if not os.path.lexists(p) or os.path.isdir(p)]
     if missing:
         raise ShardNotFoundError(_explain(missing, len(by_path), patterns, kind))
+    if kind.single and (told := str(left_out)):
+        text = f"{shown(patterns[0])}: left out {told}. The other {kind.name}s are read"
+        warnings.warn(without_passwords(text), stacklevel=4)
     shards = {shard.url: shard for shards in by_path.values() for shard in shards}
     for url in shards:
         if not is_utf8(url):
@@ -305,6 +442,8 @@ def _why(path: str, kind: FileKind) -> str:
     if os.path.isdir(path):
         *first, last = kind.suffixes
         return f"the folder holds no {', '.join(first)} or {last} file"
+    if os.path.lexists(path):
+        return "it is a link to nothing, a special file, or can't be read"
     folder = glob_root(path) if is_glob(path) else os.path.dirname(path)
     if os.path.isdir(folder):
         return f"nothing in {folder} matches" if is_glob(path) else f"no such file in {folder}"

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import math
+import os
 import re
 from dataclasses import dataclass
 
 from braceexpand import braceexpand
 
-from dask_image_ingest.arguments import shown
+from dask_image_ingest.arguments import is_utf8, shown
 from dask_image_ingest.errors import ArgumentError
 from dask_image_ingest.storage.shard import is_web
 
@@ -75,24 +76,39 @@ INDEX_SUFFIX = ".index.parquet"
 #: Name of the index of all shards of a folder.
 COMBINED_INDEX = "_index.parquet"
 
-#: Prefixes of names that a search skips.
-HIDDEN = (".", "_")
-
 
 @dataclass(frozen=True)
 class FileKind:
     """A kind of files to search folders for.
 
-    ``suffixes`` are in lower case. ``commands`` allows ``pipe:`` commands in place of files.
+    Attributes
+    ----------
+    name
+        What one of these files is called.
+    suffixes
+        Suffixes of their names, in lower case.
+    commands
+        Whether ``pipe:`` commands may stand in place of files.
+    hidden
+        Prefixes of names that a search skips.
+    single
+        Whether each file is no more than a row. Then a search follows links to folders, and a file
+        or folder in it that can't be read is left out with a warning, instead of an error.
     """
 
     name: str
     suffixes: tuple[str, ...]
     commands: bool = False
+    hidden: tuple[str, ...] = (".", "_")
+    single: bool = False
+
+    def has_suffix(self, name: str) -> bool:
+        """True for a name with one of the suffixes."""
+        return name.lower().endswith(self.suffixes)
 
     def has(self, name: str) -> bool:
         """True if a search of a folder takes a file of this name."""
-        return name.lower().endswith(self.suffixes) and not name.startswith(HIDDEN)
+        return self.has_suffix(name) and not name.startswith(self.hidden)
 
     def is_meant(self, pattern: str, name: str, folder: bool) -> bool:
         """True if a match of a glob is taken.
@@ -104,12 +120,32 @@ class FileKind:
             return False
         if not pattern.endswith("*"):
             return True
-        return self.has(name) or (folder and not name.startswith(HIDDEN))
+        return self.has(name) or (folder and not name.startswith(self.hidden))
 
     def is_below(self, path: str) -> bool:
         """True if a search of a folder takes the file at this path below it."""
         parts = path.split("/")
-        return self.has(parts[-1]) and not any(part.startswith(HIDDEN) for part in parts)
+        return self.has(parts[-1]) and not any(part.startswith(self.hidden) for part in parts)
+
+
+class LeftOut:
+    """What searches leave out: for each reason the number of files and folders, and the first."""
+
+    def __init__(self) -> None:
+        self._found: dict[str, tuple[int, str]] = {}
+
+    def add(self, reason: str, path: str) -> None:
+        """Count a file or folder."""
+        count, first = self._found.get(reason, (0, path))
+        self._found[reason] = count + 1, first
+
+    def __str__(self) -> str:
+        return "; ".join(
+            f"{count} {reason}, such as {os.fsencode(first)!r}"
+            if not is_utf8(first)
+            else f"{count} {reason}, such as {first}"
+            for reason, (count, first) in self._found.items()
+        )
 
 
 SHARDS = FileKind("shard", (".tar", ".tar.gz", ".tgz", ".tar.zst"), commands=True)

@@ -7,7 +7,7 @@ from typing import Any
 from dask_image_ingest.errors import ShardError, ShardNotFoundError
 from dask_image_ingest.listing_progress import found as count
 from dask_image_ingest.storage.fsspec_compat import FileSystem, file_system
-from dask_image_ingest.storage.patterns import SHARDS, FileKind, glob_root, is_glob
+from dask_image_ingest.storage.patterns import SHARDS, FileKind, LeftOut, glob_root, is_glob
 from dask_image_ingest.storage.remote import call_fsspec, version_of
 from dask_image_ingest.storage.shard import Shard, is_web, split_url
 
@@ -24,16 +24,20 @@ Listings = dict[str, dict[str, Info]]
 
 
 def find_remote(
-    urls: list[str], storage_options: dict[str, Any] | None, kind: FileKind = SHARDS
+    urls: list[str],
+    storage_options: dict[str, Any] | None,
+    kind: FileKind = SHARDS,
+    left_out: LeftOut | None = None,
 ) -> dict[str, list[Shard]]:
     """Find the files of a kind at each URL or glob; an empty list if there are none."""
+    left_out = LeftOut() if left_out is None else left_out
     shards: dict[str, list[Shard]] = {}
     for url in urls:
         path = split_url(url)[1]
         if path.endswith("/") or (is_glob(url) and not exists_remote(url, storage_options)):
-            shards[url] = _search(url, storage_options, kind)
+            shards[url] = _search(url, storage_options, kind, left_out)
     for folder, members in _by_folder([url for url in urls if url not in shards]).items():
-        shards |= _look_up(folder, members, storage_options, kind)
+        shards |= _look_up(folder, members, storage_options, kind, left_out)
     return shards
 
 
@@ -112,7 +116,11 @@ def _infos_in(
 
 
 def _look_up(
-    folder: str, urls: list[str], storage_options: dict[str, Any] | None, kind: FileKind
+    folder: str,
+    urls: list[str],
+    storage_options: dict[str, Any] | None,
+    kind: FileKind,
+    left_out: LeftOut,
 ) -> dict[str, list[Shard]]:
     fs, root = file_system(folder, storage_options)
     # fsspec's cached listings may be out of date.
@@ -122,7 +130,7 @@ def _look_up(
     else:
         infos = _infos_in(folder, urls, storage_options, {})
     return {
-        url: [] if info is None else _files_of(url, info, storage_options, kind)
+        url: [] if info is None else _files_of(url, info, storage_options, kind, left_out)
         for url, info in zip(urls, infos, strict=True)
     }
 
@@ -133,7 +141,9 @@ def _paths(folder_path: str, urls: list[str]) -> list[str]:
     return [f"{folder_path.rstrip('/')}/{name}" if folder_path else name for name in names]
 
 
-def _search(url: str, storage_options: dict[str, Any] | None, kind: FileKind) -> list[Shard]:
+def _search(
+    url: str, storage_options: dict[str, Any] | None, kind: FileKind, left_out: LeftOut
+) -> list[Shard]:
     """Files of a kind below a folder, or those that match a glob."""
     head, path, tail = split_url(url)
     folder = path.endswith("/")
@@ -161,13 +171,22 @@ def _search(url: str, storage_options: dict[str, Any] | None, kind: FileKind) ->
         else:
             wanted = kind.is_meant(path, match.rpartition("/")[2], is_folder)
         if wanted and is_folder:
-            shards += _search(f"{head}{match}/{tail}", storage_options, kind)
+            shards += _search(f"{head}{match}/{tail}", storage_options, kind, left_out)
         elif wanted:
             files[head + match + tail] = name
+        elif folder and kind.has_suffix(below):
+            left_out.add("hidden files and folders", head + match + tail)
     # Listings of web pages have no sizes.
     unsized = {file: name for file, name in files.items() if entries[name].get("size") is None}
     infos = _infos(fs, list(unsized.values()), list(unsized))
-    entries.update(zip(unsized.values(), infos, strict=True))
+    for (file, name), info in zip(unsized.items(), infos, strict=True):
+        if info is None:
+            if not kind.single:
+                raise ShardNotFoundError(f"{file} is listed, and does not exist")
+            left_out.add("links to nothing", file)
+            del files[file]
+        else:
+            entries[name] = info
     return shards + [_shard(file, entries[name]) for file, name in files.items()]
 
 
@@ -189,12 +208,16 @@ def _info(fs: FileSystem, path: str, url: str) -> Info | None:
 
 
 def _files_of(
-    url: str, info: Info, storage_options: dict[str, Any] | None, kind: FileKind
+    url: str,
+    info: Info,
+    storage_options: dict[str, Any] | None,
+    kind: FileKind,
+    left_out: LeftOut,
 ) -> list[Shard]:
     if info["type"] != "directory":
         return [_shard(url, info)]
     head, path, tail = split_url(url)
-    return _search(f"{head}{path}/{tail}", storage_options, kind)
+    return _search(f"{head}{path}/{tail}", storage_options, kind, left_out)
 
 
 def _shard(url: str, info: Info) -> Shard:

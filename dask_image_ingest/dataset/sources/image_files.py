@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import itertools
 import os
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence, Set
 from dataclasses import dataclass
 from typing import Any, ClassVar, Final, Literal
 
@@ -23,6 +23,7 @@ from dask_image_ingest.dataset.plan.nodes import Read
 from dask_image_ingest.dataset.scan.decode_rows import ImageDecode, error_filter
 from dask_image_ingest.dataset.scan.partitioning import parse_partition_size
 from dask_image_ingest.dataset.schema.columns import METADATA_COLUMNS
+from dask_image_ingest.dataset.warning import warn_user
 from dask_image_ingest.decode import MAX_PIXELS, Mode, Resize, make_decode_spec
 from dask_image_ingest.errors import ArgumentError, ShardError
 from dask_image_ingest.frames import (
@@ -34,7 +35,14 @@ from dask_image_ingest.frames import (
 )
 from dask_image_ingest.image_frame import ImageDataFrame
 from dask_image_ingest.passwords import without_passwords
-from dask_image_ingest.storage import FileKind, Shard, common_root, find_shards, is_web
+from dask_image_ingest.storage import (
+    FileKind,
+    Shard,
+    common_root,
+    find_shards,
+    folders_in,
+    is_web,
+)
 from dask_image_ingest.tar import IMAGE_EXTENSIONS
 
 
@@ -197,7 +205,12 @@ class ReadImageFiles(Read):
         return dx.Task(name, _read, self.files.part(index), types, _data_producer=True)
 
 
-_IMAGES: Final = FileKind("image file", tuple(f".{e}" for e in IMAGE_EXTENSIONS.split(";")))
+_IMAGES: Final = FileKind(
+    "image file",
+    tuple(f".{extension}" for extension in IMAGE_EXTENSIONS.split(";")),
+    hidden=(".",),
+    single=True,
+)
 
 # Files of a partition at most, however small: a second of work or less.
 _MOST_FILES = 256
@@ -231,13 +244,16 @@ def read_images(
     ----------
     paths
         Files: a path or URL, with braces or globs (``"photos/**/*.jpg"``), a folder, or a list of
-        these. Taken in natural order, each once. A folder is searched recursively for the suffixes
-        of images: ``.jpg``, ``.jpeg``, ``.png``, ``.webp``, ``.gif``, ``.bmp``, ``.tif``
-        and the others of ``IMAGE_EXTENSIONS``.
+        these. Taken in natural order, each once. A folder is searched recursively, through links
+        too, for the suffixes of images: ``.jpg``, ``.jpeg``, ``.png``, ``.webp``, ``.gif``,
+        ``.bmp``, ``.tif`` and the others of ``IMAGE_EXTENSIONS``. Left out, with a warning, are
+        names that begin with ``.`` or are not UTF-8, links to nothing or back to a folder that they
+        are in, pipes, sockets and devices, and folders that can't be listed.
     label
         ``"folder"``: columns ``label``, numbered as torchvision's ``ImageFolder`` does, and
-        ``class_name``. The folders directly below the common root that contain images are the
-        classes, sorted by name and numbered from 0. A file in none of them has nulls.
+        ``class_name``. The folders directly below the common root are the classes, sorted by name
+        and numbered from 0. If the root itself is not searched (``"pets/{cat,dog}"``), only
+        those with images are. A file in none of them has nulls.
     size, resize, transform, mode, errors, max_pixels, backend
         As for :func:`read_webdataset_images`.
     partition_size
@@ -264,7 +280,7 @@ def read_images(
     ShardNotFoundError
         If a path matches nothing; later, if a file is gone.
     ShardError
-        If a folder can't be listed, or a server sends no sizes; later, if a file can't be read or
+        If a path can't be listed, or a server sends no sizes; later, if a file can't be read or
         has changed since it was listed.
     ArgumentError
         For arguments that are unknown or contradict each other; for ``label="folder"`` if no file
@@ -312,8 +328,11 @@ def read_images(
             f"{unknown}: its server sends no size, which is needed to fetch an image. Download it, "
             "and read the copy"
         )
-    root = common_root(paths, (file.url for file in files))
-    classes = _classes(files, root) if label == "folder" else None
+    root, is_searched = common_root(paths, (file.url for file in files))
+    classes = None
+    if label == "folder":
+        folders = folders_in(root, storage_options, _IMAGES) if is_searched else set()
+        classes = _classes(files, root, folders)
     edges = _edges(files, images, largest)
     listed = [(file.url, file.size, file.version) for file in files]
     token = tokenize(listed, edges, root, classes, images, decode, backend_.name)
@@ -322,14 +341,23 @@ def read_images(
     return dx.new_collection(Decode(rows, (images,), error_filter(errors)) if decode else rows)
 
 
-def _classes(files: Sequence[Shard], root: str) -> tuple[str, ...]:
-    folders = {class_of(file.url, root) for file in files} - {None}
-    if not folders:
+def _classes(files: Sequence[Shard], root: str, folders: Set[str]) -> tuple[str, ...]:
+    """The classes in order: the folders with files, and all ``folders`` of a searched root.
+
+    So what is left out of a folder does not change the numbers of the others.
+    """
+    used = {folder for file in files if (folder := class_of(file.url, root)) is not None}
+    if not used:
         raise ArgumentError(
             f'label="folder": no file lies in a folder below {root or "/"}, and its folders are '
             "the classes. Pass the folder that has one folder for each class"
         )
-    return tuple(sorted(folder for folder in folders if folder is not None))
+    if empty := sorted(folders - used):
+        warn_user(
+            f'label="folder": {len(empty)} of {len(folders | used)} folders of {root} hold no '
+            f"image, such as {empty[0]!r}. They are classes, too, and have numbers"
+        )
+    return tuple(sorted(folders | used))
 
 
 def _edges(files: Sequence[Shard], images: ImageDecode, largest: int | None) -> tuple[int, ...]:

@@ -39,7 +39,6 @@ def folder(photos, tmp_path_factory):
     save(root / "cat" / "empty.PNG", b"")
     save(root / "dog" / "cut.v2.jpg", photos[0].encoded[:-200])
     save(root / "cat" / "notes.txt", b"no image")
-    save(root / "_hidden" / "1.jpg", photos[0].encoded)
     return root
 
 
@@ -50,9 +49,7 @@ def save(path, content):
 
 def files_below(root):
     return sorted(
-        path
-        for path in root.rglob("*")
-        if path.suffix.lower() in (".jpg", ".png", ".webp") and "_hidden" not in path.parts
+        path for path in root.rglob("*") if path.suffix.lower() in (".jpg", ".png", ".webp")
     )
 
 
