@@ -85,7 +85,7 @@ def measure(path: Path, arguments: Any, clock: "Clock") -> dict[str, float]:
     expr = ddf.expr.optimize(fuse=False)
     partition, query, decode = expr._filtered_task("partition", 0).args
     (split,) = partition
-    with open_rows(split.url, split.index, query.options) as rows:
+    with open_rows(split.shard, split.index, query.options) as rows:
         clock.shapes = np.array([[one.height, one.width, CHANNELS] for one in rows.headers])
     best: dict[str, float] = {}
     for _ in range(1 + arguments.rounds):
@@ -173,7 +173,7 @@ def stages(split: Any, query: Any) -> dict[str, float]:
 
     names = [name for name in query.columns if name != "image"]
     backend = query.options.get_backend()
-    opened = open_rows(split.url, split.index, query.options, query.components, whole=True)
+    opened = open_rows(split.shard, split.index, query.options, query.components, whole=True)
     rows = timed("tar walk, or index", opened.__enter__)
     timed("headers", lambda: rows.headers)
     rows.prefetch_images()

@@ -36,12 +36,12 @@ from dask_image_ingest.storage import Shard, is_pipe, local_path
 from dask_image_ingest.user_functions import stable_token
 
 
-def shards_read(frame: Any) -> set[str]:
-    """The URLs of all shards that a lazy frame reads, even if it keeps no row of them.
+def shards_read(frame: Any) -> dict[str, Shard]:
+    """All shards that a lazy frame reads, by URL, even if it keeps no row of them.
 
     Empty for a computed or persisted frame.
     """
-    return {shard.url for shards, _ in _read(frame) for shard in shards}
+    return {shard.url: shard for shards, _ in _read(frame) for shard in shards}
 
 
 def reads_samples(frame: Any) -> bool:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import os
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from contextlib import suppress
 from dataclasses import replace
 from functools import partial
@@ -152,7 +152,7 @@ class _Run:
         )
         try:
             staged = stage_frame(self.frame, context, self.columns, self.show)
-            prepared = prepare(staged, context, assigns_keys(self.frame), self.show)
+            prepared = prepare(staged, context, read, assigns_keys(self.frame), self.show)
             if not self.resume:
                 self.previous.refuse_loss(prepared.plan, prepared.rejected.summary())
             description = self._describe_accepted(staged, prepared, read)
@@ -191,7 +191,7 @@ class _Run:
         return facts
 
     def _describe_accepted(
-        self, staged: StagedRows, prepared: Prepared, read: set[str]
+        self, staged: StagedRows, prepared: Prepared, read: Iterable[str]
     ) -> dict[str, Any]:
         """The plan for ``_plan.json``, after checks that it may be executed in this folder."""
         plan, options = prepared.plan, self.context.options
@@ -209,7 +209,7 @@ class _Run:
         # Sources of a computed frame are known by its rows only, rejected ones included.
         row_urls = staged.rows.column("url").combine_chunks().dictionary.to_pylist()
         refuse_sources(
-            self.output, [*files, *self.previous.files], read.union(filter(None, row_urls))
+            self.output, [*files, *self.previous.files], {*read, *filter(None, row_urls)}
         )
         return description
 

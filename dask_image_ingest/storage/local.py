@@ -83,6 +83,8 @@ class ReadAhead:
 class LocalReader(ByteReader):
     """Reader of a local shard. No memory map: one of a truncated file kills the process."""
 
+    shard: Shard
+
     def __init__(self, path: str) -> None:
         self._path = path
         self._ahead: ReadAhead | None = None
@@ -136,7 +138,7 @@ class LocalReader(ByteReader):
 
     def is_version(self, listed: Shard) -> bool:
         """True if this is the listed version."""
-        return self._version == (listed.size, int(listed.version))
+        return (self.shard.size, self.shard.version) == (listed.size, listed.version)
 
     def refuse_changes(self) -> None:
         """Raise if the file has changed since it was opened.

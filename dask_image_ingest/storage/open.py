@@ -58,7 +58,7 @@ def open_shard(
         return
     with closing(LocalReader(path)) as file:
         if listed is not None and not file.is_version(listed):
-            raise changed(url)
+            raise changed(listed, file.shard)
         with decompressed(file, url) as content:
             yield content
         file.refuse_changes()

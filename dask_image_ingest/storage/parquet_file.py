@@ -12,6 +12,7 @@ from pyarrow import parquet
 from dask_image_ingest.errors import ShardError
 from dask_image_ingest.storage.open import open_shard
 from dask_image_ingest.storage.reader import ByteReader, ReaderFile
+from dask_image_ingest.storage.shard import Shard
 
 # Bytes at the end of a file that hold most footers.
 _FOOTER = 64 << 10
@@ -91,12 +92,12 @@ class ParquetSource:
 
 
 @contextmanager
-def open_parquet(url: str, storage_options: dict[str, Any] | None) -> Iterator[ParquetSource]:
-    """Open a parquet file; reads its footer.
+def open_parquet(file: Shard, storage_options: dict[str, Any] | None) -> Iterator[ParquetSource]:
+    """Open a parquet file, which must not have changed since it was listed; reads its footer.
 
     Raises
     ------
     ShardNotFoundError, ShardError
     """
-    with open_shard(url, storage_options) as content:
-        yield ParquetSource(url, content)
+    with open_shard(file.url, storage_options, file) as content:
+        yield ParquetSource(file.url, content)

@@ -7,6 +7,7 @@ import re
 from dataclasses import dataclass
 
 import fsspec
+import numpy as np
 from fsspec.registry import known_implementations
 
 from dask_image_ingest.errors import ArgumentError, ShardError
@@ -87,15 +88,17 @@ class Shard(UrlHolder):
         """Size and version as one string, which changes with the shard."""
         return f"{self.size} {self.version}"
 
-    @property
-    def sidecar_url(self) -> str | None:
-        """URL of its sidecar; None without one."""
-        return None if self.sidecar is None else self.sidecar.url
 
-
-def changed(url: str) -> ShardError:
-    """Error of a shard whose version differs from the listed one."""
+def changed(listed: Shard, found: Shard) -> ShardError:
+    """Error of a file whose version differs from the listed one."""
     return ShardError(
-        f"{url} has changed since it was listed, and its metadata is of another version. Read it "
-        "again"
+        f"{listed.url} has changed since it was listed: it was {_version(listed)}, and is "
+        f"{_version(found)} now. A frame never mixes rows of two versions: read it again"
     )
+
+
+def _version(shard: Shard) -> str:
+    version = f"version {shard.version}" if shard.version else "an unknown version"
+    if local_path(shard.url) is not None and shard.version.isdecimal():
+        version = f"modified {np.datetime64(int(shard.version), 'ns')} UTC"
+    return f"{shard.size:,} bytes, {version}"

@@ -124,7 +124,7 @@ def refuse_source(frame: Any, path: str | PathLike[str]) -> None:
     if isinstance(frame, FrameBase):
         shards = [shard for dataset in datasets_of(frame.expr) for shard in dataset.shards]
         read = [shard.url for shard in shards]
-        read += [shard.sidecar_url for shard in shards if shard.sidecar_url]
+        read += [shard.sidecar.url for shard in shards if shard.sidecar]
     else:
         read = frame["__url__"].dropna().unique().tolist() if "__url__" in frame.columns else []
     written = identities(os.path.abspath(path))

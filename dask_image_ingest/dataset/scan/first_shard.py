@@ -83,7 +83,7 @@ def _open_shard(
             return FirstShard(shard, IndexedReader(stored, late), stored)
         except UnusableIndexError as error:
             give_up(index, error, warn=True)
-    content = opened.enter_context(open_shard(shard.url, storage_options))
+    content = opened.enter_context(open_shard(shard.url, storage_options, shard))
     indexes.pop(shard.url, None)
     return FirstShard(shard, content, *index_head(content, shard.url))
 

@@ -63,7 +63,7 @@ _HEAD, _LEAST_SEEN, _MOST_UNUSED = 4 << 20, 0.5, 0.25
 
 @contextmanager
 def open_rows(
-    url: str,
+    shard: Shard,
     index: IndexFile | None,
     options: ReadOptions,
     components: Sequence[Component] = (),
@@ -72,21 +72,22 @@ def open_rows(
     keep: bool = False,
     whole: bool = False,
 ) -> Iterator[SampleRows]:
-    """Open all samples of a shard; ``warn`` of an index that is not used.
+    """Open all samples of the listed version of a shard; ``warn`` of an index that is not used.
 
     ``keep`` caches what a header scan finds, if each member is one range of the shard's bytes.
     ``whole`` says that every image will be read.
     """
-    storage_options = options.storage_options
+    url, storage_options = shard.url, options.storage_options
     with ExitStack() as opened:
         stored = known_samples(opened, index, storage_options, warn)
         if index is not None and stored is not None:
             late = opened.enter_context(open_late(index.shard, storage_options))
             yield SampleRows(url, late, stored, options, components, sidecar)
             return
-        # Listed before the scan, so that a shard replaced meanwhile is seen to have changed.
-        listed = find_shards(url, storage_options)[0] if keep else None
-        content = opened.enter_context(open_shard(url, storage_options))
+        # As a lookup of this one shard tells its version, which an export compares: a listing of
+        # a folder may tell another.
+        alone = find_shards(url, storage_options)[0] if keep else None
+        content = opened.enter_context(open_shard(url, storage_options, shard))
         if whole:
             needed = functools.partial(_memory_if_needed, content, url, options, components)
             content.prefetch_into(0, len(content), needed)
@@ -95,10 +96,10 @@ def open_rows(
         if len(in_memory) == len(content):
             reader = MemoryReader(in_memory, content.listed_as(url))
         yield SampleRows(url, reader, scanned, options, components, sidecar)
-        is_plain = listed is not None and len(content) == listed.size and not scanned.sparse
+        is_plain = alone is not None and len(content) == alone.size and not scanned.sparse
     # Only now: closing the shard raises if it changed.
-    if listed is not None and is_plain:
-        cache_scan(CachedScan(listed, scanned))
+    if alone is not None and is_plain:
+        cache_scan(CachedScan(alone, scanned))
 
 
 def _memory_if_needed(

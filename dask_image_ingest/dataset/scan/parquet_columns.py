@@ -16,7 +16,7 @@ from dask_image_ingest.dataset.filters import Filters
 from dask_image_ingest.dataset.schema.columns import FileColumn
 from dask_image_ingest.dataset.schema.file_columns import plain_type
 from dask_image_ingest.errors import ShardError
-from dask_image_ingest.storage import ParquetSource, open_parquet
+from dask_image_ingest.storage import ParquetSource, Shard, open_parquet
 
 
 class ParquetColumns:
@@ -24,12 +24,13 @@ class ParquetColumns:
 
     def __init__(
         self,
-        url: str | None,
+        listed: Shard | None,
         columns: Sequence[FileColumn],
         storage_options: dict[str, Any] | None,
         opened: ExitStack,
     ) -> None:
-        self.url = url
+        self._listed = listed
+        self.url = None if listed is None else listed.url
         self._columns = {column.column: column for column in columns}
         self._storage_options = storage_options
         self._opened = opened
@@ -117,10 +118,10 @@ class ParquetColumns:
 
     @cached_property
     def file(self) -> ParquetSource | None:
-        """The file, opened on first access; None without a URL."""
-        if self.url is None:
+        """The file, opened on first access; None without one."""
+        if self._listed is None:
             return None
-        return self._opened.enter_context(open_parquet(self.url, self._storage_options))
+        return self._opened.enter_context(open_parquet(self._listed, self._storage_options))
 
     @cached_property
     def ends(self) -> np.ndarray:

@@ -36,14 +36,19 @@ _MANY_SHARDS = 1000
 class ShardSplit(UrlHolder):
     """One of ``parts`` equal parts of a shard; ``part`` counts from 0.
 
-    ``sidecar`` is the URL of the shard's sidecar, ``index`` its index file, or None.
+    ``shard`` is the shard as it was listed: a task reads no other version of it or its sidecar.
+    ``index`` is its index file, or None.
     """
 
-    url: str
+    shard: Shard
     part: int = 0
     parts: int = 1
-    sidecar: str | None = None
     index: IndexFile | None = None
+
+    @property
+    def url(self) -> str:
+        """The URL of the shard."""
+        return self.shard.url
 
 
 #: All that a task reads: part of a shard, or several whole ones.
@@ -195,7 +200,7 @@ def _splits(
         if decoded and largest is not None and first.shard.size > 0 and not is_pipe(shard.url):
             parts = _ceil_divide(decoded * size, first_size * largest)
             parts = min(parts, _ceil_divide(images * size, first_size)) or 1
-        split = ShardSplit(shard.url, 0, parts, shard.sidecar_url, indexes.get(shard.url))
+        split = ShardSplit(shard, 0, parts, indexes.get(shard.url))
         for part in range(parts):
             samples = first.samples * size // first_size
             yield replace(split, part=part), samples, decoded * size // first_size

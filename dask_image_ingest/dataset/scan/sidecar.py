@@ -15,12 +15,12 @@ from dask_image_ingest.dataset.schema.columns import FileColumn
 from dask_image_ingest.dataset.schema.file_columns import key_of
 from dask_image_ingest.dataset.warning import warn_user
 from dask_image_ingest.errors import ShardError, ShardNotFoundError
-from dask_image_ingest.storage import ParquetSource, open_parquet
+from dask_image_ingest.storage import ParquetSource, Shard, open_parquet
 
 
 @contextmanager
 def open_sidecar(
-    url: str | None,
+    listed: Shard | None,
     columns: Sequence[FileColumn],
     storage_options: dict[str, Any] | None,
     required: bool,
@@ -28,12 +28,12 @@ def open_sidecar(
 ) -> Iterator[Sidecar]:
     """A sidecar that is opened on first access to one of its columns.
 
-    Columns are null without a ``url``, if the file is missing and not ``required``, and if it can't
-    be read with ``skips_errors``. (To skip the shard's rows instead would make the number of rows
-    depend on whether a query uses the sidecar.)
+    Columns are null if none was ``listed``, if the file is missing and not ``required``, and if it
+    can't be read with ``skips_errors``. (To skip the shard's rows instead would make the number of
+    rows depend on whether a query uses the sidecar.)
     """
     with ExitStack() as opened:
-        yield Sidecar(url, columns, storage_options, opened, required, skips_errors)
+        yield Sidecar(listed, columns, storage_options, opened, required, skips_errors)
 
 
 class Sidecar(ParquetColumns):
@@ -41,14 +41,14 @@ class Sidecar(ParquetColumns):
 
     def __init__(
         self,
-        url: str | None,
+        listed: Shard | None,
         columns: Sequence[FileColumn],
         storage_options: dict[str, Any] | None,
         opened: ExitStack,
         required: bool,
         skips_errors: bool,
     ) -> None:
-        super().__init__(url, columns, storage_options, opened)
+        super().__init__(listed, columns, storage_options, opened)
         self._required = required
         self._skips_errors = skips_errors
 
@@ -102,10 +102,10 @@ class Sidecar(ParquetColumns):
     @cached_property
     def file(self) -> ParquetSource | None:
         """The file, opened on first access; None if there is none or it can't be read."""
-        if self.url is None:
+        if self._listed is None:
             return None
         try:
-            return self._opened.enter_context(open_parquet(self.url, self._storage_options))
+            return self._opened.enter_context(open_parquet(self._listed, self._storage_options))
         except (ShardError, ShardNotFoundError) as error:
             if isinstance(error, ShardNotFoundError) and not self._required:
                 warn_user(f"{self.url} does not exist: its columns are null")

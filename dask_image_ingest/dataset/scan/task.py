@@ -162,8 +162,7 @@ def _read_split(split: ShardSplit, spec: ScanSpec, decode: DecodeInRead | None) 
     except (ShardError, ShardNotFoundError) as error:
         if spec.options.shard_errors == "raise":
             raise
-        if not split.part:
-            warn_of_skipped(error)
+        warn_of_skipped(error)  # of each part: it may have changed since an earlier one was read
         return None, 0
 
 
@@ -181,7 +180,7 @@ def _read(split: ShardSplit, spec: ScanSpec, decode: DecodeInRead | None) -> _Re
     if options.is_table:
         return _read_table(split, spec, decode)
     with open_sidecar(
-        split.sidecar,
+        split.shard.sidecar,
         spec.sidecar,
         options.storage_options,
         options.needs_sidecars,
@@ -202,7 +201,7 @@ def _read(split: ShardSplit, spec: ScanSpec, decode: DecodeInRead | None) -> _Re
 def _read_table(split: ShardSplit, spec: ScanSpec, decode: DecodeInRead | None) -> _Read:
     with ExitStack() as opened:
         storage_options = spec.options.storage_options
-        columns = ParquetColumns(split.url, spec.sidecar, storage_options, opened)
+        columns = ParquetColumns(split.shard, spec.sidecar, storage_options, opened)
         if not columns.may_have(spec.filters):
             return None, 0
         return _read_rows(split, ParquetRows(columns, spec.options), spec, decode)
@@ -214,7 +213,7 @@ def _read_shard(
     all_images = decode is not None and decode.steps is None
     all_rows = split.parts == 1 and not spec.filters and spec.limit is None
     with open_rows(
-        split.url,
+        split.shard,
         split.index,
         spec.options,
         spec.components,

@@ -79,7 +79,7 @@ def sidecar_columns(
     first = next((shard.sidecar for shard in shards if shard.sidecar is not None), None)
     if first is None:
         return ()
-    with open_parquet(first.url, storage_options) as file:
+    with open_parquet(first, storage_options) as file:
         schema = file.schema_arrow
     key = key_of(schema)
     if key is None:

@@ -142,7 +142,7 @@ def read_parquet_images(
         for each in (decoding, *(other.decoding for other in others)):
             refuse_decoding(each, errors)
     files = find_shards(paths, storage_options, _PARQUET)
-    with open_parquet(files[0].url, storage_options) as first:
+    with open_parquet(files[0], storage_options) as first:
         file_schema, rows = first.schema_arrow, first.metadata.num_rows
     sources = {column if images is None else "image": source}
     sources |= {other.column: other.extensions[0] for other in others}
@@ -233,5 +233,5 @@ def _partitions(files: Sequence[Shard], rows: int, most: int) -> tuple[Partition
         known = file.size > 0 and files[0].size > 0
         bound = -(-rows * file.size // files[0].size) if known else 1
         parts = max(1, min(-(-file.size // most), bound))
-        partitions += [(ShardSplit(file.url, part, parts),) for part in range(parts)]
+        partitions += [(ShardSplit(file, part, parts),) for part in range(parts)]
     return tuple(partitions)

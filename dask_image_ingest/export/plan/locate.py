@@ -29,7 +29,7 @@ from dask_image_ingest.export.member_selection import (
 )
 from dask_image_ingest.export.options import ExportContext, staged_name
 from dask_image_ingest.export.staged_tables import from_bytes, read_batch, to_bytes
-from dask_image_ingest.storage import LazyBytes, find_shards, is_web, open_shard
+from dask_image_ingest.storage import LazyBytes, Shard, find_shards, is_web, open_shard
 from dask_image_ingest.tar import LARGEST_VALUE, Places, ShardIndex, index_tar, read_member
 
 #: Columns of the rows to locate, besides the sizes of members from columns.
@@ -111,26 +111,30 @@ def locate_in_task(rows: pa.Table, context: ExportContext) -> Located | None:
     return Located(scanned.shard.url, scanned.shard.state, *selection, **_facts(index))
 
 
-def locate(batch: tuple[int, dict[str, int]], context: ExportContext) -> list[Located]:
+def locate(
+    batch: tuple[int, list[tuple[str, Shard | None, int]]], context: ExportContext
+) -> list[Located]:
     """Locate the members of the rows of a batch, for each of its sources.
 
-    ``batch`` is its number in the staged table of rows, and its sources (URL → number of rows), in
-    order of the rows.
+    ``batch`` is its number in the staged table of rows, and its sources in order of the rows: URL,
+    the shard as the frame's read listed it if that is known, and number of rows.
     """
-    number, counts = batch
+    number, sources = batch
     wanted = read_batch(context.output, context.locations, number)
-    ends = accumulate(counts.values())
+    ends = accumulate(count for *_, count in sources)
     return [
-        _locate(url, wanted.slice(end - count, count), context)
-        for (url, count), end in zip(counts.items(), ends, strict=True)
+        _locate(url, listed, wanted.slice(end - count, count), context)
+        for (url, listed, count), end in zip(sources, ends, strict=True)
     ]
 
 
-def _locate(url: str, wanted: pa.RecordBatch, context: ExportContext) -> Located:
+def _locate(
+    url: str, listed: Shard | None, wanted: pa.RecordBatch, context: ExportContext
+) -> Located:
     try:
         shard = find_shards(url, context.source_options)[0]
         version = shard.state
-        with open_shard(url, context.source_options) as content:
+        with open_shard(url, context.source_options, listed) as content:
             index = _index(content, url, wanted)
             # A decompressed shard has another size than the stored one.
             is_plain = len(content) == shard.size

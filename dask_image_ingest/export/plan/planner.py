@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from itertools import chain, pairwise
@@ -20,6 +20,7 @@ from dask_image_ingest.export.plan.shard_plan import ShardPlan, make_plan
 from dask_image_ingest.export.plan.spill_repartition import repartition_spill
 from dask_image_ingest.export.plan.staging import StagedRows
 from dask_image_ingest.export.staged_tables import write_batches
+from dask_image_ingest.storage import Shard
 
 # Image files per task that locates members.
 _FILES_PER_TASK = 64
@@ -36,9 +37,15 @@ class Prepared:
 
 
 def prepare(
-    staged: StagedRows, context: ExportContext, keys_assigned: bool, show: bool
+    staged: StagedRows,
+    context: ExportContext,
+    listed: Mapping[str, Shard],
+    keys_assigned: bool,
+    show: bool,
 ) -> Prepared:
     """Plan an export, and write the plan to the staging folder, for the tasks.
+
+    ``listed`` has the shards that the frame reads, by URL: no other version of them is scanned.
 
     Raises
     ------
@@ -55,7 +62,7 @@ def prepare(
     rejected.find_repeated_rows(sources)
     kept = rejected.kept
     by_source = kept[np.argsort(sources[kept], kind="stable")]
-    located = _locate(rows, by_source, sources, urls, staged.located, context, show)
+    located = _locate(rows, by_source, sources, urls, staged.located, listed, context, show)
     joined = _join(rows, by_source, located)
     has_samples = context.options.has_samples
     if has_samples and (keys_assigned or any(source.renamed for source in located)):
@@ -116,6 +123,7 @@ def _locate(
     sources: np.ndarray,
     urls: list[str],
     cache: LocatedCache,
+    listed: Mapping[str, Shard],
     context: ExportContext,
     show: bool,
 ) -> list[Located]:
@@ -141,7 +149,8 @@ def _locate(
         )
         write_batches(context.output, context.locations, locations.schema, batches, compressed=True)
         items = [
-            (batch, {names[n]: len(wanted[n]) for n in task}) for batch, task in enumerate(tasks)
+            (batch, [(names[n], listed.get(names[n]), len(wanted[n])) for n in task])
+            for batch, task in enumerate(tasks)
         ]
         results: list[list[Located]] = run(partial(locate, context=context), items, show)
         located |= {source.url: source for source in chain.from_iterable(results)}

@@ -221,7 +221,7 @@ def open_remote(
     if listed is not None and not (
         listed.size in (head.size, -1) and source.is_version(listed.version)
     ):
-        raise changed(url)
+        raise changed(listed, Shard(url, head.size, source.version))
     if len(head.data) == head.size:
         yield MemoryReader(memoryview(head.data), Shard(url, head.size, source.version))
     else:
