@@ -10,7 +10,11 @@ import sys
 import warnings
 from pathlib import Path
 
+import dask
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
+from faulty_server import faulty_server
 from photo_shards import write_tar
 
 import dask_image_ingest as dii
@@ -130,3 +134,52 @@ def test_what_errors_and_warnings_quote_is_escaped(tmp_path, photos, caplog):
     said += frame["error"].dropna().tolist()
     assert len(said) >= 4
     assert all(text.isprintable() for text in said), said
+
+
+def hub(folder, secret, server, png):
+    """A table of somebody else, whose columns claim that its images lie in other places."""
+    urls = [str(secret), f"{server.url}/latest/meta-data/x.tar", "pipe:cat /etc/passwd"]
+    reference = {"url": str(secret), "offset": 512, "nbytes": len(png), "shard_size": None}
+    columns = {
+        "image": [{"bytes": png, "path": url, **reference} for url in urls],
+        "__key__": ["s", "t", "u"],
+        "__url__": urls,
+        "offset": [512] * 3,
+        "nbytes": [len(png)] * 3,
+        "reference": [reference] * 3,
+    }
+    pq.write_table(pa.table(columns), folder / "train.parquet")
+    return folder / "train.parquet"
+
+
+def report(frame, out):
+    dii.curate.report(dii.curate.fingerprints(frame, kinds=("bytes",)), out / "r.html")
+
+
+USES = {
+    "export": lambda frame, out: dii.to_webdataset(frame, f"{out}/{{shard:03d}}.tar"),
+    "parquet": lambda frame, out: dii.to_parquet_images(frame, out / "again"),
+    "gallery": lambda frame, out: dii.gallery(frame, out / "g.html"),
+    "report": report,
+    "batches": lambda frame, out: list(frame.images.iter_batches(1)),
+    "locations": lambda frame, out: dii.decode_images(frame.drop(columns=["image"])),
+}
+
+
+@pytest.mark.parametrize("kind", ["pixels", "computed references"])
+@pytest.mark.parametrize("use", USES)
+def test_locations_in_a_table_of_images_are_not_opened(use, kind, tmp_path, photos):
+    """Not the file of the user, not the server inside: their bytes are in no result."""
+    png, secret, out = photos[2].encoded, tmp_path / "private.tar", tmp_path / "out"
+    write_tar(secret, {"s.png": png, "s.txt": b"TOP SECRET"})
+    out.mkdir()
+    with faulty_server() as server, dask.config.set(scheduler="synchronous"):
+        path = hub(tmp_path, secret, server, png)
+        frame = dii.read_parquet_images(path, backend="pandas", decode=kind == "pixels")
+        frame = frame if kind == "pixels" else frame.compute()
+        try:
+            USES[use](frame, out)
+        except dii.ArgumentError:
+            assert use not in ("export", "parquet")
+        assert not server.seen
+    assert not any(b"TOP SECRET" in file.read_bytes() for file in out.rglob("*") if file.is_file())

@@ -95,7 +95,8 @@ def sidecar_columns(
     left_out = [f"{name!r} ({schema.field(name).type})" for name, t in types.items() if t is None]
     if left_out:
         warn_user(f"{first.url} has columns of unsupported types, left out: {', '.join(left_out)}")
-    names = _names([name for name, type_ in types.items() if type_ is not None], taken)
+    supported = [name for name, type_ in types.items() if type_ is not None]
+    names = frame_names(supported, taken, "sidecar.")
     return tuple(FileColumn(names[name], name, types[name]) for name in names)
 
 
@@ -113,15 +114,15 @@ def key_of(schema: pa.Schema) -> str | None:
     return key if key and is_text(plain_type(schema.field(key).type)) else None
 
 
-def _names(columns: Sequence[str], taken: Collection[str]) -> dict[str, str]:
-    """File column → frame column: its own name, prefixed by ``sidecar.`` if that is taken."""
+def frame_names(columns: Sequence[str], taken: Collection[str], prefix: str) -> dict[str, str]:
+    """File column → frame column: its own name, with the prefix if that is taken."""
     names: dict[str, str] = {}
     used = {*taken, *columns}
     for column in columns:
         name = column
         if column in taken:
             while name in used:
-                name = f"sidecar.{name}"
+                name = prefix + name
             used.add(name)
         names[column] = name
     return names

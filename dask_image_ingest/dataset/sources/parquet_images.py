@@ -13,6 +13,7 @@ from dask.base import tokenize
 from dask_image_ingest.arguments import shown
 from dask_image_ingest.dask_internals import new_collection
 from dask_image_ingest.dataset.filters import normalize_filters
+from dask_image_ingest.dataset.late.references import LOCATION_COLUMNS
 from dask_image_ingest.dataset.options import (
     ErrorPolicy,
     ReadOptions,
@@ -24,7 +25,7 @@ from dask_image_ingest.dataset.read import chosen_columns, fingerprint_of, read_
 from dask_image_ingest.dataset.scan.partitioning import Partition, ShardSplit
 from dask_image_ingest.dataset.schema.columns import FileColumn, TableSchema
 from dask_image_ingest.dataset.schema.encoded_images import check_encoded_type
-from dask_image_ingest.dataset.schema.file_columns import column_type
+from dask_image_ingest.dataset.schema.file_columns import column_type, frame_names
 from dask_image_ingest.dataset.schema.image_columns import ImageColumn, image_members
 from dask_image_ingest.dataset.warning import warn_user
 from dask_image_ingest.decode import MAX_PIXELS, Mode, Resize, make_decode_spec
@@ -104,7 +105,9 @@ def read_parquet_images(
         ``error`` (string), ``nbytes`` (int64), ``format`` (string), ``height``, ``width``,
         ``channels`` (int32), and for each further image column the same with its name
         (``mask.error``). A column of the files takes precedence over one of these with its name.
-        The index is the number of a row in its file.
+        But columns of the files named ``__url__``, ``offset`` or ``nbytes`` are called
+        ``table.__url__`` and so on: nothing opens what they locate, for example in an export. The
+        index is the number of a row in its file.
 
     Raises
     ------
@@ -200,7 +203,10 @@ def _schema(
             ) from error
     sources = [*images.values()]
     types = {f.name: column_type(f.type, backend) for f in file_schema if f.name not in sources}
-    if taken := {*types} & {*images}:
+    supported = [name for name, type_ in types.items() if type_ is not None]
+    # Nothing that looks for locations takes a table's word for them.
+    names = frame_names(supported, LOCATION_COLUMNS, "table.")
+    if taken := {*names.values()} & {*images}:
         raise ArgumentError(
             f"images=: the files have a column {min(taken)!r} of their own: call the image column "
             "something else"
@@ -208,15 +214,16 @@ def _schema(
     left_out = [f"{n!r} ({file_schema.field(n).type})" for n, t in types.items() if t is None]
     if left_out:
         warn_user(f"{url} has columns of unsupported types, left out: {', '.join(left_out)}")
-    supported = {name: type_ for name, type_ in types.items() if type_ is not None}
-    columns = {name: FileColumn(name, name, type_) for name, type_ in supported.items()}
+    columns = {names[name]: FileColumn(names[name], name, types[name]) for name in supported}
     if key is not None or "__key__" in supported:
         columns["__key__"] = FileColumn("__key__", key or "__key__", pa.string())
     order = [
         name
         for stored in file_schema.names
-        for name in (stored, *(image for image, source in images.items() if source == stored))
-        if name in supported or name in images
+        for name in (
+            *filter(None, [names.get(stored)]),
+            *(image for image, source in images.items() if source == stored),
+        )
     ]
     return TableSchema(
         (), False, tuple(columns.values()), tuple(images), tuple(order), file_schema.metadata

@@ -2,6 +2,8 @@
 
 import functools
 import io
+import tarfile
+from pathlib import Path
 
 import dask
 import numpy as np
@@ -11,6 +13,7 @@ import pyarrow.parquet as pq
 import pytest
 from corpus import save
 from counted import work  # noqa: F401
+from photo_shards import write_tar
 from PIL import Image
 
 import dask_image_ingest as dii
@@ -158,6 +161,23 @@ def test_columns_of_the_file_keep_their_names(encoded, tmp_path):
     assert frame.height[:12].notna().all()
     references = dii.read_parquet_images(path, backend="pandas", decode=False)
     assert set(references.error.compute()) == {"x"}
+
+
+def test_a_table_with_locations_is_exported_when_its_shards_are_gone(photos, tmp_path):
+    """Its bytes are its own: what it says of where they came from is kept under other names."""
+    members = {f"{n}.{photo.extension}": photo.encoded for n, photo in enumerate(photos[:3])}
+    shard = write_tar(tmp_path / "a.tar", members)
+    dii.to_parquet_images(dii.read_webdataset_images(shard, decode=False), tmp_path / "table")
+    table = dii.read_parquet_images(tmp_path / "table", backend="pandas")
+    Path(shard).unlink()
+    frame = table.compute()
+    assert frame["table.__url__"].tolist() == [str(shard)] * 3
+    sizes = [len(data) for data in members.values()]
+    assert frame.nbytes.tolist() == frame["table.nbytes"].tolist() == sizes
+    assert set(frame["__url__"]) == {str(tmp_path / "table" / "part.0.parquet")}
+    dii.to_webdataset(table, f"{tmp_path}/again/{{shard}}.tar")
+    with tarfile.open(tmp_path / "again" / "0.tar") as tar:
+        assert {each.name: tar.extractfile(each).read() for each in tar} == members
 
 
 @pytest.mark.parametrize("errors", ["drop", "raise"])
