@@ -56,7 +56,9 @@ def test_the_oldest_environment_has_the_lower_bounds():
     for pin in map(Requirement, printed.splitlines()):
         pins[pin.name, str(pin.marker)] = pin.specifier
     extras = PROJECT["optional-dependencies"]
-    requirements = [Requirement(each) for each in [*PROJECT["dependencies"], *extras["cpu"]]]
+    requirements = [
+        Requirement(each) for each in [*PROJECT["dependencies"], *extras["cpu"], *extras["tiff"]]
+    ]
     assert set(pins) == {(each.name, str(each.marker)) for each in requirements}
     for requirement in requirements:
         (pin,) = pins[requirement.name, str(requirement.marker)]

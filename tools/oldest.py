@@ -4,7 +4,7 @@
     pip install -c constraints.txt -e '.[cpu,test]'
 
 `make oldest` runs the tests with these. They are what a user may have: the package's dependencies,
-and those of the extra that works on any machine. What only the tests need is installed new, except
+and those of the extras that work on any machine. What only the tests need is installed new, except
 for what is tied to one of these.
 """
 
@@ -16,7 +16,7 @@ import re
 import tomllib
 from pathlib import Path
 
-EXTRAS = ("cpu",)
+EXTRAS = ("cpu", "tiff")
 
 
 def oldest(requirement: str) -> str:

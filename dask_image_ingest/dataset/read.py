@@ -138,7 +138,8 @@ def read_webdataset_images(
         or ``"labels"`` (1) for class masks: stored grey values or palette indices, resized to the
         nearest pixel, so that no new class appears; an image in colours, or with labels above 255,
         is an ``error``. ``"raw"`` gives the stored values, 1 to 4 channels of uint8, uint16 (grey
-        of 9 to 16 bits: depth, X-rays) or float32 (TIFF), without ``size`` and ``transform``.
+        of 9 to 16 bits: depth, X-rays) or float32 (TIFF), without ``size`` and ``transform``. For
+        TIFFs it needs the extra ``tiff``.
     errors
         What to do with an image that can't be decoded: ``"null"`` keeps the row, with the reason in
         ``error``; ``"drop"`` drops the row, so that even ``len`` has to decode; ``"raise"`` raises.

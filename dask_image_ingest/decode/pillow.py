@@ -5,16 +5,19 @@ module corrects Pillow where it differs.
 
 orientation
     The EXIF orientation is applied (in TIFF, tag 274). Orientation in XMP is ignored.
+metadata
+    Neither decoder sees what pixels don't depend on: text, profiles, gamma, damaged or not.
 alpha
     Dropped, not blended: transparent pixels show their stored colour. The same for palettes. In
-    mode RGBA, the stored alpha; 255 if there is none.
+    mode RGBA, the stored alpha, or 0 for the one transparent colour of a PNG; 255 if there is none.
 CMYK
-    Adobe's JPEGs store it inverted, others don't. Converted by (255 - C) (255 - K) / 255, without
-    colour profiles.
+    In a JPEG always taken to be inverted, with Adobe's marker or without, as Pillow, OpenCV and
+    browsers do. Converted by (255 - C) (255 - K) / 255, without colour profiles.
 16 bits
     Scaled to 8 bits and rounded: value * 255 / 65535. Pillow reads only the upper byte of 16-bit
-    RGB, which is lower by 1 in at most half of the pixels. Pillow's 32-bit integers (PGM and TIFF)
-    nearly always hold 16-bit values: they are clipped to 16 bits and scaled in the same way.
+    RGB, which is lower by 1 in at most half of the pixels. Integers of 32 bits (PGM and TIFF)
+    nearly always hold 16-bit values: they are clipped to 16 bits and scaled in the same way. TIFFs
+    of 9 to 15 bits are scaled by their own maximum.
 floats
     0 to 1 is scaled to 0 to 255, as is usual for float images; values outside are clipped, and NaN
     becomes 0. Scaling by each image's own range would make images incomparable.
@@ -30,6 +33,9 @@ raw
     palette indices. Signed integers, CMYK and Lab are refused. A JPEG's colours become RGB.
 grey in which 0 is white (TIFF)
     Inverted, except in the modes labels and raw.
+TIFF
+    tifffile reads stored samples, and colours of which Pillow gets some wrong: floats, signed and
+    wide integers, planes.
 animations, pages
     The first one.
 """
@@ -39,17 +45,12 @@ from __future__ import annotations
 import io
 import re
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import Any, Final
 
 import numpy as np
-from PIL import Image, ImageChops
-from PIL.TiffImagePlugin import (
-    BITSPERSAMPLE,
-    PHOTOMETRIC_INTERPRETATION,
-    PLANAR_CONFIGURATION,
-    TiffImageFile,
-)
+from PIL import Image
+from PIL.TiffImagePlugin import COMPRESSION_INFO, PHOTOMETRIC_INTERPRETATION, TiffImageFile
 
 from dask_image_ingest.decode.formats import (
     SWAPPED,
@@ -59,7 +60,15 @@ from dask_image_ingest.decode.formats import (
     read_stored_header,
     too_large,
 )
-from dask_image_ingest.decode.formats.tiff import TiffLayout, read_layout
+from dask_image_ingest.decode.formats.jpeg import without_jpeg_metadata
+from dask_image_ingest.decode.formats.pillow_image import NoColours
+from dask_image_ingest.decode.formats.png_webp import png_transparency, without_png_metadata
+from dask_image_ingest.decode.formats.tiff import (
+    MAX_SAMPLES,
+    TiffLayout,
+    read_layout,
+    read_samples,
+)
 from dask_image_ingest.decode.options import Mode
 from dask_image_ingest.storage import LazyBytes
 
@@ -104,16 +113,21 @@ def decode_with_pillow(data: LazyBytes, mode: Mode, max_pixels: int) -> np.ndarr
     if height * width > max_pixels:
         raise BadImage.of(too_large(height, width, max_pixels))
     encoded = bytes(data[:])
-    if mode in ("labels", "raw") and format == "tiff":
-        pixels, orientation = _tiff_samples(encoded, mode)
+    if format == "tiff":
+        with pillow_errors():
+            pixels = _tiff(encoded, mode)
+        if pixels.shape[:2] != (height, width):
+            raise BadImage("corrupt", "its pixels are not of the size in its header")
     elif mode in ("labels", "raw"):
-        pixels, orientation = _stored_values(encoded, format, mode), stored.orientation
+        pixels = _stored_values(encoded, format, mode)
     else:
         # The stored luma; for rare kinds of JPEG libjpeg can't skip the colours.
         luma = mode == "L" and format == "jpeg" and not stored.needs_pillow
-        with _loaded(encoded, format, _draft_luma if luma else _refuse_planes) as image:
-            pixels, orientation = _converted(image, mode), stored.orientation
-    return np.require(upright(pixels, orientation), requirements=["C", "W"])
+        with _loaded(encoded, format, _draft_luma if luma else None) as image:
+            pixels = _converted(image, mode)
+            if mode == "RGBA" and format == "png" and (stored_alpha := png_transparency(encoded)):
+                pixels[..., 3] = _png_alpha(image, encoded, stored_alpha)
+    return np.require(upright(pixels, stored.orientation), requirements=["C", "W"])
 
 
 def decode_reduced(encoded: bytes, mode: Mode, factor: int) -> np.ndarray:
@@ -137,7 +151,7 @@ def _loaded(
     encoded: bytes, format: str, prepare: Callable[[Any], None] | None = None
 ) -> Iterator[Image.Image]:
     """Decode an image; ``prepare`` is called before and may change how it is decoded."""
-    file = _StrictFile(encoded)
+    file = _StrictFile(_WITHOUT_METADATA.get(format, bytes)(encoded))
     with open_image(file, format) as image, pillow_errors():
         # Decode in one call, which releases the GIL, rather than in blocks of 64 kB.
         image.decodermaxblock = len(encoded)
@@ -151,14 +165,6 @@ def _loaded(
 
 def _draft_luma(image: Any) -> None:
     image.draft("L", image.size)
-
-
-def _refuse_planes(image: Any) -> None:
-    # Pillow would read each byte of such planes as a pixel.
-    if isinstance(image, TiffImageFile) and image.tile[0].codec_name == "raw":
-        bits = image.tag_v2.get(BITSPERSAMPLE, (1,))
-        if image.tag_v2.get(PLANAR_CONFIGURATION) == 2 and max(bits) > 8:
-            raise BadImage("unsupported-format", f"uncompressed planes of {max(bits)} bits")
 
 
 class _StrictFile(io.BytesIO):
@@ -186,19 +192,25 @@ def _converted(image: Image.Image, mode: Mode) -> np.ndarray:
         if image.mode.startswith("I;16") and _is_white_zero(image):
             # Pillow inverts only up to 8 bits.
             values = 65535 - values
-        return _grey(((values + 128) // 257).astype(np.uint8), mode)
+        return _grey(_scaled(values), mode)
     if image.mode == "F":
-        unit = np.clip(np.nan_to_num(np.asarray(image)), 0, 1)
-        return _grey(np.rint(unit * 255).astype(np.uint8), mode)
+        return _grey(_scaled(np.asarray(image)), mode)
     if image.mode == "LAB":
         raise BadImage("unsupported-format", "pixels in the Lab colour space")
-    if image.mode == "CMYK" and image.format == "JPEG" and "adobe" not in image.info:
-        # Pillow assumes that every CMYK JPEG is inverted.
-        image = ImageChops.invert(image)
     if image.mode in _UNPREMULTIPLIED:
         image = image.convert(_UNPREMULTIPLIED[image.mode])
     pixels = np.array(image.convert(mode))
     return pixels[..., None] if mode == "L" else pixels
+
+
+def _scaled(values: np.ndarray, maximum: int = 65535) -> np.ndarray:
+    """Values of 0 to ``maximum``, or floats of 0 to 1, as bytes; others are clipped."""
+    if values.dtype.kind == "f":
+        return np.rint(np.clip(np.nan_to_num(values.astype(np.float32)), 0, 1) * 255).astype(
+            np.uint8
+        )
+    values = np.clip(values, 0, maximum).astype(np.uint32)
+    return ((values * 255 + maximum // 2) // maximum).astype(np.uint8)
 
 
 def _is_white_zero(image: Image.Image) -> bool:
@@ -216,8 +228,6 @@ def _stored_values(encoded: bytes, format: str, mode: Mode) -> np.ndarray:
     with _loaded(encoded, format) as image:
         if mode == "labels":
             return _labels(image, encoded)
-        if format == "png" and encoded[24:26] in _PNG_16_BIT_COLOURS:
-            return _png_16_bit_colours(encoded, image.mode)
         return _raw(image, encoded)
 
 
@@ -254,6 +264,8 @@ def _unscaled(image: Image.Image, bits: int) -> np.ndarray:
 
 
 def _raw(image: Image.Image, encoded: bytes) -> np.ndarray:
+    if image.format == "PNG" and encoded[24:26] in _PNG_16_BIT_COLOURS:
+        return _png_16_bit_colours(encoded, image.mode)
     bits = _bits(image, encoded)
     grey = _GREY_BITS.get(image.mode, 16 if image.mode.startswith("I") else 0)
     if not bits or bits > (grey or 8) or not (grey or image.mode in _RAW_COLOURS):
@@ -291,38 +303,80 @@ def _png_16_bit_colours(encoded: bytes, mode: str) -> np.ndarray:
     return one_byte("B") << 8 | one_byte("L")
 
 
-def _tiff_samples(encoded: bytes, mode: Mode) -> tuple[np.ndarray, int]:
-    """Labels or raw values of a TIFF before orientation, and the orientation to apply."""
+def _png_alpha(image: Image.Image, encoded: bytes, transparency: bytes) -> np.ndarray:
+    """Alpha of a PNG with a tRNS chunk: looked up by palette index, or 0 for one colour."""
+    stored = _raw(image, encoded)
+    if image.mode == "P":
+        table = np.frombuffer(transparency.ljust(256, b"\xff"), np.uint8)
+        return table[stored[..., 0]]
+    colour = np.frombuffer(transparency, ">u2") & ((1 << encoded[24]) - 1)
+    return np.where((stored == colour).all(axis=2), 0, 255)
+
+
+def _tiff(encoded: bytes, mode: Mode) -> np.ndarray:
+    """Pixels of a TIFF before orientation."""
     layout = read_layout(encoded)
-    if layout.is_jpeg:
-        # Pillow has applied the orientation.
-        return _stored_values(encoded, "tiff", mode), 1
-    if reason := layout.unreadable() or _unsuitable(layout, mode):
-        kind = "labels" if mode == "labels" else "raw values"
-        raise BadImage("unsupported-format", f"{kind} can't be read from {reason}")
-    parts = []
-    for part in layout.grey_parts(encoded):
-        with _loaded(part, "tiff") as image:
-            parts.append(_unscaled(image, layout.bits))
-    values = layout.joined(parts)
-    if layout.is_signed and layout.bits == 8:
-        values = values.view(np.int8)  # Pillow has no such mode
-    return _as_labels(values[..., 0]) if mode == "labels" else _as_raw(values), layout.orientation
+    if mode in ("labels", "raw"):
+        if layout.is_picture or layout.is_fax:
+            return _stored_values(layout.with_tags_of_pixels(encoded, inverted=False), "tiff", mode)
+        if reason := layout.unreadable() or _unsuitable(layout, mode):
+            kind = "labels" if mode == "labels" else "raw values"
+            raise BadImage("unsupported-format", f"{kind} can't be read from {reason}")
+        values = read_samples(layout.with_tags_of_pixels(encoded))
+        return _as_labels(values[..., 0]) if mode == "labels" else _as_raw(values)
+    tiff = layout.with_tags_of_pixels(encoded)
+    if layout.suits_pillow:
+        if layout.compression not in COMPRESSION_INFO:
+            raise BadImage("unsupported-format", f"TIFF of the compression {layout.compression}")
+        with suppress(NoColours), _loaded(tiff, "tiff") as image:
+            return _converted(image, mode)
+    if reason := layout.unreadable():
+        raise BadImage("unsupported-format", f"colours can't be read from {reason}")
+    return _converted(_tiff_picture(read_samples(tiff), layout), mode)
+
+
+def _tiff_picture(values: np.ndarray, layout: TiffLayout) -> Image.Image:
+    """Picture of 8 bits of samples of any type."""
+    grey, alpha = layout.photometric < 2, layout.alpha
+    colours = 1 if grey else 3
+    extra = values.shape[2] - colours
+    if layout.photometric > 2 or extra < 0 or (grey and extra != bool(alpha)):
+        raise NoColours
+    pixels = values[..., : colours + bool(alpha)]
+    pixels = _scaled(pixels, (1 << min(layout.bits[0], 16)) - 1)
+    if not layout.photometric:
+        pixels[..., 0] = 255 - pixels[..., 0]
+    if not extra or not alpha:
+        return Image.fromarray(pixels[..., 0] if grey else pixels)
+    pixels = np.concatenate([pixels[..., :-1]] * (3 // colours) + [pixels[..., -1:]], axis=2)
+    size = pixels.shape[1::-1]
+    return Image.frombytes("RGBA" if alpha == 2 else "RGBa", size, pixels.tobytes())
 
 
 def _unsuitable(layout: TiffLayout, mode: Mode) -> str | None:
     """Reason why readable samples can't be labels, or raw values; None if they can."""
+    bits = layout.bits[0]
+    if layout.samples > MAX_SAMPLES:
+        return f"{layout.samples} samples of a pixel, more than {MAX_SAMPLES}"
     if mode == "raw":
         if layout.is_signed:
             return "signed integers, which no column holds"
-        if layout.bits == 32 and not layout.is_float:
-            return "integers of 32 bits, which no column holds"
+        if layout.is_float and bits != 32:
+            return f"floating-point samples of {bits} bits, which no column holds"
+        if bits > 16 and not layout.is_float:
+            return f"integers of {bits} bits, which no column holds"
     elif layout.is_float:
         return "floats"
-    elif layout.samples > 1 + layout.has_alpha:
+    elif layout.samples > 1 + bool(layout.alpha):
         return f"{layout.samples} samples of a pixel: these are colours"
     return None
 
+
+# What pixels don't depend on is kept from Pillow.
+_WITHOUT_METADATA: Final[dict[str, Callable[[bytes], bytes]]] = {
+    "jpeg": without_jpeg_metadata,
+    "png": without_png_metadata,
+}
 
 # Most bits of a value by Pillow mode, for one channel; modes I and I;16 have 16.
 _GREY_BITS: Final = {"1": 8, "L": 8, "P": 8, "F": 32}

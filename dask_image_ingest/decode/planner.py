@@ -12,6 +12,7 @@ import numpy as np
 
 from dask_image_ingest.decode.dali import BATCH_SIZE, parses
 from dask_image_ingest.decode.formats import Header, is_valid
+from dask_image_ingest.decode.formats.png_webp import without_png_metadata
 from dask_image_ingest.decode.gpu import batch_bytes, current_device
 from dask_image_ingest.decode.options import DecodeSpec
 from dask_image_ingest.decode.pillow import decode_with_pillow
@@ -123,21 +124,23 @@ class Schedule:
         if self._decoding.by_pillow:
             self.assign_to_pillow(row, batch)
             return
-        data = self._image_bytes(row)
-        if self._suits_dali(header, data):
-            batch.dali_rows.append(row)
-            batch.encoded.append(np.frombuffer(data, np.uint8))
-        else:
+        encoded = self._for_dali(header, self._image_bytes(row))
+        if encoded is None:
             self.assign_to_pillow(row, batch)
+        else:
+            batch.dali_rows.append(row)
+            batch.encoded.append(encoded)
 
-    def _suits_dali(self, header: Header, data: Any) -> bool:
+    def _for_dali(self, header: Header, data: Any) -> np.ndarray | None:
+        """The bytes of an image that DALI decodes; None if it must not."""
         chosen = header.format in self._dali_formats or _is_16_bit(header.format, data)
-        return (
-            chosen
-            and not header.needs_pillow
-            and is_valid(header.format, data, self._thorough)
-            and parses(np.frombuffer(data, np.uint8))
-        )
+        if not chosen or header.needs_pillow:
+            return None
+        if header.format == "png":
+            data = without_png_metadata(data, exif=True)
+        encoded = np.frombuffer(data, np.uint8)
+        suits = is_valid(header.format, data, self._thorough) and parses(encoded)
+        return encoded if suits else None
 
     def _nbytes(self, header: Header) -> int:
         """Memory that decoding an image takes: the larger of its sizes before and after resize."""

@@ -37,6 +37,12 @@ def bombs() -> dict[str, bytes]:
     tiff = save(picture("1"), "TIFF")
     at = tiff.index(struct.pack("<HHI", 256, 4, 1)) + 8 if b"II" in tiff[:2] else 0
     found["tiff-width"] = tiff[:at] + struct.pack("<I", 2_000_000_000) + tiff[at + 4 :]
+    # A tile of 65,520 x 32,768.
+    tile = [(324, 4, 200), (325, 4, 1000), (322, 4, 65_520), (323, 4, 32_768)]
+    plain = [(256, 4, 8), (257, 4, 8), (258, 3, 8), (259, 3, 8), (262, 3, 1), (277, 3, 1)]
+    entries = b"".join(struct.pack("<HHII", *tag[:2], 1, tag[2]) for tag in sorted(plain + tile))
+    head = b"II*\0" + struct.pack("<IH", 8, 10) + entries
+    found["tiff-tile"] = head.ljust(200, b"\0") + zlib.compress(bytes(1 << 20))
     return found
 
 

@@ -7,6 +7,7 @@ from functools import partial
 
 import numpy as np
 import pytest
+from handmade import png
 from nvidia.dali import fn, types
 from photo_shards import write_tar
 from PIL import Image
@@ -128,6 +129,44 @@ def test_the_transparent_colour_of_a_palette_is_transparent():
     data = saved(palette(CLASSES), transparency=9)
     alpha = decode(data, "RGBA")[..., 3]
     np.testing.assert_array_equal(alpha == 0, CLASSES == 9)
+
+
+@pytest.mark.parametrize("interlaced", [False, True])
+@pytest.mark.parametrize(
+    ("bits", "colour"),
+    [
+        *((bits, 0) for bits in (1, 2, 4, 8, 16)),
+        *((bits, 3) for bits in (1, 2, 4, 8)),
+        (8, 2),
+        (16, 2),
+    ],
+)
+def test_the_transparent_colour_of_a_png_is_transparent_at_any_depth(bits, colour, interlaced, rng):
+    channels = 3 if colour == 2 else 1
+    draw = np.random.default_rng(rng.randrange(1 << 30))
+    few = draw.integers(0, 1 << bits, (4, channels))  # of 16 bits, some with equal upper bytes
+    few = np.concatenate([few, few ^ 1])
+    values = few[draw.integers(0, len(few), (9, 13))].astype(np.uint16)
+    if colour == 3:
+        alphas = draw.integers(0, 256, draw.integers(1, 1 + (1 << bits))).astype(np.uint8)
+        table = np.full(1 << bits, 255)
+        table[: len(alphas)] = alphas
+        wanted, key = table[values[..., 0]], alphas.tobytes()
+    else:
+        wanted = np.where((values == few[0]).all(2), 0, 255)
+        # Only the lower bits count.
+        key = (few[0] | (0 if bits == 16 else 1 << bits)).astype(">u2").tobytes()
+    chunks = ((b"PLTE", draw.bytes(3 << bits)),) if colour == 3 else ()
+    kept, plain = (
+        png(values, bits, colour, chunks=(*chunks, *more), interlaced=interlaced)
+        for more in [((b"tRNS", key),), ()]
+    )
+    pixels = decode(kept, "RGBA")
+    np.testing.assert_array_equal(pixels[..., 3], wanted)
+    np.testing.assert_array_equal(pixels[..., :3], decode(plain, "RGBA")[..., :3])
+    # Damaged, it is skipped.
+    at = kept.index(b"tRNS") + 4 + len(key)
+    assert (decode(kept[:at] + bytes(4) + kept[at + 4 :], "RGBA")[..., 3] == 255).all()
 
 
 def test_a_frame_of_rgba_has_four_channels(shard):

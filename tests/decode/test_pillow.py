@@ -8,8 +8,9 @@ from concurrent.futures import ThreadPoolExecutor
 
 import corpus
 import numpy as np
+import pandas as pd
 import pytest
-from handmade import exif, png, png_chunk
+from handmade import exif, insert_after_soi, jpeg_segment, png, png_chunk, without_segment
 from photo_shards import write_tar
 from PIL import Image, ImageFile, ImageOps
 
@@ -105,10 +106,21 @@ def test_floats_are_scaled_from_the_unit_range():
     assert not caught
 
 
-def test_cmyk_is_inverted_only_where_adobe_says_so():
-    plain, adobe = decode(IMAGES["jpeg-cmyk-no-adobe"]), decode(IMAGES["jpeg-cmyk"])
-    assert np.abs(adobe.astype(int) - PICTURE).mean() < 3
-    assert np.abs(plain.astype(int) - PICTURE).mean() > 50
+@pytest.mark.parametrize("mode", ["RGB", "RGBA", "L"])
+@pytest.mark.parametrize("transform", [None, 0, 2])
+@pytest.mark.parametrize("name", ["jpeg-cmyk", "jpeg-ycck"])
+def test_cmyk_is_what_pillow_shows_with_any_marker_of_adobe(name, transform, mode):
+    data = without_segment(IMAGES[name], 0xEE)
+    if transform is not None:
+        data = insert_after_soi(
+            data, jpeg_segment(0xEE, b"Adobe\0\x64\0\0\0\0" + bytes([transform]))
+        )
+    if name == "jpeg-cmyk" and transform in (None, 0):
+        assert np.abs(decode(data).astype(int) - PICTURE).mean() < 3
+    with Image.open(io.BytesIO(data)) as image:
+        shown = np.asarray(image.convert(mode))
+    (row,) = dii.decode_images(pd.DataFrame({"x": [data]}), encoded="x", mode=mode).images.arrays()
+    np.testing.assert_array_equal(row, shown.reshape(row.shape))
 
 
 @pytest.mark.parametrize("name", ["gif-animated", "png-animated", "webp-animated", "tiff-pages"])

@@ -9,6 +9,7 @@ from __future__ import annotations
 import functools
 import io
 import struct
+import zlib
 from collections.abc import Iterator
 
 import numpy as np
@@ -110,6 +111,8 @@ def _jpegs() -> Iterator[tuple[str, bytes]]:
         yield f"jpeg-exif-{orientation}", insert_after_soi(rgb, segment)
     big_endian = jpeg_segment(0xE1, b"Exif\0\0" + exif(6, ">"))
     yield "jpeg-exif-6-big-endian", insert_after_soi(rgb, big_endian)
+    doubled = jpeg_segment(0xE1, b"Exif\0\0" * 2 + exif(6))
+    yield "jpeg-exif-6-prefixed", insert_after_soi(rgb, doubled)
     yield "jpeg-exif-9", insert_after_soi(rgb, jpeg_segment(0xE1, b"Exif\0\0" + exif(9)))
     yield "jpeg-exif-cut", insert_after_soi(rgb, jpeg_segment(0xE1, b"Exif\0\0" + exif(6)[:15]))
     yield "jpeg-exif-after-xmp", insert_after_soi(rgb, jpeg_segment(0xE1, _xmp(1)), big_endian)
@@ -158,11 +161,18 @@ def _pngs() -> Iterator[tuple[str, bytes]]:
     yield "png-exif-6-big-endian", png(rgb, 8, 2, chunks=((b"eXIf", exif(6, ">")),))
     twice = ((b"eXIf", exif(6)), (b"eXIf", exif(3)))
     yield "png-exif-twice", png(rgb, 8, 2, chunks=twice)
+    prefixed = (b"eXIf", b"Exif\0\0" + exif(6))
+    yield "png-exif-6-prefixed", png(rgb, 8, 2, chunks=(prefixed,))
     plain = png(rgb, 8, 2)
     yield "png-exif-6-after-idat", plain[:-12] + png_chunk(b"eXIf", exif(6)) + plain[-12:]
     yield "png-gamma", png(rgb, 8, 2, chunks=((b"gAMA", struct.pack(">I", 100_000)),))
     yield "png-icc", save(picture(), "PNG", icc_profile=bytes(5_000))
     yield "png-text", png(rgb, 8, 2, chunks=((b"tEXt", b"Comment\0" + b"x" * 9_000),))
+    text = b"Comment\0\0" + zlib.compress(bytes(2 << 20))
+    yield "png-text-2m", png(rgb, 8, 2, chunks=((b"zTXt", text),))
+    broken = png_chunk(b"tEXt", b"Comment\0a")[:-4] + bytes(4)
+    yield "png-text-checksum", plain[:33] + broken + plain[33:]
+    yield "png-rgb-16-gamma", png(deep("RGB"), 16, 2, chunks=((b"gAMA", b"\0\0\xb1\x8f"),))
     yield "png-trailing-junk", plain + b"junk after the end" * 500
     yield "png-1x1", png(rgb[:1, :1], 8, 2)
     turned = picture().transpose(Image.Transpose.ROTATE_180)
@@ -287,6 +297,8 @@ def _not_images() -> Iterator[tuple[str, bytes]]:
 
 def _unsupported() -> Iterator[tuple[str, bytes]]:
     yield "jpeg-12bit", rare_jpeg("jpeg-12bit")
+    for name, marker in ("ls", 0xF7), ("hierarchical", 0xC5), ("hierarchical-first", 0xDE):
+        yield f"jpeg-{name}", images()["jpeg-grey"].replace(b"\xff\xc0", bytes((0xFF, marker)))
     yield "tiff-lab", save(picture("LAB"), "TIFF")
     yield "svg", b'<?xml version="1.0"?>\n<svg xmlns="http://www.w3.org/2000/svg"/>'
     yield "jxl", b"\xff\x0a\x88\0"
@@ -313,6 +325,7 @@ def _truncated() -> Iterator[tuple[str, bytes]]:
         yield f"webp-{variant}", webp[: len(webp) // 2]
     yield "webp-last-byte", good["webp-lossy"][:-1]
     yield "webp-header", good["webp-lossy"][:20]
+    yield "tiff-directory", b"II*\0\xff\xff\xff\x7f" + bytes(100)
     for name in ("tiff-rgb", "bmp-rgb", "gif-still", "pnm-ppm"):
         yield name, good[name][: len(good[name]) * 2 // 3]
 
@@ -355,6 +368,5 @@ def _corrupt() -> Iterator[tuple[str, bytes]]:
     yield "webp-pixels", webp[:40] + bytes(len(webp) - 40)
     yield "webp-chunk", webp[:12] + b"VP9 " + webp[16:]
     yield "gif-header", b"GIF89a"
-    yield "tiff-directory", b"II*\0\xff\xff\xff\x7f" + bytes(100)
     yield "bmp-header", b"BM" + bytes(60)
     yield "jp2-header", good["jp2-rgb"][:60]

@@ -35,6 +35,8 @@ _TIMEOUT = 60.0  # seconds for a request to the scheduler
 
 _CRASHED = "crashed-"
 
+_DECODERS = ("pillow", "imagecodecs", "tifffile", "nvidia-dali-cuda120", "nvidia-dali-cuda130")
+
 
 @contextmanager
 def in_progress(name: str) -> Iterator[bool]:
@@ -211,7 +213,7 @@ def _crash_name(data: bytes) -> str:
 def _decoders() -> str:
     """Digest of the decoders' versions: another version may decode an image without a crash."""
     versions = []
-    for package in ("pillow", "nvidia-dali-cuda120", "nvidia-dali-cuda130"):
+    for package in _DECODERS:
         with suppress(PackageNotFoundError):
             versions.append(f"{package}-{version(package)}")
     return hashlib.blake2b(" ".join(versions).encode(), digest_size=4).hexdigest()

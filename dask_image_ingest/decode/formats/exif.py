@@ -23,6 +23,9 @@ _ENTRY: Final = 12
 def read_orientation(data: LazyBytes, start: int, stop: int) -> tuple[int, bool]:
     """Read the orientation from the EXIF block ``data[start:stop]``, which begins like a TIFF file.
 
+    Some writers put JPEG's prefix before it, in a JPEG too, which has one already. As in Pillow, it
+    is skipped however often it is there.
+
     Returns
     -------
     orientation : int
@@ -32,6 +35,10 @@ def read_orientation(data: LazyBytes, start: int, stop: int) -> tuple[int, bool]
         not decode the image.
     """
     block = bytes(data[start : min(stop, start + _FIRST_LOOK)])
+    prefixes = 0
+    while block.startswith(EXIF_PREFIX, prefixes):
+        prefixes += len(EXIF_PREFIX)
+    start, block = start + prefixes, block[prefixes:]
     order = _ORDERS.get(block[:4])
     if order is None:
         return 1, False
@@ -39,7 +46,8 @@ def read_orientation(data: LazyBytes, start: int, stop: int) -> tuple[int, bool]
     if last > len(block) and start + len(block) < stop:
         block = bytes(data[start:stop])
         first, last = _directory(block, order)
-    orientation, unambiguous = 1, last <= len(block)
+    # DALI does not recognize EXIF after a prefix.
+    orientation, unambiguous = 1, not prefixes and last <= len(block)
     entries = _entries(block, _TAG[order], first, min(last, len(block)))
     for at in entries:
         value = int.from_bytes(block[at + 8 : at + 10], order)
@@ -49,14 +57,6 @@ def read_orientation(data: LazyBytes, start: int, stop: int) -> tuple[int, bool]
         if not unambiguous:
             break
     return orientation, unambiguous
-
-
-def read_any_orientation(data: LazyBytes, start: int, stop: int) -> tuple[int, bool]:
-    """`read_orientation` for a PNG or WebP, whose block may have the JPEG prefix by mistake."""
-    # DALI does not recognize EXIF after the prefix.
-    if bytes(data[start : start + 6]) == EXIF_PREFIX:
-        return read_orientation(data, start + 6, stop)[0], False
-    return read_orientation(data, start, stop)
 
 
 def _directory(block: bytes, order: Literal["little", "big"]) -> tuple[int, int]:

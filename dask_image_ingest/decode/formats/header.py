@@ -14,8 +14,8 @@ An image ``needs_pillow`` if DALI might return other pixels than Pillow, or cras
 - all formats but JPEG, PNG, WebP: DALI reads few of them, some wrongly, and crashes on JPEG 2000;
 - more than one EXIF block: for JPEG and PNG, DALI 2.4 allocates memory by one orientation and
   rotates by another, and crashes;
-- ambiguous EXIF, or EXIF that DALI ignores: in a PNG or WebP, with the prefix of those in JPEGs;
-- JPEG that is lossless or arithmetic, has two frame headers, or junk between segments;
+- ambiguous EXIF, or EXIF that DALI ignores: after a second prefix, or with a wrong checksum;
+- JPEG that is lossless or arithmetic, CMYK, has two frame headers, or junk between segments;
 - animations: DALI does not always return the first frame.
 """
 
@@ -32,11 +32,17 @@ from dask_image_ingest.decode.formats.png_webp import (
     read_webp_header,
 )
 from dask_image_ingest.decode.formats.stored import BadImage, StoredHeader, looks_like
+from dask_image_ingest.decode.formats.tiff import read_tiff_header
 from dask_image_ingest.storage import SIGNATURE_BYTES, LazyBytes, image_format
 
 #: Largest height or width that an int32 column can hold; no decoder goes that far.
 LONGEST_EDGE: Final = 2**31 - 1
-_READERS: Final = {"jpeg": read_jpeg_header, "png": read_png_header, "webp": read_webp_header}
+_READERS: Final = {
+    "jpeg": read_jpeg_header,
+    "png": read_png_header,
+    "webp": read_webp_header,
+    "tiff": read_tiff_header,
+}
 
 
 class Header(NamedTuple):

@@ -22,7 +22,13 @@ _FRAME: Final = Struct(">BHHB").unpack_from
 # Bytes that `segments` needs of a segment: marker, length, and what _FRAME reads.
 _MIN_SEGMENT: Final = 10
 
-_FRAMES: Final = frozenset(range(0xC0, 0xD0)) - {0xC4, 0xC8, 0xCC}
+_FRAMES: Final = frozenset((*range(0xC0, 0xC4), *range(0xC9, 0xCC)))
+# Frames of JPEGs that no decoder here reads. 0xDE precedes those of a hierarchical one.
+_OTHER_FRAMES: Final = {
+    **dict.fromkeys((*range(0xC5, 0xC8), *range(0xCD, 0xD0), 0xDE), "hierarchical JPEG"),
+    0xC8: "JPEG of a reserved kind",
+    0xF7: "JPEG-LS",
+}
 # Baseline, extended and progressive, all with Huffman coding.
 _ORDINARY_FRAMES: Final = frozenset((0xC0, 0xC1, 0xC2))
 _PROGRESSIVE: Final = 0xC2
@@ -104,6 +110,9 @@ def read_jpeg_header(data: LazyBytes) -> StoredHeader:
         elif kind in (_JUNK, _FILL):
             # Fill bytes are allowed, junk is not.
             needs_pillow = needs_pillow or kind == _JUNK
+        elif kind in _OTHER_FRAMES:
+            error = f"unsupported-format: {_OTHER_FRAMES[kind]}"
+            return _from_frame(_FRAME(window, at + 4), orientation, error)
         elif kind == _TOO_MANY:
             return _from_frame(frame, orientation, "corrupt: more segments than a picture has")
         else:
@@ -124,10 +133,12 @@ def _from_frame(
     precision, height, width, channels = frame
     if not height or not width:
         return StoredHeader(None, None, None, 1, True, f"corrupt: its size is {width} x {height}")
-    if precision != 8:
+    if precision != 8 and not (error or "").startswith("unsupported-format"):
         error = f"unsupported-format: {precision}-bit JPEG"
     elif channels not in (1, 3, 4):
         error = error or f"unsupported-format: JPEG of {channels} channels"
+    # Whether CMYK is inverted without Adobe's marker is a matter of the decoder.
+    needs_pillow = needs_pillow or channels == 4
     return StoredHeader(height, width, channels, orientation, needs_pillow, error)
 
 
@@ -138,6 +149,28 @@ def _has_end(data: LazyBytes, start: int) -> bool:
         return True
     block = 1 << 20
     return any(_END in bytes(data[at : at + block + 1]) for at in range(start, size, block))
+
+
+# --- metadata -------------------------------------------------------------------------------------
+
+# Segments by which libjpeg chooses colours, and their least length; it ignores shorter ones.
+_COLOURS: Final = {0xE0: (b"JFIF\0", 16), 0xEE: (b"Adobe", 14)}
+
+
+def without_jpeg_metadata(data: bytes) -> bytes:
+    """The JPEG without comments and application data, for which Pillow may refuse an image.
+
+    Those on which its colours depend stay.
+    """
+    parts, start = [], 0
+    for segment in segments(data):
+        kind, position, length, _, _ = segment
+        if kind in _NO_TABLES:
+            name, least = _COLOURS.get(kind, (b"", 1 << 16))
+            if length < least or not _body(data, segment).startswith(name):
+                parts.append(data[start:position])
+                start = position + 2 + length
+    return b"".join([*parts, data[start:]]) if parts else data
 
 
 # --- coding ---------------------------------------------------------------------------------------

@@ -16,11 +16,9 @@ from contextlib import contextmanager
 from typing import IO, Any, Final
 
 from PIL import Image, ImageFile, _imaging
-from PIL.TiffImagePlugin import SAMPLESPERPIXEL, TiffImageFile
 
-from dask_image_ingest.decode.formats.exif import read_any_orientation
+from dask_image_ingest.decode.formats.exif import read_orientation
 from dask_image_ingest.decode.formats.stored import BadImage, StoredHeader
-from dask_image_ingest.decode.formats.tiff import read_layout
 from dask_image_ingest.storage import LazyBytes, ReaderFile
 
 _MAX_MESSAGE = 300
@@ -95,7 +93,7 @@ def open_image(file: IO[bytes], format: str) -> ImageFile.ImageFile:
             return plugin(file, "")
         except SyntaxError as error:
             if format == "tiff" and str(error) in _NO_MODE:
-                raise NoPillowMode from None
+                raise NoColours from None
             raise
 
 
@@ -103,8 +101,8 @@ def open_image(file: IO[bytes], format: str) -> ImageFile.ImageFile:
 _NO_MODE: Final = ("unknown pixel mode", "unknown data organization", "string index out of range")
 
 
-class NoPillowMode(BadImage):
-    """Error of a TIFF for which Pillow has no mode; its samples may still be read as raw."""
+class NoColours(BadImage):
+    """Error of a TIFF whose samples can't be shown; they may still be read as raw."""
 
     def __init__(self) -> None:
         super().__init__("unsupported-format", "samples that are no colours: read mode='raw'")
@@ -118,28 +116,13 @@ def read_header_with_pillow(data: LazyBytes, format: str) -> StoredHeader:
     BadImage
     """
     file = io.BytesIO(data) if isinstance(data, bytes) else io.BufferedReader(ReaderFile(data))
-    try:
-        with open_image(file, format) as image, pillow_errors():
-            width, height = image.size
-            channels, orientation = len(image.getbands()), _remaining_orientation(image)
-            if isinstance(image, TiffImageFile):
-                channels = max(channels, image.tag_v2.get(SAMPLESPERPIXEL, 1))
-    except NoPillowMode:
-        layout = read_layout(data)
-        if reason := layout.unreadable():
-            raise BadImage("unsupported-format", reason) from None
-        (height, width), channels, orientation = layout.shape, layout.samples, layout.orientation
+    with open_image(file, format) as image, pillow_errors():
+        (width, height), channels = image.size, len(image.getbands())
+        exif = image.info.get("exif")
     if not width or not height:
         raise BadImage("corrupt", f"its size is {width} x {height}")
+    orientation = read_orientation(exif, 0, len(exif))[0] if isinstance(exif, bytes) else 1
     return StoredHeader(height, width, channels, orientation, True, None)
-
-
-def _remaining_orientation(image: Image.Image) -> int:
-    """EXIF orientation to apply after Pillow's decode; 1 for TIFF, where Pillow applies it."""
-    exif = image.info.get("exif")
-    if image.format == "TIFF" or not isinstance(exif, bytes):
-        return 1
-    return read_any_orientation(exif, 0, len(exif))[0]
 
 
 @contextmanager

@@ -1,17 +1,19 @@
-"""PNG and WebP: read the shape from their chunk headers, and check a PNG's checksums."""
+"""PNG and WebP: read the shape from their chunk headers; check a PNG's, and drop its metadata."""
 
 from __future__ import annotations
 
 import zlib
+from collections.abc import Iterator
 from struct import Struct
 from typing import Any, Final
 
-from dask_image_ingest.decode.formats.exif import read_any_orientation
+from dask_image_ingest.decode.formats.exif import read_orientation
 from dask_image_ingest.decode.formats.stored import MAX_PARTS, StoredHeader
 from dask_image_ingest.storage import LazyBytes
 
 _HEADER_CHUNK: Final = Struct(">I4sIIBB").unpack
 _PNG_CHUNK: Final = Struct(">I4s").unpack
+_PALETTE: Final = 3
 # By bit depth and colour type.
 _PNG_CHANNELS: Final = {
     **{(depth, 0): 1 for depth in (1, 2, 4, 8, 16)},
@@ -39,27 +41,86 @@ def read_png_header(data: LazyBytes) -> StoredHeader:
         return StoredHeader(None, None, None, 1, True, f"corrupt: its size is {width} x {height}")
     orientation, needs_pillow, exif_blocks = 1, False, 0
     error: str | None = "truncated: it ends before its end chunk"
-    at = 33
-    for _ in range(MAX_PARTS):
-        chunk = data[at : at + 8]
-        if len(chunk) < 8:
-            break
-        size, kind = _PNG_CHUNK(chunk)
+    for kind, at, end in _chunks(data):
         if kind == b"eXIf":
+            if not _is_intact(data, at, end):
+                needs_pillow = True  # DALI might read it
+                continue
             exif_blocks += 1
-            this_orientation, unambiguous = read_any_orientation(data, at + 8, at + 8 + size)
+            this_orientation, unambiguous = read_orientation(data, at + 8, end - 4)
             orientation = this_orientation if exif_blocks == 1 else orientation
             needs_pillow = needs_pillow or not unambiguous or exif_blocks > 1
-        elif kind == b"acTL":  # an animation
-            needs_pillow = True
+        elif kind == b"IEND":
+            error = None if end <= len(data) else error
+        elif kind == _TOO_MANY:
+            needs_pillow, error = True, None  # let Pillow find the end
+    return StoredHeader(height, width, channels, orientation, needs_pillow, error)
+
+
+_CRITICAL: Final = (b"IHDR", b"PLTE", b"IDAT")
+
+# Kind in place of a chunk's: the end of `_chunks` at its limit.
+_TOO_MANY: Final = b""
+
+
+def _chunks(data: LazyBytes) -> Iterator[tuple[bytes, int, int]]:
+    """Kind, start and end of each chunk of a PNG, up to IEND."""
+    at = 8
+    for _ in range(MAX_PARTS):
+        head = data[at : at + 8]
+        if len(head) < 8:
+            return
+        size, kind = _PNG_CHUNK(head)
+        yield kind, at, at + 12 + size
         at += 12 + size
         if kind == b"IEND":
-            error = None if at <= len(data) else error
+            return
+    yield _TOO_MANY, at, at
+
+
+def _is_intact(data: LazyBytes, at: int, end: int) -> bool:
+    """True if the checksum of a chunk is right."""
+    checksum = int.from_bytes(data[end - 4 : end], "big")
+    return zlib.crc32(data[at + 4 : end - 4]) == checksum
+
+
+def without_png_metadata(data: Any, *, exif: bool = False) -> Any:
+    """The PNG with only the chunks that colours depend on, and with ``exif`` its orientation.
+
+    So damaged or huge text, colour profiles and gamma neither fail a decoder nor change pixels, in
+    none of them. Transparency is left out, too: see `png_transparency`. An animation becomes its
+    still picture. ``data`` itself if it has no others.
+    """
+    kept = {b"IHDR", b"IDAT", b"IEND"}
+    # In others, a palette is a hint for displays of few colours.
+    kept |= {b"PLTE"} if data[25] == _PALETTE else set()
+    kept |= {b"eXIf"} if exif else set()
+    parts, start = [], 0
+    for kind, at, end in _chunks(data):
+        if kind == _TOO_MANY:
+            return data
+        if kind not in kept:
+            parts.append(data[start:at])
+            start = end
+    return b"".join([*parts, data[start:]]) if parts else data
+
+
+def png_transparency(data: bytes) -> bytes:
+    """Body of a PNG's tRNS chunk: a colour, or the alpha of a palette; empty if it has none.
+
+    As in libpng, a chunk that is damaged, misplaced, repeated, or does not fit is ignored.
+    """
+    colours = 0  # of the palette
+    for kind, at, end in _chunks(data):
+        if kind == b"PLTE":
+            colours = (end - at - 12) // 3
+        elif kind == b"IDAT":
             break
-    else:
-        # More than MAX_PARTS chunks: let Pillow find the end.
-        needs_pillow, error = True, None
-    return StoredHeader(height, width, channels, orientation, needs_pillow, error)
+        elif kind == b"tRNS" and _is_intact(data, at, end):
+            lengths = {0: (2,), 2: (6,), 3: range(1, colours + 1)}.get(data[25], ())
+            if end - at - 12 in lengths:
+                return data[at + 8 : end - 4]
+    return b""
 
 
 _WEBP_CHUNK: Final = Struct("<4sI").unpack
@@ -109,7 +170,7 @@ def _webp_orientation(data: LazyBytes, end: int) -> tuple[int, bool]:
             blocks += 1
             if blocks == 1:
                 block = at + 8, min(at + 8 + size, end)
-                orientation, unambiguous = read_any_orientation(data, *block)
+                orientation, unambiguous = read_orientation(data, *block)
         at += 8 + size + size % 2
     # If the chunks don't lead to the announced EXIF, DALI may still find it.
     return orientation, unambiguous and blocks == 1
@@ -117,18 +178,8 @@ def _webp_orientation(data: LazyBytes, end: int) -> tuple[int, bool]:
 
 def is_valid_png(data: Any) -> bool:
     """Check the checksums of the chunks that pixels depend on; decoders may skip the others."""
-    at = 8
-    for _ in range(MAX_PARTS):
-        head = data[at : at + 8]
-        if len(head) < 8:
+    kind = None
+    for kind, at, end in _chunks(data):
+        if kind in _CRITICAL and not _is_intact(data, at, end):
             return False
-        size, kind = _PNG_CHUNK(head)
-        end = at + 8 + size
-        if kind in (b"IHDR", b"PLTE", b"IDAT"):
-            checksum = int.from_bytes(data[end : end + 4], "big")
-            if zlib.crc32(data[at + 4 : end]) != checksum:
-                return False
-        elif kind == b"IEND":
-            return True
-        at = end + 4
-    return True
+    return kind in (b"IEND", _TOO_MANY)

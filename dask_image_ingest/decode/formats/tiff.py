@@ -1,60 +1,81 @@
-"""TIFF: read the stored samples, whatever they mean.
+"""TIFF: read the directory of the first image, and write it anew with only the tags of its pixels.
 
-Pillow interprets samples as colours: it inverts grey in which 0 is white, drops extra samples,
-divides by alpha, and has no mode for three floats. So the samples are read as a grey TIFF that is
-``samples`` times as wide: the same data behind another directory.
+Readers follow what other tags say, too: a description makes tifffile stack pages, and libtiff
+refuses an image for a damaged comment. So they get a file whose directory has been checked.
 """
 
 from __future__ import annotations
 
+import io
 import struct
 from dataclasses import dataclass
+from math import ceil
 from typing import Final, Literal
 
 import numpy as np
 
-from dask_image_ingest.decode.formats.stored import MAX_PARTS, BadImage
+from dask_image_ingest.decode.formats.stored import MAX_PARTS, BadImage, StoredHeader
 from dask_image_ingest.storage import LazyBytes
 
 _WIDTH, _HEIGHT, _BITS, _COMPRESSION, _PHOTOMETRIC = 256, 257, 258, 259, 262
-_STRIP_OFFSETS, _ORIENTATION, _SAMPLES, _STRIP_BYTES = 273, 274, 277, 279
-_PLANAR, _PREDICTOR, _TILE_WIDTH, _TILE_OFFSETS, _TILE_BYTES = 284, 317, 322, 324, 325
+_STRIP_OFFSETS, _ORIENTATION, _SAMPLES, _STRIP_ROWS, _STRIP_BYTES = 273, 274, 277, 278, 279
+_PLANAR, _TILE_WIDTH, _TILE_HEIGHT, _TILE_OFFSETS, _TILE_BYTES = 284, 322, 323, 324, 325
 _EXTRA_SAMPLES, _SAMPLE_FORMAT = 338, 339
 
-# Tags copied to the grey TIFF; by number: fill order, rows per strip, fax options, tile height.
-_COPIED: Final = (_WIDTH, _HEIGHT, _COMPRESSION, 266, 278, 292, 293, _TILE_WIDTH, 323)
-_PIECES: Final = (_STRIP_OFFSETS, _STRIP_BYTES, _TILE_OFFSETS, _TILE_BYTES)
-_READ: Final = frozenset(
-    (*_COPIED, *_PIECES, _BITS, _PHOTOMETRIC, _ORIENTATION, _SAMPLES, _PLANAR, _PREDICTOR)
-) | {_EXTRA_SAMPLES, _SAMPLE_FORMAT}
+# Tags of the header: small values.
+_OF_HEADER: Final = frozenset(
+    (_WIDTH, _HEIGHT, _BITS, _COMPRESSION, _PHOTOMETRIC, _ORIENTATION, _SAMPLES, _STRIP_ROWS)
+) | {_PLANAR, _TILE_WIDTH, _TILE_HEIGHT, _EXTRA_SAMPLES, _SAMPLE_FORMAT}
+# Tags of pixels besides: where they are, fill order, fax options, predictor, palette, tables of
+# JPEG, the old form of JPEG, and the coefficients of YCbCr.
+_OF_PIXELS: Final = _OF_HEADER | {
+    *(_STRIP_OFFSETS, _STRIP_BYTES, _TILE_OFFSETS, _TILE_BYTES),
+    *(266, 292, 293, 317, 320, 347, *range(512, 522), *range(529, 533)),
+}
 
 _BIG_NUMBER: Final = b"\x2b"
-# Formats by type number: bytes, shorts, longs.
-_TYPES: Final = {1: "B", 3: "H", 4: "I"}
+# Formats by type number: bytes, shorts, longs, pairs of longs, bytes of any meaning.
+_TYPES: Final = {1: "B", 3: "H", 4: "I", 5: "II", 7: "B"}
 _BIG_TYPES: Final = _TYPES | {16: "Q"}
 # Most values of a tag, so that a crafted file can't stall a worker.
 _MAX_VALUES: Final = 1 << 20
 
 _UNSIGNED, _SIGNED, _FLOATS = 1, 2, 3
-# Grey (0 is white, 0 is black), RGB, palette. Stored values of other colour spaces are of no use.
-_SUPPORTED_PHOTOMETRIC: Final = (0, 1, 2, 3)
-_JPEG: Final = (6, 7)
-_HORIZONTAL: Final = 2
-# Compressions with a predictor: LZW, deflate (two numbers), LZMA, Zstandard.
-_WITH_PREDICTOR: Final = (5, 8, 32946, 34925, 50000)
+_PALETTE, _YCBCR = 3, 6
+_UNCOMPRESSED: Final = 1
+# Fax (three numbers), JPEG (old and new) and WebP, which tifffile does not get.
+_FAX: Final = (2, 3, 4)
+_PICTURES: Final = (6, 7, 50001)
+_OLD_JPEG: Final = 6
+# What tifffile gets: LZW, deflate (two numbers), PackBits, LZMA, Zstandard. Their output is bounded
+# by the size of a strip; that of pictures in a tile, such as JPEG 2000, is not.
+_BOUNDED: Final = (_UNCOMPRESSED, 5, 8, 32946, 32773, 34925, 50000)
+# Pixels of a tile, unless the image has half as many.
+_LARGEST_TILE: Final = 1 << 22
 
-_MAX_SAMPLES: Final = 4
+#: Most samples of a pixel in mode raw.
+MAX_SAMPLES: Final = 4
 
 
 @dataclass(frozen=True)
 class TiffLayout:
-    """Layout of the samples in the first image of a TIFF."""
+    """Layout of the samples in the first image of a TIFF.
+
+    Attributes
+    ----------
+    tags
+        Type and values by number.
+    """
 
     order: Literal["<", ">"]
-    tags: dict[int, tuple[int, ...]]
+    tags: dict[int, tuple[int, tuple[int, ...]]]
+
+    def values(self, tag: int) -> tuple[int, ...]:
+        """Values of a tag; empty if it is missing."""
+        return self.tags.get(tag, (0, ()))[1]
 
     def _get(self, tag: int, default: int) -> int:
-        return (self.tags.get(tag) or (default,))[0]
+        return (self.values(tag) or (default,))[0]
 
     @property
     def shape(self) -> tuple[int, int]:
@@ -62,35 +83,25 @@ class TiffLayout:
         return self._get(_HEIGHT, 0), self._get(_WIDTH, 0)
 
     @property
-    def orientation(self) -> int:
-        """As in EXIF, 1 to 8."""
-        orientation = self._get(_ORIENTATION, 1)
-        return orientation if 1 <= orientation <= 8 else 1
-
-    @property
     def samples(self) -> int:
         """Samples per pixel."""
         return self._get(_SAMPLES, 1)
 
     @property
-    def bits(self) -> int:
-        """Bits per sample."""
-        return self._get(_BITS, 1)
+    def bits(self) -> tuple[int, ...]:
+        """Bits of each sample."""
+        bits = self.values(_BITS) or (1,)
+        return (bits * self.samples if len(bits) == 1 else bits)[: self.samples]
 
     @property
-    def is_jpeg(self) -> bool:
-        """True for JPEG compression, whose samples exist only after a decode."""
-        return self._get(_COMPRESSION, 1) in _JPEG
+    def photometric(self) -> int:
+        """Meaning of the samples: 0 grey (0 is white), 1 grey, 2 RGB, 3 palette, ..."""
+        return self._get(_PHOTOMETRIC, 0)
 
     @property
-    def is_signed(self) -> bool:
-        """True for signed integers."""
-        return self._get(_SAMPLE_FORMAT, 1) == _SIGNED
-
-    @property
-    def is_float(self) -> bool:
-        """True for floats."""
-        return self._get(_SAMPLE_FORMAT, 1) == _FLOATS
+    def compression(self) -> int:
+        """Number of the compression, 1 for none."""
+        return self._get(_COMPRESSION, _UNCOMPRESSED)
 
     @property
     def planar(self) -> bool:
@@ -98,89 +109,112 @@ class TiffLayout:
         return self.samples > 1 and self._get(_PLANAR, 1) == 2
 
     @property
-    def has_alpha(self) -> bool:
-        """True if the last sample is alpha."""
-        return self.tags.get(_EXTRA_SAMPLES, ())[-1:] in ((1,), (2,))
-
-    def unreadable(self) -> str | None:
-        """Reason why the stored samples can't be read; None if they can."""
-        kind, bits = self._get(_SAMPLE_FORMAT, 1), self.bits
-        one_kind = all(len(set(self.tags.get(tag, (1,)))) == 1 for tag in (_BITS, _SAMPLE_FORMAT))
-        names = {_UNSIGNED: "unsigned", _SIGNED: "signed", _FLOATS: "floating-point"}
-        supported = {_UNSIGNED: (8, 16, 32), _SIGNED: (8, 16, 32), _FLOATS: (32,)}
-        if self.samples == 1:
-            supported[_UNSIGNED] = (1, 2, 4, 8, 12, 16, 32)
-        if not one_kind or bits not in supported.get(kind, ()):
-            return f"{names.get(kind, 'unknown')} samples of {bits} bits"
-        if not 1 <= self.samples <= _MAX_SAMPLES:
-            return f"{self.samples} samples of a pixel, more than {_MAX_SAMPLES}"
-        if self._get(_PHOTOMETRIC, 0) not in _SUPPORTED_PHOTOMETRIC:
-            return "samples that are neither grey, RGB nor indices of a palette"
-        if self._undoes_predictor and self._get(_PREDICTOR, 1) != _HORIZONTAL:
-            return f"several samples of a pixel with the predictor {self._get(_PREDICTOR, 1)}"
-        return None
+    def alpha(self) -> int:
+        """Meaning of the first extra sample: 1 premultiplied alpha, 2 alpha, 0 something else."""
+        extra = self._get(_EXTRA_SAMPLES, 0)
+        return extra if extra in (1, 2) else 0
 
     @property
-    def _undoes_predictor(self) -> bool:
-        """True if `joined` must undo the predictor.
+    def is_signed(self) -> bool:
+        """True for signed integers."""
+        return self._get(_SAMPLE_FORMAT, _UNSIGNED) == _SIGNED
 
-        In the wide grey TIFF, libtiff would take differences between unlike samples.
-        """
-        has_predictor = (
-            self._get(_COMPRESSION, 1) in _WITH_PREDICTOR and self._get(_PREDICTOR, 1) != 1
-        )
-        return has_predictor and self.samples > 1 and not self.planar
+    @property
+    def is_float(self) -> bool:
+        """True for floats."""
+        return self._get(_SAMPLE_FORMAT, _UNSIGNED) == _FLOATS
 
-    def grey_parts(self, data: bytes) -> list[bytes]:
-        """Grey TIFFs with the same samples: one per plane, or one with the samples side by side.
+    @property
+    def is_picture(self) -> bool:
+        """True if samples exist only after the decode of a JPEG or WebP."""
+        return self.compression in _PICTURES
+
+    @property
+    def is_fax(self) -> bool:
+        """True for black and white of a fax."""
+        return self.compression in _FAX
+
+    @property
+    def suits_pillow(self) -> bool:
+        """True if Pillow reads the colours right: unsigned samples of a pixel side by side."""
+        plain = all(each == _UNSIGNED for each in self.values(_SAMPLE_FORMAT))
+        plain = plain and not self.planar and set(self.bits) <= {1, 2, 4, 8, 16}
+        return plain or self.is_picture or self.photometric > _PALETTE
+
+    def unreadable(self) -> str | None:
+        """Reason why tifffile can't read the samples; None if it can."""
+        kinds, bits = set(self.values(_SAMPLE_FORMAT)) or {_UNSIGNED}, set(self.bits)
+        if len(kinds) > 1 or len(bits) > 1:
+            return "samples of several types"
+        if kinds - {_UNSIGNED, _SIGNED, _FLOATS} or max(bits) > 64:
+            return f"unknown samples of {max(bits)} bits"
+        if self.photometric > _PALETTE:
+            return "samples that are neither grey, RGB nor indices of a palette"
+        if self.compression not in _BOUNDED:
+            return f"compression {self.compression}"
+        return None
+
+    def header_error(self) -> str | None:
+        """Error of an image whose tiles take much more memory than its pixels; None for others."""
+        (height, width), tile = self.shape, (self._get(_TILE_HEIGHT, 0), self._get(_TILE_WIDTH, 0))
+        if tile[0] * tile[1] > max(_LARGEST_TILE, 2 * height * width):
+            return f"too-large: a tile of {tile[1]} x {tile[0]} in an image of {width} x {height}"
+        return None
+
+    def with_tags_of_pixels(self, data: bytes, *, inverted: bool = True) -> bytes:
+        """The file with another directory: only the tags that pixels depend on, of one image.
+
+        A BigTIFF becomes a TIFF. Orientation is left to the caller, and with ``inverted=False`` 0
+        is black.
 
         Raises
         ------
         BadImage
+            If the directory names bytes that the file does not have.
         """
-        planes = self.samples if self.planar else 1
-        return [self._grey(data, plane, planes) for plane in range(planes)]
-
-    def _grey(self, data: bytes, plane: int, planes: int) -> bytes:
-        tags = {tag: self.tags[tag] for tag in _COPIED if tag in self.tags}
-        for tag in (_WIDTH, _TILE_WIDTH):
-            if tag in tags:
-                tags[tag] = (tags[tag][0] * self.samples // planes,)
-        tags |= {_BITS: (self.bits,), _PHOTOMETRIC: (1,), _SAMPLES: (1,)}
-        tags[_SAMPLE_FORMAT] = (self._get(_SAMPLE_FORMAT, 1),)
-        if not self._undoes_predictor:
-            tags[_PREDICTOR] = (self._get(_PREDICTOR, 1),)
-        for tag in _PIECES:
-            if tag in self.tags:
-                count = len(self.tags[tag]) // planes
-                tags[tag] = self.tags[tag][plane * count : (plane + 1) * count]
+        tags = {tag: each for tag, each in self.tags.items() if tag != _ORIENTATION}
+        if not inverted and not self.photometric:
+            tags[_PHOTOMETRIC] = (3, (1,))
+        if self.compression != _OLD_JPEG:
+            tags |= self._pieces(len(data))
         try:
-            # The new directory goes before the old file, so that a truncated file still is.
-            size = len(_directory(self.order, tags))
-            for tag in (_STRIP_OFFSETS, _TILE_OFFSETS):
-                if tag in tags:
-                    tags[tag] = tuple(offset + size for offset in tags[tag])
-            return _directory(self.order, tags) + data
+            at = len(data) + len(data) % 2
+            head = (b"II*\0" if self.order == "<" else b"MM\0*") + struct.pack(f"{self.order}I", at)
+            return head + data[8:].ljust(at - 8, b"\0") + _directory(self.order, tags, at)
         except struct.error:
             raise BadImage("corrupt", "an offset beyond 4 GB") from None
 
-    def joined(self, parts: list[np.ndarray]) -> np.ndarray:
-        """Image (height, width, samples) from the decoded `grey_parts`, before orientation."""
-        if self.planar:
-            return np.stack(parts, axis=2)
-        image = parts[0].astype(parts[0].dtype.newbyteorder("="))
-        image = image.reshape(*self.shape, self.samples)
-        if self._undoes_predictor:
-            # Differences are of integers, for floats too, and start anew in each tile.
-            integers = image.view(f"u{image.dtype.itemsize}")
-            tile = self._get(_TILE_WIDTH, 0) or self.shape[1]
-            for start in range(0, self.shape[1], tile):
-                part = integers[:, start : start + tile]
-                np.cumsum(part, axis=1, dtype=part.dtype, out=part)
-        return image
+    def _pieces(self, size: int) -> dict[int, tuple[int, tuple[int, ...]]]:
+        """Tags of offsets and sizes of the strips or tiles, checked to be in the file."""
+        (height, width), samples = self.shape, self.samples
+        tiled = _TILE_OFFSETS in self.tags
+        if tiled:
+            rows, columns = self._get(_TILE_HEIGHT, 0), self._get(_TILE_WIDTH, 0)
+        else:
+            rows, columns = min(self._get(_STRIP_ROWS, height), height), width
+        if not rows or not columns:
+            raise BadImage("corrupt", f"its pieces are {columns} x {rows}")
+        count = ceil(height / rows) * ceil(width / columns) * (samples if self.planar else 1)
+        where, lengths = (_TILE_OFFSETS, _TILE_BYTES) if tiled else (_STRIP_OFFSETS, _STRIP_BYTES)
+        offsets, sizes = self.values(where)[:count], self.values(lengths)[:count]
+        if self.compression == _UNCOMPRESSED and self.photometric != _YCBCR:
+            # Many writers get the sizes wrong, and no reader needs them.
+            bits = self.bits[0] if self.planar else sum(self.bits)
+            whole = rows * ceil(columns * bits / 8)
+            last = whole if tiled else (height - (ceil(height / rows) - 1) * rows) * whole // rows
+            per_plane = ceil(height / rows) * ceil(width / columns)
+            sizes = tuple(last if (n + 1) % per_plane == 0 else whole for n in range(count))
+        elif count == 1 and offsets and not any(sizes):
+            sizes = (max(0, size - offsets[0]),)
+        if len(offsets) < count or len(sizes) < count:
+            raise BadImage("corrupt", f"{min(len(offsets), len(sizes))} of {count} strips or tiles")
+        for offset, length in zip(offsets, sizes, strict=True):
+            if not length or offset + length > size:
+                raise BadImage("truncated", f"{length} bytes of pixels at {offset} of {size}")
+        return {where: (4, offsets), lengths: (4, sizes)}
 
 
-def read_layout(data: LazyBytes) -> TiffLayout:
+def read_layout(data: LazyBytes, wanted: frozenset[int] = _OF_PIXELS) -> TiffLayout:
     """Layout of the first image of a TIFF or BigTIFF.
 
     Raises
@@ -194,7 +228,7 @@ def read_layout(data: LazyBytes) -> TiffLayout:
     big = _BIG_NUMBER in head[2:4]
     offset, number, word = ("8xQ", "Q", "Q") if big else ("4xI", "H", "I")
     inline, types = struct.calcsize(f"{order}{word}"), _BIG_TYPES if big else _TYPES
-    tags: dict[int, tuple[int, ...]] = {}
+    tags: dict[int, tuple[int, tuple[int, ...]]] = {}
     try:
         (at,) = struct.unpack_from(order + offset, head)
         start = at + struct.calcsize(order + number)
@@ -202,28 +236,69 @@ def read_layout(data: LazyBytes) -> TiffLayout:
         entry = struct.Struct(f"{order}HH{word}{inline}s")
         entries = bytes(data[start : start + entry.size * min(count, MAX_PARTS)])
         for tag, kind, length, value in entry.iter_unpack(entries):
-            if tag not in _READ or tag in tags or kind not in types or length > _MAX_VALUES:
+            if tag not in wanted or tag in tags or kind not in types or length > _MAX_VALUES:
                 continue
-            values = struct.Struct(f"{order}{length}{types[kind]}")
+            code = types[kind]
+            values = struct.Struct(f"{order}{length * len(code)}{code[0]}")
             if values.size > inline:
                 (at,) = struct.unpack(order + word, value)
                 value = bytes(data[at : at + values.size])
-            tags[tag] = values.unpack(value[: values.size])
+            elif values.size == 4 and not any(value[:4]):
+                value = value[-4:]  # some writers of big-endian BigTIFF put a long at the end
+            tags[tag] = (kind, values.unpack(value[: values.size]))
     except struct.error:
         raise BadImage("truncated", "it ends inside its directory") from None
     return TiffLayout(order, tags)
 
 
-def _directory(order: str, tags: dict[int, tuple[int, ...]]) -> bytes:
-    """Header and directory of a TIFF, all of whose tags are longs."""
-    entries, long_values = [], b""
-    end_of_entries = 8 + 2 + 12 * len(tags) + 4
-    for tag, values in sorted(tags.items()):
-        packed = struct.pack(f"{order}{len(values)}I", *values)
-        if len(values) != 1:
-            offset = struct.pack(f"{order}I", end_of_entries + len(long_values))
-            long_values, packed = long_values + packed, offset
-        entries.append(struct.pack(f"{order}HHI", tag, 4, len(values)) + packed)
-    head = b"II*\0" if order == "<" else b"MM\0*"
-    head += struct.pack(f"{order}IH", 8, len(tags))
-    return b"".join([head, *entries, bytes(4), long_values])
+def read_tiff_header(data: LazyBytes) -> StoredHeader:
+    """Read the header of a TIFF: the tags of its first directory.
+
+    Raises
+    ------
+    BadImage
+    """
+    layout = read_layout(data, _OF_HEADER)
+    height, width = layout.shape
+    if not width or not height:
+        raise BadImage("corrupt", f"its size is {width} x {height}")
+    orientation = (layout.values(_ORIENTATION) or (1,))[0]
+    orientation = orientation if 1 <= orientation <= 8 else 1
+    return StoredHeader(height, width, layout.samples, orientation, True, layout.header_error())
+
+
+def read_samples(tiff: bytes) -> np.ndarray:
+    """Samples (height, width, samples) of a file of `TiffLayout.with_tags_of_pixels`.
+
+    Raises
+    ------
+    BadImage
+        ``unsupported-format`` if tifffile or imagecodecs is not installed.
+    """
+    try:
+        import imagecodecs  # noqa: F401 - tifffile imports it when it needs it
+        import tifffile
+    except ImportError:
+        raise BadImage(
+            "unsupported-format",
+            "this kind of TIFF needs tifffile: pip install 'dask-image-ingest[tiff]'",
+        ) from None
+    with tifffile.TiffFile(io.BytesIO(tiff)) as file:
+        # Planes, depth, height, width, samples of a plane.
+        planes = file.pages.first.asarray(squeeze=False, maxworkers=1)[:, 0]
+    return np.concatenate(list(planes), axis=-1)
+
+
+def _directory(order: str, tags: dict[int, tuple[int, tuple[int, ...]]], start: int) -> bytes:
+    """Directory of a TIFF, to be at ``start``."""
+    entries, after = [], b""
+    end_of_entries = start + 2 + 12 * len(tags) + 4
+    for tag, (kind, values) in sorted(tags.items()):
+        kind = 4 if kind == 16 else kind
+        packed = struct.pack(f"{order}{len(values)}{_TYPES[kind][0]}", *values)
+        count = len(values) // len(_TYPES[kind])
+        if len(packed) > 4:
+            packed += bytes(len(packed) % 2)
+            after, packed = after + packed, struct.pack(f"{order}I", end_of_entries + len(after))
+        entries.append(struct.pack(f"{order}HHI", tag, kind, count) + packed.ljust(4, b"\0"))
+    return struct.pack(f"{order}H", len(tags)) + b"".join(entries) + bytes(4) + after

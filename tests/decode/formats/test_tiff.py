@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import io
 import itertools
+import struct
+import sys
 
 import numpy as np
 import pytest
@@ -42,7 +44,7 @@ def tiff(array, photometric="minisblack", **options):
     elif options.get("planarconfig") == "separate":
         array = np.moveaxis(array, 2, 0)
     else:
-        options["planarconfig"] = "contig"
+        options = options | {"planarconfig": "contig"}
     tifffile.imwrite(file, array, photometric=photometric, **options)
     return file.getvalue()
 
@@ -177,10 +179,111 @@ def test_bits_of_which_0_is_white_are_stored_as_they_are():
     np.testing.assert_array_equal(fax[..., 0], bits)
 
 
-@pytest.mark.parametrize("mode", ["RGB", "RGBA", "L"])
-def test_planes_that_pillow_misreads_are_refused_as_colours(mode):
-    data = tiff(np.zeros((4, 4, 3), np.uint16), "rgb", planarconfig="separate")
-    with pytest.raises(BadImage, match="unsupported-format: uncompressed planes of 16 bits"):
+KINDS = ["u1", "u2", "u4", "i1", "i2", "i4", "f2", "f4", "f8"]
+COMPRESSIONS = [None, "zlib", "lzw", "packbits", "zstd", "lzma"]
+# Tags that make readers see more than an image, or stumble: descriptions, vendors' own, depth.
+METADATA = [254, 255, 270, 271, 285, 305, 330, 333, 700, 32997, 32998, 33628, 33629, 33432]
+METADATA += [34361, 34412, 34665, 34675, 34735, 37500, 42112, 42113, 50838, 50839, 65420]
+
+
+@pytest.mark.rounds(3, nightly=200)
+def test_any_tiff_is_what_was_written_in_every_mode(rng):
+    """Samples of any type, layout and metadata; NumPy says what colours they are."""
+    draw = np.random.default_rng(rng.randrange(1 << 30))
+    for _ in range(40):
+        kind, photometric = rng.choice(KINDS), rng.choice(["minisblack", "miniswhite", "rgb"])
+        colours = 3 if photometric == "rgb" else 1
+        alpha = rng.choice([[], ["unassalpha"]])
+        shape = rng.randint(1, 40), rng.randint(1, 40), colours + len(alpha)
+        array = draw.normal(0.5, 0.6, shape).astype(kind)
+        if kind[0] != "f":
+            limits = np.iinfo(kind)
+            array = draw.integers(limits.min, limits.max, shape, endpoint=True, dtype=kind)
+            array = array & rng.choice([-1 if limits.min else limits.max, 127])
+        options = {"extrasamples": alpha} if alpha else {}
+        options["compression"] = rng.choice(COMPRESSIONS)
+        if options["compression"] not in (None, "packbits"):
+            options["predictor"] = rng.choice([False, 3 if kind[0] == "f" else True])
+        if shape[2] > 1:
+            options["planarconfig"] = rng.choice(["contig", "separate"])
+        layout = rng.choice([{}, {"rowsperstrip": rng.randint(1, 50)}, {"tile": (16, 32)}])
+        size = rng.randint(1, 9)
+        kinds_of_tag = [(1, draw.bytes(size)), (2, "x" * size), (3, (7,) * size), (4, (7,) * size)]
+        tags = [(rng.choice(METADATA), rng.choice(kinds_of_tag)) for _ in range(rng.randrange(4))]
+        options["extratags"] = [(tag, kind_, size, value, True) for tag, (kind_, value) in tags]
+        options |= layout | {"byteorder": rng.choice("<>"), "bigtiff": rng.random() < 0.3}
+        data = tiff(array, photometric, metadata=None, **options)
+        header = read_header(data, LARGEST)
+        assert (header.height, header.width, header.channels, header.error) == (*shape, None)
+        for mode, wanted in as_meant(array, photometric, alpha).items():
+            said = f"{kind} {photometric} {mode} {options}"
+            if wanted is None:
+                with pytest.raises(BadImage, match=r"^unsupported-format"):
+                    decode(data, mode)
+                continue
+            pixels = decode(data, mode)
+            assert pixels.dtype == wanted.dtype, said
+            # Pillow gives the upper byte of 16 bits in colours.
+            atol = int(kind == "u2" and mode != "raw")
+            np.testing.assert_allclose(pixels, wanted, rtol=0, atol=atol, err_msg=said)
+
+
+def as_meant(array, photometric, alpha):
+    """The pixels of an array by mode; None where it is refused."""
+    if array.dtype.kind == "f":
+        shown = np.rint(np.clip(array.astype("f4"), 0, 1) * 255)
+    else:
+        most = (1 << min(8 * array.itemsize, 16)) - 1
+        shown = np.floor(np.clip(array.astype("f8"), 0, most) * 255 / most + 0.5)
+    shown = shown.astype("u1")
+    grey = photometric != "rgb"
+    if photometric == "miniswhite":
+        shown[..., 0] = 255 - shown[..., 0]
+    rgb = np.repeat(shown[..., :1], 3, axis=2) if grey else shown[..., :3]
+    opacity = shown[..., -1:] if alpha else np.full_like(shown[..., :1], 255)
+    first = array[..., :1]
+    is_label = grey and array.dtype.kind != "f" and 0 <= first.min() <= first.max() <= 255
+    return {
+        "raw": array if array.dtype.str[1:] in ("u1", "u2", "f4") else None,
+        "labels": first.astype("u1") if is_label else None,
+        "RGB": rgb,
+        "RGBA": np.concatenate([rgb, opacity], axis=2),
+        "L": np.asarray(Image.fromarray(np.ascontiguousarray(rgb)).convert("L"))[..., None],
+    }
+
+
+def edited(data, tag, value):
+    """A little-endian TIFF with another value of a tag."""
+    at = data.index(struct.pack("<H", tag), 8) + 8
+    return data[:at] + struct.pack("<I", value) + data[at + 4 :]
+
+
+@pytest.mark.parametrize("bits", [10, 12, 14])
+def test_grey_of_9_to_15_bits_is_scaled_by_its_own_maximum(bits):
+    array = np.linspace(0, (1 << bits) - 1, 64).astype(np.uint16).reshape(8, 8)
+    packed = np.packbits((array[..., None] >> np.arange(bits)[::-1] & 1).astype(np.uint8)).tobytes()
+    data = edited(tiff(array[..., None]), 258, bits).replace(array.tobytes(), packed)
+    np.testing.assert_array_equal(decode(data)[..., 0], array)
+    wanted = np.rint(array * 255.0 / ((1 << bits) - 1))
+    np.testing.assert_array_equal(decode(data, "L")[..., 0], wanted)
+
+
+@pytest.mark.parametrize("mode", ["raw", "labels", "RGB"])
+def test_without_the_extra_an_error_names_it(mode, monkeypatch):
+    data = tiff(np.zeros((4, 4, 1), np.uint8 if mode == "labels" else np.float32))
+    monkeypatch.setitem(sys.modules, "imagecodecs", None)
+    with pytest.raises(BadImage, match=r"^unsupported-format: .*dask-image-ingest\[tiff\]"):
+        decode(data, mode)
+
+
+@pytest.mark.parametrize("mode", ["raw", "RGB"])
+def test_a_tile_of_gigabytes_is_too_large_by_its_header(mode):
+    plain = tiff(np.zeros((8, 8, 1), np.uint8), tile=(16, 16), compression="zlib")
+    data = edited(edited(plain, 322, 65_520), 323, 32_768)
+    assert read_header(data, LARGEST).error == (
+        "too-large: a tile of 65520 x 32768 in an image of 8 x 8"
+    )
+    with pytest.raises(BadImage, match=r"^too-large: a tile of"):
         decode(data, mode)
 
 
