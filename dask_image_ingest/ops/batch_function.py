@@ -67,8 +67,9 @@ class BatchFunction:
 
     def failure(self, error: Exception, frame: Any, rows: Sequence[int]) -> FunctionError:
         """The error to raise if a call fails, naming the rows."""
+        one_of = "one of " if len(rows) > 1 else ""
         return FunctionError(
-            f"map_batches: {self.name} fails for {_rows_text(frame, rows)}: "
+            f"map_batches: {self.name} fails for {one_of}{_rows_text(frame, rows)}: "
             f"{type(error).__name__}: {error}"
         )
 
@@ -80,15 +81,17 @@ class BatchFunction:
 
 
 def _rows_text(frame: Any, rows: Sequence[int]) -> str:
-    """Describe the images of some rows, for errors."""
+    """Describe a row, or the first and the last of some rows, for errors."""
+    ends = list(dict.fromkeys([rows[0], rows[-1]]))
     names = [name for name in ("__key__", "__url__") if name in frame.columns]
-    if not names:
-        return f"{len(rows)} images, of which the first is in row {rows[0]} of a partition"
-    sample = backend_of(frame).to_arrow(frame[names].iloc[[rows[0]]]).to_pylist()[0]
-    first = " of ".join(
-        f"sample {sample[name]!r}" if name == "__key__" else f"{sample[name]}" for name in names
-    )
-    return f"{len(rows)} images, of which the first is that of {first}"
+    samples = backend_of(frame).to_arrow(frame[names].iloc[ends]).to_pylist() if names else []
+    texts = [
+        " of ".join(
+            f"sample {sample[name]!r}" if name == "__key__" else f"{sample[name]}" for name in names
+        )
+        for sample in samples
+    ] or [f"row {row} of a partition" for row in ends]
+    return texts[0] if len(rows) == 1 else f"{len(rows)} images, from {' to '.join(texts)}"
 
 
 # More than the models of one query. In a notebook, each edit of a class adds another model with its

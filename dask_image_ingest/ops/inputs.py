@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -91,13 +92,17 @@ class _HasNulls(Exception):
 
 
 def _list_arrays(column: Any) -> list[Any]:
-    """The lists of an Arrow column: each an array (k,), or (k, d) for lists of vectors; or None."""
+    """The lists of an Arrow column: each an array (k,), or (k, d) for lists of vectors; or None.
+
+    A list without items is of shape (0,) or (0, 0), whatever the lists in other rows are.
+    """
     items = _item_values(column.flatten())
+    empty = _empty(column.type)
     lengths = column.value_lengths().fill_null(0).to_numpy()
     ends = np.cumsum(lengths)
     present = column.is_valid().to_numpy(zero_copy_only=False)
     return [
-        _stack(items[start:end]) if is_present else None
+        (_stack(items[start:end]) if start < end else copy.copy(empty)) if is_present else None
         for start, end, is_present in zip(ends - lengths, ends, present, strict=True)
     ]
 
@@ -107,9 +112,15 @@ def _item_values(array: Any) -> Any:
     if _is_number(array.type):
         _refuse_nulls(array)
         return array.to_numpy(zero_copy_only=False)
-    if is_list(array.type):
-        return _stack(_list_arrays(array)) if len(array) else np.empty((0, 0))
-    return array.to_pylist()
+    return _stack(_list_arrays(array)) if is_list(array.type) else array.to_pylist()
+
+
+def _empty(type_: pa.DataType) -> Any:
+    """The value of a list without items: an array, or a list if the items are no numbers."""
+    depth = 0
+    while is_list(type_):
+        type_, depth = type_.value_type, depth + 1
+    return np.empty((0,) * depth, type_.to_pandas_dtype()) if _is_number(type_) else []
 
 
 def _stack(values: Any) -> Any:

@@ -114,7 +114,9 @@ class BatchMap:
                 for name, values in self._check(result, len(batch), backend):
                     results[name].append(values)
             except ArgumentError as error:
-                raise self.function.wrong_result(error, frame, batch) from error
+                wrong = self._wrong_row(result, len(batch), backend)
+                row, found = wrong or (slice(None), error)
+                raise self.function.wrong_result(found, frame, batch[row]) from error
             except Exception as error:
                 raise self.function.failure(error, frame, batch) from error
         return self._assemble(frame, results, rows)
@@ -159,6 +161,27 @@ class BatchMap:
                 yield name, checked_images(name, values, count, backend)
             else:
                 yield name, checked_values(name, values, self.outputs[name], count, backend)
+
+    def _wrong_row(
+        self, result: Any, count: int, backend: Backend
+    ) -> tuple[slice, ArgumentError] | None:
+        """The first row with wrong outputs, and its error; None if all rows are wrong."""
+        outputs = result if isinstance(result, Mapping) else {next(iter(self.outputs)): result}
+        errors: list[ArgumentError | None] = []
+        for row in range(count):
+            one = slice(row, row + 1)
+            try:
+                if any(len(values) != count for values in outputs.values()):
+                    return None
+                of_row = {name: values[one] for name, values in outputs.items()}
+                list(self._check(of_row, 1, backend))
+                errors.append(None)
+            except ArgumentError as error:
+                errors.append(error)
+            except Exception:  # a result that has no rows
+                return None
+        wrong = [(slice(row, row + 1), error) for row, error in enumerate(errors) if error]
+        return wrong[0] if wrong and None in errors else None
 
 
 def make_batch_map(

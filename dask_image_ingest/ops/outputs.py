@@ -56,6 +56,8 @@ def checked_values(name: str, values: Any, type_: pa.DataType, count: int, backe
         values = _text_or_bytes(name, values, type_)
         shape: tuple[int, ...] = (len(values),)
     else:
+        if pa.types.is_list(type_) and isinstance(values, list) and any(v is None for v in values):
+            raise _not_numbers(name, values)
         values = _numbers(name, values, np.dtype(_item_type(type_)), backend)
         shape = values.shape
     if not shape or shape[0] != count:
@@ -264,28 +266,34 @@ def checked_images(name: str, values: Any, count: int, backend: Backend) -> list
     ArgumentError
     """
     if isinstance(values, (list, tuple)):
-        given = f"a list of {len(values)}"
+        given, advice = f"a list of {len(values)}", ""
         images = [as_array(value, backend) for value in values]
         fits = len(values) == count
     else:
         batch = as_array(values, backend)
-        given = f"an array of shape {batch.shape}"
+        given, advice = f"an array of shape {batch.shape}", _gray_advice(batch.ndim == 3)
         fits = batch.ndim == 4 and len(batch) == count
         images = list(batch) if fits else []
     if not fits:
         raise ArgumentError(
             f"map_batches: the function gave {given} as the images {name!r} of a batch of {count}: "
             "give an array (n, height, width, channels), or a list of arrays (height, width, "
-            "channels)"
+            f"channels){advice}"
         )
     for image in images:
-        if image.ndim != 3 or image.dtype not in VALUE_TYPES.values() or not image.size:
+        is_value = image.dtype in VALUE_TYPES.values()
+        if image.ndim != 3 or not is_value or not image.size:
+            cast = "" if is_value else "; image.clip(0, 255).astype('uint8') makes them"
             raise ArgumentError(
                 f"map_batches: the function gave an image of shape {image.shape} and type "
                 f"{image.dtype} in {name!r}: images are (height, width, channels) of uint8, uint16 "
-                "or float32, with a pixel at least; .clip(0, 255).astype('uint8') makes them"
+                f"or float32, with a pixel at least{cast}{_gray_advice(image.ndim == 2)}"
             )
     return images
+
+
+def _gray_advice(is_gray: bool) -> str:
+    return "; give gray images a channel, image[..., None]" if is_gray else ""
 
 
 def with_image_column(

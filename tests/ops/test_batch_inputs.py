@@ -14,6 +14,7 @@ from small_frames import small_frame
 
 import dask_image_ingest as dii
 from dask_image_ingest.dataset.plan.scan_node import Scan
+from dask_image_ingest.frames import parse_type
 from dask_image_ingest.frames.pandas_backend import pandas_type
 
 BOXES = [[[0, 0, 20, 10], [5, 5, 15, 45]], [], None, [[1, 2, 31, 42]], [[0, 0, 8, 8]]]
@@ -76,9 +77,36 @@ def test_a_function_gets_the_columns_in_the_order_of_inputs(ddf, photos, kind):
     assert numbers.tolist() == rows
     assert [None if each is None else each.tolist() for each in boxes] == [BOXES[r] for r in rows]
     assert {each.dtype for each in boxes if each is not None} == {np.dtype("float32")}
-    assert boxes[1].shape == (0, 4)
+    assert boxes[1].shape == (0, 0)
     assert made["o"].fillna(-1).tolist() == [0, 1, 2, -1, 0]
     assert "image" not in made.columns
+
+
+@pytest.mark.parametrize(
+    ("type_", "rows", "shape"),
+    [
+        ("list<list<int16>>", [[[1, 2, 3, 4]], [], [[1], [2, 3]], [[]]], (0, 0)),
+        ("list<float32>", [[1.5], [], [2, 3]], (0,)),
+        ("list<list<list<bool>>>", [[[[True]]], [], [[], []]], (0, 0, 0)),
+    ],
+)
+def test_a_row_is_the_same_array_whatever_its_neighbours_are(type_, rows, shape):
+    values = column(rows, parse_type(type_))
+    alone = []
+    for row in range(len(rows)):
+        told = Recorded()
+        frame = pd.DataFrame({"boxes": values.iloc[[row]].reset_index(drop=True)})
+        frame.images.map_batches(told, {"o": "int64"}, inputs=["boxes"])
+        alone += told.calls[0][0]
+    for part in (slice(0, 2), slice(1, None), slice(None)):
+        told = Recorded()
+        frame = pd.DataFrame({"boxes": values.iloc[part].reset_index(drop=True)})
+        frame.images.map_batches(told, {"o": "int64"}, inputs=["boxes"])
+        for together, single in zip(told.calls[0][0], alone[part], strict=True):
+            np.testing.assert_equal(together, single)
+            for attribute in ("shape", "dtype"):
+                assert getattr(together, attribute, 0) == getattr(single, attribute, 0)
+    assert alone[1].shape == shape
 
 
 def test_rows_without_an_image_are_none_where_the_function_wants_them(ddf):

@@ -41,7 +41,7 @@ class TestNumbers:
             ("int64", np.full(4, 2.0**63), r"9\.223372036854776e\+18 in"),
             ("int64", [2**64] * 4, "no array of numbers"),
             ("int64", [1, None, 2, 3], "no array of numbers"),
-            ("int64", [2**63, -1, 0, 0], r"9\.22\d+e\+18 in 'o'"),
+            ("int64", [2**63, -1, 0, 0], r"9223372036854775808 in 'o'"),
             ("uint64", [np.int64(1), np.uint64(2**63 + 1), 0, 0], r"9\.22\d+e\+18 in 'o'"),
             ("int8", np.array([300] * 4, object), "300 in 'o'.*'int64'"),
             ("int64", [Decimal("1.00000000000000000001"), 1, 1, 1], "no array of numbers"),
@@ -176,8 +176,35 @@ class TestOtherAnswers:
         mapped = ddf.images.map_batches(brightest, {"o": "int64"}, batch_size=2)
         with pytest.raises(dii.ArgumentError) as told:
             mapped.compute()
-        where = "brightest, called with 2 images, of which the first is that of sample 7 of 1.tar"
+        where = "brightest, called with 2 images, from sample 7 of 1.tar to sample 8 of 1.tar)"
         assert where in str(told.value)
+
+    @pytest.mark.parametrize(
+        ("type_", "good", "bad"),
+        [
+            ("uint8", 1, 300),
+            ("float32", 1.5, 1e300),
+            ("list<int8>", [1, 2], [1, 200]),
+            ("string", "a", b"\xff"),
+            ("image", np.zeros((4, 4, 3), "uint8"), np.zeros((4, 4), "uint8")),
+        ],
+    )
+    @pytest.mark.parametrize("named", [True, False])
+    def test_the_error_names_the_row_whose_output_is_wrong(self, type_, good, bad, named):
+        frame = small_frame([0, 1, 2, 3]).rename(columns={"key": "__key__"})
+
+        def third(images):
+            values = [good, good, bad, good]
+            return {"o": values} if named else values
+
+        with pytest.raises(dii.ArgumentError, match=r"third, called with sample 2\)$"):
+            frame.images.map_batches(third, {"o": type_})
+
+    def test_gray_images_are_told_to_have_a_channel(self, frame):
+        for values in ([np.zeros((4, 4), "uint8")] * 4, np.zeros((4, 9, 9), "uint8")):
+            with pytest.raises(dii.ArgumentError, match=r"image\[\.\.\., None\]") as told:
+                frame.images.map_batches(lambda images, v=values: v, {"o": "image"})
+            assert "clip" not in str(told.value)
 
     def test_the_error_of_a_frame_without_keys_names_the_row(self, frame):
         def none(images):
@@ -185,7 +212,7 @@ class TestOtherAnswers:
 
         with pytest.raises(dii.ArgumentError) as told:
             frame[["image"]].images.map_batches(none, {"o": "float32"}, batch_size=2)
-        where = "called with 2 images, of which the first is in row 0 of a partition)"
+        where = "called with 2 images, from row 0 of a partition to row 1 of a partition)"
         assert str(told.value).endswith(where)
 
     def test_an_answer_that_fails_when_it_is_looked_at_is_a_function_error(self, frame):
@@ -195,7 +222,9 @@ class TestOtherAnswers:
             def __array__(self, dtype=None, copy=None):
                 raise MemoryError("not enough")
 
-        with pytest.raises(dii.FunctionError, match=r"<lambda> fails for 4 images.*not enough"):
+        with pytest.raises(
+            dii.FunctionError, match=r"<lambda> fails for one of 4 images.*not enough"
+        ):
             out(frame, Odd(), "float32")
 
 
