@@ -252,7 +252,10 @@ def _normalize_weights(weights: Any, count: int) -> np.ndarray:
         raise ArgumentError(
             f"weights={shown(weights)}: pass a number above 0 for each of {count} frames"
         )
-    return shares / shares.sum()
+    # Scaled first: the sum of the largest floats is infinite, and no share may round to 0.
+    scaled = np.ldexp(shares, -np.frexp(shares.max())[1])
+    scaled = np.maximum(scaled, np.finfo(np.float64).tiny)
+    return scaled / scaled.sum()
 
 
 def _parse_start(start: Any, count: int) -> list[Any]:

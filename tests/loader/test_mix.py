@@ -52,6 +52,12 @@ def test_the_stream_ends_with_the_first_frame_that_ends(frames):
     assert all(len(b["cls"]) == 4 for b in dii.mix(frames, 4, weights=[1, 9], drop_last=True))
 
 
+@pytest.mark.parametrize("weights", [[1e308, 1e308], [1e-320, 1e308], [5e-324, 5e-324]])
+def test_all_rows_come_whatever_the_size_of_the_weights(frames, weights):
+    seen = keys(dii.mix(frames, 4, weights=weights, longest=True))
+    assert sorted(seen) == sorted(keys(dii.mix(frames, 4, longest=True)))
+
+
 def test_shares_are_the_weights(frames):
     many = [frames[0].repartition(npartitions=1).assign(number=number) for number in (0, 1)]
     first = [next(dii.mix(many, 12, [3, 1], shuffle=seed)) for seed in range(24)]
