@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import tracemalloc
 
 import numpy as np
 import pyarrow as pa
@@ -43,6 +44,30 @@ def parsed(type_):
         return pa.type_for_alias(type_)
     inner = parsed(type_.partition("<")[2][:-1])
     return pa.large_list(inner) if type_.startswith("large") else pa.list_(inner)
+
+
+@pytest.mark.parametrize(
+    ("shape", "type_"),
+    [
+        ((10**12, 0), "list<list<float32>>"),
+        ((2**31, 0), "list<list<float32>>"),
+        ((10**12, 0, 3), "list<list<list<float32>>>"),
+        ((1000, 10**9, 0), "list<list<list<float32>>>"),
+    ],
+)
+def test_empty_lists_beyond_the_bytes_of_a_file_are_null_and_take_no_memory(tmp_path, shape, type_):
+    file = io.BytesIO()
+    header = {"descr": "<f4", "fortran_order": False, "shape": shape}
+    np.lib.format.write_array_header_1_0(file, header)
+    few = np.empty((5, 0, 3) if type_.count("list<") == 3 else (5, 0), "f4")
+    tracemalloc.start()
+    with pytest.warns(UserWarning, match="1 of 2 values of 'npy' are not list"):
+        found = column_of(tmp_path, [file.getvalue(), saved(few)], parsed(type_))
+    peak = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert found.isna().tolist() == [True, False]
+    assert pa.array(found)[1].as_py() == few.tolist()
+    assert peak < 50e6
 
 
 @pytest.mark.rounds(10, nightly=300)

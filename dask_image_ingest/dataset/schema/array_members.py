@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import io
 import math
+import operator
 from collections.abc import Sequence
+from itertools import accumulate
 
 import numpy as np
 import pyarrow as pa
@@ -27,7 +29,7 @@ def arrays_to_lists(
     """Convert ``.npy`` files to lists; returns the column and the rows that don't fit its type.
 
     An array fits if it has as many dimensions as the type has nested lists, and its dtype casts to
-    the type's safely (NumPy's casting rule ``safe``).
+    the type's safely (NumPy's casting rule ``safe``). It has at most as many empty lists as bytes.
 
     Parameters
     ----------
@@ -93,6 +95,9 @@ def _array(content: bytes | None, depth: int, dtype: np.dtype) -> np.ndarray | N
     data = memoryview(content)[file.tell() :]
     # Checked before anything is allocated: the shape in a header may be any.
     if min(shape, default=1) < 0 or math.prod(shape) * stored.itemsize != len(data):
+        return None
+    # Empty lists take no bytes in the file, but some in the column.
+    if max(accumulate(shape[:-1], operator.mul), default=0) > len(content):
         return None
     return np.frombuffer(data, stored).reshape(shape, order="F" if fortran else "C")
 
