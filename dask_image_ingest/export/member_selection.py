@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Collection, Mapping, Sequence
-from itertools import compress
+from itertools import chain, compress
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -68,12 +68,12 @@ def select_members(
     columns = wanted.to_pydict()
     offsets = set(columns["offset"])
     keys = {k for k, o in zip(columns["key"], columns["offset"], strict=True) if o is None}
-    by_offset: dict[int, Sample] = {}
+    # Several samples at one offset are hard links to the same file.
+    by_offset: dict[int, dict[str, list[Sample]]] = {}
     by_key: dict[str, list[Sample]] = {}
     for sample in index.samples:
-        for span in sample.members.values():
-            if span[0] in offsets:
-                by_offset[span[0]] = sample
+        for offset in {span[0] for span in sample.members.values()} & offsets:
+            by_offset.setdefault(offset, {}).setdefault(sample.key, []).append(sample)
         if sample.key in keys:
             by_key.setdefault(sample.key, []).append(sample)
     column_sizes = _column_sizes(columns, options)
@@ -84,7 +84,7 @@ def select_members(
             match = _sample_by_key(by_key.get(key, ()), nbytes, index)
             renamed |= key not in by_key
         else:
-            match = _sample_by_offset(by_offset.get(offset), offset, nbytes)
+            match = _sample_by_offset(by_offset.get(offset, {}), key, offset, nbytes)
         if isinstance(match, str):
             rows.append(Row(reason=match))
             continue
@@ -115,8 +115,8 @@ def select_vectorized(
 ) -> tuple[pa.Table, bool] | None:
     """Fast path of `select_members` and `as_table`.
 
-    None if any row needs the slow path: without an offset, with duplicate or sparse members or
-    members from columns, or to be rejected.
+    None if any row needs the slow path: without an offset, with duplicate, sparse or hard-linked
+    members or members from columns, or to be rejected.
     """
     locations, keys = wanted.column("offset"), wanted.column("key")
     is_special = index.duplicates or index.sparse or options.members.from_columns
@@ -129,6 +129,8 @@ def select_vectorized(
     rows, kinds, offsets, sizes = index.all_places()
     # For each row of the frame, the number of the member at its offset: its image.
     order = np.argsort(offsets)
+    if not np.diff(offsets[order]).all():
+        return None  # hard links
     images = order[np.searchsorted(offsets[order], locations, side="right") - 1]
     same_size = pc.fill_null(pc.equal(wanted.column("nbytes"), pa.array(sizes[images])), True)
     if (offsets[images] != locations.to_numpy()).any() or not pc.all(same_size).as_py():
@@ -188,9 +190,16 @@ def _table(ends: np.ndarray, members: Sequence[Any], **columns: Any) -> pa.Table
 
 
 def _sample_by_offset(
-    sample: Sample | None, offset: int, nbytes: int | None
+    by_key: Mapping[str, Sequence[Sample]], key: str, offset: int, nbytes: int | None
 ) -> tuple[Sample, str | None] | str:
     """The sample and the extension of its member at an offset; else a reason to reject the row."""
+    samples = by_key[key] if key in by_key else list(chain.from_iterable(by_key.values()))
+    if len(samples) > 1:
+        return (
+            f"ambiguous-sample: {len(samples)} samples of its shard have the image at byte "
+            f"{offset}, by hard links, and it has the key of none of them alone"
+        )
+    sample = samples[0] if samples else None
     for extension, span in sample.members.items() if sample else ():
         if span[0] == offset and nbytes in (None, span[1]):
             return sample, extension  # type: ignore[return-value]

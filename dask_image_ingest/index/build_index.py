@@ -81,6 +81,8 @@ def _facts(shard: Shard, index: ShardIndex) -> ShardFacts:
             for offset, sparse in index.sparse.items()
             if offset in in_samples
         ],
+        skipped=dict(index.skipped),
+        links=[[row, *link] for row, links in index.links.items() for link in links.items()],
     )
 
 

@@ -26,7 +26,7 @@ KEY = "__key__"
 _METADATA = b"image-ingest.index"
 
 # Version of the format; an index of another version is not used.
-_FORMAT = 2
+_FORMAT = 3
 
 _DIGEST_BYTES = 16
 
@@ -58,6 +58,10 @@ class ShardFacts:
         Row and extensions of each sample that has members twice.
     sparse
         Offset, expanded size and pieces of each sparse member.
+    skipped
+        As in `ShardIndex`: code → number, and name of the first.
+    links
+        Row, extension and description of each link in place of a sample's member.
     group, row
         Where the shard's rows begin in the file: the row group, and the row within it.
     """
@@ -74,6 +78,8 @@ class ShardFacts:
     rest: list[list[Any]] = field(default_factory=list)
     duplicates: list[list[Any]] = field(default_factory=list)
     sparse: list[list[Any]] = field(default_factory=list)
+    skipped: dict[str, tuple[int, str]] = field(default_factory=dict)
+    links: list[list[Any]] = field(default_factory=list)
     group: int = 0
     row: int = 0
 

@@ -11,7 +11,7 @@ import pyarrow as pa
 
 from dask_image_ingest.index.index_file import KEY, ShardFacts, UnusableIndexError
 from dask_image_ingest.storage import ByteReader
-from dask_image_ingest.tar import SPAN_FIELDS, Damage, Places, ShardIndex, SparseMember
+from dask_image_ingest.tar import SPAN_FIELDS, Damage, Places, ShardIndex, Skipped, SparseMember
 
 
 class IndexedReader(ByteReader):
@@ -68,6 +68,8 @@ class StoredIndex(ShardIndex):
             repeated=tuple(facts.repeated),
             members=facts.members,
             pax=facts.pax,
+            skipped={code: Skipped(*members) for code, members in facts.skipped.items()},
+            links=_links(facts.links),
         )
         self.nbytes = nbytes
         self.facts = facts
@@ -104,6 +106,14 @@ class StoredIndex(ShardIndex):
         if name not in self._loaded:
             self._loaded[name] = self._read(name)
         return self._loaded[name]
+
+
+def _links(entries: list[list[Any]]) -> dict[int, dict[str, str]]:
+    """`ShardFacts.links` as the links of each row."""
+    links: dict[int, dict[str, str]] = {}
+    for row, extension, description in entries:
+        links.setdefault(row, {})[extension] = description
+    return links
 
 
 def _places_without_columns(entries: list[list[Any]]) -> dict[str, Places]:

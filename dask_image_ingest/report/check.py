@@ -11,7 +11,7 @@ from dask.utils import format_bytes
 
 from dask_image_ingest.decode import printable
 from dask_image_ingest.report.shard_report import IMAGE, NAMED, Bad, ShardReport
-from dask_image_ingest.report.text import listing
+from dask_image_ingest.report.text import SKIPPED, listing, number, skipped_counts
 
 _COUNTS = ("samples", "members", "pax", "sparse")
 _LISTS = ("duplicates", "repeated", "interleaved")
@@ -19,7 +19,8 @@ _LISTS = ("duplicates", "repeated", "interleaved")
 
 def has_problems(shard: ShardReport) -> bool:
     """True if anything is lost, cannot be decoded, or is ambiguous."""
-    return bool(shard.unreadable or shard.damage or shard.bad or shard.duplicates or shard.repeated)
+    lost = shard.unreadable or shard.damage or shard.has_links
+    return bool(lost or shard.bad or shard.duplicates or shard.repeated)
 
 
 def check_summary(shards: Sequence[ShardReport]) -> dict[str, Any]:
@@ -32,6 +33,7 @@ def check_summary(shards: Sequence[ShardReport]) -> dict[str, Any]:
         **{name: sum(getattr(shard, name) for shard in shards) for name in _COUNTS},
         **_images(shards),
         **{name: sum(len(getattr(shard, name)) for shard in shards) for name in _LISTS},
+        "skipped": skipped_counts(shards),
         "bad_images": {code: asdict(bad) for code, bad in _merge_bad(shards).items()},
         "per_shard": [_shard_summary(shard) for shard in shards],
     }
@@ -76,6 +78,7 @@ def _images(shards: Sequence[ShardReport]) -> dict[str, Any]:
 def _shard_summary(shard: ShardReport) -> dict[str, Any]:
     facts = {name: getattr(shard, name) for name in ("url", "unreadable", "damage")}
     facts |= {name: getattr(shard, name) for name in (*_COUNTS, *_LISTS)}
+    facts["skipped"] = skipped_counts([shard])
     return facts | _images([shard]) | {"bad": {code: asdict(b) for code, b in shard.bad.items()}}
 
 
@@ -104,6 +107,11 @@ def _notes(shard: ShardReport) -> Iterable[str]:
     ):
         if keys:
             yield f"{len(keys):,} keys {problem}: {_keys_text(Bad(len(keys), keys[:NAMED]))}"
+    for code, members in shard.skipped.items():
+        yield (
+            f"{number(members.number, 'member')} skipped: {SKIPPED[code]}, "
+            f"first {printable(members.first)}"
+        )
     if has_problems(shard) and (shard.pax or shard.sparse):
         yield f"{shard.pax:,} members with a PAX header, {shard.sparse:,} sparse members"
 

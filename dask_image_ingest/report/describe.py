@@ -11,7 +11,14 @@ from dask.utils import format_bytes
 
 from dask_image_ingest.decode import printable
 from dask_image_ingest.report.shard_report import IMAGE, ShardReport
-from dask_image_ingest.report.text import common_folder, listing, number
+from dask_image_ingest.report.text import (
+    SKIPPED,
+    common_folder,
+    listing,
+    number,
+    skipped_counts,
+)
+from dask_image_ingest.tar import LINKS
 
 
 def summarize(shards: Sequence[ShardReport], decoded: bool) -> dict[str, Any]:
@@ -21,6 +28,7 @@ def summarize(shards: Sequence[ShardReport], decoded: bool) -> dict[str, Any]:
         "shards": len(shards),
         **_totals(shards, decoded),
         "damaged": {url: why for url, why in lost.items() if why},
+        "skipped": skipped_counts(shards),
         "per_shard": [{"url": shard.url, **_totals([shard], decoded)} for shard in shards],
     }
 
@@ -34,6 +42,7 @@ def is_bad(summary: dict[str, Any]) -> bool:
         or any(other["unreadable_headers"] for other in others)
         or summary.get("errors")
         or summary["damaged"]
+        or not summary["skipped"].keys().isdisjoint(LINKS)
     )
 
 
@@ -50,6 +59,7 @@ def describe_text(summary: dict[str, Any]) -> str:
         "size     " + _sizes_text(summary),
         *(f"{printable(kind):8} {_other_text(other)}" for kind, other in summary["others"].items()),
         f"bad      {_bad_text(summary)}",
+        *(f"skipped  {number(n, 'member')}: {SKIPPED[c]}" for c, n in summary["skipped"].items()),
         *(f"damaged  {printable(url, 1000)}: {why}" for url, why in summary["damaged"].items()),
         "",
     ]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -26,10 +26,13 @@ from dask_image_ingest.decode import (
 )
 from dask_image_ingest.errors import ShardError, ShardNotFoundError
 from dask_image_ingest.storage import open_shard
-from dask_image_ingest.tar import IMAGE_EXTENSIONS, ShardIndex, index_tar
+from dask_image_ingest.tar import IMAGE_EXTENSIONS, LINKS, ShardIndex, Skipped, index_tar
 
 #: How many keys a report names for one problem.
 NAMED = 3
+
+# Kinds of further images that are inspected: if keys contain dots, every member may be of its own.
+_MOST_KINDS = 64
 
 #: Kind of the member that is its sample's image; further images are named by their extension.
 IMAGE = "image"
@@ -92,6 +95,8 @@ class ShardReport:
     pax, sparse
         Numbers of members with a PAX header, and of sparse ones: valid, but some readers reject
         them.
+    skipped
+        Code → members that are not read, as in `ShardIndex`; and ``many-kinds``, not inspected.
     """
 
     url: str
@@ -106,6 +111,12 @@ class ShardReport:
     interleaved: list[str] = field(default_factory=list)
     pax: int = 0
     sparse: int = 0
+    skipped: Mapping[str, Skipped] = field(default_factory=dict)
+
+    @property
+    def has_links(self) -> bool:
+        """Whether members are missing because they are links that are not followed."""
+        return not self.skipped.keys().isdisjoint(LINKS)
 
 
 def inspect_shard(
@@ -139,7 +150,7 @@ def inspect_shard(
             report = _report_of_index(url, index, rows)
             images = [(IMAGE, options.decoding, rows)]
             if image is None:
-                images += _other_images(index, rows, extensions)
+                images += _other_images(index, rows, extensions, report)
             for kind, decoding, members in images:
                 if decode_too:
                     _decode(report, kind, decoding, members)
@@ -175,22 +186,29 @@ def _report_of_index(url: str, index: ShardIndex, rows: SampleRows) -> ShardRepo
         interleaved=list(index.interleaved),
         pax=index.pax,
         sparse=len(index.sparse),
+        skipped=index.skipped,
     )
 
 
 def _other_images(
-    index: ShardIndex, rows: SampleRows, extensions: tuple[str, ...]
+    index: ShardIndex, rows: SampleRows, extensions: tuple[str, ...], report: ShardReport
 ) -> Iterator[tuple[str, DecodeSpec, SampleRows]]:
-    """Further images: members with an image's suffix that are not their sample's image, by kind."""
+    """Further images: members with an image's suffix that are not their sample's image, by kind.
+
+    Kinds beyond the first `_MOST_KINDS` are counted in the report as skipped.
+    """
     suffixes = frozenset(parse_image_extensions(IMAGE_EXTENSIONS))
-    for kind in index.not_preferred(extensions):
-        if kind.rpartition(".")[2] in suffixes:
-            present = index.has(kind)
-            if kind in extensions:
-                # It is further only where the sample has a member of a preferred extension.
-                present = pc.and_(present, index.has(*extensions[: extensions.index(kind)]))
-            samples = rows.take(np.flatnonzero(present))
-            yield kind, _AS_STORED, samples.of(ImageMember(kind, (kind,), _AS_STORED))
+    kinds = [k for k in index.not_preferred(extensions) if k.rpartition(".")[2] in suffixes]
+    if others := kinds[_MOST_KINDS:]:
+        count = sum(len(index.places(kind).rows) for kind in others)
+        report.skipped = {**report.skipped, "many-kinds": Skipped(count, others[0])}
+    for kind in kinds[:_MOST_KINDS]:
+        present = index.has(kind)
+        if kind in extensions:
+            # It is further only where the sample has a member of a preferred extension.
+            present = pc.and_(present, index.has(*extensions[: extensions.index(kind)]))
+        samples = rows.take(np.flatnonzero(present))
+        yield kind, _AS_STORED, samples.of(ImageMember(kind, (kind,), _AS_STORED))
 
 
 def _decode(report: ShardReport, kind: str, decoding: DecodeSpec, rows: SampleRows) -> None:

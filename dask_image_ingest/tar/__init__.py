@@ -19,7 +19,16 @@ from dask_image_ingest.tar.content import (
 from dask_image_ingest.tar.headers import SparseMember
 from dask_image_ingest.tar.index import index_head, index_tar
 from dask_image_ingest.tar.scan import Damage
-from dask_image_ingest.tar.shard_index import FIELDS, SPAN_FIELDS, Places, Sample, ShardIndex, Span
+from dask_image_ingest.tar.shard_index import (
+    FIELDS,
+    LINKS,
+    SPAN_FIELDS,
+    Places,
+    Sample,
+    ShardIndex,
+    Skipped,
+    Span,
+)
 
 __all__ = [
     "FIELDS",
@@ -27,6 +36,7 @@ __all__ = [
     "IMAGE_EXTENSIONS",
     "INTEGERS",
     "LARGEST_VALUE",
+    "LINKS",
     "MAX_MEMBER_BYTES",
     "SPAN_FIELDS",
     "TEXTS",
@@ -34,6 +44,7 @@ __all__ = [
     "Places",
     "Sample",
     "ShardIndex",
+    "Skipped",
     "Span",
     "SparseMember",
     "duplicate_error",

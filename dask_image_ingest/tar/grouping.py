@@ -5,13 +5,13 @@ from __future__ import annotations
 import re
 from array import array
 from collections import defaultdict
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
 import numpy as np
 
-from dask_image_ingest.tar.scan import Member
-from dask_image_ingest.tar.shard_index import Places
+from dask_image_ingest.tar.scan import Link, Member
+from dask_image_ingest.tar.shard_index import Places, Skipped
 
 # Key, extension, offset and size of a member.
 _Named = tuple[str, str, int, int]
@@ -19,6 +19,9 @@ _Named = tuple[str, str, int, int]
 # Both from webdataset: base_plus_ext and skip_meta in its module tariterators.
 _KEY_AND_EXTENSION = re.compile(r"^((?:.*/|)[^.]+)[.]([^/]*)$")
 _META = re.compile(r"__[^/]*__($|/)")
+
+# Files that macOS puts beside others: resource forks (AppleDouble), and what Finder remembers.
+_MACOS = re.compile(r"(?:.*/|)(?:[.]_[^/]*|[.]DS_Store)$", re.DOTALL)
 
 
 class Grouped(NamedTuple):
@@ -30,6 +33,7 @@ class Grouped(NamedTuple):
     interleaved: tuple[str, ...]
     repeated: tuple[str, ...]
     members: int
+    skipped: dict[str, Skipped]
 
 
 def group(batches: Iterable[list[Member]]) -> Grouped:
@@ -45,13 +49,14 @@ def group(batches: Iterable[list[Member]]) -> Grouped:
     interleaved: dict[str, None] = {}
     repeated: dict[str, None] = {}
     lower_case = _LowerCase()
+    skipped: dict[str, Skipped] = {}
     count = 0
     current, row = "", 0
     # Extensions that were joined to the sample since its key reappeared; None if it did not.
     joined: set[str] | None = None
     for batch in batches:
         count += len(batch)
-        named = _split_names(batch, lower_case)
+        named = _split_names(batch, lower_case, skipped)
         first = len(offsets)
         offsets.extend([offset for _, _, offset, _ in named])
         sizes.extend([size for _, _, _, size in named])
@@ -88,7 +93,19 @@ def group(batches: Iterable[list[Member]]) -> Grouped:
         tuple(key for key in interleaved if key not in repeated),
         tuple(repeated),
         count,
+        skipped,
     )
+
+
+def links_of_samples(keys: Sequence[str], links: Iterable[Link]) -> dict[int, dict[str, str]]:
+    """Row → extension → description of each link that stands in place of a sample's member."""
+    rows = {key: row for row, key in enumerate(keys)} if links else {}
+    found: dict[int, dict[str, str]] = {}
+    for link in links:
+        parts = _split_name(link.name)
+        if not isinstance(parts, str) and parts[0] in rows:
+            found.setdefault(rows[parts[0]], {})[parts[1].lower()] = link.described()
+    return found
 
 
 class _LowerCase(dict[str, str]):
@@ -98,8 +115,10 @@ class _LowerCase(dict[str, str]):
         return self.setdefault(extension, extension.lower())
 
 
-def _split_names(members: list[Member], lower_case: _LowerCase) -> list[_Named]:
-    """Split names into key and extension; drop members that belong to no sample."""
+def _split_names(
+    members: list[Member], lower_case: _LowerCase, skipped: dict[str, Skipped]
+) -> list[_Named]:
+    """Split names into key and extension; drop members that belong to no sample, and count them."""
     named = []
     # The last key, the prefix of its names, and its length; it matches no name at first.
     key, prefix, length = "", "/", 0
@@ -114,16 +133,23 @@ def _split_names(members: list[Member], lower_case: _LowerCase) -> list[_Named]:
             length = dot + 1
             key, prefix = name[:dot], name[:length]
             named.append((key, lower_case[name[length:]], offset, size))
-        elif parts := _split_odd_name(name):
+            continue
+        parts = _split_name(name)
+        if isinstance(parts, str):
+            skipped[parts] = skipped.get(parts, Skipped(0, name)).and_another()
+        else:
             named.append((parts[0], lower_case[parts[1]], offset, size))
     return named
 
 
-def _split_odd_name(name: str) -> tuple[str, str] | None:
+def _split_name(name: str) -> tuple[str, str] | str:
+    """Key and extension; for a member of no sample a code that says why."""
+    if _MACOS.match(name):
+        return "macos"
     if _META.match(name) or (name.startswith("__") and name.endswith("__") and "/" not in name):
-        return None
+        return "meta"
     match = _KEY_AND_EXTENSION.match(name)
-    return (match[1], match[2]) if match else None
+    return (match[1], match[2]) if match else "no-extension"
 
 
 def _move(

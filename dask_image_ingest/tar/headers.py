@@ -84,7 +84,7 @@ class TarfileReader:
             fileobj=io.BytesIO(bytes(2 * BLOCK)), encoding="utf-8", errors="surrogateescape"
         )
         self._file = self._tar.fileobj = _HeaderFile(content)
-        #: Whether a global PAX header overrides names or sizes of all members after it.
+        #: Whether a global PAX header overrides names, links or sizes of all members after it.
         self.has_global_names = False
 
     def read_header(self, offset: int) -> tuple[tarfile.TarInfo, int]:
@@ -95,7 +95,7 @@ class TarfileReader:
         if info.size < 0 or following <= offset:
             raise ValueError("negative size")
         self.has_global_names = any(
-            keyword in ("path", "size") or keyword.startswith("GNU.sparse.")
+            keyword in ("path", "linkpath", "size") or keyword.startswith("GNU.sparse.")
             for keyword in self._tar.pax_headers
         )
         return info, following

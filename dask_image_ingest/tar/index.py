@@ -6,10 +6,10 @@ from collections.abc import Iterator
 from dataclasses import replace
 
 from dask_image_ingest.storage import ByteReader, LazyBytes, as_reader
-from dask_image_ingest.tar.grouping import group
+from dask_image_ingest.tar.grouping import group, links_of_samples
 from dask_image_ingest.tar.headers import BLOCK, checksum_holds
 from dask_image_ingest.tar.scan import Damage, Member, TarScan, plain_name
-from dask_image_ingest.tar.shard_index import ShardIndex
+from dask_image_ingest.tar.shard_index import ShardIndex, Skipped
 
 
 def index_tar(content: LazyBytes, url: str = "the shard") -> ShardIndex:
@@ -17,9 +17,11 @@ def index_tar(content: LazyBytes, url: str = "the shard") -> ShardIndex:
 
     Samples are grouped by webdataset's rule: the key is the path up to the first dot of its last
     part, the rest in lower case is the extension, only regular files count, and names such as
-    ``__meta__`` are skipped. One difference is on purpose: members whose key reappears later in the
-    shard are joined to its sample, where webdataset begins a second one. A second sample begins
-    only if the key reappears with an extension that the sample has already.
+    ``__meta__`` are skipped. Three differences are on purpose. Members whose key reappears later in
+    the shard are joined to its sample, where webdataset begins a second one; a second sample begins
+    only if the key reappears with an extension that the sample has already. A hard link to an
+    earlier file of the shard has its bytes. Files that macOS adds (``._x``, ``.DS_Store``) are
+    skipped.
 
     Like :mod:`tarfile` and webdataset, the scan ends at the first block of zeros. Anything else
     after it, perhaps another tar, is not read but reported as damage.
@@ -45,6 +47,9 @@ def index_tar(content: LazyBytes, url: str = "the shard") -> ShardIndex:
     reader.prefetch_scan()
     scan = TarScan(reader, url)
     grouped = group(scan)
+    skipped = grouped.skipped
+    for link in scan.links:
+        skipped[link.kind] = skipped.get(link.kind, Skipped(0, link.name)).and_another()
     return ShardIndex(
         grouped.keys,
         grouped.places,
@@ -55,6 +60,8 @@ def index_tar(content: LazyBytes, url: str = "the shard") -> ShardIndex:
         repeated=grouped.repeated,
         members=grouped.members,
         pax=scan.pax,
+        skipped=skipped,
+        links=links_of_samples(grouped.keys, scan.links),
     )
 
 
@@ -101,7 +108,10 @@ def index_head(content: LazyBytes, url: str) -> tuple[ShardIndex, float]:
             if _last_extensions(reader, size) <= set(index.extensions):
                 last = len(index) - 1
                 spans = index.samples[last].members.values()
-                return index.first(last), min(span[0] for span in spans) / size
+                head = index.first(last)
+                # A hard link lies where an earlier sample does.
+                ends = (head.places(extension).offsets.max() for extension in head.extensions)
+                return head, max(min(span[0] for span in spans), *map(int, ends)) / size
             break
         length *= 4
     return index_tar(reader, url), 1.0
@@ -133,5 +143,5 @@ def _last_members(content: LazyBytes, size: int) -> Iterator[Member]:
     end = bytes(content[start:size])
     for offset in range(0, len(end) - BLOCK + 1, BLOCK):
         header = end[offset : offset + BLOCK]
-        if header[257:262] == b"ustar" and header[156] in b"0\0" and checksum_holds(header):
+        if header[257:262] == b"ustar" and header[156] in b"0\x001" and checksum_holds(header):
             yield plain_name(header), start + offset + BLOCK, 0

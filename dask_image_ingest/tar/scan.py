@@ -9,6 +9,8 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass
+from posixpath import normpath
+from typing import NamedTuple
 
 from dask_image_ingest.errors import ShardError
 from dask_image_ingest.storage import ByteReader
@@ -31,8 +33,8 @@ Member = tuple[str, int, int]
 # Headers whose checksums are verified together.
 _BATCH = 1024
 
-_REGULAR, _REGULAR_V7, _PAX = b"0\0x"
-_WITHOUT_DATA = frozenset(b"123456")
+_REGULAR, _REGULAR_V7, _PAX, _HARD_LINK, _SYMBOLIC_LINK = b"0\0x12"
+_WITHOUT_DATA = frozenset(b"3456")
 
 # PAX records that change neither name nor size; webdataset's own writer puts an mtime before every
 # member. No value may hold an "=", so none can hide another record behind a wrong length.
@@ -42,6 +44,20 @@ _LARGEST_INT64 = 2**63 - 1
 
 # In place of the offset of the next header: the scan is over.
 _OVER = -1
+
+
+class Link(NamedTuple):
+    """A link that is not followed: ``kind`` is ``symbolic-link`` or ``hard-link``."""
+
+    name: str
+    kind: str
+    target: str
+
+    def described(self) -> str:
+        """What it is, for errors."""
+        if self.kind == "symbolic-link":
+            return f"a symbolic link to {self.target[:200]!r}, which is not followed"
+        return f"a hard link to {self.target[:200]!r}, which is no file before it in the shard"
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,6 +84,8 @@ class TarScan:
         Offset → sparse member.
     pax
         Number of members with a PAX header.
+    links
+        Links that are not followed: symbolic ones, and hard links to no earlier regular member.
     """
 
     def __init__(self, content: ByteReader, url: str) -> None:
@@ -75,6 +93,13 @@ class TarScan:
         self.damage: Damage | None = None
         self.sparse: dict[int, SparseMember] = {}
         self.pax = 0
+        self.links: list[Link] = []
+        #: Links of this batch: the offset where their data would be → type and target.
+        self._batch_links: dict[int, tuple[int, str]] = {}
+        #: Earlier members, which hard links may refer to: name → offset and size, or None for a
+        #: link that is not followed. The batches of `_unnamed` are added when a link follows.
+        self._targets: dict[str, tuple[int, int] | None] = {}
+        self._unnamed: list[list[Member]] = []
         self._content = content
         self._end = len(content)
         self._tarfile = TarfileReader(content)
@@ -92,7 +117,33 @@ class TarScan:
                 offset = self._stop(*not_a_header(*invalid))
                 members = [member for member in members if member[1] <= invalid[0]]
                 self.sparse = {data: m for data, m in self.sparse.items() if data <= invalid[0]}
+            if self._batch_links:
+                members = list(self._follow_links(members))
+            else:
+                self._unnamed.append(members)
             yield members
+
+    def _follow_links(self, members: list[Member]) -> Iterator[Member]:
+        """The regular members of a batch; a hard link has the bytes of the member it refers to.
+
+        As for tarfile, that is the last one of its name before the link.
+        """
+        targets = self._targets
+        for batch in self._unnamed:
+            targets |= {normpath(name): (data, size) for name, data, size in batch}
+        self._unnamed = []
+        for name, data, size in members:
+            span: tuple[int, int] | None = data, size
+            if data in self._batch_links:
+                kind, target = self._batch_links[data]
+                span = targets.get(normpath(target)) if kind == _HARD_LINK else None
+                if span is None:
+                    code = "hard-link" if kind == _HARD_LINK else "symbolic-link"
+                    self.links.append(Link(name, code, target))
+            targets[normpath(name)] = span
+            if span is not None:
+                yield name, *span
+        self._batch_links = {}
 
     def _take_batch(
         self, offset: int, members: list[Member], unverified: list[tuple[int, bytes]]
@@ -129,6 +180,10 @@ class TarScan:
             elif kind in _WITHOUT_DATA:
                 unverified.append((offset, header))
                 following = data
+            elif kind in (_HARD_LINK, _SYMBOLIC_LINK):
+                unverified.append((offset, header))
+                target = str(header[157:257].partition(b"\0")[0], "utf-8", "backslashreplace")
+                following = self._take_link((plain_name(header), data, size), kind, target, members)
             elif kind == _PAX and size <= 4096 and _HARMLESS_PAX.fullmatch(content[data:following]):
                 unverified.append((offset, header))
                 self.pax += 1
@@ -159,7 +214,7 @@ class TarScan:
             return self._stop("bad-header", offset, reason)
 
         self.pax += header[156] == _PAX
-        name = info.name.encode("utf-8", "surrogateescape").decode("utf-8", "backslashreplace")
+        name = _as_text(info.name)
         data = info.offset_data
         stored = info.size if sparse is None else sum(length for _, length in sparse.pieces)
         if following > data and data + stored > self._end:
@@ -168,7 +223,30 @@ class TarScan:
             members.append((name, data, min(info.size, _LARGEST_INT64)))
             if sparse is not None:
                 self.sparse[data] = sparse
+        elif info.islnk() or info.issym():
+            link = name, data, info.size
+            return self._take_link(link, info.type[0], _as_text(info.linkname), members)
         return following
+
+    def _take_link(self, link: Member, kind: int, target: str, members: list[Member]) -> int:
+        """Take a link; the offset of the next header.
+
+        POSIX allows a hard link to carry the bytes of its file. Other headers only tell the size.
+        """
+        name, data, size = link
+        following = data + (size + 511 & -512)
+        may_carry = kind == _HARD_LINK and 0 < size <= self._end - data
+        if may_carry and not self._may_begin(data) and self._may_begin(following):
+            members.append(link)
+            return following
+        members.append((name, data, 0))
+        self._batch_links[data] = kind, target
+        return data
+
+    def _may_begin(self, offset: int) -> bool:
+        """Whether a header may begin here, or the archive may end."""
+        block = bytes(self._content[offset : offset + BLOCK])
+        return not any(block) or (len(block) == BLOCK and checksum_holds(block))
 
     def _end_of_bytes(self, offset: int) -> int:
         """End of a tar without an end-of-archive mark; no damage if it is between two members."""
@@ -210,6 +288,11 @@ def plain_name(header: bytes) -> str:
     if header[345]:
         name = header[345:500].partition(b"\0")[0] + b"/" + name
     return str(name, "utf-8", "backslashreplace")
+
+
+def _as_text(name: str) -> str:
+    """A name of tarfile as valid UTF-8."""
+    return name.encode("utf-8", "surrogateescape").decode("utf-8", "backslashreplace")
 
 
 def _names_folder(header: bytes) -> bool:

@@ -46,6 +46,21 @@ class Places(NamedTuple):
 _NO_PLACES = Places(*(np.empty(0, np.int64) for _ in Places._fields))
 
 
+class Skipped(NamedTuple):
+    """Members that are not read for the same reason: their number, and the name of the first."""
+
+    number: int
+    first: str
+
+    def and_another(self) -> Skipped:
+        """One more of them."""
+        return self._replace(number=self.number + 1)
+
+
+#: Codes of `ShardIndex.skipped` for links that are not followed.
+LINKS = ("symbolic-link", "hard-link")
+
+
 @dataclass(slots=True)
 class Sample:
     """The members of a shard that share a key.
@@ -87,9 +102,14 @@ class ShardIndex:
     repeated
         Keys that reappear with an extension they had before, and so begin a new sample.
     members
-        Number of regular files, including those that belong to no sample.
+        Number of regular files and hard links to them, including those that belong to no sample.
     pax
         Number of members with a PAX header.
+    skipped
+        Code → members that are not read: ``symbolic-link``, ``hard-link`` (to no earlier file),
+        ``macos`` (``._x``, ``.DS_Store``), ``meta`` (``__x__``) or ``no-extension``.
+    links
+        Row → extension → description of a link, not followed, in place of the sample's member.
     """
 
     def __init__(
@@ -104,6 +124,8 @@ class ShardIndex:
         repeated: tuple[str, ...] = (),
         members: int = 0,
         pax: int = 0,
+        skipped: Mapping[str, Skipped] | None = None,
+        links: Mapping[int, Mapping[str, str]] | None = None,
     ) -> None:
         self.duplicates = duplicates or {}
         self.sparse = sparse or {}
@@ -112,6 +134,8 @@ class ShardIndex:
         self.repeated = repeated
         self.members = members
         self.pax = pax
+        self.skipped = skipped or {}
+        self.links = links or {}
         self._keys = keys
         self._places = places or {}
         self._columns: dict[tuple[str, str], pa.Array] = {}
@@ -226,6 +250,8 @@ class ShardIndex:
             repeated=self.repeated,
             members=self.members,
             pax=self.pax,
+            skipped=self.skipped,
+            links={row: links for row, links in self.links.items() if row < count},
         )
 
     @cached_property

@@ -148,7 +148,7 @@ def test_a_picture_beside_the_image_that_comes_late_is_told_too(tmp_path, photos
     encoded, mask = photos[0].encoded, encode(Image.new("L", (8, 8)), "png")
     write_tar(tmp_path / "0.tar", {"a.jpg": encoded})
     write_tar(tmp_path / "1.tar", {"b.jpg": encoded, "b.png": mask, "c.png": mask})
-    with pytest.warns(UserWarning, match="extensions that the first shard lacks: 'png'"):
+    with pytest.warns(UserWarning, match="extensions that have no column: 'png'"):
         frame = read(tmp_path).compute()
     assert frame["format"].tolist() == ["jpeg", "jpeg", "png"]
 

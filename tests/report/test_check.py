@@ -97,6 +97,40 @@ def test_pax_headers_are_told_and_no_fault(folder, capsys):
     assert json.loads(out)["pax"] == 1
 
 
+@pytest.mark.parametrize("command", ["check", "describe"])
+def test_links_and_what_else_is_skipped_are_counted_and_links_are_a_problem(
+    photos, tmp_path, capsys, command
+):
+    good = (f"0.{photos[0].extension}", photos[0].encoded)
+    added = [good, ("._0.jpg", b""), (".DS_Store", b""), ("__x__", b""), ("README", b"")]
+    (tmp_path / "macos.tar").write_bytes(tar(added))
+    with tarfile.open(tmp_path / "links.tar", "w") as archive:
+        add(archive, *good)
+        add(archive, "1.jpg", type=tarfile.LNKTYPE, linkname=good[0])
+        add(archive, "2.jpg", type=tarfile.SYMTYPE, linkname=good[0])
+        add(archive, "3.jpg", type=tarfile.LNKTYPE, linkname="4.jpg")
+    outcomes = {}
+    for name in ("macos", "links"):
+        status = cli.main([command, str(tmp_path / f"{name}.tar"), "--json"])
+        report = json.loads(capsys.readouterr().out)
+        outcomes[name] = status, report["samples"], report["skipped"]
+        cli.main([command, str(tmp_path / f"{name}.tar")])
+        assert "symbolic links, which" in capsys.readouterr().out or name == "macos"
+    assert outcomes == {
+        "macos": (0, 1, {"macos": 2, "meta": 1, "no-extension": 1}),
+        "links": (1, 2, {"symbolic-link": 1, "hard-link": 1}),
+    }
+
+
+@pytest.mark.parametrize("command", ["check", "describe"])
+def test_images_of_very_many_extensions_are_counted_where_they_are_not_inspected(
+    photos, tmp_path, capsys, command
+):
+    (tmp_path / "0.tar").write_bytes(tar({f"k{n}.{n}.jpg": photos[0].encoded for n in range(70)}))
+    cli.main([command, str(tmp_path / "0.tar"), "--json"])
+    assert json.loads(capsys.readouterr().out)["skipped"] == {"many-kinds": 6}
+
+
 def test_people_read_totals_reasons_and_each_shard_that_is_not_sound(folder, capsys):
     status, out, _ = run(capsys, folder)
     assert status == 1

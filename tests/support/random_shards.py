@@ -37,12 +37,19 @@ def random_shard(rng: random.Random) -> bytes:
     tidy = rng.random() < 0.4
     out = io.BytesIO()
     with tarfile.open(fileobj=out, mode="w", format=FORMATS[rng.choice(list(FORMATS))]) as archive:
+        names: list[str] = []
         for number in range(rng.randrange(1, 25)):
             stem = f"{number:05d}" if tidy else rng.choice(STEMS) + rng.choice(["", str(number)])
             time = 1.25 if rng.random() < 0.5 and tidy else 0
             for extension in _extensions(rng, tidy):
                 with contextlib.suppress(ValueError):  # ustar has no room for all names
                     add(archive, f"{stem}.{extension}", _content(rng, extension), mtime=time)
+                    names.append(f"{stem}.{extension}")
+            if not tidy and names and rng.random() < 0.1:
+                kind = rng.choice(IMAGES + OTHERS)
+                with contextlib.suppress(ValueError):
+                    linked = {"type": tarfile.LNKTYPE, "linkname": rng.choice(names)}
+                    add(archive, f"link {number}.{kind}", **linked)
             if not tidy and rng.random() < 0.1:
                 add(archive, "folder", type=tarfile.DIRTYPE)
     shard = out.getvalue()

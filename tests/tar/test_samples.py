@@ -66,7 +66,8 @@ name_alphabet = st.sampled_from([*"a./_\nÉé ", "__"])
 def test_any_name_is_split_as_webdataset_splits_it(name):
     for kind in (b"0", b"\0"):
         shard = header(name.encode(), kind=kind) + bytes(2 * BLOCK)
-        assert samples_of(shard) == webdataset_samples(shard)
+        is_macos = name.rpartition("/")[2].startswith("._")
+        assert samples_of(shard) == ({} if is_macos else webdataset_samples(shard))
 
 
 def test_a_key_that_comes_back_is_joined_and_reported():

@@ -13,6 +13,7 @@ from dask_image_ingest.dataset.scan.open_samples import give_up, known_samples
 from dask_image_ingest.dataset.scan.samples import SampleRows
 from dask_image_ingest.dataset.schema.coerce import LARGEST_JSON, parse_json
 from dask_image_ingest.dataset.schema.columns import Schema
+from dask_image_ingest.dataset.warning import first_dot_hint, warn_user
 from dask_image_ingest.errors import ShardError, ShardNotFoundError
 from dask_image_ingest.index import IndexedReader, IndexFile, UnusableIndexError
 from dask_image_ingest.passwords import without_passwords
@@ -125,9 +126,21 @@ class FirstShard:
         return SampleRows(url, content, places, options).take(some).decoded_bytes()
 
     def warn_of_unknown(self, schema: Schema, images: Mapping[str, Sequence[str]]) -> None:
-        """Warn of requested members and fields that the shard lacks, which may be misspelt."""
+        """Warn of requested members and fields that the shard lacks, which may be misspelt.
+
+        Also of members beyond those that become columns.
+        """
         if not len(self.index):
             return
+        if schema.inferred:
+            others = self.index.not_preferred(*images.values())
+            left_out = [e for e in others if e and e not in schema.extensions]
+            if left_out:
+                warn_user(
+                    f"the first shard, {self.shard.url}, has {len(self.index.extensions)} kinds of "
+                    f"members, of which the {len(schema.extensions)} most frequent become columns"
+                    f"{first_dot_hint(left_out, 0)}. Pass components={{...}} to choose the columns"
+                )
         unknown = []
         for name, extensions in images.items():
             if not self.images(extensions):
@@ -148,7 +161,7 @@ class FirstShard:
         warnings.warn(
             without_passwords(
                 f"the first shard, {self.shard.url}, has {', '.join(unknown[:_MOST_NAMES])}; "
-                f"{has}. What a shard does not have is null"
+                f"{has}{first_dot_hint(self.index.extensions)}. What a shard does not have is null"
             ),
             stacklevel=3,
         )

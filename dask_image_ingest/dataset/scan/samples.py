@@ -36,6 +36,7 @@ from dask_image_ingest.tar import (
     SPAN_FIELDS,
     Damage,
     ShardIndex,
+    Skipped,
     Span,
     duplicate_error,
     open_member,
@@ -103,6 +104,11 @@ class SampleRows(ImageRows):
     @property
     def damage(self) -> Damage | None:
         return self._index.damage
+
+    @property
+    def skipped(self) -> Mapping[str, Skipped]:
+        """Members of the shard that are not read, by a code for the reason."""
+        return self._index.skipped
 
     def other_kinds(self, known: Set[str]) -> set[str]:
         """Extensions of members that are neither ``known`` nor the image of their sample."""
@@ -246,7 +252,11 @@ class SampleRows(ImageRows):
 
     def _header(self, number: int, span: Span | None) -> Header:
         if span is None:
-            return NO_MEMBER
+            links = self._index.links.get(number, {})
+            link = next((links[name] for name in self.extensions if name in links), None)
+            if link is None:
+                return NO_MEMBER
+            return NO_MEMBER._replace(error=f"missing: its image member is {link}")
         if error := too_large_error(self._index, span):
             return Header(None, None, None, None, error, True)
         content = open_member(self._content, self._index, span)

@@ -35,6 +35,7 @@ from dask_image_ingest.dataset.schema.columns import Component, FileColumn, imag
 from dask_image_ingest.dataset.warning import (
     warn_of_damage,
     warn_of_late_members,
+    warn_of_links,
     warn_of_skipped,
 )
 from dask_image_ingest.decode import Pixels
@@ -239,6 +240,7 @@ def _read_rows(
 
 def _warn(rows: SampleRows, spec: ScanSpec) -> None:
     warn_of_damage(rows.url, rows.damage, len(rows))
+    warn_of_links(rows.url, rows.skipped)
     if spec.known_extensions is not None:
         warn_of_late_members(rows.url, rows.other_kinds(spec.known_extensions))
 

@@ -35,6 +35,9 @@ def image_field(image: str, name: str) -> str:
     return name if image == "image" else f"{image}.{name}"
 
 
+# The most frequent extensions become columns: if keys contain dots, every member may have its own.
+_MOST_INFERRED = 64
+
 # Labels of the first shard that are parsed at most to infer that they are integers.
 _SAMPLED_LABELS = 100
 
@@ -68,7 +71,7 @@ class FileColumn:
 class Schema:
     """The columns of a collection, in order, with their Arrow types.
 
-    ``inferred`` says that every extension of the first shard became a column. Header columns have
+    ``inferred`` says that the extensions of the first shard became columns. Header columns have
     the name of their image column as a prefix, except those of the first of ``images``.
     """
 
@@ -242,7 +245,10 @@ def _inferred(
     index: ShardIndex, content: LazyBytes, images: Sequence[Sequence[str]]
 ) -> dict[str, pa.DataType]:
     """Extension → type of the members that are not images."""
-    others = filter(None, index.not_preferred(*images))
+    others = list(filter(None, index.not_preferred(*images)))
+    counts = {extension: len(index.places(extension).rows) for extension in others}
+    frequent = set(sorted(others, key=lambda extension: -counts[extension])[:_MOST_INFERRED])
+    others = [extension for extension in others if extension in frequent]
     return {extension: _member_type(extension, index, content) for extension in others}
 
 

@@ -65,7 +65,11 @@ def prepare(
     located = _locate(rows, by_source, sources, urls, staged.located, listed, context, show)
     joined = _join(rows, by_source, located)
     has_samples = context.options.has_samples
-    if has_samples and (keys_assigned or any(source.renamed for source in located)):
+    used = np.unique(sources[by_source])
+    renamed = [number for number, each in zip(used, located, strict=True) if each.renamed]
+    if renamed:
+        rejected.find_repeated_renamed(sources, renamed)
+    if has_samples and (keys_assigned or renamed):
         rejected.find_ambiguous_rows()
     for number, reason in zip(by_source, joined.column("reason").to_pylist(), strict=True):
         if reason is not None:

@@ -81,18 +81,27 @@ class RejectedRows:
             self.add(row, f"bad-image: {errors[row].as_py()}")
 
     def find_repeated_rows(self, sources: np.ndarray) -> None:
-        """Reject rows with the offset of an earlier row."""
-        kept = self.kept
-        offsets = pc.fill_null(self._rows.column("offset"), -1).to_numpy()
-        rows = kept[offsets[kept] >= 0]
+        """Reject rows with the offset and key of an earlier row.
+
+        Hard links give samples of other keys the same offset.
+        """
+        offsets, rows = self._offsets()
+        repeats = self._repeats(rows, [offsets[rows], sources[rows]])
+        if len(repeats):
+            rows = rows[np.isin(offsets[rows], offsets[repeats])]
+            self._add_repeated(rows, [self._codes("key", rows), offsets[rows], sources[rows]])
+
+    def find_repeated_renamed(self, sources: np.ndarray, renamed: Sequence[int]) -> None:
+        """Reject rows with the offset of an earlier row in sources where keys were renamed."""
+        offsets, rows = self._offsets()
+        rows = rows[np.isin(sources[rows], renamed)]
         self._add_repeated(rows, [offsets[rows], sources[rows]])
 
     def find_repeated_keys(self, sources: np.ndarray) -> None:
         """Reject rows without an offset that have the key of an earlier such row."""
         kept = self.kept
         rows = kept[pc.is_null(self._rows.column("offset")).to_numpy()[kept]]
-        keys = self._rows.column("key").take(pa.array(rows)).combine_chunks().dictionary_encode()
-        self._add_repeated(rows, [keys.indices.to_numpy(), sources[rows]])
+        self._add_repeated(rows, [self._codes("key", rows), sources[rows]])
 
     def table(self) -> pa.Table:
         """The rejected rows: ``__key__``, ``__url__``, ``offset`` and ``reason``."""
@@ -145,16 +154,30 @@ class RejectedRows:
             "computed or persisted has lost the storage_options= of its read. "
         )
 
+    def _offsets(self) -> tuple[np.ndarray, np.ndarray]:
+        """The offset of each row, and the kept rows that have one."""
+        offsets = pc.fill_null(self._rows.column("offset"), -1).to_numpy()
+        kept = self.kept
+        return offsets, kept[offsets[kept] >= 0]
+
+    def _codes(self, column: str, rows: np.ndarray) -> np.ndarray:
+        """A number for each distinct value of a column in some rows."""
+        values = self._rows.column(column).take(pa.array(rows)).combine_chunks()
+        return values.dictionary_encode().indices.to_numpy()
+
     def _add_repeated(self, rows: np.ndarray, by: Sequence[np.ndarray]) -> None:
-        """Reject rows that equal an earlier row in all arrays ``by``."""
+        for row in self._repeats(rows, by):
+            self.add(row, "repeated-row: the frame has this sample more than once")
+
+    def _repeats(self, rows: np.ndarray, by: Sequence[np.ndarray]) -> np.ndarray:
+        """The rows that equal an earlier row in all arrays ``by``."""
         if len(rows) < 2:
-            return
+            return rows[:0]
         order = np.lexsort([rows, *by])
         same = np.ones(len(rows) - 1, bool)
         for column in by:
             same &= column[order[1:]] == column[order[:-1]]
-        for row in rows[order[1:][same]]:
-            self.add(row, "repeated-row: the frame has this sample more than once")
+        return rows[order[1:][same]]
 
 
 def _where(mask: pa.ChunkedArray) -> list[int]:
