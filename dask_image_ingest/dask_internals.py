@@ -99,5 +99,5 @@ from dask.dataframe.dask_expr._shuffle import (
     _get_divisions,
     divisions_lru,
 )
-from dask.dataframe.dask_expr.io.io import BlockwiseIO, FromGraph
+from dask.dataframe.dask_expr.io.io import BlockwiseIO, FromGraph, FromPandas
 from dask.dataframe.dask_expr.io.parquet import ReadParquet, ReadParquetFSSpec

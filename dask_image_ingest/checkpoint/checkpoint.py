@@ -45,7 +45,7 @@ def checkpoint(
         Identifies your functions. By default their code does: after an edit, you get an error that
         says so. With a version, you may edit them; results are kept until you change the version.
     overwrite
-        Whether to remove what is stored and compute everything again.
+        Whether to compute everything again, and then replace what is stored.
     progress
         Whether to show a progress bar on standard error.
     storage_options
@@ -66,8 +66,8 @@ def checkpoint(
     FunctionError
         If a function has no token that is the same in every process: pass ``version``.
     ExportError
-        If the folder has results of another query, cannot be written, or another process is writing
-        to it.
+        If the folder has results of another query, or files that the frame reads; if it cannot be
+        written, or another process is writing to it.
     ShardError
         If a shard cannot be read, or changes meanwhile.
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
@@ -30,11 +30,13 @@ from dask_image_ingest.checkpoint.partition_files import (
 from dask_image_ingest.checkpoint.scan import StoredFrame
 from dask_image_ingest.computing import run
 from dask_image_ingest.dask_internals import cull
-from dask_image_ingest.dataset import Scan, warn_user, with_sidecars
+from dask_image_ingest.dataset import Scan, files_read, warn_user, with_sidecars
 from dask_image_ingest.errors import ArgumentError, ExportError, ShardError, ShardNotFoundError
 from dask_image_ingest.frames import backend_of
 from dask_image_ingest.storage import (
+    JOURNAL,
     LOCK,
+    REPLACEMENT,
     STAGING,
     OutputStore,
     Shard,
@@ -43,6 +45,9 @@ from dask_image_ingest.storage import (
     find_shards,
     local_path,
     refuse_other_run,
+    refuse_sources,
+    replacement_of,
+    swap,
 )
 
 logger = logging.getLogger("dask_image_ingest")
@@ -58,6 +63,7 @@ def run_checkpoint(
     ExportError
         If the folder has results of another query, cannot be written, or has another writer.
     """
+    refuse_sources(files_read(query.expr), writer="checkpoint", folder=output.url)
     manifest = read_manifest(output)
     if manifest.is_of(query) and not overwrite:
         # Without the lock: most calls find everything stored.
@@ -67,23 +73,45 @@ def run_checkpoint(
     with acquire(output, steal=True) as check_lock:
         manifest = read_manifest(output)
         if overwrite:
-            manifest = _remove_all(manifest)
-        manifest.refuse_other(query)
-        if manifest.query is None:
-            manifest.begin(query)
-        return _Run(query, output, manifest, meta).finish(check_lock, show)
+            output.remove_staging()
+        apart = read_manifest(replacement_of(output))
+        # Also where a killed run has begun to.
+        replaces = overwrite or (apart.is_of(query) and not manifest.is_of(query))
+        if replaces:
+            begin_run(output)  # tasks of earlier runs store nothing more
+            stored = _compute(query, apart, meta, check_lock, show)
+            check_lock()
+            _replace(output, stored)
+            return replace(stored, output=output)
+        return _compute(query, manifest, meta, check_lock, show)
 
 
-def _remove_all(manifest: Manifest) -> Manifest:
-    """Remove all stored partitions, with a warning in the log."""
-    names = [name for name in manifest.output.sizes() if is_part(name)]
-    if names:
-        logger.warning(
-            "overwrite=True removes %d stored partitions from %s", len(names), manifest.output.url
-        )
-    # The query last: if killed before, the remaining files still have an owner.
-    manifest.output.remove([*names, PARTITIONS_FILE, QUERY_FILE])
-    return read_manifest(manifest.output)
+def _compute(
+    query: FingerprintedQuery,
+    manifest: Manifest,
+    meta: Any,
+    check_lock: Callable[[], None],
+    show: bool,
+) -> StoredFrame:
+    """Complete the folder of a manifest."""
+    manifest.refuse_other(query)
+    if manifest.query is None:
+        manifest.begin(query)
+    return _Run(query, manifest.output, manifest, meta).finish(check_lock, show)
+
+
+def _replace(output: OutputStore, stored: StoredFrame) -> None:
+    """Replace all stored partitions, with a warning in the log."""
+    old = [name for name in output.sizes() if is_part(name)]
+    if old:
+        logger.warning("overwrite=True removes %d stored partitions from %s", len(old), output.url)
+    names = [*(part for part in stored.parts if part is not None), QUERY_FILE, PARTITIONS_FILE]
+    swap(
+        output,
+        {f"{REPLACEMENT}/{name}": name for name in names},
+        [PARTITIONS_FILE, QUERY_FILE, *old],
+    )
+    output.remove_staging()
 
 
 class _Run:
@@ -108,7 +136,9 @@ class _Run:
         complete = all(
             name in parts and files.get(name) == parts[name]["bytes"] for name in self.names
         )
-        leftover = LOCK in files or self._superfluous(parts) or self.output.sizes(STAGING)
+        leftover = (
+            {LOCK, JOURNAL} & files.keys() or self._superfluous(parts) or self.output.sizes(STAGING)
+        )
         return complete and not leftover
 
     def stored(self, parts: Mapping[str, PartitionFile]) -> StoredFrame:

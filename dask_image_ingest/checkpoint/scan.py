@@ -11,7 +11,7 @@ from dask.base import tokenize
 from pyarrow import parquet
 
 from dask_image_ingest.dask_internals import Task
-from dask_image_ingest.dataset import KeepsResults, Read, RowSource, row_sources
+from dask_image_ingest.dataset import KeepsResults, Read, RowSource, files_read, row_sources
 from dask_image_ingest.errors import ExportError
 from dask_image_ingest.frames import backend_of, index_columns
 from dask_image_ingest.storage import OutputStore, Shard
@@ -73,6 +73,13 @@ class ReadStored(Read, KeepsResults):
     stored: StoredFrame
 
     step = "readCheckpoint"
+
+    @property
+    def files_read(self) -> set[str]:
+        """The stored files, and those that they were made of, which references need."""
+        output, parts = self.stored.output, self.stored.parts
+        own = (output.locate(part) for part in parts if part is not None)
+        return {*own, *files_read(self.stored.made_of)}
 
     @property
     def made_of(self) -> Any:

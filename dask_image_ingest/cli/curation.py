@@ -19,6 +19,7 @@ from dask_image_ingest.curate import issue_summary, issues, report
 from dask_image_ingest.passwords import without_passwords
 from dask_image_ingest.progress_bar import progress
 from dask_image_ingest.report import number, printable_text
+from dask_image_ingest.view import refuse_source
 
 # Duplicates, and keys for each issue, that the text names; JSON names all.
 _MAX_LINES = 20
@@ -41,7 +42,7 @@ _SIGNALS = {
 def quality(args: argparse.Namespace) -> int:
     """Decode every image; print how many have each issue, and the worst of them."""
     with skipped_shards() as reasons:
-        frame = issues(read_collection(args, shard_errors="skip"))
+        frame = issues(_read(args))
         signals = [name for name in frame.columns if name.startswith(("quality.", "issue."))]
         columns = [name for name in _COLUMNS if name in frame.columns]
         table = compute(frame[[*columns, *signals]], sys.stderr.isatty())
@@ -81,7 +82,7 @@ def duplicates(args: argparse.Namespace) -> int:
     with skipped_shards() as reasons:
         with progress() if sys.stderr.isatty() else contextlib.nullcontext():
             frame = find_duplicates(
-                read_collection(args, shard_errors="skip"),
+                _read(args),
                 args.by,
                 args.distance,
                 variants=args.variants.split(",") if args.variants else (),
@@ -109,6 +110,14 @@ def duplicates(args: argparse.Namespace) -> int:
         _print([*lines, *_skipped_lines(skipped)])
     _write_page(frame, table, args)
     return BAD_DATA if count or skipped else FINE
+
+
+def _read(args: argparse.Namespace) -> Any:
+    """The collection; its files are not those of the page, which is written at the end."""
+    frame = read_collection(args, shard_errors="skip")
+    if args.html:
+        refuse_source(frame, args.html)
+    return frame
 
 
 def _skipped_lines(skipped: list[str]) -> list[str]:

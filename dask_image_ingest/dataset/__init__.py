@@ -55,6 +55,7 @@ from dask_image_ingest.dataset.plan.scan_node import (
     Scan,
 )
 from dask_image_ingest.dataset.read import read_webdataset_images
+from dask_image_ingest.dataset.read_files import files_of_rows, files_read
 from dask_image_ingest.dataset.scan.decode_rows import ImageDecode, NoPixels
 from dask_image_ingest.dataset.scan.open_samples import take_cached_scan
 from dask_image_ingest.dataset.scan.partitioning import Partition
@@ -113,6 +114,8 @@ __all__ = [
     "encoded_by",
     "fetch_encoded",
     "field_of",
+    "files_of_rows",
+    "files_read",
     "image_field",
     "image_member",
     "image_sources",

@@ -15,7 +15,7 @@ from dask_image_ingest.errors import ExportError
 from dask_image_ingest.export.options import LEFT_OUT, MANIFEST, PLAN, Options, file_names
 from dask_image_ingest.export.plan.shard_plan import ShardPlan
 from dask_image_ingest.export.write.shard import done_name, has_recorded_sizes
-from dask_image_ingest.storage import OutputStore, identities
+from dask_image_ingest.storage import OutputStore
 
 #: Format version of plans and manifests.
 FORMAT = 1
@@ -130,8 +130,8 @@ class PreviousExport:
                 "what is there; or choose another folder"
             )
 
-    def remove(self) -> None:
-        """Remove its files, and log their names."""
+    def files_to_remove(self) -> list[str]:
+        """Names of those of its files that exist, which are logged."""
         existing = self.output.sizes()
         files = [name for name in self.files if name in existing]
         if files:
@@ -141,7 +141,7 @@ class PreviousExport:
                 self.output.url,
                 ", ".join(files[:5]) + (" ..." if len(files) > 5 else ""),
             )
-        self.output.remove(files)
+        return files
 
 
 def find_previous(output: OutputStore) -> PreviousExport:
@@ -173,8 +173,9 @@ def describe_plan(plan: ShardPlan, options: Options, frame: str) -> dict[str, An
     return {**description, "plan": hashlib.sha256(text.encode()).hexdigest(), "frame": frame}
 
 
-def refuse_foreign(output: OutputStore, names: Iterable[str], previous: PreviousExport) -> None:
+def refuse_foreign(names: Iterable[str], previous: PreviousExport) -> None:
     """Refuse to overwrite files that no export created."""
+    output = previous.output
     existing = output.sizes()
     ours = set(previous.files)
     foreign = [name for name in names if name in existing and name not in ours]
@@ -183,17 +184,6 @@ def refuse_foreign(output: OutputStore, names: Iterable[str], previous: Previous
             f"{output.url} has {len(foreign):,} files which no export wrote and which this one "
             f"would replace, first {foreign[0]}. Move them away, or choose another folder"
         )
-
-
-def refuse_sources(output: OutputStore, names: Iterable[str], sources: Iterable[str]) -> None:
-    """Refuse to overwrite or remove shards that the frame reads."""
-    written = set().union(*(identities(output.locate(name)) for name in names))
-    for source in sorted(sources):
-        if not written.isdisjoint(identities(source)):
-            raise ExportError(
-                f"the frame reads {source}, which this export would write or remove. Choose "
-                "another folder"
-            )
 
 
 def _parsed(content: bytes, where: str) -> dict[str, Any]:

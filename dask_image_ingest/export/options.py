@@ -59,6 +59,9 @@ class ExportContext:
     ----------
     output, options
         Where and what to write.
+    url
+        The folder of the finished export, which is not that of ``output`` if it is to replace
+        another one.
     source_options
         Storage options of the source shards.
     run
@@ -71,6 +74,7 @@ class ExportContext:
 
     output: OutputStore
     options: Options
+    url: str
     source_options: dict[str, Any] | None = field(default=None, hash=False)
     run: str = ""
     locations: str = ""

@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import json
-import os
 from collections import Counter
 from collections.abc import Callable, Iterable
-from contextlib import suppress
 from dataclasses import replace
 from functools import partial
 from typing import Any
@@ -14,6 +12,8 @@ from typing import Any
 import pandas as pd
 
 from dask_image_ingest.computing import run
+from dask_image_ingest.dask_internals import FrameBase
+from dask_image_ingest.dataset import files_read
 from dask_image_ingest.errors import ArgumentError, ExportError
 from dask_image_ingest.export.manifest import (
     FORMAT,
@@ -21,7 +21,6 @@ from dask_image_ingest.export.manifest import (
     describe_plan,
     find_previous,
     refuse_foreign,
-    refuse_sources,
     result_frame,
 )
 from dask_image_ingest.export.options import (
@@ -39,13 +38,16 @@ from dask_image_ingest.export.query import frame_fingerprint, shards_read
 from dask_image_ingest.export.write.shard import write_shard
 from dask_image_ingest.index import parquet_bytes
 from dask_image_ingest.storage import (
+    REPLACEMENT,
     RUN,
     STAGING,
-    LocalStore,
     OutputStore,
     acquire,
     begin_run,
     refuse_other_run,
+    refuse_sources,
+    replacement_of,
+    swap,
 )
 
 # Facts about a planned export, for a run that resumes it.
@@ -68,28 +70,34 @@ def export(
         raise ArgumentError(
             "resume=True goes on with what is there and overwrite=True removes it: choose one"
         )
-    context = ExportContext(output, options, source_options)
-    is_new = isinstance(output, LocalStore) and not os.path.exists(output.url)
-    try:
-        with acquire(output, steal=resume or overwrite) as check_lock:
-            previous = find_previous(output)
-            if not resume and not overwrite:
-                previous.refuse()
-            return _Run(frame, context, previous, check_lock, resume, show).run()
-    finally:
-        if is_new:
-            with suppress(OSError):  # not empty
-                os.rmdir(output.url)
+    with acquire(output, steal=resume or overwrite) as check_lock:
+        previous = find_previous(output)
+        if not resume and not overwrite:
+            previous.refuse()
+        context = ExportContext(output, options, output.url, source_options)
+        here = _Run(frame, context, previous, previous, check_lock, resume, show)
+        if previous.plan is None:
+            return here.run()
+        # Replaces the earlier export when it is whole.
+        apart = replacement_of(output)
+        context = replace(context, output=apart)
+        there = _Run(frame, context, find_previous(apart), previous, check_lock, resume, show)
+        return (there if overwrite or there.is_of_this_frame() else here).run()
 
 
 class _Run:
-    """A run of an export: new, or resumed."""
+    """A run of an export: new, or resumed.
+
+    ``previous`` is what it finds where it writes, ``target`` what is in the folder of the result,
+    and is replaced if that is another one.
+    """
 
     def __init__(
         self,
         frame: Any,
         context: ExportContext,
         previous: PreviousExport,
+        target: PreviousExport,
         check_lock: Callable[[], None],
         resume: bool,
         show: bool,
@@ -98,6 +106,7 @@ class _Run:
         self.context = context
         self.output = context.output
         self.previous = previous
+        self.target = target
         self.check_lock = check_lock
         self.resume = resume
         self.show = show
@@ -111,8 +120,7 @@ class _Run:
         if self.resume:
             self.previous.refuse_other(self.token, self.context.options)
             if self.previous.is_finished():
-                self.output.remove_staging()
-                return result_frame(self.output, self.previous.manifest or {})
+                return self._finish(self.previous.manifest or {})
         facts = self._facts_to_resume() or self._plan()
         context = replace(self.context, planned=facts["planned"], run=self._begin_run())
         self._put_left_out(facts["left_out"])
@@ -128,8 +136,23 @@ class _Run:
         }
         self.output.put(MANIFEST, json.dumps(manifest, indent=1).encode())
         self.output.fsync()
-        self.output.remove_staging()
-        return result_frame(self.output, manifest)
+        return self._finish(manifest)
+
+    def is_of_this_frame(self) -> bool:
+        """True if an earlier run has begun the export of the same frame."""
+        return self.previous.plan is not None and self.previous.plan["frame"] == self.token
+
+    def _finish(self, manifest: dict[str, Any]) -> pd.DataFrame:
+        """Replace an earlier export by the complete one; the result."""
+        target = self.target.output
+        if self.output != target:
+            whole = find_previous(self.output)
+            existing = self.output.sizes()
+            names = [*(name for name in whole.files[1:] if name in existing), MANIFEST]
+            self.check_lock()
+            swap(target, {f"{REPLACEMENT}/{n}": n for n in names}, self.target.files_to_remove())
+        target.remove_staging()
+        return result_frame(target, manifest)
 
     def _facts_to_resume(self) -> dict[str, Any] | None:
         """Facts of a run that was killed while it wrote shards; None to plan anew."""
@@ -144,17 +167,20 @@ class _Run:
 
     def _plan(self) -> dict[str, Any]:
         """Plan the export, and take over the folder: write the plan, remove an earlier export."""
-        read = shards_read(self.frame)
-        refuse_sources(self.output, self.previous.files, read)
+        # Those of a computed frame are known when its rows are.
+        read = files_read(self.frame) if isinstance(self.frame, FrameBase) else set()
+        self._refuse_sources(read, self.target.files)
         staged_before = self._staged()
         context = replace(
             self.context, locations=staged_name("locations"), planned=staged_name("planned")
         )
         try:
             staged = stage_frame(self.frame, context, self.columns, self.show)
-            prepared = prepare(staged, context, read, assigns_keys(self.frame), self.show)
+            prepared = prepare(
+                staged, context, shards_read(self.frame), assigns_keys(self.frame), self.show
+            )
             if not self.resume:
-                self.previous.refuse_loss(prepared.plan, prepared.rejected.summary())
+                self.target.refuse_loss(prepared.plan, prepared.rejected.summary())
             description = self._describe_accepted(staged, prepared, read)
         except BaseException:
             self.check_lock()  # without it, staged files may be another run's
@@ -168,7 +194,7 @@ class _Run:
         if is_resumed:
             self.previous.keep_finished_shards()
         else:
-            self.previous.remove()
+            self.output.remove(self.previous.files)
             self.output.remove(name for name in staged_before if name != RUN)
             self._write_plan(description)
         plan = prepared.plan
@@ -191,7 +217,7 @@ class _Run:
         return facts
 
     def _describe_accepted(
-        self, staged: StagedRows, prepared: Prepared, read: Iterable[str]
+        self, staged: StagedRows, prepared: Prepared, read: set[str]
     ) -> dict[str, Any]:
         """The plan for ``_plan.json``, after checks that it may be executed in this folder."""
         plan, options = prepared.plan, self.context.options
@@ -205,13 +231,15 @@ class _Run:
                 f"{options.template!r} gives {plan.shards:,} shards the same names, {twice[0]!r} "
                 "among them: number them in full, as 'out/{shard:06d}.tar' does"
             )
-        refuse_foreign(self.output, [*files, LEFT_OUT], self.previous)
+        refuse_foreign([*files, LEFT_OUT], self.target)
         # Sources of a computed frame are known by its rows only, rejected ones included.
         row_urls = staged.rows.column("url").combine_chunks().dictionary.to_pylist()
-        refuse_sources(
-            self.output, [*files, *self.previous.files], {*read, *filter(None, row_urls)}
-        )
+        read = read.union(filter(None, row_urls))
+        self._refuse_sources(read, [*files, LEFT_OUT, *self.target.files])
         return description
+
+    def _refuse_sources(self, read: set[str], names: Iterable[str]) -> None:
+        refuse_sources(read, map(self.target.output.locate, names), "export")
 
     def _write_plan(self, description: dict[str, Any]) -> None:
         if not self.output.create(PLAN, json.dumps(description, indent=1).encode()):
@@ -219,6 +247,7 @@ class _Run:
 
     def _begin_run(self) -> str:
         self.check_lock()
+        begin_run(self.target.output)
         run = begin_run(self.output)
         self.check_lock()
         return run

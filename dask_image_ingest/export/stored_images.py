@@ -6,10 +6,12 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any, Final
 
+from dask_image_ingest import dask_internals as dx
 from dask_image_ingest.dask_internals import new_collection
 from dask_image_ingest.dataset import Decode, fetch_encoded, reference_rows
 from dask_image_ingest.decode import Header
 from dask_image_ingest.errors import ArgumentError
+from dask_image_ingest.export.query import operation_name
 from dask_image_ingest.storage import SIGNATURE_BYTES, image_format
 from dask_image_ingest.view import references_of_images
 
@@ -45,11 +47,14 @@ def stored_files(references: Any, storage_options: dict[str, Any] | None) -> lis
     return files
 
 
-def not_referenced(column: Any, more: str = "") -> ArgumentError:
+def not_referenced(frame: Any, column: Any, more: str = "") -> ArgumentError:
     """The error for an image column whose decode can't be left out; ``more``: another way."""
+    steps = frame[[column]].simplify().expr.find_operations(dx.Expr)
+    above = (s for s in steps if any(isinstance(below, Decode) for below in s.dependencies()))
+    step = next((operation_name(step) for step in above), "a step of the frame")
     return ArgumentError(
-        f"the stored images of {column!r} cannot be written: a step of the frame looks at pixels "
-        f"or errors after the decode. Read with decode=False and export the references{more}"
+        f"the stored images of {column!r} cannot be written: {step} comes after their decode, "
+        f"which can't be left out there. Read with decode=False and export the references{more}"
     )
 
 
@@ -71,7 +76,9 @@ def with_stored(frame: Any, columns: Sequence[Any], with_errors: bool) -> Any:
     rows, images = references_of_images(frame, list(frame.columns), None) or (frame, {})
     for column in columns:
         if column not in images:
-            raise not_referenced(column, f", or encode the pixels, members={{'png': {column!r}}}")
+            raise not_referenced(
+                frame, column, f", or encode the pixels, members={{'png': {column!r}}}"
+            )
     names = {column: stored_name(column) for column in columns}
     if with_errors:
         rows = rows.assign(**{names[column]: rows[column] for column in columns})

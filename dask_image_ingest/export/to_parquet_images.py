@@ -5,16 +5,18 @@ from __future__ import annotations
 import functools
 import json
 import os
-from collections.abc import Sequence
+import uuid
+from collections.abc import Callable, Sequence
 from typing import Any
 
-import dask.dataframe as dd
-import fsspec
 import pandas as pd
 import pyarrow as pa
+from dask.dataframe.dispatch import meta_nonempty
+from pyarrow import parquet
 
 from dask_image_ingest import dask_internals as dx
 from dask_image_ingest.arguments import check_flag, check_frame, check_storage_options, shown
+from dask_image_ingest.computing import compute
 from dask_image_ingest.dask_internals import FrameBase
 from dask_image_ingest.dataset import (
     LOCATION_COLUMNS,
@@ -22,6 +24,8 @@ from dask_image_ingest.dataset import (
     ReadImageFiles,
     ReadParquetImages,
     field_of,
+    files_of_rows,
+    files_read,
     references_of,
     references_of_locations,
     value_sources,
@@ -30,12 +34,31 @@ from dask_image_ingest.errors import ArgumentError
 from dask_image_ingest.export.query import source_options_of
 from dask_image_ingest.export.stored_images import not_referenced, stored_files
 from dask_image_ingest.frames import backend_of, image_columns, pandas_type, reference_columns
+from dask_image_ingest.storage import (
+    LOCK,
+    PARQUET_ADVICE,
+    STAGING,
+    OutputStore,
+    acquire,
+    begin_run,
+    open_output,
+    refuse_other_run,
+    refuse_sources,
+    swap,
+)
 from dask_image_ingest.view import references_of_images
+
+# The names of files that tasks have staged.
+_NAMES = pd.DataFrame({"part": pd.Series([], dtype="object")})
+
+# The mark of completion: the files of a write.
+_MANIFEST, _FORMAT = "_manifest.json", "parquet images 1"
 
 # Key of Hugging Face's features in the schema's metadata.
 _KEY = b"huggingface"
 
 # ``datasets.Image().pa_type``, which a column of the feature ``Image`` must have.
+_IMAGE = {"_type": "Image"}
 _ENCODED = pa.struct([pa.field("bytes", pa.binary()), pa.field("path", pa.string())])
 
 
@@ -49,8 +72,9 @@ def to_parquet_images(
 ) -> None:
     """Write the stored images of a frame, with its other columns, to parquet files.
 
-    One file for each partition. ``datasets.load_dataset("parquet", data_files=...)`` reads them
-    with an ``Image()`` feature; :func:`read_parquet_images` reads them, too. Nothing is decoded.
+    One file for each partition with rows. :func:`read_parquet_images` reads them, and
+    ``datasets.load_dataset("parquet", data_files=...)`` with an ``Image()`` feature. Nothing is
+    decoded.
 
     Parameters
     ----------
@@ -63,7 +87,7 @@ def to_parquet_images(
     path
         The folder, or its URL, for ``part.0.parquet`` and so on.
     overwrite
-        Remove the contents of the folder; otherwise it must be empty.
+        Remove the contents of the folder once the new files are whole; otherwise it must be empty.
     storage_options
         For the file system of ``path``.
     source_options
@@ -73,6 +97,9 @@ def to_parquet_images(
     ------
     ArgumentError
         If the frame does not refer to its images, or the folder is not empty.
+    ExportError
+        If the frame reads files of the folder, if another process is writing to it, or if it can't
+        be written.
     ShardError, ShardNotFoundError
         If a shard can't be read, or has changed.
 
@@ -81,8 +108,12 @@ def to_parquet_images(
     Images are ``struct<bytes: binary, path: string>``, declared in the schema as `Hugging Face
     <https://huggingface.co/docs/datasets/about_arrow>`__ does. A missing or sparse image is null.
     Labels by folder, and ``ClassLabel`` features of the source's parquet files, keep the names of
-    their classes as ``ClassLabel``. A write that fails leaves the files of finished partitions:
-    write again with ``overwrite=True``.
+    their classes as ``ClassLabel``. Partitions without rows are left out.
+
+    Files are written to ``_staging``, and moved when all of them are whole; ``_manifest.json`` is
+    the last. So a write that fails or is killed changes nothing, except while files are moved: then
+    ``part.unfinished.parquet`` exists, at which every reader fails, and the next call finishes the
+    move first.
 
     Examples
     --------
@@ -109,7 +140,7 @@ def to_parquet_images(
         decoded = [name for name in image_columns(meta) if _is_decoded(lazy, name)]
         # A sole image column is found by its location columns.
         if decoded and (undecoded is not None or decoded != ["image"]):
-            raise not_referenced(decoded[0])
+            raise not_referenced(lazy, decoded[0])
     left_out = [name for name in meta.columns if name == "error" or name in image_columns(meta)]
     frame, meta = frame.drop(columns=left_out), meta.drop(columns=left_out)
     images = reference_columns(meta)
@@ -118,29 +149,85 @@ def to_parquet_images(
             f"the frame has neither references nor the columns {', '.join(LOCATION_COLUMNS)}, "
             "which say where each image is: pass a frame of read_webdataset_images(decode=False)"
         )
-    folder = os.fspath(path)
-    files, root = fsspec.core.url_to_fs(folder, **(storage_options or {}))
-    if not overwrite and files.exists(root) and files.ls(root):
-        raise ArgumentError(
-            f"path={shown(folder)}: there are files already. Pass another folder, or "
-            "overwrite=True to remove them"
-        )
+    features |= dict.fromkeys(images or ["image"], _IMAGE)
     make = functools.partial(_with_files, images=images, storage_options=source_options)
     empty = make(meta.iloc[:0])
-    names = images or ["image"]
-    features |= {name: {"_type": "Image"} for name in names}
-    if lazy is None:
-        parts = dd.from_pandas(make(frame), npartitions=1)
-    else:
-        parts = frame.map_partitions(make, meta=empty)
-    parts.to_parquet(
-        folder,
-        write_index=False,
-        overwrite=overwrite,
-        schema=dict.fromkeys(names, _ENCODED),
-        custom_metadata={_KEY.decode(): json.dumps({"info": {"features": features}})},
-        storage_options=storage_options,
-    )
+    output = open_output(os.fspath(path), PARQUET_ADVICE, storage_options)
+    sources = files_read(frame if lazy is None else lazy)
+    refuse_sources(sources, folder=output.url)
+    with acquire(output, steal=overwrite) as check_lock:
+        old = sorted(set(output.names()) - {LOCK, _MANIFEST})
+        if old and not overwrite:
+            raise ArgumentError(
+                f"path={shown(output.url)}: there are files already. Pass another folder, or "
+                "overwrite=True to remove them"
+            )
+        output.remove_staging()
+        run = begin_run(output)
+        write = functools.partial(
+            _write_part, make=make, schema=_schema(empty, features), output=output, run=run
+        )
+        if lazy is None:
+            parts = [write(frame)]
+        else:
+            names = frame.map_partitions(_name_of_part, write=write, meta=_NAMES)
+            parts = compute(names, False)["part"].tolist()
+        # Of a frame without rows, one file without any.
+        parts = list(filter(None, parts)) or [write(meta.iloc[:0], keeps_empty=True)]
+        refuse_other_run(output, run)
+        check_lock()
+        new = {f"{STAGING}/{part}": f"part.{number}.parquet" for number, part in enumerate(parts)}
+        manifest = json.dumps({"format": _FORMAT, "files": [*new.values()]})
+        output.put(f"{STAGING}/{_MANIFEST}", manifest.encode())
+        swap(output, {**new, f"{STAGING}/{_MANIFEST}": _MANIFEST}, [_MANIFEST, *old])
+        output.remove_staging()
+
+
+def _schema(empty: pd.DataFrame, features: dict[str, Any]) -> pa.Schema:
+    """The schema of all files, inferred as Dask does, with Hugging Face's features."""
+    schema = pa.Schema.from_pandas(meta_nonempty(empty), preserve_index=False)
+    images = {name for name, feature in features.items() if feature == _IMAGE}
+    fields = [pa.field(f.name, _ENCODED if f.name in images else f.type) for f in schema]
+    return pa.schema(fields, {_KEY: json.dumps({"info": {"features": features}}).encode()})
+
+
+def _name_of_part(frame: Any, write: Callable[[Any], str | None]) -> pd.DataFrame:
+    return pd.DataFrame({"part": filter(None, [write(frame)])}, dtype=_NAMES["part"].dtype)
+
+
+def _write_part(
+    frame: Any,
+    make: Callable[[Any], pd.DataFrame],
+    schema: pa.Schema,
+    output: OutputStore,
+    run: str,
+    keeps_empty: bool = False,
+) -> str | None:
+    """Stage the file of a partition; its name in the staging folder, None if it has no rows.
+
+    A file without rows is not written, since ``datasets`` can't read its row group.
+    """
+    refuse_sources(files_of_rows(frame), folder=output.url)
+    rows = make(frame)
+    if not len(rows) and not keeps_empty:
+        return None
+    try:
+        table = pa.Table.from_pandas(rows, schema, preserve_index=False)
+    except pa.ArrowException as error:
+        raise ArgumentError(
+            f"a partition does not have the types that its frame says, {error}: is the meta= of "
+            "its functions right?"
+        ) from error
+    metadata = {**(table.schema.metadata or {}), **schema.metadata}
+    table = table.replace_schema_metadata(metadata)
+    name = f"{uuid.uuid4().hex}.parquet"
+    with output.scratch() as file:
+        with parquet.ParquetWriter(file, table.schema) as writer:
+            if len(table):
+                writer.write_table(table)
+        check = functools.partial(refuse_other_run, output, run)
+        output.commit(file, f"{STAGING}/{name}", check)
+    return name
 
 
 def _is_decoded(frame: Any, column: Any) -> bool:

@@ -95,8 +95,9 @@ def to_webdataset(
     resume
         Resume a killed run of the same export; finished shards are not written again.
     overwrite
-        Remove the files of an earlier export, and log their names. Other files stay. Refused if the
-        frame reads from these files, if the new export has no rows, and if a shard is unreadable.
+        Replace an earlier export when the new one is whole, and log the names of its files. Other
+        files stay. Refused if the frame reads from these files, if the new export has no rows, and
+        if a shard is unreadable.
     progress
         Show a progress bar on standard error.
     storage_options
@@ -234,7 +235,9 @@ def make_options(
             is_main = name == "image" or (not has_samples and len(origins) == 1)
             selection = add_stored(selection, name, is_main)
     _refuse_silent_changes(origins, selection)
-    if not has_samples and (not selection.from_columns or reads_samples(frame)):
+    # Of samples that lack their locations, only pixels that the user names are not lost.
+    is_made = bool(selection.from_columns) and not reads_samples(frame)
+    if not has_samples and not is_made and not selection.pixels:
         raise _no_locations(columns)
     return Options(
         template=template,

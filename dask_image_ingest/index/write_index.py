@@ -38,6 +38,7 @@ from dask_image_ingest.storage import (
     local_path,
     open_output,
     open_shard,
+    refuse_sources,
 )
 from dask_image_ingest.tar import Damage, index_tar
 
@@ -124,6 +125,9 @@ def write_index(
         refuse_unindexed(shard.url, "write_index()")
     places = [index_place(shard.url, target) for shard in shards]
     _refuse_collisions(places)
+    combined_places = {inside(folder_of(place)[0], COMBINED_INDEX) for place in places}
+    written = combined_places if combined else places
+    refuse_sources((shard.url for shard in shards), written, "index", reader="the call")
     output_folders = {folder_of(place)[0] for place in places}
     for output_folder in output_folders:
         _refuse_unwritable(output_folder)
@@ -266,9 +270,10 @@ def _folder(folder: Any) -> str | None:
 def _refuse_collisions(places: Sequence[str]) -> None:
     twice = [place for place, count in Counter(places).items() if count > 1]
     if twice:
+        more = f", as of {len(twice) - 1} more names" if len(twice) > 1 else ""
         raise ArgumentError(
-            f"several shards would have the index {twice[0]}, and {len(twice) - 1} more are like "
-            "it: shards of one name need folders of their own"
+            f"several shards would have the index {twice[0]}{more}: shards of one name need "
+            "folders of their own"
         )
 
 

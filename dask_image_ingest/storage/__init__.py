@@ -6,15 +6,23 @@ decompressed bytes of each.
 
 from dask_image_ingest.storage.listing import common_root, find_shards, folders_in, natural_order
 from dask_image_ingest.storage.open import open_late, open_shard
-from dask_image_ingest.storage.output.local_store import LocalStore
 from dask_image_ingest.storage.output.lock import LOCK, RUN, acquire, begin_run, refuse_other_run
 from dask_image_ingest.storage.output.open import open_output
+from dask_image_ingest.storage.output.sources import refuse_sources
 from dask_image_ingest.storage.output.store import (
     CHECKPOINT_ADVICE,
     EXPORT_ADVICE,
     INDEX_ADVICE,
+    PARQUET_ADVICE,
     STAGING,
     OutputStore,
+)
+from dask_image_ingest.storage.output.swap import (
+    JOURNAL,
+    REPLACEMENT,
+    refuse_unfinished,
+    replacement_of,
+    swap,
 )
 from dask_image_ingest.storage.parquet_file import ParquetSource, open_parquet
 from dask_image_ingest.storage.patterns import (
@@ -34,7 +42,6 @@ from dask_image_ingest.storage.reader import (
 from dask_image_ingest.storage.remote_listing import Listings
 from dask_image_ingest.storage.shard import (
     Shard,
-    identities,
     is_web,
     local_path,
 )
@@ -52,7 +59,10 @@ __all__ = [
     "EXPORT_ADVICE",
     "INDEX_ADVICE",
     "INDEX_SUFFIX",
+    "JOURNAL",
     "LOCK",
+    "PARQUET_ADVICE",
+    "REPLACEMENT",
     "RUN",
     "SIGNATURE_BYTES",
     "STAGING",
@@ -60,7 +70,6 @@ __all__ = [
     "FileKind",
     "LazyBytes",
     "Listings",
-    "LocalStore",
     "MemoryReader",
     "OutputStore",
     "ParquetSource",
@@ -77,7 +86,6 @@ __all__ = [
     "folder_of",
     "folders_in",
     "has_random_access",
-    "identities",
     "image_format",
     "inside",
     "is_pipe",
@@ -89,5 +97,9 @@ __all__ = [
     "open_parquet",
     "open_shard",
     "refuse_other_run",
+    "refuse_sources",
+    "refuse_unfinished",
+    "replacement_of",
+    "swap",
     "with_permission",
 ]

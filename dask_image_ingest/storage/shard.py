@@ -34,21 +34,27 @@ def split_url(url: str) -> tuple[str, str, str]:
     return match[1], match[2], match[3] or ""
 
 
-def identities(url: str) -> set[tuple[str, str, str]]:
+def identities(url: str, folders: dict[str, str] | None = None) -> set[tuple[str, str, str]]:
     """Canonical identities of the files of a URL; one for each link of a chain.
 
     Two URLs share one if they lead to the same file: by another name of the protocol (``s3a``),
-    inside an archive, or through a symbolic link.
+    inside an archive, or through a symbolic link. ``folders`` keeps the folders that links lead to,
+    for many files of few folders.
     """
     path = local_path(url)
     links = [url] if path is not None else [link for link in url.split("::") if "://" in link]
-    return {_identity(link) for link in links}
+    return {_identity(link, {} if folders is None else folders) for link in links}
 
 
-def _identity(url: str) -> tuple[str, str, str]:
+def _identity(url: str, folders: dict[str, str]) -> tuple[str, str, str]:
     local = local_path(url)
     if local is not None:
-        return "file", "", os.path.realpath(local)
+        folder, name = os.path.split(local)
+        if folder not in folders:
+            folders[folder] = os.path.realpath(folder)
+        path = os.path.join(folders[folder], name)
+        is_plain = name not in ("", ".", "..") and not os.path.islink(path)
+        return "file", "", path if is_plain else os.path.realpath(local)
     protocol, _, path = url.partition("://")
     try:
         kind = fsspec.get_filesystem_class(protocol)

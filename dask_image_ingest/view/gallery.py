@@ -23,12 +23,12 @@ from dask_image_ingest.arguments import (
     shown,
 )
 from dask_image_ingest.dask_internals import FrameBase
-from dask_image_ingest.dataset import LOCATION_COLUMNS, datasets_of
+from dask_image_ingest.dataset import LOCATION_COLUMNS, datasets_of, files_read
 from dask_image_ingest.errors import ArgumentError
 from dask_image_ingest.frames import backend_of, image_columns
-from dask_image_ingest.storage import identities
+from dask_image_ingest.storage import refuse_sources
 from dask_image_ingest.view.cards import Thumbnails
-from dask_image_ingest.view.page import bars_chart, columns_chart, page, write_page
+from dask_image_ingest.view.page import bars_chart, columns_chart, page, refuse_no_page, write_page
 from dask_image_ingest.view.references import decode_references, references_of_images
 from dask_image_ingest.view.thumbnails import make_thumbnails
 
@@ -89,8 +89,8 @@ def gallery(
     ------
     ArgumentError
         If a column does not exist, or an argument is invalid; if ``path`` is a file that the frame
-        reads; with ``decode=True`` if the frame has neither a column ``error``, nor references or
-        location columns.
+        reads, or that is no HTML page; with ``decode=True`` if the frame has neither a column
+        ``error``, nor references or location columns.
     ExportError
         If the page can't be written.
 
@@ -121,16 +121,14 @@ def gallery(
 
 def refuse_source(frame: Any, path: str | PathLike[str]) -> None:
     """Raise an ``ArgumentError`` if a page would overwrite a file that the frame reads."""
-    if isinstance(frame, FrameBase):
-        shards = [shard for dataset in datasets_of(frame.expr) for shard in dataset.shards]
-        read = [shard.url for shard in shards]
-        read += [shard.sidecar.url for shard in shards if shard.sidecar]
-    else:
-        read = frame["__url__"].dropna().unique().tolist() if "__url__" in frame.columns else []
-    written = identities(os.path.abspath(path))
-    for url in read:
-        if not written.isdisjoint(identities(url)):
-            raise ArgumentError(f"the frame reads {url}: write the page to another file")
+    refuse_sources(
+        files_read(frame),
+        [os.path.abspath(path)],
+        "page",
+        advice=": write the page to another file",
+        error=ArgumentError,
+    )
+    refuse_no_page(path)
 
 
 def _with_errors(frame: Any, storage_options: dict[str, Any] | None) -> Any:

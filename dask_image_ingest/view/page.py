@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import os
+import uuid
 from collections.abc import Collection, Mapping
 from html import escape
 from pathlib import Path
 
-from dask_image_ingest.errors import ExportError
+from dask_image_ingest.errors import ArgumentError, ExportError
 
 STYLE = """
 .dii-sheet { display: grid; gap: 14px; align-items: start;
@@ -73,12 +74,17 @@ def write_page(path: str | os.PathLike[str], html: str) -> None:
 
     Raises
     ------
+    ArgumentError
+        If there is a file that is no page.
     ExportError
         If the file cannot be written.
     """
-    temporary = Path(f"{os.fspath(path)}.part")
+    refuse_no_page(path)
+    folder, name = os.path.split(os.fspath(path))
+    temporary = Path(folder, f".{name[:200]}.{uuid.uuid4().hex}.part")
     try:
         try:
+            temporary.touch(exist_ok=False)  # exclusively: follows no link
             temporary.write_text(html, encoding="utf-8")
             temporary.replace(path)
         finally:
@@ -88,6 +94,22 @@ def write_page(path: str | os.PathLike[str], html: str) -> None:
             f"{os.fspath(path)} cannot be written: {error.strerror or error}. Make room there, or "
             "write it elsewhere"
         ) from error
+
+
+def refuse_no_page(path: str | os.PathLike[str]) -> None:
+    """Refuse to replace a file that is no HTML page, such as a photograph.
+
+    Raises
+    ------
+    ArgumentError
+    """
+    try:
+        with open(path, "rb") as file:
+            begin = file.read(64).lstrip().lower()
+    except OSError:  # there is none, or it can't be read: the write tells why
+        return
+    if begin and not begin.startswith((b"<!doctype html", b"<html")):
+        raise ArgumentError(f"{os.fspath(path)} is there, and is no page: write to another file")
 
 
 def page(title: str, body: str, style: str = "") -> str:

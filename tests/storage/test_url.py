@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from dask_image_ingest.storage import identities
+from dask_image_ingest.storage.shard import identities
 
 
 @pytest.mark.parametrize(

@@ -188,7 +188,7 @@ def report(
     ------
     ArgumentError
         If the frame has none of these columns, or no images, references or location columns; if
-        ``path`` is a file that the frame reads.
+        ``path`` is a file that the frame reads, or exists and is no HTML page.
     ExportError
         If the page can't be written.
 

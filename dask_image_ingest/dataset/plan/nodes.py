@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import itertools
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from typing import Any, ClassVar, TypeAlias
 
 from dask_image_ingest import dask_internals as dx
@@ -83,6 +83,11 @@ class Read(ImageNode, dx.PartitionsFiltered, dx.BlockwiseIO):
     _parameters: ClassVar = ["source", "columns", "_partitions"]
     _defaults: ClassVar[dict[str, Any]] = {"columns": None, "_partitions": None}
     _absorb_projections = True
+
+    @property
+    def files_read(self) -> Iterable[str]:
+        """Paths and URLs of the files that are read."""
+        raise NotImplementedError
 
     @property
     def columns(self) -> list[Any]:

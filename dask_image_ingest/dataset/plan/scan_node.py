@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import functools
+import itertools
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
@@ -112,6 +114,16 @@ class Scan(Read):
     def first_url(self) -> str:
         """The first of the shards."""
         return self.dataset.shards[0].url
+
+    @property
+    def files_read(self) -> Iterator[str]:
+        """The shards, with their sidecars and indexes."""
+        for shard in self.dataset.shards:
+            yield shard.url
+            if shard.sidecar is not None:
+                yield shard.sidecar.url
+        splits = itertools.chain.from_iterable(self.dataset.partitions)
+        yield from {split.index.url for split in splits if split.index is not None}
 
     @property
     def scanned(self) -> list[str]:

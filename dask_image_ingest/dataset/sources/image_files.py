@@ -196,6 +196,11 @@ class ReadImageFiles(Read):
     files: ImageFiles
 
     @property
+    def files_read(self) -> Iterator[str]:
+        """The files."""
+        return (file.url for file in self.files.files)
+
+    @property
     def first_url(self) -> str:
         """The first of the files."""
         return self.files.files[0].url

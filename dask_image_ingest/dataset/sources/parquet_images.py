@@ -32,7 +32,7 @@ from dask_image_ingest.decode import MAX_PIXELS, Mode, Resize, make_decode_spec
 from dask_image_ingest.errors import ArgumentError, ShardError
 from dask_image_ingest.frames import Backend
 from dask_image_ingest.image_frame import ImageDataFrame
-from dask_image_ingest.storage import FileKind, Shard, find_shards, open_parquet
+from dask_image_ingest.storage import FileKind, Shard, find_shards, open_parquet, refuse_unfinished
 
 _PARQUET: Final = FileKind("parquet file", (".parquet", ".parq", ".pq"))
 
@@ -145,6 +145,7 @@ def read_parquet_images(
         for each in (decoding, *(other.decoding for other in others)):
             refuse_decoding(each, errors)
     files = find_shards(paths, storage_options, _PARQUET)
+    refuse_unfinished(file.url for file in files)
     with open_parquet(files[0], storage_options) as first:
         file_schema, rows = first.schema_arrow, first.metadata.num_rows
     sources = {column if images is None else "image": source}

@@ -222,4 +222,8 @@ def _assigns_keys(step: Any) -> bool:
 
 def _place(row: Mapping[str, Any]) -> str:
     """Location of a sample, for a message; empty for an image that is in no shard."""
-    return f" of {row['__url__']}, byte {row['offset']}" if row["__url__"] else ""
+    if not row["__url__"]:
+        return ""
+    # Without an offset, of a sample without an image, the key alone says which it is.
+    at = "" if row["offset"] is None else f", byte {row['offset']}"
+    return f" of {row['__url__']}{at}"

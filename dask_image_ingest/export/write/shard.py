@@ -56,7 +56,7 @@ def write_shard(number: int, context: ExportContext) -> ShardRecord:
         refuse_other_run(output, context.run)  # it has removed the staged files of this run
         raise
     layout = lay_out(batch)
-    contents = _contents(beside, batch, layout, columns, output.locate(name))
+    contents = _contents(beside, batch, layout, columns, f"{context.url}/{name}")
     with output.scratch() as file:
         sha256 = copy_members(file.fileno(), layout, batch, columns, context)
         record = {

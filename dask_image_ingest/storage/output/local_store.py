@@ -1,7 +1,12 @@
-"""Local output folder: files are written to the staging folder, synced, then renamed."""
+"""Local output folder: files are written to the staging folder, synced, then renamed.
+
+No symbolic link is followed that somebody put at a name which is written: a rename replaces it, and
+a staging folder that is a link is replaced, too.
+"""
 
 from __future__ import annotations
 
+import fcntl
 import os
 import shutil
 import uuid
@@ -20,6 +25,9 @@ from dask_image_ingest.storage.output.store import (
     translate_write_errors,
 )
 
+# Suffix of files that are being written; locked as long as they are.
+_TEMPORARY = ".tmp"
+
 
 @dataclass(frozen=True)
 class LocalStore:
@@ -31,8 +39,16 @@ class LocalStore:
     def locate(self, name: str) -> str:
         return os.path.join(self.url, name)
 
+    def _path(self, name: str) -> str:
+        """The path of a file, in a staging folder that is no link."""
+        if name.startswith(STAGING):
+            with suppress(FileNotFoundError):
+                if os.path.islink(self.locate(STAGING)):
+                    os.unlink(self.locate(STAGING))
+        return self.locate(name)
+
     def create(self, name: str, content: bytes) -> bool:
-        target = self.locate(name)
+        target = self._path(name)
         with self.scratch() as file:
             file.write(content)
             file.flush()
@@ -56,7 +72,7 @@ class LocalStore:
     @contextmanager
     def scratch(self) -> Iterator[BufferedRandom]:
         """A temporary file in the staging folder, so that a commit is a rename."""
-        path = self.locate(f"{STAGING}/{uuid.uuid4().hex}.tmp")
+        path = self._path(f"{STAGING}/{uuid.uuid4().hex}{_TEMPORARY}")
         try:
             # Around the file, since closing it writes, too, and may find the disk full.
             with translate_write_errors(self.url, self.advice), _created(path) as file:
@@ -73,40 +89,52 @@ class LocalStore:
                 os.fsync(file.fileno())
             if check is not None:
                 check()
-            os.replace(file.name, self.locate(name))
+            os.replace(file.name, self._path(name))
+
+    def move(self, name: str, to: str) -> None:
+        with translate_write_errors(self.locate(to), self.advice):
+            os.replace(self._path(name), self._path(to))
 
     def fsync(self) -> None:
         # A new name is durable once its folder is synced.
-        with translate_write_errors(self.url, self.advice):
-            folder = os.open(self.url, os.O_RDONLY)
-            try:
-                os.fsync(folder)
-            finally:
-                os.close(folder)
+        for path in (self._path(STAGING), self.url):
+            with translate_write_errors(self.url, self.advice), suppress(FileNotFoundError):
+                folder = os.open(path, os.O_RDONLY)
+                try:
+                    os.fsync(folder)
+                finally:
+                    os.close(folder)
 
     def read(self, name: str) -> bytes | None:
         try:
-            with open(self.locate(name), "rb") as file:
+            with open(self._path(name), "rb") as file:
                 return file.read()
         except (FileNotFoundError, NotADirectoryError):
             return None
 
     def open(self, name: str) -> pa.NativeFile:
         # Not a memory map: access to one of a truncated file kills the process.
-        return pa.OSFile(self.locate(name))
+        return pa.OSFile(self._path(name))
 
     def size(self, name: str) -> int | None:
         try:
-            return os.stat(self.locate(name)).st_size
+            return os.stat(self._path(name)).st_size
         except (FileNotFoundError, NotADirectoryError):
             return None
 
     def sizes(self, folder: str = "") -> dict[str, int]:
         try:
-            with os.scandir(self.locate(folder)) as entries:
+            with os.scandir(self._path(folder)) as entries:
                 return {entry.name: entry.stat().st_size for entry in entries if entry.is_file()}
         except (FileNotFoundError, NotADirectoryError):
             return {}
+
+    def names(self) -> list[str]:
+        found = []
+        for top, folders, files in os.walk(self.url):
+            links = [name for name in folders if os.path.islink(os.path.join(top, name))]
+            found += [os.path.relpath(os.path.join(top, name), self.url) for name in files + links]
+        return [name for name in found if not name.startswith(f"{STAGING}/")]
 
     def remove(self, names: Iterable[str]) -> None:
         for name in names:
@@ -114,15 +142,21 @@ class LocalStore:
                 translate_write_errors(self.locate(name), self.advice),
                 suppress(FileNotFoundError),
             ):
-                os.unlink(self.locate(name))
+                os.unlink(self._path(name))
 
     def remove_empty_staging(self) -> None:
+        for name in self.sizes(STAGING):
+            if name.endswith(_TEMPORARY):
+                with suppress(OSError), open(self._path(f"{STAGING}/{name}"), "rb") as file:
+                    # Its writer holds a lock; a killed one has lost it.
+                    fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                    os.unlink(file.name)
         with suppress(OSError):
             os.rmdir(self.locate(STAGING))
 
     def remove_staging(self) -> None:
         with translate_write_errors(self.url, self.advice), suppress(FileNotFoundError):
-            shutil.rmtree(self.locate(STAGING))
+            shutil.rmtree(self._path(STAGING))
 
 
 def _created(path: str) -> BufferedRandom:
@@ -131,5 +165,10 @@ def _created(path: str) -> BufferedRandom:
         # The folder was removed before the file was in it, or while makedirs ran.
         with suppress(FileNotFoundError, FileExistsError):
             os.makedirs(os.path.dirname(path), exist_ok=True)
-            return open(path, "x+b")
+            file = open(path, "x+b")  # noqa: SIM115 - fails if there is a link
+            with suppress(OSError):  # a file system without locks
+                fcntl.flock(file, fcntl.LOCK_SH)
+            if os.path.exists(path):
+                return file
+            file.close()  # it was taken for a file of a dead writer before it was locked
     return open(path, "x+b")

@@ -28,6 +28,7 @@ from functools import partial
 from dask_image_ingest.errors import ExportError
 from dask_image_ingest.storage.output.local_store import LocalStore
 from dask_image_ingest.storage.output.store import STAGING, OutputStore, translate_write_errors
+from dask_image_ingest.storage.output.swap import finish_swap
 
 #: The file with the lock, or with the record of its owner.
 LOCK = "_lock"
@@ -49,6 +50,9 @@ logger = logging.getLogger("dask_image_ingest")
 def acquire(output: OutputStore, steal: bool) -> Iterator[Callable[[], None]]:
     """Hold the lock of an output folder; yields a check that it is still held.
 
+    First finishes what a killed run has left of a `swap`. A new folder in which nothing is written
+    is removed.
+
     Parameters
     ----------
     steal
@@ -60,6 +64,7 @@ def acquire(output: OutputStore, steal: bool) -> Iterator[Callable[[], None]]:
         If another run holds the lock; from the check, if another run has taken it over.
     """
     if isinstance(output, LocalStore):
+        is_new = not os.path.exists(output.url)
         try:
             file = _acquire_file(output)
         except OSError as error:
@@ -67,6 +72,7 @@ def acquire(output: OutputStore, steal: bool) -> Iterator[Callable[[], None]]:
                 raise
         else:
             try:
+                finish_swap(output)
                 yield lambda: None  # nobody can take over a kernel lock
             finally:
                 try:
@@ -75,8 +81,12 @@ def acquire(output: OutputStore, steal: bool) -> Iterator[Callable[[], None]]:
                 finally:
                     # Releases the lock, even if the removal failed.
                     os.close(file)
+                    if is_new:
+                        with suppress(OSError):  # not empty
+                            os.rmdir(output.url)
             return
     with _acquire_lease(output, steal) as check:
+        finish_swap(output)
         yield check
 
 
@@ -104,15 +114,19 @@ def _acquire_file(output: LocalStore) -> int:
     while True:
         with translate_write_errors(output.url, output.advice):
             os.makedirs(output.url, exist_ok=True)
-            file = os.open(path, os.O_RDWR | os.O_CREAT, 0o666)
+            if os.path.islink(path):  # to a file that would be overwritten
+                with suppress(FileNotFoundError):
+                    os.unlink(path)
+            file = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, 0o666)
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
             # The previous owner may have removed the file between our open and lock: try again.
             with suppress(FileNotFoundError):
                 if os.path.samestat(os.fstat(file), os.stat(path)):
-                    with suppress(OSError):  # a full disk: the name of the owner is a courtesy
-                        os.truncate(file, 0)
-                        os.write(file, _who().encode())
+                    if os.fstat(file).st_nlink == 1:  # else it is another file, too
+                        with suppress(OSError):  # a full disk: the owner's name is a courtesy
+                            os.truncate(file, 0)
+                            os.write(file, _who().encode())
                     return file
             os.close(file)
         except BlockingIOError:

@@ -99,6 +99,11 @@ class RemoteStore:
                 f"at fault; {self.advice.retry_hint}"
             )
 
+    def move(self, name: str, to: str) -> None:
+        with translate_write_errors(self.locate(to), self.advice, anything=True):
+            self._fs.mv(self._path(name), self._path(to))
+            self._fs.invalidate_cache()
+
     def fsync(self) -> None:
         """Do nothing: uploads are durable when they return."""
 
@@ -133,6 +138,12 @@ class RemoteStore:
             for entry in entries
             if entry["type"] == "file"
         }
+
+    def names(self) -> list[str]:
+        with translate_write_errors(self.url, self.advice, anything=True):
+            self._fs.invalidate_cache()
+            found = [path[len(self._path()) :].lstrip("/") for path in self._fs.find(self._path())]
+        return [name for name in found if not name.startswith(f"{STAGING}/")]
 
     def remove(self, names: Iterable[str]) -> None:
         with translate_write_errors(self.url, self.advice, anything=True):

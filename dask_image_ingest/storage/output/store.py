@@ -34,6 +34,7 @@ class WriteAdvice:
 
 EXPORT_ADVICE = WriteAdvice("run it again, to_webdataset() with resume=True")
 CHECKPOINT_ADVICE = WriteAdvice("run it again, checkpoint() goes on where it stopped")
+PARQUET_ADVICE = WriteAdvice("run it again, to_parquet_images() with overwrite=True")
 INDEX_ADVICE = WriteAdvice(
     "run it again, write_index() goes on where it stopped",
     "pass folder= to have the indexes elsewhere",
@@ -66,6 +67,9 @@ class OutputStore(Protocol):
     def commit(self, file: BufferedRandom, name: str, check: Check | None = None) -> None:
         """Move a complete scratch file to its final name; calls ``check`` right before."""
 
+    def move(self, name: str, to: str) -> None:
+        """Give a file another name; replaces an existing one."""
+
     def fsync(self) -> None:
         """Make committed files durable: they survive a crash of the machine."""
 
@@ -81,6 +85,9 @@ class OutputStore(Protocol):
     def sizes(self, folder: str = "") -> dict[str, int]:
         """Name → size of the files in it, or in a subfolder."""
 
+    def names(self) -> list[str]:
+        """All files in it and below, but for unfinished ones; links, not where they lead."""
+
     def remove(self, names: Iterable[str]) -> None:
         """Remove files; missing ones are ignored."""
 
@@ -88,7 +95,7 @@ class OutputStore(Protocol):
         """Remove the folder of unfinished files."""
 
     def remove_empty_staging(self) -> None:
-        """Remove the folder of unfinished files if it is empty."""
+        """Remove the folder of unfinished files, unless another process is writing there."""
 
 
 @contextmanager

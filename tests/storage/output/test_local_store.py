@@ -9,6 +9,7 @@ import pytest
 from dask_image_ingest.errors import ExportError
 from dask_image_ingest.storage.output import local_store
 from dask_image_ingest.storage.output.local_store import LocalStore
+from dask_image_ingest.storage.output.lock import acquire
 
 
 def test_a_file_that_is_cut_off_while_it_is_read_ends_no_process(tmp_path):
@@ -73,3 +74,39 @@ def test_a_scratch_file_that_cannot_be_removed_hides_no_error(tmp_path, monkeypa
     told = r"Input/output error\. What is finished stays"
     with pytest.raises(ExportError, match=told), place.scratch():
         raise OSError(errno.EIO, "Input/output error")
+
+
+@pytest.mark.parametrize("name", ["_lock", "_staging", "_plan.json", "new"])
+def test_a_link_that_somebody_put_there_is_not_followed(name, tmp_path):
+    precious, out = tmp_path / "precious", tmp_path / "out"
+    out.mkdir()
+    if name == "_staging":
+        precious.mkdir()
+        (precious / "mine.tmp").write_text("mine")
+    else:
+        precious.write_text("mine")
+    (out / name).symlink_to(precious)
+    place = LocalStore(str(out))
+    with acquire(place, steal=True):
+        place.put("new" if name in ("_lock", "_staging") else name, b"content")
+        place.put("other", b"content")
+        place.remove_empty_staging()
+        place.remove_staging()
+    kept = precious / "mine.tmp" if name == "_staging" else precious
+    assert kept.read_text() == "mine"
+    assert not (out / name).is_symlink()
+
+
+def test_only_unfinished_files_of_the_dead_are_removed(tmp_path):
+    place = LocalStore(str(tmp_path))
+    (tmp_path / "_staging").mkdir()
+    (tmp_path / "_staging" / "dead.tmp").write_text("cut sho")
+    with place.scratch() as file:
+        file.write(b"content")
+        place.remove_empty_staging()
+        assert [path.name for path in (tmp_path / "_staging").iterdir()] == [
+            os.path.basename(file.name)
+        ]
+        place.commit(file, "whole")
+    place.remove_empty_staging()
+    assert [path.name for path in tmp_path.iterdir()] == ["whole"]

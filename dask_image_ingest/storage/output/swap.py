@@ -1,0 +1,81 @@
+"""Replacement of a folder's files: new ones are staged, and take the place of old ones at the end.
+
+A file of another name says so from the first change to the last. Whoever next locks the folder
+finishes what a killed run began; until then readers of parquet fail at this file, which is none,
+rather than take what is there for the whole.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Iterable, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import replace
+
+from dask_image_ingest.errors import ShardError
+from dask_image_ingest.storage.output.local_store import LocalStore
+from dask_image_ingest.storage.output.remote_store import RemoteStore
+from dask_image_ingest.storage.output.store import STAGING, OutputStore
+
+#: The file that exists while files are replaced.
+JOURNAL = "part.unfinished.parquet"
+
+#: The subfolder for files that replace others when all are whole.
+REPLACEMENT = f"{STAGING}/new"
+
+
+def replacement_of(output: OutputStore) -> OutputStore:
+    """An output folder in the staging folder of another one, whose files it is to replace."""
+    assert isinstance(output, (LocalStore, RemoteStore))
+    if isinstance(output, LocalStore):
+        with suppress(OSError):  # is no link: nothing is written behind one
+            os.unlink(output.locate(REPLACEMENT))
+    return replace(output, url=output.locate(REPLACEMENT))
+
+
+def swap(output: OutputStore, new: Mapping[str, str], old: Sequence[str]) -> None:
+    """Remove ``old`` files, then move staged ones to their names: a mark of completion comes last.
+
+    Parameters
+    ----------
+    new
+        Name of each file, by its name while it is staged.
+    old
+        A mark of completion comes first.
+    """
+    output.fsync()
+    output.put(JOURNAL, json.dumps({"new": dict(new), "old": list(old)}).encode())
+    output.fsync()
+    finish_swap(output)
+
+
+def refuse_unfinished(files: Iterable[str]) -> None:
+    """Refuse to read a folder whose files are being replaced.
+
+    Raises
+    ------
+    ShardError
+    """
+    for url in files:
+        if url.rpartition("/")[2] == JOURNAL:
+            raise ShardError(
+                f"{url} says that the files beside it are being replaced, or that this was killed: "
+                "writing there again finishes it first"
+            )
+
+
+def finish_swap(output: OutputStore) -> None:
+    """Go on with a swap where it was killed; does nothing without one."""
+    journal = json.loads(output.read(JOURNAL) or b"{}")
+    if not journal:
+        return
+    folders = {os.path.dirname(name) for name in journal["new"]}
+    staged = {f"{folder}/{name}" for folder in folders for name in output.sizes(folder)}
+    waiting = {name: at for name, at in journal["new"].items() if name in staged}
+    moved = {*journal["new"].values()} - {*waiting.values()}
+    output.remove(name for name in journal["old"] if name not in moved)
+    for name, at in waiting.items():
+        output.move(name, at)
+    output.fsync()
+    output.remove([JOURNAL])
