@@ -30,6 +30,7 @@ from dask.dataframe.dask_expr._expr import (
     DropnaFrame,
     DropnaSeries,
     Elemwise,
+    ExplodeFrame,
     Expr,
     Fillna,
     Filter,
@@ -63,11 +64,13 @@ from dask.dataframe.dask_expr._expr import (
     Split,
     SplitTake,
     Tail,
+    ToBackend,
     ToFrame,
     ToNumeric,
     Unaryop,
     Where,
     XOr,
+    _DeepCopy,
     _DelayedExpr,
     are_co_aligned,
     determine_column_projection,
@@ -79,7 +82,14 @@ from dask.dataframe.dask_expr._groupby import (
     GroupByUDFBlockwise,
     groupby_slice_apply,
 )
-from dask.dataframe.dask_expr._indexing import LocElement, LocList, LocSlice, LocUnknown
+from dask.dataframe.dask_expr._indexing import (
+    Loc,
+    LocAlign,
+    LocElement,
+    LocList,
+    LocSlice,
+    LocUnknown,
+)
 from dask.dataframe.dask_expr._merge import Merge
 from dask.dataframe.dask_expr._reductions import (
     DropDuplicates,

@@ -12,6 +12,7 @@ from dask_image_ingest.checkpoint.fingerprint import fingerprint_query
 from dask_image_ingest.checkpoint.runner import run_checkpoint
 from dask_image_ingest.checkpoint.scan import ReadStored
 from dask_image_ingest.dask_internals import FrameBase, new_collection
+from dask_image_ingest.dataset import unfused
 from dask_image_ingest.errors import ArgumentError
 from dask_image_ingest.image_frame import ImageDataFrame
 from dask_image_ingest.storage import CHECKPOINT_ADVICE, open_output
@@ -102,6 +103,6 @@ def checkpoint(
     if not isinstance(folder, str) or not folder:
         raise ArgumentError(f"path={path!r}: pass a folder or a URL")
     output = open_output(folder, CHECKPOINT_ADVICE, storage_options)
-    query = fingerprint_query(frame.expr, version)
+    query = fingerprint_query(unfused(frame.expr), version)
     stored = run_checkpoint(query, output, frame._meta, overwrite=overwrite, show=progress)
     return new_collection(ReadStored(stored))

@@ -22,7 +22,7 @@ from dask_image_ingest.dask_internals import convert_legacy_graph, new_collectio
 from dask_image_ingest.dataset import ImageDecode, ReadImageFiles, Scan
 from dask_image_ingest.decode import DecodeSpec
 from dask_image_ingest.errors import ArgumentError, FunctionError
-from dask_image_ingest.export import operation_name
+from dask_image_ingest.export import operation_name, shared_value
 from dask_image_ingest.storage import Shard
 from dask_image_ingest.user_functions import stable_token
 
@@ -140,7 +140,7 @@ def _describe(expr: Any, version: str | None, steps: dict[str, QueryStep]) -> st
     else:
         texts = [
             _describe(value, version, steps)
-            if isinstance(value, dx.Expr)
+            if isinstance(value, dx.Expr) and not isinstance(value, dx._DelayedExpr)
             else _operand_text(expr, name, value, version)
             for name, value in _operands(expr)
         ]
@@ -158,6 +158,8 @@ def _operands(expr: Any) -> Iterator[tuple[str, Any]]:
 
 
 def _operand_text(expr: Any, name: str, value: Any, version: str | None) -> str:
+    if isinstance(value, dx._DelayedExpr):
+        value = shared_value(value)
     if name in _META_OPERANDS:
         # Without dtypes, which differ between backends.
         value = list(map(str, getattr(value, "columns", ()))) or str(getattr(value, "name", ""))

@@ -63,7 +63,8 @@ def _compute_splits(expr: Any, cache: dict[str, list[VersionedSplit]]) -> list[V
     if isinstance(expr, dx.Partitions):
         splits = _splits(expr.frame, cache)
         return [splits[number] for number in expr.partitions]
-    frames = expr.dependencies()
+    # A shared value, such as those of ``isin``, comes from no shard.
+    frames = [each for each in expr.dependencies() if not isinstance(each, dx._DelayedExpr)]
     if not frames or not _is_by_partition(expr):
         raise _not_by_partition(expr)
     splits, *others = (_splits(frame, cache) for frame in frames)

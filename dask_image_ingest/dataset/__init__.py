@@ -23,7 +23,7 @@ from dask_image_ingest.dataset.late.decode import (
 from dask_image_ingest.dataset.late.fetch import fetch_encoded
 from dask_image_ingest.dataset.late.fused import SHAPE_IN_NAME
 from dask_image_ingest.dataset.late.headers import HEADERS
-from dask_image_ingest.dataset.late.nodes import Decode
+from dask_image_ingest.dataset.late.nodes import Decode, unfused
 from dask_image_ingest.dataset.late.references import (
     LOCATION_COLUMNS,
     add_references,
@@ -132,6 +132,7 @@ __all__ = [
     "row_sources",
     "shard_of_partition",
     "take_cached_scan",
+    "unfused",
     "value_sources",
     "warn_user",
     "with_sidecars",

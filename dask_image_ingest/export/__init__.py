@@ -7,7 +7,12 @@ from keys and offsets only (``plan/``); then one task per shard copies byte rang
 from dask_image_ingest.export.image_origin import decoded_modes
 from dask_image_ingest.export.members import Encode
 from dask_image_ingest.export.plan.rejected_rows import RefusedRowsError
-from dask_image_ingest.export.query import operation_name, reads_samples, source_options_of
+from dask_image_ingest.export.query import (
+    operation_name,
+    reads_samples,
+    shared_value,
+    source_options_of,
+)
 from dask_image_ingest.export.to_parquet_images import to_parquet_images
 from dask_image_ingest.export.to_webdataset import to_webdataset
 
@@ -17,6 +22,7 @@ __all__ = [
     "decoded_modes",
     "operation_name",
     "reads_samples",
+    "shared_value",
     "source_options_of",
     "to_parquet_images",
     "to_webdataset",

@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import logging
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -99,8 +99,11 @@ class PreviousExport:
                     self.output.put(done_name(number), json.dumps(record).encode())
             self.output.remove([MANIFEST])
 
-    def refuse_other(self, frame: str, options: Options) -> None:
-        """Refuse to resume the export of another frame, or with other options."""
+    def refuse_other(self, frame: str, options: Options, unstable: Sequence[str] = ()) -> None:
+        """Refuse to resume the export of another frame, or with other options.
+
+        ``unstable``: why the fingerprint of the same frame may differ, in words.
+        """
         if self.plan is None:
             return
         before = self.plan["options"]
@@ -110,10 +113,8 @@ class PreviousExport:
             if before.get(name) != value
         ]
         if self.plan["frame"] != frame:
-            differences.append(
-                "the frame is another one, since its query, its source shards or the code of its "
-                "functions have changed"
-            )
+            another = "the frame is another one, since its query, its source shards or the code of "
+            differences.append("; ".join([f"{another}its functions have changed", *unstable]))
         if differences:
             raise ExportError(
                 f"{self.output.url} has another export: {'; '.join(differences)}. overwrite=True "

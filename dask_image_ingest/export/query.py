@@ -13,10 +13,10 @@ from dataclasses import replace
 from typing import Any
 
 from dask.base import tokenize
-from dask.delayed import Delayed, DelayedLeaf
+from dask.delayed import DelayedLeaf
 
 from dask_image_ingest import dask_internals as dx
-from dask_image_ingest.dask_internals import FrameBase
+from dask_image_ingest.dask_internals import FrameBase, new_collection
 from dask_image_ingest.dataset import (
     AppendsColumns,
     Dataset,
@@ -29,11 +29,17 @@ from dask_image_ingest.dataset import (
     Scan,
     datasets_of,
     encoded_by,
+    unfused,
 )
 from dask_image_ingest.errors import ArgumentError, FunctionError
 from dask_image_ingest.ops import MapBatches
 from dask_image_ingest.storage import Shard, is_pipe, local_path
 from dask_image_ingest.user_functions import stable_token
+
+
+def as_query(frame: Any) -> Any:
+    """A lazy frame before ``optimize()`` fused its steps; other frames unchanged."""
+    return new_collection(unfused(frame.expr)) if isinstance(frame, FrameBase) else frame
 
 
 def shards_read(frame: Any) -> dict[str, Shard]:
@@ -170,19 +176,29 @@ def _versions(shards: Sequence[Shard]) -> list[tuple[Any, ...]]:
     return [(file.url, file.size, file.version) for file in files]
 
 
+def unstable_steps(frame: Any) -> list[str]:
+    """Why the same query may have another fingerprint in the next run, in words."""
+    steps = list(frame.expr.walk()) if isinstance(frame, FrameBase) else []
+    reasons = []
+    if any(isinstance(step, (dx.Sample, dx.Split)) for step in steps):
+        reasons.append("sample() and random_split() draw other rows each time without random_state")
+    if any(isinstance(step, dx.FromGraph) for step in steps):
+        reasons.append("persist() leaves no query to compare: export the frame without it")
+    return reasons
+
+
 def _operands(expr: Any) -> Iterator[Any]:
     """Operands of a query's steps, for stable tokens; raises for those that can have none."""
     for step in expr.walk():
-        if isinstance(step, dx.FromGraph):
+        unseeded = isinstance(step, dx.Split) and not isinstance(step.random_state, int)
+        if unseeded or isinstance(step, dx.FromGraph):
             raise _no_stable_token(step)
         # Dask's tokens of these are stable: they have the fingerprints of their files.
         if isinstance(step, (KeepsResults, dx.ReadParquet)):
             continue
         for value in step.operands:
-            if isinstance(value, DelayedLeaf):  # the values of ``isin``
-                yield dict(value.__dask_graph__())
-            elif isinstance(value, Delayed):
-                raise _no_stable_token(step)
+            if isinstance(step, dx._DelayedExpr):
+                yield shared_value(step)
             elif isinstance(value, Dataset):
                 yield value.options.decoding
             elif isinstance(step, ReadImageFiles) and value is step.files:
@@ -191,5 +207,20 @@ def _operands(expr: Any) -> Iterator[Any]:
                 yield value
 
 
+def shared_value(step: Any) -> Any:
+    """The graph of a value that all partitions share, such as the values of ``isin``.
+
+    Raises
+    ------
+    FunctionError
+        If it is computed by delayed functions.
+    """
+    if not isinstance(step.obj, DelayedLeaf):
+        raise _no_stable_token(step)
+    return dict(step.obj.__dask_graph__())
+
+
 def _no_stable_token(step: Any) -> FunctionError:
-    return FunctionError(f"{type(step).__name__} has keys, which don't identify what it computes")
+    return FunctionError(
+        f"{operation_name(step)} does not identify what it computes in another process"
+    )

@@ -34,7 +34,7 @@ from dask_image_ingest.export.options import (
 from dask_image_ingest.export.plan.planner import Prepared, prepare
 from dask_image_ingest.export.plan.rejected_rows import assigns_keys
 from dask_image_ingest.export.plan.staging import StagedRows, metadata_columns, stage_frame
-from dask_image_ingest.export.query import frame_fingerprint, shards_read
+from dask_image_ingest.export.query import frame_fingerprint, shards_read, unstable_steps
 from dask_image_ingest.export.write.shard import write_shard
 from dask_image_ingest.index import parquet_bytes
 from dask_image_ingest.storage import (
@@ -118,7 +118,8 @@ class _Run:
     def run(self) -> pd.DataFrame:
         """Plan the export and write its shards, except what an earlier run has done."""
         if self.resume:
-            self.previous.refuse_other(self.token, self.context.options)
+            unstable = unstable_steps(self.frame)
+            self.previous.refuse_other(self.token, self.context.options, unstable)
             if self.previous.is_finished():
                 return self._finish(self.previous.manifest or {})
         facts = self._facts_to_resume() or self._plan()

@@ -31,7 +31,7 @@ from dask_image_ingest.dataset import (
     value_sources,
 )
 from dask_image_ingest.errors import ArgumentError
-from dask_image_ingest.export.query import source_options_of
+from dask_image_ingest.export.query import as_query, source_options_of
 from dask_image_ingest.export.stored_images import not_referenced, stored_files
 from dask_image_ingest.frames import backend_of, image_columns, pandas_type, reference_columns
 from dask_image_ingest.storage import (
@@ -123,6 +123,7 @@ def to_parquet_images(
     (51, 32, 32, 3)
     """
     check_frame(frame._meta if isinstance(frame, FrameBase) else frame)
+    frame = as_query(frame)
     check_flag("overwrite", overwrite)
     check_storage_options(storage_options)
     if source_options is None:

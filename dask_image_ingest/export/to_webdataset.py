@@ -17,7 +17,7 @@ from dask_image_ingest.export.image_origin import ImageOrigin, image_origin
 from dask_image_ingest.export.members import Members, add_stored, parse_members
 from dask_image_ingest.export.options import Options
 from dask_image_ingest.export.plan.staging import metadata_columns
-from dask_image_ingest.export.query import reads_samples, source_options_of
+from dask_image_ingest.export.query import as_query, reads_samples, source_options_of
 from dask_image_ingest.export.run import export
 from dask_image_ingest.frames import image_columns, reference_columns
 from dask_image_ingest.storage import (
@@ -143,6 +143,7 @@ def to_webdataset(
     1  001.tar       10       40
     2  002.tar        8       32
     """
+    frame = as_query(frame)
     output, template = split_path(path, storage_options)
     options = make_options(
         frame,

@@ -18,6 +18,7 @@ import pytest
 from witnesses import contents
 
 import dask_image_ingest as dii
+from dask_image_ingest.errors import ExportError
 from dask_image_ingest.export import query
 from dask_image_ingest.export.query import frame_fingerprint
 
@@ -109,6 +110,24 @@ def test_what_is_known_by_name_alone_has_a_token_in_this_process(kind, edited, m
     assert frame_fingerprint(frame, ["x"]) != token
 
 
+UNSTABLE = {
+    "sample": (lambda d: d.sample(frac=0.5), "random_state"),
+    "random_split": (lambda d: d.random_split([0.5, 0.5])[0], "random_state"),
+    "persist": (lambda d: d.persist(), r"persist\(\)"),
+}
+
+
+@pytest.mark.parametrize("kind", UNSTABLE)
+def test_why_an_unchanged_query_is_another_one_is_told(kind, shards, tmp_path, monkeypatch):
+    make, why = UNSTABLE[kind]
+    table = dii.read_webdataset_images(shards, backend="pandas").drop(columns=["image", "error"])
+    out = tmp_path / "{shard}.tar"
+    dii.to_webdataset(make(table), out)
+    monkeypatch.setattr(query, "_PROCESS", "another one")
+    with pytest.raises(ExportError, match=why):
+        dii.to_webdataset(make(table), out, resume=True)
+
+
 def test_a_token_tells_nothing_of_partitions(shards, photos, tmp_path):
     for photo in photos[:4]:
         path = tmp_path / f"{photo.label}-{len(photo.encoded)}.{photo.extension}"
@@ -162,6 +181,8 @@ mapped = ddf.images.map_batches(settings_of_test.function, outputs={"score": "fl
 scored = ddf.map_partitions(scorer.Scorer(), meta=ddf._meta.assign(score=1))
 for frame in (mapped, scored):
     print(frame_fingerprint(frame, ["score"]))
+found = dii.curate.overlaps(dii.curate.duplicates(ddf, by="bytes"), ddf[ddf.cls == 1], by="bytes")
+print(frame_fingerprint(found, ["duplicate.of", "overlap.found"]))
 """
 
 

@@ -53,6 +53,11 @@ OTHERS = {
     ),
     "partitions": (lambda shards: read(shards).map_partitions(as_it_is), "as_it_is"),
     "computed": (lambda shards: read(shards).compute(), "a computed frame"),
+    "optimized": (
+        lambda shards: read(shards, size=32).optimize(),
+        "read_webdataset_images with size=",
+    ),
+    "filled": (lambda shards: blackened(read(shards)).fillna({"txt": ""}), "black"),
     "sorted": (lambda shards: blackened(read(shards)).sort_values("width"), "black"),
     "joined": (
         lambda shards: read(shards)[["__key__", "__url__", "offset"]].merge(
@@ -100,6 +105,20 @@ PLAIN = {
     "scored": lambda ddf: ddf.images.map_batches(lambda x: [i.mean() for i in x], {"m": "float"}),
     "joined": lambda ddf: ddf.merge(LABEL, on="cls"),
     "late": lambda ddf: dii.decode_images(ddf.drop(columns="image")),
+    "split": lambda ddf: ddf.random_split([0.5, 0.5], random_state=0)[0],
+    "loc of a mask": lambda ddf: ddf.loc[ddf.cls == 1],
+    "loc of labels": lambda ddf: ddf.loc[2:5],
+    "largest": lambda ddf: ddf.nlargest(5, "height"),
+    "first": lambda ddf: ddf.sort_values("height").head(5, compute=False),
+    "without nulls": lambda ddf: ddf.fillna({"txt": ""}).dropna(subset=["cls"]),
+    "other types": lambda ddf: ddf.astype({"cls": "int32", "height": "float64"}),
+    "other values": lambda ddf: ddf.replace({"cls": {1: 7}}).round({"json.similarity": 1}),
+    "copied": lambda ddf: ddf.copy().reset_index(drop=True).partitions[:2],
+    "distinct": lambda ddf: ddf.drop_duplicates(subset=["cls"]).to_backend("pandas"),
+    "optimized": lambda ddf: ddf[ddf.width > 100].assign(n=1).optimize(),
+    "optimized and scored": lambda ddf: ddf.images.map_batches(
+        lambda x: [i.mean() for i in x], {"m": "float"}
+    ).optimize(),
 }
 
 

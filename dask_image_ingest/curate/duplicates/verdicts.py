@@ -10,6 +10,7 @@ import numpy as np
 import pandas as pd
 import pyarrow as pa
 from dask import delayed
+from dask.base import tokenize
 
 from dask_image_ingest import dask_internals as dx
 from dask_image_ingest.arguments import is_column, shown
@@ -39,6 +40,12 @@ class Verdicts:
     ids: np.ndarray = field(repr=False)
     columns: Mapping[str, pa.Array] = field(repr=False)
     defaults: Mapping[str, bool]
+
+    def __dask_tokenize__(self) -> str:
+        # By values: the buffers of equal Arrow arrays may differ where they are null.
+        values = pd.util.hash_pandas_object(pa.table(dict(self.columns)).to_pandas(), index=False)
+        types = [(name, str(array.type)) for name, array in self.columns.items()]
+        return str(tokenize(self.identity, self.ids, values.to_numpy(), types, self.defaults))
 
     def empty(self) -> Verdicts:
         """The same columns, for no rows."""
@@ -94,7 +101,7 @@ def with_verdicts(frame: Any, verdicts: Verdicts) -> Any:
     if not isinstance(frame, FrameBase):
         return _look_up(frame, verdicts, verdicts)
     # One task in the graph, whose result all partitions share.
-    shared = dx._DelayedExpr(delayed(verdicts, traverse=False))
+    shared = dx._DelayedExpr(delayed(verdicts, pure=True, traverse=False))
     outputs = tuple(verdicts.columns)
     return new_collection(
         MapColumns(frame.expr, _look_up, outputs, verdicts.identity, shared, verdicts.empty())

@@ -106,7 +106,7 @@ def decode_in_read(
         steps = Steps(frame.lower_completely())
     elif not _keeps_names(scan, images):
         return None
-    step = DecodeStep(tuple(images), tuple(columns), keep, limit, steps)
+    step = DecodeStep(type(scan), tuple(images), tuple(columns), keep, limit, steps)
     *operands, partitions = (scan.operand(name) for name in Scan._parameters)
     return ReadAndDecode(*operands, step, partitions)
 
@@ -122,9 +122,8 @@ def _keeps_names(scan: Scan, images: Sequence[ImageDecode]) -> bool:
 
 def _merge_scans(scans: Sequence[Scan]) -> Scan | None:
     """One scan with the columns of all; None if they differ in more than their columns."""
-    columns = [
-        name for name in scans[0].dataset.schema.types if any(name in s.columns for s in scans)
-    ]
+    scanned = {name for scan in scans for name in scan.columns}
+    columns = [name for name in scans[0].dataset.schema.types if name in scanned]
     complete = [scan for scan in scans if set(scan.columns) == set(columns)]
     merged = complete[0] if complete else scans[0].substitute_parameters({"columns": columns})
     names = {scan.substitute_parameters({"columns": columns})._name for scan in scans}
@@ -149,8 +148,9 @@ def _is_step(node: dx.Expr) -> bool:
 
 @dataclass(frozen=True, repr=False)
 class DecodeStep:
-    """`DecodeInRead` in the plan, where its steps are still an expression."""
+    """`DecodeInRead` in the plan, where its steps are still an expression over a ``scan``."""
 
+    scan: type[Scan]
     images: tuple[ImageDecode, ...]
     columns: tuple[Any, ...]
     keep: ErrorFilter
@@ -188,6 +188,16 @@ class ReadAndDecode(Scan):
     def columns(self) -> list[Any]:
         """The columns of the decoded result."""
         return list(self.decode.columns)
+
+    @property
+    def rows(self) -> dx.Expr:
+        """The rows before the decode: the scan, and the operations above it."""
+        scan = self.decode.scan(*(self.operand(name) for name in Scan._parameters))
+        steps = self.decode.steps
+        if steps is None:
+            return scan
+        (source,) = {node._name: node for node in steps.expr.find_operations(Rows)}.values()
+        return steps.expr.substitute(source, scan)
 
     @functools.cached_property
     def _meta(self) -> Any:

@@ -18,7 +18,7 @@ from dask.utils import get_default_shuffle_method
 from dask_image_ingest import dask_internals as dx
 from dask_image_ingest.dataset.late.decode import field_of, references_of
 from dask_image_ingest.dataset.plan.nodes import AppendsColumns, Dependents
-from dask_image_ingest.dataset.plan.operators import COLUMNS_USED
+from dask_image_ingest.dataset.plan.operators import COLUMNS_CHANGED, COLUMNS_USED
 from dask_image_ingest.dataset.scan.decode_rows import ImageDecode
 
 
@@ -125,7 +125,7 @@ def _is_move(expr: dx.Expr) -> bool:
         count = expr.new_partitions if divisions is None else len(divisions) - 1
         return bool(count > expr.frame.npartitions)
     kind = type(expr)
-    return kind in _RULES_ELSEWHERE or (kind in COLUMNS_USED and kind not in _PASSES_ON)
+    return kind in _OTHER_MOVES or (kind in COLUMNS_USED and kind not in _PASSES_ON)
 
 
 def _is_unordered(shuffle: dx.Expr) -> bool:
@@ -178,13 +178,22 @@ def _assign(expr: dx.Expr, child: dx.Expr, references: dx.Expr, images: Any) -> 
     return dx.Assign(references, *values), images
 
 
+# ``ddf[mask]`` and ``ddf.loc[mask]``.
 def _filter(expr: dx.Expr, child: dx.Expr, references: dx.Expr, images: Any) -> Undecoded | None:
     decoded = {name for each in images for name in each.columns}
     try:
-        mask = _replace(expr.predicate, child, references, decoded)
+        mask = _replace(expr.operands[1], child, references, decoded)
     except _NeedsPixelsError:
         return None
     return dx.Filter(references, mask), images
+
+
+def _change_others(expr: dx.Expr, _: Any, references: dx.Expr, images: Any) -> Undecoded | None:
+    """An operation that changes columns of metadata alone, such as ``fillna({"cls": 0})``."""
+    changed = COLUMNS_CHANGED[type(expr)](expr)
+    if changed is None or any(each.columns.intersection(changed) for each in images):
+        return None
+    return type(expr)(references, *expr.operands[1:]), images
 
 
 class _NeedsPixelsError(Exception):
@@ -219,14 +228,16 @@ _REWRITES: dict[type, Callable[[Any, Any, Any, Any], Undecoded | None]] = {
     dx.RenameFrame: _rename,
     dx.Assign: _assign,
     dx.Filter: _filter,
+    dx.Loc: _filter,
     dx.Projection: _project,
+    **dict.fromkeys(COLUMNS_CHANGED, _change_others),
 }
 
 # Rewritten only if a move follows: nothing is gained otherwise.
 _PASSES_ON = (*_REWRITES, dx.ResetIndex, dx.Repartition, dx.Split, dx.DropnaFrame, dx.Query)
 
-# Moves whose rules are in ``nodes.py`` and ``groups.py``.
-_RULES_ELSEWHERE = (dx.Merge, dx.GroupByApply)
+# Moves that are not in `COLUMNS_USED`; the last two have rules in ``nodes.py``, ``groups.py``.
+_OTHER_MOVES = (dx.Loc, dx.Merge, dx.GroupByApply)
 
 
 def _copy_divisions(expr: dx.BaseSetIndexSortValues, other: dx.BaseSetIndexSortValues) -> None:

@@ -17,7 +17,7 @@ import dask
 from dask_image_ingest import dask_internals as dx
 from dask_image_ingest.dataset import filters as dnf
 from dask_image_ingest.dataset.late.decode import decode_partition, decoded_meta
-from dask_image_ingest.dataset.late.fused import decode_in_read
+from dask_image_ingest.dataset.late.fused import ReadAndDecode, decode_in_read
 from dask_image_ingest.dataset.late.groups import apply_to_groups
 from dask_image_ingest.dataset.late.moves import (
     Undecoded,
@@ -338,6 +338,28 @@ class Decode(AppendsColumns, PreservesRows):
         frame = self.frame if needed == self.frame.columns else self.frame[needed]
         narrower = type(self)(frame, images, self.keep, self.limit)
         return type(parent)(narrower, *parent.operands[1:])
+
+
+def unfused(expr: dx.Expr) -> dx.Expr:
+    """The query of a frame after ``optimize()``, with scans, decodes and operations apart again."""
+    return _unfused(expr, {})
+
+
+def _unfused(expr: dx.Expr, done: dict[str, dx.Expr]) -> dx.Expr:
+    if expr._name not in done:
+        done[expr._name] = _separate(expr, done)
+    return done[expr._name]
+
+
+def _separate(expr: dx.Expr, done: dict[str, dx.Expr]) -> dx.Expr:
+    if isinstance(expr, dx.Fused):
+        return _unfused(expr.exprs[0], done)
+    if isinstance(expr, ReadAndDecode):
+        decode = Decode(expr.rows, expr.decode.images, expr.decode.keep, expr.decode.limit)
+        return decode if decode.columns == expr.columns else decode[expr.columns]
+    operands = [_unfused(op, done) if isinstance(op, dx.Expr) else op for op in expr.operands]
+    same = all(new is old for new, old in zip(operands, expr.operands, strict=True))
+    return expr if same else type(expr)(*operands)
 
 
 def conjuncts(predicate: dx.Expr) -> Iterator[dx.Expr]:

@@ -53,7 +53,7 @@ def _lower_alignment(self: dx.MaybeAlignPartitions) -> dx.Expr:
     if not any(map(_may_repeat, labels)):
         return _dask_lower(self)
     if not _same_rows(labels):
-        raise _different_reads()
+        raise _not_paired(labels)
     return self._expr_cls(*self.operands)
 
 
@@ -61,7 +61,7 @@ def _lower_operation(self: dx.OpAlignPartitions) -> dx.Expr:
     # If both have equally many partitions, Dask pairs these here whatever they hold.
     labels = _operand_labels(self)
     if any(map(_may_repeat, labels)) and None not in labels and not _same_rows(labels):
-        raise _different_reads()
+        raise _not_paired(labels)
     return _dask_lower_operation(self)
 
 
@@ -84,13 +84,22 @@ def _same_rows(labels: Sequence[_Labels]) -> bool:
     return labels[0] != "moved" and all(each == labels[0] for each in labels)
 
 
-def _different_reads() -> ArgumentError:
+def _not_paired(labels: Sequence[_Labels]) -> ArgumentError:
+    why = (
+        "Their rows can't be paired: labels begin anew in each shard, so rows with equal labels "
+        "may be different samples. Merge the frames"
+    )
+    if "moved" in labels:
+        return ArgumentError(
+            "a frame is combined with one whose rows were moved to other partitions, as by "
+            f"groupby(...).transform, shuffle, sort_values or repartition. {why}: "
+            "ddf.merge(moved, on='__key__'), or one row of each group, "
+            "ddf.merge(ddf.groupby('cls').height.max().rename('tallest'), on='cls')"
+        )
     return ArgumentError(
         "two frames of different reads are combined, as in ddf[other.score > 0.5] or "
-        "ddf.assign(score=other.score). Their rows can't be paired: labels begin anew in each "
-        "shard, so rows with equal labels may be different samples. Merge the frames, "
-        "ddf.merge(other, on='__key__'), or derive both from one: kept = scored.persist(), then "
-        "kept[kept.score > 0.5]"
+        f"ddf.assign(score=other.score). {why}, ddf.merge(other, on='__key__'), or derive both "
+        "from one: kept = scored.persist(), then kept[kept.score > 0.5]"
     )
 
 

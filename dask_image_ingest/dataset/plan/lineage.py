@@ -11,7 +11,7 @@ from dask_image_ingest.dask_internals import (
     Merge,
 )
 from dask_image_ingest.dataset.plan.nodes import AppendsColumns
-from dask_image_ingest.dataset.plan.operators import RENAMES, SELECTS_ROWS
+from dask_image_ingest.dataset.plan.operators import COLUMNS_CHANGED, RENAMES, SELECTS_ROWS
 from dask_image_ingest.dataset.plan.scan_node import Dataset, Scan
 
 Columns = tuple[Any, ...]
@@ -47,8 +47,12 @@ def _operand_sources(expr: Any, columns: Columns) -> list[tuple[Any, Columns]]:
         return []
     if isinstance(expr, AppendsColumns):
         return [] if expr.added.intersection(columns) else [(expr.frame, columns)]
-    if isinstance(expr, SELECTS_ROWS):
+    if isinstance(expr, SELECTS_ROWS) and expr.dependencies():
         return [(expr.frame, columns)]
+    if type(expr) in COLUMNS_CHANGED:
+        changed = COLUMNS_CHANGED[type(expr)](expr)
+        kept = changed is not None and not {*changed}.intersection(columns)
+        return [(expr.frame, columns)] if kept else []
     if isinstance(expr, RENAMES):
         return [(expr.frame, tuple(expr.frame.columns[names.index(name)] for name in columns))]
     if isinstance(expr, dx.Assign):

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import ast
 import re
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any, Final, TypeAlias
 
 from dask_image_ingest import dask_internals as dx
@@ -39,8 +39,11 @@ ELEMENTWISE = (
 SAME_ROWS = (dx.Assign, dx.Projection, dx.RenameFrame)
 FEWER_ROWS = (dx.Filter, dx.Query)
 
-#: Row-wise operations on a frame, which may always run before a decode.
-ROW_WISE = (*SAME_ROWS, dx.Query, dx.DropnaFrame)
+#: Row-wise operations on a frame that may change some columns alone: see `COLUMNS_CHANGED`.
+_CHANGES = (dx.AsType, dx.Fillna, dx.Replace, dx.Round)
+
+#: Row-wise operations on a frame, which may run before a decode of columns that they don't use.
+ROW_WISE = (*SAME_ROWS, *_CHANGES, dx.Query, dx.DropnaFrame)
 
 #: Operations that raise for no value; ``astype("int64")``, for example, raises for a null.
 RAISES_FOR_NO_ROW = (
@@ -49,7 +52,7 @@ RAISES_FOR_NO_ROW = (
     *(dx.IsNa, dx.NotNull, dx.Isin, dx.Projection),
 )
 
-#: Operations that select or reorder rows or columns, and change no values.
+#: Operations that select, reorder or repeat rows or columns, and change no values.
 SELECTS_ROWS = (
     dx.Filter,
     dx.FilterAlign,
@@ -57,9 +60,20 @@ SELECTS_ROWS = (
     dx.Tail,
     dx.Partitions,
     dx.Sample,
+    dx.Split,
+    dx.SplitTake,
+    dx.Loc,
+    dx.LocAlign,
+    dx.LocElement,
+    dx.LocList,
+    dx.LocSlice,
+    dx.LocUnknown,
+    dx.NLargest,
     dx.Query,
     dx.DropnaFrame,
     dx.DropnaSeries,
+    dx._DeepCopy,
+    dx.ToBackend,
     dx.ResetIndex,
     dx.ClearDivisions,
     dx.SetDivisions,
@@ -192,4 +206,24 @@ COLUMNS_USED: dict[type, Callable[[Any], _Columns]] = {
     dx.LocSlice: _by_label,
     dx.LocUnknown: _by_label,
     dx.ResetIndex: _nothing,
+}
+
+
+def _keys(mapping: Any) -> _Columns:
+    return list(mapping) if isinstance(mapping, Mapping) else None
+
+
+def _keys_of_nested(mapping: Any) -> _Columns:
+    # ``replace({1: 2})`` is about all columns, ``replace({"cls": {1: 2}})`` about one.
+    nested = _keys(mapping) is not None and all(isinstance(v, Mapping) for v in mapping.values())
+    return _keys(mapping) if nested else None
+
+
+#: The columns whose values an operation on a frame may change; None for all.
+COLUMNS_CHANGED: dict[type, Callable[[Any], _Columns]] = {
+    dx.AsType: lambda expr: _keys(expr.operand("dtypes")),
+    dx.Fillna: lambda expr: _keys(expr.operand("value")),
+    dx.Round: lambda expr: _keys(expr.operand("decimals")),
+    dx.Replace: lambda expr: _keys_of_nested(expr.operand("to_replace")),
+    dx.ExplodeFrame: lambda expr: _as_names(expr.operand("column")),
 }

@@ -13,7 +13,7 @@ from dask_image_ingest.dask_internals import Task
 from dask_image_ingest.dataset import filters as dnf
 from dask_image_ingest.dataset.options import ReadOptions
 from dask_image_ingest.dataset.plan.alignment import READS, RowSource, install_alignment
-from dask_image_ingest.dataset.plan.dask_rules import install_rules
+from dask_image_ingest.dataset.plan.dask_patches import install_patches
 from dask_image_ingest.dataset.plan.nodes import Read, is_optimized
 from dask_image_ingest.dataset.plan.predicates import as_filters
 from dask_image_ingest.dataset.scan.partitioning import Partition, known_rows
@@ -40,7 +40,7 @@ class HeadOfRead(dx.Head):
 
 
 install_alignment()
-install_rules()
+install_patches()
 
 
 @dataclass(frozen=True, eq=False)

@@ -1,0 +1,131 @@
+"""Patches of Dask's optimiser rules that give wrong answers or raise.
+
+Each wraps a method of Dask and falls back to it. They apply only to frames with expressions of
+this package, and to persisted frames, whose query is gone.
+
+Filters: Dask pushes a filter through operations such as ``astype`` and ``rename``, and takes the
+mask of ``ddf[mask.astype(bool)]`` for the filtered frame (dask#12172). It also applies a predicate
+to values before an ``astype`` instead of those after it, and to labels before a ``reset_index``.
+
+Projections: Dask's ``nlargest`` and the head of sorted rows lose the column they sort by.
+Operations with a value for each column, such as ``fillna({"cls": 0})``, get a series instead of a
+frame. Below a ``query`` nothing is projected, so that all members of the samples are read.
+
+Masks of mixed dtypes: ``str.contains`` and the like return ``boolean``, comparisons of Arrow
+columns ``bool[pyarrow]``. pandas (up to 3.1) computes ``arrow & boolean``, but ``boolean & arrow``
+raises a TypeError if there is a null. Dask merges two filters into one mask, so users can't choose
+the order. ``&``, ``|`` and ``^`` swap such operands, and cast the result to the dtype of the
+unswapped operation. This happens in the client; workers need nothing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, TypeAlias
+
+import pandas as pd
+import pyarrow as pa
+
+from dask_image_ingest import dask_internals as dx
+from dask_image_ingest.dataset.plan.nodes import ImageNode, is_dependent
+from dask_image_ingest.dataset.plan.operators import COLUMNS_USED
+
+_dask_passthrough = dx.Expr._filter_passthrough_available
+_dask_filter_below_cast = dx.AsType._filter_simplification
+
+
+def install_patches() -> None:
+    """Wrap Dask's rules for filters, projections, and operations on masks."""
+    dx.Expr._filter_passthrough_available = _filter_passthrough_available
+    dx.AsType._filter_simplification = _push_filter_below_cast
+    for kind in (dx.Blockwise, dx.NLargest):
+        kind._simplify_up = _projects_frames(kind._simplify_up)
+    _install_mask_rules()
+
+
+def _filter_passthrough_available(self: dx.Expr, parent: dx.Expr, dependents: Any) -> bool:
+    """False if ``self`` is the mask of a filter, or if the mask uses labels that it changes."""
+    is_mask = parent.frame._name != self._name
+    relabels = isinstance(self, dx.ResetIndex) and any(
+        isinstance(node, dx.Index) and node.frame._name == self._name
+        for node in parent.predicate.walk()
+    )
+    if (is_mask or relabels) and _is_ours(parent):
+        return False
+    return bool(_dask_passthrough(self, parent, dependents))
+
+
+def _push_filter_below_cast(
+    self: dx.AsType, parent: dx.Expr, predicate: dx.Expr | None = None
+) -> dx.Expr | None:
+    """Push a filter below a cast; its mask still uses the values after it."""
+    if predicate is None and _is_ours(parent):
+        predicate = parent.predicate
+    return _dask_filter_below_cast(self, parent, predicate)
+
+
+_RuleUp: TypeAlias = Callable[[Any, Any, Any], dx.Expr | None]
+
+
+def _projects_frames(simplify_up: _RuleUp) -> _RuleUp:
+    """Push projections as frames, together with the columns that the operation uses."""
+
+    def push_projection(self: Any, parent: dx.Expr, dependents: Any) -> dx.Expr | None:
+        used: Any = None
+        if isinstance(self, (dx.NLargest, dx.Query)):
+            if isinstance(parent, dx.Projection) or (
+                isinstance(parent, dx.Index) and is_dependent(parent, self, dependents)
+            ):
+                used = COLUMNS_USED[type(self)](self)
+        elif self._projection_passthrough and isinstance(parent, dx.Projection):
+            used = []
+        if used is None or self.ndim < 2 or not _is_ours(self):
+            return simplify_up(self, parent, dependents)
+        wanted = dx.determine_column_projection(self, parent, dependents, list(used))
+        wanted = wanted if isinstance(wanted, list) else [wanted]
+        columns = [column for column in self.frame.columns if column in wanted]
+        if columns == self.frame.columns:
+            return None
+        return type(parent)(
+            type(self)(self.frame[columns], *self.operands[1:]), *parent.operands[1:]
+        )
+
+    return push_projection
+
+
+def _is_ours(expr: dx.Expr) -> bool:
+    """True for a query with our expressions or a persisted frame, unless it is optimized."""
+    nodes = list(expr.walk())
+    fused = any(isinstance(node, dx.Fused) for node in nodes)
+    return not fused and any(isinstance(node, (ImageNode, dx.FromGraph)) for node in nodes)
+
+
+_ARROW = pd.ArrowDtype(pa.bool_())
+
+_RuleDown: TypeAlias = Callable[[Any], dx.Expr | None]
+
+
+def _install_mask_rules() -> None:
+    """Swap operands of mixed dtypes, if this pandas needs it."""
+    try:
+        pd.array([True], "boolean") & pd.array([None], _ARROW)
+    except TypeError:
+        for operation in (dx.And, dx.Or, dx.XOr):
+            operation._simplify_down = _arrow_first(operation._simplify_down)
+
+
+def _arrow_first(simplify_down: _RuleDown) -> _RuleDown:
+    """Add the swap before Dask's own rule."""
+
+    def simplify_mask(self: dx.Binop) -> dx.Expr | None:
+        left, right = _dtype(self.left), _dtype(self.right)
+        if isinstance(left, pd.BooleanDtype) and right == _ARROW and _is_ours(self):
+            return dx.AsType(type(self)(self.right, self.left), left)
+        return simplify_down(self)
+
+    return simplify_mask
+
+
+def _dtype(operand: Any) -> Any:
+    series = isinstance(operand, dx.Expr) and operand.ndim == 1
+    return operand._meta.dtype if series else None

@@ -1,0 +1,147 @@
+"""Queries that Dask's own rules answer wrongly or not at all have the answers of pandas."""
+
+from __future__ import annotations
+
+import dask
+import pandas as pd
+import pytest
+from counted import work  # noqa: F401
+
+import dask_image_ingest as dii
+
+
+@pytest.fixture(scope="module")
+def ddf(shards):
+    return dii.read_webdataset_images(shards, backend="pandas", size=8)
+
+
+@pytest.fixture(scope="module")
+def rows(ddf):
+    return ddf.compute(scheduler="synchronous")
+
+
+@pytest.fixture(autouse=True)
+def scheduler():
+    with dask.config.set(scheduler="synchronous"):
+        yield
+
+
+MASKS = {
+    "astype": lambda d: (d.height > 150).astype(bool),
+    "astype of an extension type": lambda d: (d.height > 150).astype("boolean"),
+    "astype of numbers": lambda d: d.cls.astype(bool),
+    "rename": lambda d: (d.height > 150).rename("tall"),
+    "isin": lambda d: d.cls.isin([1, 2]).astype(bool),
+    "fillna": lambda d: (d.height > 150).fillna(False).astype(bool),
+    "where": lambda d: (d.height > 150).where(d.cls > 0, False).astype(bool),
+    "clip": lambda d: d.cls.clip(0, 1).astype(bool),
+    "not": lambda d: ~(d.height > 150).astype(bool),
+    "both": lambda d: (d.height > 150).astype(bool) & (d.cls > 0).astype(bool),
+    "copy": lambda d: (d.height > 150).copy(),
+    "rename_axis": lambda d: (d.height > 150).rename_axis("label"),
+    "to_frame": lambda d: (d.height > 150).to_frame().astype(bool)["height"],
+    "error": lambda d: d.error.isna().astype(bool),
+}
+
+FILTERED = {
+    "rows": lambda d, mask: d[mask],
+    "columns": lambda d, mask: d[mask][["__key__", "cls"]],
+    "a column": lambda d, mask: d[mask]["height"],
+    "of a column": lambda d, mask: d["height"][mask],
+    "assigned": lambda d, mask: d.assign(kept=mask)[mask],
+    "renamed": lambda d, mask: d.rename(columns={"cls": "label"})[mask],
+    "twice": lambda d, mask: d[mask].query("cls > 1"),
+    "loc": lambda d, mask: d.loc[mask],
+    "itself": lambda d, mask: mask[mask],
+}
+
+
+PAIRS = [*((mask, "rows") for mask in MASKS), *(("astype", filtered) for filtered in FILTERED)]
+
+
+@pytest.mark.parametrize(("mask", "filtered"), PAIRS)
+def test_a_mask_selects_the_rows_where_it_is_true_whatever_it_ends_with(mask, filtered, ddf, rows):
+    query = FILTERED[filtered](ddf, MASKS[mask](ddf))
+    expected = FILTERED[filtered](rows, MASKS[mask](rows))
+    assert len(query) == len(expected)
+    assert same(query.compute(), expected)
+
+
+@pytest.mark.parametrize("kind", ["persisted", "references"])
+def test_a_mask_of_a_frame_without_pixels(kind, ddf, rows, shards):
+    frame = dii.read_webdataset_images(shards, backend="pandas", decode=False)
+    if kind == "persisted":
+        frame = ddf.drop(columns=["image", "error"]).persist()
+    assert same(frame[(frame.height > 150).astype(bool)].compute(), rows[rows.height > 150])
+
+
+def same(got, expected):
+    """True for equal metadata and labels."""
+    if got.ndim == 1 or expected.ndim == 1:
+        return got.equals(expected)
+    shown = [name for name in got.columns if name not in ("image", "error")]
+    return got[shown].equals(expected[shown])
+
+
+def test_sums_of_a_mask_that_ends_in_astype_decode_nothing(ddf, rows, work):  # noqa: F811
+    mask = (ddf.height > 150).astype(bool)
+    assert ddf[mask].height.sum().compute() == rows[rows.height > 150].height.sum()
+    assert len(ddf[mask]) == (rows.height > 150).sum()
+    assert not work["decoded"]
+    assert len(ddf[mask].compute()) == work["decoded"]
+
+
+@pytest.mark.parametrize(
+    "query",
+    [
+        lambda d: (lambda e: e[e["half"] == 1])(half(d).astype({"half": "int64"})),
+        lambda d: (lambda s: s[s == 1])(half(d)["half"].astype("int64")),
+        lambda d: (lambda e: e[e.index.to_series() > 1])(d[d.cls > 1].reset_index(drop=True)),
+    ],
+    ids=["a frame", "a column", "labels"],
+)
+def test_a_mask_of_changed_values_is_no_mask_of_those_before(query, ddf):
+    table = ddf.drop(columns=["image", "error"])
+    expected = pd.concat(query(part.compute()) for part in table.partitions)
+    assert 0 < len(expected) < 24
+    assert query(table).compute().equals(expected)
+
+
+def half(frame):
+    return frame.assign(half=frame["cls"] / 2)
+
+
+BY_COLUMN = {
+    "nlargest": lambda d: d.nlargest(3, "nbytes"),
+    "nsmallest of two": lambda d: d.nsmallest(3, ["cls", "nbytes"]),
+    "head of sorted rows": lambda d: head(d.sort_values("nbytes"), 3),
+    "tail of sorted rows": lambda d: tail(d.sort_values(["cls", "nbytes"]), 3),
+    "fillna": lambda d: d.fillna({"txt": "none"}),
+    "replace": lambda d: d.replace({"cls": {1: 7}}),
+    "round": lambda d: half(d).round({"half": 0}),
+    "query": lambda d: d.query("nbytes > 20_000"),
+}
+
+
+def head(frame, n):
+    return frame.head(n) if isinstance(frame, pd.DataFrame) else frame.head(n, compute=False)
+
+
+def tail(frame, n):
+    return frame.tail(n) if isinstance(frame, pd.DataFrame) else frame.tail(n, compute=False)
+
+
+@pytest.mark.parametrize("operation", BY_COLUMN)
+def test_some_columns_of_an_operation_on_others(operation, ddf, rows):
+    expected = BY_COLUMN[operation](rows)
+    for columns in ("cls", ["cls"], ["__key__", "height"], ["nbytes"], "txt"):
+        got = BY_COLUMN[operation](ddf)[columns].compute()
+        assert got.equals(expected[columns]), columns
+
+
+def test_the_images_of_the_smallest_rows(ddf, rows, work):  # noqa: F811
+    smallest = ddf.nsmallest(3, "nbytes")
+    expected = [image.tolist() for image in rows.nsmallest(3, "nbytes").images.arrays()]
+    assert smallest.images.stack().compute().tolist() == expected
+    assert [i.tolist() for b in smallest.images.iter_batches(2) for i in b["image"]] == expected
+    assert work["decoded"] == 6
