@@ -159,7 +159,7 @@ def _operands(expr: Any) -> Iterator[tuple[str, Any]]:
 
 def _operand_text(expr: Any, name: str, value: Any, version: str | None) -> str:
     if isinstance(value, dx._DelayedExpr):
-        value = shared_value(value)
+        value = shared_value(value.obj)
     if name in _META_OPERANDS:
         # Without dtypes, which differ between backends.
         value = list(map(str, getattr(value, "columns", ()))) or str(getattr(value, "name", ""))

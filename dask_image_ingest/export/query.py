@@ -13,7 +13,7 @@ from dataclasses import replace
 from typing import Any
 
 from dask.base import tokenize
-from dask.delayed import DelayedLeaf
+from dask.delayed import Delayed, DelayedLeaf
 
 from dask_image_ingest import dask_internals as dx
 from dask_image_ingest.dask_internals import FrameBase, new_collection
@@ -197,8 +197,8 @@ def _operands(expr: Any) -> Iterator[Any]:
         if isinstance(step, (KeepsResults, dx.ReadParquet)):
             continue
         for value in step.operands:
-            if isinstance(step, dx._DelayedExpr):
-                yield shared_value(step)
+            if isinstance(value, Delayed):
+                yield shared_value(value)
             elif isinstance(value, Dataset):
                 yield value.options.decoding
             elif isinstance(step, ReadImageFiles) and value is step.files:
@@ -207,7 +207,7 @@ def _operands(expr: Any) -> Iterator[Any]:
                 yield value
 
 
-def shared_value(step: Any) -> Any:
+def shared_value(value: Delayed) -> Any:
     """The graph of a value that all partitions share, such as the values of ``isin``.
 
     Raises
@@ -215,9 +215,9 @@ def shared_value(step: Any) -> Any:
     FunctionError
         If it is computed by delayed functions.
     """
-    if not isinstance(step.obj, DelayedLeaf):
-        raise _no_stable_token(step)
-    return dict(step.obj.__dask_graph__())
+    if not isinstance(value, DelayedLeaf):
+        raise _no_stable_token(value)
+    return dict(value.__dask_graph__())
 
 
 def _no_stable_token(step: Any) -> FunctionError:
