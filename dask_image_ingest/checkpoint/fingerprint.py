@@ -19,7 +19,7 @@ from dask_image_ingest.checkpoint.lineage import shards_of, splits_of, with_spli
 from dask_image_ingest.checkpoint.partition_files import VersionedSplit, digest_of
 from dask_image_ingest.checkpoint.scan import ReadStored
 from dask_image_ingest.dask_internals import convert_legacy_graph, new_collection
-from dask_image_ingest.dataset import ImageDecode, ReadImageFiles, Scan
+from dask_image_ingest.dataset import ImageDecode, Scan
 from dask_image_ingest.decode import DecodeSpec
 from dask_image_ingest.errors import ArgumentError, FunctionError
 from dask_image_ingest.export import operation_name, shared_value
@@ -109,9 +109,7 @@ def fingerprint_query(expr: Any, version: str | None) -> FingerprintedQuery:
     steps: dict[str, QueryStep] = {}
     splits = splits_of(expr)
     _describe(expr, version, steps)
-    read = next(
-        node for node in expr.walk() if isinstance(node, (Scan, ReadImageFiles, ReadStored))
-    )
+    read = next(node for node in expr.walk() if isinstance(node, (Scan, ReadStored)))
     query = FingerprintedQuery(expr, tuple(steps.values()), tuple(splits), shards_of(read), version)
     shards = itertools.chain.from_iterable(query.shards)
     files = (file for shard in shards for file in filter(None, (shard, shard.sidecar)))
@@ -135,8 +133,6 @@ def _describe(expr: Any, version: str | None, steps: dict[str, QueryStep]) -> st
         texts = list(_read_operands(expr, version))
     elif isinstance(expr, ReadStored):
         texts = [",".join(expr.columns)]
-    elif isinstance(expr, ReadImageFiles):
-        texts = [",".join(expr.columns), expr.files.root, repr(expr.files.classes)]
     else:
         texts = [
             _describe(value, version, steps)
@@ -181,7 +177,7 @@ def _read_operands(expr: Scan, version: str | None) -> Iterator[str]:
         [(c.column, c.extension, str(c.type), c.path) for c in schema.components],
         [(c.column, c.name, str(c.type)) for c in schema.sidecar],
         _without_device(spec.options.decoding),
-        (spec.options.image, spec.options.is_table),
+        (spec.options.image, spec.options.is_table, spec.options.root, spec.options.classes),
         *(
             (image.column, image.extensions, _without_device(image.decoding))
             for image in spec.options.other_images

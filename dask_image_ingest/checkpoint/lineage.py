@@ -5,8 +5,7 @@ It is known if every step of the query works on single partitions. Any other que
 
 from __future__ import annotations
 
-import itertools
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -20,7 +19,6 @@ from dask_image_ingest.dataset import (
     Decode,
     ImageNode,
     Partition,
-    ReadImageFiles,
     Scan,
 )
 from dask_image_ingest.errors import ArgumentError
@@ -53,11 +51,7 @@ def _compute_splits(expr: Any, cache: dict[str, list[VersionedSplit]]) -> list[V
         if expr.operand("limit") is not None:
             raise _not_by_partition(expr)
         _refuse_partly_skipped(expr.dataset)
-        shards = {shard.url: shard for shard in expr.dataset.shards}
-        return [_versioned(expr.dataset.partitions[number], shards) for number in expr._partitions]
-    if isinstance(expr, ReadImageFiles):
-        splits = _file_splits(expr)
-        return [splits[number] for number in expr._partitions]
+        return [_versioned(expr.dataset.partitions[number]) for number in expr._partitions]
     if isinstance(expr, ReadStored):
         return [VersionedSplit((expr.stored.source(number),)) for number in expr._partitions]
     if isinstance(expr, dx.Partitions):
@@ -74,12 +68,6 @@ def _compute_splits(expr: Any, cache: dict[str, list[VersionedSplit]]) -> list[V
             "partition belongs to one shard. Checkpoint each frame, then combine the results"
         )
     return splits
-
-
-def _file_splits(read: ReadImageFiles) -> list[VersionedSplit]:
-    """The files of each partition; the number of the first tells equal lists of files apart."""
-    files, edges = read.files.files, read.files.edges
-    return [VersionedSplit(files[a:b], a) for a, b in itertools.pairwise(edges)]
 
 
 def _refuse_partly_skipped(dataset: Dataset) -> None:
@@ -120,9 +108,9 @@ def _not_by_partition(expr: Any) -> ArgumentError:
     )
 
 
-def _versioned(partition: Partition, shards: Mapping[str, Shard]) -> VersionedSplit:
+def _versioned(partition: Partition) -> VersionedSplit:
     first = partition[0]
-    return VersionedSplit(tuple(shards[s.url] for s in partition), first.part, first.parts)
+    return VersionedSplit(tuple(split.shard for split in partition), first.part, first.parts)
 
 
 def shards_of(read: Any) -> tuple[tuple[Shard, ...], ...]:
@@ -130,12 +118,8 @@ def shards_of(read: Any) -> tuple[tuple[Shard, ...], ...]:
 
     For a checkpoint, the stand-ins of its files.
     """
-    if isinstance(read, ReadImageFiles):
-        return tuple(split.shards for split in _file_splits(read))
     if isinstance(read, Scan):
-        shards = {shard.url: shard for shard in read.dataset.shards}
-        every = (_versioned(partition, shards).shards for partition in read.dataset.partitions)
-        return tuple(dict.fromkeys(every))
+        return tuple(dict.fromkeys(_versioned(each).shards for each in read.dataset.partitions))
     return tuple((read.stored.source(number),) for number in range(len(read.stored.parts)))
 
 
@@ -156,10 +140,6 @@ def _replace_splits(expr: Any, splits: Sequence[VersionedSplit], cache: dict[str
     if isinstance(expr, Scan):
         dataset = _dataset_with_splits(expr.dataset, splits)
         return expr.substitute_parameters({"dataset": dataset, "_partitions": None})
-    if isinstance(expr, ReadImageFiles):
-        file_splits = _file_splits(expr)
-        numbers = [file_splits.index(split) for split in splits]
-        return expr.substitute_parameters({"_partitions": numbers})
     if isinstance(expr, ReadStored):
         by_source = {expr.stored.source(number): number for number in range(len(expr.stored.parts))}
         numbers = [by_source[split.shards[0]] for split in splits]
@@ -172,10 +152,12 @@ def _replace_splits(expr: Any, splits: Sequence[VersionedSplit], cache: dict[str
 
 
 def _dataset_with_splits(dataset: Dataset, splits: Sequence[VersionedSplit]) -> Dataset:
-    # Any split of the shard, for its index and sidecar.
+    partitions_before = {_versioned(partition): partition for partition in dataset.partitions}
+    # Any split of the shard, for its index.
     by_url = {split.url: split for partition in dataset.partitions for split in partition}
     partitions = tuple(
-        tuple(replace(by_url[shard.url], part=s.part, parts=s.parts) for shard in s.shards)
+        partitions_before.get(s)
+        or tuple(replace(by_url[shard.url], part=s.part, parts=s.parts) for shard in s.shards)
         for s in splits
     )
     parts = [[(split.url, split.part, split.parts) for split in splits] for splits in partitions]

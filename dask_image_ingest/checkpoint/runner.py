@@ -187,6 +187,8 @@ class _Run:
             return {}
         graph, keys = self.query.tasks_of(list(missing.values()))
         read = next(iter(self.query.expr.find_operations(Scan)), None)
+        # Tasks check image files themselves, each as it is opened.
+        is_checked = read is not None and not read.dataset.are_numbered
         check_lock()
         context = _Context(
             self.output,
@@ -196,7 +198,7 @@ class _Run:
             skip=read is not None and read.dataset.options.shard_errors == "skip",
         )
         tasks = [
-            _Task(cull(graph, [key]), key, name, () if read is None else split.shards)
+            _Task(cull(graph, [key]), key, name, split.shards if is_checked else ())
             for key, (name, split) in zip(keys, missing.items(), strict=True)
         ]
         results = run(partial(_store, context=context), tasks, show)

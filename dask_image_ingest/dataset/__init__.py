@@ -22,7 +22,6 @@ from dask_image_ingest.dataset.late.decode import (
 )
 from dask_image_ingest.dataset.late.fetch import fetch_encoded
 from dask_image_ingest.dataset.late.fused import SHAPE_IN_NAME
-from dask_image_ingest.dataset.late.headers import HEADERS
 from dask_image_ingest.dataset.late.nodes import Decode, unfused
 from dask_image_ingest.dataset.late.references import (
     LOCATION_COLUMNS,
@@ -50,6 +49,7 @@ from dask_image_ingest.dataset.plan.nodes import (
 )
 from dask_image_ingest.dataset.plan.scan_node import (
     Dataset,
+    ReadImages,
     ReadParquetImages,
     ReadWebDataset,
     Scan,
@@ -61,6 +61,7 @@ from dask_image_ingest.dataset.scan.open_samples import take_cached_scan
 from dask_image_ingest.dataset.scan.partitioning import Partition
 from dask_image_ingest.dataset.scan.samples import SampleRows
 from dask_image_ingest.dataset.schema.columns import (
+    HEADERS,
     METADATA_COLUMNS,
     image_field,
     image_member,
@@ -68,7 +69,7 @@ from dask_image_ingest.dataset.schema.columns import (
 )
 from dask_image_ingest.dataset.schema.file_columns import with_sidecars
 from dask_image_ingest.dataset.schema.image_columns import ImageColumn, ImageMember
-from dask_image_ingest.dataset.sources.image_files import ReadImageFiles, read_images
+from dask_image_ingest.dataset.sources.image_files import read_images
 from dask_image_ingest.dataset.sources.parquet_images import read_parquet_images
 from dask_image_ingest.dataset.warning import warn_user
 
@@ -97,7 +98,7 @@ __all__ = [
     "Predicate",
     "PreservesRows",
     "Read",
-    "ReadImageFiles",
+    "ReadImages",
     "ReadOptions",
     "ReadParquetImages",
     "ReadWebDataset",

@@ -50,6 +50,8 @@ class ReadOptions:
     is_table, key
         Whether the shards are parquet files, whose columns ``image_extensions`` name; and their
         column of keys, or None to number the rows.
+    root, classes
+        The common root of image files, None for shards; and its folders that are classes.
     """
 
     image_extensions: tuple[str, ...]
@@ -64,6 +66,8 @@ class ReadOptions:
     image: str = "image"
     is_table: bool = False
     key: str | None = None
+    root: str | None = None
+    classes: tuple[str, ...] | None = None
 
     def get_backend(self) -> Backend:
         """The backend; imports its dataframe library."""

@@ -31,6 +31,7 @@ from dask_image_ingest.dataset.options import (
 )
 from dask_image_ingest.dataset.plan.scan_node import (
     Dataset,
+    ReadImages,
     ReadParquetImages,
     ReadWebDataset,
     Scan,
@@ -316,6 +317,7 @@ def read_of(
     """
     options, schema = dataset.options, dataset.schema
     kind: type[Scan] = ReadParquetImages if options.is_table else ReadWebDataset
+    kind = kind if options.root is None else ReadImages
     if not decode:
         return kind(dataset, columns, filters)
     by_error = not schema.errors.isdisjoint(columns_of(filters))

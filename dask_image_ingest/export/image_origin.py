@@ -13,7 +13,7 @@ from dask_image_ingest.dask_internals import FrameBase
 from dask_image_ingest.dataset import (
     Decode,
     KeepsResults,
-    ReadImageFiles,
+    ReadImages,
     ReadWebDataset,
     adds_references,
     field_of,
@@ -130,6 +130,8 @@ def _reference_origin(source: Any, name: Any, sample_reads: set[str]) -> ImageOr
         reads = _sample_reads(source.frame)
     if not reads <= sample_reads:
         return ImageOrigin(None, None)
+    if isinstance(source, ReadImages) and name != "image":
+        return ImageOrigin(None, None)  # a file of its own
     others = source.dataset.options.other_images if isinstance(source, ReadWebDataset) else ()
     extensions = next((other.extensions for other in others if other.column == name), ())
     return ImageOrigin(None, "image" if name == "image" else "other", extensions)
@@ -139,7 +141,7 @@ def _sample_reads(expr: Any) -> set[str]:
     """Names of the expressions that may make the columns ``__url__`` and ``offset``."""
     names = set()
     for source, _ in _sources(expr, ("__url__", "offset")):
-        reads = source.find_operations((ReadWebDataset, ReadImageFiles))
+        reads = source.find_operations((ReadWebDataset, ReadImages))
         names |= {source._name, *(read._name for read in reads)}
     return names
 

@@ -23,7 +23,7 @@ from dask_image_ingest.dataset import (
     Decode,
     KeepsResults,
     MapColumns,
-    ReadImageFiles,
+    ReadImages,
     ReadParquetImages,
     ReadWebDataset,
     Scan,
@@ -96,14 +96,13 @@ def operation_name(expr: Any) -> str:
         return "read_webdataset_images"
     if isinstance(expr, ReadParquetImages):
         return "read_parquet_images"
-    if isinstance(expr, ReadImageFiles):
+    if isinstance(expr, ReadImages):
         return "read_images"
     if isinstance(expr, Decode):
         below = expr.frame
         while isinstance(below, AppendsColumns):
             below = below.frame
-        is_read = isinstance(below, (Scan, ReadImageFiles))
-        return operation_name(below) if is_read else "decode_images"
+        return operation_name(below) if isinstance(below, Scan) else "decode_images"
     if isinstance(expr, MapBatches):
         return f"map_batches({expr.batch_map.function.name})"
     if isinstance(expr, MapColumns):
@@ -123,12 +122,8 @@ def _needs_options(url: str) -> bool:
 
 def _read(frame: Any) -> Iterator[tuple[Sequence[Shard], dict[str, Any] | None]]:
     """The shards and image files that a lazy frame reads, with their storage options."""
-    if not isinstance(frame, FrameBase):
-        return
-    for dataset in datasets_of(frame.expr):
+    for dataset in datasets_of(frame.expr) if isinstance(frame, FrameBase) else ():
         yield dataset.shards, dataset.options.storage_options
-    for read in frame.expr.find_operations(ReadImageFiles):
-        yield read.files.files, read.files.images.storage_options
 
 
 # Part of fingerprints that hold in this process only.
@@ -154,19 +149,13 @@ def frame_fingerprint(frame: Any, columns: Sequence[str], *more: Any) -> str:
 
 def _without_partitions(expr: Any) -> Any:
     """The same query, with reads whose tokens don't depend on their partitions."""
-    for read in expr.find_operations((Scan, ReadImageFiles)):
+    for read in expr.find_operations(Scan):
         if read.operand("_partitions") is not None:
             continue
-        if isinstance(read, Scan):
-            data, schema = read.dataset, read.dataset.schema
-            columns = str((schema.components, schema.sidecar))
-            token = tokenize(_versions(data.shards), columns, data.options)
-            parameters = {"dataset": replace(data, token=token)}
-        else:
-            files = read.files
-            options = (files.root, files.classes, files.images, files.has_error, files.backend)
-            token = tokenize(_versions(files.files), options)
-            parameters = {"files": replace(files, token=token)}
+        data, schema = read.dataset, read.dataset.schema
+        columns = str((schema.components, schema.sidecar))
+        token = tokenize(_versions(data.shards), columns, data.options)
+        parameters = {"dataset": replace(data, token=token)}
         expr = expr.substitute(read, read.substitute_parameters(parameters))
     return expr
 
@@ -201,8 +190,6 @@ def _operands(expr: Any) -> Iterator[Any]:
                 yield shared_value(value)
             elif isinstance(value, Dataset):
                 yield value.options.decoding
-            elif isinstance(step, ReadImageFiles) and value is step.files:
-                yield value.images.decoding
             elif not isinstance(value, dx.Expr):
                 yield value
 

@@ -21,7 +21,7 @@ from dask_image_ingest.dask_internals import FrameBase
 from dask_image_ingest.dataset import (
     LOCATION_COLUMNS,
     Decode,
-    ReadImageFiles,
+    ReadImages,
     ReadParquetImages,
     field_of,
     files_of_rows,
@@ -262,8 +262,9 @@ def _class_labels(frame: Any) -> dict[str, Any]:
     for column in frame.columns:
         for source, (name,) in value_sources(frame.expr, (column,)):
             feature = None
-            if isinstance(source, ReadImageFiles) and name == "label":
-                feature = {"_type": "ClassLabel", "names": list(source.files.classes or ())}
+            if isinstance(source, ReadImages) and name == "label":
+                names = source.dataset.options.classes or ()
+                feature = {"_type": "ClassLabel", "names": list(names)}
             elif isinstance(source, (ReadParquetImages, dx.ReadParquet)):
                 ours = isinstance(source, ReadParquetImages)
                 schema: Any = source.dataset.schema if ours else source._dataset_info["schema"]

@@ -5,7 +5,7 @@ decompressed bytes of each.
 """
 
 from dask_image_ingest.storage.listing import common_root, find_shards, folders_in, natural_order
-from dask_image_ingest.storage.open import open_late, open_shard
+from dask_image_ingest.storage.open import open_file, open_late, open_shard
 from dask_image_ingest.storage.output.lock import LOCK, RUN, acquire, begin_run, refuse_other_run
 from dask_image_ingest.storage.output.open import open_output
 from dask_image_ingest.storage.output.sources import refuse_sources
@@ -92,6 +92,7 @@ __all__ = [
     "is_web",
     "local_path",
     "natural_order",
+    "open_file",
     "open_late",
     "open_output",
     "open_parquet",

@@ -43,24 +43,29 @@ def open_shard(
         If the shard cannot be read, now or while it is open; if it has changed since it was listed,
         or, on leaving the context, since it was opened.
     """
+    with open_file(url, storage_options, listed) as stored, decompressed(stored, url) as content:
+        yield content
+
+
+@contextmanager
+def open_file(
+    url: str,
+    storage_options: dict[str, Any] | None = None,
+    listed: Shard | None = None,
+) -> Iterator[ByteReader]:
+    """Open a file as `open_shard` does, but never decompress it."""
     if is_pipe(url):
-        output = MemoryReader(memoryview(run_pipe(url, storage_options)))
-        with decompressed(output, url) as content:
-            yield content
+        yield MemoryReader(memoryview(run_pipe(url, storage_options)))
         return
     path = local_path(url)
     if path is None:
-        with (
-            open_remote(url, storage_options, listed) as stored,
-            decompressed(stored, url) as content,
-        ):
+        with open_remote(url, storage_options, listed) as content:
             yield content
         return
     with closing(LocalReader(path)) as file:
         if listed is not None and not file.is_version(listed):
             raise changed(listed, file.shard)
-        with decompressed(file, url) as content:
-            yield content
+        yield file
         file.refuse_changes()
 
 

@@ -15,7 +15,6 @@ from dask_image_ingest.dataset import (
     Decode,
     ImageDecode,
     MapColumns,
-    ReadImageFiles,
     add_references,
     datasets_of,
     decode_partition,
@@ -76,8 +75,6 @@ def _options_of_reads(frame: Any) -> tuple[dict[str, Any] | None, int | None]:
         return None, MAX_PIXELS
     for dataset in datasets_of(frame.expr):
         return dataset.options.storage_options, dataset.options.decoding.max_pixels
-    for read in frame.expr.find_operations(ReadImageFiles):
-        return read.files.images.storage_options, read.files.images.decoding.max_pixels
     return None, MAX_PIXELS
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-import hashlib
 import zlib
 from collections.abc import Iterator, Sequence
 from typing import Any
@@ -22,7 +21,7 @@ from dask_image_ingest.dataset.scan.decode_rows import (
     first_errors,
     slices_by_size,
 )
-from dask_image_ingest.dataset.schema.columns import METADATA_COLUMNS
+from dask_image_ingest.dataset.scan.file_rows import origin_of_key
 from dask_image_ingest.decode import Header, Origin, Pixels
 from dask_image_ingest.frames import ImageReference, as_references, backend_of
 
@@ -35,12 +34,10 @@ def decode_partition(
     images: Sequence[ImageDecode],
     keep: ErrorFilter = None,
     limit: int | None = None,
-    headers: Sequence[str] = (),
 ) -> Any:
     """Decode the references of a pandas or cuDF frame.
 
-    ``images``, ``keep`` and ``limit`` are as for `Decode`. ``headers`` are header columns to fill
-    (``height`` and the like), with a single image column only.
+    ``images``, ``keep`` and ``limit`` are as for `Decode`.
 
     Raises
     ------
@@ -49,10 +46,10 @@ def decode_partition(
     ImageDecodeError
         For the first image that can't be decoded, with ``errors="raise"``.
     """
-    return decode_first_rows(frame, functools.partial(_decode_frame, images, headers), keep, limit)
+    return decode_first_rows(frame, functools.partial(_decode_frame, images), keep, limit)
 
 
-def _decode_frame(images: Sequence[ImageDecode], headers: Sequence[str], frame: Any) -> Decoded:
+def _decode_frame(images: Sequence[ImageDecode], frame: Any) -> Decoded:
     encoded = [EncodedImages(frame, each) for each in images]
     nbytes = int(sum(each.nbytes.sum() for each in encoded if each.images.pixels))
     largest = backend_of(frame).largest_partition
@@ -62,7 +59,6 @@ def _decode_frame(images: Sequence[ImageDecode], headers: Sequence[str], frame: 
         decoded = each.decode(rows)
         errors.append(decoded.errors)
         frame = each.images.into(frame, decoded)
-        frame = with_headers(frame, headers, each.headers, each.sizes)
     return frame, first_errors(errors)
 
 
@@ -87,25 +83,6 @@ def reference_rows(references: pa.ChunkedArray) -> list[ImageReference | None]:
         ImageReference(**dict(zip(fields, values, strict=True))) if valid else None
         for valid, *values in zip(references.is_valid().to_pylist(), *fields.values(), strict=True)
     ]
-
-
-def with_headers(
-    frame: Any,
-    columns: Sequence[str],
-    headers: Sequence[Header],
-    sizes: Sequence[int | None],
-) -> Any:
-    """Set columns to values of each row's header; ``nbytes`` to its encoded size."""
-    backend = backend_of(frame)
-    for name in columns:
-        values = sizes if name == "nbytes" else [getattr(header, name) for header in headers]
-        rows = [row for row, value in enumerate(values) if value is not None]
-        type_ = METADATA_COLUMNS[name]
-        present: Any = [values[row] for row in rows]
-        if pa.types.is_integer(type_):
-            present = np.array(present, type_.to_pandas_dtype())
-        frame = backend.with_columns(frame, {name: (present, type_)}, rows)
-    return frame
 
 
 def field_of(references: pa.ChunkedArray, name: str) -> pa.ChunkedArray:
@@ -163,17 +140,6 @@ class EncodedImages:
         sizes = [images.decoding.nbytes(header) for header in self._headers]
         self.nbytes = np.array(sizes, np.int64)[self._indices]
 
-    @property
-    def headers(self) -> list[Header]:
-        """The header of each row's image."""
-        return [self._headers[index] for index in self._indices.tolist()]
-
-    @property
-    def sizes(self) -> list[int | None]:
-        """Encoded bytes of each row's image; None if unknown."""
-        sizes = [*(each.nbytes for each in self._references), None]
-        return [sizes[index] for index in self._indices.tolist()]
-
     def decode(self, rows: np.ndarray) -> Pixels:
         """Decode the images of the given rows, a repeated one once."""
         indices, first_rows = np.unique(self._indices[rows], return_index=True)
@@ -218,17 +184,12 @@ def _origin(reference: ImageReference | None) -> Origin:
     url, number, key = reference.url or "", reference.number, reference.key
     if number is None and (reference.bytes is not None or reference.offset == 0):
         # An image file, or encoded bytes without a shard.
-        where = f" of {url}" if url else ""
         if key is not None:
-            return Origin("", _digest(key), f"sample {key!r}{where}")
+            return origin_of_key(key, url)
         if reference.bytes is not None:
+            where = f" of {url}" if url else ""
             name = f"the image of {len(reference.bytes):,} bytes{where}"
             return Origin("", zlib.crc32(reference.bytes), name)
     offset = reference.offset or 0
     name = f"the image at byte {offset}" if key is None else f"sample {key!r}"
     return Origin(url, offset if number is None else number, name)
-
-
-def _digest(key: str) -> int:
-    data = key.encode("utf-8", "surrogateescape")
-    return int.from_bytes(hashlib.blake2b(data, digest_size=8).digest(), "little")

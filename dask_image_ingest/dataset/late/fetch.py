@@ -3,17 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
+from dask_image_ingest.dataset.scan.file_rows import for_each, missing_file
 from dask_image_ingest.dataset.scan.rows import NO_MEMBER
 from dask_image_ingest.decode import DecodeSpec, Header, read_header
+from dask_image_ingest.errors import ShardError, ShardNotFoundError
 from dask_image_ingest.frames import ImageReference
 from dask_image_ingest.storage import (
     ByteReader,
     Shard,
-    is_pipe,
-    local_path,
+    open_file,
     open_shard,
 )
 from dask_image_ingest.tar import (
@@ -29,9 +29,6 @@ from dask_image_ingest.tar import (
 
 # Reads an image from an open shard, given its offset and size.
 _Read = Callable[[ByteReader, tuple[int, int]], bytes | memoryview | Header]
-
-# Remote shards fetched concurrently.
-_REMOTE_AT_ONCE = 8
 
 
 def _no_image(why: str) -> Header:
@@ -133,17 +130,30 @@ def _visit(
         elif each.url and each.offset is None:
             results[row] = NO_MEMBER
 
-    def read_shard(url: str, rows: list[int]) -> None:
+    def read_shard(url: str) -> None:
         by_version: dict[Shard | None, list[int]] = {}
-        for row in rows:
+        for row in by_shard[url]:
             by_version.setdefault(_listed(references[row]), []).append(row)
         for listed, version_rows in by_version.items():
-            with open_shard(url, storage_options, listed) as content:
-                of_version = {row: references[row] for row in version_rows}
-                _read(content, url, of_version, results, read, longest)
+            of_version = {row: references[row] for row in version_rows}
+            if not all(map(_is_file, of_version.values())):
+                with open_shard(url, storage_options, listed) as content:
+                    _read(content, url, of_version, results, read, longest)
+                continue
+            try:
+                with open_file(url, storage_options, listed) as content:
+                    _read(content, url, of_version, results, read, longest)
+            except (ShardError, ShardNotFoundError) as error:
+                for row in version_rows:
+                    results[row] = missing_file(url, error)
 
-    _each_shard(by_shard, read_shard)
+    for_each(read_shard, by_shard, by_shard)
     return results
+
+
+def _is_file(reference: ImageReference) -> bool:
+    """True for an image file: no member of a tar begins at its first byte."""
+    return reference.offset == 0 and reference.number is None
 
 
 def _listed(reference: ImageReference) -> Shard | None:
@@ -178,15 +188,6 @@ def _read(
 
 def _is_inside(content: ByteReader, offset: int, size: int) -> bool:
     return offset >= 0 and size >= 0 and offset + size <= len(content)
-
-
-def _each_shard(rows: Mapping[str, list[int]], read: Any) -> None:
-    """Call ``read(url, rows)`` for each shard: concurrently for remote shards, else in turn."""
-    # The output of a pipe is held in memory as a whole: a second one at a time would double that.
-    remote = any(local_path(url) is None and not is_pipe(url) for url in rows)
-    with ThreadPoolExecutor(_REMOTE_AT_ONCE if remote else 1) as threads:
-        # Local shards would only compete for the disk.
-        list((threads.map if remote else map)(read, rows.keys(), rows.values()))
 
 
 class _Samples:

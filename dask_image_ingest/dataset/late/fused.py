@@ -17,6 +17,7 @@ from dask_image_ingest.dataset.plan.operators import ELEMENTWISE, ROW_WISE, is_r
 from dask_image_ingest.dataset.plan.scan_node import Scan
 from dask_image_ingest.dataset.scan.decode_rows import DecodeInRead, ErrorFilter, ImageDecode
 from dask_image_ingest.dataset.scan.task import read_partition
+from dask_image_ingest.dataset.schema.columns import HEADERS
 from dask_image_ingest.frames import backend_of
 
 #: Task names of a scan with images of one shape. After ``persist`` only the name is left to tell.
@@ -61,6 +62,17 @@ class Steps:
         del nodes[source._name]
         tasks = [node._task((name, 0), 0) for name, node in nodes.items()]
         return _FusedTask(dx.Task.fuse(*tasks), (source._name, 0))
+
+    @property
+    def passed_on(self) -> tuple[str, ...]:
+        """Header columns that these operations select at most; none if there are many images."""
+        nodes = list(self.expr.walk())
+        frames = [node for node in nodes if node.ndim == 2]
+        if not all(isinstance(node, (Rows, dx.Projection, dx.Filter)) for node in frames):
+            return ()
+        series = [node for node in nodes if isinstance(node, dx.Projection) and node.ndim == 1]
+        used = {name for node in series for name in node.columns}
+        return tuple(name for name in HEADERS if name not in used)
 
 
 @dataclass(frozen=True)
@@ -208,7 +220,10 @@ class ReadAndDecode(Scan):
     def _filtered_task(self, name: Any, index: int) -> dx.Task:
         decode, options = self.decode, self.dataset.options
         steps = None if decode.steps is None else decode.steps.function
-        task_decode = DecodeInRead(decode.images, decode.columns, decode.keep, decode.limit, steps)
+        passed_on = () if decode.steps is None or options.other_images else decode.steps.passed_on
+        task_decode = DecodeInRead(
+            decode.images, decode.columns, decode.keep, decode.limit, steps, passed_on
+        )
         # The decode's options override those of the scan.
         decodings = {each.image: each.decoding for each in decode.images}
         others = tuple(

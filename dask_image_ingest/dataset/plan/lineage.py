@@ -136,5 +136,5 @@ def shard_of_partition(expr: Any, number: int) -> str | None:
     reads = list(expr.find_operations(Scan))
     if len(reads) != 1 or reads[0].npartitions != expr.npartitions:
         return None
-    (url, *_), *others = reads[0].row_sources[number]
-    return None if others else url
+    splits = reads[0].dataset.partitions[reads[0]._partitions[number]]
+    return None if len(splits) > 1 else splits[0].url

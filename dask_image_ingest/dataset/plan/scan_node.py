@@ -64,14 +64,23 @@ class Dataset:
 
     __repr__ = __str__
 
+    @property
+    def are_numbered(self) -> bool:
+        """True for image files, whose rows are numbered across partitions."""
+        return self.options.root is not None
+
     @functools.cached_property
     def lengths(self) -> tuple[int | None, ...]:
         """The rows of each partition by the shards' indexes; None if unknown."""
+        if self.are_numbered:
+            return tuple(1 + files[-1].part - files[0].part for files in self.partitions)
         return tuple(map(known_rows, self.partitions))
 
-    @property
-    def divisions(self) -> tuple[None, ...]:
-        """Unknown: labels begin anew in each shard."""
+    @functools.cached_property
+    def divisions(self) -> tuple[int | None, ...]:
+        """Known for image files; labels begin anew in each shard."""
+        if self.are_numbered:
+            return (*(files[0].part for files in self.partitions), self.partitions[-1][-1].part)
         return (None,) * (len(self.partitions) + 1)
 
     @functools.cached_property
@@ -157,8 +166,10 @@ class Scan(Read):
         )
 
     @functools.cached_property
-    def row_sources(self) -> tuple[RowSource, ...]:
-        """The shards, or the part of one, that each partition reads."""
+    def row_sources(self) -> tuple[RowSource, ...] | None:
+        """The shards, or the part of one, that each partition reads; None if no label repeats."""
+        if self.dataset.are_numbered:
+            return None
         partitions = (self.dataset.partitions[number] for number in self._partitions)
         return tuple(tuple((s.url, s.part, s.parts) for s in splits) for splits in partitions)
 
@@ -211,3 +222,7 @@ class ReadWebDataset(Scan):
 
 class ReadParquetImages(Scan):
     """Scans parquet files of images."""
+
+
+class ReadImages(Scan):
+    """Scans image files."""

@@ -125,6 +125,8 @@ class DecodeInRead:
     steps
         Operations between scan and decode, as one function of a frame whose image columns hold row
         positions (int64); None if there are none.
+    passed_on
+        Header columns that the steps don't use: read with the images, for the remaining rows.
     """
 
     images: tuple[ImageDecode, ...]
@@ -132,6 +134,7 @@ class DecodeInRead:
     keep: ErrorFilter
     limit: int | None
     steps: Callable[[Any], Any] | None
+    passed_on: tuple[str, ...] = ()
 
 
 def decode_rows(

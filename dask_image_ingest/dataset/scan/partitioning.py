@@ -37,7 +37,7 @@ class ShardSplit(UrlHolder):
     """One of ``parts`` equal parts of a shard; ``part`` counts from 0.
 
     ``shard`` is the shard as it was listed: a task reads no other version of it or its sidecar.
-    ``index`` is its index file, or None.
+    ``index`` is its index file, or None. Of an image file, ``part`` is the number of its row.
     """
 
     shard: Shard
@@ -51,7 +51,7 @@ class ShardSplit(UrlHolder):
         return self.shard.url
 
 
-#: All that a task reads: part of a shard, or several whole ones.
+#: All that a task reads: part of a shard, or several whole ones, or image files.
 Partition: TypeAlias = tuple[ShardSplit, ...]
 
 

@@ -89,6 +89,9 @@ class ImageRows:
     def references(self) -> pa.StructArray:
         """A reference to the image of each row."""
 
+    def expect_images(self) -> None:
+        """Called before the headers of images that are all to be decoded."""
+
     def prefetch_images(self) -> None:
         """Prefetch the images of these rows."""
 

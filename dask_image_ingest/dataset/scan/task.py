@@ -24,6 +24,7 @@ from dask_image_ingest.dataset.scan.decode_rows import (
     filter_by_error,
     first_errors,
 )
+from dask_image_ingest.dataset.scan.file_rows import FileRows
 from dask_image_ingest.dataset.scan.open_samples import give_up, open_rows
 from dask_image_ingest.dataset.scan.parquet_columns import ParquetColumns
 from dask_image_ingest.dataset.scan.parquet_rows import ParquetRows
@@ -31,7 +32,12 @@ from dask_image_ingest.dataset.scan.partitioning import Partition, ShardSplit
 from dask_image_ingest.dataset.scan.rows import ImageRows
 from dask_image_ingest.dataset.scan.samples import SampleRows
 from dask_image_ingest.dataset.scan.sidecar import Sidecar, open_sidecar
-from dask_image_ingest.dataset.schema.columns import Component, FileColumn, image_field
+from dask_image_ingest.dataset.schema.columns import (
+    METADATA_COLUMNS,
+    Component,
+    FileColumn,
+    image_field,
+)
 from dask_image_ingest.dataset.warning import (
     warn_of_damage,
     warn_of_late_members,
@@ -108,8 +114,9 @@ def read_partition(partition: Partition, spec: ScanSpec, decode: DecodeInRead | 
     """
     refuse_other_version(spec.version)
     parts: dict[int, Any] = {}
-    for position, split in enumerate(partition):
-        rows, scanned = _read_split(split, spec, decode)
+    units = [partition] if spec.options.root is not None else [(split,) for split in partition]
+    for position, unit in enumerate(units):
+        rows, scanned = _read_unit(unit, spec, decode)
         if rows is None:
             continue
         parts[position] = rows
@@ -157,7 +164,11 @@ def _remaining(limit: int | None, rows: int) -> int | None:
 _Read: TypeAlias = tuple[Any, int]
 
 
-def _read_split(split: ShardSplit, spec: ScanSpec, decode: DecodeInRead | None) -> _Read:
+def _read_unit(unit: Partition, spec: ScanSpec, decode: DecodeInRead | None) -> _Read:
+    """Read the files of a partition of image files, or else its one split."""
+    if spec.options.root is not None:
+        return _read_rows(FileRows(unit, spec.options), spec, decode)
+    (split,) = unit
     try:
         return _read(split, spec, decode)
     except (ShardError, ShardNotFoundError) as error:
@@ -169,11 +180,13 @@ def _read_split(split: ShardSplit, spec: ScanSpec, decode: DecodeInRead | None) 
 
 def _no_rows(split: ShardSplit, spec: ScanSpec, decode: DecodeInRead | None) -> Any:
     """An empty frame of the right dtypes."""
+    if spec.options.root is not None:
+        return _frame(FileRows((), spec.options), spec, decode)
     with open_sidecar(None, spec.sidecar, None, False) as sidecar:
         empty = SampleRows(
             split.url, MemoryReader(b""), ShardIndex(), spec.options, spec.components, sidecar
         )
-        return _frame(split, empty, spec, decode)
+        return _frame(empty, spec, decode)
 
 
 def _read(split: ShardSplit, spec: ScanSpec, decode: DecodeInRead | None) -> _Read:
@@ -205,7 +218,8 @@ def _read_table(split: ShardSplit, spec: ScanSpec, decode: DecodeInRead | None) 
         columns = ParquetColumns(split.shard, spec.sidecar, storage_options, opened)
         if not columns.may_have(spec.filters):
             return None, 0
-        return _read_rows(split, ParquetRows(columns, spec.options), spec, decode)
+        rows = ParquetRows(columns, spec.options).part(split.part, split.parts)
+        return _read_rows(rows, spec, decode)
 
 
 def _read_shard(
@@ -225,17 +239,15 @@ def _read_shard(
     ) as rows:
         if not split.part:  # once per shard, not once per part
             _warn(rows, spec)
-        return _read_rows(split, rows, spec, decode)
+        return _read_rows(rows.part(split.part, split.parts), spec, decode)
 
 
-def _read_rows(
-    split: ShardSplit, rows: ImageRows, spec: ScanSpec, decode: DecodeInRead | None
-) -> _Read:
-    rows = rows.part(split.part, split.parts).keep(spec.filters)
+def _read_rows(rows: ImageRows, spec: ScanSpec, decode: DecodeInRead | None) -> _Read:
+    rows = rows.keep(spec.filters)
     rows = rows.take(range(len(rows))[: spec.limit])
     if not len(rows):
         return None, 0
-    return _frame(split, rows, spec, decode), len(rows)
+    return _frame(rows, spec, decode), len(rows)
 
 
 def _warn(rows: SampleRows, spec: ScanSpec) -> None:
@@ -245,15 +257,15 @@ def _warn(rows: SampleRows, spec: ScanSpec) -> None:
         warn_of_late_members(rows.url, rows.other_kinds(spec.known_extensions))
 
 
-def _frame(split: ShardSplit, rows: ImageRows, spec: ScanSpec, decode: DecodeInRead | None) -> Any:
+def _frame(rows: ImageRows, spec: ScanSpec, decode: DecodeInRead | None) -> Any:
     if decode is None:
         return _metadata(rows, spec, frozenset())
     decoded = frozenset(name for each in decode.images for name in each.columns)
     if decode.steps is None and decode.limit is None and decoded >= _decodable_columns(spec):
-        return filter_by_error(_decode_all(split, rows, spec, decode), decode.keep)
-    frame = _metadata(rows, spec, decoded).frame(spec)
+        return filter_by_error(_decode_all(rows, spec, decode), decode.keep)
+    frame = _metadata(rows, spec, decoded, decode.passed_on).frame(spec)
     frame = frame if decode.steps is None else decode.steps(frame)
-    decode_frame = functools.partial(_decode_positions, split, rows, spec, decode)
+    decode_frame = functools.partial(_decode_positions, rows, spec, decode)
     return decode_first_rows(frame, decode_frame, decode.keep, decode.limit)
 
 
@@ -269,9 +281,16 @@ def _error(image: str, spec: ScanSpec) -> str | None:
     return None if any(each.column == name for each in spec.sidecar) else name
 
 
-def _metadata(rows: ImageRows, spec: ScanSpec, decoded: frozenset[str]) -> Metadata:
-    """Rows without pixels: image columns hold references, or row positions if ``decoded`` next."""
-    placeholders: dict[str | None, Callable[[], pa.Array]] = {}
+def _metadata(
+    rows: ImageRows, spec: ScanSpec, decoded: frozenset[str], later: Sequence[str] = ()
+) -> Metadata:
+    """Rows without pixels: image columns hold references, or row positions if ``decoded`` next.
+
+    The header columns ``later`` are null.
+    """
+    placeholders: dict[str | None, Callable[[], pa.Array]] = {
+        name: functools.partial(pa.nulls, len(rows), METADATA_COLUMNS[name]) for name in later
+    }
     for image, image_rows in _images(rows, spec):
         # The only image column counts whatever its name: it may be renamed before the decode.
         is_next = image in decoded or (decoded and not spec.options.other_images)
@@ -292,15 +311,13 @@ def _images(rows: ImageRows, spec: ScanSpec) -> Iterator[tuple[str, ImageRows]]:
         yield member.column, rows.of(member)
 
 
-def _decode_all(
-    split: ShardSplit, rows: ImageRows, spec: ScanSpec, decode: DecodeInRead
-) -> Decoded:
+def _decode_all(rows: ImageRows, spec: ScanSpec, decode: DecodeInRead) -> Decoded:
     """Decode all rows, and make the table of metadata meanwhile."""
     decoded_here = {name for each in decode.images for name in each.columns}
     names = [name for name in spec.columns if name not in decoded_here]
     table = functools.cache(lambda: rows.table(names))
     pixels_per_image = _decode(
-        split, spec, [(each, _rows_of(each, rows, spec)) for each in decode.images], table
+        spec, [(each, _rows_of(each, rows, spec)) for each in decode.images], table
     )
     decoded = [*zip(decode.images, pixels_per_image, strict=True)]
     metadata = table()
@@ -329,31 +346,38 @@ def _reorder(frame: Any, decode: DecodeInRead) -> Any:
     return frame if list(frame.columns) == columns else frame[columns]
 
 
-def _decode_positions(
-    split: ShardSplit, rows: ImageRows, spec: ScanSpec, decode: DecodeInRead, frame: Any
-) -> Decoded:
+def _decode_positions(rows: ImageRows, spec: ScanSpec, decode: DecodeInRead, frame: Any) -> Decoded:
     """Decode the images of ``rows`` at the positions that the image columns of ``frame`` hold."""
     backend = spec.options.get_backend()
     image_rows = []
     for each in decode.images:
         positions = np.asarray(backend.host(backend.values(frame[each.image])), np.int64)
         image_rows.append((each, _rows_of(each, rows, spec).take(positions)))
-    decoded = _decode(split, spec, image_rows)
+    decoded = _decode(spec, image_rows)
     for each, pixels in zip(decode.images, decoded, strict=True):
         frame = each.into(frame, pixels)
+    for name in decode.passed_on:
+        if name in frame.columns:
+            column = image_rows[0][1].column(name)
+            present = column.drop_null()
+            values = present.to_pylist() if name == "format" else present.to_numpy()
+            with_value = np.flatnonzero(column.is_valid()).tolist()
+            frame = backend.with_columns(frame, {name: (values, column.type)}, with_value)
     return _reorder(frame, decode), first_errors([pixels.errors for pixels in decoded])
 
 
 def _decode(
-    split: ShardSplit,
     spec: ScanSpec,
     image_rows: Sequence[tuple[ImageDecode, ImageRows]],
     meanwhile: Callable[[], Any] | None = None,
 ) -> list[Pixels]:
     """Decode each image column, after a check that together they fit into a partition."""
     backend = spec.options.get_backend()
-    numbers = image_rows[0][1].numbers
-    what = f"samples {numbers[0]}-{numbers[-1]} of {split.url}" if len(numbers) else ""
+    first = image_rows[0][1]
+    numbers = first.numbers
+    what = f"samples {numbers[0]}-{numbers[-1]} of {first.url}" if len(numbers) else ""
+    for _, rows in image_rows:
+        rows.expect_images()
     sizes = (map(i.decoding.nbytes, rows.headers) for i, rows in image_rows if i.pixels)
     if len(image_rows) > 1:
         check_size(what, sum(map(sum, sizes)), backend.largest_partition)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence, Set
 from dataclasses import dataclass, field
 from types import MappingProxyType
-from typing import Any
+from typing import Any, Final
 
 import pyarrow as pa
 
@@ -28,6 +28,9 @@ METADATA_COLUMNS: dict[str, pa.DataType] = {
     "channels": pa.int32(),
     "error": pa.string(),
 }
+
+#: Columns with values from an image's header.
+HEADERS: Final = ("format", "height", "width", "channels")
 
 
 def image_field(image: str, name: str) -> str:

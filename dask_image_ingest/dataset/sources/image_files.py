@@ -5,217 +5,46 @@ from __future__ import annotations
 import functools
 import itertools
 import os
-from collections.abc import Callable, Iterator, Sequence, Set
-from dataclasses import dataclass
-from typing import Any, ClassVar, Final, Literal
+from collections.abc import Callable, Iterator, Mapping, Sequence, Set
+from dataclasses import replace
+from typing import Any, Final, Literal
 
-import numpy as np
-import pyarrow as pa
 from dask.base import tokenize
 
-from dask_image_ingest import dask_internals as dx
 from dask_image_ingest.arguments import shown
-from dask_image_ingest.dataset.late.fetch import fetch_headers
-from dask_image_ingest.dataset.late.headers import HEADERS, ReadHeaders
-from dask_image_ingest.dataset.late.nodes import Decode
-from dask_image_ingest.dataset.options import ErrorPolicy, checked_backend, refuse_decoding
-from dask_image_ingest.dataset.plan.nodes import Read
-from dask_image_ingest.dataset.scan.decode_rows import ImageDecode, error_filter
-from dask_image_ingest.dataset.scan.partitioning import parse_partition_size
-from dask_image_ingest.dataset.schema.columns import METADATA_COLUMNS
+from dask_image_ingest.dask_internals import new_collection
+from dask_image_ingest.dataset.filters import normalize_filters
+from dask_image_ingest.dataset.options import (
+    ErrorPolicy,
+    ReadOptions,
+    checked_backend,
+    refuse_decoding,
+)
+from dask_image_ingest.dataset.plan.scan_node import Dataset
+from dask_image_ingest.dataset.read import chosen_columns, fingerprint_of, read_of
+from dask_image_ingest.dataset.scan.file_rows import (
+    CLASS_COLUMNS,
+    MOST_ENCODED,
+    FileRows,
+    class_of,
+    extension_of,
+    key_of,
+)
+from dask_image_ingest.dataset.scan.partitioning import (
+    Partition,
+    ShardSplit,
+    parse_partition_size,
+)
+from dask_image_ingest.dataset.schema.columns import FileColumn, Schema
+from dask_image_ingest.dataset.schema.image_columns import ImageColumn, image_members
 from dask_image_ingest.dataset.warning import warn_user
 from dask_image_ingest.decode import MAX_PIXELS, Mode, Resize, make_decode_spec
 from dask_image_ingest.errors import ArgumentError, ShardError
-from dask_image_ingest.frames import (
-    REFERENCE,
-    BackendName,
-    ImageReference,
-    get_backend,
-    references_of_fields,
-)
 from dask_image_ingest.image_frame import ImageDataFrame
-from dask_image_ingest.passwords import without_passwords
-from dask_image_ingest.storage import (
-    FileKind,
-    Shard,
-    common_root,
-    find_shards,
-    folders_in,
-    is_web,
-)
+from dask_image_ingest.storage import FileKind, Shard, common_root, find_shards, folders_in
 from dask_image_ingest.tar import IMAGE_EXTENSIONS
 
-
-@dataclass(frozen=True, eq=False)
-class ImageFiles:
-    """The image files of a collection.
-
-    Attributes
-    ----------
-    files
-        The listed files, in the order of the rows.
-    edges
-        First row of each partition, then the number of rows.
-    root
-        The common root: a file's key is its path below it.
-    classes
-        Folders that are classes, in order; None without ``label="folder"``.
-    images
-        How images are decoded; with ``decode=False`` only used for headers.
-    has_error
-        Whether there is an error column, for a decode to fill.
-    backend
-        The name of the dataframe library.
-    token
-        Digest of all of this, with sizes and modification times of the files.
-    """
-
-    files: tuple[Shard, ...]
-    edges: tuple[int, ...]
-    root: str
-    classes: tuple[str, ...] | None
-    images: ImageDecode
-    has_error: bool
-    backend: BackendName
-    token: str
-
-    def __dask_tokenize__(self) -> str:
-        return self.token
-
-    def __str__(self) -> str:
-        return without_passwords(f"{len(self.files)} files below {self.root}")
-
-    __repr__ = __str__
-
-    @functools.cached_property
-    def types(self) -> dict[str, pa.DataType]:
-        """The columns, in order, with their Arrow types."""
-        types = {name: t for name, t in METADATA_COLUMNS.items() if name != "error"}
-        if self.has_error:
-            types["error"] = METADATA_COLUMNS["error"]
-        if self.classes is not None:
-            types |= {"label": pa.int64(), "class_name": pa.string()}
-        return types | {"image": REFERENCE}
-
-    @functools.cached_property
-    def meta(self) -> Any:
-        """An empty frame with these columns."""
-        return get_backend(self.backend).meta(self.types)
-
-    @property
-    def divisions(self) -> tuple[int, ...]:
-        """Known: rows are numbered across partitions."""
-        return (*self.edges[:-1], self.edges[-1] - 1)
-
-    @property
-    def lengths(self) -> list[int]:
-        """Number of files of each partition."""
-        return [stop - start for start, stop in itertools.pairwise(self.edges)]
-
-    def part(self, number: int) -> FileGroup:
-        """The files of one partition."""
-        start, stop = self.edges[number : number + 2]
-        return FileGroup(self.files[start:stop], start, self.root, self.classes, self.backend)
-
-
-@dataclass(frozen=True)
-class FileGroup:
-    """The files of one partition, as its task carries them; ``first`` is its first row number."""
-
-    files: tuple[Shard, ...]
-    first: int
-    root: str
-    classes: tuple[str, ...] | None
-    backend: BackendName
-
-    def frame(self, types: dict[str, pa.DataType]) -> Any:
-        """A row per file, without opening any: header columns are null."""
-        count = len(self.files)
-        table = pa.table({"": pa.nulls(count)}).select([])
-        for name, type_ in types.items():
-            table = table.append_column(name, self._column(name, type_))
-        return get_backend(self.backend).frame(
-            table, np.arange(self.first, self.first + count), None
-        )
-
-    def _column(self, name: str, type_: pa.DataType) -> pa.Array:
-        if name == "image":
-            return self._references()
-        if name == "__key__":
-            return pa.array([key_of(file.url, self.root) for file in self.files], type_)
-        if name == "__url__":
-            return pa.array([file.url for file in self.files], type_)
-        if name == "offset":
-            return pa.array(np.zeros(len(self.files), np.int64))
-        if name == "nbytes":
-            return pa.array([file.size for file in self.files], type_)
-        if name in ("label", "class_name"):
-            numbers = {folder: number for number, folder in enumerate(self.classes or ())}
-            folders = [class_of(file.url, self.root) for file in self.files]
-            labels = [None if each is None else numbers[each] for each in folders]
-            return pa.array(labels if name == "label" else folders, type_)
-        return pa.nulls(len(self.files), type_)
-
-    def _references(self) -> pa.StructArray:
-        fields = {
-            "url": self._column("__url__", pa.string()),
-            "shard_size": self._column("nbytes", pa.int64()),
-            "version": pa.array([file.version for file in self.files], pa.string()),
-            "key": self._column("__key__", pa.string()),
-            "offset": self._column("offset", pa.int64()),
-            "nbytes": self._column("nbytes", pa.int64()),
-        }
-        return references_of_fields(len(self.files), fields)
-
-
-def key_of(url: str, root: str) -> str:
-    """The path of a file below the root, without its suffix."""
-    path = url.removeprefix(root).lstrip("/")
-    if is_web(url):
-        path = path.partition("?")[0]
-    folder, slash, name = path.rpartition("/")
-    stem, dot, _ = name.rpartition(".")
-    return f"{folder}{slash}{stem if dot and stem else name}"
-
-
-def class_of(url: str, root: str) -> str | None:
-    """The folder directly below the root that contains a file; None if there is none."""
-    folder, slash, _ = key_of(url, root).partition("/")
-    return folder if slash else None
-
-
-def _read(group: FileGroup, types: dict[str, pa.DataType]) -> Any:
-    return group.frame(types)
-
-
-class ReadImageFiles(Read):
-    """Rows of image files, with references in place of images; opens no file."""
-
-    _parameters: ClassVar = ["files", "columns", "_partitions"]
-
-    files: ImageFiles
-
-    @property
-    def files_read(self) -> Iterator[str]:
-        """The files."""
-        return (file.url for file in self.files.files)
-
-    @property
-    def first_url(self) -> str:
-        """The first of the files."""
-        return self.files.files[0].url
-
-    def _filtered_task(self, name: Any, index: int) -> dx.Task:
-        types = {name: self.files.types[name] for name in self.columns}
-        return dx.Task(name, _read, self.files.part(index), types, _data_producer=True)
-
-
-_IMAGES: Final = FileKind(
-    "image file",
-    tuple(f".{extension}" for extension in IMAGE_EXTENSIONS.split(";")),
-    hidden=(".",),
-    single=True,
-)
+_IMAGES: Final = FileKind("image file", (), hidden=(".",), single=True)
 
 # Files of a partition at most, however small: a second of work or less.
 _MOST_FILES = 256
@@ -226,7 +55,11 @@ _SAMPLED_HEADERS = 8
 
 def read_images(
     paths: str | os.PathLike[str] | Sequence[str | os.PathLike[str]],
+    columns: Sequence[str] | None = None,
+    filters: Sequence[Any] | None = None,
     *,
+    image: str | Sequence[str] = IMAGE_EXTENSIONS,
+    images: Mapping[str, str | ImageColumn] | None = None,
     label: Literal["folder"] | None = None,
     size: int | tuple[int, int] | None = None,
     resize: Resize = "stretch",
@@ -254,6 +87,17 @@ def read_images(
         ``.bmp``, ``.tif`` and the others of ``IMAGE_EXTENSIONS``. Left out, with a warning, are
         names that begin with ``.`` or are not UTF-8, links to nothing or back to a folder that they
         are in, pipes, sockets and devices, and folders that can't be listed.
+    columns, filters
+        As for :func:`read_webdataset_images`. Filters on keys, URLs, sizes and labels open no file.
+    image
+        Extensions that a search takes, separated by ``;``.
+    images
+        Several image columns instead of ``image=``: a mapping of names to extensions, or to an
+        :class:`ImageColumn` with options of its own. One is ``"image"``:
+        ``{"image": "jpg", "mask": ImageColumn("seg.png", mode="labels")}``. Files that differ in
+        these extensions alone, ``1.jpg`` and ``1.seg.png``, are one row; others are left out.
+        ``size``, ``resize`` and ``transform`` apply to all of them, ``mode`` to those given by
+        extensions alone.
     label
         ``"folder"``: columns ``label``, numbered as torchvision's ``ImageFolder`` does, and
         ``class_name``. The folders directly below the common root are the classes, sorted by name
@@ -263,7 +107,8 @@ def read_images(
         As for :func:`read_webdataset_images`.
     partition_size
         Decoded bytes that a partition may hold, for example ``"512 MiB"``; ``"auto"`` as for
-        :func:`read_webdataset_images`. No partition has more than 256 files, even with None.
+        :func:`read_webdataset_images`. No partition has more than 256 rows, or more than 32 MiB of
+        files if it has several, even with None.
     storage_options
         For the fsspec filesystem of remote paths.
     decode
@@ -277,15 +122,16 @@ def read_images(
         ``__url__`` (string), ``offset`` (int64: 0), ``nbytes`` (int64), ``format`` (string),
         ``height``, ``width``, ``channels`` (int32), ``error`` (string), ``label`` (int64) and
         ``class_name`` (string) with ``label="folder"``, and ``image``: struct<data: large_binary,
-        height, width, channels: int32>. The index numbers the files. The common root is the folder
+        height, width, channels: int32>. The index numbers the rows. The common root is the folder
         that is searched, or the deepest one that contains all files and all globs' fixed parts.
+        A file that is gone when it is read, or can't be read, is a row with an ``error``.
 
     Raises
     ------
     ShardNotFoundError
-        If a path matches nothing; later, if a file is gone.
+        If a path matches nothing.
     ShardError
-        If a path can't be listed, or a server sends no sizes; later, if a file can't be read or
+        If a path can't be listed, or a server sends no sizes; later, if a server fails, or a file
         has changed since it was listed.
     ArgumentError
         For arguments that are unknown or contradict each other; for ``label="folder"`` if no file
@@ -311,22 +157,24 @@ def read_images(
     (2, 64, 64, 3)
     """
     backend_ = checked_backend(backend, errors, storage_options, decode)
-    decoding = make_decode_spec(
-        device=backend_.device,
-        size=size,
-        resize=resize,
-        mode=mode,
-        transform=transform,
-        max_pixels=max_pixels,
+    if images is not None and image != IMAGE_EXTENSIONS:
+        raise ArgumentError("image= and images= both name the files: pass one of them")
+    extensions, decoding, others = image_members(
+        image,
+        images,
+        {"size": size, "resize": resize, "mode": mode, "transform": transform},
+        functools.partial(make_decode_spec, device=backend_.device, max_pixels=max_pixels),
     )
     if not decode:
-        refuse_decoding(decoding, errors)
-    images = ImageDecode("image", "error", decoding, errors, storage_options)
+        for each in (decoding, *(other.decoding for other in others)):
+            refuse_decoding(each, errors)
     if label not in (None, "folder"):
         raise ArgumentError(f"label={shown(label)}: pass 'folder', or None for no labels")
     largest = parse_partition_size(partition_size, backend_)
     paths = list(paths) if isinstance(paths, Iterator) else paths
-    files = find_shards(paths, storage_options, _IMAGES)
+    every = (*extensions, *(extension for other in others for extension in other.extensions))
+    kind = replace(_IMAGES, suffixes=tuple(f".{extension}" for extension in every))
+    files = find_shards(paths, storage_options, kind)
     unknown = next((file.url for file in files if file.size < 0), None)
     if unknown is not None:
         raise ShardError(
@@ -336,14 +184,31 @@ def read_images(
     root, is_searched = common_root(paths, (file.url for file in files))
     classes = None
     if label == "folder":
-        folders = folders_in(root, storage_options, _IMAGES) if is_searched else set()
+        folders = folders_in(root, storage_options, kind) if is_searched else set()
         classes = _classes(files, root, folders)
-    edges = _edges(files, images, largest)
-    listed = [(file.url, file.size, file.version) for file in files]
-    token = tokenize(listed, edges, root, classes, images, decode, backend_.name)
-    source = ImageFiles(tuple(files), edges, root, classes, images, decode, backend_.name, token)
-    rows = ReadHeaders(ReadImageFiles(source), "image", HEADERS, decoding, storage_options)
-    return dx.new_collection(Decode(rows, (images,), error_filter(errors)) if decode else rows)
+    options = ReadOptions(
+        image_extensions=extensions,
+        decoding=decoding,
+        errors=errors,
+        backend=backend_.name,
+        storage_options=storage_options,
+        other_images=others,
+        root=root,
+        classes=classes,
+    )
+    columns_of_class = () if classes is None else CLASS_COLUMNS.items()
+    schema = Schema(
+        (),
+        sidecar=tuple(FileColumn(name, name, type_) for name, type_ in columns_of_class),
+        images=("image", *(other.column for other in others)),
+    )
+    types = {n: t for n, t in schema.types.items() if decode or n not in schema.errors}
+    selected = chosen_columns(columns, types, decode)
+    filters_ = normalize_filters(filters, types)
+    partitions = _partitions(_rows(files, options, every), options, largest)
+    token = tokenize(fingerprint_of(files), options, [len(each) for each in partitions])
+    dataset = Dataset(partitions, tuple(files), schema, options, token)
+    return new_collection(read_of(dataset, selected, filters_, decode))
 
 
 def _classes(files: Sequence[Shard], root: str, folders: Set[str]) -> tuple[str, ...]:
@@ -365,25 +230,47 @@ def _classes(files: Sequence[Shard], root: str, folders: Set[str]) -> tuple[str,
     return tuple(sorted(folders | used))
 
 
-def _edges(files: Sequence[Shard], images: ImageDecode, largest: int | None) -> tuple[int, ...]:
-    """First row of each partition, then the number of rows."""
-    most = _MOST_FILES
-    if largest is not None:
-        most = max(1, min(most, largest // max(1, _decoded_bytes(files, images))))
-    # Equal counts, not equal sizes: files appended later don't change the partitions before them.
-    return (*range(0, len(files), most), len(files))
-
-
-def _decoded_bytes(files: Sequence[Shard], images: ImageDecode) -> int:
-    """Bytes that an image decodes to on average, judged by some headers."""
-    height, width, channels = images.decoding.shape
-    if height and width and channels:
-        return height * width * channels
-    some = sorted({len(files) * n // _SAMPLED_HEADERS for n in range(_SAMPLED_HEADERS)})
-    references = [
-        ImageReference(each.url, each.size, each.version, offset=0, nbytes=each.size)
-        for each in (files[n] for n in some)
+def _rows(
+    files: Sequence[Shard], options: ReadOptions, every: Sequence[str]
+) -> list[list[ShardSplit]]:
+    """The files of each row, in order: a file, or with several image columns those of a key."""
+    if not options.other_images:
+        return [[ShardSplit(file, number)] for number, file in enumerate(files)]
+    by_key: dict[str, list[Shard]] = {}
+    for file in files:
+        if extension_of(file.url, every):
+            by_key.setdefault(key_of(file.url, options.root or "", every), []).append(file)
+    if not by_key:
+        raise ArgumentError(f"images=: none of the files has an extension of {', '.join(every)}")
+    return [
+        [ShardSplit(file, number) for file in row] for number, row in enumerate(by_key.values())
     ]
-    headers = fetch_headers(references, images.decoding, images.storage_options)
-    sizes = [size for header in headers if (size := images.decoding.nbytes(header))]
-    return sum(sizes) // max(1, len(sizes))
+
+
+def _partitions(
+    rows: Sequence[list[ShardSplit]], options: ReadOptions, largest: int | None
+) -> tuple[Partition, ...]:
+    """Partitions of consecutive rows, with at most about `MOST_ENCODED` and ``largest`` bytes.
+
+    Each begins where the one before is full, so files appended later change none before them.
+    """
+    encoded = [sum(split.shard.size for split in row) for row in rows]
+    # Decoded bytes are judged by the headers of some rows: for each row and for each encoded byte.
+    some = sorted({len(rows) * n // _SAMPLED_HEADERS for n in range(_SAMPLED_HEADERS)})
+    most_rows, most_bytes = _MOST_FILES, MOST_ENCODED
+    height, width, channels = options.decoding.shape
+    if largest is not None and height and width and channels and not options.other_images:
+        most_rows = max(1, min(most_rows, largest // (height * width * channels)))
+    elif largest is not None:
+        sample = FileRows([split for row in some for split in rows[row]], options)
+        decoded = max(1, sample.decoded_bytes())
+        most_rows = max(1, min(most_rows, largest * len(some) // decoded))
+        most_bytes = min(most_bytes, largest * sum(encoded[row] for row in some) // decoded)
+    partitions: list[Partition] = []
+    start = nbytes = 0
+    for number, size in enumerate(encoded):
+        if number > start and (number - start == most_rows or nbytes + size > most_bytes):
+            partitions.append(tuple(itertools.chain.from_iterable(rows[start:number])))
+            start, nbytes = number, 0
+        nbytes += size
+    return (*partitions, tuple(itertools.chain.from_iterable(rows[start:])))

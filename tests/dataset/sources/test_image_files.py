@@ -1,7 +1,10 @@
 """Image files are rows of the frame that a read of shards gives, and no file is opened in vain."""
 
+import gzip
+import itertools
 import os
 import sys
+import tarfile
 from pathlib import Path
 
 import dask
@@ -12,6 +15,7 @@ from counted import work  # noqa: F401
 from PIL import Image, ImageOps
 
 import dask_image_ingest as dii
+from dask_image_ingest.dataset.scan import file_rows
 from dask_image_ingest.dataset.sources import image_files as module
 
 CLASSES = {"cat": 0, "dog": 1, "zebra": 2}  # as ImageFolder sorts them
@@ -70,8 +74,8 @@ def opened(folder):
     watching = False
 
 
-def read(paths, **options):
-    return dii.read_images(paths, backend="pandas", **options)
+def read(paths, *given, **options):
+    return dii.read_images(paths, *given, backend="pandas", **options)
 
 
 def test_a_row_for_each_file_with_the_pixels_of_pillow(folder):
@@ -232,17 +236,148 @@ def test_bad_files_are_dropped_or_raised(errors, folder):
             ddf.compute()
 
 
-def test_a_file_that_changes_or_goes_is_an_error(photos, tmp_path):
+def test_a_file_of_another_version_is_an_error(photos, tmp_path):
     path = tmp_path / "a" / "1.jpg"
     save(path, photos[0].encoded)
     ddf = read(tmp_path)
     save(path, photos[1].encoded)
-    with pytest.raises(dii.ShardError, match=r"1.jpg has changed"):
-        ddf.compute()
-    path.unlink()
-    with pytest.raises(dii.ShardNotFoundError, match=r"1.jpg"):
-        ddf.compute()
+    for changed in (ddf, ddf.sort_values("nbytes")):
+        with pytest.raises(dii.ShardError, match=r"1.jpg has changed"):
+            changed.compute()
     assert ddf["__key__"].compute().tolist() == ["a/1"]
+
+
+def gone(path):
+    path.unlink()
+
+
+def unreadable(path):
+    os.rename(path, path.with_suffix(".moved"))
+    path.mkdir()
+
+
+@pytest.mark.parametrize("spoil", [gone, unreadable])
+@pytest.mark.parametrize("step", [lambda ddf: ddf, lambda ddf: ddf.sort_values("nbytes")])
+def test_a_file_that_cannot_be_read_any_more_costs_its_row(step, spoil, photos, tmp_path):
+    for number in range(3):
+        save(tmp_path / f"{number}.jpg", photos[number].encoded)
+    null, drop, refuse = (read(tmp_path, size=16, errors=e) for e in ("null", "drop", "raise"))
+    spoil(tmp_path / "1.jpg")
+    frame = step(null).compute().set_index("__key__").sort_index()
+    assert frame.image.isna().tolist() == [False, True, False]
+    assert frame.error["1"].startswith("missing: the file ")
+    assert frame.error.isna().tolist() == [True, False, True]
+    assert frame.width.isna().tolist() == null.width.compute().isna().tolist()
+    assert len(step(drop).compute()) == 2
+    with pytest.raises(dii.ImageDecodeError, match=r"'1' of .*missing: the file"):
+        step(refuse).compute()
+
+
+def test_a_partition_holds_few_encoded_bytes(photos, tmp_path, monkeypatch):
+    for number, photo in enumerate(photos[:12]):
+        save(tmp_path / f"{number:02}.{photo.extension}", photo.encoded)
+    largest = max(len(photo.encoded) for photo in photos[:12])
+    monkeypatch.setattr(module, "MOST_ENCODED", largest)
+    ddf = read(tmp_path, size=8)
+    sizes = [part["nbytes"] for part in parts(ddf[["nbytes"]])]
+    assert len(sizes) > 3
+    assert max(map(sum, sizes)) <= largest
+    # One that is larger is alone, and as files are added the partitions before them stay.
+    monkeypatch.setattr(module, "MOST_ENCODED", largest - 1)
+    before = read(tmp_path, size=8).divisions
+    assert any(stop - start == 1 for start, stop in itertools.pairwise(before))
+    save(tmp_path / "99.jpg", photos[0].encoded)
+    assert read(tmp_path, size=8).divisions[: len(before) - 1] == before[:-1]
+
+
+def test_a_large_file_that_is_no_image_is_not_read(photos, tmp_path, monkeypatch):
+    save(tmp_path / "video.jpg", b"\0\0\0 ftypisom" + bytes(1_000_000))
+    save(tmp_path / "photo.jpg", photos[0].encoded)
+    monkeypatch.setattr(file_rows, "MOST_ENCODED", 1000)
+    read_bytes = []
+    pread = os.pread
+    monkeypatch.setattr(os, "pread", lambda *a: read_bytes.append(a[1]) or pread(*a))
+    frame = read(tmp_path).compute()
+    assert frame.error.isna().tolist() == [True, False]
+    assert sum(read_bytes) < 2 * len(photos[0].encoded) + 100_000
+
+
+def test_a_file_is_read_as_it_is_stored(photos, tmp_path):
+    save(tmp_path / "1.jpg", gzip.compress(photos[0].encoded))
+    for frame in (read(tmp_path), read(tmp_path).sort_values("nbytes")):
+        assert frame.compute().error[0].startswith("not-an-image")
+
+
+def test_columns_and_filters_are_those_of_the_other_reads(folder, opened, work):  # noqa: F811
+    whole = read(folder, label="folder", size=32).compute()
+    del opened[:]
+    frame = read(
+        folder,
+        ["image", "class_name", "width"],
+        [("label", "==", 1), ("width", ">", 100)],
+        label="folder",
+        size=32,
+    ).compute()
+    expected = whole[(whole.label == 1) & (whole.width > 100)]
+    pd.testing.assert_frame_equal(frame[["class_name", "width"]], expected[["class_name", "width"]])
+    for one, other in zip(frame.images.arrays(), expected.images.arrays(), strict=True):
+        assert np.array_equal(one, other) if other is not None else one is None
+    # Those of no other class were opened, for headers or for pixels.
+    assert {path.relative_to(folder).parts[0] for path in opened} == {"dog"}
+    with pytest.raises(dii.ArgumentError, match="the columns of the first shard are"):
+        read(folder, ["label"])
+
+
+def test_a_predicate_of_any_kind_leaves_the_other_files_closed(folder, opened, work):  # noqa: F811
+    ddf = read(folder, label="folder", size=32)
+    expected = ddf.compute()
+    expected = expected[expected["__key__"].str.startswith("cat")]
+    del opened[:]
+    made = ddf[ddf["__key__"].str.startswith("cat")].compute()
+    assert sorted(map(str, opened)) == sorted(expected["__url__"])
+    names = ["__key__", "format", "height", "width", "channels", "error", "label"]
+    pd.testing.assert_frame_equal(made[names], expected[names])
+    assert made.dtypes.equals(expected.dtypes)
+    del opened[:]
+    none = ddf[ddf["__key__"].str.startswith("none")].compute()
+    assert (len(none), opened) == (0, [])
+    assert none.dtypes.equals(expected.dtypes)
+
+
+def test_files_of_one_key_are_the_images_of_a_row(photos, tmp_path):
+    for number, photo in enumerate(photos[:6]):
+        path = tmp_path / "in" / f"{number % 2}" / f"{number}.{photo.extension}"
+        save(path, photo.encoded)
+        labels = Image.new("P", (9, 7), number)
+        labels.putpalette(bytes(range(256)) * 3)
+        if number != 3:
+            labels.save(path.with_name(f"{number}.Seg.png"))
+    save(tmp_path / "in" / "notes.png", b"another file")
+    images = {"image": "jpg;webp;png", "mask": dii.ImageColumn("seg.png", mode="labels")}
+    images["image"] = ";".join({photo.extension for photo in photos[:6]})
+    ddf = read(tmp_path / "in", images=images, label="folder")
+    ddf = ddf[ddf["__key__"] != "notes"]
+    frame = ddf.compute()
+    assert frame["__key__"].tolist() == ["0/0", "0/2", "0/4", "1/1", "1/3", "1/5"]
+    assert frame.label.tolist() == [0, 0, 0, 1, 1, 1]
+    masks = frame.images["mask"].arrays()
+    for key, mask, image in zip(frame["__key__"], masks, frame.images.arrays(), strict=True):
+        number = int(key[2])
+        assert image.shape == photos[number].pixels.shape
+        if number == 3:
+            assert mask is None
+        else:
+            assert (mask.shape, set(mask.flat)) == ((7, 9, 1), {number})
+    assert frame["mask.error"].tolist()[4] == "missing: the sample has no image member"
+    assert frame["mask.nbytes"].isna().sum() == 1
+    moved = ddf.sort_values("nbytes").compute().sort_index()
+    assert moved["mask.error"].tolist() == frame["mask.error"].tolist()
+    assert [a is None for a in moved.images["mask"].arrays()] == [a is None for a in masks]
+    dii.to_webdataset(ddf, tmp_path / "{shard}.tar", errors="drop")
+    with tarfile.open(tmp_path / "0.tar") as tar:
+        found = sorted(tar.extractfile(member).read() for member in tar)
+    stored = [path.read_bytes() for path in (tmp_path / "in").rglob("[0-9].*")]
+    assert found == sorted(stored)
 
 
 def test_references_survive_parquet_and_become_the_same_images(folder, tmp_path):
