@@ -53,6 +53,8 @@ def parsed(type_):
         ((2**31, 0), "list<list<float32>>"),
         ((10**12, 0, 3), "list<list<list<float32>>>"),
         ((1000, 10**9, 0), "list<list<list<float32>>>"),
+        ((0, 10**30), "list<list<float32>>"),
+        ((0, 2**62, 2**62), "list<list<list<float32>>>"),
     ],
 )
 def test_empty_lists_beyond_the_bytes_of_a_file_are_null_and_take_no_memory(tmp_path, shape, type_):
@@ -68,6 +70,24 @@ def test_empty_lists_beyond_the_bytes_of_a_file_are_null_and_take_no_memory(tmp_
     assert found.isna().tolist() == [True, False]
     assert pa.array(found)[1].as_py() == few.tolist()
     assert peak < 50e6
+
+
+@pytest.mark.parametrize(
+    "header",
+    [
+        b"{'descr': '<f4', 'fortran_order': True, 'shape': (2}",
+        b"{'descr': '<02', 'fortran_order': False, 'shape': (2, 03)}",
+        b"{'descr': '<f4', 'shape': " + b"-" * 900 + b"1}",
+        b"(" * 900,
+        b"{'descr': '<f4', 'fortran_order': False, 'shape': (1,)}" + b" " * 9000,
+        b"\n\x00'",
+    ],
+)
+def test_a_header_that_numpy_cannot_parse_is_null(tmp_path, header):
+    content = b"\x93NUMPY\1\0" + len(header).to_bytes(2, "little") + header + b"1234"
+    with pytest.warns(UserWarning, match="1 of 2 values of 'npy' are not list"):
+        found = column_of(tmp_path, [content, saved(np.ones(3, "f4"))], parsed("list<float32>"))
+    assert found.isna().tolist() == [True, False]
 
 
 @pytest.mark.rounds(10, nightly=300)

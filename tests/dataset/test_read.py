@@ -153,6 +153,24 @@ def test_a_picture_beside_the_image_that_comes_late_is_told_too(tmp_path, photos
     assert frame["format"].tolist() == ["jpeg", "jpeg", "png"]
 
 
+@pytest.mark.parametrize("name", ["k.{}.txt", "k{}.{}", "train/.{}.jpg"])
+def test_very_many_kinds_of_members_are_few_columns_and_the_warning_tells_what_a_key_is(
+    tmp_path, photos, name
+):
+    members = {name.format(number, number): b"x" for number in range(500)}
+    path = write_tar(tmp_path / "0.tar", {"a.jpg": photos[0].encoded, "a.txt": b"-"} | members)
+    with pytest.warns(UserWarning, match=r"kinds of members, of which the 64 .* first dot of the"):
+        ddf = read(path)
+    assert len(ddf.columns) == len(COLUMNS) - 3 + 64 + 1
+    assert "a" in ddf["__key__"].compute().tolist()
+
+
+def test_names_with_dots_are_told_that_a_key_ends_at_the_first_dot(tmp_path, photos):
+    path = write_tar(tmp_path / "0.tar", {"frame.0001.jpg": photos[0].encoded})
+    with pytest.warns(UserWarning, match=r"'name.0001.jpg' is the member '0001.jpg' of 'name'"):
+        read(path)
+
+
 def test_labels_that_are_no_integers_are_strings(tmp_path, photos):
     path = write_tar(tmp_path / "a.tar", {"a.jpg": photos[0].encoded, "a.cls": b"cat"})
     assert read(path).cls.compute().tolist() == ["cat"]

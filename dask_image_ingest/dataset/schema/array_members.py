@@ -5,7 +5,9 @@ from __future__ import annotations
 import io
 import math
 import operator
+import tokenize
 from collections.abc import Sequence
+from contextlib import suppress
 from itertools import accumulate
 
 import numpy as np
@@ -13,6 +15,22 @@ import pyarrow as pa
 from numpy.lib import format as npy
 
 from dask_image_ingest.frames import is_list, is_number
+
+# NumPy parses a header as a literal of Python. Those of plain arrays are shorter, and it takes a
+# second for some of 10,000 characters.
+_LONGEST_HEADER = 1024
+
+# What NumPy and Python's parser raise for invalid headers; the last one if they nest too deeply.
+_INVALID = (
+    ValueError,
+    LookupError,
+    TypeError,
+    SyntaxError,
+    ArithmeticError,
+    RecursionError,
+    tokenize.TokenError,
+    MemoryError,
+)
 
 _MAGIC, _ZIP = b"\x93NUMPY", b"PK\x03\x04"
 
@@ -99,14 +117,17 @@ def _array(content: bytes | None, depth: int, dtype: np.dtype) -> np.ndarray | N
     # Empty lists take no bytes in the file, but some in the column.
     if max(accumulate(shape[:-1], operator.mul), default=0) > len(content):
         return None
-    return np.frombuffer(data, stored).reshape(shape, order="F" if fortran else "C")
+    with suppress(*_INVALID):  # of a dimension that NumPy does not take, beside one of 0
+        return np.frombuffer(data, stored).reshape(shape, order="F" if fortran else "C")
+    return None
 
 
 def _header(file: io.BytesIO) -> tuple[tuple[int, ...], bool, np.dtype] | None:
     try:
         readers = {(1, 0): npy.read_array_header_1_0, (2, 0): npy.read_array_header_2_0}
-        header: tuple[tuple[int, ...], bool, np.dtype] = readers[npy.read_magic(file)](file)
-    except (ValueError, KeyError, TypeError, RecursionError):
+        read = readers[npy.read_magic(file)]
+        header: tuple[tuple[int, ...], bool, np.dtype] = read(file, max_header_size=_LONGEST_HEADER)
+    except _INVALID:
         return None
     return header
 
