@@ -63,12 +63,7 @@ from dask_image_ingest.decode.formats import (
 from dask_image_ingest.decode.formats.jpeg import without_jpeg_metadata
 from dask_image_ingest.decode.formats.pillow_image import NoColours
 from dask_image_ingest.decode.formats.png_webp import png_transparency, without_png_metadata
-from dask_image_ingest.decode.formats.tiff import (
-    MAX_SAMPLES,
-    TiffLayout,
-    read_layout,
-    read_samples,
-)
+from dask_image_ingest.decode.formats.tiff import TiffLayout, read_layout, read_samples
 from dask_image_ingest.decode.options import Mode
 from dask_image_ingest.storage import LazyBytes
 
@@ -205,12 +200,14 @@ def _converted(image: Image.Image, mode: Mode) -> np.ndarray:
 
 def _scaled(values: np.ndarray, maximum: int = 65535) -> np.ndarray:
     """Values of 0 to ``maximum``, or floats of 0 to 1, as bytes; others are clipped."""
-    if values.dtype.kind == "f":
-        return np.rint(np.clip(np.nan_to_num(values.astype(np.float32)), 0, 1) * 255).astype(
-            np.uint8
-        )
-    values = np.clip(values, 0, maximum).astype(np.uint32)
-    return ((values * 255 + maximum // 2) // maximum).astype(np.uint8)
+    scaled = np.empty(values.shape, np.uint8)
+    for row, out in zip(values, scaled, strict=True):  # without copies of the whole image
+        if row.dtype.kind == "f":
+            out[...] = np.rint(np.nan_to_num(np.clip(row, 0, 1)).astype(np.float32) * 255)
+        else:
+            clipped = np.clip(row, 0, maximum).astype(np.uint32)
+            out[...] = (clipped * 255 + maximum // 2) // maximum
+    return scaled
 
 
 def _is_white_zero(image: Image.Image) -> bool:
@@ -356,8 +353,6 @@ def _tiff_picture(values: np.ndarray, layout: TiffLayout) -> Image.Image:
 def _unsuitable(layout: TiffLayout, mode: Mode) -> str | None:
     """Reason why readable samples can't be labels, or raw values; None if they can."""
     bits = layout.bits[0]
-    if layout.samples > MAX_SAMPLES:
-        return f"{layout.samples} samples of a pixel, more than {MAX_SAMPLES}"
     if mode == "raw":
         if layout.is_signed:
             return "signed integers, which no column holds"

@@ -30,8 +30,8 @@ _FIRST_BATCH = {"cpu": 64, "gpu": BATCH_SIZE}
 # Size after a batch was refused: so the next bad image costs less.
 _SMALLEST_BATCH = 8
 
-# Share of a partition's images that a format needs to go to DALI, since one refused image costs
-# its batch. JPEG always goes to DALI: few are refused after `is_valid`.
+# Share of a partition's images that PNGs need to go to DALI, since one refused image costs its
+# batch. JPEG always goes to DALI: few are refused after `is_valid`.
 _MIN_FORMAT_SHARE = 0.5
 
 
@@ -79,11 +79,11 @@ class Schedule:
             self._max_bytes = self._stretched_bytes = batch_bytes(current_device())
         self._min_images = 2 * decode_threads()
         formats = Counter(header.format for header in headers if not header.needs_pillow)
-        common = {f for f, count in formats.items() if count >= _MIN_FORMAT_SHARE * formats.total()}
-        self._dali_formats: set[str | None] = {"jpeg", *common}
-        if decoding.mode == "L":
-            # DALI rounds the grey of a PNG down, Pillow to nearest: use one of them for every PNG.
-            self._dali_formats = {"jpeg"}
+        self._dali_formats: set[str | None] = {"jpeg"}
+        # DALI rounds the grey of a PNG down, Pillow to nearest: use one of them for every PNG.
+        if decoding.mode != "L" and formats["png"] >= _MIN_FORMAT_SHARE * formats.total():
+            # Never WebP: DALI shows parts of damaged ones, and Pillow refuses them.
+            self._dali_formats.add("png")
 
     def learn(self, refused: Iterable[int]) -> None:
         """Adapt to the rows that DALI refused in a batch.

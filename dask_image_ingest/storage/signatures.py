@@ -23,6 +23,7 @@ _IMAGE_SIGNATURES: Final = (
     (b"\0\0\x01\0", "ico"),
     (b"8BPS", "psd"),
     (b"qoif", "qoi"),
+    (b"P7\n", "pam"),
     (b"icns", "icns"),
     (b"DDS ", "dds"),
     (b"\xff\x0a", "jxl"),
@@ -31,7 +32,7 @@ _IMAGE_SIGNATURES: Final = (
 _BRANDS: Final = {b"avif": "avif", b"avis": "avif"} | dict.fromkeys(
     (b"heic", b"heix", b"hevc", b"hevx", b"heim", b"heis", b"mif1", b"msf1"), "heif"
 )
-_PNM: Final = re.compile(rb"P[1-7Ff]\s")
+_PNM: Final = re.compile(rb"P[1-6Ff]\s")
 _SVG: Final = re.compile(rb"(?:\xef\xbb\xbf)?\s*(?:<\?xml[^>]*>\s*)?<svg\b", re.IGNORECASE)
 
 _NON_IMAGE_SIGNATURES: Final = (

@@ -104,3 +104,20 @@ def test_metadata_change_no_pixel_alone_or_among_others(mode, rng):
             assert (pixels is None) == (wanted is None), name
             if wanted is not None:
                 np.testing.assert_array_equal(pixels, wanted, name)
+
+
+@pytest.mark.rounds(1, nightly=50)
+@pytest.mark.parametrize("name", ["webp-exif-3", "png-rgb-8", "png-palette-4-trns"])
+def test_a_damaged_image_has_one_fate_alone_and_among_others(name, rng):
+    damaged = []
+    for _ in range(30):
+        data = bytearray(images()[name])
+        data[rng.randrange(30, len(data))] = rng.randrange(256)
+        damaged.append(bytes(data))
+    photos = [images()["jpeg-420"] + bytes([number]) for number in range(60)]
+    among = decoded(damaged + photos, "RGB")[: len(damaged)]
+    kept = decoded(damaged, "RGBA")
+    for pixels, alone, alpha in zip(among, decoded(damaged, "RGB"), kept, strict=True):
+        assert (pixels is None) == (alone is None) == (alpha is None)
+        if pixels is not None:
+            np.testing.assert_array_equal(pixels, alone)

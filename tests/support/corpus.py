@@ -298,10 +298,13 @@ def _not_images() -> Iterator[tuple[str, bytes]]:
 def _unsupported() -> Iterator[tuple[str, bytes]]:
     yield "jpeg-12bit", rare_jpeg("jpeg-12bit")
     for name, marker in ("ls", 0xF7), ("hierarchical", 0xC5), ("hierarchical-first", 0xDE):
-        yield f"jpeg-{name}", images()["jpeg-grey"].replace(b"\xff\xc0", bytes((0xFF, marker)))
+        jpeg = images()["jpeg-grey"].replace(b"\xff\xc0", bytes((0xFF, marker)))
+        yield f"jpeg-{name}", jpeg
+        yield f"jpeg-{name}-tables", insert_after_soi(jpeg, jpeg_segment(0xF8, bytes(11)))
     yield "tiff-lab", save(picture("LAB"), "TIFF")
     yield "svg", b'<?xml version="1.0"?>\n<svg xmlns="http://www.w3.org/2000/svg"/>'
     yield "jxl", b"\xff\x0a\x88\0"
+    yield "pam", b"P7\nWIDTH 1\nHEIGHT 1\nDEPTH 1\nMAXVAL 255\nENDHDR\n\0"
     yield "heif", b"\0\0\0\x18ftypheic\0\0\0\0mif1heic" + bytes(100)
 
 

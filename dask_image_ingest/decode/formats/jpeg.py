@@ -83,8 +83,9 @@ def _body(data: LazyBytes, segment: _Segment) -> bytes:
 
 # --- header ---------------------------------------------------------------------------------------
 
-# Segments that don't determine the shape: tables, comments, application data except APP1 (EXIF).
-_NO_SHAPE: Final = frozenset((0xDB, 0xC4, 0xDD, 0xCC, 0xFE, 0xE0, *range(0xE2, 0xF0)))
+# Segments that don't determine the shape: tables (0xF8: of JPEG-LS), comments, application data
+# except APP1 (EXIF).
+_NO_SHAPE: Final = frozenset((0xDB, 0xC4, 0xDD, 0xCC, 0xF8, 0xFE, 0xE0, *range(0xE2, 0xF0)))
 _END: Final = b"\xff\xd9"
 
 

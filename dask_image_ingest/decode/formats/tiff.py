@@ -53,8 +53,8 @@ _BOUNDED: Final = (_UNCOMPRESSED, 5, 8, 32946, 32773, 34925, 50000)
 # Pixels of a tile, unless the image has half as many.
 _LARGEST_TILE: Final = 1 << 22
 
-#: Most samples of a pixel in mode raw.
-MAX_SAMPLES: Final = 4
+# Most samples of a pixel that tifffile reads.
+_MAX_SAMPLES: Final = 4
 
 
 @dataclass(frozen=True)
@@ -148,6 +148,8 @@ class TiffLayout:
             return "samples of several types"
         if kinds - {_UNSIGNED, _SIGNED, _FLOATS} or max(bits) > 64:
             return f"unknown samples of {max(bits)} bits"
+        if self.samples > _MAX_SAMPLES:
+            return f"{self.samples} samples of a pixel, more than {_MAX_SAMPLES}"
         if self.photometric > _PALETTE:
             return "samples that are neither grey, RGB nor indices of a palette"
         if self.compression not in _BOUNDED:
@@ -286,7 +288,7 @@ def read_samples(tiff: bytes) -> np.ndarray:
     with tifffile.TiffFile(io.BytesIO(tiff)) as file:
         # Planes, depth, height, width, samples of a plane.
         planes = file.pages.first.asarray(squeeze=False, maxworkers=1)[:, 0]
-    return np.concatenate(list(planes), axis=-1)
+    return np.concatenate(list(planes), axis=-1) if len(planes) > 1 else planes[0]
 
 
 def _directory(order: str, tags: dict[int, tuple[int, tuple[int, ...]]], start: int) -> bytes:
