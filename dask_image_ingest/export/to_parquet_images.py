@@ -132,6 +132,7 @@ def to_parquet_images(
     meta = frame if lazy is None else lazy._meta
     features = {} if lazy is None else _class_labels(lazy)
     pixels = image_columns(frame)
+    decoded: list[Any] = []
     if lazy is not None and pixels:
         columns = [name for name in lazy.columns if name != "error"]
         undecoded = references_of_images(lazy, columns, None)
@@ -146,6 +147,8 @@ def to_parquet_images(
     frame, meta = frame.drop(columns=left_out), meta.drop(columns=left_out)
     images = reference_columns(meta)
     if not images and not {*LOCATION_COLUMNS} <= {*meta.columns}:
+        if lazy is not None and decoded:
+            raise not_referenced(lazy, decoded[0])
         raise ArgumentError(
             f"the frame has neither references nor the columns {', '.join(LOCATION_COLUMNS)}, "
             "which say where each image is: pass a frame of read_webdataset_images(decode=False)"

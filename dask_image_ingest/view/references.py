@@ -116,6 +116,9 @@ def _below_decode(expr: dx.Expr) -> Referenced | None:
             return None
         rows, images = found
         return rows[[n for n in expr.columns if n in rows.columns]], images
+    if isinstance(expr, dx.Repartition):
+        found = _below_decode(expr.frame)
+        return found and (expr.substitute(expr.frame, found[0]), found[1])
     if isinstance(expr, dx.Concat):
         frames = [frame for frame in expr._frames if image_columns(frame._meta)]
         parts = [part for frame in frames if (part := _below_decode(frame)) is not None]

@@ -542,3 +542,17 @@ def test_a_sidecar_is_part_of_its_shard(folder, tmp_path):
     (tmp_path / "calls").unlink()
     assert stored()["score"].compute().tolist() == [1.0] * 8 + [2.0] * 8 + [1.0] * 8
     assert (tmp_path / "calls").read_text() == "called\n"
+
+
+@pytest.mark.parametrize("overwrite", [False, True])
+def test_a_folder_that_is_read_is_not_written_to(overwrite, shards, tmp_path):
+    table = dii.read_webdataset_images(shards[0], decode=False, backend="pandas")
+    dii.to_parquet_images(table[["__key__", "image"]], tmp_path / "in")
+    frame = dii.read_parquet_images(tmp_path / "in", decode=False, backend="pandas")
+    for path in (tmp_path / "in", f"file://{tmp_path}/in/", tmp_path):
+        with pytest.raises(ExportError, match=r"the frame reads .*, which lies in"):
+            dii.checkpoint(frame, path, overwrite=overwrite)
+    assert len(dii.read_parquet_images(tmp_path / "in")) == len(table)
+    dii.checkpoint(dii.checkpoint(frame, tmp_path / "one"), tmp_path / "two")
+    with pytest.raises(ExportError, match=r"the frame reads .*, which lies in"):
+        dii.checkpoint(dii.checkpoint(frame, tmp_path / "one"), tmp_path / "one", overwrite=True)

@@ -92,7 +92,7 @@ def test_rows_twice_without_an_image_are_refused_too(tmp_path):
     (tmp_path / "in.tar").write_bytes(tar({"a.jpg": b"a", "b.txt": b"b"}))
     lazy = dii.read_webdataset_images(tmp_path / "in.tar", backend="pandas")
     rows = lazy.drop(columns="image").compute()
-    with pytest.raises(ArgumentError, match=r"1 of 3 rows .* b of .*: repeated-row"):
+    with pytest.raises(ArgumentError, match=r"1 of 3 rows .* b of \S*in\.tar: repeated-row"):
         export(pd.concat([rows, rows[1:]]), tmp_path)
 
 

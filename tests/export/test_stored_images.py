@@ -299,3 +299,19 @@ def test_samples_without_locations_are_refused(shards, tmp_path):
     frame = dii.read_webdataset_images(shards, backend="pandas")
     with pytest.raises(ArgumentError, match=r"no column '__url__', 'offset'"):
         export(frame[["__key__", "image"]], tmp_path)
+
+
+@pytest.mark.parametrize(("least", "count"), [(0.9, []), (0.6, [3])])
+def test_partitions_of_parquet_that_a_filter_empties_are_no_error(least, count, parquet, tmp_path):
+    frame = dii.read_parquet_images(parquet, backend="pandas")
+    assert export(frame[frame["score"] > least], tmp_path)["samples"].tolist() == count
+
+
+def test_a_lazy_frame_of_made_images_is_written_as_the_computed_one_is(shards, tmp_path):
+    frame = dii.read_webdataset_images(shards[0], backend="pandas", size=8)
+    made = frame.images.map_batches(lambda x: x[:, ::-1], {"flip": "image"}, columns=["__key__"])
+    made = made[made["flip"].notnull()]
+    lazy = export(made, tmp_path / "lazy", members={"png": "flip"})
+    computed = export(made.compute(), tmp_path / "computed", members={"png": "flip"})
+    assert lazy["sha256"].tolist() == computed["sha256"].tolist()
+    assert lazy["samples"].sum() == len(made) > 0

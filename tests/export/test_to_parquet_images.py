@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import errno
 import io
 import json
+import os
 
 import datasets
 import numpy as np
@@ -224,3 +226,68 @@ def test_folders_become_classes(members, tmp_path):
     loaded = load(str(tmp_path / "o" / "*.parquet"), tmp_path)
     assert loaded.features["pet"] == datasets.ClassLabel(names=["cat", "dog"])
     assert loaded["pet"][:] == [0, 0, 1, 1]
+
+
+@pytest.mark.parametrize(("least", "files"), [(35, 1), (99, 1)])
+def test_a_partition_without_rows_is_no_file(least, files, references, members, tmp_path):
+    some = references[references["height"] > least][["__key__", "image"]]
+    dii.to_parquet_images(some, tmp_path / "out")
+    paths = sorted((tmp_path / "out").glob("*.parquet"))
+    assert [path.name for path in paths] == [f"part.{number}.parquet" for number in range(files)]
+    assert len(pq.read_table(tmp_path / "out")) == len(some) == max(0, 41 - least)
+    footers = [pq.read_metadata(path) for path in paths]
+    assert all(f.row_group(n).num_rows for f in footers for n in range(f.num_row_groups))
+    assert len(dii.read_parquet_images(tmp_path / "out")) == len(some)
+    if len(some):
+        assert len(load(str(tmp_path / "out" / "*.parquet"), tmp_path)) == len(some)
+
+
+def test_a_second_writer_is_refused(references, tmp_path):
+    out = tmp_path / "out"
+
+    def second(frame):
+        with pytest.raises(dii.ExportError, match=r"another run writes to .* \(process \d+ on"):
+            dii.to_parquet_images(references[["image"]], out, overwrite=True)
+        return frame
+
+    first = references[["__key__", "image"]].partitions[[0]]
+    dii.to_parquet_images(first.map_partitions(second, meta=first._meta), out)
+    assert len(pq.read_table(out)) == 6
+
+
+@pytest.mark.parametrize("had_one", [False, True])
+def test_a_full_disk_is_told_and_leaves_what_was_there(had_one, references, tmp_path, monkeypatch):
+    out, some = tmp_path / "out", references[["__key__", "image"]]
+    if had_one:
+        dii.to_parquet_images(some.partitions[[0]], out)
+
+    def full(descriptor):
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "fsync", full)
+        with pytest.raises(dii.ExportError, match=f"{out}.* cannot be written: No space left"):
+            dii.to_parquet_images(some, out, overwrite=True)
+    assert not had_one or len(pq.read_table(out)) == 6
+    assert not [path for path in out.glob("*") if "part" in path.name and not had_one]
+    dii.to_parquet_images(some, out, overwrite=True)
+    assert {path.name for path in out.iterdir()} == {
+        "part.0.parquet", "part.1.parquet", "_manifest.json",
+    }  # fmt: skip
+
+
+def test_partitions_are_joined_without_a_decode(paths, members, tmp_path, work):  # noqa: F811
+    images = {"image": "jpg", "mask": "seg.png"}
+    frame = dii.read_webdataset_images(paths, images=images, backend="pandas", size=8)
+    frame = frame[["__key__", "txt", "image", "mask"]].repartition(npartitions=1)
+    dii.to_parquet_images(frame, tmp_path / "out")
+    check(tmp_path / "out", members, [f"{number:03d}" for number in range(12)])
+    assert [path.name for path in (tmp_path / "out").glob("*.parquet")] == ["part.0.parquet"]
+    assert work["decoded"] == 0
+
+
+def test_a_step_after_the_decode_is_named(paths, tmp_path):
+    frame = dii.read_webdataset_images(paths, image="jpg", backend="pandas", size=8)
+    frame = frame[frame["image"].notnull()][["image"]]
+    with pytest.raises(dii.ArgumentError, match=r"'image' cannot be written: Filter comes after"):
+        dii.to_parquet_images(frame, tmp_path / "out")

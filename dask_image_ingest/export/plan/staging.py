@@ -205,7 +205,7 @@ def _stage_partition(frame: Any, context: ExportContext) -> pd.DataFrame:
         **{f"made:{name}": values for name, values in sizes.items()},
     }
     if not options.has_samples:
-        rows |= {"url": pa.array([""] * count), "offset": pa.nulls(count, pa.int64())}
+        rows |= {"url": pa.array([""] * count, pa.string()), "offset": pa.nulls(count, pa.int64())}
     rows["url"] = rows["url"].dictionary_encode()
     columns = table.select([])
     if options.sidecar:
