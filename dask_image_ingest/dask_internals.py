@@ -86,6 +86,7 @@ from dask.dataframe.dask_expr._indexing import (
     Loc,
     LocAlign,
     LocElement,
+    LocEmpty,
     LocList,
     LocSlice,
     LocUnknown,

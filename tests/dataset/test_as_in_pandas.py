@@ -8,6 +8,7 @@ import pytest
 from counted import work  # noqa: F401
 
 import dask_image_ingest as dii
+from dask_image_ingest.errors import ArgumentError
 
 
 @pytest.fixture(scope="module")
@@ -145,3 +146,32 @@ def test_the_images_of_the_smallest_rows(ddf, rows, work):  # noqa: F811
     assert smallest.images.stack().compute().tolist() == expected
     assert [i.tolist() for b in smallest.images.iter_batches(2) for i in b["image"]] == expected
     assert work["decoded"] == 6
+
+
+@pytest.mark.parametrize(
+    "query",
+    [
+        lambda d: d,
+        lambda d: d[d.height > 150],
+        lambda d: d.assign(area=d.height * d.width),
+        lambda d: d.images.map_batches(lambda x: [0.0] * len(x), {"score": "float32"}),
+    ],
+    ids=["read", "filter", "assign", "map_batches"],
+)
+def test_no_partitions_are_no_rows(query, ddf, work):  # noqa: F811
+    frame = query(ddf)
+    rest = frame.partitions[ddf.npartitions :]
+    assert (len(rest), len(rest.head()), rest["cls"].sum().compute()) == (0, 0, 0)
+    assert rest.compute().dtypes.equals(frame.dtypes)
+    assert len(rest[rest.height > 9].compute()) == 0
+    assert not work["walks"]
+
+
+def test_why_the_rows_of_a_transform_cannot_be_paired_is_told(ddf, rows):
+    table = ddf[["__key__", "cls", "height"]]
+    tallest = table.groupby("cls").height.transform("max", meta=("height", "int32[pyarrow]"))
+    with pytest.raises(ArgumentError, match=r"in other partitions, as after groupby\(\.\.\.\)\.tr"):
+        table.assign(tallest=tallest).compute()
+    merged = table.merge(table.groupby("cls").height.max().reset_index(), on="cls").compute()
+    expected = rows.groupby("cls").height.transform("max").set_axis(rows["__key__"])
+    assert merged.set_index("__key__").height_y.to_dict() == expected.to_dict()

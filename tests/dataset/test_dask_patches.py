@@ -17,6 +17,8 @@ REPLACED = [
     ("Expr", "_filter_passthrough_available"),
     ("AsType", "_filter_simplification"),
     ("Blockwise", "_simplify_up"),
+    ("Partitions", "_divisions"),
+    ("Partitions", "_simplify_down"),
     ("And", "_simplify_down"),
     ("Or", "_simplify_down"),
     ("XOr", "_simplify_down"),

@@ -141,6 +141,35 @@ def as_another_type(q: Query) -> str | None:
     return column and f"{a}.astype({{{column!r}: 'double[pyarrow]'}})"
 
 
+@step(1, portable=True)
+def other_values(q: Query) -> str | None:
+    a = q.frame()
+    text, number = q.column(a, "text"), q.column(a, "int")
+    changed = [f"'fillna', {{{text!r}: 'none'}}"] * bool(text)
+    changed += [f"'replace', {{{number!r}: {{1: 7}}}}"] * bool(number)
+    return f"change({a}, {q.rng.choice(changed)})" if changed else None
+
+
+@step(1, portable=True)
+def mask_as_another_type(q: Query) -> str | None:
+    a = q.frame()
+    predicate = q.predicate(a, 1)
+    end = q.rng.choice(["astype(bool)", "astype('boolean')", "rename('m')", "copy()"])
+    return predicate and f"select({a}, ({predicate}).fillna(False).{end})"
+
+
+@step(1)
+def optimized(q: Query) -> str | None:
+    return f"{q.frame()}.optimize(fuse=False)"
+
+
+@step(0.5)
+def largest(q: Query) -> str | None:
+    a = q.frame()
+    column = q.column(a, "int")
+    return column and f"extreme({a}, {q.rng.choice(['nlargest', 'nsmallest'])!r}, {column!r})"
+
+
 @step(0.5, portable=True)
 def without_nulls(q: Query) -> str | None:
     a = q.frame()
@@ -510,14 +539,6 @@ def counts(q: Query) -> str | None:
 def without_index(q: Query) -> str | None:
     # An end, since dask moves filters that follow below it, where they find other labels.
     return f"compute({q.names[-1]}.reset_index({q.rng.choice(['', 'drop=True'])}))"
-
-
-@end(0.5)
-def largest(q: Query) -> str | None:
-    # An end, since dask forgets the column whose largest values are wanted when others follow.
-    a = q.frame()
-    column = q.column(a, "int")
-    return column and f"compute({a}.nlargest(3, {column!r}))"
 
 
 @end(0 if "stack" in LEFT_OUT else 1)

@@ -20,6 +20,10 @@ def namespaces(source: Source) -> tuple[dict, dict, dict]:
     """What the names in a query stand for in each of its three runs."""
     lazy = {**WORDS, "d": source.lazy, "decode_images": decode, "map_batches": map_batches}
     plain = {**WORDS, "d": source.plain, "decode_images": plain_decode, "map_batches": plain_map}
+    # Dask's own rules answer these wrongly of frames in memory, too.
+    lazy |= {"select": lambda frame, mask: frame[mask], "change": change, "extreme": extreme}
+    plain |= {"select": lambda frame, mask: frame.loc[mask]}
+    plain |= {"change": plain_change, "extreme": plain_extreme}
     return lazy, plain, {**lazy, "d": source.whole}
 
 
@@ -56,6 +60,23 @@ def plain_decode(frame: Any, **options: Any) -> Any:
 
 def plain_map(frame: Any) -> Any:
     return new_collection(EachRow(frame.expr, map_batches, {}))
+
+
+def change(frame: Any, how: str, values: dict) -> Any:
+    return getattr(frame, how)(values)
+
+
+def plain_change(frame: Any, how: str, values: dict) -> Any:
+    return new_collection(EachRow(frame.expr, change, {"how": how, "values": values}))
+
+
+def extreme(frame: Any, how: str, column: str) -> Any:
+    return getattr(frame, how)(3, column)
+
+
+def plain_extreme(frame: Any, how: str, column: str) -> Any:
+    whole = frame.repartition(npartitions=1)
+    return new_collection(EachPartition(whole.expr, extreme, {"how": how, "column": column}))
 
 
 def first_two(part: Any) -> Any:

@@ -89,12 +89,12 @@ def _not_paired(labels: Sequence[_Labels]) -> ArgumentError:
         "Their rows can't be paired: labels begin anew in each shard, so rows with equal labels "
         "may be different samples. Merge the frames"
     )
-    if "moved" in labels:
+    if any(each is None or each == "moved" for each in labels):
         return ArgumentError(
-            "a frame is combined with one whose rows were moved to other partitions, as by "
+            "a frame is combined with one whose rows may be in other partitions, as after "
             f"groupby(...).transform, shuffle, sort_values or repartition. {why}: "
-            "ddf.merge(moved, on='__key__'), or one row of each group, "
-            "ddf.merge(ddf.groupby('cls').height.max().rename('tallest'), on='cls')"
+            "ddf.merge(other, on='__key__'), or with one row of each group, "
+            "ddf.merge(ddf.groupby('cls').height.max().reset_index(), on='cls')"
         )
     return ArgumentError(
         "two frames of different reads are combined, as in ddf[other.score > 0.5] or "

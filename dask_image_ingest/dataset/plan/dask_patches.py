@@ -11,6 +11,8 @@ Projections: Dask's ``nlargest`` and the head of sorted rows lose the column the
 Operations with a value for each column, such as ``fillna({"cls": 0})``, get a series instead of a
 frame. Below a ``query`` nothing is projected, so that all members of the samples are read.
 
+Partitions: ``ddf.partitions[1:]`` of one partition raises, or has rows of the first.
+
 Masks of mixed dtypes: ``str.contains`` and the like return ``boolean``, comparisons of Arrow
 columns ``bool[pyarrow]``. pandas (up to 3.1) computes ``arrow & boolean``, but ``boolean & arrow``
 raises a TypeError if there is a null. Dask merges two filters into one mask, so users can't choose
@@ -32,6 +34,8 @@ from dask_image_ingest.dataset.plan.operators import COLUMNS_USED
 
 _dask_passthrough = dx.Expr._filter_passthrough_available
 _dask_filter_below_cast = dx.AsType._filter_simplification
+_dask_partition_divisions = dx.Partitions._divisions
+_dask_partitions_down = dx.Partitions._simplify_down
 
 
 def install_patches() -> None:
@@ -40,6 +44,8 @@ def install_patches() -> None:
     dx.AsType._filter_simplification = _push_filter_below_cast
     for kind in (dx.Blockwise, dx.NLargest):
         kind._simplify_up = _projects_frames(kind._simplify_up)
+    dx.Partitions._divisions = _partition_divisions
+    dx.Partitions._simplify_down = _simplify_partitions
     _install_mask_rules()
 
 
@@ -91,6 +97,19 @@ def _projects_frames(simplify_up: _RuleUp) -> _RuleUp:
         )
 
     return push_projection
+
+
+def _partition_divisions(self: dx.Partitions) -> tuple[Any, ...]:
+    return (None, None) if _is_empty(self) else tuple(_dask_partition_divisions(self))
+
+
+def _simplify_partitions(self: dx.Partitions) -> dx.Expr | None:
+    """No partitions are one without rows."""
+    return dx.LocEmpty(self._meta, None) if _is_empty(self) else _dask_partitions_down(self)
+
+
+def _is_empty(partitions: dx.Partitions) -> bool:
+    return not len(partitions.partitions) and _is_ours(partitions)
 
 
 def _is_ours(expr: dx.Expr) -> bool:
