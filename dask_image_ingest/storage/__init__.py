@@ -24,7 +24,7 @@ from dask_image_ingest.storage.output.swap import (
     replacement_of,
     swap,
 )
-from dask_image_ingest.storage.parquet_file import ParquetSource, open_parquet
+from dask_image_ingest.storage.parquet_file import ParquetSource, Rows, open_parquet
 from dask_image_ingest.storage.patterns import (
     COMBINED_INDEX,
     INDEX_SUFFIX,
@@ -74,6 +74,7 @@ __all__ = [
     "OutputStore",
     "ParquetSource",
     "ReaderFile",
+    "Rows",
     "Shard",
     "acquire",
     "as_reader",

@@ -1,21 +1,45 @@
-"""Parquet files beside shards, local or remote: reads single columns of single row groups."""
+"""Parquet files, local or remote: reads rows of single columns."""
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, NamedTuple, TypeAlias
 
 import pyarrow as pa
+import pyarrow.compute as pc
 from pyarrow import parquet
 
 from dask_image_ingest.errors import ShardError
 from dask_image_ingest.storage.open import open_shard
-from dask_image_ingest.storage.reader import ByteReader, ReaderFile
+from dask_image_ingest.storage.parquet_pages import Page, PagesOnly, walk_pages
+from dask_image_ingest.storage.reader import ByteReader, LazyBytes, ReaderFile
 from dask_image_ingest.storage.shard import Shard
 
 # Bytes at the end of a file that hold most footers.
 _FOOTER = 64 << 10
+
+# A row group of more bytes is read by pages if most of its rows are not needed, with a buffer.
+_LARGE_GROUP, _BUFFER = 8 << 20, 64 << 10
+
+# Bytes that values which a dictionary repeats may take before they are measured; bytes of a read.
+_HARMLESS, _LARGEST = 64 << 20, 2 << 30
+
+# Bytes of a value by its type; texts and bytes take their length besides.
+_WIDTHS = {"BOOLEAN": 1, "INT32": 4, "FLOAT": 4, "INT96": 12, "INT64": 8, "DOUBLE": 8}
+_TEXT, _POINTER = "BYTE_ARRAY", 4
+
+# A leaf of a column in a row group: its number, first byte and metadata.
+_Leaf: TypeAlias = tuple[int, int, Any]
+
+
+class Rows(NamedTuple):
+    """Rows of a row group, from ``start`` to ``stop``."""
+
+    group: int
+    start: int
+    stop: int
 
 
 class ParquetSource:
@@ -51,35 +75,164 @@ class ParquetSource:
 
     def read(self, column: str, groups: Sequence[int]) -> pa.ChunkedArray:
         """Read a column of some row groups, concatenated in the given order."""
-        field = self.schema_arrow.field(column)
-        if not len(groups):
-            return pa.chunked_array([], field.type)
-        self._content.prefetch(self._ranges(column, groups))
-        with self._translated_errors():
-            table = self._file.read_row_groups(groups, columns=[column], use_threads=False)
-            # Select again: pyarrow takes "a" for "a.b", too, hence may have read more columns.
-            values = table.column(column)
-            values.validate(full=True)  # pyarrow does not check that strings are UTF-8
-        rows = sum(self.metadata.row_group(group).num_rows for group in groups)
-        if len(values) != rows:
-            # pyarrow skips pages with unknown headers.
-            raise ShardError(
-                f"{self.url} cannot be read as parquet: its column {column!r} has {len(values)} of "
-                f"{rows} values"
-            )
-        return values
+        sizes = (self.metadata.row_group(group).num_rows for group in groups)
+        arrays = self.read_rows(column, [*map(Rows, groups, itertools.repeat(0), sizes)])
+        return pa.chunked_array(arrays, self.schema_arrow.field(column).type)
 
-    def _ranges(self, column: str, groups: Sequence[int]) -> Iterator[tuple[int, int]]:
-        """Byte ranges of a column, with its nested ones, in some row groups."""
-        metadata = self.metadata
-        for group in groups:
-            row_group = metadata.row_group(group)
-            for number in range(row_group.num_columns):
-                chunk = row_group.column(number)
-                if f"{chunk.path_in_schema}.".startswith(f"{column}."):
-                    start = chunk.dictionary_page_offset or chunk.data_page_offset
-                    start = min(start, chunk.data_page_offset)
-                    yield start, start + chunk.total_compressed_size
+    def read_rows(
+        self, column: str, spans: Sequence[Rows], limit: int = _LARGEST, packed: bool = False
+    ) -> list[pa.Array]:
+        """Read some rows of a column, or of a field of a struct (``image.bytes``), in order.
+
+        A small file may unpack to any size. More than ``limit`` bytes are an error. If ``packed``,
+        large values that a dictionary repeats stay one value of a dictionary.
+        """
+        name = column if column in self.schema_arrow.names else column.rpartition(".")[0]
+        self._content.prefetch(
+            (start, start + chunk.total_compressed_size)
+            for span in spans
+            if not self._is_small_part(span)
+            for _, start, chunk in self._leaves(column, span.group)
+        )
+        chunks: list[pa.Array] = []
+        for span in spans:
+            with self._translated_errors():
+                # Select again: pyarrow takes "a" for "a.b", too, hence may have read more columns.
+                values = self._read(column, span, limit, packed).column(name)
+                values.validate(full=True)  # pyarrow does not check that strings are UTF-8
+            if len(values) != span.stop - span.start:
+                # pyarrow skips pages with unknown headers.
+                raise ShardError(
+                    f"{self.url} cannot be read as parquet: its column {name!r} has "
+                    f"{len(values)} of {span.stop - span.start} values"
+                )
+            chunks += values.chunks
+        return chunks
+
+    def _read(self, column: str, span: Rows, limit: int, packed: bool) -> pa.Table:
+        leaves = self._leaves(column, span.group)
+        pages = self._pages(leaves, span) if self._is_small_part(span) else []
+        rows = span.stop - span.start if pages else self.metadata.row_group(span.group).num_rows
+        stored = sum(
+            max(chunk.total_uncompressed_size, chunk.num_values * self._width(number))
+            for number, _, chunk in leaves
+        )
+        if pages:
+            stored = sum(page.unpacked for page in pages)
+        elif stored > limit:
+            raise self._too_large(column, limit)
+        repeating = [
+            chunk.path_in_schema
+            for number, _, chunk in leaves
+            if chunk.has_dictionary_page and chunk.physical_type == _TEXT
+        ]
+        if repeating and rows * stored > min(limit, _HARMLESS):
+            table = self._table(column, span, leaves, pages, repeating)
+            if packed:
+                return table
+            arrays = (chunk for values in table.columns for chunk in values.chunks)
+            if sum(map(unpacked_bytes, arrays)) > limit:
+                raise self._too_large(column, limit)
+        return self._table(column, span, leaves, pages, [])
+
+    def _table(
+        self,
+        column: str,
+        span: Rows,
+        leaves: Sequence[_Leaf],
+        pages: Sequence[Page],
+        packed: Sequence[str],
+    ) -> pa.Table:
+        """Rows of a row group, from its ``pages`` if there are any; ``packed``: as dictionaries."""
+        if not pages:
+            file = self._open(self._content, packed) if packed else self._file
+            table = file.read_row_groups([span.group], columns=[column], use_threads=False)
+            return table.slice(span.start, span.stop - span.start)
+        chunk_start, first = leaves[0][1], next(page for page in pages if not page.is_dictionary)
+        edge = pages[0].stop if pages[0].is_dictionary else chunk_start
+        self._content.prefetch((page.start, page.stop) for page in pages)
+        only = PagesOnly(self._content, edge, first.start, pages[-1].stop)
+        file = self._open(only, packed, buffer_size=_BUFFER)
+        at, parts = first.first_row, []
+        size = span.stop - span.start
+        # Not beyond the last page: what follows it is not there.
+        if at - (at - span.stop) // size * size > pages[-1].first_row + pages[-1].rows:
+            size = span.stop - at
+        for batch in file.iter_batches(
+            size, row_groups=[span.group], columns=[column], use_threads=False
+        ):
+            part = batch.slice(max(0, span.start - at), max(0, span.stop - max(at, span.start)))
+            parts += [part] * bool(len(part))
+            at += len(batch)
+            if at >= span.stop:
+                break
+        if not parts:
+            raise pa.ArrowInvalid("its pages have fewer rows than their headers say")
+        return pa.Table.from_batches(parts)
+
+    def _pages(self, leaves: Sequence[_Leaf], span: Rows) -> list[Page]:
+        """The pages with these rows, after that of the dictionary if they need it.
+
+        Empty if the rows can't be read by pages: columns of several leaves, or of lists.
+        """
+        if len(leaves) > 1 or self.metadata.schema.column(leaves[0][0]).max_repetition_level:
+            return []
+        _, start, chunk = leaves[0]
+        self._content.prefetch_scan()
+        pages: list[Page] = []
+        dictionary: list[Page] = []
+        try:
+            for page in walk_pages(self._content, start, start + chunk.total_compressed_size):
+                if page.is_dictionary:
+                    dictionary = [page]
+                elif page.first_row + page.rows > span.start:
+                    pages.append(page)
+                if page.first_row + page.rows >= span.stop:
+                    break
+        except ValueError:
+            return []  # a whole read tells what is damaged
+        return [*dictionary, *pages] if any(page.needs_dictionary for page in pages) else pages
+
+    def _is_small_part(self, span: Rows) -> bool:
+        """True if most of a large row group is not needed."""
+        group = self.metadata.row_group(span.group)
+        is_large = group.total_byte_size > _LARGE_GROUP
+        return is_large and 2 * (span.stop - span.start) < group.num_rows
+
+    def _leaves(self, column: str, group: int) -> list[_Leaf]:
+        """Number, first byte and metadata of each chunk of a column, with its nested ones."""
+        row_group = self.metadata.row_group(group)
+        chunks = ((number, row_group.column(number)) for number in range(row_group.num_columns))
+        return [
+            (number, min(chunk.dictionary_page_offset or first, first), chunk)
+            for number, chunk in chunks
+            if f"{chunk.path_in_schema}.".startswith(f"{column}.")
+            for first in [chunk.data_page_offset]
+        ]
+
+    def _width(self, number: int) -> int:
+        """Bytes of a value of a leaf, at least."""
+        leaf = self.metadata.schema.column(number)
+        fixed = leaf.physical_type == "FIXED_LEN_BYTE_ARRAY"
+        return int(leaf.length) if fixed else _WIDTHS.get(leaf.physical_type, _POINTER)
+
+    def _too_large(self, column: str, limit: int) -> ShardError:
+        return ShardError(
+            f"{self.url} has {len(self._content):,} bytes, and rows of its column {column!r} that "
+            f"are read together unpack to more than {limit:,}: leave the column out, write the "
+            "file again with smaller row groups, or give the worker more memory"
+        )
+
+    def _open(self, content: LazyBytes, packed: Sequence[str], **options: Any) -> Any:
+        """Open the file with the footer that was read."""
+        return parquet.ParquetFile(
+            pa.PythonFile(ReaderFile(content), "r"),
+            metadata=self.metadata,
+            read_dictionary=packed,
+            pre_buffer=False,
+            page_checksum_verification=True,
+            **options,
+        )
 
     @contextmanager
     def _translated_errors(self) -> Iterator[None]:
@@ -89,6 +242,18 @@ class ParquetSource:
             if isinstance(error, ShardError):
                 raise
             raise ShardError(f"{self.url} cannot be read as parquet: {error}") from error
+
+
+def unpacked_bytes(array: pa.Array) -> int:
+    """Bytes of an array if its dictionaries were unpacked."""
+    if pa.types.is_dictionary(array.type):
+        sizes = pc.binary_length(array.dictionary)
+        return int(pc.sum(sizes.take(array.indices)).as_py() or 0)
+    if pa.types.is_struct(array.type):
+        return sum(map(unpacked_bytes, array.flatten()))
+    if pa.types.is_nested(array.type):  # lists and maps
+        return unpacked_bytes(array.flatten() if hasattr(array, "flatten") else array.items)
+    return int(array.nbytes)
 
 
 @contextmanager

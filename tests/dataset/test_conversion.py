@@ -216,7 +216,7 @@ def test_text_that_is_not_utf8_is_null_and_counted(type_, tmp_path):
     }
     path = write_tar(tmp_path / "a.tar", members)
     ddf = read_quietly(path, components="infer" if type_ is None else {"txt": type_})
-    told = r"3 of 7 values of 'txt' are not string and became null, first that of 'b'"
+    told = r"3 of 7 values of 'txt' are not UTF-8 and became null, first that of 'b'"
     with pytest.warns(UserWarning, match=told):
         frame = ddf[["__key__", "txt"]].compute()
     assert frame["txt"].tolist() == ["Zürich", pd.NA, pd.NA, "", pd.NA, "\ufffd", pd.NA]

@@ -84,7 +84,7 @@ def work(monkeypatch):
     original = {
         "tars": open_samples.open_shard,
         "sidecars": sidecar.open_parquet,
-        "groups": parquet_file.ParquetSource.read,
+        "groups": parquet_file.ParquetSource.read_rows,
     }
 
     def open_tar(*args):
@@ -95,13 +95,13 @@ def work(monkeypatch):
         counts["sidecars"] += 1
         return original["sidecars"](*args)
 
-    def read_groups(self, column, groups):
-        counts[column] += len(groups)
-        return original["groups"](self, column, groups)
+    def read_rows(self, column, spans, *args):
+        counts[column] += len(spans)
+        return original["groups"](self, column, spans, *args)
 
     monkeypatch.setattr(open_samples, "open_shard", open_tar)
     monkeypatch.setattr(sidecar, "open_parquet", open_parquet)
-    monkeypatch.setattr(parquet_file.ParquetSource, "read", read_groups)
+    monkeypatch.setattr(parquet_file.ParquetSource, "read_rows", read_rows)
     return counts
 
 

@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from dask_image_ingest.dataset.scan.file_rows import for_each, missing_file
-from dask_image_ingest.dataset.scan.rows import NO_MEMBER
+from dask_image_ingest.dataset.scan.rows import NO_BYTES, NO_MEMBER
 from dask_image_ingest.decode import DecodeSpec, Header, read_header
 from dask_image_ingest.errors import ShardError, ShardNotFoundError
 from dask_image_ingest.frames import ImageReference
@@ -129,6 +129,8 @@ def _visit(
             by_shard.setdefault(each.url, []).append(row)
         elif each.url and each.offset is None:
             results[row] = NO_MEMBER
+        elif not each.url:
+            results[row] = NO_BYTES
 
     def read_shard(url: str) -> None:
         by_version: dict[Shard | None, list[int]] = {}

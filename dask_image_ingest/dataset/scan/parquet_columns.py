@@ -16,11 +16,17 @@ from dask_image_ingest.dataset.filters import Filters
 from dask_image_ingest.dataset.schema.columns import FileColumn
 from dask_image_ingest.dataset.schema.file_columns import plain_type
 from dask_image_ingest.errors import ShardError
-from dask_image_ingest.storage import ParquetSource, Shard, open_parquet
+from dask_image_ingest.storage import ParquetSource, Rows, Shard, open_parquet
+
+# Bytes of a row at least, for its number, position and key.
+_BYTES_OF_A_ROW = 32
 
 
 class ParquetColumns:
-    """Columns of a parquet file, taken by row number; -1 gives null. ``opened`` closes the file."""
+    """Columns of a parquet file, taken by row number; -1 gives null. ``opened`` closes the file.
+
+    More than ``limit`` bytes of a column are not read at once.
+    """
 
     def __init__(
         self,
@@ -28,12 +34,14 @@ class ParquetColumns:
         columns: Sequence[FileColumn],
         storage_options: dict[str, Any] | None,
         opened: ExitStack,
+        limit: int,
     ) -> None:
         self._listed = listed
         self.url = None if listed is None else listed.url
         self._columns = {column.column: column for column in columns}
         self._storage_options = storage_options
         self._opened = opened
+        self._limit = limit
         #: Filters → results of `_candidates_of`.
         self._candidates: dict[Filters, tuple[np.ndarray, bool]] = {}
 
@@ -47,25 +55,33 @@ class ParquetColumns:
         if self.file is None or not (positions >= 0).any():
             return pa.nulls(len(rows), column.type)
         try:
-            values, positions = self.values(column.name, positions)
-            values = self._typed(values.combine_chunks(), column)
+            arrays, positions = self.values(column.name, positions)
+            values = self._typed(pa.chunked_array(arrays).combine_chunks(), column)
         except ShardError as error:
             self._skip(error)
             return pa.nulls(len(rows), column.type)
         return values.take(pa.array(positions, pa.int64(), mask=positions < 0))
 
-    def values(self, name: str, rows: np.ndarray) -> tuple[pa.ChunkedArray, np.ndarray]:
-        """The row groups of a column that hold these rows, and the rows' positions therein."""
+    def values(
+        self, name: str, rows: np.ndarray, packed: bool = False
+    ) -> tuple[list[pa.Array], np.ndarray]:
+        """Values of a column that include these rows, and the rows' positions therein.
+
+        ``packed`` as for `ParquetSource.read_rows`.
+        """
         present = rows >= 0
-        groups = np.unique(np.searchsorted(self.ends, rows[present], "right"))
-        values = self._read(name, groups.tolist())
-        # Subtract from each row number the rows of skipped groups before it.
-        ends = self.ends[groups]
-        sizes = np.diff(self.ends, prepend=0)[groups]
-        skipped = ends - np.cumsum(sizes)
+        wanted = rows[present]
+        groups, group = np.unique(np.searchsorted(self.ends, wanted, "right"), return_inverse=True)
+        first, last = np.full(len(groups), self.rows), np.zeros(len(groups), np.int64)
+        np.minimum.at(first, group, wanted)
+        np.maximum.at(last, group, wanted)
+        begins = np.append(0, self.ends)[groups]
+        spans = zip(groups, first - begins, last + 1 - begins, strict=True)
+        arrays = self._read(name, [Rows(*map(int, span)) for span in spans], packed)
+        sizes = last + 1 - first
         positions = rows.copy()
-        positions[present] -= skipped[np.searchsorted(ends, rows[present], "right")]
-        return values, positions
+        positions[present] += (np.cumsum(sizes) - sizes - first)[group]
+        return arrays, positions
 
     def may_have(self, filters: Filters | None) -> bool:
         """False if the columns of this file show that no row passes ``filters``."""
@@ -99,12 +115,10 @@ class ParquetColumns:
         """Mark rows of the file that may pass; shape (n,), bool."""
         if self.file is None:
             return np.zeros(0, bool)
-        groups = range(len(self.ends))
         passing = np.zeros(self.rows, bool)
+        every = np.arange(self.rows)
         try:
-            table = pa.table(
-                {c.column: self._typed(self._read(c.name, groups), c) for c in columns}
-            )
+            table = pa.table({each.column: self.column(each.column, every) for each in columns})
         except ShardError as error:
             self._skip(error)
             # All may pass: the filter runs again later, on columns that are null if unreadable.
@@ -131,6 +145,11 @@ class ParquetColumns:
         metadata = self.file.metadata
         groups = range(metadata.num_row_groups)
         sizes = [metadata.row_group(group).num_rows for group in groups]
+        if min(sizes, default=0) < 0 or sum(sizes) > self._limit // _BYTES_OF_A_ROW:
+            raise ShardError(
+                f"{self.url} claims to have {sum(sizes):,} rows, more than this worker's memory "
+                "can hold: write it as several files"
+            )
         return np.cumsum(np.array(sizes, np.int64))
 
     @property
@@ -138,12 +157,17 @@ class ParquetColumns:
         """Number of rows of the file."""
         return int(self.ends[-1]) if len(self.ends) else 0
 
-    def _read(self, name: str, groups: Sequence[int]) -> pa.ChunkedArray:
+    def _read(self, name: str, spans: Sequence[Rows], packed: bool) -> list[pa.Array]:
         if self.file is None or self.file.schema_arrow.get_field_index(name) < 0:
-            return self._absent(name, int(np.diff(self.ends, prepend=0)[list(groups)].sum()))
-        return self.file.read(name, groups)
+            return [self._absent(name, sum(span.stop - span.start for span in spans))]
+        type_ = self.file.schema_arrow.field(name).type
+        # Of struct<bytes, path> only the bytes, which can be read by pages.
+        of_files = packed and pa.types.is_struct(type_) and "bytes" in type_.names
+        return self.file.read_rows(
+            f"{name}.bytes" if of_files else name, spans, self._limit, packed
+        )
 
-    def _absent(self, name: str, count: int) -> pa.ChunkedArray:
+    def _absent(self, name: str, count: int) -> pa.Array:
         """The values of a column that the file lacks."""
         raise ShardError(f"{self.url} has no column {name!r}, which the first of these files has")
 

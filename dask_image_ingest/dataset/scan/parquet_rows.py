@@ -7,14 +7,15 @@ from typing import TypeVar
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from dask_image_ingest.dataset.filters import Filters, columns_of
 from dask_image_ingest.dataset.options import ReadOptions
 from dask_image_ingest.dataset.scan.parquet_columns import ParquetColumns
-from dask_image_ingest.dataset.scan.rows import NO_MEMBER, ImageRows
-from dask_image_ingest.dataset.schema.encoded_images import check_encoded_type, encoded_bytes
+from dask_image_ingest.dataset.scan.rows import NO_BYTES, ImageRows
+from dask_image_ingest.dataset.schema.encoded_images import check_encoded_type, encoded_views
 from dask_image_ingest.decode import Header, read_header
-from dask_image_ingest.errors import ShardError
+from dask_image_ingest.errors import PartitionTooLargeError, ShardError
 from dask_image_ingest.frames import references_of_fields
 
 Self = TypeVar("Self", bound="ParquetRows")
@@ -33,6 +34,7 @@ class ParquetRows(ImageRows):
         super().__init__(columns.url or "", columns.rows, options)
         self._columns = columns
         self._max_pixels = options.decoding.max_pixels
+        self._get_backend = options.get_backend
 
     @cached_property
     def keys(self) -> list[str]:
@@ -42,23 +44,22 @@ class ParquetRows(ImageRows):
     @cached_property
     def encoded(self) -> list[memoryview | None]:
         """The encoded image of each row, a view of the column; None for null."""
-        values, positions = self._columns.values(self.extensions[0], self.numbers)
+        arrays, positions = self._columns.values(self.extensions[0], self.numbers, packed=True)
+        images: list[memoryview | None] = []
         try:
-            check_encoded_type(values.type)
-            images = pa.chunked_array(map(encoded_bytes, values.chunks), pa.large_binary())
+            for array in arrays:
+                check_encoded_type(array.type)
+                images += encoded_views(array)
         except (TypeError, pa.ArrowException) as error:
             raise ShardError(
                 f"the column {self.extensions[0]!r} of {self.url} holds no encoded images: {error}"
             ) from error
-        return [
-            memoryview(value.as_buffer()).cast("B") if value.is_valid else None
-            for value in map(images.__getitem__, positions.tolist())
-        ]
+        return [images[position] for position in positions.tolist()]
 
     @cached_property
     def headers(self) -> list[Header]:
         return [
-            NO_MEMBER
+            NO_BYTES
             if data is None
             else self._decoding.validated(read_header(data, self._max_pixels))
             for data in self.encoded
@@ -102,12 +103,28 @@ class ParquetRows(ImageRows):
         return pa.array([None if data is None else len(data) for data in self.encoded], pa.int64())
 
     def references(self) -> pa.StructArray:
-        """References that carry the encoded images: parquet gives no offsets to read them by."""
+        """References that carry the encoded images: parquet gives no offsets to read them by.
+
+        Raises
+        ------
+        PartitionTooLargeError
+            Before any is copied: a dictionary may repeat them.
+        """
+        sizes = self._sizes()
+        nbytes = pc.sum(sizes).as_py() or 0
+        if nbytes > (largest := self._get_backend().largest_partition):
+            raise PartitionTooLargeError(
+                f"rows {self.numbers[0]}-{self.numbers[-1]} of {self.url} are "
+                f"{nbytes / 1e9:.1f} GB of encoded images, and one partition holds at most "
+                f"{largest / 1e9:.1f} GB here. Read with decode=True and size=, or filter rows"
+            )
+        url = pa.scalar(self.url, pa.string())
         fields = {
-            "url": super().column("__url__"),
+            # No file for a row without bytes: nothing there could be opened.
+            "url": pc.if_else(sizes.is_valid(), url, pa.scalar(None, pa.string())),
             "number": pa.array(self.numbers),
             "key": pa.array(self.keys, pa.string()),
-            "nbytes": self._sizes(),
+            "nbytes": sizes,
             "bytes": pa.array(self.encoded, pa.large_binary()),
         }
         return references_of_fields(len(self), fields)

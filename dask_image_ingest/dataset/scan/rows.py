@@ -24,6 +24,11 @@ NO_MEMBER = Header(
     None, None, None, None, "missing: the sample has no image member", needs_pillow=True
 )
 
+#: The header of a row of a table without an image.
+NO_BYTES = NO_MEMBER._replace(
+    error="missing: the row has no bytes of an image, and a path in a table is not opened"
+)
+
 _HEADER_COLUMNS = frozenset(Header._fields) & frozenset(METADATA_COLUMNS)
 
 

@@ -319,7 +319,11 @@ class SampleRows(ImageRows):
         advice = "ask for another type with components= or json_fields="
         if misfits and is_array_type(component.type) and component.path is None:
             advice = type_advice(contents[misfits[0]] or b"", component.type) or advice
-        self._warn_of_nulls(component, misfits, f"not {component.type}", advice)
+        is_text = component.type == pa.string() and component.path is None
+        if is_text:
+            advice = f"components={{..., {component.extension!r}: 'binary'}} keeps their bytes"
+        problem = "not UTF-8" if is_text else f"not {component.type}"
+        self._warn_of_nulls(component, misfits, problem, advice)
         problem = f"larger than max_member_bytes={limit:,}"
         self._warn_of_nulls(component, too_large, problem, "pass a larger one to have them")
         return array

@@ -24,6 +24,7 @@ def open_sidecar(
     columns: Sequence[FileColumn],
     storage_options: dict[str, Any] | None,
     required: bool,
+    limit: int,
     skips_errors: bool = False,
 ) -> Iterator[Sidecar]:
     """A sidecar that is opened on first access to one of its columns.
@@ -33,7 +34,7 @@ def open_sidecar(
     rows depend on whether a query uses the sidecar.)
     """
     with ExitStack() as opened:
-        yield Sidecar(listed, columns, storage_options, opened, required, skips_errors)
+        yield Sidecar(listed, columns, storage_options, opened, limit, required, skips_errors)
 
 
 class Sidecar(ParquetColumns):
@@ -45,10 +46,11 @@ class Sidecar(ParquetColumns):
         columns: Sequence[FileColumn],
         storage_options: dict[str, Any] | None,
         opened: ExitStack,
+        limit: int,
         required: bool,
         skips_errors: bool,
     ) -> None:
-        super().__init__(listed, columns, storage_options, opened)
+        super().__init__(listed, columns, storage_options, opened, limit)
         self._required = required
         self._skips_errors = skips_errors
 
@@ -113,5 +115,5 @@ class Sidecar(ParquetColumns):
                 self._skip(error)
             return None
 
-    def _absent(self, name: str, count: int) -> pa.ChunkedArray:
-        return pa.chunked_array([pa.nulls(count)])
+    def _absent(self, name: str, count: int) -> pa.Array:
+        return pa.nulls(count)

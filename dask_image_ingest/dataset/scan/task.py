@@ -182,7 +182,7 @@ def _no_rows(split: ShardSplit, spec: ScanSpec, decode: DecodeInRead | None) -> 
     """An empty frame of the right dtypes."""
     if spec.options.root is not None:
         return _frame(FileRows((), spec.options), spec, decode)
-    with open_sidecar(None, spec.sidecar, None, False) as sidecar:
+    with open_sidecar(None, spec.sidecar, None, False, 0) as sidecar:
         empty = SampleRows(
             split.url, MemoryReader(b""), ShardIndex(), spec.options, spec.components, sidecar
         )
@@ -198,6 +198,7 @@ def _read(split: ShardSplit, spec: ScanSpec, decode: DecodeInRead | None) -> _Re
         spec.sidecar,
         options.storage_options,
         options.needs_sidecars,
+        options.get_backend().largest_partition,
         skips_errors=options.shard_errors == "skip",
     ) as sidecar:
         if not sidecar.may_have(spec.filters):
@@ -214,11 +215,12 @@ def _read(split: ShardSplit, spec: ScanSpec, decode: DecodeInRead | None) -> _Re
 
 def _read_table(split: ShardSplit, spec: ScanSpec, decode: DecodeInRead | None) -> _Read:
     with ExitStack() as opened:
-        storage_options = spec.options.storage_options
-        columns = ParquetColumns(split.shard, spec.sidecar, storage_options, opened)
+        options = spec.options
+        limit = options.get_backend().largest_partition
+        columns = ParquetColumns(split.shard, spec.sidecar, options.storage_options, opened, limit)
         if not columns.may_have(spec.filters):
             return None, 0
-        rows = ParquetRows(columns, spec.options).part(split.part, split.parts)
+        rows = ParquetRows(columns, options).part(split.part, split.parts)
         return _read_rows(rows, spec, decode)
 
 

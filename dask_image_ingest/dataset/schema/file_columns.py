@@ -139,7 +139,8 @@ def plain_type(type_: pa.DataType) -> pa.DataType | None:
         return plain_type(type_.value_type)
     if pa.types.is_null(type_) or is_text(type_) or pa.types.is_string_view(type_):
         return pa.string()
-    if pa.types.is_large_binary(type_) or pa.types.is_fixed_size_binary(type_):
+    kinds = (pa.types.is_large_binary, pa.types.is_fixed_size_binary, pa.types.is_binary_view)
+    if any(kind(type_) for kind in kinds):
         return pa.binary()
     if pa.types.is_float16(type_):
         return pa.float32()

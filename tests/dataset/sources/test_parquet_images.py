@@ -371,3 +371,40 @@ def test_a_row_of_no_bytes_costs_that_row_alone(kind, encoded, tmp_path):
     frame = dii.read_parquet_images(path, backend="pandas").compute()
     assert [image is not None for image in frame.images.arrays()] == [True, False, False, True]
     assert frame.error.str.split(":").str[0].tolist() == [pd.NA, "empty", "missing", pd.NA]
+
+
+@pytest.mark.parametrize("stored", [True, False], ids=["as a dictionary", "plain"])
+@pytest.mark.parametrize("kind", ["struct", "binary"])
+def test_images_that_a_dictionary_repeats_take_the_memory_of_one(
+    kind, stored, encoded, monkeypatch, tmp_path
+):
+    """Not that of each row: a file of a megabyte would take gigabytes."""
+    large = encoded[0] + bytes(1 << 20)
+    image = pa.array([0] * 300, pa.int32())
+    image = pa.DictionaryArray.from_arrays(image, pa.array([large], pa.binary()))
+    if kind == "struct":
+        image = pa.StructArray.from_arrays([image], ["bytes"])
+    path = tmp_path / "a.parquet"
+    pq.write_table(pa.table({"image": image}), path, store_schema=stored)
+    assert path.stat().st_size < 2 << 20
+    pool, default = pa.proxy_memory_pool(pa.default_memory_pool()), pa.default_memory_pool()
+    pa.set_memory_pool(pool)
+    try:
+        sizes = dii.read_parquet_images(path, backend="pandas")["nbytes"].compute()
+    finally:
+        pa.set_memory_pool(default)
+    assert sizes.tolist() == [len(large)] * 300
+    assert pool.max_memory() < 20 << 20
+    monkeypatch.setattr(dii.frames.pandas_backend.PandasBackend, "largest_partition", 100 << 20)
+    with pytest.raises(dii.PartitionTooLargeError, match=r"rows 0-299 of .* of encoded images"):
+        dii.read_parquet_images(path, backend="pandas", decode=False).image.compute()
+
+
+def test_a_row_of_a_path_and_no_bytes_is_told_so(tmp_path):
+    pq.write_table(
+        pa.table({"image": pa.array([{"bytes": None, "path": "/etc/passwd"}], STRUCT)}),
+        tmp_path / "a.parquet",
+    )
+    read = functools.partial(dii.read_parquet_images, tmp_path / "a.parquet", backend="pandas")
+    for frame in (read(), dii.decode_images(read(decode=False))):
+        assert "no bytes of an image, and a path in a table is not" in frame.error.compute()[0]
