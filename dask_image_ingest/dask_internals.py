@@ -111,4 +111,8 @@ from dask.dataframe.dask_expr._shuffle import (
     divisions_lru,
 )
 from dask.dataframe.dask_expr.io.io import BlockwiseIO, FromGraph, FromPandas
-from dask.dataframe.dask_expr.io.parquet import ReadParquet, ReadParquetFSSpec
+from dask.dataframe.dask_expr.io.parquet import (
+    ReadParquet,
+    ReadParquetFSSpec,
+    ReadParquetPyarrowFS,
+)

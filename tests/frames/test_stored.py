@@ -5,12 +5,15 @@ from __future__ import annotations
 import io
 import json
 
+import dask.dataframe as dd
 import numpy as np
 import pandas as pd
 import pyarrow as pa
 import pytest
 from pyarrow import parquet
+from synthetic import write_shards
 
+import dask_image_ingest as dii
 from dask_image_ingest.frames import get_backend
 from dask_image_ingest.frames.image_dtype import ImageArray, image_structs
 
@@ -102,3 +105,27 @@ def test_pixels_are_not_copied_on_their_way(frame):
     backend = get_backend("pandas")
     back = backend.from_storage(backend.to_storage(frame), frame[:0])
     assert np.shares_memory(back.images.arrays()[0], frame.images.arrays()[0])
+
+
+@pytest.mark.filterwarnings("ignore:The inplace keyword")  # Dask's own call of pandas 3.1
+@pytest.mark.parametrize("dtypes", [None, "pyarrow", "numpy_nullable"])
+@pytest.mark.parametrize("read", ["fsspec", "arrow", "pandas", "types_mapper"])
+def test_stored_images_are_images_however_they_are_read(read, dtypes, tmp_path):
+    paths = write_shards(tmp_path, shards=2, per_shard=2, size=(20, 30))
+    pixels = dii.read_webdataset_images(paths, backend="pandas")
+    references = dii.read_webdataset_images(paths, backend="pandas", decode=False)
+    expected = [image.mean() for image in pixels.compute().images.arrays()]
+    options = {} if dtypes is None else {"dtype_backend": dtypes}
+    for frame, name in ((pixels, "pixels"), (references, "references")):
+        frame.to_parquet(tmp_path / name)
+        if read == "pandas":
+            stored = pd.read_parquet(tmp_path / name, **options)
+        elif read == "types_mapper":
+            stored = parquet.read_table(tmp_path / name).to_pandas(types_mapper=pd.ArrowDtype)
+        else:
+            stored = dd.read_parquet(tmp_path / name, filesystem=read, **options)
+            assert stored.compute().dtypes["image"] == stored.dtypes["image"]
+        decoded = stored if name == "pixels" else dii.decode_images(stored)
+        means = decoded.images.map_batches(lambda a: [i.mean() for i in a], {"mean": "float64"})
+        means = means.compute() if hasattr(means, "compute") else means
+        assert sorted(means["mean"]) == pytest.approx(sorted(expected))

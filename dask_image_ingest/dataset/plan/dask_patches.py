@@ -18,10 +18,14 @@ columns ``bool[pyarrow]``. pandas (up to 3.1) computes ``arrow & boolean``, but 
 raises a TypeError if there is a null. Dask merges two filters into one mask, so users can't choose
 the order. ``&``, ``|`` and ``^`` swap such operands, and cast the result to the dtype of the
 unswapped operation. This happens in the client; workers need nothing.
+
+Stored images, references and nested values: ``dd.read_parquet(filesystem="arrow")`` takes dtypes of
+its meta from the metadata of pandas, which its tasks ignore. They would give dicts and lists.
 """
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
 from typing import Any, TypeAlias
 
@@ -47,6 +51,7 @@ def install_patches() -> None:
     dx.Partitions._divisions = _partition_divisions
     dx.Partitions._simplify_down = _simplify_partitions
     _install_mask_rules()
+    dx.ReadParquetPyarrowFS.arrow_to_pandas = property(_with_own_types)
 
 
 def _filter_passthrough_available(self: dx.Expr, parent: dx.Expr, dependents: Any) -> bool:
@@ -117,6 +122,21 @@ def _is_ours(expr: dx.Expr) -> bool:
     nodes = list(expr.walk())
     fused = any(isinstance(node, dx.Fused) for node in nodes)
     return not fused and any(isinstance(node, (ImageNode, dx.FromGraph)) for node in nodes)
+
+
+def _with_own_types(self: dx.ReadParquetPyarrowFS) -> dict[str, Any] | None:
+    """Options of `pyarrow.Table.to_pandas`, with the dtypes of nested values that the meta has."""
+    options: dict[str, Any] | None = self.operand("arrow_to_pandas")
+    dtypes = [dtype for dtype in self._meta.dtypes if isinstance(dtype, pd.ArrowDtype)]
+    own = {t: dtype for dtype in dtypes if pa.types.is_nested(t := dtype.pyarrow_dtype)}
+    if not own:
+        return options
+    theirs = (options or {}).get("types_mapper")
+    return {**(options or {}), "types_mapper": functools.partial(_mapped, own, theirs)}
+
+
+def _mapped(own: dict[pa.DataType, Any], theirs: Any, type_: pa.DataType) -> Any:
+    return own.get(type_) or (theirs and theirs(type_))
 
 
 _ARROW = pd.ArrowDtype(pa.bool_())
