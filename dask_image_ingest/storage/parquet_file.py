@@ -238,7 +238,7 @@ class ParquetSource:
     def _translated_errors(self) -> Iterator[None]:
         try:
             yield
-        except (pa.ArrowException, OSError) as error:
+        except (pa.ArrowException, OSError, UnicodeDecodeError) as error:
             if isinstance(error, ShardError):
                 raise
             raise ShardError(f"{self.url} cannot be read as parquet: {error}") from error
