@@ -238,7 +238,8 @@ def walked(root):
         for name in folders:
             path = os.path.join(folder, name)
             real = os.path.realpath(path)
-            if not name.startswith(".") and real not in above[folder]:
+            is_back = any(f"{each}/".startswith(f"{real}/") for each in above[folder])
+            if not name.startswith(".") and not is_back:
                 above[path] = above[folder] | {real}
                 kept.append(name)
         folders[:] = kept
