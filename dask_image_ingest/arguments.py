@@ -17,7 +17,7 @@ import numpy as np
 from dask.utils import parse_bytes
 
 from dask_image_ingest.errors import ArgumentError
-from dask_image_ingest.passwords import without_passwords
+from dask_image_ingest.url_secrets import without_secrets
 
 # Longest representation of a value in an error.
 _MAX_CHARACTERS = 100
@@ -29,7 +29,7 @@ _HEADER_VALUE = re.compile(r"[^\x00-\x08\x0a-\x1f\x7f\u0100-\U0010ffff]*")
 
 def shown(value: Any) -> str:
     """Representation of a value for an error: short, on one line, without passwords."""
-    text = without_passwords(" ".join(repr(value).split()))
+    text = without_secrets(" ".join(repr(value).split()))
     return text if len(text) <= _MAX_CHARACTERS else f"{text[:_MAX_CHARACTERS]}…"
 
 

@@ -13,7 +13,7 @@ import platform
 import sys
 from typing import Any
 
-from dask_image_ingest.passwords import without_passwords
+from dask_image_ingest.url_secrets import without_secrets
 
 __all__ = [
     "ArgumentError",
@@ -107,7 +107,7 @@ class PartitionTooLargeError(MemoryError, DaskImageIngestError):
 def _completed(message: str) -> str:
     """Mask passwords, and append the name of this worker."""
     worker = "" if _WORKER in message else this_worker()
-    return without_passwords(message) + worker
+    return without_secrets(message) + worker
 
 
 def this_worker() -> str:

@@ -16,10 +16,10 @@ from dask_image_ingest.cli.verbs import BAD_DATA, FINE, read_collection
 from dask_image_ingest.computing import compute
 from dask_image_ingest.curate import duplicates as find_duplicates
 from dask_image_ingest.curate import issue_summary, issues, report
-from dask_image_ingest.passwords import without_passwords
 from dask_image_ingest.progress_bar import progress
 from dask_image_ingest.report import number, printable_text
 from dask_image_ingest.view import refuse_source
+from dask_image_ingest.url_secrets import without_secrets
 
 # Duplicates, and keys for each issue, that the text names; JSON names all.
 _MAX_LINES = 20
@@ -127,7 +127,7 @@ def _skipped_lines(skipped: list[str]) -> list[str]:
 
 
 def _print(lines: list[str]) -> None:
-    print(printable_text(without_passwords("\n".join(lines))))
+    print(printable_text(without_secrets("\n".join(lines))))
 
 
 def _write_page(frame: Any, table: pd.DataFrame, args: argparse.Namespace) -> None:

@@ -24,7 +24,6 @@ from dask_image_ingest.dataset import (
 from dask_image_ingest.decode import Mode
 from dask_image_ingest.errors import ShardNotFoundError
 from dask_image_ingest.index import write_index
-from dask_image_ingest.passwords import without_passwords
 from dask_image_ingest.progress_bar import progress
 from dask_image_ingest.report import (
     check_summary,
@@ -40,6 +39,7 @@ from dask_image_ingest.report import (
 )
 from dask_image_ingest.storage import find_shards
 from dask_image_ingest.tar import IMAGE_EXTENSIONS
+from dask_image_ingest.url_secrets import without_secrets
 from dask_image_ingest.view import first_rows
 from dask_image_ingest.view import gallery as write_gallery
 
@@ -53,7 +53,7 @@ _FILES = (*(f".{extension}" for extension in IMAGE_EXTENSIONS.split(";")), _PARQ
 def describe(args: argparse.Namespace) -> int:
     """Print totals, and a line per shard; decodes images only with ``--decode``."""
     summary = summarize(_reports(args, args.decode), args.decode)
-    print(json.dumps(summary, indent=2) if args.json else without_passwords(describe_text(summary)))
+    print(json.dumps(summary, indent=2) if args.json else without_secrets(describe_text(summary)))
     return BAD_DATA if is_bad(summary) else FINE
 
 
@@ -63,7 +63,7 @@ def head(args: argparse.Namespace) -> int:
     frame = frame[[name for name in frame.columns if name not in _NEEDS_DECODING]]
     rows = first_rows(frame, args.n, lambda *heads: compute_all(heads, _on_terminal()))
     records = pa.Table.from_pandas(rows, preserve_index=False).to_pylist()
-    print(_as_json(records) if args.json else without_passwords(head_text(rows)))
+    print(_as_json(records) if args.json else without_secrets(head_text(rows)))
     return BAD_DATA if rows["height"].isna().any() else FINE
 
 
@@ -95,7 +95,7 @@ def check(args: argparse.Namespace) -> int:
     if args.json:
         print(json.dumps(check_summary(reports), indent=2))
     else:
-        print(without_passwords(check_text(reports)))
+        print(without_secrets(check_text(reports)))
     return BAD_DATA if any(map(has_problems, reports)) else FINE
 
 
@@ -111,7 +111,7 @@ def index(args: argparse.Namespace) -> int:
         storage_options=args.storage_options,
     )
     records = table.astype(object).where(table.notna(), None).to_dict("records")
-    print(json.dumps(records, indent=2) if args.json else without_passwords(index_text(records)))
+    print(json.dumps(records, indent=2) if args.json else without_secrets(index_text(records)))
     return BAD_DATA if table["damage"].notna().any() or table["error"].notna().any() else FINE
 
 

@@ -8,8 +8,8 @@ from collections.abc import Iterable, Mapping
 
 from dask_image_ingest.errors import this_worker
 from dask_image_ingest.index import IndexFile
-from dask_image_ingest.passwords import without_passwords
 from dask_image_ingest.tar import LINKS, Damage, Skipped
+from dask_image_ingest.url_secrets import without_secrets
 
 logger = logging.getLogger("dask_image_ingest")
 
@@ -22,7 +22,7 @@ _warned_links: set[str] = set()
 
 def warn_user(message: str) -> None:
     """Warn in this process; on a cluster's worker also in the client."""
-    message = without_passwords(message)
+    message = without_secrets(message)
     try:
         from distributed.worker import get_worker, warn
 

@@ -12,7 +12,6 @@ from dask_image_ingest.arguments import is_utf8, shown
 from dask_image_ingest.errors import ArgumentError, ShardError, ShardNotFoundError
 from dask_image_ingest.index.index_file import IndexTable, UnusableIndexError
 from dask_image_ingest.index.open_index import IndexFile, open_table
-from dask_image_ingest.passwords import without_passwords
 from dask_image_ingest.storage import (
     COMBINED_INDEX,
     INDEX_SUFFIX,
@@ -24,6 +23,7 @@ from dask_image_ingest.storage import (
     is_pipe,
     local_path,
 )
+from dask_image_ingest.url_secrets import without_secrets
 
 logger = logging.getLogger("dask_image_ingest")
 
@@ -90,7 +90,7 @@ def find_indexes(
                 indexes[shard.url] = IndexFile(inside(location, own), shard, where is True)
     if folder is not None and not indexes:
         warnings.warn(
-            without_passwords(
+            without_secrets(
                 f"index={folder!r} holds an index of none of the {len(shards)} shards, which are "
                 "read without. write_index(..., folder=) writes indexes there"
             ),
@@ -103,7 +103,7 @@ def _table(url: str, storage_options: dict[str, Any] | None) -> IndexTable | Non
     try:
         return open_table(url, storage_options)
     except UnusableIndexError as error:
-        warnings.warn(without_passwords(f"the index {url} is not used: {error}"), stacklevel=4)
+        warnings.warn(without_secrets(f"the index {url} is not used: {error}"), stacklevel=4)
     except (ShardError, ShardNotFoundError) as error:
         logger.debug("%s cannot be read: %s", url, error)
     return None

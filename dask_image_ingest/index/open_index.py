@@ -15,7 +15,6 @@ import pyarrow as pa
 from dask_image_ingest.errors import ShardError, ShardNotFoundError
 from dask_image_ingest.index.index_file import IndexTable, ShardFacts, UnusableIndexError
 from dask_image_ingest.index.stored_index import StoredIndex
-from dask_image_ingest.passwords import UrlHolder
 from dask_image_ingest.storage import (
     ByteReader,
     MemoryReader,
@@ -24,6 +23,7 @@ from dask_image_ingest.storage import (
     open_late,
     open_shard,
 )
+from dask_image_ingest.url_secrets import UrlHolder
 
 # Index files of up to so many bytes are read whole: one or two requests if remote.
 _READ_WHOLE = 4 << 20

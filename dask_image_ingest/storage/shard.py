@@ -11,7 +11,7 @@ import numpy as np
 from fsspec.registry import known_implementations
 
 from dask_image_ingest.errors import ArgumentError, ShardError
-from dask_image_ingest.passwords import UrlHolder
+from dask_image_ingest.url_secrets import UrlHolder
 
 
 def local_path(url: str) -> str | None:

@@ -20,8 +20,8 @@ from dask_image_ingest.dataset.scan.partitioning import Partition, known_rows
 from dask_image_ingest.dataset.scan.task import ScanSpec, read_partition
 from dask_image_ingest.dataset.schema.columns import Schema
 from dask_image_ingest.frames import REFERENCE
-from dask_image_ingest.passwords import without_passwords
 from dask_image_ingest.storage import Shard
+from dask_image_ingest.url_secrets import without_secrets
 
 
 class HeadOfRead(dx.Head):
@@ -60,7 +60,7 @@ class Dataset:
         return self.token
 
     def __str__(self) -> str:
-        return without_passwords(f"{len(self.partitions)} partitions from {self.shards[0].url}")
+        return without_secrets(f"{len(self.partitions)} partitions from {self.shards[0].url}")
 
     __repr__ = __str__
 

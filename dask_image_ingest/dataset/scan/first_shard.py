@@ -16,9 +16,9 @@ from dask_image_ingest.dataset.schema.columns import Schema
 from dask_image_ingest.dataset.warning import first_dot_hint, warn_user
 from dask_image_ingest.errors import ShardError, ShardNotFoundError
 from dask_image_ingest.index import IndexedReader, IndexFile, UnusableIndexError
-from dask_image_ingest.passwords import without_passwords
 from dask_image_ingest.storage import ByteReader, Shard, open_late, open_shard
 from dask_image_ingest.tar import ShardIndex, index_head, read_member
+from dask_image_ingest.url_secrets import without_secrets
 
 # Image headers sampled to estimate the decoded size.
 _SAMPLED_HEADERS = 256
@@ -159,7 +159,7 @@ class FirstShard:
         if seen:
             has += f"; the fields of its json are {_listed(seen)}"
         warnings.warn(
-            without_passwords(
+            without_secrets(
                 f"the first shard, {self.shard.url}, has {', '.join(unknown[:_MOST_NAMES])}; "
                 f"{has}{first_dot_hint(self.index.extensions)}. What a shard does not have is null"
             ),

@@ -15,8 +15,8 @@ from dask_image_ingest.dataset.warning import warn_user
 from dask_image_ingest.errors import ArgumentError
 from dask_image_ingest.frames import Backend, awaits_workers, planned_workers, workers
 from dask_image_ingest.index import IndexFile
-from dask_image_ingest.passwords import UrlHolder
 from dask_image_ingest.storage import Shard, is_pipe
+from dask_image_ingest.url_secrets import UrlHolder
 
 # Seconds to wait for a first worker, or for the replacement of one that died.
 _PATIENCE = 10.0

@@ -14,7 +14,7 @@ from tars import tar
 
 import dask_image_ingest as dii
 from dask_image_ingest import errors
-from dask_image_ingest.passwords import without_passwords
+from dask_image_ingest.url_secrets import without_secrets
 
 SHARD = tar({"a.png": encoded((8, 8), "PNG"), "a.json": b"{}", "b.png": b"no image"})
 
@@ -29,8 +29,8 @@ SHARD = tar({"a.png": encoded((8, 8), "PNG"), "a.json": b"{}", "b.png": b"no ima
     ],
 )
 def test_the_password_of_each_url_is_masked(text, masked):
-    assert without_passwords(text) == masked
-    assert without_passwords(masked) == masked
+    assert without_secrets(text) == masked
+    assert without_secrets(masked) == masked
 
 
 @pytest.mark.parametrize(
@@ -45,7 +45,7 @@ def test_the_password_of_each_url_is_masked(text, masked):
     ],
 )
 def test_what_is_no_password_stays(text):
-    assert without_passwords(text) == text
+    assert without_secrets(text) == text
 
 
 @pytest.mark.parametrize("name", errors.__all__)

@@ -1,0 +1,138 @@
+"""Passwords and signatures in URLs: mask them in errors, logs and reprs; tell files apart without.
+
+A query parameter is part of a signature by its name: those of AWS, Google, Azure, Alibaba, Tencent,
+CloudFront, Akamai and the usual names of tokens, or the names in Dask's configuration.
+"""
+
+from __future__ import annotations
+
+import logging
+import re
+from collections.abc import Collection
+from dataclasses import fields
+from typing import Any
+from urllib.parse import unquote
+
+import dask
+
+#: Setting with the names of the parameters that sign a URL; None or "auto" for the known ones.
+SIGNATURE = "image-ingest.remote.signature"
+
+# Between the user's name and the host; the password itself may contain an @.
+_PASSWORD = re.compile(r"(\w[\w.+-]*://[^/?#\s:@]*:)[^/?#\s]+@")
+_QUERY = re.compile(r"\?([^\s\"<>\\#]+)")
+_PUNCTUATION = ".,:;!?)]}'`"  # what may follow a URL in a text
+# Some servers separate parameters by semicolons; the value of another one may contain them.
+_SEPARATOR = re.compile(r"([&;](?=[\w.%*-]+=[^=])|&)")
+
+# Names that are secret by themselves, in lower case.
+_SECRET = re.compile(
+    r"x-[a-z]+-(algorithm|content-sha256|credential|date|expires|signed-?headers|security-token"
+    r"|signature(-version)?|additional-headers)"  # AWS, Google, Alibaba and others
+    r"|.*(signature|token|secret|password|passwd|credentials?|authorization|hmac|jwt"
+    r"|(api|auth|access)[-_]?key|access[-_]?key[-_]?id|googleaccessid)"
+    r"|sig|auth|pwd|verify|key-pair-id|q-(ak|key-time|sign-.*)|hdn[a-z]+|__gda__"
+)
+# Names that are part of a signature beside a secret one; those of an Azure SAS beside ``sig``.
+_BESIDE = re.compile(
+    r"expires?|expiry|exp|e|policy|nonce|timestamp|ts|md5|keyname|urlprefix|token_(path|ver)"
+    r"|q-(header|url-param)-list"
+)
+_AZURE = re.compile(r"s[vsrpetio]|srt|spr|s(dd|aoid|uoid|cid|duoid)|sk(oid|tid|t|e|s|v|dutid)|ses")
+
+
+def without_secrets(text: str) -> str:
+    """Mask the passwords and signatures of all URLs in a text by ``***``."""
+    if "://" in text:
+        text = _PASSWORD.sub(r"\1***@", text)
+    return _QUERY.sub(_masked, text) if "?" in text else text
+
+
+def url_identity(url: str) -> str:
+    """A URL without password, signature and fragment: equal for all URLs of the same file.
+
+    Only ``http`` and ``https`` URLs have signatures and fragments; elsewhere ``?`` and ``#`` are
+    characters of a name.
+    """
+    if "://" not in url:
+        return url
+    return "::".join(map(_link_identity, url.split("::")))
+
+
+def is_signed(url: str) -> bool:
+    """True if a URL has a signature in its query."""
+    path, mark, query = url.partition("?")
+    return _is_web(path) and bool(mark) and any(_signed(_SEPARATOR.split(query)[::2], _names()))
+
+
+class UrlHolder:
+    """Base of dataclasses with URLs, declared with ``repr=False``: Dask logs arguments of tasks."""
+
+    __slots__ = ()
+
+    def __repr__(self: Any) -> str:
+        values = ", ".join(f"{field.name}={getattr(self, field.name)!r}" for field in fields(self))
+        return without_secrets(f"{type(self).__name__}({values})")
+
+
+def _link_identity(link: str) -> str:
+    """Identity of one link of a chain of URLs."""
+    link = _PASSWORD.sub(lambda match: match[1].removesuffix(":") + "@", link)
+    if not _is_web(link):
+        return link
+    path, _, query = link.partition("#")[0].partition("?")
+    parts = _SEPARATOR.split(query)[::2]
+    signed = _signed(parts, _names())
+    kept = "&".join(part for part, is_part in zip(parts, signed, strict=True) if not is_part)
+    return f"{path}?{kept}" if kept else path
+
+
+def _masked(match: re.Match[str]) -> str:
+    query = match[1].rstrip(_PUNCTUATION)
+    pieces = _SEPARATOR.split(query)
+    parts, separators = pieces[::2], ["", *pieces[1::2]]
+    # The known names always: to mask too much is no harm.
+    signed = [a or b for a, b in zip(_signed(parts), _signed(parts, _names()), strict=True)]
+    if not any(signed):
+        return match[0]
+    first = signed.index(True)
+    shown = [
+        separator + ("***" if number == first else part)
+        for number, (separator, part) in enumerate(zip(separators, parts, strict=True))
+        if number == first or not signed[number]
+    ]
+    return "?" + "".join(shown).lstrip("&;") + match[1][len(query) :]
+
+
+def _signed(parts: list[str], names: Collection[str] | None = None) -> list[bool]:
+    """Whether each parameter of a query is part of a signature, by the known or these names."""
+    found = [unquote(part.partition("=")[0]).lower() for part in parts]
+    if names is not None:
+        return [name in names or name == "***" for name in found]
+    secret = [name == "***" or bool(_SECRET.fullmatch(name)) for name in found]
+    # Secure links of nginx: md5=...&expires=...
+    if not any(secret) and not ("md5" in found and {"expires", "e"} & {*found}):
+        return secret
+    patterns = (_SECRET, _BESIDE, *([_AZURE] if "sig" in found else []))
+    return [name == "***" or any(each.fullmatch(name) for each in patterns) for name in found]
+
+
+def _names() -> frozenset[str] | None:
+    """The configured names of parameters that sign a URL; None for the known ones."""
+    names = dask.config.get(SIGNATURE, None)
+    if isinstance(names, str):
+        names = None if names == "auto" else names.split(",")
+    return None if names is None else frozenset(str(name).strip().lower() for name in names)
+
+
+def _is_web(url: str) -> bool:
+    return url.startswith(("http://", "https://"))
+
+
+def _mask(record: logging.LogRecord) -> bool:
+    record.msg, record.args = without_secrets(record.getMessage()), ()
+    return True
+
+
+# All modules of this package log with this logger, as filters don't apply to child loggers.
+logging.getLogger("dask_image_ingest").addFilter(_mask)
