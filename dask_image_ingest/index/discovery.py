@@ -21,7 +21,9 @@ from dask_image_ingest.storage import (
     folder_of,
     inside,
     is_pipe,
+    is_web,
     local_path,
+    shard_name,
 )
 from dask_image_ingest.url_secrets import without_secrets
 
@@ -65,10 +67,13 @@ def find_indexes(
     for shard in shards:
         if _why_none(shard.url):
             continue
-        beside, name = folder_of(shard.url)
-        by_folder.setdefault(folder or beside, []).append((shard, name))
+        location = folder or folder_of(shard.url)[0]
+        # Each URL of the web has its own query, perhaps: their folder is listed once, by the first.
+        same = location.partition("?")[0] if is_web(location) else location
+        by_folder.setdefault(same, []).append((shard, shard_name(shard.url)))
     indexes = {}
-    for location, members in by_folder.items():
+    for members in by_folder.values():
+        location = folder or folder_of(members[0][0].url)[0]
         stems = [_stem(name) for _, name in members]
         if where is True:
             names = {COMBINED_INDEX, *(name + INDEX_SUFFIX for _, name in members)}
@@ -87,7 +92,7 @@ def find_indexes(
                 index = IndexFile(combined, shard, where is True, name, table.file, samples)
                 indexes[shard.url] = index
             elif own in names:
-                indexes[shard.url] = IndexFile(inside(location, own), shard, where is True)
+                indexes[shard.url] = IndexFile(index_place(shard.url, folder), shard, where is True)
     if folder is not None and not indexes:
         warnings.warn(
             without_secrets(
@@ -114,7 +119,7 @@ def _beside(
 ) -> set[str]:
     """Names in a folder of shards; empty if it can't be listed."""
     try:
-        return set() if "?" in folder else folder_names(folder, stems, storage_options, listings)
+        return folder_names(folder, stems, storage_options, listings)
     except Exception as error:  # each file system has exceptions of its own
         logger.debug("%s cannot be listed: %s", folder, error)
         return set()
@@ -147,13 +152,17 @@ def parse_index(index: Any) -> Literal["auto"] | bool | str:
             f"index={shown(index)}: pass 'auto', True, False, or the folder that the indexes are in"
         )
     local = local_path(path)
-    return path.rstrip("/") if local is None else os.path.abspath(os.path.expanduser(local))
+    if local is not None:
+        return os.path.abspath(os.path.expanduser(local))
+    return folder_of(inside(path, ""))[0]
 
 
 def index_place(url: str, folder: str | None) -> str:
     """Path or URL of a shard's index."""
     beside, name = folder_of(url)
-    return inside(folder or beside, name + INDEX_SUFFIX)
+    if folder is None:
+        return inside(beside, name + INDEX_SUFFIX)
+    return inside(folder, shard_name(url) + INDEX_SUFFIX)
 
 
 def refuse_unindexed(url: str, argument: str) -> None:

@@ -39,6 +39,7 @@ from dask_image_ingest.storage import (
     open_output,
     open_shard,
     refuse_sources,
+    shard_name,
 )
 from dask_image_ingest.tar import Damage, index_tar
 
@@ -180,8 +181,8 @@ def _write_combined(
     """Write a combined index for each folder: stage an index per shard, then merge them."""
     by_folder: dict[str, dict[str, Shard]] = {}
     for shard in shards:
-        beside, name = folder_of(shard.url)
-        by_folder.setdefault(folder or beside, {})[name] = shard
+        location = folder or folder_of(shard.url)[0]
+        by_folder.setdefault(location, {})[shard_name(shard.url)] = shard
     tables = {location: _table(location, storage_options) for location in by_folder}
     missing = [
         shard

@@ -50,6 +50,7 @@ from dask_image_ingest.storage.sidecar_files import (
     folder_names,
     folder_of,
     inside,
+    shard_name,
 )
 from dask_image_ingest.storage.signatures import SIGNATURE_BYTES, describe_bytes, image_format
 
@@ -103,5 +104,6 @@ __all__ = [
     "refuse_unfinished",
     "replacement_of",
     "swap",
+    "shard_name",
     "with_permission",
 ]

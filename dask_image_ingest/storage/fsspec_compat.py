@@ -16,22 +16,27 @@ from dask_image_ingest.errors import (
 )
 from dask_image_ingest.storage.pipe import without_permission
 from dask_image_ingest.storage.settings import Settings, configured_settings
-from dask_image_ingest.storage.shard import local_path
+from dask_image_ingest.storage.shard import as_sent, is_web, local_path
 
 
-def with_timeouts(url: str, options: dict[str, Any]) -> dict[str, Any]:
-    """The storage options of a URL (or chain of URLs), plus timeouts where they give none."""
+def with_web_options(url: str, options: dict[str, Any]) -> dict[str, Any]:
+    """The storage options of a URL (or chain of URLs), plus defaults for those that they lack.
+
+    Timeouts; and for web servers ``encoded``, so that a URL is sent as it is.
+    """
     result = dict(options)
     for number, link in enumerate(url.split("::")):
         protocol = link.partition("://")[0]
         own = result.get(protocol)
         # Options that are not nested under a protocol are for the first link.
         given = {**(own if isinstance(own, dict) else {}), **(result if number == 0 else {})}
-        timeouts = _timeout_options(protocol, given)
+        defaults = _timeout_options(protocol, given)
+        if protocol in ("http", "https") and "encoded" not in given:
+            defaults["encoded"] = True
         if number == 0:
-            result |= timeouts
-        elif timeouts:
-            result[protocol] = {**given, **timeouts}
+            result |= defaults
+        elif defaults:
+            result[protocol] = {**given, **defaults}
     return result
 
 
@@ -125,7 +130,9 @@ def file_system(url: str, storage_options: dict[str, Any] | None) -> tuple[FileS
             "copy the shards to a local disk"
         )
     try:
-        return url_to_fs(url, **with_timeouts(url, without_permission(storage_options)))
+        links = (as_sent(link) if is_web(link) else link for link in url.split("::"))
+        options = with_web_options(url, without_permission(storage_options))
+        return url_to_fs("::".join(links), **options)
     except (ImportError, ValueError, TypeError, KeyError) as error:  # KeyError: an option twice
         protocol = url.partition("://")[0].rpartition("::")[2]
         extra = _EXTRAS.get(protocol)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import fnmatch
 import glob
+import itertools
 import os
 import re
 import stat
@@ -18,7 +19,6 @@ from dask_image_ingest.arguments import is_utf8, shown
 from dask_image_ingest.errors import ArgumentError, ShardError, ShardNotFoundError
 from dask_image_ingest.listing_progress import found as count
 from dask_image_ingest.listing_progress import listing
-from dask_image_ingest.passwords import without_passwords
 from dask_image_ingest.storage.local import refuse_special
 from dask_image_ingest.storage.patterns import (
     SHARDS,
@@ -30,7 +30,8 @@ from dask_image_ingest.storage.patterns import (
 )
 from dask_image_ingest.storage.pipe import is_pipe, refuse_pipes
 from dask_image_ingest.storage.remote_listing import exists_remote, find_remote, list_folder
-from dask_image_ingest.storage.shard import Shard, local_path
+from dask_image_ingest.storage.shard import Shard, is_web, local_path
+from dask_image_ingest.url_secrets import url_identity, without_secrets
 
 _ANY_DEPTH = "**"
 
@@ -301,15 +302,16 @@ def common_root(
     ``files`` are the URLs that `find_shards` has found for these paths. The second value tells
     whether one of the paths is the folder itself, or means each folder directly below it.
     """
-    known = set(files)
+    known = set(map(url_identity, files))
     roots: list[tuple[str, bool]] = []
     for pattern in _as_patterns(paths):
         path = local_path(pattern)
         absolute = pattern if path is None else os.path.abspath(os.path.expanduser(path))
-        exists = known.__contains__ if path is None else os.path.lexists
+        exists = (lambda url: url_identity(url) in known) if path is None else os.path.lexists
         for url in _expand_braces(absolute, exists):
-            if url in known:
-                roots.append((url.rpartition("/")[0], False))
+            if url_identity(url) in known:
+                whole = url.partition("?")[0] if is_web(url) else url
+                roots.append((whole.rpartition("/")[0], False))
             elif is_glob(url) and not (path and os.path.lexists(url)):
                 root = glob_root(url)
                 roots.append((root, url[len(root) + 1 :].partition("/")[0] in ("*", _ANY_DEPTH)))
@@ -373,15 +375,23 @@ def _find(
         raise ShardNotFoundError(_explain(missing, len(by_path), patterns, kind))
     if kind.single and (told := str(left_out)):
         text = f"{shown(patterns[0])}: left out {told}. The other {kind.name}s are read"
-        warnings.warn(without_passwords(text), stacklevel=4)
-    shards = {shard.url: shard for shards in by_path.values() for shard in shards}
+        warnings.warn(without_secrets(text), stacklevel=4)
+    shards: dict[str, Shard] = {}
+    for shard in itertools.chain.from_iterable(by_path.values()):
+        first = shards.setdefault(url_identity(shard.url), shard)
+        if first.url != shard.url and first.state != shard.state:
+            raise ArgumentError(
+                f"{first.url} and {shard.url} differ by their signature only, and are not the same "
+                "file: set image-ingest.remote.signature in Dask's configuration to the names of "
+                "the parameters that sign a URL"
+            )
     for url in shards:
         if not is_utf8(url):
             raise ArgumentError(
                 f"the name of {os.fsencode(url)!r} is not UTF-8, and no column can hold it: rename "
                 "the file, or leave it out"
             )
-    return sorted(shards.values(), key=lambda shard: natural_order(shard.url))
+    return [shards[url] for url in sorted(shards, key=natural_order)]
 
 
 def _as_patterns(paths: Any) -> list[str]:

@@ -153,6 +153,7 @@ SHARDS = FileKind("shard", (".tar", ".tar.gz", ".tgz", ".tar.zst"), commands=Tru
 
 def is_glob(path: str) -> bool:
     """True if a path has wildcards."""
+    # In a web address, "?" starts a query.
     return any(mark in path for mark in _wildcards(path))
 
 
@@ -163,13 +164,13 @@ def glob_root(path: str) -> str:
 
 
 def _wildcards(path: str) -> str:
-    # In a web address, "?" starts a query.
     return "*" if is_web(path) else "*?["
 
 
 def has_random_access(url: str) -> bool:
     """True if ranges of a shard can be read: not of compressed shards and commands."""
-    return not url.startswith("pipe:") and not url.lower().endswith(_COMPRESSED)
+    path = url.partition("?")[0] if is_web(url) else url
+    return not url.startswith("pipe:") and not path.lower().endswith(_COMPRESSED)
 
 
 def without_suffix(path: str) -> str | None:

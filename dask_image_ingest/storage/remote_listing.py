@@ -3,13 +3,15 @@
 from collections import defaultdict
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
+from urllib.parse import unquote
 
-from dask_image_ingest.errors import ShardError, ShardNotFoundError
+from dask_image_ingest.errors import ArgumentError, ShardError, ShardNotFoundError
 from dask_image_ingest.listing_progress import found as count
 from dask_image_ingest.storage.fsspec_compat import FileSystem, file_system
 from dask_image_ingest.storage.patterns import SHARDS, FileKind, LeftOut, glob_root, is_glob
 from dask_image_ingest.storage.remote import call_fsspec, version_of
-from dask_image_ingest.storage.shard import Shard, is_web, split_url
+from dask_image_ingest.storage.shard import Shard, as_sent, is_web, split_url
+from dask_image_ingest.url_secrets import is_signed
 
 #: List a folder, which may hold millions of other files, for no fewer of its files than this.
 WORTH_A_LISTING = 8
@@ -19,7 +21,7 @@ _REQUESTS_AT_ONCE = 32
 # fsspec's info of a file.
 Info = dict[str, Any]
 
-#: Folder → path → info: listings that the lookups of one read share.
+#: Folder → name → info: listings that the lookups of one read share.
 Listings = dict[str, dict[str, Info]]
 
 
@@ -33,8 +35,16 @@ def find_remote(
     left_out = LeftOut() if left_out is None else left_out
     shards: dict[str, list[Shard]] = {}
     for url in urls:
-        path = split_url(url)[1]
-        if path.endswith("/") or (is_glob(url) and not exists_remote(url, storage_options)):
+        head, path, tail = split_url(url)
+        if is_web(url) and tail:  # with a query it may be anything but a glob
+            if is_glob(head + path) and not exists_remote(url, storage_options):
+                raise ArgumentError(
+                    f"{url} cannot be listed, having a query: name the shards, for example with "
+                    "braces, as https://host/{000..127}.tar?query does"
+                )
+        elif path.endswith("/") or (
+            is_glob(head + path) and not exists_remote(url, storage_options)
+        ):
             shards[url] = _search(url, storage_options, kind, left_out)
     for folder, members in _by_folder([url for url in urls if url not in shards]).items():
         shards |= _look_up(folder, members, storage_options, kind, left_out)
@@ -53,7 +63,7 @@ def exists_remote(url: str, storage_options: dict[str, Any] | None) -> bool:
 def list_folder(
     folder: str, storage_options: dict[str, Any] | None, listings: Listings
 ) -> dict[str, Info]:
-    """Entries of a folder, from ``listings`` or by one request; empty if that failed before.
+    """Entries of a folder by name, from ``listings`` or by one request; empty if it failed before.
 
     Raises
     ------
@@ -61,11 +71,17 @@ def list_folder(
         If there is no such folder, or if its server does not list folders.
     """
     if folder not in listings:
-        listings[folder] = {}  # stays if the request fails
+        entries = listings[folder] = {}  # stays if the request fails
+        if web := is_web(folder):
+            head, path, tail = split_url(folder)
+            folder = f"{head}{path.rstrip('/')}/{tail}"
         fs, path = file_system(folder, storage_options)
-        entries = call_fsspec(folder, fs.ls, f"{path}/" if is_web(folder) else path, detail=True)
-        count(len(entries))
-        listings[folder] = {entry["name"].strip("/"): entry for entry in entries}
+        listed = call_fsspec(folder, fs.ls, path, detail=True)
+        count(len(listed))
+        for entry in listed:
+            name = entry["name"].rstrip("/").rpartition("/")[2]
+            entries[unquote(name.partition("?")[0]) if web else name] = entry
+        return entries
     return listings[folder]
 
 
@@ -86,7 +102,9 @@ def _by_folder(urls: list[str]) -> dict[str, list[str]]:
     by_folder: dict[str, list[str]] = defaultdict(list)
     for url in urls:
         head, path, tail = split_url(url)
-        by_folder[head + path.rpartition("/")[0] + tail].append(url)
+        # Each URL of the web has its own query, perhaps, and is looked up alone.
+        folder = head + path.rpartition("/")[0] + ("" if is_web(url) else tail)
+        by_folder[folder].append(url)
     return by_folder
 
 
@@ -100,19 +118,23 @@ def _infos_in(
     fs, root = file_system(folder, storage_options)
     paths = _paths(root, urls)
     if len(urls) < WORTH_A_LISTING:
-        return _infos(fs, paths, urls)
+        return _infos(fs, paths, urls, beside=True)
+    head, path, tail = split_url(urls[0])
     try:
-        entries = list_folder(folder, storage_options, listings)
+        entries = list_folder(head + path.rpartition("/")[0] + tail, storage_options, listings)
     except ShardNotFoundError:
         entries = {}
     except ShardError:
         if not is_web(folder):
             raise
         entries = {}
-    if is_web(folder) and not any(path in entries for path in paths):
-        first = _info(fs, paths[0], urls[0])
-        return [first, *[first and {"type": "file"}] * (len(paths) - 1)]
-    return [entries.get(path.strip("/")) for path in paths]
+    names = [split_url(url)[1].rpartition("/")[2] for url in urls]
+    if is_web(folder):
+        names = [unquote(name) for name in names]
+        if not any(name in entries for name in names):
+            first = _info(fs, paths[0], urls[0], beside=True)
+            return [first, *[first and {"type": "file"}] * (len(paths) - 1)]
+    return [entries.get(name) for name in names]
 
 
 def _look_up(
@@ -137,6 +159,8 @@ def _look_up(
 
 def _paths(folder_path: str, urls: list[str]) -> list[str]:
     """Paths in the file system of these URLs of one folder."""
+    if is_web(urls[0]):
+        return [as_sent(url) for url in urls]
     names = [split_url(url)[1].rpartition("/")[2] for url in urls]
     return [f"{folder_path.rstrip('/')}/{name}" if folder_path else name for name in names]
 
@@ -190,20 +214,27 @@ def _search(
     return shards + [_shard(file, entries[name]) for file, name in files.items()]
 
 
-def _infos(fs: FileSystem, paths: list[str], urls: list[str]) -> list[Info | None]:
+def _infos(
+    fs: FileSystem, paths: list[str], urls: list[str], beside: bool = False
+) -> list[Info | None]:
     with ThreadPoolExecutor(_REQUESTS_AT_ONCE if fs.async_impl else 1) as pool:
         infos = []
-        for info in pool.map(lambda path, url: _info(fs, path, url), paths, urls):
+        for info in pool.map(lambda path, url: _info(fs, path, url, beside), paths, urls):
             infos.append(info)
             count()
         return infos
 
 
-def _info(fs: FileSystem, path: str, url: str) -> Info | None:
+def _info(fs: FileSystem, path: str, url: str, beside: bool = False) -> Info | None:
     try:
         info: Info = call_fsspec(url, fs.info, path)
     except ShardNotFoundError:
         return None
+    except ShardError:
+        # The signature of a shard may be of that file alone: none beside it can be read then.
+        if beside and is_signed(url):
+            return None
+        raise
     return info
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import re
 from dataclasses import dataclass
+from urllib.parse import quote
 
 import fsspec
 import numpy as np
@@ -12,6 +13,12 @@ from fsspec.registry import known_implementations
 
 from dask_image_ingest.errors import ArgumentError, ShardError
 from dask_image_ingest.url_secrets import UrlHolder
+
+_WEB = ("http://", "https://")
+
+# Punctuation that is sent as it is: a % is part of an encoded character.
+_IN_PATH = "!$%&'()*+,-./:;=@[]_|~"
+_IN_QUERY = _IN_PATH + "?\\^`{}"
 
 
 def local_path(url: str) -> str | None:
@@ -23,15 +30,35 @@ def local_path(url: str) -> str | None:
 
 def is_web(url: str) -> bool:
     """True for a URL of a web server."""
-    return url.startswith(("http://", "https://"))
+    return url.startswith(_WEB)
 
 
 def split_url(url: str) -> tuple[str, str, str]:
-    """Split a remote URL around its path: ``zip://``, ``a.tar``, ``::s3://b/c.zip``."""
+    """Split a remote URL around its path: ``zip://``, ``a.tar``, ``::s3://b/c.zip``.
+
+    The last part of a URL of the web is its query: ``https://``, ``host/a.tar``, ``?sig=x``.
+    """
     match = re.fullmatch(r"((?:\w+::)*[^:/]+://)(.*?)(::.*)?", url)
     if match is None:
         raise ArgumentError(f"{url!r} is no URL that fsspec could read")
-    return match[1], match[2], match[3] or ""
+    head, path, tail = match[1], match[2], match[3] or ""
+    if head.endswith(_WEB):
+        end = re.search(r"[?#]|$", path)
+        assert end is not None
+        path, tail = path[: end.start()], path[end.start() :] + tail
+    return head, path, tail
+
+
+def as_sent(url: str) -> str:
+    """A URL of the web as it is requested: as it was given, byte for byte.
+
+    Only what no URL may have is percent-encoded, as browsers do, and no fragment is sent.
+    """
+    match = re.fullmatch(r"(?s)(https?://[^/?#]*)([^?#]*)(\??)([^#]*).*", url)
+    assert match is not None
+    host, path, mark, query = match.groups()
+    path = re.sub(r"%(?![0-9A-Fa-f]{2})", "%25", quote(path, _IN_PATH))
+    return host + path + mark + quote(query, _IN_QUERY)
 
 
 def identities(url: str, folders: dict[str, str] | None = None) -> set[tuple[str, str, str]]:

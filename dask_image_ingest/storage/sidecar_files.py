@@ -21,7 +21,8 @@ from dask_image_ingest.storage.remote_listing import (
     find_files,
     list_folder,
 )
-from dask_image_ingest.storage.shard import Shard, local_path, split_url
+from dask_image_ingest.storage.shard import Shard, is_web, local_path, split_url
+from dask_image_ingest.url_secrets import url_identity
 
 
 def folder_of(url: str) -> tuple[str, str]:
@@ -32,6 +33,13 @@ def folder_of(url: str) -> tuple[str, str]:
     head, path, tail = split_url(url)
     folder, _, name = path.rpartition("/")
     return head + folder + tail, name
+
+
+def shard_name(url: str) -> str:
+    """The name of a shard in its folder; with the query of a URL, if any, but no signature."""
+    name = folder_of(url)[1]
+    _, mark, query = url_identity(url).partition("?") if is_web(url) else ("", "", "")
+    return f"{name}{mark}{query.replace('/', '%2F')}"
 
 
 def inside(folder: str, name: str) -> str:

@@ -6,7 +6,7 @@ import aiohttp
 import dask
 import pytest
 
-from dask_image_ingest.storage.fsspec_compat import file_system, with_timeouts
+from dask_image_ingest.storage.fsspec_compat import file_system, with_web_options
 
 OURS = aiohttp.ClientTimeout(total=None, sock_connect=1.5, sock_read=2.5)
 THEIRS = aiohttp.ClientTimeout(total=7)
@@ -22,32 +22,32 @@ def configured():
 @pytest.mark.parametrize(
     ("url", "given", "expected"),
     [
-        ("http://x/a.tar", {}, {"client_kwargs": {"timeout": OURS}}),
+        ("http://x/a.tar", {}, {"client_kwargs": {"timeout": OURS}, "encoded": True}),
         (
             "https://x/a.tar",
             {"client_kwargs": {"headers": {"A": "b"}}},
-            {"client_kwargs": {"timeout": OURS, "headers": {"A": "b"}}},
+            {"client_kwargs": {"timeout": OURS, "headers": {"A": "b"}}, "encoded": True},
         ),
-        ("http://x/a.tar", {"client_kwargs": {"timeout": THEIRS}}, None),
-        ("http://x/a.tar", {"timeout": 7}, None),
+        ("http://x/a.tar", {"client_kwargs": {"timeout": THEIRS}, "encoded": False}, None),
+        ("http://x/a.tar", {"timeout": 7}, {"timeout": 7, "encoded": True}),
         ("gs://b/a.tar", {"requests_timeout": 7}, None),
         ("gs://b/a.tar", {"token": "anon"}, {"token": "anon", "requests_timeout": OURS}),
         ("memory://a.tar", {"a": 1}, None),
         (
             "zip://a.tar::https://x/a.zip",
             {"zip": {"mode": "r"}},
-            {"zip": {"mode": "r"}, "https": {"client_kwargs": {"timeout": OURS}}},
+            {"zip": {"mode": "r"}, "https": {"client_kwargs": {"timeout": OURS}, "encoded": True}},
         ),
         (
             "zip://a.tar::http://x/a.zip",
-            {"http": {"client_kwargs": {"timeout": THEIRS}}},
+            {"http": {"client_kwargs": {"timeout": THEIRS}, "encoded": False}},
             None,
         ),
     ],
 )
 def test_what_is_given_is_kept(url, given, expected):
     before = repr(given)
-    assert with_timeouts(url, given) == (given if expected is None else expected)
+    assert with_web_options(url, given) == (given if expected is None else expected)
     assert repr(given) == before
 
 

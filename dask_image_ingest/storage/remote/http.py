@@ -2,13 +2,9 @@
 
 from __future__ import annotations
 
-import os
 import re
-import urllib.request
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from typing import Any
-from urllib.parse import urlsplit
 
 import urllib3
 from urllib3.exceptions import (
@@ -23,6 +19,7 @@ from urllib3.exceptions import (
 )
 
 from dask_image_ingest.errors import ShardError, ShardNotFoundError
+from dask_image_ingest.storage.remote.connections import pool_manager
 from dask_image_ingest.storage.remote.fetch import Head, RetryableError
 from dask_image_ingest.storage.settings import Settings
 
@@ -36,10 +33,6 @@ _ADVICE = {
     403: "access is refused: check the credentials in storage_options=, and whether they may read "
     "this; a signed URL may have expired",
 }
-
-# By proxy and number of connections; emptied in a forked process, which must not share sockets.
-_managers: dict[tuple[str | None, int], urllib3.PoolManager] = {}
-os.register_at_fork(after_in_child=_managers.clear)
 
 
 class HTTPSource:
@@ -79,9 +72,7 @@ class HTTPSource:
             if response.status == 206:
                 total = _total(response)
                 if total is None:
-                    raise ShardError(
-                        f"{self.url} cannot be read: its server does not give its size"
-                    )
+                    total = self._size_by_head(stall_timeout)
                 self._size = total
                 expected = min(nbytes, total)
                 if len(data) < expected:
@@ -110,6 +101,14 @@ class HTTPSource:
                 if not wanted:
                     break
 
+    def _size_by_head(self, stall_timeout: float | None) -> int:
+        """The size by a HEAD request: a range's response may say ``*`` for it."""
+        with self._request({}, stall_timeout, "HEAD") as response:
+            size = response.headers.get("Content-Length", "")
+        if not size.isdecimal():
+            raise ShardError(f"{self.url} cannot be read: its server does not give its size")
+        return int(size)
+
     @property
     def version(self) -> str:
         """The ETag, else the time of the last modification."""
@@ -132,18 +131,19 @@ class HTTPSource:
 
     @contextmanager
     def _request(
-        self, headers: dict[str, str], stall_timeout: float | None = None
+        self, headers: dict[str, str], stall_timeout: float | None = None, method: str = "GET"
     ) -> Iterator[urllib3.BaseHTTPResponse]:
         """Response with bytes, or of status 412 or 416; raises for any other status."""
         timeout = urllib3.Timeout(
             connect=self._settings.connect_timeout,
             read=stall_timeout or self._settings.read_timeout,
         )
-        manager = pool_manager(self._settings, self._address())
+        address = self._address()
+        manager = pool_manager(self._settings, address)
         with _translate_errors(self.url):
-            response = manager.request(
-                "GET",
-                self._address(),
+            response = manager.urlopen(
+                method,
+                address,
                 headers={**self._headers, **headers},
                 preload_content=False,
                 decode_content=False,
@@ -180,20 +180,6 @@ class HTTPSource:
             f"{self.url} cannot be read: its server answers {answer}"
             + (f"; {advice}" if advice else "")
         )
-
-
-def pool_manager(settings: Settings, url: str) -> urllib3.PoolManager:
-    """Connections of this process, through the proxy that its environment names for a URL."""
-    parts = urlsplit(url)
-    proxy = urllib.request.getproxies().get(parts.scheme)
-    if proxy and urllib.request.proxy_bypass(parts.hostname or ""):
-        proxy = None
-    key = (proxy, settings.connections)
-    if key not in _managers:
-        options: dict[str, Any] = {"num_pools": 32, "maxsize": settings.connections}
-        new = urllib3.ProxyManager(proxy, **options) if proxy else urllib3.PoolManager(**options)
-        return _managers.setdefault(key, new)
-    return _managers[key]
 
 
 @contextmanager

@@ -14,6 +14,7 @@ from dask_image_ingest.errors import ShardError
 from dask_image_ingest.storage.fsspec_compat import FileSystem, file_system
 from dask_image_ingest.storage.pipe import without_permission
 from dask_image_ingest.storage.reader import ByteReader, MemoryReader, Range
+from dask_image_ingest.storage.remote.connections import credentials
 from dask_image_ingest.storage.remote.fetch import (
     Head,
     Retries,
@@ -253,7 +254,7 @@ def _sources(url: str, storage_options: dict[str, Any] | None, settings: Setting
     """
     options = without_permission(storage_options)
     protocol = url.partition("://")[0]
-    if protocol in ("http", "https") and (headers := _http_headers(options)) is not None:
+    if protocol in ("http", "https") and (headers := _http_headers(url, options)) is not None:
         return [HTTPSource(url, lambda: url, headers, settings)]
     fs, path = file_system(url, storage_options)
     if protocol in _S3 | _AZURE and (sign := _url_signer(fs, path, protocol)):
@@ -261,14 +262,17 @@ def _sources(url: str, storage_options: dict[str, Any] | None, settings: Setting
     return [FsspecSource(fs, path, url)]
 
 
-def _http_headers(options: dict[str, Any]) -> dict[str, str] | None:
+def _http_headers(url: str, options: dict[str, Any]) -> dict[str, str] | None:
     """The headers to send; None if there are other options, too, or other values than strings."""
     client = options.get("client_kwargs") or {}
     if options.keys() - {"headers", "client_kwargs"} or client.keys() - {"headers"}:
         return None
     headers = {**(client.get("headers") or {}), **(options.get("headers") or {})}
     all_strings = all(isinstance(text, str) for header in headers.items() for text in header)
-    return headers if all_strings else None
+    if not all_strings:
+        return None
+    named = any(name.lower() == "authorization" for name in headers)
+    return headers if named else headers | credentials(url)
 
 
 def _url_signer(fs: FileSystem, path: str, protocol: str) -> Callable[[], str] | None:
