@@ -155,21 +155,29 @@ def check_path(argument: str, value: Any) -> None:
         raise ArgumentError(f"{argument}={shown(value)}: its folder does not exist")
 
 
-def check_storage_options(value: Any) -> None:
+class StorageOptions(dict[str, Any]):
+    """Options of a file system; reprs have no values, which may be secret."""
+
+    def __repr__(self) -> str:
+        return "{" + ", ".join(f"{name!r}: ***" for name in self) + "}"
+
+
+def check_storage_options(value: Any) -> dict[str, Any] | None:
     """Refuse a value that is not a dict of options, and headers that no request can have.
 
     With such headers a file system would report that the file does not exist.
     """
     if value is None:
-        return
+        return None
     if not isinstance(value, dict) or not all(isinstance(k, str) for k in value):
         raise ArgumentError(
-            f"storage_options={shown(value)}: pass a dict of the file system's options, such as "
-            "{'anon': True}, or None"
+            f"storage_options is of type {type(value).__name__}: pass a dict of the file system's "
+            "options, such as {'anon': True}, or None"
         )
     for options in (value, value.get("http"), value.get("https"), value.get("client_kwargs")):
         if isinstance(options, dict) and options.get("headers") is not None:
             _check_headers(options["headers"])
+    return StorageOptions(value)
 
 
 def _check_headers(headers: Any) -> None:

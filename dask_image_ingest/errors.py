@@ -110,6 +110,18 @@ def _completed(message: str) -> str:
     return without_secrets(message) + worker
 
 
+def safe_cause(error: BaseException) -> BaseException:
+    """The error; or, if it or a cause of it shows a secret, plain ones with the masked texts."""
+    cause = error.__cause__ or (None if error.__suppress_context__ else error.__context__)
+    safe = None if cause is None else safe_cause(cause)
+    text = without_secrets(str(error))
+    if safe is cause and text == str(error):
+        return error
+    replaced = Exception(f"{type(error).__name__}: {text}").with_traceback(error.__traceback__)
+    replaced.__cause__ = safe
+    return replaced
+
+
 def this_worker() -> str:
     """Suffix that names the worker of this thread; empty outside a worker."""
     if "distributed.worker" not in sys.modules:

@@ -98,7 +98,7 @@ def checkpoint(
         raise ArgumentError(f"version={version!r}: pass a string, such as '1'")
     check_flag("overwrite", overwrite)
     check_flag("progress", progress)
-    check_storage_options(storage_options)
+    storage_options = check_storage_options(storage_options)
     folder = os.fspath(path) if isinstance(path, os.PathLike) else path
     if not isinstance(folder, str) or not folder:
         raise ArgumentError(f"path={path!r}: pass a folder or a URL")

@@ -24,6 +24,7 @@ from dask_image_ingest.decode import DecodeSpec
 from dask_image_ingest.errors import ArgumentError, FunctionError
 from dask_image_ingest.export import operation_name, shared_value
 from dask_image_ingest.storage import Shard
+from dask_image_ingest.url_secrets import url_identity
 from dask_image_ingest.user_functions import stable_token
 
 # Operands that don't change results: credentials, and names of tasks.
@@ -177,7 +178,8 @@ def _read_operands(expr: Scan, version: str | None) -> Iterator[str]:
         [(c.column, c.extension, str(c.type), c.path) for c in schema.components],
         [(c.column, c.name, str(c.type)) for c in schema.sidecar],
         _without_device(spec.options.decoding),
-        (spec.options.image, spec.options.is_table, spec.options.root, spec.options.classes),
+        (spec.options.image, spec.options.is_table),
+        (spec.options.root and url_identity(spec.options.root), spec.options.classes),
         *(
             (image.column, image.extensions, _without_device(image.decoding))
             for image in spec.options.other_images

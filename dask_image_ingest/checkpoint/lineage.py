@@ -141,8 +141,7 @@ def _replace_splits(expr: Any, splits: Sequence[VersionedSplit], cache: dict[str
         dataset = _dataset_with_splits(expr.dataset, splits)
         return expr.substitute_parameters({"dataset": dataset, "_partitions": None})
     if isinstance(expr, ReadStored):
-        by_source = {expr.stored.source(number): number for number in range(len(expr.stored.parts))}
-        numbers = [by_source[split.shards[0]] for split in splits]
+        numbers = [expr.stored.numbers[split.shards[0]] for split in splits]
         return expr.substitute_parameters({"_partitions": numbers})
     operands = [
         _with_splits(value, splits, cache) if isinstance(value, dx.Expr) else value

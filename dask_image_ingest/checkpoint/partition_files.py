@@ -12,6 +12,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from dask_image_ingest.storage import Shard
+from dask_image_ingest.url_secrets import url_identity
 
 _NAME = re.compile(r"([0-9a-f]{32})-(\d{5,})-of-(\d{5,})\.parquet")
 
@@ -38,7 +39,9 @@ def digest_of(*parts: str) -> str:
 def shard_prefix(query: str, shards: Sequence[Shard]) -> str:
     """Prefix of the files of a shard's partitions (or of several shards together) in a query."""
     files = (file for shard in shards for file in (shard, shard.sidecar) if file is not None)
-    versions = (text for file in files for text in (file.url, str(file.size), file.version))
+    versions = (
+        text for file in files for text in (url_identity(file.url), str(file.size), file.version)
+    )
     return digest_of(query, *versions)
 
 

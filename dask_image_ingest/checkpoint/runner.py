@@ -27,12 +27,12 @@ from dask_image_ingest.checkpoint.partition_files import (
     part_name,
     shard_prefix,
 )
-from dask_image_ingest.checkpoint.scan import StoredFrame
+from dask_image_ingest.checkpoint.scan import ReadStored, StoredFrame
 from dask_image_ingest.computing import run
 from dask_image_ingest.dask_internals import cull
 from dask_image_ingest.dataset import Scan, files_read, warn_user, with_sidecars
 from dask_image_ingest.errors import ArgumentError, ExportError, ShardError, ShardNotFoundError
-from dask_image_ingest.frames import backend_of
+from dask_image_ingest.frames import backend_of, with_urls
 from dask_image_ingest.storage import (
     JOURNAL,
     LOCK,
@@ -49,6 +49,7 @@ from dask_image_ingest.storage import (
     replacement_of,
     swap,
 )
+from dask_image_ingest.url_secrets import url_identity
 
 logger = logging.getLogger("dask_image_ingest")
 
@@ -151,8 +152,16 @@ class _Run:
             lengths=tuple(0 if name is None else parts[name]["rows"] for name in names),
             meta=self.meta,
             divisions=self.query.expr.divisions if self.query.has_divisions else divisions,
+            urls=tuple(map(self._urls, self.splits)),
             made_of=self.query.expr,
         )
+
+    def _urls(self, split: VersionedSplit) -> Mapping[str, str]:
+        """The URLs of a partition's shards by their identities, if they have secrets."""
+        for read in self.query.expr.find_operations(ReadStored):
+            return read.stored.urls[read.stored.numbers[split.shards[0]]]
+        identities = {url_identity(shard.url): shard.url for shard in split.shards}
+        return {identity: url for identity, url in identities.items() if identity != url}
 
     def finish(self, check_lock: Callable[[], None], show: bool) -> StoredFrame:
         """Compute missing partitions, and record all of them, unless another run took the lock."""
@@ -270,7 +279,7 @@ def _store(task: _Task, context: _Context) -> PartitionFile | str:
             f"checkpoint: a partition has the columns {list(frame.columns)}, and its frame said "
             f"{context.columns}: is the meta= of its functions right?"
         )
-    table = backend_of(frame).to_storage(frame)
+    table = with_urls(backend_of(frame).to_storage(frame), url_identity)
     with context.output.scratch() as file:
         parquet.write_table(table, file, compression="zstd", row_group_size=len(table) or None)
         context.output.commit(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
@@ -13,8 +14,9 @@ from pyarrow import parquet
 from dask_image_ingest.dask_internals import Task
 from dask_image_ingest.dataset import KeepsResults, Read, RowSource, files_read, row_sources
 from dask_image_ingest.errors import ExportError
-from dask_image_ingest.frames import backend_of, index_columns
+from dask_image_ingest.frames import backend_of, index_columns, with_urls
 from dask_image_ingest.storage import OutputStore, Shard
+from dask_image_ingest.url_secrets import without_secrets
 
 
 @dataclass(frozen=True, eq=False)
@@ -33,6 +35,9 @@ class StoredFrame:
         An empty frame with the same columns, types and index.
     divisions
         Dask's divisions.
+    urls
+        For each partition, the shards whose URLs have secrets, which are not stored: their
+        identities → the URLs to open them by.
     made_of
         The query whose results are stored.
     """
@@ -42,19 +47,21 @@ class StoredFrame:
     lengths: tuple[int, ...]
     meta: Any
     divisions: tuple[Any, ...]
+    urls: tuple[Mapping[str, str], ...]
     made_of: Any
     token: str = field(init=False)
 
     def __post_init__(self) -> None:
         names = list(map(str, self.meta.columns))
-        token = tokenize(self.output.url, self.parts, names, backend_of(self.meta).name)
+        backend = backend_of(self.meta).name
+        token = tokenize(self.output.url, self.parts, names, backend, self.urls)
         object.__setattr__(self, "token", token)
 
     def __dask_tokenize__(self) -> str:
         return self.token
 
     def __str__(self) -> str:
-        return f"{len(self.parts)} partitions in {self.output.url}"
+        return without_secrets(f"{len(self.parts)} partitions in {self.output.url}")
 
     __repr__ = __str__
 
@@ -63,6 +70,11 @@ class StoredFrame:
         name = self.parts[number]
         # The name is a digest of everything that determines the content, so it serves as version.
         return Shard(f"{self.output.url}#{number}" if name is None else name, 0, name or "skipped")
+
+    @functools.cached_property
+    def numbers(self) -> Mapping[Shard, int]:
+        """The number of the partition that each stand-in stands for."""
+        return {self.source(number): number for number in range(len(self.parts))}
 
 
 class ReadStored(Read, KeepsResults):
@@ -93,11 +105,12 @@ class ReadStored(Read, KeepsResults):
         return None if sources is None else tuple(sources[n] for n in self._partitions)
 
     def _filtered_task(self, name: Any, index: int) -> Task:
-        output, part = self.stored.output, self.stored.parts[index]
-        return Task(name, read_part, output, part, self._meta, _data_producer=True)
+        stored = self.stored
+        part, urls = stored.parts[index], stored.urls[index]
+        return Task(name, read_part, stored.output, part, self._meta, urls, _data_producer=True)
 
 
-def read_part(output: OutputStore, part: str | None, meta: Any) -> Any:
+def read_part(output: OutputStore, part: str | None, meta: Any, urls: Mapping[str, str]) -> Any:
     """Read the columns of ``meta`` of one partition; for a skipped one, an empty frame.
 
     Raises
@@ -118,4 +131,6 @@ def read_part(output: OutputStore, part: str | None, meta: Any) -> Any:
             f"{output.locate(part)} cannot be read any more: {error}. If it is gone or damaged, "
             "remove it, and let checkpoint() make it again"
         ) from error
+    if urls:
+        table = with_urls(table, lambda url: urls.get(url, url))
     return backend.from_storage(table, meta)

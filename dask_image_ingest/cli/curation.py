@@ -18,6 +18,7 @@ from dask_image_ingest.curate import duplicates as find_duplicates
 from dask_image_ingest.curate import issue_summary, issues, report
 from dask_image_ingest.progress_bar import progress
 from dask_image_ingest.report import number, printable_text
+from dask_image_ingest.storage import shard_name
 from dask_image_ingest.view import refuse_source
 from dask_image_ingest.url_secrets import without_secrets
 
@@ -64,7 +65,7 @@ def quality(args: argparse.Namespace) -> int:
                 for name, row in summary.iterrows()
             },
         }
-        print(json.dumps(result, indent=2))
+        print(without_secrets(json.dumps(result, indent=2)))
     else:
         lines = [f"{number(len(table), 'sample')}, {unknown:,} without an image that decodes", ""]
         lines.append(f"{'issue':<16}{'images':>8}{'share':>8}  worst")
@@ -97,7 +98,7 @@ def duplicates(args: argparse.Namespace) -> int:
     count = sum(len(group["duplicates"]) for group in groups)
     if args.json:
         result = {"samples": len(table), "duplicates": count, "skipped": skipped, "groups": groups}
-        print(json.dumps(result, indent=2))
+        print(without_secrets(json.dumps(result, indent=2)))
     else:
         lines = [f"{number(len(table), 'sample')}, {number(count, 'duplicate')}"]
         rows = [(group["keep"], row) for group in groups for row in group["duplicates"]]
@@ -167,4 +168,4 @@ def _groups(table: pd.DataFrame) -> list[dict[str, Any]]:
 
 
 def _row_text(row: dict[str, Any]) -> str:
-    return f"{row['__key__']} of {row['__url__'].rsplit('/', 1)[-1]}"
+    return f"{row['__key__']} of {shard_name(row['__url__'])}"

@@ -22,6 +22,7 @@ from dask_image_ingest.errors import ArgumentError
 from dask_image_ingest.export import reads_samples, to_webdataset
 from dask_image_ingest.progress_bar import progress
 from dask_image_ingest.report import number
+from dask_image_ingest.url_secrets import without_secrets
 
 _NO_PIXELS = ["image", "error"]
 
@@ -93,7 +94,7 @@ def export_command(args: argparse.Namespace) -> int:
     with skipped_shards(silent=_DAMAGED) as skipped:
         result, duplicates = _export(args, sys.stderr.isatty())
     summary = {"duplicates": duplicates} | _summary(result, skipped)
-    print(json.dumps(summary, indent=2) if args.json else _summary_text(summary))
+    print(without_secrets(json.dumps(summary, indent=2) if args.json else _summary_text(summary)))
     return 1 if any(summary[name] for name in ("left_out", "damaged", "skipped")) else 0
 
 

@@ -53,7 +53,7 @@ _FILES = (*(f".{extension}" for extension in IMAGE_EXTENSIONS.split(";")), _PARQ
 def describe(args: argparse.Namespace) -> int:
     """Print totals, and a line per shard; decodes images only with ``--decode``."""
     summary = summarize(_reports(args, args.decode), args.decode)
-    print(json.dumps(summary, indent=2) if args.json else without_secrets(describe_text(summary)))
+    print(without_secrets(json.dumps(summary, indent=2) if args.json else describe_text(summary)))
     return BAD_DATA if is_bad(summary) else FINE
 
 
@@ -63,7 +63,7 @@ def head(args: argparse.Namespace) -> int:
     frame = frame[[name for name in frame.columns if name not in _NEEDS_DECODING]]
     rows = first_rows(frame, args.n, lambda *heads: compute_all(heads, _on_terminal()))
     records = pa.Table.from_pandas(rows, preserve_index=False).to_pylist()
-    print(_as_json(records) if args.json else without_secrets(head_text(rows)))
+    print(without_secrets(_as_json(records) if args.json else head_text(rows)))
     return BAD_DATA if rows["height"].isna().any() else FINE
 
 
@@ -85,7 +85,8 @@ def gallery(args: argparse.Namespace) -> int:
         )
     errors = [card.error for card in sheet.cards if card.error]
     written = {"page": args.output, "shown": len(sheet), "errors": errors}
-    print(json.dumps(written) if args.json else f"{args.output}: {len(sheet):,} images")
+    text = json.dumps(written) if args.json else f"{args.output}: {len(sheet):,} images"
+    print(without_secrets(text))
     return BAD_DATA if errors else FINE
 
 
@@ -93,9 +94,10 @@ def check(args: argparse.Namespace) -> int:
     """Decode every image; print a report of the shards' health."""
     reports = _reports(args, decode_too=True)
     if args.json:
-        print(json.dumps(check_summary(reports), indent=2))
+        text = json.dumps(check_summary(reports), indent=2)
     else:
-        print(without_secrets(check_text(reports)))
+        text = check_text(reports)
+    print(without_secrets(text))
     return BAD_DATA if any(map(has_problems, reports)) else FINE
 
 
@@ -111,7 +113,7 @@ def index(args: argparse.Namespace) -> int:
         storage_options=args.storage_options,
     )
     records = table.astype(object).where(table.notna(), None).to_dict("records")
-    print(json.dumps(records, indent=2) if args.json else without_secrets(index_text(records)))
+    print(without_secrets(json.dumps(records, indent=2) if args.json else index_text(records)))
     return BAD_DATA if table["damage"].notna().any() or table["error"].notna().any() else FINE
 
 

@@ -122,7 +122,7 @@ def decode_images(
     elif not references:
         _check_locations(meta)
     check_choice("errors", errors, ("null", "raise", "drop"))
-    check_storage_options(storage_options)
+    storage_options = check_storage_options(storage_options)
     storage_options = with_permission(storage_options, allow_pipes)
     decoding = make_decode_spec(
         device=backend_of(meta).device,

@@ -9,7 +9,6 @@ from typing import Any, Literal, TypeAlias
 from dask_image_ingest.arguments import (
     check_choice,
     check_flag,
-    check_storage_options,
     number_of_bytes,
     shown,
 )
@@ -83,7 +82,7 @@ NO_GPU_HERE = (
 )
 
 
-def checked_backend(backend: str | None, errors: Any, storage_options: Any, decode: Any) -> Backend:
+def checked_backend(backend: str | None, errors: Any, decode: Any) -> Backend:
     """Check arguments that all reads share, and choose the backend.
 
     Raises
@@ -96,7 +95,6 @@ def checked_backend(backend: str | None, errors: Any, storage_options: Any, deco
     if chosen.device == "gpu" and not gpus():
         warnings.warn(NO_GPU_HERE, stacklevel=3)
     check_choice("errors", errors, ("null", "raise", "drop"))
-    check_storage_options(storage_options)
     check_flag("decode", decode)
     return chosen
 

@@ -15,6 +15,7 @@ from dask.base import tokenize
 from dask_image_ingest.arguments import (
     check_choice,
     check_columns,
+    check_storage_options,
     list_of_names,
     shown,
 )
@@ -239,7 +240,8 @@ def read_webdataset_images(
     >>> ddf[ddf.width >= 512].images.stack().compute().shape
     (16, 224, 224, 3)
     """
-    backend_ = checked_backend(backend, errors, storage_options, decode)
+    backend_ = checked_backend(backend, errors, decode)
+    storage_options = check_storage_options(storage_options)
     check_choice("shard_errors", shard_errors, ("raise", "skip"))
     check_sidecar(sidecar)
     storage_options = with_permission(storage_options, allow_pipes)

@@ -11,6 +11,7 @@ import numpy as np
 
 from dask_image_ingest.decode.buffers import Origin
 from dask_image_ingest.errors import ArgumentError
+from dask_image_ingest.url_secrets import url_identity
 
 # Distance in DALI's counter between neighbours in a batch (`kSkipaheadPerSample`).
 _STRIDE = 65537
@@ -71,7 +72,7 @@ def first_state(origin: Origin, seed: str) -> np.ndarray:
     uint32 array of a Philox generator's key, counter and phase. DALI adds an image's position in
     the batch, times `_STRIDE`, to the upper half of the counter.
     """
-    shard = origin.shard.encode("utf-8", "surrogateescape")
+    shard = url_identity(origin.shard).encode("utf-8", "surrogateescape")
     key = hashlib.blake2b(shard, digest_size=8, salt=_digest(seed)).digest()
     stream = origin.number * _STRIDE % 2**64
     return np.frombuffer(struct.pack("<8sQQI", key, 0, stream, 0), np.uint32)

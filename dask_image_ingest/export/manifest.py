@@ -16,6 +16,7 @@ from dask_image_ingest.export.options import LEFT_OUT, MANIFEST, PLAN, Options, 
 from dask_image_ingest.export.plan.shard_plan import ShardPlan
 from dask_image_ingest.export.write.shard import done_name, has_recorded_sizes
 from dask_image_ingest.storage import OutputStore
+from dask_image_ingest.url_secrets import without_secrets
 
 #: Format version of plans and manifests.
 FORMAT = 1
@@ -214,5 +215,8 @@ def result_frame(output: OutputStore, manifest: Mapping[str, Any]) -> pd.DataFra
         }
     )
     facts = ("left_out", "damaged", "interleaved", "sources")
-    frame.attrs = {"folder": output.url, **{name: manifest[name] for name in facts}}
+    frame.attrs = {
+        "folder": without_secrets(output.url),
+        **{name: manifest[name] for name in facts},
+    }
     return frame

@@ -32,8 +32,10 @@ from dask_image_ingest.dataset import (
     unfused,
 )
 from dask_image_ingest.errors import ArgumentError, FunctionError
+from dask_image_ingest.frames import backend_of, with_urls
 from dask_image_ingest.ops import MapBatches
 from dask_image_ingest.storage import Shard, is_pipe, local_path
+from dask_image_ingest.url_secrets import url_identity
 from dask_image_ingest.user_functions import stable_token
 
 
@@ -130,17 +132,17 @@ def _read(frame: Any) -> Iterator[tuple[Sequence[Shard], dict[str, Any] | None]]
 _PROCESS = uuid.uuid4().hex
 
 
-def frame_fingerprint(frame: Any, columns: Sequence[str], *more: Any) -> str:
-    """Token of some columns of a frame, and of ``more`` that the result depends on.
+def frame_fingerprint(frame: Any, columns: Sequence[str]) -> str:
+    """Token of some columns of a frame.
 
     It holds in this process only if the frame is persisted, has delayed objects, or functions
     without a stable token.
     """
     frame = frame[list(columns)]
     if not isinstance(frame, FrameBase):
-        return tokenize(frame, *more)
+        return tokenize(with_urls(backend_of(frame).to_storage(frame), url_identity))
     expr = _without_partitions(frame.expr)
-    token = tokenize(expr, *more)
+    token = tokenize(expr)
     try:
         return tokenize(token, [stable_token(value) for value in _operands(expr)])
     except Exception:  # an object without a stable token
@@ -154,7 +156,10 @@ def _without_partitions(expr: Any) -> Any:
             continue
         data, schema = read.dataset, read.dataset.schema
         columns = str((schema.components, schema.sidecar))
-        token = tokenize(_versions(data.shards), columns, data.options)
+        # Credentials may change: shards are told apart by their versions.
+        root = data.options.root and url_identity(data.options.root)
+        options = replace(data.options, storage_options=None, root=root)
+        token = tokenize(_versions(data.shards), columns, options)
         parameters = {"dataset": replace(data, token=token)}
         expr = expr.substitute(read, read.substitute_parameters(parameters))
     return expr
@@ -162,7 +167,7 @@ def _without_partitions(expr: Any) -> Any:
 
 def _versions(shards: Sequence[Shard]) -> list[tuple[Any, ...]]:
     files = (file for shard in shards for file in (shard, shard.sidecar) if file is not None)
-    return [(file.url, file.size, file.version) for file in files]
+    return [(url_identity(file.url), file.size, file.version) for file in files]
 
 
 def unstable_steps(frame: Any) -> list[str]:

@@ -49,6 +49,7 @@ from dask_image_ingest.storage import (
     replacement_of,
     swap,
 )
+from dask_image_ingest.url_secrets import url_identity
 
 # Facts about a planned export, for a run that resumes it.
 _FACTS = f"{STAGING}/facts.json"
@@ -113,7 +114,7 @@ class _Run:
         self.columns = metadata_columns(frame)
         needed = dict.fromkeys([*self.columns, *context.options.members.columns])
         existing = [name for name in needed if name in frame.columns]
-        self.token = frame_fingerprint(frame, existing, context.source_options)
+        self.token = frame_fingerprint(frame, existing)
 
     def run(self) -> pd.DataFrame:
         """Plan the export and write its shards, except what an earlier run has done."""
@@ -209,9 +210,9 @@ class _Run:
             "shards": plan.shards,
             "attrs": {
                 "left_out": prepared.rejected.summary(),
-                "damaged": {s.url: s.damage for s in plan.sources if s.damage},
+                "damaged": {url_identity(s.url): s.damage for s in plan.sources if s.damage},
                 "interleaved": sum(source.interleaved for source in plan.sources),
-                "sources": [source.url for source in plan.sources if source.url],
+                "sources": [url_identity(source.url) for source in plan.sources if source.url],
             },
         }
         self.output.put(_FACTS, json.dumps(facts).encode())

@@ -33,7 +33,13 @@ from dask_image_ingest.dataset import (
 from dask_image_ingest.errors import ArgumentError
 from dask_image_ingest.export.query import as_query, source_options_of
 from dask_image_ingest.export.stored_images import not_referenced, stored_files
-from dask_image_ingest.frames import backend_of, image_columns, pandas_type, reference_columns
+from dask_image_ingest.frames import (
+    backend_of,
+    image_columns,
+    pandas_type,
+    reference_columns,
+    with_urls,
+)
 from dask_image_ingest.storage import (
     LOCK,
     PARQUET_ADVICE,
@@ -46,6 +52,7 @@ from dask_image_ingest.storage import (
     refuse_sources,
     swap,
 )
+from dask_image_ingest.url_secrets import url_identity
 from dask_image_ingest.view import references_of_images
 
 # The names of files that tasks have staged.
@@ -125,7 +132,7 @@ def to_parquet_images(
     check_frame(frame._meta if isinstance(frame, FrameBase) else frame)
     frame = as_query(frame)
     check_flag("overwrite", overwrite)
-    check_storage_options(storage_options)
+    storage_options = check_storage_options(storage_options)
     if source_options is None:
         source_options = source_options_of(frame)
     lazy = frame if isinstance(frame, FrameBase) else None
@@ -248,7 +255,7 @@ def _with_files(
         references = {name: references_of(frame, name) for name in images}
     else:
         references = {"image": pa.chunked_array([references_of_locations(frame)])}
-    table = backend.to_arrow(frame.drop(columns=list(images)))
+    table = with_urls(backend.to_arrow(frame.drop(columns=list(images))), url_identity)
     result = table.to_pandas(types_mapper=pandas_type).set_axis(range(len(frame)))
     for name, column in references.items():
         keys = field_of(column, "key").to_pylist()

@@ -11,7 +11,13 @@ from typing import Any, Literal
 import pandas as pd
 from dask.utils import parse_bytes
 
-from dask_image_ingest.arguments import is_utf8, is_whole, shown, whole_number
+from dask_image_ingest.arguments import (
+    check_storage_options,
+    is_utf8,
+    is_whole,
+    shown,
+    whole_number,
+)
 from dask_image_ingest.errors import ArgumentError
 from dask_image_ingest.export.image_origin import ImageOrigin, image_origin
 from dask_image_ingest.export.members import Members, add_stored, parse_members
@@ -144,7 +150,8 @@ def to_webdataset(
     2  002.tar        8       32
     """
     frame = as_query(frame)
-    output, template = split_path(path, storage_options)
+    output, template = split_path(path, check_storage_options(storage_options))
+    source_options = check_storage_options(source_options)
     options = make_options(
         frame,
         template,

@@ -49,6 +49,7 @@ from dask_image_ingest.frames.reference_dtype import (
     ImageReference,
     as_references,
     references_of_fields,
+    with_urls,
 )
 
 __all__ = [
@@ -87,5 +88,6 @@ __all__ = [
     "register_accessor",
     "stack_views",
     "this_machine",
+    "with_urls",
     "workers",
 ]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, TypeAlias
 
@@ -11,8 +11,9 @@ import pyarrow as pa
 from dask.dataframe.extensions import make_array_nonempty
 
 from dask_image_ingest.errors import OperandError
-from dask_image_ingest.frames.arrow_types import bytes_of, is_byte_list
+from dask_image_ingest.frames.arrow_types import bytes_of, is_byte_list, is_text
 from dask_image_ingest.frames.nested_dtype import NamedDtype, NestedArray, arrow_of
+from dask_image_ingest.url_secrets import UrlHolder
 
 #: Arrow type of an `ImageReference`. A null is a row without a sample, for example after an outer
 #: merge.
@@ -33,8 +34,8 @@ REFERENCE = pa.struct(
 _HASHED_BYTES = 256
 
 
-@dataclass(frozen=True, slots=True)
-class ImageReference:
+@dataclass(frozen=True, slots=True, repr=False)
+class ImageReference(UrlHolder):
     """Reference to an encoded image: the sample and byte range in a shard, or the bytes.
 
     Attributes
@@ -94,6 +95,28 @@ def references_of_fields(
         for field in REFERENCE
     ]
     return pa.StructArray.from_arrays(arrays, fields=list(REFERENCE), mask=nulls)
+
+
+def with_urls(table: pa.Table, change: Callable[[str], str]) -> pa.Table:
+    """A table with other URLs in its column ``__url__`` and in its references."""
+    for number, field in enumerate(table.schema):
+        column = table.column(number).combine_chunks()
+        if field.name == "__url__" and is_text(field.type):
+            table = table.set_column(number, field, _changed(column, change))
+        elif holds_references(field.type):
+            parts = dict(zip(REFERENCE.names, column.flatten(), strict=True))
+            parts["url"] = _changed(parts["url"], change)
+            new = pa.StructArray.from_arrays(
+                [*parts.values()], fields=list(field.type), mask=column.is_null()
+            )
+            table = table.set_column(number, field, new)
+    return table
+
+
+def _changed(urls: pa.Array, change: Callable[[str], str]) -> pa.Array:
+    encoded = urls.dictionary_encode()
+    changed = [None if url is None else change(url) for url in encoded.dictionary.to_pylist()]
+    return pa.array(changed, urls.type).take(encoded.indices)
 
 
 def holds_references(type_: pa.DataType) -> bool:

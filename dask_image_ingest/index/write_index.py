@@ -42,6 +42,7 @@ from dask_image_ingest.storage import (
     shard_name,
 )
 from dask_image_ingest.tar import Damage, index_tar
+from dask_image_ingest.url_secrets import without_secrets
 
 _REPLACED = (
     "another call has written this combined index at the same time, without this shard. Call again "
@@ -119,7 +120,7 @@ def write_index(
     check_flag("overwrite", overwrite)
     check_flag("progress", progress)
     check_choice("shard_errors", shard_errors, ("raise", "skip"))
-    check_storage_options(storage_options)
+    storage_options = check_storage_options(storage_options)
     target = _folder(folder)
     shards = find_shards(paths, storage_options)
     for shard in shards:
@@ -144,7 +145,9 @@ def write_index(
             f"{len(failed)} of {len(outcomes)} shards have no index, all others have one. The "
             f"first: {failed[0].error}"
         )
-    return pd.DataFrame([asdict(outcome) for outcome in outcomes])
+    table = pd.DataFrame([asdict(outcome) for outcome in outcomes])
+    shown = {name: table[name].map(without_secrets) for name in ("shard", "index")}
+    return table.assign(**shown)
 
 
 @dataclass(frozen=True)

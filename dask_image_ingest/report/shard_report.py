@@ -27,6 +27,7 @@ from dask_image_ingest.decode import (
 from dask_image_ingest.errors import ShardError, ShardNotFoundError
 from dask_image_ingest.storage import open_shard
 from dask_image_ingest.tar import IMAGE_EXTENSIONS, LINKS, ShardIndex, Skipped, index_tar
+from dask_image_ingest.url_secrets import without_secrets
 
 #: How many keys a report names for one problem.
 NAMED = 3
@@ -74,7 +75,7 @@ class ShardReport:
     Attributes
     ----------
     url
-        The shard.
+        The shard, without secrets.
     unreadable
         Why it cannot be read at all; None if it can.
     damage
@@ -112,6 +113,9 @@ class ShardReport:
     pax: int = 0
     sparse: int = 0
     skipped: Mapping[str, Skipped] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        self.url = without_secrets(self.url)
 
     @property
     def has_links(self) -> bool:

@@ -13,6 +13,7 @@ from dask.utils import format_bytes
 
 from dask_image_ingest.decode import printable
 from dask_image_ingest.report.shard_report import ShardReport
+from dask_image_ingest.url_secrets import without_secrets
 
 #: Descriptions of members that are not read, by code.
 SKIPPED = {
@@ -35,8 +36,9 @@ def skipped_counts(shards: Iterable[ShardReport]) -> dict[str, int]:
 
 def head_text(rows: pd.DataFrame) -> str:
     """Rows as a table that fits the terminal, without the common folder of their shards."""
-    folder = common_folder(list(rows["__url__"]))
-    shown = rows.assign(__url__=rows["__url__"].str.removeprefix(folder)).rename(columns=_escaped)
+    urls = rows["__url__"].map(without_secrets, na_action="ignore")
+    folder = common_folder(list(urls))
+    shown = rows.assign(__url__=urls.str.removeprefix(folder)).rename(columns=_escaped)
     for name in shown.columns[shown.dtypes.map(pd.api.types.is_string_dtype)]:
         shown[name] = shown[name].map(_escaped, na_action="ignore")
     width = shutil.get_terminal_size((120, 0)).columns

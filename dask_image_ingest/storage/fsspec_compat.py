@@ -13,6 +13,7 @@ from dask_image_ingest.errors import (
     MissingDependencyError,
     ShardError,
     ShardNotFoundError,
+    safe_cause,
 )
 from dask_image_ingest.storage.pipe import without_permission
 from dask_image_ingest.storage.settings import Settings, configured_settings
@@ -89,7 +90,7 @@ def translate_errors(url: str, read: Any, *args: Any, **kwargs: Any) -> Any:
 
 def _is_failure(cause: BaseException | None) -> bool:
     """True if the cause of a FileNotFoundError is not a genuine 404."""
-    if isinstance(cause, (OSError, TypeError)):
+    if isinstance(cause, (OSError, TypeError, ValueError)):
         return not isinstance(cause, FileNotFoundError)
     return getattr(cause, "status", 404) not in (404, 410)
 
@@ -140,10 +141,14 @@ def file_system(url: str, storage_options: dict[str, Any] | None) -> tuple[FileS
         unknown = extra is not None and str(error) == f"Protocol not known: {protocol}"
         if not isinstance(error, ImportError) and not unknown:
             why = f"{url} cannot be read, with these storage_options: {error}"
-            raise ArgumentError(why) from error
+            raise ArgumentError(why) from safe_cause(error)
         install = (
             f" pip install 'dask-image-ingest[{extra}]' brings what it needs." if extra else ""
         )
-        raise MissingDependencyError(f"{url} cannot be read: {error}.{install}") from error
+        raise MissingDependencyError(f"{url} cannot be read: {error}.{install}") from safe_cause(
+            error
+        )
     except Exception as error:  # some file systems connect on creation
-        raise ShardError(f"{url} cannot be read: {type(error).__name__}: {error}") from error
+        raise ShardError(f"{url} cannot be read: {type(error).__name__}: {error}") from safe_cause(
+            error
+        )

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from braceexpand import braceexpand
 
 from dask_image_ingest.arguments import is_utf8, shown
-from dask_image_ingest.errors import ArgumentError
+from dask_image_ingest.errors import ArgumentError, safe_cause
 from dask_image_ingest.storage.shard import is_web
 
 # Several times the number of shards of the largest datasets.
@@ -38,7 +38,7 @@ def expand_braces(pattern: str) -> list[str]:
     except (ValueError, RecursionError) as error:
         raise ArgumentError(
             f"{shown(pattern)} has unbalanced braces, or too many, and no such file exists"
-        ) from error
+        ) from safe_cause(error)
     raise ArgumentError(
         f"{shown(pattern)} means more than {_MOST_PATHS:,} paths: look at the numbers in its "
         "braces, or name the folder that the shards are in"

@@ -9,7 +9,7 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from typing import Any
 
-from dask_image_ingest.arguments import check_flag
+from dask_image_ingest.arguments import StorageOptions, check_flag
 from dask_image_ingest.errors import ArgumentError, ShardError
 
 # The storage option that allows commands: storage options get wherever shards are read.
@@ -48,7 +48,8 @@ def refuse_pipes(url: str, storage_options: dict[str, Any] | None) -> None:
 def with_permission(storage_options: dict[str, Any] | None, allow: Any) -> dict[str, Any] | None:
     """The storage options plus the argument ``allow_pipes=``."""
     check_flag("allow_pipes", allow)
-    return {**(storage_options or {}), _ALLOWED: True} if allow else storage_options
+    allowed = {**(storage_options or {}), _ALLOWED: True}
+    return StorageOptions(allowed) if allow else storage_options
 
 
 def without_permission(storage_options: dict[str, Any] | None) -> dict[str, Any]:

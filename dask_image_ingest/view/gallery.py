@@ -26,7 +26,7 @@ from dask_image_ingest.dask_internals import FrameBase
 from dask_image_ingest.dataset import LOCATION_COLUMNS, datasets_of, files_read
 from dask_image_ingest.errors import ArgumentError
 from dask_image_ingest.frames import backend_of, image_columns
-from dask_image_ingest.storage import refuse_sources
+from dask_image_ingest.storage import refuse_sources, shard_name
 from dask_image_ingest.view.cards import Thumbnails
 from dask_image_ingest.view.page import bars_chart, columns_chart, page, refuse_no_page, write_page
 from dask_image_ingest.view.references import decode_references, references_of_images
@@ -102,7 +102,7 @@ def gallery(
     check_frame(frame)
     check_path("path", path)
     check_flag("decode", decode)
-    check_storage_options(storage_options)
+    storage_options = check_storage_options(storage_options)
     if title is not None and not (isinstance(title, str) and is_utf8(title)):
         raise ArgumentError(f"title={shown(title)}: pass a text, or None")
     refuse_source(frame, path)
@@ -237,6 +237,5 @@ def _default_title(frame: Any) -> str:
     dataset = next(datasets_of(frame.expr), None) if isinstance(frame, FrameBase) else None
     if dataset is None:
         return "Images"
-    urls = [shard.url for shard in dataset.shards]
-    first, last = (url.rpartition("/")[2] for url in (urls[0], urls[-1]))
+    first, last = (shard_name(shard.url) for shard in (dataset.shards[0], dataset.shards[-1]))
     return first if first == last else f"{first} … {last}"

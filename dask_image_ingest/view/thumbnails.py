@@ -20,6 +20,7 @@ from dask_image_ingest.dataset import LOCATION_COLUMNS
 from dask_image_ingest.decode import LARGEST_SIZE
 from dask_image_ingest.frames import backend_of, image_columns
 from dask_image_ingest.ops import encode, small_images
+from dask_image_ingest.url_secrets import without_secrets
 from dask_image_ingest.view.cards import Card, Thumbnails
 from dask_image_ingest.view.labels import overlay_labels
 from dask_image_ingest.view.references import at_size, decode_small, references_of_images
@@ -46,7 +47,7 @@ def make_thumbnails(
     n = whole_number("n", n, 1, "pass a positive number of images")
     advice = f"pass the longer edge in pixels, from 1 to {LARGEST_SIZE}"
     thumbnail = whole_number("thumbnail", thumbnail, 1, advice, LARGEST_SIZE)
-    check_storage_options(storage_options)
+    storage_options = check_storage_options(storage_options)
     # A frame without images, whose locations are known.
     has_locations = not image_columns(frame) and {*LOCATION_COLUMNS} <= {*frame.columns}
     if has_locations:
@@ -107,7 +108,7 @@ def _card(array: Any, record: dict[str, Any], texts: list[str], thumbnail: int) 
         jpeg=None if array is None else encode(_displayable(array), "jpeg", 85),
         shape=shape,
         error=error,
-        texts={name: _value_text(record[name]) for name in texts},
+        texts={name: without_secrets(_value_text(record[name])) for name in texts},
         facts=_facts_text(record),
     )
 

@@ -58,6 +58,10 @@ class Faulty:
         asked for is done, and the answer never comes.
     times
         Path → when it was changed, as the server tells it.
+    queries
+        Path → the only query with which it is given out, byte for byte; ``*`` for all other paths.
+    sizes
+        Whether the answers to ranges tell the size of the whole.
     latency, bandwidth
         Seconds before each answer; bytes per second and connection.
     together
@@ -70,6 +74,8 @@ class Faulty:
     tags: bool = True
     pages: bool = False
     times: dict[str, str] = field(default_factory=dict)
+    queries: dict[str, str] = field(default_factory=dict)
+    sizes: bool = True
     rates: dict[str, float] = field(default_factory=dict)
     latency: float = 0.0
     bandwidth: float = 0.0
@@ -156,7 +162,9 @@ class _Handler(BaseHTTPRequestHandler):
         return self._send(state, status, headers, body, kind)
 
     def _own(self, state: Faulty) -> tuple[int, dict[str, str], bytes]:
-        path = self.path.partition("?")[0]
+        path, _, query = self.path.partition("?")
+        if query != state.queries.get(path, state.queries.get("*", query)):
+            return 403, {}, b"no"
         if match := re.match(r"/(\d{3})/", path):
             return int(match[1]), {}, b"no"
         path = unquote(path)
@@ -177,7 +185,7 @@ class _Handler(BaseHTTPRequestHandler):
         stop = min(int(asked[2] or len(body)) + 1, len(body))
         if start >= len(body):
             return 416, {"Content-Range": f"bytes */{len(body)}"}, b""
-        headers["Content-Range"] = f"bytes {start}-{stop - 1}/{len(body)}"
+        headers["Content-Range"] = f"bytes {start}-{stop - 1}/{len(body) if state.sizes else '*'}"
         return 206, headers, body[start:stop]
 
     def _page(self, state: Faulty, path: str) -> tuple[int, dict[str, str], bytes]:
@@ -187,7 +195,7 @@ class _Handler(BaseHTTPRequestHandler):
         if not below or not state.pages:
             return 404, {}, b""
         names = sorted({name.partition("/")[0] + "/" * ("/" in name) for name in below})
-        links = "".join(f'<a href="{folder}{name}">{name}</a>' for name in names)
+        links = "".join(f'<a href="{name}">{name}</a>' for name in names)
         return 200, {"Content-Type": "text/html"}, f"<html>{links}</html>".encode()
 
     def _relay(self, state: Faulty, sent: bytes) -> tuple[int, dict[str, str], bytes]:

@@ -121,7 +121,7 @@ def fingerprints(
     variants = check_variants(variants)
     if variants and "pdq" not in chosen:
         raise ArgumentError("variants= are those of PDQ: have 'pdq' among kinds=")
-    check_storage_options(storage_options)
+    storage_options = check_storage_options(storage_options)
     outputs = {column_of("pixels"): "string"} if "pixels" in chosen else {}
     if "pdq" in chosen:
         outputs |= {column_of("pdq"): "string", PDQ_QUALITY: "uint8"}

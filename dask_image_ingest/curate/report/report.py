@@ -207,7 +207,7 @@ def report(
     <report: all rules drop 14 rows; shown in a notebook>
     """
     check_frame(frame._meta if isinstance(frame, FrameBase) else frame)
-    check_storage_options(storage_options)
+    storage_options = check_storage_options(storage_options)
     id_columns = resolve_identity(frame, identity)
     if column != "embedding":
         check_vectors(frame, column)

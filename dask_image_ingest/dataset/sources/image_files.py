@@ -11,7 +11,7 @@ from typing import Any, Final, Literal
 
 from dask.base import tokenize
 
-from dask_image_ingest.arguments import shown
+from dask_image_ingest.arguments import check_storage_options, shown
 from dask_image_ingest.dask_internals import new_collection
 from dask_image_ingest.dataset.filters import normalize_filters
 from dask_image_ingest.dataset.options import (
@@ -156,7 +156,8 @@ def read_images(
     >>> pets[pets.label == 1].images.stack().compute().shape
     (2, 64, 64, 3)
     """
-    backend_ = checked_backend(backend, errors, storage_options, decode)
+    backend_ = checked_backend(backend, errors, decode)
+    storage_options = check_storage_options(storage_options)
     if images is not None and image != IMAGE_EXTENSIONS:
         raise ArgumentError("image= and images= both name the files: pass one of them")
     extensions, decoding, others = image_members(

@@ -10,7 +10,7 @@ from typing import Any, Final, Literal
 import pyarrow as pa
 from dask.base import tokenize
 
-from dask_image_ingest.arguments import shown
+from dask_image_ingest.arguments import check_storage_options, shown
 from dask_image_ingest.dask_internals import new_collection
 from dask_image_ingest.dataset.filters import normalize_filters
 from dask_image_ingest.dataset.late.references import LOCATION_COLUMNS
@@ -131,7 +131,8 @@ def read_parquet_images(
     >>> photos[photos.label == 0].images.stack().compute().shape
     (2, 64, 64, 3)
     """
-    backend_ = checked_backend(backend, errors, storage_options, decode)
+    backend_ = checked_backend(backend, errors, decode)
+    storage_options = check_storage_options(storage_options)
     if images is not None and column != "image":
         raise ArgumentError("column= and images= both name the images: pass one of them")
     (source,), decoding, others = image_members(

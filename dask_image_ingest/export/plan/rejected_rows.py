@@ -14,7 +14,9 @@ from dask_image_ingest import dask_internals as dx
 from dask_image_ingest.dask_internals import FrameBase
 from dask_image_ingest.decode import printable
 from dask_image_ingest.errors import ArgumentError
+from dask_image_ingest.frames import with_urls
 from dask_image_ingest.storage import local_path
+from dask_image_ingest.url_secrets import url_identity
 
 # Rows that messages name as examples.
 _NAMED = 3
@@ -110,7 +112,7 @@ class RejectedRows:
         table = table.set_column(1, "url", table.column("url").cast(pa.string()))
         reasons = pa.array([self._reasons[row] for row in rows], pa.string())
         table = table.rename_columns(["__key__", "__url__", "offset"])
-        return table.append_column("reason", reasons)
+        return with_urls(table.append_column("reason", reasons), url_identity)
 
     def summary(self) -> dict[str, dict[str, Any]]:
         """Reason code → ``count`` of rows, ``first`` keys, and ``detail`` of the first reason."""

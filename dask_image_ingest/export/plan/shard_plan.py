@@ -18,6 +18,7 @@ import pyarrow.compute as pc
 from dask_image_ingest.export.options import Options
 from dask_image_ingest.export.plan.locate import Located
 from dask_image_ingest.export.tar_layout import header_sizes, padding, room_for_members
+from dask_image_ingest.url_secrets import url_identity
 
 # Rows that are processed at once, to bound memory.
 _CHUNK = 1 << 16
@@ -69,6 +70,7 @@ class ShardPlan:
     def samples_digest(self) -> str:
         """Digest of the samples, their order and members, and the limits of shards."""
         digest = hashlib.sha256()
+        names = [url_identity(source.url) for source in self.sources]
         for start in range(0, len(self.rows), _CHUNK):
             rows = self.rows.slice(start, _CHUNK)
             codes = rows.column("source").to_numpy()
@@ -76,7 +78,7 @@ class ShardPlan:
             flat = members.flatten()
             for texts in (
                 rows.column("key").to_pylist(),
-                [self.sources[code].url for code in codes],
+                [names[code] for code in codes],
                 flat.field("extension").to_pylist(),
             ):
                 digest.update("\0".join(texts).encode("utf-8", "surrogatepass"))
@@ -92,7 +94,9 @@ class ShardPlan:
     @cached_property
     def sources_digest(self) -> str:
         """Digest of the source shards and their versions."""
-        versions = sorted(f"{source.url}\0{source.version}" for source in self.sources)
+        versions = sorted(
+            f"{url_identity(source.url)}\0{source.version}" for source in self.sources
+        )
         return hashlib.sha256("\n".join(versions).encode()).hexdigest()
 
 
@@ -187,7 +191,9 @@ def _shuffled(rows: pa.Table, sources: Sequence[Located], seed: int) -> np.ndarr
     Not on the order of the frame, which after a merge depends on partitions.
     """
     codes = rows.column("source").to_numpy()
-    hashed = np.array([_hash(f"{seed}\0{source.url}") for source in sources], np.uint64)
+    hashed = np.array(
+        [_hash(f"{seed}\0{url_identity(source.url)}") for source in sources], np.uint64
+    )
     offsets = rows.column("offset")
     places = pc.fill_null(offsets, 0).to_numpy().astype(np.uint64)
     for row in np.flatnonzero(pc.is_null(offsets).to_numpy()):

@@ -21,6 +21,7 @@ from dask_image_ingest.export.tar_layout import Layout, index_file, lay_out
 from dask_image_ingest.export.write.copy import copy_members
 from dask_image_ingest.index import parquet_bytes
 from dask_image_ingest.storage import STAGING, refuse_other_run
+from dask_image_ingest.url_secrets import url_identity
 
 #: Record of a written shard, as JSON types: names, sizes and digests of its files.
 ShardRecord = dict[str, Any]
@@ -124,7 +125,7 @@ def sidecar(columns: pa.Table, schema: pa.Schema, layout: Layout, url: str) -> b
     # Every sample has a member, so index -1 of a missing image is valid; its value is masked.
     absent = layout.images < 0
     locations = {
-        "__url__": pa.array([url] * len(table), pa.string()),
+        "__url__": pa.array([url_identity(url)] * len(table), pa.string()),
         "offset": pa.array(layout.places[layout.images], pa.int64(), mask=absent),
         "nbytes": pa.array(layout.sizes[layout.images], pa.int64(), mask=absent),
     }

@@ -17,6 +17,7 @@ from urllib.parse import urlsplit
 
 from dask_image_ingest.errors import ShardError
 from dask_image_ingest.storage.reader import Range
+from dask_image_ingest.url_secrets import without_secrets
 
 
 class RetryableError(Exception):
@@ -29,7 +30,7 @@ class RetryableError(Exception):
     def __init__(
         self, message: str, wait: float = 0.0, unreached: bool = False, stalled: bool = False
     ) -> None:
-        super().__init__(message)
+        super().__init__(without_secrets(message))
         self.wait = wait
         self.unreached = unreached
         self.stalled = stalled

@@ -9,7 +9,7 @@ from contextlib import nullcontext
 from datetime import datetime
 from typing import Any
 
-from dask_image_ingest.errors import ShardError, ShardNotFoundError
+from dask_image_ingest.errors import ShardError, ShardNotFoundError, safe_cause
 from dask_image_ingest.storage.fsspec_compat import FileSystem, translate_errors
 from dask_image_ingest.storage.remote.fetch import Head, Retries, RetryableError, call_with_retry
 from dask_image_ingest.storage.settings import configured_settings
@@ -138,13 +138,16 @@ def call_fsspec(url: str, call: Any, *args: Any, **kwargs: Any) -> Any:
 def _request(url: str, call: Any, *args: Any, **kwargs: Any) -> Any:
     try:
         return translate_errors(url, call, *args, **kwargs)
-    except ShardError as error:
+    except (ShardError, ShardNotFoundError) as error:
         cause = error.__cause__
-        if _is_temporary(cause):
+        if cause is None:
+            raise
+        if isinstance(error, ShardError) and _is_temporary(cause):
             # fsspec's HTTP file system raises FileNotFoundError from whatever went wrong.
             hidden = cause.__cause__ if isinstance(cause, FileNotFoundError) else None
             reason = hidden or cause
-            raise RetryableError(f"{type(reason).__name__}: {reason}") from cause
+            raise RetryableError(f"{type(reason).__name__}: {reason}") from safe_cause(cause)
+        error.__cause__ = safe_cause(cause)
         raise
 
 
