@@ -62,7 +62,7 @@ def url_identity(url: str) -> str:
 def is_signed(url: str) -> bool:
     """True if a URL has a signature in its query."""
     path, mark, query = url.partition("?")
-    return _is_web(path) and bool(mark) and any(_signed(_SEPARATOR.split(query)[::2], _names()))
+    return _is_web(path) and bool(mark) and any(_signed(_parameters(query), _names()))
 
 
 class UrlHolder:
@@ -81,27 +81,33 @@ def _link_identity(link: str) -> str:
     if not _is_web(link):
         return link
     path, _, query = link.partition("#")[0].partition("?")
-    parts = _SEPARATOR.split(query)[::2]
-    signed = _signed(parts, _names())
-    kept = "&".join(part for part, is_part in zip(parts, signed, strict=True) if not is_part)
+    kept = _reduced(query, _signed(_parameters(query), _names()), "")
     return f"{path}?{kept}" if kept else path
 
 
 def _masked(match: re.Match[str]) -> str:
     query = match[1].rstrip(_PUNCTUATION)
-    pieces = _SEPARATOR.split(query)
-    parts, separators = pieces[::2], ["", *pieces[1::2]]
+    parameters = _parameters(query)
     # The known names always: to mask too much is no harm.
-    signed = [a or b for a, b in zip(_signed(parts), _signed(parts, _names()), strict=True)]
-    if not any(signed):
-        return match[0]
-    first = signed.index(True)
-    shown = [
-        separator + ("***" if number == first else part)
-        for number, (separator, part) in enumerate(zip(separators, parts, strict=True))
-        if number == first or not signed[number]
-    ]
-    return "?" + "".join(shown).lstrip("&;") + match[1][len(query) :]
+    pairs = zip(_signed(parameters), _signed(parameters, _names()), strict=True)
+    return f"?{_reduced(query, [a or b for a, b in pairs], '***')}{match[1][len(query) :]}"
+
+
+def _parameters(query: str) -> list[str]:
+    return _SEPARATOR.split(query)[::2]
+
+
+def _reduced(query: str, signed: list[bool], mask: str) -> str:
+    """A query with ``mask`` in place of the parameters that are signed."""
+    pieces = ["", *_SEPARATOR.split(query)]
+    reduced = ""
+    for separator, parameter, is_signed in zip(pieces[::2], pieces[1::2], signed, strict=True):
+        if not is_signed:
+            reduced += separator + parameter if reduced else parameter
+        elif mask:
+            reduced += separator + mask if reduced else mask
+            mask = ""
+    return reduced
 
 
 def _signed(parts: list[str], names: Collection[str] | None = None) -> list[bool]:
@@ -120,9 +126,10 @@ def _signed(parts: list[str], names: Collection[str] | None = None) -> list[bool
 def _names() -> frozenset[str] | None:
     """The configured names of parameters that sign a URL; None for the known ones."""
     names = dask.config.get(SIGNATURE, None)
-    if isinstance(names, str):
-        names = None if names == "auto" else names.split(",")
-    return None if names is None else frozenset(str(name).strip().lower() for name in names)
+    if names is None or names == "auto":
+        return None
+    listed = names if isinstance(names, (list, tuple, set)) else str(names).split(",")
+    return frozenset(str(name).strip().lower() for name in listed)
 
 
 def _is_web(url: str) -> bool:

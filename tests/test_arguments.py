@@ -142,7 +142,7 @@ def test_any_wrong_arguments_together_are_an_error_of_this_package(
         ({"json_fields": {"synset": "text"}}, r"json_fields\['synset'\]: 'text' is no type"),
         ({"partition_size": True}, "partition_size=True: .*'512 MiB'"),
         ({"shards_per_partition": 0}, "shards_per_partition=0: .*'auto'"),
-        ({"storage_options": "anon"}, "storage_options='anon': pass a dict"),
+        ({"storage_options": "anon"}, "storage_options is of type str: pass a dict"),
         ({"backend": ["pandas"]}, "backend=.*choose 'cudf' or 'pandas'"),
         ({"filters": pd.DataFrame({"a": [1]})}, "filters=.*pass a list of"),
     ],

@@ -56,7 +56,7 @@ MARKED: dict[str, list[str]] = {
         "needs a cluster with GPUs",
     ],
     "docs/guide/read.md": ["needs a collection of img2dataset"],
-    "docs/guide/remote.md": ["needs a bucket of S3"],
+    "docs/guide/remote.md": ["needs a bucket of S3", "needs a server"],
     "docs/guide/train.md": ["needs torch", "needs torch", "needs a GPU"],
 }
 

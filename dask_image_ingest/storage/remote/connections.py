@@ -69,10 +69,13 @@ class _SendsUrl:
         self, method: str, url: str, body: Any = None, headers: Any = None, **options: Any
     ) -> None:
         headers = dict(headers)
-        given = urlsplit(headers.pop(_URL))
-        target = (given.path or "/") + (f"?{given.query}" if given.query else "")
+        given = headers.pop(_URL)
+        host = urlsplit(given).netloc
+        target = given.partition("://")[2][len(host) :]
+        if not target.startswith("/"):
+            target = f"/{target}"
         if not url.startswith("/"):  # to a proxy
-            target = f"{given.scheme}://{given.netloc.rpartition('@')[2]}{target}"
+            target = f"{url.partition('://')[0]}://{host.rpartition('@')[2]}{target}"
         super().request(method, target, body, headers, **options)  # type: ignore[misc]
 
 
