@@ -9,9 +9,11 @@ from __future__ import annotations
 
 import uuid
 from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from typing import Any
 
+import pyarrow as pa
 from dask.base import tokenize
 from dask.delayed import Delayed, DelayedLeaf
 
@@ -132,17 +134,19 @@ def _read(frame: Any) -> Iterator[tuple[Sequence[Shard], dict[str, Any] | None]]
 _PROCESS = uuid.uuid4().hex
 
 
-def frame_fingerprint(frame: Any, columns: Sequence[str]) -> str:
-    """Token of some columns of a frame.
+def frame_fingerprint(frame: Any, columns: Sequence[str], *more: Any) -> str:
+    """Token of some columns of a frame, and of ``more`` that the result depends on.
 
     It holds in this process only if the frame is persisted, has delayed objects, or functions
     without a stable token.
     """
     frame = frame[list(columns)]
     if not isinstance(frame, FrameBase):
-        return tokenize(with_urls(backend_of(frame).to_storage(frame), url_identity))
+        with suppress(pa.ArrowException):  # other objects than Arrow has
+            frame = with_urls(backend_of(frame).to_storage(frame), url_identity)
+        return tokenize(frame, *more)
     expr = _without_partitions(frame.expr)
-    token = tokenize(expr)
+    token = tokenize(expr, *more)
     try:
         return tokenize(token, [stable_token(value) for value in _operands(expr)])
     except Exception:  # an object without a stable token
