@@ -19,8 +19,8 @@ from dask_image_ingest.curate import issue_summary, issues, report
 from dask_image_ingest.progress_bar import progress
 from dask_image_ingest.report import number, printable_text
 from dask_image_ingest.storage import shard_name
-from dask_image_ingest.view import refuse_source
 from dask_image_ingest.url_secrets import without_secrets
+from dask_image_ingest.view import refuse_source
 
 # Duplicates, and keys for each issue, that the text names; JSON names all.
 _MAX_LINES = 20

@@ -103,7 +103,7 @@ __all__ = [
     "refuse_sources",
     "refuse_unfinished",
     "replacement_of",
-    "swap",
     "shard_name",
+    "swap",
     "with_permission",
 ]
