@@ -183,3 +183,43 @@ def test_locations_in_a_table_of_images_are_not_opened(use, kind, tmp_path, phot
             assert use not in ("export", "parquet")
         assert not server.seen
     assert not any(b"TOP SECRET" in file.read_bytes() for file in out.rglob("*") if file.is_file())
+
+
+PLACES = ["/etc/passwd", "http://127.0.0.1:1/x.tar", "memory://x", "pipe:id", "", None, "\0"]
+
+
+@pytest.mark.rounds(8, nightly=400)
+def test_whatever_a_table_claims_it_is_a_result_or_an_error(rng, tmp_path, photos):
+    """Columns of locations of any type and value; half of the files are damaged, too."""
+    count, png = rng.choice([0, 1, 9]), photos[2].encoded
+    places = [rng.choice(PLACES) for _ in range(count)]
+    files = [rng.choice([png, png[:40], b"", None]) for _ in range(count)]
+    kinds = [
+        pa.array(places, pa.large_string()),
+        pa.array(places, pa.string()).dictionary_encode(),
+        pa.array(places, pa.string_view()),
+        pa.array([rng.choice([None, -1, 512, 2**62]) for _ in range(count)], pa.int64()),
+        pa.array([[{"url": place}] for place in places], pa.list_(pa.struct([("url", "string")]))),
+        pa.nulls(count),
+    ]
+    encoded = [
+        pa.array(files, pa.binary()).dictionary_encode(),
+        pa.array(files, pa.binary_view()),
+        pa.StructArray.from_arrays([pa.array(files, pa.binary()), kinds[0]], ["bytes", "path"]),
+    ]
+    names = ["__url__", "offset", "nbytes", "width", "path"]
+    table = pa.table({"image": rng.choice(encoded), **{name: rng.choice(kinds) for name in names}})
+    path = tmp_path / "a.parquet"
+    pq.write_table(table, path, row_group_size=4, store_schema=rng.random() < 0.5)
+    if rng.random() < 0.5:
+        data = bytearray(path.read_bytes())
+        data[rng.randrange(len(data))] ^= 1 << rng.randrange(8)
+        path.write_bytes(data[: rng.choice([len(data), rng.randrange(len(data))])])
+    with warnings.catch_warnings(), dask.config.set(scheduler="synchronous"):
+        warnings.simplefilter("ignore")
+        try:
+            frame = dii.read_parquet_images(path, backend="pandas")
+            assert len(frame.compute()) == count
+            dii.to_webdataset(frame, f"{tmp_path}/out/{{shard}}.tar", errors="drop")
+        except dii.DaskImageIngestError:
+            pass
