@@ -20,6 +20,8 @@ SIGNATURE = "image-ingest.remote.signature"
 
 # Between the user's name and the host; the password itself may contain an @.
 _PASSWORD = re.compile(r"(\w[\w.+-]*://[^/?#\s:@]*:)[^/?#\s]+@")
+# The links of a chain; an IPv6 address may have two colons, too.
+_CHAIN = re.compile(r"::(?=[\w+.-]+(?:::|://)|/)")
 _QUERY = re.compile(r"\?([^\s\"<>\\#]+)")
 _PUNCTUATION = ".,:;!?)]}'`"  # what may follow a URL in a text
 # Some servers separate parameters by semicolons; the value of another one may contain them.
@@ -56,7 +58,7 @@ def url_identity(url: str) -> str:
     """
     if "://" not in url:
         return url
-    return "::".join(map(_link_identity, url.split("::")))
+    return "::".join(map(_link_identity, _CHAIN.split(url)))
 
 
 def is_signed(url: str) -> bool:

@@ -18,7 +18,7 @@ from tars import tar
 import dask_image_ingest as dii
 from dask_image_ingest import errors
 from dask_image_ingest.cli import main
-from dask_image_ingest.url_secrets import without_secrets
+from dask_image_ingest.url_secrets import url_identity, without_secrets
 
 SHARD = tar({"a.png": encoded((8, 8), "PNG"), "a.json": b"{}", "b.png": b"no image"})
 
@@ -58,6 +58,20 @@ def test_the_password_of_each_url_is_masked(text, masked):
 )
 def test_what_is_no_password_stays(text):
     assert without_secrets(text) == text
+
+
+@pytest.mark.parametrize("address", ["h", "h:80", "[::1]:80"])
+@pytest.mark.parametrize("chain", ["", "zip://a.tar::", "tar://a::zip://b::"])
+def test_an_identity_has_neither_password_nor_signature_nor_fragment(chain, address):
+    urls = (
+        f"{chain}https://u{password}@{address}/a?{before}id=1&b{after}{fragment}"
+        for password in ("", ":p", ":p@q")
+        for before in ("", "sig=1&sv=2&", "X-Amz-Date=1&")
+        for after in ("", "&Signature=a%2F;b&Expires=2", "&token=", "&access_token=x::y")
+        for fragment in ("", "#f")
+    )
+    assert {url_identity(url) for url in urls} == {f"{chain}https://u@{address}/a?id=1&b"}
+    assert url_identity(f"{chain}s3://b/a?sig=1#2") == f"{chain}s3://b/a?sig=1#2"
 
 
 @pytest.mark.parametrize("name", errors.__all__)
