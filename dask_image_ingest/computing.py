@@ -13,7 +13,7 @@ from distributed.scheduler import KilledWorker
 
 from dask_image_ingest.errors import DaskImageIngestError
 from dask_image_ingest.progress_bar import progress
-from dask_image_ingest.scheduler_plugin import prepare_scheduler_in_use
+from dask_image_ingest.scheduler_plugin import check_cluster_in_use, client_that_computes
 
 
 def run(function: Callable[[Any], Any], items: Sequence[Any], show: bool) -> list[Any]:
@@ -43,9 +43,14 @@ def compute_all(collections: Sequence[Any], show: bool) -> tuple[Any, ...]:
     """Compute collections with the current scheduler, by default in threads.
 
     With ``show``, under :func:`progress`.
+
+    Raises
+    ------
+    ArgumentError
+        If the client is asynchronous.
     """
-    prepare_scheduler_in_use()
-    scheduler = None if get_scheduler() else "threads"
+    scheduler = None if client_that_computes() or get_scheduler() else "threads"
+    check_cluster_in_use()
     with progress() if show else contextlib.nullcontext():
         results: tuple[Any, ...] = dask.compute(*collections, scheduler=scheduler)
     return results

@@ -14,13 +14,13 @@ import time
 from collections.abc import Iterator
 from typing import Any, NamedTuple, TextIO
 
-from dask.base import get_scheduler
 from dask.callbacks import Callback
 from distributed import Client, Scheduler
 from distributed.metrics import context_meter
 
 from dask_image_ingest.environment import Portable
 from dask_image_ingest.listing_progress import showing_listings
+from dask_image_ingest.scheduler_plugin import client_that_computes
 
 # Seconds before the first line; between updates; between lines in a file, which can't be updated.
 _PATIENCE, _EVERY, _IN_FILE = 1.0, 0.5, 30.0
@@ -180,9 +180,9 @@ class _Writer:
 
     def __init__(self, out: TextIO, moving: bool, local: _LocalTasks) -> None:
         self._out, self._moving, self._local = out, moving, local
-        client = getattr(get_scheduler(), "__self__", None)
+        client = client_that_computes()
         self._cluster = None
-        if isinstance(client, Client) and not client.asynchronous:
+        if client is not None:
             with contextlib.suppress(ValueError):  # it may be configured to run no functions
                 self._cluster = _ClusterCounter(client)
         self._images_before = dict(_images)

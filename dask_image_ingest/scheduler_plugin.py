@@ -1,126 +1,99 @@
-"""Scheduler plugin that keeps tasks of this package off workers that can't run them.
+"""The check of a cluster before its first query with images, and the scheduler's part in queries.
 
-A worker that can't unpickle a task closes its connection, and when the last one has, the cluster
-hangs. So the scheduler asks each worker which packages it has; a worker that joins later gets no
-task before it has answered. Graphs with tasks of this package are restricted to the workers that
-have it. The plugin also marks tasks that were on a worker when it died: see `crash_guard`.
+A worker that can't unpickle a task closes its connection, and when the last one has, a query waits
+forever. So a client asks the scheduler and each worker which packages they have, before its first
+task. Workers that join later check themselves, by a worker plugin that needs no import of this
+package, and close before their first task if they are unfit. The scheduler plugin tells clients of
+them, and fails the tasks that no worker is left for. It also marks tasks that were on a worker when
+it died: see `crash_guard`.
 """
 
 from __future__ import annotations
 
 import asyncio
+import logging
 import os
 import re
+import sys
 import time
 import warnings
-from collections import defaultdict
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterable, Mapping
+from contextlib import suppress
 from typing import Any, Final, NamedTuple
 from weakref import WeakSet
 
 import dask
+from dask.base import get_scheduler
 from dask.typing import Key
-from distributed import Client, Scheduler, SchedulerPlugin, Status, rpc
+from distributed import Client, Scheduler, SchedulerPlugin, WorkerPlugin
 from distributed.protocol.pickle import dumps
 
 from dask_image_ingest.environment import PACKAGE, Portable, environment
-from dask_image_ingest.errors import ClusterError
+from dask_image_ingest.errors import ArgumentError, ClusterError
+
+logger = logging.getLogger("dask_image_ingest")
 
 #: Annotation of a task that was on a worker when it died.
 HAS_KILLED: Final = "image-ingest-has-killed"
 
-#: Topic of the scheduler's events about excluded workers.
-WARNINGS: Final = "image-ingest-warnings"
+# Topics of events: workers that join tell the scheduler whether they are fit, and clients that have
+# not waited for the check tell it which workers are not.
+_JOINED: Final = "image-ingest-joined"
+_UNFIT: Final = "image-ingest-unfit"
 
 # A module of this package in a pickle: opcode and length, then the name. In a file's path, other
 # characters come before the name.
 _OUR_MODULE = re.compile(rb"\x8c.dask_image_ingest[.\x94]", re.DOTALL)
 
-_PATIENCE = 5.0  # seconds to wait for the answers of present workers
-_SILENT = "not answered yet"
-_NOBODY = "nobody"  # address that tasks are restricted to while no worker is fit
+_PATIENCE = 30.0  # seconds to wait for the answers of workers
+_LONELY = 30.0  # seconds without a worker, after which a cluster that has refused some gives up
 
 _MAX_NAMED = 10  # workers listed in a message
 _MAX_SUSPECTS = 10_000
 
 
 class PrepareScheduler(SchedulerPlugin):
-    """Keep tasks of this package off workers that can't run them; mark tasks that killed a worker.
-
-    Parameters
-    ----------
-    here
-        The client's `environment`. Workers need its version of this package, and DALI if it has
-        DALI.
-
-    Attributes
-    ----------
-    found
-        Environment by address, of the workers that have answered.
-    unfit
-        Reason by address, of the workers that can't run tasks of this package.
-    """
+    """Tell of workers that were refused; mark tasks that killed a worker."""
 
     name = "image-ingest"
     idempotent = True
 
-    def __init__(self, here: Mapping[str, Any]) -> None:
-        self._here = here
-        self._patience = _PATIENCE  # as configured in the client's process
-        self.found: dict[str, Mapping[str, Any]] = {}
-        self.unfit: dict[str, str] = {}
-        # Addresses of fit workers: one set, shared by all restricted tasks, so that those that wait
-        # can run on a worker that joins.
-        self._fit = {_NOBODY}
-        # Requests to workers that have not answered yet.
-        self._requests: dict[str, asyncio.Task[None]] = {}
-        # Workers that are paused until they have answered.
-        self._held: set[str] = set()
+    def __init__(self) -> None:
+        self._patience = _LONELY  # as configured in the client's process
+        # Reason by worker, of those that were refused since the last one that was not.
+        self._refused: dict[str, str] = {}
         # Tasks that were on a worker when it died, oldest first.
         self._suspects: dict[Key, None] = {}
         self._scheduler: Scheduler
 
     async def start(self, scheduler: Scheduler) -> None:
-        """Ask the present workers; called by Dask."""
+        """Called by Dask."""
         self._scheduler = scheduler
-        # Dask adds it after start(), and a worker that joins in between would be missed.
-        scheduler.add_plugin(self, idempotent=True)
-        for address in scheduler.workers:
-            self._requests[address] = asyncio.create_task(self._check_worker(address))
-        if self._requests:
-            await asyncio.wait(self._requests.values(), timeout=self._patience)
-            self.unfit |= dict.fromkeys(self._requests, _SILENT)
-            self._update_fit()
-
-    def add_worker(self, scheduler: Scheduler, worker: str) -> None:
-        """Ask a worker that joins; called by Dask."""
-        self._requests[worker] = asyncio.create_task(self._check_worker(worker))
 
     def log_event(self, topic: str, msg: Any) -> None:
-        """Pause a worker that starts to run before it has answered; called by Dask."""
-        if topic in self._requests and isinstance(msg, dict) and msg.get("status") == "running":
-            self._held.add(topic)
-            self._scheduler.workers[topic].status = Status.paused
+        """Note whether a worker is fit, and tell all clients of one that is not; called by Dask."""
+        if topic == _JOINED and not msg["reason"]:
+            self._refused.clear()
+        elif topic == _JOINED:
+            refused = {f"{msg['host']} ({msg['worker']})": msg["reason"]}  # Dask adds the worker
+            self._refused |= refused
+            told = (
+                f"{_sentences(refused)} It was closed before its first task, since queries with "
+                "images have been computed on this cluster"
+            )
+            logger.error(told)
+            self._scheduler.log_event("warn", {"message": dumps(told)})
+        elif topic == _UNFIT:
+            self._refused |= msg
+        self._watch_waiting()
 
     def remove_worker(self, scheduler: Scheduler, worker: str, **kwargs: Any) -> None:
-        """Forget a worker; called by Dask."""
-        if worker in self._requests:
-            self._requests.pop(worker).cancel()
-        self.found.pop(worker, None)
-        self.unfit.pop(worker, None)
-        self._held.discard(worker)
-        self._update_fit()
-
-    async def close(self) -> None:
-        """Cancel pending requests; called by Dask."""
-        for request in self._requests.values():
-            request.cancel()
+        """Called by Dask."""
+        self._watch_waiting()
 
     def update_graph(self, scheduler: Scheduler, **kwargs: Any) -> None:
-        """Restrict the tasks of a new graph if some workers are unfit; called by Dask."""
-        if self.unfit:
-            self._restrict()
-            asyncio.get_running_loop().call_soon(self._fail_unrunnable)
+        """Called by Dask."""
+        self._watch_waiting()
 
     def transition(self, key: Key, start: str, finish: str, *args: Any, **kwargs: Any) -> None:
         """Record a task whose worker died, and annotate it when it is retried; called by Dask."""
@@ -135,212 +108,256 @@ class PrepareScheduler(SchedulerPlugin):
             task = self._scheduler.tasks[key]
             task.annotations = {**(task.annotations or {}), HAS_KILLED: True}
 
-    def warning(self) -> str:
-        """Warning about the excluded workers; empty if there are none, or no others (`error`)."""
-        if not self.unfit or self.error():
-            return ""
-        return f"{self._reasons()} They get no tasks of queries with images"
+    def _watch_waiting(self) -> None:
+        if self._refused and not self._scheduler.workers:
+            asyncio.get_running_loop().call_later(self._patience, self._fail_waiting)
 
-    def error(self) -> str:
-        """Reason why no worker can run tasks of this package; empty if one can, or may yet."""
-        if not self.unfit or self._fit != {_NOBODY} or self._requests:
-            return ""
-        return (
-            f"{self._scheduler.address} can't run this query. {self._reasons()} Install "
-            f"{PACKAGE} {self._here[PACKAGE]} with DALI where the workers run, as here, and start "
-            "them again"
-        )
-
-    def _reasons(self) -> str:
-        """One sentence per reason that workers are unfit, with their hosts and addresses."""
-        by_reason: dict[str, list[str]] = {}
-        for address, reason in self.unfit.items():
-            by_reason.setdefault(reason, []).append(address)
-        return " ".join(self._sentence(reason, workers) for reason, workers in by_reason.items())
-
-    def _sentence(self, reason: str, addresses: list[str]) -> str:
-        names = [
-            f"{self.found[address]['host']} ({address})" if address in self.found else address
-            for address in addresses[:_MAX_NAMED]
-        ]
-        more = f" and {len(addresses) - _MAX_NAMED} more" if len(addresses) > _MAX_NAMED else ""
-        have = "worker has" if len(addresses) == 1 else "workers have"
-        return f"{len(addresses)} {have} {reason}: {', '.join(names)}{more}."
-
-    async def _check_worker(self, address: str) -> None:
-        """Ask a worker for its environment, then let it run tasks or exclude it."""
-        found = await self._environment_of(address)
-        del self._requests[address]
-        self.unfit.pop(address, None)
-        if found is not None:
-            self.found[address] = found
-            if reason := self._reason(found):
-                self.unfit[address] = reason
-        self._update_fit()
-        if address in self.unfit:
-            self._restrict()
-            if warning := self.warning():
-                self._scheduler.log_event(WARNINGS, warning)
-        worker = self._scheduler.workers[address]
-        if address in self._held:
-            self._held.remove(address)
-            self._scheduler.handle_worker_status_change(Status.running, worker, _stimulus())
-        else:
-            runnable = self._scheduler.bulk_schedule_unrunnable_after_adding_worker(worker)
-            self._scheduler.transitions(runnable, _stimulus())
-        self._fail_unrunnable()
-
-    async def _environment_of(self, address: str) -> dict[str, Any] | None:
-        """The environment of a worker; None if it is configured to run no functions."""
-        function = dumps(Portable(environment))
-        while True:
-            try:
-                async with rpc(address, connection_args=self._scheduler.connection_args) as worker:
-                    reply = await worker.run(function=function)
-                return reply["result"] if reply["status"] == "OK" else None
-            except OSError:
-                await asyncio.sleep(1)
-            except Exception:
-                return None
-
-    def _reason(self, found: Mapping[str, Any]) -> str:
-        """Reason why a worker can't run tasks of this package; empty if it can."""
-        if found[PACKAGE] is None:
-            return f"no {PACKAGE}"
-        if found[PACKAGE] != self._here[PACKAGE]:
-            return f"{PACKAGE} {found[PACKAGE]} (here {self._here[PACKAGE]})"
-        return "no DALI" if self._here["dali"] and not found["dali"] else ""
-
-    def _update_fit(self) -> None:
-        fit = self._scheduler.workers.keys() - self.unfit.keys() - self._requests.keys()
-        # In place, as tasks hold the set.
-        self._fit.clear()
-        self._fit.update(fit or {_NOBODY})
-
-    def _restrict(self) -> None:
-        """Restrict all tasks of graphs with tasks of this package to fit workers."""
-        queued = {}
-        for task in tasks_of_this_package(self._scheduler):
-            if task.worker_restrictions or task.host_restrictions:
-                continue  # restrictions of the user, or of a running P2P shuffle
-            task.worker_restrictions = self._fit
-            if task.state == "queued":  # Dask ignores restrictions of queued tasks
-                queued[task.key] = "released"
-        self._scheduler.transitions(queued, _stimulus())
-
-    def _fail_unrunnable(self) -> None:
-        """Fail tasks of this package if no worker can run them."""
-        if not self.error():
+    def _fail_waiting(self) -> None:
+        """Fail tasks of this package that wait where workers are refused, and none is left."""
+        scheduler = self._scheduler
+        if not self._refused or scheduler.workers:
             return
-        error = dumps(ClusterError(self.error()))
+        error = dumps(
+            ClusterError(
+                f"{scheduler.address} has no worker left that can run this query. "
+                f"{_sentences(self._refused)} {_install(environment())}"
+            )
+        )
+        # The tasks of a group run the same function: look at one of them.
+        waiting = [*scheduler.unrunnable, *scheduler.queued]
+        groups = {task.group: task for task in waiting}
+        ours = {g for g, task in groups.items() if _OUR_MODULE.search(dumps(task.run_spec))}
         failed: dict[Key, Any] = {}
-        for task in [*self._scheduler.unrunnable]:
-            if task.worker_restrictions is self._fit:
-                failed |= self._scheduler.transition(
-                    task.key, "erred", _stimulus(), exception=error, cause=task.key
+        stimulus = f"image-ingest-{time.time()}"
+        for task in waiting:
+            if task.group in ours:
+                failed |= scheduler.transition(
+                    task.key, "erred", stimulus, exception=error, cause=task.key
                 )
-        self._scheduler.transitions(failed, _stimulus())
+        scheduler.transitions(failed, stimulus)
 
 
-def tasks_of_this_package(scheduler: Scheduler) -> Iterator[Any]:
-    """All tasks that are connected, through their groups, with a task of this package."""
-    tasks = defaultdict(list)
-    neighbours = defaultdict(set)
-    for task in scheduler.tasks.values():
-        tasks[task.group].append(task)
-    for group in tasks:
-        for dependency in group.dependencies:
-            neighbours[group].add(dependency)
-            neighbours[dependency].add(group)
-    # The tasks of a group run the same function: look at one of them.
-    stack = [group for group, its in tasks.items() if _OUR_MODULE.search(dumps(its[0].run_spec))]
-    seen = set()
-    while stack:
-        group = stack.pop()
-        if group not in seen:
-            seen.add(group)
-            stack += neighbours[group]
-            yield from tasks.get(group, ())
+class CheckWorker(WorkerPlugin):
+    """Worker plugin that closes a worker on which tasks of this package would fail.
+
+    Parameters
+    ----------
+    here
+        The client's `environment`.
+    """
+
+    idempotent = True
+
+    def __init__(self, here: Mapping[str, Any]) -> None:
+        self._here = here
+        # A scheduler may have clients with DALI and without.
+        self.name = "image-ingest-check" + ("-dali" if here["dali"] else "")
+
+    def __reduce__(self) -> tuple[Portable, tuple[Any, ...]]:
+        arguments = (Portable(environment), Portable(_lack), self._here, _JOINED)
+        return Portable(_check_plugin), arguments
 
 
-def _stimulus() -> str:
-    return f"image-ingest-{time.time()}"
+def _check_plugin(
+    environment: Callable[[], dict[str, Any]],
+    lack: Callable[..., str],
+    here: Mapping[str, Any],
+    topic: str,
+) -> WorkerPlugin:
+    """Restore the plugin on a worker. Sent as a `Portable`, since it may lack this package."""
+    import logging
+
+    from distributed import WorkerPlugin
+
+    class Check(WorkerPlugin):
+        async def setup(self, worker: Any) -> None:
+            found = environment()
+            reason = lack(found, here)
+            worker.log_event(topic, {"host": found["host"], "reason": reason})
+            if reason:
+                logging.getLogger("distributed.worker").error("Refused: it has %s", reason)
+                # Its tasks go back first: they have not killed it. It can't close before it has
+                # started, as its nanny would wait for that, but it does without a connection.
+                await worker.scheduler.retire_workers(
+                    workers=[worker.address], close_workers=False, remove=True
+                )
+                await worker.batched_stream.close()
+
+    return Check()
 
 
-class WorkerReport(NamedTuple):
-    """A scheduler's report on its workers; fields as in `PrepareScheduler`."""
+def _lack(found: Mapping[str, Any], here: Mapping[str, Any]) -> str:
+    """Reason why a process can't run tasks of a client; empty if it can. Sent as a `Portable`."""
+    package = "dask-image-ingest"
+    if found[package] is None:
+        return f"no {package}"
+    if found[package] != here[package]:
+        return f"{package} {found[package]} (here {here[package]})"
+    return "no DALI" if here["dali"] and not found["dali"] else ""
 
-    found: Mapping[str, Mapping[str, Any]]
-    warning: str
-    error: str
+
+def _sentences(reasons: Mapping[str, str]) -> str:
+    """One sentence per reason, with the workers that have it."""
+    by_reason: dict[str, list[str]] = {}
+    for worker, reason in reasons.items():
+        by_reason.setdefault(reason, []).append(worker)
+    return " ".join(_sentence(reason, workers) for reason, workers in by_reason.items())
 
 
-# Clients whose scheduler has been prepared.
-_prepared: WeakSet[Client] = WeakSet()
+def _sentence(reason: str, workers: list[str]) -> str:
+    more = f" and {len(workers) - _MAX_NAMED} more" if len(workers) > _MAX_NAMED else ""
+    have = "worker has" if len(workers) == 1 else "workers have"
+    return f"{len(workers)} {have} {reason}: {', '.join(workers[:_MAX_NAMED])}{more}."
+
+
+# Functions that compute, by the argument that names the scheduler.
+_BY_DASK = (dask.compute.__code__, dask.persist.__code__)
+_BY_CLIENT = (Client.compute.__code__, Client.persist.__code__)
+
+# Clients whose cluster has been checked.
+_checked: WeakSet[Client] = WeakSet()
 _PROCESS = os.getpid()
 
 
-def prepare_scheduler_in_use() -> None:
-    """Prepare the scheduler of the current client, once; warn of excluded workers.
+def check_cluster_in_use() -> None:
+    """Check the cluster that computes the query that is being lowered, once a client.
 
-    With an asynchronous client, both are done later, in its event loop.
+    An asynchronous client can't wait, so its cluster is checked a little later, in its event loop.
 
     Raises
     ------
     ClusterError
-        If the scheduler lacks this package, or has another version of it.
+        As `check_cluster`.
     """
-    client = _current_client()
-    if client is None or client in _prepared:
+    client = _client_in_use()
+    if client is None or client in _checked:
         return
     if client.asynchronous:
-        _prepared.add(client)
-        client.subscribe_topic(WARNINGS, _warn)
-        client.loop.add_callback(_prepare_scheduler, client)
-    elif warning := prepare_scheduler(client).warning:
-        warnings.warn(warning, stacklevel=2)
+        _checked.add(client)
+        client.loop.add_callback(_check_later, client)
+    else:
+        check_cluster(client)
 
 
-def prepare_scheduler(client: Client) -> WorkerReport:
-    """Register the plugin with a client's scheduler, and get its report on the workers.
+def check_cluster(client: Client) -> dict[str, dict[str, Any]]:
+    """Check a client's cluster, and those of its workers that join later.
+
+    Returns
+    -------
+    dict
+        Environment by address, of the workers that have answered.
 
     Raises
     ------
     ClusterError
-        If the scheduler lacks this package, or has another version of it.
+        If the scheduler or a worker lacks this package, has another version of it, or lacks DALI
+        while this process has it.
     """
-    report: WorkerReport = client.sync(_prepare_scheduler, client)
-    if client not in _prepared:
-        _prepared.add(client)
-        client.subscribe_topic(WARNINGS, _warn)
-    return report
+    answers: _Answers = client.sync(_check, client)
+    if answers.unfit:
+        raise ClusterError(_refusal(client, answers.unfit))
+    _checked.add(client)
+    _warn_of(answers.silent)
+    return answers.found
 
 
-async def _prepare_scheduler(client: Client) -> WorkerReport:
-    here = environment()
+async def _check_later(client: Client) -> None:
     try:
+        answers = await _check(client)
+    except ClusterError as error:
+        _checked.discard(client)
+        warnings.warn(str(error), stacklevel=1)
+        return
+    except (OSError, RuntimeError):
+        return  # the client was closed meanwhile
+    _warn_of(answers.silent)
+    if answers.unfit:
+        _checked.discard(client)
+        await client.log_event(_UNFIT, answers.unfit)
+        warnings.warn(_refusal(client, answers.unfit), stacklevel=1)
+
+
+def _warn_of(silent: list[str]) -> None:
+    if silent:
+        told = _sentence(f"not answered for {_PATIENCE:.0f} s", silent)
+        warnings.warn(f"{told} Tasks that it is given wait until it does", stacklevel=3)
+
+
+def _refusal(client: Client, unfit: Mapping[str, str]) -> str:
+    return (
+        f"{client.scheduler.address} can't run this query. {_sentences(unfit)} "
+        f"{_install(environment())}, or close these workers: client.retire_workers([...])"
+    )
+
+
+def _install(here: Mapping[str, Any]) -> str:
+    dali = " with DALI" if here["dali"] else ""
+    return (
+        f"Install {PACKAGE} {here[PACKAGE]}{dali} where the workers run, as here, and start them "
+        "again"
+    )
+
+
+class _Answers(NamedTuple):
+    """Environment by address of the workers, addresses of silent ones, reason by unfit worker."""
+
+    found: dict[str, dict[str, Any]]
+    silent: list[str]
+    unfit: dict[str, str]
+
+
+async def _check(client: Client) -> _Answers:
+    here = environment()
+    await _check_scheduler(client, here)
+    await client.register_plugin(PrepareScheduler())
+    workers = (await client.scheduler.identity(n_workers=-1))["workers"]
+    answers = await run_on_each(client, workers, Portable(environment))
+    # Others may be configured to run no functions.
+    found = {address: there for address, there in answers.items() if isinstance(there, dict)}
+    unfit = {
+        f"{there['host']} ({address})": reason
+        for address, there in found.items()
+        if (reason := _lack(there, here))
+    }
+    if not unfit:
+        await register_worker_plugin(client, CheckWorker(here))
+    return _Answers(found, [address for address in workers if address not in answers], unfit)
+
+
+async def _check_scheduler(client: Client, here: Mapping[str, Any]) -> None:
+    with suppress(ValueError):  # it may be configured to run no functions
         there = await client.run_on_scheduler(Portable(environment))
-    except ValueError:  # the scheduler may be configured to run no functions
-        await client.register_plugin(PrepareScheduler(here))
-        return WorkerReport({}, "", "")
-    if there[PACKAGE] != here[PACKAGE]:
-        has = f"{PACKAGE} {there[PACKAGE]}" if there[PACKAGE] else f"no {PACKAGE}"
-        raise ClusterError(
-            f"The scheduler {client.scheduler.address}, on {there['host']}, has {has}. Install "
-            f"{here[PACKAGE]} there, as here, and start it again"
-        )
-    await client.register_plugin(PrepareScheduler(here))
-    report: WorkerReport = await client.run_on_scheduler(_report)
-    return report
+        if there[PACKAGE] != here[PACKAGE]:
+            has = f"{PACKAGE} {there[PACKAGE]}" if there[PACKAGE] else f"no {PACKAGE}"
+            raise ClusterError(
+                f"The scheduler {client.scheduler.address}, on {there['host']}, has {has}. "
+                f"Install {here[PACKAGE]} there, as here, and start it again"
+            )
 
 
-def _report(dask_scheduler: Scheduler) -> WorkerReport:
-    plugin = dask_scheduler.plugins[PrepareScheduler.name]
-    assert isinstance(plugin, PrepareScheduler)
-    return WorkerReport(plugin.found, plugin.warning(), plugin.error())
+async def register_worker_plugin(client: Client, plugin: WorkerPlugin) -> None:
+    """Register a worker plugin, and wait for the workers that answer in time."""
+    with suppress(OSError):  # a timeout is one, too
+        await asyncio.wait_for(client.register_plugin(plugin), _PATIENCE)
 
 
-def _current_client() -> Client | None:
+async def run_on_each(
+    client: Client, workers: Iterable[str], function: Callable[..., Any], *args: Any
+) -> dict[str, Any]:
+    """Results of a function by worker, or exceptions, from those that answer in time."""
+
+    async def run(worker: str) -> dict[str, Any]:
+        result = client.run(function, *args, workers=[worker], on_error="return")
+        with suppress(OSError):  # a timeout is one, too
+            return await asyncio.wait_for(result, _PATIENCE)
+        return {}
+
+    results = await asyncio.gather(*map(run, workers))
+    return {worker: result for by_worker in results for worker, result in by_worker.items()}
+
+
+def current_client() -> Client | None:
+    """The current client of this process; None without one."""
     if os.getpid() != _PROCESS:  # a fork has its parent's client, but not its event loop
         return None
     configured = dask.config.get("scheduler", None)
@@ -352,5 +369,38 @@ def _current_client() -> Client | None:
         return None
 
 
-def _warn(event: tuple[float, str]) -> None:
-    warnings.warn(event[1], stacklevel=2)
+def client_that_computes(scheduler: Any = None, collections: Any = None) -> Client | None:
+    """The client on which Dask would compute now; None if it would compute in this process.
+
+    Raises
+    ------
+    ArgumentError
+        If the client is asynchronous.
+    """
+    if os.getpid() != _PROCESS:
+        return None
+    try:
+        get = get_scheduler(scheduler=scheduler, collections=collections)
+    except RuntimeError as error:
+        raise ArgumentError(
+            "this waits for a result, and the client is asynchronous: connect with "
+            "Client(address), without asynchronous=True. A frame is computed by "
+            "`await client.compute(ddf)`"
+        ) from error
+    client = getattr(get, "__self__", None)
+    return client if isinstance(client, Client) else None
+
+
+def _client_in_use() -> Client | None:
+    """The client that computes the query that is being lowered; None for another scheduler."""
+    # Dask tells its expressions nothing of a computation: look at the arguments of its functions.
+    scheduler, frame = None, sys._getframe()
+    while frame := frame.f_back:  # type: ignore[assignment]
+        if frame.f_code in _BY_CLIENT:
+            return frame.f_locals["self"]
+        if frame.f_code in _BY_DASK:
+            scheduler = frame.f_locals["scheduler"]
+            break
+    if scheduler is None and dask.config.get("scheduler", None) in (None, "dask.distributed"):
+        return current_client()
+    return client_that_computes(scheduler)

@@ -4,7 +4,6 @@ import contextlib
 import gc
 import os
 import random
-import sys
 from pathlib import Path
 
 import dask
@@ -178,11 +177,10 @@ def patient():
     from processes import SECONDS
 
     from dask_image_ingest import scheduler_plugin
-    from dask_image_ingest.cluster import prepare
     from dask_image_ingest.dataset.scan import partitioning
 
     with pytest.MonkeyPatch.context() as patched:
-        for module in (scheduler_plugin, sys.modules[prepare.__module__], partitioning):
+        for module in (scheduler_plugin, partitioning):
             patched.setattr(module, "_PATIENCE", float(SECONDS))
         with dask.config.set({"distributed.deploy.lost-worker-timeout": f"{SECONDS}s"}):
             yield

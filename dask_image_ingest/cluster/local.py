@@ -164,6 +164,11 @@ def _check_arguments(arguments: Mapping[str, Any]) -> None:
     gpu, address = arguments.get("gpu"), arguments.get("dashboard_address")
     if not isinstance(gpu, (bool, type(None))):
         raise ArgumentError(f"gpu={gpu!r}; pass True, False, or None for what the machine has")
+    if arguments.get("asynchronous"):
+        raise ArgumentError(
+            "asynchronous=True, and start_cluster waits for its workers. In a coroutine, connect a "
+            "second client: Client(client.scheduler.address, asynchronous=True)"
+        )
     if not isinstance(address, (str, int, type(None))):
         raise ArgumentError(f"dashboard_address={address!r}; pass ':8787', or None")
 

@@ -6,29 +6,33 @@ import asyncio
 import os
 import platform
 import warnings
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from contextlib import suppress
 from typing import Any, Literal
 
 import dask
 import pandas as pd
 from distributed import Client, Scheduler, Status, Worker, WorkerPlugin
-from distributed.protocol.pickle import loads
+from distributed.protocol.pickle import dumps, loads
 
 from dask_image_ingest.cluster.messages import silence_routine
 from dask_image_ingest.cluster.warm import end_warm_up, warm_up
-from dask_image_ingest.environment import PACKAGE, Portable, environment, versions
-from dask_image_ingest.errors import ArgumentError, ClusterError, DaskImageIngestError
+from dask_image_ingest.environment import Portable, environment, versions
+from dask_image_ingest.errors import ArgumentError, ShardNotFoundError
 from dask_image_ingest.frames import gpus
-from dask_image_ingest.scheduler_plugin import PrepareScheduler, prepare_scheduler
+from dask_image_ingest.scheduler_plugin import (
+    CheckWorker,
+    PrepareScheduler,
+    check_cluster,
+    register_worker_plugin,
+    run_on_each,
+)
 from dask_image_ingest.storage import find_shards
 
 _CONFIG = "image-ingest"
 
 # Variable by which a nanny passes the configuration of its process to its worker.
 _INHERITED = "DASK_INTERNAL_INHERIT_CONFIG"
-
-_PATIENCE = 30.0  # seconds to wait for the answers of workers
 
 # Libraries for which different versions on a worker may change results or break messages.
 _LIBRARIES = ("dask", "distributed", "pandas", "pyarrow")
@@ -107,7 +111,9 @@ async def dask_setup(server: Any) -> None:
     if isinstance(server, Worker):
         warm_up(_device(), server)
     elif isinstance(server, Scheduler):
-        await server.register_scheduler_plugin(PrepareScheduler(environment()), idempotent=True)
+        await server.register_scheduler_plugin(PrepareScheduler(), idempotent=True)
+        check = CheckWorker(environment())
+        await server.register_worker_plugin(None, dumps(check), check.name, idempotent=True)
 
 
 def dask_teardown(server: Any) -> None:
@@ -123,10 +129,10 @@ def prepare(
 ) -> pd.DataFrame:
     """Prepare the workers of a cluster, and those that join later, for this package.
 
-    They import the package, load DALI, and get this process's configuration under
-    ``image-ingest``. Call it again to send a changed configuration. It warns of whatever makes a
-    query slow or wrong: other versions of libraries, more threads than cores, several threads on a
-    GPU, no memory limit, shards that a worker does not see.
+    The cluster is checked as for the first query with images. Workers load DALI, and get this
+    process's configuration under ``image-ingest``. Call it again to send a changed one. It warns of
+    whatever makes a query slow or wrong: other versions of libraries, more threads than cores,
+    several threads on a GPU, no memory limit, shards that a worker does not see.
 
     Parameters
     ----------
@@ -142,14 +148,14 @@ def prepare(
     pandas.DataFrame
         One row for each worker: ``address``, ``host``, ``cores``, ``threads``, ``gpu``,
         ``memory_limit``, the version of each package (None if not installed), and with ``paths``
-        the number of ``shards`` that it sees.
+        the number of ``shards`` that it sees (null if it has not answered).
 
     Raises
     ------
     ArgumentError
         For an asynchronous client.
     ClusterError
-        If the scheduler or all workers lack this package, have another version of it, or lack DALI
+        If the scheduler or a worker lacks this package, has another version of it, or lacks DALI
         while this process has it.
     ShardNotFoundError
         If ``paths`` match no shard in this process.
@@ -164,23 +170,24 @@ def prepare(
     if client.asynchronous:
         raise ArgumentError("an asynchronous client can't wait: pass Client(address)")
     shards = None if paths is None else find_shards(paths, storage_options)
-    report = prepare_scheduler(client)
-    if report.error:
-        raise ClusterError(report.error)
+    environments = check_cluster(client)
     prepare_workers(client)
     workers = client.scheduler_info(n_workers=-1)["workers"]
-    environments = report.found
     table = pd.DataFrame(
         [_row(address, info, environments.get(address, {})) for address, info in workers.items()],
         columns=["address", "host", "cores", "threads", "gpu", "memory_limit", *versions()],
     ).drop(columns="platform")
     if shards is not None:
-        fit = table["address"][table[PACKAGE] == environment()[PACKAGE]].tolist()
-        counts = client.sync(_run_on_each, client, fit, _count_shards, paths, storage_options)
-        table["shards"] = table["address"].map(counts).fillna(0).astype("int64")
-    for warning in [report.warning, *_warnings(table, None if shards is None else len(shards))]:
-        if warning:
-            warnings.warn(warning, stacklevel=2)
+        answers = client.sync(
+            run_on_each, client, environments, _count_shards, paths, storage_options
+        )
+        counts = {address: n for address, n in answers.items() if isinstance(n, int)}
+        table["shards"] = table["address"].map(counts)
+        errors = {str(error): a for a, error in answers.items() if isinstance(error, Exception)}
+        for error, address in errors.items():
+            warnings.warn(f"{address} can't list the shards: {error}", stacklevel=2)
+    for warning in _warnings(table, None if shards is None else len(shards)):
+        warnings.warn(warning, stacklevel=2)
     return table
 
 
@@ -204,28 +211,12 @@ async def _register(
             earlier = loads(pickled)
             device, own = device or earlier.device, own or earlier.own
     plugin = PrepareWorker(dask.config.get(_CONFIG, None) or {}, device, own)
-    with suppress(TimeoutError):  # register_plugin waits for all workers
-        await asyncio.wait_for(client.register_plugin(plugin), _PATIENCE)
+    await register_worker_plugin(client, plugin)
 
 
 def _registered(dask_scheduler: Scheduler) -> bytes | None:
     plugin: bytes | None = dask_scheduler.worker_plugins.get("image-ingest")
     return plugin
-
-
-async def _run_on_each(
-    client: Client, workers: Sequence[str], function: Callable[..., Any], *args: Any
-) -> dict[str, Any]:
-    """Results of a function by worker, from those that answer in time."""
-
-    async def run(worker: str) -> dict[str, Any]:
-        result = client.run(function, *args, workers=[worker], on_error="ignore")
-        with suppress(TimeoutError):
-            return await asyncio.wait_for(result, _PATIENCE)
-        return {}
-
-    results = await asyncio.gather(*map(run, workers))
-    return {worker: result for by_worker in results for worker, result in by_worker.items()}
 
 
 def _this_process() -> tuple[str, int]:
@@ -241,7 +232,7 @@ async def _count_shards(paths: Any, storage_options: dict[str, Any] | None) -> i
     """Count the shards that this process sees; in a thread, so as not to block the event loop."""
     try:
         return len(await asyncio.to_thread(find_shards, paths, storage_options))
-    except DaskImageIngestError:
+    except ShardNotFoundError:
         return 0
 
 
@@ -286,9 +277,9 @@ def _warnings(table: pd.DataFrame, shards: int | None) -> Iterable[str]:
             "kills them when memory is used up. Start them with --memory-limit"
         )
     if shards is not None:
-        blind = table[table["shards"] != shards]
+        blind = table[table["shards"].notna() & (table["shards"] != shards)]
         if len(blind):
-            least = blind["shards"].min()
+            least = int(blind["shards"].min())
             yield (
                 f"{_workers(blind)} other shards than this process, which sees {shards}: as few as "
                 f"{least}. Mount the folder at the same path on each host"

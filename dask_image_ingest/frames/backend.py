@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import functools
 import importlib.util
-import os
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Literal, Protocol, TypeAlias, TypeVar
 
@@ -13,6 +12,7 @@ import pyarrow as pa
 
 from dask_image_ingest.decode import PixelBuffer, Pixels
 from dask_image_ingest.errors import MissingDependencyError
+from dask_image_ingest.scheduler_plugin import current_client
 
 BackendName = Literal["cudf", "pandas"]
 
@@ -175,17 +175,6 @@ def require_gpu() -> None:
         )
 
 
-_is_fork = False
-
-
-def is_fork() -> bool:
-    """True in a forked process, in which calls of the parent's client would never return.
-
-    The fork has the client, but not its event loop.
-    """
-    return _is_fork
-
-
 def workers() -> list[dict[str, Any]]:
     """The scheduler's information on each worker; empty without a client."""
     return _known_workers() or []
@@ -196,33 +185,26 @@ def awaits_workers() -> bool:
     return _known_workers() == []
 
 
+def can_wait() -> bool:
+    """False if the client is asynchronous: a call that waits would block its event loop."""
+    client = current_client()
+    return client is None or not client._asynchronous
+
+
 def planned_workers() -> int:
     """Number of workers in the cluster's plan; 0 unless the client started the cluster."""
-    from distributed.client import default_client
-
-    if _is_fork:
-        return 0
-    try:
-        cluster = default_client().cluster
-    except ValueError:
-        return 0
-    return 0 if cluster is None else len(cluster.plan)
+    client = current_client()
+    return 0 if client is None or client.cluster is None else len(client.cluster.plan)
 
 
 def _known_workers() -> list[dict[str, Any]] | None:
-    from distributed.client import default_client
-
-    if _is_fork:
+    client = current_client()
+    if client is None:
         return None
-    try:
-        return [*default_client().scheduler_info(n_workers=-1)["workers"].values()]
-    except ValueError:
-        return None
-
-
-def _set_is_fork() -> None:
-    global _is_fork
-    _is_fork = True
-
-
-os.register_at_fork(after_in_child=_set_is_fork)
+    if client._asynchronous:
+        # Not asked, also in a thread, for which its event loop may be waiting. It has totals that
+        # are a few seconds old.
+        known = client._scheduler_identity
+        count = known.get("n_workers", 0)
+        return [{"memory_limit": known["total_memory"] // count} for _ in range(count)]
+    return [*client.scheduler_info(n_workers=-1)["workers"].values()]

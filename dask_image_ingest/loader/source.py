@@ -14,9 +14,8 @@ from typing import Any
 
 import dask
 import pandas as pd
-from dask.base import get_scheduler
-from distributed import Client, secede, wait
 from distributed import Future as RemoteFuture
+from distributed import secede, wait
 from distributed.scheduler import KilledWorker
 from distributed.threadpoolexecutor import ThreadPoolExecutor as DaemonThreads
 
@@ -29,10 +28,11 @@ from dask_image_ingest.dataset import (
     shard_of_partition,
 )
 from dask_image_ingest.errors import ArgumentError
-from dask_image_ingest.frames import backend_of, image_columns, is_fork
+from dask_image_ingest.frames import backend_of, image_columns
 from dask_image_ingest.loader.batch_format import rows_of
 from dask_image_ingest.loader.order import Size
 from dask_image_ingest.loader.shared_memory import map_remote, share_pixels
+from dask_image_ingest.scheduler_plugin import client_that_computes
 
 logger = logging.getLogger("dask_image_ingest")
 
@@ -99,7 +99,7 @@ class LazySource(Source):
 
     def __init__(self, frame: Any, image: str) -> None:
         super().__init__(frame, image)
-        self._client = _client(frame)
+        self._client = client_that_computes(collections=[frame])
         # The process whose thread or client this uses; None while it has neither.
         self._process = os.getpid() if self._client else None
         self._backend = backend_of(frame._meta)
@@ -299,14 +299,6 @@ class ReferenceSource(LazySource):
 def _size(frame: Any, image: str) -> Size:
     """Rows that `rows_of` keeps, and bytes of their images."""
     return rows_of(frame[image_columns(frame)], image, backend_of(frame))[0].size
-
-
-def _client(frame: Any) -> Client | None:
-    """The client of the cluster on which dask would compute this frame."""
-    if is_fork():
-        return None
-    client = getattr(get_scheduler(collections=[frame]), "__self__", None)
-    return client if isinstance(client, Client) else None
 
 
 def _refuse_remote(graph: Any) -> None:

@@ -1,4 +1,4 @@
-"""Workers that can't run tasks of this package are told apart before they get one."""
+"""Workers that can't run tasks of this package are refused before they get one."""
 
 import asyncio
 import io
@@ -6,13 +6,10 @@ import os
 import platform
 import shutil
 import signal
-import sys
 import time
 import warnings
 
 import dask
-import dask.dataframe as dd
-import pandas as pd
 import pytest
 from dask import delayed
 from distributed import Client
@@ -21,7 +18,7 @@ from processes import SECONDS, until
 
 import dask_image_ingest as dii
 from dask_image_ingest import progress_bar, scheduler_plugin
-from dask_image_ingest.environment import Portable, environment
+from dask_image_ingest.environment import environment
 
 pytestmark = pytest.mark.slow
 
@@ -78,7 +75,7 @@ def test_workers_that_lack_something_are_an_error_that_names_them(
         (address,) = client.scheduler_info()["workers"]
         ddf = read(shards)
         said = f"1 worker has {said}: {platform.node()} \\({address}\\)"
-        for compute in (ddf.compute, client.compute(ddf).result, ddf.__len__):
+        for compute in (ddf.compute, lambda: client.compute(ddf), ddf.__len__):
             with pytest.raises(dii.ClusterError, match=said):
                 compute()
         # What does not need this package is computed.
@@ -104,57 +101,43 @@ def test_a_scheduler_that_lacks_the_package_is_an_error(tmp_path, bare, shards, 
         assert out.getvalue().startswith("1/1 tasks in")
 
 
-def test_workers_that_lack_the_package_stay_out_where_others_have_it(cluster, bare, shards):
+def test_one_worker_that_lacks_the_package_is_named_and_may_be_retired(cluster, bare, shards):
     cluster.worker()
     cluster.worker("--host", "127.0.0.2", PYTHONPATH=bare)
     with cluster.client(2) as client:
-        with pytest.warns(UserWarning, match=r"1 worker has no dask-image-ingest: .*127\.0\.0\.2"):
-            assert len(read(shards).compute()) == 24
-        with warnings.catch_warnings(action="error"):  # once is enough
-            assert len(read(shards[:2]).compute()) == 16
-            # Shuffles between workers choose by address where rows go.
-            ddf = dii.read_webdataset_images(shards, backend="pandas", size=8)
-            labels = pd.DataFrame({"__key__": ddf["__key__"].compute(), "label": range(24)})
-            others = dd.from_pandas(labels, npartitions=3)
-            with dask.config.set({"dataframe.shuffle.method": "p2p"}):
-                assert len(ddf.shuffle("__key__").compute()) == 24
-                merged = ddf.merge(others, on="__key__").compute()
-            assert sorted(merged["label"]) == list(range(24))
-            assert ddf.groupby("cls").size(split_out=2).compute().sum() == 24
-        assert len(client.scheduler_info()["workers"]) == 2
+        ddf = read(shards)
+        for ask in (ddf.compute, lambda: dii.prepare(client, shards)):
+            with pytest.raises(dii.ClusterError, match=r"1 worker has no dask.*127\.0\.0\.2"):
+                ask()
+        (unfit,) = (each for each in client.scheduler_info()["workers"] if "127.0.0.2" in each)
+        # Neither has harmed what it computes for others.
+        assert client.submit(sum, [1, 2], workers=[unfit]).result() == 3
+        client.retire_workers([unfit])
+        assert len(ddf.compute()) == 24
         assert "Failed to deserialize" not in cluster.log()
-        # Both workers and the scheduler were asked, for all queries.
-        assert cluster.log().count("Run out-of-band function 'environment'") == 3
 
 
-def test_a_query_that_waits_for_workers_fails_when_only_unfit_ones_join(cluster, bare, shards):
-    with cluster.client(0) as client:
-        ddf = dii.read_webdataset_images(
-            shards, columns=["__key__"], backend="pandas", partition_size=None
-        )
-        future = client.compute(ddf)
-        cluster.worker(PYTHONPATH=bare)
-        with pytest.raises(dii.ClusterError, match="1 worker has no dask-image-ingest"):
-            future.result(SECONDS)
-        # It is not lost, and what does not need this package is computed.
-        assert delayed(sum)([1, 2]).compute() == 3
-
-
-def test_a_worker_without_the_package_that_joins_amid_a_query_gets_no_part_of_it(
-    cluster, bare, shards, tmp_path
+@pytest.mark.parametrize("nanny", ["--nanny", "--no-nanny"])
+def test_a_worker_that_joins_amid_a_query_is_refused_and_the_query_goes_on(
+    nanny, cluster, older, shards, tmp_path
 ):
     cluster.worker()
-    with cluster.client(1) as client, warnings.catch_warnings(action="ignore"):
+    with cluster.client(1) as client, Client(cluster.scheduler, set_as_default=False) as other:
         joined = tmp_path / "joined"
         ddf = read(shards)
         future = client.compute(ddf.map_partitions(waits_for, str(joined), meta=ddf._meta))
         until(lambda: any(client.processing().values()))
-        cluster.worker(PYTHONPATH=bare)
-        client.wait_for_workers(2, timeout=SECONDS)
+        with warnings.catch_warnings(record=True) as told:
+            warnings.simplefilter("always")
+            unfit = cluster.worker(nanny, PYTHONPATH=older)
+            unfit.wait(SECONDS)  # it has not been started again
+            # All clients are told, also those without queries of this package.
+            until(lambda: len(told) == 2)
+        assert "dask-image-ingest 0.0.9" in str(told[0].message)
         joined.touch()
         assert len(future.result(SECONDS)) == 24
-        assert {len(read(shards).compute()) for _ in range(3)} == {24}
-        assert len(client.scheduler_info()["workers"]) == 2
+        assert len(other.scheduler_info()["workers"]) == 1
+        assert not client.run_on_scheduler(suspected)
         assert "Failed to deserialize" not in cluster.log()
 
 
@@ -163,52 +146,65 @@ def waits_for(frame, path):
     return frame
 
 
-def test_a_worker_that_does_not_answer_is_left_out_until_it_does(
+def suspected(dask_scheduler):
+    return [task.key for task in dask_scheduler.tasks.values() if task.suspicious]
+
+
+def test_a_query_whose_last_fit_worker_dies_fails_and_work_of_others_waits(
     cluster, bare, shards, monkeypatch
 ):
-    monkeypatch.setattr(sys.modules["dask_image_ingest.cluster.prepare"], "_PATIENCE", 1.0)
-    monkeypatch.setattr(scheduler_plugin, "_PATIENCE", 5.0)
-    worker = cluster.worker("--no-nanny", "--name", "stopped")
-    cluster.worker()
-    cluster.worker("--host", "127.0.0.2", PYTHONPATH=bare)
-    with cluster.client(3) as client:
-        present = client.scheduler_info()["workers"].items()
-        (stopped,) = (address for address, each in present if each["name"] == "stopped")
-        client.run(Portable(environment))  # so that the others answer at once next time
+    monkeypatch.setattr(scheduler_plugin, "_LONELY", 0.1)
+    fit = cluster.worker("--no-nanny")
+    with cluster.client(1) as client, warnings.catch_warnings(action="ignore"):
+        ddf, part = read(shards), read(shards[:1])
+        assert len(ddf) == 24
+        cluster.worker("--no-nanny", PYTHONPATH=bare).wait(SECONDS)
+        assert len(ddf) == 24
+        never = ddf.map_partitions(waits_for, "nowhere", meta=ddf._meta)
+        running = client.compute(never)
+        until(lambda: any(client.processing().values()))
+        os.killpg(fit.pid, signal.SIGKILL)
+        for query in (running, client.compute(ddf)):
+            with pytest.raises(dii.ClusterError, match=r"no worker left.* 1 worker has no dask"):
+                query.result(SECONDS)
+        waiting = client.submit(sum, [1, 2])
+        with pytest.raises(dii.ClusterError, match="no worker left"):
+            part.compute()
+        assert not waiting.done()
+        cluster.worker()
+        assert waiting.result(SECONDS) == 3
+        assert len(read(shards[:2]).compute()) == 16
+
+
+def test_a_worker_that_does_not_answer_is_named_and_gets_tasks_when_it_does(
+    cluster, shards, monkeypatch
+):
+    monkeypatch.setattr(scheduler_plugin, "_PATIENCE", 1.0)
+    worker = cluster.worker("--no-nanny")
+    with cluster.client(1) as client:
+        (stopped,) = client.scheduler_info()["workers"]
         os.killpg(worker.pid, signal.SIGSTOP)
         try:
-            with pytest.warns(UserWarning, match=rf"not answered yet: {stopped}") as told:
-                assert len(read(shards).compute()) == 24
-            assert "1 worker has no dask-image-ingest" in str(told[0].message)
-            assert pd.isna(installed(client)[stopped])
+            with pytest.warns(UserWarning, match=rf"not answered for 1 s: {stopped}"):
+                future = client.compute(read(shards))
         finally:
             os.killpg(worker.pid, signal.SIGCONT)
-        until(lambda: installed(client)[stopped] == dii.__version__)
-        assert {len(read(shards).compute()) for _ in range(3)} == {24}
+        assert len(future.result(SECONDS)) == 24
 
 
-def installed(client):
-    """The version of the package by worker."""
-    with warnings.catch_warnings(action="ignore"):
-        return dii.prepare(client).set_index("address")["dask-image-ingest"]
-
-
-def test_an_asynchronous_client_is_told_too(cluster, bare, older, shards):
-    async def ask(client, paths):
-        ddf = dii.read_webdataset_images(
-            paths, columns=["__key__"], backend="pandas", partition_size=None
-        )
-        return await client.compute(ddf)
+def test_an_asynchronous_client_is_told_too(cluster, bare, shards, monkeypatch):
+    monkeypatch.setattr(scheduler_plugin, "_LONELY", 0.1)
 
     async def main():
         async with Client(scheduler_file=cluster.address, asynchronous=True) as client:
             await client.wait_for_workers(1, timeout=SECONDS)
-            with pytest.raises(dii.ClusterError, match=r"dask-image-ingest 0\.0\.9"):
-                await ask(client, shards)
+            future = client.compute(read(shards))
+            with pytest.raises(dii.ClusterError, match="1 worker has no dask"):
+                await future
             cluster.worker()
-            await client.wait_for_workers(2, timeout=SECONDS)
-            return len(await ask(client, shards[:2]))
+            await client.wait_for_workers(1, timeout=SECONDS)
+            return len(await client.compute(read(shards[:2])))
 
-    cluster.worker(PYTHONPATH=older)
-    with warnings.catch_warnings(action="ignore"):
+    cluster.worker(PYTHONPATH=bare)
+    with pytest.warns(UserWarning, match="1 worker has no dask"):
         assert asyncio.run(main()) == 16

@@ -122,26 +122,11 @@ def test_what_will_be_slow_or_wrong_is_a_warning(cluster, shards, monkeypatch):
     assert len(said) == 3
 
 
-def test_workers_without_the_package_stay_out_of_it(cluster, tmp_path):
-    cluster.worker()
+def test_a_scheduler_with_the_preload_refuses_workers_without_the_package(tmp_path):
     bare = packages_without(tmp_path / "site")
-    cluster.worker("--host", "127.0.0.2", PYTHONPATH=bare)
-    with cluster.client(2) as client:
-        with (
-            dask.config.set({LIMIT: "9s"}),
-            pytest.warns(UserWarning, match="1 worker has no dask-image-ingest"),
-        ):
-            table = dii.prepare(client)
-        there = table.set_index("address")["dask-image-ingest"]
-        (lacking,) = there.index[there.isna()]
-        assert "127.0.0.2" in lacking
-        (fit,) = there.index[there.notna()]
-        until(lambda: client.run(configured, workers=[fit]) == {fit: "9s"})
-        # One that joins later lives, too.
-        cluster.worker("--host", "127.0.0.2", PYTHONPATH=bare)
-        client.wait_for_workers(3, timeout=SECONDS)
-        with warnings.catch_warnings(action="ignore"):  # threads, too
-            assert dii.prepare(client)["dask-image-ingest"].isna().sum() == 2
+    with HandStarted(tmp_path / "cluster", scheduler=("--preload", "dask_image_ingest")) as cluster:
+        cluster.worker(PYTHONPATH=bare).wait(SECONDS)
+        assert "1 worker has no dask-image-ingest" in cluster.log()
 
 
 def test_with_the_preload_a_worker_is_ready_before_any_client_comes(cluster):

@@ -5,7 +5,13 @@ from __future__ import annotations
 import subprocess
 import sys
 
+import dask
+import dask.dataframe as dd
+import pandas as pd
 import pytest
+from distributed import Client, LocalCluster
+
+import dask_image_ingest as dii
 
 pytestmark = pytest.mark.slow
 
@@ -136,3 +142,18 @@ def test_no_other_method_of_dask_is_replaced():
         "                print(f'{kind.__name__}.{method}')\n"
     )
     assert {*told(script)} == {f"{kind}.{method}" for kind, method in REPLACED}
+
+
+@pytest.mark.timeout(200)
+def test_a_query_that_computes_in_between_does_not_wait_for_its_own_scheduler(shards):
+    # The scheduler is in this process, as with start_cluster.
+    with (
+        LocalCluster(n_workers=1, processes=False, dashboard_address=None) as cluster,
+        Client(cluster),
+        dask.config.set(scheduler=None),
+    ):
+        ddf = dii.read_webdataset_images(shards, backend="pandas", size=16)
+        plain = dd.from_pandas(pd.DataFrame({"n": range(99)}), npartitions=3)
+        for frame in (ddf, ddf.repartition(partition_size="4 kB"), plain):
+            assert len(frame.repartition(partition_size="2 kB").compute()) == len(frame)
+        assert ddf.sort_values("__key__").set_index("__key__").size.compute() > 0

@@ -7,13 +7,14 @@ allows it, a table of processes of its own.
 from __future__ import annotations
 
 import functools
+import json
 import os
 import signal
 import subprocess
 import sys
 import sysconfig
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from distributed import Client
@@ -29,7 +30,14 @@ class HandStarted:
     ``folder`` holds what belongs to each process.
     """
 
-    def __init__(self, folder: Path, *, site: bool = False, **environment: str) -> None:
+    def __init__(
+        self,
+        folder: Path,
+        *,
+        site: bool = False,
+        scheduler: Sequence[str] = (),
+        **environment: str,
+    ) -> None:
         # Without site, packages are nowhere but on the path that a test sets.
         self._options = [] if site else ["-S"]
         self.folder = folder
@@ -37,21 +45,22 @@ class HandStarted:
         patient = {"DASK_DISTRIBUTED__SCHEDULER__WORKER_TTL": "1 hour"}
         patient["DASK_DISTRIBUTED__COMM__TIMEOUTS__TCP"] = "10 minutes"
         self._environment = patient | environment
+        self._scheduler = scheduler  # options
         self._processes: list[subprocess.Popen[bytes]] = []
         self.address = ""
 
     def __enter__(self) -> HandStarted:
         self.folder.mkdir(parents=True, exist_ok=True)
         file = self.folder / "scheduler.json"
-        self.start(
-            "scheduler", "--port", "0", "--dashboard-address", ":0", f"--scheduler-file={file}"
-        )
+        options = ["--port", "0", "--dashboard-address", ":0", f"--scheduler-file={file}"]
+        self.start("scheduler", *options, *self._scheduler)
         self.address = str(file)
         return self
 
     def __exit__(self, *_: object) -> None:
         for process in self._processes:
-            os.killpg(process.pid, signal.SIGKILL)  # with those that nannies have started
+            with suppress(ProcessLookupError):  # it may have ended
+                os.killpg(process.pid, signal.SIGKILL)  # with those that nannies have started
         for process in self._processes:
             process.wait()
 
@@ -90,6 +99,11 @@ class HandStarted:
             if n_workers:
                 client.wait_for_workers(n_workers, timeout=SECONDS)
             yield client
+
+    @property
+    def scheduler(self) -> str:
+        """The scheduler's address."""
+        return str(json.loads(Path(self.address).read_text())["address"])
 
     def log(self) -> str:
         """All that the processes have said."""

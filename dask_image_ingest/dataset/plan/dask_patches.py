@@ -21,10 +21,16 @@ unswapped operation. This happens in the client; workers need nothing.
 
 Stored images, references and nested values: ``dd.read_parquet(filesystem="arrow")`` takes dtypes of
 its meta from the metadata of pandas, which its tasks ignore. They would give dicts and lists.
+
+Locks of Python 3.11, where a cached property of an expression has one lock for all objects: a query
+that computes within one, as ``repartition(partition_size=)`` does for ``divisions``, waited forever
+for a scheduler in the same process, which needs ``divisions`` of others. Later versions of Python
+have no such locks.
 """
 
 from __future__ import annotations
 
+import contextlib
 import functools
 from collections.abc import Callable
 from typing import Any, TypeAlias
@@ -43,7 +49,7 @@ _dask_partitions_down = dx.Partitions._simplify_down
 
 
 def install_patches() -> None:
-    """Wrap Dask's rules for filters, projections, and operations on masks."""
+    """Wrap Dask's rules for filters, projections, and operations on masks; remove its locks."""
     dx.Expr._filter_passthrough_available = _filter_passthrough_available
     dx.AsType._filter_simplification = _push_filter_below_cast
     for kind in (dx.Blockwise, dx.NLargest):
@@ -52,6 +58,7 @@ def install_patches() -> None:
     dx.Partitions._simplify_down = _simplify_partitions
     _install_mask_rules()
     dx.ReadParquetPyarrowFS.arrow_to_pandas = property(_with_own_types)
+    _unlock_cached_properties(dx.Expr)
 
 
 def _filter_passthrough_available(self: dx.Expr, parent: dx.Expr, dependents: Any) -> bool:
@@ -168,3 +175,11 @@ def _arrow_first(simplify_down: _RuleDown) -> _RuleDown:
 def _dtype(operand: Any) -> Any:
     series = isinstance(operand, dx.Expr) and operand.ndim == 1
     return operand._meta.dtype if series else None
+
+
+def _unlock_cached_properties(kind: type[dx.Expr]) -> None:
+    for value in vars(kind).values():
+        if isinstance(value, functools.cached_property):
+            value.lock = contextlib.nullcontext()  # type: ignore[attr-defined]
+    for narrower in kind.__subclasses__():
+        _unlock_cached_properties(narrower)

@@ -8,7 +8,7 @@ from collections.abc import Collection, Iterable, Mapping
 from typing import Any, ClassVar, TypeAlias
 
 from dask_image_ingest import dask_internals as dx
-from dask_image_ingest.scheduler_plugin import prepare_scheduler_in_use
+from dask_image_ingest.scheduler_plugin import check_cluster_in_use
 
 
 def is_optimized(expr: dx.Expr, dependents: Any) -> bool:
@@ -69,7 +69,7 @@ class ImageNode(dx.Expr):
         return f"{self.step}-{self.deterministic_token}"
 
     def _lower(self) -> dx.Expr | None:
-        prepare_scheduler_in_use()
+        check_cluster_in_use()
         return super()._lower()
 
 

@@ -13,7 +13,13 @@ from dask_image_ingest.dataset.scan.first_shard import FirstShard
 from dask_image_ingest.dataset.scan.rows import part_of
 from dask_image_ingest.dataset.warning import warn_user
 from dask_image_ingest.errors import ArgumentError
-from dask_image_ingest.frames import Backend, awaits_workers, planned_workers, workers
+from dask_image_ingest.frames import (
+    Backend,
+    awaits_workers,
+    can_wait,
+    planned_workers,
+    workers,
+)
 from dask_image_ingest.index import IndexFile
 from dask_image_ingest.storage import Shard, is_pipe
 from dask_image_ingest.url_secrets import UrlHolder
@@ -99,7 +105,7 @@ def parse_partition_size(partition_size: Any, backend: Backend) -> int | None:
 def _automatic(backend: Backend) -> int:
     """Size of a partition by the memory of the workers. Waits for a worker that is starting."""
     end = time.monotonic() + _PATIENCE
-    while awaits_workers() and time.monotonic() < end:
+    while can_wait() and awaits_workers() and time.monotonic() < end:
         time.sleep(0.1)
     joined = workers()
     # Without a worker, the memory of this machine says nothing: it may be a login node.
