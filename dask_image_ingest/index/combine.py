@@ -38,6 +38,11 @@ def write_combined(
 
     ``indexes`` has the current index of each shard by the shard's name. Returns errors by name of
     the shards that are left out since their index is damaged.
+
+    Raises
+    ------
+    ShardError
+        If an index can't be read now, as on a failing disk; the file is not written then.
     """
     errors: dict[str, str] = {}
     kinds = _kinds(indexes, storage_options)
@@ -50,12 +55,25 @@ def write_combined(
                     with open_stored(indexes[shard], storage_options) as index:
                         rows, facts = _rows(shard, index, kinds), _facts(index, kinds)
                 except (UnusableIndexError, ShardError) as error:
-                    errors[shard] = f"its index {indexes[shard].url} cannot be copied: {error}"
+                    why = f"its index {indexes[shard].url} cannot be copied: {error}"
+                    if _is_failing_disk(error):
+                        target = output.locate(COMBINED_INDEX)
+                        raise ShardError(f"{target} is not written. {shard}: {why}") from error
+                    errors[shard] = why
                 else:
                     writer.add(shard, rows, facts)
         output.commit(file, COMBINED_INDEX)
     output.fsync()
     return errors
+
+
+def _is_failing_disk(error: BaseException | None) -> bool:
+    """True for an error of the operating system, which Arrow's for damaged files are not."""
+    while error is not None:
+        if isinstance(error, OSError) and error.errno is not None:
+            return True
+        error = error.__cause__
+    return False
 
 
 def _kinds(indexes: Mapping[str, IndexFile], storage_options: dict[str, Any] | None) -> _Kinds:

@@ -205,7 +205,8 @@ def _write_combined(
 
 def _table(folder: str, storage_options: dict[str, Any] | None) -> IndexTable | None:
     """The footer of a folder's combined index; None without a usable one."""
-    with suppress(UnusableIndexError, ShardError, ShardNotFoundError):
+    # A file that can't be read now may be whole: an error, since its other shards would be lost.
+    with suppress(UnusableIndexError, ShardNotFoundError):
         return open_table(inside(folder, COMBINED_INDEX), storage_options)
     return None
 
@@ -229,13 +230,15 @@ def _combine(
         for name, outcome in new.items()
         if name not in errors
     }
+    output = open_output(folder, INDEX_ADVICE, storage_options)
     if indexes:
         if table is not None:
             indexes |= _in_combined(table, target, table.names - new.keys())
-        output = open_output(folder, INDEX_ADVICE, storage_options)
         errors |= write_combined(output, indexes, storage_options)
-        output.remove(f"{STAGING}/{name}{INDEX_SUFFIX}" for name in new)
         table = open_table(target, storage_options)
+    # Also those of an earlier call that was interrupted after it had written the file.
+    unneeded = output.sizes(STAGING).keys() & {f"{name}{INDEX_SUFFIX}" for name in shards}
+    output.remove(f"{STAGING}/{name}" for name in unneeded)
     outcomes = {}
     for name, shard in shards.items():
         if name in errors or table is None or name not in table.names:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import itertools
+from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
 import cloudpickle
@@ -10,7 +11,7 @@ import dask
 from dask.system import CPU_COUNT
 
 from dask_image_ingest.arguments import shown, whole_number
-from dask_image_ingest.errors import ArgumentError, MissingDependencyError
+from dask_image_ingest.errors import ArgumentError, ClusterError, MissingDependencyError
 from dask_image_ingest.loader.iter_batches import Batches
 from dask_image_ingest.loader.worker_share import torch_rank, torch_worker
 
@@ -56,13 +57,13 @@ class TorchDataset(IterableDataset):
     def __repr__(self) -> str:
         return f"<torch dataset, epoch {self._epoch}: {self._description[1:]}"
 
-    def __iter__(self) -> Batches:
+    def __iter__(self) -> Iterator[Any]:
         _share_cores()
         rank = torch_rank() if self._rank is None else self._rank
         self._iterated = self._epoch
         self._batches = self._iterate(shard=torch_worker(rank), start=self._start)
         self._start = 0
-        return self._batches
+        return self._batches if get_worker_info() is None else map(_in_shared_memory, self._batches)
 
     def set_epoch(self, epoch: int) -> None:
         """Shuffle the next iteration with the seed ``shuffle + epoch``."""
@@ -138,6 +139,31 @@ def make_dataloader(dataset: TorchDataset, options: dict[str, Any]) -> BatchLoad
         return BatchLoader(dataset, batch_size=None, **options)
     except (TypeError, ValueError) as error:
         raise ArgumentError(f"dataloader: {error}") from error
+
+
+def _in_shared_memory(batch: dict[str, Any]) -> dict[str, Any]:
+    """Move the tensors of a batch to shared memory, from where the training process takes them.
+
+    Otherwise the worker does so on a thread, which drops a batch that finds no room: the training
+    process would wait for it for ever.
+
+    Raises
+    ------
+    ClusterError
+        If shared memory is full.
+    """
+    values = (value if isinstance(value, list) else [value] for value in batch.values())
+    for tensor in itertools.chain.from_iterable(values):
+        if isinstance(tensor, torch.Tensor) and not tensor.is_cuda:
+            try:
+                tensor.share_memory_()
+            except (RuntimeError, OSError) as error:
+                raise ClusterError(
+                    f"a worker of the DataLoader has no room in shared memory (/dev/shm) for "
+                    f"{tensor.nbytes:,} bytes of a batch: {error}. Make it larger (docker run "
+                    "--shm-size), or reduce batch_size, num_workers or prefetch_factor"
+                ) from error
+    return batch
 
 
 def _share_cores() -> None:

@@ -11,7 +11,6 @@ import stat
 import warnings
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
@@ -39,6 +38,10 @@ _ANY_DEPTH = "**"
 # more than can be walked.
 _MOST_VISITS = 100
 
+# Why folders that match a pattern, or are in a search for `single` files, are left out.
+_UNLISTED = "folders that can't be listed"
+
+_UNREAD = "files that can't be read"
 _NOT_UTF8 = "names that are not UTF-8, which no column can hold"
 
 
@@ -49,18 +52,38 @@ def find_matches(
 
     Unlike :mod:`glob`, ``**`` and wildcards after it don't follow symbolic links to folders, except
     for a kind of `single` files. Folders that exist literally, wildcards included, are taken so.
+
+    Raises
+    ------
+    ShardError
+        If a folder can't be listed. One without permission is left out, as a shell does.
     """
     parts = pattern.split("/")
     known = next(
         (n for n in range(1, len(parts)) if not os.path.lexists("/".join(parts[: n + 1]))), 0
     )
-    parts[:known] = map(glob.escape, parts[:known])
-    if _ANY_DEPTH not in parts:
-        return glob.iglob("/".join(parts))
-    first = parts.index(_ANY_DEPTH)
-    tops = glob.iglob("/".join(parts[:first]) or "/")
+    root, parts = "/".join(parts[:known]) or "/", parts[max(1, known) :]
     walk = _Walk(kind, LeftOut() if left_out is None else left_out)
+    if _ANY_DEPTH not in parts:
+        return _matches(walk, root, parts)
+    first = parts.index(_ANY_DEPTH)
+    tops = _matches(walk, root, parts[:first])
     return iter(dict.fromkeys(p for top in tops for p in _below(walk, _Folder(top), parts[first:])))
+
+
+def _matches(walk: _Walk, folder: str, parts: Sequence[str]) -> Iterator[str]:
+    """Paths below a folder that match these parts of a pattern, through links to folders, too."""
+    if not parts:
+        yield folder
+        return
+    part, rest = parts[0], parts[1:]
+    if glob.has_magic(part):
+        entries = walk.matching(_Folder(folder), part)
+        names = [entry.name for entry in entries if not rest or is_folder(entry)]
+    else:
+        names = [part] if os.path.lexists(os.path.join(folder, part)) else []
+    for name in names:
+        yield from _matches(walk, os.path.join(folder, name), rest)
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,13 +102,15 @@ class _Walk:
         self.left_out = left_out
         #: How often a folder was reached by links below links.
         self._visits: Counter[str] = Counter()
+        #: Folders that can't be listed; ``**`` comes to a folder more than once.
+        self._unlisted: set[str] = set()
 
     def entries(self, folder: _Folder) -> list[os.DirEntry[str]]:
         """The entries of a folder; none if it is no folder.
 
         Raises
         ------
-        OSError
+        ShardError
             If it can't be listed, and its files are not `single`.
         """
         try:
@@ -93,11 +118,39 @@ class _Walk:
                 return list(entries)
         except (FileNotFoundError, NotADirectoryError):
             return []
-        except OSError:
+        except OSError as error:
             if not self.kind.single:
-                raise
-            self.left_out.add("folders that can't be listed", folder.path)
+                raise _unlisted(folder.path, error) from error
+            self._leave_out(folder, error)
             return []
+
+    def matching(self, folder: _Folder, part: str) -> list[os.DirEntry[str]]:
+        """The entries of a folder that match a part of a pattern.
+
+        Raises
+        ------
+        ShardError
+            If it can't be listed, and its files are not `single`. A folder without permission is
+            left out.
+        """
+        try:
+            entries = self.entries(folder)
+        except ShardError as error:
+            if not isinstance(error.__cause__, PermissionError):
+                raise
+            self._leave_out(folder, error.__cause__)
+            return []
+        return [
+            entry
+            for entry in entries
+            if (part.startswith(".") or not entry.name.startswith("."))
+            and (part == _ANY_DEPTH or fnmatch.fnmatch(entry.name, part))
+        ]
+
+    def _leave_out(self, folder: _Folder, error: OSError) -> None:
+        if folder.path not in self._unlisted:
+            self._unlisted.add(folder.path)
+            self.left_out.add(f"{_UNLISTED} ({error.strerror})", folder.path)
 
     def folder(self, above: _Folder, entry: os.DirEntry[str]) -> _Folder | None:
         """The folder that an entry is; None if it is none, or not followed."""
@@ -120,6 +173,10 @@ class _Walk:
         return _Folder(entry.path, links)
 
 
+def _unlisted(folder: str, error: OSError) -> ShardError:
+    return ShardError(f"the folder {folder} cannot be listed: {error}")
+
+
 def is_folder(entry: os.DirEntry[str]) -> bool:
     """True for a folder, or a link to one."""
     try:
@@ -140,14 +197,7 @@ def _below(walk: _Walk, folder: _Folder, parts: Sequence[str]) -> Iterator[str]:
         return
     if part == _ANY_DEPTH and (rest or os.path.isdir(folder.path)):
         yield from _below(walk, folder, rest)
-    entries: list[os.DirEntry[str]] = []
-    with suppress(OSError):  # not readable
-        entries = walk.entries(folder)
-    for entry in entries:
-        if entry.name.startswith(".") and not part.startswith("."):
-            continue
-        if part != _ANY_DEPTH and not fnmatch.fnmatch(entry.name, part):
-            continue
+    for entry in walk.matching(folder, part):
         below = walk.folder(folder, entry)
         if below is not None:
             yield from _below(walk, below, parts if part == _ANY_DEPTH else rest)
@@ -197,7 +247,7 @@ def _files_at(
     except OSError as error:
         if not kind.single:
             raise ShardError(f"{path} cannot be read: {error}") from error
-        left_out.add(f"files that can't be read ({error.strerror})", path)
+        left_out.add(f"{_UNREAD} ({error.strerror})", path)
         return
     if stat.S_ISDIR(status.st_mode):
         yield from _files_below(path, kind, left_out)
@@ -217,11 +267,7 @@ def _files_below(top: str, kind: FileKind, left_out: LeftOut) -> Iterator[Shard]
     folders = [_Folder(top)]
     while folders:
         folder = folders.pop()
-        try:
-            entries = walk.entries(folder)
-        except OSError as error:
-            raise ShardError(f"the folder {folder.path} cannot be listed: {error}") from error
-        for entry in entries:
+        for entry in walk.entries(folder):
             is_kind = kind.has_suffix(entry.name)
             if entry.name.startswith(kind.hidden):
                 if is_kind or is_folder(entry):
@@ -339,8 +385,11 @@ def folders_in(folder: str, storage_options: dict[str, Any] | None, kind: FileKi
         found = [name for name, info in infos.items() if info["type"] == "directory"]
         names = {name.rstrip("/").rpartition("/")[2] for name in found}
     else:
-        with os.scandir(path or "/") as entries:
-            names = {entry.name for entry in entries if is_folder(entry)}
+        try:
+            with os.scandir(path or "/") as entries:
+                names = {entry.name for entry in entries if is_folder(entry)}
+        except OSError as error:
+            raise _unlisted(path, error) from error
     return {name for name in names if not name.startswith(kind.hidden)}
 
 
@@ -372,8 +421,10 @@ def _find(
     if kind.single and len(missing) < len(by_path):  # those that are there were told
         missing = [p for p in missing if not os.path.lexists(p) or os.path.isdir(p)]
     if missing:
-        raise ShardNotFoundError(_explain(missing, len(by_path), patterns, kind))
-    if kind.single and (told := str(left_out)):
+        unread = left_out.told(_UNLISTED) or left_out.told(_UNREAD)
+        more = f". Left out: {unread}" if unread else ""
+        raise ShardNotFoundError(_explain(missing, len(by_path), patterns, kind) + more)
+    if told := left_out.told("" if kind.single else _UNLISTED):
         text = f"{shown(patterns[0])}: left out {told}. The other {kind.name}s are read"
         warnings.warn(without_secrets(text), stacklevel=4)
     shards: dict[str, Shard] = {}

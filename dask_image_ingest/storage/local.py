@@ -91,7 +91,8 @@ class LocalReader(ByteReader):
         self._file = translate_errors(path, open, path, "rb", buffering=0, opener=_open_nonblocking)
         self._descriptor = self._file.fileno()
         try:
-            refuse_special(path, os.fstat(self._descriptor).st_mode)
+            status = translate_errors(path, os.fstat, self._descriptor)
+            refuse_special(path, status.st_mode)
             self._size = translate_errors(path, self._file.seek, 0, os.SEEK_END)
             self._version = size, modified_ns = self._state()
             self.shard = Shard(path, size, str(modified_ns))

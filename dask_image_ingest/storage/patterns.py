@@ -139,12 +139,14 @@ class LeftOut:
         count, first = self._found.get(reason, (0, path))
         self._found[reason] = count + 1, first
 
-    def __str__(self) -> str:
+    def told(self, only: str = "") -> str:
+        """The reasons that begin with ``only``; empty without one."""
         return "; ".join(
             f"{count} {reason}, such as {os.fsencode(first)!r}"
             if not is_utf8(first)
             else f"{count} {reason}, such as {first}"
             for reason, (count, first) in self._found.items()
+            if reason.startswith(only)
         )
 
 

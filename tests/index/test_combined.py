@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import re
 import shutil
@@ -185,6 +186,46 @@ def test_a_call_that_was_interrupted_goes_on(shards):
     assert captions(shards) == ALL
     with nothing_indexed():
         assert dii.write_index(shards, combined=True)["samples"].sum() == len(ALL)
+    assert sorted(os.listdir(folder)) == ["_index.parquet", *map(os.path.basename, shards)]
+
+
+@pytest.mark.parametrize("fails_from", [1, 2, 3])
+def test_a_disk_that_fails_loses_no_shard_of_an_existing_one(shards, combined, fails_from):
+    """Whether its footer cannot be read, or rows that are copied from it."""
+    before = combined.read_bytes()
+    repaint(shards[0])
+    pread, reads = os.pread, []
+
+    def fail(descriptor, *args):
+        if os.readlink(f"/proc/self/fd/{descriptor}") == str(combined):
+            reads.append(1)
+            if len(reads) >= fails_from:
+                raise OSError(errno.EIO, os.strerror(errno.EIO))
+        return pread(descriptor, *args)
+
+    open_index._tables.clear()
+    open_index._recent.forget()
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(os, "pread", fail)
+        with pytest.raises(dii.ShardError, match=r"_index\.parquet .*Input/output error"):
+            dii.write_index(shards[0], combined=True)
+    assert combined.read_bytes() == before
+    dii.write_index(shards[0], combined=True)
+    with nothing_indexed():
+        assert captions(shards) == painted(0)
+
+
+def test_staged_files_of_a_call_that_failed_last_are_removed(shards):
+    folder = Path(shards[0]).parent
+
+    def fail(self):
+        raise dii.ExportError("the disk has failed")
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(LocalStore, "fsync", fail)
+        with pytest.raises(dii.ExportError, match="failed"):
+            dii.write_index(shards, combined=True)
+    dii.write_index(shards, combined=True)
     assert sorted(os.listdir(folder)) == ["_index.parquet", *map(os.path.basename, shards)]
 
 

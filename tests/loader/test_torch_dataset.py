@@ -187,6 +187,17 @@ class TestDataLoader:
         with pytest.raises(dii.ArgumentError, match=f"dataloader: .*{said}"):
             ddf.images.dataloader(3, **options)
 
+    def test_a_full_shared_memory_is_told_and_not_waited_for(self, ddf, load, monkeypatch):
+        torch = pytest.importorskip("torch", reason=WHY)
+        loader = load(ddf.images.torch_dataset(2))
+
+        def full(tensor):
+            raise RuntimeError("unable to allocate shared memory: No space left on device")
+
+        monkeypatch.setattr(torch.Tensor, "share_memory_", full)
+        with pytest.raises(dii.ClusterError, match=r"no room in shared memory[\s\S]*--shm-size"):
+            list(loader)
+
     @pytest.mark.parametrize("state", [{}, {"epoch": 1}, None, [1, 2]])
     def test_what_is_no_state_is_refused(self, ddf, data, state):
         dataset = ddf.images.torch_dataset(2)

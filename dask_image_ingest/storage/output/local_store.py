@@ -17,6 +17,7 @@ from io import BufferedRandom
 
 import pyarrow as pa
 
+from dask_image_ingest.errors import ExportError
 from dask_image_ingest.storage.output.store import (
     EXPORT_ADVICE,
     STAGING,
@@ -105,35 +106,51 @@ class LocalStore:
                 finally:
                     os.close(folder)
 
+    @contextmanager
+    def _reading(self, name: str) -> Iterator[None]:
+        """Translate errors of a read, but for that of a missing file."""
+        where = self.locate(name) if name else self.url
+        try:
+            with translate_write_errors(where, self.advice, done="read"):
+                yield
+        except ExportError as error:
+            if isinstance(error.__cause__, (FileNotFoundError, NotADirectoryError)):
+                raise error.__cause__ from None
+            raise
+
     def read(self, name: str) -> bytes | None:
         try:
-            with open(self._path(name), "rb") as file:
+            with self._reading(name), open(self._path(name), "rb") as file:
                 return file.read()
         except (FileNotFoundError, NotADirectoryError):
             return None
 
     def open(self, name: str) -> pa.NativeFile:
         # Not a memory map: access to one of a truncated file kills the process.
-        return pa.OSFile(self._path(name))
+        with self._reading(name):
+            return pa.OSFile(self._path(name))
 
     def size(self, name: str) -> int | None:
         try:
-            return os.stat(self._path(name)).st_size
+            with self._reading(name):
+                return os.stat(self._path(name)).st_size
         except (FileNotFoundError, NotADirectoryError):
             return None
 
     def sizes(self, folder: str = "") -> dict[str, int]:
         try:
-            with os.scandir(self._path(folder)) as entries:
+            with self._reading(folder), os.scandir(self._path(folder)) as entries:
                 return {entry.name: entry.stat().st_size for entry in entries if entry.is_file()}
         except (FileNotFoundError, NotADirectoryError):
             return {}
 
     def names(self) -> list[str]:
         found = []
-        for top, folders, files in os.walk(self.url):
-            links = [name for name in folders if os.path.islink(os.path.join(top, name))]
-            found += [os.path.relpath(os.path.join(top, name), self.url) for name in files + links]
+        with self._reading(""):
+            for top, folders, files in os.walk(self.url, onerror=_refuse_unlisted):
+                links = [name for name in folders if os.path.islink(os.path.join(top, name))]
+                paths = (os.path.join(top, name) for name in files + links)
+                found += [os.path.relpath(path, self.url) for path in paths]
         return [name for name in found if not name.startswith(f"{STAGING}/")]
 
     def remove(self, names: Iterable[str]) -> None:
@@ -145,7 +162,10 @@ class LocalStore:
                 os.unlink(self._path(name))
 
     def remove_empty_staging(self) -> None:
-        for name in self.sizes(STAGING):
+        names: Iterable[str] = ()
+        with suppress(OSError):  # the next call removes them
+            names = self.sizes(STAGING)
+        for name in names:
             if name.endswith(_TEMPORARY):
                 with suppress(OSError), open(self._path(f"{STAGING}/{name}"), "rb") as file:
                     # Its writer holds a lock; a killed one has lost it.
@@ -157,6 +177,11 @@ class LocalStore:
     def remove_staging(self) -> None:
         with translate_write_errors(self.url, self.advice), suppress(FileNotFoundError):
             shutil.rmtree(self._path(STAGING))
+
+
+def _refuse_unlisted(error: OSError) -> None:
+    if not isinstance(error, FileNotFoundError):  # else nothing is there to be named
+        raise error
 
 
 def _created(path: str) -> BufferedRandom:

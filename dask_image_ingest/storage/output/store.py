@@ -100,9 +100,9 @@ class OutputStore(Protocol):
 
 @contextmanager
 def translate_write_errors(
-    where: str, advice: WriteAdvice, anything: bool = False
+    where: str, advice: WriteAdvice, anything: bool = False, done: str = "written"
 ) -> Iterator[None]:
-    """Translate errors of writing into `ExportError` with advice.
+    """Translate errors of an output folder into `ExportError` with advice.
 
     Parameters
     ----------
@@ -112,6 +112,8 @@ def translate_write_errors(
         How to go on, for the message.
     anything
         Translate every exception, not only ``OSError``: remote file systems have their own.
+    done
+        What cannot be done with the file or folder, for the message.
 
     Raises
     ------
@@ -122,12 +124,12 @@ def translate_write_errors(
     except (DaskImageIngestError, MemoryError):
         raise
     except OSError as error:
-        raise ExportError(f"{where} cannot be written: {_advice(error, advice)}") from error
+        raise ExportError(f"{where} cannot be {done}: {_advice(error, advice)}") from error
     except Exception as error:
         if not anything:
             raise
         raise ExportError(
-            f"{where} cannot be written: {type(error).__name__}: {error}. {_how_to_resume(advice)}"
+            f"{where} cannot be {done}: {type(error).__name__}: {error}. {_how_to_resume(advice)}"
         ) from error
 
 

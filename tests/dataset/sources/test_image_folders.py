@@ -174,7 +174,7 @@ def test_a_folder_that_cannot_be_listed_is_left_out(tmp_path, monkeypatch):
 
     monkeypatch.setattr(os, "scandir", refuse)
     with (
-        pytest.warns(UserWarning, match="1 folders that can't be listed, such as"),
+        pytest.warns(UserWarning, match=r"1 folders that can't be listed \(Perm.*\), such"),
         pytest.warns(UserWarning, match="1 of 2 folders .* hold no image"),
     ):
         assert labels(tmp_path) == {"b": 1}

@@ -110,3 +110,29 @@ def test_only_unfinished_files_of_the_dead_are_removed(tmp_path):
         place.commit(file, "whole")
     place.remove_empty_staging()
     assert [path.name for path in tmp_path.iterdir()] == ["whole"]
+
+
+@pytest.mark.parametrize(
+    ("call", "function", "where"),
+    [
+        (lambda store: store.read("part"), "builtins.open", "part"),
+        (lambda store: store.size("part"), "os.stat", "part"),
+        (lambda store: store.sizes(), "os.scandir", ""),
+        (lambda store: store.names(), "os.scandir", ""),
+    ],
+)
+def test_a_disk_that_fails_a_read_is_told(call, function, where, tmp_path, monkeypatch):
+    def fail(*args, **kwargs):
+        raise OSError(errno.EIO, os.strerror(errno.EIO))
+
+    (tmp_path / "part").write_bytes(b"content")
+    store = LocalStore(str(tmp_path))
+    with monkeypatch.context() as patch:
+        patch.setattr(function, fail)
+        with pytest.raises(ExportError) as caught:
+            call(store)
+        store.remove_empty_staging()  # no error hides that of the caller, or a success
+    assert str(caught.value).startswith(
+        f"{(tmp_path / where)} cannot be read: Input/output error. What is finished stays"
+    )
+    assert LocalStore(str(tmp_path / "missing")).names() == []
