@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from itertools import groupby
 from operator import itemgetter
 
 import numpy as np
 import pyarrow as pa
 
-from dask_image_ingest.storage import OutputStore
+from dask_image_ingest.storage import OutputStore, translate_write_errors
 
 _COMPRESSED = pa.ipc.IpcWriteOptions(compression="zstd")
 
@@ -32,8 +33,8 @@ def write_batches(
 
 def read_batch(output: OutputStore, name: str, number: int) -> pa.RecordBatch:
     """Read one batch."""
-    with output.open(name) as file:
-        return pa.ipc.open_file(file).get_batch(number)
+    with _opened(output, name) as reader:
+        return reader.get_batch(number)
 
 
 def take_rows(
@@ -52,8 +53,7 @@ def take_rows(
     tables: list[pa.Table] = []
     order: list[int] = []
     for part, of_part in groupby(sorted(by_batch), key=itemgetter(0)):
-        with output.open(part) as file:
-            reader = pa.ipc.open_file(file)
+        with _opened(output, part) as reader:
             for _, batch in of_part:
                 numbers = by_batch[part, batch]
                 table = pa.Table.from_batches([reader.get_batch(batch)])
@@ -63,6 +63,15 @@ def take_rows(
         return None
     whole = pa.concat_tables(tables, promote_options="permissive")
     return whole.take(pa.array(np.argsort(order))).combine_chunks()
+
+
+@contextmanager
+def _opened(output: OutputStore, name: str) -> Iterator[pa.ipc.RecordBatchFileReader]:
+    with (
+        translate_write_errors(output.locate(name), output.advice, done="read"),
+        output.open(name) as file,
+    ):
+        yield pa.ipc.open_file(file)
 
 
 def to_bytes(table: pa.Table) -> bytes:

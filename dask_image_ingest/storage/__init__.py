@@ -16,6 +16,7 @@ from dask_image_ingest.storage.output.store import (
     PARQUET_ADVICE,
     STAGING,
     OutputStore,
+    translate_write_errors,
 )
 from dask_image_ingest.storage.output.swap import (
     JOURNAL,
@@ -105,5 +106,6 @@ __all__ = [
     "replacement_of",
     "shard_name",
     "swap",
+    "translate_write_errors",
     "with_permission",
 ]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import hashlib
+import io
 import json
 import logging
 import os
@@ -13,6 +14,7 @@ import threading
 from pathlib import Path
 
 import pandas as pd
+import pyarrow as pa
 import pytest
 from witnesses import contents, shards_in
 
@@ -409,6 +411,21 @@ def test_a_folder_that_may_not_be_written_is_told(error, table, out, monkeypatch
         export(table, out)
     monkeypatch.undo()
     assert not out.exists()
+
+
+def test_a_staged_table_that_cannot_be_read_back_is_told(table, out, monkeypatch):
+    class Failing(io.BytesIO):
+        def read(self, *args):
+            raise OSError(errno.EIO, os.strerror(errno.EIO))
+
+    failing = pa.PythonFile(Failing(b"ARROW1" * 100), mode="r")
+    monkeypatch.setattr(local_store.LocalStore, "open", lambda self, name: failing)
+    told = rf"{out}/_staging/\S+ cannot be read: .*{os.strerror(errno.EIO)}"
+    with pytest.raises(ExportError, match=told):
+        export(table, out)
+    monkeypatch.undo()
+    export(table, out, resume=True)
+    assert len(shards_in(out)) == 5  # 24 samples
 
 
 def test_a_file_in_place_of_the_folder_is_told(table, out):
