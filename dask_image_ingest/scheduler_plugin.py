@@ -48,6 +48,9 @@ _OUR_MODULE = re.compile(rb"\x8c.dask_image_ingest[.\x94]", re.DOTALL)
 _PATIENCE = 30.0  # seconds to wait for the answers of workers
 _LONELY = 30.0  # seconds without a worker, after which a cluster that has refused some gives up
 
+# Reason for a worker that was asked, and left before it answered.
+_CLOSED = f"closed its connection, as one does that has no {PACKAGE}"
+
 _MAX_NAMED = 10  # workers listed in a message
 _MAX_SUSPECTS = 10_000
 
@@ -271,10 +274,12 @@ async def _check_later(client: Client) -> None:
     except (OSError, RuntimeError):
         return  # the client was closed meanwhile
     _warn_of(answers.silent)
-    if answers.unfit:
+    # The query has started: a worker may have closed over its first task before it could answer.
+    unfit = answers.unfit | dict.fromkeys(answers.lost, _CLOSED)
+    if unfit:
         _checked.discard(client)
-        await client.log_event(_UNFIT, answers.unfit)
-        warnings.warn(_refusal(client, answers.unfit), stacklevel=1)
+        await client.log_event(_UNFIT, unfit)
+        warnings.warn(_refusal(client, unfit), stacklevel=1)
 
 
 def _warn_of(silent: list[str]) -> None:
@@ -299,10 +304,15 @@ def _install(here: Mapping[str, Any]) -> str:
 
 
 class _Answers(NamedTuple):
-    """Environment by address of the workers, addresses of silent ones, reason by unfit worker."""
+    """Environment by address of the workers, and reason by unfit worker.
+
+    ``silent`` are the addresses of those that have not answered, and ``lost`` of those that have
+    left the cluster instead.
+    """
 
     found: dict[str, dict[str, Any]]
     silent: list[str]
+    lost: list[str]
     unfit: dict[str, str]
 
 
@@ -321,7 +331,13 @@ async def _check(client: Client) -> _Answers:
     }
     if not unfit:
         await register_worker_plugin(client, CheckWorker(here))
-    return _Answers(found, [address for address in workers if address not in answers], unfit)
+    silent = [address for address in workers if address not in answers]
+    lost: list[str] = []
+    if len(found) < len(workers):
+        present = (await client.scheduler.identity(n_workers=-1))["workers"]
+        silent = [address for address in silent if address in present]
+        lost = [address for address in workers if address not in present and address not in found]
+    return _Answers(found, silent, lost, unfit)
 
 
 async def _check_scheduler(client: Client, here: Mapping[str, Any]) -> None:

@@ -16,7 +16,7 @@ IMAGES = pd.DataFrame.images
 # What each call is about; all else is an option.
 SUBJECTS = {
     dii.read_webdataset_images: ["paths", "columns", "filters"],  # as dask's read_parquet
-    dii.read_images: ["paths"],
+    dii.read_images: ["paths", "columns", "filters"],
     dii.read_parquet_images: ["paths", "column"],
     dii.decode_images: ["frame"],
     dii.checkpoint: ["frame", "path"],

@@ -194,17 +194,19 @@ def test_a_worker_that_does_not_answer_is_named_and_gets_tasks_when_it_does(
 
 def test_an_asynchronous_client_is_told_too(cluster, bare, shards, monkeypatch):
     monkeypatch.setattr(scheduler_plugin, "_LONELY", 0.1)
+    # Whether it is asked before it reads its first task is a race.
+    said = r"1 worker has (no dask|closed its connection, .* no dask)"
 
     async def main():
         async with Client(scheduler_file=cluster.address, asynchronous=True) as client:
             await client.wait_for_workers(1, timeout=SECONDS)
             future = client.compute(read(shards))
-            with pytest.raises(dii.ClusterError, match="1 worker has no dask"):
+            with pytest.raises(dii.ClusterError, match=said):
                 await future
             cluster.worker()
             await client.wait_for_workers(1, timeout=SECONDS)
             return len(await client.compute(read(shards[:2])))
 
     cluster.worker(PYTHONPATH=bare)
-    with pytest.warns(UserWarning, match="1 worker has no dask"):
+    with pytest.warns(UserWarning, match=said):
         assert asyncio.run(main()) == 16

@@ -23,6 +23,7 @@ REPLACED = [
     ("Expr", "_filter_passthrough_available"),
     ("AsType", "_filter_simplification"),
     ("Blockwise", "_simplify_up"),
+    ("Index", "_simplify_down"),
     ("Partitions", "_divisions"),
     ("Partitions", "_simplify_down"),
     ("And", "_simplify_down"),

@@ -214,6 +214,7 @@ REASONS = {
 
 
 @pytest.mark.slow
+@pytest.mark.filterwarnings("ignore:.*links are not followed")
 @pytest.mark.rounds(5, nightly=100)
 def test_random_tars_come_back(seed, rng, tmp_path):
     """What webdataset reads in shards of any making, it reads in ours, or the row is named."""

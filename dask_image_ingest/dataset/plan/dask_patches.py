@@ -11,6 +11,9 @@ Projections: Dask's ``nlargest`` and the head of sorted rows lose the column the
 Operations with a value for each column, such as ``fillna({"cls": 0})``, get a series instead of a
 frame. Below a ``query`` nothing is projected, so that all members of the samples are read.
 
+Lengths: ``len(ddf[one][other])`` needs the index of a filtered frame, and Dask narrows the scan of
+the index apart from that of the masks, so that each shard is walked twice.
+
 Partitions: ``ddf.partitions[1:]`` of one partition raises, or has rows of the first.
 
 Masks of mixed dtypes: ``str.contains`` and the like return ``boolean``, comparisons of Arrow
@@ -39,11 +42,20 @@ import pandas as pd
 import pyarrow as pa
 
 from dask_image_ingest import dask_internals as dx
-from dask_image_ingest.dataset.plan.nodes import ImageNode, is_dependent
-from dask_image_ingest.dataset.plan.operators import COLUMNS_USED
+from dask_image_ingest.dataset.plan.nodes import AppendsColumns, ImageNode, Read, is_dependent
+from dask_image_ingest.dataset.plan.operators import (
+    COLUMNS_USED,
+    ELEMENTWISE,
+    FEWER_ROWS,
+    SAME_ROWS,
+)
+
+# Operations below which a projection without columns can be pushed.
+_PROJECTABLE = (Read, AppendsColumns, dx.Drop, *SAME_ROWS, *FEWER_ROWS, *ELEMENTWISE)
 
 _dask_passthrough = dx.Expr._filter_passthrough_available
 _dask_filter_below_cast = dx.AsType._filter_simplification
+_dask_index_down = dx.Index._simplify_down
 _dask_partition_divisions = dx.Partitions._divisions
 _dask_partitions_down = dx.Partitions._simplify_down
 
@@ -54,6 +66,7 @@ def install_patches() -> None:
     dx.AsType._filter_simplification = _push_filter_below_cast
     for kind in (dx.Blockwise, dx.NLargest):
         kind._simplify_up = _projects_frames(kind._simplify_up)
+    dx.Index._simplify_down = _simplify_index
     dx.Partitions._divisions = _partition_divisions
     dx.Partitions._simplify_down = _simplify_partitions
     _install_mask_rules()
@@ -109,6 +122,26 @@ def _projects_frames(simplify_up: _RuleUp) -> _RuleUp:
         )
 
     return push_projection
+
+
+class _RowLabels(dx.Projection):
+    """A frame without its columns.
+
+    Not length-preserving, or rules would alternate forever: Dask replaces the length of a
+    projection by that of its frame, and the length of a frame by that of its index.
+    """
+
+    _is_length_preserving = False
+
+
+def _simplify_index(self: dx.Index) -> dx.Index | None:
+    """``frame.index`` → ``frame[[]].index``, so that one scan serves it and the masks."""
+    frame = self.frame
+    if frame.ndim < 2 or not len(frame.columns) or isinstance(frame, Read) or not _is_ours(frame):
+        return _dask_index_down(self)
+    if not all(isinstance(node, _PROJECTABLE) for node in frame.walk()):
+        return _dask_index_down(self)
+    return dx.Index(_RowLabels(frame, []))
 
 
 def _partition_divisions(self: dx.Partitions) -> tuple[Any, ...]:
