@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import json
 import os
 import pickle
@@ -185,6 +186,15 @@ def test_locations_in_a_table_of_images_are_not_opened(use, kind, tmp_path, phot
     assert not any(b"TOP SECRET" in file.read_bytes() for file in out.rglob("*") if file.is_file())
 
 
+def is_writable(array: pa.Array) -> bool:
+    """False for views, if this pyarrow writes none to parquet."""
+    try:
+        pq.write_table(pa.table({"a": array}), io.BytesIO())
+    except pa.ArrowNotImplementedError:
+        return False
+    return True
+
+
 PLACES = ["/etc/passwd", "http://127.0.0.1:1/x.tar", "memory://x", "pipe:id", "", None, "\0"]
 
 
@@ -207,6 +217,7 @@ def test_whatever_a_table_claims_it_is_a_result_or_an_error(rng, tmp_path, photo
         pa.array(files, pa.binary_view()),
         pa.StructArray.from_arrays([pa.array(files, pa.binary()), kinds[0]], ["bytes", "path"]),
     ]
+    encoded, kinds = (list(filter(is_writable, arrays)) for arrays in (encoded, kinds))
     names = ["__url__", "offset", "nbytes", "width", "path"]
     table = pa.table({"image": rng.choice(encoded), **{name: rng.choice(kinds) for name in names}})
     path = tmp_path / "a.parquet"

@@ -205,7 +205,8 @@ def _scaled(values: np.ndarray, maximum: int = 65535) -> np.ndarray:
         if row.dtype.kind == "f":
             out[...] = np.rint(np.nan_to_num(np.clip(row, 0, 1)).astype(np.float32) * 255)
         else:
-            clipped = np.clip(row, 0, maximum).astype(np.uint32)
+            highest = min(maximum, np.iinfo(row.dtype).max)  # NumPy 2.0 takes no other
+            clipped = np.clip(row, 0, highest).astype(np.uint32)
             out[...] = (clipped * 255 + maximum // 2) // maximum
     return scaled
 
