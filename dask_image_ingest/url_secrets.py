@@ -113,7 +113,7 @@ def _reduced(query: str, signed: list[bool], mask: str) -> str:
 
 
 def _signed(parts: list[str], names: Collection[str] | None = None) -> list[bool]:
-    """Whether each parameter of a query is part of a signature, by the known or these names."""
+    """True for each parameter of a query that signs it, by the known or these names."""
     found = [unquote(part.partition("=")[0]).lower() for part in parts]
     if names is not None:
         return [name in names or name == "***" for name in found]

@@ -240,6 +240,7 @@ def test_the_page_of_settings_has_each_one():
     }
     remote = {field.name.replace("_", "-") for field in dataclasses.fields(Settings)}
     code = "\n".join(path.read_text() for path in (ROOT / "dask_image_ingest").rglob("*.py"))
-    others = set(re.findall(r"\"image-ingest\.([a-z]+-[a-z-]+)\"", code))
+    others = set(re.findall(r"\"image-ingest\.([a-z]+-[a-z-]+|remote\.[a-z-]+)\"", code))
+    others = {name.removeprefix("remote.") for name in others}
     assert (remote | others) - listed == set()
     assert listed - remote - others == {"temporary-directory"}  # of Dask

@@ -1,4 +1,4 @@
-"""Which files a frame reads, so that no writer writes or removes one of them."""
+"""The files that a frame reads, so that no writer writes or removes one of them."""
 
 from __future__ import annotations
 

@@ -119,7 +119,7 @@ class ShardReport:
 
     @property
     def has_links(self) -> bool:
-        """Whether members are missing because they are links that are not followed."""
+        """True if members are missing because they are links that are not followed."""
         return not self.skipped.keys().isdisjoint(LINKS)
 
 

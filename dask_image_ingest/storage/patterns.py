@@ -129,7 +129,7 @@ class FileKind:
 
 
 class LeftOut:
-    """What searches leave out: for each reason the number of files and folders, and the first."""
+    """Entries that searches leave out: by reason their number, and the first of them."""
 
     def __init__(self) -> None:
         self._found: dict[str, tuple[int, str]] = {}

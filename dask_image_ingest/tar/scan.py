@@ -54,7 +54,7 @@ class Link(NamedTuple):
     target: str
 
     def described(self) -> str:
-        """What it is, for errors."""
+        """Description for errors."""
         if self.kind == "symbolic-link":
             return f"a symbolic link to {self.target[:200]!r}, which is not followed"
         return f"a hard link to {self.target[:200]!r}, which is no file before it in the shard"
@@ -244,7 +244,7 @@ class TarScan:
         return data
 
     def _may_begin(self, offset: int) -> bool:
-        """Whether a header may begin here, or the archive may end."""
+        """True if a header may begin here, or the archive may end."""
         block = bytes(self._content[offset : offset + BLOCK])
         return not any(block) or (len(block) == BLOCK and checksum_holds(block))
 
