@@ -73,14 +73,13 @@ class LocalStore:
     @contextmanager
     def scratch(self) -> Iterator[BufferedRandom]:
         """A temporary file in the staging folder, so that a commit is a rename."""
-        path = self._path(f"{STAGING}/{uuid.uuid4().hex}{_TEMPORARY}")
-        try:
-            # Around the file, since closing it writes, too, and may find the disk full.
-            with translate_write_errors(self.url, self.advice), _created(path) as file:
+        # Around the file, since closing it writes, too, and may find the disk full.
+        with translate_write_errors(self.url, self.advice), _created(self._path(STAGING)) as file:
+            try:
                 yield file
-        finally:
-            with suppress(OSError):  # committed; else the next run removes it
-                os.unlink(path)
+            finally:
+                with suppress(OSError):  # committed; else the next run removes it
+                    os.unlink(file.name)
 
     def commit(self, file: BufferedRandom, name: str, check: Check | None = None) -> None:
         with translate_write_errors(self.locate(name), self.advice):
@@ -184,16 +183,23 @@ def _refuse_unlisted(error: OSError) -> None:
         raise error
 
 
-def _created(path: str) -> BufferedRandom:
-    """Create a file and its folder, which other processes may remove whenever it is empty."""
+def _created(folder: str) -> BufferedRandom:
+    """Create a file in a folder that other processes may remove whenever it is empty."""
     for _ in range(100):
         # The folder was removed before the file was in it, or while makedirs ran.
         with suppress(FileNotFoundError, FileExistsError):
-            os.makedirs(os.path.dirname(path), exist_ok=True)
-            file = open(path, "x+b")  # noqa: SIM115 - fails if there is a link
-            with suppress(OSError):  # a file system without locks
-                fcntl.flock(file, fcntl.LOCK_SH)
-            if os.path.exists(path):
+            file = _create_locked(folder)
+            if os.path.exists(file.name):
                 return file
             file.close()  # it was taken for a file of a dead writer before it was locked
-    return open(path, "x+b")
+    return _create_locked(folder)
+
+
+def _create_locked(folder: str) -> BufferedRandom:
+    os.makedirs(folder, exist_ok=True)
+    # A name of its own each time: a remover that opened a file before goes by the name.
+    path = os.path.join(folder, f"{uuid.uuid4().hex}{_TEMPORARY}")
+    file = open(path, "x+b")  # noqa: SIM115 - fails if there is a link
+    with suppress(OSError):  # a file system without locks
+        fcntl.flock(file, fcntl.LOCK_SH)
+    return file
