@@ -37,7 +37,7 @@ def main(folder: str = "demo-masks") -> None:
         transform=partial(augment, interp=DALIInterpType.INTERP_LINEAR),
         backend="pandas",
     )
-    ddf.images.show(12, thumbnail=96, mask="mask").save(f"{folder}/masks.html")
+    ddf.images.show(12, size=96, mask="mask").save(f"{folder}/masks.html")
     weights = np.zeros((28, len(CLASSES)), np.float32)
     for epoch in range(EPOCHS):
         right = seen = 0

@@ -56,7 +56,7 @@ def calls(shard, tmp_path_factory):
         "errors": "null", "max_pixels": 10**6, "storage_options": None,
     }  # fmt: skip
     gallery = {
-        "frame": table, "path": page, "n": 1, "thumbnail": 8, "columns": ("__key__",),
+        "frame": table, "path": page, "n": 1, "size": 8, "columns": ("__key__",),
         "decode": False, "title": None, "storage_options": None,
     }  # fmt: skip
     eager = {**late, "frame": table.compute()}
@@ -106,7 +106,7 @@ def test_one_wrong_argument_is_an_error_of_this_package(calls, monkeypatch, tmp_
     assert taken["read_webdataset_images scaled_decode"] == {"False"}
     assert taken["read_webdataset_images filters"] == {"None", "[('width', '>', 1)]"}
     assert taken["gallery decode"] == {"True", "False"}
-    assert taken["gallery thumbnail"] == {"1", "3", "np.int64(3)"}
+    assert taken["gallery size"] == {"1", "3", "np.int64(3)"}
 
 
 @pytest.mark.slow

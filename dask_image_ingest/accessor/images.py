@@ -552,9 +552,9 @@ class Images(ABC, Generic[Frame, Series]):
         self,
         n: int = 16,
         *,
-        thumbnail: int = 160,
         columns: Sequence[str] | None = None,
         mask: str | None = None,
+        size: int = 160,
         storage_options: dict[str, Any] | None = None,
     ) -> Thumbnails:
         """Show the first images as thumbnails, in a notebook.
@@ -563,14 +563,14 @@ class Images(ABC, Generic[Frame, Series]):
         ----------
         n
             How many rows.
-        thumbnail
-            The longer edge of a thumbnail, in pixels.
         columns
             Columns to show below each: its title, then captions or scores, ``("__key__", "txt")``.
             By default ``__key__``, if the frame has it.
         mask
             An image column of labels to draw over the images, half transparent, in the palette of
             Pascal VOC; label 0 is not drawn.
+        size
+            The longer edge of a thumbnail, in pixels.
         storage_options
             For the filesystem of remote shards; by default those of the read.
 
@@ -590,7 +590,7 @@ class Images(ABC, Generic[Frame, Series]):
         return make_thumbnails(
             self._frame,
             n,
-            thumbnail,
+            size,
             columns,
             storage_options,
             image=self._chosen,

@@ -22,9 +22,9 @@ class Thumbnails:
         One for each row.
     """
 
-    def __init__(self, cards: list[Card], thumbnail: int) -> None:
+    def __init__(self, cards: list[Card], size: int) -> None:
         self.cards = cards
-        self._thumbnail = thumbnail
+        self._size = size
 
     def __len__(self) -> int:
         return len(self.cards)
@@ -39,7 +39,7 @@ class Thumbnails:
     def html(self) -> str:
         """HTML of the sheet, without its style."""
         cards = "".join(card.html() for card in self.cards) or "<p>No rows.</p>"
-        return f'<div class="dii-sheet" style="--dii-size: {self._thumbnail}px">{cards}</div>'
+        return f'<div class="dii-sheet" style="--dii-size: {self._size}px">{cards}</div>'
 
     def save(self, path: str | PathLike[str]) -> None:
         """Write the sheet as an HTML page that needs no other file."""

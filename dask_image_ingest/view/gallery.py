@@ -47,9 +47,9 @@ def gallery(
     path: str | PathLike[str],
     n: int = 200,
     *,
-    thumbnail: int = 160,
     columns: Sequence[str] | None = None,
     mask: str | None = None,
+    size: int = 160,
     title: str | None = None,
     storage_options: dict[str, Any] | None = None,
     decode: bool = False,
@@ -65,13 +65,13 @@ def gallery(
     n
         Images on the contact sheet, sampled from partitions all over the frame. Only these are
         decoded.
-    thumbnail
-        The longer edge of a thumbnail, in pixels.
     columns
         Columns to show below each thumbnail: its title, then captions or scores. By default
         ``__key__``, if the frame has it.
     mask
         An image column of labels, which are drawn over the thumbnails.
+    size
+        The longer edge of a thumbnail, in pixels.
     title
         The page's title; by default the names of the first and the last shard.
     storage_options
@@ -107,7 +107,7 @@ def gallery(
         raise ArgumentError(f"title={shown(title)}: pass a text, or None")
     refuse_source(frame, path)
     counted = _with_errors(frame, storage_options) if decode else frame
-    sheet = make_thumbnails(frame, n, thumbnail, columns, storage_options, spread=True, mask=mask)
+    sheet = make_thumbnails(frame, n, size, columns, storage_options, spread=True, mask=mask)
     facts = count_facts(counted, decode)
     title = title or _default_title(frame)
     body = (

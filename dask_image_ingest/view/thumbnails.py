@@ -32,7 +32,7 @@ _HEADER = ("format", "height", "width", "nbytes")
 def make_thumbnails(
     frame: Any,
     n: int,
-    thumbnail: int,
+    size: int,
     columns: Sequence[str] | None,
     storage_options: dict[str, Any] | None = None,
     spread: bool = False,
@@ -46,7 +46,7 @@ def make_thumbnails(
     columns = column_names([columns] if isinstance(columns, str) else columns, frame.columns)
     n = whole_number("n", n, 1, "pass a positive number of images")
     advice = f"pass the longer edge in pixels, from 1 to {LARGEST_SIZE}"
-    thumbnail = whole_number("thumbnail", thumbnail, 1, advice, LARGEST_SIZE)
+    size = whole_number("size", size, 1, advice, LARGEST_SIZE)
     storage_options = check_storage_options(storage_options)
     # A frame without images, whose locations are known.
     has_locations = not image_columns(frame) and {*LOCATION_COLUMNS} <= {*frame.columns}
@@ -63,7 +63,7 @@ def make_thumbnails(
     check_unique(needed, frame.columns)
     sample = spread_rows if spread else first_rows
     referenced = references_of_images(frame, needed, storage_options)
-    decodes = None if referenced is None else at_size(referenced[1], image, thumbnail, mask)
+    decodes = None if referenced is None else at_size(referenced[1], image, size, mask)
     if referenced is None or decodes is None:
         rows = sample(_simplify(frame[needed]), n)
     else:
@@ -71,8 +71,8 @@ def make_thumbnails(
     masks = None if mask is None else rows.images[mask].arrays()
     rows = rows if mask is None else rows.drop(columns=mask)
     if decodes is None:
-        rows = small_images(rows, image, thumbnail, "longer", smooth=True)
-    return Thumbnails(_cards(rows, texts, facts, thumbnail, masks), thumbnail)
+        rows = small_images(rows, image, size, "longer", smooth=True)
+    return Thumbnails(_cards(rows, texts, facts, size, masks), size)
 
 
 def _simplify(frame: Any) -> Any:
@@ -81,7 +81,7 @@ def _simplify(frame: Any) -> Any:
 
 
 def _cards(
-    rows: Any, texts: list[str], facts: list[str], thumbnail: int, masks: list[Any] | None
+    rows: Any, texts: list[str], facts: list[str], size: int, masks: list[Any] | None
 ) -> list[Card]:
     backend = backend_of(rows)
     arrays = [array if array is None else backend.host(array) for array in rows.images.arrays()]
@@ -91,17 +91,16 @@ def _cards(
     names = list(dict.fromkeys([*texts, *facts, *(["error"] if "error" in rows.columns else [])]))
     records = backend.to_arrow(rows[names]).to_pylist() if names else [{}] * len(arrays)
     return [
-        _card(array, record, texts, thumbnail)
-        for array, record in zip(arrays, records, strict=True)
+        _card(array, record, texts, size) for array, record in zip(arrays, records, strict=True)
     ]
 
 
-def _card(array: Any, record: dict[str, Any], texts: list[str], thumbnail: int) -> Card:
+def _card(array: Any, record: dict[str, Any], texts: list[str], size: int) -> Card:
     error = record.get("error") or (None if array is not None else "missing: no image")
     shape = None
     if array is not None:
         # Show an image that is smaller than a thumbnail at its own size.
-        stored = max(record.get("height") or thumbnail, record.get("width") or thumbnail)
+        stored = max(record.get("height") or size, record.get("width") or size)
         scale = min(1.0, stored / max(array.shape[:2]))
         shape = (max(1, round(array.shape[0] * scale)), max(1, round(array.shape[1] * scale)))
     return Card(

@@ -74,7 +74,7 @@ METHODS = {
         "start": 0,
         "shard": (0, 2),
     },
-    "show": {"n": 2, "thumbnail": 8, "columns": ("key",), "storage_options": {}},
+    "show": {"n": 2, "size": 8, "columns": ("key",), "storage_options": {}},
     "encode": {"format": "png", "quality": 90},
     "thumbnails": {"size": 4, "resize": "longer"},
 }

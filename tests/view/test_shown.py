@@ -45,7 +45,7 @@ def errors(sheet):
 def assert_shows_what_is_computed(frame, told="", in_order=True):
     """Each thumbnail is the image of its row of the computed frame, resized by Pillow."""
     rows = frame.compute()
-    shown = frame.images.show(len(rows), thumbnail=64)
+    shown = frame.images.show(len(rows), size=64)
     assert len(shown) == len(rows) > 0, told
     cards, arrays = shown.cards, rows.images.arrays()
     if not in_order:

@@ -41,7 +41,7 @@ def test_show_of_a_filter_decodes_what_it_shows(ddf, work):  # noqa: F811
 
 
 def test_thumbnails_are_the_images(ddf, photos):
-    page = Page(ddf.images.show(12, thumbnail=64)._repr_html_())
+    page = Page(ddf.images.show(12, size=64)._repr_html_())
     for source, photo in zip(page.sources(), photos, strict=False):
         data = base64.b64decode(source.removeprefix("data:image/jpeg;base64,"))
         with Image.open(io.BytesIO(data)) as thumbnail:
@@ -142,9 +142,9 @@ def test_a_page_of_thumbnails_can_be_saved(ddf, tmp_path):
 
 
 def test_the_edge_of_a_thumbnail_has_a_limit_of_its_own_name(ddf):
-    for thumbnail in (0, 40_000, 2.5):
-        with pytest.raises(dii.ArgumentError, match=rf"thumbnail={thumbnail}: .* 1 to 32767"):
-            ddf.images.show(thumbnail=thumbnail)
+    for size in (0, 40_000, 2.5):
+        with pytest.raises(dii.ArgumentError, match=rf"size={size}: .* 1 to 32767"):
+            ddf.images.show(size=size)
 
 
 def test_what_is_wrong_is_said_in_the_words_of_the_frame(tmp_path, photos):
