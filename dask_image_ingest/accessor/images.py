@@ -194,12 +194,12 @@ class Images(ABC, Generic[Frame, Series]):
         inputs: Sequence[str] | None = None,
         batch_size: int = 256,
         keep_image: bool = False,
-        columns: Sequence[str] | None = None,
         skip_missing: bool = True,
     ) -> Frame:
         """Call a function or a model with batches of images; add its results as columns.
 
-        Image columns are dropped, unless ``keep_image=True``.
+        Image columns are dropped, unless ``keep_image=True``. To read fewer other columns, choose
+        them afterwards: ``ddf.images.map_batches(...)[["__key__", "score"]]``.
 
         Parameters
         ----------
@@ -214,7 +214,7 @@ class Images(ABC, Generic[Frame, Series]):
             The new columns and their types: ``"float32"``, ``"int64"``, ``"bool"``, ``"string"``,
             ``"binary"``; ``"list<float32>"`` if ``fn`` returns (n, d); ``"image"`` if it returns an
             array (n, height, width, channels) of uint8, or a list of arrays. A lazy frame needs its
-            types before anything is computed. A kept column cannot have the name of an output.
+            types before anything is computed. An output replaces a column of its name.
         inputs
             The columns to pass to ``fn``, each as one argument, in this order; by default the image
             column alone. Numbers are passed as an array (n,), null floats as NaN. Lists are passed
@@ -226,8 +226,6 @@ class Images(ABC, Generic[Frame, Series]):
             Rows in a batch, at most.
         keep_image
             Whether to keep the image columns.
-        columns
-            The other columns to keep; by default all, image columns only with ``keep_image=True``.
         skip_missing
             Whether to skip rows without an image in one of the ``inputs``: their outputs are null.
             Otherwise ``fn`` gets None in place of the image, in a list.
@@ -243,10 +241,10 @@ class Images(ABC, Generic[Frame, Series]):
         Raises
         ------
         ArgumentError
-            For outputs of unknown type or with the name of a kept column, and unknown columns; when
-            computed, if the result of ``fn`` does not match ``outputs``, or the type cannot hold a
-            number: integers and booleans must be exact, floats are rounded. When computed, if
-            integers or booleans of an input are null.
+            For outputs of unknown type, and unknown columns; when computed, if the result of ``fn``
+            does not match ``outputs``, or the type cannot hold a number: integers and booleans must
+            be exact, floats are rounded. When computed, if integers or booleans of an input are
+            null.
         FunctionError
             When computed, if ``fn`` fails.
 
@@ -291,15 +289,10 @@ class Images(ABC, Generic[Frame, Series]):
         """
         check_flag("keep_image", keep_image)
         existing, images = self._columns(), image_columns(self._meta())
-        image = self.column if inputs is None or keep_image else None
-        others = self._other_columns(columns, image)
-        if columns is None and not keep_image:
-            others = [name for name in others if name not in images]
-        kept = [name for name in existing if name in others or (keep_image and name == image)]
-        arguments: list[Any] = [image]
-        if inputs is not None:
-            arguments = column_names(inputs, existing, "inputs")
-        check_unique(arguments, existing)
+        kept = [name for name in existing if keep_image or name not in images]
+        default = [self.column] if inputs is None else inputs
+        arguments = column_names(default, existing, "inputs")
+        check_unique([*kept, *arguments], existing)
         if not arguments:
             raise ArgumentError("inputs=[]: name at least one column that the function gets")
         return self._map_batches(

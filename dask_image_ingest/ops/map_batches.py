@@ -192,7 +192,7 @@ def make_batch_map(
     skip_missing: bool,
     columns: Sequence[str],
 ) -> BatchMap:
-    """Check the arguments of ``map_batches``, and build a `BatchMap` of them.
+    """Check the arguments of ``map_batches``, and build a `BatchMap` that keeps ``columns``.
 
     Raises
     ------
@@ -209,15 +209,10 @@ def make_batch_map(
         )
     batch_size = whole_number("batch_size", batch_size, 1, "pass a positive number of images")
     types = {name: output_type(name, type_) for name, type_ in outputs.items()}
-    existing = [name for name in types if name in columns]
-    if existing:
-        raise ArgumentError(
-            f"outputs= names {', '.join(map(repr, existing))}, which the frame has already: take "
-            "another name, or leave that column out with columns="
-        )
     check_flag("skip_missing", skip_missing)
     batch_function = BatchFunction(function)
-    return BatchMap(batch_function, types, batch_size, tuple(inputs), skip_missing, tuple(columns))
+    kept = tuple(name for name in columns if name not in types)
+    return BatchMap(batch_function, types, batch_size, tuple(inputs), skip_missing, kept)
 
 
 def _makes_callables(class_: type) -> bool:

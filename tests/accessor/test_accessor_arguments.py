@@ -60,7 +60,6 @@ METHODS = {
         "inputs": ["image"],
         "batch_size": 2,
         "keep_image": False,
-        "columns": ["key"],
         "skip_missing": True,
     },
     "iter_batches": {

@@ -352,9 +352,7 @@ def test_a_function_gets_several_images_of_a_sample(ddf, witness):
     def share(pictures, masks):
         return np.array([(mask == 9).mean() for _, mask in zip(pictures, masks, strict=True)])
 
-    made = ddf.images.map_batches(
-        share, {"nines": "float64"}, inputs=["image", "mask"], columns=["__key__"]
-    ).compute()
+    made = ddf.images.map_batches(share, {"nines": "float64"}, inputs=["image", "mask"]).compute()
     for key, value in zip(made["__key__"], made["nines"], strict=True):
         labels = witness[key][2]
         assert pd.isna(value) if labels is None else value == (labels == 9).mean()

@@ -127,7 +127,7 @@ def test_a_function_gets_and_gives_values_of_every_type(collection):
     def in_metres(images):
         return [image.astype(np.float32) / 1000 for image in images]
 
-    made = deep.images.map_batches(in_metres, {"metres": "image"}, columns=["__key__"]).compute()
+    made = deep.images.map_batches(in_metres, {"metres": "image"}).compute()
     for key, metres in zip(made["__key__"], made.images["metres"].arrays(), strict=True):
         want = collection[1][key][0].astype(np.float32) / 1000
         assert metres.dtype == np.float32

@@ -194,7 +194,7 @@ def test_a_mask_beside_its_image(ddf, photos, tmp_path):
     def mask(images):
         return {"mask": [image[..., :1] // 128 * 255 for image in images]}
 
-    masked = ddf.images.map_batches(mask, {"mask": "image"}, columns=["image", *LOCATION_COLUMNS])
+    masked = ddf.images.map_batches(mask, {"mask": "image"})[[*LOCATION_COLUMNS, "mask"]]
     with pytest.raises(ArgumentError, match="the pixels of 'mask' come from map_batches"):
         export(masked, tmp_path)
     export(masked, tmp_path, members={"mask.png": "mask"})
@@ -261,10 +261,8 @@ def read_masked(tmp_path, size=None):
 ELSEWHERE = {
     "renamed": lambda ddf: ddf.rename(columns={"mask": "m"}),
     "remapped": lambda ddf: ddf.images["mask"].map_batches(
-        lambda masks: [mask + 1 for mask in masks],
-        {"mask": "image"},
-        columns=["image", *LOCATION_COLUMNS],
-    ),
+        lambda masks: [mask + 1 for mask in masks], {"mask": "image"}, keep_image=True
+    )[[*LOCATION_COLUMNS, "image", "mask"]],
     "computed": lambda ddf: ddf.drop(columns="image").compute(),
 }
 

@@ -70,8 +70,8 @@ def test_images_stand_beside_other_outputs_in_the_order_that_was_said(ddf):
     def both(images):
         return {"side": mirrored(images), "height": np.array([len(image) for image in images])}
 
-    made = ddf.images.map_batches(
-        both, {"side": "image", "height": "int32"}, keep_image=True, columns=["__key__"]
+    made = ddf[["__key__", "image"]].images.map_batches(
+        both, {"side": "image", "height": "int32"}, keep_image=True
     )
     frame = made.compute()
     assert list(frame.columns) == list(made.columns) == ["__key__", "image", "side", "height"]

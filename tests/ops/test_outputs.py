@@ -23,7 +23,7 @@ def frame():
 
 def out(frame, values, type_):
     """What becomes of ``values`` that a function gives for the four images."""
-    made = frame.images.map_batches(lambda images: values, {"o": type_}, columns=["__key__"])
+    made = frame.images.map_batches(lambda images: values, {"o": type_})
     column = made["o"]
     return [None if value is None else value for value in column.astype(object)]
 

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from dask_image_ingest.arguments import check_frame, is_column, shown
+from dask_image_ingest.arguments import check_frame, shown
 from dask_image_ingest.curate.embeddings.vectors import check_vectors, from_vectors, to_device_of
 from dask_image_ingest.dask_internals import FrameBase
 from dask_image_ingest.dataset import Frame
@@ -64,10 +64,7 @@ def embed(
       __key__                color
     0    0000  [0.555..., 0.414...
     """
-    meta = frame._meta if isinstance(frame, FrameBase) else frame
-    check_frame(meta)
-    if is_column(column, meta.columns) and not backend_of(meta).is_images(meta.dtypes[column]):
-        frame = frame.drop(columns=column)
+    check_frame(frame._meta if isinstance(frame, FrameBase) else frame)
     return frame.images.map_batches(
         model, {column: "list<float32>"}, batch_size=batch_size, keep_image=True
     )
@@ -129,7 +126,6 @@ def scores(
     for name, function in heads.items():
         title = f"score.{name}" if name else "score"
         if of_images:
-            frame = frame.drop(columns=title) if title in frame.columns else frame
             frame = frame.images[column].map_batches(
                 function, {title: "float32"}, batch_size=batch_size, keep_image=True
             )

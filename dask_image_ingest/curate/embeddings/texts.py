@@ -77,8 +77,6 @@ def embed_texts(
     check_frame(frame._meta if isinstance(frame, FrameBase) else frame)
     if not is_column(texts, frame.columns):
         raise ArgumentError(f"texts={shown(texts)}: the frame has no such column")
-    if is_column(column, frame.columns):
-        frame = frame.drop(columns=column)
     function = functools.partial(_embed_batch, model=model)
     outputs = {column: "list<float32>"}
     batches = make_batch_map(function, outputs, batch_size, [texts], True, list(frame.columns))

@@ -37,8 +37,6 @@ def in_batches(
     by_channels = functools.partial(
         _by_channels, function=function, backend=backend, options=options
     )
-    replaced = [name for name in outputs if name in frame.columns]
-    frame = frame.drop(columns=replaced) if replaced else frame
     return frame.images.map_batches(by_channels, outputs, batch_size=_BATCH_SIZE, keep_image=True)
 
 
