@@ -130,11 +130,13 @@ def tell_found(
     """Print recall and precision, where each photograph comes before its ``kinds``."""
     shards = write_shards(folder, samples, per_shard=500)
     ddf = dii.read_webdataset_images(shards, backend="pandas")
-    hashed = dii.curate.fingerprints(ddf, ["pdq"], variants=variants)
+    hashed = dii.curate.compute_fingerprints(ddf, ["pdq"], variants=variants)
     hashed = hashed.drop(columns=["image", "error"]).persist()
     each = len(kinds) + 1
     for distance in (15, 24, 31):
-        found = dii.curate.duplicates(hashed, distance=distance, keep="first", variants=variants)
+        found = dii.curate.find_duplicates(
+            hashed, distance=distance, keep="first", variants=variants
+        )
         table = found[["__key__", "duplicate.keep", "duplicate.of"]].compute()
         table = table.reset_index(drop=True)
         number = table["__key__"].astype(int)
@@ -156,12 +158,12 @@ def times(samples: list[Sample], folder: Path, args: argparse.Namespace) -> None
     """Print how fast signals and fingerprints are, beside the read alone and the peers."""
     shards = make_shards(folder, args.images, per_shard=250, sources=args.shards)
     ddf = dii.read_webdataset_images(shards, backend="pandas")
-    signals = dii.curate.issues(ddf).drop(columns="image")
-    hashes = dii.curate.fingerprints(ddf, ["pdq"]).drop(columns="image")
-    both = dii.curate.fingerprints(dii.curate.quality(ddf)).drop(columns="image")
+    signals = dii.curate.find_issues(ddf).drop(columns="image")
+    hashes = dii.curate.compute_fingerprints(ddf, ["pdq"]).drop(columns="image")
+    both = dii.curate.compute_fingerprints(dii.curate.measure_quality(ddf)).drop(columns="image")
     ways: dict[str, Callable[[], object]] = {
         "read alone": lambda: ddf["image"].map_partitions(len, meta=("n", int)).compute(),
-        "fingerprint of bytes": dii.curate.fingerprints(ddf, ["bytes"])[
+        "fingerprint of bytes": dii.curate.compute_fingerprints(ddf, ["bytes"])[
             "fingerprint.bytes"
         ].compute,
         "quality, issues": signals.compute,

@@ -26,10 +26,6 @@ myst_enable_extensions = ["colon_fence"]
 
 # The reference. Types stand in the signatures, one parameter a line, and not in the text.
 autosummary_generate = True
-# Beside curate.report: the file systems of macOS and Windows see no difference in case.
-autosummary_filename_map = {
-    "dask_image_ingest.curate.Report": "dask_image_ingest.curate.Report_class"
-}
 autodoc_typehints = "signature"
 autodoc_preserve_defaults = True  # names of constants, not what they hold
 maximum_signature_line_length = 88

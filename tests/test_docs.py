@@ -220,17 +220,6 @@ def test_the_reference_has_every_public_name_and_no_other():
     assert sorted(set(listed) - sections) == sorted(_public())
 
 
-def test_no_two_pages_of_the_reference_differ_in_case_alone():
-    renamed = run_path(str(DOCS / "conf.py"))["autosummary_filename_map"]
-    names = [
-        renamed.get(f"dask_image_ingest.{name}", name).lower()
-        for page in (DOCS / "reference").glob("*.rst")
-        for name in re.findall(r"^   (\w[\w.]*)$", page.read_text(), re.MULTILINE)
-    ]
-    assert "curate.report" in names
-    assert len(set(names)) == len(names)
-
-
 def test_the_page_of_settings_has_each_one():
     page = (DOCS / "reference" / "configuration.md").read_text()
     listed = {

@@ -154,7 +154,9 @@ def hub(folder, secret, server, png):
 
 
 def report(frame, out):
-    dii.curate.report(dii.curate.fingerprints(frame, kinds=("bytes",)), out / "r.html")
+    dii.curate.write_report(
+        dii.curate.compute_fingerprints(frame, kinds=("bytes",)), out / "r.html"
+    )
 
 
 USES = {

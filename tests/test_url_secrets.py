@@ -184,7 +184,9 @@ def test_no_printer_and_no_written_file_shows_a_secret(tmp_path, caplog, capsys)
             told.call(dii.read_webdataset_images, url, index=folder, **read)
         told.call(dii.gallery, ddf, tmp_path / "gallery.html", columns=["__key__", "__url__"])
         told.call(ddf.images.show()._repr_html_)
-        told.call(dii.curate.report, dii.curate.quality(ddf), tmp_path / "report.html")
+        told.call(
+            dii.curate.write_report, dii.curate.measure_quality(ddf), tmp_path / "report.html"
+        )
         for verb in ("describe", "check", "head", "quality", "duplicates", "export"):
             output = ["-o", f"{tmp_path}/cli-{verb}"] if verb == "export" else []
             for json in ([], ["--json"]):

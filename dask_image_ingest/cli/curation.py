@@ -14,8 +14,7 @@ import pandas as pd
 from dask_image_ingest.cli.export import skipped_shards
 from dask_image_ingest.cli.verbs import BAD_DATA, FINE, read_collection
 from dask_image_ingest.computing import compute
-from dask_image_ingest.curate import duplicates as find_duplicates
-from dask_image_ingest.curate import issue_summary, issues, report
+from dask_image_ingest.curate import find_duplicates, find_issues, summarize_issues, write_report
 from dask_image_ingest.progress_bar import progress
 from dask_image_ingest.report import number, printable_text
 from dask_image_ingest.storage import shard_name
@@ -43,12 +42,12 @@ _SIGNALS = {
 def quality(args: argparse.Namespace) -> int:
     """Decode every image; print how many have each issue, and the worst of them."""
     with skipped_shards() as reasons:
-        frame = issues(_read(args))
+        frame = find_issues(_read(args))
         signals = [name for name in frame.columns if name.startswith(("quality.", "issue."))]
         columns = [name for name in _COLUMNS if name in frame.columns]
         table = compute(frame[[*columns, *signals]], sys.stderr.isatty())
     skipped = sorted(set(reasons))
-    summary = issue_summary(table)
+    summary = summarize_issues(table)
     unknown = int(table["quality.dark"].isna().sum())
     worst = {name: _worst(table, name) for name in summary.index}
     if args.json:
@@ -135,7 +134,9 @@ def _write_page(frame: Any, table: pd.DataFrame, args: argparse.Namespace) -> No
     if args.html:
         # Images of parquet files have no offset: they are found by the lazy frame alone.
         has_locations = "offset" in table.columns
-        report(table if has_locations else frame, args.html, storage_options=args.storage_options)
+        write_report(
+            table if has_locations else frame, args.html, storage_options=args.storage_options
+        )
 
 
 def _worst(table: pd.DataFrame, issue: str) -> list[dict[str, str]]:

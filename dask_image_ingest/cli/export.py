@@ -114,12 +114,12 @@ def _export(args: argparse.Namespace, show: bool) -> tuple[pd.DataFrame, int]:
     if early and not reads_samples(frame):
         frame = frame[holds(frame, early)]
     if late:
-        frame = curate.quality(frame)
+        frame = curate.measure_quality(frame)
         frame = frame[holds(frame, late)]
     duplicates = 0
     if args.drop_duplicates:
         with progress() if show else contextlib.nullcontext():
-            frame = curate.duplicates(frame, args.drop_duplicates)
+            frame = curate.find_duplicates(frame, args.drop_duplicates)
         duplicates = int((~frame["duplicate.keep"]).sum().compute())
         frame = frame[frame["duplicate.keep"]]
     if not args.drop_bad_images and "offset" in frame.columns:

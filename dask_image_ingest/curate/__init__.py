@@ -4,43 +4,48 @@ In: a frame with a column of images, or of references to them. Out: the frame wi
 filter by. All of it is public, as ``dask_image_ingest.curate``.
 """
 
-from dask_image_ingest.curate.duplicates import duplicates, overlaps
+from dask_image_ingest.curate.duplicates import find_duplicates, find_overlaps
 from dask_image_ingest.curate.embeddings import (
     Head,
     classify,
-    clusters,
+    compute_scores,
+    compute_similarity,
     embed,
     embed_texts,
-    nearest,
+    find_clusters,
+    find_nearest,
+    find_semantic_duplicates,
     nsfw_model,
     open_clip_model,
-    scores,
-    semantic_duplicates,
-    similarity,
     transformers_model,
 )
-from dask_image_ingest.curate.pixels import fingerprints, issue_summary, issues, quality
-from dask_image_ingest.curate.report import Report, report
+from dask_image_ingest.curate.pixels import (
+    compute_fingerprints,
+    find_issues,
+    measure_quality,
+    summarize_issues,
+)
+from dask_image_ingest.curate.report import Report, write_report
 
 __all__ = [
     "Head",
     "Report",
     "classify",
-    "clusters",
-    "duplicates",
+    "compute_fingerprints",
+    "compute_scores",
+    "compute_similarity",
     "embed",
     "embed_texts",
-    "fingerprints",
-    "issue_summary",
-    "issues",
-    "nearest",
+    "find_clusters",
+    "find_duplicates",
+    "find_issues",
+    "find_nearest",
+    "find_overlaps",
+    "find_semantic_duplicates",
+    "measure_quality",
     "nsfw_model",
     "open_clip_model",
-    "overlaps",
-    "quality",
-    "report",
-    "scores",
-    "semantic_duplicates",
-    "similarity",
+    "summarize_issues",
     "transformers_model",
+    "write_report",
 ]

@@ -56,7 +56,9 @@ def test_rows_that_meet_a_condition_become_shards(folder, photos, tmp_path, caps
     ],
 )
 def test_signals_of_quality_are_conditions_too(folder, tmp_path, capsys, where):
-    signals = dii.curate.quality(dii.read_webdataset_images(folder, backend="pandas")).compute()
+    signals = dii.curate.measure_quality(
+        dii.read_webdataset_images(folder, backend="pandas")
+    ).compute()
     kept = signals[(signals["quality.blur"] > 0.5) & (signals["width"] >= 150)]
     assert 0 < len(kept) < len(signals)
     status, *_ = run(capsys, folder, "-o", tmp_path / "{shard:06d}.tar", "--where", where)

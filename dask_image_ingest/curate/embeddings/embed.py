@@ -1,4 +1,4 @@
-"""``embed``, ``scores`` and ``similarity``: columns computed by models."""
+"""``embed``, ``compute_scores`` and ``compute_similarity``: columns computed by models."""
 
 from __future__ import annotations
 
@@ -70,7 +70,7 @@ def embed(
     )
 
 
-def scores(
+def compute_scores(
     frame: Frame,
     head: Callable[..., Any] | Mapping[str, Callable[..., Any]],
     *,
@@ -109,7 +109,7 @@ def scores(
     Examples
     --------
     >>> warm = curate.Head([(np.array([[1.0, 0.0, -1.0]]), np.array([0.0]))])
-    >>> scored = curate.scores(frame, {"warm": warm})
+    >>> scored = curate.compute_scores(frame, {"warm": warm})
     >>> scored[["__key__", "score.warm"]].head(1).round(2)
       __key__  score.warm
     0    0000        0.18
@@ -134,7 +134,7 @@ def scores(
     return frame
 
 
-def similarity(frame: Frame, other: Any, *, column: str = "embedding") -> Frame:
+def compute_similarity(frame: Frame, other: Any, *, column: str = "embedding") -> Frame:
     """Add the cosine of two columns of vectors, such as of images and their captions.
 
     Parameters
@@ -159,7 +159,7 @@ def similarity(frame: Frame, other: Any, *, column: str = "embedding") -> Frame:
 
     Examples
     --------
-    >>> red = curate.similarity(frame, np.array([1.0, 0.0, 0.0]))
+    >>> red = curate.compute_similarity(frame, np.array([1.0, 0.0, 0.0]))
     >>> red[["__key__", "similarity"]].head(1).round(2)
       __key__  similarity
     0    0000         0.7

@@ -1,4 +1,4 @@
-"""``nearest``: similarity search by a vector or an image."""
+"""``find_nearest``: similarity search by a vector or an image."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from dask_image_ingest.ops import built
 _TIE_BREAKERS = ("__key__", "__url__", "offset")
 
 
-def nearest(
+def find_nearest(
     frame: Any,
     query: Any,
     k: int = 10,
@@ -64,7 +64,7 @@ def nearest(
     Examples
     --------
     >>> query = frame.images.vectors("embedding")[0]
-    >>> found = curate.nearest(frame[["__key__", "embedding"]], query, k=3)
+    >>> found = curate.find_nearest(frame[["__key__", "embedding"]], query, k=3)
     >>> found.head(1)
        query  similarity __key__
     0      0         1.0    0000

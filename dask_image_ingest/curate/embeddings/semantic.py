@@ -1,4 +1,4 @@
-"""``semantic_duplicates``: near-duplicates by a model's embeddings."""
+"""``find_semantic_duplicates``: near-duplicates by a model's embeddings."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import numpy as np
 import pyarrow as pa
 
 from dask_image_ingest.arguments import shown
-from dask_image_ingest.curate.duplicates.duplicates import group_columns
+from dask_image_ingest.curate.duplicates.find_duplicates import group_columns
 from dask_image_ingest.curate.duplicates.ranking import (
     Ranked,
     RowsToRank,
@@ -33,7 +33,7 @@ from dask_image_ingest.errors import ArgumentError
 from dask_image_ingest.frames import backend_of
 
 
-def semantic_duplicates(
+def find_semantic_duplicates(
     frame: Frame,
     threshold: float = 0.95,
     *,
@@ -58,7 +58,7 @@ def semantic_duplicates(
     column
         The column of vectors, lists of d numbers, as from ``embed``.
     keep, identity
-        Which image of a group to keep, and what identifies a row, as for :func:`duplicates`.
+        Which image of a group to keep, and what identifies a row, as for :func:`find_duplicates`.
 
     Returns
     -------
@@ -94,7 +94,7 @@ def semantic_duplicates(
 
     Examples
     --------
-    >>> found = curate.semantic_duplicates(frame, threshold=0.999)
+    >>> found = curate.find_semantic_duplicates(frame, threshold=0.999)
     >>> found[found["semantic.keep"]].shape[0] < len(frame)
     True
     """

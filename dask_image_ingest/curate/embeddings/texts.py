@@ -10,7 +10,7 @@ import numpy as np
 import pyarrow as pa
 
 from dask_image_ingest.arguments import check_frame, is_column, list_of_names, shown
-from dask_image_ingest.curate.embeddings.embed import scores
+from dask_image_ingest.curate.embeddings.embed import compute_scores
 from dask_image_ingest.curate.embeddings.vectors import (
     check_vectors,
     from_vectors,
@@ -69,7 +69,7 @@ def embed_texts(
     ...     def __call__(self, images):
     ...         return np.stack([image.mean(axis=(0, 1))[:2] for image in images])
     >>> both = curate.embed_texts(curate.embed(ddf, Lengths), Lengths)
-    >>> matched = curate.similarity(both, "text_embedding")
+    >>> matched = curate.compute_similarity(both, "text_embedding")
     >>> matched[["__key__", "similarity"]].head(1).round(1)
       __key__  similarity
     0    0000         0.8
@@ -168,7 +168,7 @@ def classify(
     heads = {
         name: functools.partial(_class_score, softmax, number) for number, name in enumerate(chosen)
     }
-    frame = scores(frame, heads, column=column)
+    frame = compute_scores(frame, heads, column=column)
     best_name = functools.partial(_best_name, softmax, tuple(chosen))
     return from_vectors(frame, (column,), "class", best_name, pa.string())
 

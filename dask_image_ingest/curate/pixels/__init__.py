@@ -4,7 +4,7 @@ In: a frame with images; hashes of bytes and signals of shape decode none. Out: 
 numbers, flags and hashes as columns.
 """
 
-from dask_image_ingest.curate.pixels.fingerprints import fingerprints
-from dask_image_ingest.curate.pixels.quality import issue_summary, issues, quality
+from dask_image_ingest.curate.pixels.fingerprints import compute_fingerprints
+from dask_image_ingest.curate.pixels.quality import find_issues, measure_quality, summarize_issues
 
-__all__ = ["fingerprints", "issue_summary", "issues", "quality"]
+__all__ = ["compute_fingerprints", "find_issues", "measure_quality", "summarize_issues"]

@@ -1,4 +1,4 @@
-"""``fingerprints``: hashes of the encoded bytes and of the pixels, and perceptual hashes (PDQ)."""
+"""``compute_fingerprints``: hashes of encoded bytes and of pixels, and perceptual ones (PDQ)."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def column_of(kind: str, variant: str | None = None) -> str:
     return f"fingerprint.{kind}" if variant is None else f"fingerprint.{kind}_{variant}"
 
 
-def fingerprints(
+def compute_fingerprints(
     frame: Frame,
     kinds: Sequence[Kind] = KINDS,
     *,
@@ -107,7 +107,7 @@ def fingerprints(
 
     Examples
     --------
-    >>> hashed = curate.fingerprints(ddf, ["bytes", "pdq"])
+    >>> hashed = curate.compute_fingerprints(ddf, ["bytes", "pdq"])
     >>> hashed[["fingerprint.bytes", "fingerprint.pdq_quality"]].head(2)
                       fingerprint.bytes  fingerprint.pdq_quality
     0  ...                                                   100

@@ -1,4 +1,4 @@
-"""``quality``, ``issues`` and ``issue_summary``: signals of image quality that need no model."""
+"""``measure_quality``, ``find_issues``, ``summarize_issues``: signals that need no model."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ _ISSUES = (
 )
 
 
-def quality(frame: Frame) -> Frame:
+def measure_quality(frame: Frame) -> Frame:
     """Add columns with signals of image quality; none needs a model.
 
     Parameters
@@ -100,7 +100,7 @@ def quality(frame: Frame) -> Frame:
 
     Examples
     --------
-    >>> found = curate.quality(ddf)
+    >>> found = curate.measure_quality(ddf)
     >>> found[["__key__", "quality.dark", "quality.blur", "quality.aspect"]].head(2).round(2)
       __key__  quality.dark  quality.blur  quality.aspect
     0    0000          0.95          0.75             1.0
@@ -139,14 +139,14 @@ def _with_signals(frame: Any, signals: Sequence[str]) -> Any:
     return in_batches(frame, _signals, outputs, names=tuple(pixels))
 
 
-def issues(frame: Frame) -> Frame:
+def find_issues(frame: Frame) -> Frame:
     """Add boolean columns that flag images likely to be useless.
 
     Parameters
     ----------
     frame
-        A dask, pandas or cuDF dataframe with the columns of :func:`quality`; missing ones are
-        computed from its images. Without images, it gets the issues of the signals it has.
+        A dask, pandas or cuDF dataframe with the columns of :func:`measure_quality`; missing ones
+        are computed from its images. Without images, it gets the issues of the signals it has.
 
     Returns
     -------
@@ -178,7 +178,7 @@ def issues(frame: Frame) -> Frame:
 
     Examples
     --------
-    >>> found = curate.issues(ddf)
+    >>> found = curate.find_issues(ddf)
     >>> good = found[~found["issue.dark"] & ~found["issue.blurry"]]
     >>> len(good)
     51
@@ -190,8 +190,8 @@ def issues(frame: Frame) -> Frame:
     available = {name for name in signals if f"quality.{name}" in frame.columns}
     if not available:
         raise ArgumentError(
-            "the frame has neither images nor signals of quality(), nor the columns 'height' and "
-            "'width', as read_webdataset_images gives them"
+            "the frame has neither images nor signals of measure_quality(), nor the columns "
+            "'height' and 'width', as read_webdataset_images gives them"
         )
     added = {
         f"issue.{name}": frame[f"quality.{signal}"] < threshold
@@ -205,7 +205,7 @@ def issues(frame: Frame) -> Frame:
     return frame.assign(**{name: added[name] for name in _ISSUES if name in added})
 
 
-def issue_summary(frame: Any) -> pd.DataFrame:
+def summarize_issues(frame: Any) -> pd.DataFrame:
     """Count the images that have each issue; computed at once.
 
     If the frame has images but no signals, this decodes all images, and later uses decode them
@@ -214,8 +214,8 @@ def issue_summary(frame: Any) -> pd.DataFrame:
     Parameters
     ----------
     frame
-        A dask, pandas or cuDF dataframe with the columns of :func:`issues`; if it has none, they
-        are computed.
+        A dask, pandas or cuDF dataframe with the columns of :func:`find_issues`; if it has none,
+        they are computed.
 
     Returns
     -------
@@ -231,14 +231,14 @@ def issue_summary(frame: Any) -> pd.DataFrame:
 
     Examples
     --------
-    >>> curate.issue_summary(ddf)
+    >>> curate.summarize_issues(ddf)
                      rows     share  unknown
     dark                0  0.000000        1
     light               0  0.000000        1
     ...
     """
     if not any(name in frame.columns for name in _ISSUES):
-        frame = issues(frame)
+        frame = find_issues(frame)
     names = [name for name in _ISSUES if name in frame.columns]
     flags = frame[names]
     true, valid, rows = dask.compute(flags.sum(), flags.count(), flags.index.size)

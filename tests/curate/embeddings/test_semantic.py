@@ -7,7 +7,7 @@ import pytest
 from embeddings import brute, near, table_of, topics, unit
 
 import dask_image_ingest as dii
-from dask_image_ingest.curate import semantic_duplicates, similarity
+from dask_image_ingest.curate import compute_similarity, find_semantic_duplicates
 
 COLUMNS = ["semantic.keep", "semantic.group", "semantic.of", "semantic.similarity"]
 
@@ -21,7 +21,7 @@ def test_few_vectors_get_the_greedy_choice_of_all_with_all(random):
     table = table_of(vectors, score=random.choice([0.5, 1.5, np.nan], len(vectors)))
     order = table.sort_values(["score", "__key__"], ascending=[False, True]).index.to_numpy()
     of, similarity = brute(vectors[order], 0.95)
-    found = semantic_duplicates(table, keep="score").loc[order]
+    found = find_semantic_duplicates(table, keep="score").loc[order]
     assert 0 < (of >= 0).sum() < len(of)
     assert found["semantic.keep"].tolist() == (of < 0).tolist()
     gone = found[~found["semantic.keep"]]
@@ -38,7 +38,7 @@ def test_few_vectors_get_the_greedy_choice_of_all_with_all(random):
 def test_many_vectors_lose_nearly_all_rows_that_all_with_all_finds(random):
     vectors = topics(random, 6000)
     of, _ = brute(vectors, 0.95)
-    found = semantic_duplicates(table_of(vectors), keep="first")
+    found = find_semantic_duplicates(table_of(vectors), keep="first")
     gone = ~found["semantic.keep"].to_numpy(bool)
     assert (gone & (of >= 0)).sum() >= 0.99 * (of >= 0).sum() > 500
     assert gone.sum() <= 1.01 * (of >= 0).sum()
@@ -53,7 +53,7 @@ def test_many_vectors_lose_nearly_all_rows_that_all_with_all_finds(random):
 @pytest.mark.slow
 def test_vectors_that_are_all_equal_leave_one():
     vectors = np.repeat(unit(np.arange(1.0, 9)[None]), 9000, axis=0)
-    found = semantic_duplicates(table_of(vectors), keep="first")
+    found = find_semantic_duplicates(table_of(vectors), keep="first")
     assert found["semantic.keep"].tolist() == [True] + [False] * 8999
     assert set(found["semantic.of"][1:]) == {"0000000"}
 
@@ -62,11 +62,11 @@ def test_vectors_that_are_all_equal_leave_one():
 def test_the_answer_is_the_same_whatever_the_partitions_are(random, count):
     table = table_of(topics(random, count, 32))
     table["width"] = random.integers(1, 4, count)
-    expected = semantic_duplicates(table).set_index("__key__")[COLUMNS]
+    expected = find_semantic_duplicates(table).set_index("__key__")[COLUMNS]
     assert 0 < (~expected["semantic.keep"]).sum() < count
     shuffled = table.sample(frac=1, random_state=1).reset_index(drop=True)
     for partitions in (1, 11):
-        lazy = semantic_duplicates(dd.from_pandas(shuffled, npartitions=partitions))
+        lazy = find_semantic_duplicates(dd.from_pandas(shuffled, npartitions=partitions))
         found = lazy.compute().set_index("__key__").loc[expected.index, COLUMNS]
         pd.testing.assert_frame_equal(found, expected, check_index_type=False, check_exact=True)
 
@@ -74,7 +74,7 @@ def test_the_answer_is_the_same_whatever_the_partitions_are(random, count):
 def test_the_length_of_vectors_does_not_matter(random):
     vectors = unit(random.standard_normal((2, 8)))
     table = table_of(np.concatenate([vectors, 1e-3 * vectors, -vectors]))
-    found = semantic_duplicates(table, threshold=1)
+    found = find_semantic_duplicates(table, threshold=1)
     assert found["semantic.keep"].tolist() == [True, True, False, False, True, True]
 
 
@@ -82,7 +82,7 @@ def test_rows_without_a_direction_stay():
     one = [1.0, 0.0]
     table = table_of([one, None, [0.0, 0.0], [np.nan, 1.0], [np.inf, 1.0], [2.0, 0.0]])
     for frame in (table, dd.from_pandas(table, npartitions=3)):
-        found = semantic_duplicates(frame)
+        found = find_semantic_duplicates(frame)
         found = found.compute() if frame is not table else found
         assert found["semantic.keep"].tolist() == [True] * 5 + [False]
         assert found["semantic.group"].isna().tolist() == [False] + [True] * 4 + [False]
@@ -92,16 +92,18 @@ def test_partitions_without_a_usable_vector_take_no_part():
     one = [1.0, 0.0, 0.0]
     table = table_of([one, one, None, None, [np.nan] * 3, [0.0] * 3, [2.0, 0.0, 0.0], one])
     lazy = dd.from_pandas(table, npartitions=4)
-    found = semantic_duplicates(lazy).compute()
+    found = find_semantic_duplicates(lazy).compute()
     assert found["semantic.keep"].tolist() == [True, False, True, True, True, True, False, False]
     without = lazy[lazy["__key__"] > table["__key__"][1]]  # the first partition is empty
-    assert semantic_duplicates(without).compute()["semantic.keep"].tolist() == [True] * 5 + [False]
+    assert find_semantic_duplicates(without).compute()["semantic.keep"].tolist() == [True] * 5 + [
+        False
+    ]
 
 
 def test_rows_may_be_told_apart_by_a_column_of_unique_values():
     table = table_of([[1.0, 0.0], [1.0, 0.0], [0.0, 1.0]]).drop(columns=["__key__", "__url__"])
     table["path"] = ["c", "b", "a"]
-    found = semantic_duplicates(table, keep="first", identity="path")
+    found = find_semantic_duplicates(table, keep="first", identity="path")
     assert found["semantic.keep"].tolist() == [False, True, True]
     assert found["semantic.of"][0] == "b"
 
@@ -118,21 +120,21 @@ def test_vectors_may_be_lists_of_one_length_or_arrays(kind):
     else:
         arrays = [None if vector is None else np.array(vector) for vector in vectors]
         table["embedding"] = pd.Series(arrays, dtype=object)
-    assert semantic_duplicates(table)["semantic.keep"].tolist() == [True, False, True, True]
-    first = similarity(table, np.array([1.0, 0.0]))["similarity"]
+    assert find_semantic_duplicates(table)["semantic.keep"].tolist() == [True, False, True, True]
+    first = compute_similarity(table, np.array([1.0, 0.0]))["similarity"]
     assert first.isna().tolist() == [False, False, True, False]
     assert first.dropna().tolist() == [1, 1, 0]
 
 
 def test_a_frame_without_rows_or_vectors_has_the_columns(random):
     for table in (table_of(topics(random, 100))[:0], table_of([None, None])):
-        found = semantic_duplicates(table)
+        found = find_semantic_duplicates(table)
         assert list(found.columns[-4:]) == COLUMNS
         assert found["semantic.keep"].all()
 
 
 def test_lazy_columns_have_the_types_they_say(random):
-    lazy = semantic_duplicates(dd.from_pandas(table_of(topics(random, 100)), npartitions=3))
+    lazy = find_semantic_duplicates(dd.from_pandas(table_of(topics(random, 100)), npartitions=3))
     assert lazy[COLUMNS].compute().dtypes.to_dict() == lazy[COLUMNS].dtypes.to_dict()
 
 
@@ -140,15 +142,15 @@ def test_wrong_arguments_are_refused(random):
     table = table_of(topics(random, 20))
     for threshold in (0, 1.1, float("nan"), "0.9", None):
         with pytest.raises(dii.ArgumentError, match="above 0 and up to 1"):
-            semantic_duplicates(table, threshold=threshold)
+            find_semantic_duplicates(table, threshold=threshold)
     with pytest.raises(dii.ArgumentError, match="no column 'vector'"):
-        semantic_duplicates(table, column="vector")
+        find_semantic_duplicates(table, column="vector")
     with pytest.raises(dii.ArgumentError, match="no column '__key__'"):
-        semantic_duplicates(table.drop(columns="__key__"))
+        find_semantic_duplicates(table.drop(columns="__key__"))
     with pytest.raises(dii.ArgumentError, match="choose 'largest'"):
-        semantic_duplicates(table, keep="prettiest")
+        find_semantic_duplicates(table, keep="prettiest")
     with pytest.raises(dii.ArgumentError, match="no column of lists"):
-        semantic_duplicates(table, column="height")
+        find_semantic_duplicates(table, column="height")
     mixed = dd.concat([dd.from_pandas(table), dd.from_pandas(table_of(topics(random, 9, 8)))])
     with pytest.raises(dii.ArgumentError, match="differ in length"):
-        semantic_duplicates(mixed)
+        find_semantic_duplicates(mixed)

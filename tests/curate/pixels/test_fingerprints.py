@@ -14,7 +14,12 @@ from PIL import Image
 from tars import tar
 
 import dask_image_ingest as dii
-from dask_image_ingest.curate import duplicates, fingerprints, issues, quality
+from dask_image_ingest.curate import (
+    compute_fingerprints,
+    find_duplicates,
+    find_issues,
+    measure_quality,
+)
 
 
 @pytest.fixture(scope="module")
@@ -23,7 +28,7 @@ def ddf(shards):
 
 
 def test_bytes_are_hashed_without_a_decode(ddf, photos, work):  # noqa: F811
-    hashed = fingerprints(ddf, ["bytes"])["fingerprint.bytes"].compute()
+    hashed = compute_fingerprints(ddf, ["bytes"])["fingerprint.bytes"].compute()
     assert hashed.tolist() == [xxhash.xxh3_128(photo.encoded).hexdigest() for photo in photos]
     assert work["decoded"] == 0
 
@@ -37,7 +42,7 @@ def test_only_the_bytes_of_rows_that_a_filter_keeps_are_read(ddf, monkeypatch):
         return _read(references, options)
 
     monkeypatch.setattr(module, "fetch_encoded", counted)
-    hashed = fingerprints(ddf, ["bytes"])
+    hashed = compute_fingerprints(ddf, ["bytes"])
     kept = hashed[hashed.cls == 1].compute()
     assert 0 < len(kept) == sum(read) < 24
     read.clear()
@@ -61,14 +66,14 @@ def stored(photos, tmp_path):
 def test_images_of_parquet_files_are_hashed_by_their_own_bytes(stored, decode, work):  # noqa: F811
     path, files = stored
     frame = dii.read_parquet_images(path, backend="pandas", decode=decode)
-    hashed = fingerprints(frame, ["bytes"])
+    hashed = compute_fingerprints(frame, ["bytes"])
     assert list(hashed.columns) == [*frame.columns, "fingerprint.bytes"]
     found = hashed[hashed["row"] >= 3][["row", "fingerprint.bytes"]].compute()
     assert found["row"].tolist() == list(range(3, 13))
     expected = [xxhash.xxh3_128(file).hexdigest() for file in files]
     assert found["fingerprint.bytes"].tolist() == expected[3:]
     assert work["decoded"] == 0
-    assert duplicates(frame, by="bytes", keep="first", identity="row").compute()[
+    assert find_duplicates(frame, by="bytes", keep="first", identity="row").compute()[
         "duplicate.keep"
     ].tolist() == [True] * 12 + [False]
 
@@ -78,10 +83,10 @@ def test_bytes_of_any_column_are_hashed_and_their_pictures_compared(stored):
     encoded = pq.read_table(path).to_pandas(types_mapper=pd.ArrowDtype)
     table = dd.from_pandas(encoded, npartitions=2)
     frame = dii.decode_images(table, encoded="image")
-    hashed = fingerprints(quality(frame)[["row", "image", "error"]], ["bytes"])
+    hashed = compute_fingerprints(measure_quality(frame)[["row", "image", "error"]], ["bytes"])
     expected = [xxhash.xxh3_128(file).hexdigest() for file in files]
     assert hashed["fingerprint.bytes"].compute().tolist() == expected
-    found = duplicates(frame, keep="first", identity="row").compute()
+    found = find_duplicates(frame, keep="first", identity="row").compute()
     assert found["duplicate.keep"].tolist() == [True] * 12 + [False]
     assert found["duplicate.of"].iloc[-1] == "0"
 
@@ -98,15 +103,17 @@ def test_pixels_are_equal_in_two_lossless_formats_and_not_when_one_differs(photo
     members["1.bmp"] = file.read_bytes()
     shard = write_tar(tmp_path / "a.tar", members)
     frame = dii.read_webdataset_images(shard, backend="pandas")
-    hashes = fingerprints(frame, ["pixels"]).set_index("__key__")["fingerprint.pixels"].compute()
+    hashes = (
+        compute_fingerprints(frame, ["pixels"]).set_index("__key__")["fingerprint.pixels"].compute()
+    )
     assert hashes["0"] == hashes["1"]
     assert hashes.nunique() == 3
     assert hashes.str.len().eq(32).all()
 
 
 def test_quality_and_all_fingerprints_together_decode_each_image_once(ddf, work):  # noqa: F811
-    both = fingerprints(quality(ddf), variants=["mirrored"])
-    table = issues(both).drop(columns="image").compute()
+    both = compute_fingerprints(measure_quality(ddf), variants=["mirrored"])
+    table = find_issues(both).drop(columns="image").compute()
     assert work["decoded"] == 24
     assert table["fingerprint.pdq"].str.len().eq(64).all()
     assert (table["fingerprint.pdq_mirrored"] != table["fingerprint.pdq"]).all()
@@ -115,8 +122,8 @@ def test_quality_and_all_fingerprints_together_decode_each_image_once(ddf, work)
 
 
 def test_lazy_and_eager_frames_give_the_same(ddf):
-    lazy = fingerprints(ddf)
-    eager = fingerprints(ddf.compute())
+    lazy = compute_fingerprints(ddf)
+    eager = compute_fingerprints(ddf.compute())
     assert list(lazy.columns) == list(eager.columns)
     added = [name for name in lazy.columns if name.startswith("fingerprint.")]
     pd.testing.assert_frame_equal(lazy[added].compute(), eager[added])
@@ -124,8 +131,8 @@ def test_lazy_and_eager_frames_give_the_same(ddf):
 
 
 def test_a_second_call_replaces_the_columns_of_the_first(ddf):
-    once = fingerprints(ddf)
-    twice = fingerprints(once.assign(**{"fingerprint.pdq": "", "fingerprint.bytes": ""}))
+    once = compute_fingerprints(ddf)
+    twice = compute_fingerprints(once.assign(**{"fingerprint.pdq": "", "fingerprint.bytes": ""}))
     assert sorted(twice.columns) == sorted(once.columns)
     columns = [name for name in once.columns if name.startswith("fingerprint.")]
     pd.testing.assert_frame_equal(twice[columns].compute(), once[columns].compute())
@@ -134,7 +141,9 @@ def test_a_second_call_replaces_the_columns_of_the_first(ddf):
 def test_rows_without_an_image_have_no_fingerprint(tmp_path):
     from few_images import write_bad_shard
 
-    bad = fingerprints(dii.read_webdataset_images(write_bad_shard(tmp_path), backend="pandas"))
+    bad = compute_fingerprints(
+        dii.read_webdataset_images(write_bad_shard(tmp_path), backend="pandas")
+    )
     bad = bad.compute()
     assert bad["fingerprint.pdq"].isna().tolist() == bad["error"].notna().tolist()
     assert bad["fingerprint.bytes"].notna().all()  # bytes that are no image are bytes all the same
@@ -143,7 +152,7 @@ def test_rows_without_an_image_have_no_fingerprint(tmp_path):
     alone = dii.read_webdataset_images(
         [tmp_path / "a.tar", tmp_path / "b.tar"], components={"txt": str}, backend="pandas"
     )
-    hashed = fingerprints(alone, ["bytes"]).compute()
+    hashed = compute_fingerprints(alone, ["bytes"]).compute()
     assert hashed["fingerprint.bytes"].isna().tolist() == [False, True]
 
 
@@ -152,17 +161,17 @@ def test_empty_files_are_no_duplicates_of_each_other(tmp_path):
         tar({"1.jpg": b"", "2.jpg": b"", "3.jpg": b"x", "4.jpg": b"x"})
     )
     frame = dii.read_webdataset_images(tmp_path / "a.tar", backend="pandas")
-    hashed = fingerprints(frame, ["bytes"]).compute()
+    hashed = compute_fingerprints(frame, ["bytes"]).compute()
     assert hashed["fingerprint.bytes"].isna().tolist() == [True, True, False, False]
-    found = dii.curate.duplicates(frame, "bytes").compute()
+    found = dii.curate.find_duplicates(frame, "bytes").compute()
     assert found["duplicate.keep"].tolist() == [True, True, True, False]
 
 
 def test_an_export_of_the_frame_still_copies_the_original_bytes(ddf, photos, tmp_path):
-    hashed = fingerprints(ddf, ["bytes", "pdq"])
+    hashed = compute_fingerprints(ddf, ["bytes", "pdq"])
     dii.to_webdataset(hashed[hashed.cls == 1], tmp_path / "out-{shard:03d}.tar")
     again = dii.read_webdataset_images(tmp_path / "out-000.tar", backend="pandas")
-    found = fingerprints(again, ["bytes"])["fingerprint.bytes"].compute().tolist()
+    found = compute_fingerprints(again, ["bytes"])["fingerprint.bytes"].compute().tolist()
     assert found == [xxhash.xxh3_128(p.encoded).hexdigest() for p in photos if p.label == 1]
 
 
@@ -177,11 +186,11 @@ def test_an_export_of_the_frame_still_copies_the_original_bytes(ddf, photos, tmp
 )
 def test_wrong_arguments_are_refused(ddf, arguments, said):
     with pytest.raises(dii.ArgumentError, match=said):
-        fingerprints(ddf, **arguments)
+        compute_fingerprints(ddf, **arguments)
 
 
 def test_a_frame_without_what_it_needs_is_refused(ddf):
     with pytest.raises(dii.ArgumentError, match="nor references, nor images"):
-        fingerprints(ddf.drop(columns=["offset", "image"]), ["bytes"])
+        compute_fingerprints(ddf.drop(columns=["offset", "image"]), ["bytes"])
     with pytest.raises(dii.ArgumentError, match="image"):
-        fingerprints(ddf.drop(columns="image"), ["pdq"])
+        compute_fingerprints(ddf.drop(columns="image"), ["pdq"])

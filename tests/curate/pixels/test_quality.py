@@ -9,7 +9,7 @@ from device_arrays import DeviceArray, device_library
 from PIL import Image, ImageFilter, ImageStat
 
 import dask_image_ingest as dii
-from dask_image_ingest.curate import issue_summary, issues, quality
+from dask_image_ingest.curate import find_issues, measure_quality, summarize_issues
 from dask_image_ingest.curate.pixels.signals import PIXEL_SIGNALS, pixel_signals
 
 COLUMNS = [f"quality.{name}" for name in (*PIXEL_SIGNALS, "aspect", "area")]
@@ -77,7 +77,7 @@ def test_pictures_made_bad_have_the_issue_and_good_ones_have_not(photos):
     ).add_prefix("quality.")  # fmt: skip
     table["quality.aspect"] = [0.66, 0.66, 0.75, 0.66, 0.75, 0.2]
     table["quality.area"] = [60_000.0] * 6
-    found = issues(table).filter(like="issue.")
+    found = find_issues(table).filter(like="issue.")
     found.columns = found.columns.str.removeprefix("issue.")
     names = [set(found.columns[row]) for row in found.to_numpy(bool)]
     assert names[0] == set()
@@ -116,7 +116,7 @@ def test_a_batch_of_one_shape_and_one_of_many_give_the_same(photos):
 
 
 def test_aspect_and_area_decode_nothing(ddf, photos, work):  # noqa: F811
-    shaped = quality(ddf)[["quality.aspect", "quality.area"]].compute()
+    shaped = measure_quality(ddf)[["quality.aspect", "quality.area"]].compute()
     sizes = [Image.fromarray(photo.pixels).size for photo in photos]
     aspects = [min(w / h, h / w) for w, h in sizes]
     assert shaped["quality.aspect"].tolist() == pytest.approx(aspects)
@@ -125,18 +125,18 @@ def test_aspect_and_area_decode_nothing(ddf, photos, work):  # noqa: F811
 
 
 def test_a_filter_on_other_columns_is_asked_before_the_decode(ddf, work):  # noqa: F811
-    judged = quality(ddf)
+    judged = measure_quality(ddf)
     wide = judged[(judged.cls == 1) & (judged["quality.aspect"] < 0.9)].compute()
     assert 0 < len(wide) == work["decoded"]
 
 
 def test_signals_and_issues_together_decode_each_image_once(ddf, work):  # noqa: F811
-    issues(quality(ddf)).drop(columns="image").compute()
+    find_issues(measure_quality(ddf)).drop(columns="image").compute()
     assert work["decoded"] == 24
 
 
 def test_lazy_and_eager_frames_give_the_same_columns(ddf):
-    lazy, eager = issues(ddf), issues(ddf.compute())
+    lazy, eager = find_issues(ddf), find_issues(ddf.compute())
     assert list(lazy.columns) == list(eager.columns)
     added = [name for name in lazy.columns if name.startswith(("quality.", "issue."))]
     computed = lazy[added].compute()
@@ -146,13 +146,15 @@ def test_lazy_and_eager_frames_give_the_same_columns(ddf):
 
 
 def test_signals_that_are_missing_are_made_and_none_is_dropped(ddf):
-    expected = issues(ddf).compute().filter(like="issue.")
-    partly = quality(ddf).drop(columns=["quality.dark", "quality.grayscale", "quality.aspect"])
-    found = issues(partly)
+    expected = find_issues(ddf).compute().filter(like="issue.")
+    partly = measure_quality(ddf).drop(
+        columns=["quality.dark", "quality.grayscale", "quality.aspect"]
+    )
+    found = find_issues(partly)
     assert {"quality.dark", "quality.grayscale", "quality.aspect"} <= set(found.columns)
     pd.testing.assert_frame_equal(found.compute().filter(like="issue."), expected)
     # Without images nothing can be made.
-    alone = issues(quality(ddf)[["quality.dark", "quality.area"]])
+    alone = find_issues(measure_quality(ddf)[["quality.dark", "quality.area"]])
     assert [name for name in alone.columns if name.startswith("issue.")] == [
         "issue.dark",
         "issue.odd_size",
@@ -160,16 +162,16 @@ def test_signals_that_are_missing_are_made_and_none_is_dropped(ddf):
 
 
 def test_a_second_call_replaces_the_columns_of_the_first(ddf):
-    once = quality(ddf)
-    twice = quality(once.assign(**{"quality.dark": -1.0}))
+    once = measure_quality(ddf)
+    twice = measure_quality(once.assign(**{"quality.dark": -1.0}))
     assert sorted(twice.columns) == sorted(once.columns)
     columns = [name for name in once.columns if name.startswith("quality.")]
     pd.testing.assert_frame_equal(twice[columns].compute(), once[columns].compute())
 
 
 def test_shapes_come_from_the_pixels_where_no_header_tells_them(ddf):
-    expected = quality(ddf)[COLUMNS].compute()
-    found = quality(ddf.drop(columns=["height", "width"]))[COLUMNS].compute()
+    expected = measure_quality(ddf)[COLUMNS].compute()
+    found = measure_quality(ddf.drop(columns=["height", "width"]))[COLUMNS].compute()
     pd.testing.assert_frame_equal(found, expected, check_exact=True)
 
 
@@ -182,39 +184,39 @@ def test_odd_sizes_are_numpys_fence_whatever_the_partitions_are(random):
     expected = (side < low - 3 * (high - low)) | (side > high + 3 * (high - low))
     assert expected[:3].all()
     for count in (1, 7):
-        lazy = issues(dd.from_pandas(table, npartitions=count))
+        lazy = find_issues(dd.from_pandas(table, npartitions=count))
         assert lazy["issue.odd_size"].compute().tolist() == expected.tolist()
         assert lazy.head(2)["issue.odd_size"].tolist() == [True, True]
 
 
 def test_the_summary_counts_what_the_columns_say(ddf):
-    table = issues(ddf).compute()
-    summary = issue_summary(ddf)
+    table = find_issues(ddf).compute()
+    summary = summarize_issues(ddf)
     for name, row in summary.iterrows():
         assert row["rows"] == table[f"issue.{name}"].sum()
         assert row["unknown"] == table[f"issue.{name}"].isna().sum()
-    assert issue_summary(table).equals(summary)
+    assert summarize_issues(table).equals(summary)
 
 
 def test_an_image_that_cannot_be_decoded_has_no_signals(tmp_path):
     from few_images import write_bad_shard
 
-    table = issues(dii.read_webdataset_images(write_bad_shard(tmp_path), backend="pandas"))
+    table = find_issues(dii.read_webdataset_images(write_bad_shard(tmp_path), backend="pandas"))
     table = table.compute()
     assert table["quality.blur"].isna().tolist() == table["error"].notna().tolist()
     assert table["issue.dark"].isna().tolist() == table["error"].notna().tolist()
-    assert issue_summary(table)["unknown"]["dark"] == table["error"].notna().sum() == 2
+    assert summarize_issues(table)["unknown"]["dark"] == table["error"].notna().sum() == 2
 
 
 def test_what_it_cannot_judge_is_refused_with_what_to_do(ddf):
-    for function in (quality, issues):
+    for function in (measure_quality, find_issues):
         with pytest.raises(dii.ArgumentError, match="neither images nor"):
             function(ddf[["__key__", "height"]])
     with pytest.raises(dii.ArgumentError, match="pass a Dask, pandas or cuDF dataframe"):
-        quality([1])
+        measure_quality([1])
     alpha = ddf.images.map_batches(
         lambda images: [np.dstack([image, image[..., :1]]) for image in images],
         {"image": "image"},
     )
     with pytest.raises(dii.FunctionError, match="4 channels"):
-        quality(alpha).compute()
+        measure_quality(alpha).compute()

@@ -1,4 +1,4 @@
-"""``report``: an HTML page with the results of curation."""
+"""``write_report``: an HTML page with the results of curation."""
 
 from __future__ import annotations
 
@@ -146,7 +146,7 @@ def _in_frame(html: str, height: int) -> str:
     return f'<iframe srcdoc="{escape(html)}" width="100%" height="{height}"></iframe>'
 
 
-def report(
+def write_report(
     frame: Any,
     path: str | PathLike[str] | None = None,
     *,
@@ -163,11 +163,11 @@ def report(
     Parameters
     ----------
     frame
-        A dask, pandas or cuDF dataframe with some columns of :func:`quality`, :func:`issues`,
-        :func:`fingerprints`, :func:`duplicates`, :func:`semantic_duplicates`, :func:`overlaps`,
-        :func:`scores` and :func:`similarity`, and with the columns ``__url__``, ``offset`` and
-        ``nbytes`` of :func:`dask_image_ingest.read_webdataset_images`, or else images or
-        references.
+        A dask, pandas or cuDF dataframe with some columns of :func:`measure_quality`,
+        :func:`find_issues`, :func:`compute_fingerprints`, :func:`find_duplicates`,
+        :func:`find_semantic_duplicates`, :func:`find_overlaps`, :func:`compute_scores` and
+        :func:`compute_similarity`, and with the columns ``__url__``, ``offset`` and ``nbytes`` of
+        :func:`dask_image_ingest.read_webdataset_images`, or else images or references.
     path
         The file to write, which needs no other file; by default none is written.
     column
@@ -202,8 +202,8 @@ def report(
 
     Examples
     --------
-    >>> found = curate.duplicates(curate.issues(ddf))
-    >>> curate.report(found, "report.html")
+    >>> found = curate.find_duplicates(curate.find_issues(ddf))
+    >>> curate.write_report(found, "report.html")
     <report: all rules drop 14 rows; shown in a notebook>
     """
     check_frame(frame._meta if isinstance(frame, FrameBase) else frame)
@@ -217,8 +217,9 @@ def report(
     plan = _plan(frame, column, id_columns)
     if not plan.columns:
         raise ArgumentError(
-            "the frame has no column of quality(), issues(), fingerprints(), duplicates(), "
-            "semantic_duplicates(), overlaps(), scores() or similarity(): add one"
+            "the frame has no column of measure_quality(), find_issues(), compute_fingerprints(), "
+            "find_duplicates(), find_semantic_duplicates(), find_overlaps(), compute_scores() or "
+            "compute_similarity(): add one"
         )
     if storage_options is None and isinstance(frame, FrameBase):
         storage_options = source_options_of(frame)

@@ -1,4 +1,4 @@
-"""``duplicates`` and ``overlaps``: images that a collection has more than once."""
+"""``find_duplicates`` and ``find_overlaps``: images that a collection has more than once."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ from dask_image_ingest.errors import ArgumentError
 _MAX_DISTANCE = 31
 
 
-def duplicates(
+def find_duplicates(
     frame: Frame,
     by: Kind = "pdq",
     distance: int = 24,
@@ -48,14 +48,15 @@ def duplicates(
     Computes at once: fingerprints that the frame lacks, for which each image is decoded once, then
     the groups, in the memory of this process (about 0.3 kB a row). The result is lazy if the frame
     is, and looks each row up by its URL, key and offset; using its pixels decodes them again. To
-    use a frame's hashes several times, store them first: ``checkpoint(fingerprints(ddf)...)``.
+    use a frame's hashes several times, store them first:
+    ``checkpoint(compute_fingerprints(ddf)...)``.
 
     Parameters
     ----------
     frame
         A dask, pandas or cuDF dataframe with the columns ``__url__``, ``__key__`` and, optionally,
         ``offset`` of :func:`~dask_image_ingest.read_webdataset_images`, and the fingerprint ``by``
-        or what :func:`fingerprints` computes it from.
+        or what :func:`compute_fingerprints` computes it from.
     by
         ``"bytes"`` and ``"pixels"`` find equal images, without and with a decode; ``"pdq"`` finds
         near ones too: encoded again, resized, slightly changed.
@@ -63,7 +64,7 @@ def duplicates(
         For ``"pdq"``: the most bits, of 256, in which two near images may differ, 0 to 31.
     variants
         For ``"pdq"``: how a near image may also be mirrored or turned, by the names in
-        :func:`fingerprints`: ``["mirrored"]``, ``["mirrored", "rotated90"]``.
+        :func:`compute_fingerprints`: ``["mirrored"]``, ``["mirrored", "rotated90"]``.
     keep
         Which image of a group to keep: the ``"largest"`` by height × width; the ``"best"``, which
         is the largest, with ties to the most encoded bytes; the ``"first"``; or the one with the
@@ -111,7 +112,7 @@ def duplicates(
 
     Examples
     --------
-    >>> found = curate.duplicates(ddf)
+    >>> found = curate.find_duplicates(ddf)
     >>> unique = found[found["duplicate.keep"]]
     >>> len(unique)
     52
@@ -129,7 +130,7 @@ def duplicates(
     return with_verdicts(frame, verdicts)
 
 
-def overlaps(
+def find_overlaps(
     train: Frame,
     test: Any,
     by: Kind = "pdq",
@@ -140,17 +141,17 @@ def overlaps(
 ) -> Frame:
     """Find the images of one collection that another one has too, such as its test set.
 
-    Computes at once, as :func:`duplicates`. The result looks rows up lazily; using its pixels
+    Computes at once, as :func:`find_duplicates`. The result looks rows up lazily; using its pixels
     decodes them again.
 
     Parameters
     ----------
     train
-        The frame that gets the columns, as for :func:`duplicates`.
+        The frame that gets the columns, as for :func:`find_duplicates`.
     test
         The frame whose images ``train`` should not have.
     by, distance, variants, identity
-        As for :func:`duplicates`.
+        As for :func:`find_duplicates`.
 
     Returns
     -------
@@ -173,7 +174,7 @@ def overlaps(
     Examples
     --------
     >>> train, test = ddf[ddf.cls < 10], ddf[ddf.cls >= 9]
-    >>> found = curate.overlaps(train, test)
+    >>> found = curate.find_overlaps(train, test)
     >>> clean = found[~found["overlap.found"]]
     >>> len(train) - len(clean)
     4

@@ -11,7 +11,12 @@ from hashes import brute, clusters, flipped, random_hashes
 from PIL import Image
 
 import dask_image_ingest as dii
-from dask_image_ingest.curate import duplicates, fingerprints, overlaps, quality
+from dask_image_ingest.curate import (
+    compute_fingerprints,
+    find_duplicates,
+    find_overlaps,
+    measure_quality,
+)
 
 COLUMNS = ["duplicate.keep", "duplicate.group", "duplicate.of", "duplicate.distance"]
 
@@ -83,7 +88,7 @@ def collection(detailed, tmp_path_factory):
 
 def test_variants_of_a_photograph_go_and_the_largest_stays(collection):
     ddf, variants = collection
-    found = duplicates(ddf)[["__key__", *COLUMNS]].compute().set_index("__key__")
+    found = find_duplicates(ddf)[["__key__", *COLUMNS]].compute().set_index("__key__")
     kept = found[found["duplicate.keep"]]
     assert sorted(kept.index) == sorted(key for key in variants if key[-1] in "ac")
     gone = found[~found["duplicate.keep"]]
@@ -96,14 +101,14 @@ def test_variants_of_a_photograph_go_and_the_largest_stays(collection):
 
 def test_mirror_images_go_too_where_that_is_asked(collection):
     ddf, variants = collection
-    found = duplicates(ddf, variants=["mirrored"]).set_index("__key__")[COLUMNS].compute()
+    found = find_duplicates(ddf, variants=["mirrored"]).set_index("__key__")[COLUMNS].compute()
     assert sorted(found.index[found["duplicate.keep"]]) == sorted({*variants.values()})
     assert found.groupby("duplicate.group").size().eq(4).all()
 
 
 def test_equal_bytes_are_found_without_a_decode(collection, work):  # noqa: F811
     ddf, _ = collection
-    found = duplicates(ddf, by="bytes")
+    found = find_duplicates(ddf, by="bytes")
     gone = found[~found["duplicate.keep"]][["__key__", "duplicate.of", "duplicate.distance"]]
     gone = gone.compute()
     assert gone["__key__"].str[-1].tolist() == ["d"] * 6
@@ -114,7 +119,7 @@ def test_equal_bytes_are_found_without_a_decode(collection, work):  # noqa: F811
 
 def test_fingerprints_are_decoded_once_and_the_result_never(collection, work):  # noqa: F811
     ddf, _ = collection
-    found = duplicates(ddf)
+    found = find_duplicates(ddf)
     assert work["decoded"] == 24
     assert len(found[found["duplicate.keep"]].drop(columns=["image", "error"]).compute()) == 12
     assert work["decoded"] == 24
@@ -122,7 +127,7 @@ def test_fingerprints_are_decoded_once_and_the_result_never(collection, work):  
 
 def test_a_filter_on_other_columns_is_asked_before_the_decode(collection, work):  # noqa: F811
     ddf, _ = collection
-    found = duplicates(ddf, by="bytes")
+    found = find_duplicates(ddf, by="bytes")
     some = found[found["__key__"] < "002"].compute()
     assert len(some) == work["decoded"] == 8
     assert some["duplicate.keep"].sum() == 6
@@ -134,11 +139,11 @@ def test_the_answer_is_the_same_whatever_the_partitions_are(random, keep):
     table = table_of(hashes, nbytes=random.integers(1, 9, len(hashes)))
     table["width"] = random.integers(1, 4, len(hashes))
     table["score"] = random.choice([0.5, 1.5, np.nan], len(hashes))
-    expected = duplicates(table, distance=15, keep=keep).set_index("__key__")[COLUMNS]
+    expected = find_duplicates(table, distance=15, keep=keep).set_index("__key__")[COLUMNS]
     assert 0 < (~expected["duplicate.keep"]).sum() < len(table)
     shuffled = table.sample(frac=1, random_state=1).reset_index(drop=True)
     for count in (1, 3, 11):
-        lazy = duplicates(dd.from_pandas(shuffled, npartitions=count), distance=15, keep=keep)
+        lazy = find_duplicates(dd.from_pandas(shuffled, npartitions=count), distance=15, keep=keep)
         found = lazy.compute().set_index("__key__").loc[expected.index, COLUMNS]
         pd.testing.assert_frame_equal(found, expected, check_index_type=False)
 
@@ -154,7 +159,7 @@ def test_it_is_the_greedy_choice_in_the_order_of_keep(random, keep):
     ascending = [False] * len(columns[keep]) + [True]
     order = table.sort_values([*columns[keep], "__key__"], ascending=ascending).index.to_numpy()
     of, bits = brute(hashes[order][:, None], 15)
-    found = duplicates(table, distance=15, keep=keep).loc[order]
+    found = find_duplicates(table, distance=15, keep=keep).loc[order]
     assert found["duplicate.keep"].tolist() == (of < 0).tolist()
     gone = found[~found["duplicate.keep"]]
     assert gone["duplicate.of"].tolist() == table["__key__"][order[of[of >= 0]]].tolist()
@@ -166,7 +171,7 @@ def test_pictures_without_detail_and_rows_without_a_hash_stay(random):
     table = table_of(hashes)
     table["fingerprint.pdq_quality"] = [100, 50, 49, 0, 100, None]
     table.loc[4, "fingerprint.pdq"] = None
-    found = duplicates(table)
+    found = find_duplicates(table)
     assert found["duplicate.keep"].tolist() == [True, False, True, True, True, True]
     assert found["duplicate.group"].isna().tolist() == [False, False, True, True, True, True]
 
@@ -193,7 +198,7 @@ def flat(tmp_path):
 
 
 def test_equal_pictures_without_detail_go_and_others_stay(flat, work):  # noqa: F811
-    found = duplicates(flat)[["__key__", *COLUMNS]].compute()
+    found = find_duplicates(flat)[["__key__", *COLUMNS]].compute()
     assert found["duplicate.keep"].tolist() == [True, False, False, True]
     assert found["duplicate.of"].tolist()[1:3] == ["a", "a"]
     assert found["duplicate.distance"].tolist()[1:3] == [0, 0]
@@ -201,10 +206,10 @@ def test_equal_pictures_without_detail_go_and_others_stay(flat, work):  # noqa: 
 
 
 def test_a_picture_without_detail_is_in_the_collection_that_has_it(flat):
-    both = overlaps(flat, flat).compute()
+    both = find_overlaps(flat, flat).compute()
     assert both["overlap.found"].all()
     assert both["overlap.of"].tolist() == ["a", "a", "a", "d"]
-    other = overlaps(flat[flat["__key__"] == "d"], flat[flat["__key__"] != "d"]).compute()
+    other = find_overlaps(flat[flat["__key__"] == "d"], flat[flat["__key__"] != "d"]).compute()
     assert not other["overlap.found"].any()
 
 
@@ -213,35 +218,37 @@ def test_rows_of_any_frame_are_told_apart_by_a_column_of_unique_values(random):
     table = pd.DataFrame({"number": [9, 10, 3, 4, 5, 6], "fingerprint.pdq": digits(hashes)})
     for count in (1, 3):
         lazy = dd.from_pandas(table.sample(frac=1, random_state=1), npartitions=count)
-        found = duplicates(lazy, keep="first", identity="number").compute().sort_values("number")
+        found = (
+            find_duplicates(lazy, keep="first", identity="number").compute().sort_values("number")
+        )
         gone = found[~found["duplicate.keep"]]
         assert gone["number"].tolist() == [4, 6, 10]
         assert gone["duplicate.of"].tolist() == ["3", "5", "9"]
-        both = overlaps(lazy, table[:2], identity="number").compute()
+        both = find_overlaps(lazy, table[:2], identity="number").compute()
         assert sorted(both["number"][both["overlap.found"]]) == [9, 10]
     with pytest.raises(dii.ArgumentError, match="2 of 6 rows have the value of another"):
-        duplicates(table.replace({"number": {3: 4, 5: 6}}), keep="first", identity="number")
+        find_duplicates(table.replace({"number": {3: 4, 5: 6}}), keep="first", identity="number")
     with pytest.raises(dii.ArgumentError, match="identity='name'"):
-        duplicates(table, keep="first", identity="name")
+        find_duplicates(table, keep="first", identity="name")
     with pytest.raises(dii.ArgumentError, match="or pass identity="):
-        duplicates(table, keep="first")
+        find_duplicates(table, keep="first")
 
 
 def test_a_row_is_known_by_url_and_key_where_there_is_no_offset(random):
     table = table_of(np.repeat(random_hashes(random, 3), 2, axis=0)).drop(columns="offset")
-    assert duplicates(table)["duplicate.keep"].tolist() == [True, False] * 3
+    assert find_duplicates(table)["duplicate.keep"].tolist() == [True, False] * 3
 
 
 def test_a_row_that_the_frame_has_twice_is_one_row(random):
     table = table_of(random_hashes(random, 5))
-    found = duplicates(pd.concat([table, table]))
+    found = find_duplicates(pd.concat([table, table]))
     assert found["duplicate.keep"].all()
 
 
 def test_verdicts_replace_those_of_an_earlier_call(random):
     table = table_of(np.repeat(random_hashes(random, 2), 2, axis=0))
-    once = duplicates(table)
-    twice = duplicates(dd.from_pandas(once, npartitions=2)).compute()
+    once = find_duplicates(table)
+    twice = find_duplicates(dd.from_pandas(once, npartitions=2)).compute()
     assert list(twice.columns) == list(once.columns)
     assert twice["duplicate.keep"].tolist() == [True, False, True, False]
 
@@ -249,20 +256,20 @@ def test_verdicts_replace_those_of_an_earlier_call(random):
 @pytest.mark.slow
 def test_it_runs_on_a_cluster(collection, client):
     ddf, _ = collection
-    expected = duplicates(ddf)[["__key__", *COLUMNS]].compute(scheduler="synchronous")
-    found = duplicates(ddf)[["__key__", *COLUMNS]].compute()
+    expected = find_duplicates(ddf)[["__key__", *COLUMNS]].compute(scheduler="synchronous")
+    found = find_duplicates(ddf)[["__key__", *COLUMNS]].compute()
     pd.testing.assert_frame_equal(found, expected)
 
 
 def test_a_frame_without_rows_has_the_columns(random):
-    found = duplicates(table_of(random_hashes(random, 0)).astype({"offset": int}))
+    found = find_duplicates(table_of(random_hashes(random, 0)).astype({"offset": int}))
     assert list(found.columns[-4:]) == COLUMNS
     assert len(found) == 0
 
 
 def test_lazy_columns_have_the_types_they_say(collection):
     ddf, _ = collection
-    for lazy in (duplicates(ddf), overlaps(ddf, ddf)):
+    for lazy in (find_duplicates(ddf), find_overlaps(ddf, ddf)):
         added = [name for name in lazy.columns if name.startswith(("duplicate", "overlap"))]
         assert lazy[added].compute().dtypes.to_dict() == lazy[added].dtypes.to_dict()
 
@@ -276,7 +283,7 @@ def test_overlaps_are_the_rows_of_one_that_the_other_has(random):
                                       np.uint64).reshape(-1, 4), 9)
     )  # fmt: skip
     for partitions in (1, 4):
-        found = overlaps(dd.from_pandas(train, npartitions=partitions), test).compute()
+        found = find_overlaps(dd.from_pandas(train, npartitions=partitions), test).compute()
         assert found["overlap.found"].tolist() == [True] * 100 + [False] * 400
         assert found["overlap.of"][:100].tolist() == test["__key__"][:100].tolist()
         assert found["overlap.distance"][:100].tolist() == [9] * 100
@@ -286,20 +293,21 @@ def test_overlaps_are_the_rows_of_one_that_the_other_has(random):
 def test_overlaps_of_equal_bytes_and_mirror_images(collection):
     ddf, _ = collection
     jpegs, pngs = ddf[ddf.format == "jpeg"], ddf[ddf.format == "png"]
-    assert not overlaps(jpegs, pngs, by="bytes")["overlap.found"].any().compute()
-    assert overlaps(jpegs, pngs)["overlap.found"].all().compute()
+    assert not find_overlaps(jpegs, pngs, by="bytes")["overlap.found"].any().compute()
+    assert find_overlaps(jpegs, pngs)["overlap.found"].all().compute()
     mirrored = pngs[pngs["__key__"].str.endswith("c")]
-    assert not overlaps(mirrored, jpegs)["overlap.found"].any().compute()
-    assert overlaps(mirrored, jpegs, variants=["mirrored"])["overlap.found"].all().compute()
+    assert not find_overlaps(mirrored, jpegs)["overlap.found"].any().compute()
+    assert find_overlaps(mirrored, jpegs, variants=["mirrored"])["overlap.found"].all().compute()
 
 
 def test_what_is_kept_is_exported_with_its_original_bytes(collection, tmp_path):
     ddf, variants = collection
-    found = duplicates(ddf, variants=["mirrored"])
+    found = find_duplicates(ddf, variants=["mirrored"])
     dii.to_webdataset(found[found["duplicate.keep"]], tmp_path / "{shard:03d}.tar")
     again = dii.read_webdataset_images(tmp_path / "000.tar", backend="pandas")
     both = [
-        fingerprints(each, ["bytes"])[["__key__", "fingerprint.bytes"]] for each in (ddf, again)
+        compute_fingerprints(each, ["bytes"])[["__key__", "fingerprint.bytes"]]
+        for each in (ddf, again)
     ]
     before, after = (each.compute().set_index("__key__")["fingerprint.bytes"] for each in both)
     assert after.to_dict() == before.loc[sorted({*variants.values()})].to_dict()
@@ -307,8 +315,10 @@ def test_what_is_kept_is_exported_with_its_original_bytes(collection, tmp_path):
 
 def test_a_signal_of_quality_can_say_which_stays(collection):
     ddf, _ = collection
-    judged = quality(ddf)
-    found = duplicates(judged, keep="quality.blur")[["__key__", "quality.blur", *COLUMNS]].compute()
+    judged = measure_quality(ddf)
+    found = find_duplicates(judged, keep="quality.blur")[
+        ["__key__", "quality.blur", *COLUMNS]
+    ].compute()
     for _, group in found.dropna(subset="duplicate.group").groupby("duplicate.group"):
         assert (
             group.loc[group["duplicate.keep"], "quality.blur"].item() == group["quality.blur"].max()
@@ -329,18 +339,18 @@ def test_a_signal_of_quality_can_say_which_stays(collection):
 )
 def test_wrong_arguments_are_refused(collection, arguments, said):
     with pytest.raises(dii.ArgumentError, match=said):
-        duplicates(collection[0], **arguments)
+        find_duplicates(collection[0], **arguments)
 
 
 def test_a_frame_without_what_it_needs_is_refused(collection, random):
     ddf, _ = collection
     with pytest.raises(dii.ArgumentError, match="no column '__key__'"):
-        duplicates(ddf.drop(columns="__key__"))
+        find_duplicates(ddf.drop(columns="__key__"))
     with pytest.raises(dii.ArgumentError, match="no column 'height', 'width', which keep="):
-        duplicates(ddf.drop(columns=["height", "width"]), by="bytes")
+        find_duplicates(ddf.drop(columns=["height", "width"]), by="bytes")
     with pytest.raises(dii.ArgumentError, match="test= has no column '__url__'"):
-        overlaps(ddf, ddf.drop(columns="__url__"))
+        find_overlaps(ddf, ddf.drop(columns="__url__"))
     table = table_of(random_hashes(random, 3))
     table["fingerprint.pdq"] = "no hash"
     with pytest.raises(dii.ArgumentError, match="64 hexadecimal digits"):
-        duplicates(table)
+        find_duplicates(table)

@@ -1,4 +1,4 @@
-"""``report``: what the page says, counted by pandas; what it decodes; nothing believed."""
+"""``write_report``: what the page says, counted by pandas; what it decodes; nothing believed."""
 
 from __future__ import annotations
 
@@ -19,15 +19,15 @@ from PIL import Image
 
 import dask_image_ingest as dii
 from dask_image_ingest.curate import (
-    duplicates,
+    compute_scores,
     embed,
-    issues,
-    overlaps,
-    report,
-    scores,
-    semantic_duplicates,
+    find_duplicates,
+    find_issues,
+    find_overlaps,
+    find_semantic_duplicates,
+    write_report,
 )
-from dask_image_ingest.curate.report.report import _histogram
+from dask_image_ingest.curate.report.write_report import _histogram
 
 CHROMIUM = next(filter(None, map(shutil.which, ("chromium", "chromium-browser"))), None)
 
@@ -49,16 +49,16 @@ def curated(collection):
         small = [Image.fromarray(each).convert("RGB").resize((8, 8)) for each in pictures]
         return np.stack([np.asarray(each, "float32").reshape(-1) for each in small])
 
-    found = duplicates(issues(embed(collection, model)))
-    found = semantic_duplicates(found, threshold=0.99)
-    found = overlaps(found, collection.partitions[1])
-    return scores(found, {"first": lambda vectors: vectors[:, 0]})
+    found = find_duplicates(find_issues(embed(collection, model)))
+    found = find_semantic_duplicates(found, threshold=0.99)
+    found = find_overlaps(found, collection.partitions[1])
+    return compute_scores(found, {"first": lambda vectors: vectors[:, 0]})
 
 
 @pytest.fixture(scope="module")
 def made(curated, tmp_path_factory):
     path = tmp_path_factory.mktemp("report") / "report.html"
-    return report(curated, path), path.read_text()
+    return write_report(curated, path), path.read_text()
 
 
 def section(html, title):
@@ -159,7 +159,7 @@ def test_the_map_is_that_of_a_principal_component_analysis(tmp_path):
     table = table_of(list(vectors), nbytes=10)
     table["quality.blur"] = None  # nothing to show, so nothing is decoded
     table["quality.blur"] = table["quality.blur"].astype("float64")
-    report(table, tmp_path / "map.html")
+    write_report(table, tmp_path / "map.html")
     html = (tmp_path / "map.html").read_text()
     found = re.findall(r'<circle cx="([\d.]+)" cy="([\d.]+)"[^>]*><title>(\d+)</title>', html)
     places = np.array([(float(x), float(y)) for x, y, _ in found])
@@ -169,9 +169,9 @@ def test_the_map_is_that_of_a_principal_component_analysis(tmp_path):
 
 
 def test_only_what_is_shown_is_decoded_and_signals_once(collection, tmp_path, work):  # noqa: F811
-    judged = issues(collection)
+    judged = find_issues(collection)
     before = work["decoded"]
-    report(judged, tmp_path / "report.html")
+    write_report(judged, tmp_path / "report.html")
     # All 32 for the signals, then at most those shown.
     assert 32 < work["decoded"] - before <= 64
 
@@ -184,15 +184,15 @@ def test_the_page_is_the_same_whatever_the_partitions_are(curated, tmp_path):
             table.sample(frac=1, random_state=count).reset_index(drop=True), count
         )
         path = tmp_path / f"{count}.html"
-        report(frame, path)
+        write_report(frame, path)
         pages.add(path.read_text())
     assert len(pages) == 1
 
 
 def test_what_comes_from_the_web_is_shown_and_not_believed(photos, tmp_path):
     ddf = dii.read_webdataset_images(write_bad_photos(photos, tmp_path), backend="pandas")
-    judged = issues(ddf).assign(**{f"issue.{EVIL}": True})
-    report(judged, tmp_path / "out.html")
+    judged = find_issues(ddf).assign(**{f"issue.{EVIL}": True})
+    write_report(judged, tmp_path / "out.html")
     html = (tmp_path / "out.html").read_text()
     page = Page(html)
     assert "script" not in page.tags
@@ -227,7 +227,7 @@ def test_edges_of_bins_are_round_and_short():
 
 def test_a_text_column_called_as_a_score_is_no_signal(collection):
     table = collection.drop(columns=["image", "error"]).compute()
-    found = report(table.assign(**{"score.label": "cat", "score.good": 0.5}))
+    found = write_report(table.assign(**{"score.label": "cat", "score.good": 0.5}))
     assert list(found.signals) == ["score.good"]
 
 
@@ -240,7 +240,7 @@ def test_both_ends_of_the_area_are_shown_and_each_part_by_itself(curated, made, 
     for part in (found.signals["quality.blur"], found.worst["quality.blur"]):
         assert part.html in found.html
         assert part._repr_html_().startswith("<iframe srcdoc=")
-    assert report(curated.drop(columns=["image", "error"])).html == found.html
+    assert write_report(curated.drop(columns=["image", "error"])).html == found.html
 
 
 @pytest.mark.parametrize("kind", ["lazy", "eager", "references"])
@@ -250,7 +250,7 @@ def test_images_that_no_shard_has_are_shown_from_the_frame(collection, kind):
     encoded["name"] = encoded["__url__"] + "/" + encoded["__key__"]
     encoded = encoded[["name", "png"]].dropna().reset_index(drop=True)
     frame = dii.decode_images(dd.from_pandas(encoded, npartitions=3), encoded="png")
-    frame = issues(frame)
+    frame = find_issues(frame)
     frame = frame.compute() if kind == "eager" else frame
     if kind == "references":
         columns = ["name", *(name for name in frame.columns if name.startswith("quality."))]
@@ -264,16 +264,16 @@ def test_images_that_no_shard_has_are_shown_from_the_frame(collection, kind):
         ).compute()
         located["name"] = located["__url__"] + "/" + located["__key__"]
         frame = frame.merge(located[["name", "image"]], on="name")
-    found = report(frame, identity="name")
+    found = write_report(frame, identity="name")
     assert found.html.count("data:image/jpeg;base64,") >= 12
     assert "dii-bad" not in found.html
     with pytest.raises(dii.ArgumentError, match="nor images, nor references"):
-        report(frame.drop(columns=["image"]), identity="name")
+        write_report(frame.drop(columns=["image"]), identity="name")
 
 
 def test_a_column_of_vectors_that_is_not_there_is_refused(curated):
     with pytest.raises(dii.ArgumentError, match="no column 'nope'"):
-        report(curated, column="nope")
+        write_report(curated, column="nope")
 
 
 def test_labels_of_a_histogram_lie_inside_the_drawing():
@@ -291,11 +291,11 @@ def test_labels_of_a_histogram_lie_inside_the_drawing():
 def test_wrong_arguments_are_refused(collection, shards, tmp_path):
     path = tmp_path / "out.html"
     with pytest.raises(dii.ArgumentError, match="add one"):
-        report(collection, path)
+        write_report(collection, path)
     with pytest.raises(dii.ArgumentError, match="neither the columns __url__, offset, nbytes"):
-        report(issues(collection).drop(columns=["nbytes", "image"]), path)
+        write_report(find_issues(collection).drop(columns=["nbytes", "image"]), path)
     with pytest.raises(dii.ArgumentError, match="write the page to another file"):
-        report(issues(collection), shards[0])
+        write_report(find_issues(collection), shards[0])
     assert not path.exists()
 
 
