@@ -33,15 +33,14 @@ from dask_image_ingest.errors import (
 from dask_image_ingest.export import Encode, to_parquet_images, to_webdataset
 from dask_image_ingest.image_frame import ImageDataFrame
 from dask_image_ingest.index import write_index
-from dask_image_ingest.loader import Batches, MixedBatches, Position, mix
+from dask_image_ingest.loader import mix
 from dask_image_ingest.progress_bar import progress
-from dask_image_ingest.view import Thumbnails, gallery
+from dask_image_ingest.view import gallery
 
 __version__ = "0.1.0"
 
 __all__ = [
     "ArgumentError",
-    "Batches",
     "ClusterError",
     "DaskImageIngestError",
     "Encode",
@@ -51,13 +50,10 @@ __all__ = [
     "ImageDataFrame",
     "ImageDecodeError",
     "MissingDependencyError",
-    "MixedBatches",
     "OperandError",
     "PartitionTooLargeError",
-    "Position",
     "ShardError",
     "ShardNotFoundError",
-    "Thumbnails",
     "checkpoint",
     "curate",
     "decode_images",

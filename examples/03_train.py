@@ -1,4 +1,4 @@
-"""Train on shards: a small torch loop over a ``DataLoader`` of ``torch_dataset``.
+"""Train on shards: a small torch loop over a ``dataloader``.
 
     python examples/03_train.py [FOLDER]
 
@@ -16,7 +16,6 @@ from pathlib import Path
 import torch
 from photos import write_shards
 from torch import nn
-from torch.utils.data import DataLoader
 
 import dask_image_ingest as dii
 
@@ -31,11 +30,13 @@ def main(folder: str = "demo-data") -> None:
     ddf = dii.read_webdataset_images(f"{folder}/*.tar", size=SIZE, resize="crop")
     model = small_network().to(device)
     optimizer = torch.optim.Adam(model.parameters(), lr=2e-3)
-    dataset = ddf.images.torch_dataset(BATCH, columns=["cls"], shuffle=0, normalize=MEAN_AND_STD)
-    loader = DataLoader(dataset, batch_size=None, num_workers=0 if device == "cuda" else 2)
+    workers = 0 if device == "cuda" else 2
+    loader = ddf.images.dataloader(
+        BATCH, columns=["cls"], shuffle=0, normalize=MEAN_AND_STD, num_workers=workers
+    )
     for epoch in range(EPOCHS):
         # Each has its order: partitions come in another one, and rows are mixed across them.
-        dataset.set_epoch(epoch)
+        loader.dataset.set_epoch(epoch)
         losses, right, seen = [], 0, 0
         for batch in loader:
             labels = batch["cls"].to(device)
@@ -47,10 +48,10 @@ def main(folder: str = "demo-data") -> None:
             losses.append(loss.item())
             right += int((scores.argmax(1) == labels).sum())
             seen += len(labels)
-            # Stored with the weights, it is where a killed run goes on: dataset.load_state_dict().
+            # Stored with the weights, it is where a killed run goes on: load_state_dict().
             # Of worker processes it knows where the epoch began: torchdata's StatefulDataLoader
             # knows the batch too.
-            state = {"model": model.state_dict(), "data": dataset.state_dict()}
+            state = {"model": model.state_dict(), "data": loader.dataset.state_dict()}
         print(f"epoch {epoch + 1}: loss {sum(losses) / len(losses):.2f}, {right} of {seen} right")
     torch.save(state, Path(folder) / "model.pt")
 

@@ -12,6 +12,7 @@ import re
 import shutil
 import tomllib
 from collections.abc import Iterator
+from operator import attrgetter
 from pathlib import Path
 from runpy import run_path
 from typing import Any
@@ -193,10 +194,15 @@ def test_no_example_is_skipped():
     assert skipped == []
 
 
+# Results of public calls, which users name in annotations.
+TYPES = ("loader.Batches", "loader.MixedBatches", "loader.Position", "view.Thumbnails")
+
+
 def _public() -> dict[str, Any]:
     """The public names as users write them, those of ``curate`` and ``.images`` too."""
     found = {name: getattr(dii, name) for name in dii.__all__ if name != "curate"}
     found |= {f"curate.{name}": getattr(dii.curate, name) for name in dii.curate.__all__}
+    found |= {name: attrgetter(name)(dii) for name in TYPES}
     for accessor in (dd.DataFrame.images, pd.DataFrame.images):
         for name, member in inspect.getmembers(accessor):
             if not name.startswith("_"):

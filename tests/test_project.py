@@ -71,7 +71,7 @@ def test_cuda13_extra_differs_from_cuda12_by_cuda_alone():
 
 
 # Modules for those who have another package.
-OPTIONAL = ("dask_image_ingest.frames.cudf.", "dask_image_ingest.loader.torch_dataset")
+OPTIONAL = ("dask_image_ingest.frames.cudf.", "dask_image_ingest.loader.dataloader")
 
 
 def test_every_module_imports_without_dali_and_gpu_packages():

@@ -53,7 +53,6 @@ SUBJECTS = {
     IMAGES.channel_stats: [],
     IMAGES.map_batches: ["fn", "outputs"],
     IMAGES.iter_batches: ["batch_size"],
-    IMAGES.torch_dataset: ["batch_size"],
     IMAGES.dataloader: ["batch_size"],
     IMAGES.show: ["n"],
     IMAGES.encode: ["format"],
@@ -104,5 +103,4 @@ def test_columns_of_vectors_have_one_default():
 def test_loaders_have_the_same_options_in_the_same_order():
     batches = parameters(IMAGES.iter_batches)
     shared = [each for each in batches if each.name not in ("format", "start", "shard")]
-    assert parameters(IMAGES.torch_dataset) == shared
     assert parameters(IMAGES.dataloader)[:-1] == shared  # and those of torch's DataLoader

@@ -31,7 +31,7 @@ from dask_image_ingest.view import Thumbnails, make_thumbnails
 if TYPE_CHECKING:
     from typing import Self
 
-    from dask_image_ingest.loader.torch_dataset import BatchLoader, TorchDataset
+    from dask_image_ingest.loader.dataloader import BatchLoader
 
 # Return types of the methods: Dask's for lazy frames, those of pandas or cuDF for eager ones.
 Frame = TypeVar("Frame")
@@ -418,74 +418,6 @@ class Images(ABC, Generic[Frame, Series]):
     @abstractmethod
     def _source(self, columns: list[str], image: str, world: int) -> Source: ...
 
-    def torch_dataset(
-        self,
-        batch_size: int,
-        *,
-        columns: Sequence[str] | None = None,
-        shuffle: int | None = None,
-        shuffle_buffer: int | str | None = None,
-        drop_last: bool = False,
-        prefetch: int | None = None,
-        normalize: tuple[Any, Any] | None = None,
-    ) -> TorchDataset:
-        """Batches of tensors for a torch ``DataLoader``, whose workers share the partitions.
-
-        Use it on a CPU, where worker processes decode while the model runs. On a GPU, or with a
-        cluster, :meth:`iter_batches` itself reads ahead: on the GPU of this process, or by mapping
-        pixels that CPU workers on this machine decode. Pixels that workers with GPUs decode are
-        sent to this process.
-
-        Parameters
-        ----------
-        batch_size, columns, shuffle, shuffle_buffer, drop_last, prefetch, normalize
-            As for :meth:`iter_batches`, for each worker and rank separately: the last batch of each
-            may be smaller.
-
-        Returns
-        -------
-        torch.utils.data.IterableDataset
-            For ``DataLoader(dataset, batch_size=None, num_workers=4)``, as from :meth:`dataloader`:
-            its items are batches already. All workers, and all ranks if ``torch.distributed`` runs,
-            together yield each image once; ranks may have different numbers of batches.
-            ``set_epoch(epoch)`` changes the order of a shuffle, with ``persistent_workers=True``
-            too. ``state_dict`` and ``load_state_dict`` let torchdata's ``StatefulDataLoader``
-            resume.
-
-        Raises
-        ------
-        ArgumentError
-            As :meth:`iter_batches`.
-        MissingDependencyError
-            If torch is not installed.
-
-        Notes
-        -----
-        Workers share partitions: if there are fewer of them than workers, some workers have none.
-        The workers compute locally, not on a cluster: pass the frame as it was before
-        ``persist()``.
-
-        Examples
-        --------
-        >>> from torch.utils.data import DataLoader
-        >>> dataset = ddf.images.torch_dataset(16, columns=["cls"], shuffle=0)
-        >>> loader = DataLoader(dataset, batch_size=None, num_workers=2)
-        >>> sum(len(batch["cls"]) for batch in loader)
-        51
-        """
-        from dask_image_ingest.loader.torch_dataset import TorchDataset
-
-        options = {
-            "batch_size": batch_size,
-            "columns": columns,
-            "shuffle": shuffle,
-            "shuffle_buffer": shuffle_buffer,
-            "drop_last": drop_last,
-            "prefetch": prefetch,
-            "normalize": normalize,
-        }
-        return TorchDataset(self._frame, options)
-
     def dataloader(
         self,
         batch_size: int,
@@ -500,10 +432,16 @@ class Images(ABC, Generic[Frame, Series]):
     ) -> BatchLoader:
         """A torch ``DataLoader`` of batches of tensors, whose workers share the partitions.
 
+        Use it on a CPU, where worker processes decode while the model runs. On a GPU, or with a
+        cluster, :meth:`iter_batches` itself reads ahead: on the GPU of this process, or by mapping
+        pixels that CPU workers on this machine decode. Pixels that workers with GPUs decode are
+        sent to this process.
+
         Parameters
         ----------
         batch_size, columns, shuffle, shuffle_buffer, drop_last, prefetch, normalize
-            As for :meth:`torch_dataset`.
+            As for :meth:`iter_batches`, for each worker and rank separately: the last batch of each
+            may be smaller.
         **options
             Further arguments of ``DataLoader``: ``num_workers=4``, ``persistent_workers=True``,
             ``pin_memory=True``, ``multiprocessing_context="spawn"``.
@@ -511,7 +449,12 @@ class Images(ABC, Generic[Frame, Series]):
         Returns
         -------
         torch.utils.data.DataLoader
-            Its ``dataset`` is a :meth:`torch_dataset`: ``loader.dataset.set_epoch(epoch)``.
+            All workers, and all ranks if ``torch.distributed`` runs, together yield each image
+            once; ranks may have different numbers of batches. Its ``dataset`` is an
+            ``IterableDataset`` of batches: ``loader.dataset.set_epoch(epoch)`` changes the order of
+            a shuffle, with ``persistent_workers=True`` too. The dataset's ``state_dict`` and
+            ``load_state_dict`` let torchdata's ``StatefulDataLoader(loader.dataset,
+            batch_size=None)`` resume.
 
         Raises
         ------
@@ -520,6 +463,12 @@ class Images(ABC, Generic[Frame, Series]):
         MissingDependencyError
             If torch is not installed.
 
+        Notes
+        -----
+        Workers share partitions: if there are fewer of them than workers, some workers have none.
+        The workers compute locally, not on a cluster: pass the frame as it was before
+        ``persist()``.
+
         Examples
         --------
         >>> import torch
@@ -527,19 +476,18 @@ class Images(ABC, Generic[Frame, Series]):
         >>> sum(len(batch["cls"]) for batch in loader)
         51
         """
-        # Import first: the module raises the error that torch is missing.
-        from dask_image_ingest.loader.torch_dataset import make_dataloader
+        from dask_image_ingest.loader.dataloader import make_dataloader
 
-        dataset = self.torch_dataset(
-            batch_size,
-            columns=columns,
-            shuffle=shuffle,
-            shuffle_buffer=shuffle_buffer,
-            drop_last=drop_last,
-            prefetch=prefetch,
-            normalize=normalize,
-        )
-        return make_dataloader(dataset, options)
+        batches = {
+            "batch_size": batch_size,
+            "columns": columns,
+            "shuffle": shuffle,
+            "shuffle_buffer": shuffle_buffer,
+            "drop_last": drop_last,
+            "prefetch": prefetch,
+            "normalize": normalize,
+        }
+        return make_dataloader(self._frame, batches, options)
 
     def show(
         self,

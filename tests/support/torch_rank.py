@@ -7,7 +7,6 @@ import sys
 
 import torch.distributed
 from small_frames import lazy_frame, small_frame
-from torch.utils.data import DataLoader
 
 
 def main(file: str, rank: str, context: str) -> None:
@@ -17,10 +16,9 @@ def main(file: str, rank: str, context: str) -> None:
     numbers = iter(range(100))
     parts = [[next(numbers) for _ in range(size)] for size in (5, 3, 0, 8, 1, 4, 2)]
     ddf = lazy_frame([small_frame(rows) for rows in parts])
-    dataset = ddf.images.torch_dataset(3, shuffle=1)
     workers = 2 if context == "fork" else 1
-    loader = DataLoader(
-        dataset, batch_size=None, num_workers=workers, multiprocessing_context=context
+    loader = ddf.images.dataloader(
+        3, shuffle=1, num_workers=workers, multiprocessing_context=context
     )
     print(*(int(key) for batch in loader for key in batch["key"]))
     torch.distributed.destroy_process_group()

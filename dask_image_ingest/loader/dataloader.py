@@ -1,4 +1,4 @@
-"""``torch_dataset`` and ``dataloader``: batches for torch, divided among workers and ranks."""
+"""``dataloader``: batches for torch, divided among workers and ranks."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ try:
     from torch.utils.data import DataLoader, IterableDataset, get_worker_info
 except ImportError as error:
     raise MissingDependencyError(
-        "torch_dataset and dataloader need torch, which is not installed: see its web page for the "
-        "build that fits this machine"
+        "dataloader needs torch, which is not installed: see its web page for the build that fits "
+        "this machine"
     ) from error
 
 _THREADS = "image-ingest.decode-threads"
@@ -127,14 +127,15 @@ else:
     BatchLoader = DataLoader
 
 
-def make_dataloader(dataset: TorchDataset, options: dict[str, Any]) -> BatchLoader:
-    """Create a ``DataLoader`` that passes on the dataset's batches unchanged.
+def make_dataloader(frame: Any, batches: dict[str, Any], options: dict[str, Any]) -> BatchLoader:
+    """Create a ``DataLoader`` with ``options`` for the ``batches`` of a frame.
 
     Raises
     ------
     ArgumentError
         For options that a ``DataLoader`` of such a dataset does not take.
     """
+    dataset = TorchDataset(frame, batches)
     try:
         return BatchLoader(dataset, batch_size=None, **options)
     except (TypeError, ValueError) as error:

@@ -1,4 +1,4 @@
-"""``iter_batches`` and ``torch_dataset`` in DataLoader workers and ranks: each image once."""
+"""``iter_batches`` and ``dataloader`` in DataLoader workers and ranks: each image once."""
 
 from __future__ import annotations
 
@@ -49,6 +49,10 @@ def keys(batches):
 def share(ddf, rank, **options):
     """What one of two workers has in batches of two."""
     return ddf.images.iter_batches(2, shard=(rank, 2), **options)
+
+
+def two_workers(context="fork"):
+    return {"num_workers": 2, "multiprocessing_context": context}
 
 
 class TestShare:
@@ -111,10 +115,8 @@ class TestShare:
 
 def test_a_package_that_is_missing_is_named(ddf, monkeypatch):
     monkeypatch.setitem(sys.modules, "torch", None)
-    monkeypatch.delitem(sys.modules, "dask_image_ingest.loader.torch_dataset", raising=False)
-    with pytest.raises(dii.MissingDependencyError, match="torch"):
-        ddf.images.torch_dataset(4)
-    with pytest.raises(dii.MissingDependencyError, match="dataloader need torch"):
+    monkeypatch.delitem(sys.modules, "dask_image_ingest.loader.dataloader", raising=False)
+    with pytest.raises(dii.MissingDependencyError, match="dataloader needs torch"):
         ddf.images.dataloader(4)
 
 
@@ -127,35 +129,21 @@ class TestDataLoader:
     def data(self):
         return pytest.importorskip("torch.utils.data", reason=WHY)
 
-    @pytest.fixture
-    def load(self, data):
-        def load(dataset, context="fork", persistent=False):
-            return data.DataLoader(
-                dataset,
-                batch_size=None,
-                num_workers=2,
-                multiprocessing_context=context,
-                persistent_workers=persistent,
-            )
-
-        return load
-
     # A worker that is spawned imports torch and dask: once is enough.
     @pytest.mark.parametrize(
         ("context", "shuffle"),
         [("fork", None), ("fork", 1), pytest.param("spawn", 1, marks=pytest.mark.slow)],
     )
-    def test_each_image_comes_once(self, ddf, load, context, shuffle):
-        dataset = ddf.images.torch_dataset(3, shuffle=shuffle)
-        assert Counter(keys(load(dataset, context))) == Counter(range(23))
+    def test_each_image_comes_once(self, ddf, data, context, shuffle):
+        loader = ddf.images.dataloader(3, shuffle=shuffle, **two_workers(context))
+        assert Counter(keys(loader)) == Counter(range(23))
 
     def test_without_workers_it_is_iter_batches(self, ddf, data):
-        dataset = ddf.images.torch_dataset(3, shuffle=2)
-        loader = data.DataLoader(dataset, batch_size=None)
+        loader = ddf.images.dataloader(3, shuffle=2)
         first = keys(loader)
         assert first == keys(ddf.images.iter_batches(3, shuffle=2))
         assert keys(loader) == first
-        dataset.set_epoch(1)
+        loader.dataset.set_epoch(1)
         assert keys(loader) == keys(ddf.images.iter_batches(3, shuffle=3)) != first
 
     def test_a_loader_that_is_made_for_it_gives_whole_batches(self, shards):
@@ -187,9 +175,9 @@ class TestDataLoader:
         with pytest.raises(dii.ArgumentError, match=f"dataloader: .*{said}"):
             ddf.images.dataloader(3, **options)
 
-    def test_a_full_shared_memory_is_told_and_not_waited_for(self, ddf, load, monkeypatch):
+    def test_a_full_shared_memory_is_told_and_not_waited_for(self, ddf, monkeypatch):
         torch = pytest.importorskip("torch", reason=WHY)
-        loader = load(ddf.images.torch_dataset(2))
+        loader = ddf.images.dataloader(2, **two_workers())
 
         def full(tensor):
             raise RuntimeError("unable to allocate shared memory: No space left on device")
@@ -200,17 +188,17 @@ class TestDataLoader:
 
     @pytest.mark.parametrize("state", [{}, {"epoch": 1}, None, [1, 2]])
     def test_what_is_no_state_is_refused(self, ddf, data, state):
-        dataset = ddf.images.torch_dataset(2)
+        dataset = ddf.images.dataloader(2).dataset
         with pytest.raises(dii.ArgumentError, match=r"not what state_dict\(\) gives"):
             dataset.load_state_dict(state)
         assert dataset.state_dict() == {"epoch": 0, "start": 0}
 
     @pytest.mark.parametrize("context", ["fork", pytest.param("spawn", marks=pytest.mark.nightly)])
-    def test_workers_that_persist_hear_of_the_epoch(self, ddf, load, context):
-        dataset = ddf.images.torch_dataset(2, shuffle=5)
-        loader = load(dataset, context, persistent=True)
+    def test_workers_that_persist_hear_of_the_epoch(self, ddf, data, context):
+        options = {"persistent_workers": True, **two_workers(context)}
+        loader = ddf.images.dataloader(2, shuffle=5, **options)
         for epoch in (0, 0, 1, 7):
-            dataset.set_epoch(epoch)
+            loader.dataset.set_epoch(epoch)
             got = [keys([batch]) for batch in loader]
             shares = [share(ddf, rank, shuffle=5 + epoch) for rank in (0, 1)]
             told = [[keys([batch]) for batch in batches] for batches in shares]
@@ -220,36 +208,38 @@ class TestDataLoader:
             assert len(got) == sum(map(len, told))
 
     def test_a_state_is_of_one_loop(self, ddf, data):
-        dataset = ddf.images.torch_dataset(2, shuffle=5)
+        dataset = ddf.images.dataloader(2, shuffle=5).dataset
         whole = keys(dataset)
         batches = iter(dataset)
         seen = keys([next(batches), next(batches)])
         state = dataset.state_dict()
-        other = ddf.images.torch_dataset(2, shuffle=5)
+        other = ddf.images.dataloader(2, shuffle=5).dataset
         other.load_state_dict(state)
         assert other.state_dict() == state
         assert seen + keys(other) == whole
         assert keys(other) == whole
 
     def test_its_repr_tells_the_batches_and_the_epoch(self, ddf, data):
-        dataset = ddf.images.torch_dataset(2, shuffle=5)
+        dataset = ddf.images.dataloader(2, shuffle=5).dataset
         dataset.set_epoch(3)
         assert repr(dataset).startswith("<torch dataset, epoch 3: batches of 2 rows; 7 partitions;")
 
     @pytest.mark.parametrize("copied", [copy.deepcopy, lambda d: pickle.loads(pickle.dumps(d))])
-    def test_a_copy_has_an_epoch_of_its_own(self, ddf, load, copied):
-        dataset = ddf.images.torch_dataset(2, shuffle=5)
-        dataset.set_epoch(2)
-        other = copied(dataset)
-        loader = load(other, persistent=True)
-        first = keys(loader)
-        assert first == keys(load(dataset))
+    def test_a_copy_has_an_epoch_of_its_own(self, ddf, data, copied):
+        loader = ddf.images.dataloader(2, shuffle=5, **two_workers())
+        loader.dataset.set_epoch(2)
+        other = copied(loader.dataset)
+        persistent = data.DataLoader(
+            other, batch_size=None, persistent_workers=True, **two_workers()
+        )
+        first = keys(persistent)
+        assert first == keys(loader)
         other.set_epoch(3)
-        dataset.set_epoch(2)
-        second = keys(loader)
-        assert second != first == keys(load(dataset))
-        dataset.set_epoch(3)
-        assert second == keys(load(dataset))
+        loader.dataset.set_epoch(2)
+        second = keys(persistent)
+        assert second != first == keys(loader)
+        loader.dataset.set_epoch(3)
+        assert second == keys(loader)
 
     @pytest.mark.filterwarnings("ignore:The given NumPy array is not writable:UserWarning")
     def test_a_dataset_of_the_users_own_has_each_image_once_too(self, ddf, data):
@@ -262,22 +252,19 @@ class TestDataLoader:
 
     @pytest.mark.parametrize("context", ["fork", pytest.param("spawn", marks=pytest.mark.nightly)])
     def test_shards_are_decoded_in_workers_of_a_process_that_has_decoded(
-        self, shards, load, context
+        self, shards, data, context
     ):
         ddf = dii.read_webdataset_images(shards, size=16, backend="pandas")
         want = ddf.compute()["__key__"].tolist()
-        dataset = ddf.images.torch_dataset(5, columns=["__key__"])
-        got = [key for batch in load(dataset, context) for key in batch["__key__"]]
+        loader = ddf.images.dataloader(5, columns=["__key__"], **two_workers(context))
+        got = [key for batch in loader for key in batch["__key__"]]
         assert sorted(got) == sorted(want)
 
     def test_a_client_of_a_cluster_does_not_hold_up_the_workers(self, ddf, data, client):
         with dask.config.set(scheduler=None):
-            dataset = ddf.images.torch_dataset(3)
-            loader = data.DataLoader(dataset, batch_size=None, num_workers=2, timeout=280)
+            loader = ddf.images.dataloader(3, num_workers=2, timeout=280)
             assert sorted(keys(loader)) == list(range(23))
-            persisted = ddf.persist()
-            dataset = persisted.images.torch_dataset(3)
-            loader = data.DataLoader(dataset, batch_size=None, num_workers=1, timeout=280)
+            loader = ddf.persist().images.dataloader(3, num_workers=1, timeout=280)
             with pytest.raises(dii.ArgumentError, match="before persist"):
                 list(loader)
 
@@ -286,7 +273,7 @@ class TestDataLoader:
         stateful = pytest.importorskip("torchdata.stateful_dataloader", reason="torchdata")
 
         def loader():
-            dataset = ddf.images.torch_dataset(2, shuffle=5)
+            dataset = ddf.images.dataloader(2, shuffle=5).dataset
             return stateful.StatefulDataLoader(dataset, batch_size=None, num_workers=2)
 
         whole = [keys([batch]) for batch in loader()]
