@@ -117,7 +117,7 @@ def mix(
 
 
 class MixedBatches:
-    """Iterator of batches, from :func:`mix`.
+    """Iterator of batches, from :func:`~dask_image_ingest.mix`.
 
     A new loop over a finished iterator starts again, with the same batches. A new loop over one
     that was left early, closed or failed continues where it stopped.
