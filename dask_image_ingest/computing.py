@@ -1,8 +1,7 @@
-"""Compute with the current scheduler, optionally with a progress line."""
+"""Compute with the current scheduler."""
 
 from __future__ import annotations
 
-import contextlib
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -12,11 +11,10 @@ from dask.base import get_scheduler
 from distributed.scheduler import KilledWorker
 
 from dask_image_ingest.errors import DaskImageIngestError
-from dask_image_ingest.progress_bar import progress
 from dask_image_ingest.scheduler_plugin import check_cluster_in_use, client_that_computes
 
 
-def run(function: Callable[[Any], Any], items: Sequence[Any], show: bool) -> list[Any]:
+def run(function: Callable[[Any], Any], items: Sequence[Any]) -> list[Any]:
     """Call ``function`` with each item, in one task per item; results in order.
 
     Raises
@@ -27,22 +25,16 @@ def run(function: Callable[[Any], Any], items: Sequence[Any], show: bool) -> lis
     if not len(items):
         return []
     try:
-        return list(compute(from_sequence(items, npartitions=len(items)).map(function), show))
+        (results,) = compute(from_sequence(items, npartitions=len(items)).map(function))
+        return list(results)
     except KilledWorker as error:
         # A single item's task is fused with its successor, and its key has no number.
         number = error.task[1] if isinstance(error.task, tuple) else 0
         raise killed_by(error, str(items[number])) from error
 
 
-def compute(collection: Any, show: bool) -> Any:
-    """:func:`compute_all` for one collection."""
-    return compute_all([collection], show)[0]
-
-
-def compute_all(collections: Sequence[Any], show: bool) -> tuple[Any, ...]:
+def compute(*collections: Any) -> tuple[Any, ...]:
     """Compute collections with the current scheduler, by default in threads.
-
-    With ``show``, under :func:`progress`.
 
     Raises
     ------
@@ -51,8 +43,7 @@ def compute_all(collections: Sequence[Any], show: bool) -> tuple[Any, ...]:
     """
     scheduler = None if client_that_computes() or get_scheduler() else "threads"
     check_cluster_in_use()
-    with progress() if show else contextlib.nullcontext():
-        results: tuple[Any, ...] = dask.compute(*collections, scheduler=scheduler)
+    results: tuple[Any, ...] = dask.compute(*collections, scheduler=scheduler)
     return results
 
 

@@ -1,4 +1,4 @@
-"""``progress``: a line with tasks and images done, bad images, and time left.
+"""``progress``: a line with tasks and images done, bad images, and time left; listings have one.
 
 Each process counts the images that it decodes. A worker reports them to its scheduler as fine
 performance metrics of Dask, so they are on the dashboard too.
@@ -11,15 +11,15 @@ import shutil
 import sys
 import threading
 import time
-from collections.abc import Iterator
-from typing import Any, NamedTuple, TextIO
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, TextIO
 
 from dask.callbacks import Callback
-from distributed import Client, Scheduler
+from distributed import Scheduler
 from distributed.metrics import context_meter
 
 from dask_image_ingest.environment import Portable
-from dask_image_ingest.listing_progress import showing_listings
 from dask_image_ingest.scheduler_plugin import client_that_computes
 
 # Seconds before the first line; between updates; between lines in a file, which can't be updated.
@@ -31,30 +31,31 @@ _HEARTBEAT = 0.6
 
 _WIDTH = 10  # characters of the bar
 
-# Names of the metrics.
-_DECODED, _BAD = "images decoded", "images not decoded"
+#: Names of the metrics.
+DECODED, BAD, WRITTEN = _METRICS = ("images decoded", "images not decoded", "samples written")
+LISTED = "files listed"
 
 _lock = threading.Lock()
-_images = {_DECODED: 0, _BAD: 0}  # counts of this process
-_shown = threading.Lock()  # held by the outermost `progress`
+_counts: Counter[str] = Counter()  # of this process
+
+# The line of `progress`, and inside it that of a listing; only the last one is written.
+_lines: list[_Line] = []
 
 
-def count_images(decoded: int, bad: int) -> None:
-    """Add to the counts of decoded images, and of images that could not be decoded."""
+def count(metric: str, number: int = 1) -> None:
+    """Add to a metric of this process, and of the cluster if this is one of its tasks."""
     with _lock:
-        _images[_DECODED] += decoded
-        _images[_BAD] += bad
-    for name, count in ((_DECODED, decoded), (_BAD, bad)):
-        if count:
-            context_meter.digest_metric(name, count, "count")
+        _counts[metric] += number
+    if number:
+        context_meter.digest_metric(metric, number, "count")
 
 
 @contextlib.contextmanager
 def progress(file: TextIO | None = None) -> Iterator[None]:
-    """Show the progress of everything that is computed inside.
+    """Show the progress of everything that is listed, computed and written inside.
 
-    A line shows the tasks and images done, images per second, images that could not be decoded, and
-    an estimate of the time left::
+    A line shows the tasks and images done, images per second, images that could not be decoded,
+    samples that an export has written, and an estimate of the time left::
 
         48/120 tasks in 61 s, 12,288 images (201/s), 3 bad, about 92 s left
 
@@ -63,8 +64,9 @@ def progress(file: TextIO | None = None) -> Iterator[None]:
     Parameters
     ----------
     file
-        Where to write, by default standard error. A terminal or notebook gets a moving bar; other
-        files a line every 30 seconds, and one at the end.
+        Where to write, by default standard error. A terminal or notebook gets a moving bar, and a
+        line of each slow listing of shards; other files a line every 30 seconds, and one at the
+        end.
 
     Notes
     -----
@@ -77,174 +79,141 @@ def progress(file: TextIO | None = None) -> Iterator[None]:
     >>> with progress():
     ...     frame = ddf.compute()
     """
-    out = sys.stderr if file is None else file
-    if not _shown.acquire(blocking=False):  # nested
+    if _lines:  # nested
         yield
         return
-    try:
-        moving = out.isatty() or type(out).__module__.startswith("ipykernel")
-        with showing_listings(out if moving else None), _LocalTasks() as local:
-            writer = _Writer(out, moving, local)
-            try:
-                yield
-            finally:
-                writer.end()
-    finally:
-        _shown.release()
+    with _Work() as work, _Line(sys.stderr if file is None else file, work.text):
+        try:
+            yield
+        finally:
+            if work.client is not None and work.text():
+                time.sleep(_HEARTBEAT)
 
 
-class _Counts(NamedTuple):
-    """Tasks done, all tasks, images decoded, images not decoded."""
+@contextlib.contextmanager
+def listing(what: str) -> Iterator[None]:
+    """Show that ``what`` is being listed, on a terminal inside `progress`; counts are `LISTED`."""
+    if len(_lines) != 1 or not _lines[0].moves:
+        yield
+        return
+    before, started = _counts[LISTED], time.monotonic()
 
-    done: int
-    tasks: int
-    decoded: int
-    bad: int
+    def text() -> str:
+        seconds = time.monotonic() - started
+        files = _counts[LISTED] - before
+        return f"listing {what}: {files:,} files in {seconds:.1f} s" * (seconds >= _PATIENCE)
+
+    with _Line(_lines[0].out, text):
+        yield
 
 
-class _LocalTasks(Callback):
-    """Counter of the tasks of Dask's local schedulers."""
+class _Line:
+    """Thread that rewrites the line of ``text`` until the context ends."""
+
+    def __init__(self, out: TextIO, text: Callable[[], str]) -> None:
+        self.out = out
+        self.moves = out.isatty() or type(out).__module__.startswith("ipykernel")
+        self._text = text
+        self._written = time.monotonic()
+        self._ended = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="image-ingest-progress", daemon=True)
+
+    def __enter__(self) -> None:
+        _lines.append(self)
+        self._thread.start()
+
+    def __exit__(self, *_: object) -> None:
+        self._ended.set()
+        self._thread.join()
+        _lines.remove(self)
+        self._write(end="\n")
+
+    def _run(self) -> None:
+        while not self._ended.wait(_EVERY):
+            due = self.moves or time.monotonic() - self._written >= _IN_FILE
+            if due and _lines[-1] is self:
+                self._write(end="" if self.moves else "\n")
+
+    def _write(self, end: str) -> None:
+        text = self._text()
+        if not text:
+            return
+        self._written = time.monotonic()
+        if self.moves:
+            width = max(_WIDTH, shutil.get_terminal_size().columns - 1)
+            text = f"\r{text[:width].ljust(width)}"
+        self.out.write(text + end)
+        self.out.flush()
+
+
+class _Work(Callback):
+    """Tasks and images since its creation: of the cluster in use, else of this process."""
 
     def __init__(self) -> None:
-        self._ended = 0  # tasks of computations that have ended
-        self._states: dict[int, Any] = {}  # of running computations
+        self.client = client_that_computes()
+        self._done, self._states = 0, dict[int, Any]()  # tasks; running computations
+        try:
+            self._before = self._now = self._counts()
+        except ValueError:  # the cluster may be configured to run no functions
+            self.client = None
+            self._before = self._now = self._counts()
+        self._began = time.monotonic()  # the first task, about
+
+    def text(self) -> str:
+        """The line; empty in the first second of the first task."""
+        with contextlib.suppress(Exception):  # the last counts if the scheduler can't be reached
+            self._now = self._counts()
+        done, decoded, bad, written = (self._now[n] - self._before[n] for n in ("done", *_METRICS))
+        tasks = done + self._now["left"]
+        if not tasks:
+            self._began = time.monotonic()
+        seconds = time.monotonic() - self._began
+        if seconds < _PATIENCE:
+            return ""
+        full = _WIDTH * done // tasks
+        bar = f"[{'#' * full}{'-' * (_WIDTH - full)}]"
+        parts = [f"{bar} {done:,}/{tasks:,} tasks in {seconds:.0f} s"]
+        if decoded:
+            parts.append(f"{decoded:,} images ({decoded / seconds:,.0f}/s)")
+        if bad:
+            parts.append(f"{bad:,} bad")
+        if written:
+            parts.append(f"{written:,} written ({written / seconds:,.0f}/s)")
+        if 0 < done < tasks:
+            parts.append(f"about {seconds * (tasks - done) / done:.0f} s left")
+        return ", ".join(parts)
+
+    def _counts(self) -> dict[str, int]:
+        """Tasks ``done`` and ``left``, and the metrics."""
+        if self.client is not None:
+            counts: dict[str, int]
+            counts = self.client.run_on_scheduler(Portable(_of_scheduler), _METRICS)
+            return counts
+        pending = ("ready", "waiting", "running")
+        left = sum(len(state[name]) for state in [*self._states.values()] for name in pending)
+        return {"done": self._done, "left": left} | {name: _counts[name] for name in _METRICS}
+
+    # Hooks of Dask's local schedulers.
 
     def _start_state(self, dsk: Any, state: Any) -> None:
         self._states[id(state)] = state
 
+    def _posttask(self, key: Any, result: Any, dsk: Any, state: Any, worker: Any) -> None:
+        self._done += 1
+
     def _finish(self, dsk: Any, state: Any, errored: bool) -> None:
         self._states.pop(id(state), None)
-        self._ended += len(state["finished"])
-
-    def tasks(self) -> tuple[int, int]:
-        """Number of tasks that are done, and left."""
-        states = list(self._states.values())
-        done = sum(len(state["finished"]) for state in states)
-        left = sum(len(state[name]) for name in ("ready", "waiting", "running") for state in states)
-        return self._ended + done, left
 
 
-class _ClusterCounter:
-    """Counter of the tasks and images of a cluster since its creation."""
-
-    def __init__(self, client: Client) -> None:
-        self._client = client
-        # Tasks done, and all tasks, by group.
-        self._groups, self._images = self._fetch()
-        self._done_before = {name: done for name, (done, _) in self._groups.items()}
-        self._images_before = self._images
-        # Tasks of groups that ended and were started again, by another query.
-        self._ended = 0
-
-    def counts(self) -> _Counts:
-        """Current counts; the last ones if the scheduler can't be reached."""
-        with contextlib.suppress(Exception):
-            groups, self._images = self._fetch()
-            for name, (done, tasks) in self._groups.items():
-                # Keep a group that has disappeared as done; one with fewer done is a new run.
-                if groups.setdefault(name, (tasks, tasks))[0] < done == tasks:
-                    self._ended += tasks
-            self._groups = groups
-        before = sum(self._done_before.values())
-        done = self._ended + sum(done for done, _ in self._groups.values()) - before
-        tasks = self._ended + sum(tasks for _, tasks in self._groups.values()) - before
-        decoded, bad = (self._images[name] - self._images_before[name] for name in _images)
-        return _Counts(done, tasks, decoded, bad)
-
-    def _fetch(self) -> tuple[dict[str, tuple[int, int]], dict[str, int]]:
-        state: tuple[dict[str, tuple[int, int]], dict[str, int]]
-        state = self._client.run_on_scheduler(Portable(_scheduler_state), [*_images])
-        return state
-
-
-def _scheduler_state(
-    metrics: list[str], dask_scheduler: Scheduler
-) -> tuple[dict[str, tuple[int, int]], dict[str, int]]:
-    """Tasks done and all tasks, by group; counts of images, by metric."""
-    groups = {}
-    pending = ("waiting", "queued", "no-worker", "processing")
-    for name, group in dask_scheduler.task_groups.items():
-        left = sum(group.states[state] for state in pending)
-        tasks = sum(group.states.values())
-        groups[name] = (tasks - left, tasks)
-    images = dict.fromkeys(metrics, 0)
-    for key, count in dask_scheduler.cumulative_worker_metrics.items():
-        name = key[-2] if isinstance(key, tuple) else None
-        if name in images:
-            images[name] += int(count)
-    return groups, images
-
-
-class _Writer:
-    """Thread that writes the line repeatedly."""
-
-    def __init__(self, out: TextIO, moving: bool, local: _LocalTasks) -> None:
-        self._out, self._moving, self._local = out, moving, local
-        client = client_that_computes()
-        self._cluster = None
-        if client is not None:
-            with contextlib.suppress(ValueError):  # it may be configured to run no functions
-                self._cluster = _ClusterCounter(client)
-        self._images_before = dict(_images)
-        self._started = self._written = time.monotonic()
-        self._ended = threading.Event()
-        self._thread = threading.Thread(target=self._run, name="image-ingest-progress", daemon=True)
-        self._thread.start()
-
-    def end(self) -> None:
-        """Write the last line."""
-        self._ended.set()
-        self._thread.join()
-        if time.monotonic() - self._started < _PATIENCE:
-            return
-        if self._cluster is not None:
-            time.sleep(_HEARTBEAT)
-        self._write(self._counts())
-        if self._moving:
-            self._out.write("\n")
-            self._out.flush()
-
-    def _run(self) -> None:
-        if self._ended.wait(_PATIENCE):
-            return
-        while not self._ended.wait(_EVERY):
-            counts = self._counts()
-            if self._moving or time.monotonic() - self._written >= _IN_FILE:
-                self._write(counts)
-
-    def _write(self, counts: _Counts) -> None:
-        self._written = time.monotonic()
-        if not counts.tasks:
-            return
-        line = _line(counts, time.monotonic() - self._started)
-        if self._moving:
-            line = f"{_bar(counts)} {line}"
-            width = max(_WIDTH, shutil.get_terminal_size().columns - 1)
-            self._out.write(f"\r{line[:width].ljust(width)}")
-        else:
-            self._out.write(f"{line}\n")
-        self._out.flush()
-
-    def _counts(self) -> _Counts:
-        if self._cluster is not None:
-            return self._cluster.counts()
-        done, left = self._local.tasks()
-        decoded, bad = (_images[name] - self._images_before[name] for name in _images)
-        return _Counts(done, done + left, decoded, bad)
-
-
-def _line(counts: _Counts, seconds: float) -> str:
-    parts = [f"{counts.done:,}/{counts.tasks:,} tasks in {seconds:.0f} s"]
-    if counts.decoded:
-        parts.append(f"{counts.decoded:,} images ({counts.decoded / seconds:,.0f}/s)")
-    if counts.bad:
-        parts.append(f"{counts.bad:,} bad")
-    if counts.done < counts.tasks and counts.done:
-        left = seconds * (counts.tasks - counts.done) / counts.done
-        parts.append(f"about {left:.0f} s left")
-    return ", ".join(parts)
-
-
-def _bar(counts: _Counts) -> str:
-    full = _WIDTH * counts.done // counts.tasks
-    return f"[{'#' * full}{'-' * (_WIDTH - full)}]"
+def _of_scheduler(metrics: Sequence[str], dask_scheduler: Scheduler) -> dict[str, int]:
+    """:meth:`_Work._counts` of a cluster, since its start."""
+    counts = dict.fromkeys(("done", "left", *metrics), 0)
+    for prefix in dask_scheduler.task_prefixes.values():
+        for state in ("memory", "erred"):
+            counts["done"] += prefix.state_counts.get(state, 0)
+        for state in ("waiting", "queued", "no-worker", "processing"):
+            counts["left"] += prefix.states.get(state, 0)
+    for key, number in dask_scheduler.cumulative_worker_metrics.items():
+        if isinstance(key, tuple) and key[-2] in metrics:
+            counts[key[-2]] += int(number)
+    return counts

@@ -1,22 +1,36 @@
-"""``progress``: lines that say how many tasks and images are done, few of them in a file."""
+"""``progress``: lines that say how many tasks and images are done, few of them in a file.
+
+Slow listings say how far they are, where somebody looks; quick ones say nothing.
+"""
 
 from __future__ import annotations
 
 import io
 import re
+import sys
+import threading
 import time
 
 import dask
 import pytest
+from faulty_server import faulty_server
 from synthetic import encode, photograph, write_shard
+from tars import tar
 
 import dask_image_ingest as dii
 from dask_image_ingest import computing, progress_bar
+from dask_image_ingest.cli import main
+from dask_image_ingest.storage import find_shards
+
+pytestmark = pytest.mark.slow
 
 LINE = (
-    r"(\d+)/(\d+) tasks in \d+ s(?:, (\d+) images \(\d+/s\))?(?:, (\d+) bad)?"
-    r"(?:, about \d+ s left)?"
+    r"\[#*-*\] (\d+)/(\d+) tasks in \d+ s(?:, (\d+) images \(\d+/s\))?(?:, (\d+) bad)?"
+    r"(?:, (\d+) written \(\d+/s\))?(?:, about \d+ s left)?"
 )
+LISTING = r"\rlisting '[^']*-{0\.\.3}\.tar': (\d+) files in \d+\.\d s"
+
+SHARD = tar({"a.jpg": b"1"})
 
 
 SECONDS_PER_LINE = 0.5
@@ -31,7 +45,8 @@ def often(monkeypatch):
 def run_and_count(numbers):
     """How many lines there may be at most, by the time that it took."""
     start = time.monotonic()
-    assert computing.run(slow, numbers, show=True) == list(numbers)
+    with dii.progress():
+        assert computing.run(slow, numbers) == list(numbers)
     return (time.monotonic() - start) / SECONDS_PER_LINE + 1
 
 
@@ -48,7 +63,6 @@ def lines(capsys):
     return [tuple(int(number or 0) for number in line.groups()) for line in found]
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("scheduler", ["threads", "synchronous"])
 def test_a_file_gets_a_line_from_time_to_time(often, capsys, scheduler):
     with dask.config.set(scheduler=scheduler, num_workers=1):
@@ -59,7 +73,6 @@ def test_a_file_gets_a_line_from_time_to_time(often, capsys, scheduler):
     assert told[-1][0] == told[-1][1]
 
 
-@pytest.mark.slow
 def test_with_a_cluster_too(often, client, capsys):
     with dask.config.set(scheduler=client):
         most = run_and_count(range(20))
@@ -70,14 +83,15 @@ def test_with_a_cluster_too(often, client, capsys):
 
 def test_what_is_quick_or_not_to_be_shown_writes_nothing(capsys, monkeypatch):
     monkeypatch.setattr(progress_bar, "_PATIENCE", 60.0)  # quick even on a busy machine
-    assert computing.run(str, [1], show=True) == ["1"]
-    assert computing.run(slow, range(9), show=False) == list(range(9))
+    with dii.progress():
+        assert computing.run(str, [1]) == ["1"]
+    assert computing.run(slow, range(9)) == list(range(9))
     assert capsys.readouterr().err == ""
 
 
-@pytest.mark.slow
 def test_by_default_a_line_comes_twice_a_minute(capsys):
-    computing.run(slow, range(9), show=True)
+    with dask.config.set(scheduler="synchronous"), dii.progress():
+        computing.run(slow, range(9))
     assert len(lines(capsys)) == 1  # the last
 
 
@@ -103,7 +117,6 @@ def slowly(frame):
     return frame
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("on_cluster", [False, True])
 def test_images_and_bad_ones_are_counted(on_cluster, request, mixed):
     scheduler = request.getfixturevalue("client") if on_cluster else "synchronous"
@@ -113,22 +126,89 @@ def test_images_and_bad_ones_are_counted(on_cluster, request, mixed):
         for _ in range(2):
             frame = ddf.map_partitions(slowly, meta=ddf._meta).compute()
     assert len(frame) == 30
-    done, tasks, images, bad = map(int, re.fullmatch(LINE, out.getvalue().strip()).groups())
+    groups = re.fullmatch(LINE, out.getvalue().strip()).groups()
+    done, tasks, images, bad, written = (number and int(number) for number in groups)
     assert done == tasks >= 6
+    assert written is None
     assert (images, bad) == (50, 10)
 
 
-@pytest.mark.slow
+def test_samples_that_an_export_writes_are_counted(mixed, tmp_path, monkeypatch):
+    monkeypatch.setattr(progress_bar, "_PATIENCE", 0.0)
+    ddf = dii.read_webdataset_images(mixed, backend="pandas").drop(columns=["image", "error"])
+    out = io.StringIO()
+    with dask.config.set(scheduler="synchronous"), dii.progress(out):
+        dii.to_webdataset(ddf, tmp_path / "out" / "{shard}.tar", samples_per_shard=10)
+    assert re.fullmatch(LINE, out.getvalue().strip())[5] == "30"
+
+
 def test_a_terminal_has_one_line_with_a_bar(monkeypatch):
     monkeypatch.setattr(progress_bar, "_EVERY", 0.1)
     out = Terminal()
-    with dask.config.set(scheduler="synchronous"), dii.progress(out):
-        computing.run(slow, range(10), show=True)  # whose own line would be a second one
+    # The line of the inner one would be a second.
+    with dask.config.set(scheduler="synchronous"), dii.progress(out), dii.progress(out):
+        computing.run(slow, range(10))
     assert out.getvalue().count("\n") == 1
     moments = [moment.strip() for moment in out.getvalue().strip().split("\r")]
-    found = [re.fullmatch(r"\[(#*)-*\] " + LINE, moment) for moment in moments]
-    assert len(found) >= 3
-    assert all(found), moments
-    lengths = [len(moment[1]) for moment in found]
+    assert len(moments) >= 3
+    assert all(re.fullmatch(LINE, moment) for moment in moments), moments
+    lengths = [moment.count("#") for moment in moments]
     assert lengths == sorted(lengths)
     assert lengths[-1] == 10
+
+
+@pytest.fixture
+def url(monkeypatch):
+    """Four shards of a server that takes its time."""
+    monkeypatch.setattr(progress_bar, "_PATIENCE", 0.1)
+    monkeypatch.setattr(progress_bar, "_EVERY", 0.05)
+    with faulty_server(files={f"/x-{n}.tar": SHARD for n in range(4)}, latency=0.3) as server:
+        yield f"{server.url}/x-{{0..3}}.tar"
+
+
+@pytest.fixture(autouse=True)
+def no_thread_is_left():
+    yield
+    assert not [t for t in threading.enumerate() if t.name == "image-ingest-progress"]
+
+
+@pytest.mark.parametrize("verb", [["describe"], ["head", "-n", "1"], ["check"]])
+def test_the_command_line_shows_it_on_a_terminal(url, verb, monkeypatch, capsys):
+    terminal = Terminal()
+    monkeypatch.setattr(sys, "stderr", terminal)
+    main([verb[0], url, *verb[1:]])
+    shown = terminal.getvalue()
+    counts = list(map(int, re.findall(LISTING, shown)))
+    assert counts[0] == 0
+    assert counts == sorted(counts)
+    assert counts[-1] == 4
+    assert re.search(LISTING + r" *\n", shown)  # what follows begins on a line of its own
+
+
+def test_files_and_pipes_get_none_of_it(url, capsys):
+    main(["describe", url, "--json"])
+    captured = capsys.readouterr()
+    assert "listing" not in captured.err + captured.out
+
+
+def test_elsewhere_it_is_shown_inside_progress(url):
+    out = Terminal()
+    assert len(find_shards(url)) == 4
+    with dii.progress(out):
+        assert len(find_shards(url)) == 4
+    assert re.findall(LISTING, out.getvalue())[-1] == "4"
+
+
+def test_a_listing_that_fails_ends_its_line(url):
+    out = Terminal()
+    with dii.progress(out), pytest.raises(dii.ShardNotFoundError):
+        find_shards(url.replace("x-", "y-"))
+    assert re.search(r"\d s +\n", out.getvalue())
+
+
+def test_a_quick_listing_says_nothing(tmp_path):
+    (tmp_path / "a.tar").write_bytes(SHARD)
+    out = Terminal()
+    with dii.progress(out):
+        find_shards(tmp_path)
+    assert out.getvalue() == ""

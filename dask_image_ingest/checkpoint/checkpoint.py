@@ -24,7 +24,6 @@ def checkpoint(
     *,
     version: str | None = None,
     overwrite: bool = False,
-    progress: bool = False,
     storage_options: dict[str, Any] | None = None,
 ) -> ImageDataFrame:
     """Compute a frame, store each partition in a file, and return a lazy frame of the files.
@@ -47,8 +46,6 @@ def checkpoint(
         says so. With a version, you may edit them; results are kept until you change the version.
     overwrite
         Whether to compute everything again, and then replace what is stored.
-    progress
-        Whether to show a progress bar on standard error.
     storage_options
         For the file system to write to.
 
@@ -97,12 +94,11 @@ def checkpoint(
     if version is not None and (not isinstance(version, str) or not version):
         raise ArgumentError(f"version={version!r}: pass a string, such as '1'")
     check_flag("overwrite", overwrite)
-    check_flag("progress", progress)
     storage_options = check_storage_options(storage_options)
     folder = os.fspath(path) if isinstance(path, os.PathLike) else path
     if not isinstance(folder, str) or not folder:
         raise ArgumentError(f"path={path!r}: pass a folder or a URL")
     output = open_output(folder, CHECKPOINT_ADVICE, storage_options)
     query = fingerprint_query(unfused(frame.expr), version)
-    stored = run_checkpoint(query, output, frame._meta, overwrite=overwrite, show=progress)
+    stored = run_checkpoint(query, output, frame._meta, overwrite=overwrite)
     return new_collection(ReadStored(stored))

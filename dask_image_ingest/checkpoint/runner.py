@@ -55,7 +55,7 @@ logger = logging.getLogger("dask_image_ingest")
 
 
 def run_checkpoint(
-    query: FingerprintedQuery, output: OutputStore, meta: Any, *, overwrite: bool, show: bool
+    query: FingerprintedQuery, output: OutputStore, meta: Any, *, overwrite: bool
 ) -> StoredFrame:
     """Compute and store the missing partitions of a query; return all of them.
 
@@ -80,11 +80,11 @@ def run_checkpoint(
         replaces = overwrite or (apart.is_of(query) and not manifest.is_of(query))
         if replaces:
             begin_run(output)  # tasks of earlier runs store nothing more
-            stored = _compute(query, apart, meta, check_lock, show)
+            stored = _compute(query, apart, meta, check_lock)
             check_lock()
             _replace(output, stored)
             return replace(stored, output=output)
-        return _compute(query, manifest, meta, check_lock, show)
+        return _compute(query, manifest, meta, check_lock)
 
 
 def _compute(
@@ -92,13 +92,12 @@ def _compute(
     manifest: Manifest,
     meta: Any,
     check_lock: Callable[[], None],
-    show: bool,
 ) -> StoredFrame:
     """Complete the folder of a manifest."""
     manifest.refuse_other(query)
     if manifest.query is None:
         manifest.begin(query)
-    return _Run(query, manifest.output, manifest, meta).finish(check_lock, show)
+    return _Run(query, manifest.output, manifest, meta).finish(check_lock)
 
 
 def _replace(output: OutputStore, stored: StoredFrame) -> None:
@@ -163,7 +162,7 @@ class _Run:
         identities = {url_identity(shard.url): shard.url for shard in split.shards}
         return {identity: url for identity, url in identities.items() if identity != url}
 
-    def finish(self, check_lock: Callable[[], None], show: bool) -> StoredFrame:
+    def finish(self, check_lock: Callable[[], None]) -> StoredFrame:
         """Compute missing partitions, and record all of them, unless another run took the lock."""
         kept, recorded = self._files_to_keep(), self.manifest.parts
         parts = {
@@ -174,14 +173,14 @@ class _Run:
         }
         # Files of a run that was killed before it could record them.
         unrecorded = [name for name in self.stored_files if name in kept and name not in recorded]
-        inspected = run(partial(_inspect, output=self.output, meta=self.meta), unrecorded, show)
+        inspected = run(partial(_inspect, output=self.output, meta=self.meta), unrecorded)
         parts |= {
             name: part for name, part in zip(unrecorded, inspected, strict=True) if part is not None
         }
         needed = dict(zip(self.names, self.splits, strict=True))
         missing = {name: split for name, split in needed.items() if name not in parts}
         logger.info("%d of %d partitions are stored", len(needed) - len(missing), len(needed))
-        parts |= self._compute(missing, check_lock, show)
+        parts |= self._compute(missing, check_lock)
         parts = {name: parts[name] for name in sorted(parts)}
         check_lock()
         self.manifest.finish(parts)
@@ -190,7 +189,7 @@ class _Run:
         return self.stored(parts)
 
     def _compute(
-        self, missing: Mapping[str, VersionedSplit], check_lock: Callable[[], None], show: bool
+        self, missing: Mapping[str, VersionedSplit], check_lock: Callable[[], None]
     ) -> dict[str, PartitionFile]:
         if not missing:
             return {}
@@ -210,7 +209,7 @@ class _Run:
             _Task(cull(graph, [key]), key, name, split.shards if is_checked else ())
             for key, (name, split) in zip(keys, missing.items(), strict=True)
         ]
-        results = run(partial(_store, context=context), tasks, show)
+        results = run(partial(_store, context=context), tasks)
         done = dict(zip(missing, results, strict=True))
         skipped = {
             missing[name].shards[0].url: why for name, why in done.items() if isinstance(why, str)

@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import argparse
-import contextlib
 import json
-import sys
 from typing import Any
 
 import numpy as np
@@ -15,10 +13,8 @@ from dask_image_ingest.cli.export import skipped_shards
 from dask_image_ingest.cli.verbs import BAD_DATA, FINE, read_collection
 from dask_image_ingest.computing import compute
 from dask_image_ingest.curate import find_duplicates, find_issues, summarize_issues, write_report
-from dask_image_ingest.progress_bar import progress
 from dask_image_ingest.report import number, printable_text
 from dask_image_ingest.storage import shard_name
-from dask_image_ingest.url_secrets import without_secrets
 from dask_image_ingest.view import refuse_source
 
 # Duplicates, and keys for each issue, that the text names; JSON names all.
@@ -39,13 +35,13 @@ _SIGNALS = {
 }
 
 
-def quality(args: argparse.Namespace) -> int:
-    """Decode every image; print how many have each issue, and the worst of them."""
+def quality(args: argparse.Namespace) -> tuple[int, str]:
+    """Decode every image; how many have each issue, and the worst of them."""
     with skipped_shards() as reasons:
         frame = find_issues(_read(args))
         signals = [name for name in frame.columns if name.startswith(("quality.", "issue."))]
         columns = [name for name in _COLUMNS if name in frame.columns]
-        table = compute(frame[[*columns, *signals]], sys.stderr.isatty())
+        (table,) = compute(frame[[*columns, *signals]])
     skipped = sorted(set(reasons))
     summary = summarize_issues(table)
     unknown = int(table["quality.dark"].isna().sum())
@@ -64,7 +60,7 @@ def quality(args: argparse.Namespace) -> int:
                 for name, row in summary.iterrows()
             },
         }
-        print(without_secrets(json.dumps(result, indent=2)))
+        text = json.dumps(result, indent=2)
     else:
         lines = [f"{number(len(table), 'sample')}, {unknown:,} without an image that decodes", ""]
         lines.append(f"{'issue':<16}{'images':>8}{'share':>8}  worst")
@@ -72,32 +68,31 @@ def quality(args: argparse.Namespace) -> int:
             first = ", ".join(sample["__key__"] for sample in worst[name][:_WORST_KEYS])
             share = f"{row['share']:.1%}"
             lines.append(f"{name:<16}{int(row['rows']):>8,}{share:>8}  {first}".rstrip())
-        _print([*lines, *_skipped_lines(skipped)])
+        text = _text([*lines, *_skipped_lines(skipped)])
     _write_page(frame, table, args)
-    return BAD_DATA if unknown or skipped or summary["rows"].any() else FINE
+    return BAD_DATA if unknown or skipped or summary["rows"].any() else FINE, text
 
 
-def duplicates(args: argparse.Namespace) -> int:
-    """Print the groups of duplicates, and which image of each to keep."""
+def duplicates(args: argparse.Namespace) -> tuple[int, str]:
+    """The groups of duplicates, and which image of each to keep."""
     with skipped_shards() as reasons:
-        with progress() if sys.stderr.isatty() else contextlib.nullcontext():
-            frame = find_duplicates(
-                _read(args),
-                args.by,
-                args.distance,
-                variants=args.variants.split(",") if args.variants else (),
-                keep=args.keep,
-            )
+        frame = find_duplicates(
+            _read(args),
+            args.by,
+            args.distance,
+            variants=args.variants.split(",") if args.variants else (),
+            keep=args.keep,
+        )
         added = [name for name in frame.columns if name.startswith("duplicate.")]
         shown = _COLUMNS if args.html else _COLUMNS[:2]
         columns = [name for name in shown if name in frame.columns]
-        table = compute(frame[[*columns, *added]], False)
+        (table,) = compute(frame[[*columns, *added]])
     skipped = sorted(set(reasons))
     groups = _groups(table)
     count = sum(len(group["duplicates"]) for group in groups)
     if args.json:
         result = {"samples": len(table), "duplicates": count, "skipped": skipped, "groups": groups}
-        print(without_secrets(json.dumps(result, indent=2)))
+        text = json.dumps(result, indent=2)
     else:
         lines = [f"{number(len(table), 'sample')}, {number(count, 'duplicate')}"]
         rows = [(group["keep"], row) for group in groups for row in group["duplicates"]]
@@ -107,9 +102,9 @@ def duplicates(args: argparse.Namespace) -> int:
             lines.append(f"  {_row_text(row)}: {relation} {_row_text(kept)}")
         if len(rows) > _MAX_LINES:
             lines.append(f"  and {len(rows) - _MAX_LINES:,} more, which --json names")
-        _print([*lines, *_skipped_lines(skipped)])
+        text = _text([*lines, *_skipped_lines(skipped)])
     _write_page(frame, table, args)
-    return BAD_DATA if count or skipped else FINE
+    return BAD_DATA if count or skipped else FINE, text
 
 
 def _read(args: argparse.Namespace) -> Any:
@@ -126,8 +121,8 @@ def _skipped_lines(skipped: list[str]) -> list[str]:
     return [f"skipped: {number(len(skipped), 'shard')}", *(f"  {why}" for why in skipped)]
 
 
-def _print(lines: list[str]) -> None:
-    print(printable_text(without_secrets("\n".join(lines))))
+def _text(lines: list[str]) -> str:
+    return printable_text("\n".join(lines))
 
 
 def _write_page(frame: Any, table: pd.DataFrame, args: argparse.Namespace) -> None:

@@ -6,7 +6,6 @@ import argparse
 import contextlib
 import json
 import re
-import sys
 import warnings
 from collections.abc import Iterator, Sequence
 from typing import Any
@@ -15,14 +14,12 @@ import pandas as pd
 from dask.utils import format_bytes
 
 from dask_image_ingest import curate
-from dask_image_ingest.cli.verbs import read_collection
+from dask_image_ingest.cli.verbs import BAD_DATA, FINE, read_collection
 from dask_image_ingest.cli.where import holds, json_fields_of, parse_where, split_by_signals
 from dask_image_ingest.decode import printable
 from dask_image_ingest.errors import ArgumentError
 from dask_image_ingest.export import reads_samples, to_webdataset
-from dask_image_ingest.progress_bar import progress
 from dask_image_ingest.report import number
-from dask_image_ingest.url_secrets import without_secrets
 
 _NO_PIXELS = ["image", "error"]
 
@@ -89,16 +86,17 @@ def add_export(verbs: Any, parents: Sequence[argparse.ArgumentParser]) -> None:
     parser.set_defaults(verb=export_command)
 
 
-def export_command(args: argparse.Namespace) -> int:
-    """Export; print what was written and what was left out."""
+def export_command(args: argparse.Namespace) -> tuple[int, str]:
+    """Export; what was written and what was left out."""
     with skipped_shards(silent=_DAMAGED) as skipped:
-        result, duplicates = _export(args, sys.stderr.isatty())
+        result, duplicates = _export(args)
     summary = {"duplicates": duplicates} | _summary(result, skipped)
-    print(without_secrets(json.dumps(summary, indent=2) if args.json else _summary_text(summary)))
-    return 1 if any(summary[name] for name in ("left_out", "damaged", "skipped")) else 0
+    text = json.dumps(summary, indent=2) if args.json else _summary_text(summary)
+    is_bad = any(summary[name] for name in ("left_out", "damaged", "skipped"))
+    return BAD_DATA if is_bad else FINE, text
 
 
-def _export(args: argparse.Namespace, show: bool) -> tuple[pd.DataFrame, int]:
+def _export(args: argparse.Namespace) -> tuple[pd.DataFrame, int]:
     """The table of the new shards, and the number of duplicates left out."""
     filters = parse_where(args.where) if args.where else None
     typed = dict(map(_json_field, args.json_field))
@@ -118,8 +116,7 @@ def _export(args: argparse.Namespace, show: bool) -> tuple[pd.DataFrame, int]:
         frame = frame[holds(frame, late)]
     duplicates = 0
     if args.drop_duplicates:
-        with progress() if show else contextlib.nullcontext():
-            frame = curate.find_duplicates(frame, args.drop_duplicates)
+        frame = curate.find_duplicates(frame, args.drop_duplicates)
         duplicates = int((~frame["duplicate.keep"]).sum().compute())
         frame = frame[frame["duplicate.keep"]]
     if not args.drop_bad_images and "offset" in frame.columns:
@@ -137,7 +134,6 @@ def _export(args: argparse.Namespace, show: bool) -> tuple[pd.DataFrame, int]:
         drop_bad_images=args.drop_bad_images,
         resume=args.resume,
         overwrite=args.overwrite,
-        progress=show,
     )
     return result, duplicates
 

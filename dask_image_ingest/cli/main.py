@@ -22,7 +22,8 @@ from dask_image_ingest.errors import (
     ShardNotFoundError,
 )
 from dask_image_ingest.export import RefusedRowsError
-from dask_image_ingest.listing_progress import showing_listings
+from dask_image_ingest.progress_bar import progress
+from dask_image_ingest.url_secrets import without_secrets
 
 # A full disk, or a quota.
 _DISK_FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
@@ -35,12 +36,16 @@ def main(argv: Sequence[str] | None = None) -> int:
     _escape_unencodable()
     args = make_parser().parse_args(argv)
     try:
-        out = sys.stderr if sys.stderr.isatty() else None
-        with _plain_warnings(), _scheduler(args.scheduler), showing_listings(out):
-            status = int(args.verb(args))
+        on_terminal = sys.stderr.isatty()
+        with (
+            _plain_warnings(),
+            _scheduler(args.scheduler),
+            progress() if on_terminal else contextlib.nullcontext(),
+        ):
+            status, text = args.verb(args)
         # Flush here: an error at exit could not be reported.
-        sys.stdout.flush()
-        return status
+        print(without_secrets(text), flush=True)
+        return int(status)
     except DaskImageIngestError as error:
         print(f"dask-image-ingest: {error}", file=sys.stderr)
         wrong = isinstance(error, _ARGUMENT_ERRORS) and not isinstance(error, RefusedRowsError)

@@ -1,19 +1,17 @@
-"""The verbs that inspect and index shards: each prints a result and returns the exit status."""
+"""The verbs that inspect and index shards: each returns the exit status and what to print."""
 
 from __future__ import annotations
 
 import argparse
 import base64
-import contextlib
 import functools
 import json
-import sys
 from collections.abc import Callable
 from typing import Any
 
 import pyarrow as pa
 
-from dask_image_ingest.computing import compute, compute_all, run
+from dask_image_ingest.computing import compute, run
 from dask_image_ingest.dataset import (
     HEADERS,
     ImageColumn,
@@ -24,7 +22,6 @@ from dask_image_ingest.dataset import (
 from dask_image_ingest.decode import Mode
 from dask_image_ingest.errors import ShardNotFoundError
 from dask_image_ingest.index import write_index
-from dask_image_ingest.progress_bar import progress
 from dask_image_ingest.report import (
     check_summary,
     check_text,
@@ -39,7 +36,6 @@ from dask_image_ingest.report import (
 )
 from dask_image_ingest.storage import find_shards
 from dask_image_ingest.tar import IMAGE_EXTENSIONS
-from dask_image_ingest.url_secrets import without_secrets
 from dask_image_ingest.view import first_rows
 from dask_image_ingest.view import gallery as write_gallery
 
@@ -50,58 +46,55 @@ _PARQUET = ".parquet"
 _FILES = (*(f".{extension}" for extension in IMAGE_EXTENSIONS.split(";")), _PARQUET)
 
 
-def describe(args: argparse.Namespace) -> int:
-    """Print totals, and a line per shard; decodes images only with ``--decode``."""
+def describe(args: argparse.Namespace) -> tuple[int, str]:
+    """Totals, and a line per shard; decodes images only with ``--decode``."""
     summary = summarize(_reports(args, args.decode), args.decode)
-    print(without_secrets(json.dumps(summary, indent=2) if args.json else describe_text(summary)))
-    return BAD_DATA if is_bad(summary) else FINE
+    text = json.dumps(summary, indent=2) if args.json else describe_text(summary)
+    return BAD_DATA if is_bad(summary) else FINE, text
 
 
-def head(args: argparse.Namespace) -> int:
-    """Print the first samples: their keys, headers and texts, not their pixels."""
+def head(args: argparse.Namespace) -> tuple[int, str]:
+    """The first samples: their keys, headers and texts, not their pixels."""
     frame = read_collection(args, sidecar=args.read_sidecar)
     frame = frame[[name for name in frame.columns if name not in _NEEDS_DECODING]]
-    rows = first_rows(frame, args.n, lambda *heads: compute_all(heads, _on_terminal()))
+    rows = first_rows(frame, args.n)
     records = pa.Table.from_pandas(rows, preserve_index=False).to_pylist()
-    print(without_secrets(_as_json(records) if args.json else head_text(rows)))
-    return BAD_DATA if rows["height"].isna().any() else FINE
+    status = BAD_DATA if rows["height"].isna().any() else FINE
+    return status, _as_json(records) if args.json else head_text(rows)
 
 
-def gallery(args: argparse.Namespace) -> int:
+def gallery(args: argparse.Namespace) -> tuple[int, str]:
     """Write a page of thumbnails and histograms."""
     images = None
     if args.mask:
         mask = ImageColumn(args.mask, mode="labels")
         images = {"image": IMAGE_EXTENSIONS, "mask": mask}
     frame = read_collection(args, sidecar=args.read_sidecar, images=images)
-    with progress() if _on_terminal() else contextlib.nullcontext():
-        sheet = write_gallery(
-            frame,
-            args.output,
-            args.n,
-            columns=args.columns.split(","),
-            mask="mask" if args.mask else None,
-            decode=args.decode,
-        )
+    sheet = write_gallery(
+        frame,
+        args.output,
+        args.n,
+        columns=args.columns.split(","),
+        mask="mask" if args.mask else None,
+        decode=args.decode,
+    )
     errors = [card.error for card in sheet.cards if card.error]
     written = {"page": args.output, "shown": len(sheet), "errors": errors}
     text = json.dumps(written) if args.json else f"{args.output}: {len(sheet):,} images"
-    print(without_secrets(text))
-    return BAD_DATA if errors else FINE
+    return BAD_DATA if errors else FINE, text
 
 
-def check(args: argparse.Namespace) -> int:
-    """Decode every image; print a report of the shards' health."""
+def check(args: argparse.Namespace) -> tuple[int, str]:
+    """Decode every image; a report of the shards' health."""
     reports = _reports(args, decode_too=True)
     if args.json:
         text = json.dumps(check_summary(reports), indent=2)
     else:
         text = check_text(reports)
-    print(without_secrets(text))
-    return BAD_DATA if any(map(has_problems, reports)) else FINE
+    return BAD_DATA if any(map(has_problems, reports)) else FINE, text
 
 
-def index(args: argparse.Namespace) -> int:
+def index(args: argparse.Namespace) -> tuple[int, str]:
     """Write an index for each shard whose index is missing or stale."""
     table = write_index(
         args.paths,
@@ -109,12 +102,13 @@ def index(args: argparse.Namespace) -> int:
         combined=args.combined,
         overwrite=args.overwrite,
         shard_errors="skip",
-        progress=_on_terminal(),
         storage_options=args.storage_options,
     )
     records = table.astype(object).where(table.notna(), None).to_dict("records")
-    print(without_secrets(json.dumps(records, indent=2) if args.json else index_text(records)))
-    return BAD_DATA if table["damage"].notna().any() or table["error"].notna().any() else FINE
+    bad = table["damage"].notna().any() or table["error"].notna().any()
+    return BAD_DATA if bad else FINE, json.dumps(records, indent=2) if args.json else index_text(
+        records
+    )
 
 
 def read_collection(args: argparse.Namespace, **of_shards: Any) -> Any:
@@ -153,7 +147,8 @@ def _reports(args: argparse.Namespace, decode_too: bool) -> list[Any]:
     if not isinstance(source, list):
         columns = ["__key__", "nbytes", *HEADERS, *["error"] * decode_too]
         frame = source[[name for name in columns if name in source.columns]]
-        return [report_of_table(compute(frame, _on_terminal()), ", ".join(args.paths))]
+        (table,) = compute(frame)
+        return [report_of_table(table, ", ".join(args.paths))]
     inspect = functools.partial(
         inspect_shard,
         image=args.image,
@@ -161,12 +156,7 @@ def _reports(args: argparse.Namespace, decode_too: bool) -> list[Any]:
         decode_too=decode_too,
         storage_options=args.storage_options,
     )
-    return list(run(inspect, [shard.url for shard in source], _on_terminal()))
-
-
-def _on_terminal() -> bool:
-    """True if standard error is a terminal, to show progress bars on."""
-    return sys.stderr.isatty()
+    return list(run(inspect, [shard.url for shard in source]))
 
 
 def _as_json(records: list[dict[str, Any]]) -> str:

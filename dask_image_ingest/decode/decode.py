@@ -20,7 +20,7 @@ from dask_image_ingest.decode.planner import Batch, Schedule
 from dask_image_ingest.decode.resize import ResizedImage
 from dask_image_ingest.decode.resources import decode_pool
 from dask_image_ingest.decode.scaled_jpeg import ScaledDecoder, any_reduced
-from dask_image_ingest.progress_bar import count_images
+from dask_image_ingest.progress_bar import BAD, DECODED, count
 
 
 def decode(
@@ -68,7 +68,8 @@ def decode(
         else:
             pixels = decode_in_batches(headers, image_bytes, decoding, buffer, origin, meanwhile)
     bad = sum(bool(error) for error in pixels.errors)
-    count_images(len(headers) - bad, bad)
+    count(DECODED, len(headers) - bad)
+    count(BAD, bad)
     return pixels
 
 

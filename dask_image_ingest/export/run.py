@@ -64,7 +64,6 @@ def export(
     resume: bool,
     overwrite: bool,
     source_options: dict[str, Any] | None,
-    show: bool,
 ) -> pd.DataFrame:
     """Write a frame's samples as shards; see `to_webdataset`."""
     if resume and overwrite:
@@ -76,13 +75,13 @@ def export(
         if not resume and not overwrite:
             previous.refuse()
         context = ExportContext(output, options, output.url, source_options)
-        here = _Run(frame, context, previous, previous, check_lock, resume, show)
+        here = _Run(frame, context, previous, previous, check_lock, resume)
         if previous.plan is None:
             return here.run()
         # Replaces the earlier export when it is whole.
         apart = replacement_of(output)
         context = replace(context, output=apart)
-        there = _Run(frame, context, find_previous(apart), previous, check_lock, resume, show)
+        there = _Run(frame, context, find_previous(apart), previous, check_lock, resume)
         return (there if overwrite or there.is_of_this_frame() else here).run()
 
 
@@ -101,7 +100,6 @@ class _Run:
         target: PreviousExport,
         check_lock: Callable[[], None],
         resume: bool,
-        show: bool,
     ) -> None:
         self.frame = frame
         self.context = context
@@ -110,7 +108,6 @@ class _Run:
         self.target = target
         self.check_lock = check_lock
         self.resume = resume
-        self.show = show
         self.columns = metadata_columns(frame)
         needed = dict.fromkeys([*self.columns, *context.options.members.columns])
         existing = [name for name in needed if name in frame.columns]
@@ -126,7 +123,7 @@ class _Run:
         facts = self._facts_to_resume() or self._plan()
         context = replace(self.context, planned=facts["planned"], run=self._begin_run())
         self._put_left_out(facts["left_out"])
-        shards = run(partial(write_shard, context=context), range(facts["shards"]), self.show)
+        shards = run(partial(write_shard, context=context), range(facts["shards"]))
         refuse_other_run(self.output, context.run)
         self.check_lock()
         manifest = {
@@ -177,10 +174,8 @@ class _Run:
             self.context, locations=staged_name("locations"), planned=staged_name("planned")
         )
         try:
-            staged = stage_frame(self.frame, context, self.columns, self.show)
-            prepared = prepare(
-                staged, context, shards_read(self.frame), assigns_keys(self.frame), self.show
-            )
+            staged = stage_frame(self.frame, context, self.columns)
+            prepared = prepare(staged, context, shards_read(self.frame), assigns_keys(self.frame))
             if not self.resume:
                 self.target.refuse_loss(prepared.plan, prepared.rejected.summary())
             description = self._describe_accepted(staged, prepared, read)

@@ -182,7 +182,8 @@ def to_parquet_images(
             parts = [write(frame)]
         else:
             names = frame.map_partitions(_name_of_part, write=write, meta=_NAMES)
-            parts = compute(names, False)["part"].tolist()
+            (table,) = compute(names)
+            parts = table["part"].tolist()
         # Of a frame without rows, one file without any.
         parts = list(filter(None, parts)) or [write(meta.iloc[:0], keeps_empty=True)]
         refuse_other_run(output, run)

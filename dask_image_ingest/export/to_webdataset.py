@@ -47,7 +47,6 @@ def to_webdataset(
     index: bool = False,
     resume: bool = False,
     overwrite: bool = False,
-    progress: bool = False,
     storage_options: dict[str, Any] | None = None,
     source_options: dict[str, Any] | None = None,
 ) -> pd.DataFrame:
@@ -104,8 +103,6 @@ def to_webdataset(
         Replace an earlier export when the new one is whole, and log the names of its files. Other
         files stay. Refused if the frame reads from these files, if the new export has no rows, and
         if a shard is unreadable.
-    progress
-        Show a progress bar on standard error.
     storage_options
         Options of the output's file system.
     source_options
@@ -171,7 +168,6 @@ def to_webdataset(
         resume=resume,
         overwrite=overwrite,
         source_options=source_options_of(frame) if source_options is None else source_options,
-        show=progress,
     )
 
 

@@ -57,7 +57,6 @@ def write_index(
     combined: bool = False,
     overwrite: bool = False,
     shard_errors: Literal["raise", "skip"] = "raise",
-    progress: bool = False,
     storage_options: dict[str, Any] | None = None,
 ) -> pd.DataFrame:
     """Write an index of each shard: everything about it except pixels.
@@ -84,8 +83,6 @@ def write_index(
         indexes shards that were added.
     shard_errors
         For shards that can't be read: ``"raise"`` after all others are done, or ``"skip"``.
-    progress
-        Show a progress bar on standard error.
     storage_options
         For the file system of remote shards, and of a remote folder.
 
@@ -118,7 +115,6 @@ def write_index(
     """
     check_flag("combined", combined)
     check_flag("overwrite", overwrite)
-    check_flag("progress", progress)
     check_choice("shard_errors", shard_errors, ("raise", "skip"))
     storage_options = check_storage_options(storage_options)
     target = _folder(folder)
@@ -135,7 +131,7 @@ def write_index(
         _refuse_unwritable(output_folder)
     write = _write_combined if combined else _write_each
     try:
-        outcomes = write(shards, target, overwrite, progress, storage_options)
+        outcomes = write(shards, target, overwrite, storage_options)
     finally:
         for output_folder in output_folders:
             open_output(output_folder, INDEX_ADVICE, storage_options).remove_empty_staging()
@@ -167,18 +163,16 @@ def _write_each(
     shards: Sequence[Shard],
     folder: str | None,
     overwrite: bool,
-    progress: bool,
     storage_options: dict[str, Any] | None,
 ) -> list[_Outcome]:
     task = partial(_write_one, folder=folder, overwrite=overwrite, storage_options=storage_options)
-    return run(task, shards, progress)
+    return run(task, shards)
 
 
 def _write_combined(
     shards: Sequence[Shard],
     folder: str | None,
     overwrite: bool,
-    progress: bool,
     storage_options: dict[str, Any] | None,
 ) -> list[_Outcome]:
     """Write a combined index for each folder: stage an index per shard, then merge them."""
@@ -196,7 +190,7 @@ def _write_combined(
     task = partial(
         _write_one, folder=folder, overwrite=overwrite, storage_options=storage_options, stage=True
     )
-    staged = {outcome.shard: outcome for outcome in run(task, missing, progress)}
+    staged = {outcome.shard: outcome for outcome in run(task, missing)}
     outcomes: dict[str, _Outcome] = {}
     for location, members in by_folder.items():
         outcomes |= _combine(location, members, tables[location], staged, storage_options)

@@ -16,8 +16,7 @@ from typing import Any
 
 from dask_image_ingest.arguments import is_utf8, shown
 from dask_image_ingest.errors import ArgumentError, ShardError, ShardNotFoundError
-from dask_image_ingest.listing_progress import found as count
-from dask_image_ingest.listing_progress import listing
+from dask_image_ingest.progress_bar import LISTED, count, listing
 from dask_image_ingest.storage.local import refuse_special
 from dask_image_ingest.storage.patterns import (
     SHARDS,
@@ -254,7 +253,7 @@ def _files_at(
     elif kind.single and not is_utf8(path):
         left_out.add(_NOT_UTF8, path)
     elif stat.S_ISREG(status.st_mode):
-        count()
+        count(LISTED)
         yield Shard(path, status.st_size, str(status.st_mtime_ns))
     elif searched:
         left_out.add("pipes, sockets and devices", path)

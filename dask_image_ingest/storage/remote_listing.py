@@ -6,7 +6,7 @@ from typing import Any
 from urllib.parse import unquote
 
 from dask_image_ingest.errors import ArgumentError, ShardError, ShardNotFoundError
-from dask_image_ingest.listing_progress import found as count
+from dask_image_ingest.progress_bar import LISTED, count
 from dask_image_ingest.storage.fsspec_compat import FileSystem, file_system
 from dask_image_ingest.storage.patterns import SHARDS, FileKind, LeftOut, glob_root, is_glob
 from dask_image_ingest.storage.remote import call_fsspec, version_of
@@ -77,7 +77,7 @@ def list_folder(
             folder = f"{head}{path.rstrip('/')}/{tail}"
         fs, path = file_system(folder, storage_options)
         listed = call_fsspec(folder, fs.ls, path, detail=True)
-        count(len(listed))
+        count(LISTED, len(listed))
         for entry in listed:
             name = entry["name"].rstrip("/").rpartition("/")[2]
             entries[unquote(name.partition("?")[0]) if web else name] = entry
@@ -181,7 +181,7 @@ def _search(
             entries = call_fsspec(url, fs.glob, fs_root + path[len(root) :], detail=True)
     except ShardNotFoundError:
         return []
-    count(len(entries))
+    count(LISTED, len(entries))
     if not entries:
         _info(fs, fs_root, url)  # raises if the server is unreachable, which listings may hide
     files: dict[str, str] = {}
@@ -221,7 +221,7 @@ def _infos(
         infos = []
         for info in pool.map(lambda path, url: _info(fs, path, url, beside), paths, urls):
             infos.append(info)
-            count()
+            count(LISTED, info is not None)
         return infos
 
 

@@ -8,7 +8,7 @@ from collections.abc import Collection, Iterable
 from typing import Any
 
 from dask_image_ingest.errors import ShardNotFoundError
-from dask_image_ingest.listing_progress import listing
+from dask_image_ingest.progress_bar import listing
 from dask_image_ingest.storage.fsspec_compat import FileSystem, file_system, translate_errors
 from dask_image_ingest.storage.listing import find_local_file
 from dask_image_ingest.storage.patterns import COMBINED_INDEX, without_suffix

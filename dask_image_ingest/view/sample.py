@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import dask
@@ -14,11 +14,8 @@ from dask_image_ingest.dask_internals import FrameBase
 _MAX_PARTITIONS = 25
 
 
-def first_rows(frame: Any, n: int, compute: Callable[..., Any] = dask.compute) -> Any:
-    """The first ``n`` rows, computed from few partitions.
-
-    ``compute`` takes lazy frames and returns a sequence of frames, like ``dask.compute``.
-    """
+def first_rows(frame: Any, n: int) -> Any:
+    """The first ``n`` rows, computed from few partitions."""
     if not isinstance(frame, FrameBase):
         return frame.head(n)
     parts: list[Any] = []
@@ -26,7 +23,7 @@ def first_rows(frame: Any, n: int, compute: Callable[..., Any] = dask.compute) -
     start, count = 0, 1
     while start < frame.npartitions and (not parts or sum(map(len, parts)) < n):
         stop = min(start + count, frame.npartitions)
-        parts += compute(*_heads(frame, range(start, stop), n))
+        parts += dask.compute(*_heads(frame, range(start, stop), n))
         start, count = stop, 2 * count
     return concat(parts).head(n)
 

@@ -517,12 +517,6 @@ def test_arguments_that_make_no_sense_are_refused(options, job, tmp_path):
         dii.checkpoint(job(), **({"path": tmp_path / "out"} | options))
 
 
-def test_a_bar_is_shown_to_whoever_waits(job, tmp_path, capsys):
-    with dask.config.set(scheduler="threads"):
-        dii.checkpoint(job(), tmp_path / "out", progress=True)
-    assert capsys.readouterr().out == ""
-
-
 def test_a_sidecar_is_part_of_its_shard(folder, tmp_path):
     for shard in sorted(folder.glob("*.tar")):
         keys = dii.read_webdataset_images(shard, backend="pandas")["__key__"].compute()

@@ -40,7 +40,7 @@ def test_a_shard_that_only_the_client_sees(client, shards, monkeypatch):
 def test_an_index_that_a_worker_does_not_see(client, tmp_path, shards):
     path = tmp_path / "indexed.tar"
     path.write_bytes(shards[0].read_bytes())
-    dii.write_index(path, progress=False)
+    dii.write_index(path)
     ddf = dii.read_webdataset_images(path, columns=["__key__"], backend="pandas")
     path.with_name("indexed.tar.index.parquet").unlink()
     with pytest.warns(UserWarning, match=rf"indexed\.tar is read without it{on_worker(client)}"):

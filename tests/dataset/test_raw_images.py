@@ -87,7 +87,7 @@ def test_moved_and_stored_values_are_those_of_the_collection(seed, tmp_path):
     ]
     random = np.random.default_rng(seed)
     if random.random() < 0.5:
-        ddf = dii.checkpoint(ddf, str(tmp_path / "kept"), progress=False)
+        ddf = dii.checkpoint(ddf, str(tmp_path / "kept"))
     for place in random.permutation(len(moves))[:3]:
         ddf = moves[place](ddf)
     frame = ddf.compute()
@@ -97,7 +97,7 @@ def test_moved_and_stored_values_are_those_of_the_collection(seed, tmp_path):
 
 
 def test_an_export_writes_the_stored_files_again(ddf, collection, tmp_path):
-    dii.to_webdataset(ddf, tmp_path / "out" / "{shard:03d}.tar", progress=False)
+    dii.to_webdataset(ddf, tmp_path / "out" / "{shard:03d}.tar")
     again = dii.read_webdataset_images(
         str(tmp_path / "out" / "*.tar"), images=IMAGES, backend="pandas"
     )

@@ -41,7 +41,6 @@ def prepare(
     context: ExportContext,
     listed: Mapping[str, Shard],
     keys_assigned: bool,
-    show: bool,
 ) -> Prepared:
     """Plan an export, and write the plan to the staging folder, for the tasks.
 
@@ -62,7 +61,7 @@ def prepare(
     rejected.find_repeated_rows(sources)
     kept = rejected.kept
     by_source = kept[np.argsort(sources[kept], kind="stable")]
-    located = _locate(rows, by_source, sources, urls, staged.located, listed, context, show)
+    located = _locate(rows, by_source, sources, urls, staged.located, listed, context)
     joined = _join(rows, by_source, located)
     has_samples = context.options.has_samples
     used = np.unique(sources[by_source])
@@ -91,7 +90,7 @@ def prepare(
     if nothing_read or not context.options.drop_rows:
         rejected.refuse(nothing_read)
     if context.options.shuffle is not None:
-        plan = repartition_spill(plan, context, show)
+        plan = repartition_spill(plan, context)
     schema = None if staged.schema is None else {b"sidecar": staged.schema.serialize().to_pybytes()}
     batches = plan.batches()
     for first in batches:
@@ -129,7 +128,6 @@ def _locate(
     cache: LocatedCache,
     listed: Mapping[str, Shard],
     context: ExportContext,
-    show: bool,
 ) -> list[Located]:
     """Locate the members of all sources, in order; scans each that is not cached, once."""
     used, starts = np.unique(sources[by_source], return_index=True)
@@ -156,7 +154,7 @@ def _locate(
             (batch, [(names[n], listed.get(names[n]), len(wanted[n])) for n in task])
             for batch, task in enumerate(tasks)
         ]
-        results: list[list[Located]] = run(partial(locate, context=context), items, show)
+        results: list[list[Located]] = run(partial(locate, context=context), items)
         located |= {source.url: source for source in chain.from_iterable(results)}
     return [located[url] for url in names]
 

@@ -23,7 +23,7 @@ from dask_image_ingest.storage import STAGING
 _BYTES_PER_TASK = 256 << 20
 
 
-def repartition_spill(plan: ShardPlan, context: ExportContext, show: bool) -> ShardPlan:
+def repartition_spill(plan: ShardPlan, context: ExportContext) -> ShardPlan:
     """Rewrite the staged columns of a plan's samples in batches by shard."""
     parts = plan.rows.column("part").combine_chunks()
     names = parts.dictionary.to_pylist()
@@ -43,7 +43,7 @@ def repartition_spill(plan: ShardPlan, context: ExportContext, show: bool) -> Sh
     wanted = staged_name("regrouped")
     batches = (locations.slice(s, e - s).combine_chunks().to_batches()[0] for s, e in spans)
     write_batches(context.output, wanted, locations.schema, batches, compressed=True)
-    files = run(partial(_repartition, name=wanted, context=context), range(len(groups)), show)
+    files = run(partial(_repartition, name=wanted, context=context), range(len(groups)))
     context.output.remove([wanted, *names])
 
     # The new location of each row of the plan.

@@ -101,9 +101,7 @@ def _of_other_images(columns: Iterable[Any], images: Iterable[str]) -> Iterator[
     return (image_field(image, name) for image in others for name in METADATA_COLUMNS)
 
 
-def stage_frame(
-    frame: Any, context: ExportContext, columns: Sequence[str], show: bool
-) -> StagedRows:
+def stage_frame(frame: Any, context: ExportContext, columns: Sequence[str]) -> StagedRows:
     """Compute a frame, one task per partition: its metadata, and members from columns."""
     frame = _named_index(frame)
     options = context.options
@@ -126,7 +124,7 @@ def stage_frame(
         frame = _keeping_scans(frame)
         staged = frame.map_partitions(staging, meta=meta, enforce_metadata=False)
         # Optimized here, since `dask.compute` would not fuse reads with what follows them.
-        parts = compute(staged.optimize(), show)
+        (parts,) = compute(staged.optimize())
         empty = frame._meta
     else:
         parts, empty = staging(frame), frame[:0]

@@ -20,6 +20,7 @@ from dask_image_ingest.export.staged_tables import read_batch, take_rows
 from dask_image_ingest.export.tar_layout import Layout, index_file, lay_out
 from dask_image_ingest.export.write.copy import copy_members
 from dask_image_ingest.index import parquet_bytes
+from dask_image_ingest.progress_bar import WRITTEN, count
 from dask_image_ingest.storage import STAGING, refuse_other_run
 from dask_image_ingest.url_secrets import url_identity
 
@@ -72,6 +73,7 @@ def write_shard(number: int, context: ExportContext) -> ShardRecord:
         for beside_name, content in contents.items():
             output.put(beside_name, content, check)
         output.commit(file, name, check)
+    count(WRITTEN, len(batch))
     output.fsync()
     output.put(done_name(number), json.dumps(record).encode(), check)
     return record
