@@ -83,20 +83,20 @@ def measure(path: Path, arguments: Any, clock: "Clock") -> dict[str, float]:
     """µs an image of the whole and of each stage, each the least of all rounds."""
     ddf = dii.read_webdataset_images(str(path), backend="pandas", partition_size=None)
     expr = ddf.expr.optimize(fuse=False)
-    partition, query, decode = expr._filtered_task("partition", 0).args
+    partition, query = expr._filtered_task("partition", 0).args
     (split,) = partition
     with open_rows(split.shard, split.index, query.options) as rows:
         clock.shapes = np.array([[one.height, one.width, CHANNELS] for one in rows.headers])
     best: dict[str, float] = {}
     for _ in range(1 + arguments.rounds):
-        found = whole(partition, query, decode, clock) | stages(split, query)
+        found = whole(partition, query, clock) | stages(split, query)
         if arguments.paced:
-            found |= paced(partition, query, decode, clock)
+            found |= paced(partition, query, clock)
         for stage, seconds in found.items():
             best[stage] = min(best.get(stage, math.inf), seconds / arguments.images * 1e6)
     if arguments.profile:
         profiler = cProfile.Profile()
-        profiler.runcall(whole, partition, query, decode, clock)
+        profiler.runcall(whole, partition, query, clock)
         pstats.Stats(profiler).strip_dirs().sort_stats("tottime").print_stats(40)
     return best
 
@@ -126,11 +126,11 @@ class Clock:
         self.since = time.thread_time()
 
 
-def whole(partition: Any, query: Any, decode: Any, clock: Clock) -> dict[str, float]:
+def whole(partition: Any, query: Any, clock: Clock) -> dict[str, float]:
     """Seconds that one partition takes, from the shard's name to its dataframe."""
     clock.reset()
     start, busy = time.perf_counter(), time.process_time()
-    frame = read_partition(partition, query, decode)
+    frame = read_partition(partition, query)
     clock.begins()  # what follows the last batch is waited for, too
     found = {
         "**whole**, processor time of all threads": time.process_time() - busy,
@@ -142,14 +142,14 @@ def whole(partition: Any, query: Any, decode: Any, clock: Clock) -> dict[str, fl
     return found
 
 
-def paced(partition: Any, query: Any, decode: Any, clock: Clock) -> dict[str, float]:
+def paced(partition: Any, query: Any, clock: Clock) -> dict[str, float]:
     """Seconds for each of some partitions where decoding takes as long as on a fast GPU."""
     found = {}
     clock.seconds, clock.images = 1 / SPEED, 0
     for threads in (1, 2):
         start = time.perf_counter()
         with ThreadPoolExecutor(threads) as pool:
-            read = lambda _: len(read_partition(partition, query, decode))  # noqa: E731
+            read = lambda _: len(read_partition(partition, query))  # noqa: E731
             for rows in pool.map(read, range(PARTITIONS)):
                 assert rows == len(clock.shapes)
         spent = (time.perf_counter() - start) / PARTITIONS

@@ -19,7 +19,7 @@ from dask_image_ingest.checkpoint.lineage import shards_of, splits_of, with_spli
 from dask_image_ingest.checkpoint.partition_files import VersionedSplit, digest_of
 from dask_image_ingest.checkpoint.scan import ReadStored
 from dask_image_ingest.dask_internals import convert_legacy_graph, new_collection
-from dask_image_ingest.dataset import ImageDecode, Scan
+from dask_image_ingest.dataset import ColumnDecode, Scan
 from dask_image_ingest.decode import DecodeSpec
 from dask_image_ingest.errors import ArgumentError, FunctionError
 from dask_image_ingest.export import operation_name, shared_value
@@ -160,7 +160,7 @@ def _operand_text(expr: Any, name: str, value: Any, version: str | None) -> str:
     if name in _META_OPERANDS:
         # Without dtypes, which differ between backends.
         value = list(map(str, getattr(value, "columns", ()))) or str(getattr(value, "name", ""))
-    if isinstance(value, tuple) and any(isinstance(item, ImageDecode) for item in value):
+    if isinstance(value, tuple) and any(isinstance(item, ColumnDecode) for item in value):
         value = [
             (item.image, item.error, item.errors, item.pixels, _without_device(item.decoding))
             for item in value

@@ -56,7 +56,7 @@ from dask_image_ingest.dataset.plan.scan_node import (
 )
 from dask_image_ingest.dataset.read import read_webdataset_images
 from dask_image_ingest.dataset.read_files import files_of_rows, files_read
-from dask_image_ingest.dataset.scan.decode_rows import ImageDecode, NoPixels
+from dask_image_ingest.dataset.scan.decode_rows import ColumnDecode, NoPixels
 from dask_image_ingest.dataset.scan.open_samples import take_cached_scan
 from dask_image_ingest.dataset.scan.partitioning import Partition
 from dask_image_ingest.dataset.scan.samples import SampleRows
@@ -82,12 +82,12 @@ __all__ = [
     "SHAPE_IN_NAME",
     "AppendsColumns",
     "ChunkedMap",
+    "ColumnDecode",
     "Dataset",
     "Decode",
     "Filters",
     "Frame",
     "ImageColumn",
-    "ImageDecode",
     "ImageMember",
     "ImageNode",
     "KeepsResults",

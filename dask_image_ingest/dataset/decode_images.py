@@ -25,7 +25,7 @@ from dask_image_ingest.dataset.late.references import (
     with_encoded,
 )
 from dask_image_ingest.dataset.options import ErrorPolicy
-from dask_image_ingest.dataset.scan.decode_rows import ImageDecode, error_filter
+from dask_image_ingest.dataset.scan.decode_rows import ColumnDecode, error_filter
 from dask_image_ingest.dataset.schema.columns import image_field
 from dask_image_ingest.decode import MAX_PIXELS, Mode, Resize, make_decode_spec
 from dask_image_ingest.errors import ArgumentError
@@ -133,7 +133,7 @@ def decode_images(
         max_pixels=max_pixels,
     )
     images = tuple(
-        ImageDecode(name, _error_column(name, meta), decoding, errors, storage_options)
+        ColumnDecode(name, _error_column(name, meta), decoding, errors, storage_options)
         for name in references or (image,)
     )
     if not lazy:

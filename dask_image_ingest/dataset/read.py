@@ -37,7 +37,7 @@ from dask_image_ingest.dataset.plan.scan_node import (
     ReadWebDataset,
     Scan,
 )
-from dask_image_ingest.dataset.scan.decode_rows import ImageDecode, error_filter
+from dask_image_ingest.dataset.scan.decode_rows import ColumnDecode, error_filter
 from dask_image_ingest.dataset.scan.first_shard import open_first
 from dask_image_ingest.dataset.scan.partitioning import (
     make_partitions,
@@ -338,7 +338,7 @@ def read_of(
     scan_filters = without(filters, schema.errors) if by_error else filters
     scan: Expr = kind(dataset, scanned, scan_filters)
     images = tuple(
-        ImageDecode(
+        ColumnDecode(
             image,
             errors[image] if errors[image] in scan.columns else None,
             decodings[image],

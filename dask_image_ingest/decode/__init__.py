@@ -6,6 +6,7 @@ partition, with an error for every image that can't be decoded.
 
 from dask_image_ingest.decode.buffers import (
     VALUE_TYPES,
+    EncodedImages,
     Origin,
     PixelBuffer,
     Pixels,
@@ -43,6 +44,7 @@ __all__ = [
     "SWAPPED",
     "VALUE_TYPES",
     "DecodeSpec",
+    "EncodedImages",
     "Header",
     "ImageShape",
     "Mode",

@@ -1,13 +1,15 @@
-"""Decoded pixels of a partition, and the identity of each image."""
+"""Images of a partition: encoded, with the identity of each, and decoded."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from math import prod
 from typing import Any, NamedTuple, Protocol
 
 import numpy as np
+
+from dask_image_ingest.decode.formats import Header
 
 #: Type of a pixel's value by its size in bytes: a column stores the size only.
 VALUE_TYPES: dict[int, np.dtype[Any]] = {
@@ -39,6 +41,38 @@ class Origin(NamedTuple):
 def unknown(row: int) -> Origin:
     """Origin of an image without a shard."""
     return Origin("", row, f"image {row}")
+
+
+@dataclass(frozen=True, slots=True)
+class EncodedImages:
+    """The encoded images of some rows.
+
+    Attributes
+    ----------
+    headers : sequence of Header
+        One for each row; rows with an error have no image to decode.
+    read : callable
+        Function from a row to its encoded bytes.
+    origin : callable
+        Function from a row to its origin, which seeds random operators and names the image in
+        errors and in the crash log.
+    """
+
+    headers: Sequence[Header]
+    read: Callable[[int], Any]
+    origin: Callable[[int], Origin] = unknown
+
+    def __len__(self) -> int:
+        return len(self.headers)
+
+    def slice(self, rows: slice) -> EncodedImages:
+        """Consecutive rows, counted from 0."""
+        start = rows.start
+        return EncodedImages(
+            self.headers[rows],
+            lambda row: self.read(start + row),
+            lambda row: self.origin(start + row),
+        )
 
 
 class PixelBuffer(Protocol):

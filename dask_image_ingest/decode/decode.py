@@ -5,12 +5,13 @@ from __future__ import annotations
 import zlib
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import nullcontext
+from dataclasses import replace
 from itertools import tee
 from typing import Any
 
 import numpy as np
 
-from dask_image_ingest.decode.buffers import Origin, PixelBuffer, Pixels, unknown
+from dask_image_ingest.decode.buffers import EncodedImages, PixelBuffer, Pixels
 from dask_image_ingest.decode.crash_guard import crash_log, crashed, decode_guarded
 from dask_image_ingest.decode.dali import DaliDecoder, Refused
 from dask_image_ingest.decode.decoders import DecoderSet, decoders_for
@@ -24,28 +25,22 @@ from dask_image_ingest.progress_bar import BAD, DECODED, count
 
 
 def decode(
-    headers: Sequence[Header],
-    image_bytes: Callable[[int], Any],
+    images: EncodedImages,
     decoding: DecodeSpec,
     buffer: PixelBuffer,
-    origin: Callable[[int], Origin] = unknown,
     meanwhile: Callable[[], Any] | None = None,
 ) -> Pixels:
     """Decode the images of a partition, in the order of its rows.
 
     Parameters
     ----------
-    headers
-        One for each row; rows with an error are not decoded.
-    image_bytes
-        Function from a row to its encoded bytes.
+    images
+        The encoded images. If a process died during this partition, they are decoded in a
+        subprocess.
     decoding
         Decode options.
     buffer
         Receives the pixels.
-    origin
-        Function from a row to its origin: it seeds random operators and names the partition in the
-        crash log. If a process died during this partition, its images are decoded in a subprocess.
     meanwhile
         Called once, while DALI decodes the second batch.
 
@@ -60,74 +55,70 @@ def decode(
     threads the images that DALI can't, then those that DALI refused. An image that Pillow refuses
     gets an error.
     """
-    headers = _without_crashers(headers, image_bytes)
-    name = _partition_name(decoding, len(headers), origin)
-    with crash_log.in_progress(name) as crashed_before:
+    images = _without_crashers(images)
+    with crash_log.in_progress(_partition_name(images, decoding)) as crashed_before:
         if crashed_before:
-            pixels = decode_guarded(headers, image_bytes, decoding, buffer, origin)
+            pixels = decode_guarded(images, decoding, buffer)
         else:
-            pixels = decode_in_batches(headers, image_bytes, decoding, buffer, origin, meanwhile)
+            pixels = decode_in_batches(images, decoding, buffer, meanwhile)
     bad = sum(bool(error) for error in pixels.errors)
-    count(DECODED, len(headers) - bad)
+    count(DECODED, len(images) - bad)
     count(BAD, bad)
     return pixels
 
 
-def _partition_name(decoding: DecodeSpec, count: int, origin: Callable[[int], Origin]) -> str:
+def _partition_name(images: EncodedImages, decoding: DecodeSpec) -> str:
     """Name of a partition in the crash log: its options, first and last origin, and length."""
-    ends = repr([origin(row) for row in (0, count - 1)]) if count else ""
+    count = len(images)
+    ends = repr([images.origin(row) for row in (0, count - 1)]) if count else ""
     return f"{decoding.token}-{zlib.crc32(ends.encode()):08x}-{count}"
 
 
-def _without_crashers(
-    headers: Sequence[Header], image_bytes: Callable[[int], Any]
-) -> Sequence[Header]:
+def _without_crashers(images: EncodedImages) -> EncodedImages:
     """Set the error of images that are known to kill a decoder."""
     crashers = crash_log.crashers()
     if not crashers:
-        return headers
-    return [
+        return images
+    headers = [
         header
-        if header.error is not None or (death := crashers.death(image_bytes(row))) is None
+        if header.error is not None or (death := crashers.death(images.read(row))) is None
         else header._replace(error=str(crashed(death)), needs_pillow=True)
-        for row, header in enumerate(headers)
+        for row, header in enumerate(images.headers)
     ]
+    return replace(images, headers=headers)
 
 
 def decode_in_batches(
-    headers: Sequence[Header],
-    image_bytes: Callable[[int], Any],
+    images: EncodedImages,
     decoding: DecodeSpec,
     buffer: PixelBuffer,
-    origin: Callable[[int], Origin] = unknown,
     meanwhile: Callable[[], Any] | None = None,
 ) -> Pixels:
     """Decode the images of a partition in this process; parameters as in `decode`."""
-    errors = [header.error for header in headers]
-    shapes = np.zeros((len(headers), 3), np.int32)
-    itemsizes = np.ones(len(headers), np.int64) if decoding.mode == "raw" else None
-    schedule = Schedule(headers, image_bytes, decoding)
+    errors = [header.error for header in images.headers]
+    shapes = np.zeros((len(images), 3), np.int32)
+    itemsizes = np.ones(len(images), np.int64) if decoding.mode == "raw" else None
+    schedule = Schedule(images, decoding)
     dali = decoders_for(decoding)
     scaled = None
-    if decoding.scaled and any_reduced(headers, decoding):
+    if decoding.scaled and any_reduced(images.headers, decoding):
         scaled = ScaledDecoder(decoding, dali)
     # A scaled decode runs in the shared thread pool and takes the lock only for its DALI batches.
     with nullcontext() if scaled else dali.lock:
         try:
             dali.clear()
-            for batch, images in _dali_outputs(schedule, scaled, dali):
-                schedule.learn(_rows_without_image(batch.dali_rows, images))
-                rows, images = _with_pillow(
-                    batch, images, schedule, headers, errors, decoding, dali
-                )
+            for batch, decoded in _dali_outputs(schedule, scaled, dali):
+                schedule.learn(_rows_without_image(batch.dali_rows, decoded))
+                rows, decoded = _with_pillow(batch, decoded, schedule, errors, dali)
                 if decoding.resized_here:
-                    images = _resized(images, decoding)
+                    decoded = _resized(decoded, decoding)
                 if rows and dali.transform is not None:
-                    images = dali.transform.run(_materialized(images), list(map(origin, rows)))
-                shapes[rows] = _shapes(images)
+                    origins = [images.origin(row) for row in rows]
+                    decoded = dali.transform.run(_materialized(decoded), origins)
+                shapes[rows] = _shapes(decoded)
                 if itemsizes is not None:
-                    itemsizes[rows] = [image.dtype.itemsize for image in images]
-                buffer.append(images)
+                    itemsizes[rows] = [image.dtype.itemsize for image in decoded]
+                buffer.append(decoded)
                 if meanwhile is not None:
                     meanwhile()
                     meanwhile = None
@@ -152,13 +143,7 @@ def _dali_outputs(
 
 
 def _with_pillow(
-    batch: Batch,
-    images: Any,
-    schedule: Schedule,
-    headers: Sequence[Header],
-    errors: list[str | None],
-    decoding: DecodeSpec,
-    dali: DecoderSet,
+    batch: Batch, images: Any, schedule: Schedule, errors: list[str | None], dali: DecoderSet
 ) -> tuple[list[int], Any]:
     """Add Pillow's images to DALI's, and record errors.
 
@@ -167,6 +152,7 @@ def _with_pillow(
     (list of int, list of images)
         The rows that have an image, and their images. If DALI decoded them all, its tensor list.
     """
+    headers, decoding = schedule.images.headers, schedule.decoding
     if not isinstance(images, list) and len(images) == len(batch.rows):
         shapes = images.shape()
         if all(_as_expected(shapes[i], headers[row], decoding) for i, row in enumerate(batch.rows)):

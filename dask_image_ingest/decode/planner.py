@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator
 from concurrent.futures import Future
 from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
 
+from dask_image_ingest.decode.buffers import EncodedImages
 from dask_image_ingest.decode.dali import BATCH_SIZE, parses
 from dask_image_ingest.decode.formats import Header, is_valid
 from dask_image_ingest.decode.formats.png_webp import without_png_metadata
@@ -65,12 +66,9 @@ class Batch:
 class Schedule:
     """Iterator over the batches of a partition, in row order; they adapt to refused images."""
 
-    def __init__(
-        self, headers: Sequence[Header], image_bytes: Callable[[int], Any], decoding: DecodeSpec
-    ) -> None:
-        self._headers = headers
-        self._image_bytes = image_bytes
-        self._decoding = decoding
+    def __init__(self, images: EncodedImages, decoding: DecodeSpec) -> None:
+        self.images = images
+        self.decoding = decoding
         self._size = BATCH_SIZE  # most images in the next batch
         self._thorough = False  # check JPEGs more thoroughly
         self._max_bytes, self._stretched_bytes = _BATCH_BYTES, _STRETCH * _BATCH_BYTES
@@ -78,7 +76,7 @@ class Schedule:
             # Its memory is a hard limit, and the number of threads does not matter there.
             self._max_bytes = self._stretched_bytes = batch_bytes(current_device())
         self._min_images = 2 * decode_threads()
-        formats = Counter(header.format for header in headers if not header.needs_pillow)
+        formats = Counter(header.format for header in images.headers if not header.needs_pillow)
         self._dali_formats: set[str | None] = {"jpeg"}
         # DALI rounds the grey of a PNG down, Pillow to nearest: use one of them for every PNG.
         if decoding.mode != "L" and formats["png"] >= _MIN_FORMAT_SHARE * formats.total():
@@ -91,14 +89,14 @@ class Schedule:
         Other images may be bad too, so batches become small and JPEGs are checked thoroughly. Other
         formats have no such check and go to Pillow from now on.
         """
-        formats = {self._headers[row].format for row in refused}
+        formats = {self.images.headers[row].format for row in refused}
         self._dali_formats -= formats - {"jpeg"}
         self._thorough |= "jpeg" in formats
         self._size = _SMALLEST_BATCH if formats else min(BATCH_SIZE, 4 * self._size)
 
     def __iter__(self) -> Iterator[Batch]:
-        batch, nbytes, max_images = Batch(), 0, _FIRST_BATCH[self._decoding.device]
-        for row, header in enumerate(self._headers):
+        batch, nbytes, max_images = Batch(), 0, _FIRST_BATCH[self.decoding.device]
+        for row, header in enumerate(self.images.headers):
             size, images = self._nbytes(header), batch.images
             max_bytes = self._max_bytes if images >= self._min_images else self._stretched_bytes
             if images >= max_images or (images > 0 and nbytes + size > max_bytes):
@@ -115,16 +113,16 @@ class Schedule:
         """Start to decode an image of a batch with Pillow."""
         batch.by_pillow[row] = decode_pool().submit(
             decode_with_pillow,
-            self._image_bytes(row),
-            self._decoding.mode,
-            self._decoding.max_pixels,
+            self.images.read(row),
+            self.decoding.mode,
+            self.decoding.max_pixels,
         )
 
     def _assign(self, row: int, header: Header, batch: Batch) -> None:
-        if self._decoding.by_pillow:
+        if self.decoding.by_pillow:
             self.assign_to_pillow(row, batch)
             return
-        encoded = self._for_dali(header, self._image_bytes(row))
+        encoded = self._for_dali(header, self.images.read(row))
         if encoded is None:
             self.assign_to_pillow(row, batch)
         else:
@@ -146,9 +144,9 @@ class Schedule:
         """Memory that decoding an image takes: the larger of its sizes before and after resize."""
         if header.error is not None or header.height is None or header.width is None:
             return 0
-        in_full = header.height * header.width * self._decoding.bytes_per_pixel(header)
-        resized = self._decoding.nbytes(header)
-        if self._decoding.scaled and header.format == "jpeg":
+        in_full = header.height * header.width * self.decoding.bytes_per_pixel(header)
+        resized = self.decoding.nbytes(header)
+        if self.decoding.scaled and header.format == "jpeg":
             # The chosen scale is less than twice the result's height and width.
             in_full = min(in_full, 4 * resized)
         return max(in_full, resized)

@@ -12,8 +12,8 @@ from dask_image_ingest import dask_internals as dx
 from dask_image_ingest.dask_internals import FrameBase
 from dask_image_ingest.dataset import (
     LOCATION_COLUMNS,
+    ColumnDecode,
     Decode,
-    ImageDecode,
     MapColumns,
     add_references,
     datasets_of,
@@ -27,7 +27,7 @@ from dask_image_ingest.frames import backend_of, image_columns, pandas_type
 PLACE = (*LOCATION_COLUMNS, "__key__")
 
 #: A frame (or expression) with references, and the decode of each reference column.
-Referenced: TypeAlias = tuple[Any, Mapping[Any, ImageDecode]]
+Referenced: TypeAlias = tuple[Any, Mapping[Any, ColumnDecode]]
 
 
 def references_of_images(
@@ -60,7 +60,7 @@ def _references_of_location_columns(
         return None
     names = [name for name in frame.columns if name in {*columns, *PLACE} - {"image", "error"}]
     options, max_pixels = _options_of_reads(frame)
-    images = ImageDecode(
+    images = ColumnDecode(
         "image", "error", _rgb_decoding(max_pixels), storage_options=storage_options or options
     )
     if not isinstance(frame, FrameBase):
@@ -129,14 +129,14 @@ def _below_decode(expr: dx.Expr) -> Referenced | None:
     return None
 
 
-def decode_references(rows: Any, images: ImageDecode) -> Any:
+def decode_references(rows: Any, images: ColumnDecode) -> Any:
     """Decode one column of references; lazy if the frame is."""
     if isinstance(rows, FrameBase):
         return dx.new_collection(Decode(rows.expr, (images,)))
     return decode_partition(rows, (images,))
 
 
-def decode_small(rows: Any, images: Sequence[ImageDecode]) -> pd.DataFrame:
+def decode_small(rows: Any, images: Sequence[ColumnDecode]) -> pd.DataFrame:
     """Decode a few rows of references to a pandas frame, on the CPU: a client may have no GPU."""
     frame = backend_of(rows).to_arrow(rows).to_pandas(types_mapper=pandas_type)
     decodes = [
@@ -148,8 +148,8 @@ def decode_small(rows: Any, images: Sequence[ImageDecode]) -> pd.DataFrame:
 
 
 def at_size(
-    images: Mapping[Any, ImageDecode], image: Any, longer: int, mask: Any | None = None
-) -> list[ImageDecode] | None:
+    images: Mapping[Any, ColumnDecode], image: Any, longer: int, mask: Any | None = None
+) -> list[ColumnDecode] | None:
     """Decodes of thumbnails of an image column, and of its masks at full size.
 
     None if the stored image would not look like the decoded one.

@@ -11,7 +11,7 @@ from photo_shards import encode, write_tar
 from PIL import Image
 
 import dask_image_ingest as dii
-from dask_image_ingest.decode import DecodeSpec, decode
+from dask_image_ingest.decode import DecodeSpec, EncodedImages, decode
 from dask_image_ingest.decode.formats.header import read_header
 from dask_image_ingest.frames.pandas_backend import HostPixels
 
@@ -53,7 +53,9 @@ def test_a_partition_that_fails_leaves_no_pixels_for_the_next_one(fails_at):
             return data
 
         headers = [read_header(data, 1 << 22)] * count
-        return decode(headers, image_bytes, DecodeSpec(), HostPixels(count * EDGE * EDGE * 3))
+        return decode(
+            EncodedImages(headers, image_bytes), DecodeSpec(), HostPixels(count * EDGE * EDGE * 3)
+        )
 
     with pytest.raises(OSError, match="the network is gone"):
         read(jpeg("red"), 200, fails_at)

@@ -9,7 +9,7 @@ import pytest
 from synthetic import encode, photograph
 
 import dask_image_ingest as dii
-from dask_image_ingest.decode import planner
+from dask_image_ingest.decode import EncodedImages, planner
 from dask_image_ingest.decode.dali import BATCH_SIZE, DaliDecoder, Refused
 from dask_image_ingest.decode.formats.header import Header
 from dask_image_ingest.decode.gpu import is_gpu_failure
@@ -66,7 +66,9 @@ def test_batches_of_large_images_fit_the_gpu_whatever_the_threads(
     played_dali.play(monkeypatch, room=room)
     headers = [Header("jpeg", 3000, 4000, 3, None, False)] * 40  # 36 MB each
     with dask.config.set({"image-ingest.decode-threads": threads}):
-        batches = list(planner.Schedule(headers, lambda row: PHOTO, DecodeSpec(device="gpu")))
+        batches = list(
+            planner.Schedule(EncodedImages(headers, lambda row: PHOTO), DecodeSpec(device="gpu"))
+        )
     assert [len(batch.rows) for batch in batches] == [expected] * (40 // expected)
 
 

@@ -13,7 +13,7 @@ from PIL import Image
 from processes import SECONDS
 
 import dask_image_ingest
-from dask_image_ingest.decode import DecodeSpec, Origin, decode
+from dask_image_ingest.decode import DecodeSpec, EncodedImages, Origin, decode
 from dask_image_ingest.decode.formats.header import read_header
 from dask_image_ingest.frames.pandas_backend import HostPixels, PandasBackend
 from dask_image_ingest.frames.pixel_pool import pixel_memory
@@ -62,7 +62,9 @@ def files(colour):
 def decoded(data, options):
     headers = [read_header(each, 1 << 22) for each in data]
     buffer = HostPixels(len(data) * EDGE * EDGE * 3)
-    return decode(headers, data.__getitem__, options, buffer, lambda row: Origin("", row, "it"))
+    return decode(
+        EncodedImages(headers, data.__getitem__, lambda row: Origin("", row, "it")), options, buffer
+    )
 
 
 def assert_same(pixels, want):

@@ -7,7 +7,7 @@ from photo_shards import write_tar
 from PIL import Image
 
 import dask_image_ingest as dii
-from dask_image_ingest.decode import DecodeSpec, Origin, decode
+from dask_image_ingest.decode import DecodeSpec, EncodedImages, Origin, decode
 from dask_image_ingest.decode.crash_guard import crash_log
 from dask_image_ingest.decode.formats.header import read_header
 from dask_image_ingest.frames.pandas_backend import HostPixels
@@ -100,13 +100,12 @@ def pictures(encoded, numbers, transform, shard="a.tar", size=SIZE):
     """The pictures of samples of these numbers of a shard, decoded together."""
     headers = [read_header(encoded, 1 << 20)] * len(numbers)
     decoding = DecodeSpec(size=(size, size), transform=transform)
-    pixels = decode(
+    images = EncodedImages(
         headers,
         lambda row: encoded,
-        decoding,
-        HostPixels(len(numbers) * size * size * 3),
         lambda row: Origin(shard, numbers[row], f"sample {numbers[row]}"),
     )
+    pixels = decode(images, decoding, HostPixels(len(numbers) * size * size * 3))
     assert pixels.errors == [None] * len(numbers)
     return dict(zip(numbers, pixels.flat.reshape(-1, size, size, 3), strict=True))
 

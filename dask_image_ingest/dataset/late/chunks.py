@@ -24,7 +24,7 @@ from dask_image_ingest.dataset.late.groups import GroupsOfReferences
 from dask_image_ingest.dataset.late.nodes import Decode
 from dask_image_ingest.dataset.plan.nodes import ImageNode
 from dask_image_ingest.dataset.plan.scan_node import Scan
-from dask_image_ingest.dataset.scan.decode_rows import ErrorFilter, ImageDecode, slices_by_size
+from dask_image_ingest.dataset.scan.decode_rows import ColumnDecode, ErrorFilter, slices_by_size
 from dask_image_ingest.frames import backend_of
 from dask_image_ingest.storage import has_random_access, local_path
 
@@ -132,7 +132,7 @@ def _moved_references(expr: dx.Expr) -> list[dx.Expr]:
 
 
 def _split_large(
-    persisted: Any, images: Sequence[ImageDecode], partitions: int, scheduler: Any
+    persisted: Any, images: Sequence[ColumnDecode], partitions: int, scheduler: Any
 ) -> dx.Expr:
     """Split at the average encoded size of ``partitions`` partitions."""
     tasks = [dask.delayed(_total_sizes)(part, images) for part in persisted.to_delayed()]
@@ -148,7 +148,7 @@ def _split_large(
     return SplitPartitions(persisted.expr, tuple(slices))
 
 
-def _total_sizes(frame: Any, images: Sequence[ImageDecode]) -> np.ndarray:
+def _total_sizes(frame: Any, images: Sequence[ColumnDecode]) -> np.ndarray:
     """Encoded bytes of each row, all image columns together; shape (n,), int64."""
     return np.sum([encoded_sizes(frame, each) for each in images], axis=0)
 
@@ -158,7 +158,7 @@ _SAMPLED = 64
 
 
 def _decode_rows(
-    images: Sequence[ImageDecode], keep: ErrorFilter, columns: Sequence[Any], rows: Any
+    images: Sequence[ColumnDecode], keep: ErrorFilter, columns: Sequence[Any], rows: Any
 ) -> Any:
     return decode_partition(rows, images, keep)[list(columns)]
 
@@ -178,7 +178,7 @@ class LastDecode:
     """
 
     rows: dx.Expr
-    images: tuple[ImageDecode, ...]
+    images: tuple[ColumnDecode, ...]
     keep: ErrorFilter
     columns: tuple[Any, ...]
 

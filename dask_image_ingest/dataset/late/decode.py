@@ -12,9 +12,9 @@ import pyarrow as pa
 
 from dask_image_ingest.dataset.late.fetch import fetch
 from dask_image_ingest.dataset.scan.decode_rows import (
+    ColumnDecode,
     Decoded,
     ErrorFilter,
-    ImageDecode,
     check_size,
     decode_first_rows,
     decode_rows,
@@ -22,7 +22,7 @@ from dask_image_ingest.dataset.scan.decode_rows import (
     slices_by_size,
 )
 from dask_image_ingest.dataset.scan.file_rows import origin_of_key
-from dask_image_ingest.decode import Header, Origin, Pixels
+from dask_image_ingest.decode import EncodedImages, Header, Origin, Pixels
 from dask_image_ingest.frames import ImageReference, as_references, backend_of
 
 # For a null reference, such as that of an unmatched row of a merge: no image, and no error.
@@ -31,7 +31,7 @@ _NO_REFERENCE = Header(None, None, None, None, "", True)
 
 def decode_partition(
     frame: Any,
-    images: Sequence[ImageDecode],
+    images: Sequence[ColumnDecode],
     keep: ErrorFilter = None,
     limit: int | None = None,
 ) -> Any:
@@ -49,8 +49,8 @@ def decode_partition(
     return decode_first_rows(frame, functools.partial(_decode_frame, images), keep, limit)
 
 
-def _decode_frame(images: Sequence[ImageDecode], frame: Any) -> Decoded:
-    encoded = [EncodedImages(frame, each) for each in images]
+def _decode_frame(images: Sequence[ColumnDecode], frame: Any) -> Decoded:
+    encoded = [FetchedImages(frame, each) for each in images]
     nbytes = int(sum(each.nbytes.sum() for each in encoded if each.images.pixels))
     largest = backend_of(frame).largest_partition
     check_size(f"the {len(frame)} images of a partition", nbytes, largest)
@@ -62,7 +62,7 @@ def _decode_frame(images: Sequence[ImageDecode], frame: Any) -> Decoded:
     return frame, first_errors(errors)
 
 
-def decoded_meta(meta: Any, images: Sequence[ImageDecode]) -> Any:
+def decoded_meta(meta: Any, images: Sequence[ColumnDecode]) -> Any:
     """The meta of a decoded frame."""
     for each in images:
         meta = each.into(meta, Pixels(np.empty(0, np.uint8), np.empty((0, 3), np.int32), []))
@@ -96,11 +96,11 @@ def references_of(frame: Any, image: Any) -> pa.ChunkedArray:
     return as_references(column)
 
 
-def decode_pieces(frame: Any, images: Sequence[ImageDecode], largest: int) -> Iterator[Any]:
+def decode_pieces(frame: Any, images: Sequence[ColumnDecode], largest: int) -> Iterator[Any]:
     """Decode a frame in pieces of about ``largest`` bytes, encoded and decoded."""
     for rows in slices_by_size([encoded_sizes(frame, each) for each in images], largest):
         part = frame.iloc[rows]
-        encoded = [EncodedImages(part, each) for each in images]
+        encoded = [FetchedImages(part, each) for each in images]
         for piece_rows in slices_by_size([each.nbytes for each in encoded], largest):
             piece = part.iloc[piece_rows]
             for each in encoded:
@@ -109,19 +109,19 @@ def decode_pieces(frame: Any, images: Sequence[ImageDecode], largest: int) -> It
             yield piece
 
 
-def encoded_sizes(frame: Any, images: ImageDecode) -> np.ndarray:
+def encoded_sizes(frame: Any, images: ColumnDecode) -> np.ndarray:
     """Encoded bytes of each row's image, 0 if unknown; shape (n,), int64."""
     nbytes = field_of(references_of(frame, images.image), "nbytes")
     return nbytes.fill_null(0).to_numpy()
 
 
-class EncodedImages:
+class FetchedImages:
     """The encoded images of a frame's references, in memory; repeated references share one.
 
     ``nbytes`` are the decoded bytes of each row's image; shape (n,), int64.
     """
 
-    def __init__(self, frame: Any, images: ImageDecode) -> None:
+    def __init__(self, frame: Any, images: ColumnDecode) -> None:
         self.images = images
         self._backend = backend_of(frame)
         rows = reference_rows(references_of(frame, images.image))
@@ -152,25 +152,15 @@ class EncodedImages:
         return decoded.take(positions[self._indices[rows]])
 
     def _decode_distinct(self, indices: list[int]) -> Pixels:
-        headers = [self._headers[index] for index in indices]
-
-        def image_bytes(row: int) -> Any:
+        def read(row: int) -> Any:
             return self._encoded[indices[row]]
 
         def origin(row: int) -> Origin:
             index = indices[row]
             return _origin(self._references[index] if index < len(self._references) else None)
 
-        return decode_rows(
-            headers,
-            image_bytes,
-            origin,
-            self.images.decoding,
-            self.images.errors,
-            self._backend,
-            what=f"{len(headers)} images",
-            pixels=self.images.pixels,
-        )
+        encoded = EncodedImages([self._headers[index] for index in indices], read, origin)
+        return decode_rows(encoded, self.images, self._backend, what=f"{len(encoded)} images")
 
 
 def _origin(reference: ImageReference | None) -> Origin:

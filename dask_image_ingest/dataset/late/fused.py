@@ -15,7 +15,7 @@ from dask_image_ingest.dataset.late.decode import decoded_meta
 from dask_image_ingest.dataset.plan.alignment import READS
 from dask_image_ingest.dataset.plan.operators import ELEMENTWISE, ROW_WISE, is_row_wise_query
 from dask_image_ingest.dataset.plan.scan_node import Scan
-from dask_image_ingest.dataset.scan.decode_rows import DecodeInRead, ErrorFilter, ImageDecode
+from dask_image_ingest.dataset.scan.decode_rows import ColumnDecode, ErrorFilter, FusedDecode
 from dask_image_ingest.dataset.scan.task import read_partition
 from dask_image_ingest.dataset.schema.columns import HEADERS
 from dask_image_ingest.frames import backend_of
@@ -54,6 +54,10 @@ class Steps:
     def __repr__(self) -> str:
         return str(self.expr)
 
+    def __call__(self, frame: Any) -> Any:
+        """Apply the operations."""
+        return self.function(frame)
+
     @functools.cached_property
     def function(self) -> Callable[[Any], Any]:
         """The operations as one function of a pandas or cuDF frame."""
@@ -81,12 +85,13 @@ class _FusedTask:
     source: tuple[str, int]
 
     def __call__(self, frame: Any) -> Any:
+        """Apply the operations."""
         return self.task({self.source: frame})
 
 
 def decode_in_read(
     frame: dx.Expr,
-    images: Sequence[ImageDecode],
+    images: Sequence[ColumnDecode],
     keep: ErrorFilter,
     limit: int | None,
     columns: Sequence[Any],
@@ -118,12 +123,12 @@ def decode_in_read(
         steps = Steps(frame.lower_completely())
     elif not _keeps_names(scan, images):
         return None
-    step = DecodeStep(type(scan), tuple(images), tuple(columns), keep, limit, steps)
+    fused = FusedDecode(tuple(images), tuple(columns), keep, limit, steps)
     *operands, partitions = (scan.operand(name) for name in Scan._parameters)
-    return ReadAndDecode(*operands, step, partitions)
+    return ReadAndDecode(*operands, type(scan), fused, partitions)
 
 
-def _keeps_names(scan: Scan, images: Sequence[ImageDecode]) -> bool:
+def _keeps_names(scan: Scan, images: Sequence[ColumnDecode]) -> bool:
     """True if the decoded columns have the names that the scan gives them."""
     schema = scan.dataset.schema
     return all(
@@ -158,28 +163,12 @@ def _is_step(node: dx.Expr) -> bool:
     )
 
 
-@dataclass(frozen=True, repr=False)
-class DecodeStep:
-    """`DecodeInRead` in the plan, where its steps are still an expression over a ``scan``."""
-
-    scan: type[Scan]
-    images: tuple[ImageDecode, ...]
-    columns: tuple[Any, ...]
-    keep: ErrorFilter
-    limit: int | None
-    steps: Steps | None
-
-    def __repr__(self) -> str:
-        names = ", ".join(repr(each.image) for each in self.images)
-        options = {"after": self.steps, "keep": self.keep, "limit": self.limit}
-        return names + "".join(f" {k}={value}" for k, value in options.items() if value is not None)
-
-
 class ReadAndDecode(Scan):
     """Scans and decodes in one task per partition. Made by lowering: no rule changes it."""
 
     _parameters: ClassVar = [
         *(name for name in Scan._parameters if name != "_partitions"),
+        "scan",
         "decode",
         "_partitions",
     ]
@@ -187,7 +176,8 @@ class ReadAndDecode(Scan):
     _filter_passthrough = False
 
     step = READS[1]
-    decode: DecodeStep
+    scan: type[Scan]
+    decode: FusedDecode  # its steps are an expression: `Steps`
 
     @functools.cached_property
     def _name(self) -> str:
@@ -204,26 +194,23 @@ class ReadAndDecode(Scan):
     @property
     def rows(self) -> dx.Expr:
         """The rows before the decode: the scan, and the operations above it."""
-        scan = self.decode.scan(*(self.operand(name) for name in Scan._parameters))
+        scan = self.scan(*(self.operand(name) for name in Scan._parameters))
         steps = self.decode.steps
-        if steps is None:
+        if not isinstance(steps, Steps):
             return scan
         (source,) = {node._name: node for node in steps.expr.find_operations(Rows)}.values()
         return steps.expr.substitute(source, scan)
 
     @functools.cached_property
     def _meta(self) -> Any:
-        steps, meta = self.decode.steps, self.dataset.meta[self.scanned]
-        meta = decoded_meta(meta if steps is None else steps.expr._meta, self.decode.images)
-        return meta[self.columns]
+        return decoded_meta(self.rows._meta, self.decode.images)[self.columns]
 
     def _filtered_task(self, name: Any, index: int) -> dx.Task:
         decode, options = self.decode, self.dataset.options
-        steps = None if decode.steps is None else decode.steps.function
-        passed_on = () if decode.steps is None or options.other_images else decode.steps.passed_on
-        task_decode = DecodeInRead(
-            decode.images, decode.columns, decode.keep, decode.limit, steps, passed_on
-        )
+        steps = decode.steps
+        if isinstance(steps, Steps):
+            passed_on = () if options.other_images else steps.passed_on
+            decode = replace(decode, steps=steps.function, passed_on=passed_on)
         # The decode's options override those of the scan.
         decodings = {each.image: each.decoding for each in decode.images}
         others = tuple(
@@ -239,9 +226,9 @@ class ReadAndDecode(Scan):
             other_images=others,
             storage_options=decode.images[0].storage_options or options.storage_options,
         )
-        spec = replace(self.spec, options=options)
+        spec = replace(self.spec, options=options, decode=decode)
         partition = self.dataset.partitions[index]
-        return dx.Task(name, read_partition, partition, spec, task_decode, _data_producer=True)
+        return dx.Task(name, read_partition, partition, spec, _data_producer=True)
 
     def _simplify_up(self, parent: dx.Expr, dependents: Any) -> None:
         return None

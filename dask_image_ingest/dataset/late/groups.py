@@ -9,11 +9,11 @@ from typing import Any, ClassVar
 from dask_image_ingest import dask_internals as dx
 from dask_image_ingest.dataset.late.decode import decode_partition
 from dask_image_ingest.dataset.plan.nodes import ImageNode
-from dask_image_ingest.dataset.scan.decode_rows import ImageDecode
+from dask_image_ingest.dataset.scan.decode_rows import ColumnDecode
 
 
 def apply_to_groups(
-    apply: dx.Expr, child: dx.Expr, rows: dx.Expr, images: tuple[ImageDecode, ...]
+    apply: dx.Expr, child: dx.Expr, rows: dx.Expr, images: tuple[ColumnDecode, ...]
 ) -> dx.Expr | None:
     """Rewrite a ``groupby().apply`` of ``child`` to group its undecoded ``rows``.
 
@@ -44,7 +44,7 @@ def apply_to_groups(
 def _apply_decoded(
     frame: Any,
     *by: Any,
-    images: tuple[ImageDecode, ...],
+    images: tuple[ColumnDecode, ...],
     dask_func: Callable[..., Any],
     **options: Any,
 ) -> Any:
@@ -58,7 +58,7 @@ def _apply_decoded(
 
 def _apply_to_decoded(
     function: Callable[..., Any],
-    images: tuple[ImageDecode, ...],
+    images: tuple[ColumnDecode, ...],
     group: Any,
     /,
     *args: Any,

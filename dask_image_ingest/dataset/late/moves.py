@@ -19,7 +19,7 @@ from dask_image_ingest import dask_internals as dx
 from dask_image_ingest.dataset.late.decode import field_of, references_of
 from dask_image_ingest.dataset.plan.nodes import AppendsColumns, Dependents
 from dask_image_ingest.dataset.plan.operators import COLUMNS_CHANGED, COLUMNS_USED
-from dask_image_ingest.dataset.scan.decode_rows import ImageDecode
+from dask_image_ingest.dataset.scan.decode_rows import ColumnDecode
 
 
 def _sort_by_sample(frame: Any, names: tuple[Any, ...]) -> Any:
@@ -76,11 +76,11 @@ class InOrder(AppendsColumns):
 
 
 #: An expression with references in place of images, and the decodes that its columns need.
-Undecoded: TypeAlias = tuple[dx.Expr, tuple[ImageDecode, ...]]
+Undecoded: TypeAlias = tuple[dx.Expr, tuple[ColumnDecode, ...]]
 
 
 def over_references(
-    parent: dx.Expr, child: dx.Expr, references: dx.Expr, images: tuple[ImageDecode, ...]
+    parent: dx.Expr, child: dx.Expr, references: dx.Expr, images: tuple[ColumnDecode, ...]
 ) -> Undecoded | None:
     """``parent`` with its operand ``child`` replaced by the undecoded ``references``.
 

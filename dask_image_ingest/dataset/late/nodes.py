@@ -35,7 +35,7 @@ from dask_image_ingest.dataset.plan.nodes import (
 )
 from dask_image_ingest.dataset.plan.operators import ELEMENTWISE, RAISES_FOR_NO_ROW, ROW_WISE
 from dask_image_ingest.dataset.plan.scan_node import HeadOfRead, Scan
-from dask_image_ingest.dataset.scan.decode_rows import ErrorFilter, ImageDecode
+from dask_image_ingest.dataset.scan.decode_rows import ColumnDecode, ErrorFilter
 from dask_image_ingest.decode import ImageShape
 from dask_image_ingest.frames import backend_of
 
@@ -81,7 +81,7 @@ def _merge_references(merge: dx.Expr) -> Undecoded | None:
     if merge.how not in ("inner", "left", "right", "outer"):
         return None
     sides = [merge.left, merge.right]
-    images: list[ImageDecode] = []
+    images: list[ColumnDecode] = []
     for number, keys in enumerate((merge.left_on, merge.right_on)):
         side, other = (merge.left, merge.right)[:: 1 if number == 0 else -1]
         keys = keys if isinstance(keys, list) else [] if keys is None else [keys]
@@ -121,7 +121,7 @@ class Decode(AppendsColumns, PreservesRows):
     _parameters: ClassVar = ["frame", "images", "keep", "limit"]
     _defaults: ClassVar = {"keep": None, "limit": None}
     _preserves_partitioning_information = True
-    images: tuple[ImageDecode, ...]
+    images: tuple[ColumnDecode, ...]
     keep: ErrorFilter
     limit: int | None
 

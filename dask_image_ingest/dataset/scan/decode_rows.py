@@ -13,13 +13,13 @@ from dask.dataframe.dispatch import concat
 
 from dask_image_ingest.dataset.options import ErrorPolicy
 from dask_image_ingest.dataset.warning import logger
-from dask_image_ingest.decode import DecodeSpec, Header, Origin, PixelBuffer, Pixels, decode
+from dask_image_ingest.decode import DecodeSpec, EncodedImages, Origin, PixelBuffer, Pixels, decode
 from dask_image_ingest.errors import ImageDecodeError, PartitionTooLargeError
 from dask_image_ingest.frames import Backend, backend_of
 
 
 @dataclass(frozen=True, repr=False)
-class ImageDecode:
+class ColumnDecode:
     """The decode of one column of references to images and errors.
 
     Attributes
@@ -51,7 +51,7 @@ class ImageDecode:
     def __repr__(self) -> str:
         return repr(self.image)  # short, for printed plans
 
-    def renamed(self, names: Callable[[Any], Any]) -> ImageDecode:
+    def renamed(self, names: Callable[[Any], Any]) -> ColumnDecode:
         """Rename the columns by the function ``names``."""
         error = None if self.error is None else names(self.error)
         return replace(self, image=names(self.image), error=error)
@@ -110,8 +110,8 @@ def decode_first_rows(
     return concat(parts).head(limit)
 
 
-@dataclass(frozen=True)
-class DecodeInRead:
+@dataclass(frozen=True, repr=False)
+class FusedDecode:
     """A decode that runs in the task of its scan, on the open shard.
 
     Attributes
@@ -129,24 +129,25 @@ class DecodeInRead:
         Header columns that the steps don't use: read with the images, for the remaining rows.
     """
 
-    images: tuple[ImageDecode, ...]
+    images: tuple[ColumnDecode, ...]
     columns: tuple[Any, ...]
     keep: ErrorFilter
     limit: int | None
     steps: Callable[[Any], Any] | None
     passed_on: tuple[str, ...] = ()
 
+    def __repr__(self) -> str:
+        names = ", ".join(repr(each.image) for each in self.images)
+        options = {"after": self.steps, "keep": self.keep, "limit": self.limit}
+        return names + "".join(f" {k}={value}" for k, value in options.items() if value is not None)
+
 
 def decode_rows(
-    headers: Sequence[Header],
-    image_bytes: Callable[[int], Any],
-    origin: Callable[[int], Origin],
-    decoding: DecodeSpec,
-    errors: ErrorPolicy,
+    encoded: EncodedImages,
+    images: ColumnDecode,
     backend: Backend,
     *,
     what: str,
-    pixels: bool = True,
     fetch: Callable[[], None] | None = None,
     meanwhile: Callable[[], Any] | None = None,
 ) -> Pixels:
@@ -154,18 +155,16 @@ def decode_rows(
 
     Parameters
     ----------
-    headers, image_bytes, origin, decoding, meanwhile
+    encoded, meanwhile
         As for `decode`.
-    errors
-        ``"raise"`` raises for the first image that can't be decoded; others only log.
+    images
+        Options of the decode, and what to do with an image that can't be decoded.
     backend
         Allocates the pixels.
     what
         Names the rows in an error.
-    pixels
-        False to keep only the errors.
     fetch
-        Called once the images are known to fit, before the first call of ``image_bytes``.
+        Called once the images are known to fit, before the first of them is read.
 
     Raises
     ------
@@ -174,34 +173,25 @@ def decode_rows(
     ImageDecodeError
         For the first image that can't be decoded, with ``errors="raise"``.
     """
-    sizes = np.array([decoding.nbytes(header) for header in headers], np.int64)
+    decoding = images.decoding
+    sizes = np.array([decoding.nbytes(header) for header in encoded.headers], np.int64)
     nbytes = int(sizes.sum())
-    if pixels:
+    if images.pixels:
         check_size(what, nbytes, backend.largest_partition)
     if fetch is not None:
         fetch()
-    buffer = backend.pixel_buffer(nbytes) if pixels else NoPixels()
-
-    def decode_piece(rows: slice) -> Pixels:
-        start = rows.start
-        return decode(
-            headers[rows],
-            lambda row: image_bytes(start + row),
-            decoding,
-            _SharedBuffer(buffer),
-            lambda row: origin(start + row),
-            meanwhile if start == 0 else None,
-        )
-
+    buffer = backend.pixel_buffer(nbytes) if images.pixels else NoPixels()
+    pieces = []
     # In pieces: beside the pixels, a decoder holds batches as large as what one call decodes.
-    pieces = [decode_piece(rows) for rows in slices_by_size([sizes], backend.partition_memory())]
-    messages = [error for piece in pieces for error in piece.errors]
+    for rows in slices_by_size([sizes], backend.partition_memory()):
+        pieces.append(decode(encoded.slice(rows), decoding, _SharedBuffer(buffer), meanwhile))
+        meanwhile = None
+    errors = [error for piece in pieces for error in piece.errors]
     shapes = np.concatenate([piece.shapes for piece in pieces])
     per_piece = [piece.itemsizes for piece in pieces if piece.itemsizes is not None]
     itemsizes = np.concatenate(per_piece) if len(per_piece) == len(pieces) else None
-    decoded = Pixels(buffer.finish(), shapes, messages, itemsizes)
-    _report(decoded, origin, errors)
-    return decoded
+    _report(errors, encoded.origin, images.errors)
+    return Pixels(buffer.finish(), shapes, errors, itemsizes)
 
 
 def slices_by_size(sizes: Sequence[np.ndarray], largest: int) -> Iterator[slice]:
@@ -228,16 +218,18 @@ def check_size(what: str, nbytes: int, largest: int) -> None:
         )
 
 
-def _report(pixels: Pixels, origin: Callable[[int], Origin], errors: ErrorPolicy) -> None:
+def _report(
+    errors: Sequence[str | None], origin: Callable[[int], Origin], policy: ErrorPolicy
+) -> None:
     """Log how many images failed, or raise for the first."""
     # An unmatched row of a merge has no image and the error "", which is no failure.
-    failed = [row for row, error in enumerate(pixels.errors) if error]
+    failed = [row for row, error in enumerate(errors) if error]
     if not failed:
         return
-    first, error = origin(failed[0]), pixels.errors[failed[0]]
+    first, error = origin(failed[0]), errors[failed[0]]
     named = first.name.startswith("sample")
     where = f"{first.shard}: " if first.shard else ""
-    if errors == "raise":
+    if policy == "raise":
         raise ImageDecodeError(
             f"{where}{'the image of ' if named else ''}{first.name} can't be decoded: "
             f"{error}. Pass errors='null' to get it as a row without an image"
@@ -246,7 +238,7 @@ def _report(pixels: Pixels, origin: Callable[[int], Origin], errors: ErrorPolicy
         "%s%d of %d images could not be decoded, first %s: %s",
         where,
         len(failed),
-        len(pixels.errors),
+        len(errors),
         f"that of {first.name}" if named else first.name,
         error,
     )

@@ -14,7 +14,7 @@ from dask_image_ingest.dataset.filters import Filters, columns_of, matching
 from dask_image_ingest.dataset.options import ReadOptions
 from dask_image_ingest.dataset.schema.columns import METADATA_COLUMNS
 from dask_image_ingest.dataset.schema.image_columns import ImageMember
-from dask_image_ingest.decode import Header, Origin
+from dask_image_ingest.decode import EncodedImages, Header, Origin
 from dask_image_ingest.tar import Damage
 
 Self = TypeVar("Self", bound="ImageRows")
@@ -93,6 +93,11 @@ class ImageRows:
     @abstractmethod
     def references(self) -> pa.StructArray:
         """A reference to the image of each row."""
+
+    @property
+    def encoded(self) -> EncodedImages:
+        """The encoded images of these rows, read when they are decoded."""
+        return EncodedImages(self.headers, self.image_bytes, self.origin)
 
     def expect_images(self) -> None:
         """Called before the headers of images that are all to be decoded."""

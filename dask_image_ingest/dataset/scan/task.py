@@ -15,9 +15,9 @@ from dask.dataframe.dispatch import concat
 from dask_image_ingest.dataset.filters import Filters
 from dask_image_ingest.dataset.options import ReadOptions
 from dask_image_ingest.dataset.scan.decode_rows import (
+    ColumnDecode,
     Decoded,
-    DecodeInRead,
-    ImageDecode,
+    FusedDecode,
     check_size,
     decode_first_rows,
     decode_rows,
@@ -73,6 +73,8 @@ class ScanSpec:
         Sidecar columns that the columns or filters need, and ``__key__`` if a file has it.
     known_extensions
         Extensions not warned about; None disables warnings.
+    decode
+        The decode in the same task. Without one, image columns hold references.
     keeps_scan
         Whether to cache the index of the shard for a later step of the same task, an export.
     version
@@ -86,6 +88,7 @@ class ScanSpec:
     components: tuple[Component, ...]
     sidecar: tuple[FileColumn, ...]
     known_extensions: frozenset[str] | None
+    decode: FusedDecode | None = None
     keeps_scan: bool = False
     version: str = field(default_factory=own_version)
 
@@ -95,11 +98,10 @@ class ScanSpec:
 LABELS_OF_A_SHARD: Final = 1 << 32
 
 
-def read_partition(partition: Partition, spec: ScanSpec, decode: DecodeInRead | None = None) -> Any:
+def read_partition(partition: Partition, spec: ScanSpec) -> Any:
     """Read one partition as a dataframe: the samples of its splits, in order.
 
-    Pixels are decoded last, and only for the rows that remain. Without ``decode``, image columns
-    hold references.
+    Pixels are decoded last, and only for the rows that remain.
 
     Raises
     ------
@@ -116,17 +118,18 @@ def read_partition(partition: Partition, spec: ScanSpec, decode: DecodeInRead | 
     parts: dict[int, Any] = {}
     units = [partition] if spec.options.root is not None else [(split,) for split in partition]
     for position, unit in enumerate(units):
-        rows, scanned = _read_unit(unit, spec, decode)
+        rows, scanned = _read_unit(unit, spec)
         if rows is None:
             continue
         parts[position] = rows
-        spec = replace(spec, limit=_remaining(spec.limit, scanned))
+        decode = spec.decode
         decode = decode and replace(decode, limit=_remaining(decode.limit, len(rows)))
+        spec = replace(spec, limit=_remaining(spec.limit, scanned), decode=decode)
         if spec.limit == 0 or (decode is not None and decode.limit == 0):
             break
     if not parts:
-        parts[0] = _no_rows(partition[0], spec, decode)
-    if decode is None:
+        parts[0] = _no_rows(partition[0], spec)
+    if spec.decode is None:
         return _concat_metadata(parts).frame(spec)
     for position, frame in parts.items():
         frame.index = frame.index + position * LABELS_OF_A_SHARD
@@ -164,13 +167,13 @@ def _remaining(limit: int | None, rows: int) -> int | None:
 _Read: TypeAlias = tuple[Any, int]
 
 
-def _read_unit(unit: Partition, spec: ScanSpec, decode: DecodeInRead | None) -> _Read:
+def _read_unit(unit: Partition, spec: ScanSpec) -> _Read:
     """Read the files of a partition of image files, or else its one split."""
     if spec.options.root is not None:
-        return _read_rows(FileRows(unit, spec.options), spec, decode)
+        return _read_rows(FileRows(unit, spec.options), spec)
     (split,) = unit
     try:
-        return _read(split, spec, decode)
+        return _read(split, spec)
     except (ShardError, ShardNotFoundError) as error:
         if spec.options.shard_errors == "raise":
             raise
@@ -178,21 +181,21 @@ def _read_unit(unit: Partition, spec: ScanSpec, decode: DecodeInRead | None) -> 
         return None, 0
 
 
-def _no_rows(split: ShardSplit, spec: ScanSpec, decode: DecodeInRead | None) -> Any:
+def _no_rows(split: ShardSplit, spec: ScanSpec) -> Any:
     """An empty frame of the right dtypes."""
     if spec.options.root is not None:
-        return _frame(FileRows((), spec.options), spec, decode)
+        return _frame(FileRows((), spec.options), spec)
     with open_sidecar(None, spec.sidecar, None, False, 0) as sidecar:
         empty = SampleRows(
             split.url, MemoryReader(b""), ShardIndex(), spec.options, spec.components, sidecar
         )
-        return _frame(empty, spec, decode)
+        return _frame(empty, spec)
 
 
-def _read(split: ShardSplit, spec: ScanSpec, decode: DecodeInRead | None) -> _Read:
+def _read(split: ShardSplit, spec: ScanSpec) -> _Read:
     options = spec.options
     if options.is_table:
-        return _read_table(split, spec, decode)
+        return _read_table(split, spec)
     with open_sidecar(
         split.shard.sidecar,
         spec.sidecar,
@@ -204,16 +207,16 @@ def _read(split: ShardSplit, spec: ScanSpec, decode: DecodeInRead | None) -> _Re
         if not sidecar.may_have(spec.filters):
             return None, 0
         try:
-            return _read_shard(split, spec, decode, sidecar)
+            return _read_shard(split, spec, sidecar)
         except UnusableIndexError as error:
             # A damaged column of the index, which shows only when it is read.
             if split.index is None:
                 raise AssertionError("raised without an index") from error
             give_up(split.index, error, warn=not split.part)
-            return _read_shard(replace(split, index=None), spec, decode, sidecar)
+            return _read_shard(replace(split, index=None), spec, sidecar)
 
 
-def _read_table(split: ShardSplit, spec: ScanSpec, decode: DecodeInRead | None) -> _Read:
+def _read_table(split: ShardSplit, spec: ScanSpec) -> _Read:
     with ExitStack() as opened:
         options = spec.options
         limit = options.get_backend().largest_partition
@@ -221,13 +224,11 @@ def _read_table(split: ShardSplit, spec: ScanSpec, decode: DecodeInRead | None) 
         if not columns.may_have(spec.filters):
             return None, 0
         rows = ParquetRows(columns, options).part(split.part, split.parts)
-        return _read_rows(rows, spec, decode)
+        return _read_rows(rows, spec)
 
 
-def _read_shard(
-    split: ShardSplit, spec: ScanSpec, decode: DecodeInRead | None, sidecar: Sidecar
-) -> _Read:
-    all_images = decode is not None and decode.steps is None
+def _read_shard(split: ShardSplit, spec: ScanSpec, sidecar: Sidecar) -> _Read:
+    all_images = spec.decode is not None and spec.decode.steps is None
     all_rows = split.parts == 1 and not spec.filters and spec.limit is None
     with open_rows(
         split.shard,
@@ -241,15 +242,15 @@ def _read_shard(
     ) as rows:
         if not split.part:  # once per shard, not once per part
             _warn(rows, spec)
-        return _read_rows(rows.part(split.part, split.parts), spec, decode)
+        return _read_rows(rows.part(split.part, split.parts), spec)
 
 
-def _read_rows(rows: ImageRows, spec: ScanSpec, decode: DecodeInRead | None) -> _Read:
+def _read_rows(rows: ImageRows, spec: ScanSpec) -> _Read:
     rows = rows.keep(spec.filters)
     rows = rows.take(range(len(rows))[: spec.limit])
     if not len(rows):
         return None, 0
-    return _frame(rows, spec, decode), len(rows)
+    return _frame(rows, spec), len(rows)
 
 
 def _warn(rows: SampleRows, spec: ScanSpec) -> None:
@@ -259,7 +260,8 @@ def _warn(rows: SampleRows, spec: ScanSpec) -> None:
         warn_of_late_members(rows.url, rows.other_kinds(spec.known_extensions))
 
 
-def _frame(rows: ImageRows, spec: ScanSpec, decode: DecodeInRead | None) -> Any:
+def _frame(rows: ImageRows, spec: ScanSpec) -> Any:
+    decode = spec.decode
     if decode is None:
         return _metadata(rows, spec, frozenset())
     decoded = frozenset(name for each in decode.images for name in each.columns)
@@ -313,7 +315,7 @@ def _images(rows: ImageRows, spec: ScanSpec) -> Iterator[tuple[str, ImageRows]]:
         yield member.column, rows.of(member)
 
 
-def _decode_all(rows: ImageRows, spec: ScanSpec, decode: DecodeInRead) -> Decoded:
+def _decode_all(rows: ImageRows, spec: ScanSpec, decode: FusedDecode) -> Decoded:
     """Decode all rows, and make the table of metadata meanwhile."""
     decoded_here = {name for each in decode.images for name in each.columns}
     names = [name for name in spec.columns if name not in decoded_here]
@@ -333,22 +335,22 @@ def _decode_all(rows: ImageRows, spec: ScanSpec, decode: DecodeInRead) -> Decode
     frame = backend.frame(metadata, rows.numbers, images.pop("image", None))
     for image, pixels in images.items():
         frame = backend.with_images(frame, pixels, image, None)
-    return _reorder(frame, decode), first_errors([pixels.errors for _, pixels in decoded])
+    return _reorder(frame, decode.columns), first_errors([pixels.errors for _, pixels in decoded])
 
 
-def _rows_of(images: ImageDecode, rows: ImageRows, spec: ScanSpec) -> ImageRows:
+def _rows_of(images: ColumnDecode, rows: ImageRows, spec: ScanSpec) -> ImageRows:
     """The rows with the member of an image column as their image."""
     members = {each.column: each for each in spec.options.other_images}
     member = members.get(images.image)
     return rows if member is None else rows.of(replace(member, decoding=images.decoding))
 
 
-def _reorder(frame: Any, decode: DecodeInRead) -> Any:
-    columns = list(decode.columns)
+def _reorder(frame: Any, columns: Sequence[Any]) -> Any:
+    columns = list(columns)
     return frame if list(frame.columns) == columns else frame[columns]
 
 
-def _decode_positions(rows: ImageRows, spec: ScanSpec, decode: DecodeInRead, frame: Any) -> Decoded:
+def _decode_positions(rows: ImageRows, spec: ScanSpec, decode: FusedDecode, frame: Any) -> Decoded:
     """Decode the images of ``rows`` at the positions that the image columns of ``frame`` hold."""
     backend = spec.options.get_backend()
     image_rows = []
@@ -365,12 +367,12 @@ def _decode_positions(rows: ImageRows, spec: ScanSpec, decode: DecodeInRead, fra
             values = present.to_pylist() if name == "format" else present.to_numpy()
             with_value = np.flatnonzero(column.is_valid()).tolist()
             frame = backend.with_columns(frame, {name: (values, column.type)}, with_value)
-    return _reorder(frame, decode), first_errors([pixels.errors for pixels in decoded])
+    return _reorder(frame, decode.columns), first_errors([pixels.errors for pixels in decoded])
 
 
 def _decode(
     spec: ScanSpec,
-    image_rows: Sequence[tuple[ImageDecode, ImageRows]],
+    image_rows: Sequence[tuple[ColumnDecode, ImageRows]],
     meanwhile: Callable[[], Any] | None = None,
 ) -> list[Pixels]:
     """Decode each image column, after a check that together they fit into a partition."""
@@ -385,14 +387,10 @@ def _decode(
         check_size(what, sum(map(sum, sizes)), backend.largest_partition)
     return [
         decode_rows(
-            rows.headers,
-            rows.image_bytes,
-            rows.origin,
-            images.decoding,
-            images.errors,
+            rows.encoded,
+            images,
             backend,
             what=what,
-            pixels=images.pixels,
             fetch=rows.prefetch_images,
             meanwhile=meanwhile,
         )

@@ -11,6 +11,7 @@ from typing import Any
 
 import numpy as np
 
+from dask_image_ingest.decode.buffers import EncodedImages
 from dask_image_ingest.decode.crash_guard.guard import READY
 from dask_image_ingest.decode.decode import decode_in_batches
 from dask_image_ingest.decode.formats import BadImage
@@ -33,9 +34,8 @@ def serve() -> None:
             return
         image = _OneImage()
         try:
-            pixels = decode_in_batches(
-                [header], [data].__getitem__, decoding, image, [origin].__getitem__
-            )
+            encoded = EncodedImages([header], [data].__getitem__, [origin].__getitem__)
+            pixels = decode_in_batches(encoded, decoding, image)
         except Exception as error:  # of the user's transform, for example; the parent raises it
             _reply(replies, error)
             continue

@@ -10,13 +10,12 @@ import pickle
 import signal
 import subprocess
 import sys
-from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
 from distributed.protocol.pickle import dumps
 
-from dask_image_ingest.decode.buffers import Origin, Pixels
+from dask_image_ingest.decode.buffers import EncodedImages, Origin, PixelBuffer, Pixels
 from dask_image_ingest.decode.crash_guard import crash_log
 from dask_image_ingest.decode.formats import BadImage, Header
 from dask_image_ingest.decode.options import DecodeSpec
@@ -113,23 +112,17 @@ class DecodeSubprocess:
         return process.returncode
 
 
-def decode_guarded(
-    headers: Sequence[Header],
-    image_bytes: Callable[[int], Any],
-    decoding: DecodeSpec,
-    buffer: Any,
-    origin: Callable[[int], Origin],
-) -> Pixels:
+def decode_guarded(images: EncodedImages, decoding: DecodeSpec, buffer: PixelBuffer) -> Pixels:
     """Decode the images of a partition one by one in a `DecodeSubprocess`."""
-    errors = [header.error for header in headers]
-    shapes = np.zeros((len(headers), 3), np.int32)
-    itemsizes = np.ones(len(headers), np.int64)
+    errors = [header.error for header in images.headers]
+    shapes = np.zeros((len(images), 3), np.int32)
+    itemsizes = np.ones(len(images), np.int64)
     with DecodeSubprocess(decoding) as guard:
-        for row, header in enumerate(headers):
+        for row, header in enumerate(images.headers):
             if header.error is not None:
                 continue
             try:
-                image = guard.decode(header, bytes(image_bytes(row)), origin(row))
+                image = guard.decode(header, bytes(images.read(row)), images.origin(row))
             except BadImage as bad:
                 errors[row] = str(bad)
                 continue

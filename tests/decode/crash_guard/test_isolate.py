@@ -23,7 +23,7 @@ from photo_shards import write_tar
 
 import dask_image_ingest as dii
 from dask_image_ingest import cli
-from dask_image_ingest.decode import DecodeSpec, Origin, decode
+from dask_image_ingest.decode import DecodeSpec, EncodedImages, Origin, decode
 from dask_image_ingest.decode.buffers import unknown
 from dask_image_ingest.decode.crash_guard import crash_log, guard
 from dask_image_ingest.decode.crash_guard.guard import DecodeSubprocess
@@ -92,7 +92,7 @@ def pixels_alone(data: bytes) -> np.ndarray:
         return Origin(f"process {os.getpid()}", row, "the image")
 
     kept = Kept()
-    decode([read_header(data, 10**9)], lambda _: data, DecodeSpec(), kept, ours)
+    decode(EncodedImages([read_header(data, 10**9)], lambda _: data, ours), DecodeSpec(), kept)
     return kept.image
 
 
