@@ -216,7 +216,7 @@ def _other_images(
 
 
 def _decode(report: ShardReport, kind: str, decoding: DecodeSpec, rows: SampleRows) -> None:
-    pixels = decode(rows.encoded, decoding, NoPixels())
+    pixels = decode(rows.encoded_images, decoding, NoPixels())
     suffix = "" if kind == IMAGE else f".{kind}"
     for key, error in zip(rows.keys, pixels.errors, strict=True):
         # A duplicate member is an error of its whole sample: count it once, for its image.

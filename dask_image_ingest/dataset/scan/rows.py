@@ -95,7 +95,7 @@ class ImageRows:
         """A reference to the image of each row."""
 
     @property
-    def encoded(self) -> EncodedImages:
+    def encoded_images(self) -> EncodedImages:
         """The encoded images of these rows, read when they are decoded."""
         return EncodedImages(self.headers, self.image_bytes, self.origin)
 

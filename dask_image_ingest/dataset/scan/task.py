@@ -387,7 +387,7 @@ def _decode(
         check_size(what, sum(map(sum, sizes)), backend.largest_partition)
     return [
         decode_rows(
-            rows.encoded,
+            rows.encoded_images,
             images,
             backend,
             what=what,
