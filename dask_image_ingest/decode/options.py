@@ -15,7 +15,7 @@ from dask_image_ingest.arguments import check_choice, check_flag, is_whole, show
 from dask_image_ingest.decode.formats import Header
 from dask_image_ingest.decode.resize import resize_geometry
 from dask_image_ingest.errors import ArgumentError
-from dask_image_ingest.user_functions import code_digests, token_of
+from dask_image_ingest.user_functions import token_and_code
 
 # Default of max_pixels: the limit above which Pillow raises a decompression bomb error.
 MAX_PIXELS = 178_956_970
@@ -89,9 +89,10 @@ class DecodeSpec:
         ]
         if self.hw_load is not None:
             options.append(self.hw_load)
-        transform, code = None, {}
+        transform: str | None = None
+        code: dict[str, str] = {}
         if self.transform is not None:
-            transform, code = token_of(self.transform), code_digests(self.transform)
+            transform, code = token_and_code(self.transform)
         object.__setattr__(self, "token", tokenize(tuple(options), transform))
         object.__setattr__(self, "transform_code", code)
 

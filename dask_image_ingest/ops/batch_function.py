@@ -12,7 +12,7 @@ from typing import Any
 
 from dask_image_ingest.errors import ArgumentError, FunctionError
 from dask_image_ingest.frames import backend_of
-from dask_image_ingest.user_functions import code_digests, refuse_other_code, token_of
+from dask_image_ingest.user_functions import refuse_other_code, token_and_code
 
 
 def built(function: Callable[..., Any]) -> Callable[..., Any]:
@@ -29,8 +29,9 @@ class BatchFunction:
     code: Mapping[str, str] = field(init=False, repr=False)
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "token", token_of(self.function))
-        object.__setattr__(self, "code", code_digests(self.function))
+        token, code = token_and_code(self.function)
+        object.__setattr__(self, "token", token)
+        object.__setattr__(self, "code", code)
 
     def __eq__(self, other: object) -> bool:
         return isinstance(other, BatchFunction) and self.token == other.token
@@ -57,7 +58,7 @@ class BatchFunction:
         FunctionError
             If this process has another version of the function's module.
         """
-        refuse_other_code("map_batches()", self.function, self.code)
+        refuse_other_code("map_batches()", self.code)
         factory = self.function
         while isinstance(factory, functools.partial):
             factory = factory.func

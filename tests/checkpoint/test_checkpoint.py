@@ -174,12 +174,12 @@ class Settings(NamedTuple):
 settings = Settings(1.0)
 
 def function(images):
-    "{text}"
+    # {text}
     return settings.apply(images)
 """
 
 
-def test_an_edit_of_what_a_settings_object_does_is_an_edit_and_a_docstring_is_none(
+def test_an_edit_of_what_a_settings_object_does_is_an_edit_and_a_comment_is_none(
     folder, tmp_path, monkeypatch
 ):
     monkeypatch.syspath_prepend(tmp_path)
@@ -194,10 +194,10 @@ def test_an_edit_of_what_a_settings_object_does_is_an_edit_and_a_docstring_is_no
         return dii.checkpoint(made, tmp_path / "out")
 
     monkeypatch.setattr(sys, "dont_write_bytecode", True)
-    checkpointed(factor=1.0, text="A docstring.")
-    checkpointed(factor=1.0, text="Another docstring.")
+    checkpointed(factor=1.0, text="A comment.")
+    checkpointed(factor=1.0, text="Another comment.")
     with pytest.raises(ExportError, match="another"):
-        checkpointed(factor=5.0, text="A docstring.")
+        checkpointed(factor=5.0, text="A comment.")
     del sys.modules["settings_of_test"]
 
 
