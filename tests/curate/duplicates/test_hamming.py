@@ -19,6 +19,7 @@ def test_up_to_15_bits_it_finds_what_all_with_all_finds(random, distance):
     assert (of >= 0).sum() > 20
 
 
+@pytest.mark.nightly
 def test_blocks_change_nothing(random, monkeypatch):
     hashes = clusters(random, 60, 9, 15)[:, None]
     expected = nearest_kept(hashes, 15)
@@ -50,6 +51,7 @@ def test_crowded_hashes_give_what_all_with_all_gives(random, kind, monkeypatch):
     assert 20 < (of >= 0).sum() < len(hashes) - 20
 
 
+@pytest.mark.nightly
 def test_a_crowd_is_compared_once_and_not_band_by_band(random, monkeypatch):
     module = sys.modules[nearest_kept.__module__]
     looked_at = []
@@ -104,7 +106,9 @@ def test_a_hundred_thousand_equal_hashes_leave_one(random):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("bits", "share"), [(15, 1.0), (24, 0.985)])
+@pytest.mark.parametrize(
+    ("bits", "share"), [pytest.param(15, 1.0, marks=pytest.mark.nightly), (24, 0.985)]
+)
 def test_planted_pairs_among_200_000_random_hashes_are_found(random, bits, share):
     # 99.1 % at 24 bits: of 10,000 pairs, 98.5 % is six standard deviations less.
     hashes = random_hashes(random, 200_000)

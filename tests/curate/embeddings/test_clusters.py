@@ -31,7 +31,7 @@ def test_vectors_are_as_near_to_their_centers_as_those_of_k_means_by_scikit_lear
     assert within(vectors, found.to_numpy()) > 0.95 * within(vectors, witness)
 
 
-@pytest.mark.parametrize("partitions", [1, 3, 40])
+@pytest.mark.parametrize("partitions", [1, 3, pytest.param(40, marks=pytest.mark.nightly)])
 def test_the_numbers_are_the_same_whatever_the_partitions_are(vectors, partitions):
     table = table_of(vectors)
     lazy = find_clusters(dd.from_pandas(table, npartitions=partitions, sort=False), 7)

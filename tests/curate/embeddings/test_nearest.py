@@ -11,7 +11,7 @@ from dask_image_ingest.curate import embed, find_nearest
 from dask_image_ingest.curate.embeddings import search
 
 
-@pytest.mark.parametrize("partitions", [None, 1, 7, 40])
+@pytest.mark.parametrize("partitions", [None, 1, 7, pytest.param(40, marks=pytest.mark.nightly)])
 def test_it_is_what_a_search_of_all_finds(random, partitions):
     vectors = topics(random, 500, 32)
     queries = random.standard_normal((3, 32))

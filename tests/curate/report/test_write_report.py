@@ -176,17 +176,10 @@ def test_only_what_is_shown_is_decoded_and_signals_once(collection, tmp_path, wo
     assert 32 < work["decoded"] - before <= 64
 
 
-def test_the_page_is_the_same_whatever_the_partitions_are(curated, tmp_path):
+def test_the_page_is_the_same_whatever_the_partitions_are(curated, made):
     table = curated.drop(columns=["image", "error"]).compute()
-    pages = set()
-    for count in (1, 4, 17):
-        frame = dd.from_pandas(
-            table.sample(frac=1, random_state=count).reset_index(drop=True), count
-        )
-        path = tmp_path / f"{count}.html"
-        write_report(frame, path)
-        pages.add(path.read_text())
-    assert len(pages) == 1
+    shuffled = table.sample(frac=1, random_state=1).reset_index(drop=True)
+    assert write_report(dd.from_pandas(shuffled, 17)).html == made[1]
 
 
 def test_what_comes_from_the_web_is_shown_and_not_believed(photos, tmp_path):
@@ -231,7 +224,7 @@ def test_a_text_column_called_as_a_score_is_no_signal(collection):
     assert list(found.signals) == ["score.good"]
 
 
-def test_both_ends_of_the_area_are_shown_and_each_part_by_itself(curated, made, tmp_path):
+def test_both_ends_of_the_area_are_shown_and_each_part_by_itself(made):
     found = made[0]
     assert "12 lowest" in found.worst["quality.area"].html
     assert "12 highest" in found.worst["quality.area"].html
@@ -240,7 +233,6 @@ def test_both_ends_of_the_area_are_shown_and_each_part_by_itself(curated, made, 
     for part in (found.signals["quality.blur"], found.worst["quality.blur"]):
         assert part.html in found.html
         assert part._repr_html_().startswith("<iframe srcdoc=")
-    assert write_report(curated.drop(columns=["image", "error"])).html == found.html
 
 
 @pytest.mark.parametrize("kind", ["lazy", "eager", "references"])
