@@ -30,7 +30,7 @@ def main(folder: str = "demo-masks") -> None:
     nearest = partial(augment, interp=DALIInterpType.INTERP_NN)
     ddf = dii.read_webdataset_images(
         f"{folder}/*.tar",
-        images={
+        image={
             "image": "jpg",
             "mask": dii.ImageColumn("seg.png", mode="labels", transform=nearest),
         },

@@ -17,7 +17,7 @@ IMAGES = pd.DataFrame.images
 SUBJECTS = {
     dii.read_webdataset_images: ["paths", "columns", "filters"],  # as dask's read_parquet
     dii.read_images: ["paths", "columns", "filters"],
-    dii.read_parquet_images: ["paths", "column"],
+    dii.read_parquet_images: ["paths", "columns", "filters"],
     dii.decode_images: ["frame"],
     dii.checkpoint: ["frame", "path"],
     dii.to_webdataset: ["frame", "path"],

@@ -65,11 +65,10 @@ def head(args: argparse.Namespace) -> tuple[int, str]:
 
 def gallery(args: argparse.Namespace) -> tuple[int, str]:
     """Write a page of thumbnails and histograms."""
-    images = None
+    image: Any = IMAGE_EXTENSIONS
     if args.mask:
-        mask = ImageColumn(args.mask, mode="labels")
-        images = {"image": IMAGE_EXTENSIONS, "mask": mask}
-    frame = read_collection(args, sidecar=args.read_sidecar, images=images)
+        image = {"image": IMAGE_EXTENSIONS, "mask": ImageColumn(args.mask, mode="labels")}
+    frame = read_collection(args, sidecar=args.read_sidecar, image=image)
     sheet = write_gallery(
         frame,
         args.output,

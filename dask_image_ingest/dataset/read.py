@@ -51,7 +51,7 @@ from dask_image_ingest.dataset.schema.file_columns import (
     sidecar_columns,
     with_sidecars,
 )
-from dask_image_ingest.dataset.schema.image_columns import ImageColumn, image_members
+from dask_image_ingest.dataset.schema.image_columns import ImageChoice, image_members
 from dask_image_ingest.decode import MAX_PIXELS, Mode, Resize, make_decode_spec
 from dask_image_ingest.errors import ArgumentError
 from dask_image_ingest.image_frame import ImageDataFrame
@@ -65,8 +65,7 @@ def read_webdataset_images(
     columns: Sequence[str] | None = None,
     filters: Sequence[Any] | None = None,
     *,
-    image: str | Sequence[str] = IMAGE_EXTENSIONS,
-    images: Mapping[str, str | ImageColumn] | None = None,
+    image: ImageChoice = IMAGE_EXTENSIONS,
     components: str | Mapping[str, Any] = "infer",
     json_fields: Mapping[str, Any] | None = None,
     size: int | tuple[int, int] | None = None,
@@ -109,13 +108,11 @@ def read_webdataset_images(
         is in the list, ``not in`` if it is not. For NaN, ``!=`` and ``not in`` are true.
     image
         Member extensions of the image in order of preference, separated by ``;``. By default
-        ``IMAGE_EXTENSIONS``: ``"jpg;jpeg;png;webp;..."`` and sixteen others that Pillow reads.
-    images
-        Several image columns instead of ``image=``: a mapping of names to member extensions, or to
-        an :class:`ImageColumn` with options of its own. One is ``"image"``:
-        ``{"image": "jpg", "mask": ImageColumn("seg.png", mode="labels")}``. ``size``, ``resize``
-        and ``transform`` apply to all of them, ``mode`` to those given by extensions alone. A
-        transform draws the same random numbers for all images of a sample.
+        ``IMAGE_EXTENSIONS``: ``"jpg;jpeg;png;webp;..."`` and sixteen others that Pillow reads. For
+        several image columns a mapping of their names to extensions, or to an :class:`ImageColumn`
+        with options of its own. One is ``"image"``:
+        ``{"image": "jpg", "mask": ImageColumn("seg.png", mode="labels")}``. A transform draws the
+        same random numbers for all images of a sample.
     components
         ``"infer"`` makes a column of every other extension in the first shard: ``txt`` and ``json``
         are strings, ``cls``, ``index`` and ``id`` int64, all others binary. Or a mapping of
@@ -245,11 +242,8 @@ def read_webdataset_images(
     check_choice("shard_errors", shard_errors, ("raise", "skip"))
     check_sidecar(sidecar)
     storage_options = with_permission(storage_options, allow_pipes)
-    if images is not None and image != IMAGE_EXTENSIONS:
-        raise ArgumentError("image= and images= both name the members: pass one of them")
     extensions, decoding, others = image_members(
         image,
-        images,
         {"size": size, "resize": resize, "mode": mode, "transform": transform},
         functools.partial(
             make_decode_spec,

@@ -221,7 +221,7 @@ def make_decode_spec(
     if mode == "raw" and (size is not None or transform is not None):
         raise ArgumentError(
             "mode='raw' takes neither size= nor transform=: values stay as they are stored. "
-            "Resize them in a function of map_batches. In images= pass "
+            "Resize them in a function of map_batches. In image= pass "
             "ImageColumn(..., mode='raw', size=None, transform=None)"
         )
     if mode in ("RGBA", "labels", "raw") and scaled_decode:

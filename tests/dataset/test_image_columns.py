@@ -77,7 +77,7 @@ def _pillow(data):
 
 @pytest.fixture(scope="module")
 def ddf(paths):
-    return dii.read_webdataset_images(paths, images=IMAGES, backend="pandas")
+    return dii.read_webdataset_images(paths, image=IMAGES, backend="pandas")
 
 
 def check(frame, witness, keys, columns=("image", "mask")):
@@ -116,10 +116,10 @@ def test_compressed_and_indexed_shards_have_the_same_columns(tmp_path, suffix, i
             with open(path, "rb") as file, gzip.open(f"{path}.gz", "wb") as packed:
                 packed.write(file.read())
         paths = [f"{path}.gz" for path in paths]
-    want = dii.read_webdataset_images(paths, images=IMAGES, backend="pandas").compute()
+    want = dii.read_webdataset_images(paths, image=IMAGES, backend="pandas").compute()
     if index:
         dii.write_index(paths)
-    ddf = dii.read_webdataset_images(paths, images=IMAGES, backend="pandas", index=index)
+    ddf = dii.read_webdataset_images(paths, image=IMAGES, backend="pandas", index=index)
     pd.testing.assert_frame_equal(ddf.compute(), want)
 
 
@@ -144,7 +144,7 @@ def test_any_chain_of_operations_keeps_pictures_and_masks_with_their_rows(
 ):
     decode = rng.random() < 0.6
     images = IMAGES if decode else {"image": "png", "mask": "seg.png"}
-    frame = dii.read_webdataset_images(paths, images=images, backend="pandas", decode=decode)
+    frame = dii.read_webdataset_images(paths, image=images, backend="pandas", decode=decode)
     keys, names, done = set(witness), {"image": "image", "mask": "mask"}, []
     for _ in range(rng.randint(1, 5)):
         step = rng.choice(
@@ -197,14 +197,14 @@ def test_rows_are_kept_by_the_errors_of_each_image(ddf, paths, witness):
     check(good.compute(), witness, whole)
     bad = ddf[ddf["mask.error"].notnull() & ddf["error"].isna()]
     assert set(bad["__key__"].compute()) == set(witness) - whole
-    dropped = dii.read_webdataset_images(paths, images=IMAGES, backend="pandas", errors="drop")
+    dropped = dii.read_webdataset_images(paths, image=IMAGES, backend="pandas", errors="drop")
     check(dropped.compute(), witness, whole)
     assert len(dropped) == len(whole)
     filtered = dii.read_webdataset_images(
-        paths, filters=[("mask.error", "in", [None])], images=IMAGES, backend="pandas"
+        paths, filters=[("mask.error", "in", [None])], image=IMAGES, backend="pandas"
     )
     check(filtered.compute(), witness, whole)
-    strict = dii.read_webdataset_images(paths, images=IMAGES, backend="pandas", errors="raise")
+    strict = dii.read_webdataset_images(paths, image=IMAGES, backend="pandas", errors="raise")
     with pytest.raises(dii.ImageDecodeError, match=r"'\d+' can't be decoded: (missing|truncated)"):
         strict.compute()
 
@@ -230,7 +230,7 @@ def test_photographs_are_decoded_of_the_rows_that_their_masks_leave(
     work,  # noqa: F811
 ):
     references = dii.read_webdataset_images(
-        paths, images={"image": "png", "mask": "seg.png"}, decode=False, backend="pandas"
+        paths, image={"image": "png", "mask": "seg.png"}, decode=False, backend="pandas"
     )
     late = dii.decode_images(references, columns=["image"])
     late = dii.decode_images(late, columns=["mask"], mode="labels")
@@ -250,7 +250,7 @@ def test_photographs_are_decoded_of_the_rows_that_their_masks_leave(
 
 def test_a_filter_of_the_read_by_the_errors_of_masks_decodes_few_photographs(paths, witness, work):  # noqa: F811
     filters = [("mask.error", "in", [None])]
-    ddf = dii.read_webdataset_images(paths, filters=filters, images=IMAGES, backend="pandas")
+    ddf = dii.read_webdataset_images(paths, filters=filters, image=IMAGES, backend="pandas")
     check(ddf.compute(), witness, [key for key, row in witness.items() if row[2] is not None])
     assert work["decoded"] == 24 + 17
 
@@ -261,7 +261,7 @@ def test_a_filter_of_the_read_by_the_errors_of_masks_decodes_few_photographs(pat
 def test_the_images_of_all_columns_together_have_to_fit(paths, query, monkeypatch):
     from dask_image_ingest.frames import pandas_backend as backend
 
-    ddf = query(dii.read_webdataset_images(paths[0], images=IMAGES, size=64, backend="pandas"))
+    ddf = query(dii.read_webdataset_images(paths[0], image=IMAGES, size=64, backend="pandas"))
     pictures, masks = 8 * 64 * 64 * 3, 6 * 64 * 64
     monkeypatch.setattr(backend, "_SPILL_SHARE", 1)
     monkeypatch.setattr(backend, "_worker_memory", lambda: pictures + masks)
@@ -274,7 +274,7 @@ def test_the_images_of_all_columns_together_have_to_fit(paths, query, monkeypatc
 
 def test_references_of_images_that_are_not_decoded_stay(paths, witness):
     references = dii.read_webdataset_images(
-        paths, images={"image": "png", "mask": "seg.png"}, decode=False, backend="pandas"
+        paths, image={"image": "png", "mask": "seg.png"}, decode=False, backend="pandas"
     )
     part = references.assign(double=references["nbytes"] * 2)
     masks = dii.decode_images(part, columns=["mask"], mode="labels").compute()
@@ -307,7 +307,7 @@ def test_a_random_transform_is_the_same_for_all_images_of_a_sample(tmp_path, see
     nearest = partial(_augmented, interp=types.INTERP_NN)
     mask = dii.ImageColumn("seg.png", mode="labels", transform=nearest)
     ddf = dii.read_webdataset_images(
-        path, images={"image": "png", "mask": mask}, transform=nearest, backend="pandas"
+        path, image={"image": "png", "mask": mask}, transform=nearest, backend="pandas"
     )
     found = [
         dict(zip(frame["__key__"], frame.images["mask"].arrays(), strict=True))
@@ -326,7 +326,7 @@ def test_a_random_transform_is_the_same_for_all_images_of_a_sample(tmp_path, see
 
 
 def test_batches_hold_all_image_columns_of_rows_that_have_them(paths, witness):
-    ddf = dii.read_webdataset_images(paths, images=IMAGES, size=16, backend="pandas")
+    ddf = dii.read_webdataset_images(paths, image=IMAGES, size=16, backend="pandas")
     whole = [key for key, row in witness.items() if row[2] is not None]
     seen = 0
     for batch in ddf.images.iter_batches(5, columns=["mask", "cls"]):
@@ -361,7 +361,7 @@ def test_a_function_gets_several_images_of_a_sample(ddf, witness):
 def test_labels_come_back_from_an_export_as_they_were(ddf, tmp_path, witness):
     whole = {key for key, row in witness.items() if row[2] is not None}
     dii.to_webdataset(ddf[ddf["mask.error"].isna()], str(tmp_path / "{shard:03d}.tar"))
-    again = dii.read_webdataset_images(str(tmp_path), images=IMAGES, backend="pandas")
+    again = dii.read_webdataset_images(str(tmp_path), image=IMAGES, backend="pandas")
     check(again.compute(), witness, whole)
 
 
@@ -375,7 +375,7 @@ def test_a_sidecar_tells_nothing_of_other_images_that_a_new_shard_makes_untrue(
 ):
     if kind == "references":
         images = {"image": "jpg;png", "mask": "seg.png"}
-        ddf = dii.read_webdataset_images(paths, images=images, decode=False, backend="pandas")
+        ddf = dii.read_webdataset_images(paths, image=images, decode=False, backend="pandas")
     elif kind == "dropped":
         ddf = ddf.drop(columns=["image", "mask"])
     dii.to_webdataset(ddf, tmp_path / "{shard:03d}.tar", members="all")
@@ -388,14 +388,14 @@ def test_a_sidecar_tells_nothing_of_other_images_that_a_new_shard_makes_untrue(
 def test_masks_that_are_not_the_stored_ones_are_written_or_refused(paths, tmp_path):
     small = dii.ImageColumn("seg.png", mode="labels", size=8)
     frame = dii.read_webdataset_images(
-        paths, images={"image": "png", "mask": small}, backend="pandas"
+        paths, image={"image": "png", "mask": small}, backend="pandas"
     )
     out = tmp_path / "{shard:03d}.tar"
     for members in ("all", {"png": "image"}):
         with pytest.raises(dii.ArgumentError, match=r"members={'seg.png': 'mask'} encodes"):
             dii.to_webdataset(frame, out, members=members)
     dii.to_webdataset(frame, out, members={"seg.png": "mask"})
-    again = dii.read_webdataset_images(str(tmp_path / "*.tar"), images=IMAGES, backend="pandas")
+    again = dii.read_webdataset_images(str(tmp_path / "*.tar"), image=IMAGES, backend="pandas")
     want, found = frame.compute().images["mask"].arrays(), again.compute().images["mask"].arrays()
     assert [each is None for each in found] == [each is None for each in want]
     assert all(
@@ -411,22 +411,21 @@ def test_a_checkpoint_holds_all_images(ddf, tmp_path, witness):
 @pytest.mark.parametrize(
     ("options", "told"),
     [
-        ({"images": {"mask": "seg.png"}}, "of which one is 'image'"),
-        ({"images": "jpg"}, "of which one is 'image'"),
-        ({"images": {"image": "png", "width": "seg.png"}}, "'width' can't be the name"),
-        ({"images": {"image": "png", 3: "seg.png"}}, "3 can't be the name"),
-        ({"images": {"image": "png"}, "image": "jpg"}, "pass one of them"),
-        ({"images": IMAGES, "transform": len}, "transform= may mix the labels of 'mask'"),
-        ({"images": IMAGES, "decode": False}, "pass it to decode_images"),
-        ({"images": {"image": "png", "mask": dii.ImageColumn("seg.png", mode="x")}}, "mode='x'"),
-        ({"images": IMAGES, "filters": [("mask", "==", 1)]}, "before any pixel is decoded"),
-        ({"images": IMAGES, "columns": ["masks"]}, "masks"),
+        ({"image": {"mask": "seg.png"}}, "one of the columns of a mapping is 'image'"),
+        ({"image": {"image": "png", "width": "seg.png"}}, "'width' can't be the name"),
+        ({"image": {"image": "png", 3: "seg.png"}}, "3 can't be the name"),
+        ({"image": {"image": "png", "mask": 3}}, "image=3: pass a list"),
+        ({"image": IMAGES, "transform": len}, "transform= may mix the labels of 'mask'"),
+        ({"image": IMAGES, "decode": False}, "pass it to decode_images"),
+        ({"image": {"image": "png", "mask": dii.ImageColumn("seg.png", mode="x")}}, "mode='x'"),
+        ({"image": IMAGES, "filters": [("mask", "==", 1)]}, "before any pixel is decoded"),
+        ({"image": IMAGES, "columns": ["masks"]}, "masks"),
         (
-            {"images": {"image": "png", "json.a": "seg.png"}, "json_fields": {"a": "int64"}},
+            {"image": {"image": "png", "json.a": "seg.png"}, "json_fields": {"a": "int64"}},
             "both make a column 'json.a'",
         ),
         (
-            {"images": {"image": "png", "json": "seg.png"}, "json_fields": {"width": "int64"}},
+            {"image": {"image": "png", "json": "seg.png"}, "json_fields": {"width": "int64"}},
             "both make a column 'json.width'",
         ),
     ],
@@ -444,5 +443,5 @@ def test_an_image_column_that_is_not_there_is_named(ddf):
 def test_a_first_shard_without_masks_is_told(paths):
     with pytest.warns(UserWarning, match=r"no image \(depth='depth.png'\)"):
         dii.read_webdataset_images(
-            paths, images={"image": "png", "depth": "depth.png"}, backend="pandas"
+            paths, image={"image": "png", "depth": "depth.png"}, backend="pandas"
         )

@@ -56,7 +56,7 @@ def collection(tmp_path_factory):
 
 @pytest.fixture
 def ddf(collection):
-    return dii.read_webdataset_images(collection[0], images=IMAGES, backend="pandas")
+    return dii.read_webdataset_images(collection[0], image=IMAGES, backend="pandas")
 
 
 def check(frame, wanted):
@@ -77,7 +77,7 @@ def test_a_read_gives_every_value_as_stored(ddf, collection):
 @pytest.mark.rounds(3, nightly=200)
 def test_moved_and_stored_values_are_those_of_the_collection(seed, tmp_path):
     paths, wanted = write_collection(tmp_path, np.random.default_rng(seed))
-    ddf = dii.read_webdataset_images(paths, images=IMAGES, backend="pandas")
+    ddf = dii.read_webdataset_images(paths, image=IMAGES, backend="pandas")
     moves = [
         lambda frame: frame.shuffle("__key__", npartitions=4),
         lambda frame: frame.sort_values("nbytes"),
@@ -99,7 +99,7 @@ def test_moved_and_stored_values_are_those_of_the_collection(seed, tmp_path):
 def test_an_export_writes_the_stored_files_again(ddf, collection, tmp_path):
     dii.to_webdataset(ddf, tmp_path / "out" / "{shard:03d}.tar")
     again = dii.read_webdataset_images(
-        str(tmp_path / "out" / "*.tar"), images=IMAGES, backend="pandas"
+        str(tmp_path / "out" / "*.tar"), image=IMAGES, backend="pandas"
     )
     check(again.compute(), collection[1])
 

@@ -85,7 +85,7 @@ def test_nearest_is_the_resize_of_labels_alone(shard):
     for resize in ("stretch", "crop"):
         frame = dii.read_webdataset_images(
             shard,
-            images={"image": "jpg", "mask": nearest},
+            image={"image": "jpg", "mask": nearest},
             size=(30, 50),
             resize=resize,
             backend="pandas",

@@ -255,7 +255,7 @@ def masked(tmp_path):
 def read_masked(tmp_path, size=None):
     mask = dii.ImageColumn("seg.png", mode="labels", size=size)
     images = {"image": "jpg", "mask": mask}
-    return dii.read_webdataset_images(tmp_path / "masked.tar", images=images, backend="pandas")
+    return dii.read_webdataset_images(tmp_path / "masked.tar", image=images, backend="pandas")
 
 
 ELSEWHERE = {
@@ -293,7 +293,7 @@ def test_a_mask_does_not_take_the_place_of_the_photograph(masked, tmp_path):
         export(read_masked(tmp_path), tmp_path, members={"png": "mask"})
     # The other way round it is a photograph beside a mask.
     images = {"image": "seg.png", "photo": dii.ImageColumn("jpg", size=8)}
-    ddf = dii.read_webdataset_images(tmp_path / "masked.tar", images=images, backend="pandas")
+    ddf = dii.read_webdataset_images(tmp_path / "masked.tar", image=images, backend="pandas")
     export(ddf, tmp_path, members={"jpg": "photo"}, errors="raise")
     for key, members in written(tmp_path).items():
         assert members["seg.png"] == masked[f"{key}.seg.png"]

@@ -153,7 +153,7 @@ def test_several_image_columns(photos, tmp_path):
             },
         )
     images = {"image": "jpg", "two": "two.jpg"}
-    ddf = dii.read_webdataset_images(tmp_path, images=images, size=16, backend="pandas")
+    ddf = dii.read_webdataset_images(tmp_path, image=images, size=16, backend="pandas")
     frame = ddf.compute()
     for batch in ddf.images.iter_batches(3, shuffle=1, columns=["__key__", "two"], **TINY):
         for row, key in enumerate(batch["__key__"]):

@@ -301,7 +301,7 @@ def test_no_image_column_is_kept_that_was_not_asked_for(photos, tmp_path, work):
     files = {"a.jpg": photos[0].encoded, "a.two.jpg": photos[1].encoded}
     path = write_tar(tmp_path / "a.tar", files)
     ddf = dii.read_webdataset_images(
-        path, images={"image": "jpg", "two": "two.jpg"}, columns=["__key__", "image", "two"], size=8
+        path, image={"image": "jpg", "two": "two.jpg"}, columns=["__key__", "image", "two"], size=8
     )
 
     def brightness(images):

@@ -179,7 +179,7 @@ def make_schema(
     taken = {image_field(image, name) for image in others for name in ("", *METADATA_COLUMNS)}
     if clash := next((f for f in fields if f.column in {*taken, *others}), None):
         raise ArgumentError(
-            f"json_fields= and images= both make a column {clash.column!r}: call the image column "
+            f"json_fields= and image= both make a column {clash.column!r}: call the image column "
             "something else"
         )
     columns = _columns(types, {*taken, *others, *(component.column for component in fields)})

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any, Literal
+from dataclasses import KW_ONLY, dataclass
+from typing import Any, Literal, TypeAlias
 
 from dask_image_ingest.arguments import is_utf8, shown
 from dask_image_ingest.dataset.schema.columns import (
@@ -20,31 +20,34 @@ from dask_image_ingest.errors import ArgumentError
 class ImageColumn:
     """An image column of a read: the member of each sample, and how it is decoded.
 
-    For the argument ``images=`` of :func:`read_webdataset_images`.
+    For the argument ``image=`` of :func:`read_webdataset_images`, :func:`read_images` and
+    :func:`read_parquet_images`.
 
     Parameters
     ----------
-    extensions
-        Member extensions of the image in order of preference, separated by ``;``.
-    mode
-        ``"RGB"``, ``"RGBA"``, ``"L"``, ``"labels"`` or ``"raw"``, as for
-        :func:`read_webdataset_images`.
-    size, resize, transform
-        As for :func:`read_webdataset_images`; ``"same"`` as for the read. For labels, which always
-        take the nearest pixel, ``resize="nearest"`` means the same. The read's ``transform`` does
-        not apply to labels: masks have their own, or none.
+    image
+        As for the read: member extensions in order of preference, or the column of parquet files.
+    size, resize, transform, mode
+        As for the read; ``"same"`` as given to the read. For labels, which always take the nearest
+        pixel, ``resize="nearest"`` means the same. The read's ``transform`` does not apply to
+        labels: masks have their own, or none.
 
     Examples
     --------
-    >>> ImageColumn("seg.png", mode="labels").extensions
+    >>> ImageColumn("seg.png", mode="labels").image
     'seg.png'
     """
 
-    extensions: str | Sequence[str]
-    mode: Mode = "RGB"
+    image: str | Sequence[str]
+    _: KW_ONLY
     size: int | tuple[int, int] | Literal["same"] | None = "same"
     resize: Resize | Literal["same"] = "same"
     transform: Callable[..., Any] | Literal["same"] | None = "same"
+    mode: Mode | Literal["same"] = "same"
+
+
+#: The argument ``image=`` of a read.
+ImageChoice: TypeAlias = str | Sequence[str] | Mapping[str, str | Sequence[str] | ImageColumn]
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,18 +74,17 @@ class ImageMember:
 
 
 def image_members(
-    image: str | Sequence[str],
-    images: Mapping[str, str | ImageColumn] | None,
+    image: ImageChoice,
     options: Mapping[str, Any],
     decoding: Callable[..., DecodeSpec],
     parse: Callable[[Any], tuple[str, ...]] = parse_image_extensions,
 ) -> tuple[tuple[str, ...], DecodeSpec, tuple[ImageMember, ...]]:
-    """Parse ``image=`` and ``images=``: extensions and decoding of the first image, the others.
+    """Parse ``image=``: extensions and decoding of the first image, and the other images.
 
     Parameters
     ----------
-    image, images
-        The arguments.
+    image
+        The argument.
     options
         ``size``, ``resize``, ``mode`` and ``transform`` of the read.
     decoding
@@ -90,20 +92,19 @@ def image_members(
     parse
         Parses the extensions (or the parquet column) of one image.
     """
-    if images is None:
+    if not isinstance(image, Mapping):
         return parse(image), decoding(**options), ()
-    if not isinstance(images, Mapping) or "image" not in images:
+    if "image" not in image:
         raise ArgumentError(
-            f"images={shown(images)}: pass a mapping of column names to extensions or ImageColumn, "
-            "of which one is 'image', such as {'image': 'jpg', 'mask': ImageColumn('seg.png', "
-            "mode='labels')}"
+            f"image={shown(image)}: one of the columns of a mapping is 'image', as in "
+            "{'image': 'jpg', 'mask': ImageColumn('seg.png', mode='labels')}"
         )
     members: dict[str, ImageMember] = {}
-    for name, value in images.items():
+    for name, value in image.items():
         if not isinstance(name, str) or not name or not is_utf8(name) or name in METADATA_COLUMNS:
-            raise ArgumentError(f"images=: {name!r} can't be the name of an image column")
+            raise ArgumentError(f"image=: {name!r} can't be the name of an image column")
         own = _own_options(name, value, options) if isinstance(value, ImageColumn) else {}
-        extensions = value.extensions if isinstance(value, ImageColumn) else value
+        extensions = value.image if isinstance(value, ImageColumn) else value
         members[name] = ImageMember(name, parse(extensions), decoding(**{**options, **own}))
     first = members.pop("image")
     return first.extensions, first.decoding, tuple(members.values())
@@ -111,8 +112,8 @@ def image_members(
 
 def _own_options(name: str, column: ImageColumn, options: Mapping[str, Any]) -> dict[str, Any]:
     """The options of a column that override those of the read."""
-    own: dict[str, Any] = {"mode": column.mode}
-    for option in ("size", "resize", "transform"):
+    own: dict[str, Any] = {}
+    for option in ("size", "resize", "transform", "mode"):
         if (value := getattr(column, option)) != "same":
             own[option] = value
     if column.mode == "labels" and column.resize == "nearest":
@@ -122,7 +123,7 @@ def _own_options(name: str, column: ImageColumn, options: Mapping[str, Any]) -> 
         own["resize"] = "stretch"
     if column.mode == "labels" and "transform" not in own and options["transform"] is not None:
         raise ArgumentError(
-            f"images=: transform= may mix the labels of {name!r}. Pass its own, which takes the "
+            f"image=: transform= may mix the labels of {name!r}. Pass its own, which takes the "
             "nearest pixel, ImageColumn(..., mode='labels', transform=...): random numbers are the "
             "same for all images of a sample. Or transform=None to leave it as it is"
         )

@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import itertools
 import os
-from collections.abc import Callable, Iterator, Mapping, Sequence, Set
+from collections.abc import Callable, Iterator, Sequence, Set
 from dataclasses import replace
 from typing import Any, Final, Literal
 
@@ -36,7 +36,7 @@ from dask_image_ingest.dataset.scan.partitioning import (
     parse_partition_size,
 )
 from dask_image_ingest.dataset.schema.columns import FileColumn, Schema
-from dask_image_ingest.dataset.schema.image_columns import ImageColumn, image_members
+from dask_image_ingest.dataset.schema.image_columns import ImageChoice, image_members
 from dask_image_ingest.dataset.warning import warn_user
 from dask_image_ingest.decode import MAX_PIXELS, Mode, Resize, make_decode_spec
 from dask_image_ingest.errors import ArgumentError, ShardError
@@ -58,8 +58,7 @@ def read_images(
     columns: Sequence[str] | None = None,
     filters: Sequence[Any] | None = None,
     *,
-    image: str | Sequence[str] = IMAGE_EXTENSIONS,
-    images: Mapping[str, str | ImageColumn] | None = None,
+    image: ImageChoice = IMAGE_EXTENSIONS,
     label: Literal["folder"] | None = None,
     size: int | tuple[int, int] | None = None,
     resize: Resize = "stretch",
@@ -90,14 +89,9 @@ def read_images(
     columns, filters
         As for :func:`read_webdataset_images`. Filters on keys, URLs, sizes and labels open no file.
     image
-        Extensions that a search takes, separated by ``;``.
-    images
-        Several image columns instead of ``image=``: a mapping of names to extensions, or to an
-        :class:`ImageColumn` with options of its own. One is ``"image"``:
-        ``{"image": "jpg", "mask": ImageColumn("seg.png", mode="labels")}``. Files that differ in
-        these extensions alone, ``1.jpg`` and ``1.seg.png``, are one row; others are left out.
-        ``size``, ``resize`` and ``transform`` apply to all of them, ``mode`` to those given by
-        extensions alone.
+        Extensions that a search takes, separated by ``;``. For several image columns a mapping, as
+        for :func:`read_webdataset_images`: files that differ in these extensions alone, ``1.jpg``
+        and ``1.seg.png``, are one row then, and others are left out.
     label
         ``"folder"``: columns ``label``, numbered as torchvision's ``ImageFolder`` does, and
         ``class_name``. The folders directly below the common root are the classes, sorted by name
@@ -158,11 +152,8 @@ def read_images(
     """
     backend_ = checked_backend(backend, errors, decode)
     storage_options = check_storage_options(storage_options)
-    if images is not None and image != IMAGE_EXTENSIONS:
-        raise ArgumentError("image= and images= both name the files: pass one of them")
     extensions, decoding, others = image_members(
         image,
-        images,
         {"size": size, "resize": resize, "mode": mode, "transform": transform},
         functools.partial(make_decode_spec, device=backend_.device, max_pixels=max_pixels),
     )
@@ -242,7 +233,7 @@ def _rows(
         if extension_of(file.url, every):
             by_key.setdefault(key_of(file.url, options.root or "", every), []).append(file)
     if not by_key:
-        raise ArgumentError(f"images=: none of the files has an extension of {', '.join(every)}")
+        raise ArgumentError(f"image=: none of the files has an extension of {', '.join(every)}")
     return [
         [ShardSplit(file, number) for file in row] for number, row in enumerate(by_key.values())
     ]

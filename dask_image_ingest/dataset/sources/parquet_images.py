@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import math
 import os
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Final, Literal
@@ -22,7 +23,11 @@ from dask_image_ingest.dataset.options import (
 )
 from dask_image_ingest.dataset.plan.scan_node import Dataset
 from dask_image_ingest.dataset.read import chosen_columns, fingerprint_of, read_of
-from dask_image_ingest.dataset.scan.partitioning import Partition, ShardSplit
+from dask_image_ingest.dataset.scan.partitioning import (
+    Partition,
+    ShardSplit,
+    parse_partition_size,
+)
 from dask_image_ingest.dataset.schema.columns import FileColumn, TableSchema
 from dask_image_ingest.dataset.schema.encoded_images import check_encoded_type
 from dask_image_ingest.dataset.schema.file_columns import column_type, frame_names
@@ -36,7 +41,7 @@ from dask_image_ingest.storage import FileKind, Shard, find_shards, open_parquet
 
 _PARQUET: Final = FileKind("parquet file", (".parquet", ".parq", ".pq"))
 
-# Decoded bytes per encoded byte, about that of photographs as JPEG.
+# Decoded bytes per encoded byte if they are not resized, about that of photographs as JPEG.
 _EXPANSION = 10
 
 # Encoded bytes of a partition at most: some hundred photographs, a second of work or less.
@@ -45,11 +50,10 @@ _MOST_ENCODED = 32 << 20
 
 def read_parquet_images(
     paths: str | os.PathLike[str] | Sequence[str | os.PathLike[str]],
-    column: str = "image",
-    *,
     columns: Sequence[str] | None = None,
     filters: Sequence[Any] | None = None,
-    images: Mapping[str, str | ImageColumn] | None = None,
+    *,
+    image: str | Mapping[str, str | ImageColumn] = "image",
     key: str | None = None,
     size: int | tuple[int, int] | None = None,
     resize: Resize = "stretch",
@@ -58,6 +62,7 @@ def read_parquet_images(
     errors: ErrorPolicy = "null",
     max_pixels: int | None = MAX_PIXELS,
     backend: Literal["cudf", "pandas"] | None = None,
+    partition_size: int | str | None = "auto",
     storage_options: dict[str, Any] | None = None,
     decode: bool = True,
 ) -> ImageDataFrame:
@@ -72,25 +77,27 @@ def read_parquet_images(
     paths
         Parquet files: a path or URL, with braces or globs, a folder, or a list of these. Taken in
         natural order, each once.
-    column
-        The column of encoded images: ``binary``, ``large_binary``, or ``struct<bytes, path>``. A
-        row without bytes is ``missing``: a path alone is not opened.
     columns
         Columns to read, in this order; all by default.
     filters
         Rows to read, as for :func:`read_webdataset_images`. Images of row groups without remaining
         rows are not read.
-    images
-        Several image columns instead of ``column``: a mapping of names to columns of the files, or
-        to an :class:`ImageColumn` with options of its own. One is ``"image"``:
-        ``{"image": "photo", "mask": ImageColumn("seg", mode="labels")}``. ``size``, ``resize``
-        and ``transform`` apply to all of them, ``mode`` to those given by a name alone.
+    image
+        The column of encoded images: ``binary``, ``large_binary``, or ``struct<bytes, path>``. A
+        row without bytes is ``missing``: a path alone is not opened. For several image columns, or
+        another name, a mapping of names to columns of the files, or to an :class:`ImageColumn` with
+        options of its own. One is ``"image"``:
+        ``{"image": "photo", "mask": ImageColumn("seg", mode="labels")}``.
     key
         The column of the files with the key of each row, for ``__key__``. By default a column
         ``__key__`` if there is one, else the names of the files and the numbers of the rows:
         ``train-00000/00000000`` is the first of ``train-00000.parquet``.
     size, resize, transform, mode, errors, max_pixels, backend
         As for :func:`read_webdataset_images`.
+    partition_size
+        Decoded bytes that a partition may hold, for example ``"512 MiB"``; ``"auto"`` as for
+        :func:`read_webdataset_images`. Without ``size``, an image is taken to decode to ten times
+        its bytes. No partition is more than 32 MiB of a file with several rows, even with None.
     storage_options
         For the fsspec filesystem of remote paths.
     decode
@@ -133,11 +140,8 @@ def read_parquet_images(
     """
     backend_ = checked_backend(backend, errors, decode)
     storage_options = check_storage_options(storage_options)
-    if images is not None and column != "image":
-        raise ArgumentError("column= and images= both name the images: pass one of them")
     (source,), decoding, others = image_members(
-        column,
-        images,
+        image,
         {"size": size, "resize": resize, "mode": mode, "transform": transform},
         functools.partial(make_decode_spec, device=backend_.device, max_pixels=max_pixels),
         _parse_column,
@@ -145,11 +149,12 @@ def read_parquet_images(
     if not decode:
         for each in (decoding, *(other.decoding for other in others)):
             refuse_decoding(each, errors)
+    largest = parse_partition_size(partition_size, backend_)
     files = find_shards(paths, storage_options, _PARQUET)
     refuse_unfinished(file.url for file in files)
     with open_parquet(files[0], storage_options) as first:
         file_schema, rows = first.schema_arrow, first.metadata.num_rows
-    sources = {column if images is None else "image": source}
+    sources = {image if isinstance(image, str) else "image": source}
     sources |= {other.column: other.extensions[0] for other in others}
     schema = _schema(file_schema, sources, key, backend_, files[0].url)
     options = ReadOptions(
@@ -170,8 +175,7 @@ def read_parquet_images(
     types = {n: t for n, t in schema.types.items() if decode or n not in schema.errors}
     selected = chosen_columns(columns, types, decode)
     filters_ = normalize_filters(filters, types)
-    most = min(backend_.partition_memory() // _EXPANSION, _MOST_ENCODED)
-    partitions = _partitions(files, rows, most)
+    partitions = _partitions(files, rows, options, largest)
     token = tokenize(fingerprint_of(files), str(schema), options, partitions)
     dataset = Dataset(partitions, tuple(files), schema, options, token)
     return new_collection(read_of(dataset, selected, filters_, decode))
@@ -191,7 +195,7 @@ def _schema(
         raise ShardError(f"{url} has two columns of one name")
     for name in (*images.values(), *([] if key is None else [key])):
         if name not in file_schema.names:
-            argument = "key=" if name == key else "column="
+            argument = "key=" if name == key else "image="
             raise ArgumentError(
                 f"{argument}{shown(name)}: {url} has {', '.join(map(repr, file_schema.names))}"
             )
@@ -210,7 +214,7 @@ def _schema(
     names = frame_names(supported, LOCATION_COLUMNS, "table.")
     if taken := {*names.values()} & {*images}:
         raise ArgumentError(
-            f"images=: the files have a column {min(taken)!r} of their own: call the image column "
+            f"image=: the files have a column {min(taken)!r} of their own: call the image column "
             "something else"
         )
     left_out = [f"{n!r} ({file_schema.field(n).type})" for n, t in types.items() if t is None]
@@ -232,11 +236,21 @@ def _schema(
     )
 
 
-def _partitions(files: Sequence[Shard], rows: int, most: int) -> tuple[Partition, ...]:
-    """Each file, or parts of it of about ``most`` encoded bytes.
+def _partitions(
+    files: Sequence[Shard], rows: int, options: ReadOptions, largest: int | None
+) -> tuple[Partition, ...]:
+    """Each file, or parts of it that decode to about ``largest`` bytes, if all are as the first.
 
-    At most one part per row, if the rows of a file are as large as those of the first.
+    At most one part for each of the ``rows`` of the first file.
     """
+    most = _MOST_ENCODED
+    if largest is not None and files[0].size > 0:
+        decodings = [options.decoding, *(other.decoding for other in options.other_images)]
+        shapes = [decoding.shape for decoding in decodings]
+        decoded = files[0].size * _EXPANSION
+        if all(map(all, shapes)):
+            decoded = max(1, rows * sum(math.prod(filter(None, shape)) for shape in shapes))
+        most = max(1, min(most, largest * files[0].size // decoded))
     partitions: list[Partition] = []
     for file in files:
         known = file.size > 0 and files[0].size > 0

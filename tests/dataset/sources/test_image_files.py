@@ -355,7 +355,7 @@ def test_files_of_one_key_are_the_images_of_a_row(photos, tmp_path):
     save(tmp_path / "in" / "notes.png", b"another file")
     images = {"image": "jpg;webp;png", "mask": dii.ImageColumn("seg.png", mode="labels")}
     images["image"] = ";".join({photo.extension for photo in photos[:6]})
-    ddf = read(tmp_path / "in", images=images, label="folder")
+    ddf = read(tmp_path / "in", image=images, label="folder")
     ddf = ddf[ddf["__key__"] != "notes"]
     frame = ddf.compute()
     assert frame["__key__"].tolist() == ["0/0", "0/2", "0/4", "1/1", "1/3", "1/5"]

@@ -247,7 +247,7 @@ IMAGES = {"image": "image", "mask": dii.ImageColumn("seg", mode="labels")}
 
 def test_several_image_columns_are_read_at_once(scenes, photos, work):  # noqa: F811
     folder, labels = scenes
-    ddf = dii.read_parquet_images(folder, images=IMAGES, key="name", backend="pandas")
+    ddf = dii.read_parquet_images(folder, image=IMAGES, key="name", backend="pandas")
     facts = ["error", "nbytes", "format", "height", "width", "channels"]
     own = ["__key__", "__url__", "image", "label", "caption", "mask", "name"]
     assert list(ddf.columns) == [*own, *facts, *(f"mask.{fact}" for fact in facts)]
@@ -281,15 +281,16 @@ def test_all_images_of_a_row_are_transformed_by_the_same_random_numbers(tmp_path
     write(tmp_path / "a.parquet", pictures, "binary", seg=masks)
     mask = dii.ImageColumn("seg", mode="labels", transform=turned)
     read = functools.partial(dii.read_parquet_images, tmp_path, backend="pandas")
-    both = read(images={"image": "image", "mask": mask}, transform=turned)
+    both = read(image={"image": "image", "mask": mask}, transform=turned)
     first = both.compute()
     for frame in (first, both.shuffle("caption").compute()):
         pairs = zip(frame.images.arrays(), frame.images["mask"].arrays(), strict=True)
         assert all(np.array_equal(picture[..., :1], mask) for picture, mask in pairs)
     assert len({array.tobytes() for array in first.images.arrays()}) == 12
     # As of one column alone, and of references that are decoded later.
-    alone = read("seg", mode="labels", transform=turned).compute()
-    later = dii.decode_images(read("seg", decode=False), mode="labels", transform=turned).compute()
+    alone = read(image="seg", mode="labels", transform=turned).compute()
+    references = read(image="seg", decode=False)
+    later = dii.decode_images(references, mode="labels", transform=turned).compute()
     for other in (alone.images["seg"], later.images["seg"]):
         assert all(map(np.array_equal, other.arrays(), first.images["mask"].arrays()))
 
@@ -298,13 +299,13 @@ def test_a_later_file_that_lacks_a_column_is_named(scenes):
     folder, _ = scenes
     path = folder / "1.parquet"
     pq.write_table(pq.read_table(path).drop_columns(["seg"]), path)
-    ddf = dii.read_parquet_images(folder, images=IMAGES, backend="pandas")
+    ddf = dii.read_parquet_images(folder, image=IMAGES, backend="pandas")
     assert len(ddf[["caption"]].compute()) == 18
     with pytest.raises(dii.ShardError, match=r"1\.parquet has no column 'seg'"):
         ddf.compute()
     pq.write_table(pq.read_table(path).append_column("seg", pa.array([1] * 9)), path)
     with pytest.raises(dii.ShardError, match=r"'seg' of .*1\.parquet holds no encoded images"):
-        dii.read_parquet_images(folder, images=IMAGES, backend="pandas").compute()
+        dii.read_parquet_images(folder, image=IMAGES, backend="pandas").compute()
 
 
 def test_a_number_may_be_the_key_and_a_column_may_have_it_already(encoded, tmp_path):
@@ -327,17 +328,32 @@ def test_row_groups_larger_than_a_partition_are_shared(encoded, monkeypatch, tmp
     assert ddf.n.compute().tolist() == list(range(ROWS))
 
 
+def test_a_partition_decodes_to_as_many_bytes_as_were_asked_for(file):
+    image = 32 * 32 * 3
+    for partition_size, partitions in ((5 * image, 3), (image, ROWS), (10**9, 3), (None, 3)):
+        ddf = dii.read_parquet_images(
+            file, backend="pandas", size=32, partition_size=partition_size
+        )
+        assert ddf.npartitions == partitions
+        rows = ddf.map_partitions(len).compute()
+        assert rows.sum() == ROWS
+        assert rows.max() <= 5
+    whole = dii.read_parquet_images(file, backend="pandas", partition_size="1 MB")
+    assert whole.npartitions > 3
+    assert whole.label.compute().tolist() == [row // 5 for row in range(ROWS)]
+
+
 @pytest.mark.parametrize(
     ("arguments", "error", "message"),
     [
-        ({"column": "caption"}, dii.ArgumentError, "holds no encoded images"),
-        ({"column": "png"}, dii.ArgumentError, "has 'image', 'label', 'caption'"),
+        ({"image": "caption"}, dii.ArgumentError, "holds no encoded images"),
+        ({"image": "png"}, dii.ArgumentError, "has 'image', 'label', 'caption'"),
         ({"key": "png"}, dii.ArgumentError, "key='png': .*has 'image', 'label', 'caption'"),
         ({"columns": ["png"]}, dii.ArgumentError, "columns= names 'png'"),
-        ({"images": {"mask": "image"}}, dii.ArgumentError, "of which one is 'image'"),
-        ({"images": {"image": "image"}, "column": "x"}, dii.ArgumentError, "pass one of them"),
+        ({"image": {"mask": "image"}}, dii.ArgumentError, "one of the columns .* is 'image'"),
+        ({"image": ["image"]}, dii.ArgumentError, "not the name of a column"),
         (
-            {"images": {"image": "image", "caption": "image"}},
+            {"image": {"image": "image", "caption": "image"}},
             dii.ArgumentError,
             "'caption' of their own",
         ),
@@ -345,6 +361,7 @@ def test_row_groups_larger_than_a_partition_are_shared(encoded, monkeypatch, tmp
         ({"size": 0}, dii.ArgumentError, "size=0"),
         ({"decode": False, "size": 8}, dii.ArgumentError, "decode=False makes no pixels"),
         ({"errors": "ignore"}, dii.ArgumentError, "errors='ignore'"),
+        ({"partition_size": 0}, dii.ArgumentError, "partition_size=0: .*'512 MiB'"),
     ],
 )
 def test_arguments_that_make_no_sense_are_refused(arguments, error, message, file):
