@@ -233,6 +233,6 @@ def test_whatever_a_table_claims_it_is_a_result_or_an_error(rng, tmp_path, photo
         try:
             frame = dii.read_parquet_images(path, backend="pandas")
             assert len(frame.compute()) == count
-            dii.to_webdataset(frame, f"{tmp_path}/out/{{shard}}.tar", errors="drop")
+            dii.to_webdataset(frame, f"{tmp_path}/out/{{shard}}.tar", row_errors="drop")
         except dii.DaskImageIngestError:
             pass

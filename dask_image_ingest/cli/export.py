@@ -8,7 +8,7 @@ import json
 import re
 import warnings
 from collections.abc import Iterator, Sequence
-from typing import Any
+from typing import Any, Literal
 
 import pandas as pd
 from dask.utils import format_bytes
@@ -121,6 +121,7 @@ def _export(args: argparse.Namespace) -> tuple[pd.DataFrame, int]:
         frame = frame[frame["duplicate.keep"]]
     if not args.drop_bad_images and "offset" in frame.columns:
         frame = frame.drop(columns=_NO_PIXELS)
+    rejects: Literal["raise", "drop"] = "raise" if args.strict else "drop"
     result = to_webdataset(
         frame,
         args.output,
@@ -130,8 +131,8 @@ def _export(args: argparse.Namespace) -> tuple[pd.DataFrame, int]:
         members=re.split("[,;]", args.members) if args.members else "all",
         sidecar=None if args.no_sidecar else "parquet",
         index=args.index,
-        errors="raise" if args.strict else "drop",
-        drop_bad_images=args.drop_bad_images,
+        errors=rejects if args.drop_bad_images else "null",
+        row_errors=rejects,
         resume=args.resume,
         overwrite=args.overwrite,
     )

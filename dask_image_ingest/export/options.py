@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import uuid
 from dataclasses import asdict, dataclass, field
-from typing import Any
+from typing import Any, Literal
 
 from dask_image_ingest.export.members import Members
 from dask_image_ingest.storage import STAGING, OutputStore
@@ -32,8 +32,13 @@ class Options:
     has_samples: bool
     sidecar: bool
     index: bool
-    drop_rows: bool
-    drop_bad_images: bool
+    errors: Literal["null", "raise", "drop"]
+    row_errors: Literal["raise", "drop"]
+
+    def refuses(self, reason: str) -> bool:
+        """True if the export raises for a row that is rejected for this reason."""
+        is_image = reason.startswith("bad-image") and self.errors != "null"
+        return (self.errors if is_image else self.row_errors) == "raise"
 
     def files_of(self, number: int) -> list[str]:
         """The names of a shard's files in the order they are written: the shard last."""

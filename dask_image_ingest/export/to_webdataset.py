@@ -12,6 +12,7 @@ import pandas as pd
 from dask.utils import parse_bytes
 
 from dask_image_ingest.arguments import (
+    check_choice,
     check_storage_options,
     is_utf8,
     is_whole,
@@ -41,8 +42,8 @@ def to_webdataset(
     bytes_per_shard: int | str | None = None,
     shuffle: int | None = None,
     members: str | Sequence[Any] | Mapping[str, Any] = "all",
-    errors: Literal["raise", "drop"] = "raise",
-    drop_bad_images: bool = False,
+    errors: Literal["null", "raise", "drop"] = "null",
+    row_errors: Literal["raise", "drop"] = "raise",
     sidecar: Literal["parquet"] | None = "parquet",
     index: bool = False,
     resume: bool = False,
@@ -86,11 +87,13 @@ def to_webdataset(
         added beside it;
         ``{"jpg": Encode("image", quality=90)}`` has settings.
     errors
-        For rows that can't be exported (a key that readers would not give back, a repeated sample,
-        a missing shard): ``"raise"`` refuses the export before anything is written, ``"drop"``
-        leaves these rows out and counts them. If no shard can be read, both raise.
-    drop_bad_images
-        Decode every image, and leave out rows whose image is bad.
+        What to do with an image that can't be decoded: ``"null"`` keeps the row, and copies the
+        image undecoded; ``"drop"`` drops the row and counts it; ``"raise"`` raises before anything
+        is written. The last two decode every image of the column ``image``.
+    row_errors
+        What to do with a row that can't be exported (a key that readers would not give back, a
+        repeated sample, a missing shard): ``"raise"`` raises before anything is written, ``"drop"``
+        drops the row and counts it. If no shard can be read, both raise.
     sidecar
         ``"parquet"`` writes a table of all metadata columns beside each shard, computed ones
         included, whose ``__url__``, ``offset`` and ``nbytes`` point to the new shard. None writes
@@ -159,7 +162,7 @@ def to_webdataset(
         sidecar=sidecar,
         index=index,
         errors=errors,
-        drop_bad_images=drop_bad_images,
+        row_errors=row_errors,
     )
     return export(
         frame,
@@ -207,7 +210,7 @@ def make_options(
     sidecar: Any,
     index: bool,
     errors: Any,
-    drop_bad_images: bool,
+    row_errors: Any,
 ) -> Options:
     """Check the arguments of an export against each other and the frame.
 
@@ -217,15 +220,11 @@ def make_options(
     """
     if sidecar not in ("parquet", None):
         raise ArgumentError(f"sidecar={sidecar!r}; choose 'parquet' or None")
-    if errors not in ("raise", "drop"):
-        raise ArgumentError(f"errors={errors!r}; choose 'raise' or 'drop'")
+    check_choice("errors", errors, ("null", "raise", "drop"))
+    check_choice("row_errors", row_errors, ("raise", "drop"))
     if shuffle is not None and not is_whole(shuffle):
         raise ArgumentError(f"shuffle={shown(shuffle)}: pass a number, the seed of the order")
     columns = metadata_columns(frame)
-    if drop_bad_images and "error" not in frame.columns:
-        raise ArgumentError(
-            "drop_bad_images=True needs the column 'error' of the read, which the frame has not"
-        )
     if bytes_per_shard is None and samples_per_shard is None:
         samples_per_shard = _SAMPLES_PER_SHARD
     pixels, references = image_columns(frame), reference_columns(frame)
@@ -238,6 +237,10 @@ def make_options(
         if is_foreign and origin.changed_by is None and name not in selection.columns:
             is_main = name == "image" or (not has_samples and len(origins) == 1)
             selection = add_stored(selection, name, is_main)
+    if errors != "null" and "error" not in frame.columns and not selection.pixels:
+        raise ArgumentError(
+            f"errors={errors!r} needs the column 'error' of the read, which the frame has not"
+        )
     _refuse_silent_changes(origins, selection)
     # Of samples that lack their locations, only pixels that the user names are not lost.
     is_made = bool(selection.from_columns) and not reads_samples(frame)
@@ -254,8 +257,8 @@ def make_options(
         has_samples=has_samples,
         sidecar=sidecar is not None,
         index=bool(index),
-        drop_rows=errors == "drop",
-        drop_bad_images=bool(drop_bad_images),
+        errors=errors,
+        row_errors=row_errors,
     )
 
 

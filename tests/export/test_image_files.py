@@ -72,5 +72,5 @@ def test_a_file_that_is_another_one_by_now_is_refused(folder, tmp_path):
     Path(frame["__url__"].iloc[0]).write_bytes(b"short")
     with pytest.raises(dii.ArgumentError, match=r"1 of 6 rows.*lost-sample"):
         dii.to_webdataset(frame, tmp_path / "{shard}.tar")
-    made = dii.to_webdataset(frame, tmp_path / "{shard}.tar", errors="drop")
+    made = dii.to_webdataset(frame, tmp_path / "{shard}.tar", row_errors="drop")
     assert made.samples.tolist() == [5]

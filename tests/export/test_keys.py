@@ -33,7 +33,7 @@ def read(folder):
 
 def export(frame, tmp_path, **options):
     out = tmp_path / "out"
-    told = dii.to_webdataset(frame, f"{out}/{{shard}}.tar", errors="drop", **options)
+    told = dii.to_webdataset(frame, f"{out}/{{shard}}.tar", row_errors="drop", **options)
     found = {
         key: members["txt"].decode()
         for path in shards_in(out)

@@ -24,7 +24,7 @@ def repeated(rows, count):
 
 def export(frame, tmp_path, **options):
     out = tmp_path / "out"
-    dii.to_webdataset(frame, f"{out}/{{shard}}.tar", errors="drop", **options)
+    dii.to_webdataset(frame, f"{out}/{{shard}}.tar", row_errors="drop", **options)
     file = out / "_left_out.parquet"
     return pd.read_parquet(file)["__key__"].tolist() if file.exists() else None
 

@@ -70,14 +70,14 @@ def test_shards_that_are_read_stay_whatever_rows_are_kept(keeping, source, out):
     assert contents(out) == before
 
 
-@pytest.mark.parametrize("errors", ["raise", "drop"])
-def test_shards_of_rows_that_are_left_out_stay(errors, source, out):
+@pytest.mark.parametrize("row_errors", ["raise", "drop"])
+def test_shards_of_rows_that_are_left_out_stay(row_errors, source, out):
     """A frame that is computed tells by its rows alone what it reads."""
     before = contents(out)
     frame = dd.concat([read(out).partitions[[0]], read(source)]).compute()
     frame["__key__"] = ["a.b"] * 4 + [f"{n}" for n in range(8)]
-    with pytest.raises(Exception, match=READS if errors == "drop" else "bad-key"):
-        export(frame, out, overwrite=True, errors=errors)
+    with pytest.raises(Exception, match=READS if row_errors == "drop" else "bad-key"):
+        export(frame, out, overwrite=True, row_errors=row_errors)
     assert contents(out) == before
 
 
@@ -125,7 +125,7 @@ def test_an_export_is_not_replaced_while_shards_cannot_be_read(source, out):
     with pytest.raises(
         ExportError, match=r"8 samples, .* 4 rows of the frame .*be read now: .*001\.tar"
     ):
-        export(frame, out, overwrite=True, errors="drop")
+        export(frame, out, overwrite=True, row_errors="drop")
     assert contents(out) == before
     os.rename(source / "away", source / "001.tar")
-    assert export(frame, out, overwrite=True, errors="drop")["samples"].sum() == 8
+    assert export(frame, out, overwrite=True, row_errors="drop")["samples"].sum() == 8

@@ -31,7 +31,7 @@ def blackened(ddf):
 
 
 def export(frame, tmp_path, **options):
-    options = {"errors": "drop"} | options
+    options = {"row_errors": "drop"} | options
     return dii.to_webdataset(frame, tmp_path / "out" / "{shard}.tar", **options)
 
 
@@ -271,9 +271,9 @@ ELSEWHERE = {
 def test_what_an_error_advises_for_masks_replaces_no_photograph(name, masked, tmp_path):
     frame = ELSEWHERE[name](read_masked(tmp_path, 8))
     with pytest.raises(ArgumentError, match=r"members={'.*png': '.*'}") as error:
-        export(frame, tmp_path, errors="raise")
+        export(frame, tmp_path, row_errors="raise")
     extension, column = str(error.value).partition("members={'")[2].partition("'}")[0].split("': '")
-    export(frame, tmp_path, errors="raise", members={extension: column})
+    export(frame, tmp_path, row_errors="raise", members={extension: column})
     for key, members in written(tmp_path).items():
         assert members["jpg"] == masked[f"{key}.jpg"]
         value = CLASSES[int(key)] + (name == "remapped")
@@ -294,7 +294,7 @@ def test_a_mask_does_not_take_the_place_of_the_photograph(masked, tmp_path):
     # The other way round it is a photograph beside a mask.
     images = {"image": "seg.png", "photo": dii.ImageColumn("jpg", size=8)}
     ddf = dii.read_webdataset_images(tmp_path / "masked.tar", image=images, backend="pandas")
-    export(ddf, tmp_path, members={"jpg": "photo"}, errors="raise")
+    export(ddf, tmp_path, members={"jpg": "photo"}, row_errors="raise")
     for key, members in written(tmp_path).items():
         assert members["seg.png"] == masked[f"{key}.seg.png"]
         assert Image.open(io.BytesIO(members["jpg"])).size == (8, 8)

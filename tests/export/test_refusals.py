@@ -55,7 +55,7 @@ def test_hostile_keys_are_refused_with_their_row(key, rows, tmp_path):
     assert f"in.tar, byte {offset}: bad-key" in str(error.value)
     assert "1 of 4 rows" in str(error.value)
     assert not (tmp_path / "out").exists()
-    told = export(rows, tmp_path, errors="drop")
+    told = export(rows, tmp_path, row_errors="drop")
     assert [k for k, _ in by_webdataset(shards_in(tmp_path / "out"))] == ["a", "c", "d"]
     assert told.attrs["left_out"]["bad-key"]["count"] == 1
     left_out = pd.read_parquet(tmp_path / "out" / "_left_out.parquet")
@@ -84,7 +84,7 @@ def test_a_merge_that_multiplies_rows_is_refused(rows, tmp_path):
     twice = rows.merge(pd.DataFrame({"__key__": ["a", "a", "c"], "score": [1, 2, 3]}), on="__key__")
     with pytest.raises(ArgumentError, match=r"1 of 3 rows .* repeated-row: the frame has this"):
         export(twice, tmp_path)
-    export(twice, tmp_path, errors="drop")
+    export(twice, tmp_path, row_errors="drop")
     assert pd.read_parquet(tmp_path / "out" / "000.parquet")["score"].tolist() == [1, 3]
 
 
@@ -101,7 +101,7 @@ def test_keys_are_unique_within_a_shard(key, rows, tmp_path):
     rows.loc[rows["__key__"] == "c", "__key__"] = key
     with pytest.raises(ArgumentError, match=r"repeated-key: its shard has another sample"):
         export(rows, tmp_path)
-    told = export(rows, tmp_path, errors="drop")
+    told = export(rows, tmp_path, row_errors="drop")
     assert told["samples"].tolist() == [3]
     # And may be used again in another one, as in collections that number each shard anew.
     told = export(rows, tmp_path, samples_per_shard=2, overwrite=True)
@@ -147,16 +147,16 @@ def test_a_shard_that_is_gone_is_named(rows, tmp_path):
     (tmp_path / "more.tar").write_bytes(tar({"e.jpg": b"e"}))
     more = dii.read_webdataset_images(tmp_path / "more.tar", backend="pandas")
     both = pd.concat([rows, more.drop(columns=["image", "error"]).compute()])
-    told = export(both, tmp_path, errors="drop")
+    told = export(both, tmp_path, row_errors="drop")
     assert told["samples"].tolist() == [1]
     assert told.attrs["left_out"]["unreadable-shard"]["count"] == 4
 
 
-@pytest.mark.parametrize("errors", ["raise", "drop"])
-def test_an_export_of_nothing_but_unreadable_shards_is_refused(errors, rows, tmp_path):
+@pytest.mark.parametrize("row_errors", ["raise", "drop"])
+def test_an_export_of_nothing_but_unreadable_shards_is_refused(row_errors, rows, tmp_path):
     os.rename(tmp_path / "in.tar", tmp_path / "elsewhere")
     with pytest.raises(ArgumentError, match=r"4 of 4 rows .* No shard of the frame can be read$"):
-        export(rows, tmp_path, errors=errors)
+        export(rows, tmp_path, row_errors=row_errors)
     assert not (tmp_path / "out").exists()
 
 
@@ -207,7 +207,7 @@ def test_shards_of_one_name_are_refused_before_anything_is_written(rows, tmp_pat
     (tmp_path / "many.tar").write_bytes(tar(members))
     many = dii.read_webdataset_images(tmp_path / "many.tar", backend="pandas")
     with pytest.raises(ArgumentError, match=r"gives 12 shards the same names, .1e\+01"):
-        export(many, tmp_path, name="{shard:.0e}.tar", samples_per_shard=1, errors="drop")
+        export(many, tmp_path, name="{shard:.0e}.tar", samples_per_shard=1, row_errors="drop")
     assert not list((tmp_path / "out").glob("*"))
 
 
@@ -229,8 +229,9 @@ def test_a_folder_that_is_a_link_to_itself_is_told(rows, tmp_path):
         {"shuffle": True},
         {"shuffle": "x"},
         {"sidecar": "csv"},
-        {"errors": "null"},
-        {"drop_bad_images": True},
+        {"errors": "skip"},
+        {"errors": "drop"},  # without a column error
+        {"row_errors": "null"},
         {"resume": True, "overwrite": True},
     ],
     ids=str,

@@ -47,14 +47,14 @@ def test_a_lazy_frame_knows_its_options(kind, url, tmp_path):
     assert export(frame, tmp_path)["samples"].tolist() == [6]
 
 
-@pytest.mark.parametrize("errors", ["raise", "drop"])
+@pytest.mark.parametrize("row_errors", ["raise", "drop"])
 @pytest.mark.parametrize("computed", ["compute", "persist"])
-def test_a_frame_that_has_lost_them_says_so(computed, errors, url, tmp_path):
+def test_a_frame_that_has_lost_them_says_so(computed, row_errors, url, tmp_path):
     frame = getattr(read(url), computed)()
     with pytest.raises(ArgumentError, match=r"6 of 6 rows .*pass them as source_options=:"):
-        export(frame, tmp_path, errors=errors)
+        export(frame, tmp_path, row_errors=row_errors)
     assert not (tmp_path / "out").exists()
-    told = export(frame, tmp_path, errors=errors, source_options={"word": "sesame"})
+    told = export(frame, tmp_path, row_errors=row_errors, source_options={"word": "sesame"})
     assert told["samples"].tolist() == [6]
 
 

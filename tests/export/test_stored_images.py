@@ -151,7 +151,9 @@ def test_bad_images_are_dropped_on_request_and_kept_else(table, pictures, tmp_pa
     frame = dii.read_parquet_images(tmp_path / "in.parquet", backend="pandas")
     export(frame, tmp_path)
     assert written(tmp_path)["03"] == {"jpg": files[3]["bytes"]}
-    told = export(frame, tmp_path, drop_bad_images=True, errors="drop", overwrite=True)
+    with pytest.raises(ArgumentError, match=r"1 of .* 03.*: bad-image.*errors='drop'"):
+        export(frame, tmp_path, errors="raise", row_errors="drop", overwrite=True)
+    told = export(frame, tmp_path, errors="drop", overwrite=True)
     assert told.attrs["left_out"]["bad-image"]["first"] == ["03"]
     assert written(tmp_path) == {k: {e: d} for k, (e, d) in pictures.items() if k != "03"}
 

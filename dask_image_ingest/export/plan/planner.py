@@ -49,13 +49,13 @@ def prepare(
     Raises
     ------
     ArgumentError
-        If rows are rejected and ``errors`` is ``"raise"``, or if no shard can be read.
+        If ``errors`` or ``row_errors`` refuse a rejected row, or if no shard can be read.
     """
     rows = staged.rows
     rejected = RejectedRows(rows)
     rejected.find_bad_locations()
     rejected.find_bad_keys()
-    if context.options.drop_bad_images:
+    if context.options.errors != "null":
         rejected.find_bad_images()
     urls, sources = _numbered(rows.column("url"))
     rejected.find_repeated_rows(sources)
@@ -87,8 +87,7 @@ def prepare(
         )
     # Refuse an export in which no shard is readable; those that are have a version.
     nothing_read = bool(located) and not any(source.version for source in located)
-    if nothing_read or not context.options.drop_rows:
-        rejected.refuse(nothing_read)
+    rejected.refuse(context.options, nothing_read)
     if context.options.shuffle is not None:
         plan = repartition_spill(plan, context)
     schema = None if staged.schema is None else {b"sidecar": staged.schema.serialize().to_pybytes()}

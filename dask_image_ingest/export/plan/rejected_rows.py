@@ -14,6 +14,7 @@ from dask_image_ingest import dask_internals as dx
 from dask_image_ingest.dask_internals import FrameBase
 from dask_image_ingest.decode import printable
 from dask_image_ingest.errors import ArgumentError
+from dask_image_ingest.export.options import Options
 from dask_image_ingest.frames import with_urls
 from dask_image_ingest.storage import local_path
 from dask_image_ingest.url_secrets import url_identity
@@ -34,7 +35,7 @@ _AMBIGUOUS = (
 
 
 class RefusedRowsError(ArgumentError):
-    """Rows are rejected, and ``errors="raise"``; the command line's exit status for bad data."""
+    """Rows are rejected, and the export raises; the command line's exit status for bad data."""
 
 
 class RejectedRows:
@@ -107,7 +108,9 @@ class RejectedRows:
 
     def table(self) -> pa.Table:
         """The rejected rows: ``__key__``, ``__url__``, ``offset`` and ``reason``."""
-        rows = sorted(self._reasons)
+        return self._table(sorted(self._reasons))
+
+    def _table(self, rows: Sequence[int]) -> pa.Table:
         table = self._rows.select(["key", "url", "offset"]).take(pa.array(rows, pa.int64()))
         table = table.set_column(1, "url", table.column("url").cast(pa.string()))
         reasons = pa.array([self._reasons[row] for row in rows], pa.string())
@@ -125,17 +128,24 @@ class RejectedRows:
                 entry["first"].append(printable(str(row["__key__"])))
         return dict(sorted(summary.items(), key=lambda item: -item[1]["count"]))
 
-    def refuse(self, nothing_read: bool = False) -> None:
-        """Raise if any row is rejected, naming the first ones."""
-        if not self._reasons:
+    def refuse(self, options: Options, nothing_read: bool = False) -> None:
+        """Raise if ``options`` refuse a row, or none can be read, naming the first ones."""
+        refused = [
+            row
+            for row, reason in sorted(self._reasons.items())
+            if nothing_read or options.refuses(reason)
+        ]
+        if not refused:
             return
-        table = self.table()
+        table = self._table(refused)
         named = [
             f"{printable(str(row['__key__']))}{_place(row)}: {row['reason']}"
             for row in table[:_NAMED].to_pylist()
         ]
         more = f" ... and {len(table) - _NAMED:,} more" if len(table) > _NAMED else ""
-        drop = "Filter them out, or pass errors='drop' to leave them out and list them"
+        drop = "Filter them out, or pass row_errors='drop' to leave them out and list them"
+        if options.errors == "raise":
+            drop = f"{drop}, for bad images errors='drop'"
         raise RefusedRowsError(
             f"{len(table):,} of {len(self._rows):,} rows cannot be exported: {'; '.join(named)}"
             f"{more}. Nothing was written. {self._options_for_remote_shards()}"

@@ -110,14 +110,13 @@ def stage_frame(frame: Any, context: ExportContext, columns: Sequence[str]) -> S
     images = [name for member in members.pixels for name in member.needs]
     wanted = [*columns, *images, *members.stored] if options.sidecar else needed
     wanted = [name for name in dict.fromkeys(wanted) if name in frame.columns]
-    if options.drop_bad_images:
-        if "error" not in frame.columns:
-            raise ArgumentError("the frame has no column 'error', which names the bad images")
+    finds_bad = options.errors != "null" and "error" in frame.columns
+    if finds_bad:
         wanted.append("error")
     frame = frame[wanted]
     decoded = [name for name in members.stored if name in image_columns(frame)]
     if decoded:
-        frame = with_stored(frame, decoded, options.drop_bad_images)
+        frame = with_stored(frame, decoded, finds_bad)
     staging = partial(_stage_partition, context=context)
     if isinstance(frame, FrameBase):
         meta = pd.DataFrame({name: pd.array([], dtype=_BYTES) for name in ("rows", "located")})

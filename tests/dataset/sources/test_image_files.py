@@ -373,7 +373,7 @@ def test_files_of_one_key_are_the_images_of_a_row(photos, tmp_path):
     moved = ddf.sort_values("nbytes").compute().sort_index()
     assert moved["mask.error"].tolist() == frame["mask.error"].tolist()
     assert [a is None for a in moved.images["mask"].arrays()] == [a is None for a in masks]
-    dii.to_webdataset(ddf, tmp_path / "{shard}.tar", errors="drop")
+    dii.to_webdataset(ddf, tmp_path / "{shard}.tar", row_errors="drop")
     with tarfile.open(tmp_path / "0.tar") as tar:
         found = sorted(tar.extractfile(member).read() for member in tar)
     stored = [path.read_bytes() for path in (tmp_path / "in").rglob("[0-9].*")]
