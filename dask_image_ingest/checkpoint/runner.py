@@ -30,7 +30,7 @@ from dask_image_ingest.checkpoint.partition_files import (
 from dask_image_ingest.checkpoint.scan import ReadStored, StoredFrame
 from dask_image_ingest.computing import run
 from dask_image_ingest.dask_internals import cull
-from dask_image_ingest.dataset import Scan, files_read, warn_user, with_sidecars
+from dask_image_ingest.dataset import Scan, files_read, warn_user
 from dask_image_ingest.errors import ArgumentError, ExportError, ShardError, ShardNotFoundError
 from dask_image_ingest.frames import backend_of, with_urls
 from dask_image_ingest.storage import (
@@ -42,6 +42,7 @@ from dask_image_ingest.storage import (
     Shard,
     acquire,
     begin_run,
+    find_beside,
     find_shards,
     local_path,
     refuse_other_run,
@@ -296,7 +297,8 @@ def _check_unchanged(shard: Shard, before: Shard | None, context: _Context) -> S
     """Raise if a shard has changed since ``before``, or since it was listed; return its state."""
     current = find_shards(shard.url, context.source_options)[0]
     if shard.sidecar is not None:
-        (current,) = with_sidecars([current], "auto", context.source_options)
+        (sidecar,) = find_beside([current], ".parquet", context.source_options, {})
+        current = replace(current, sidecar=sidecar)
     # Object stores may report another version in a listing than for a single file: compare only the
     # size of a remote shard with its listing.
     expected = before or (shard if local_path(shard.url) is not None else current)

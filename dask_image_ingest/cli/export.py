@@ -14,7 +14,7 @@ import pandas as pd
 from dask.utils import format_bytes
 
 from dask_image_ingest import curate
-from dask_image_ingest.cli.verbs import BAD_DATA, FINE, read_collection
+from dask_image_ingest.cli.verbs import BAD_DATA, FINE, read_collection, sidecar_of
 from dask_image_ingest.cli.where import holds, json_fields_of, parse_where, split_by_signals
 from dask_image_ingest.decode import printable
 from dask_image_ingest.errors import ArgumentError
@@ -107,7 +107,7 @@ def _export(args: argparse.Namespace) -> tuple[pd.DataFrame, int]:
         filters=[list(conjunction) for conjunction in early] or None,
         json_fields=json_fields or None,
         shard_errors="skip",
-        sidecar=args.read_sidecar,
+        sidecar=sidecar_of(args),
     )
     if early and not reads_samples(frame):
         frame = frame[holds(frame, early)]

@@ -39,9 +39,10 @@ def make_parser() -> argparse.ArgumentParser:
     columns = argparse.ArgumentParser(add_help=False)
     columns.add_argument(
         "--read-sidecar",
-        choices=["parquet", "auto"],
-        help="add the columns of the parquet file beside each shard, as img2dataset writes it; "
-        "auto: if there is one",
+        choices=["auto", "parquet", "none"],
+        default="auto",
+        help="columns of the parquet file beside each shard, as img2dataset and export write it: "
+        "auto, if there is one (default); parquet, an error if there is none; none",
     )
     image = argparse.ArgumentParser(add_help=False)
     image.add_argument(

@@ -55,7 +55,7 @@ def describe(args: argparse.Namespace) -> tuple[int, str]:
 
 def head(args: argparse.Namespace) -> tuple[int, str]:
     """The first samples: their keys, headers and texts, not their pixels."""
-    frame = read_collection(args, sidecar=args.read_sidecar)
+    frame = read_collection(args, sidecar=sidecar_of(args))
     frame = frame[[name for name in frame.columns if name not in _NEEDS_DECODING]]
     rows = first_rows(frame, args.n)
     records = pa.Table.from_pandas(rows, preserve_index=False).to_pylist()
@@ -68,7 +68,7 @@ def gallery(args: argparse.Namespace) -> tuple[int, str]:
     image: Any = IMAGE_EXTENSIONS
     if args.mask:
         image = {"image": IMAGE_EXTENSIONS, "mask": ImageColumn(args.mask, mode="labels")}
-    frame = read_collection(args, sidecar=args.read_sidecar, image=image)
+    frame = read_collection(args, sidecar=sidecar_of(args), image=image)
     sheet = write_gallery(
         frame,
         args.output,
@@ -108,6 +108,11 @@ def index(args: argparse.Namespace) -> tuple[int, str]:
     return BAD_DATA if bad else FINE, json.dumps(records, indent=2) if args.json else index_text(
         records
     )
+
+
+def sidecar_of(args: argparse.Namespace) -> str | None:
+    """The argument ``sidecar=`` of a read."""
+    return None if args.read_sidecar == "none" else args.read_sidecar
 
 
 def read_collection(args: argparse.Namespace, **of_shards: Any) -> Any:

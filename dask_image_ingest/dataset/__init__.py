@@ -67,7 +67,6 @@ from dask_image_ingest.dataset.schema.columns import (
     image_member,
     parse_image_extensions,
 )
-from dask_image_ingest.dataset.schema.file_columns import with_sidecars
 from dask_image_ingest.dataset.schema.image_columns import ImageColumn, ImageMember
 from dask_image_ingest.dataset.sources.image_files import read_images
 from dask_image_ingest.dataset.sources.parquet_images import read_parquet_images
@@ -136,5 +135,4 @@ __all__ = [
     "unfused",
     "value_sources",
     "warn_user",
-    "with_sidecars",
 ]

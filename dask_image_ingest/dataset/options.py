@@ -39,7 +39,7 @@ class ReadOptions:
     storage_options
         For the fsspec filesystem of remote shards.
     needs_sidecars
-        Whether a sidecar that was listed and is missing now is an error.
+        Whether a sidecar that is missing now, or that no sample can be joined to, is an error.
     max_member_bytes
         Larger members, other than the image, are null.
     other_images

@@ -80,7 +80,7 @@ def read_webdataset_images(
     partition_size: int | str | None = "auto",
     shards_per_partition: int | Literal["auto"] = 1,
     scaled_decode: bool = False,
-    sidecar: SidecarChoice = None,
+    sidecar: SidecarChoice = "auto",
     allow_pipes: bool = False,
     index: Literal["auto"] | bool | str | os.PathLike[str] = "auto",
     storage_options: dict[str, Any] | None = None,
@@ -171,10 +171,12 @@ def read_webdataset_images(
         times faster, at 30 to 50 dB PSNR to the full decode. On the CPU, with resize ``"stretch"``,
         ``"crop"`` or ``"pad"``.
     sidecar
-        ``"parquet"`` adds the columns of the parquet file beside each shard (``00000.parquet`` for
+        ``"auto"`` adds the columns of the parquet file beside each shard (``00000.parquet`` for
         ``00000.tar``), as img2dataset and :func:`to_webdataset` write it, joined by its column
-        ``key`` or ``__key__``; a shard without a file is an error. ``"auto"``: as that, with nulls
-        for shards without a file. See Notes.
+        ``key`` or ``__key__``. The files are found by one listing per folder, the same as indexes.
+        Shards without a file have nulls, and so have shards whose file has no such column or
+        repeats a key, with a warning. ``"parquet"``: as that, but such shards are an error. None or
+        False: no such columns. See Notes.
     allow_pipes
         Whether paths may be commands: ``"pipe:curl -s https://host/{00..99}.tar"`` is run by the
         shell, as in webdataset, once per partition that is read. A partition is then a whole shard,
@@ -223,10 +225,11 @@ def read_webdataset_images(
 
     Rows of a sidecar without a sample (failed downloads) are left out; samples without a row have
     nulls, with a warning. Columns and types are those of the first sidecar. A column whose name is
-    taken is called ``sidecar.<name>`` (in a file of ``to_webdataset``, columns that every
-    collection has are left out). Columns that a later file lacks are null, columns that only it has
-    are left out, and other types are cast if that changes no value; else a ``ShardError`` is
-    raised. A key on two rows is also a ``ShardError``, once a column of that file is needed.
+    taken is called ``sidecar.<name>``. A file of ``to_webdataset`` repeats columns of its shard:
+    these are left out, but with ``"parquet"`` only those that every collection has. Columns that a
+    later file lacks are null, columns that only it has are left out, and other types are cast if
+    that changes no value; else a ``ShardError`` is raised. With ``"parquet"``, a key on two rows is
+    also a ``ShardError``, once a column of that file is needed.
 
     Examples
     --------
@@ -282,8 +285,10 @@ def read_webdataset_images(
             components=components,
             json_fields=json_fields,
         )
-        added = sidecar_columns(shards, schema.types, storage_options, backend_)
-        schema = replace(schema, sidecar=added)
+        added = sidecar_columns(shards, sidecar, schema.types, storage_options, backend_)
+        if added is None:
+            shards = [replace(shard, sidecar=None) for shard in shards]
+        schema = replace(schema, sidecar=added or ())
         types = {n: t for n, t in schema.types.items() if decode or n not in schema.errors}
         selected = chosen_columns(columns, types, decode)
         filters_ = normalize_filters(filters, types)

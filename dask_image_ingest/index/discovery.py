@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import os
 import warnings
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from typing import Any, Literal
 
 from dask_image_ingest.arguments import is_utf8, shown
@@ -17,11 +17,11 @@ from dask_image_ingest.storage import (
     INDEX_SUFFIX,
     Listings,
     Shard,
-    folder_names,
+    by_folder,
+    folder_entries,
     folder_of,
     inside,
     is_pipe,
-    is_web,
     local_path,
     shard_name,
 )
@@ -63,24 +63,16 @@ def find_indexes(
             refuse_unindexed(shard.url, f"index={where!r}")
     folder = where if isinstance(where, str) and where != "auto" else None
     listings = {} if listings is None else listings
-    by_folder: dict[str, list[tuple[Shard, str]]] = {}
-    for shard in shards:
-        if _why_none(shard.url):
-            continue
-        location = folder or folder_of(shard.url)[0]
-        # Each URL of the web has its own query, perhaps: their folder is listed once, by the first.
-        same = location.partition("?")[0] if is_web(location) else location
-        by_folder.setdefault(same, []).append((shard, shard_name(shard.url)))
     indexes = {}
-    for members in by_folder.values():
-        location = folder or folder_of(members[0][0].url)[0]
-        stems = [_stem(name) for _, name in members]
+    for location, group in by_folder(shards) if folder is None else [(folder, shards)]:
+        members = [(shard, shard_name(shard.url)) for shard in group]
+        names: Collection[str]
         if where is True:
             names = {COMBINED_INDEX, *(name + INDEX_SUFFIX for _, name in members)}
         elif folder is None:
-            names = _beside(location, stems, storage_options, listings)
+            names = _beside(location, group, storage_options, listings)
         else:
-            names = _in_folder(folder, stems, storage_options)
+            names = _in_folder(folder, group, storage_options)
         combined = inside(location, COMBINED_INDEX)
         table = _table(combined, storage_options) if COMBINED_INDEX in names else None
         for shard, name in members:
@@ -115,22 +107,22 @@ def _table(url: str, storage_options: dict[str, Any] | None) -> IndexTable | Non
 
 
 def _beside(
-    folder: str, stems: Sequence[str], storage_options: dict[str, Any] | None, listings: Listings
-) -> set[str]:
+    folder: str, shards: Sequence[Shard], storage_options: dict[str, Any] | None, listings: Listings
+) -> Collection[str]:
     """Names in a folder of shards; empty if it can't be listed."""
     try:
-        return folder_names(folder, stems, storage_options, listings)
+        return folder_entries(folder, shards, storage_options, listings)
     except Exception as error:  # each file system has exceptions of its own
         logger.debug("%s cannot be listed: %s", folder, error)
         return set()
 
 
 def _in_folder(
-    folder: str, stems: Sequence[str], storage_options: dict[str, Any] | None
-) -> set[str]:
+    folder: str, shards: Sequence[Shard], storage_options: dict[str, Any] | None
+) -> Collection[str]:
     """Names in a folder of indexes that the user has named."""
     try:
-        return folder_names(folder, stems, storage_options)
+        return folder_entries(folder, shards, storage_options)
     except ShardNotFoundError as error:
         raise ArgumentError(
             f"index={folder!r}: there is no such folder, or its server lists none"
@@ -180,7 +172,3 @@ def refuse_unindexed(url: str, argument: str) -> None:
 def _why_none(url: str) -> str:
     """Reason why a shard can have no index; empty if it can."""
     return "it is a command, whose output has no version" if is_pipe(url) else ""
-
-
-def _stem(name: str) -> str:
-    return name.partition(".")[0] or name

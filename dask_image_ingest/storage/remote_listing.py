@@ -94,7 +94,7 @@ def find_files(
         infos = _infos_in(folder, members, storage_options, listings)
         for url, info in zip(members, infos, strict=True):
             if info is not None and info["type"] != "directory":
-                files[url] = _shard(url, info)
+                files[url] = shard_of(url, info)
     return files
 
 
@@ -211,7 +211,7 @@ def _search(
             del files[file]
         else:
             entries[name] = info
-    return shards + [_shard(file, entries[name]) for file, name in files.items()]
+    return shards + [shard_of(file, entries[name]) for file, name in files.items()]
 
 
 def _infos(
@@ -246,11 +246,12 @@ def _files_of(
     left_out: LeftOut,
 ) -> list[Shard]:
     if info["type"] != "directory":
-        return [_shard(url, info)]
+        return [shard_of(url, info)]
     head, path, tail = split_url(url)
     return _search(f"{head}{path}/{tail}", storage_options, kind, left_out)
 
 
-def _shard(url: str, info: Info) -> Shard:
+def shard_of(url: str, info: Info) -> Shard:
+    """A file by fsspec's info."""
     size = info.get("size")
     return Shard(url, -1 if size is None else int(size), version_of(info))

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import inspect
+import logging
 import os
-from collections.abc import Collection, Iterable
+from collections.abc import Collection, Iterable, Sequence
 from typing import Any
+from urllib.parse import unquote
 
 from dask_image_ingest.errors import ShardNotFoundError
 from dask_image_ingest.progress_bar import listing
@@ -16,13 +18,17 @@ from dask_image_ingest.storage.pipe import is_pipe
 from dask_image_ingest.storage.remote import call_fsspec
 from dask_image_ingest.storage.remote_listing import (
     WORTH_A_LISTING,
+    Info,
     Listings,
     exists_remote,
     find_files,
     list_folder,
+    shard_of,
 )
 from dask_image_ingest.storage.shard import Shard, is_web, local_path, split_url
-from dask_image_ingest.url_secrets import url_identity
+from dask_image_ingest.url_secrets import is_signed, url_identity
+
+logger = logging.getLogger("dask_image_ingest")
 
 
 def folder_of(url: str) -> tuple[str, str]:
@@ -50,18 +56,36 @@ def inside(folder: str, name: str) -> str:
     return f"{head}{path.rstrip('/')}/{name}{tail}"
 
 
-def folder_names(
+def by_folder(shards: Iterable[Shard]) -> list[tuple[str, list[Shard]]]:
+    """Shards by their folder, without commands."""
+    folders: dict[str, tuple[str, list[Shard]]] = {}
+    for shard in shards:
+        if not is_pipe(shard.url):
+            folder = folder_of(shard.url)[0]
+            # Each URL of the web has its own query, perhaps: their folder is listed by the first.
+            same = folder.partition("?")[0] if is_web(folder) else folder
+            folders.setdefault(same, (folder, []))[1].append(shard)
+    return [*folders.values()]
+
+
+def folder_entries(
     folder: str,
-    stems: Collection[str],
+    shards: Iterable[Shard],
     storage_options: dict[str, Any] | None,
     listings: Listings | None = None,
-) -> set[str]:
-    """The names of at least those files in a folder that begin with one of ``stems``.
+) -> dict[str, Info]:
+    """At least those files in a folder whose names begin as those of ``shards``; by name.
 
     Parameters
     ----------
     listings
-        Listings to reuse; without them, fsspec's cached listings are dropped first.
+        Listings to reuse, of the same shards; one that has failed is empty. Without them, fsspec's
+        cached listings are dropped first.
+
+    Returns
+    -------
+    dict
+        fsspec's info of each file; empty for local files.
 
     Raises
     ------
@@ -70,33 +94,42 @@ def folder_names(
     """
     path = local_path(folder)
     if path is not None:
-        return set(translate_errors(folder, os.listdir, path))
-    paths: Iterable[str] | None = None
-    if folder not in (listings or {}):
-        paths = call_fsspec(folder, _with_prefix, folder, stems, storage_options)
-    if paths is None:
-        if listings is None:
-            file_system(folder, storage_options)[0].invalidate_cache()
-        paths = list_folder(folder, storage_options, {} if listings is None else listings)
-    elif not paths and not exists_remote(folder, storage_options):
+        return {name: {} for name in translate_errors(folder, os.listdir, path)}
+    if listings is None:
+        file_system(folder, storage_options)[0].invalidate_cache()
+        listings = {}
+    if folder in listings:
+        return listings[folder]
+    names = (shard_name(shard.url) for shard in shards)
+    stems = {name.partition(".")[0] or name for name in names}
+    fs, _ = file_system(folder, storage_options)
+    if len(stems) >= WORTH_A_LISTING or not _supports_prefix(fs):
+        return list_folder(folder, storage_options, listings)
+    listings[folder] = {}  # stays if the request fails
+    entries = call_fsspec(folder, _with_prefix, folder, stems, storage_options)
+    if not entries and not exists_remote(folder, storage_options):
         raise ShardNotFoundError(f"{folder} is not found")
-    return {path.rstrip("/").rpartition("/")[2] for path in paths}
+    listings[folder] = entries
+    return entries
 
 
 def _with_prefix(
     folder: str, stems: Collection[str], storage_options: dict[str, Any] | None
-) -> list[str] | None:
-    """Paths by the common prefix of a few stems, and of the combined index.
+) -> dict[str, Info]:
+    """Files by the common prefix of a few stems, and of the combined index.
 
-    So a folder of millions of other files is not listed. None if there are many stems, or if the
-    file system lists only whole folders.
+    So a folder of millions of other files is not listed.
     """
     fs, root = file_system(folder, storage_options)
-    if len(stems) >= WORTH_A_LISTING or not _supports_prefix(fs):
-        return None
     fs.invalidate_cache(root)
     common = os.path.commonprefix(sorted(stems))  # noqa: RUF071 - of names in one folder
-    return [name for prefix in (common, COMBINED_INDEX) for name in fs.find(root, prefix=prefix)]
+    entries: dict[str, Info] = {}
+    for prefix in (common, COMBINED_INDEX):
+        for path, info in fs.find(root, prefix=prefix, detail=True).items():
+            parent, _, name = path.rstrip("/").rpartition("/")
+            if parent.strip("/") == root.strip("/"):
+                entries[name] = info
+    return entries
 
 
 def _supports_prefix(fs: FileSystem) -> bool:
@@ -122,6 +155,37 @@ def find_beside(
         remote = [url for url in candidates if local_path(url) is None]
         files |= find_files(remote, storage_options, listings)
     return [None if url is None else files[url] for url in urls]
+
+
+def find_listed(
+    shards: Sequence[Shard],
+    suffix: str,
+    storage_options: dict[str, Any] | None,
+    listings: Listings,
+) -> list[Shard | None]:
+    """Find the file with this suffix beside each shard, by one listing of each folder alone.
+
+    None for each shard without one, and if its folder can't be listed. None for a signed URL, whose
+    signature may be of that file alone.
+    """
+    found: dict[str, Shard | None] = {}
+    for folder, members in by_folder(shards):
+        try:
+            entries = folder_entries(folder, members, storage_options, listings)
+        except Exception as error:  # each file system has exceptions of its own
+            logger.debug("%s cannot be listed: %s", folder, error)
+            continue
+        for shard in members:
+            url = _beside(shard.url, suffix)
+            name = "" if url is None else folder_of(url)[1]
+            info = entries.get(unquote(name) if is_web(folder) else name)
+            if url is None or info is None or is_signed(url):
+                continue
+            if local_path(url) is not None:
+                found[shard.url] = find_local_file(url)
+            elif info["type"] != "directory":
+                found[shard.url] = shard_of(url, info)
+    return [found.get(shard.url) for shard in shards]
 
 
 def _beside(url: str, suffix: str) -> str | None:

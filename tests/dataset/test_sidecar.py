@@ -317,6 +317,33 @@ def test_the_first_file_there_is_tells_the_columns(collection):
     assert ddf[["score"]].compute()["score"].notna().sum() == 34
 
 
+def test_files_beside_the_shards_are_read_unless_that_is_refused(collection, work):
+    default = dii.read_webdataset_images(f"{collection}/*.tar", backend="pandas")
+    assert default._name == read(collection, "auto")._name
+    named = read(collection)
+    assert list(default.columns) == list(named.columns)
+    pd.testing.assert_frame_equal(default.compute(), named.compute())
+    for none in (None, False):
+        assert "uid" not in read(collection, none).columns
+
+
+@pytest.mark.parametrize("keys", ["none", "numbers"])
+def test_files_that_are_no_sidecars_fail_no_read_by_default(keys, collection):
+    plain = read(collection, None).compute()
+    foreign = replaced("key", lambda t: range(len(t)), pa.int64())
+    change = foreign if keys == "numbers" else lambda t: t.drop_columns(["key"])
+    rewrite(collection / "00001.parquet", change)
+    ddf = read(collection, "auto")
+    with pytest.warns(UserWarning, match=r"00001\.parquet are null for its shard: .*no column of"):
+        frame = ddf.compute()
+    assert frame["uid"].isna().tolist() == [False] * 17 + [True] * 17 + [False] * 17
+    rewrite(collection / "00000.parquet", change)
+    with pytest.warns(UserWarning, match=r"sidecars are left out: .*00000\.parquet") as caught:
+        ddf = read(collection, "auto")
+    pd.testing.assert_frame_equal(ddf.compute(), plain)
+    assert len([each for each in caught if "sidecar" in str(each.message)]) == 1
+
+
 def test_without_any_file_auto_has_no_more_columns(collection):
     plain = read(collection, None)
     assert "uid" not in plain.columns
@@ -392,6 +419,9 @@ def test_a_key_on_two_rows_is_an_error(collection):
     assert len(ddf) == 51
     with pytest.raises(dii.ShardError, match=r"00001\.parquet has 1 keys .* '000010005'"):
         ddf[["uid"]].compute()
+    with pytest.warns(UserWarning, match=r"null for its shard: .*00001\.parquet has 1 keys"):
+        frame = read(collection, "auto")[["uid"]].compute()
+    assert frame["uid"].isna().sum() == 17
 
 
 def test_samples_without_a_row_are_null_and_told(collection):
@@ -431,7 +461,7 @@ def test_text_that_is_no_utf8_is_an_error_that_names_the_file(name, collection):
         read(collection)[["uid"]].compute()
 
 
-@pytest.mark.parametrize("choice", ["csv", True, 3])
+@pytest.mark.parametrize("choice", ["csv", True, 3, 0])
 def test_other_choices_are_refused(collection, choice):
     with pytest.raises(dii.ArgumentError, match="sidecar="):
         read(collection, choice)
@@ -456,6 +486,8 @@ def test_computed_columns_of_an_export_come_back(shards, tmp_path):
     )
     frame = frame.assign(txt=frame.txt.str.upper(), even=frame.cls > 1)
     dii.to_webdataset(frame, tmp_path / "{shard:03d}.tar", samples_per_shard=7)
+    default = read(tmp_path, "auto")
+    assert [name for name in default.columns if name not in ddf.columns] == ["bright", "even"]
     again = read(tmp_path)
     assert [name for name in again.columns if name not in ddf.columns] == [
         *("sidecar.txt", "sidecar.cls", "sidecar.json", "bright", "even"),

@@ -100,7 +100,8 @@ def test_no_tar_is_asked_for_until_pixels_are(web, shards, tmp_path):
     assert_same(questions(local), found)
 
 
-def test_sidecars_and_indexes_are_found_by_one_listing(web, shards, tmp_path):
+@pytest.mark.parametrize("sidecar", ["auto", "parquet"])
+def test_sidecars_and_indexes_are_found_by_one_listing(sidecar, web, shards, tmp_path):
     server, urls = web
     index_here(server, urls, tmp_path)
     keys = dii.read_webdataset_images(str(shards), backend="pandas")[["__url__", "__key__"]]
@@ -112,12 +113,23 @@ def test_sidecars_and_indexes_are_found_by_one_listing(web, shards, tmp_path):
         server.files[f"/data/{name}"] = (tmp_path / name).read_bytes()
         page += f'<a href="{name}">x</a>'.encode()
     server.files |= {"/data": page, "/data/": page}
-    ddf = dii.read_webdataset_images(urls, backend="pandas", sidecar="parquet")
+    ddf = dii.read_webdataset_images(urls, backend="pandas", sidecar=sidecar)
     assert len([path for _, path, _ in server.seen if path.rstrip("/") == "/data"]) == 1
     sidecars = asked_for(server, ".parquet").keys() - asked_for(server, ".index.parquet").keys()
     assert len(sidecars) <= 1  # the first one, for its columns
     assert ddf["score"].compute().tolist() == [*range(60)] * 9
     assert not asked_for(server, ".tar")
+
+
+@pytest.mark.parametrize("count", [2, 9])
+def test_a_look_for_sidecars_asks_for_nothing_more(count, web, tmp_path):
+    server, urls = web
+    asked = {}
+    for sidecar in (None, "auto"):
+        server.reset()
+        dii.read_webdataset_images(urls[:count], backend="pandas", sidecar=sidecar)
+        asked[sidecar] = sorted((method, path) for method, path, _ in server.seen)
+    assert asked["auto"] == asked[None]
 
 
 def test_an_index_costs_two_requests_and_pixels_two_of_each_shard(web, tmp_path):
@@ -145,7 +157,7 @@ def test_a_server_without_listings_is_told_by_index_true(web, tmp_path):
     server, urls = web
     index_here(server, urls, tmp_path)
     del server.files["/data/"], server.files["/data"]
-    ddf = dii.read_webdataset_images(urls, backend="pandas", index=True)
+    ddf = dii.read_webdataset_images(urls, backend="pandas", index=True, sidecar=None)
     assert not [path for _, path, _ in server.seen if path.rstrip("/") == "/data"]
     assert len(ddf) == 540
     assert not asked_for(server, ".tar")
@@ -185,6 +197,15 @@ def test_shards_in_a_bucket(s3_server, shards):
         listings = [path for _, path, _ in server.seen if "list-type" in path]
         assert not tars
         assert len(listings) <= 3, listings
+        for paths in (url, [f"s3://{name}/train/shard-000{n}.tar" for n in (3, 5)]):
+            asked = []
+            for sidecar in (None, "auto"):
+                server.reset()
+                dii.read_webdataset_images(
+                    paths, backend="pandas", sidecar=sidecar, storage_options=counted
+                )
+                asked.append(sorted((method, path) for method, path, _ in server.seen))
+            assert asked[0] == asked[1]
         server.reset()
         few = [f"s3://{name}/train/shard-000{n}.tar" for n in (3, 5)]
         assert (

@@ -18,6 +18,10 @@ from dask_image_ingest.errors import ShardError, ShardNotFoundError
 from dask_image_ingest.storage import ParquetSource, Shard, open_parquet
 
 
+class UnjoinableError(ShardError):
+    """A parquet file beside a shard has no keys, or repeats one: it may be no sidecar."""
+
+
 @contextmanager
 def open_sidecar(
     listed: Shard | None,
@@ -29,9 +33,10 @@ def open_sidecar(
 ) -> Iterator[Sidecar]:
     """A sidecar that is opened on first access to one of its columns.
 
-    Columns are null if none was ``listed``, if the file is missing and not ``required``, and if it
-    can't be read with ``skips_errors``. (To skip the shard's rows instead would make the number of
-    rows depend on whether a query uses the sidecar.)
+    Columns are null if none was ``listed``; if the file is missing, or samples can't be joined to
+    it by key, and it is not ``required``; and if it can't be read with ``skips_errors``. (To skip
+    the shard's rows instead would make the number of rows depend on whether a query uses the
+    sidecar.)
     """
     with ExitStack() as opened:
         yield Sidecar(listed, columns, storage_options, opened, limit, required, skips_errors)
@@ -81,7 +86,7 @@ class Sidecar(ParquetColumns):
             return pa.array([], pa.string())
         key = key_of(self.file.schema_arrow)
         if key is None:
-            raise ShardError(
+            raise UnjoinableError(
                 f"{self.url} has no column of text named '__key__' or 'key' to join its rows to "
                 "samples by, or it has two columns of one name"
             )
@@ -89,7 +94,7 @@ class Sidecar(ParquetColumns):
         counts = pc.value_counts(keys.drop_null())
         repeated = counts.field("values").filter(pc.greater(counts.field("counts"), 1))
         if len(repeated):
-            raise ShardError(
+            raise UnjoinableError(
                 f"{self.url} has {len(repeated)} keys on several rows, first "
                 f"{repeated[0].as_py()!r}: "
                 "which row belongs to the sample is ambiguous"
@@ -97,7 +102,8 @@ class Sidecar(ParquetColumns):
         return keys
 
     def _skip(self, error: Exception) -> None:
-        if not self._skips_errors:
+        tolerated = isinstance(error, UnjoinableError) and not self._required
+        if not (self._skips_errors or tolerated):
             raise error
         warn_user(f"columns of {self.url} are null for its shard: {error}")
 

@@ -14,9 +14,15 @@ from dask_image_ingest.dataset.schema.columns import METADATA_COLUMNS, FileColum
 from dask_image_ingest.dataset.warning import warn_user
 from dask_image_ingest.errors import ArgumentError
 from dask_image_ingest.frames import Backend, is_list, is_text
-from dask_image_ingest.storage import Listings, Shard, find_beside, open_parquet
+from dask_image_ingest.storage import (
+    Listings,
+    Shard,
+    find_beside,
+    find_listed,
+    open_parquet,
+)
 
-SidecarChoice: TypeAlias = Literal["parquet", "auto"] | None
+SidecarChoice: TypeAlias = Literal["parquet", "auto", False] | None
 
 # Names of the key column: that of to_webdataset, that of img2dataset.
 _KEYS = ("__key__", "key")
@@ -24,7 +30,7 @@ _KEYS = ("__key__", "key")
 
 def check_sidecar(sidecar: Any) -> None:
     """Raise `ArgumentError` for an unknown ``sidecar=``."""
-    if sidecar is not None:
+    if sidecar is not None and sidecar is not False:
         check_choice("sidecar", sidecar, ("parquet", "auto"))
 
 
@@ -32,18 +38,21 @@ def with_sidecars(
     shards: Sequence[Shard],
     sidecar: SidecarChoice,
     storage_options: dict[str, Any] | None,
-    listings: Listings | None = None,
+    listings: Listings,
 ) -> list[Shard]:
     """Find the sidecar of each shard. Listings of folders are added to ``listings``.
+
+    ``"auto"`` takes what one listing of each folder shows, and asks for no single file.
 
     Raises
     ------
     ArgumentError
         If a shard has no sidecar, with ``"parquet"``.
     """
-    if sidecar is None:
+    if not sidecar:
         return list(shards)
-    files = find_beside(shards, ".parquet", storage_options, {} if listings is None else listings)
+    find = find_beside if sidecar == "parquet" else find_listed
+    files = find(shards, ".parquet", storage_options, listings)
     pairs = [*zip(shards, files, strict=True)]
     without = [shard.url for shard, file in pairs if file is None]
     if without and sidecar == "parquet":
@@ -61,18 +70,21 @@ def with_sidecars(
 
 def sidecar_columns(
     shards: Sequence[Shard],
+    sidecar: SidecarChoice,
     taken: Collection[str],
     storage_options: dict[str, Any] | None,
     backend: Backend,
-) -> tuple[FileColumn, ...]:
+) -> tuple[FileColumn, ...] | None:
     """The columns of the first sidecar, renamed if their name is ``taken``.
 
-    Columns of a type that the backend does not support are left out, with a warning.
+    Columns of a type that the backend does not support are left out, with a warning. So are, with
+    ``"auto"``, those of a file of `to_webdataset` whose name is taken: the shard has them. None,
+    with a warning, if ``"auto"`` has found a file without keys.
 
     Raises
     ------
     ArgumentError
-        If the sidecar has no column of keys.
+        If the sidecar has no column of keys, with ``"parquet"``.
     ShardError
         If the sidecar can't be read.
     """
@@ -83,15 +95,20 @@ def sidecar_columns(
         schema = file.schema_arrow
     key = key_of(schema)
     if key is None:
-        raise ArgumentError(
+        told = (
             f"{first.url} has no keys to join its rows to samples by: it needs a column of text "
             f"named {' or '.join(map(repr, _KEYS))}, each name once. It has "
             f"{', '.join(map(str, schema.names))}. Pass sidecar=None to read without it"
         )
+        if sidecar == "parquet":
+            raise ArgumentError(told)
+        warn_user(f"sidecars are left out: {told}")
+        return None
     types = {f.name: column_type(f.type, backend) for f in schema if f.name != key}
     if key == "__key__":
         # A sidecar of to_webdataset repeats what the shard says of its images.
-        types = {name: type_ for name, type_ in types.items() if name not in METADATA_COLUMNS}
+        repeated = {*METADATA_COLUMNS, *(taken if sidecar == "auto" else ())}
+        types = {name: type_ for name, type_ in types.items() if name not in repeated}
     left_out = [f"{name!r} ({schema.field(name).type})" for name, t in types.items() if t is None]
     if left_out:
         warn_user(f"{first.url} has columns of unsupported types, left out: {', '.join(left_out)}")
