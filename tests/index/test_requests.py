@@ -124,11 +124,12 @@ def test_sidecars_and_indexes_are_found_by_one_listing(sidecar, web, shards, tmp
 @pytest.mark.parametrize("count", [2, 9])
 def test_a_look_for_sidecars_asks_for_nothing_more(count, web, tmp_path):
     server, urls = web
+    index_here(server, urls, tmp_path)
     asked = {}
     for sidecar in (None, "auto"):
         server.reset()
         dii.read_webdataset_images(urls[:count], backend="pandas", sidecar=sidecar)
-        asked[sidecar] = sorted((method, path) for method, path, _ in server.seen)
+        asked[sidecar] = sorted((method, path.partition("?")[0]) for method, path, _ in server.seen)
     assert asked["auto"] == asked[None]
 
 
@@ -204,7 +205,9 @@ def test_shards_in_a_bucket(s3_server, shards):
                 dii.read_webdataset_images(
                     paths, backend="pandas", sidecar=sidecar, storage_options=counted
                 )
-                asked.append(sorted((method, path) for method, path, _ in server.seen))
+                asked.append(
+                    sorted((method, path.partition("?")[0]) for method, path, _ in server.seen)
+                )
             assert asked[0] == asked[1]
         server.reset()
         few = [f"s3://{name}/train/shard-000{n}.tar" for n in (3, 5)]

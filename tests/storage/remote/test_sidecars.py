@@ -82,6 +82,9 @@ def test_a_file_that_a_server_turns_out_not_to_have(files):
         ddf = read(f"{server.url}/d/{PATTERN}")
         with pytest.raises(dii.ShardNotFoundError, match=r"00003\.parquet"):
             ddf[["score"]].compute()
+        assert "score" not in read(f"{server.url}/d/{PATTERN}", "auto").columns
+    with served(files) as server:
+        del server.files["/d/00003.parquet"]
         ddf = read(f"{server.url}/d/{PATTERN}", "auto")
         with pytest.warns(UserWarning, match=r"00003\.parquet does not exist"):
             scores = ddf[["score"]].compute()["score"]
