@@ -36,7 +36,7 @@ DECODED, BAD, WRITTEN = _METRICS = ("images decoded", "images not decoded", "sam
 LISTED = "files listed"
 
 _lock = threading.Lock()
-_counts: Counter[str] = Counter()  # of this process
+_counts: Counter[str] = Counter()  # of this process, inside `progress`
 
 # The line of `progress`, and inside it that of a listing; only the last one is written.
 _lines: list[_Line] = []
@@ -44,9 +44,10 @@ _lines: list[_Line] = []
 
 def count(metric: str, number: int = 1) -> None:
     """Add to a metric of this process, and of the cluster if this is one of its tasks."""
-    with _lock:
-        _counts[metric] += number
-    if number:
+    if _lines:
+        with _lock:
+            _counts[metric] += number
+    if number and metric in _METRICS:
         context_meter.digest_metric(metric, number, "count")
 
 

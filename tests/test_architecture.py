@@ -24,7 +24,8 @@ ROOMS = (
     "url_secrets", "errors", "arguments", "dask_internals",
     "environment", "scheduler_plugin", "progress_bar", "computing", "image_frame",
     "user_functions", "storage", "tar", "decode", "index", "frames", "dataset", "cluster", "ops",
-    "loader", "view", "export", "checkpoint", "report", "accessor", "curate", "cli", "__init__",
+    "loader", "image_counts", "view", "export", "checkpoint", "report", "accessor", "curate", "cli",
+    "__init__",
 )  # fmt: skip
 
 # The same inside a room, where the files beside the folders have no place of their own.

@@ -23,14 +23,11 @@ from dask_image_ingest.decode import Mode
 from dask_image_ingest.errors import ShardNotFoundError
 from dask_image_ingest.index import write_index
 from dask_image_ingest.report import (
-    check_summary,
     check_text,
     describe_text,
-    has_problems,
     head_text,
     index_text,
     inspect_shard,
-    is_bad,
     report_of_table,
     summarize,
 )
@@ -50,7 +47,7 @@ def describe(args: argparse.Namespace) -> tuple[int, str]:
     """Totals, and a line per shard; decodes images only with ``--decode``."""
     summary = summarize(_reports(args, args.decode), args.decode)
     text = json.dumps(summary, indent=2) if args.json else describe_text(summary)
-    return BAD_DATA if is_bad(summary) else FINE, text
+    return BAD_DATA if summary["bad_shards"] else FINE, text
 
 
 def head(args: argparse.Namespace) -> tuple[int, str]:
@@ -86,11 +83,9 @@ def gallery(args: argparse.Namespace) -> tuple[int, str]:
 def check(args: argparse.Namespace) -> tuple[int, str]:
     """Decode every image; a report of the shards' health."""
     reports = _reports(args, decode_too=True)
-    if args.json:
-        text = json.dumps(check_summary(reports), indent=2)
-    else:
-        text = check_text(reports)
-    return BAD_DATA if any(map(has_problems, reports)) else FINE, text
+    summary = summarize(reports, decoded=True)
+    text = json.dumps(summary, indent=2) if args.json else check_text(summary, reports)
+    return BAD_DATA if summary["bad_shards"] else FINE, text
 
 
 def index(args: argparse.Namespace) -> tuple[int, str]:

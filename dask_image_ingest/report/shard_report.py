@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -25,8 +25,9 @@ from dask_image_ingest.decode import (
     printable,
 )
 from dask_image_ingest.errors import ShardError, ShardNotFoundError
+from dask_image_ingest.image_counts import IMAGE, add_counts, count_images
 from dask_image_ingest.storage import open_shard
-from dask_image_ingest.tar import IMAGE_EXTENSIONS, LINKS, ShardIndex, Skipped, index_tar
+from dask_image_ingest.tar import IMAGE_EXTENSIONS, ShardIndex, index_tar
 from dask_image_ingest.url_secrets import without_secrets
 
 #: How many keys a report names for one problem.
@@ -35,23 +36,24 @@ NAMED = 3
 # Kinds of further images that are inspected: if keys contain dots, every member may be of its own.
 _MOST_KINDS = 64
 
-#: Kind of the member that is its sample's image; further images are named by their extension.
-IMAGE = "image"
+# Attributes of `ShardReport` that are numbers, and lists of keys.
+NUMBERS = ("samples", "members", "pax", "sparse")
+KEYS = ("duplicates", "repeated", "interleaved")
 
 # Check further images in any mode: nobody has said what they are.
 _AS_STORED = DecodeSpec(max_pixels=MAX_PIXELS, mode="raw")
 
 
 @dataclass(slots=True)
-class Bad:
-    """Images that are bad for the same reason.
+class Finding:
+    """Images or members with the same problem.
 
     Attributes
     ----------
     count
-        Number of images.
+        Their number.
     first
-        Keys of the first ones, at most `NAMED`.
+        Keys or names of the first ones, at most `NAMED`.
     detail
         The error's details for the first one.
     """
@@ -60,17 +62,16 @@ class Bad:
     first: list[str] = field(default_factory=list)
     detail: str = ""
 
-    def add(self, key: str, detail: str) -> None:
-        """Count one more image."""
-        self.detail = self.detail or detail
-        self.count += 1
-        if len(self.first) < NAMED:
-            self.first.append(key)
+    def add(self, other: Finding) -> None:
+        """Add more of them."""
+        self.detail = self.detail or other.detail
+        self.count += other.count
+        self.first = [*self.first, *other.first][:NAMED]
 
 
 @dataclass(slots=True)
 class ShardReport:
-    """Findings on one shard.
+    """Findings on one shard, or on several together.
 
     Attributes
     ----------
@@ -83,8 +84,7 @@ class ShardReport:
     samples, members
         Their numbers.
     counts
-        A table with the numbers of ``samples`` and ``images``, and ``nbytes``, for each distinct
-        ``member`` (its kind), ``format``, ``height``, ``width``, ``baseline`` (of a JPEG).
+        Images by header, of `count_images`.
     bad
         Error code → the decoded images that have it.
     duplicates
@@ -105,22 +105,29 @@ class ShardReport:
     damage: str | None = None
     samples: int = 0
     members: int = 0
-    counts: pd.DataFrame = field(default_factory=lambda: _group_counts([]))
-    bad: dict[str, Bad] = field(default_factory=dict)
+    counts: pd.DataFrame = field(default_factory=lambda: count_images(pd.DataFrame()))
+    bad: dict[str, Finding] = field(default_factory=dict)
     duplicates: list[str] = field(default_factory=list)
     repeated: list[str] = field(default_factory=list)
     interleaved: list[str] = field(default_factory=list)
     pax: int = 0
     sparse: int = 0
-    skipped: Mapping[str, Skipped] = field(default_factory=dict)
+    skipped: dict[str, Finding] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         self.url = without_secrets(self.url)
 
-    @property
-    def has_links(self) -> bool:
-        """True if members are missing because they are links that are not followed."""
-        return not self.skipped.keys().isdisjoint(LINKS)
+
+def merge_reports(shards: Sequence[ShardReport]) -> ShardReport:
+    """Findings on all shards together."""
+    total = ShardReport("", counts=add_counts(shard.counts for shard in shards))
+    for shard in shards:
+        for name in (*NUMBERS, *KEYS):
+            setattr(total, name, getattr(total, name) + getattr(shard, name))
+        for name in ("bad", "skipped"):
+            for code, finding in getattr(shard, name).items():
+                getattr(total, name).setdefault(code, Finding()).add(finding)
+    return total
 
 
 def inspect_shard(
@@ -158,9 +165,7 @@ def inspect_shard(
             for kind, decoding, members in images:
                 if decode_too:
                     _decode(report, kind, decoding, members)
-            report.counts = _group_counts(
-                [_header_table(kind, members) for kind, _, members in images]
-            )
+            report.counts = add_counts(_count(kind, members) for kind, _, members in images)
     except (ShardError, ShardNotFoundError) as error:
         return ShardReport(url, unreadable=printable(str(error), 1000))
     return report
@@ -169,8 +174,7 @@ def inspect_shard(
 def report_of_table(table: pd.DataFrame, name: str) -> ShardReport:
     """Report on images outside of shards; their column ``error`` exists if they were decoded."""
     report = ShardReport(name, samples=len(table), members=len(table))
-    # Whether a JPEG is baseline is not in the table.
-    report.counts = _group_counts([table.assign(member=IMAGE, baseline=pd.NA)])
+    report.counts = count_images(table.drop(columns="error", errors="ignore"))
     keys = table["__key__"] if "__key__" in table else table.index.astype(str)
     for key, error in zip(keys, table.get("error", ()), strict=False):
         if pd.notna(error):
@@ -190,7 +194,7 @@ def _report_of_index(url: str, index: ShardIndex, rows: SampleRows) -> ShardRepo
         interleaved=list(index.interleaved),
         pax=index.pax,
         sparse=len(index.sparse),
-        skipped=index.skipped,
+        skipped={code: Finding(n, [first]) for code, (n, first) in index.skipped.items()},
     )
 
 
@@ -205,7 +209,7 @@ def _other_images(
     kinds = [k for k in index.not_preferred(extensions) if k.rpartition(".")[2] in suffixes]
     if others := kinds[_MOST_KINDS:]:
         count = sum(len(index.places(kind).rows) for kind in others)
-        report.skipped = {**report.skipped, "many-kinds": Skipped(count, others[0])}
+        report.skipped["many-kinds"] = Finding(count, others[:1])
     for kind in kinds[:_MOST_KINDS]:
         present = index.has(kind)
         if kind in extensions:
@@ -226,22 +230,13 @@ def _decode(report: ShardReport, kind: str, decoding: DecodeSpec, rows: SampleRo
 
 def _add(report: ShardReport, key: str, error: str) -> None:
     code, _, detail = error.partition(": ")
-    report.bad.setdefault(code, Bad()).add(key, detail)
+    report.bad.setdefault(code, Finding()).add(Finding(1, [key], detail))
 
 
-def _header_table(kind: str, rows: SampleRows) -> pd.DataFrame:
-    """Header fields of images, a row for each."""
+def _count(kind: str, rows: SampleRows) -> pd.DataFrame:
     table = rows.table(["format", "height", "width", "nbytes"])
-    frame = table.to_pandas(types_mapper=pd.ArrowDtype)
     baseline = [
         header.format == "jpeg" and is_baseline_jpeg(rows.opened(row))
         for row, header in enumerate(rows.headers)
     ]
-    return frame.assign(member=kind, baseline=baseline)
-
-
-def _group_counts(tables: list[pd.DataFrame]) -> pd.DataFrame:
-    columns = ["member", "format", "height", "width", "baseline"]
-    frame = pd.concat(tables) if tables else pd.DataFrame(columns=[*columns, "nbytes"])
-    groups = frame.groupby(columns, dropna=False, observed=True, sort=False)["nbytes"]
-    return groups.agg(samples="size", images="count", nbytes="sum").reset_index()
+    return count_images(table.to_pandas().assign(baseline=baseline), kind)

@@ -5,14 +5,13 @@ from __future__ import annotations
 import os
 import shutil
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import pandas as pd
 from dask.utils import format_bytes
 
 from dask_image_ingest.decode import printable
-from dask_image_ingest.report.shard_report import ShardReport
 from dask_image_ingest.url_secrets import without_secrets
 
 #: Descriptions of members that are not read, by code.
@@ -24,14 +23,6 @@ SKIPPED = {
     "no-extension": "names without an extension, which belong to no sample",
     "many-kinds": "images of further extensions (a key ends at the first dot of the file name)",
 }
-
-
-def skipped_counts(shards: Iterable[ShardReport]) -> dict[str, int]:
-    """Code → members of all shards that are not read."""
-    counts: Counter[str] = Counter()
-    for shard in shards:
-        counts.update({code: members.number for code, members in shard.skipped.items()})
-    return dict(counts)
 
 
 def head_text(rows: pd.DataFrame) -> str:

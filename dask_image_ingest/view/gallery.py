@@ -26,6 +26,12 @@ from dask_image_ingest.dask_internals import FrameBase
 from dask_image_ingest.dataset import LOCATION_COLUMNS, datasets_of, files_read
 from dask_image_ingest.errors import ArgumentError
 from dask_image_ingest.frames import backend_of, image_columns
+from dask_image_ingest.image_counts import (
+    add_counts,
+    count_images,
+    reduce_partitions,
+    total_images,
+)
 from dask_image_ingest.storage import refuse_sources, shard_name
 from dask_image_ingest.view.cards import Thumbnails
 from dask_image_ingest.view.page import bars_chart, columns_chart, page, refuse_no_page, write_page
@@ -108,12 +114,13 @@ def gallery(
     refuse_source(frame, path)
     counted = _with_errors(frame, storage_options) if decode else frame
     sheet = make_thumbnails(frame, n, size, columns, storage_options, spread=True, mask=mask)
-    facts = count_facts(counted, decode)
+    counts = count_headers(counted, decode)
+    encoded = f"{format_bytes(counts['nbytes'].sum())} encoded · " if "nbytes" in frame else ""
     title = title or _default_title(frame)
     body = (
         f"<h1>{escape(title)}</h1>"
-        f'<p class="dii-lead">{escape(_lead(facts, len(sheet)))}</p>'
-        f'<div class="dii-charts">{_charts(facts, sheet, decode)}</div>{sheet.html()}'
+        f'<p class="dii-lead">{counts["samples"].sum():,} samples · {encoded}{len(sheet):,} shown'
+        f'</p><div class="dii-charts">{_charts(counts, sheet, decode)}</div>{sheet.html()}'
     )
     write_page(path, page(title, body))
     return sheet
@@ -150,70 +157,49 @@ def _with_errors(frame: Any, storage_options: dict[str, Any] | None) -> Any:
     return decode_references(rows, decode)
 
 
-def count_facts(frame: Any, decode: bool = False) -> dict[str, Counter[str]]:
-    """Count sizes, aspects and formats by headers, in one pass; with ``decode``, errors too."""
-    needed = [*_HEADER, *(["error"] if decode else [])]
-    narrow = frame[[name for name in frame.columns if name in needed]]
-    if isinstance(frame, FrameBase):
-        meta = pd.DataFrame(
-            {
-                "fact": pd.Series([], dtype="str"),
-                "bin": pd.Series([], dtype="str"),
-                "count": pd.Series([], dtype="int64"),
-            }
+def count_headers(frame: Any, decode: bool = False) -> pd.DataFrame:
+    """Counts of images by header, in one pass; with ``decode``, also by error."""
+    names = [*_HEADER, *(["error"] if decode else [])]
+    narrow = frame[[name for name in frame.columns if name in names]]
+    return reduce_partitions(narrow, _count_partition, add_counts)
+
+
+def _count_partition(frame: Any) -> pd.DataFrame:
+    return count_images(backend_of(frame).to_arrow(frame).to_pandas())
+
+
+def histograms(counts: pd.DataFrame) -> dict[str, dict[str, int]]:
+    """Numbers of images by size, aspect, format and error."""
+    readable = counts[counts["height"].notna()]
+    height, width = readable["height"].to_numpy(), readable["width"].to_numpy()
+    distance = np.abs(np.log(width / height)[:, None] - np.log([*_ASPECTS.values()]))
+    bins = {
+        "size": (np.digitize(np.maximum(height, width), _EDGES) - 1, map(str, _EDGES)),
+        "aspect": (distance.argmin(axis=1), _ASPECTS),
+    }
+    found = {
+        name: dict(
+            zip(labels, np.bincount(bin_, readable["samples"], 17).astype(int), strict=False)
         )
-        table = narrow.reduction(_fact_table, combine=_add, aggregate=_add, meta=meta).compute()
-    else:
-        table = _add(_fact_table(narrow))
-    facts: dict[str, Counter[str]] = {}
-    for fact, bin_, count in table.itertuples(index=False):
-        facts.setdefault(fact, Counter())[bin_] = int(count)
-    return facts
+        for name, (bin_, labels) in bins.items()
+    }
+    for name in ("format", "error"):
+        found[name] = counts.groupby(name)["samples"].sum().to_dict()
+    return found
 
 
-def _fact_table(frame: Any) -> pd.DataFrame:
-    """Counts of one partition, in a table that can be added up: fact, bin, count."""
-    table = backend_of(frame).to_arrow(frame).to_pandas()
-    facts: dict[str, Any] = {"total": Counter(rows=len(table))}
-    if "nbytes" in table:
-        facts["total"]["bytes"] = int(table["nbytes"].sum())
-        facts["total"]["without an image"] = int(table["nbytes"].isna().sum())
-    if {"height", "width"} <= set(table):
-        sizes = table[["height", "width"]].dropna().astype("float64")
-        longer, aspect = sizes.max(axis=1), sizes["width"] / sizes["height"]
-        facts["size"] = Counter(_EDGES[i - 1] for i in np.digitize(longer, _EDGES))
-        ratios = np.log(list(_ASPECTS.values()))
-        distance = np.abs(np.log(aspect.to_numpy())[:, None] - ratios)
-        facts["aspect"] = Counter(np.array(list(_ASPECTS))[distance.argmin(axis=1)].tolist())
-        facts["total"]["unreadable"] = len(table) - len(sizes)
-    if "format" in table:
-        facts["format"] = Counter(table["format"].dropna().tolist())
-    if "error" in table:
-        facts["error"] = Counter(table["error"].dropna().str.split(":").str[0].tolist())
-    rows = [(f, str(b), count) for f, counts in facts.items() for b, count in counts.items()]
-    return pd.DataFrame(rows, columns=["fact", "bin", "count"]).astype(
-        {"fact": "str", "bin": "str", "count": "int64"}
-    )
-
-
-def _add(table: pd.DataFrame) -> pd.DataFrame:
-    return table.groupby(["fact", "bin"], as_index=False)["count"].sum()
-
-
-def _charts(facts: dict[str, Counter[str]], sheet: Thumbnails, decode: bool) -> str:
+def _charts(counts: pd.DataFrame, sheet: Thumbnails, decode: bool) -> str:
+    found = histograms(counts)
     charts = []
-    if sizes := facts.get("size"):
-        ordered = {str(edge): sizes[str(edge)] for edge in _EDGES}
-        charts.append(columns_chart("Size", "longer edge in pixels, from", ordered))
-    if aspects := facts.get("aspect"):
-        ordered = {name: aspects[name] for name in _ASPECTS}
-        charts.append(columns_chart("Aspect", "width : height, the nearest", ordered))
-    if formats := facts.get("format"):
-        charts.append(bars_chart("Format", "from the first bytes", formats))
-    errors = facts.get("error", Counter()) if decode else _shown_errors(sheet)
+    if any(found["size"].values()):
+        charts.append(columns_chart("Size", "longer edge in pixels, from", found["size"]))
+        charts.append(columns_chart("Aspect", "width : height, the nearest", found["aspect"]))
+    if found["format"]:
+        charts.append(bars_chart("Format", "from the first bytes", found["format"]))
+    errors = found["error"] if decode else _shown_errors(sheet)
     counted = "all images" if decode else f"the {len(sheet):,} shown"
     note = f"{sum(errors.values()):,} of {counted}" if errors else f"none among {counted}"
-    unreadable = facts["total"]["unreadable"]
+    unreadable = total_images(counts)["unreadable_headers"]
     if unreadable and not decode:
         note += f"; {unreadable:,} unreadable headers in all"
     charts.append(bars_chart("Errors", note, errors, "dii-errors"))
@@ -222,15 +208,6 @@ def _charts(facts: dict[str, Counter[str]], sheet: Thumbnails, decode: bool) -> 
 
 def _shown_errors(sheet: Thumbnails) -> Counter[str]:
     return Counter(card.error.split(":")[0] for card in sheet.cards if card.error)
-
-
-def _lead(facts: dict[str, Counter[str]], shown: int) -> str:
-    total = facts["total"]
-    parts = [f"{total['rows']:,} samples"]
-    if "bytes" in total:
-        parts.append(f"{format_bytes(total['bytes'])} encoded")
-    parts.append(f"{shown:,} shown")
-    return " · ".join(parts)
 
 
 def _default_title(frame: Any) -> str:

@@ -91,6 +91,12 @@ def test_duplicates_repeated_and_interleaved_keys_are_told_apart(folder, capsys)
     assert (shard["duplicates"], shard["repeated"], shard["interleaved"]) == (["0"], ["1"], ["2"])
 
 
+def test_describe_tells_of_keys_that_occur_twice(folder, capsys):
+    assert cli.main(["describe", str(folder / "doubles.tar")]) == 1
+    out = capsys.readouterr().out
+    assert "1 key with a member twice; 1 key in more than one sample" in out
+
+
 def test_pax_headers_are_told_and_no_fault(folder, capsys):
     status, out, _ = run(capsys, folder / "pax.tar", "--json")
     assert status == 0
@@ -137,7 +143,7 @@ def test_people_read_totals_reasons_and_each_shard_that_is_not_sound(folder, cap
     assert "6 shards" in out
     assert "4 shards with problems" in out
     assert re.search(r"not-an-image +5 +html0, html1, html2 \.\.\.", out)
-    assert "1 keys that occur more than once: 1" in out
+    assert "1 key in more than one sample: 1" in out
     assert "sound.tar" not in out
 
 
@@ -167,8 +173,10 @@ def test_all_images_of_a_sample_are_looked_at_in_one_run(photos, tmp_path, capsy
     path = masks(tmp_path, photos)
     status, out, _ = run(capsys, path, "--json")
     report = json.loads(out)
-    assert (status, report["others"]) == (1, {"seg.png": 3})
-    assert report["bytes"] == sum(map(len, members_of(path)))
+    assert (status, [*report["others"]]) == (1, ["seg.png"])
+    nbytes = report["bytes"] + report["others"]["seg.png"]["bytes"]
+    assert nbytes == sum(map(len, members_of(path)))
+    assert report["others"]["seg.png"]["images"] == 3
     # Colours are no fault of a member of which nobody says that it has labels.
     assert {code: bad["first"] for code, bad in report["bad_images"].items()} == {
         "truncated": ["1.seg.png"]
@@ -198,7 +206,7 @@ def test_an_image_whose_sample_has_a_preferred_one_is_another(photos, tmp_path, 
     members = [("0.jpg", photos[0].encoded), ("0.png", png), ("1.png", png)]
     (tmp_path / "a.tar").write_bytes(tar(members))
     _, out, _ = run(capsys, tmp_path / "a.tar", "--json")
-    assert json.loads(out)["others"] == {"png": 1}
+    assert json.loads(out)["others"]["png"]["images"] == 1
 
 
 def test_describe_tells_of_the_same_images(photos, tmp_path, capsys):

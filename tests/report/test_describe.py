@@ -44,7 +44,7 @@ def test_describe_counts_samples_bytes_formats_and_sizes(good, capsys):
     assert summary["rgb_bytes"] == 3 * (sum(w * h for w, h in SIZES.values()) + 100)
     jpegs = sum(len(encoded(size, "JPEG")) for size in SIZES.values())
     assert summary["bytes"] == jpegs + len(encoded((10, 10), "PNG"))
-    assert "errors" not in summary
+    assert "bad_images" not in summary
 
 
 def test_describe_shows_the_smallest_the_median_and_the_largest_image(good, capsys):
@@ -115,9 +115,9 @@ def test_describe_finds_unreadable_headers(bad, capsys):
 
 def test_describe_with_decode_counts_errors_by_code(bad, capsys):
     status, out, _ = run(capsys, "describe", bad, "--decode", "--json")
-    errors = json.loads(out)["errors"]
+    errors = json.loads(out)["bad_images"]
     assert status == 1
-    assert sum(errors.values()) == 2
+    assert sum(bad["count"] for bad in errors.values()) == 2
     assert all(":" not in code and " " not in code for code in errors)
 
 
@@ -195,7 +195,7 @@ def test_totals_are_those_of_the_samples(rng, tmp_path, capsys):
     summary = json.loads(out)
     expected = recounted(everything)
     assert {name: summary[name] for name in expected} == expected
-    assert sum(summary["errors"].values()) == bad
+    assert sum(entry["count"] for entry in summary["bad_images"].values()) == bad
     assert status == (1 if bad else 0)
     told = {shard["url"]: shard for shard in summary["per_shard"]}
     assert list(told) == list(shards)

@@ -20,7 +20,7 @@ from PIL import Image
 import dask_image_ingest as dii
 from dask_image_ingest import cli
 from dask_image_ingest.errors import ArgumentError, ExportError
-from dask_image_ingest.view.gallery import count_facts
+from dask_image_ingest.view.gallery import count_headers, histograms
 
 CHROMIUM = next(filter(None, map(shutil.which, ("chromium", "chromium-browser"))), None)
 
@@ -74,9 +74,10 @@ class TestGallery:
         assert list(tmp_path.iterdir()) == [tmp_path / "out.html"]
 
     def test_counts_are_of_the_whole_collection(self, ddf, photos):
-        facts = count_facts(ddf)
-        assert facts["total"]["rows"] == 24
-        assert facts["total"]["bytes"] == sum(len(photo.encoded) for photo in photos)
+        counts = count_headers(ddf)
+        assert counts["samples"].sum() == 24
+        assert counts["nbytes"].sum() == sum(len(photo.encoded) for photo in photos)
+        facts = histograms(counts)
         longer = [max(photo.pixels.shape[:2]) for photo in photos]
         edges = [0, 32, 64, 96, 128, 192, 256, 384]
         want = np.histogram(longer, edges)[0]
@@ -84,7 +85,7 @@ class TestGallery:
         assert got == want.tolist()
         assert sum(facts["aspect"].values()) == 24
         assert facts["format"] == {"jpeg": 15, "png": 5, "webp": 4}
-        assert facts == count_facts(ddf.compute())
+        assert facts == histograms(count_headers(ddf.compute()))
 
     def test_errors_are_counted_among_those_shown_or_everywhere(self, bad, tmp_path):
         ddf = dii.read_webdataset_images(bad, backend="pandas")
@@ -95,7 +96,7 @@ class TestGallery:
 
     def test_all_errors_are_counted_without_the_column_of_errors(self, bad, tmp_path):
         whole = dii.read_webdataset_images(bad, backend="pandas")
-        want = count_facts(whole, decode=True)["error"]
+        want = histograms(count_headers(whole, decode=True))["error"]
         assert want == {"truncated": 1, "missing": 1}
         metadata = whole.drop(columns=["image", "error"])
         columns = ["image", "txt"]

@@ -5,19 +5,16 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
-import dask
 import numpy as np
 import pandas as pd
 
 from dask_image_ingest.curate.duplicates.verdicts import row_ids
 from dask_image_ingest.curate.embeddings.vectors import valid_vectors
-from dask_image_ingest.dask_internals import FrameBase
 from dask_image_ingest.frames import backend_of, pandas_type
-
-# Summaries merged by one task of the tree.
-_FAN_IN = 16
+from dask_image_ingest.image_counts import reduce_partitions
 
 # Significant bits of the values that a histogram counts: exact to a tenth of a percent.
 _BITS = 10
@@ -95,16 +92,10 @@ class Summary:
 def summarize(frame: Any, plan: Plan, locations: Sequence[str]) -> Summary:
     """Summarize a frame according to ``plan``; computes each row once."""
     frame = frame[list(dict.fromkeys([*locations, *plan.columns]))]
-    if not isinstance(frame, FrameBase):
-        return _summary(frame, plan)
-    parts = [dask.delayed(_summary)(part, plan) for part in frame.to_delayed()]
-    while len(parts) > 1:
-        parts = [
-            dask.delayed(_merge)(parts[start : start + _FAN_IN], plan)
-            for start in range(0, len(parts), _FAN_IN)
-        ]
-    result: Summary = dask.compute(parts[0])[0]
-    return result
+    summary: Summary = reduce_partitions(
+        frame, partial(_summary, plan=plan), partial(_merge, plan=plan)
+    )
+    return summary
 
 
 def _summary(frame: Any, plan: Plan) -> Summary:
