@@ -9,6 +9,8 @@ from typing import Any, Literal, Protocol, TypeAlias, TypeVar
 
 import numpy as np
 import pyarrow as pa
+from distributed import get_worker
+from distributed.system import MEMORY_LIMIT
 
 from dask_image_ingest.decode import PixelBuffer, Pixels
 from dask_image_ingest.errors import MissingDependencyError
@@ -178,6 +180,22 @@ def require_gpu() -> None:
 def workers() -> list[dict[str, Any]]:
     """The scheduler's information on each worker; empty without a client."""
     return _known_workers() or []
+
+
+# Assumed memory of workers without a limit.
+_ASSUMED_MEMORY = 8 << 30
+
+
+def worker_memory() -> int:
+    """Memory limit of this worker, in bytes; in a client, the smallest of its workers'."""
+    try:
+        return get_worker().memory_manager.memory_limit or MEMORY_LIMIT
+    except ValueError:  # this is the client, which plans for its workers
+        pass
+    limits = [worker["memory_limit"] for worker in workers()]
+    # With workers, the memory of this machine is irrelevant: it may be a login node.
+    default = _ASSUMED_MEMORY if limits else MEMORY_LIMIT
+    return min((limit for limit in limits if limit), default=default)
 
 
 def awaits_workers() -> bool:

@@ -19,6 +19,7 @@ from dask_image_ingest.decode import VALUE_TYPES, Pixels, from_bytes, pixels_of
 from dask_image_ingest.errors import OperandError
 from dask_image_ingest.frames.arrow_types import bytes_of, is_byte_list, is_bytes
 from dask_image_ingest.frames.nested_dtype import NamedDtype, NestedArray, arrow_of
+from dask_image_ingest.frames.pixel_pool import MIN_SHARED_BYTES, pixel_memory
 
 #: Decoded pixels of one row: row-major ``height x width x channels``. Each row has its own shape,
 #: so that it survives any filter, merge, shuffle or file. Binary rather than a list of uint8, which
@@ -231,6 +232,9 @@ _PICKLED_EXCESS = 1.01
 # stay below 2 GB.
 _CHUNK_BYTES = 1 << 26
 
+# Mean size from which images are taken row by row: for small ones, Arrow's loop is faster.
+_LARGE_IMAGE = 1 << 16
+
 
 @pd.api.extensions.register_extension_dtype
 class ImageDtype(NamedDtype):
@@ -269,6 +273,22 @@ class ImageArray(NestedArray):
     def views(self) -> list[np.ndarray | None]:
         """Views of the images; None for a missing image."""
         return [view for chunk in self._pa_array.chunks for view in image_views(chunk)]
+
+    def __getitem__(self, item: Any) -> Any:
+        if pd.api.types.is_bool_dtype(getattr(item, "dtype", None)):
+            item = np.flatnonzero(pd.api.indexers.check_array_indexer(self, item))
+        return super().__getitem__(item)
+
+    def take(self, indices: Any, allow_fill: bool = False, fill_value: Any = None) -> ImageArray:
+        """Rows by position. Pixels of large images are copied to the pool, which is shared."""
+        is_small = self.nbytes <= max(MIN_SHARED_BYTES, len(self) * _LARGE_IMAGE)
+        fills_null = pd.api.types.is_scalar(fill_value) and pd.isna(fill_value)
+        if is_small or not fills_null:
+            return super().take(indices, allow_fill, fill_value)
+        # pandas checks the positions, and makes them null or non-negative.
+        numbers = pd.array(np.arange(len(self)), dtype="int64[pyarrow]")
+        rows = numbers.take(indices, allow_fill).__arrow_array__().combine_chunks()
+        return ImageArray(_take_images(self._pa_array, rows))
 
     @classmethod
     def _to_arrow(cls, values: Iterable[Any], dtype: Any) -> pa.Array | pa.ChunkedArray:
@@ -318,8 +338,7 @@ def is_image_dtype(dtype: Any) -> bool:
 def image_views(images: pa.StructArray) -> list[np.ndarray | None]:
     """Views of the images of an Arrow array; None for a missing image."""
     data = images.field("data")
-    flat = np.frombuffer(data.buffers()[2] or b"", np.uint8)
-    offsets = _offsets(data)
+    flat, offsets = _flat(data), _offsets(data)
     shapes = zip(
         *(images.field(name).to_pylist() for name in ("height", "width", "channels")), strict=True
     )
@@ -340,12 +359,38 @@ def image_structs(images: list[np.ndarray | None]) -> pa.StructArray:
 
 def image_array(pixels: Pixels) -> pa.StructArray:
     """Arrow array of a partition's images, without a copy of the pixels."""
-    offsets = np.concatenate([np.zeros(1, np.int64), np.cumsum(pixels.sizes)])
-    buffers = [None, pa.py_buffer(offsets), pa.py_buffer(pixels.flat)]
-    data = pa.Array.from_buffers(pa.large_binary(), len(pixels.shapes), buffers)
-    children = [data, *(pa.array(pixels.shapes[:, axis]) for axis in range(3))]
+    edges = [pa.array(pixels.shapes[:, axis]) for axis in range(3)]
     missing = np.array([error is not None for error in pixels.errors], bool)
-    return pa.StructArray.from_arrays(children, fields=list(IMAGE), mask=pa.array(missing))
+    return _image_array(pixels.flat, pixels.sizes, edges, pa.array(missing))
+
+
+def _image_array(
+    flat: np.ndarray, sizes: np.ndarray, edges: list[pa.Array], missing: pa.Array
+) -> pa.StructArray:
+    offsets = np.concatenate([np.zeros(1, np.int64), np.cumsum(sizes)])
+    buffers = [None, pa.py_buffer(offsets), pa.py_buffer(flat)]
+    data = pa.Array.from_buffers(pa.large_binary(), len(sizes), buffers)
+    return pa.StructArray.from_arrays([data, *edges], fields=list(IMAGE), mask=missing)
+
+
+def _take_images(images: pa.ChunkedArray, rows: pa.Array) -> pa.StructArray:
+    """Copy rows, null for a null, to one array in memory of the pool."""
+    slices: list[np.ndarray] = []
+    for chunk in images.chunks:
+        data = chunk.field("data")
+        flat = _flat(data)
+        slices += [flat[start:end] for start, end in itertools.pairwise(_offsets(data).tolist())]
+    slices.append(np.empty(0, np.uint8))
+    taken = [slices[row] for row in rows.fill_null(len(images)).to_pylist()]
+    sizes = np.array([len(pixels) for pixels in taken], np.int64)
+    flat = pixel_memory.take(int(sizes.sum()))[: sizes.sum()]
+    np.concatenate([*taken, slices[-1]], out=flat)
+    edges = [pc.struct_field(images, name).take(rows).combine_chunks() for name in IMAGE.names[1:]]
+    return _image_array(flat, sizes, edges, edges[0].is_null())
+
+
+def _flat(data: pa.LargeBinaryArray) -> np.ndarray:
+    return np.frombuffer(data.buffers()[2] or b"", np.uint8)
 
 
 def _offsets(data: pa.LargeBinaryArray) -> np.ndarray:

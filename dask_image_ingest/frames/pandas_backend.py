@@ -13,12 +13,10 @@ from typing import Any, Literal
 import numpy as np
 import pandas as pd
 import pyarrow as pa
-from distributed import get_worker
-from distributed.system import MEMORY_LIMIT
 
 from dask_image_ingest.decode import Pixels, ResizedImage, as_bytes, decode_pool, decode_threads
 from dask_image_ingest.frames.arrow_types import is_list, is_text
-from dask_image_ingest.frames.backend import Backend, NewColumn, workers
+from dask_image_ingest.frames.backend import Backend, NewColumn, worker_memory
 from dask_image_ingest.frames.image_dtype import (
     IMAGE,
     ImageArray,
@@ -144,14 +142,8 @@ def _categories(values: pd.Series, ordered: bool, meta: Any) -> Any:
 # several.
 _PARTITION_SHARE = 1 / 16
 
-# Assumed memory of workers without a limit.
-_ASSUMED_MEMORY = 8 << 30
-
 # Most bytes of encoded images that a task reads at once; beyond, it reads them one by one.
 _MAX_ENCODED = 2**28
-
-# Share of a worker's memory that the pool of pixels may keep unused.
-_KEPT_SHARE = 1 / 8
 
 # Where a worker begins to spill (distributed.worker.memory.target).
 _SPILL_SHARE = 0.6
@@ -159,18 +151,15 @@ _SPILL_SHARE = 0.6
 
 def encoded_memory(nbytes: int) -> np.ndarray | None:
     """Memory for a partition's encoded images, from the pool of pixels; None if too large."""
-    memory = _worker_memory()
-    if nbytes > min(_MAX_ENCODED, memory * _PARTITION_SHARE):
-        return None
-    return pixel_memory.take(nbytes, int(memory * _KEPT_SHARE))
+    too_large = nbytes > min(_MAX_ENCODED, worker_memory() * _PARTITION_SHARE)
+    return None if too_large else pixel_memory.take(nbytes)
 
 
 class HostPixels:
     """`PixelBuffer` in host memory; images are copied or resized straight into it."""
 
     def __init__(self, nbytes: int) -> None:
-        self._keep = int(_worker_memory() * _KEPT_SHARE)
-        self._flat = pixel_memory.take(nbytes, self._keep)
+        self._flat = pixel_memory.take(nbytes)
         self._end = 0
 
     def append(self, images: Any) -> None:
@@ -202,7 +191,7 @@ class HostPixels:
         start, self._end = self._end, self._end + nbytes
         if self._end > len(self._flat):
             # More than estimated from the headers, for example after a transform that enlarges.
-            larger = pixel_memory.take(max(self._end, len(self._flat) * 3 // 2), self._keep)
+            larger = pixel_memory.take(max(self._end, len(self._flat) * 3 // 2))
             larger[:start] = self._flat[:start]
             self._flat = larger
         return self._flat[start : self._end]
@@ -231,7 +220,7 @@ class PandasBackend:
     @property
     def largest_partition(self) -> int:
         """Bytes that a worker holds before it spills: a larger partition could not be computed."""
-        return int(_worker_memory() * _SPILL_SHARE)
+        return int(worker_memory() * _SPILL_SHARE)
 
     def holds(self, type_: pa.DataType) -> bool:
         return True
@@ -337,7 +326,7 @@ class PandasBackend:
 
     def partition_memory(self) -> int:
         """A sixteenth of a worker's memory."""
-        return int(_worker_memory() * _PARTITION_SHARE)
+        return int(worker_memory() * _PARTITION_SHARE)
 
 
 def pandas_type(type_: pa.DataType) -> pd.api.extensions.ExtensionDtype:
@@ -376,14 +365,3 @@ def _error_array(errors: Sequence[str | None]) -> Any:
 
 def _image_array(pixels: Pixels) -> ImageArray:
     return ImageArray(image_array(pixels))
-
-
-def _worker_memory() -> int:
-    try:
-        return get_worker().memory_manager.memory_limit or MEMORY_LIMIT
-    except ValueError:  # this is the client, which plans for its workers
-        pass
-    limits = [worker["memory_limit"] for worker in workers()]
-    # With workers, the memory of this machine is irrelevant: it may be a login node.
-    default = _ASSUMED_MEMORY if limits else MEMORY_LIMIT
-    return min((limit for limit in limits if limit), default=default)

@@ -1,4 +1,4 @@
-"""Memory for pixels: a pool of large blocks, which other processes may map.
+"""Memory for pixels: a pool of large blocks, shared with other processes where possible.
 
 A shared block is a memfd, which another process opens through ``/proc/<pid>/fd``. Random bytes at
 its end, the seal, change with the content: with the wrong seal, the block is refused.
@@ -20,6 +20,8 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+
+from dask_image_ingest.frames.backend import worker_memory
 
 _SEAL_BYTES = 16
 
@@ -142,13 +144,15 @@ MIN_SHARED_BYTES = 1 << 20
 # Most shared blocks, each with two open files: a worker may persist thousands of partitions.
 _MAX_SHARED_BLOCKS = 128
 
+# Share of a worker's memory that may be kept unused.
+_KEPT_SHARE = 1 / 8
+
 
 class PixelMemory:
     """Pool of memory blocks, each of which returns when the last array over it is gone."""
 
     def __init__(self) -> None:
         self._unused: list[tuple[float, mmap.mmap]] = []  # with the time of their return
-        self._sharing = False
         # Shared blocks by address.
         self._shared: weakref.WeakValueDictionary[int, SharedBlock] = weakref.WeakValueDictionary()
         # Reentrant, as the garbage collector may return a block inside any of these methods.
@@ -156,23 +160,17 @@ class PixelMemory:
         # Thread that releases unused blocks; ends when there are none.
         self._releaser: threading.Thread | None = None
 
-    def take(self, nbytes: int, keep: int) -> np.ndarray:
+    def take(self, nbytes: int, keep: int | None = None) -> np.ndarray:
         """Uninitialized uint8 array of at least ``nbytes``.
 
         When the array and its views are gone, its memory is kept for reuse, unless more than
-        ``keep`` bytes would then be unused in all.
+        ``keep`` bytes would then be unused in all (default: an eighth of a worker's memory).
         """
+        keep = int(worker_memory() * _KEPT_SHARE) if keep is None else keep
         block = self._reuse(nbytes) or self._allocate(int(nbytes * _OVERALLOCATION) + 1)
         array = np.frombuffer(block, np.uint8)
         weakref.finalize(array, self._give_back, block, keep).atexit = False
         return array
-
-    def share(self) -> None:
-        """Allocate shared blocks from now on."""
-        with self._lock:
-            if not self._sharing:
-                self._sharing = True
-                self.release()
 
     def shared_block(self, address: int) -> SharedBlock | None:
         """Shared block that begins at this address; None if there is none."""
@@ -206,7 +204,7 @@ class PixelMemory:
             return None
 
     def _allocate(self, nbytes: int) -> mmap.mmap:
-        if self._may_share(nbytes):
+        if nbytes > MIN_SHARED_BYTES and len(self._shared) < _MAX_SHARED_BLOCKS:
             try:
                 block = SharedBlock(nbytes)
             except OSError:
@@ -217,16 +215,9 @@ class PixelMemory:
                 return block
         return mmap.mmap(-1, nbytes, flags=_FLAGS)
 
-    def _may_share(self, nbytes: int) -> bool:
-        too_many = len(self._shared) >= _MAX_SHARED_BLOCKS
-        return self._sharing and nbytes > MIN_SHARED_BYTES and not too_many
-
     def _give_back(self, block: mmap.mmap, keep: int) -> None:
         with self._lock:
             if self.unused + len(block) > keep:
-                return
-            # Drop a private block if the next one would be shared.
-            if self._may_share(len(block)) and not isinstance(block, SharedBlock):
                 return
             self._unused.append((time.monotonic(), block))
             # Not by _releaser alone: an interrupt may have kept it from being started.
@@ -255,7 +246,7 @@ class PixelMemory:
         """After a fork, in the child: start empty, with a new lock and no thread."""
         self._lock = threading.RLock()
         self._unused = []
-        self._sharing, self._releaser = False, None
+        self._releaser = None
 
     def _release_in_time(self) -> None:
         while True:

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-from distributed import Client, Future, Worker
+from distributed import Future, Worker
 
 from dask_image_ingest.frames import MIN_SHARED_BYTES, map_block, pixel_memory, this_machine
 
@@ -35,20 +35,11 @@ class _Mapping:
     buffers: list[bytes | _Pixels]
 
 
-def share_pixels(client: Client) -> None:
-    """Make workers on this machine decode into memory that the client can map.
-
-    Otherwise they start to do so with the first `map_remote`, and the first partitions are sent.
-    """
-    client.run(_share_here, this_machine(), on_error="ignore")
-
-
 def map_remote(future: Future) -> Any:
     """A finished partition with mapped pixels, without a copy; None if they cannot be mapped.
 
     The worker must be on this machine and run as the same user, and the pixels must be in shared
-    memory. Workers use it from `share_pixels` or the first request on; a filter copies pixels to
-    other memory.
+    memory.
     """
     client, key = future.client, future.key
     for worker in client.who_has([future]).get(key, ()):
@@ -73,18 +64,9 @@ def map_remote(future: Future) -> Any:
     return None
 
 
-def _is_this(machine: str) -> bool:
-    return bool(machine) and machine == this_machine()
-
-
-def _share_here(machine: str) -> None:
-    if _is_this(machine):
-        pixel_memory.share()
-
-
 def _export_mapping(key: Any, machine: str, dask_worker: Worker) -> _Mapping | None:
     """On a worker: describe a partition for the client to map; None if it cannot be mapped."""
-    if not _is_this(machine) or key not in dask_worker.data:
+    if not machine or machine != this_machine() or key not in dask_worker.data:
         return None
     pickled: list[pickle.PickleBuffer] = []
     frame = pickle.dumps(dask_worker.data[key], protocol=5, buffer_callback=pickled.append)
@@ -92,10 +74,8 @@ def _export_mapping(key: Any, machine: str, dask_worker: Worker) -> _Mapping | N
     for buffer in pickled:
         with buffer.raw() as raw:
             buffers.append(_as_pixels(raw) or bytes(raw))
-    if not any(isinstance(part, _Pixels) for part in buffers):
-        pixel_memory.share()
-        return None
-    return _Mapping(os.getpid(), frame, buffers)
+    is_shared = any(isinstance(part, _Pixels) for part in buffers)
+    return _Mapping(os.getpid(), frame, buffers) if is_shared else None
 
 
 def _as_pixels(raw: memoryview) -> _Pixels | None:

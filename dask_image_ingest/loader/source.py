@@ -9,7 +9,6 @@ import os
 import threading
 from collections.abc import Callable
 from concurrent.futures import CancelledError, Executor, Future, ThreadPoolExecutor
-from concurrent.futures import wait as await_futures
 from typing import Any
 
 import dask
@@ -31,7 +30,7 @@ from dask_image_ingest.errors import ArgumentError
 from dask_image_ingest.frames import backend_of, image_columns
 from dask_image_ingest.loader.batch_format import rows_of
 from dask_image_ingest.loader.order import Size
-from dask_image_ingest.loader.shared_memory import map_remote, share_pixels
+from dask_image_ingest.loader.shared_memory import map_remote
 from dask_image_ingest.scheduler_plugin import client_that_computes
 
 logger = logging.getLogger("dask_image_ingest")
@@ -40,10 +39,6 @@ logger = logging.getLogger("dask_image_ingest")
 # memory, and two more, so that no thread is idle until a finished partition is used.
 _EXTRA_PARTITIONS = 2
 _MAX_THREADS = 8
-
-# Seconds to wait until workers, which may have to import the package first, use memory that can be
-# mapped. Those that need longer send their first partitions over the network.
-_SHARE_SECONDS = 5.0
 
 
 class Source:
@@ -157,16 +152,7 @@ class LazySource(Source):
             # Daemon threads: a script can end while a cluster is still computing.
             self._threads = DaemonThreads(1, thread_name_prefix="iter-batches")
             self._threads.submit(set_up)
-            if self._can_map:
-                self._share_worker_pixels()
         return self
-
-    def _share_worker_pixels(self) -> None:
-        # On its own thread, with a timeout: a worker may never answer.
-        thread = DaemonThreads(1, thread_name_prefix="share-pixels")
-        request = thread.submit(share_pixels, self._client)
-        thread.shutdown(wait=False)
-        await_futures([request], timeout=_SHARE_SECONDS)
 
     def _secede(self) -> None:
         if self._client is not None:

@@ -253,7 +253,7 @@ def test_a_frame_without_locations_is_refused_at_once(table):
 def test_a_partition_that_would_burst_is_refused_before_it_is_decoded(table, monkeypatch, shards):
     from dask_image_ingest.frames import pandas_backend as backend
 
-    monkeypatch.setattr(backend, "_worker_memory", lambda: 1_000_000)
+    monkeypatch.setattr(backend, "worker_memory", lambda: 1_000_000)
     message = r"decode to .* GB, and one partition holds at most 0.0 GB"
     with pytest.raises(dii.PartitionTooLargeError, match=message):
         dii.decode_images(table).compute()

@@ -264,9 +264,9 @@ def test_the_images_of_all_columns_together_have_to_fit(paths, query, monkeypatc
     ddf = query(dii.read_webdataset_images(paths[0], image=IMAGES, size=64, backend="pandas"))
     pictures, masks = 8 * 64 * 64 * 3, 6 * 64 * 64
     monkeypatch.setattr(backend, "_SPILL_SHARE", 1)
-    monkeypatch.setattr(backend, "_worker_memory", lambda: pictures + masks)
+    monkeypatch.setattr(backend, "worker_memory", lambda: pictures + masks)
     assert len(ddf.compute()) == 8
-    monkeypatch.setattr(backend, "_worker_memory", lambda: pictures + masks - 1)
+    monkeypatch.setattr(backend, "worker_memory", lambda: pictures + masks - 1)
     with pytest.raises(dii.PartitionTooLargeError):
         ddf.compute()
     assert len(ddf[["image"]].compute()) == 8

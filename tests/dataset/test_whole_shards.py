@@ -110,8 +110,8 @@ def test_members_that_nobody_asked_for_are_not_read(tmp_path, ahead):
 
 
 def test_a_shard_that_is_large_for_a_worker_is_not_held(monkeypatch):
-    monkeypatch.setattr(pandas_backend, "_worker_memory", lambda: 1 << 30)
+    monkeypatch.setattr(pandas_backend, "worker_memory", lambda: 1 << 30)
     assert len(encoded_memory(1 << 26)) >= 1 << 26
     assert encoded_memory((1 << 26) + 1) is None
-    monkeypatch.setattr(pandas_backend, "_worker_memory", lambda: 1 << 40)
+    monkeypatch.setattr(pandas_backend, "worker_memory", lambda: 1 << 40)
     assert encoded_memory((1 << 28) + 1) is None

@@ -400,3 +400,28 @@ class TestLists:
 def test_the_column_is_still_arrow(frame):
     assert pa.array(frame.image).type == frame.image.dtype.pyarrow_dtype
     assert frame.image.struct.field("height").tolist() == [2, pd.NA, 2, 2, 2]
+
+
+def test_rows_of_large_images_are_taken_as_pandas_takes_others():
+    rng = np.random.default_rng(0)
+    images = [rng.integers(0, 255, (300 + n, 301, 3), np.uint8) for n in range(6)]
+    column = pd.Series([*images[:4], None, images[5]], dtype="image")
+    column = pd.concat([column, column.iloc[3:]], ignore_index=True)
+    numbers = pd.Series([0, 1, 2, 3, 4, 5, 3, 4, 5], dtype="int64[pyarrow]")
+
+    def check(operation):
+        taken, want = operation(column), operation(numbers)
+        assert taken.index.equals(want.index)
+        for image, number in zip(taken, want, strict=True):
+            if pd.isna(number) or number == 4:
+                assert pd.isna(image)
+            else:
+                np.testing.assert_array_equal(np.asarray(image), images[number])
+
+    check(lambda series: series.iloc[[5, -1, 4, 0, 0]])
+    check(lambda series: series[[True, False, False, True, True] + [False] * 4])
+    check(lambda series: series.iloc[2:8].iloc[::-2])
+    check(lambda series: series.reindex([8, 99, 1]))
+    check(lambda series: series[numbers > 99])
+    with pytest.raises(IndexError):
+        column.array.take([0, 99])

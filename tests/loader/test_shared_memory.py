@@ -8,7 +8,6 @@ import pickle
 import signal
 import subprocess
 import sys
-import threading
 from pathlib import Path
 
 import dask
@@ -19,7 +18,7 @@ from processes import until
 
 import dask_image_ingest as dii
 from dask_image_ingest.frames.pixel_pool import PixelMemory, SharedBlock, map_block
-from dask_image_ingest.loader import shared_memory, source
+from dask_image_ingest.loader import shared_memory
 
 pytestmark = pytest.mark.slow
 
@@ -42,8 +41,10 @@ def mapped():
     """Where this process maps pixels of others, by the kernel's own list."""
     ranges = []
     for line in Path("/proc/self/maps").read_text().splitlines():
-        if "memfd:pixels" in line:
-            start, end = line.split()[0].split("-")
+        # What is shared for writing ("s") is this process's own.
+        addresses, permissions, *_ = line.split()
+        if "memfd:pixels" in line and permissions.endswith("p"):
+            start, end = addresses.split("-")
             ranges.append(range(int(start, 16), int(end, 16)))
     return ranges
 
@@ -78,12 +79,15 @@ def test_pixels_of_workers_that_never_read_before_are_mapped_too(shards):
             assert is_mapped(images)
 
 
-def test_workers_that_do_not_answer_hold_no_iteration_up(ddf, monkeypatch):
-    answered = threading.Event()
-    monkeypatch.setattr(source, "share_pixels", lambda client: answered.wait())
-    monkeypatch.setattr(source, "_SHARE_SECONDS", 0.1)
-    assert sum(map(len, batches(ddf))) == 24
-    answered.set()
+def test_pixels_of_filtered_rows_are_mapped_too(ddf):
+    filtered = ddf.map_partitions(lambda frame: frame[np.arange(len(frame)) % 4 > 0])
+    for batch in filtered.images.iter_batches(6, columns=[]):
+        assert is_mapped(batch["image"])
+
+
+def test_pixels_that_were_persisted_before_are_mapped_too(ddf):
+    for images in batches(ddf.persist()):
+        assert is_mapped(images)
 
 
 def test_pixels_stay_the_same_while_anyone_looks_at_them(ddf):
@@ -132,7 +136,6 @@ def test_a_cluster_that_answers_no_questions_sends_its_pixels(ddf, monkeypatch):
 def test_a_python_without_files_in_memory_keeps_its_own(monkeypatch):
     monkeypatch.delattr(os, "memfd_create")
     memory = PixelMemory()
-    memory.share()
     array = memory.take(NBYTES, keep=0)
     assert memory.shared_block(array.ctypes.data) is None
     array[:] = 1
@@ -249,7 +252,6 @@ FORK = """
 import os
 from dask_image_ingest.frames.pixel_pool import pixel_memory
 
-pixel_memory.share()
 images, unused = (pixel_memory.take(3_000_000, keep=10**9) for _ in range(2))
 images[:], unused[:] = 7, 1
 addresses = images.ctypes.data, unused.ctypes.data
@@ -282,7 +284,6 @@ def test_images_of_a_fork_stay_what_they_are():
 
 def test_memory_that_is_lent_serves_no_new_array():
     memory = PixelMemory()
-    memory.share()
     array = memory.take(NBYTES, keep=10**9)
     array[:] = 7
     block = memory.shared_block(array.ctypes.data)
