@@ -9,8 +9,7 @@ from dask_image_ingest.dask_internals import FromGraph
 from dask_image_ingest.dataset import (
     SHAPE_IN_NAME,
     Decode,
-    KeepsResults,
-    image_sources,
+    value_sources,
 )
 from dask_image_ingest.decode import ImageShape
 
@@ -19,7 +18,7 @@ _UNKNOWN: ImageShape = (None, None, None)
 
 def image_shape(expr: Any, column: Any) -> ImageShape:
     """(height, width, channels) of all images of a column; None for edges that may differ."""
-    shapes = [_shape_from(*source) for source in image_sources(expr, column)]
+    shapes = [_shape_from(source, name) for source, (name,) in value_sources(expr, (column,))]
     height, width, channels = (
         edges[0] if len(set(edges)) == 1 else None for edges in zip(*shapes, strict=True)
     )
@@ -34,8 +33,6 @@ def _shape_from(expr: Any, column: Any) -> ImageShape:
         return expr.shapes.get(column) or _UNKNOWN
     if isinstance(expr, FromGraph):
         return _persisted(expr)
-    if isinstance(expr, KeepsResults):
-        return image_shape(expr.made_of, column)
     return _UNKNOWN
 
 

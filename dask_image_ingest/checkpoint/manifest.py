@@ -12,7 +12,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any, TypedDict
 
-from dask_image_ingest.checkpoint.fingerprint import FingerprintedQuery
+from dask_image_ingest.checkpoint.query import FingerprintedQuery
 from dask_image_ingest.errors import ExportError
 from dask_image_ingest.storage import OutputStore
 

@@ -6,48 +6,31 @@ So no file can be mistaken for another, and a listing of the folder tells what i
 
 from __future__ import annotations
 
-import hashlib
 import re
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import replace
 
+from dask_image_ingest.dataset import Partition
+from dask_image_ingest.export import digest_of
 from dask_image_ingest.storage import Shard
-from dask_image_ingest.url_secrets import url_identity
 
 _NAME = re.compile(r"([0-9a-f]{32})-(\d{5,})-of-(\d{5,})\.parquet")
 
 
-@dataclass(frozen=True, slots=True)
-class VersionedSplit:
-    """The ``part``-th of ``parts`` equal parts of a shard, or several whole shards.
-
-    Unlike a `ShardSplit`, which says where a task reads, this has the version of the shards when
-    the frame was made. A shard may stand for a partition of another checkpoint.
-    """
-
-    shards: tuple[Shard, ...]
-    part: int = 0
-    parts: int = 1
-
-
-def digest_of(*parts: str) -> str:
-    """Digest of strings, with their lengths, so that ("ab", "c") and ("a", "bc") differ."""
-    text = "".join(f"{len(part)}:{part}" for part in parts)
-    return hashlib.blake2b(text.encode("utf-8", "surrogatepass"), digest_size=16).hexdigest()
-
-
-def shard_prefix(query: str, shards: Sequence[Shard]) -> str:
+def shard_prefix(query: str, shards: Iterable[Shard]) -> str:
     """Prefix of the files of a shard's partitions (or of several shards together) in a query."""
-    files = (file for shard in shards for file in (shard, shard.sidecar) if file is not None)
-    versions = (
-        text for file in files for text in (url_identity(file.url), str(file.size), file.version)
-    )
-    return digest_of(query, *versions)
+    return digest_of(query, *(shard.identity for shard in shards))
 
 
-def part_name(query: str, split: VersionedSplit) -> str:
+def part_name(query: str, partition: Partition) -> str:
     """The file name of a partition."""
-    return _name(shard_prefix(query, split.shards), split.part, split.parts)
+    first = partition[0]
+    return _name(shard_prefix(query, shards_of(partition)), first.part, first.parts)
+
+
+def shards_of(partition: Partition) -> tuple[Shard, ...]:
+    """The shards of a partition."""
+    return tuple(split.shard for split in partition)
 
 
 def _name(shard: str, part: int, parts: int) -> str:
@@ -61,8 +44,8 @@ def is_part(name: str, shards: Iterable[str] | None = None) -> bool:
 
 
 def choose_splits(
-    splits: Sequence[VersionedSplit], query: str, files: Mapping[str, int], keep_own: bool
-) -> list[VersionedSplit]:
+    splits: Sequence[Partition], query: str, files: Mapping[str, int], keep_own: bool
+) -> list[Partition]:
     """Choose the partition boundaries of a checkpoint: stored ones, or those of the frame.
 
     A frame's boundaries depend on the memory of the machine. If a whole shard is needed, and more
@@ -86,21 +69,29 @@ def choose_splits(
     for match in filter(None, map(_NAME.fullmatch, files)):
         counts = stored.setdefault(match[1], {})
         counts[int(match[3])] = counts.get(int(match[3]), 0) + 1
-    chosen: list[VersionedSplit] = []
+    chosen: list[Partition] = []
     start = 0
     while start < len(splits):
         first = splits[start]
-        all_parts = [VersionedSplit(first.shards, part, first.parts) for part in range(first.parts)]
-        if list(splits[start : start + first.parts]) != all_parts:
+        all_parts = _parts(first, first[0].parts)
+        if list(splits[start : start + len(all_parts)]) != all_parts:
             chosen.append(first)
             start += 1
             continue
-        counts = stored.get(shard_prefix(query, first.shards), {})
+        counts = stored.get(shard_prefix(query, shards_of(first)), {})
         # Prefer the boundaries of which most is stored; if equal, the frame's own.
         parts = max(
-            [first.parts, *counts],
-            key=lambda parts: (counts.get(parts, 0) / parts, parts == first.parts),
+            [len(all_parts), *counts],
+            key=lambda parts: (counts.get(parts, 0) / parts, parts == len(all_parts)),
         )
-        chosen += [VersionedSplit(first.shards, part, parts) for part in range(parts)]
-        start += first.parts
+        chosen += _parts(first, parts)
+        start += len(all_parts)
     return chosen
+
+
+def _parts(partition: Partition, parts: int) -> list[Partition]:
+    """The shards of a partition in so many parts."""
+    return [
+        tuple(replace(split, part=part, parts=parts) for split in partition)
+        for part in range(parts)
+    ]

@@ -12,7 +12,6 @@ import dask
 import pyarrow as pa
 from pyarrow import parquet
 
-from dask_image_ingest.checkpoint.fingerprint import FingerprintedQuery
 from dask_image_ingest.checkpoint.manifest import (
     PARTITIONS_FILE,
     QUERY_FILE,
@@ -21,16 +20,17 @@ from dask_image_ingest.checkpoint.manifest import (
     read_manifest,
 )
 from dask_image_ingest.checkpoint.partition_files import (
-    VersionedSplit,
     choose_splits,
     is_part,
     part_name,
     shard_prefix,
+    shards_of,
 )
+from dask_image_ingest.checkpoint.query import FingerprintedQuery
 from dask_image_ingest.checkpoint.scan import ReadStored, StoredFrame
 from dask_image_ingest.computing import run
 from dask_image_ingest.dask_internals import cull
-from dask_image_ingest.dataset import Scan, files_read, warn_user
+from dask_image_ingest.dataset import Partition, Scan, files_read, warn_user
 from dask_image_ingest.errors import ArgumentError, ExportError, ShardError, ShardNotFoundError
 from dask_image_ingest.frames import backend_of, with_urls
 from dask_image_ingest.storage import (
@@ -152,16 +152,14 @@ class _Run:
             lengths=tuple(0 if name is None else parts[name]["rows"] for name in names),
             meta=self.meta,
             divisions=self.query.expr.divisions if self.query.has_divisions else divisions,
-            urls=tuple(map(self._urls, self.splits)),
+            origins=tuple(map(self._origin, self.splits)),
             made_of=self.query.expr,
         )
 
-    def _urls(self, split: VersionedSplit) -> Mapping[str, str]:
-        """The URLs of a partition's shards by their identities, if they have secrets."""
-        for read in self.query.expr.find_operations(ReadStored):
-            return read.stored.urls[read.stored.numbers[split.shards[0]]]
-        identities = {url_identity(shard.url): shard.url for shard in split.shards}
-        return {identity: url for identity, url in identities.items() if identity != url}
+    def _origin(self, split: Partition) -> Partition:
+        """The shards of a partition, also if it is computed from another checkpoint."""
+        read = next(self.query.expr.find_operations(ReadStored), None)
+        return split if read is None else read.stored.origins[read.stored.numbers[split]]
 
     def finish(self, check_lock: Callable[[], None]) -> StoredFrame:
         """Compute missing partitions, and record all of them, unless another run took the lock."""
@@ -190,7 +188,7 @@ class _Run:
         return self.stored(parts)
 
     def _compute(
-        self, missing: Mapping[str, VersionedSplit], check_lock: Callable[[], None]
+        self, missing: Mapping[str, Partition], check_lock: Callable[[], None]
     ) -> dict[str, PartitionFile]:
         if not missing:
             return {}
@@ -207,14 +205,12 @@ class _Run:
             skip=read is not None and read.dataset.options.shard_errors == "skip",
         )
         tasks = [
-            _Task(cull(graph, [key]), key, name, split.shards if is_checked else ())
+            _Task(cull(graph, [key]), key, name, shards_of(split) if is_checked else ())
             for key, (name, split) in zip(keys, missing.items(), strict=True)
         ]
         results = run(partial(_store, context=context), tasks)
         done = dict(zip(missing, results, strict=True))
-        skipped = {
-            missing[name].shards[0].url: why for name, why in done.items() if isinstance(why, str)
-        }
+        skipped = {missing[name][0].url: why for name, why in done.items() if isinstance(why, str)}
         if skipped:
             url, why = next(iter(skipped.items()))
             warn_user(
@@ -225,7 +221,7 @@ class _Run:
 
     def _files_to_keep(self) -> set[str]:
         """Names of the files to keep: the query's, and those of shards that it leaves out."""
-        left_out = set(self.query.shards).difference(split.shards for split in self.splits)
+        left_out = self.query.shards.difference(map(shards_of, self.splits))
         others = {shard_prefix(self.query.digest, shards) for shards in left_out}
         return {*self.names, *(name for name in self.stored_files if is_part(name, others))}
 

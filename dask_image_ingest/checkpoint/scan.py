@@ -12,11 +12,18 @@ from dask.base import tokenize
 from pyarrow import parquet
 
 from dask_image_ingest.dask_internals import Task
-from dask_image_ingest.dataset import KeepsResults, Read, RowSource, files_read, row_sources
+from dask_image_ingest.dataset import (
+    KeepsResults,
+    Partition,
+    ShardSplit,
+    files_read,
+    partition_sources,
+    unversioned,
+)
 from dask_image_ingest.errors import ExportError
 from dask_image_ingest.frames import backend_of, index_columns, with_urls
 from dask_image_ingest.storage import OutputStore, Shard
-from dask_image_ingest.url_secrets import without_secrets
+from dask_image_ingest.url_secrets import url_identity, without_secrets
 
 
 @dataclass(frozen=True, eq=False)
@@ -35,9 +42,8 @@ class StoredFrame:
         An empty frame with the same columns, types and index.
     divisions
         Dask's divisions.
-    urls
-        For each partition, the shards whose URLs have secrets, which are not stored: their
-        identities → the URLs to open them by.
+    origins
+        The splits that each partition was computed from; also for a checkpoint of a checkpoint.
     made_of
         The query whose results are stored.
     """
@@ -47,7 +53,7 @@ class StoredFrame:
     lengths: tuple[int, ...]
     meta: Any
     divisions: tuple[Any, ...]
-    urls: tuple[Mapping[str, str], ...]
+    origins: tuple[Partition, ...]
     made_of: Any
     token: str = field(init=False)
 
@@ -65,19 +71,31 @@ class StoredFrame:
 
     __repr__ = __str__
 
-    def source(self, number: int) -> Shard:
-        """Stand-in for a partition's shard, in checkpoints of this one."""
-        name = self.parts[number]
-        # The name is a digest of everything that determines the content, so it serves as version.
-        return Shard(f"{self.output.url}#{number}" if name is None else name, 0, name or "skipped")
+    @functools.cached_property
+    def urls(self) -> tuple[Mapping[str, str], ...]:
+        """The URLs of each partition's shards by their identities, if they have secrets."""
+        urls = ([split.url for split in partition] for partition in self.origins)
+        return tuple({url_identity(u): u for u in each if url_identity(u) != u} for each in urls)
 
     @functools.cached_property
-    def numbers(self) -> Mapping[Shard, int]:
+    def partitions(self) -> tuple[Partition, ...]:
+        """Stand-ins for the shards, in checkpoints of this one.
+
+        A file's name is a digest of everything that determines the content: it serves as version.
+        """
+        versions = (
+            (f"{self.output.url}#{number}", "skipped") if name is None else (name, name)
+            for number, name in enumerate(self.parts)
+        )
+        return tuple((ShardSplit(Shard(url, 0, version)),) for url, version in versions)
+
+    @functools.cached_property
+    def numbers(self) -> Mapping[Partition, int]:
         """The number of the partition that each stand-in stands for."""
-        return {self.source(number): number for number in range(len(self.parts))}
+        return {partition: number for number, partition in enumerate(self.partitions)}
 
 
-class ReadStored(Read, KeepsResults):
+class ReadStored(KeepsResults):
     """Scan node of a checkpoint; absorbs projections and lengths."""
 
     _parameters: ClassVar = ["stored", "columns", "_partitions"]
@@ -99,10 +117,11 @@ class ReadStored(Read, KeepsResults):
         return self.stored.made_of
 
     @functools.cached_property
-    def row_sources(self) -> tuple[RowSource, ...] | None:
-        """The shards, or part of one, that each partition was computed from."""
-        sources = row_sources(self.stored.made_of)
-        return None if sources is None else tuple(sources[n] for n in self._partitions)
+    def label_sources(self) -> tuple[Partition, ...] | None:
+        """The splits that each partition was computed from; None if it has other labels."""
+        known = isinstance(partition_sources(self.made_of, labels=True), tuple)
+        origins = (self.stored.origins[number] for number in self._partitions)
+        return tuple(map(unversioned, origins)) if known else None
 
     def _filtered_task(self, name: Any, index: int) -> Task:
         stored = self.stored

@@ -32,23 +32,24 @@ from dask_image_ingest.dataset.late.references import (
     references_of_locations,
 )
 from dask_image_ingest.dataset.options import ReadOptions
-from dask_image_ingest.dataset.plan.alignment import RowSource, row_sources
+from dask_image_ingest.dataset.plan.alignment import install_alignment
 from dask_image_ingest.dataset.plan.lineage import (
-    KeepsResults,
+    Change,
+    backtrack,
     datasets_of,
-    image_sources,
+    partition_sources,
     shard_of_partition,
     value_sources,
 )
 from dask_image_ingest.dataset.plan.nodes import (
     AppendsColumns,
     ImageNode,
+    KeepsResults,
     MapColumns,
     PreservesRows,
     Read,
 )
 from dask_image_ingest.dataset.plan.scan_node import (
-    Dataset,
     ReadImages,
     ReadParquetImages,
     ReadWebDataset,
@@ -58,7 +59,7 @@ from dask_image_ingest.dataset.read import read_webdataset_images
 from dask_image_ingest.dataset.read_files import files_of_rows, files_read
 from dask_image_ingest.dataset.scan.decode_rows import ColumnDecode, NoPixels
 from dask_image_ingest.dataset.scan.open_samples import take_cached_scan
-from dask_image_ingest.dataset.scan.partitioning import Partition
+from dask_image_ingest.dataset.scan.partitioning import Partition, ShardSplit, unversioned
 from dask_image_ingest.dataset.scan.samples import SampleRows
 from dask_image_ingest.dataset.schema.columns import (
     HEADERS,
@@ -80,9 +81,9 @@ __all__ = [
     "NEGATED",
     "SHAPE_IN_NAME",
     "AppendsColumns",
+    "Change",
     "ChunkedMap",
     "ColumnDecode",
-    "Dataset",
     "Decode",
     "Filters",
     "Frame",
@@ -101,11 +102,12 @@ __all__ = [
     "ReadOptions",
     "ReadParquetImages",
     "ReadWebDataset",
-    "RowSource",
     "SampleRows",
     "Scan",
+    "ShardSplit",
     "add_references",
     "adds_references",
+    "backtrack",
     "both",
     "datasets_of",
     "decode_images",
@@ -118,9 +120,9 @@ __all__ = [
     "files_read",
     "image_field",
     "image_member",
-    "image_sources",
     "last_decode",
     "parse_image_extensions",
+    "partition_sources",
     "persist_moves",
     "point_to_images",
     "read_images",
@@ -129,10 +131,12 @@ __all__ = [
     "reference_rows",
     "references_of",
     "references_of_locations",
-    "row_sources",
     "shard_of_partition",
     "take_cached_scan",
     "unfused",
+    "unversioned",
     "value_sources",
     "warn_user",
 ]
+
+install_alignment()

@@ -8,9 +8,11 @@ from dask_image_ingest.export.image_origin import decoded_modes
 from dask_image_ingest.export.members import Encode
 from dask_image_ingest.export.plan.rejected_rows import RefusedRowsError
 from dask_image_ingest.export.query import (
+    QueryStep,
+    digest_of,
     operation_name,
+    query_steps,
     reads_samples,
-    shared_value,
     source_options_of,
 )
 from dask_image_ingest.export.to_parquet_images import to_parquet_images
@@ -18,11 +20,13 @@ from dask_image_ingest.export.to_webdataset import to_webdataset
 
 __all__ = [
     "Encode",
+    "QueryStep",
     "RefusedRowsError",
     "decoded_modes",
+    "digest_of",
     "operation_name",
+    "query_steps",
     "reads_samples",
-    "shared_value",
     "source_options_of",
     "to_parquet_images",
     "to_webdataset",

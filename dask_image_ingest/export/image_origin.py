@@ -2,20 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from typing import Any, Final, Literal
 
 import pyarrow.compute as pc
 
-from dask_image_ingest import dask_internals as dx
 from dask_image_ingest.dask_internals import FrameBase
 from dask_image_ingest.dataset import (
+    Change,
     Decode,
     KeepsResults,
     ReadImages,
     ReadWebDataset,
     adds_references,
+    backtrack,
     field_of,
     references_of,
     value_sources,
@@ -70,7 +70,9 @@ def image_origin(frame: Any, column: str) -> ImageOrigin:
     """The origin of a column of images or references, as far as it is known."""
     if not isinstance(frame, FrameBase):
         return _computed_origin(frame, column)
-    origins = list(_origins(frame.expr, column, _sample_reads(frame.expr)))
+    sample_reads = _sample_reads(frame.expr)
+    traced = backtrack(frame.expr, (column,))
+    origins = [_origin(changes, sample_reads) for changes in traced]
     changed_by = next((origin.changed_by for origin in origins if origin.changed_by), None)
     members = {origin.member for origin in origins}
     return ImageOrigin(
@@ -101,26 +103,25 @@ def _computed_origin(frame: Any, column: str) -> ImageOrigin:
     return ImageOrigin(None, ("image" if column == "image" else "other") if is_own else None)
 
 
-def _origins(expr: Any, column: Any, sample_reads: set[str]) -> Iterator[ImageOrigin]:
-    """The origins of a column's values; ``sample_reads`` as of the whole frame."""
-    for source, (name,) in _sources(expr, (column,)):
-        if isinstance(source, Decode):
-            decoding = next(image.decoding for image in source.images if image.image == name)
-            changed_by, modes = _changed_by(source, decoding), {decoding.mode}
-            below = _origins(source.frame, name, sample_reads)
-        elif backend_of(source._meta).is_references(source._meta[name].dtype):
-            yield _reference_origin(source, name, sample_reads)
+def _origin(changes: list[Change], sample_reads: set[str]) -> ImageOrigin:
+    """The origin of images by what made and changed them, down to their references."""
+    changed_by, modes = None, set()
+    for expr, (name,) in changes:
+        if isinstance(expr, KeepsResults):
             continue
+        meta = expr._meta if expr.ndim == 1 else expr._meta[name]
+        if backend_of(meta).is_references(meta.dtype):
+            origin = _reference_origin(expr, name, sample_reads)
+            break
+        if isinstance(expr, Decode):
+            decoding = next(image.decoding for image in expr.images if image.image == name)
+            changed_by = changed_by or _changed_by(expr, decoding)
+            modes.add(decoding.mode)
         else:
-            changed_by, modes = operation_name(source), set()
-            frame = getattr(source, "frame", None)
-            is_known = isinstance(frame, dx.Expr) and name in frame.columns
-            unknown = ImageOrigin(None, "image" if name == "image" else None)
-            below = _origins(frame, name, sample_reads) if is_known else iter((unknown,))
-        for origin in below:
-            yield replace(
-                origin, changed_by=changed_by or origin.changed_by, modes=origin.modes | modes
-            )
+            changed_by = changed_by or operation_name(expr)
+    else:
+        origin = ImageOrigin(None, "image" if name == "image" else None)
+    return replace(origin, changed_by=changed_by, modes=frozenset(modes))
 
 
 def _reference_origin(source: Any, name: Any, sample_reads: set[str]) -> ImageOrigin:
@@ -140,19 +141,10 @@ def _reference_origin(source: Any, name: Any, sample_reads: set[str]) -> ImageOr
 def _sample_reads(expr: Any) -> set[str]:
     """Names of the expressions that may make the columns ``__url__`` and ``offset``."""
     names = set()
-    for source, _ in _sources(expr, ("__url__", "offset")):
+    for source, _ in value_sources(expr, ("__url__", "offset")):
         reads = source.find_operations((ReadWebDataset, ReadImages))
         names |= {source._name, *(read._name for read in reads)}
     return names
-
-
-def _sources(expr: Any, columns: tuple[Any, ...]) -> Iterator[tuple[Any, tuple[Any, ...]]]:
-    """The expressions that make columns; looks through kept results into their query."""
-    for source, names in value_sources(expr, columns):
-        if isinstance(source, KeepsResults):
-            yield from _sources(source.made_of, names)
-        else:
-            yield source, names
 
 
 def _changed_by(decode: Decode, decoding: DecodeSpec) -> str | None:

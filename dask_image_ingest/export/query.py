@@ -1,16 +1,19 @@
 """A frame's query: the shards it reads, public names of its operations, and its fingerprint.
 
-The fingerprint is a token that is the same in every process. Unlike Dask's own, which identifies
-functions of a module by name, it changes when a function is edited. It ignores partitions, which
-depend on the memory of the workers.
+The fingerprint is the same in every process. Unlike Dask's own token, which identifies functions of
+a module by name, it changes when a function is edited. It ignores the boundaries of partitions,
+which depend on the memory of the workers. An export fingerprints the shards, too; a checkpoint does
+so for each partition.
 """
 
 from __future__ import annotations
 
+import hashlib
+import itertools
 import uuid
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 import pyarrow as pa
@@ -21,24 +24,33 @@ from dask_image_ingest import dask_internals as dx
 from dask_image_ingest.dask_internals import FrameBase, new_collection
 from dask_image_ingest.dataset import (
     AppendsColumns,
-    Dataset,
+    ColumnDecode,
     Decode,
+    ImageMember,
     KeepsResults,
     MapColumns,
+    Read,
     ReadImages,
+    ReadOptions,
     ReadParquetImages,
     ReadWebDataset,
     Scan,
     datasets_of,
     encoded_by,
+    partition_sources,
     unfused,
 )
+from dask_image_ingest.decode import DecodeSpec
 from dask_image_ingest.errors import ArgumentError, FunctionError
 from dask_image_ingest.frames import backend_of, with_urls
 from dask_image_ingest.ops import MapBatches
 from dask_image_ingest.storage import Shard, is_pipe, local_path
 from dask_image_ingest.url_secrets import url_identity
 from dask_image_ingest.user_functions import stable_token
+
+# Operands that don't change results: credentials, and names of tasks.
+_IGNORED_OPERANDS = {"storage_options", "token"}
+_META_OPERANDS = {"meta", "parent_meta"}
 
 
 def as_query(frame: Any) -> Any:
@@ -134,8 +146,8 @@ def _read(frame: Any) -> Iterator[tuple[Sequence[Shard], dict[str, Any] | None]]
 _PROCESS = uuid.uuid4().hex
 
 
-def frame_fingerprint(frame: Any, columns: Sequence[str], *more: Any) -> str:
-    """Token of some columns of a frame, and of ``more`` that the result depends on.
+def frame_fingerprint(frame: Any, columns: Sequence[str]) -> str:
+    """Token of some columns of a frame, and of the shards that it reads.
 
     It holds in this process only if the frame is persisted, has delayed objects, or functions
     without a stable token.
@@ -144,34 +156,28 @@ def frame_fingerprint(frame: Any, columns: Sequence[str], *more: Any) -> str:
     if not isinstance(frame, FrameBase):
         with suppress(pa.ArrowException):  # other objects than Arrow has
             frame = with_urls(backend_of(frame).to_storage(frame), url_identity)
-        return tokenize(frame, *more)
-    expr = _without_partitions(frame.expr)
-    token = tokenize(expr, *more)
+        return tokenize(frame)
     try:
-        return tokenize(token, [stable_token(value) for value in _operands(expr)])
+        steps = query_steps(frame.expr)
     except Exception:  # an object without a stable token
-        return tokenize(token, _PROCESS)
+        return tokenize(frame.expr, _PROCESS)
+    return digest_of(steps[-1].digest, *_shards_and_selections(frame.expr))
 
 
-def _without_partitions(expr: Any) -> Any:
-    """The same query, with reads whose tokens don't depend on their partitions."""
-    for read in expr.find_operations(Scan):
-        if read.operand("_partitions") is not None:
-            continue
-        data, schema = read.dataset, read.dataset.schema
-        columns = str((schema.components, schema.sidecar))
-        # Credentials may change: shards are told apart by their versions.
-        root = data.options.root and url_identity(data.options.root)
-        options = replace(data.options, storage_options=None, root=root)
-        token = tokenize(_versions(data.shards), columns, options)
-        parameters = {"dataset": replace(data, token=token)}
-        expr = expr.substitute(read, read.substitute_parameters(parameters))
-    return expr
-
-
-def _versions(shards: Sequence[Shard]) -> list[tuple[Any, ...]]:
-    files = (file for shard in shards for file in (shard, shard.sidecar) if file is not None)
-    return [(url_identity(file.url), file.size, file.version) for file in files]
+def _shards_and_selections(expr: Any) -> Iterator[str]:
+    """The shards of each read, with their versions, and what selected partitions are read from."""
+    for step in expr.walk():
+        if isinstance(step, Scan):
+            yield step.dataset.options.shard_errors
+        if isinstance(step, Read):
+            splits = itertools.chain.from_iterable(step.operands[0].partitions)
+            yield from dict.fromkeys(split.shard.identity for split in splits)
+            selects = step.operand("_partitions") is not None
+        else:
+            selects = isinstance(step, dx.Partitions)
+        sources = partition_sources(step) if selects else None
+        if isinstance(sources, tuple):
+            yield repr([[(s.shard.identity, s.part, s.parts) for s in each] for each in sources])
 
 
 def unstable_steps(frame: Any) -> list[str]:
@@ -185,38 +191,119 @@ def unstable_steps(frame: Any) -> list[str]:
     return reasons
 
 
-def _operands(expr: Any) -> Iterator[Any]:
-    """Operands of a query's steps, for stable tokens; raises for those that can have none."""
-    for step in expr.walk():
-        unseeded = isinstance(step, dx.Split) and not isinstance(step.random_state, int)
-        if unseeded or isinstance(step, dx.FromGraph):
-            raise _no_stable_token(step)
-        # Dask's tokens of these are stable: they have the fingerprints of their files.
-        if isinstance(step, (KeepsResults, dx.ReadParquet)):
-            continue
-        for value in step.operands:
-            if isinstance(value, Delayed):
-                yield shared_value(value)
-            elif isinstance(value, Dataset):
-                yield value.options.decoding
-            elif not isinstance(value, dx.Expr):
-                yield value
+@dataclass(frozen=True)
+class QueryStep:
+    """One operation of a query: its name for users, and the digest of it and its inputs."""
+
+    name: str
+    digest: str
 
 
-def shared_value(value: Delayed) -> Any:
-    """The graph of a value that all partitions share, such as the values of ``isin``.
+def query_steps(expr: Any, functions: bool = True) -> tuple[QueryStep, ...]:
+    """Digest each operation of a query, in order; the last digest identifies the query.
+
+    The shards and partitions of reads are left out.
+
+    Parameters
+    ----------
+    expr
+        The query.
+    functions
+        Include the user's functions.
 
     Raises
     ------
     FunctionError
-        If it is computed by delayed functions.
+        If an operation has no digest that is the same in every process.
     """
-    if not isinstance(value, DelayedLeaf):
-        raise _no_stable_token(value)
-    return dict(value.__dask_graph__())
+    steps: dict[str, QueryStep] = {}
+    _digest_step(expr, functions, steps)
+    return tuple(steps.values())
+
+
+def _digest_step(expr: Any, functions: bool, steps: dict[str, QueryStep]) -> str:
+    """Add an operation, after those before it; return its digest."""
+    if expr._name not in steps:
+        texts = [
+            _digest_step(value, functions, steps)
+            if isinstance(value, dx.Expr) and not isinstance(value, dx._DelayedExpr)
+            else f"{name}={_token(expr, name, value, functions)}"
+            for name, value in _operands(expr)
+        ]
+        digest = digest_of(type(expr).__qualname__, *texts)
+        steps[expr._name] = QueryStep(operation_name(expr), digest)
+    return steps[expr._name].digest
+
+
+def _operands(expr: Any) -> Iterator[tuple[str, Any]]:
+    """The operands of an operation that determine its result, by name."""
+    if isinstance(expr, Scan):
+        spec, schema = expr.spec, expr.dataset.schema
+        root = spec.options.root and url_identity(spec.options.root)
+        # What the result does not depend on is set to one value.
+        options = replace(
+            spec.options, root=root, backend="pandas", shard_errors="raise", needs_sidecars=False
+        )
+        yield "options", _portable(options)
+        yield "columns", (spec.columns, spec.filters, spec.limit)
+        yield "members", [(c.column, c.extension, str(c.type), c.path) for c in schema.components]
+        yield "sidecar", [(c.column, c.name, str(c.type)) for c in schema.sidecar]
+    elif isinstance(expr, KeepsResults):
+        yield "columns", expr.columns
+    elif isinstance(expr, dx.ReadParquet):
+        yield "name", expr._name  # has the fingerprints of its files
+    elif isinstance(expr, dx.FromGraph) or (
+        isinstance(expr, dx.Split) and not isinstance(expr.random_state, int)
+    ):
+        raise _no_stable_token(expr)
+    else:
+        more = map(str, range(len(expr.operands) - len(expr._parameters)))
+        for name, value in zip([*expr._parameters, *more], expr.operands, strict=True):
+            if name not in _IGNORED_OPERANDS:
+                yield name, value
+
+
+def _token(expr: Any, name: str, value: Any, functions: bool) -> str:
+    if isinstance(value, dx._DelayedExpr):
+        value = value.obj
+    if isinstance(value, Delayed):
+        # A value that all partitions share, such as the values of ``isin``.
+        if not isinstance(value, DelayedLeaf):
+            raise _no_stable_token(value)
+        value = dict(value.__dask_graph__())
+    if name in _META_OPERANDS:
+        # Without dtypes, which differ between backends.
+        value = list(map(str, getattr(value, "columns", ()))) or str(getattr(value, "name", ""))
+    try:
+        return stable_token(_portable(value), functions=functions)
+    except FunctionError as error:
+        raise FunctionError(
+            f"{operation_name(expr)} uses what no digest can stand for: {error}"
+        ) from error
+
+
+def _portable(value: Any) -> Any:
+    """Options without credentials, and on the CPU: checkpoints of a GPU are those of a CPU."""
+    if isinstance(value, DecodeSpec):
+        return replace(value, device="cpu")
+    if isinstance(value, ImageMember):
+        return replace(value, decoding=_portable(value.decoding))
+    if isinstance(value, ColumnDecode):
+        return replace(value, decoding=_portable(value.decoding), storage_options=None)
+    if isinstance(value, ReadOptions):
+        others = _portable(value.other_images)
+        decoding = _portable(value.decoding)
+        return replace(value, decoding=decoding, other_images=others, storage_options=None)
+    return tuple(map(_portable, value)) if type(value) is tuple else value
 
 
 def _no_stable_token(step: Any) -> FunctionError:
     return FunctionError(
         f"{operation_name(step)} does not identify what it computes in another process"
     )
+
+
+def digest_of(*parts: str) -> str:
+    """Digest of strings, with their lengths, so that ("ab", "c") and ("a", "bc") differ."""
+    text = "".join(f"{len(part)}:{part}" for part in parts)
+    return hashlib.blake2b(text.encode("utf-8", "surrogatepass"), digest_size=16).hexdigest()

@@ -23,6 +23,7 @@ from dask_image_ingest.dataset import (
     Decode,
     ReadImages,
     ReadParquetImages,
+    backtrack,
     field_of,
     files_of_rows,
     files_read,
@@ -244,7 +245,7 @@ def _write_part(
 
 def _is_decoded(frame: Any, column: Any) -> bool:
     """True for images of a read, False for pixels that an operation made."""
-    return all(isinstance(source, Decode) for source, _ in value_sources(frame.expr, (column,)))
+    return all(isinstance(last, Decode) for (last, _), *_ in backtrack(frame.expr, (column,)))
 
 
 def _with_files(

@@ -12,7 +12,7 @@ import numpy as np
 from fsspec.registry import known_implementations
 
 from dask_image_ingest.errors import ArgumentError, ShardError
-from dask_image_ingest.url_secrets import UrlHolder
+from dask_image_ingest.url_secrets import UrlHolder, url_identity
 
 _WEB = ("http://", "https://")
 
@@ -120,6 +120,12 @@ class Shard(UrlHolder):
     def state(self) -> str:
         """Size and version as one string, which changes with the shard."""
         return f"{self.size} {self.version}"
+
+    @property
+    def identity(self) -> str:
+        """URL without secrets, size and version of the shard and its sidecar, as one string."""
+        files = (file for file in (self, self.sidecar) if file is not None)
+        return "\n".join(f"{url_identity(file.url)}\0{file.state}" for file in files)
 
 
 def changed(listed: Shard, found: Shard) -> ShardError:

@@ -105,7 +105,7 @@ def test_an_added_shard_is_computed_alone_and_a_removed_one_goes_away(job, folde
     assert answer(stored.compute()) == answer(job().compute())
 
 
-def test_stored_boundaries_win_over_those_of_another_machine(job, tmp_path):
+def test_stored_boundaries_win_over_those_of_another_machine(job, folder, tmp_path):
     few, many = job(partition_size=None), job(partition_size=3000)
     assert few.npartitions < many.npartitions
     dii.checkpoint(few, tmp_path / "out")
@@ -113,13 +113,17 @@ def test_stored_boundaries_win_over_those_of_another_machine(job, tmp_path):
     stored = dii.checkpoint(many, tmp_path / "out")
     assert (stored.npartitions, job.calls()) == (few.npartitions, 0)
     assert answer(stored.compute()) == answer(few.compute())
+    # Its columns belong to the rows of a read with the same boundaries.
+    read = dii.read_webdataset_images(folder, backend="pandas", partition_size=None)
+    paired = read[["__key__"]].assign(mean=stored["mean"]).compute()
+    assert answer(paired) == answer(stored[["__key__", "mean"]].compute())
 
 
 @pytest.mark.slow
 def test_a_shard_of_which_nothing_is_stored_has_the_boundaries_of_this_machine(job, tmp_path):
     few, many = job(partition_size=None), job(partition_size=3000)
     (read,) = many.expr.find_operations(Scan)
-    of_others = sum(not url.endswith("000.tar") for ((url, *_),) in read.row_sources)
+    of_others = sum(not split.url.endswith("000.tar") for (split,) in read.sources)
     dii.checkpoint(few.partitions[:1], tmp_path / "out")
     stored = dii.checkpoint(many, tmp_path / "out")
     assert stored.npartitions == 1 + of_others
@@ -153,6 +157,8 @@ def test_an_edited_function_is_refused_until_overwrite(job, tmp_path):
         dii.checkpoint(job(factor=2.0), out)
     with pytest.raises(ExportError, match="read_webdataset_images has changed"):
         dii.checkpoint(job(size=17), out)
+    with pytest.raises(ExportError, match="read_webdataset_images has changed"):
+        dii.checkpoint(job(max_member_bytes=9), out)
     with pytest.raises(ExportError, match=r"steps were read_web.* and are read_web.*Filter now"):
         dii.checkpoint(wide[wide.width > 9], out)
     assert sorted(out.iterdir()) == before

@@ -9,7 +9,7 @@ from sleeper import Sleeper
 
 import dask_image_ingest as dii
 from dask_image_ingest.checkpoint import runner
-from dask_image_ingest.checkpoint.fingerprint import FingerprintedQuery
+from dask_image_ingest.checkpoint.query import FingerprintedQuery
 from dask_image_ingest.errors import ExportError
 from dask_image_ingest.storage.output import lock, remote_store
 

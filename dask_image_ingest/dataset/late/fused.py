@@ -12,9 +12,8 @@ from typing import Any, ClassVar
 
 from dask_image_ingest import dask_internals as dx
 from dask_image_ingest.dataset.late.decode import decoded_meta
-from dask_image_ingest.dataset.plan.alignment import READS
 from dask_image_ingest.dataset.plan.operators import ELEMENTWISE, ROW_WISE, is_row_wise_query
-from dask_image_ingest.dataset.plan.scan_node import Scan
+from dask_image_ingest.dataset.plan.scan_node import READS, Scan
 from dask_image_ingest.dataset.scan.decode_rows import ColumnDecode, ErrorFilter, FusedDecode
 from dask_image_ingest.dataset.scan.task import read_partition
 from dask_image_ingest.dataset.schema.columns import HEADERS

@@ -1,47 +1,131 @@
-"""Lineage: the expressions that created a column's values, and the datasets of a query."""
+"""Lineage of a query: the shards behind each partition, and the operations behind each column.
+
+Two walks, which start at any expression: `partition_sources` and `backtrack`. What an operation
+does to rows and values is told in `operators`.
+"""
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
-from typing import Any
+from typing import Any, Literal, TypeAlias
 
 from dask_image_ingest import dask_internals as dx
 from dask_image_ingest.dask_internals import (
     Concat,
     Merge,
 )
-from dask_image_ingest.dataset.plan.nodes import AppendsColumns
-from dask_image_ingest.dataset.plan.operators import COLUMNS_CHANGED, RENAMES, SELECTS_ROWS
-from dask_image_ingest.dataset.plan.scan_node import Dataset, Scan
+from dask_image_ingest.dataset.plan.nodes import AppendsColumns, KeepsResults, Read
+from dask_image_ingest.dataset.plan.operators import (
+    COLUMNS_CHANGED,
+    MOVES_ROWS,
+    RENAMES,
+    SELECTS_ROWS,
+)
+from dask_image_ingest.dataset.plan.scan_node import READS, Dataset, Scan
+from dask_image_ingest.dataset.scan.partitioning import Partition
 
-Columns = tuple[Any, ...]
+Columns: TypeAlias = tuple[Any, ...]
+
+#: An expression that made or changed the values of some columns, and their names there.
+Change: TypeAlias = tuple[Any, Columns]
+
+#: Sources of each partition; "moved" if rows with repeating labels were moved to other partitions;
+#: None if unknown.
+Sources: TypeAlias = tuple[Partition, ...] | Literal["moved"] | None
+
+_OF_READ = re.compile(rf"({'|'.join(READS)})-(\d+x\d+x\d+-)?[0-9a-f]+")
 
 
-def image_sources(expr: Any, column: Any) -> Iterator[tuple[Any, Any]]:
-    """The expressions that created the values of a column, each with the column's name there.
+def partition_sources(expr: dx.Expr, labels: bool = False) -> Sources:
+    """The splits that each partition is computed from.
 
-    An operation that is not known, such as a user's function, may change images: it counts as
-    their source.
+    Parameters
+    ----------
+    expr
+        A query.
+    labels
+        Only follow frames whose index labels the result keeps, to the splits of any version that
+        the labels come from.
     """
-    for source, (name,) in value_sources(expr, (column,)):
-        yield source, name
+    return _sources(expr, labels, {})
 
 
-def value_sources(expr: Any, columns: Columns) -> Iterator[tuple[Any, Columns]]:
-    """The expressions that created the values of some columns together, with their names there.
+def _sources(expr: dx.Expr, labels: bool, cache: dict[str, Sources]) -> Sources:
+    if expr._name not in cache:
+        cache[expr._name] = _find_sources(expr, labels, cache)
+    return cache[expr._name]
 
-    A merge that combines the columns from different rows counts as their source. Where one side of
-    a merge has no row, the columns are null, except two keys at most.
+
+def _find_sources(expr: dx.Expr, labels: bool, cache: dict[str, Sources]) -> Sources:
+    if isinstance(expr, Read):
+        return expr.label_sources if labels else expr.sources
+    if isinstance(expr, dx.FromGraph):
+        name, *_ = expr.operand("keys")[0]
+        persisted = _OF_READ.fullmatch(str(name)) and expr.npartitions > 1
+        return "moved" if persisted else None
+    if isinstance(expr, dx.Partitions):
+        sources = _sources(expr.frame, labels, cache)
+        if sources is None or sources == "moved":
+            return sources
+        return tuple(sources[number] for number in expr.partitions)
+    # A scalar, such as the values of ``isin``, comes from no partition.
+    frames = [frame for frame in expr.dependencies() if frame.ndim]
+    frames = [frame for frame in frames if not labels or _same_index(frame, expr)]
+    below = [_sources(frame, labels, cache) for frame in frames]
+    if isinstance(expr, (dx.Blockwise, dx.MaybeAlignPartitions)):
+        if below and all(each == below[0] for each in below):
+            return below[0]
+    elif not isinstance(expr, MOVES_ROWS):
+        return None
+    return "moved" if any(map(may_repeat, below)) else None
+
+
+def _same_index(frame: Any, expr: dx.Expr) -> bool:
+    """True if the index may be that of ``frame``: name and dtype are equal."""
+    before, after = (getattr(each._meta, "index", each._meta) for each in (frame, expr))
+    return all(
+        getattr(before, name, None) == getattr(after, name, None) for name in ("dtype", "name")
+    )
+
+
+def may_repeat(sources: Sources) -> bool:
+    """True if a label may occur twice."""
+    return sources == "moved" or len({source[0].url for source in sources or ()}) > 1
+
+
+def backtrack(expr: Any, columns: Columns) -> Iterator[list[Change]]:
+    """Trace the values of some columns back to their origins.
+
+    An operation that is not known, such as a user's function, may change values. A merge that
+    combines the columns from different rows changes them, too; where one side of a merge has no
+    row, the columns are null, except two keys at most.
+
+    Yields
+    ------
+    list of (expression, columns)
+        For each origin, the expressions that made or changed the values, the last one first; those
+        of a checkpoint's query after the checkpoint.
     """
-    operands = _operand_sources(expr, columns)
-    if not operands:
-        yield expr, columns
+    operands = _unchanged(expr, columns)
     for operand in operands:
-        yield from value_sources(*operand)
+        yield from backtrack(*operand)
+    if operands:
+        return
+    below = expr.made_of if isinstance(expr, KeepsResults) else getattr(expr, "frame", None)
+    known = isinstance(below, dx.Expr) and {*columns} <= {*below.columns}
+    for changes in backtrack(below, columns) if known else [[]]:
+        yield [(expr, columns), *changes]
 
 
-def _operand_sources(expr: Any, columns: Columns) -> list[tuple[Any, Columns]]:
-    """Operands from which each row's values of the columns come; empty if ``expr`` created them."""
+def value_sources(expr: Any, columns: Columns) -> Iterator[Change]:
+    """The last expressions that made or changed values, also where their results were stored."""
+    for changes in backtrack(expr, columns):
+        yield next(change for change in changes if not isinstance(change[0], KeepsResults))
+
+
+def _unchanged(expr: Any, columns: Columns) -> list[Change]:
+    """Operands from which each row's values of the columns come; empty if ``expr`` changes them."""
     names = list(expr.columns)
     if any(names.count(column) != 1 for column in columns):
         return []
@@ -70,7 +154,7 @@ def _operand_sources(expr: Any, columns: Columns) -> list[tuple[Any, Columns]]:
     return []
 
 
-def _assigned(expr: dx.Assign, columns: Columns) -> list[tuple[Any, Columns]]:
+def _assigned(expr: dx.Assign, columns: Columns) -> list[Change]:
     values = dict(zip(expr.keys, expr.vals, strict=True))
     if not values.keys() & set(columns):
         return [(expr.frame, columns)]
@@ -113,15 +197,6 @@ def _shared_keys(merge: Merge) -> set[Any]:
     return {one for one, other in pairs if isinstance(one, str) and one == other}
 
 
-class KeepsResults(dx.Expr):
-    """Base of expressions that read the stored results of a query."""
-
-    @property
-    def made_of(self) -> Any:
-        """The query whose results they are."""
-        raise NotImplementedError
-
-
 def datasets_of(expr: Any) -> Iterator[Dataset]:
     """The datasets that a query reads; none for persisted frames, whose query is gone."""
     for read in expr.find_operations((Scan, KeepsResults)):
@@ -133,8 +208,7 @@ def datasets_of(expr: Any) -> Iterator[Dataset]:
 
 def shard_of_partition(expr: Any, number: int) -> str | None:
     """The shard that a partition is read from; None if unknown, or if there are several."""
-    reads = list(expr.find_operations(Scan))
-    if len(reads) != 1 or reads[0].npartitions != expr.npartitions:
+    sources = partition_sources(expr, labels=True)
+    if sources is None or sources == "moved" or len(sources[number]) > 1:
         return None
-    splits = reads[0].dataset.partitions[reads[0]._partitions[number]]
-    return None if len(splits) > 1 else splits[0].url
+    return sources[number][0].url

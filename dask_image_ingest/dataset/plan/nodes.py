@@ -8,6 +8,7 @@ from collections.abc import Collection, Iterable, Mapping
 from typing import Any, ClassVar, TypeAlias
 
 from dask_image_ingest import dask_internals as dx
+from dask_image_ingest.dataset.scan.partitioning import Partition
 from dask_image_ingest.scheduler_plugin import check_cluster_in_use
 
 
@@ -76,8 +77,9 @@ class ImageNode(dx.Expr):
 class Read(ImageNode, dx.PartitionsFiltered, dx.BlockwiseIO):
     """Base of the expressions that read columns and partitions of a source, the first operand.
 
-    A source has ``meta``, an empty frame of all its columns, ``divisions`` as in Dask, and
-    ``lengths``: the rows of each partition (None for an unknown one), or None.
+    A source has ``meta``, an empty frame of all its columns, ``divisions`` as in Dask,
+    ``partitions``: what each is read from, and ``lengths``: the rows of each partition (None for an
+    unknown one), or None.
     """
 
     _parameters: ClassVar = ["source", "columns", "_partitions"]
@@ -87,6 +89,16 @@ class Read(ImageNode, dx.PartitionsFiltered, dx.BlockwiseIO):
     @property
     def files_read(self) -> Iterable[str]:
         """Paths and URLs of the files that are read."""
+        raise NotImplementedError
+
+    @property
+    def sources(self) -> tuple[Partition, ...]:
+        """The splits that each partition is read from."""
+        return tuple(self.operands[0].partitions[number] for number in self._partitions)
+
+    @property
+    def label_sources(self) -> tuple[Partition, ...] | None:
+        """The splits whose labels each partition has, `unversioned`; None if no label repeats."""
         raise NotImplementedError
 
     @property
@@ -160,6 +172,15 @@ class Read(ImageNode, dx.PartitionsFiltered, dx.BlockwiseIO):
         if i == 0:
             return f"{header} {op}"
         return super()._tree_repr_argument_construction(i, op, header)
+
+
+class KeepsResults(Read):
+    """Base of expressions that read the stored results of a query."""
+
+    @property
+    def made_of(self) -> dx.Expr:
+        """The query whose results they are."""
+        raise NotImplementedError
 
 
 class AppendsColumns(ImageNode, dx.Blockwise):

@@ -6,17 +6,16 @@ import functools
 import itertools
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Final
 
 from dask_image_ingest import dask_internals as dx
 from dask_image_ingest.dask_internals import Task
 from dask_image_ingest.dataset import filters as dnf
 from dask_image_ingest.dataset.options import ReadOptions
-from dask_image_ingest.dataset.plan.alignment import READS, RowSource, install_alignment
 from dask_image_ingest.dataset.plan.dask_patches import install_patches
 from dask_image_ingest.dataset.plan.nodes import Read, is_optimized
 from dask_image_ingest.dataset.plan.predicates import as_filters
-from dask_image_ingest.dataset.scan.partitioning import Partition, known_rows
+from dask_image_ingest.dataset.scan.partitioning import Partition, known_rows, unversioned
 from dask_image_ingest.dataset.scan.task import ScanSpec, read_partition
 from dask_image_ingest.dataset.schema.columns import Schema
 from dask_image_ingest.frames import REFERENCE
@@ -39,8 +38,10 @@ class HeadOfRead(dx.Head):
         return super()._simplify_up(parent, dependents)
 
 
-install_alignment()
 install_patches()
+
+#: Task names of a scan and of a scan with decode. After ``persist`` only the name is left to tell.
+READS: Final = ("readMetadata", "readDecode")
 
 
 @dataclass(frozen=True, eq=False)
@@ -166,12 +167,9 @@ class Scan(Read):
         )
 
     @functools.cached_property
-    def row_sources(self) -> tuple[RowSource, ...] | None:
-        """The shards, or the part of one, that each partition reads; None if no label repeats."""
-        if self.dataset.are_numbered:
-            return None
-        partitions = (self.dataset.partitions[number] for number in self._partitions)
-        return tuple(tuple((s.url, s.part, s.parts) for s in splits) for splits in partitions)
+    def label_sources(self) -> tuple[Partition, ...] | None:
+        """The splits that each partition reads; None for image files, whose labels are unique."""
+        return None if self.dataset.are_numbered else tuple(map(unversioned, self.sources))
 
     def _filtered_task(self, name: Any, index: int) -> Task:
         partition = self.dataset.partitions[index]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any, Final, TypeAlias
 
 from dask_image_ingest.arguments import number_of_bytes, shown, whole_number
@@ -43,13 +43,14 @@ class ShardSplit(UrlHolder):
     """One of ``parts`` equal parts of a shard; ``part`` counts from 0.
 
     ``shard`` is the shard as it was listed: a task reads no other version of it or its sidecar.
-    ``index`` is its index file, or None. Of an image file, ``part`` is the number of its row.
+    ``index`` is its index file, or None; it says nothing of the rows, and is not compared. Of an
+    image file, ``part`` is the number of its row.
     """
 
     shard: Shard
     part: int = 0
     parts: int = 1
-    index: IndexFile | None = None
+    index: IndexFile | None = field(default=None, compare=False)
 
     @property
     def url(self) -> str:
@@ -59,6 +60,11 @@ class ShardSplit(UrlHolder):
 
 #: All that a task reads: part of a shard, or several whole ones, or image files.
 Partition: TypeAlias = tuple[ShardSplit, ...]
+
+
+def unversioned(partition: Partition) -> Partition:
+    """The same parts of the same shards, in any version."""
+    return tuple(ShardSplit(Shard(s.url, -1, ""), s.part, s.parts) for s in partition)
 
 
 def known_rows(partition: Partition) -> int | None:
