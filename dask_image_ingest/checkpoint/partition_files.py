@@ -8,9 +8,8 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import replace
 
-from dask_image_ingest.dataset import Partition
+from dask_image_ingest.dataset import Partition, ShardSplit
 from dask_image_ingest.export import digest_of
 from dask_image_ingest.storage import Shard
 
@@ -92,6 +91,6 @@ def choose_splits(
 def _parts(partition: Partition, parts: int) -> list[Partition]:
     """The shards of a partition in so many parts."""
     return [
-        tuple(replace(split, part=part, parts=parts) for split in partition)
+        tuple(ShardSplit(split.shard, part, parts, split.index) for split in partition)
         for part in range(parts)
     ]
