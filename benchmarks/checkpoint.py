@@ -31,7 +31,7 @@ def main() -> None:
     if not shards.exists():
         write_shards(shards, args.partitions)
     out = args.folder / f"stored-{args.partitions}"
-    dii.checkpoint(frame(shards), out, progress=True)
+    dii.checkpoint(frame(shards), out)
     for _ in range(5):
         # 8 x 8 pixels each: a partition that may hold 300 bytes holds one image.
         for partition_size in (None, 300):

@@ -192,7 +192,7 @@ def base_shards(folder: Path) -> list[Path]:
     jpegs = [as_jpeg(Image.new("RGB", (32, 32), (shade, 90, 60))) for shade in range(0, 250, 10)]
     samples = (Sample(jpeg, "", number % CLASSES) for number, jpeg in enumerate(cycle(jpegs)))
     paths = write_shards(folder, islice(samples, DISTINCT * SAMPLES), SAMPLES)
-    dii.write_index(paths, progress=False)
+    dii.write_index(paths)
     return paths
 
 
