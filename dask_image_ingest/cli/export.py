@@ -15,10 +15,11 @@ from dask.utils import format_bytes
 
 from dask_image_ingest import curate
 from dask_image_ingest.cli.verbs import BAD_DATA, FINE, read_collection, sidecar_of
-from dask_image_ingest.cli.where import holds, json_fields_of, parse_where, split_by_signals
+from dask_image_ingest.cli.where import json_fields_of, parse_where, split_by_signals
+from dask_image_ingest.dataset import filter_rows
 from dask_image_ingest.decode import printable
 from dask_image_ingest.errors import ArgumentError
-from dask_image_ingest.export import reads_samples, to_webdataset
+from dask_image_ingest.export import to_webdataset
 from dask_image_ingest.report import number
 
 _NO_PIXELS = ["image", "error"]
@@ -98,22 +99,19 @@ def export_command(args: argparse.Namespace) -> tuple[int, str]:
 
 def _export(args: argparse.Namespace) -> tuple[pd.DataFrame, int]:
     """The table of the new shards, and the number of duplicates left out."""
-    filters = parse_where(args.where) if args.where else None
+    predicate = parse_where(args.where) if args.where else None
     typed = dict(map(_json_field, args.json_field))
-    json_fields = json_fields_of(filters or (), typed) | typed
-    early, late = split_by_signals(filters or ())
+    json_fields = json_fields_of(predicate, typed) | typed
+    early, late = split_by_signals(predicate)
     frame = read_collection(
         args,
-        filters=[list(conjunction) for conjunction in early] or None,
+        filters=early,
         json_fields=json_fields or None,
         shard_errors="skip",
         sidecar=sidecar_of(args),
     )
-    if early and not reads_samples(frame):
-        frame = frame[holds(frame, early)]
-    if late:
-        frame = curate.measure_quality(frame)
-        frame = frame[holds(frame, late)]
+    if late is not None:
+        frame = filter_rows(curate.measure_quality(frame), late)
     duplicates = 0
     if args.drop_duplicates:
         frame = curate.find_duplicates(frame, args.drop_duplicates)

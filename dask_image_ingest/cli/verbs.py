@@ -110,15 +110,18 @@ def sidecar_of(args: argparse.Namespace) -> str | None:
     return None if args.read_sidecar == "none" else args.read_sidecar
 
 
-def read_collection(args: argparse.Namespace, **of_shards: Any) -> Any:
+def read_collection(args: argparse.Namespace, filters: Any = None, **of_shards: Any) -> Any:
     """Read ``args.paths``: shards, with the options ``of_shards``; or image files, or parquet."""
     options = {"backend": "pandas", "storage_options": args.storage_options, **of_shards}
-    read = functools.partial(read_webdataset_images, args.paths, **options)
-    return _shards_or_files(args, read)
+    read = functools.partial(read_webdataset_images, args.paths, filters=filters, **options)
+    return _shards_or_files(args, read, filters=filters)
 
 
 def _shards_or_files(
-    args: argparse.Namespace, of_shards: Callable[[], Any], mode: Mode = "RGB"
+    args: argparse.Namespace,
+    of_shards: Callable[[], Any],
+    mode: Mode = "RGB",
+    filters: Any = None,
 ) -> Any:
     """The result of ``of_shards``; if there are no shards at the paths, a frame of files."""
     missing: ShardNotFoundError | None = None
@@ -133,7 +136,7 @@ def _shards_or_files(
     options: dict[str, Any] = {"backend": "pandas", "storage_options": args.storage_options}
     for read in readers:
         try:
-            return read(args.paths, mode=mode, **options)
+            return read(args.paths, filters=filters, mode=mode, **options)
         except ShardNotFoundError as error:
             missing = missing or error
     raise missing or AssertionError

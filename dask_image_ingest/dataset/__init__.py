@@ -5,14 +5,6 @@ reading at ``scan/task.py``.
 """
 
 from dask_image_ingest.dataset.decode_images import Frame, decode_images
-from dask_image_ingest.dataset.filters import (
-    MIRRORED,
-    NEGATED,
-    Filters,
-    Predicate,
-    both,
-    either,
-)
 from dask_image_ingest.dataset.late.chunks import ChunkedMap, LastDecode, last_decode, persist_moves
 from dask_image_ingest.dataset.late.decode import (
     decode_partition,
@@ -55,7 +47,19 @@ from dask_image_ingest.dataset.plan.scan_node import (
     ReadWebDataset,
     Scan,
 )
-from dask_image_ingest.dataset.read import read_webdataset_images
+from dask_image_ingest.dataset.predicates import (
+    MIRRORED,
+    And,
+    Predicate,
+    Term,
+    all_of,
+    any_of,
+    columns_of,
+    negated,
+    term,
+    terms_of,
+)
+from dask_image_ingest.dataset.read import filter_rows, read_webdataset_images
 from dask_image_ingest.dataset.read_files import files_of_rows, files_read
 from dask_image_ingest.dataset.scan.decode_rows import ColumnDecode, NoPixels
 from dask_image_ingest.dataset.scan.open_samples import take_cached_scan
@@ -78,14 +82,13 @@ __all__ = [
     "LOCATION_COLUMNS",
     "METADATA_COLUMNS",
     "MIRRORED",
-    "NEGATED",
     "SHAPE_IN_NAME",
+    "And",
     "AppendsColumns",
     "Change",
     "ChunkedMap",
     "ColumnDecode",
     "Decode",
-    "Filters",
     "Frame",
     "ImageColumn",
     "ImageMember",
@@ -105,22 +108,26 @@ __all__ = [
     "SampleRows",
     "Scan",
     "ShardSplit",
+    "Term",
     "add_references",
     "adds_references",
+    "all_of",
+    "any_of",
     "backtrack",
-    "both",
+    "columns_of",
     "datasets_of",
     "decode_images",
     "decode_partition",
-    "either",
     "encoded_by",
     "fetch_encoded",
     "field_of",
     "files_of_rows",
     "files_read",
+    "filter_rows",
     "image_field",
     "image_member",
     "last_decode",
+    "negated",
     "parse_image_extensions",
     "partition_sources",
     "persist_moves",
@@ -133,6 +140,8 @@ __all__ = [
     "references_of_locations",
     "shard_of_partition",
     "take_cached_scan",
+    "term",
+    "terms_of",
     "unfused",
     "unversioned",
     "value_sources",

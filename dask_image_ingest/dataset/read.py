@@ -20,8 +20,7 @@ from dask_image_ingest.arguments import (
     shown,
 )
 from dask_image_ingest.dask_internals import Expr, new_collection
-from dask_image_ingest.dataset.filters import Filters, columns_of, normalize_filters, without
-from dask_image_ingest.dataset.late.nodes import Decode, FilterDecoded
+from dask_image_ingest.dataset.late.nodes import Decode
 from dask_image_ingest.dataset.options import (
     ErrorPolicy,
     ReadOptions,
@@ -30,6 +29,7 @@ from dask_image_ingest.dataset.options import (
     parse_max_member_bytes,
     refuse_decoding,
 )
+from dask_image_ingest.dataset.plan.nodes import FilterRows
 from dask_image_ingest.dataset.plan.scan_node import (
     Dataset,
     ReadImages,
@@ -37,6 +37,7 @@ from dask_image_ingest.dataset.plan.scan_node import (
     ReadWebDataset,
     Scan,
 )
+from dask_image_ingest.dataset.predicates import Predicate, columns_of, only, parse_filters
 from dask_image_ingest.dataset.scan.decode_rows import ColumnDecode, error_filter
 from dask_image_ingest.dataset.scan.first_shard import open_first
 from dask_image_ingest.dataset.scan.partitioning import (
@@ -54,6 +55,7 @@ from dask_image_ingest.dataset.schema.file_columns import (
 from dask_image_ingest.dataset.schema.image_columns import ImageChoice, image_members
 from dask_image_ingest.decode import MAX_PIXELS, Mode, Resize, make_decode_spec
 from dask_image_ingest.errors import ArgumentError
+from dask_image_ingest.frames import backend_of
 from dask_image_ingest.image_frame import ImageDataFrame
 from dask_image_ingest.index import find_indexes, parse_index
 from dask_image_ingest.storage import Listings, Shard, find_shards, with_permission
@@ -291,7 +293,7 @@ def read_webdataset_images(
         schema = replace(schema, sidecar=added or ())
         types = {n: t for n, t in schema.types.items() if decode or n not in schema.errors}
         selected = chosen_columns(columns, types, decode)
-        filters_ = normalize_filters(filters, types)
+        predicate = parse_filters(filters, types)
         members = {"image": extensions} | {each.column: each.extensions for each in others}
         first.warn_of_unknown(schema, members)
         partitions = make_partitions(shards, first, options, largest, together, indexes)
@@ -305,11 +307,11 @@ def read_webdataset_images(
         fingerprint_of(shards), columns_token, options, largest, together, index_versions
     )
     dataset = Dataset(partitions, tuple(shards), schema, options, token)
-    return new_collection(read_of(dataset, selected, filters_, decode))
+    return new_collection(read_of(dataset, selected, predicate, decode))
 
 
 def read_of(
-    dataset: Dataset, columns: list[str] | None, filters: Filters | None, decode: bool
+    dataset: Dataset, columns: list[str] | None, filters: Predicate | None, decode: bool
 ) -> Expr:
     """Build the query: a scan, and a decode above it if pixels or errors are needed.
 
@@ -321,20 +323,21 @@ def read_of(
     kind = kind if options.root is None else ReadImages
     if not decode:
         return kind(dataset, columns, filters)
-    by_error = not schema.errors.isdisjoint(columns_of(filters))
+    filtered = columns_of(filters)
+    by_error = not schema.errors.isdisjoint(filtered)
     keep = error_filter(options.errors)
     wanted = list(schema.types) if columns is None else columns
     decodings = {options.image: options.decoding}
     decodings |= {each.column: each.decoding for each in options.other_images}
-    needed = {*wanted, *(columns_of(filters) & schema.errors)}
+    needed = {*wanted, *(filtered & schema.errors)}
     errors = {image: schema.field(image, "error") for image in decodings}
     decoded = [image for image in decodings if keep or {image, errors[image]} & needed]
     if not decoded:
         return kind(dataset, columns, filters)
     scanned = columns
     if by_error or not {*decoded} <= {*wanted}:
-        scanned = [*wanted, *({*decoded, *columns_of(filters)}.difference(wanted))]
-    scan_filters = without(filters, schema.errors) if by_error else filters
+        scanned = [*wanted, *({*decoded, *filtered}.difference(wanted))]
+    scan_filters = only(filters, filtered - schema.errors)
     scan: Expr = kind(dataset, scanned, scan_filters)
     images = tuple(
         ColumnDecode(
@@ -348,11 +351,24 @@ def read_of(
         for image in decoded
     )
     if by_error:
-        filtered_by = tuple(each for each in images if each.error in columns_of(filters))
-        scan = FilterDecoded(Decode(scan, filtered_by, keep), filters)
+        filtered_by = tuple(each for each in images if each.error in filtered)
+        scan = FilterRows(Decode(scan, filtered_by, keep), filters)
         images = tuple(each for each in images if each not in filtered_by)
     frame = Decode(scan, images, keep) if images else scan
     return frame if frame.columns == wanted else frame[wanted]
+
+
+def filter_rows(frame: ImageDataFrame, predicate: Predicate) -> ImageDataFrame:
+    """The rows of a lazy frame for which a predicate on its metadata columns holds.
+
+    Raises
+    ------
+    ArgumentError
+        If the frame lacks a column of the predicate, or can't compare it.
+    """
+    schema = backend_of(frame._meta).to_arrow(frame._meta).schema
+    types = dict(zip(schema.names, schema.types, strict=True))
+    return new_collection(FilterRows(frame.expr, parse_filters(predicate, types)))
 
 
 def chosen_columns(

@@ -12,7 +12,6 @@ from dask_image_ingest.export.query import (
     digest_of,
     operation_name,
     query_steps,
-    reads_samples,
     source_options_of,
 )
 from dask_image_ingest.export.to_parquet_images import to_parquet_images
@@ -26,7 +25,6 @@ __all__ = [
     "digest_of",
     "operation_name",
     "query_steps",
-    "reads_samples",
     "source_options_of",
     "to_parquet_images",
     "to_webdataset",

@@ -1,47 +1,45 @@
-"""A condition in words means the filters that one would write, and runs nothing."""
+"""A condition in words becomes a predicate, and runs nothing."""
 
 from __future__ import annotations
 
-import operator
-
+import numpy as np
+import pyarrow as pa
 import pytest
 
 from dask_image_ingest.cli.where import json_fields_of, parse_where
+from dask_image_ingest.dataset.predicates import holds
 from dask_image_ingest.errors import ArgumentError
+
+_LONG = " and ".join(f"(a < {number} or b < {number})" for number in range(20))
 
 
 @pytest.mark.parametrize(
-    ("text", "filters"),
+    ("text", "predicate"),
     [
-        ("width >= 512", ((("width", ">=", 512),),)),
-        ("512 <= width", ((("width", ">=", 512),),)),
-        ("-1.5 < json.a.b", ((("json.a.b", ">", -1.5),),)),
-        ("256 <= width < 1024", ((("width", ">=", 256), ("width", "<", 1024)),)),
-        ("__key__ == 'a' and cls != 3", ((("__key__", "==", "a"), ("cls", "!=", 3)),)),
-        ("a < 1 or b", None),
-        ("a < 1 or b > 2", ((("a", "<", 1),), (("b", ">", 2),))),
-        ("not (a < 1 or b > 2)", ((("a", ">=", 1), ("b", "<=", 2)),)),
-        ("not a in [1, 2]", ((("a", "not in", (1, 2)),),)),
-        ("format not in ('png', 'webp')", ((("format", "not in", ("png", "webp")),),)),
-        ("not 1 < a < 3", ((("a", "<=", 1),), (("a", ">=", 3),))),
-        ("x == True", ((("x", "==", True),),)),
-        ("json.class == 3", ((("json.class", "==", 3),),)),
-        ("class in [3] or 1 < json.in.is", ((("class", "in", (3,)),), (("json.in.is", ">", 1),))),
-        ("txt == 'a.class and from'", ((("txt", "==", "a.class and from"),),)),
-        ("(a < 1\n  and json.class == 'é')", ((("a", "<", 1), ("json.class", "==", "é")),)),
-        ("json.not != 'in'", ((("json.not", "!=", "in"),),)),
-        (
-            "(a == 1 or a == 2) and b == 3",
-            ((("a", "==", 1), ("b", "==", 3)), (("a", "==", 2), ("b", "==", 3))),
-        ),
+        ("width >= 512", "width >= 512"),
+        ("512 <= width", "width >= 512"),
+        ("-1.5 < json.a.b", "json.a.b > -1.5"),
+        ("256 <= width < 1024", "(width >= 256 and width < 1024)"),
+        ("__key__ == 'a' and cls != 3", "(__key__ == 'a' and cls != 3)"),
+        ("a < 1 or b > 2", "(a < 1 or b > 2)"),
+        ("not (a < 1 or b == 2)", "(not a < 1 and b != 2)"),
+        ("not a in [1, 2]", "a not in (1, 2)"),
+        ("format not in ('png', 'webp')", "format not in ('png', 'webp')"),
+        ("not not a not in [1]", "a not in (1,)"),
+        ("not 1 < a < 3", "(not a > 1 or not a < 3)"),
+        ("x == True", "x == True"),
+        ("json.class == 3", "json.class == 3"),
+        ("class in [3] or 1 < json.in.is", "(class in (3,) or json.in.is > 1)"),
+        ("txt == 'a.class and from'", "txt == 'a.class and from'"),
+        ("(a < 1\n  and json.class == 'é')", "(a < 1 and json.class == 'é')"),
+        ("json.not != 'in'", "json.not != 'in'"),
+        ("(a == 1 or a == 2) and b == 3 and c == 4", "((a == 1 or a == 2) and b == 3 and c == 4)"),
+        ("a == 1 and (b == 3 and c == 1)", "(a == 1 and b == 3 and c == 1)"),
+        (_LONG, f"({_LONG})"),
     ],
 )
-def test_conditions_mean_filters(text, filters):
-    if filters is None:
-        with pytest.raises(ArgumentError):
-            parse_where(text)
-    else:
-        assert parse_where(text) == filters
+def test_conditions_become_predicates(text, predicate):
+    assert repr(parse_where(text)) == predicate
 
 
 @pytest.mark.parametrize(
@@ -77,7 +75,7 @@ def test_conditions_mean_filters(text, filters):
         "a == f'{b}'",
         "a == " + "-" * 9000 + "1",
         "(" * 500 + "a < 1" + ")" * 500,
-        " and ".join(["(a < 1 or b < 1)"] * 8),
+        "a < 1 or b",
     ],
 )
 def test_anything_else_is_refused(text):
@@ -86,10 +84,10 @@ def test_anything_else_is_refused(text):
 
 
 def test_json_fields_have_the_type_of_what_they_are_compared_with():
-    filters = parse_where(
+    predicate = parse_where(
         "json.score > 1 and json.name in ['a', 'b'] and json.good == True and width > 3"
     )
-    assert json_fields_of(filters) == {"score": "float64", "name": "string", "good": "bool"}
+    assert json_fields_of(predicate) == {"score": "float64", "name": "string", "good": "bool"}
 
 
 @pytest.mark.parametrize(
@@ -144,12 +142,9 @@ def test_random_conditions_agree_with_python(rng):
         one, other = condition(depth - 1), condition(depth - 1)
         return rng.choice([f"({one}) and ({other})", f"({one}) or ({other})", f"not ({one})"])
 
-    operators = {"<": operator.lt, "<=": operator.le, ">": operator.gt, ">=": operator.ge}
-    operators |= {"==": operator.eq, "!=": operator.ne}
     for _ in range(300):
         text = condition(rng.randrange(4))
-        filters = parse_where(text)
-        for _ in range(10):
-            row = {name: rng.randrange(4) for name in "abc"}
-            holds = any(all(operators[op](row[n], v) for n, op, v in f) for f in filters)
-            assert holds is eval(text, {}, row), (text, row)
+        rows = [{name: rng.randrange(4) for name in "abc"} for _ in range(10)]
+        want = [number for number, row in enumerate(rows) if eval(text, {}, row)]
+        table = pa.Table.from_pylist(rows)
+        assert np.flatnonzero(holds(parse_where(text), table)).tolist() == want, (text, rows)

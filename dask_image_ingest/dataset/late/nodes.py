@@ -8,14 +8,13 @@ once, at its end. Filters go the other way: below the decode.
 from __future__ import annotations
 
 import functools
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any, ClassVar
 
 import dask
 
 from dask_image_ingest import dask_internals as dx
-from dask_image_ingest.dataset import filters as dnf
 from dask_image_ingest.dataset.late.decode import decode_partition, decoded_meta
 from dask_image_ingest.dataset.late.fused import ReadAndDecode, decode_in_read
 from dask_image_ingest.dataset.late.groups import apply_to_groups
@@ -27,17 +26,16 @@ from dask_image_ingest.dataset.late.moves import (
 from dask_image_ingest.dataset.plan.nodes import (
     AppendsColumns,
     Dependents,
-    ImageNode,
     PreservesRows,
     is_optimized,
     post_dominates,
     uses_columns,
 )
-from dask_image_ingest.dataset.plan.operators import ELEMENTWISE, RAISES_FOR_NO_ROW, ROW_WISE
+from dask_image_ingest.dataset.plan.operators import ROW_WISE
+from dask_image_ingest.dataset.plan.pushdown import conjuncts, is_row_wise, is_total
 from dask_image_ingest.dataset.plan.scan_node import HeadOfRead, Scan
 from dask_image_ingest.dataset.scan.decode_rows import ColumnDecode, ErrorFilter
 from dask_image_ingest.decode import ImageShape
-from dask_image_ingest.frames import backend_of
 
 
 def decode_after(parent: dx.Expr, child: dx.Expr, dependents: Dependents) -> dx.Expr | None:
@@ -214,49 +212,81 @@ class Decode(AppendsColumns, PreservesRows):
             return None
         return self._push_predicate(parent.predicate)
 
-    def _push_predicate(self, predicate: dx.Expr) -> dx.Expr | None:
-        """Place each conjunct below the decode, in its ``keep``, or else above it."""
+    def _push_predicate(self, mask: dx.Expr) -> dx.Expr | None:
+        """Let each conjunct of a filter run as early as it can; None leaves the filter in place.
+
+        ======================================================  =================================
+        mask as a whole                                         runs
+        ======================================================  =================================
+        uses some of several image columns                      between two decodes: see
+                                                                `_split_decode`
+        uses no decoded column, and the decode keeps all rows   below the decode
+        anything else                                           by conjunct
+        ======================================================  =================================
+
+        ======================================================  =================================
+        conjunct                                                runs
+        ======================================================  =================================
+        ``error.isna()``, ``error.notnull()``, or their ``~``   in the decode, as its ``keep``
+        uses no decoded column, and raises for no row           below the decode
+        uses a decoded column or may raise, but is row-wise     above the decode
+        anything else: an aggregate, another frame              the whole filter stays
+        ======================================================  =================================
+
+        The first row that applies counts. With ``decode-late`` off, only what the scan absorbs
+        (`Scan.filtered_by`) runs below.
+        """
         late = dask.config.get("image-ingest.decode-late", True)
-        if late and self.keep is None and not uses_columns(predicate, self, self.added):
-            return self._decode_filtered(predicate)
-        split = self._split_decode(predicate) if late else None
-        if split is not None:
+        split = self._split_decode(mask) if late else None
+        placed = self._place_conjuncts(mask, late) if split is None else None
+        if placed is None:
             return split
+        below, keep, above = placed
+        if not below and keep == self.keep:
+            return None
+        frame = self.frame
+        if below:
+            on_frame = functools.reduce(dx.And, below).substitute(self, frame)
+            if not dx.are_co_aligned(frame, on_frame):
+                return None
+            frame = dx.Filter(frame, on_frame)
+        decode = self.substitute_parameters({"frame": frame, "keep": keep})
+        return decode if not above else dx.Filter(decode, self._mask_of(above, decode))
+
+    def _place_conjuncts(
+        self, mask: dx.Expr, late: bool
+    ) -> tuple[list[dx.Expr], ErrorFilter, list[dx.Expr]] | None:
+        """Conjuncts for below the decode, its ``keep``, and conjuncts for above it."""
+        if late and self.keep is None and not uses_columns(mask, self, self.added):
+            return [mask], None, []
         rows = (self._name, self.frame._name)
         below, above, keep = [], [], self.keep
-        for part in conjuncts(predicate):
+        for part in conjuncts(mask):
             error_filter = self._as_error_filter(part)
+            on_metadata = not uses_columns(part, self, self.added) and is_total(part, rows)
             if error_filter is not None and keep in (None, error_filter):
                 keep = error_filter
-            elif (
-                not uses_columns(part, self, self.added)
-                and is_total(part, rows)
-                and (late or self._scan_absorbs(part))
-            ):
+            elif on_metadata and (late or self._scan_absorbs(part)):
                 below.append(part)
             elif is_row_wise(part, rows):
                 above.append(part)
             else:
                 return None
-        if not below and keep == self.keep:
-            return None
-        decode = self._decode_filtered(functools.reduce(dx.And, below)) if below else self
-        if decode is None:
-            return None
-        decode = decode.substitute_parameters({"keep": keep})
-        if not above:
-            return decode
-        mask = _replace_frames(functools.reduce(dx.And, above), rows, decode)
-        return dx.Filter(decode, mask)
+        return below, keep, above
 
-    def _split_decode(self, predicate: dx.Expr) -> dx.Expr | None:
+    def _mask_of(self, parts: Sequence[dx.Expr], decode: dx.Expr) -> dx.Expr:
+        """The conjunction of ``parts``, over ``decode`` in place of this decode."""
+        rows = (self._name, self.frame._name)
+        return _replace_frames(functools.reduce(dx.And, parts), rows, decode)
+
+    def _split_decode(self, mask: dx.Expr) -> dx.Expr | None:
         """Decode what a conjunct needs, filter, decode the rest; None if each needs all or none."""
         if not self._is_length_preserving or len(self.images) == 1:
             return None
         rows = (self._name, self.frame._name)
-        parts = list(conjuncts(predicate))
+        parts = list(conjuncts(mask))
         if not all(is_row_wise(part, rows) for part in parts):
-            parts = [predicate]
+            parts = [mask]
         needs = [
             {i for i in self.images if uses_columns(p, self, frozenset(i.columns))} for p in parts
         ]
@@ -269,25 +299,17 @@ class Decode(AppendsColumns, PreservesRows):
             masks = [p for p, i in zip(parts, needs, strict=True) if (i <= first) is is_first]
             frame = decode
             if masks:
-                mask = _replace_frames(functools.reduce(dx.And, masks), rows, decode)
-                if not dx.are_co_aligned(decode, mask):
+                on_decode = self._mask_of(masks, decode)
+                if not dx.are_co_aligned(decode, on_decode):
                     return None
-                pushed = decode._push_predicate(mask)
-                frame = dx.Filter(decode, mask) if pushed is None else pushed
+                pushed = decode._push_predicate(on_decode)
+                frame = dx.Filter(decode, on_decode) if pushed is None else pushed
         return frame if frame.columns == self.columns else frame[self.columns]
 
     def _scan_absorbs(self, part: dx.Expr) -> bool:
-        """True if a predicate can become a filter of the scan directly below."""
+        """True if a mask can become a filter of the scan directly below."""
         scan = self.frame
-        on_scan = dx.Filter(scan, part.substitute(self, scan))
-        return isinstance(scan, Scan) and scan.filtered_by(on_scan) is not None
-
-    def _decode_filtered(self, predicate: dx.Expr) -> Decode | None:
-        """Decode only rows that pass: the predicate becomes a filter below."""
-        mask = predicate.substitute(self, self.frame)
-        if not dx.are_co_aligned(self.frame, mask):
-            return None
-        return type(self)(dx.Filter(self.frame, mask), *self.operands[1:])
+        return isinstance(scan, Scan) and scan.filtered_by(part.substitute(self, scan)) is not None
 
     def _as_error_filter(self, part: dx.Expr) -> ErrorFilter:
         """``ddf.error.isna()`` and its negations as a value of ``keep``; None for the rest."""
@@ -362,15 +384,6 @@ def _separate(expr: dx.Expr, done: dict[str, dx.Expr]) -> dx.Expr:
     return expr if same else type(expr)(*operands)
 
 
-def conjuncts(predicate: dx.Expr) -> Iterator[dx.Expr]:
-    """The operands of nested ``&``."""
-    if isinstance(predicate, dx.And):
-        yield from conjuncts(predicate.left)
-        yield from conjuncts(predicate.right)
-    else:
-        yield predicate
-
-
 def _replace_frames(expr: dx.Expr, names: Sequence[str], new: dx.Expr) -> dx.Expr:
     """Substitute ``new`` for every subexpression with one of these names."""
     if expr._name in names:
@@ -379,51 +392,3 @@ def _replace_frames(expr: dx.Expr, names: Sequence[str], new: dx.Expr) -> dx.Exp
         _replace_frames(op, names, new) if isinstance(op, dx.Expr) else op for op in expr.operands
     )
     return type(expr)(*operands)
-
-
-def is_total(predicate: dx.Expr, rows: Sequence[str]) -> bool:
-    """True if the predicate may run before other conjuncts, on rows that these would drop.
-
-    It is row-wise, cannot raise, and uses no other frame: such a mask may lack these rows. ``rows``
-    are the names of the expressions that count as the frame.
-    """
-    return _consists_of(predicate, rows, RAISES_FOR_NO_ROW)
-
-
-def is_row_wise(predicate: dx.Expr, rows: Sequence[str]) -> bool:
-    """True if the predicate's value for a row depends on that row alone."""
-    return _consists_of(predicate, rows, (*ELEMENTWISE, dx.Projection))
-
-
-def _consists_of(predicate: Any, rows: Sequence[str], kinds: tuple[type, ...]) -> bool:
-    """True if only operations of these kinds lie between the predicate and its frame or scalars."""
-    if predicate._name in rows:
-        return True
-    if predicate.ndim == 0 and all(node._name not in rows for node in predicate.walk()):
-        return True
-    operands = predicate.dependencies()
-    return isinstance(predicate, kinds) and all(_consists_of(o, rows, kinds) for o in operands)
-
-
-def _filter_frame(frame: Any, filters: dnf.Filters) -> Any:
-    table = backend_of(frame).to_arrow(frame[sorted(dnf.columns_of(filters))])
-    rows = dnf.matching(table, filters)
-    return frame if len(rows) == len(frame) else frame.iloc[rows]
-
-
-class FilterDecoded(ImageNode, dx.Blockwise):
-    """Applies ``filters=`` of a read that name an error column, and so need the decode below."""
-
-    _parameters: ClassVar = ["frame", "filters"]
-    _preserves_partitioning_information = True
-    operation = staticmethod(_filter_frame)
-
-    @functools.cached_property
-    def _meta(self) -> Any:
-        return self.frame._meta
-
-    def _simplify_up(self, parent: dx.Expr, dependents: Any) -> dx.Expr | None:
-        if isinstance(parent, dx.Projection) and not is_optimized(self, dependents):
-            needed = sorted(dnf.columns_of(self.filters))
-            return dx.plain_column_projection(self, parent, dependents, needed)
-        return None

@@ -7,8 +7,12 @@ import itertools
 from collections.abc import Collection, Iterable, Mapping
 from typing import Any, ClassVar, TypeAlias
 
+import numpy as np
+
 from dask_image_ingest import dask_internals as dx
+from dask_image_ingest.dataset.predicates import Predicate, columns_of, holds
 from dask_image_ingest.dataset.scan.partitioning import Partition
+from dask_image_ingest.frames import backend_of
 from dask_image_ingest.scheduler_plugin import check_cluster_in_use
 
 
@@ -299,6 +303,29 @@ class MapColumns(AppendsColumns, PreservesRows):
             return None
         narrower = type(self)(self.frame[needed], *self.operands[1:])
         return type(parent)(narrower, *parent.operands[1:])
+
+
+def _filter_rows(frame: Any, predicate: Predicate) -> Any:
+    table = backend_of(frame).to_arrow(frame[sorted(columns_of(predicate))])
+    return frame.iloc[np.flatnonzero(holds(predicate, table))]
+
+
+class FilterRows(ImageNode, dx.Blockwise):
+    """Filters rows by a predicate, as a scan does, where no scan has all of its columns."""
+
+    _parameters: ClassVar = ["frame", "predicate"]
+    _preserves_partitioning_information = True
+    operation = staticmethod(_filter_rows)
+
+    @functools.cached_property
+    def _meta(self) -> Any:
+        return self.frame._meta
+
+    def _simplify_up(self, parent: dx.Expr, dependents: Any) -> dx.Expr | None:
+        if isinstance(parent, dx.Projection) and not is_optimized(self, dependents):
+            needed = sorted(columns_of(self.predicate))
+            return dx.plain_column_projection(self, parent, dependents, needed)
+        return None
 
 
 class TailOfSorted(dx.Tail):

@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterable, Mapping
 from typing import Any, Final, TypeAlias
 
 from dask_image_ingest import dask_internals as dx
+from dask_image_ingest.dataset.plan.nodes import FilterRows
 
 #: Operations, of series for the most part, that compute each row from that row alone.
 ELEMENTWISE = (
@@ -54,6 +55,7 @@ RAISES_FOR_NO_ROW = (
 
 #: Operations that select, reorder or repeat rows or columns, and change no values.
 SELECTS_ROWS = (
+    FilterRows,
     dx.Filter,
     dx.FilterAlign,
     dx.Head,

@@ -10,11 +10,11 @@ from typing import Any, ClassVar, Final
 
 from dask_image_ingest import dask_internals as dx
 from dask_image_ingest.dask_internals import Task
-from dask_image_ingest.dataset import filters as dnf
 from dask_image_ingest.dataset.options import ReadOptions
 from dask_image_ingest.dataset.plan.dask_patches import install_patches
 from dask_image_ingest.dataset.plan.nodes import Read, is_optimized
-from dask_image_ingest.dataset.plan.predicates import as_filters
+from dask_image_ingest.dataset.plan.pushdown import as_predicate
+from dask_image_ingest.dataset.predicates import all_of, columns_of
 from dask_image_ingest.dataset.scan.partitioning import Partition, known_rows, unversioned
 from dask_image_ingest.dataset.scan.task import ScanSpec, read_partition
 from dask_image_ingest.dataset.schema.columns import Schema
@@ -94,7 +94,7 @@ class Dataset:
 class Scan(Read):
     """Scans shards without decoding: image columns hold references, error columns nulls.
 
-    Absorbs projections (``columns``), filters in normal form, lengths, and limits (rows of each
+    Absorbs projections (``columns``), filters (a `Predicate`), lengths, and limits (rows of each
     partition at most, counted after the filters). With ``keeps_scan``, tasks cache the index of
     their shard for an export in the same task.
     """
@@ -151,7 +151,7 @@ class Scan(Read):
         """The specification of each task."""
         dataset = self.dataset
         filters = self.operand("filters")
-        used = {*self.scanned, *dnf.columns_of(filters)}
+        used = {*self.scanned, *columns_of(filters)}
         # A user who named components or columns needs no warning about others.
         warns = self.operand("columns") is None and dataset.schema.inferred
         known_extensions = dataset.schema.extensions if warns else None
@@ -177,28 +177,28 @@ class Scan(Read):
 
     def _filter_passthrough_available(self, parent: dx.Expr, dependents: Any) -> bool:
         return super()._filter_passthrough_available(parent, dependents) and (
-            self.filtered_by(parent) is not None
+            self.filtered_by(parent.predicate) is not None
         )
 
-    def filtered_by(self, above: dx.Filter) -> dict[str, Any] | None:
-        """The operands that absorb a filter directly above; None if it can't be absorbed."""
+    def filtered_by(self, mask: dx.Expr) -> Scan | None:
+        """The scan with a mask over it as a filter; None if it can't evaluate that."""
         if self.operand("limit") is not None:
             return None
         schema, backend = self.dataset.schema, self.dataset.options.backend
         # These have values only after a decode.
         decoded = schema.errors.union(schema.images)
         types = {name: type_ for name, type_ in schema.types.items() if name not in decoded}
-        filters = as_filters(above.predicate, self, types, backend)
-        both = None if filters is None else dnf.both(self.operand("filters"), filters)
-        return None if both is None else {"filters": both}
+        predicate = as_predicate(mask, self, types, backend)
+        if predicate is None:
+            return None
+        return self.substitute_parameters({"filters": all_of([self.operand("filters"), predicate])})
 
     def _simplify_up(self, parent: dx.Expr, dependents: Any) -> dx.Expr | None:
         if is_optimized(self, dependents):
             return None
         if isinstance(parent, dx.Filter):
-            if self._filter_passthrough_available(parent, dependents):
-                return self.substitute_parameters(self.filtered_by(parent))
-            return None
+            passes = self._filter_passthrough_available(parent, dependents)
+            return self.filtered_by(parent.predicate) if passes else None
         if type(parent) is dx.Head:
             if parent.n < 0:
                 return None

@@ -11,9 +11,8 @@ from typing import Final, TypeVar
 import numpy as np
 import pyarrow as pa
 
-from dask_image_ingest.dataset import filters as dnf
-from dask_image_ingest.dataset.filters import Filters
 from dask_image_ingest.dataset.options import ReadOptions
+from dask_image_ingest.dataset.predicates import Predicate, only
 from dask_image_ingest.dataset.scan.partitioning import ShardSplit
 from dask_image_ingest.dataset.scan.rows import NO_MEMBER, ImageRows
 from dask_image_ingest.decode import Header, Origin, read_header
@@ -107,9 +106,9 @@ class FileRows(ImageRows):
         file = self.files[row]
         return self._urls[row] if file is None else file.url
 
-    def keep(self: Self, filters: Filters | None) -> Self:
+    def keep(self: Self, filters: Predicate | None) -> Self:
         """The rows for which ``filters`` hold. Filters on what the listing tells run first."""
-        rows = super().keep(dnf.only(filters, _LISTED))
+        rows = super().keep(only(filters, _LISTED))
         return super(FileRows, rows).keep(filters)
 
     def column(self, name: str) -> pa.Array:

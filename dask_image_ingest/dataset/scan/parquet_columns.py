@@ -11,8 +11,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from dask_image_ingest.dataset import filters as dnf
-from dask_image_ingest.dataset.filters import Filters
+from dask_image_ingest.dataset.predicates import Predicate, columns_of, holds, only
 from dask_image_ingest.dataset.schema.columns import FileColumn
 from dask_image_ingest.dataset.schema.file_columns import plain_type
 from dask_image_ingest.errors import ShardError
@@ -42,8 +41,8 @@ class ParquetColumns:
         self._storage_options = storage_options
         self._opened = opened
         self._limit = limit
-        #: Filters → results of `_candidates_of`.
-        self._candidates: dict[Filters, tuple[np.ndarray, bool]] = {}
+        #: Predicate → result of `_candidates_of`.
+        self._candidates: dict[Predicate, np.ndarray] = {}
 
     def __contains__(self, name: str) -> bool:
         return name in self._columns
@@ -83,48 +82,28 @@ class ParquetColumns:
         positions[present] += (np.cumsum(sizes) - sizes - first)[group]
         return arrays, positions
 
-    def may_have(self, filters: Filters | None) -> bool:
-        """False if the columns of this file show that no row passes ``filters``."""
-        restricted = dnf.only(filters, self._columns)
-        if restricted is None:
-            return True
-        candidates, null = self._candidates_of(restricted)
-        return null or bool(candidates.any())
+    def may_have(self, predicate: Predicate | None) -> bool:
+        """False if the columns of this file show that no row passes a predicate."""
+        candidates = self._candidates_of(predicate)
+        return candidates is None or bool(candidates.any())
 
     def keep(
-        self, filters: Filters, rows: Callable[[], Sequence[int] | np.ndarray]
+        self, predicate: Predicate, rows: Callable[[], Sequence[int] | np.ndarray]
     ) -> np.ndarray | None:
-        """Positions in ``rows`` that may pass ``filters``; None if none uses these columns."""
-        restricted = dnf.only(filters, self._columns)
-        if restricted is None:
+        """Positions in ``rows`` that may pass a predicate; None if it uses no column of these."""
+        candidates = self._candidates_of(predicate)
+        if candidates is None:
             return None
-        candidates, null = self._candidates_of(restricted)
-        # Row -1 indexes the appended value for nulls.
-        return np.flatnonzero(np.append(candidates, null)[np.asarray(rows(), np.int64)])
+        return np.flatnonzero(candidates[np.asarray(rows(), np.int64)])
 
-    def _candidates_of(self, filters: Filters) -> tuple[np.ndarray, bool]:
-        """Mark rows of the file that may pass ``filters`` (shape (n,), bool); and if nulls may."""
-        if filters not in self._candidates:
-            columns = [self._columns[name] for name in sorted(dnf.columns_of(filters))]
-            nulls = pa.table({c.column: pa.nulls(1, c.type) for c in columns})
-            null = len(dnf.matching(nulls, filters)) > 0
-            self._candidates[filters] = self._passing(filters, columns), null
-        return self._candidates[filters]
-
-    def _passing(self, filters: Filters, columns: Sequence[FileColumn]) -> np.ndarray:
-        """Mark rows of the file that may pass; shape (n,), bool."""
-        if self.file is None:
-            return np.zeros(0, bool)
-        passing = np.zeros(self.rows, bool)
-        every = np.arange(self.rows)
-        try:
-            table = pa.table({each.column: self.column(each.column, every) for each in columns})
-        except ShardError as error:
-            self._skip(error)
-            # All may pass: the filter runs again later, on columns that are null if unreadable.
-            return ~passing
-        passing[dnf.matching(table, filters)] = True
-        return passing
+    def _candidates_of(self, predicate: Predicate | None) -> np.ndarray | None:
+        """Mark rows of the file that may pass; the last mark is that of a row of nulls."""
+        known = only(predicate, self._columns)
+        if known is not None and known not in self._candidates:
+            rows = np.append(np.arange(self.rows), -1)
+            table = pa.table({name: self.column(name, rows) for name in columns_of(known)})
+            self._candidates[known] = holds(known, table)
+        return None if known is None else self._candidates[known]
 
     def _skip(self, error: Exception) -> None:
         """Raise; a subclass may return, and the columns are null then."""

@@ -9,8 +9,8 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from dask_image_ingest.dataset.filters import Filters, columns_of
 from dask_image_ingest.dataset.options import ReadOptions
+from dask_image_ingest.dataset.predicates import Predicate, columns_of
 from dask_image_ingest.dataset.scan.parquet_columns import ParquetColumns
 from dask_image_ingest.dataset.scan.rows import NO_BYTES, ImageRows
 from dask_image_ingest.dataset.schema.encoded_images import check_encoded_type, encoded_views
@@ -68,7 +68,7 @@ class ParquetRows(ImageRows):
     def image_bytes(self, row: int) -> memoryview | None:
         return self.encoded[row]
 
-    def keep(self: Self, filters: Filters | None) -> Self:
+    def keep(self: Self, filters: Predicate | None) -> Self:
         """The rows for which ``filters`` hold. Filters on columns of the file run first."""
         if not filters:
             return self

@@ -10,8 +10,8 @@ from typing import Any, ClassVar, TypeVar
 import numpy as np
 import pyarrow as pa
 
-from dask_image_ingest.dataset.filters import Filters, columns_of, matching
 from dask_image_ingest.dataset.options import ReadOptions
+from dask_image_ingest.dataset.predicates import Predicate, columns_of, holds
 from dask_image_ingest.dataset.schema.columns import METADATA_COLUMNS
 from dask_image_ingest.dataset.schema.image_columns import ImageMember
 from dask_image_ingest.decode import EncodedImages, Header, Origin
@@ -127,11 +127,11 @@ class ImageRows:
         members = {each.column: each for each in self._fields.values()}
         return nbytes + sum(self.of(each).decoded_bytes() for each in members.values())
 
-    def keep(self: Self, filters: Filters | None) -> Self:
+    def keep(self: Self, filters: Predicate | None) -> Self:
         """The rows for which ``filters`` (on metadata columns) hold."""
         if not filters:
             return self
-        return self.take(matching(self.table(sorted(columns_of(filters))), filters))
+        return self.take(np.flatnonzero(holds(filters, self.table(sorted(columns_of(filters))))))
 
     def part(self: Self, part: int, parts: int) -> Self:
         """One of ``parts`` equal parts; ``part`` counts from 0."""

@@ -9,8 +9,8 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from dask_image_ingest.dataset.filters import Filters
 from dask_image_ingest.dataset.options import ReadOptions
+from dask_image_ingest.dataset.predicates import Predicate
 from dask_image_ingest.dataset.scan.rows import NO_MEMBER, ImageRows
 from dask_image_ingest.dataset.scan.sidecar import Sidecar
 from dask_image_ingest.dataset.schema.array_members import is_array_type, type_advice
@@ -133,7 +133,7 @@ class SampleRows(ImageRows):
         """The encoded image of one row, read lazily by slices; empty without an image."""
         return open_member(self._content, self._index, self.spans[row] or (0, 0))
 
-    def keep(self, filters: Filters | None) -> SampleRows:
+    def keep(self, filters: Predicate | None) -> SampleRows:
         """The rows for which ``filters`` hold. Filters on the sidecar run first."""
         rows = self
         if filters and self._sidecar is not None:

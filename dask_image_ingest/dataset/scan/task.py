@@ -12,8 +12,8 @@ import numpy as np
 import pyarrow as pa
 from dask.dataframe.dispatch import concat
 
-from dask_image_ingest.dataset.filters import Filters
 from dask_image_ingest.dataset.options import ReadOptions
+from dask_image_ingest.dataset.predicates import Predicate
 from dask_image_ingest.dataset.scan.decode_rows import (
     ColumnDecode,
     Decoded,
@@ -66,7 +66,7 @@ class ScanSpec:
     columns
         Columns of the result, in order.
     filters, limit
-        Rows to keep, in normal form, and their number at most.
+        Rows to keep, and their number at most.
     components
         Components that the columns or filters need.
     sidecar
@@ -83,7 +83,7 @@ class ScanSpec:
 
     options: ReadOptions
     columns: tuple[str, ...]
-    filters: Filters | None
+    filters: Predicate | None
     limit: int | None
     components: tuple[Component, ...]
     sidecar: tuple[FileColumn, ...]

@@ -13,7 +13,6 @@ from dask.base import tokenize
 
 from dask_image_ingest.arguments import check_storage_options, shown
 from dask_image_ingest.dask_internals import new_collection
-from dask_image_ingest.dataset.filters import normalize_filters
 from dask_image_ingest.dataset.late.references import LOCATION_COLUMNS
 from dask_image_ingest.dataset.options import (
     ErrorPolicy,
@@ -22,6 +21,7 @@ from dask_image_ingest.dataset.options import (
     refuse_decoding,
 )
 from dask_image_ingest.dataset.plan.scan_node import Dataset
+from dask_image_ingest.dataset.predicates import parse_filters
 from dask_image_ingest.dataset.read import chosen_columns, fingerprint_of, read_of
 from dask_image_ingest.dataset.scan.partitioning import (
     Partition,
@@ -174,11 +174,11 @@ def read_parquet_images(
         )
     types = {n: t for n, t in schema.types.items() if decode or n not in schema.errors}
     selected = chosen_columns(columns, types, decode)
-    filters_ = normalize_filters(filters, types)
+    predicate = parse_filters(filters, types)
     partitions = _partitions(files, rows, options, largest)
     token = tokenize(fingerprint_of(files), str(schema), options, partitions)
     dataset = Dataset(partitions, tuple(files), schema, options, token)
-    return new_collection(read_of(dataset, selected, filters_, decode))
+    return new_collection(read_of(dataset, selected, predicate, decode))
 
 
 def _parse_column(name: Any) -> tuple[str, ...]:
