@@ -15,8 +15,8 @@ from dask.utils import format_bytes
 
 from dask_image_ingest import curate
 from dask_image_ingest.cli.verbs import BAD_DATA, FINE, read_collection, sidecar_of
-from dask_image_ingest.cli.where import json_fields_of, parse_where, split_by_signals
-from dask_image_ingest.dataset import filter_rows
+from dask_image_ingest.cli.where import json_fields_of, parse_where
+from dask_image_ingest.dataset import filter_rows, predicates
 from dask_image_ingest.decode import printable
 from dask_image_ingest.errors import ArgumentError
 from dask_image_ingest.export import to_webdataset
@@ -102,16 +102,17 @@ def _export(args: argparse.Namespace) -> tuple[pd.DataFrame, int]:
     predicate = parse_where(args.where) if args.where else None
     typed = dict(map(_json_field, args.json_field))
     json_fields = json_fields_of(predicate, typed) | typed
-    early, late = split_by_signals(predicate)
+    columns = predicates.columns_of(predicate)
+    signals = {name for name in columns if name.startswith("quality.")}
     frame = read_collection(
         args,
-        filters=early,
+        filters=predicates.only(predicate, columns - signals),
         json_fields=json_fields or None,
         shard_errors="skip",
         sidecar=sidecar_of(args),
     )
-    if late is not None:
-        frame = filter_rows(curate.measure_quality(frame), late)
+    if predicate is not None and signals:
+        frame = filter_rows(curate.measure_quality(frame), predicate)
     duplicates = 0
     if args.drop_duplicates:
         frame = curate.find_duplicates(frame, args.drop_duplicates)

@@ -15,18 +15,7 @@ from collections.abc import Container, Iterable
 from typing import Any
 
 from dask_image_ingest.arguments import shown
-from dask_image_ingest.dataset import (
-    MIRRORED,
-    And,
-    Predicate,
-    Term,
-    all_of,
-    any_of,
-    columns_of,
-    negated,
-    term,
-    terms_of,
-)
+from dask_image_ingest.dataset import predicates
 from dask_image_ingest.errors import ArgumentError
 
 _OPERATORS: dict[type[ast.cmpop], str] = {
@@ -56,7 +45,7 @@ _INTEGERS = (("int64", -(2**63), 2**63 - 1), ("uint64", 0, 2**64 - 1))
 _EXAMPLE = "for example \"width >= 512 and json.similarity > 0.3 and format in ['jpeg', 'png']\""
 
 
-def parse_where(text: str) -> Predicate:
+def parse_where(text: str) -> predicates.Predicate:
     """Parse a condition.
 
     Raises
@@ -73,7 +62,9 @@ def parse_where(text: str) -> Predicate:
         raise ArgumentError(f"--where {text!r} is no condition; {_EXAMPLE}") from error
 
 
-def json_fields_of(predicate: Predicate | None, typed: Container[str] = ()) -> dict[str, str]:
+def json_fields_of(
+    predicate: predicates.Predicate | None, typed: Container[str] = ()
+) -> dict[str, str]:
     """Infer the types of the JSON fields in a predicate from the values they are compared with.
 
     Fields in ``typed`` are left out: they have a type.
@@ -83,22 +74,15 @@ def json_fields_of(predicate: Predicate | None, typed: Container[str] = ()) -> d
     ArgumentError
         If the values do not determine a type.
     """
-    compared: dict[str, list[Term]] = {}
-    for each in terms_of(predicate):
+    compared: dict[str, list[predicates.Term]] = {}
+    for each in predicates.terms_of(predicate):
         field = each.column.removeprefix("json.")
         if field != each.column and field not in typed:
             compared.setdefault(field, []).append(each)
     return {field: _type_of(field, terms) for field, terms in compared.items()}
 
 
-def split_by_signals(predicate: Predicate | None) -> tuple[Predicate | None, Predicate | None]:
-    """Split a predicate: one for the read, and one for afterwards, on signals of quality."""
-    every = predicate.operands if isinstance(predicate, And) else (predicate,)
-    late = [each for each in every if any(c.startswith("quality.") for c in columns_of(each))]
-    return all_of(each for each in every if each not in late), all_of(late)
-
-
-def _type_of(field: str, compared: list[Term]) -> str:
+def _type_of(field: str, compared: list[predicates.Term]) -> str:
     """Infer the type of a field from its comparisons."""
     values = [v for each in compared for v in _values(each)]
     kinds = {_KINDS.get(type(value), "float64") for value in values}
@@ -124,7 +108,7 @@ def _type_of(field: str, compared: list[Term]) -> str:
     )
 
 
-def _values(each: Term) -> Iterable[Any]:
+def _values(each: predicates.Term) -> Iterable[Any]:
     return each.value if each.op == "in" else (each.value,)
 
 
@@ -143,27 +127,27 @@ def _source_of(node: ast.expr) -> str:
     return ast.unparse(node).replace(_PREFIX, "")
 
 
-def _predicate(node: ast.expr, text: str) -> Predicate:
+def _predicate(node: ast.expr, text: str) -> predicates.Predicate:
     if isinstance(node, ast.BoolOp):
-        join = all_of if isinstance(node.op, ast.And) else any_of
+        join = predicates.all_of if isinstance(node.op, ast.And) else predicates.any_of
         return join(_predicate(value, text) for value in node.values)
     if isinstance(node, ast.UnaryOp) and isinstance(node.op, ast.Not):
-        return negated(_predicate(node.operand, text))
+        return predicates.negated(_predicate(node.operand, text))
     if isinstance(node, ast.Compare):  # or a chain of them: ``256 <= width < 1024``
         operands = [node.left, *node.comparators]
         pairs = zip(operands[:-1], node.ops, operands[1:], strict=True)
-        return all_of(_comparison(left, op, right, text) for left, op, right in pairs)
+        return predicates.all_of(_comparison(left, op, right, text) for left, op, right in pairs)
     raise ArgumentError(
         f"--where {text!r}: {_source_of(node)!r} is no comparison of a column; {_EXAMPLE}"
     )
 
 
-def _comparison(left: ast.expr, op: ast.cmpop, right: ast.expr, text: str) -> Predicate:
+def _comparison(left: ast.expr, op: ast.cmpop, right: ast.expr, text: str) -> predicates.Predicate:
     name = _OPERATORS.get(type(op))
-    mirrored = None if name in ("in", "not in") else MIRRORED.get(name or "", name)
+    mirrored = None if name in ("in", "not in") else predicates.MIRRORED.get(name or "", name)
     for column, value, operator_ in ((left, right, name), (right, left, mirrored)):
         if _is_column(column) and operator_ is not None:
-            return term(_source_of(column), operator_, _constant(value, text, operator_))
+            return predicates.term(_source_of(column), operator_, _constant(value, text, operator_))
     raise ArgumentError(
         f"--where {text!r}: on one side of a comparison stands a column, on the other a constant; "
         f"the comparisons are {', '.join(_OPERATORS.values())}"

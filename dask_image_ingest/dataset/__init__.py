@@ -4,6 +4,7 @@ In: paths and options. Out: a Dask dataframe, each task of which reads part of a
 reading at ``scan/task.py``.
 """
 
+from dask_image_ingest.dataset import predicates
 from dask_image_ingest.dataset.decode_images import Frame, decode_images
 from dask_image_ingest.dataset.late.chunks import ChunkedMap, LastDecode, last_decode, persist_moves
 from dask_image_ingest.dataset.late.decode import (
@@ -47,18 +48,6 @@ from dask_image_ingest.dataset.plan.scan_node import (
     ReadWebDataset,
     Scan,
 )
-from dask_image_ingest.dataset.predicates import (
-    MIRRORED,
-    And,
-    Predicate,
-    Term,
-    all_of,
-    any_of,
-    columns_of,
-    negated,
-    term,
-    terms_of,
-)
 from dask_image_ingest.dataset.read import filter_rows, read_webdataset_images
 from dask_image_ingest.dataset.read_files import files_of_rows, files_read
 from dask_image_ingest.dataset.scan.decode_rows import ColumnDecode, NoPixels
@@ -81,9 +70,7 @@ __all__ = [
     "HEADERS",
     "LOCATION_COLUMNS",
     "METADATA_COLUMNS",
-    "MIRRORED",
     "SHAPE_IN_NAME",
-    "And",
     "AppendsColumns",
     "Change",
     "ChunkedMap",
@@ -98,7 +85,6 @@ __all__ = [
     "MapColumns",
     "NoPixels",
     "Partition",
-    "Predicate",
     "PreservesRows",
     "Read",
     "ReadImages",
@@ -108,13 +94,9 @@ __all__ = [
     "SampleRows",
     "Scan",
     "ShardSplit",
-    "Term",
     "add_references",
     "adds_references",
-    "all_of",
-    "any_of",
     "backtrack",
-    "columns_of",
     "datasets_of",
     "decode_images",
     "decode_partition",
@@ -127,11 +109,11 @@ __all__ = [
     "image_field",
     "image_member",
     "last_decode",
-    "negated",
     "parse_image_extensions",
     "partition_sources",
     "persist_moves",
     "point_to_images",
+    "predicates",
     "read_images",
     "read_parquet_images",
     "read_webdataset_images",
@@ -140,8 +122,6 @@ __all__ = [
     "references_of_locations",
     "shard_of_partition",
     "take_cached_scan",
-    "term",
-    "terms_of",
     "unfused",
     "unversioned",
     "value_sources",

@@ -102,6 +102,11 @@ def test_pixels_that_are_not_the_stored_ones_are_refused(name, shards, tmp_path)
 PLAIN = {
     "read": lambda ddf: ddf,
     "filtered": lambda ddf: ddf[ddf.width > 100].sort_values("width"),
+    "filtered by errors": lambda ddf: dii.read_webdataset_images(
+        ddf["__url__"].unique().compute().tolist(),
+        filters=[("error", "in", [None])],
+        backend="pandas",
+    ),
     "scored": lambda ddf: ddf.images.map_batches(lambda x: [i.mean() for i in x], {"m": "float"}),
     "joined": lambda ddf: ddf.merge(LABEL, on="cls"),
     "late": lambda ddf: dii.decode_images(ddf.drop(columns="image")),

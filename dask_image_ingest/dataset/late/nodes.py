@@ -237,10 +237,11 @@ class Decode(AppendsColumns, PreservesRows):
         (`Scan.filtered_by`) runs below.
         """
         late = dask.config.get("image-ingest.decode-late", True)
-        split = self._split_decode(mask) if late else None
-        placed = self._place_conjuncts(mask, late) if split is None else None
-        if placed is None:
+        if late and (split := self._split_decode(mask)) is not None:
             return split
+        placed = self._place_conjuncts(mask, late)
+        if placed is None:
+            return None
         below, keep, above = placed
         if not below and keep == self.keep:
             return None
