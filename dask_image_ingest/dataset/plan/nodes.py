@@ -169,12 +169,18 @@ class Read(ImageNode, dx.PartitionsFiltered, dx.BlockwiseIO):
 
     def __str__(self) -> str:
         operands = ((name, self.operand(name)) for name in self._parameters[1:-1])
-        shown = [f", {name}={value!r}" for name, value in operands if value not in (None, False)]
+        shown = [
+            f", {name}={value!r}"
+            for name, value in operands
+            if value not in (None, False) and not isinstance(value, type)
+        ]
         return f"{type(self).__name__}({self.operands[0]}{''.join(shown)})"
 
     def _tree_repr_argument_construction(self, i: int, op: Any, header: str) -> str:
         if i == 0:
             return f"{header} {op}"
+        if isinstance(op, type):  # the kind of scan, which the source names
+            return header
         return super()._tree_repr_argument_construction(i, op, header)
 
 
